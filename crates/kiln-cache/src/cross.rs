@@ -1,0 +1,63 @@
+//! Encoder keys and values, written once.
+
+use burn::tensor::Tensor;
+use kiln_core::{
+    Error, Result,
+    layer::{CacheLayer, CrossLayer},
+    slot::{AnySlot, Slot},
+    view::KvView,
+};
+
+#[derive(Debug, Default)]
+pub(crate) struct WriteOnceLayer {
+    kv: Slot<(Tensor<4>, Tensor<4>)>,
+    frames: usize,
+}
+
+impl CrossLayer for WriteOnceLayer {
+    fn view(&mut self) -> Result<Option<KvView>> {
+        Ok(self.kv.get().cloned().map(|(keys, values)| KvView::Dense { keys, values }))
+    }
+
+    fn fill(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<()> {
+        if self.kv.get().is_some() {
+            return Err(Error::AlreadyConditioned);
+        }
+        self.frames = keys.dims()[2];
+        self.kv = Slot::Here((keys, values));
+        Ok(())
+    }
+}
+
+impl CacheLayer for WriteOnceLayer {
+    fn name(&self) -> &'static str {
+        "encoder"
+    }
+
+    fn seq_len(&self) -> usize {
+        self.frames
+    }
+
+    /// Decoded tokens leave no trace here.
+    fn can_roll_back(&self, _n: usize) -> bool {
+        true
+    }
+
+    fn roll_back(&mut self, _n: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn keep_history(&mut self, _n: usize) {}
+
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    fn slots(&self) -> Vec<&dyn AnySlot> {
+        vec![&self.kv]
+    }
+
+    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
+        vec![&mut self.kv]
+    }
+}

@@ -1,0 +1,12 @@
+//! Cache strategies. Each file in `strategies/` is one strategy; [`STRATEGIES`] is the list.
+//!
+//! **Invariant:** no model is named here, and no strategy outside its own file and the list.
+#![forbid(unsafe_code)]
+
+mod cross;
+mod plan;
+mod recurrent;
+pub mod strategies;
+
+pub use plan::Plan;
+pub use strategies::{KvStrategy, STRATEGIES};

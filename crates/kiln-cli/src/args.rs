@@ -1,0 +1,198 @@
+//! What can be asked for.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kiln::{DtypeChoice, STRATEGIES, device::DeviceName, kernels::Choice};
+
+/// Runs language models on the GPU you own.
+#[derive(Debug, Parser)]
+#[command(name = "kiln", version, about, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Continue a prompt
+    Run(RunArgs),
+    /// List the devices of this machine
+    Devices(DevicesArgs),
+    /// Say what a model folder holds
+    Inspect(InspectArgs),
+    /// Compare with what transformers did
+    Conformance(ConformanceArgs),
+    /// Measure prefill and decode
+    Bench(BenchArgs),
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+/// Where a model runs, and in what.
+#[derive(Debug, Args)]
+pub(crate) struct PlaceArgs {
+    /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
+    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
+    pub(crate) device: DeviceName,
+    /// auto (f16 on a GPU that computes it, else f32), f32, f16 or bf16
+    #[arg(long, default_value_t, value_name = "TYPE")]
+    pub(crate) dtype: DtypeChoice,
+    /// Which implementation of each kernel runs: auto, definition, wgsl or cube
+    #[arg(long, default_value = "auto", value_name = "WHICH")]
+    pub(crate) kernels: Choice,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+/// The names of the strategies, with what each does.
+fn caches() -> String {
+    let lines: Vec<String> = STRATEGIES.iter().map(|s| format!("{} ({})", s.name(), s.summary())).collect();
+    format!("What is remembered of the tokens so far: {}", lines.join("; "))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The text to continue; `-` or nothing reads it from standard input
+    pub(crate) prompt: Option<String>,
+    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[arg(short, long, default_value = "dynamic", value_name = "NAME", help = caches())]
+    pub(crate) cache: String,
+    /// Prompt tokens a forward pass [default: the whole prompt]
+    #[arg(long, value_name = "N")]
+    pub(crate) prefill_chunk: Option<usize>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Print only what was generated, without the prompt
+    #[arg(long)]
+    pub(crate) no_echo: bool,
+    /// Print times, rates and bytes to standard error
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Print one JSON object instead of the text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What overrides the folder's generation_config.json.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingArgs {
+    /// Most tokens to generate [default: the model's; else until it ends or its positions do]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) max_new_tokens: Option<usize>,
+    /// Always take the likeliest token
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p", "seed"])]
+    pub(crate) greedy: bool,
+    /// Flatten (above 1) or sharpen (below 1) the distribution; 0 is greedy
+    #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Sample from the K likeliest tokens; 0 for all
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Sample from the likeliest tokens that together reach probability P
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Drop tokens below P times the likeliest token's probability
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Divide the scores of tokens that were already seen; 1 is off
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Repeat a run exactly
+    #[arg(short, long, value_name = "SEED")]
+    pub(crate) seed: Option<u64>,
+    /// End at this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// A Hugging Face model folder
+    pub(crate) model: PathBuf,
+    /// Tokens to compute the cache for [default: the model's positions]
+    #[arg(long, value_name = "N")]
+    pub(crate) ctx: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConformanceArgs {
+    /// A folder of fixtures: cases.json, tensors.safetensors, models/
+    pub(crate) folder: PathBuf,
+    #[command(flatten)]
+    pub(crate) place: ConformancePlaceArgs,
+    /// Run only the cases whose MODEL/CASE contains this
+    #[arg(long, default_value = "", value_name = "SUBSTRING")]
+    pub(crate) filter: String,
+    /// Write the report to a file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+/// Where cases run. Always in float32: the recordings are.
+#[derive(Debug, Args)]
+pub(crate) struct ConformancePlaceArgs {
+    /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
+    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
+    pub(crate) device: DeviceName,
+    /// Which implementation of each kernel runs: auto, definition, wgsl or cube
+    #[arg(long, default_value = "auto", value_name = "WHICH")]
+    pub(crate) kernels: Choice,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// A Llama of random weights made up on the device
+    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB", conflicts_with = "model")]
+    pub(crate) random: Option<String>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[arg(short, long, default_value = "dynamic", value_name = "NAME", help = caches())]
+    pub(crate) cache: String,
+    /// Prompt lengths to measure prefill at; 0 for none
+    #[arg(short = 'p', long, value_delimiter = ',', default_value = "256", value_name = "N,..")]
+    pub(crate) prompt: Vec<usize>,
+    /// Numbers of tokens to measure decode at; 0 for none
+    #[arg(short = 'n', long, value_delimiter = ',', default_value = "64", value_name = "N,..")]
+    pub(crate) generate: Vec<usize>,
+    /// Counted repetitions of each; one more comes first and is not counted
+    #[arg(short, long, default_value_t = 5, value_name = "N")]
+    pub(crate) repetitions: usize,
+    /// How to print
+    #[arg(short, long, default_value = "md")]
+    pub(crate) output: BenchOutput,
+    /// Print a peer's figures beside ours: the JSON of tools/bench_transformers.py
+    #[arg(long, value_name = "FILE")]
+    pub(crate) against: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchOutput {
+    /// A Markdown table
+    Md,
+    /// Comma-separated values
+    Csv,
+    /// One JSON object
+    Json,
+}

@@ -1,0 +1,37 @@
+//! A peer's figures: what `tools/bench_transformers.py --json` writes.
+
+use std::{fs, path::Path};
+
+use kiln::{Error, Result};
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Peer {
+    pub(super) tool: String,
+    #[serde(default)]
+    pub(super) version: String,
+    #[serde(default)]
+    pub(super) threads: Option<usize>,
+    #[serde(default)]
+    pub(super) dtype: String,
+    results: Vec<Figure>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Figure {
+    test: String,
+    tokens_per_second: f64,
+}
+
+pub(super) fn read(path: &Path) -> Result<Peer> {
+    let wrong = |why: String| Error::File { path: path.to_owned(), why };
+    let text = fs::read(path).map_err(|e| wrong(e.to_string()))?;
+    serde_json::from_slice(&text)
+        .map_err(|e| wrong(format!("is not a report of tools/bench_transformers.py --json: {e}")))
+}
+
+impl Peer {
+    pub(super) fn tokens_per_second(&self, test: &str) -> Option<f64> {
+        self.results.iter().find(|figure| figure.test == test).map(|figure| figure.tokens_per_second)
+    }
+}

@@ -1,0 +1,87 @@
+//! The figures as Markdown, CSV or JSON.
+
+use super::{Report, peer::Peer};
+use crate::display;
+
+/// `12.3 GB/s`
+pub(super) fn rate(bytes_a_second: f64) -> String {
+    format!("{:.1} GB/s", bytes_a_second / 1e9)
+}
+
+pub(super) fn json(report: &Report) -> String {
+    serde_json::to_string_pretty(report).unwrap_or_default()
+}
+
+/// A row a test, as llama-bench prints them.
+pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
+    let mut head: Vec<String> =
+        ["model", "size", "params", "device", "type", "threads", "cache", "test", "t/s", "of bandwidth"]
+            .map(str::to_owned)
+            .into();
+    if let Some(peer) = peer {
+        let threads = peer.threads.map_or_else(String::new, |n| format!(", {n} threads"));
+        head.push(format!("{} {} ({}{threads}) t/s", peer.tool, peer.version, peer.dtype));
+        head.push("ratio".to_owned());
+    }
+    let mut rows = vec![head];
+    for measured in &report.results {
+        let mut row = vec![
+            report.model.clone(),
+            display::bytes(report.bytes),
+            display::count(report.params),
+            report.device.clone(),
+            report.dtype.clone(),
+            report.threads.to_string(),
+            report.cache.clone(),
+            measured.test.clone(),
+            format!("{:.2} ± {:.2}", measured.tokens_per_second, measured.stddev),
+            measured.bandwidth_share.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share)),
+        ];
+        if let Some(peer) = peer {
+            let theirs = peer.tokens_per_second(&measured.test);
+            row.push(theirs.map_or_else(|| "-".to_owned(), |t| format!("{t:.2}")));
+            row.push(theirs.map_or_else(|| "-".to_owned(), |t| format!("{:.2}", measured.tokens_per_second / t)));
+        }
+        rows.push(row);
+    }
+    let widths: Vec<usize> = (0..rows[0].len())
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let line = |row: &Vec<String>| {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
+        format!("| {} |", cells.join(" | "))
+    };
+    let rule: Vec<String> = widths.iter().map(|&width| "-".repeat(width)).collect();
+    let mut lines = vec![line(&rows[0]), line(&rule)];
+    lines.extend(rows[1..].iter().map(line));
+    lines.join("\n")
+}
+
+pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
+    let mut text = "model,bytes,params,device,dtype,threads,cache,test,tokens_per_second,stddev,bandwidth_share\
+                    ,peer_tokens_per_second,ratio\n"
+        .to_owned();
+    // Names come from folders, which may hold a comma or a quote.
+    let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+    for measured in &report.results {
+        let theirs = peer.and_then(|peer| peer.tokens_per_second(&measured.test));
+        let number = |n: Option<f64>| n.map_or_else(String::new, |n| format!("{n:.4}"));
+        text.push_str(&format!(
+            "{},{},{},{},{},{},{},{},{:.4},{:.4},{},{},{}\n",
+            quoted(&report.model),
+            report.bytes,
+            report.params,
+            report.device,
+            report.dtype,
+            report.threads,
+            quoted(&report.cache),
+            measured.test,
+            measured.tokens_per_second,
+            measured.stddev,
+            number(measured.bandwidth_share),
+            number(theirs),
+            number(theirs.map(|theirs| measured.tokens_per_second / theirs)),
+        ));
+    }
+    text
+}

@@ -1,0 +1,31 @@
+//! `kiln conformance`
+
+use std::{fs, process::ExitCode};
+
+use kiln::{Error, Result, device};
+use kiln_testkit::conformance::{self, Line, Setup};
+
+use crate::args::ConformanceArgs;
+
+pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
+    let device = device::open(args.place.device)?;
+    eprintln!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api);
+    let setup = Setup { device, kernels: args.place.kernels };
+    let mut lines: Vec<Line> = Vec::new();
+    let summary = conformance::run(&args.folder, &args.filter, &setup, &mut |line| {
+        println!("{line}");
+        lines.push(line.clone());
+    })?;
+    if let Some(path) = &args.json {
+        let report = serde_json::json!({
+            "device": setup.device.info.name.to_string(),
+            "adapter": setup.device.info.adapter,
+            "summary": summary,
+            "cases": lines,
+        });
+        fs::write(path, format!("{report:#}\n"))
+            .map_err(|e| Error::File { path: path.clone(), why: format!("cannot be written: {e}") })?;
+    }
+    println!("{summary}");
+    Ok(if summary.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

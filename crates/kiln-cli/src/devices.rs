@@ -1,0 +1,65 @@
+//! `kiln devices`
+
+use std::process::ExitCode;
+
+use kiln::{
+    Result,
+    device::{self, DeviceInfo, DeviceName},
+};
+
+use crate::{args::DevicesArgs, display};
+
+pub(crate) fn run(args: &DevicesArgs) -> Result<ExitCode> {
+    let (found, missing) = device::list();
+    if args.json {
+        let devices: Vec<_> = found.iter().map(json).collect();
+        println!("{:#}", serde_json::Value::from(devices));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let head = ["device", "class", "adapter", "api", "driver", "memory", "f16", "subgroups", "largest binding"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(found.iter().map(row));
+    println!("{}", display::table(&rows));
+    if let Ok(auto) = device::open(DeviceName::Auto) {
+        println!("\nauto is {}", auto.info.name);
+    }
+    for why in missing {
+        println!("{why}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(info: &DeviceInfo) -> Vec<String> {
+    let unknown = || "-".to_owned();
+    vec![
+        info.name.to_string(),
+        info.class.to_string(),
+        info.adapter.clone(),
+        info.api.clone(),
+        info.driver.clone(),
+        info.memory.map_or_else(unknown, display::bytes),
+        if info.f16 { "yes" } else { "no" }.to_owned(),
+        info.subgroups.map_or_else(unknown, |(least, most)| match least == most {
+            true => least.to_string(),
+            false => format!("{least} to {most}"),
+        }),
+        match info.largest_binding {
+            usize::MAX => "any".to_owned(),
+            limit => display::bytes(limit as u64),
+        },
+    ]
+}
+
+fn json(info: &DeviceInfo) -> serde_json::Value {
+    serde_json::json!({
+        "device": info.name.to_string(),
+        "class": info.class.to_string(),
+        "adapter": info.adapter,
+        "api": info.api,
+        "driver": info.driver,
+        "memory": info.memory,
+        "f16": info.f16,
+        "subgroups": info.subgroups,
+        "largest_binding": (info.largest_binding != usize::MAX).then_some(info.largest_binding),
+    })
+}

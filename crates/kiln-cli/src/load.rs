@@ -1,0 +1,52 @@
+//! Loading a model in front of a person.
+
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use kiln::{Error, LoadOptions, Model, Progress, Result, device, device::Opened};
+
+use crate::args::PlaceArgs;
+
+/// The folder that was asked for, or the demo model's.
+pub(crate) fn folder(asked: Option<&Path>) -> Result<PathBuf> {
+    if let Some(folder) = asked {
+        return Ok(folder.to_owned());
+    }
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("assets/demo")));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
+    let found = beside.into_iter().chain([source]).find(|folder| folder.join("config.json").exists());
+    found.ok_or_else(|| Error::Setting {
+        name: "--model",
+        why: "the demo model is not beside this binary; name a Hugging Face model folder".to_owned(),
+    })
+}
+
+/// Opens the device, with as many threads as were asked for.
+pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
+    if let Some(threads) = place.threads {
+        device::limit_threads(threads)?;
+    }
+    device::open(place.device)
+}
+
+/// Loads a folder, with a progress bar where someone is watching.
+pub(crate) fn model(folder: &Path, place: &PlaceArgs, device: Opened) -> Result<Model> {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
+        bar.set_style(style);
+    }
+    bar.set_message("loading");
+    let mut on_progress = |Progress { read, total }: Progress| {
+        bar.set_length(total);
+        bar.set_position(read);
+    };
+    let options = LoadOptions {
+        dtype: place.dtype,
+        kernels: place.kernels,
+        on_progress: Some(&mut on_progress),
+        ..LoadOptions::on(device)
+    };
+    let model = Model::load(folder, options);
+    bar.finish_and_clear();
+    model
+}

@@ -1,0 +1,170 @@
+//! `kiln run`
+
+use std::{
+    fs,
+    io::{self, IsTerminal, Read, Write},
+    process::ExitCode,
+};
+
+use kiln::{Error, GenerationConfig, Model, Plan, Result, RunOptions, Stats, StopReason};
+
+use crate::{
+    args::{RunArgs, SamplingArgs},
+    display, load,
+};
+
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
+    // What can be wrong with the words is said before the model is loaded.
+    let plan = Plan::named(&args.cache)?;
+    let wanted = wanted(&args.sampling);
+    wanted.resolve()?;
+    if args.prefill_chunk == Some(0) {
+        return Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() });
+    }
+    let folder = load::folder(args.model.as_deref())?;
+    let prompt = prompt(args)?;
+
+    let model = load::model(&folder, &args.place, load::open(&args.place)?)?;
+    let mut cache = model.cache(&plan)?;
+    let ids = model.encode(&prompt)?;
+    let options = RunOptions { prefill_chunk: args.prefill_chunk, ..RunOptions::default() };
+    let mut pieces = model.generate_text(&mut cache, ids, &wanted, options)?;
+
+    let mut out = io::stdout().lock();
+    let mut show = |text: &str| {
+        if !args.json {
+            // A reader that went away (`| head`) is no error of ours.
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        }
+    };
+    if !args.no_echo {
+        show(&prompt);
+    }
+    let mut text = String::new();
+    for piece in &mut pieces {
+        let piece = piece?;
+        show(&piece);
+        text.push_str(&piece);
+    }
+    show("\n");
+    let (stats, reason) = (pieces.stats(), pieces.stop_reason());
+    drop(pieces);
+    let report = Report { model: &model, stats: &stats, reason, cache_bytes: cache.device_bytes() as u64 };
+    if args.json {
+        println!("{:#}", report.json(args, &prompt, &text));
+    }
+    if args.verbose {
+        eprint!("{}", report.text(args));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The prompt from wherever it was given.
+fn prompt(args: &RunArgs) -> Result<String> {
+    let text = match (&args.prompt, &args.file) {
+        (_, Some(path)) => {
+            fs::read_to_string(path).map_err(|e| Error::File { path: path.clone(), why: e.to_string() })?
+        }
+        (Some(text), None) if text != "-" => text.clone(),
+        _ => {
+            if io::stdin().is_terminal() {
+                eprintln!("reading the prompt from the terminal; end it with Ctrl-D");
+            }
+            let mut text = String::new();
+            let why = |e: io::Error| Error::Prompt { why: format!("standard input: {e}") };
+            io::stdin().read_to_string(&mut text).map_err(why)?;
+            text
+        }
+    };
+    if text.is_empty() {
+        let why = "the prompt is empty; give it as an argument, with --file, or on standard input".to_owned();
+        return Err(Error::Prompt { why });
+    }
+    Ok(text)
+}
+
+/// Only what was asked for; the rest is the folder's to say.
+fn wanted(args: &SamplingArgs) -> GenerationConfig {
+    // Whoever names a setting of sampling wants to sample.
+    let sampling = args.temperature.is_some()
+        || args.top_k.is_some()
+        || args.top_p.is_some()
+        || args.min_p.is_some()
+        || args.seed.is_some();
+    GenerationConfig {
+        max_new_tokens: args.max_new_tokens,
+        do_sample: if args.greedy { Some(false) } else { sampling.then_some(true) },
+        temperature: args.temperature,
+        top_k: args.top_k,
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repetition_penalty: args.repetition_penalty,
+        seed: args.seed,
+        stop_strings: (!args.stop.is_empty()).then(|| args.stop.clone()),
+        ..GenerationConfig::default()
+    }
+}
+
+struct Report<'a> {
+    model: &'a Model,
+    stats: &'a Stats,
+    reason: Option<StopReason>,
+    cache_bytes: u64,
+}
+
+impl Report<'_> {
+    fn text(&self, args: &RunArgs) -> String {
+        let (model, stats) = (self.model, self.stats);
+        let info = &model.opened().info;
+        let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
+        let (prefill, decode) = (stats.prefill_time.as_secs_f64(), stats.decode_time.as_secs_f64());
+        let kernels: Vec<String> =
+            model.kernels().ran().iter().map(|ran| format!("{} {} x{}", ran.kernel, ran.path, ran.count)).collect();
+        format!(
+            "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\
+             decode   {} tokens in {:.3} s, {:.1} tokens/s\ncache    {}, {}\nkernels  {}\nseed     {}\n",
+            info.name,
+            info.adapter,
+            info.api,
+            model.dtype().name(),
+            model.load_time().as_secs_f64(),
+            display::count(model.parameters()),
+            display::bytes(model.weight_bytes()),
+            stats.prompt_tokens,
+            prefill,
+            rate(stats.prompt_tokens, prefill),
+            stats.decoded(),
+            decode,
+            rate(stats.decoded(), decode),
+            args.cache,
+            display::bytes(self.cache_bytes),
+            kernels.join(", "),
+            stats.seed.map_or_else(|| "none, greedy".to_owned(), |seed| seed.to_string()),
+        )
+    }
+
+    fn json(&self, args: &RunArgs, prompt: &str, text: &str) -> serde_json::Value {
+        let (model, stats) = (self.model, self.stats);
+        serde_json::json!({
+            "model": model.name(),
+            "device": model.opened().info.name.to_string(),
+            "adapter": model.opened().info.adapter,
+            "dtype": model.dtype().name(),
+            "cache": args.cache,
+            "prompt": prompt,
+            "text": text,
+            "stop_reason": match self.reason {
+                Some(StopReason::EndOfText) => "end_of_text",
+                Some(StopReason::StopString) => "stop_string",
+                Some(StopReason::Length) | None => "length",
+            },
+            "seed": stats.seed,
+            "prompt_tokens": stats.prompt_tokens,
+            "generated_tokens": stats.generated,
+            "load_seconds": model.load_time().as_secs_f64(),
+            "prefill_seconds": stats.prefill_time.as_secs_f64(),
+            "decode_seconds": stats.decode_time.as_secs_f64(),
+            "cache_bytes": self.cache_bytes,
+        })
+    }
+}

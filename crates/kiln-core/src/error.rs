@@ -1,0 +1,57 @@
+//! Everything that can go wrong between a folder and a token. One sentence each: what was wrong, what to do.
+
+use std::path::PathBuf;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The layer no longer holds what it would have to return to. Nothing was changed.
+    #[error("the {layer} layer cannot forget {tokens} tokens; call keep_history before they are seen")]
+    CannotRollBack { layer: &'static str, tokens: usize },
+
+    /// The model asked a block for memory of another kind.
+    #[error("layer {layer} has no {wanted} memory; build the cache from this model's needs")]
+    WrongMemory { layer: usize, wanted: &'static str },
+
+    /// The encoder's keys and values are written once per prompt.
+    #[error("the encoder's output is already stored; reset the cache before another input")]
+    AlreadyConditioned,
+
+    /// Exported state does not belong to the layer it was given to. Nothing was changed.
+    #[error("the exported state does not fit the layer: {why}")]
+    Import { why: String },
+
+    /// The layer's state is on the host. Nothing was changed.
+    #[error("the layer's state was exported; import it before the layer is used")]
+    Exported,
+
+    /// A batch row that is not there.
+    #[error("row {row} is asked for, but the cache has rows 0 to {}", .rows.saturating_sub(1))]
+    NoSuchRow { row: usize, rows: usize },
+
+    /// No registered implementation has this name.
+    #[error("unknown {what} `{name}`; known: {}", .known.join(", "))]
+    Unknown { what: &'static str, name: String, known: Vec<String> },
+
+    /// A device that is not there, or cannot be used.
+    #[error("device `{device}` cannot be used: {why}")]
+    Device { device: String, why: String },
+
+    /// A file of a checkpoint that is missing, damaged, or at odds with another.
+    #[error("{}: {why}", .path.display())]
+    File { path: PathBuf, why: String },
+
+    /// A setting that is impossible, alone or with the others.
+    #[error("{name}: {why}")]
+    Setting { name: &'static str, why: String },
+
+    /// A prompt that cannot be run.
+    #[error("{why}")]
+    Prompt { why: String },
+
+    /// The device failed while computing.
+    #[error("the device failed: {0}")]
+    Execution(String),
+}

@@ -1,0 +1,16 @@
+//! Vocabulary of the runtime: what a block remembers, what a model asks for, how errors look.
+//!
+//! **Invariant:** this crate names no cache strategy, no model and no GPU kernel.
+
+pub mod batch;
+pub mod error;
+pub mod layer;
+pub mod model;
+pub mod model_cache;
+pub mod need;
+pub mod read_back;
+pub mod slot;
+pub mod trusted;
+pub mod view;
+
+pub use error::{Error, Result};

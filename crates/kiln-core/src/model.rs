@@ -1,0 +1,31 @@
+//! What the generation loop knows about a model.
+
+use std::fmt;
+
+use burn::tensor::Tensor;
+
+use crate::{Result, batch::Batch, model_cache::ModelCache, need::LayerNeed};
+
+pub type TokenId = u32;
+
+/// Which positions of the batch get logits. Each costs a row of the vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    Last,
+    All,
+}
+
+/// A decoder. Weights only: all state lives in the cache, so one model serves many sequences.
+pub trait CausalModel: fmt::Debug + Send + Sync {
+    /// One entry per block, from the config alone.
+    fn needs(&self) -> Vec<LayerNeed>;
+
+    /// Tokens of the vocabulary; ids are below it.
+    fn vocab(&self) -> usize;
+
+    /// Logits `[rows, 1 or tokens, vocab]` in float32, after feeding `batch`.
+    ///
+    /// # Errors
+    /// Those of the cache; nothing else is checked here, and a failed step leaves the cache unusable but for `reset`.
+    fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>>;
+}

@@ -1,0 +1,61 @@
+//! The one place where tensors come back to the host.
+//!
+//! Reads are futures, so that a browser can await them; natively they are blocked on, here.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use burn::tensor::{Tensor, TensorData, kind::Basic};
+
+use crate::{Error, Result};
+
+/// A read that was started. The device goes on working while it is under way.
+pub struct ReadBack(State);
+
+enum State {
+    Reading(Pin<Box<dyn Future<Output = Result<TensorData>> + Send>>),
+    Done(Result<TensorData>),
+}
+
+impl std::fmt::Debug for ReadBack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            State::Reading(_) => "ReadBack(reading)",
+            State::Done(_) => "ReadBack(done)",
+        })
+    }
+}
+
+/// Starts reading `tensor`; what is launched afterwards does not delay it.
+pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBack {
+    let mut read: Pin<Box<dyn Future<Output = _> + Send>> =
+        Box::pin(async move { tensor.into_data_async().await.map_err(|e| Error::Execution(e.to_string())) });
+    // Burn enqueues the copy when the future is first polled, not when it is made.
+    match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(data) => ReadBack(State::Done(data)),
+        Poll::Pending => ReadBack(State::Reading(read)),
+    }
+}
+
+impl ReadBack {
+    /// Waits for the data.
+    pub async fn finish(self) -> Result<TensorData> {
+        match self.0 {
+            State::Reading(read) => read.await,
+            State::Done(data) => data,
+        }
+    }
+}
+
+/// Reads `tensor` and blocks until it is here. Native only.
+pub fn read<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> Result<TensorData> {
+    block_on(start(tensor).finish())
+}
+
+/// Blocks on a future of this crate's family: the native edge.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    pollster::block_on(future)
+}

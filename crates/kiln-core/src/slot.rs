@@ -1,0 +1,204 @@
+//! Where layers keep tensors. Moving, reordering and measuring them is written here, once.
+
+use std::fmt;
+
+use burn::tensor::{Device, Int, Tensor, TensorData, kind::Basic};
+
+use crate::{Error, Result, read_back};
+
+/// A tensor, or a few that belong together, first dimension the batch.
+pub trait Tensors: fmt::Debug + Clone + Send + Sized {
+    /// Rank of each tensor, in the order of [`to_host`](Tensors::to_host).
+    const RANKS: &'static [usize];
+
+    fn rows(&self) -> usize;
+    fn select_rows(self, rows: &[usize]) -> Self;
+    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
+    /// `None` where there are too few; ranks were checked before.
+    fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self>;
+    fn bytes(&self) -> usize;
+}
+
+/// A place for tensors that may not be there yet, or be away on the host.
+#[derive(Debug, Default)]
+pub enum Slot<T> {
+    #[default]
+    Empty,
+    Here(T),
+    Away,
+}
+
+impl<T> Slot<T> {
+    /// Takes the tensors out, so that the caller is their only owner and may write in place.
+    ///
+    /// `None` if there are none yet.
+    ///
+    /// # Errors
+    /// [`Error::Exported`] if they are on the host: an exported layer is imported before it is used.
+    pub fn take(&mut self) -> Result<Option<T>> {
+        match std::mem::take(self) {
+            Self::Here(tensors) => Ok(Some(tensors)),
+            Self::Empty => Ok(None),
+            Self::Away => {
+                *self = Self::Away;
+                Err(Error::Exported)
+            }
+        }
+    }
+
+    pub fn get(&self) -> Option<&T> {
+        match self {
+            Self::Here(tensors) => Some(tensors),
+            Self::Empty | Self::Away => None,
+        }
+    }
+}
+
+impl<T> From<Option<T>> for Slot<T> {
+    fn from(tensors: Option<T>) -> Self {
+        tensors.map_or(Self::Empty, Self::Here)
+    }
+}
+
+/// A [`Slot`] of whatever.
+pub trait AnySlot {
+    /// Rows of the batch, where the slot holds any; an error where it is on the host.
+    fn rows(&self) -> Result<Option<usize>>;
+    fn select_rows(&mut self, rows: &[usize]);
+    /// Copies the tensors to the host; they stay.
+    fn read(&self, host: &mut Vec<TensorData>) -> Result<()>;
+    /// Gives up the device's copy of what was read.
+    fn release(&mut self);
+    /// Takes from the front of `host` what [`import`](AnySlot::import) would, or says why it cannot.
+    fn check(&self, host: &mut &[TensorData]) -> Result<()>;
+    fn import(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device);
+    fn device_bytes(&self) -> usize;
+}
+
+impl<T: Tensors> AnySlot for Slot<T> {
+    fn rows(&self) -> Result<Option<usize>> {
+        match self {
+            Self::Here(tensors) => Ok(Some(tensors.rows())),
+            Self::Empty => Ok(None),
+            Self::Away => Err(Error::Exported),
+        }
+    }
+
+    fn select_rows(&mut self, rows: &[usize]) {
+        *self = match std::mem::take(self) {
+            Self::Here(tensors) => Self::Here(tensors.select_rows(rows)),
+            other => other,
+        };
+    }
+
+    fn read(&self, host: &mut Vec<TensorData>) -> Result<()> {
+        self.get().map_or(Ok(()), |tensors| tensors.to_host(host))
+    }
+
+    fn release(&mut self) {
+        if matches!(self, Self::Here(_)) {
+            *self = Self::Away;
+        }
+    }
+
+    fn check(&self, host: &mut &[TensorData]) -> Result<()> {
+        if !matches!(self, Self::Away) {
+            return Ok(());
+        }
+        let (mine, rest) = host
+            .split_at_checked(T::RANKS.len())
+            .ok_or_else(|| Error::Import { why: "tensors are missing".to_owned() })?;
+        for (data, &rank) in mine.iter().zip(T::RANKS) {
+            if data.shape().num_dims() != rank {
+                let why = format!("a tensor of rank {} stands where rank {rank} was", data.shape().num_dims());
+                return Err(Error::Import { why });
+            }
+        }
+        *host = rest;
+        Ok(())
+    }
+
+    fn import(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device) {
+        if matches!(self, Self::Away) {
+            *self = T::from_host(host, device).into();
+        }
+    }
+
+    fn device_bytes(&self) -> usize {
+        self.get().map_or(0, T::bytes)
+    }
+}
+
+/// Says whether `rows` can be taken from what the slots hold.
+pub(crate) fn checked_rows(slots: &[&dyn AnySlot], rows: &[usize]) -> Result<()> {
+    for slot in slots {
+        if let Some(have) = slot.rows()?
+            && let Some(&row) = rows.iter().find(|&&row| row >= have)
+        {
+            return Err(Error::NoSuchRow { row, rows: have });
+        }
+    }
+    Ok(())
+}
+
+impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
+    const RANKS: &'static [usize] = &[D];
+
+    fn rows(&self) -> usize {
+        self.dims()[0]
+    }
+
+    fn select_rows(self, rows: &[usize]) -> Self {
+        let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
+        let len = rows.len();
+        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [len]), &self.device());
+        self.select(0, rows)
+    }
+
+    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
+        host.push(read_back::read(self.clone())?);
+        Ok(())
+    }
+
+    fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
+        host.next().map(|data| {
+            let dtype = data.dtype();
+            Tensor::from_data(data, (device, dtype))
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.shape().num_elements() * self.dtype().size()
+    }
+}
+
+impl<A: Tensors, B: Tensors> Tensors for (A, B) {
+    const RANKS: &'static [usize] = &concat_ranks::<A, B>();
+
+    fn rows(&self) -> usize {
+        self.0.rows()
+    }
+
+    fn select_rows(self, rows: &[usize]) -> Self {
+        (self.0.select_rows(rows), self.1.select_rows(rows))
+    }
+
+    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
+        self.0.to_host(host)?;
+        self.1.to_host(host)
+    }
+
+    fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
+        Some((A::from_host(host, device)?, B::from_host(host, device)?))
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.bytes() + self.1.bytes()
+    }
+}
+
+/// Pairs are of two single tensors; an associated const cannot be longer than its parts let it be.
+const fn concat_ranks<A: Tensors, B: Tensors>() -> [usize; 2] {
+    assert!(A::RANKS.len() == 1 && B::RANKS.len() == 1, "a pair holds two tensors");
+    [A::RANKS[0], B::RANKS[0]]
+}

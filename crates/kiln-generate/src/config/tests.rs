@@ -1,0 +1,126 @@
+use kiln_core::Error;
+use serde_json::{Value, json};
+
+use super::GenerationConfig;
+use crate::Settings;
+
+fn arguments(value: Value) -> Result<GenerationConfig, Error> {
+    GenerationConfig::from_arguments(value.as_object().expect("an object"))
+}
+
+fn config(value: Value) -> GenerationConfig {
+    arguments(value).expect("right types")
+}
+
+fn refused(value: Value) -> String {
+    config(value).resolve().expect_err("impossible").to_string()
+}
+
+#[test]
+fn one_and_a_list_of_one_are_the_same() {
+    assert_eq!(config(json!({"eos_token_id": 2})), config(json!({"eos_token_id": [2]})));
+    assert_eq!(config(json!({"stop_strings": "a"})), config(json!({"stop_strings": ["a"]})));
+    assert_eq!(config(json!({"eos_token_id": [2, 5]})).eos_token_id, Some(vec![2, 5]));
+}
+
+#[test]
+fn absent_null_and_unknown_are_no_wishes() {
+    let nothing = GenerationConfig::default();
+    assert_eq!(config(json!({"top_k": null, "eos_token_id": null, "transformers_version": "5", "num_beams": 4})), nothing);
+    assert_eq!(config(json!({"pad_token_id": -1, "bos_token_id": null})), nothing);
+    assert_eq!(config(json!({"eos_token_id": -1})).eos_token_id, Some(vec![]));
+    assert_eq!(nothing.resolve(), Ok(Settings::default()));
+}
+
+#[test]
+fn a_wrong_type_is_reported_with_its_key() {
+    for (key, value) in [
+        ("top_k", json!("many")),
+        ("top_k", json!(-3)),
+        ("do_sample", json!(1)),
+        ("temperature", json!([0.7])),
+        ("eos_token_id", json!("</s>")),
+        ("pad_token_id", json!(1u64 << 40)),
+        ("stop_strings", json!([1])),
+        ("max_new_tokens", json!(1.5)),
+    ] {
+        let error = arguments(json!({key: value})).expect_err(key);
+        assert!(matches!(error, Error::Setting { name, .. } if name == key), "{error}");
+    }
+}
+
+#[test]
+fn a_file_is_read_and_its_errors_name_it() {
+    let folder = std::env::temp_dir().join(format!("kiln-config-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    let path = folder.join("generation_config.json");
+    let read = |text: &str| {
+        std::fs::write(&path, text).expect("written");
+        GenerationConfig::from_file(&path)
+    };
+    let good = read(r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2], "_from": 1}"#);
+    let want = GenerationConfig {
+        do_sample: Some(true),
+        temperature: Some(0.6),
+        top_p: Some(0.9),
+        eos_token_id: Some(vec![1, 2]),
+        ..GenerationConfig::default()
+    };
+    assert_eq!(good, Ok(want));
+    let wrong = read(r#"{"temperature": "hot"}"#).expect_err("a string").to_string();
+    assert!(wrong.contains("generation_config.json") && wrong.contains("`temperature`"), "{wrong}");
+    for text in ["[]", "{", ""] {
+        assert!(matches!(read(text), Err(Error::File { .. })), "{text:?}");
+    }
+    std::fs::remove_dir_all(&folder).expect("removed");
+    assert!(matches!(GenerationConfig::from_file(&path), Err(Error::File { .. })), "gone");
+}
+
+#[test]
+fn the_call_goes_before_the_file() {
+    let file = config(json!({"temperature": 0.6, "top_k": 20, "max_new_tokens": 8, "eos_token_id": 2}));
+    let call = config(json!({"temperature": 0.9, "max_length": 30, "eos_token_id": []}));
+    let both = file.merged_with(call.clone());
+    assert_eq!(both, call.merged_over(&file));
+    assert_eq!((both.temperature, both.top_k, both.eos_token_id.clone()), (Some(0.9), Some(20), Some(vec![])));
+    assert_eq!((both.max_new_tokens, both.max_length), (None, Some(30)), "one wish with two spellings");
+}
+
+#[test]
+fn impossible_values_are_refused() {
+    for (key, value) in [
+        ("max_new_tokens", json!(0)),
+        ("max_length", json!(0)),
+        ("temperature", json!(-0.5)),
+        ("temperature", json!(1e300)),
+        ("top_p", json!(0)),
+        ("top_p", json!(1.01)),
+        ("min_p", json!(-0.1)),
+        ("min_p", json!(1.5)),
+        ("repetition_penalty", json!(0)),
+        ("stop_strings", json!(["a", ""])),
+    ] {
+        assert!(refused(json!({key: value})).starts_with(key), "{key} {value}");
+    }
+    let nan = |config: GenerationConfig| assert!(config.resolve().is_err(), "{config:?}");
+    nan(GenerationConfig { temperature: Some(f32::NAN), ..Default::default() });
+    nan(GenerationConfig { top_p: Some(f32::NAN), ..Default::default() });
+    nan(GenerationConfig { min_p: Some(f32::NAN), ..Default::default() });
+    nan(GenerationConfig { repetition_penalty: Some(f32::INFINITY), ..Default::default() });
+}
+
+#[test]
+fn a_temperature_of_zero_is_greedy() {
+    let settings = config(json!({"do_sample": true, "temperature": 0, "top_p": 0.5})).resolve().expect("possible");
+    assert!(!settings.do_sample);
+    assert!(crate::processors::build(&settings).is_empty());
+}
+
+#[test]
+fn a_length_with_the_prompt_leaves_the_rest() {
+    let settings = |value| config(value).resolve().expect("possible");
+    assert_eq!(settings(json!({})).new_tokens(10), Ok(None));
+    assert_eq!(settings(json!({"max_length": 12})).new_tokens(10), Ok(Some(2)));
+    assert_eq!(settings(json!({"max_length": 12, "max_new_tokens": 7})).new_tokens(100), Ok(Some(7)));
+    assert!(settings(json!({"max_length": 12})).new_tokens(12).is_err());
+}

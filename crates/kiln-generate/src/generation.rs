@@ -1,0 +1,388 @@
+//! The loop: a prompt goes in, tokens come out one step at a time (transformers' `_sample`).
+//!
+//! There are two ways to choose a token. Where it is the likeliest and nobody wants to see or change the scores, the
+//! device chooses it and feeds it on by itself; the host only reads along, at will one step behind, so that the device
+//! never waits. Otherwise the scores come to the host, and the token goes back. Both give the same tokens.
+
+use burn::tensor::{Int, Tensor, TensorData};
+use kiln_core::{
+    Error, Result,
+    batch::Batch,
+    model::{CausalModel, TokenId},
+    model_cache::ModelCache,
+    read_back::{self, ReadBack},
+};
+
+use crate::{
+    feed::{Feeder, checked_chunk},
+    processors::{self, Processor},
+    sampler::{Sampler, greedy},
+    settings::Settings,
+    stats::{Clock, Stats},
+};
+
+/// How to generate.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub settings: Settings,
+    /// Prompt tokens of each row that a forward pass takes; `None`: all.
+    pub prefill_chunk: Option<usize>,
+    /// Whether tokens are read one step behind the device. It changes no token; on a device that computes while the host
+    /// goes on it saves the wait, on others it costs a step at the end.
+    pub lookahead: bool,
+    /// Whether each step carries the logits, and the scores after the processors. Either costs a row of the vocabulary
+    /// a step, and the choice on the device.
+    pub keep_logits: bool,
+    pub keep_scores: bool,
+}
+
+/// One more token for every row that had not ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// For each row; `None` once it has ended. The token that ends a row is still there.
+    pub tokens: Vec<Option<TokenId>>,
+    /// Whether this is the row's last step, or it came earlier.
+    pub finished: Vec<bool>,
+    /// `[row][vocab]`, as the model gave them; empty for rows that had ended.
+    pub logits: Option<Vec<Vec<f32>>>,
+    /// `[row][vocab]`, as the token was chosen by; empty for rows that had ended.
+    pub scores: Option<Vec<Vec<f32>>>,
+}
+
+/// A generation under way.
+///
+/// It ends when every row has met a token that ends it, or has as many as it may have. The cache then holds the sequence
+/// without its last token, which was never fed, as transformers leaves it; the next prompt begins with that token. The
+/// same is true when the generation is dropped earlier. (Where a look ahead fed a token too many and the cache cannot
+/// roll back, it holds that one too: `seq_len` says so.)
+///
+/// Rows that have ended go on being computed, with tokens that mean nothing.
+#[derive(Debug)]
+pub struct Generation<'a> {
+    feeder: Feeder<'a>,
+    options: Options,
+    processors: Vec<Box<dyn Processor>>,
+    /// `None`: the likeliest token.
+    sampler: Option<Sampler>,
+    /// The rows so far, without padding.
+    ids: Vec<Vec<TokenId>>,
+    finished: Vec<bool>,
+    next: Next,
+    /// A step that the device is at, though the one before it was not delivered.
+    ahead: Option<Result<ReadBack>>,
+    /// Slots of the prompt, with what the cache held before it.
+    prompt_end: usize,
+    /// Steps that may be made, were started on the device, were delivered.
+    limit: Option<usize>,
+    launched: usize,
+    delivered: usize,
+    /// Also while a step is made, so that one that was given up is the last.
+    over: bool,
+    failed: bool,
+    stats: Stats,
+    clock: Clock,
+}
+
+/// What is fed next.
+#[derive(Debug)]
+enum Next {
+    Prompt(Batch),
+    /// `[rows, 1]`
+    Tokens(Tensor<2, Int>),
+    Nothing,
+}
+
+/// What a step chose, with the numbers it was chosen by where they are kept.
+#[derive(Default)]
+struct Chosen {
+    tokens: Vec<TokenId>,
+    logits: Vec<Vec<f32>>,
+    scores: Vec<Vec<f32>>,
+}
+
+impl<'a> Generation<'a> {
+    /// Prepares to continue `batch`. Nothing is computed yet.
+    ///
+    /// `cache` may hold the beginning of the rows; then `batch` is only what follows, and its `left_pad` still counts the
+    /// padding of the whole rows. `prompts` are the whole rows on the host, padding left out: processors look at them.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] for an empty prompt, for rows that do not fit each other, and for ids that are not in the
+    /// vocabulary; [`Error::Setting`] for settings that are impossible, alone or with this prompt.
+    pub fn new(
+        model: &'a dyn CausalModel,
+        cache: &'a mut ModelCache,
+        batch: Batch,
+        prompts: Vec<Vec<TokenId>>,
+        options: Options,
+    ) -> Result<Self> {
+        checked_chunk(options.prefill_chunk)?;
+        let settings = options.settings.clone().checked()?;
+        let before = cache.seq_len();
+        check_rows(&batch, &prompts, before)?;
+        check_vocabulary(&prompts, model.vocab())?;
+        let rows = batch.rows();
+        let prompt_end = before + batch.len();
+        let limit = settings.new_tokens(prompt_end)?;
+        let sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
+        let padding: usize = batch.left_pad.iter().map(|pad| pad.saturating_sub(before)).sum();
+        let stats = Stats {
+            rows,
+            prompt_tokens: rows * batch.len() - padding,
+            seed: sampler.as_ref().map(Sampler::seed),
+            ..Stats::default()
+        };
+        let generation = Self {
+            processors: processors::build(&settings),
+            sampler,
+            feeder: Feeder::new(model, cache, batch.left_pad.clone()),
+            options,
+            ids: prompts,
+            finished: vec![false; rows],
+            next: Next::Prompt(batch),
+            ahead: None,
+            prompt_end,
+            limit,
+            launched: 0,
+            delivered: 0,
+            over: false,
+            failed: false,
+            stats,
+            clock: Clock::default(),
+        };
+        if generation.looks_ahead() {
+            generation.feeder.cache.keep_history(1);
+        }
+        Ok(generation)
+    }
+
+    /// The next step; `None` after the last, and after an error.
+    ///
+    /// A future that is dropped before it is ready ends the generation.
+    pub async fn next(&mut self) -> Option<Result<Step>> {
+        if self.over {
+            return None;
+        }
+        self.over = true;
+        self.clock.start();
+        let chosen = match self.on_device() {
+            true => self.choose_on_device().await,
+            false => self.choose_on_host().await,
+        };
+        let step = chosen.and_then(|chosen| self.deliver(chosen));
+        match &step {
+            Ok(step) if step.finished.iter().all(|&finished| finished) => self.settle(),
+            Ok(_) => self.over = false,
+            Err(_) => self.failed = true,
+        }
+        Some(step)
+    }
+
+    /// [`next`](Self::next), blocking. Native only.
+    pub fn next_blocking(&mut self) -> Option<Result<Step>> {
+        read_back::block_on(self.next())
+    }
+
+    /// All steps, as an iterator that blocks. Native only.
+    pub fn steps(self) -> Steps<'a> {
+        Steps(self)
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.options.settings
+    }
+
+    /// Counts and times so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Whether the scores never leave the device.
+    fn on_device(&self) -> bool {
+        self.sampler.is_none()
+            && self.processors.is_empty()
+            && !self.options.keep_logits
+            && !self.options.keep_scores
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.options.lookahead && self.on_device()
+    }
+
+    async fn choose_on_device(&mut self) -> Result<Chosen> {
+        let reading = match self.ahead.take() {
+            Some(started) => started?,
+            None => self.launch()?,
+        };
+        // A step that fails ahead of time is reported in its own turn.
+        if self.looks_ahead() && self.limit.is_none_or(|limit| self.launched < limit) {
+            self.ahead = Some(self.launch());
+        }
+        let tokens = reading.finish().await?;
+        self.clock.scored(&mut self.stats);
+        Ok(Chosen { tokens: tokens.iter::<i64>().map(|id| id as TokenId).collect(), ..Chosen::default() })
+    }
+
+    /// Starts a step on the device, and the reading of its tokens.
+    fn launch(&mut self) -> Result<ReadBack> {
+        let logits = self.feed()?;
+        let [rows, _, vocab] = logits.dims();
+        // Of equal scores burn takes the first on every device, as torch does.
+        let tokens = logits.reshape([rows, vocab]).argmax(1);
+        self.next = Next::Tokens(tokens.clone());
+        self.launched += 1;
+        Ok(read_back::start(tokens))
+    }
+
+    async fn choose_on_host(&mut self) -> Result<Chosen> {
+        let logits = self.feed()?;
+        let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
+        let logits = read_back::start(logits).finish().await?;
+        self.clock.scored(&mut self.stats);
+        let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;
+        let mut chosen = Chosen::default();
+        for (row, logits) in logits.chunks_exact(vocab).enumerate() {
+            if self.finished.get(row).is_none_or(|&finished| finished) {
+                chosen.tokens.push(self.padding(vocab));
+                chosen.logits.push(Vec::new());
+                chosen.scores.push(Vec::new());
+                continue;
+            }
+            let mut scores = logits.to_vec();
+            let ids = self.ids.get(row).map_or(&[] as &[TokenId], Vec::as_slice);
+            self.processors.iter().for_each(|processor| processor.apply(ids, &mut scores));
+            chosen.tokens.push(match &mut self.sampler {
+                Some(sampler) => sampler.sample(row, &scores)?,
+                None => greedy(&scores),
+            });
+            if self.options.keep_logits {
+                chosen.logits.push(logits.to_vec());
+            }
+            chosen.scores.push(scores);
+        }
+        let tokens: Vec<i32> = chosen.tokens.iter().map(|&id| id as i32).collect();
+        self.next = Next::Tokens(Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device));
+        Ok(chosen)
+    }
+
+    fn feed(&mut self) -> Result<Tensor<3>> {
+        match std::mem::replace(&mut self.next, Next::Nothing) {
+            Next::Prompt(batch) => self.feeder.prefill(&batch, self.options.prefill_chunk),
+            Next::Tokens(tokens) => self.feeder.feed(tokens, 0),
+            Next::Nothing => Err(Error::Execution("the generation was given up in the middle of a step".into())),
+        }
+    }
+
+    /// What a row that has ended is fed: any token will do, so one that is not in the vocabulary is passed over.
+    fn padding(&self, vocab: usize) -> TokenId {
+        let settings = &self.options.settings;
+        let mut candidates = settings.pad_token_id.iter().chain(&settings.eos_token_id);
+        candidates.find(|&&id| (id as usize) < vocab).copied().unwrap_or(0)
+    }
+
+    /// Ends the rows that chose to end.
+    fn deliver(&mut self, chosen: Chosen) -> Result<Step> {
+        if chosen.tokens.len() != self.finished.len() {
+            let (rows, got) = (self.finished.len(), chosen.tokens.len());
+            return Err(Error::Execution(format!("the model gave logits for {got} rows where {rows} were fed")));
+        }
+        let had_finished = self.finished.clone();
+        let tokens = chosen.tokens.into_iter().zip(had_finished).map(|(id, finished)| (!finished).then_some(id));
+        let tokens: Vec<Option<TokenId>> = tokens.collect();
+        self.delivered += 1;
+        let out_of_room = self.limit.is_some_and(|limit| self.delivered >= limit);
+        for ((token, finished), ids) in tokens.iter().zip(&mut self.finished).zip(&mut self.ids) {
+            if let Some(id) = token {
+                ids.push(*id);
+                self.stats.generated += 1;
+                *finished = self.options.settings.eos_token_id.contains(id);
+            }
+            *finished |= out_of_room;
+        }
+        self.clock.chosen(&mut self.stats);
+        let finished = self.finished.clone();
+        let logits = self.options.keep_logits.then_some(chosen.logits);
+        let scores = self.options.keep_scores.then_some(chosen.scores);
+        Ok(Step { tokens, finished, logits, scores })
+    }
+
+    /// Has the cache forget what was fed ahead of what was delivered.
+    fn settle(&mut self) {
+        self.ahead = None;
+        let cache = &mut *self.feeder.cache;
+        let ahead = cache.seq_len().saturating_sub(self.prompt_end + self.delivered.saturating_sub(1));
+        if ahead > 0 && cache.can_roll_back(ahead) {
+            // Nothing else can be done about a cache that breaks its word; its `seq_len` tells.
+            _ = cache.roll_back(ahead);
+        }
+    }
+}
+
+impl Drop for Generation<'_> {
+    fn drop(&mut self) {
+        // A cache that failed can only be reset.
+        if !self.failed {
+            self.settle();
+        }
+    }
+}
+
+/// Iterator over the steps of a [`Generation`]. Native only: it blocks.
+#[derive(Debug)]
+pub struct Steps<'a>(Generation<'a>);
+
+impl Steps<'_> {
+    /// Counts and times so far.
+    pub fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+}
+
+impl Iterator for Steps<'_> {
+    type Item = Result<Step>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next_blocking()
+    }
+}
+
+impl std::iter::FusedIterator for Steps<'_> {}
+
+/// `before`: slots that the cache holds.
+fn check_rows(batch: &Batch, prompts: &[Vec<TokenId>], before: usize) -> Result<()> {
+    let error = |why: String| Err(Error::Prompt { why });
+    let [rows, len] = batch.tokens.dims();
+    if rows == 0 || len == 0 {
+        return error("the prompt is empty; give at least one token".into());
+    }
+    if batch.left_pad.len() != rows || prompts.len() != rows {
+        let (pads, prompts) = (batch.left_pad.len(), prompts.len());
+        return error(format!("the batch has {rows} rows, paddings of {pads} and prompts of {prompts}"));
+    }
+    for (row, (&pad, prompt)) in batch.left_pad.iter().zip(prompts).enumerate() {
+        let fed = len.saturating_sub(pad.saturating_sub(before));
+        if fed == 0 {
+            return error(format!("row {row} is nothing but padding; give at least one token"));
+        }
+        if prompt.len() < fed {
+            return error(format!("row {row} feeds {fed} tokens of a prompt that has {}", prompt.len()));
+        }
+    }
+    Ok(())
+}
+
+fn check_vocabulary(prompts: &[Vec<TokenId>], vocab: usize) -> Result<()> {
+    for (row, prompt) in prompts.iter().enumerate() {
+        if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocab) {
+            let why = format!(
+                "token {id} in row {row} is not in the model's vocabulary of {vocab} tokens; \
+                 does the tokenizer belong to the model?"
+            );
+            return Err(Error::Prompt { why });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,281 @@
+//! The loop on a model that remembers nothing but the tokens, so that every mistake changes what comes next.
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+use kiln_core::{Error, batch::Batch, model::TokenId, model_cache::ModelCache};
+
+use self::fake::{Hashing, VOCAB, cache};
+use super::{Generation, Options, Step};
+use crate::{GenerationConfig, Settings, prefill};
+
+mod fake;
+
+const PROMPT: [TokenId; 5] = [3, 1, 4, 1, 5];
+
+fn options(config: GenerationConfig) -> Options {
+    Options { settings: config.resolve().unwrap(), ..Options::default() }
+}
+
+fn greedy(n: usize) -> Options {
+    options(GenerationConfig { max_new_tokens: Some(n), ..Default::default() })
+}
+
+fn sampled(n: usize, seed: u64) -> Options {
+    let config = GenerationConfig { do_sample: Some(true), temperature: Some(3.0), top_k: Some(0), ..Default::default() };
+    options(GenerationConfig { max_new_tokens: Some(n), seed: Some(seed), ..config })
+}
+
+fn run(model: &Hashing, cache: &mut ModelCache, prompts: &[Vec<TokenId>], options: Options) -> Vec<Step> {
+    let batch = Batch::left_padded(prompts, 0, &fake::device()).unwrap();
+    Generation::new(model, cache, batch, prompts.to_vec(), options).unwrap().steps().map(Result::unwrap).collect()
+}
+
+/// The tokens of `row`, which must be there until it ends and not afterwards.
+fn row(steps: &[Step], row: usize) -> Vec<TokenId> {
+    let (mut tokens, mut ended) = (Vec::new(), false);
+    for step in steps {
+        assert_eq!(step.tokens[row].is_none(), ended, "{steps:?}");
+        tokens.extend(step.tokens[row]);
+        ended = step.finished[row];
+    }
+    assert!(ended, "{steps:?}");
+    tokens
+}
+
+fn one(options: Options) -> (Vec<TokenId>, usize) {
+    let mut cache = cache::keeps();
+    let steps = run(&Hashing::default(), &mut cache, &[PROMPT.to_vec()], options);
+    (row(&steps, 0), cache.seq_len())
+}
+
+/// What the model says without any cache.
+fn expected(n: usize) -> Vec<TokenId> {
+    let mut ids = PROMPT.to_vec();
+    for _ in 0..n {
+        ids.push(crate::sampler::greedy(&fake::logits(&ids)));
+    }
+    ids.split_off(PROMPT.len())
+}
+
+#[test]
+fn all_ways_give_the_same_tokens() {
+    let want = (expected(12), PROMPT.len() + 11);
+    assert_eq!(one(greedy(12)), want);
+    assert_eq!(one(Options { lookahead: true, ..greedy(12) }), want);
+    assert_eq!(one(Options { keep_logits: true, lookahead: true, ..greedy(12) }), want, "on the host");
+    assert_eq!(one(Options { keep_scores: true, ..greedy(12) }), want, "on the host");
+    for chunk in 1..=6 {
+        assert_eq!(one(Options { prefill_chunk: Some(chunk), ..greedy(12) }), want, "in chunks of {chunk}");
+    }
+}
+
+#[test]
+fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
+    let config = GenerationConfig { repetition_penalty: Some(5.0), max_new_tokens: Some(6), ..Default::default() };
+    let options = Options { keep_logits: true, keep_scores: true, ..options(config) };
+    let mut ids = PROMPT.to_vec();
+    for step in run(&Hashing::default(), &mut cache::keeps(), &[PROMPT.to_vec()], options) {
+        let logits = fake::logits(&ids);
+        let mut scores = logits.clone();
+        crate::processors::by_name("repetition_penalty", &5.0.into()).unwrap().unwrap().apply(&ids, &mut scores);
+        let token = crate::sampler::greedy(&scores);
+        assert_ne!(scores, logits, "the prompt counts");
+        assert_eq!(step.tokens, [Some(token)]);
+        assert_eq!((step.logits, step.scores), (Some(vec![logits]), Some(vec![scores])));
+        ids.push(token);
+    }
+}
+
+#[test]
+fn a_token_that_ends_the_text_is_the_last() {
+    let want = expected(8);
+    let eos = want[5];
+    let end = want.iter().position(|&id| id == eos).unwrap();
+    for lookahead in [false, true] {
+        for keep_logits in [false, true] {
+            let config = GenerationConfig { eos_token_id: Some(vec![VOCAB as u32 + 7, eos]), ..Default::default() };
+            let got = one(Options { lookahead, keep_logits, ..options(config) });
+            assert_eq!(got, (want[..=end].to_vec(), PROMPT.len() + end), "looks ahead: {lookahead}");
+        }
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_roll_back_is_left_as_it_is() {
+    let eos = expected(3)[2];
+    let config = GenerationConfig { eos_token_id: Some(vec![eos]), ..Default::default() };
+    let mut cache = cache::cannot_roll_back();
+    let options = Options { lookahead: true, ..options(config) };
+    let tokens = row(&run(&Hashing::default(), &mut cache, &[PROMPT.to_vec()], options), 0);
+    assert_eq!(cache.seq_len(), PROMPT.len() + tokens.len(), "one too many");
+}
+
+#[test]
+fn nothing_is_computed_that_nobody_may_ask_for() {
+    let model = Hashing::default();
+    run(&model, &mut cache::keeps(), &[PROMPT.to_vec()], Options { lookahead: true, ..greedy(4) });
+    assert_eq!(model.fed(), [(5, 5), (1, 0), (1, 0), (1, 0)]);
+}
+
+#[test]
+fn dropping_a_generation_leaves_what_was_delivered() {
+    for (lookahead, taken) in [(true, 0), (true, 1), (true, 3), (false, 3)] {
+        let (model, mut cache) = (Hashing::default(), cache::keeps());
+        let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
+        let options = Options { lookahead, ..greedy(9) };
+        let generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
+        assert_eq!(generation.steps().take(taken).count(), taken);
+        let want = if taken == 0 { 0 } else { PROMPT.len() + taken - 1 };
+        assert_eq!(cache.seq_len(), want, "looks ahead: {lookahead}, took {taken}");
+    }
+}
+
+#[test]
+fn the_next_prompt_begins_with_the_token_that_was_not_fed() {
+    let want = expected(9);
+    for lookahead in [false, true] {
+        let (model, mut cache) = (Hashing::default(), cache::keeps());
+        let begun = row(&run(&model, &mut cache, &[PROMPT.to_vec()], Options { lookahead, ..greedy(4) }), 0);
+        assert_eq!(begun, want[..4]);
+        let whole = [&PROMPT[..], &begun].concat();
+        let batch = Batch::from_rows(&[vec![begun[3]]], &fake::device()).unwrap();
+        let steps = Generation::new(&model, &mut cache, batch, vec![whole], greedy(5)).unwrap().steps();
+        let steps: Vec<Step> = steps.map(Result::unwrap).collect();
+        assert_eq!(row(&steps, 0), want[4..]);
+    }
+}
+
+#[test]
+fn rows_of_a_batch_are_as_if_alone() {
+    let prompts = [PROMPT.to_vec(), vec![7], vec![2, 7, 1], vec![9, 9, 9, 9, 9, 9, 2]];
+    for (lookahead, keep_logits, sample) in
+        [(false, false, false), (true, false, false), (false, true, false), (false, false, true)]
+    {
+        // Three tokens end a text here, so that rows end at different steps.
+        let base = if sample { sampled(30, 11) } else { greedy(30) };
+        let settings = Settings { eos_token_id: vec![0, 8, 15], pad_token_id: Some(VOCAB as u32), ..base.settings };
+        let options = Options { settings, lookahead, keep_logits, ..Options::default() };
+        let steps = run(&Hashing::default(), &mut cache::keeps(), &prompts, options.clone());
+        let lengths: Vec<usize> = (0..prompts.len()).map(|i| row(&steps, i).len()).collect();
+        assert!(lengths.iter().any(|n| *n != lengths[0]), "{lengths:?}");
+        for (i, prompt) in prompts.iter().enumerate().filter(|(i, _)| !sample || *i == 0) {
+            let alone = run(&Hashing::default(), &mut cache::keeps(), &[prompt.clone()], options.clone());
+            assert_eq!(row(&steps, i), row(&alone, 0), "row {i}");
+        }
+        let kept = steps.iter().filter_map(|step| step.logits.as_ref()).flatten().map(Vec::len);
+        let tokens = steps.iter().flat_map(|step| &step.tokens);
+        if keep_logits {
+            let want = tokens.map(|token| token.map_or(0, |_| VOCAB));
+            assert!(kept.eq(want), "logits are of rows that have not ended");
+        }
+    }
+}
+
+#[test]
+fn a_seed_repeats_a_run_and_rows_draw_for_themselves() {
+    let batch = |second: Vec<TokenId>, seed| {
+        run(&Hashing::default(), &mut cache::keeps(), &[PROMPT.to_vec(), second.clone(), second], sampled(20, seed))
+    };
+    let steps = batch(vec![6, 6], 1);
+    assert_eq!(steps, batch(vec![6, 6], 1));
+    assert_ne!(row(&steps, 0), row(&batch(vec![6, 6], 2), 0));
+    assert_ne!(row(&steps, 1), row(&steps, 2), "the same prompt, another stream");
+    let other = batch(vec![1, 2, 3, 4, 5, 6, 7, 8], 1);
+    assert_eq!(row(&steps, 0), row(&other, 0), "whatever its neighbours");
+    assert_ne!(row(&steps, 1), row(&other, 1));
+}
+
+#[test]
+fn what_a_cache_forgets_is_fed_again() {
+    let prompts = [PROMPT.to_vec(), vec![7, 7]];
+    let want = run(&Hashing::default(), &mut cache::keeps(), &prompts, greedy(6));
+    for (lookahead, keep_logits, chunk) in [(false, false, None), (true, false, Some(2)), (false, true, Some(5))] {
+        let model = Hashing::default();
+        let options = Options { lookahead, keep_logits, prefill_chunk: chunk, ..greedy(6) };
+        let mut got = run(&model, &mut cache::forgets(), &prompts, options);
+        got.iter_mut().for_each(|step| step.logits = None);
+        assert_eq!(got, want);
+        let mut lengths: Vec<usize> = model.fed().iter().map(|(len, _)| *len).collect();
+        if chunk == Some(2) {
+            assert_eq!(lengths.remove(0), 2, "only the first chunk is in vain");
+        }
+        assert_eq!(lengths, [5, 6, 7, 8, 9, 10]);
+    }
+}
+
+#[test]
+fn chunks_are_told_how_long_the_prompt_will_be() {
+    let (model, mut cache) = (Hashing::default(), cache::keeps());
+    let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
+    let fed = |n: Option<usize>, cache: &mut ModelCache| {
+        kiln_core::read_back::block_on(prefill(&model, cache, &batch, n)).map(|logits| logits.dims())
+    };
+    assert_eq!(fed(Some(2), &mut cache), Ok([1, 1, VOCAB]));
+    assert_eq!(fed(None, &mut cache), Ok([1, 1, VOCAB]));
+    assert_eq!(model.fed(), [(2, 5), (2, 5), (1, 5), (5, 10)]);
+    assert!(matches!(fed(Some(0), &mut cache), Err(Error::Setting { name: "prefill_chunk", .. })));
+}
+
+#[test]
+fn an_error_is_the_last_thing_said() {
+    for (lookahead, keep_logits) in [(false, false), (true, false), (false, true)] {
+        let model = Hashing { fails_at: Some(3), ..Hashing::default() };
+        let mut cache = cache::keeps();
+        let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
+        let options = Options { lookahead, keep_logits, ..greedy(9) };
+        let generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
+        let got: Vec<Option<Vec<Option<TokenId>>>> = generation.steps().map(|s| s.ok().map(|s| s.tokens)).collect();
+        let want: Vec<_> = expected(3).into_iter().map(|id| Some(vec![Some(id)])).chain([None]).collect();
+        assert_eq!(got, want, "looks ahead: {lookahead}");
+    }
+}
+
+#[test]
+fn impossible_prompts_are_refused() {
+    let device = fake::device();
+    let refused = |prompts: &[Vec<TokenId>], batch: Batch, options: Options| {
+        let (model, mut cache) = (Hashing::default(), cache::keeps());
+        Generation::new(&model, &mut cache, batch, prompts.to_vec(), options).unwrap_err().to_string()
+    };
+    let batch = |rows: &[Vec<TokenId>]| Batch::left_padded(rows, 0, &device).unwrap();
+    let outside = vec![vec![1], vec![2, VOCAB as u32]];
+    assert!(refused(&outside, batch(&outside), greedy(1)).contains("token 23 in row 1"), "names the id");
+    let prompt = vec![PROMPT.to_vec()];
+    assert!(refused(&[], batch(&prompt), greedy(1)).contains("rows"));
+    assert!(refused(&[vec![1]], batch(&prompt), greedy(1)).contains("feeds 5 tokens"));
+    let all_padding = Batch { left_pad: vec![5], ..batch(&prompt) };
+    assert!(refused(&prompt, all_padding, greedy(1)).contains("padding"));
+    assert!(refused(&prompt, batch(&prompt), Options { prefill_chunk: Some(0), ..greedy(1) }).contains("prefill_chunk"));
+    let short = options(GenerationConfig { max_length: Some(5), ..Default::default() });
+    assert!(refused(&prompt, batch(&prompt), short).starts_with("max_length"));
+    let zero = Options { settings: Settings { temperature: 0.0, ..Settings::default() }, ..Options::default() };
+    assert!(refused(&prompt, batch(&prompt), zero).starts_with("temperature"), "settings are checked again");
+}
+
+#[test]
+fn a_length_counts_the_prompt() {
+    let got = one(options(GenerationConfig { max_length: Some(8), ..Default::default() }));
+    assert_eq!(got, (expected(3), 7));
+}
+
+#[test]
+fn counts_are_of_tokens_not_of_padding() {
+    let prompts = [PROMPT.to_vec(), vec![7]];
+    let (model, mut cache) = (Hashing::default(), cache::keeps());
+    let batch = Batch::left_padded(&prompts, 0, &fake::device()).unwrap();
+    let mut steps = Generation::new(&model, &mut cache, batch, prompts.to_vec(), sampled(3, 5)).unwrap().steps();
+    assert_eq!(steps.by_ref().count(), 3);
+    let stats = steps.stats();
+    assert_eq!((stats.rows, stats.prompt_tokens, stats.generated, stats.decoded()), (2, 6, 6, 4));
+    assert_eq!(stats.seed, Some(5));
+    assert!(stats.prefill_time <= stats.time_to_first_token);
+}
+
+#[test]
+fn a_step_may_wait_on_any_thread() {
+    fn movable<T: Send>(_: &T) {}
+    let (model, mut cache) = (Hashing::default(), cache::keeps());
+    let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
+    let mut generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], greedy(1)).unwrap();
+    movable(&generation);
+    movable(&generation.next());
+}

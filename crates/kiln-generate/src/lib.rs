@@ -1,0 +1,26 @@
+//! From a prompt to tokens to text.
+//!
+//! **Invariant:** this crate names no model and no cache strategy; it knows [`CausalModel`] and [`ModelCache`].
+//!
+//! [`CausalModel`]: kiln_core::model::CausalModel
+//! [`ModelCache`]: kiln_core::model_cache::ModelCache
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod generation;
+pub mod processors;
+pub mod sampler;
+pub mod text;
+
+mod feed;
+mod settings;
+mod stats;
+
+pub use config::GenerationConfig;
+pub use feed::prefill;
+pub use generation::{Generation, Options, Step, Steps};
+pub use processors::Processor;
+pub use sampler::Sampler;
+pub use settings::Settings;
+pub use stats::Stats;
+pub use text::{StopStrings, TextStream};

@@ -1,0 +1,97 @@
+//! Choosing a token from scores.
+//!
+//! The generator is ours, and the same on every device and in every version: torch's differ between CPU and CUDA, so
+//! transformers' sampled tokens are no target. It can be written again from these lines:
+//!
+//! - Row `r` of a batch draws from ChaCha with 8 rounds (Bernstein's: 64-bit block counter from 0, 64-bit nonce). The
+//!   key is the seed's 8 bytes, little-endian, and 24 zero bytes; the nonce is `r`. So a row's tokens do not depend on
+//!   how many other rows there are.
+//! - A token takes one 32-bit word `w` of the stream: `u = (w >> 8) / 2^24`.
+//! - With weights `exp(score - largest score)` in float64, the token is the first, in the order of the vocabulary,
+//!   whose cumulative weight exceeds `u` times the sum of all.
+
+use kiln_core::{Error, Result, model::TokenId};
+use rand::{TryRng, rngs::SysRng};
+use rand_chacha::{
+    ChaCha8Rng,
+    rand_core::{Rng, SeedableRng},
+};
+
+/// Draws tokens, for each row from a stream of its own.
+#[derive(Debug)]
+pub struct Sampler {
+    seed: u64,
+    /// One for each row so far.
+    streams: Vec<ChaCha8Rng>,
+}
+
+impl Sampler {
+    /// A sampler that repeats itself given `seed`; without, one is taken from the system.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the system has no random numbers to give.
+    pub fn new(seed: Option<u64>) -> Result<Self> {
+        // 53 bits, so that whoever reads the seed from JSON as a float64 can repeat the run.
+        let system = || SysRng.try_next_u64().map(|bits| bits >> 11);
+        let no_seed = |e| Error::Setting { name: "seed", why: format!("none is given and the system has none: {e}") };
+        Ok(Self { seed: seed.map_or_else(system, Ok).map_err(no_seed)?, streams: Vec::new() })
+    }
+
+    /// The seed that repeats this run.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// Draws the next token of `row`. -inf marks tokens that cannot be drawn.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the scores are no distribution: NaN, +inf, or all removed.
+    pub fn sample(&mut self, row: usize, scores: &[f32]) -> Result<TokenId> {
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weight = |&score: &f32| (f64::from(score) - f64::from(largest)).exp();
+        let total: f64 = scores.iter().map(weight).sum();
+        // The largest alone weighs 1, whatever the others do.
+        if !largest.is_finite() || !total.is_finite() {
+            return Err(Error::Execution("the model's scores are not finite; try float32 (`--dtype f32`)".into()));
+        }
+        let target = self.uniform(row) * total;
+        let mut cumulative = 0.0;
+        for (id, score) in scores.iter().enumerate() {
+            cumulative += weight(score);
+            if cumulative > target {
+                return Ok(id as TokenId);
+            }
+        }
+        // `u` is at most 1 - 2^-24 and both sums are the same additions in the same order.
+        Ok(greedy(scores))
+    }
+
+    /// The next number of `row`'s stream, in [0, 1).
+    fn uniform(&mut self, row: usize) -> f64 {
+        while self.streams.len() <= row {
+            let mut key = [0; 32];
+            key[..8].copy_from_slice(&self.seed.to_le_bytes());
+            let mut stream = ChaCha8Rng::from_seed(key);
+            stream.set_stream(self.streams.len() as u64);
+            self.streams.push(stream);
+        }
+        self.streams.get_mut(row).map_or(0.0, |stream| f64::from(stream.next_u32() >> 8) / f64::from(1 << 24))
+    }
+}
+
+/// The likeliest token: of equal scores the first, and NaN before everything, as `torch.argmax` does.
+pub fn greedy(scores: &[f32]) -> TokenId {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (id, &score) in scores.iter().enumerate() {
+        if score.is_nan() {
+            return id as TokenId;
+        }
+        if score > best.1 {
+            best = (id, score);
+        }
+    }
+    best.0 as TokenId
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+use super::{Sampler, greedy};
+
+const OUT: f32 = f32::NEG_INFINITY;
+
+fn sampler(seed: u64) -> Sampler {
+    Sampler::new(Some(seed)).expect("a seed is given")
+}
+
+/// Numbers of a ChaCha8 written from the module's description, in Python.
+#[test]
+fn the_generator_is_the_one_described() {
+    for (seed, row, words, eighteenth) in [
+        (42, 0, [1675176, 5842740, 1482231], 7830105),
+        (42, 1, [15222424, 13033612, 6296939], 2682396),
+        (0, 0, [3141376, 14041183, 15251547], 5357989),
+        (u64::MAX, 3, [1097349, 7882730, 15227960], 15856340),
+    ] {
+        let mut sampler = sampler(seed);
+        let got: Vec<f64> = (0..18).map(|_| sampler.uniform(row) * f64::from(1 << 24)).collect();
+        assert_eq!(got[..3], words.map(f64::from), "seed {seed}, row {row}");
+        assert_eq!(got[17], f64::from(eighteenth), "seed {seed}, row {row}, second block");
+    }
+}
+
+#[test]
+fn tokens_come_as_often_as_they_are_likely() {
+    let scores = [1.0f32, OUT, 2.5, 0.0, 2.5, -1.0];
+    let draws = 40_000;
+    let mut counts = [0u32; 6];
+    let mut sampler = sampler(7);
+    for _ in 0..draws {
+        counts[sampler.sample(0, &scores).expect("finite") as usize] += 1;
+    }
+    let total: f64 = scores.iter().map(|s| f64::from(*s).exp()).sum();
+    for (score, count) in scores.iter().zip(counts) {
+        let p = f64::from(*score).exp() / total;
+        // Five standard deviations of the binomial distribution.
+        let width = 5.0 * (draws as f64 * p * (1.0 - p)).sqrt();
+        assert!((f64::from(count) - draws as f64 * p).abs() <= width, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_stream_belongs_to_its_row() {
+    let scores = [0.0; 1000];
+    let (mut alone, mut among) = (sampler(3), sampler(3));
+    for _ in 0..20 {
+        let want = alone.sample(2, &scores);
+        for row in [0, 1, 5] {
+            assert!(among.sample(row, &scores).is_ok());
+        }
+        assert_eq!(among.sample(2, &scores), want);
+    }
+}
+
+#[test]
+fn without_a_seed_it_says_which_it_took() {
+    let (mut first, other) = (Sampler::new(None).expect("a system"), Sampler::new(None).expect("a system"));
+    assert_ne!(first.seed(), other.seed());
+    assert!(first.seed() < 1 << 53, "a float64 holds it");
+    let mut again = sampler(first.seed());
+    assert_eq!(first.sample(0, &[0.0; 500]), again.sample(0, &[0.0; 500]));
+}
+
+#[test]
+fn what_is_no_distribution_is_refused() {
+    for scores in [vec![], vec![OUT; 3], vec![0.0, f32::NAN], vec![0.0, f32::INFINITY]] {
+        assert!(sampler(0).sample(0, &scores).is_err(), "{scores:?}");
+    }
+    assert_eq!(sampler(0).sample(0, &[OUT, f32::MAX, f32::MIN]), Ok(1));
+}
+
+#[test]
+fn the_likeliest_is_the_first_of_equals() {
+    assert_eq!(greedy(&[1.0, 3.0, 3.0, 2.0]), 1);
+    assert_eq!(greedy(&[-0.0, 0.0]), 0);
+    assert_eq!(greedy(&[1.0, f32::NAN, f32::INFINITY, f32::NAN]), 1);
+    assert_eq!(greedy(&[OUT, OUT]), 0);
+}

@@ -1,0 +1,141 @@
+//! Wishes, checked and filled in.
+
+use kiln_core::{Error, Result, model::TokenId};
+
+use crate::config::GenerationConfig;
+
+/// What a generation runs by: every value is possible, none is missing.
+///
+/// The defaults are transformers' (so sampling takes the 50 likeliest tokens), but for the length: without one,
+/// transformers stops after 20 tokens, and this loop at the end of the text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// `None`: until every row has ended. Whoever knows how many positions the model has puts a bound here.
+    pub max_new_tokens: Option<usize>,
+    /// Tokens of a row, prompt and padding included; counts only where `max_new_tokens` is `None`.
+    pub max_length: Option<usize>,
+    /// Whether tokens are drawn. `temperature`, `top_k`, `top_p` and `min_p` count only then.
+    pub do_sample: bool,
+    pub temperature: f32,
+    pub top_k: usize,
+    pub top_p: f32,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: f32,
+    pub eos_token_id: Vec<TokenId>,
+    pub pad_token_id: Option<TokenId>,
+    pub stop_strings: Vec<String>,
+    /// `None`: from the system, once.
+    pub seed: Option<u64>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: None,
+            max_length: None,
+            do_sample: false,
+            temperature: 1.0,
+            top_k: 50,
+            top_p: 1.0,
+            min_p: None,
+            repetition_penalty: 1.0,
+            eos_token_id: Vec::new(),
+            pad_token_id: None,
+            stop_strings: Vec::new(),
+            seed: None,
+        }
+    }
+}
+
+impl GenerationConfig {
+    /// Checks every value and fills in the defaults.
+    ///
+    /// A temperature of 0 means greedy decoding, as it does to users of llama.cpp and ollama; transformers refuses it.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for the first value that is impossible.
+    pub fn resolve(&self) -> Result<Settings> {
+        let default = Settings::default();
+        let settings = Settings {
+            max_new_tokens: self.max_new_tokens,
+            max_length: self.max_length,
+            do_sample: self.do_sample.unwrap_or(default.do_sample),
+            temperature: self.temperature.unwrap_or(default.temperature),
+            top_k: self.top_k.unwrap_or(default.top_k),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty.unwrap_or(default.repetition_penalty),
+            eos_token_id: self.eos_token_id.clone().unwrap_or_default(),
+            pad_token_id: self.pad_token_id,
+            stop_strings: self.stop_strings.clone().unwrap_or_default(),
+            seed: self.seed,
+        };
+        if settings.temperature == 0.0 {
+            return Settings { do_sample: false, temperature: default.temperature, ..settings }.checked();
+        }
+        settings.checked()
+    }
+}
+
+impl Settings {
+    /// These settings, if they are possible.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for the first value that is not.
+    pub fn checked(self) -> Result<Self> {
+        at_least_one("max_new_tokens", self.max_new_tokens)?;
+        at_least_one("max_length", self.max_length)?;
+        positive("temperature", self.temperature)?;
+        fraction("top_p", self.top_p)?;
+        if self.top_p == 0.0 {
+            return Err(setting("top_p", "is 0, which leaves no token; it must be above 0 and at most 1"));
+        }
+        self.min_p.map_or(Ok(()), |min_p| fraction("min_p", min_p))?;
+        positive("repetition_penalty", self.repetition_penalty)?;
+        if self.stop_strings.iter().any(String::is_empty) {
+            return Err(setting("stop_strings", "one of them is empty, so every text would end at once"));
+        }
+        Ok(self)
+    }
+
+    /// Tokens that may follow `tokens` tokens of a row, padding included; `None` where only the end of the text counts.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if `max_length` is used up by them.
+    pub fn new_tokens(&self, tokens: usize) -> Result<Option<usize>> {
+        match (self.max_new_tokens, self.max_length) {
+            (Some(new), _) => Ok(Some(new)),
+            (None, Some(length)) if length <= tokens => Err(setting(
+                "max_length",
+                format!("is {length} and counts the prompt, which has {tokens} tokens; raise it, or set max_new_tokens"),
+            )),
+            (None, Some(length)) => Ok(Some(length - tokens)),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+fn at_least_one(name: &'static str, value: Option<usize>) -> Result<()> {
+    match value {
+        Some(0) => Err(setting(name, "is 0, must be at least 1")),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn positive(name: &'static str, value: f32) -> Result<()> {
+    match value.is_finite() && value > 0.0 {
+        true => Ok(()),
+        false => Err(setting(name, format!("is {value}, must be a number above 0"))),
+    }
+}
+
+pub(crate) fn fraction(name: &'static str, value: f32) -> Result<()> {
+    match (0.0..=1.0).contains(&value) {
+        true => Ok(()),
+        false => Err(setting(name, format!("is {value}, must be between 0 and 1"))),
+    }
+}
+
+fn setting(name: &'static str, why: impl Into<String>) -> Error {
+    Error::Setting { name, why: why.into() }
+}

@@ -1,0 +1,124 @@
+//! From tokens to text, a piece at a time.
+
+use std::fmt;
+
+use kiln_core::{Error, Result, model::TokenId};
+use tokenizers::{Tokenizer, tokenizer::step_decode_stream};
+
+/// Turns tokens into pieces of text, none of which ends inside a character. Special tokens have no text.
+///
+/// Together the pieces are what decoding all tokens at once gives: tokenizers' own incremental decoding keeps the tokens
+/// that the next one may need before it, for a leading space or the other bytes of a character.
+/// (transformers' `TextIteratorStreamer` holds back whole words instead.)
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The latest tokens, their text that was given out, and how many of them it came from.
+    ids: Vec<TokenId>,
+    prefix: String,
+    prefix_index: usize,
+}
+
+impl fmt::Debug for TextStream<'_> {
+    // A tokenizer prints its vocabulary.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextStream").field("ids", &self.ids).field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+impl<'a> TextStream<'a> {
+    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self { tokenizer, ids: Vec::new(), prefix: String::new(), prefix_index: 0 }
+    }
+
+    /// The text that `id` completes, if it completes any.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if the tokenizer cannot decode, or takes back what it gave out.
+    pub fn push(&mut self, id: TokenId) -> Result<Option<String>> {
+        let (ids, prefix, prefix_index) = (&mut self.ids, &mut self.prefix, &mut self.prefix_index);
+        step_decode_stream(self.tokenizer, vec![id], true, ids, prefix, prefix_index).map_err(|e| undecodable(&*e))
+    }
+
+    /// What was held back, incomplete characters as U+FFFD. The next token begins a new text.
+    ///
+    /// # Errors
+    /// Those of [`push`](Self::push).
+    pub fn finish(&mut self) -> Result<Option<String>> {
+        let text = self.tokenizer.decode(&self.ids, true).map_err(|e| undecodable(&*e))?;
+        let held = text.strip_prefix(&self.prefix).filter(|held| !held.is_empty()).map(str::to_owned);
+        *self = Self::new(self.tokenizer);
+        Ok(held)
+    }
+}
+
+fn undecodable(error: &(dyn std::error::Error + Send + Sync)) -> Error {
+    Error::Prompt { why: format!("the tokenizer cannot turn the tokens into text: {error}") }
+}
+
+/// Ends a text at the first stop string, wherever pieces begin and end.
+///
+/// The first is the one that is complete first; the text ends before it. If several are complete at the same character,
+/// the longest counts.
+#[derive(Clone, Debug, Default)]
+pub struct StopStrings {
+    stops: Vec<String>,
+    /// Text that may be the beginning of a stop string.
+    held: String,
+    found: bool,
+}
+
+impl StopStrings {
+    /// # Errors
+    /// [`Error::Setting`] for an empty stop string.
+    pub fn new(stops: Vec<String>) -> Result<Self> {
+        if stops.iter().any(String::is_empty) {
+            let why = "one of them is empty, so every text would end at once".into();
+            return Err(Error::Setting { name: "stop_strings", why });
+        }
+        Ok(Self { stops, ..Self::default() })
+    }
+
+    /// The text that is certain to stand before any stop string; empty after the first.
+    pub fn push(&mut self, piece: &str) -> String {
+        if self.found {
+            return String::new();
+        }
+        self.held.push_str(piece);
+        let first = self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at + stop.len(), at))).min();
+        let certain = match first {
+            Some((_, start)) => {
+                self.found = true;
+                start
+            }
+            None => self.certain(),
+        };
+        let rest = self.held.split_off(certain);
+        let certain = std::mem::replace(&mut self.held, rest);
+        if self.found {
+            self.held.clear();
+        }
+        certain
+    }
+
+    /// What was held back, now that nothing follows.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Whether a stop string was met.
+    pub fn found(&self) -> bool {
+        self.found
+    }
+
+    /// Bytes of the held text before the first place where a stop string may begin.
+    fn certain(&self) -> usize {
+        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
+        let from = self.held.len().saturating_sub(longest);
+        let tail = self.held.char_indices().map(|(at, _)| at).skip_while(|&at| at < from);
+        let may_begin = |&at: &usize| self.held.get(at..).is_some_and(|t| self.stops.iter().any(|s| s.starts_with(t)));
+        tail.into_iter().find(may_begin).unwrap_or(self.held.len())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use tokenizers::Tokenizer;
+
+use super::{StopStrings, TextStream};
+
+/// A tokenizer of `tokens`, whose last is special.
+fn tokenizer(tokens: &[String], decoder: Value) -> Tokenizer {
+    let vocab: Map<String, Value> = tokens.iter().enumerate().map(|(id, t)| (t.clone(), json!(id))).collect();
+    let special = json!({
+        "id": tokens.len(), "content": "<end>", "special": true,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+    });
+    let file = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null, "decoder": decoder, "added_tokens": [special],
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true},
+    });
+    file.to_string().parse().unwrap()
+}
+
+/// GPT-2's way: a character for every byte; then some tokens of two bytes.
+fn byte_level() -> Tokenizer {
+    let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
+    let mut others = 256u32..;
+    let characters: Vec<char> = (0..256u32)
+        .map(|b| char::from_u32(if printable(b) { b } else { others.next().unwrap() }).unwrap())
+        .collect();
+    let single = characters.iter().map(|c| c.to_string());
+    let mut tokens: Vec<String> = single.collect();
+    // Tails of characters with what follows, and two halves of different characters.
+    for pair in [[0xac, b'a'], [0x82, 0xac], [0xa9, 0xc3], [0x99, 0x82], [b' ', 0xe2], [b'a', b'b']] {
+        tokens.push(pair.iter().map(|&b| characters[b as usize]).collect());
+    }
+    tokenizer(&tokens, json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}))
+}
+
+/// Llama 2's way: words with a mark for the space, and bytes for what is in no word.
+fn byte_fallback() -> Tokenizer {
+    let bytes = (0..256u32).map(|b| format!("<0x{b:02X}>"));
+    let words = ["▁", "▁a", "a", "b", "ab", "▁€", "é"].map(str::to_owned);
+    let decoder = json!({"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]});
+    tokenizer(&bytes.chain(words).collect::<Vec<_>>(), decoder)
+}
+
+/// All pieces, after checking that each is text by itself.
+fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let mut stream = TextStream::new(tokenizer);
+    let mut text = String::new();
+    for &id in ids {
+        let piece = stream.push(id).unwrap().unwrap_or_default();
+        assert!(!piece.ends_with('\u{fffd}'), "{piece:?} is cut");
+        text.push_str(&piece);
+    }
+    text.push_str(&stream.finish().unwrap().unwrap_or_default());
+    assert_eq!(stream.finish(), Ok(None), "it is empty now");
+    text
+}
+
+/// `text` in tokens of one or more bytes, cut at random.
+fn spelled(tokenizer: &Tokenizer, text: &str, long: &[bool]) -> Vec<u32> {
+    let vocab = tokenizer.get_vocab(true);
+    let bytes = text.as_bytes();
+    let pairs = [[0xac, b'a'], [0x82, 0xac], [0xa9, 0xc3], [0x99, 0x82], [b' ', 0xe2], [b'a', b'b']];
+    let (mut ids, mut at) = (Vec::new(), 0);
+    while at < bytes.len() {
+        let pair = pairs.iter().position(|pair| bytes[at..].starts_with(pair));
+        match pair.filter(|_| long[at % long.len()]) {
+            Some(pair) => ids.push(256 + pair as u32),
+            None => ids.push(u32::from(bytes[at])),
+        }
+        at += if ids.last().is_some_and(|&id| id >= 256) { 2 } else { 1 };
+        if at % 5 == 0 {
+            ids.push(vocab["<end>"]);
+        }
+    }
+    ids
+}
+
+proptest! {
+    #[test]
+    fn pieces_are_the_text(text in "[ab €é🙂\\n]{0,12}", long in prop::collection::vec(any::<bool>(), 1..9)) {
+        let tokenizer = byte_level();
+        let ids = spelled(&tokenizer, &text, &long);
+        prop_assert_eq!(streamed(&tokenizer, &ids), text);
+    }
+
+    #[test]
+    fn pieces_are_what_decoding_at_once_gives(ids in prop::collection::vec(0u32..264, 0..12)) {
+        for (name, tokenizer) in [("byte level", byte_level()), ("byte fallback", byte_fallback())] {
+            // Only whole characters: what is cut in half may be replaced differently as more of it comes.
+            let text = tokenizer.decode(&ids, true).unwrap();
+            if !text.contains('\u{fffd}') {
+                prop_assert_eq!(streamed(&tokenizer, &ids), text, "{}", name);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_of_characters_wait_for_each_other(text in "[ab é€🙂]{0,8}") {
+        let tokenizer = byte_fallback();
+        let ids: Vec<u32> = text.bytes().map(u32::from).collect();
+        prop_assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids, true).unwrap());
+    }
+
+    #[test]
+    fn a_text_ends_before_the_first_stop_string(
+        text in "[abé🙂]{0,24}",
+        stops in prop::collection::vec("[abé🙂]{1,4}", 0..4),
+        cuts in prop::collection::vec(any::<bool>(), 24),
+    ) {
+        // Character by character, without holding anything back.
+        let longest = |so_far: &str| stops.iter().filter(|s| so_far.ends_with(s.as_str())).map(String::len).max();
+        let stop = text.char_indices().map(|(at, c)| at + c.len_utf8()).find_map(|n| Some(n - longest(&text[..n])?));
+        let want = &text[..stop.unwrap_or(text.len())];
+
+        let mut stream = StopStrings::new(stops.clone()).unwrap();
+        let (mut got, mut piece) = (String::new(), String::new());
+        for (character, cut) in text.chars().zip(cuts.iter().cycle()) {
+            piece.push(character);
+            if *cut {
+                got.push_str(&stream.push(&std::mem::take(&mut piece)));
+                prop_assert!(want.starts_with(&got), "{} was given out too early", got);
+            }
+        }
+        got.push_str(&stream.push(&piece));
+        prop_assert_eq!(stream.found(), stop.is_some());
+        got.push_str(&stream.finish());
+        prop_assert_eq!(got, want);
+    }
+}
+
+#[test]
+fn incomplete_characters_are_held_and_then_replaced() {
+    let tokenizer = byte_level();
+    let mut stream = TextStream::new(&tokenizer);
+    let euro = "€".as_bytes();
+    assert_eq!(stream.push(u32::from(b'a')), Ok(Some("a".to_owned())));
+    assert_eq!(stream.push(u32::from(euro[0])), Ok(None));
+    assert_eq!(stream.push(u32::from(euro[1])), Ok(None));
+    assert_eq!(stream.finish(), Ok(Some("\u{fffd}".to_owned())));
+    assert_eq!(stream.push(u32::from(b'b')), Ok(Some("b".to_owned())), "a new text");
+}
+
+#[test]
+fn ids_without_text_have_none() {
+    let tokenizer = byte_level();
+    let special = tokenizer.token_to_id("<end>").unwrap();
+    assert_eq!(streamed(&tokenizer, &[special, 97, special, 100_000, 98]), "ab");
+}
+
+#[test]
+fn text_is_held_back_only_where_a_stop_string_may_begin() {
+    let mut stops = StopStrings::new(vec!["</s>".to_owned(), "\n\n".to_owned()]).unwrap();
+    assert_eq!(stops.push("one <"), "one ");
+    assert_eq!(stops.push("b> two\n"), "<b> two");
+    assert_eq!(stops.push("</"), "\n");
+    assert_eq!(stops.push("s> three"), "");
+    assert!(stops.found());
+    assert_eq!((stops.push("four"), stops.finish()), (String::new(), String::new()));
+}
+
+#[test]
+fn an_empty_stop_string_is_refused() {
+    assert!(StopStrings::new(vec!["a".to_owned(), String::new()]).is_err());
+    let mut none = StopStrings::default();
+    assert_eq!((none.push("text"), none.found()), ("text".to_owned(), false));
+}

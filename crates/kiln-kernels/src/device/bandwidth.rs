@@ -1,0 +1,69 @@
+//! How fast memory is: the floor that decode is held against.
+
+use std::time::Instant;
+
+use burn::tensor::{DType, Device, Tensor};
+use kiln_core::{Error, Result};
+
+#[cfg(feature = "cpu")]
+use super::DeviceClass;
+use super::Opened;
+
+/// Well beyond any cache, and no larger than the largest tensor every GPU can bind.
+const BYTES: usize = 128 << 20;
+
+const REPETITIONS: usize = 8;
+
+/// Best of a few passes over a large buffer: reading only on the CPU, whose threads we can drive ourselves; adding one
+/// to every element elsewhere, which reads and writes.
+pub(super) fn measure(opened: &Opened) -> Result<f64> {
+    match opened.info.class {
+        #[cfg(feature = "cpu")]
+        DeviceClass::Cpu => Ok(read_on_cpu()),
+        _ => read_and_write(opened),
+    }
+}
+
+#[cfg(feature = "cpu")]
+fn read_on_cpu() -> f64 {
+    use rayon::prelude::*;
+
+    let data = vec![1.0f32; BYTES / 4];
+    let chunk = (data.len() / rayon::current_num_threads()).max(1);
+    let sum = |chunk: &[f32]| {
+        let mut sums = [0.0f32; 32];
+        for block in chunk.chunks_exact(32) {
+            sums.iter_mut().zip(block).for_each(|(sum, x)| *sum += x);
+        }
+        sums.iter().sum::<f32>()
+    };
+    let pass = |_| {
+        let start = Instant::now();
+        std::hint::black_box(data.par_chunks(chunk).map(sum).sum::<f32>());
+        start.elapsed().as_secs_f64()
+    };
+    BYTES as f64 / (0..REPETITIONS).map(pass).fold(f64::INFINITY, f64::min)
+}
+
+fn read_and_write(opened: &Opened) -> Result<f64> {
+    /// Passes between two waits, so that what is measured is memory and not the wait.
+    const PASSES: usize = 8;
+
+    let device = &opened.device;
+    let mut data = Tensor::<1>::zeros([BYTES / 4], (device, DType::F32));
+    let mut best = f64::INFINITY;
+    for _ in 0..REPETITIONS {
+        wait(device)?;
+        let start = Instant::now();
+        for _ in 0..PASSES {
+            data = data + 1.0;
+        }
+        wait(device)?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok((2 * BYTES * PASSES) as f64 / best)
+}
+
+fn wait(device: &Device) -> Result<()> {
+    device.sync().map_err(|e| Error::Execution(e.to_string()))
+}

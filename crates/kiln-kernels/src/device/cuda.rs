@@ -1,0 +1,95 @@
+//! NVIDIA GPUs through CUDA. What Burn would only find out by panicking is asked beforehand.
+
+use std::collections::HashMap;
+
+use burn::tensor::{DType, Device};
+use cubecl::cuda::{CudaDevice, install};
+use cudarc::driver::result::device;
+use kiln_core::{Result, trusted};
+use nvml_wrapper::Nvml;
+
+use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
+
+/// All GPUs that CUDA shows.
+pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
+    let count = count()?;
+    let memory = Memory::read();
+    (0..count).map(|index| info(index, &memory)).collect()
+}
+
+/// Opens GPU `index`.
+pub(super) fn open(index: usize) -> Result<Opened> {
+    let name = DeviceName::Cuda(index);
+    let count = count()?;
+    if index >= count {
+        let why = format!("there are {count} CUDA devices, numbered from 0; see `kiln devices`");
+        return Err(unavailable(name, why));
+    }
+    // Kernels are compiled when they are first launched, which is too late to say what is missing.
+    if !cudarc::get_lib_name_candidates("nvrtc").iter().any(|library| trusted::can_load(library)) {
+        let why = "NVRTC, CUDA's run-time compiler, is not installed; install the CUDA toolkit (libnvrtc)";
+        return Err(unavailable(name, why));
+    }
+    let headers = install::cuda_path().map(|path| path.join("include/cuda_fp16.h"));
+    if !headers.is_some_and(|header| header.is_file()) {
+        let why = "the CUDA toolkit's headers are not found; install them, or set CUDA_PATH to the toolkit's folder";
+        return Err(unavailable(name, why));
+    }
+    Ok(Opened { device: Device::cuda(index), info: info(index, &Memory::read())? })
+}
+
+/// How many GPUs the driver shows.
+fn count() -> Result<usize> {
+    let name = DeviceName::Cuda(0);
+    if !cudarc::get_lib_name_candidates("cuda").iter().any(|library| trusted::can_load(library)) {
+        return Err(unavailable(name, "the NVIDIA driver (libcuda) is not installed"));
+    }
+    match cubecl::Device::enumerate(cubecl::Device::Cuda(CudaDevice::new(0)).to_id()).len() {
+        0 => Err(unavailable(name, "the NVIDIA driver shows no GPU")),
+        count => Ok(count),
+    }
+}
+
+fn info(index: usize, memory: &Memory) -> Result<DeviceInfo> {
+    let name = DeviceName::Cuda(index);
+    let gpu = i32::try_from(index).map_err(|e| unavailable(name, e))?;
+    let gpu = device::get(gpu).map_err(|e| unavailable(name, e))?;
+    let uuid = device::get_uuid(gpu).ok().map(|uuid| {
+        let hex: String = uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
+        format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    });
+    let total = uuid.and_then(|uuid| memory.total.get(&uuid).copied());
+    Ok(DeviceInfo {
+        name,
+        class: DeviceClass::Discrete,
+        adapter: device::get_name(gpu).map_err(|e| unavailable(name, e))?,
+        driver: memory.driver.clone().unwrap_or_else(|| "NVIDIA".to_owned()),
+        api: "CUDA".to_owned(),
+        memory: total,
+        // Every GPU that current toolkits compile for has it.
+        f16: Device::cuda(index).supports_dtype(DType::F16),
+        subgroups: Some((32, 32)),
+        // cubecl's pages are at most a quarter of the memory.
+        largest_binding: total.map_or(1 << 30, |total| usize::try_from(total / 4).unwrap_or(usize::MAX)),
+    })
+}
+
+/// What NVML says; it may be missing (Jetson, MIG), and then nothing is known.
+struct Memory {
+    /// Bytes, by the GPU's UUID: NVML counts GPUs that CUDA was told to hide.
+    total: HashMap<String, u64>,
+    driver: Option<String>,
+}
+
+impl Memory {
+    fn read() -> Self {
+        let Ok(nvml) = Nvml::init() else { return Self { total: HashMap::new(), driver: None } };
+        let total = (0..nvml.device_count().unwrap_or(0))
+            .filter_map(|index| {
+                let device = nvml.device_by_index(index).ok()?;
+                Some((device.uuid().ok()?, device.memory_info().ok()?.total))
+            })
+            .collect();
+        Self { total, driver: nvml.sys_driver_version().ok() }
+    }
+}

@@ -1,0 +1,270 @@
+//! Which devices there are, and how one is opened. A device that cannot be had is a sentence, never a panic.
+
+use std::{fmt, str::FromStr};
+
+use burn::tensor::{DType, Device};
+use kiln_core::{Error, Result};
+
+mod bandwidth;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+/// What `--device` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceName {
+    /// A discrete GPU if there is one, else an integrated one, else the CPU; never software Vulkan.
+    #[default]
+    Auto,
+    Cpu,
+    /// The best adapter, or the one of that number in the list.
+    Wgpu(Option<usize>),
+    Cuda(usize),
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Wgpu(None) => f.write_str("wgpu"),
+            Self::Wgpu(Some(index)) => write!(f, "wgpu:{index}"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+impl FromStr for DeviceName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, index) = match text.split_once(':') {
+            Some((name, index)) => (name, Some(index)),
+            None => (text, None),
+        };
+        let index = index.map(str::parse).transpose().map_err(|_| Error::Device {
+            device: text.to_owned(),
+            why: "what follows the colon must be a number".to_owned(),
+        })?;
+        match (name, index) {
+            ("auto", None) => Ok(Self::Auto),
+            ("cpu", None) => Ok(Self::Cpu),
+            ("wgpu", index) => Ok(Self::Wgpu(index)),
+            ("cuda", index) => Ok(Self::Cuda(index.unwrap_or(0))),
+            _ => Err(Error::Unknown {
+                what: "device",
+                name: text.to_owned(),
+                known: ["auto", "cpu", "wgpu", "wgpu:INDEX", "cuda", "cuda:INDEX"].map(str::to_owned).into(),
+            }),
+        }
+    }
+}
+
+/// What a device is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceClass {
+    Cpu,
+    Discrete,
+    Integrated,
+    Virtual,
+    /// A graphics API imitated on the CPU: for tests, not for speed.
+    Software,
+}
+
+impl fmt::Display for DeviceClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Discrete => "discrete",
+            Self::Integrated => "integrated",
+            Self::Virtual => "virtual",
+            Self::Software => "software",
+        })
+    }
+}
+
+/// What is known of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    pub name: DeviceName,
+    pub class: DeviceClass,
+    pub adapter: String,
+    pub driver: String,
+    pub api: String,
+    /// Bytes, where the API says.
+    pub memory: Option<u64>,
+    pub f16: bool,
+    /// Smallest and largest subgroup, where kernels can use them.
+    pub subgroups: Option<(u32, u32)>,
+    /// Bytes of the largest tensor a kernel can be given.
+    pub largest_binding: usize,
+}
+
+/// A device ready for tensors.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    pub device: Device,
+    pub info: DeviceInfo,
+}
+
+impl Opened {
+    /// The type that weights and caches are held in where the user does not say: float16 on a GPU that computes it,
+    /// else float32.
+    pub fn natural_dtype(&self) -> DType {
+        match self.info.class {
+            DeviceClass::Discrete | DeviceClass::Integrated | DeviceClass::Virtual if self.info.f16 => DType::F16,
+            _ => DType::F32,
+        }
+    }
+
+    /// Bytes a second that a kernel can read and write here, measured.
+    ///
+    /// # Errors
+    /// What the device says of the work.
+    pub fn measure_bandwidth(&self) -> Result<f64> {
+        bandwidth::measure(self)
+    }
+
+    /// Whether the host can go on while this device computes.
+    pub fn is_asynchronous(&self) -> bool {
+        self.info.class != DeviceClass::Cpu
+    }
+}
+
+/// Every device of this build and machine; and for each kind that is missing, why.
+pub fn list() -> (Vec<DeviceInfo>, Vec<Error>) {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for kind in [cpu_info().map(|info| vec![info]), wgpu_infos(), cuda_infos()] {
+        match kind {
+            Ok(infos) => found.extend(infos),
+            Err(why) => missing.push(why),
+        }
+    }
+    (found, missing)
+}
+
+/// Opens the device of that name. Opening one twice gives the same device.
+///
+/// # Errors
+/// [`Error::Device`] that says what is missing.
+pub fn open(name: DeviceName) -> Result<Opened> {
+    match name {
+        DeviceName::Auto => open(choose()?),
+        DeviceName::Cpu => open_cpu(),
+        DeviceName::Wgpu(index) => open_wgpu(index),
+        DeviceName::Cuda(index) => open_cuda(index),
+    }
+}
+
+/// What `auto` means here.
+fn choose() -> Result<DeviceName> {
+    let (found, missing) = list();
+    let rank = |info: &DeviceInfo| match (info.class, info.name) {
+        (DeviceClass::Discrete, DeviceName::Cuda(_)) => Some(0),
+        (DeviceClass::Discrete, _) => Some(1),
+        (DeviceClass::Integrated, _) => Some(2),
+        (DeviceClass::Virtual, _) => Some(3),
+        (DeviceClass::Cpu, _) => Some(4),
+        (DeviceClass::Software, _) => None,
+    };
+    let best = found.iter().filter_map(|info| Some((rank(info)?, info.name))).min_by_key(|(rank, _)| *rank);
+    match best {
+        Some((_, name)) => Ok(name),
+        None => Err(missing.into_iter().next().unwrap_or_else(|| unavailable("auto", "there is no device"))),
+    }
+}
+
+/// Computes with `threads` CPU threads. Only before the first computation.
+///
+/// # Errors
+/// [`Error::Setting`] for 0, or when it is too late.
+pub fn limit_threads(threads: usize) -> Result<()> {
+    let wrong = |why: String| Error::Setting { name: "--threads", why };
+    if threads == 0 {
+        return Err(wrong("is 0, must be at least 1".to_owned()));
+    }
+    #[cfg(feature = "cpu")]
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|e| wrong(e.to_string()))?;
+    Ok(())
+}
+
+/// How many threads the CPU computes with.
+pub fn threads() -> usize {
+    #[cfg(feature = "cpu")]
+    return rayon::current_num_threads();
+    #[cfg(not(feature = "cpu"))]
+    1
+}
+
+pub(crate) fn unavailable(device: impl fmt::Display, why: impl fmt::Display) -> Error {
+    Error::Device { device: device.to_string(), why: why.to_string() }
+}
+
+#[cfg(not(all(feature = "cpu", feature = "wgpu", feature = "cuda")))]
+fn not_compiled(device: DeviceName, feature: &str) -> Error {
+    unavailable(device, format!("this kiln was built without it; build with `--features {feature}`"))
+}
+
+#[cfg(feature = "cpu")]
+fn cpu_info() -> Result<DeviceInfo> {
+    use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+
+    let what = RefreshKind::nothing()
+        .with_cpu(CpuRefreshKind::nothing())
+        .with_memory(MemoryRefreshKind::nothing().with_ram());
+    let system = System::new_with_specifics(what);
+    let brand = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).unwrap_or_default();
+    Ok(DeviceInfo {
+        name: DeviceName::Cpu,
+        class: DeviceClass::Cpu,
+        adapter: format!("{brand} ({} threads)", rayon::current_num_threads()),
+        driver: "burn-flex".to_owned(),
+        api: "native".to_owned(),
+        memory: Some(system.total_memory()),
+        f16: false,
+        subgroups: None,
+        largest_binding: usize::MAX,
+    })
+}
+
+#[cfg(feature = "cpu")]
+fn open_cpu() -> Result<Opened> {
+    Ok(Opened { device: Device::flex(), info: cpu_info()? })
+}
+
+#[cfg(not(feature = "cpu"))]
+fn cpu_info() -> Result<DeviceInfo> {
+    Err(not_compiled(DeviceName::Cpu, "cpu"))
+}
+
+#[cfg(not(feature = "cpu"))]
+fn open_cpu() -> Result<Opened> {
+    Err(not_compiled(DeviceName::Cpu, "cpu"))
+}
+
+#[cfg(feature = "wgpu")]
+use wgpu::{infos as wgpu_infos, open as open_wgpu};
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu_infos() -> Result<Vec<DeviceInfo>> {
+    Err(not_compiled(DeviceName::Wgpu(None), "wgpu"))
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn open_wgpu(index: Option<usize>) -> Result<Opened> {
+    Err(not_compiled(DeviceName::Wgpu(index), "wgpu"))
+}
+
+#[cfg(feature = "cuda")]
+use cuda::{infos as cuda_infos, open as open_cuda};
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_infos() -> Result<Vec<DeviceInfo>> {
+    Err(not_compiled(DeviceName::Cuda(0), "cuda"))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(index: usize) -> Result<Opened> {
+    Err(not_compiled(DeviceName::Cuda(index), "cuda"))
+}

@@ -1,0 +1,128 @@
+//! Adapters of Vulkan, Metal and DX12 (and OpenGL where nothing else is), through wgpu.
+
+use std::{collections::HashMap, sync::Mutex};
+
+use burn::tensor::{
+    Device, DeviceKind,
+    wgpu::{WgpuBackend, wgpu},
+};
+use kiln_core::{Result, read_back::block_on};
+
+use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
+
+/// Devices opened so far, by their number: Burn initialises a runtime once a process.
+static OPENED: Mutex<Option<HashMap<usize, Opened>>> = Mutex::new(None);
+
+struct Adapter {
+    info: DeviceInfo,
+    backend: WgpuBackend,
+    kind: DeviceKind,
+}
+
+/// All adapters, in the order of their numbers.
+pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
+    let adapters = adapters();
+    if adapters.is_empty() {
+        let why = "no Vulkan, Metal, DX12 or OpenGL driver offers an adapter; install the GPU's driver, or \
+                   mesa-vulkan-drivers for a software device";
+        return Err(unavailable(DeviceName::Wgpu(None), why));
+    }
+    Ok(adapters.into_iter().map(|adapter| adapter.info).collect())
+}
+
+/// Opens adapter `index`, or the best.
+pub(super) fn open(index: Option<usize>) -> Result<Opened> {
+    let name = DeviceName::Wgpu(index);
+    let adapters = adapters();
+    let number = match index {
+        Some(index) => index,
+        None => {
+            let rank = |adapter: &Adapter| match adapter.info.class {
+                DeviceClass::Discrete => 0,
+                DeviceClass::Integrated => 1,
+                DeviceClass::Virtual => 2,
+                DeviceClass::Cpu | DeviceClass::Software => 3,
+            };
+            let best = adapters.iter().enumerate().min_by_key(|(_, adapter)| rank(adapter));
+            best.map_or(0, |(number, _)| number)
+        }
+    };
+    let Some(adapter) = adapters.into_iter().nth(number) else {
+        let have = infos()?.len();
+        return Err(unavailable(name, format!("there are {have} adapters, numbered from 0; see `kiln devices`")));
+    };
+    let mut opened = OPENED.lock().map_err(|_| unavailable(name, "an earlier attempt to open it panicked"))?;
+    let opened = opened.get_or_insert_default();
+    if let Some(device) = opened.get(&number) {
+        return Ok(device.clone());
+    }
+    let device = Device::wgpu_options()
+        .device_kind(adapter.kind)
+        .graphics_api(adapter.backend)
+        .init()
+        .map_err(|e| unavailable(name, e))?;
+    let device = Opened { device, info: adapter.info };
+    opened.insert(number, device.clone());
+    Ok(device)
+}
+
+fn adapters() -> Vec<Adapter> {
+    let apis = [
+        (wgpu::Backends::METAL, WgpuBackend::Metal),
+        (wgpu::Backends::VULKAN, WgpuBackend::Vulkan),
+        (wgpu::Backends::DX12, WgpuBackend::Dx12),
+    ];
+    let mut adapters: Vec<Adapter> =
+        apis.into_iter().flat_map(|(backends, backend)| adapters_of(backends, backend)).collect();
+    if adapters.is_empty() {
+        adapters = adapters_of(wgpu::Backends::GL, WgpuBackend::Gl);
+    }
+    for (number, adapter) in adapters.iter_mut().enumerate() {
+        adapter.info.name = DeviceName::Wgpu(Some(number));
+    }
+    adapters
+}
+
+fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
+    let descriptor =
+        wgpu::InstanceDescriptor { backends, ..wgpu::InstanceDescriptor::new_without_display_handle() };
+    let found = block_on(wgpu::Instance::new(descriptor).enumerate_adapters(backends));
+    // Burn counts the adapters of each class apart.
+    let (mut discrete, mut integrated, mut virtual_, mut software) = (0, 0, 0, 0);
+    let mut count = |class: &mut usize| {
+        *class += 1;
+        *class - 1
+    };
+    let mut adapters = Vec::new();
+    for adapter in found {
+        let info = adapter.get_info();
+        let (class, kind) = match info.device_type {
+            wgpu::DeviceType::DiscreteGpu => {
+                (DeviceClass::Discrete, DeviceKind::DiscreteGpu(count(&mut discrete)))
+            }
+            wgpu::DeviceType::IntegratedGpu => {
+                (DeviceClass::Integrated, DeviceKind::IntegratedGpu(count(&mut integrated)))
+            }
+            wgpu::DeviceType::VirtualGpu => (DeviceClass::Virtual, DeviceKind::VirtualGpu(count(&mut virtual_))),
+            // Burn can name the first software adapter and no other.
+            wgpu::DeviceType::Cpu if count(&mut software) == 0 => (DeviceClass::Software, DeviceKind::Cpu),
+            wgpu::DeviceType::Cpu | wgpu::DeviceType::Other => continue,
+        };
+        let (features, limits) = (adapter.features(), adapter.limits());
+        let subgroups = features.contains(wgpu::Features::SUBGROUP);
+        let info = DeviceInfo {
+            name: DeviceName::Wgpu(None),
+            class,
+            adapter: info.name,
+            driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+            api: format!("{:?}", info.backend),
+            memory: None,
+            f16: features.contains(wgpu::Features::SHADER_F16),
+            subgroups: subgroups.then_some((info.subgroup_min_size, info.subgroup_max_size)),
+            largest_binding: usize::try_from(limits.max_storage_buffer_binding_size.min(limits.max_buffer_size))
+                .unwrap_or(usize::MAX),
+        };
+        adapters.push(Adapter { info, backend, kind });
+    }
+    adapters
+}

@@ -1,0 +1,129 @@
+//! What the launches of GPU kernels share: tensors as the backend sees them, and bindings in the order of a shader.
+
+use burn::{
+    backend::Cube,
+    tensor::{BackendPrimitive, Tensor, kind::Basic},
+};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::{AddressType, CubeCount};
+
+/// Threads of a workgroup: as many as every WebGPU device has.
+pub(crate) const LANES: usize = 256;
+
+/// The most workgroups that every device has along one axis.
+const GROUPS: usize = 65_535;
+
+/// # Panics
+/// On a tensor of another backend, as Burn does wherever devices are mixed.
+pub(crate) fn primitive<const D: usize, K>(tensor: Tensor<D, K>) -> CubeTensor
+where
+    K: Basic + BackendPrimitive<Cube, Primitive = CubeTensor>,
+{
+    tensor.try_into_primitive::<Cube>().expect("the tensors of a kernel are on its device")
+}
+
+/// At least `groups` workgroups; kernels number them by row and return where there is nothing to do.
+pub(crate) fn count(groups: usize) -> CubeCount {
+    let width = groups.clamp(1, GROUPS);
+    CubeCount::Static(width as u32, groups.div_ceil(width) as u32, 1)
+}
+
+/// The integers that the largest of `tensors` has to be indexed with.
+pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
+    tensors.into_iter().map(CubeTensor::required_address_type).max().unwrap_or_default()
+}
+
+#[cfg(feature = "wgpu")]
+pub(crate) use self::wgsl::{Launch, strides};
+
+#[cfg(feature = "wgpu")]
+mod wgsl {
+    use burn::tensor::DType;
+    use burn_cubecl::{
+        template::{KernelSource, SourceKernel, SourceTemplate},
+        tensor::CubeTensor,
+    };
+    use cubecl::{
+        client::Client,
+        ir::attributes::BufferIOAttr,
+        prelude::{CubeDim, KernelId},
+        server::{KernelArguments, MetadataBindingInfo},
+    };
+
+    use super::{LANES, count};
+    use crate::shader::Shader;
+
+    /// A launch of a shader. Tensors are added in the order of their bindings; `info` becomes the last one.
+    ///
+    /// Shaders declare every tensor `read_write`, also those that they only read: tensors share buffers, and a buffer
+    /// bound both ways is an error.
+    pub(crate) struct Launch {
+        source: Source,
+        client: Client,
+        arguments: KernelArguments,
+    }
+
+    impl Launch {
+        pub(crate) fn new(shader: &'static Shader, elem: DType, client: &Client) -> Self {
+            let source = Source { shader, elem };
+            Self { source, client: client.clone(), arguments: KernelArguments::new() }
+        }
+
+        /// What the shader reads only. A launch that fails leaves it trusted.
+        pub(crate) fn reads(self, tensor: CubeTensor) -> Self {
+            self.bind(tensor, BufferIOAttr::ReadOnly)
+        }
+
+        /// What the shader writes, and reads or leaves as it was in places.
+        pub(crate) fn updates(self, tensor: &CubeTensor) -> Self {
+            self.bind(tensor.clone(), BufferIOAttr::ReadWrite)
+        }
+
+        /// What the shader writes only.
+        pub(crate) fn writes(self, tensor: &CubeTensor) -> Self {
+            self.bind(tensor.clone(), BufferIOAttr::WriteOnly)
+        }
+
+        fn bind(mut self, tensor: CubeTensor, io: BufferIOAttr) -> Self {
+            self.arguments = self.arguments.with_buffer_io(tensor.handle.binding(), io);
+            self
+        }
+
+        /// Launches `groups` workgroups. `info` is the uniform, in words laid out as WGSL does.
+        pub(crate) fn run(self, groups: usize, info: &[u32]) {
+            // A structure with a vector in it is a multiple of 16 bytes long.
+            let blocks = info.chunks(4).flat_map(|block| {
+                let word = |i: usize| u64::from(block.get(i).copied().unwrap_or(0));
+                [word(0) | word(1) << 32, word(2) | word(3) << 32]
+            });
+            let info = MetadataBindingInfo::custom(blocks.collect());
+            let kernel = SourceKernel::new(self.source, CubeDim::new_1d(LANES as u32));
+            self.client.launch(Box::new(kernel), count(groups), self.arguments.with_info(info));
+        }
+    }
+
+    /// Elements between neighbours along each dimension. They fit: no binding of wgpu has 2³² bytes.
+    pub(crate) fn strides<const D: usize>(tensor: &CubeTensor) -> [u32; D] {
+        std::array::from_fn(|dim| tensor.meta.strides()[dim] as u32)
+    }
+
+    struct Source {
+        shader: &'static Shader,
+        elem: DType,
+    }
+
+    impl KernelSource for Source {
+        fn source(&self) -> SourceTemplate {
+            SourceTemplate::new(self.shader.finish(self.elem))
+        }
+
+        /// What the text depends on.
+        fn id(&self) -> KernelId {
+            KernelId::new::<Self>().info((self.shader.name, self.elem))
+        }
+
+        fn lang(&self) -> &'static str {
+            "wgsl"
+        }
+    }
+}

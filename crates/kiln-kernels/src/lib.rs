@@ -1,0 +1,109 @@
+//! Every custom kernel, in up to four implementations that agree.
+//!
+//! | kernel | definition | native (CPU) | WGSL (wgpu) | `#[cube]` twin (CUDA, wgpu) |
+//! |---|---|---|---|---|
+//! | `rms_norm` | yes | | yes | yes |
+//! | `rotary` | yes | | yes | yes |
+//! | `kv_append` | yes | yes | yes | yes |
+//! | `linear` | yes | yes | | |
+//!
+//! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
+//!
+//! **Invariant:** nothing outside this crate launches a kernel of its own, or names cubecl or wgpu.
+#![forbid(unsafe_code)]
+
+mod choice;
+pub mod device;
+mod kv_append;
+#[cfg(feature = "cube")]
+mod launch;
+mod linear;
+mod rms_norm;
+mod rotary;
+mod shader;
+
+use burn::tensor::{Device, Int, Tensor};
+use kiln_core::Result;
+
+pub use choice::{Choice, Path, Ran};
+pub use rms_norm::NormOrder;
+
+use choice::{Kernel, Recorder};
+
+/// The kernels of one device. A model holds them; clones share their counts.
+///
+/// The tensors of a call are on the device that [`Kernels::new`] was given; Burn panics on others, as it does wherever
+/// devices are mixed.
+#[derive(Clone, Debug)]
+pub struct Kernels {
+    recorder: Recorder,
+}
+
+impl Kernels {
+    /// # Errors
+    /// [`kiln_core::Error::Setting`] where `device` cannot run `choice`.
+    pub fn new(choice: Choice, device: &Device) -> Result<Self> {
+        Ok(Self { recorder: Recorder::new(choice, device)? })
+    }
+
+    /// `x / sqrt(mean(x²) + eps)` times the weight, over the last dimension; statistics in float32.
+    ///
+    /// # Shapes
+    /// - x: `[rows, tokens, hidden]`, and so is the result
+    /// - weight: `[hidden]`, cast to the type of x
+    pub fn rms_norm(&self, x: Tensor<3>, weight: Tensor<1>, eps: f64, order: NormOrder) -> Tensor<3> {
+        let weight = weight.cast(x.dtype());
+        match self.recorder.run(Kernel::RmsNorm, &x.dims()) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => rms_norm::wgsl(x, weight, eps, order),
+            #[cfg(feature = "cube")]
+            Path::Cube => rms_norm::cube(x, weight, eps, order),
+            _ => rms_norm::definition(x, weight, eps, order),
+        }
+    }
+
+    /// Rotates the first dimensions of every head, in pairs `(i, i + rotary_dim / 2)`; copies the others.
+    ///
+    /// # Shapes
+    /// - x: `[batch, heads, tokens, head_dim]`, and so is the result
+    /// - cos, sin: `[batch or 1, tokens, rotary_dim / 2]`, float32; rounded to the type of x before use
+    pub fn rotary(&self, x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
+        self.recorder.record(Kernel::Rotary, Path::Definition, &x.dims());
+        rotary::definition(x, cos, sin)
+    }
+
+    /// Writes `new` into the slots of `buffer` from `position` on; slots beyond its capacity are not written.
+    ///
+    /// In place where `buffer` is the only handle of its memory, else on a copy. The position stays on the device, so
+    /// that a captured step can advance it.
+    ///
+    /// # Shapes
+    /// - buffer: `[batch, kv_heads, capacity, head_dim]`, and so is the result
+    /// - new: `[batch, kv_heads, n, head_dim]`
+    /// - position: `[1]`, not negative
+    pub fn kv_append(&self, buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
+        self.recorder.record(Kernel::KvAppend, Path::Definition, &new.dims());
+        kv_append::definition(buffer, new, position)
+    }
+
+    /// `y = x Wᵀ + b`. There is no GPU kernel: Burn's matrix products are the fast ones there, whatever the choice.
+    ///
+    /// # Shapes
+    /// - x: `[rows, tokens, in]`; the result is `[rows, tokens, out]`
+    /// - weight: `[out, in]`, as checkpoints store it
+    /// - bias: `[out]`
+    pub fn linear(&self, x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
+        self.recorder.record(Kernel::Linear, Path::Definition, &x.dims());
+        linear::definition(x, weight, bias)
+    }
+
+    /// What ran so far, here and in clones: kernels that did not run are left out.
+    pub fn ran(&self) -> Vec<Ran> {
+        self.recorder.ran()
+    }
+}
+
+/// The finished text of every WGSL shader in every permutation, under a name that says which.
+pub fn shaders() -> Vec<(String, String)> {
+    [rms_norm::SHADER].iter().flat_map(shader::Shader::permutations).collect()
+}

@@ -1,0 +1,61 @@
+//! Models, one file per `model_type`; [`ARCHITECTURES`] is the list.
+//!
+//! **Invariant:** no cache strategy is named here. A model asks the layer it is given, and knows only its trait.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+
+use kiln_core::{Error, Result, model::CausalModel, need::LayerNeed};
+use kiln_kernels::Kernels;
+
+pub mod checkpoint;
+mod config;
+mod llama;
+mod nn;
+mod random;
+mod weights;
+
+pub use config::{ConfigFile, Sizes};
+pub use nn::rope::Rope;
+pub use random::{RandomLlama, RandomWeights};
+pub use weights::{Rows, Weights};
+
+/// Reads one family of checkpoints.
+pub trait Architecture: fmt::Debug + Sync {
+    /// `model_type` in the checkpoint's `config.json`.
+    fn model_type(&self) -> &'static str;
+
+    /// Reads and checks the config; no weight is touched.
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>>;
+}
+
+/// A model whose config was read and found possible.
+pub trait Configured: fmt::Debug {
+    fn sizes(&self) -> Sizes;
+
+    /// One entry per block.
+    fn needs(&self) -> Vec<LayerNeed>;
+
+    fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
+}
+
+/// Every architecture. A line here makes it loadable.
+pub static ARCHITECTURES: &[&dyn Architecture] = &[
+    &llama::Llama, //
+];
+
+/// Reads `config` with the architecture that its `model_type` names.
+///
+/// # Errors
+/// [`Error::Unknown`] with the known ones; what [`Architecture::configure`] says.
+pub fn configure(config: &ConfigFile) -> Result<Box<dyn Configured>> {
+    let model_type = config.model_type()?;
+    match ARCHITECTURES.iter().find(|a| a.model_type() == model_type) {
+        Some(architecture) => architecture.configure(config),
+        None => Err(Error::Unknown {
+            what: "architecture (model_type in config.json)",
+            name: model_type,
+            known: ARCHITECTURES.iter().map(|a| a.model_type().to_owned()).collect(),
+        }),
+    }
+}

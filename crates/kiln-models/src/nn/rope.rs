@@ -1,0 +1,250 @@
+//! Rotary positions (Su et al., 2021) and the ways to stretch them, as transformers' `modeling_rope_utils` has them.
+//!
+//! Frequencies, angles, sines and cosines are float32, computed on the host: they are few, and devices disagree about
+//! sines of large angles.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_core::Result;
+use serde::Deserialize;
+
+use crate::ConfigFile;
+
+/// `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct RopeParameters {
+    #[serde(alias = "type")]
+    rope_type: Option<String>,
+    rope_theta: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    factor: Option<f64>,
+    original_max_position_embeddings: Option<usize>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    attention_factor: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    truncate: Option<bool>,
+    short_factor: Option<Vec<f64>>,
+    long_factor: Option<Vec<f64>>,
+}
+
+const KNOWN: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"];
+
+impl RopeParameters {
+    /// Gathers them from wherever this version of transformers wrote them.
+    fn read(config: &ConfigFile) -> Result<Self> {
+        let section = config.get("rope_parameters").or_else(|| config.get("rope_scaling"));
+        let mut parameters: Self = match section {
+            Some(json) => ConfigFile::from_json(json.clone())
+                .parse()
+                .map_err(|_| config.error(&format!("the rope parameters `{json}` are not understood")))?,
+            None => Self::default(),
+        };
+        let number = |key: &str| config.get(key).and_then(serde_json::Value::as_f64);
+        parameters.rope_theta = parameters.rope_theta.or_else(|| number("rope_theta"));
+        parameters.partial_rotary_factor =
+            parameters.partial_rotary_factor.or_else(|| number("partial_rotary_factor"));
+        // The one beside the section wins, as in the reference.
+        if let Some(trained) = number("original_max_position_embeddings") {
+            parameters.original_max_position_embeddings = Some(trained as usize);
+        }
+        Ok(parameters)
+    }
+}
+
+/// Rotary positions of one model.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    frequencies: Frequencies,
+    /// Cosines and sines are multiplied by it.
+    pub attention_scaling: f32,
+}
+
+#[derive(Clone, Debug)]
+enum Frequencies {
+    /// Radians a position, one for each pair of dimensions.
+    Fixed(Vec<f32>),
+    /// The base grows with the length of the sequence beyond `trained`.
+    Dynamic { base: f64, factor: f64, trained: usize, dim: usize },
+    /// One set up to `trained` positions, another beyond.
+    Long { short: Vec<f32>, long: Vec<f32>, trained: usize },
+}
+
+impl Rope {
+    /// # Errors
+    /// An unknown type, a missing or impossible number.
+    pub fn read(config: &ConfigFile, head_dim: usize, positions: usize) -> Result<Self> {
+        let p = &RopeParameters::read(config)?;
+        let kind = p.rope_type.as_deref().unwrap_or("default");
+        let wrong = |why: String| config.error(&format!("rope type `{kind}`: {why}"));
+        let positive = |name: &str, value: Option<f64>| match value {
+            Some(value) if value.is_finite() && value > 0.0 => Ok(value),
+            Some(value) => Err(wrong(format!("`{name}` is {value}, must be positive"))),
+            None => Err(wrong(format!("`{name}` is missing"))),
+        };
+        let base = positive("rope_theta", Some(p.rope_theta.unwrap_or(10000.0)))?;
+        let share = positive("partial_rotary_factor", Some(p.partial_rotary_factor.unwrap_or(1.0)))?;
+        let dim = (head_dim as f64 * share) as usize;
+        if dim == 0 || dim % 2 != 0 || dim > head_dim {
+            return Err(wrong(format!("{dim} of {head_dim} dimensions cannot be rotated in pairs")));
+        }
+        let trained = p.original_max_position_embeddings.unwrap_or(positions);
+        if trained == 0 {
+            return Err(wrong("`original_max_position_embeddings` is 0".to_owned()));
+        }
+        // Given, or the ratio of the lengths where only those are written.
+        let factor = || positive("factor", p.factor.or(Some(positions as f64 / trained as f64)));
+        let plain = inverse_powers(base, dim);
+
+        let (frequencies, scaling) = match kind {
+            "default" => (Frequencies::Fixed(plain), 1.0),
+            "linear" => {
+                let factor = positive("factor", p.factor)? as f32;
+                (Frequencies::Fixed(plain.iter().map(|f| f / factor).collect()), 1.0)
+            }
+            "dynamic" => {
+                if dim < 4 {
+                    return Err(wrong(format!("needs at least 4 rotated dimensions, not {dim}")));
+                }
+                let factor = positive("factor", p.factor)?;
+                (Frequencies::Dynamic { base, factor, trained: positions, dim }, 1.0)
+            }
+            "llama3" => {
+                let [factor, low, high] = [
+                    positive("factor", p.factor)?,
+                    positive("low_freq_factor", p.low_freq_factor)?,
+                    positive("high_freq_factor", p.high_freq_factor)?,
+                ];
+                if high <= low {
+                    return Err(wrong(format!("`high_freq_factor` {high} is not above {low}")));
+                }
+                (Frequencies::Fixed(llama3(plain, factor, low, high, trained as f64)), 1.0)
+            }
+            "yarn" => {
+                let factor = factor()?;
+                // Zero counts as absent.
+                let or = |value: Option<f64>, default| Some(value.filter(|&v| v != 0.0).unwrap_or(default));
+                let [fast, slow] =
+                    [positive("beta_fast", or(p.beta_fast, 32.0))?, positive("beta_slow", or(p.beta_slow, 1.0))?];
+                let truncate = p.truncate.unwrap_or(true);
+                let frequencies = yarn(&plain, factor, base, dim, trained as f64, [fast, slow], truncate);
+                (Frequencies::Fixed(frequencies), p.attention_factor.unwrap_or_else(|| yarn_scaling(p, factor)))
+            }
+            "longrope" => {
+                let factor = factor()?;
+                let divided = |name: &str, by: &Option<Vec<f64>>| match by {
+                    Some(by) if by.len() == plain.len() && by.iter().all(|f| f.is_finite() && *f > 0.0) => {
+                        Ok(plain.iter().zip(by).map(|(f, &by)| f / by as f32).collect::<Vec<f32>>())
+                    }
+                    Some(by) => {
+                        Err(wrong(format!("`{name}` needs {} positive numbers, has {}", plain.len(), by.len())))
+                    }
+                    None => Err(wrong(format!("`{name}` is missing"))),
+                };
+                let short = divided("short_factor", &p.short_factor)?;
+                let long = divided("long_factor", &p.long_factor)?;
+                let scaling = match p.attention_factor {
+                    Some(given) => given,
+                    None if factor <= 1.0 || trained < 2 => 1.0,
+                    None => (1.0 + factor.ln() / (trained as f64).ln()).sqrt(),
+                };
+                (Frequencies::Long { short, long, trained }, scaling)
+            }
+            _ => return Err(wrong(format!("is unknown; known: {}", KNOWN.join(", ")))),
+        };
+        Ok(Self { frequencies, attention_scaling: scaling as f32 })
+    }
+
+    /// Radians a position for a sequence that reaches `len` positions.
+    pub fn inverse_frequencies(&self, len: usize) -> Vec<f32> {
+        match &self.frequencies {
+            Frequencies::Fixed(frequencies) => frequencies.clone(),
+            Frequencies::Dynamic { base, factor, trained, dim } => {
+                let stretch = factor * len.max(*trained) as f64 / *trained as f64 - (factor - 1.0);
+                inverse_powers(base * stretch.powf(*dim as f64 / (*dim as f64 - 2.0)), *dim)
+            }
+            Frequencies::Long { short, long, trained } => if len > *trained { long } else { short }.clone(),
+        }
+    }
+
+    /// Cosines and sines `[rows, tokens, rotated / 2]` for positions of each row, in a sequence that reaches `len`.
+    pub(crate) fn tables(&self, positions: &[Vec<usize>], len: usize, device: &Device) -> (Tensor<3>, Tensor<3>) {
+        let frequencies = self.inverse_frequencies(len);
+        let tokens = positions.first().map_or(0, Vec::len);
+        let shape = [positions.len(), tokens, frequencies.len()];
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for &position in positions.iter().flatten() {
+            for frequency in &frequencies {
+                let (s, c) = (position as f32 * frequency).sin_cos();
+                cos.push(c * self.attention_scaling);
+                sin.push(s * self.attention_scaling);
+            }
+        }
+        let upload = |table: Vec<f32>| Tensor::from_data(TensorData::new(table, shape), device);
+        (upload(cos), upload(sin))
+    }
+}
+
+/// `base^(-2i / dim)`, in the float32 arithmetic of the reference.
+fn inverse_powers(base: f64, dim: usize) -> Vec<f32> {
+    (0..dim / 2).map(|i| 1.0 / (base as f32).powf((2 * i) as f32 / dim as f32)).collect()
+}
+
+/// Slow frequencies are divided, fast ones stay, those between are mixed.
+fn llama3(plain: Vec<f32>, factor: f64, low: f64, high: f64, trained: f64) -> Vec<f32> {
+    let scaled = |frequency: f32| {
+        let wavelength = std::f64::consts::TAU / f64::from(frequency);
+        let stretched = f64::from(frequency) / factor;
+        if wavelength > trained / low {
+            stretched as f32
+        } else if wavelength < trained / high {
+            frequency
+        } else {
+            let smooth = (trained / wavelength - low) / (high - low);
+            ((1.0 - smooth) * stretched + smooth * f64::from(frequency)) as f32
+        }
+    };
+    plain.into_iter().map(scaled).collect()
+}
+
+/// YaRN (Peng et al., 2023): like `llama3`, by the number of turns a dimension makes over the trained length.
+fn yarn(
+    plain: &[f32],
+    factor: f64,
+    base: f64,
+    dim: usize,
+    trained: f64,
+    [fast, slow]: [f64; 2],
+    truncate: bool,
+) -> Vec<f32> {
+    let dimension = |turns: f64| {
+        dim as f64 * (trained / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln())
+    };
+    let (mut low, mut high) = (dimension(fast), dimension(slow));
+    if truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    let (low, mut high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    let mix = |(i, &frequency): (usize, &f32)| {
+        let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        let frequency = f64::from(frequency);
+        (frequency / factor * ramp + frequency * (1.0 - ramp)) as f32
+    };
+    plain.iter().enumerate().map(mix).collect()
+}
+
+/// What YaRN multiplies cosines and sines by, where the config does not say.
+fn yarn_scaling(parameters: &RopeParameters, factor: f64) -> f64 {
+    let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    match (parameters.mscale, parameters.mscale_all_dim) {
+        // Zero counts as absent.
+        (Some(m), Some(all)) if m != 0.0 && all != 0.0 => mscale(m) / mscale(all),
+        _ => mscale(1.0),
+    }
+}

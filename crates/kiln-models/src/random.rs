@@ -1,0 +1,70 @@
+//! Models made up on the device, to measure speed without a download.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use kiln_core::Result;
+
+use crate::{ConfigFile, Weights};
+
+/// Sizes of a made-up Llama: `LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomLlama {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub intermediate: usize,
+    pub vocab: usize,
+}
+
+impl RandomLlama {
+    /// The config that transformers would write for these sizes.
+    pub fn config(&self) -> ConfigFile {
+        ConfigFile::from_json(serde_json::json!({
+            "model_type": "llama",
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 1 << 20,
+        }))
+    }
+}
+
+/// Normal noise of the size that transformers initialises with.
+#[derive(Debug)]
+pub struct RandomWeights {
+    pub device: Device,
+    pub dtype: DType,
+    pub largest_binding: usize,
+    /// Elements made so far.
+    pub parameters: u64,
+}
+
+impl RandomWeights {
+    fn noise<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
+        self.parameters += shape.iter().product::<usize>() as u64;
+        Tensor::random(shape, Distribution::Normal(0.0, 0.02), (&self.device, self.dtype))
+    }
+}
+
+impl Weights for RandomWeights {
+    fn vector(&mut self, _name: &str, len: usize) -> Result<Tensor<1>> {
+        Ok(self.noise([len]) + 1.0)
+    }
+
+    fn matrix_rows(&mut self, _name: &str, shape: [usize; 2], range: Range<usize>) -> Result<Tensor<2>> {
+        Ok(self.noise([range.len(), shape[1]]))
+    }
+
+    fn largest_binding(&self) -> usize {
+        self.largest_binding
+    }
+
+    fn element_bytes(&self) -> usize {
+        self.dtype.size()
+    }
+}

@@ -1,0 +1,97 @@
+//! One recorded case, and whether Kiln does what it needs.
+
+use kiln::{ConfigFile, TokenId, models::ARCHITECTURES, processors};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::Folder;
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Case {
+    pub(super) model: String,
+    pub(super) case: String,
+    #[serde(default)]
+    pub(super) input_ids: Vec<Vec<TokenId>>,
+    #[serde(default)]
+    pub(super) attention_mask: Vec<Vec<u8>>,
+    #[serde(default)]
+    pub(super) max_new_tokens: usize,
+    #[serde(default)]
+    pub(super) kwargs: Map<String, Value>,
+    #[serde(default)]
+    pub(super) sequences: Vec<Vec<TokenId>>,
+    #[serde(default)]
+    pub(super) chunks: Vec<Vec<Vec<TokenId>>>,
+    pub(super) logits: Option<String>,
+    pub(super) scores: Option<String>,
+    pub(super) out: Option<String>,
+    pub(super) attention_scaling: Option<f64>,
+    /// The reference itself failed here.
+    error: Option<String>,
+}
+
+impl Case {
+    /// What Kiln does not do yet and this case needs.
+    pub(super) fn not_yet(&self, folder: &Folder) -> Option<String> {
+        if self.error.is_some() {
+            return Some("the reference itself fails here".to_owned());
+        }
+        match &*self.model {
+            "quant" => return Some("the quantized cache is not implemented yet".to_owned()),
+            "mel" => return Some("whisper is not implemented yet".to_owned()),
+            "proc" => {
+                let name = self.kwargs.keys().find(|name| !processors::KNOWN.contains(&name.as_str()))?;
+                return Some(format!("the processor `{name}` is not implemented yet"));
+            }
+            _ => {}
+        }
+        // A folder that cannot be read is not skipped: loading it will say what is wrong.
+        let model_type = ConfigFile::read(&folder.model(&self.model)).and_then(|config| config.model_type());
+        if let Ok(model_type) = model_type
+            && !ARCHITECTURES.iter().any(|known| known.model_type() == model_type)
+        {
+            return Some(format!("the architecture `{model_type}` is not implemented yet"));
+        }
+        self.kwargs.iter().find_map(|(name, value)| argument_not_yet(name, value))
+    }
+
+    /// The cache strategy the case names.
+    pub(super) fn cache(&self) -> &'static str {
+        match self.kwargs.get("use_cache") {
+            Some(Value::Bool(false)) => "none",
+            _ => "dynamic",
+        }
+    }
+
+    /// The tokens that end a row.
+    pub(super) fn eos(&self) -> Vec<TokenId> {
+        let id = |value: &Value| value.as_u64().map(|id| id as TokenId);
+        match self.kwargs.get("eos_token_id") {
+            Some(Value::Array(ids)) => ids.iter().filter_map(id).collect(),
+            Some(value) => id(value).into_iter().collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Padding at the start of each row; `None` if the mask is not of that form.
+    pub(super) fn left_pad(&self) -> Option<Vec<usize>> {
+        let pad = |mask: &Vec<u8>| {
+            let pad = mask.iter().take_while(|&&seen| seen == 0).count();
+            mask.iter().skip(pad).all(|&seen| seen == 1).then_some(pad)
+        };
+        self.attention_mask.iter().map(pad).collect()
+    }
+}
+
+/// What an argument of `generate()` asks for that Kiln does not do yet.
+fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
+    match (name, value.as_str()) {
+        ("use_cache" | "repetition_penalty" | "eos_token_id" | "prefix", _) => None,
+        ("past_key_values", Some("DynamicCache")) | ("cache_implementation", Some("dynamic")) => None,
+        ("past_key_values" | "cache_implementation", Some(cache)) => {
+            Some(format!("the cache `{cache}` is not implemented yet"))
+        }
+        ("max_cache_len", _) => Some("the cache `static` is not implemented yet".to_owned()),
+        _ => Some(format!("the argument `{name}` is not implemented yet")),
+    }
+}

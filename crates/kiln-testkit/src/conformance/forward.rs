@@ -1,0 +1,31 @@
+//! Forward cases: chunks fed one after the other through one cache, logits of every token.
+
+use kiln::{Batch, Logits, Model, Plan, read_back};
+
+use super::{Folder, Mismatch, case::Case, difference};
+
+pub(super) fn run(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mismatch> {
+    let (shape, want) = folder.tensor(case.logits.as_deref().unwrap_or_default())?;
+    let &[rows, tokens, vocab] = shape.as_slice() else {
+        return Err(Mismatch::new(format!("logits of shape {shape:?} are not [rows, tokens, vocab]")));
+    };
+    let mut cache = model.cache(&Plan::named(case.cache())?)?;
+    let mut largest: f64 = 0.0;
+    let mut start = 0;
+    for chunk in &case.chunks {
+        let batch = Batch::from_rows(chunk, model.device())?;
+        let logits = model.causal().forward(&batch, Logits::All, &mut cache)?;
+        let got: Vec<f32> = read_back::read(logits)?.iter::<f32>().collect();
+        let end = start + batch.len();
+        if end > tokens {
+            return Err(Mismatch::new(format!("{end} tokens were fed, logits of {tokens} were recorded")));
+        }
+        let expected: Vec<f32> = (0..rows)
+            .flat_map(|row| &want[(row * tokens + start) * vocab..(row * tokens + end) * vocab])
+            .copied()
+            .collect();
+        largest = largest.max(difference(&got, &expected)?);
+        start = end;
+    }
+    Ok(largest)
+}

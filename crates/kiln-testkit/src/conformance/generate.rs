@@ -1,0 +1,97 @@
+//! Generate cases: the same tokens, the same logits at every step.
+
+use kiln::{
+    Batch, Generation, GenerationConfig, GenerationOptions, Model, Plan, Rope, TokenId,
+    models::checkpoint::Checkpoint,
+};
+
+use super::{Folder, Mismatch, case::Case, difference};
+
+pub(super) fn run(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mismatch> {
+    let mut largest = attention_scaling(folder, case, model)?;
+    // Once as users run it, tokens chosen on the device where they can be; once with everything written down.
+    check_sequences(&generate(case, model, false)?, case)?;
+    let steps = generate(case, model, true)?;
+    check_sequences(&steps, case)?;
+    for (name, numbers) in [
+        (&case.logits, steps.iter().map(|step| &step.logits).collect::<Vec<_>>()),
+        (&case.scores, steps.iter().map(|step| &step.scores).collect()),
+    ] {
+        let Some(name) = name else { continue };
+        let (shape, want) = folder.tensor(name)?;
+        let &[_, rows, vocab] = shape.as_slice() else {
+            return Err(Mismatch::new(format!("`{name}` of shape {shape:?} is not [new, rows, vocab]")));
+        };
+        for (at, got) in numbers.into_iter().enumerate() {
+            for row in 0..rows {
+                // What follows a row's end is padding, which the versions compute differently.
+                if steps[at].tokens.get(row).copied().flatten().is_none() {
+                    continue;
+                }
+                let start = (at * rows + row) * vocab;
+                let want = want.get(start..start + vocab).unwrap_or_default();
+                let got = got.as_ref().and_then(|got| got.get(row)).map_or(&[] as &[f32], Vec::as_slice);
+                largest = largest.max(difference(got, want)?);
+            }
+        }
+    }
+    Ok(largest)
+}
+
+fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, Mismatch> {
+    let left_pad = case.left_pad().ok_or_else(|| Mismatch::new("the mask is not one of left padding"))?;
+    let prefix = case.kwargs.get("prefix").and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
+    let mut batch = Batch::from_rows(&case.input_ids, model.device())?;
+    batch.left_pad = left_pad.clone();
+    if prefix >= batch.len() {
+        return Err(Mismatch::new(format!("a prefix of {prefix} leaves nothing to feed")));
+    }
+    let mut cache = model.cache(&Plan::named(case.cache())?)?;
+    if prefix > 0 {
+        model.causal().forward(&batch.slice(0..prefix), kiln::Logits::Last, &mut cache)?;
+    }
+    let arguments = GenerationConfig::from_arguments(&case.kwargs)?;
+    let settings = GenerationConfig { max_new_tokens: Some(case.max_new_tokens), ..arguments }
+        .merged_over(&GenerationConfig { pad_token_id: model.generation_config().pad_token_id, ..Default::default() })
+        .resolve()?;
+    let prompts: Vec<Vec<TokenId>> =
+        case.input_ids.iter().zip(&left_pad).map(|(row, &pad)| row[pad..].to_vec()).collect();
+    let options = GenerationOptions {
+        settings,
+        prefill_chunk: None,
+        lookahead: true,
+        keep_logits: keep,
+        keep_scores: keep,
+    };
+    let batch = batch.slice(prefix..batch.len());
+    let generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;
+    generation.steps().map(|step| step.map_err(Mismatch::from)).collect()
+}
+
+fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {
+    for (row, (want, prompt)) in case.sequences.iter().zip(&case.input_ids).enumerate() {
+        let got: Vec<TokenId> = steps.iter().map_while(|step| step.tokens.get(row).copied().flatten()).collect();
+        let want = want.get(prompt.len()..).unwrap_or_default();
+        // Only a row that met an end token may stop before the others; it is filled with padding.
+        let (generated, filled) = want.split_at(got.len().min(want.len()));
+        let ended = got.last().is_some_and(|id| case.eos().contains(id));
+        if got != generated || !(filled.is_empty() || ended) {
+            let at = got.iter().zip(want).take_while(|(got, want)| got == want).count();
+            return Err(Mismatch::new(format!(
+                "row {row}, new token {at}: {:?}, {:?} was recorded",
+                got.get(at),
+                want.get(at)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// How far our factor of cosines and sines is from the recorded one.
+fn attention_scaling(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mismatch> {
+    let Some(want) = case.attention_scaling else { return Ok(0.0) };
+    let checkpoint = Checkpoint::open(&folder.model(&case.model))?;
+    let sizes = model.sizes();
+    let rope = Rope::read(&checkpoint.config, sizes.head_dim, sizes.positions)?;
+    Ok((f64::from(rope.attention_scaling) - want).abs())
+}

@@ -1,0 +1,182 @@
+//! Runs a folder of what transformers did, and says where this build differs.
+//!
+//! The format is that of the recorder: `cases.json`, `tensors.safetensors`, `models/<name>/`. A case that needs what
+//! Kiln does not do yet is skipped with that as its reason, and nothing else is.
+
+use std::{fmt, path::Path};
+
+use kiln::{
+    Error, LoadOptions, Model, Result,
+    device::Opened,
+    kernels::Choice,
+};
+use serde::Serialize;
+
+mod case;
+mod folder;
+mod forward;
+mod generate;
+mod processors;
+
+use case::Case;
+pub use folder::Folder;
+
+/// Largest difference of logits that float32 arithmetic in another order explains (their spread is about 10).
+pub const TOLERANCE: f64 = 2e-4;
+
+/// What became of a case.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "outcome", rename_all = "lowercase")]
+pub enum Outcome {
+    Ok { max_dlogit: f64 },
+    Failed { max_dlogit: Option<f64>, why: String },
+    Skipped { reason: String },
+}
+
+/// A line of the report.
+#[derive(Clone, Debug, Serialize)]
+pub struct Line {
+    /// `MODEL/CASE`
+    pub name: String,
+    /// The cache strategy it ran with
+    pub cache: String,
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = format!("{}/{}", self.name, self.cache);
+        let name = name.rsplit_once('/').map_or(&*name, |(name, _)| name);
+        write!(f, "{name:<44}  {:<8}  ", self.cache)?;
+        match &self.outcome {
+            Outcome::Ok { max_dlogit } => write!(f, "{max_dlogit:>9.1e}  ok"),
+            Outcome::Failed { max_dlogit: Some(d), why } => write!(f, "{d:>9.1e}  FAILED: {why}"),
+            Outcome::Failed { max_dlogit: None, why } => write!(f, "{:>9}  FAILED: {why}", "-"),
+            Outcome::Skipped { reason } => write!(f, "{:>9}  skipped: {reason}", "-"),
+        }
+    }
+}
+
+/// How many cases ended how. Displays as the last line of the report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    pub passed: usize,
+    pub failed: usize,
+    pub skipped: usize,
+}
+
+impl Summary {
+    pub fn count(&mut self, line: &Line) {
+        match line.outcome {
+            Outcome::Ok { .. } => self.passed += 1,
+            Outcome::Failed { .. } => self.failed += 1,
+            Outcome::Skipped { .. } => self.skipped += 1,
+        }
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+/// Where and how cases run.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub device: Opened,
+    pub kernels: Choice,
+}
+
+/// Runs every case of `folder` whose `MODEL/CASE` contains `filter`, and hands each line to `report` as it is known.
+///
+/// # Errors
+/// A folder that is not one of fixtures. A case that goes wrong is a line, not an error.
+pub fn run(folder: &Path, filter: &str, setup: &Setup, report: &mut dyn FnMut(&Line)) -> Result<Summary> {
+    let folder = Folder::open(folder)?;
+    let mut summary = Summary::default();
+    // Cases of a model stand together: one is loaded at a time.
+    let mut loaded: Option<(String, Model)> = None;
+    for case in &folder.cases {
+        let name = format!("{}/{}", case.model, case.case);
+        if !name.contains(filter) {
+            continue;
+        }
+        let (cache, outcome) = run_case(&folder, case, setup, &mut loaded);
+        let line = Line { name, cache, outcome };
+        summary.count(&line);
+        report(&line);
+    }
+    Ok(summary)
+}
+
+fn run_case(folder: &Folder, case: &Case, setup: &Setup, loaded: &mut Option<(String, Model)>) -> (String, Outcome) {
+    if let Some(reason) = case.not_yet(folder) {
+        return ("-".to_owned(), Outcome::Skipped { reason });
+    }
+    if case.model == "proc" {
+        return ("-".to_owned(), outcome(processors::run(folder, case)));
+    }
+    let cache = case.cache();
+    if loaded.as_ref().is_none_or(|(name, _)| *name != case.model) {
+        let options = LoadOptions { kernels: setup.kernels, ..LoadOptions::float32(setup.device.clone()) };
+        match Model::load(&folder.model(&case.model), options) {
+            Ok(model) => *loaded = Some((case.model.clone(), model)),
+            Err(error) => return (cache.to_owned(), outcome(Err(error.into()))),
+        }
+    }
+    let Some((_, model)) = loaded else { unreachable!("just loaded") };
+    let result = match case.chunks.is_empty() {
+        true => generate::run(folder, case, model),
+        false => forward::run(folder, case, model),
+    };
+    (cache.to_owned(), outcome(result))
+}
+
+/// Why a case did not pass.
+#[derive(Debug)]
+pub(crate) struct Mismatch {
+    max_dlogit: Option<f64>,
+    why: String,
+}
+
+impl From<Error> for Mismatch {
+    fn from(error: Error) -> Self {
+        Self { max_dlogit: None, why: error.to_string() }
+    }
+}
+
+impl Mismatch {
+    pub(crate) fn new(why: impl Into<String>) -> Self {
+        Self { max_dlogit: None, why: why.into() }
+    }
+}
+
+fn outcome(result: Result<f64, Mismatch>) -> Outcome {
+    match result {
+        Ok(max_dlogit) if max_dlogit <= TOLERANCE => Outcome::Ok { max_dlogit },
+        Ok(max_dlogit) => {
+            Outcome::Failed { max_dlogit: Some(max_dlogit), why: format!("logits differ by more than {TOLERANCE:e}") }
+        }
+        Err(Mismatch { max_dlogit, why }) => Outcome::Failed { max_dlogit, why },
+    }
+}
+
+/// Largest absolute difference; what is removed (-inf, recorded as -1e30) must be removed on both sides.
+pub(crate) fn difference(got: &[f32], want: &[f32]) -> Result<f64, Mismatch> {
+    if got.len() != want.len() {
+        return Err(Mismatch::new(format!("{} numbers, {} were recorded", got.len(), want.len())));
+    }
+    let mut largest: f64 = 0.0;
+    for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
+        let (removed, expected) = (got <= -1e29, want <= -1e29);
+        if removed != expected || got.is_nan() {
+            return Err(Mismatch::new(format!("number {at} is {got}, {want} was recorded")));
+        }
+        if !removed {
+            largest = largest.max((f64::from(got) - f64::from(want)).abs());
+        }
+    }
+    Ok(largest)
+}

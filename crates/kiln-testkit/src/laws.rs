@@ -1,0 +1,264 @@
+//! What every memory must do, stated once. No strategy is named here.
+#![allow(clippy::unwrap_used, reason = "a law that does not hold panics")]
+
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln::{
+    Error, ModelCache,
+    memory::{KvLayer, KvSpan, StateLayer},
+};
+
+/// Makes new layers, and the keys to feed them.
+pub struct Subject<'a> {
+    pub name: String,
+    pub device: &'a Device,
+    pub build: &'a dyn Fn() -> Box<dyn KvLayer>,
+    /// Whether it keeps what it is given.
+    pub remembers: bool,
+    /// Whether attention gets every key the model may see.
+    pub exact: bool,
+}
+
+impl std::fmt::Debug for Subject<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Every law that `subject` is under.
+pub fn conforms(subject: &Subject<'_>) {
+    view_is_what_span_promised(subject);
+    refused_roll_back_changes_nothing(subject);
+    questions_survive_export(subject);
+    export_import_is_identity(subject);
+    import_refuses_what_was_not_exported(subject);
+    reset_is_new(subject);
+    if subject.remembers {
+        chunks_equal_one_pass(subject);
+        roll_back_is_as_if_never_seen(subject);
+        a_promised_roll_back_is_exact(subject);
+        rows_can_be_selected(subject);
+        a_row_that_is_not_there_is_refused(subject);
+        an_exported_layer_refuses_keys(subject);
+        if subject.exact {
+            view_ends_with_the_latest_tokens(subject);
+        }
+    }
+}
+
+fn view_is_what_span_promised(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    let mut next = 0;
+    for n in [1, 3, 1, 7, 2, 1, 1, 90, 1] {
+        let promised = layer.span(n);
+        let got = push(subject, &mut *layer, next..next + n);
+        assert_eq!(got.len(), promised.len, "{subject:?} at {next}");
+        next += n;
+        assert_eq!(got.last(), Some(&(next as f32 - 1.0)), "{subject:?} at {next}");
+        assert_eq!(layer.seq_len(), if subject.remembers { next } else { 0 }, "{subject:?} at {next}");
+    }
+}
+
+fn view_ends_with_the_latest_tokens(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    let mut next = 0;
+    for n in [1, 3, 1, 7, 2, 1, 1, 90, 1] {
+        let span = layer.span(n);
+        assert_eq!(span.query(n), next, "{subject:?} counts absolute positions");
+        let want: Vec<f32> = (span.start..next + n).map(|t| t as f32).collect();
+        assert_eq!(push(subject, &mut *layer, next..next + n), want, "{subject:?} at {next}");
+        next += n;
+    }
+}
+
+fn chunks_equal_one_pass(subject: &Subject<'_>) {
+    let (mut once, mut chunked) = ((subject.build)(), (subject.build)());
+    push(subject, &mut *once, 0..12);
+    for chunk in [0..5, 5..6, 6..12] {
+        push(subject, &mut *chunked, chunk);
+    }
+    let want = push(subject, &mut *once, 12..13);
+    assert_eq!(push(subject, &mut *chunked, 12..13), want, "{subject:?}");
+}
+
+fn roll_back_is_as_if_never_seen(subject: &Subject<'_>) {
+    for n in 0..4 {
+        let (mut straight, mut detour) = ((subject.build)(), (subject.build)());
+        detour.keep_history(4);
+        push(subject, &mut *straight, 0..9);
+        push(subject, &mut *detour, 0..9);
+        push(subject, &mut *detour, 100..100 + n);
+        assert!(detour.can_roll_back(n), "{subject:?} kept history");
+        detour.roll_back(n).unwrap();
+        assert_eq!(detour.seq_len(), straight.seq_len());
+        let want = push(subject, &mut *straight, 9..11);
+        assert_eq!(push(subject, &mut *detour, 9..11), want, "{subject:?} after {n}");
+    }
+}
+
+fn a_promised_roll_back_is_exact(subject: &Subject<'_>) {
+    for len in [0, 1, 4, 7] {
+        for n in 0..=len {
+            let (mut straight, mut detour) = ((subject.build)(), (subject.build)());
+            (0..len).for_each(|t| _ = push(subject, &mut *detour, t..t + 1));
+            if !detour.can_roll_back(n) {
+                continue;
+            }
+            (0..len - n).for_each(|t| _ = push(subject, &mut *straight, t..t + 1));
+            detour.roll_back(n).unwrap();
+            let want = push(subject, &mut *straight, 70..72);
+            assert_eq!(push(subject, &mut *detour, 70..72), want, "{subject:?} {len}-{n}");
+        }
+    }
+}
+
+fn refused_roll_back_changes_nothing(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    push(subject, &mut *layer, 0..20);
+    let before: KvSpan = layer.span(1);
+    assert!(matches!(layer.roll_back(21), Err(Error::CannotRollBack { tokens: 21, .. })), "{subject:?}");
+    assert_eq!(layer.span(1), before, "{subject:?}");
+}
+
+fn rows_can_be_selected(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    for start in [0, 100] {
+        let values: Vec<f32> = (0..12).map(|i| (start + i) as f32).collect();
+        let rows = Tensor::from_data(TensorData::new(values, [2, 1, 6, 1]), subject.device);
+        layer.update(rows.clone(), rows).unwrap();
+    }
+    layer.select_rows(&[1, 0, 1]).unwrap();
+    let new = Tensor::from_data(TensorData::new(vec![90f32, 91.0, 92.0], [3, 1, 1, 1]), subject.device);
+    let (keys, _) = layer.update(new.clone(), new).unwrap().into_dense();
+    let len = keys.dims()[2];
+    let keys = floats(keys);
+    let row_ends: Vec<f32> = (0..3).map(|b| keys[b * len + len - 2]).collect();
+    assert_eq!(row_ends, [111.0, 105.0, 111.0], "{subject:?}");
+}
+
+fn a_row_that_is_not_there_is_refused(subject: &Subject<'_>) {
+    let (mut asked, mut never) = ((subject.build)(), (subject.build)());
+    push(subject, &mut *asked, 0..3);
+    push(subject, &mut *never, 0..3);
+    assert_eq!(asked.select_rows(&[0, 1]), Err(Error::NoSuchRow { row: 1, rows: 1 }), "{subject:?}");
+    let want = push(subject, &mut *never, 3..4);
+    assert_eq!(push(subject, &mut *asked, 3..4), want, "{subject:?}");
+}
+
+fn questions_survive_export(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    layer.keep_history(4);
+    push(subject, &mut *layer, 0..10);
+    push(subject, &mut *layer, 10..12);
+    let ask = |layer: &dyn KvLayer| (layer.seq_len(), layer.span(3), [0, 1, 2, 5].map(|n| layer.can_roll_back(n)));
+    let before = ask(&*layer);
+    let state = layer.export().unwrap();
+    assert_eq!(ask(&*layer), before, "{subject:?} while away");
+    layer.import(state, subject.device).unwrap();
+    assert_eq!(ask(&*layer), before, "{subject:?} back again");
+}
+
+fn export_import_is_identity(subject: &Subject<'_>) {
+    let (mut stayed, mut moved) = ((subject.build)(), (subject.build)());
+    push(subject, &mut *stayed, 0..10);
+    push(subject, &mut *moved, 0..10);
+    let state = moved.export().unwrap();
+    assert_eq!(moved.device_bytes(), 0, "{subject:?} left nothing behind");
+    moved.import(state, subject.device).unwrap();
+    let want = push(subject, &mut *stayed, 10..12);
+    assert_eq!(push(subject, &mut *moved, 10..12), want, "{subject:?}");
+}
+
+fn import_refuses_what_was_not_exported(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    push(subject, &mut *layer, 0..4);
+    let mut state = layer.export().unwrap();
+    let one_more = TensorData::new(vec![0f32], [1]);
+    state.push(one_more);
+    assert!(matches!(layer.import(state.clone(), subject.device), Err(Error::Import { .. })), "{subject:?}");
+    state.pop();
+    layer.import(state, subject.device).unwrap();
+    push(subject, &mut *layer, 4..5);
+}
+
+fn an_exported_layer_refuses_keys(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    push(subject, &mut *layer, 0..4);
+    let state = layer.export().unwrap();
+    let new = keys(subject.device, 4..5);
+    assert_eq!(layer.update(new.clone(), new).map(|_| ()), Err(Error::Exported), "{subject:?}");
+    assert_eq!(layer.select_rows(&[0]), Err(Error::Exported), "{subject:?}");
+    layer.import(state, subject.device).unwrap();
+    assert_eq!(push(subject, &mut *layer, 4..5).last(), Some(&4.0), "{subject:?}");
+}
+
+fn reset_is_new(subject: &Subject<'_>) {
+    let (mut used, mut new) = ((subject.build)(), (subject.build)());
+    push(subject, &mut *used, 50..60);
+    used.reset();
+    assert_eq!(used.device_bytes(), 0, "{subject:?}");
+    let want = push(subject, &mut *new, 0..3);
+    assert_eq!(push(subject, &mut *used, 0..3), want, "{subject:?}");
+}
+
+/// Laws of every recurrent layer. `layer` is new.
+pub fn state_conforms(layer: &mut dyn StateLayer, device: &Device) {
+    let state = |a: f32, b: f32| {
+        let one = Tensor::<3>::from_data(TensorData::new(vec![a, b], [2, 1, 1]), device);
+        (one.clone(), one)
+    };
+    let now = |layer: &mut dyn StateLayer| layer.state().unwrap().map(|(_, ssm)| floats(ssm));
+
+    layer.keep_history(4);
+    for t in 1..6 {
+        layer.store(state(t as f32, 10.0 * t as f32), 1).unwrap();
+    }
+    layer.roll_back(2).unwrap();
+    assert_eq!((layer.seq_len(), now(layer)), (3, Some(vec![3.0, 30.0])));
+
+    let host = layer.export().unwrap();
+    assert_eq!(layer.device_bytes(), 0, "{} left nothing behind", layer.name());
+    assert!(layer.can_roll_back(1), "{} answers while away", layer.name());
+    layer.import(host, device).unwrap();
+    layer.select_rows(&[1, 0]).unwrap();
+    assert_eq!(now(layer), Some(vec![30.0, 3.0]));
+    layer.roll_back(1).unwrap();
+    assert_eq!(now(layer), Some(vec![20.0, 2.0]), "the past is reordered too");
+
+    layer.reset();
+    assert_eq!((layer.seq_len(), now(layer)), (0, None));
+}
+
+/// Laws of an encoder's memory in `cache`, block 0, which is new.
+pub fn cross_conforms(cache: &mut ModelCache, device: &Device) {
+    let layer = cache.encoder(0).unwrap();
+    assert!(layer.view().unwrap().is_none());
+    let heard = keys(device, 0..5);
+    layer.fill(heard.clone(), heard.clone()).unwrap();
+    assert_eq!(layer.fill(heard.clone(), heard), Err(Error::AlreadyConditioned), "written once");
+    layer.roll_back(3).unwrap();
+    let (keys, _) = layer.view().unwrap().unwrap().into_dense();
+    assert_eq!(floats(keys), [0.0, 1.0, 2.0, 3.0, 4.0], "decoded tokens leave no trace");
+    cache.reset();
+    assert!(cache.encoder(0).unwrap().view().unwrap().is_none());
+}
+
+/// Feeds tokens `range` as one-dimensional keys; returns the keys of the view.
+fn push(subject: &Subject<'_>, layer: &mut dyn KvLayer, range: Range<usize>) -> Vec<f32> {
+    if range.is_empty() {
+        return Vec::new();
+    }
+    let new = keys(subject.device, range);
+    let (keys, _) = layer.update(new.clone(), new).unwrap().into_dense();
+    floats(keys)
+}
+
+fn keys(device: &Device, range: Range<usize>) -> Tensor<4> {
+    let shape = [1, 1, range.len(), 1];
+    Tensor::from_data(TensorData::new(range.map(|t| t as f32).collect::<Vec<_>>(), shape), device)
+}
+
+fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}

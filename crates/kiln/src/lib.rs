@@ -1,0 +1,55 @@
+//! Kiln runs language models on the GPU you own: CUDA, WebGPU through wgpu (Vulkan, Metal, DX12), or the CPU.
+//!
+//! ```no_run
+//! use kiln::{GenerationConfig, LoadOptions, Model, Plan};
+//!
+//! let model = Model::load("path/to/a/hugging-face-folder".as_ref(), LoadOptions::new("auto".parse()?)?)?;
+//! let mut cache = model.cache(&Plan::named("dynamic")?)?;
+//! let prompt = model.encode("The Constitution")?;
+//! let wanted = GenerationConfig { max_new_tokens: Some(40), ..Default::default() };
+//! for piece in model.generate_text(&mut cache, prompt, &wanted, Default::default())? {
+//!     print!("{}", piece?);
+//! }
+//! # Ok::<(), kiln::Error>(())
+//! ```
+//!
+//! A model is only weights: what a sequence leaves behind is in its [`ModelCache`], so one model serves many of them.
+#![forbid(unsafe_code)]
+
+mod folder;
+mod model;
+mod text;
+
+pub use kiln_cache::{KvStrategy, Plan, STRATEGIES};
+pub use kiln_core::{
+    Error, Result,
+    batch::Batch,
+    model::{CausalModel, Logits, TokenId},
+    model_cache::ModelCache,
+    read_back,
+};
+pub use kiln_generate::{
+    Generation, GenerationConfig, Options as GenerationOptions, Settings, Stats, Step, StopStrings, TextStream,
+    prefill, processors,
+};
+pub use kiln_kernels::device;
+pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Sizes};
+
+pub use folder::Inspection;
+pub use model::{DtypeChoice, LoadOptions, Model, Progress};
+pub use text::{GeneratedText, RunOptions, StopReason};
+
+/// Which implementation of a kernel runs.
+pub mod kernels {
+    pub use kiln_kernels::{Choice, Kernels, NormOrder, Path, Ran, shaders};
+}
+
+/// What a block remembers: for those who write a strategy or a loop of their own.
+pub mod memory {
+    pub use kiln_core::{
+        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, SsmState, StateLayer},
+        model_cache::LayerCache,
+        need::{AttentionNeed, LayerNeed, RecurrentNeed},
+        view::KvView,
+    };
+}

@@ -1,0 +1,423 @@
+//! A model on a device, with what its folder says about using it.
+
+use std::{
+    fmt,
+    path::Path,
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{DType, Device};
+use kiln_cache::Plan;
+use kiln_core::{
+    Error, Result,
+    batch::Batch,
+    model::{CausalModel, TokenId},
+    model_cache::ModelCache,
+};
+use kiln_generate::{Generation, GenerationConfig, Options, TextStream};
+use kiln_kernels::{
+    Choice, Kernels,
+    device::{self, DeviceName, Opened},
+};
+use kiln_models::{
+    RandomLlama, RandomWeights, Sizes,
+    checkpoint::{Checkpoint, Loader},
+    configure,
+};
+use tokenizers::Tokenizer;
+
+use crate::text::{GeneratedText, RunOptions};
+
+/// The type that weights, activations and caches are held in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DtypeChoice {
+    /// float16 on a GPU that computes it, else float32
+    #[default]
+    Auto,
+    F32,
+    F16,
+    Bf16,
+}
+
+impl FromStr for DtypeChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text {
+            "auto" => Self::Auto,
+            "f32" | "float32" => Self::F32,
+            "f16" | "float16" => Self::F16,
+            "bf16" | "bfloat16" => Self::Bf16,
+            _ => {
+                let known = ["auto", "f32", "f16", "bf16"].map(str::to_owned).into();
+                return Err(Error::Unknown { what: "dtype", name: text.to_owned(), known });
+            }
+        })
+    }
+}
+
+impl fmt::Display for DtypeChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        })
+    }
+}
+
+/// How far loading has come, in bytes of the weights' files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub read: u64,
+    pub total: u64,
+}
+
+/// Where and how a model is loaded.
+pub struct LoadOptions<'a> {
+    pub device: Opened,
+    pub dtype: DtypeChoice,
+    pub kernels: Choice,
+    /// Bytes of the largest tensor that is given to a kernel; the device's own limit if smaller.
+    pub largest_binding: Option<usize>,
+    pub on_progress: Option<&'a mut dyn FnMut(Progress)>,
+}
+
+impl fmt::Debug for LoadOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadOptions")
+            .field("device", &self.device)
+            .field("dtype", &self.dtype)
+            .field("kernels", &self.kernels)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LoadOptions<'_> {
+    /// The defaults on device `name`, which is opened.
+    pub fn new(name: DeviceName) -> Result<Self> {
+        Ok(Self::on(device::open(name)?))
+    }
+
+    /// The defaults on `device`.
+    pub fn on(device: Opened) -> Self {
+        let (dtype, kernels) = (DtypeChoice::Auto, Choice::Auto);
+        Self { device, dtype, kernels, largest_binding: None, on_progress: None }
+    }
+
+    /// float32 on `device`: what comparisons with transformers are made in.
+    pub fn float32(device: Opened) -> Self {
+        Self { dtype: DtypeChoice::F32, ..Self::on(device) }
+    }
+
+    fn dtype(&self) -> Result<DType> {
+        let dtype = match self.dtype {
+            DtypeChoice::Auto => self.device.natural_dtype(),
+            DtypeChoice::F32 => DType::F32,
+            DtypeChoice::F16 => DType::F16,
+            DtypeChoice::Bf16 => DType::BF16,
+        };
+        if !self.device.device.supports_dtype(dtype) {
+            let why = format!("{} does not compute {}; use f32", self.device.info.name, dtype.name());
+            return Err(Error::Setting { name: "--dtype", why });
+        }
+        Ok(dtype)
+    }
+
+    fn largest_binding(&self) -> usize {
+        let device = self.device.info.largest_binding;
+        self.largest_binding.map_or(device, |asked| asked.min(device))
+    }
+}
+
+/// A model on a device, its tokenizer, and what its folder says about generation.
+pub struct Model {
+    causal: Box<dyn CausalModel>,
+    name: String,
+    sizes: Sizes,
+    device: Opened,
+    dtype: DType,
+    kernels: Kernels,
+    tokenizer: Option<Tokenizer>,
+    generation: GenerationConfig,
+    chat_template: Option<String>,
+    parameters: u64,
+    load_time: Duration,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model").field("name", &self.name).field("sizes", &self.sizes).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Loads a Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`Error::File`] for what is missing, damaged or contradicts itself; [`Error::Unknown`] for an architecture that
+    /// is not known; [`Error::Setting`] for what the device cannot do.
+    pub fn load(folder: &Path, mut options: LoadOptions<'_>) -> Result<Self> {
+        let started = Instant::now();
+        let dtype = options.dtype()?;
+        let kernels = Kernels::new(options.kernels, &options.device.device)?;
+        let checkpoint = Checkpoint::open(folder)?;
+        let configured = configure(&checkpoint.config)?;
+        // Small files first, so that what is wrong with them is said before the long work.
+        let generation = generation_config(folder, &checkpoint)?;
+        let tokenizer = tokenizer(folder)?;
+        let chat_template = chat_template(folder)?;
+
+        let total = checkpoint.bytes();
+        let mut read = 0;
+        let mut watcher = options.on_progress.take();
+        let mut on_progress = |bytes: u64| {
+            read += bytes;
+            if let Some(watcher) = &mut watcher {
+                watcher(Progress { read, total });
+            }
+        };
+        let largest_binding = options.largest_binding();
+        let mut loader =
+            Loader::new(&checkpoint, &options.device.device, dtype, largest_binding, &mut on_progress);
+        let causal = configured.load(&mut loader, &kernels)?;
+        let parameters = loader.finish()?;
+        options.device.device.sync().map_err(|e| Error::Execution(e.to_string()))?;
+        Ok(Self {
+            causal,
+            name: folder.file_name().map_or_else(|| folder.display().to_string(), |n| n.display().to_string()),
+            sizes: configured.sizes(),
+            device: options.device,
+            dtype,
+            kernels,
+            tokenizer,
+            generation,
+            chat_template,
+            parameters,
+            load_time: started.elapsed(),
+        })
+    }
+
+    /// A Llama of random weights, made up on the device.
+    ///
+    /// # Errors
+    /// Sizes that no model can have.
+    pub fn random(sizes: &RandomLlama, options: LoadOptions<'_>) -> Result<Self> {
+        let started = Instant::now();
+        let dtype = options.dtype()?;
+        let kernels = Kernels::new(options.kernels, &options.device.device)?;
+        let configured = configure(&sizes.config())?;
+        let mut weights = RandomWeights {
+            device: options.device.device.clone(),
+            dtype,
+            largest_binding: options.largest_binding(),
+            parameters: 0,
+        };
+        let causal = configured.load(&mut weights, &kernels)?;
+        options.device.device.sync().map_err(|e| Error::Execution(e.to_string()))?;
+        Ok(Self {
+            causal,
+            name: "random".to_owned(),
+            sizes: configured.sizes(),
+            device: options.device,
+            dtype,
+            kernels,
+            tokenizer: None,
+            generation: GenerationConfig::default(),
+            chat_template: None,
+            parameters: weights.parameters,
+            load_time: started.elapsed(),
+        })
+    }
+
+    /// The weights, for a loop of one's own.
+    pub fn causal(&self) -> &dyn CausalModel {
+        &*self.causal
+    }
+
+    /// An empty cache for one sequence, or one batch of them.
+    pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
+        plan.build(&self.causal.needs())
+    }
+
+    /// The name of its folder.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device.device
+    }
+
+    /// The device and what is known of it.
+    pub fn opened(&self) -> &Opened {
+        &self.device
+    }
+
+    /// What weights and caches are held in.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Which kernels ran so far.
+    pub fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    /// Elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        self.parameters
+    }
+
+    /// Bytes of all weights on the device.
+    pub fn weight_bytes(&self) -> u64 {
+        self.parameters * self.dtype.size() as u64
+    }
+
+    /// Bytes of the weights that a step multiplies by: all but the embedding, unless it is the head too.
+    pub fn multiplied_bytes(&self) -> u64 {
+        let embedding = (self.sizes.vocab * self.sizes.hidden) as u64;
+        let only_looked_up = if self.sizes.tied { 0 } else { embedding };
+        (self.parameters - only_looked_up.min(self.parameters)) * self.dtype.size() as u64
+    }
+
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+
+    /// What the folder's `generation_config.json` says.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// The Jinja template that turns a conversation into a prompt, where the folder has one.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
+    }
+
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| Error::Prompt {
+            why: format!("{} has no tokenizer.json, so it takes token ids and no text", self.name),
+        })
+    }
+
+    /// The tokens of `text`, with the special tokens that the tokenizer adds.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
+        let encoding =
+            self.tokenizer()?.encode(text, true).map_err(|e| Error::Prompt { why: e.to_string() })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `tokens`, special tokens left out.
+    pub fn decode(&self, tokens: &[TokenId]) -> Result<String> {
+        self.tokenizer()?.decode(tokens, true).map_err(|e| Error::Prompt { why: e.to_string() })
+    }
+
+    /// Turns tokens into text piece by piece.
+    pub fn text_stream(&self) -> Result<TextStream<'_>> {
+        Ok(TextStream::new(self.tokenizer()?))
+    }
+
+    /// Generates from one prompt, or from several of any lengths, token by token.
+    ///
+    /// `wanted` overrides what the folder says, field by field.
+    ///
+    /// # Errors
+    /// An empty prompt, ids outside the vocabulary, a prompt longer than the model's positions, impossible settings.
+    pub fn generate<'a>(
+        &'a self,
+        cache: &'a mut ModelCache,
+        prompts: Vec<Vec<TokenId>>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<Generation<'a>> {
+        let mut settings = wanted.clone().merged_over(&self.generation).resolve()?;
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        let room = self.sizes.positions.saturating_sub(longest + cache.seq_len());
+        if room == 0 {
+            return Err(Error::Prompt {
+                why: format!(
+                    "the prompt has {} tokens and the model {} positions; shorten it by at least {}",
+                    longest + cache.seq_len(),
+                    self.sizes.positions,
+                    longest + cache.seq_len() + 1 - self.sizes.positions
+                ),
+            });
+        }
+        match settings.max_new_tokens {
+            None => settings.max_new_tokens = Some(room),
+            Some(asked) if asked > room => {
+                tracing::warn!(asked, room, "generating beyond the positions the model was made for");
+            }
+            Some(_) => {}
+        }
+        let pad = settings.pad_token_id.unwrap_or(0);
+        let batch = Batch::left_padded(&prompts, pad, self.device())?;
+        let options = Options {
+            settings,
+            prefill_chunk: options.prefill_chunk,
+            lookahead: self.device.is_asynchronous(),
+            keep_logits: options.keep_logits,
+            keep_scores: options.keep_scores,
+        };
+        Generation::new(self.causal(), cache, batch, prompts, options)
+    }
+
+    /// Generates text from one prompt, piece by piece; stop strings end it.
+    pub fn generate_text<'a>(
+        &'a self,
+        cache: &'a mut ModelCache,
+        prompt: Vec<TokenId>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<GeneratedText<'a>> {
+        let stream = self.text_stream()?;
+        GeneratedText::new(self.generate(cache, vec![prompt], wanted, options)?, stream)
+    }
+}
+
+/// `generation_config.json`, completed by the ids that only `config.json` has.
+fn generation_config(folder: &Path, checkpoint: &Checkpoint) -> Result<GenerationConfig> {
+    let path = folder.join("generation_config.json");
+    let from_file = match path.exists() {
+        true => GenerationConfig::from_file(&path)?,
+        false => GenerationConfig::default(),
+    };
+    let ids = |key: &str| checkpoint.config.get(key).cloned().map(|value| (key.to_owned(), value));
+    let ids = ["eos_token_id", "pad_token_id", "bos_token_id"].into_iter().filter_map(ids).collect();
+    Ok(from_file.merged_over(&GenerationConfig::from_arguments(&ids)?))
+}
+
+fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
+    let path = folder.join("tokenizer.json");
+    match path.exists() {
+        true => Tokenizer::from_file(&path).map(Some).map_err(|e| Error::File { path, why: e.to_string() }),
+        false => Ok(None),
+    }
+}
+
+/// `chat_template.jinja`, or the template inside `tokenizer_config.json`.
+fn chat_template(folder: &Path) -> Result<Option<String>> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        match path.exists() {
+            true => std::fs::read_to_string(&path)
+                .map(Some)
+                .map_err(|e| Error::File { path, why: e.to_string() }),
+            false => Ok(None),
+        }
+    };
+    if let Some(template) = read("chat_template.jinja")? {
+        return Ok(Some(template));
+    }
+    let Some(config) = read("tokenizer_config.json")? else { return Ok(None) };
+    let config: serde_json::Value = serde_json::from_str(&config)
+        .map_err(|e| Error::File { path: folder.join("tokenizer_config.json"), why: e.to_string() })?;
+    Ok(config.get("chat_template").and_then(serde_json::Value::as_str).map(str::to_owned))
+}

@@ -1,0 +1,20 @@
+//! Text from a prompt: `cargo run --release --example generate [MODEL_FOLDER]`
+
+use std::io::Write;
+
+use kiln::{GenerationConfig, LoadOptions, Model, Plan, RunOptions};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
+    let mut cache = model.cache(&Plan::named("dynamic")?)?;
+    let prompt = "The Constitution";
+    let wanted = GenerationConfig { max_new_tokens: Some(60), seed: Some(1), ..GenerationConfig::default() };
+
+    print!("{prompt}");
+    for piece in model.generate_text(&mut cache, model.encode(prompt)?, &wanted, RunOptions::default())? {
+        print!("{}", piece?);
+        std::io::stdout().flush()?;
+    }
+    println!();
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! The recorded cases, on every device and with every kind of kernel.
+
+use kiln::kernels::Choice;
+use kiln_testkit::conformance::{self, Line, Outcome, Setup, Summary};
+
+use crate::support::fixtures;
+
+fn run(version: &str, filter: &str, setup: &Setup) -> (Vec<Line>, Summary) {
+    let mut lines = Vec::new();
+    let summary = conformance::run(&fixtures(version), filter, setup, &mut |line| {
+        if !matches!(line.outcome, Outcome::Skipped { .. }) {
+            eprintln!("{} {line}", setup.device.info.name);
+        }
+        lines.push(line.clone());
+    })
+    .unwrap();
+    (lines, summary)
+}
+
+/// Cases that this build must pass, by the start of their names.
+const MUST: [&str; 13] = [
+    "llama/greedy_dynamic",
+    "llama/greedy_nocache",
+    "llama/greedy_leftpad_b2",
+    "llama/chunked_dynamic",
+    "llama/prefix_reuse",
+    "llama/repetition_penalty",
+    "llama_rope_linear/greedy",
+    "llama_rope_dynamic/greedy",
+    "llama_rope_llama3/greedy",
+    "llama_rope_yarn/greedy",
+    "llama_tied/greedy",
+    "proc/top_p",
+    "proc/repetition_penalty",
+];
+
+#[test]
+fn every_case_passes_or_is_not_implemented_yet() {
+    for (_, device) in kiln_testkit::devices::opened() {
+        let setup = Setup { device: device.clone(), kernels: Choice::Auto };
+        for version in ["4.47.1", "5.23.0"] {
+            let (lines, summary) = run(version, "", &setup);
+            assert_eq!(summary.failed, 0, "on {}", device.info.name);
+            for must in MUST {
+                let passed =
+                    |l: &Line| l.name.starts_with(must) && matches!(l.outcome, Outcome::Ok { .. });
+                assert!(lines.iter().any(passed), "{version}: {must} did not run on {}", device.info.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn forced_kernels_conform_too() {
+    for (name, device) in kiln_testkit::devices::opened() {
+        let choices: &[Choice] = match name.as_str() {
+            "cpu" => &[Choice::Definition],
+            "wgpu" => &[Choice::Definition, Choice::Cube],
+            _ => &[Choice::Definition],
+        };
+        for &kernels in choices {
+            let setup = Setup { device: device.clone(), kernels };
+            for filter in ["llama/greedy_leftpad", "llama_tied/", "llama/chunked_dynamic"] {
+                let (_, summary) = run("5.23.0", filter, &setup);
+                assert_eq!((summary.passed, summary.failed), (1, 0), "{kernels} on {name}: {filter}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_model_fails() {
+    // A runner that cannot fail proves nothing: the cases of one model, run on another's weights.
+    let folder = tempfile::tempdir().unwrap();
+    let from = fixtures("5.23.0");
+    for file in ["cases.json", "tensors.safetensors"] {
+        std::fs::copy(from.join(file), folder.path().join(file)).unwrap();
+    }
+    let to = folder.path().join("models/llama");
+    std::fs::create_dir_all(&to).unwrap();
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        // The same shapes, other rotary frequencies.
+        std::fs::copy(from.join("models/llama_rope_linear").join(file), to.join(file)).unwrap();
+    }
+    let (_, device) = &kiln_testkit::devices::opened()[0];
+    let setup = Setup { device: device.clone(), kernels: Choice::Auto };
+    let summary = conformance::run(folder.path(), "llama/greedy_dynamic", &setup, &mut |_| {}).unwrap();
+    assert_eq!(summary.failed, 1);
+}

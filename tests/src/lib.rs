@@ -1,0 +1,1 @@
+//! The tests of the workspace are in `main.rs` and its modules.

@@ -1,0 +1,10 @@
+//! Every test that runs a model or a kernel, on every device there is.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod checkpoints;
+mod conformance;
+mod kernels;
+mod laws;
+mod models;
+mod support;

@@ -1,0 +1,175 @@
+//! Models through the public API: what must agree with what, and what is refused.
+
+use kiln::{
+    Batch, Error, GenerationConfig, LoadOptions, Logits, Model, Plan, RandomLlama, RunOptions, TokenId,
+    device::{self, DeviceName, Opened},
+};
+
+use crate::support::{TINY, assert_close, batch, fixtures, floats, recorded};
+
+fn devices() -> impl Iterator<Item = &'static Opened> {
+    kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
+}
+
+fn dynamic() -> Plan {
+    Plan::named("dynamic").unwrap()
+}
+
+#[test]
+fn a_padded_row_is_the_row_alone() {
+    for opened in devices() {
+        let model = recorded("llama", opened);
+        let rows = [vec![5, 6, 7], vec![9, 8, 7, 6, 5, 4, 3, 2], vec![1]];
+        let padded = Batch::left_padded(&rows, 0, model.device()).unwrap();
+        let mut cache = model.cache(&dynamic()).unwrap();
+        let together = floats(model.causal().forward(&padded, Logits::Last, &mut cache).unwrap());
+        for (row, got) in rows.iter().zip(together.chunks(97)) {
+            let mut cache = model.cache(&dynamic()).unwrap();
+            let alone = batch(&model, std::slice::from_ref(row));
+            let alone = floats(model.causal().forward(&alone, Logits::Last, &mut cache).unwrap());
+            assert_close(got, &alone, &format!("{row:?} on {}", opened.info.name));
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_batch_generate_what_they_would_alone() {
+    for opened in devices() {
+        let model = recorded("llama", opened);
+        let prompts = vec![vec![5, 6, 7], vec![9, 8, 7, 6, 5, 4, 3, 2]];
+        let run = |prompts: Vec<Vec<TokenId>>| {
+            let rows = prompts.len();
+            let mut cache = model.cache(&dynamic()).unwrap();
+            let mut out = vec![Vec::new(); rows];
+            for step in model.generate(&mut cache, prompts, &greedy(8), RunOptions::default()).unwrap().steps() {
+                for (out, token) in out.iter_mut().zip(step.unwrap().tokens) {
+                    out.extend(token);
+                }
+            }
+            out
+        };
+        let together = run(prompts.clone());
+        for (prompt, together) in prompts.into_iter().zip(together) {
+            assert_eq!(run(vec![prompt]), [together], "on {}", opened.info.name);
+        }
+    }
+}
+
+/// Embedding and head in one piece, and cut into pieces that a small binding can hold.
+#[test]
+fn matrices_larger_than_a_binding_are_split() {
+    for opened in devices() {
+        for name in ["llama", "llama_tied"] {
+            let folder = fixtures("5.23.0").join("models").join(name);
+            let load = |largest_binding| {
+                let options = LoadOptions { largest_binding, ..LoadOptions::float32(opened.clone()) };
+                Model::load(&folder, options).unwrap()
+            };
+            let logits = |model: &Model| {
+                let mut cache = model.cache(&dynamic()).unwrap();
+                let batch = batch(model, &[vec![0, 1, 30, 31, 32, 95, 96]]);
+                floats(model.causal().forward(&batch, Logits::All, &mut cache).unwrap())
+            };
+            let whole = logits(&load(None));
+            // 97 rows of 128 bytes: in blocks of 10 rows, of 1 row, and of less than a row.
+            for limit in [1280, 128, 1] {
+                assert_close(&logits(&load(Some(limit))), &whole, &format!("{name}, {limit} bytes"));
+            }
+        }
+    }
+}
+
+#[test]
+fn float16_is_close_to_float32() {
+    for opened in devices().filter(|opened| opened.info.f16) {
+        let folder = fixtures("5.23.0").join("models/llama");
+        let options = LoadOptions { dtype: "f16".parse().unwrap(), ..LoadOptions::on(opened.clone()) };
+        let half = Model::load(&folder, options).unwrap();
+        let single = recorded("llama", opened);
+        let run = |model: &Model| {
+            let mut cache = model.cache(&dynamic()).unwrap();
+            let batch = batch(model, &[(0..20).collect()]);
+            floats(model.causal().forward(&batch, Logits::All, &mut cache).unwrap())
+        };
+        let (half, single) = (run(&half), run(&single));
+        let largest = half.iter().zip(&single).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // Logits reach about 10; 2^-11 of that a rounding, and a few dozen roundings on the way to each.
+        assert!(largest > 0.0 && largest < 10.0 * 2f32.powi(-11) * 30.0, "differs by {largest}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_said_before_it_is_tried() {
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    let model = Model::random(&RandomLlama { ..TINY }, LoadOptions::float32(opened.clone())).unwrap();
+    let mut cache = model.cache(&dynamic()).unwrap();
+    let mut refused = |prompts: Vec<Vec<TokenId>>, wanted: &GenerationConfig| {
+        model.generate(&mut cache, prompts, wanted, RunOptions::default()).map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(refused(vec![], &greedy(1)).contains("empty"));
+    assert!(refused(vec![vec![1], vec![]], &greedy(1)).contains("empty"));
+    let outside = refused(vec![vec![1, 97]], &greedy(1));
+    assert!(outside.contains("97") && outside.contains("vocabulary"), "{outside}");
+    let wrong = GenerationConfig { top_p: Some(2.0), do_sample: Some(true), ..GenerationConfig::default() };
+    assert!(refused(vec![vec![1]], &wrong).contains("top_p"));
+}
+
+#[test]
+fn a_prompt_longer_than_the_positions_is_refused() {
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    let model = recorded("llama", opened);
+    let positions = model.sizes().positions;
+    let mut cache = model.cache(&dynamic()).unwrap();
+    let error = model
+        .generate(&mut cache, vec![vec![1; positions]], &greedy(1), RunOptions::default())
+        .map(|_| ())
+        .unwrap_err();
+    assert!(matches!(&error, Error::Prompt { why } if why.contains(&format!("{positions} positions"))), "{error}");
+    // One less leaves room for one token, and no more are generated than there is room for.
+    let wanted = GenerationConfig { max_new_tokens: None, ..greedy(1) };
+    let steps = model
+        .generate(&mut cache, vec![vec![1; positions - 1]], &wanted, RunOptions::default())
+        .unwrap()
+        .steps();
+    assert_eq!(steps.count(), 1);
+}
+
+#[test]
+fn devices_that_are_not_there_are_errors() {
+    for name in ["wgpu:99", "cuda:99"] {
+        let error = device::open(name.parse::<DeviceName>().unwrap()).unwrap_err();
+        assert!(matches!(&error, Error::Device { .. }), "{error}");
+    }
+    for name in ["gpu", "wgpu:x", "cpu:1", ""] {
+        assert!(name.parse::<DeviceName>().is_err(), "{name}");
+    }
+}
+
+#[test]
+fn auto_is_never_software() {
+    let opened = device::open(DeviceName::Auto).unwrap();
+    assert_ne!(opened.info.class, device::DeviceClass::Software);
+}
+
+#[test]
+fn random_sizes_that_no_model_has_are_errors() {
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    for sizes in [
+        RandomLlama { heads: 0, ..TINY },
+        RandomLlama { kv_heads: 3, ..TINY },
+        RandomLlama { hidden: 33, ..TINY },
+        RandomLlama { layers: usize::MAX, ..TINY },
+        RandomLlama { vocab: 0, ..TINY },
+    ] {
+        assert!(Model::random(&sizes, LoadOptions::float32(opened.clone())).is_err(), "{sizes:?}");
+    }
+}
+
+fn greedy(n: usize) -> GenerationConfig {
+    GenerationConfig {
+        max_new_tokens: Some(n),
+        do_sample: Some(false),
+        eos_token_id: Some(Vec::new()),
+        ..GenerationConfig::default()
+    }
+}

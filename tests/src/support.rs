@@ -1,0 +1,55 @@
+//! Small models for tests.
+
+use std::path::PathBuf;
+
+use burn::tensor::{Tensor, TensorData};
+use kiln::{
+    Batch, LoadOptions, Logits, Model, ModelCache, RandomLlama, TokenId,
+    device::Opened,
+    kernels::Choice,
+    read_back,
+};
+
+pub(crate) const TINY: RandomLlama =
+    RandomLlama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
+
+/// A folder of fixtures.
+pub(crate) fn fixtures(version: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(format!("transformers-{version}"))
+}
+
+/// The recorded model `name`, in float32.
+pub(crate) fn recorded(name: &str, device: &Opened) -> Model {
+    let folder = fixtures("5.23.0").join("models").join(name);
+    Model::load(&folder, LoadOptions::float32(device.clone())).unwrap()
+}
+
+/// The recorded `llama`, with kernels of one kind.
+pub(crate) fn llama_with(device: &Opened, kernels: Choice) -> Model {
+    let options = LoadOptions { kernels, ..LoadOptions::float32(device.clone()) };
+    Model::load(&fixtures("5.23.0").join("models/llama"), options).unwrap()
+}
+
+/// Logits of every token of `batch`.
+pub(crate) fn forward(model: &Model, batch: &Batch, cache: &mut ModelCache) -> Vec<f32> {
+    floats(model.causal().forward(batch, Logits::All, cache).unwrap())
+}
+
+pub(crate) fn batch(model: &Model, rows: &[Vec<TokenId>]) -> Batch {
+    Batch::from_rows(rows, model.device()).unwrap()
+}
+
+pub(crate) fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    let data: TensorData = read_back::read(tensor).unwrap();
+    data.iter::<f32>().collect()
+}
+
+/// Float32 sums of up to a few hundred terms in another order, through a few layers, on logits of about 10.
+pub(crate) const CLOSE: f32 = 2e-4;
+
+#[track_caller]
+pub(crate) fn assert_close(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let largest = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(largest <= CLOSE, "{what}: differs by {largest}");
+}

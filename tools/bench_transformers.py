@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Measure prompt and decode speed of a model with Hugging Face Transformers, the way `kiln bench` measures it.
+
+    python tools/bench_transformers.py --model DIR [-p 256] [-n 64] [-r 5] [--threads N] [--dtype float32]
+                                       [--device cpu] [--cache dynamic] [--json FILE]
+    python tools/bench_transformers.py --random LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB [--save DIR] [the same options]
+
+The tests, named as in llama-bench (-p and -n take comma separated lists; 0 skips):
+
+    pp<P>        one forward over P random tokens from an empty cache, logits of the last position only; P / time
+    tg<N>        N forwards of one token each from an empty cache, greedy argmax fed back, no generate(); N / time
+    generate<N>  model.generate() from a one-token prompt to exactly N new greedy tokens; N / time
+
+Every test is run once uncounted, then -r times; the table gives mean and sample standard deviation of tokens/s.
+Creating or clearing the cache is not timed. Attention is the Transformers default (sdpa where the model has it).
+With `--cache static --device cuda`, generate() compiles the forward by itself, as it does for any user.
+
+--random makes a Llama with random weights (seed 0); --save writes it as float32 with save_pretrained, so that
+`kiln bench` can load the same folder. Needs torch and transformers >= 5. Bad input: one line on stderr, exit status 2.
+"""
+import argparse, datetime, inspect, json, os, statistics, sys, time
+
+NAMES = "layers hidden heads kv_heads inter vocab".split()
+
+
+def fail(message):
+    print(f"bench_transformers: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(message)
+
+
+def counts(text):
+    """A comma separated list of whole numbers >= 0."""
+    try: values = [int(part) for part in text.split(",")]
+    except ValueError: values = [-1]
+    if min(values) < 0: raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers >= 0")
+    return values
+
+
+def positive(text):
+    if not text.isdecimal() or int(text) < 1: raise argparse.ArgumentTypeError(f"'{text}' is not a whole number >= 1")
+    return int(text)
+
+
+def arguments():
+    ap = Parser(description=__doc__.split("\n\n")[0])
+    ap.add_argument("--model", metavar="DIR", help="a Hugging Face model folder")
+    ap.add_argument("--random", metavar=",".join(NAMES).upper(), help="a Llama of this size with random weights instead of --model")
+    ap.add_argument("--save", metavar="DIR", help="with --random: write the model here as float32")
+    ap.add_argument("-p", type=counts, default=[256], help="prompt lengths (default 256)")
+    ap.add_argument("-n", type=counts, default=[64], help="numbers of generated tokens (default 64)")
+    ap.add_argument("-r", type=positive, default=5, help="counted repetitions (default 5)")
+    ap.add_argument("--threads", type=positive, help="CPU threads (default: PyTorch's own choice)")
+    ap.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
+    ap.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    ap.add_argument("--cache", choices=["dynamic", "static"], default="dynamic")
+    ap.add_argument("--json", metavar="FILE", help="write the results here as well")
+    a = ap.parse_args()
+    if bool(a.model) == bool(a.random): fail("give either --model DIR or --random " + ",".join(NAMES).upper())
+    if a.save and not a.random: fail("--save needs --random")
+    if a.model and not os.path.isdir(a.model): fail(f"no such folder: {a.model}")
+    if a.model and not os.path.isfile(os.path.join(a.model, "config.json")): fail(f"no config.json in {a.model}")
+    if a.save and os.path.exists(a.save) and not os.path.isdir(a.save): fail(f"--save: not a folder: {a.save}")
+    folder = os.path.dirname(os.path.abspath(a.json)) if a.json else "."
+    if not os.path.isdir(folder): fail(f"--json: no such folder: {folder}")
+    return a
+
+
+def random_model(sizes, context):
+    from transformers import LlamaConfig, LlamaForCausalLM
+    try: s = dict(zip(NAMES, (int(x) for x in sizes.split(",")), strict=True))
+    except ValueError: fail(f"--random: '{sizes}' is not {','.join(NAMES).upper()}")
+    if min(s.values()) < 1: fail(f"--random: every number must be >= 1, got '{sizes}'")
+    if s["hidden"] % (2 * s["heads"]): fail("--random: HIDDEN must be a multiple of 2 * HEADS")
+    if s["heads"] % s["kv_heads"]: fail("--random: HEADS must be a multiple of KV_HEADS")
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(
+        num_hidden_layers=s["layers"], hidden_size=s["hidden"], num_attention_heads=s["heads"], num_key_value_heads=s["kv_heads"],
+        intermediate_size=s["inter"], vocab_size=s["vocab"], max_position_embeddings=max(4096, context)))
+
+
+def load(a):
+    if a.random:
+        model = random_model(a.random, max(a.p + a.n) + 1)
+        if a.save: model.save_pretrained(a.save)
+        return model.to(getattr(torch, a.dtype))
+    try:
+        if transformers.AutoConfig.from_pretrained(a.model).is_encoder_decoder: fail(f"{a.model} is an encoder-decoder model")
+        return transformers.AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype), local_files_only=True)
+    except (OSError, ValueError, KeyError) as e: fail(f"cannot load {a.model}: " + " ".join(str(e).split())[:300])
+
+
+class Bench:
+    def __init__(self, a, model):
+        self.a, self.model, self.config = a, model.to(a.device).eval(), model.config.get_text_config()
+        takes = inspect.signature(model.forward).parameters       # Mamba has another name for its cache
+        self.cache_argument = "past_key_values" if "past_key_values" in takes else "cache_params"
+        if self.cache_argument not in takes: fail(f"{type(model).__name__} takes no cache")
+        first = self.config.bos_token_id
+        self.first = first if isinstance(first, int) and 0 <= first < self.config.vocab_size else self.config.vocab_size - 1
+
+    def empty_cache(self, length):
+        """A function that gives an empty cache: a new dynamic one, or the one static buffer cleared."""
+        from transformers import DynamicCache, StaticCache
+        if self.a.cache == "dynamic": return lambda: DynamicCache(config=self.config)
+        cache = StaticCache(config=self.config, max_cache_len=length)
+        return lambda: (cache.reset(), cache)[1]
+
+    def timed(self, n, prepare, work):
+        """tokens/s of each counted repetition of `work(prepare())`, after one that is not counted."""
+        sync = torch.cuda.synchronize if self.a.device == "cuda" else lambda: None
+        samples = []
+        for _ in range(1 + self.a.r):
+            x = prepare(); sync()
+            start = time.perf_counter()
+            work(x); sync()
+            samples.append(n / (time.perf_counter() - start))
+        return samples[1:]
+
+    def step(self, ids, cache):
+        out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self.cache_argument: cache})
+        return out.logits[:, -1:].argmax(-1)
+
+    def prompt(self, n):
+        ids = torch.randint(0, self.config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0)).to(self.a.device)
+        return self.timed(n, self.empty_cache(n), lambda cache: self.step(ids, cache))
+
+    def decode(self, n):
+        def work(cache):
+            ids = self.start()
+            for _ in range(n): ids = self.step(ids, cache)
+        return self.timed(n, self.empty_cache(n), work)
+
+    def generate(self, n):
+        kw = dict(do_sample=False, min_new_tokens=n, max_new_tokens=n)
+        if self.a.cache == "static": kw["cache_implementation"] = "static"
+        def work(ids):
+            new = self.model.generate(ids, attention_mask=torch.ones_like(ids), **kw).shape[1] - 1
+            if new != n: fail(f"generate() gave {new} tokens instead of {n}")
+        return self.timed(n, self.start, work)
+
+    def start(self):
+        return torch.tensor([[self.first]], device=self.a.device)
+
+    def results(self):
+        tests = [(f"pp{n}", n, self.prompt) for n in self.a.p if n]
+        tests += [(f"{name}{n}", n, f) for n in self.a.n if n for name, f in (("tg", self.decode), ("generate", self.generate))]
+        for name, n, measure in tests:
+            s = measure(n)
+            yield dict(test=name, n=n, tokens_per_second=statistics.fmean(s), stddev=statistics.stdev(s) if len(s) > 1 else 0.0, samples=s)
+
+
+def main(a):
+    if a.device == "cuda" and not torch.cuda.is_available(): fail("--device cuda: PyTorch sees no CUDA device")
+    if a.threads: torch.set_num_threads(a.threads)
+    transformers.logging.set_verbosity_error()
+    model = load(a)
+    params = list(model.parameters())          # a tied weight counts once
+    count, size = sum(p.numel() for p in params), sum(p.numel() * p.element_size() for p in params)
+    name = f"random:{a.random}" if a.random else os.path.basename(os.path.abspath(a.model))
+    report = dict(tool="transformers", version=transformers.__version__, torch=torch.__version__,
+                  date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), device=a.device,
+                  threads=torch.get_num_threads(), dtype=a.dtype, cache=a.cache, attention=model.config._attn_implementation,
+                  model=name, params=count, bytes=size, results=[])
+    human = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+    print("| model | params | backend | threads | test | t/s |\n| --- | ---: | --- | ---: | ---: | ---: |")
+    for r in Bench(a, model).results():
+        report["results"].append(r)
+        backend = f"transformers {a.device} {a.dtype} {a.cache}"
+        print(f"| {name} | {human} | {backend} | {report['threads']} | {r['test']} | {r['tokens_per_second']:.2f} ± {r['stddev']:.2f} |", flush=True)
+    if a.json:
+        with open(a.json, "w") as f: json.dump(report, f, indent=1)
+
+
+if __name__ == "__main__":
+    args = arguments()                         # before the slow imports, so that bad input is answered at once
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    try: import torch, transformers
+    except ImportError as e: fail(f"{e}; install torch and transformers")
+    with torch.inference_mode(): main(args)
