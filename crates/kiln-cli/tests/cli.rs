@@ -117,7 +117,7 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&run(&[]), "prompt is empty");
     refused(&run(&["--model", "/nowhere", "x"]), "/nowhere");
     refused(&run(&["--cache", "elastic", "x"]), "known: dynamic, none");
-    refused(&run(&["--device", "abacus", "x"]), "known: auto, cpu");
+    refused(&kiln(&["run", "--device", "abacus", "x"]), "known: auto, cpu");
     refused(&run(&["--dtype", "f12", "x"]), "known: auto, f32");
     refused(&run(&["--kernels", "magic", "x"]), "known: auto");
     refused(&run(&["--kernels", "wgsl", "x"]), "wgpu");
@@ -125,8 +125,8 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&run(&["--file", "/nowhere"]), "/nowhere");
     refused(&run(&["--prefill-chunk", "0", "x"]), "at least 1");
     refused(&run(&["--threads", "0", "x"]), "at least 1");
-    refused(&run(&["-n", "0", "x"]), "at least 1");
-    refused(&run(&["-n", "-1", "x"]), "invalid");
+    refused(&kiln(&["run", "--device", "cpu", "-n", "0", "x"]), "at least 1");
+    refused(&kiln(&["run", "--device", "cpu", "-n=-1", "x"]), "invalid");
     refused(&run(&["--stop", "", "x"]), "stop");
     refused(&run(&["--repetition-penalty", "0", "x"]), "repetition_penalty");
     for (flag, value) in [("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "1.5"), ("--min-p", "-0.1")] {

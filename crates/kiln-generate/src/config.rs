@@ -116,7 +116,9 @@ fn read(map: &Map<String, Value>) -> Result<GenerationConfig, WrongValue> {
         min_p: value(map, "min_p")?,
         repetition_penalty: value(map, "repetition_penalty")?,
         eos_token_id: value::<OneOrMany<i64>>(map, "eos_token_id")?
-            .map(|ids| ids.into_vec().into_iter().filter_map(|id| token("eos_token_id", id).transpose()).collect())
+            .map(|ids| {
+                ids.into_vec().into_iter().filter_map(|id| token("eos_token_id", id).transpose()).collect()
+            })
             .transpose()?,
         pad_token_id: one_token(map, "pad_token_id")?,
         bos_token_id: one_token(map, "bos_token_id")?,

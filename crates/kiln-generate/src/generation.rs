@@ -269,7 +269,9 @@ impl<'a> Generation<'a> {
         match std::mem::replace(&mut self.next, Next::Nothing) {
             Next::Prompt(batch) => self.feeder.prefill(&batch, self.options.prefill_chunk),
             Next::Tokens(tokens) => self.feeder.feed(tokens, 0),
-            Next::Nothing => Err(Error::Execution("the generation was given up in the middle of a step".into())),
+            Next::Nothing => {
+                Err(Error::Execution("the generation was given up in the middle of a step".into()))
+            }
         }
     }
 
@@ -284,10 +286,13 @@ impl<'a> Generation<'a> {
     fn deliver(&mut self, chosen: Chosen) -> Result<Step> {
         if chosen.tokens.len() != self.finished.len() {
             let (rows, got) = (self.finished.len(), chosen.tokens.len());
-            return Err(Error::Execution(format!("the model gave logits for {got} rows where {rows} were fed")));
+            return Err(Error::Execution(format!(
+                "the model gave logits for {got} rows where {rows} were fed"
+            )));
         }
         let had_finished = self.finished.clone();
-        let tokens = chosen.tokens.into_iter().zip(had_finished).map(|(id, finished)| (!finished).then_some(id));
+        let tokens =
+            chosen.tokens.into_iter().zip(had_finished).map(|(id, finished)| (!finished).then_some(id));
         let tokens: Vec<Option<TokenId>> = tokens.collect();
         self.delivered += 1;
         let out_of_room = self.limit.is_some_and(|limit| self.delivered >= limit);

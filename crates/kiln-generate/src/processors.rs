@@ -61,7 +61,10 @@ pub fn by_name(name: &str, value: &Value) -> Option<Result<Box<dyn Processor>>> 
         "temperature" => number("temperature", value, positive).map(|t| boxed(Temperature(t))),
         "top_k" => match value.as_u64() {
             Some(k @ 1..) => Ok(boxed(TopK(usize::try_from(k).unwrap_or(usize::MAX)))),
-            _ => Err(Error::Setting { name: "top_k", why: format!("is {value}, must be an integer of at least 1") }),
+            _ => Err(Error::Setting {
+                name: "top_k",
+                why: format!("is {value}, must be an integer of at least 1"),
+            }),
         },
         "top_p" => number("top_p", value, fraction).map(|p| boxed(TopP(p))),
         "min_p" => number("min_p", value, fraction).map(|p| boxed(MinP(p))),

@@ -33,7 +33,8 @@ impl Sampler {
     pub fn new(seed: Option<u64>) -> Result<Self> {
         // 53 bits, so that whoever reads the seed from JSON as a float64 can repeat the run.
         let system = || SysRng.try_next_u64().map(|bits| bits >> 11);
-        let no_seed = |e| Error::Setting { name: "seed", why: format!("none is given and the system has none: {e}") };
+        let no_seed =
+            |e| Error::Setting { name: "seed", why: format!("none is given and the system has none: {e}") };
         Ok(Self { seed: seed.map_or_else(system, Ok).map_err(no_seed)?, streams: Vec::new() })
     }
 
@@ -48,22 +49,25 @@ impl Sampler {
     /// [`Error::Execution`] if the scores are no distribution: NaN, +inf, or all removed.
     pub fn sample(&mut self, row: usize, scores: &[f32]) -> Result<TokenId> {
         let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weight = |&score: &f32| (f64::from(score) - f64::from(largest)).exp();
-        let total: f64 = scores.iter().map(weight).sum();
+        // Those that were removed weigh nothing; after `top_k` that is nearly all of them.
+        let left = scores.iter().enumerate().filter(|(_, score)| **score != f32::NEG_INFINITY);
+        let weight = |score: f32| (f64::from(score) - f64::from(largest)).exp();
+        let weights: Vec<(usize, f64)> = left.map(|(id, score)| (id, weight(*score))).collect();
+        let total: f64 = weights.iter().map(|(_, weight)| weight).sum();
         // The largest alone weighs 1, whatever the others do.
         if !largest.is_finite() || !total.is_finite() {
-            return Err(Error::Execution("the model's scores are not finite; try float32 (`--dtype f32`)".into()));
+            return Err(Error::Execution(
+                "the model's scores are not finite; try float32 (`--dtype f32`)".into(),
+            ));
         }
         let target = self.uniform(row) * total;
         let mut cumulative = 0.0;
-        for (id, score) in scores.iter().enumerate() {
-            cumulative += weight(score);
-            if cumulative > target {
-                return Ok(id as TokenId);
-            }
-        }
-        // `u` is at most 1 - 2^-24 and both sums are the same additions in the same order.
-        Ok(greedy(scores))
+        let drawn = weights.iter().find(|(_, weight)| {
+            cumulative += weight;
+            cumulative > target
+        });
+        // `u` is at most 1 - 2^-24, and both sums are the same additions in the same order: one is always found.
+        Ok(drawn.map_or_else(|| greedy(scores), |(id, _)| *id as TokenId))
     }
 
     /// The next number of `row`'s stream, in [0, 1).

@@ -107,7 +107,9 @@ impl Settings {
             (Some(new), _) => Ok(Some(new)),
             (None, Some(length)) if length <= tokens => Err(setting(
                 "max_length",
-                format!("is {length} and counts the prompt, which has {tokens} tokens; raise it, or set max_new_tokens"),
+                format!(
+                    "is {length} and counts the prompt, which has {tokens} tokens; raise it, or set max_new_tokens"
+                ),
             )),
             (None, Some(length)) => Ok(Some(length - tokens)),
             (None, None) => Ok(None),

@@ -21,7 +21,10 @@ pub struct TextStream<'a> {
 impl fmt::Debug for TextStream<'_> {
     // A tokenizer prints its vocabulary.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TextStream").field("ids", &self.ids).field("prefix", &self.prefix).finish_non_exhaustive()
+        f.debug_struct("TextStream")
+            .field("ids", &self.ids)
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
     }
 }
 
@@ -36,7 +39,8 @@ impl<'a> TextStream<'a> {
     /// [`Error::Prompt`] if the tokenizer cannot decode, or takes back what it gave out.
     pub fn push(&mut self, id: TokenId) -> Result<Option<String>> {
         let (ids, prefix, prefix_index) = (&mut self.ids, &mut self.prefix, &mut self.prefix_index);
-        step_decode_stream(self.tokenizer, vec![id], true, ids, prefix, prefix_index).map_err(|e| undecodable(&*e))
+        step_decode_stream(self.tokenizer, vec![id], true, ids, prefix, prefix_index)
+            .map_err(|e| undecodable(&*e))
     }
 
     /// What was held back, incomplete characters as U+FFFD. The next token begins a new text.
@@ -84,7 +88,8 @@ impl StopStrings {
             return String::new();
         }
         self.held.push_str(piece);
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at + stop.len(), at))).min();
+        let first =
+            self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at + stop.len(), at))).min();
         let certain = match first {
             Some((_, start)) => {
                 self.found = true;
@@ -114,9 +119,9 @@ impl StopStrings {
     fn certain(&self) -> usize {
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = self.held.len().saturating_sub(longest);
-        let tail = self.held.char_indices().map(|(at, _)| at).skip_while(|&at| at < from);
-        let may_begin = |&at: &usize| self.held.get(at..).is_some_and(|t| self.stops.iter().any(|s| s.starts_with(t)));
-        tail.into_iter().find(may_begin).unwrap_or(self.held.len())
+        let mut places = self.held.char_indices().map(|(at, _)| at).skip_while(|&at| at < from);
+        let may_begin = |tail: &str| self.stops.iter().any(|stop| stop.starts_with(tail));
+        places.find(|&at| self.held.get(at..).is_some_and(may_begin)).unwrap_or(self.held.len())
     }
 }
 

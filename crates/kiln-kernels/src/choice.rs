@@ -130,7 +130,8 @@ impl Recorder {
             (Choice::Auto | Choice::Cube, Runtime::Cuda) | (Choice::Cube, Runtime::Wgpu) => Path::Cube,
             (Choice::Wgsl | Choice::Cube, _) => {
                 let devices = if choice == Choice::Wgsl { "wgpu" } else { "wgpu and cuda" };
-                let why = format!("`{choice}` runs on {devices} devices only; use `auto` or `definition` here");
+                let why =
+                    format!("`{choice}` runs on {devices} devices only; use `auto` or `definition` here");
                 return Err(Error::Setting { name: "--kernels", why });
             }
         };
@@ -139,16 +140,18 @@ impl Recorder {
 
     /// The path that `kernel` takes, counted.
     pub(crate) fn run(&self, kernel: Kernel, shape: &[usize]) -> Path {
-        let path = match self.path {
-            Path::Native => Path::Definition,
-            path => path,
+        let path = match (self.path, kernel) {
+            // What has no native code.
+            (Path::Native, Kernel::RmsNorm | Kernel::Rotary) => Path::Definition,
+            (path, _) => path,
         };
         self.record(kernel, path, shape);
         path
     }
 
     /// Whether kernels that have native code are to run it.
-    pub(crate) fn native(&self) -> bool {
+    #[cfg(feature = "cpu")]
+    pub(crate) fn is_native(&self) -> bool {
         self.path == Path::Native
     }
 

@@ -4,7 +4,7 @@ use burn::{
     backend::Cube,
     tensor::{BackendPrimitive, Tensor, kind::Basic},
 };
-use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::prelude::{AddressType, CubeCount};
 
 /// Threads of a workgroup: as many as every WebGPU device has.
@@ -20,6 +20,17 @@ where
     K: Basic + BackendPrimitive<Cube, Primitive = CubeTensor>,
 {
     tensor.try_into_primitive::<Cube>().expect("the tensors of a kernel are on its device")
+}
+
+/// Memory for a result of the shape and type of `tensor`, without gaps.
+pub(crate) fn empty_like(tensor: &CubeTensor) -> CubeTensor {
+    let (client, device) = (tensor.client.clone(), tensor.device.clone());
+    empty_device_contiguous_dtype(client, device, tensor.meta.shape().clone(), tensor.dtype)
+}
+
+/// `tensor` itself where nothing else holds its memory and no two of its elements share a place, else a copy.
+pub(crate) fn to_write(tensor: CubeTensor) -> CubeTensor {
+    if tensor.can_mut() && tensor.is_nonoverlapping() { tensor } else { tensor.copy() }
 }
 
 /// At least `groups` workgroups; kernels number them by row and return where there is nothing to do.

@@ -18,11 +18,13 @@ mod kv_append;
 #[cfg(feature = "cube")]
 mod launch;
 mod linear;
+#[cfg(feature = "cpu")]
+mod native;
 mod rms_norm;
 mod rotary;
 mod shader;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
 use kiln_core::Result;
 
 pub use choice::{Choice, Path, Ran};
@@ -68,8 +70,14 @@ impl Kernels {
     /// - x: `[batch, heads, tokens, head_dim]`, and so is the result
     /// - cos, sin: `[batch or 1, tokens, rotary_dim / 2]`, float32; rounded to the type of x before use
     pub fn rotary(&self, x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
-        self.recorder.record(Kernel::Rotary, Path::Definition, &x.dims());
-        rotary::definition(x, cos, sin)
+        let (cos, sin) = (cos.cast(FloatDType::F32), sin.cast(FloatDType::F32));
+        match self.recorder.run(Kernel::Rotary, &x.dims()) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => rotary::wgsl(x, cos, sin),
+            #[cfg(feature = "cube")]
+            Path::Cube => rotary::cube(x, cos, sin),
+            _ => rotary::definition(x, cos, sin),
+        }
     }
 
     /// Writes `new` into the slots of `buffer` from `position` on; slots beyond its capacity are not written.
@@ -82,8 +90,16 @@ impl Kernels {
     /// - new: `[batch, kv_heads, n, head_dim]`
     /// - position: `[1]`, not negative
     pub fn kv_append(&self, buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
-        self.recorder.record(Kernel::KvAppend, Path::Definition, &new.dims());
-        kv_append::definition(buffer, new, position)
+        let (new, position) = (new.cast(buffer.dtype()), position.cast(IntDType::I32));
+        match self.recorder.run(Kernel::KvAppend, &new.dims()) {
+            #[cfg(feature = "cpu")]
+            Path::Native => kv_append::native(buffer, new, position),
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => kv_append::wgsl(buffer, new, position),
+            #[cfg(feature = "cube")]
+            Path::Cube => kv_append::cube(buffer, new, position),
+            _ => kv_append::definition(buffer, new, position),
+        }
     }
 
     /// `y = x Wᵀ + b`. There is no GPU kernel: Burn's matrix products are the fast ones there, whatever the choice.
@@ -93,6 +109,13 @@ impl Kernels {
     /// - weight: `[out, in]`, as checkpoints store it
     /// - bias: `[out]`
     pub fn linear(&self, x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
+        #[cfg(feature = "cpu")]
+        if self.recorder.is_native()
+            && let Some(y) = linear::native(&x, &weight, bias.as_ref())
+        {
+            self.recorder.record(Kernel::Linear, Path::Native, &x.dims());
+            return y;
+        }
         self.recorder.record(Kernel::Linear, Path::Definition, &x.dims());
         linear::definition(x, weight, bias)
     }
@@ -105,5 +128,8 @@ impl Kernels {
 
 /// The finished text of every WGSL shader in every permutation, under a name that says which.
 pub fn shaders() -> Vec<(String, String)> {
-    [rms_norm::SHADER].iter().flat_map(shader::Shader::permutations).collect()
+    [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER]
+        .iter()
+        .flat_map(shader::Shader::permutations)
+        .collect()
 }

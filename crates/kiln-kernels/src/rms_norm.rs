@@ -34,31 +34,22 @@ pub(crate) const SHADER: Shader =
 #[cfg(feature = "wgpu")]
 pub(crate) fn wgsl(x: Tensor<3>, weight: Tensor<1>, eps: f64, order: NormOrder) -> Tensor<3> {
     use burn::backend::Cube;
-    use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 
-    use crate::launch::{Launch, primitive, strides};
+    use crate::launch::{Launch, empty_like, primitive, strides};
 
     let [rows, tokens, hidden] = x.dims();
     let (x, weight) = (primitive(x), primitive(weight));
-    let y =
-        empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), [rows, tokens, hidden].into(), x.dtype);
-    let ([x_row, x_token, x_element], [weight_element]) = (strides(&x), strides(&weight));
+    let y = empty_like(&x);
+    let ([x0, x1, x2], [weight0]) = (strides(&x), strides(&weight));
+    let vectors = rows * tokens;
+    #[rustfmt::skip]
+    let info = [
+        vectors as u32, hidden as u32, tokens as u32, u32::from(order == NormOrder::ScaleThenCast),
+        x0, x1, x2, (eps as f32).to_bits(),
+        weight0,
+    ];
     let launch = Launch::new(&SHADER, x.dtype, &y.client).reads(x).reads(weight).writes(&y);
-    let groups = rows * tokens;
-    launch.run(
-        groups,
-        &[
-            groups as u32,
-            hidden as u32,
-            tokens as u32,
-            u32::from(order == NormOrder::ScaleThenCast),
-            x_row,
-            x_token,
-            x_element,
-            (eps as f32).to_bits(),
-            weight_element,
-        ],
-    );
+    launch.run(vectors, &info);
     Tensor::from_primitive::<Cube>(y)
 }
 
@@ -68,11 +59,10 @@ pub(crate) use twin::launch as cube;
 #[cfg(feature = "cube")]
 mod twin {
     use burn::backend::{Cube, cubecl::dtype_to_storage_type};
-    use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
     use cubecl::prelude::*;
 
     use super::NormOrder;
-    use crate::launch::{LANES, address_type, count, primitive};
+    use crate::launch::{LANES, address_type, count, empty_like, primitive};
 
     #[cube(launch, address_type = "dynamic")]
     fn rms_norm<E: Float>(
@@ -101,7 +91,7 @@ mod twin {
         }
         let mut sums = Shared::<[f32]>::new_slice(LANES);
         sums[lane] = sum;
-        let mut left = LANES / 2;
+        let mut left = CUBE_DIM as usize / 2;
         while left > 0 {
             sync_cube();
             if lane < left {
@@ -132,9 +122,9 @@ mod twin {
         eps: f64,
         order: NormOrder,
     ) -> burn::tensor::Tensor<3> {
-        let dims @ [rows, tokens, _] = x.dims();
+        let [rows, tokens, _] = x.dims();
         let (x, weight) = (primitive(x), primitive(weight));
-        let y = empty_device_contiguous_dtype(x.client.clone(), x.device.clone(), dims.into(), x.dtype);
+        let y = empty_like(&x);
         let elem = dtype_to_storage_type(x.dtype);
         rms_norm::launch(
             &y.client,

@@ -66,7 +66,11 @@ impl ConfigFile {
         if let Value::Object(fields) = &mut json {
             fields.retain(|_, value| !value.is_null());
         }
-        serde_json::from_value(json).map_err(|e| self.error(&e.to_string()))
+        // Says which field it was, which serde alone does not.
+        serde_path_to_error::deserialize(json).map_err(|e| match e.path().iter().next() {
+            Some(_) => self.error(&format!("`{}`: {}", e.path(), e.inner())),
+            None => self.error(&e.inner().to_string()),
+        })
     }
 
     pub(crate) fn error(&self, why: &str) -> Error {

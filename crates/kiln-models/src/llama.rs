@@ -113,7 +113,7 @@ impl LlamaConfig {
             }
         };
         if fields.hidden_act != "silu" {
-            let why = format!("`hidden_act` is `{}`; this architecture knows: silu", fields.hidden_act);
+            let why = format!("`hidden_act` is `{}`; known: silu", fields.hidden_act);
             return Err(config.error(&why));
         }
         if !(fields.rms_norm_eps.is_finite() && fields.rms_norm_eps > 0.0) {

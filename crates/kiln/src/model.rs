@@ -180,8 +180,9 @@ impl Model {
             }
         };
         let largest_binding = options.largest_binding();
+        let copied = options.device.is_asynchronous();
         let mut loader =
-            Loader::new(&checkpoint, &options.device.device, dtype, largest_binding, &mut on_progress);
+            Loader::new(&checkpoint, &options.device.device, dtype, largest_binding, copied, &mut on_progress);
         let causal = configured.load(&mut loader, &kernels)?;
         let parameters = loader.finish()?;
         options.device.device.sync().map_err(|e| Error::Execution(e.to_string()))?;

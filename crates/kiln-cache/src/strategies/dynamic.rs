@@ -53,9 +53,9 @@ impl KvLayer for DynamicLayer {
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<KvView> {
         let (start, len) = (self.seq_len, self.seq_len + keys.dims()[2]);
         let (keys, values) = match self.kv.take()? {
-            Some((k, v)) => (append(k, keys, start), append(v, values, start)),
-            // Allocated at the second update: a prompt that is only scored never needs the room.
-            None => (keys, values),
+            Some((k, v)) if start > 0 => (append(k, keys, start), append(v, values, start)),
+            // Room is allocated at the second update: a prompt that is only scored never needs it.
+            _ => (keys, values),
         };
         self.seq_len = len;
         self.kv = Slot::Here((keys.clone(), values.clone()));

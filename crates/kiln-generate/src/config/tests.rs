@@ -26,7 +26,10 @@ fn one_and_a_list_of_one_are_the_same() {
 #[test]
 fn absent_null_and_unknown_are_no_wishes() {
     let nothing = GenerationConfig::default();
-    assert_eq!(config(json!({"top_k": null, "eos_token_id": null, "transformers_version": "5", "num_beams": 4})), nothing);
+    assert_eq!(
+        config(json!({"top_k": null, "eos_token_id": null, "transformers_version": "5", "num_beams": 4})),
+        nothing
+    );
     assert_eq!(config(json!({"pad_token_id": -1, "bos_token_id": null})), nothing);
     assert_eq!(config(json!({"eos_token_id": -1})).eos_token_id, Some(vec![]));
     assert_eq!(nothing.resolve(), Ok(Settings::default()));
@@ -58,7 +61,8 @@ fn a_file_is_read_and_its_errors_name_it() {
         std::fs::write(&path, text).expect("written");
         GenerationConfig::from_file(&path)
     };
-    let good = read(r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2], "_from": 1}"#);
+    let good =
+        read(r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2], "_from": 1}"#);
     let want = GenerationConfig {
         do_sample: Some(true),
         temperature: Some(0.6),
@@ -82,7 +86,10 @@ fn the_call_goes_before_the_file() {
     let call = config(json!({"temperature": 0.9, "max_length": 30, "eos_token_id": []}));
     let both = file.merged_with(call.clone());
     assert_eq!(both, call.merged_over(&file));
-    assert_eq!((both.temperature, both.top_k, both.eos_token_id.clone()), (Some(0.9), Some(20), Some(vec![])));
+    assert_eq!(
+        (both.temperature, both.top_k, both.eos_token_id.clone()),
+        (Some(0.9), Some(20), Some(vec![]))
+    );
     assert_eq!((both.max_new_tokens, both.max_length), (None, Some(30)), "one wish with two spellings");
 }
 
@@ -111,7 +118,8 @@ fn impossible_values_are_refused() {
 
 #[test]
 fn a_temperature_of_zero_is_greedy() {
-    let settings = config(json!({"do_sample": true, "temperature": 0, "top_p": 0.5})).resolve().expect("possible");
+    let settings =
+        config(json!({"do_sample": true, "temperature": 0, "top_p": 0.5})).resolve().expect("possible");
     assert!(!settings.do_sample);
     assert!(crate::processors::build(&settings).is_empty());
 }

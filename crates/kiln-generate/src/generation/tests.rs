@@ -20,13 +20,22 @@ fn greedy(n: usize) -> Options {
 }
 
 fn sampled(n: usize, seed: u64) -> Options {
-    let config = GenerationConfig { do_sample: Some(true), temperature: Some(3.0), top_k: Some(0), ..Default::default() };
+    let config = GenerationConfig {
+        do_sample: Some(true),
+        temperature: Some(3.0),
+        top_k: Some(0),
+        ..Default::default()
+    };
     options(GenerationConfig { max_new_tokens: Some(n), seed: Some(seed), ..config })
 }
 
 fn run(model: &Hashing, cache: &mut ModelCache, prompts: &[Vec<TokenId>], options: Options) -> Vec<Step> {
     let batch = Batch::left_padded(prompts, 0, &fake::device()).unwrap();
-    Generation::new(model, cache, batch, prompts.to_vec(), options).unwrap().steps().map(Result::unwrap).collect()
+    Generation::new(model, cache, batch, prompts.to_vec(), options)
+        .unwrap()
+        .steps()
+        .map(Result::unwrap)
+        .collect()
 }
 
 /// The tokens of `row`, which must be there until it ends and not afterwards.
@@ -70,13 +79,17 @@ fn all_ways_give_the_same_tokens() {
 
 #[test]
 fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
-    let config = GenerationConfig { repetition_penalty: Some(5.0), max_new_tokens: Some(6), ..Default::default() };
+    let config =
+        GenerationConfig { repetition_penalty: Some(5.0), max_new_tokens: Some(6), ..Default::default() };
     let options = Options { keep_logits: true, keep_scores: true, ..options(config) };
     let mut ids = PROMPT.to_vec();
     for step in run(&Hashing::default(), &mut cache::keeps(), &[PROMPT.to_vec()], options) {
         let logits = fake::logits(&ids);
         let mut scores = logits.clone();
-        crate::processors::by_name("repetition_penalty", &5.0.into()).unwrap().unwrap().apply(&ids, &mut scores);
+        crate::processors::by_name("repetition_penalty", &5.0.into())
+            .unwrap()
+            .unwrap()
+            .apply(&ids, &mut scores);
         let token = crate::sampler::greedy(&scores);
         assert_ne!(scores, logits, "the prompt counts");
         assert_eq!(step.tokens, [Some(token)]);
@@ -92,7 +105,8 @@ fn a_token_that_ends_the_text_is_the_last() {
     let end = want.iter().position(|&id| id == eos).unwrap();
     for lookahead in [false, true] {
         for keep_logits in [false, true] {
-            let config = GenerationConfig { eos_token_id: Some(vec![VOCAB as u32 + 7, eos]), ..Default::default() };
+            let config =
+                GenerationConfig { eos_token_id: Some(vec![VOCAB as u32 + 7, eos]), ..Default::default() };
             let got = one(Options { lookahead, keep_logits, ..options(config) });
             assert_eq!(got, (want[..=end].to_vec(), PROMPT.len() + end), "looks ahead: {lookahead}");
         }
@@ -152,7 +166,8 @@ fn rows_of_a_batch_are_as_if_alone() {
     {
         // Three tokens end a text here, so that rows end at different steps.
         let base = if sample { sampled(30, 11) } else { greedy(30) };
-        let settings = Settings { eos_token_id: vec![0, 8, 15], pad_token_id: Some(VOCAB as u32), ..base.settings };
+        let settings =
+            Settings { eos_token_id: vec![0, 8, 15], pad_token_id: Some(VOCAB as u32), ..base.settings };
         let options = Options { settings, lookahead, keep_logits, ..Options::default() };
         let steps = run(&Hashing::default(), &mut cache::keeps(), &prompts, options.clone());
         let lengths: Vec<usize> = (0..prompts.len()).map(|i| row(&steps, i).len()).collect();
@@ -173,7 +188,12 @@ fn rows_of_a_batch_are_as_if_alone() {
 #[test]
 fn a_seed_repeats_a_run_and_rows_draw_for_themselves() {
     let batch = |second: Vec<TokenId>, seed| {
-        run(&Hashing::default(), &mut cache::keeps(), &[PROMPT.to_vec(), second.clone(), second], sampled(20, seed))
+        run(
+            &Hashing::default(),
+            &mut cache::keeps(),
+            &[PROMPT.to_vec(), second.clone(), second],
+            sampled(20, seed),
+        )
     };
     let steps = batch(vec![6, 6], 1);
     assert_eq!(steps, batch(vec![6, 6], 1));
@@ -188,7 +208,9 @@ fn a_seed_repeats_a_run_and_rows_draw_for_themselves() {
 fn what_a_cache_forgets_is_fed_again() {
     let prompts = [PROMPT.to_vec(), vec![7, 7]];
     let want = run(&Hashing::default(), &mut cache::keeps(), &prompts, greedy(6));
-    for (lookahead, keep_logits, chunk) in [(false, false, None), (true, false, Some(2)), (false, true, Some(5))] {
+    for (lookahead, keep_logits, chunk) in
+        [(false, false, None), (true, false, Some(2)), (false, true, Some(5))]
+    {
         let model = Hashing::default();
         let options = Options { lookahead, keep_logits, prefill_chunk: chunk, ..greedy(6) };
         let mut got = run(&model, &mut cache::forgets(), &prompts, options);
@@ -223,7 +245,8 @@ fn an_error_is_the_last_thing_said() {
         let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
         let options = Options { lookahead, keep_logits, ..greedy(9) };
         let generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
-        let got: Vec<Option<Vec<Option<TokenId>>>> = generation.steps().map(|s| s.ok().map(|s| s.tokens)).collect();
+        let got: Vec<Option<Vec<Option<TokenId>>>> =
+            generation.steps().map(|s| s.ok().map(|s| s.tokens)).collect();
         let want: Vec<_> = expected(3).into_iter().map(|id| Some(vec![Some(id)])).chain([None]).collect();
         assert_eq!(got, want, "looks ahead: {lookahead}");
     }
@@ -244,10 +267,14 @@ fn impossible_prompts_are_refused() {
     assert!(refused(&[vec![1]], batch(&prompt), greedy(1)).contains("feeds 5 tokens"));
     let all_padding = Batch { left_pad: vec![5], ..batch(&prompt) };
     assert!(refused(&prompt, all_padding, greedy(1)).contains("padding"));
-    assert!(refused(&prompt, batch(&prompt), Options { prefill_chunk: Some(0), ..greedy(1) }).contains("prefill_chunk"));
+    assert!(
+        refused(&prompt, batch(&prompt), Options { prefill_chunk: Some(0), ..greedy(1) })
+            .contains("prefill_chunk")
+    );
     let short = options(GenerationConfig { max_length: Some(5), ..Default::default() });
     assert!(refused(&prompt, batch(&prompt), short).starts_with("max_length"));
-    let zero = Options { settings: Settings { temperature: 0.0, ..Settings::default() }, ..Options::default() };
+    let zero =
+        Options { settings: Settings { temperature: 0.0, ..Settings::default() }, ..Options::default() };
     assert!(refused(&prompt, batch(&prompt), zero).starts_with("temperature"), "settings are checked again");
 }
 
@@ -262,7 +289,8 @@ fn counts_are_of_tokens_not_of_padding() {
     let prompts = [PROMPT.to_vec(), vec![7]];
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::left_padded(&prompts, 0, &fake::device()).unwrap();
-    let mut steps = Generation::new(&model, &mut cache, batch, prompts.to_vec(), sampled(3, 5)).unwrap().steps();
+    let mut steps =
+        Generation::new(&model, &mut cache, batch, prompts.to_vec(), sampled(3, 5)).unwrap().steps();
     assert_eq!(steps.by_ref().count(), 3);
     let stats = steps.stats();
     assert_eq!((stats.rows, stats.prompt_tokens, stats.generated, stats.decoded()), (2, 6, 6, 4));
@@ -275,7 +303,8 @@ fn a_step_may_wait_on_any_thread() {
     fn movable<T: Send>(_: &T) {}
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
-    let mut generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], greedy(1)).unwrap();
+    let mut generation =
+        Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], greedy(1)).unwrap();
     movable(&generation);
     movable(&generation.next());
 }

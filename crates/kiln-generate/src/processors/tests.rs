@@ -32,12 +32,17 @@ fn transformers() {
             let tensor = tensors.tensor(name).expect(name);
             let (words, _) = tensor.data().as_chunks::<4>();
             let values = words.iter().map(|word| f32::from_le_bytes(*word));
-            (*tensor.shape().last().expect("a shape"), values.map(|v| if v <= -1e30 { OUT } else { v }).collect())
+            (
+                *tensor.shape().last().expect("a shape"),
+                values.map(|v| if v <= -1e30 { OUT } else { v }).collect(),
+            )
         };
         let mut seen = Vec::new();
         for case in cases["cases"].as_array().expect("cases").iter().filter(|case| case["model"] == "proc") {
             let kwargs = case["kwargs"].as_object().expect("kwargs");
-            let Some((name, value)) = kwargs.iter().find(|(name, _)| KNOWN.contains(&name.as_str())) else { continue };
+            let Some((name, value)) = kwargs.iter().find(|(name, _)| KNOWN.contains(&name.as_str())) else {
+                continue;
+            };
             let ids: Vec<Vec<u32>> = serde_json::from_value(case["input_ids"].clone()).expect("ids");
             let (vocab, mut scores) = floats("proc.scores");
             let (_, want) = floats(case["out"].as_str().expect("out"));
@@ -69,9 +74,13 @@ fn order_and_conditions_are_those_of_transformers() {
         let config: GenerationConfig = serde_json::from_value(value).expect("right types");
         build(&config.resolve().expect("possible")).iter().map(|p| p.name()).collect()
     };
-    let all = json!({"do_sample": true, "temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1});
+    let all =
+        json!({"do_sample": true, "temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1});
     assert_eq!(names(all), KNOWN, "with the 50 likeliest by default");
-    assert_eq!(names(json!({"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1})), ["repetition_penalty"]);
+    assert_eq!(
+        names(json!({"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1})),
+        ["repetition_penalty"]
+    );
     assert_eq!(names(json!({"do_sample": true, "top_k": 0})), [""; 0]);
     assert_eq!(names(json!({})), [""; 0]);
 }
@@ -93,7 +102,11 @@ fn top_k_keeps_ties_and_everything_where_k_is_large() {
 #[test]
 fn top_p_removes_the_first_of_equals_and_never_the_last() {
     let quarters = [0.0; 4];
-    assert_eq!(applied("top_p", json!(0.5), &[], &quarters), [OUT, OUT, 0.0, 0.0], "0.25 and 0.5 are at most 0.5");
+    assert_eq!(
+        applied("top_p", json!(0.5), &[], &quarters),
+        [OUT, OUT, 0.0, 0.0],
+        "0.25 and 0.5 are at most 0.5"
+    );
     assert_eq!(applied("top_p", json!(0.51), &[], &quarters), [OUT, 0.0, 0.0, 0.0]);
     assert_eq!(applied("top_p", json!(1e-9), &[], &quarters), [OUT, OUT, OUT, 0.0]);
     assert_eq!(applied("top_p", json!(0.9), &[], &[OUT, 1.0, OUT]), [OUT, 1.0, OUT]);

@@ -89,7 +89,7 @@ fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
     let found = block_on(wgpu::Instance::new(descriptor).enumerate_adapters(backends));
     // Burn counts the adapters of each class apart.
     let (mut discrete, mut integrated, mut virtual_, mut software) = (0, 0, 0, 0);
-    let mut count = |class: &mut usize| {
+    let count = |class: &mut usize| {
         *class += 1;
         *class - 1
     };

@@ -2,23 +2,26 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData, s};
 use kiln_core::{Error, Result};
 
 use super::{Checkpoint, Entry, convert::convert};
 use crate::Weights;
 
-/// Bytes that may be on their way to the device before the loader waits for it: what is under way is host memory.
-const IN_FLIGHT: usize = 32 << 20;
+/// Bytes that may be on their way to a GPU before the loader waits for it. What is under way is host memory, twice:
+/// the converted weights, and the driver's staging buffer. So larger tensors travel in blocks of rows, too.
+const IN_FLIGHT: usize = 8 << 20;
 
 /// Loads the tensors of a checkpoint one by one, and remembers which it was asked for.
 ///
-/// Host memory beyond the map is at most one tensor (or block of rows), and what is in flight.
+/// Host memory beyond the map: on the CPU none but the weights themselves, else a few times [`IN_FLIGHT`].
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     device: &'a Device,
     dtype: DType,
     largest_binding: usize,
+    /// Whether tensors are copied to memory of the device's own
+    copied: bool,
     on_progress: &'a mut dyn FnMut(u64),
     used: BTreeSet<String>,
     in_flight: usize,
@@ -32,16 +35,18 @@ impl std::fmt::Debug for Loader<'_> {
 }
 
 impl<'a> Loader<'a> {
-    /// `on_progress` is told the bytes of the file that were read, each time some were.
+    /// `copied`: whether tensors are copied to memory of the device's own. `on_progress` is told the bytes of the file
+    /// that were read, each time some were.
     pub fn new(
         checkpoint: &'a Checkpoint,
         device: &'a Device,
         dtype: DType,
         largest_binding: usize,
+        copied: bool,
         on_progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         let used = BTreeSet::new();
-        Self { checkpoint, device, dtype, largest_binding, on_progress, used, in_flight: 0, parameters: 0 }
+        Self { checkpoint, device, dtype, largest_binding, copied, on_progress, used, in_flight: 0, parameters: 0 }
     }
 
     /// Says whether every tensor of the checkpoint found its place; returns how many elements were loaded.
@@ -77,6 +82,7 @@ impl<'a> Loader<'a> {
         Ok(entry)
     }
 
+    /// `bytes` as a tensor, which is cut along its first dimension to travel.
     fn upload<const D: usize>(
         &mut self,
         name: &str,
@@ -84,21 +90,54 @@ impl<'a> Loader<'a> {
         bytes: &[u8],
         shape: [usize; D],
     ) -> Result<Tensor<D>> {
-        let data = convert(bytes, entry.dtype, self.dtype, shape.to_vec())
-            .map_err(|why| Error::File { path: self.checkpoint.path(entry), why: format!("`{name}` {why}") })?;
-        let device = self.device;
-        let dtype = self.dtype;
+        let row = shape[1..].iter().product::<usize>() * self.dtype.size();
+        let rows = if self.copied { (IN_FLIGHT / row.max(1)).max(1) } else { shape[0] };
         self.parameters += shape.iter().product::<usize>() as u64;
-        self.in_flight += shape.iter().product::<usize>() * dtype.size();
+        if rows >= shape[0] {
+            return self.send(name, entry, bytes, shape);
+        }
+        let (device, dtype) = (self.device, self.dtype);
+        let mut whole =
+            device.memory_persistent_allocations(shape, |shape| Tensor::<D>::empty(shape, (device, dtype)));
+        let row_in_file = bytes.len() / shape[0];
+        for start in (0..shape[0]).step_by(rows) {
+            let end = (start + rows).min(shape[0]);
+            let part = bytes.get(start * row_in_file..end * row_in_file).unwrap_or_default();
+            let mut part_shape = shape;
+            part_shape[0] = end - start;
+            let part = self.send(name, entry, part, part_shape)?;
+            // In place: nobody else holds the tensor.
+            whole = whole.slice_assign(s![start..end], part);
+            self.wait()?;
+        }
+        Ok(whole)
+    }
+
+    /// Converts `bytes` and starts them on their way.
+    fn send<const D: usize>(
+        &mut self,
+        name: &str,
+        entry: &Entry,
+        bytes: &[u8],
+        shape: [usize; D],
+    ) -> Result<Tensor<D>> {
+        let (device, dtype) = (self.device, self.dtype);
+        let data = convert(bytes, entry.dtype, dtype, shape.to_vec())
+            .map_err(|why| Error::File { path: self.checkpoint.path(entry), why: format!("`{name}` {why}") })?;
         let tensor = device.memory_persistent_allocations(data, |data: TensorData| {
             Tensor::<D>::from_data(data, (device, dtype))
         });
-        if self.in_flight > IN_FLIGHT {
-            self.in_flight = 0;
-            device.sync().map_err(|e| Error::Execution(e.to_string()))?;
+        self.in_flight += shape.iter().product::<usize>() * dtype.size();
+        if self.in_flight >= IN_FLIGHT {
+            self.wait()?;
         }
         (self.on_progress)(bytes.len() as u64);
         Ok(tensor)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.in_flight = 0;
+        self.device.sync().map_err(|e| Error::Execution(e.to_string()))
     }
 }
 

@@ -67,7 +67,8 @@ impl CausalModel for Hashing {
         let (keys, _) = cache.attention(0)?.update(keys.clone(), keys)?.into_dense();
         let len = keys.dims()[2];
         let keys: Vec<TokenId> = read_back::read(keys)?.iter::<f32>().map(|id| id as TokenId).collect();
-        let rows_logits = keys.chunks(len).zip(&batch.left_pad).flat_map(|(ids, &pad)| logits(&ids[pad.min(len)..]));
+        let rows_logits =
+            keys.chunks(len).zip(&batch.left_pad).flat_map(|(ids, &pad)| logits(&ids[pad.min(len)..]));
         Ok(Tensor::from_data(TensorData::new(rows_logits.collect::<Vec<_>>(), [rows, 1, VOCAB]), &device))
     }
 }
