@@ -4,10 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::DType;
 use half::{bf16, f16};
-use kiln::{
-    Error, GenerationConfig, Inspection, LoadOptions, Model, Plan, RunOptions,
-    device::Opened,
-};
+use kiln::{Error, GenerationConfig, Inspection, LoadOptions, Model, Plan, RunOptions, device::Opened};
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
@@ -61,9 +58,9 @@ fn read_tensors(folder: &Path) -> Tensors {
 }
 
 fn write_tensors(path: &Path, tensors: &Tensors) {
-    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
-        (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
-    });
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, data))| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
     safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
@@ -209,7 +206,11 @@ fn impossible_configs_are_refused() {
         ("rms_norm_eps", json!(-1.0), "rms_norm_eps"),
         ("rope_parameters", json!({"rope_type": "spiral"}), "known: default"),
         ("rope_parameters", json!({"rope_type": "linear"}), "`factor` is missing"),
-        ("rope_parameters", json!({"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0]}), "short_factor"),
+        (
+            "rope_parameters",
+            json!({"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0]}),
+            "short_factor",
+        ),
         ("rope_parameters", json!({"rope_type": "default", "rope_theta": 0.0}), "rope_theta"),
         ("rope_parameters", json!("yes"), "not understood"),
     ];

@@ -42,8 +42,7 @@ fn every_case_passes_or_is_not_implemented_yet() {
             let (lines, summary) = run(version, "", &setup);
             assert_eq!(summary.failed, 0, "on {}", device.info.name);
             for must in MUST {
-                let passed =
-                    |l: &Line| l.name.starts_with(must) && matches!(l.outcome, Outcome::Ok { .. });
+                let passed = |l: &Line| l.name.starts_with(must) && matches!(l.outcome, Outcome::Ok { .. });
                 assert!(lines.iter().any(passed), "{version}: {must} did not run on {}", device.info.name);
             }
         }

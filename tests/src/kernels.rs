@@ -84,7 +84,7 @@ fn table() -> Vec<Case> {
     cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Cut(2), n: 5, new: Cut(2), position: 3 });
 
     for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
-        for (input, output) in [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70)] {
+        for (input, output) in [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41)] {
             let bias = output % 2 == 0;
             cases.push(Linear { x: [rows, tokens, input], layout: Plain, output, bias });
         }
@@ -145,7 +145,7 @@ impl Case {
                     Swapped(a, b) => x[a] == 1 || x[b] == 1,
                     layout => layout == Plain,
                 };
-                if dtype == DType::F32 && x[0] * x[1] <= 4 && plain { Path::Native } else { Path::Definition }
+                if dtype == DType::F32 && plain { Path::Native } else { Path::Definition }
             }
             (Linear { .. }, _, _) => Path::Definition,
             (_, Choice::Wgsl, _) | (_, Choice::Auto, "wgpu") => Path::Wgsl,
@@ -252,7 +252,8 @@ fn kernels_agree_with_their_definitions() {
     let definition = Kernels::new(Choice::Definition, cpu).unwrap();
     let mut failures = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        let wanted: Vec<TensorData> = table().iter().map(|case| case.run(&definition, cpu, dtype).unwrap()).collect();
+        let wanted: Vec<TensorData> =
+            table().iter().map(|case| case.run(&definition, cpu, dtype).unwrap()).collect();
         for (name, device) in &devices {
             if !device.supports_dtype(dtype) {
                 eprintln!("{name} has no {dtype:?}");
@@ -285,9 +286,8 @@ fn difference(case: &Case, dtype: DType, got: &TensorData, want: &TensorData) ->
         pairs.map(|(i, (got, want))| (i, got, want, (got - want).abs() / case.tolerance(dtype, want)));
     // Not a number is the worst.
     let (i, got, want, times) = wrong.max_by(|a, b| a.3.total_cmp(&b.3))?;
-    let exact = got == want;
-    (!exact && !(times <= 1.0))
-        .then(|| format!("element {i} is {got}, not {want}: {times} times what is allowed"))
+    let fits = got == want || times <= 1.0;
+    (!fits).then(|| format!("element {i} is {got}, not {want}: {times} times what is allowed"))
 }
 
 #[test]

@@ -41,7 +41,9 @@ fn rows_of_a_batch_generate_what_they_would_alone() {
             let rows = prompts.len();
             let mut cache = model.cache(&dynamic()).unwrap();
             let mut out = vec![Vec::new(); rows];
-            for step in model.generate(&mut cache, prompts, &greedy(8), RunOptions::default()).unwrap().steps() {
+            for step in
+                model.generate(&mut cache, prompts, &greedy(8), RunOptions::default()).unwrap().steps()
+            {
                 for (out, token) in out.iter_mut().zip(step.unwrap().tokens) {
                     out.extend(token);
                 }
@@ -104,7 +106,11 @@ fn what_cannot_be_run_is_said_before_it_is_tried() {
     let model = Model::random(&RandomLlama { ..TINY }, LoadOptions::float32(opened.clone())).unwrap();
     let mut cache = model.cache(&dynamic()).unwrap();
     let mut refused = |prompts: Vec<Vec<TokenId>>, wanted: &GenerationConfig| {
-        model.generate(&mut cache, prompts, wanted, RunOptions::default()).map(|_| ()).unwrap_err().to_string()
+        model
+            .generate(&mut cache, prompts, wanted, RunOptions::default())
+            .map(|_| ())
+            .unwrap_err()
+            .to_string()
     };
     assert!(refused(vec![], &greedy(1)).contains("empty"));
     assert!(refused(vec![vec![1], vec![]], &greedy(1)).contains("empty"));
@@ -124,7 +130,10 @@ fn a_prompt_longer_than_the_positions_is_refused() {
         .generate(&mut cache, vec![vec![1; positions]], &greedy(1), RunOptions::default())
         .map(|_| ())
         .unwrap_err();
-    assert!(matches!(&error, Error::Prompt { why } if why.contains(&format!("{positions} positions"))), "{error}");
+    assert!(
+        matches!(&error, Error::Prompt { why } if why.contains(&format!("{positions} positions"))),
+        "{error}"
+    );
     // One less leaves room for one token, and no more are generated than there is room for.
     let wanted = GenerationConfig { max_new_tokens: None, ..greedy(1) };
     let steps = model
@@ -132,6 +141,14 @@ fn a_prompt_longer_than_the_positions_is_refused() {
         .unwrap()
         .steps();
     assert_eq!(steps.count(), 1);
+}
+
+#[test]
+fn stretched_positions_count() {
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    // 16 trained positions, stretched by 2; YaRN's config has the stretched number already.
+    assert_eq!(recorded("llama_rope_dynamic", opened).sizes().positions, 32);
+    assert_eq!(recorded("llama_rope_yarn", opened).sizes().positions, 64);
 }
 
 #[test]

@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
-    Batch, LoadOptions, Logits, Model, ModelCache, RandomLlama, TokenId,
-    device::Opened,
-    kernels::Choice,
+    Batch, LoadOptions, Logits, Model, ModelCache, RandomLlama, TokenId, device::Opened, kernels::Choice,
     read_back,
 };
 

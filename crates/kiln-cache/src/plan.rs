@@ -20,11 +20,12 @@ impl Plan {
     /// # Errors
     /// [`Error::Unknown`] with the known names.
     pub fn named(name: &str) -> Result<Self> {
-        let attention = STRATEGIES.iter().copied().find(|s| s.name() == name).ok_or_else(|| Error::Unknown {
-            what: "cache strategy",
-            name: name.to_owned(),
-            known: STRATEGIES.iter().map(|s| s.name().to_owned()).collect(),
-        })?;
+        let attention =
+            STRATEGIES.iter().copied().find(|s| s.name() == name).ok_or_else(|| Error::Unknown {
+                what: "cache strategy",
+                name: name.to_owned(),
+                known: STRATEGIES.iter().map(|s| s.name().to_owned()).collect(),
+            })?;
         Ok(Self { attention })
     }
 

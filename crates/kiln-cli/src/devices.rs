@@ -16,7 +16,8 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<ExitCode> {
         println!("{:#}", serde_json::Value::from(devices));
         return Ok(ExitCode::SUCCESS);
     }
-    let head = ["device", "class", "adapter", "api", "driver", "memory", "f16", "subgroups", "largest binding"];
+    let head =
+        ["device", "class", "adapter", "api", "driver", "memory", "f16", "subgroups", "largest binding"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(found.iter().map(row));
     println!("{}", display::table(&rows));

@@ -25,9 +25,14 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     );
     println!("vocabulary     {} tokens", sizes.vocab);
     println!("positions      {}", sizes.positions);
-    let files = if inspection.shards == 1 { "1 file".to_owned() } else { format!("{} files", inspection.shards) };
+    let files =
+        if inspection.shards == 1 { "1 file".to_owned() } else { format!("{} files", inspection.shards) };
     for (dtype, (elements, bytes)) in &inspection.by_dtype {
-        println!("weights        {} in {dtype}, {} in {files}", display::count(*elements), display::bytes(*bytes));
+        println!(
+            "weights        {} in {dtype}, {} in {files}",
+            display::count(*elements),
+            display::bytes(*bytes)
+        );
     }
     println!();
     let head = ["cache", "type", "a token", &format!("{tokens} tokens")].map(str::to_owned).to_vec();

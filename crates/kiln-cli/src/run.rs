@@ -118,8 +118,12 @@ impl Report<'_> {
         let info = &model.opened().info;
         let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
         let (prefill, decode) = (stats.prefill_time.as_secs_f64(), stats.decode_time.as_secs_f64());
-        let kernels: Vec<String> =
-            model.kernels().ran().iter().map(|ran| format!("{} {} x{}", ran.kernel, ran.path, ran.count)).collect();
+        let kernels: Vec<String> = model
+            .kernels()
+            .ran()
+            .iter()
+            .map(|ran| format!("{} {} x{}", ran.kernel, ran.path, ran.count))
+            .collect();
         format!(
             "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\
              decode   {} tokens in {:.3} s, {:.1} tokens/s\ncache    {}, {}\nkernels  {}\nseed     {}\n",

@@ -70,7 +70,9 @@ fn the_prompt_may_come_from_a_file_or_standard_input() {
 #[test]
 fn no_cache_and_chunks_change_no_token() {
     let want = stdout(&run(&["The Constitution of the United States"]));
-    for args in [["--cache", "none"], ["--prefill-chunk", "3"], ["--kernels", "definition"], ["--threads", "1"]] {
+    for args in
+        [["--cache", "none"], ["--prefill-chunk", "3"], ["--kernels", "definition"], ["--threads", "1"]]
+    {
         let output = run(&[&args[..], &["The Constitution of the United States"]].concat());
         assert_eq!(stdout(&output), want, "{args:?}: {}", stderr(&output));
     }
@@ -99,7 +101,18 @@ fn verbose_says_where_the_time_went() {
 #[test]
 fn a_seed_repeats_and_a_stop_string_stops() {
     let sample = |seed: &str| {
-        stdout(&kiln(&["run", "--device", "cpu", "-n", "20", "--seed", seed, "--temperature", "1.2", "ROMEO:"]))
+        stdout(&kiln(&[
+            "run",
+            "--device",
+            "cpu",
+            "-n",
+            "20",
+            "--seed",
+            seed,
+            "--temperature",
+            "1.2",
+            "ROMEO:",
+        ]))
     };
     assert_eq!(sample("1"), sample("1"));
     assert_ne!(sample("1"), sample("2"));
@@ -129,7 +142,9 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&kiln(&["run", "--device", "cpu", "-n=-1", "x"]), "invalid");
     refused(&run(&["--stop", "", "x"]), "stop");
     refused(&run(&["--repetition-penalty", "0", "x"]), "repetition_penalty");
-    for (flag, value) in [("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "1.5"), ("--min-p", "-0.1")] {
+    for (flag, value) in
+        [("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "1.5"), ("--min-p", "-0.1")]
+    {
         let name = flag.trim_start_matches("--").replace('-', "_");
         refused(&kiln(&["run", "--device", "cpu", flag, value, "x"]), &name);
     }
@@ -158,7 +173,8 @@ fn inspect_says_what_a_folder_holds() {
     let demo = format!("{}/../../assets/demo", env!("CARGO_MANIFEST_DIR"));
     let text = stdout(&kiln(&["inspect", &demo]));
     assert!(text.contains("llama") && text.contains("3.97 M") && text.contains("dynamic"), "{text}");
-    let report: Value = serde_json::from_str(&stdout(&kiln(&["inspect", "--json", &demo, "--ctx", "100"]))).unwrap();
+    let report: Value =
+        serde_json::from_str(&stdout(&kiln(&["inspect", "--json", &demo, "--ctx", "100"]))).unwrap();
     assert_eq!(report["parameters"], 3_967_744);
     // 5 blocks, 2 heads of 64, keys and values, float16
     let dynamic = report["caches"].as_array().unwrap().iter().find(|c| c["cache"] == "dynamic").unwrap();
@@ -192,7 +208,8 @@ fn bench_prints_what_it_is_asked_to() {
     assert_eq!(json["results"][0]["test"], "pp8");
 
     let peer = std::env::temp_dir().join(format!("kiln-peer-{}.json", std::process::id()));
-    std::fs::write(&peer, r#"{"tool": "other", "results": [{"test": "pp8", "tokens_per_second": 2.0}]}"#).unwrap();
+    std::fs::write(&peer, r#"{"tool": "other", "results": [{"test": "pp8", "tokens_per_second": 2.0}]}"#)
+        .unwrap();
     let table = stdout(&kiln(&[&small[..], &["--against", peer.to_str().unwrap()]].concat()));
     std::fs::remove_file(&peer).unwrap();
     assert!(table.contains("ratio") && table.contains("2.00"), "{table}");

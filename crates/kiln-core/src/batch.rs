@@ -26,9 +26,15 @@ impl Batch {
     pub fn from_rows(rows: &[Vec<TokenId>], device: &Device) -> Result<Self> {
         let len = rows.first().map_or(0, Vec::len);
         if len == 0 || rows.iter().any(|row| row.len() != len) {
-            return Err(Error::Prompt { why: "a batch needs rows of equal length, at least one token".into() });
+            return Err(Error::Prompt {
+                why: "a batch needs rows of equal length, at least one token".into(),
+            });
         }
-        Ok(Self { tokens: upload(rows.iter().flatten(), rows.len(), len, device), left_pad: vec![0; rows.len()], horizon: 0 })
+        Ok(Self {
+            tokens: upload(rows.iter().flatten(), rows.len(), len, device),
+            left_pad: vec![0; rows.len()],
+            horizon: 0,
+        })
     }
 
     /// Rows of any length, the shorter ones padded on the left with `pad`.
@@ -59,7 +65,12 @@ impl Batch {
     }
 }
 
-fn upload<'a>(tokens: impl Iterator<Item = &'a TokenId>, rows: usize, len: usize, device: &Device) -> Tensor<2, Int> {
+fn upload<'a>(
+    tokens: impl Iterator<Item = &'a TokenId>,
+    rows: usize,
+    len: usize,
+    device: &Device,
+) -> Tensor<2, Int> {
     // Vocabularies are capped far below 2^31 where checkpoints are read.
     let tokens: Vec<i32> = tokens.map(|&t| t as i32).collect();
     Tensor::from_data(TensorData::new(tokens, [rows, len]), device)

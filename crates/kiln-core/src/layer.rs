@@ -26,7 +26,7 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// Forgets the latest `n` tokens, as if they had never been seen.
     fn roll_back(&mut self, n: usize) -> Result<()>;
 
-    /// Promise: from the next update on, up to `n` tokens can be forgotten.
+    /// Promise: from the next update on, up to `n` tokens can be forgotten. An earlier, larger promise stays.
     fn keep_history(&mut self, n: usize);
 
     /// Back to the state of a new layer.

@@ -110,7 +110,8 @@ impl<T: Tensors> AnySlot for Slot<T> {
             .ok_or_else(|| Error::Import { why: "tensors are missing".to_owned() })?;
         for (data, &rank) in mine.iter().zip(T::RANKS) {
             if data.shape().num_dims() != rank {
-                let why = format!("a tensor of rank {} stands where rank {rank} was", data.shape().num_dims());
+                let why =
+                    format!("a tensor of rank {} stands where rank {rank} was", data.shape().num_dims());
                 return Err(Error::Import { why });
             }
         }

@@ -15,7 +15,8 @@ pub(crate) fn definition(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, 
     if n == 0 {
         return buffer;
     }
-    let slots = Tensor::<1, Int>::arange(0..capacity as i64, (&buffer.device(), position.dtype()));
+    // Not `arange`: it uploads its numbers, which a captured step must not do.
+    let slots = Tensor::<1, Int>::ones([capacity], (&buffer.device(), position.dtype())).cumsum(0) - 1;
     // Which new token a slot would get, if there are that many.
     let token = slots - position;
     let last = n as i64 - 1;

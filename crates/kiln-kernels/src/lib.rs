@@ -34,8 +34,9 @@ use choice::{Kernel, Recorder};
 
 /// The kernels of one device. A model holds them; clones share their counts.
 ///
-/// The tensors of a call are on the device that [`Kernels::new`] was given; Burn panics on others, as it does wherever
-/// devices are mixed.
+/// # Panics
+/// Tensors on another device than the one that [`Kernels::new`] was given, or of shapes that do not fit together, are a
+/// mistake of the caller's. Kernels answer it as every operation of Burn does.
 #[derive(Clone, Debug)]
 pub struct Kernels {
     recorder: Recorder,
@@ -54,6 +55,7 @@ impl Kernels {
     /// - x: `[rows, tokens, hidden]`, and so is the result
     /// - weight: `[hidden]`, cast to the type of x
     pub fn rms_norm(&self, x: Tensor<3>, weight: Tensor<1>, eps: f64, order: NormOrder) -> Tensor<3> {
+        assert_eq!(weight.dims(), [x.dims()[2]], "rms_norm: weight and x {:?}", x.dims());
         let weight = weight.cast(x.dtype());
         match self.recorder.run(Kernel::RmsNorm, &x.dims()) {
             #[cfg(feature = "wgpu")]
@@ -70,6 +72,15 @@ impl Kernels {
     /// - x: `[batch, heads, tokens, head_dim]`, and so is the result
     /// - cos, sin: `[batch or 1, tokens, rotary_dim / 2]`, float32; rounded to the type of x before use
     pub fn rotary(&self, x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {
+        let ([batch, _, tokens, head_dim], [tables, _, pairs]) = (x.dims(), cos.dims());
+        let tables_fit = (tables == 1 || tables == batch) && 2 * pairs <= head_dim;
+        assert!(
+            tables_fit && cos.dims() == [tables, tokens, pairs],
+            "rotary: cos {:?} and x {:?}",
+            cos.dims(),
+            x.dims()
+        );
+        assert_eq!(sin.dims(), cos.dims(), "rotary: sin and cos");
         let (cos, sin) = (cos.cast(FloatDType::F32), sin.cast(FloatDType::F32));
         match self.recorder.run(Kernel::Rotary, &x.dims()) {
             #[cfg(feature = "wgpu")]
@@ -88,8 +99,10 @@ impl Kernels {
     /// # Shapes
     /// - buffer: `[batch, kv_heads, capacity, head_dim]`, and so is the result
     /// - new: `[batch, kv_heads, n, head_dim]`
-    /// - position: `[1]`, not negative
+    /// - position: `[1]`, an integer of any type
     pub fn kv_append(&self, buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
+        let [batch, heads, _, head_dim] = buffer.dims();
+        assert_eq!(new.dims(), [batch, heads, new.dims()[2], head_dim], "kv_append: new and buffer");
         let (new, position) = (new.cast(buffer.dtype()), position.cast(IntDType::I32));
         match self.recorder.run(Kernel::KvAppend, &new.dims()) {
             #[cfg(feature = "cpu")]
@@ -109,6 +122,7 @@ impl Kernels {
     /// - weight: `[out, in]`, as checkpoints store it
     /// - bias: `[out]`
     pub fn linear(&self, x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
+        assert_eq!(weight.dims()[1], x.dims()[2], "linear: columns of the weight and x");
         #[cfg(feature = "cpu")]
         if self.recorder.is_native()
             && let Some(y) = linear::native(&x, &weight, bias.as_ref())
@@ -120,7 +134,7 @@ impl Kernels {
         linear::definition(x, weight, bias)
     }
 
-    /// What ran so far, here and in clones: kernels that did not run are left out.
+    /// What was launched so far, here and in clones. What a captured graph repeats is not counted again.
     pub fn ran(&self) -> Vec<Ran> {
         self.recorder.ran()
     }

@@ -95,7 +95,9 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
         Err(e) => return Err(error(e.to_string())),
     };
     if len > LARGEST_CONFIG {
-        return Err(error(format!("{len} bytes is too long for a config; at most {LARGEST_CONFIG} are read")));
+        return Err(error(format!(
+            "{len} bytes is too long for a config; at most {LARGEST_CONFIG} are read"
+        )));
     }
     let text = std::fs::read(path).map_err(|e| error(e.to_string()))?;
     serde_json::from_slice(&text).map(Some).map_err(|e| error(format!("is not valid JSON: {e}")))

@@ -36,6 +36,9 @@ pub trait Configured: fmt::Debug {
     /// One entry per block.
     fn needs(&self) -> Vec<LayerNeed>;
 
+    /// Its rotary positions, if it has any.
+    fn rope(&self) -> Option<&Rope>;
+
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
 }
 

@@ -97,14 +97,13 @@ impl LlamaConfig {
             config.check(name, value, largest)?;
         }
         let heads = fields.num_attention_heads;
-        if heads % kv_heads != 0 {
-            return Err(config.error(&format!(
-                "{heads} attention heads cannot share {kv_heads} key-value heads evenly"
-            )));
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(config
+                .error(&format!("{heads} attention heads cannot share {kv_heads} key-value heads evenly")));
         }
         let head_dim = match fields.head_dim {
             Some(head_dim) => head_dim,
-            None if fields.hidden_size % heads == 0 => fields.hidden_size / heads,
+            None if fields.hidden_size.is_multiple_of(heads) => fields.hidden_size / heads,
             None => {
                 return Err(config.error(&format!(
                     "`hidden_size` {} is not a multiple of {heads} heads, and `head_dim` is missing",
@@ -130,7 +129,7 @@ impl LlamaConfig {
                 head_dim,
                 intermediate: fields.intermediate_size,
                 vocab: fields.vocab_size,
-                positions,
+                positions: rope.stretched(positions),
                 tied: fields.tie_word_embeddings,
             },
             eps: fields.rms_norm_eps,
@@ -149,6 +148,10 @@ impl Configured for LlamaConfig {
     fn needs(&self) -> Vec<LayerNeed> {
         let Sizes { layers, kv_heads, head_dim, .. } = self.sizes;
         vec![LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window: None }); layers]
+    }
+
+    fn rope(&self) -> Option<&Rope> {
+        Some(&self.rope)
     }
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {

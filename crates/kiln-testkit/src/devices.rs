@@ -1,9 +1,12 @@
 //! Which devices the tests run on.
 
-use std::sync::OnceLock;
+use std::{
+    io::{self, Write},
+    sync::OnceLock,
+};
 
 use burn::tensor::Device;
-use kiln::device::{self, DeviceClass, DeviceName, Opened};
+use kiln::device::{self, DeviceClass, DeviceInfo, DeviceName, Opened};
 
 /// The devices to test, with their names.
 ///
@@ -34,8 +37,10 @@ pub fn opened() -> &'static [(String, Opened)] {
             }
         };
         let devices: Vec<_> = names.into_iter().map(open).collect();
-        for (name, Opened { info, .. }) in &devices {
-            eprintln!("testing on {name}: {} ({}, {})", info.adapter, info.api, info.driver);
+        for (name, opened) in &devices {
+            let DeviceInfo { adapter, api, driver, .. } = &opened.info;
+            // Not a macro: the test harness keeps what those print to itself.
+            let _ = writeln!(io::stderr(), "testing on {name}: {adapter} ({api}, {driver})");
         }
         devices
     })

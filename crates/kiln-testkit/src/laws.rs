@@ -151,7 +151,8 @@ fn questions_survive_export(subject: &Subject<'_>) {
     layer.keep_history(4);
     push(subject, &mut *layer, 0..10);
     push(subject, &mut *layer, 10..12);
-    let ask = |layer: &dyn KvLayer| (layer.seq_len(), layer.span(3), [0, 1, 2, 5].map(|n| layer.can_roll_back(n)));
+    let ask =
+        |layer: &dyn KvLayer| (layer.seq_len(), layer.span(3), [0, 1, 2, 5].map(|n| layer.can_roll_back(n)));
     let before = ask(&*layer);
     let state = layer.export().unwrap();
     assert_eq!(ask(&*layer), before, "{subject:?} while away");

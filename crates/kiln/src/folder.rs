@@ -44,9 +44,7 @@ impl Inspection {
                 LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => {
                     strategy.bytes(need, tokens, element)
                 }
-                LayerNeed::Recurrent(need) => {
-                    need.channels * (need.conv_width + need.state_dim) * element
-                }
+                LayerNeed::Recurrent(need) => need.channels * (need.conv_width + need.state_dim) * element,
                 LayerNeed::Nothing => 0,
             };
             self.needs.iter().map(block).sum()

@@ -29,8 +29,8 @@ pub use kiln_core::{
     read_back,
 };
 pub use kiln_generate::{
-    Generation, GenerationConfig, Options as GenerationOptions, Settings, Stats, Step, StopStrings, TextStream,
-    prefill, processors,
+    Generation, GenerationConfig, Options as GenerationOptions, Settings, Stats, Step, StopStrings,
+    TextStream, prefill, processors,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Sizes};

@@ -181,14 +181,23 @@ impl Model {
         };
         let largest_binding = options.largest_binding();
         let copied = options.device.is_asynchronous();
-        let mut loader =
-            Loader::new(&checkpoint, &options.device.device, dtype, largest_binding, copied, &mut on_progress);
+        let mut loader = Loader::new(
+            &checkpoint,
+            &options.device.device,
+            dtype,
+            largest_binding,
+            copied,
+            &mut on_progress,
+        );
         let causal = configured.load(&mut loader, &kernels)?;
         let parameters = loader.finish()?;
         options.device.device.sync().map_err(|e| Error::Execution(e.to_string()))?;
+        tracing::debug!(target: "kiln::memory", usage = ?options.device.device.memory_pool_usage(), "loaded");
         Ok(Self {
             causal,
-            name: folder.file_name().map_or_else(|| folder.display().to_string(), |n| n.display().to_string()),
+            name: folder
+                .file_name()
+                .map_or_else(|| folder.display().to_string(), |n| n.display().to_string()),
             sizes: configured.sizes(),
             device: options.device,
             dtype,
@@ -327,7 +336,8 @@ impl Model {
 
     /// Generates from one prompt, or from several of any lengths, token by token.
     ///
-    /// `wanted` overrides what the folder says, field by field.
+    /// `wanted` overrides what the folder says, field by field. Where `cache` holds something already, the prompts are what
+    /// follows it.
     ///
     /// # Errors
     /// An empty prompt, ids outside the vocabulary, a prompt longer than the model's positions, impossible settings.
@@ -351,6 +361,7 @@ impl Model {
                 ),
             });
         }
+        settings.max_new_tokens = settings.new_tokens(longest + cache.seq_len())?;
         match settings.max_new_tokens {
             None => settings.max_new_tokens = Some(room),
             Some(asked) if asked > room => {
@@ -358,7 +369,8 @@ impl Model {
             }
             Some(_) => {}
         }
-        let pad = settings.pad_token_id.unwrap_or(0);
+        // Padding is hidden, so any id of the vocabulary does.
+        let pad = settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0);
         let batch = Batch::left_padded(&prompts, pad, self.device())?;
         let options = Options {
             settings,
@@ -408,9 +420,9 @@ fn chat_template(folder: &Path) -> Result<Option<String>> {
     let read = |name: &str| {
         let path = folder.join(name);
         match path.exists() {
-            true => std::fs::read_to_string(&path)
-                .map(Some)
-                .map_err(|e| Error::File { path, why: e.to_string() }),
+            true => {
+                std::fs::read_to_string(&path).map(Some).map_err(|e| Error::File { path, why: e.to_string() })
+            }
             false => Ok(None),
         }
     };

@@ -4,8 +4,8 @@ use std::{process::ExitCode, time::Instant};
 
 use burn::tensor::{Int, Tensor, TensorData};
 use kiln::{
-    Batch, Error, GenerationConfig, LoadOptions, Logits, Model, ModelCache, Plan, RandomLlama, Result, RunOptions,
-    TokenId, read_back,
+    Batch, Error, GenerationConfig, LoadOptions, Logits, Model, ModelCache, Plan, RandomLlama, Result,
+    RunOptions, TokenId, read_back,
 };
 use serde::Serialize;
 
@@ -60,8 +60,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let device = load::open(&args.place)?;
     let model = match random {
         Some(sizes) => {
-            let options =
-                LoadOptions { dtype: args.place.dtype, kernels: args.place.kernels, ..LoadOptions::on(device) };
+            let options = LoadOptions {
+                dtype: args.place.dtype,
+                kernels: args.place.kernels,
+                ..LoadOptions::on(device)
+            };
             Model::random(&sizes, options)?
         }
         None => load::model(&load::folder(args.model.as_deref())?, &args.place, device)?,
@@ -83,7 +86,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let report = Report {
         tool: "kiln",
         version: env!("CARGO_PKG_VERSION"),
-        model: args.random.as_ref().map_or_else(|| model.name().to_owned(), |sizes| format!("random:{sizes}")),
+        model: args
+            .random
+            .as_ref()
+            .map_or_else(|| model.name().to_owned(), |sizes| format!("random:{sizes}")),
         params: model.parameters(),
         bytes: model.weight_bytes(),
         dtype: model.dtype().name().to_owned(),
@@ -133,7 +139,14 @@ fn measure(
     let mean = samples.iter().sum::<f64>() / samples.len() as f64;
     let squares: f64 = samples.iter().map(|s| (s - mean).powi(2)).sum();
     let stddev = (squares / (samples.len().max(2) - 1) as f64).sqrt();
-    Ok(Measured { test, n, tokens_per_second: mean, stddev, samples, bandwidth_share: floor.map(|f| f * mean) })
+    Ok(Measured {
+        test,
+        n,
+        tokens_per_second: mean,
+        stddev,
+        samples,
+        bandwidth_share: floor.map(|f| f * mean),
+    })
 }
 
 /// Seconds to feed `batch` to an empty cache and have the next token.

@@ -40,7 +40,9 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
         if let Some(peer) = peer {
             let theirs = peer.tokens_per_second(&measured.test);
             row.push(theirs.map_or_else(|| "-".to_owned(), |t| format!("{t:.2}")));
-            row.push(theirs.map_or_else(|| "-".to_owned(), |t| format!("{:.2}", measured.tokens_per_second / t)));
+            row.push(
+                theirs.map_or_else(|| "-".to_owned(), |t| format!("{:.2}", measured.tokens_per_second / t)),
+            );
         }
         rows.push(row);
     }
@@ -48,7 +50,8 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
     let line = |row: &Vec<String>| {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
         format!("| {} |", cells.join(" | "))
     };
     let rule: Vec<String> = widths.iter().map(|&width| "-".repeat(width)).collect();
@@ -58,9 +61,10 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
 }
 
 pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
-    let mut text = "model,bytes,params,device,dtype,threads,cache,test,tokens_per_second,stddev,bandwidth_share\
+    let mut text =
+        "model,bytes,params,device,dtype,threads,cache,test,tokens_per_second,stddev,bandwidth_share\
                     ,peer_tokens_per_second,ratio\n"
-        .to_owned();
+            .to_owned();
     // Names come from folders, which may hold a comma or a quote.
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     for measured in &report.results {

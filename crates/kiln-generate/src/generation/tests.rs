@@ -173,7 +173,8 @@ fn rows_of_a_batch_are_as_if_alone() {
         let lengths: Vec<usize> = (0..prompts.len()).map(|i| row(&steps, i).len()).collect();
         assert!(lengths.iter().any(|n| *n != lengths[0]), "{lengths:?}");
         for (i, prompt) in prompts.iter().enumerate().filter(|(i, _)| !sample || *i == 0) {
-            let alone = run(&Hashing::default(), &mut cache::keeps(), &[prompt.clone()], options.clone());
+            let alone =
+                run(&Hashing::default(), &mut cache::keeps(), std::slice::from_ref(prompt), options.clone());
             assert_eq!(row(&steps, i), row(&alone, 0), "row {i}");
         }
         let kept = steps.iter().filter_map(|step| step.logits.as_ref()).flatten().map(Vec::len);

@@ -109,6 +109,8 @@ fn top_p_removes_the_first_of_equals_and_never_the_last() {
     );
     assert_eq!(applied("top_p", json!(0.51), &[], &quarters), [OUT, 0.0, 0.0, 0.0]);
     assert_eq!(applied("top_p", json!(1e-9), &[], &quarters), [OUT, OUT, OUT, 0.0]);
+    // In float64, which Python computes in, 1 - 0.8 rounds to the float32 that a fifth is.
+    assert_eq!(applied("top_p", json!(0.8), &[], &[0.0; 5]), [OUT, 0.0, 0.0, 0.0, 0.0]);
     assert_eq!(applied("top_p", json!(0.9), &[], &[OUT, 1.0, OUT]), [OUT, 1.0, OUT]);
     assert_eq!(applied("top_p", json!(0.9), &[], &[OUT; 2]), [OUT; 2]);
 }

@@ -113,7 +113,9 @@ impl Opened {
     /// else float32.
     pub fn natural_dtype(&self) -> DType {
         match self.info.class {
-            DeviceClass::Discrete | DeviceClass::Integrated | DeviceClass::Virtual if self.info.f16 => DType::F16,
+            DeviceClass::Discrete | DeviceClass::Integrated | DeviceClass::Virtual if self.info.f16 => {
+                DType::F16
+            }
             _ => DType::F32,
         }
     }

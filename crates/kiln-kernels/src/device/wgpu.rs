@@ -49,9 +49,13 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
     };
     let Some(adapter) = adapters.into_iter().nth(number) else {
         let have = infos()?.len();
-        return Err(unavailable(name, format!("there are {have} adapters, numbered from 0; see `kiln devices`")));
+        return Err(unavailable(
+            name,
+            format!("there are {have} adapters, numbered from 0; see `kiln devices`"),
+        ));
     };
-    let mut opened = OPENED.lock().map_err(|_| unavailable(name, "an earlier attempt to open it panicked"))?;
+    let mut opened =
+        OPENED.lock().map_err(|_| unavailable(name, "an earlier attempt to open it panicked"))?;
     let opened = opened.get_or_insert_default();
     if let Some(device) = opened.get(&number) {
         return Ok(device.clone());
@@ -103,7 +107,9 @@ fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
             wgpu::DeviceType::IntegratedGpu => {
                 (DeviceClass::Integrated, DeviceKind::IntegratedGpu(count(&mut integrated)))
             }
-            wgpu::DeviceType::VirtualGpu => (DeviceClass::Virtual, DeviceKind::VirtualGpu(count(&mut virtual_))),
+            wgpu::DeviceType::VirtualGpu => {
+                (DeviceClass::Virtual, DeviceKind::VirtualGpu(count(&mut virtual_)))
+            }
             // Burn can name the first software adapter and no other.
             wgpu::DeviceType::Cpu if count(&mut software) == 0 => (DeviceClass::Software, DeviceKind::Cpu),
             wgpu::DeviceType::Cpu | wgpu::DeviceType::Other => continue,
@@ -119,8 +125,10 @@ fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
             memory: None,
             f16: features.contains(wgpu::Features::SHADER_F16),
             subgroups: subgroups.then_some((info.subgroup_min_size, info.subgroup_max_size)),
-            largest_binding: usize::try_from(limits.max_storage_buffer_binding_size.min(limits.max_buffer_size))
-                .unwrap_or(usize::MAX),
+            largest_binding: usize::try_from(
+                limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
+            )
+            .unwrap_or(usize::MAX),
         };
         adapters.push(Adapter { info, backend, kind });
     }

@@ -10,7 +10,7 @@ use crate::Weights;
 
 /// Bytes that may be on their way to a GPU before the loader waits for it. What is under way is host memory, twice:
 /// the converted weights, and the driver's staging buffer. So larger tensors travel in blocks of rows, too.
-const IN_FLIGHT: usize = 8 << 20;
+const IN_FLIGHT: usize = 4 << 20;
 
 /// Loads the tensors of a checkpoint one by one, and remembers which it was asked for.
 ///
@@ -46,7 +46,17 @@ impl<'a> Loader<'a> {
         on_progress: &'a mut dyn FnMut(u64),
     ) -> Self {
         let used = BTreeSet::new();
-        Self { checkpoint, device, dtype, largest_binding, copied, on_progress, used, in_flight: 0, parameters: 0 }
+        Self {
+            checkpoint,
+            device,
+            dtype,
+            largest_binding,
+            copied,
+            on_progress,
+            used,
+            in_flight: 0,
+            parameters: 0,
+        }
     }
 
     /// Says whether every tensor of the checkpoint found its place; returns how many elements were loaded.
@@ -122,8 +132,10 @@ impl<'a> Loader<'a> {
         shape: [usize; D],
     ) -> Result<Tensor<D>> {
         let (device, dtype) = (self.device, self.dtype);
-        let data = convert(bytes, entry.dtype, dtype, shape.to_vec())
-            .map_err(|why| Error::File { path: self.checkpoint.path(entry), why: format!("`{name}` {why}") })?;
+        let data = convert(bytes, entry.dtype, dtype, shape.to_vec()).map_err(|why| Error::File {
+            path: self.checkpoint.path(entry),
+            why: format!("`{name}` {why}"),
+        })?;
         let tensor = device.memory_persistent_allocations(data, |data: TensorData| {
             Tensor::<D>::from_data(data, (device, dtype))
         });

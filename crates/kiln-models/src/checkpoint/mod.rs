@@ -144,10 +144,7 @@ impl Checkpoint {
 
     /// The bytes of `entry`. Ranges were checked when the header was read.
     fn data(&self, entry: &Entry) -> &[u8] {
-        self.shards
-            .get(entry.shard)
-            .and_then(|shard| shard.map.get(entry.range.clone()))
-            .unwrap_or_default()
+        self.shards.get(entry.shard).and_then(|shard| shard.map.get(entry.range.clone())).unwrap_or_default()
     }
 
     fn path(&self, entry: &Entry) -> PathBuf {

@@ -85,7 +85,12 @@ impl Attention {
 /// `[batch, kv_heads, all, head_dim]`; `hidden` `[1 or batch, 1, new, all]` is true where a query may not look.
 ///
 /// Queries of the heads that share keys are folded into rows, so that keys are never repeated.
-fn attend(queries: Tensor<4>, keys: Tensor<4>, values: Tensor<4>, hidden: Option<Tensor<4, Bool>>) -> Tensor<4> {
+fn attend(
+    queries: Tensor<4>,
+    keys: Tensor<4>,
+    values: Tensor<4>,
+    hidden: Option<Tensor<4, Bool>>,
+) -> Tensor<4> {
     let [batch, heads, new, dim] = queries.dims();
     let [_, kv_heads, all, _] = keys.dims();
     let dtype = queries.dtype();
@@ -164,9 +169,8 @@ impl<'a> Places<'a> {
         let keys = || slots(span.start, all).reshape([1, 1, 1, all]).expand([1, 1, new, all]);
 
         let future = (new > 1).then(|| keys().greater(queries()));
-        let past = window
-            .filter(|&window| all > window)
-            .map(|window| keys().lower_equal(queries() - window as i64));
+        let past =
+            window.filter(|&window| all > window).map(|window| keys().lower_equal(queries() - window as i64));
         let padding = padded.then(|| {
             let rows = self.batch.rows();
             let pads: Vec<i32> = self.batch.left_pad.iter().map(|&pad| pad as i32).collect();

@@ -61,6 +61,9 @@ pub struct Rope {
     frequencies: Frequencies,
     /// Cosines and sines are multiplied by it.
     pub attention_scaling: f32,
+    /// How many times the config's positions it reaches: `linear` and `dynamic` leave the trained number in the config,
+    /// the others write the one that is reached.
+    stretch: f64,
 }
 
 #[derive(Clone, Debug)]
@@ -88,7 +91,7 @@ impl Rope {
         let base = positive("rope_theta", Some(p.rope_theta.unwrap_or(10000.0)))?;
         let share = positive("partial_rotary_factor", Some(p.partial_rotary_factor.unwrap_or(1.0)))?;
         let dim = (head_dim as f64 * share) as usize;
-        if dim == 0 || dim % 2 != 0 || dim > head_dim {
+        if dim == 0 || !dim.is_multiple_of(2) || dim > head_dim {
             return Err(wrong(format!("{dim} of {head_dim} dimensions cannot be rotated in pairs")));
         }
         let trained = p.original_max_position_embeddings.unwrap_or(positions);
@@ -127,11 +130,16 @@ impl Rope {
                 let factor = factor()?;
                 // Zero counts as absent.
                 let or = |value: Option<f64>, default| Some(value.filter(|&v| v != 0.0).unwrap_or(default));
-                let [fast, slow] =
-                    [positive("beta_fast", or(p.beta_fast, 32.0))?, positive("beta_slow", or(p.beta_slow, 1.0))?];
+                let [fast, slow] = [
+                    positive("beta_fast", or(p.beta_fast, 32.0))?,
+                    positive("beta_slow", or(p.beta_slow, 1.0))?,
+                ];
                 let truncate = p.truncate.unwrap_or(true);
                 let frequencies = yarn(&plain, factor, base, dim, trained as f64, [fast, slow], truncate);
-                (Frequencies::Fixed(frequencies), p.attention_factor.unwrap_or_else(|| yarn_scaling(p, factor)))
+                (
+                    Frequencies::Fixed(frequencies),
+                    p.attention_factor.unwrap_or_else(|| yarn_scaling(p, factor)),
+                )
             }
             "longrope" => {
                 let factor = factor()?;
@@ -139,9 +147,11 @@ impl Rope {
                     Some(by) if by.len() == plain.len() && by.iter().all(|f| f.is_finite() && *f > 0.0) => {
                         Ok(plain.iter().zip(by).map(|(f, &by)| f / by as f32).collect::<Vec<f32>>())
                     }
-                    Some(by) => {
-                        Err(wrong(format!("`{name}` needs {} positive numbers, has {}", plain.len(), by.len())))
-                    }
+                    Some(by) => Err(wrong(format!(
+                        "`{name}` needs {} positive numbers, has {}",
+                        plain.len(),
+                        by.len()
+                    ))),
                     None => Err(wrong(format!("`{name}` is missing"))),
                 };
                 let short = divided("short_factor", &p.short_factor)?;
@@ -155,7 +165,16 @@ impl Rope {
             }
             _ => return Err(wrong(format!("is unknown; known: {}", KNOWN.join(", ")))),
         };
-        Ok(Self { frequencies, attention_scaling: scaling as f32 })
+        let stretch = match kind {
+            "linear" | "dynamic" => p.factor.unwrap_or(1.0).max(1.0),
+            _ => 1.0,
+        };
+        Ok(Self { frequencies, attention_scaling: scaling as f32, stretch })
+    }
+
+    /// The positions that a model whose config says `positions` was made to reach.
+    pub fn stretched(&self, positions: usize) -> usize {
+        (positions as f64 * self.stretch) as usize
     }
 
     /// Radians a position for a sequence that reaches `len` positions.
@@ -171,7 +190,12 @@ impl Rope {
     }
 
     /// Cosines and sines `[rows, tokens, rotated / 2]` for positions of each row, in a sequence that reaches `len`.
-    pub(crate) fn tables(&self, positions: &[Vec<usize>], len: usize, device: &Device) -> (Tensor<3>, Tensor<3>) {
+    pub(crate) fn tables(
+        &self,
+        positions: &[Vec<usize>],
+        len: usize,
+        device: &Device,
+    ) -> (Tensor<3>, Tensor<3>) {
         let frequencies = self.inverse_frequencies(len);
         let tokens = positions.first().map_or(0, Vec::len);
         let shape = [positions.len(), tokens, frequencies.len()];
@@ -220,9 +244,8 @@ fn yarn(
     [fast, slow]: [f64; 2],
     truncate: bool,
 ) -> Vec<f32> {
-    let dimension = |turns: f64| {
-        dim as f64 * (trained / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln())
-    };
+    let dimension =
+        |turns: f64| dim as f64 * (trained / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
     let (mut low, mut high) = (dimension(fast), dimension(slow));
     if truncate {
         (low, high) = (low.floor(), high.ceil());

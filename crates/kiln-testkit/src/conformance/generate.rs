@@ -1,14 +1,13 @@
 //! Generate cases: the same tokens, the same logits at every step.
 
 use kiln::{
-    Batch, Generation, GenerationConfig, GenerationOptions, Model, Plan, Rope, TokenId,
-    models::checkpoint::Checkpoint,
+    Batch, ConfigFile, Generation, GenerationConfig, GenerationOptions, Model, Plan, TokenId, models,
 };
 
 use super::{Folder, Mismatch, case::Case, difference};
 
 pub(super) fn run(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mismatch> {
-    let mut largest = attention_scaling(folder, case, model)?;
+    let mut largest = attention_scaling(folder, case)?;
     // Once as users run it, tokens chosen on the device where they can be; once with everything written down.
     check_sequences(&generate(case, model, false)?, case)?;
     let steps = generate(case, model, true)?;
@@ -52,7 +51,10 @@ fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, M
     }
     let arguments = GenerationConfig::from_arguments(&case.kwargs)?;
     let settings = GenerationConfig { max_new_tokens: Some(case.max_new_tokens), ..arguments }
-        .merged_over(&GenerationConfig { pad_token_id: model.generation_config().pad_token_id, ..Default::default() })
+        .merged_over(&GenerationConfig {
+            pad_token_id: model.generation_config().pad_token_id,
+            ..Default::default()
+        })
         .resolve()?;
     let prompts: Vec<Vec<TokenId>> =
         case.input_ids.iter().zip(&left_pad).map(|(row, &pad)| row[pad..].to_vec()).collect();
@@ -70,7 +72,8 @@ fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, M
 
 fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {
     for (row, (want, prompt)) in case.sequences.iter().zip(&case.input_ids).enumerate() {
-        let got: Vec<TokenId> = steps.iter().map_while(|step| step.tokens.get(row).copied().flatten()).collect();
+        let got: Vec<TokenId> =
+            steps.iter().map_while(|step| step.tokens.get(row).copied().flatten()).collect();
         let want = want.get(prompt.len()..).unwrap_or_default();
         // Only a row that met an end token may stop before the others; it is filled with padding.
         let (generated, filled) = want.split_at(got.len().min(want.len()));
@@ -88,10 +91,10 @@ fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {
 }
 
 /// How far our factor of cosines and sines is from the recorded one.
-fn attention_scaling(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mismatch> {
+fn attention_scaling(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
     let Some(want) = case.attention_scaling else { return Ok(0.0) };
-    let checkpoint = Checkpoint::open(&folder.model(&case.model))?;
-    let sizes = model.sizes();
-    let rope = Rope::read(&checkpoint.config, sizes.head_dim, sizes.positions)?;
+    let config = ConfigFile::read(&folder.model(&case.model))?;
+    let configured = models::configure(&config)?;
+    let rope = configured.rope().ok_or_else(|| Mismatch::new("the model has no rotary positions"))?;
     Ok((f64::from(rope.attention_scaling) - want).abs())
 }

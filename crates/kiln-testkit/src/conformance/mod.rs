@@ -5,11 +5,7 @@
 
 use std::{fmt, path::Path};
 
-use kiln::{
-    Error, LoadOptions, Model, Result,
-    device::Opened,
-    kernels::Choice,
-};
+use kiln::{Error, LoadOptions, Model, Result, device::Opened, kernels::Choice};
 use serde::Serialize;
 
 mod case;
@@ -46,9 +42,7 @@ pub struct Line {
 
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = format!("{}/{}", self.name, self.cache);
-        let name = name.rsplit_once('/').map_or(&*name, |(name, _)| name);
-        write!(f, "{name:<44}  {:<8}  ", self.cache)?;
+        write!(f, "{:<44}  {:<8}  ", self.name, self.cache)?;
         match &self.outcome {
             Outcome::Ok { max_dlogit } => write!(f, "{max_dlogit:>9.1e}  ok"),
             Outcome::Failed { max_dlogit: Some(d), why } => write!(f, "{d:>9.1e}  FAILED: {why}"),
@@ -111,7 +105,12 @@ pub fn run(folder: &Path, filter: &str, setup: &Setup, report: &mut dyn FnMut(&L
     Ok(summary)
 }
 
-fn run_case(folder: &Folder, case: &Case, setup: &Setup, loaded: &mut Option<(String, Model)>) -> (String, Outcome) {
+fn run_case(
+    folder: &Folder,
+    case: &Case,
+    setup: &Setup,
+    loaded: &mut Option<(String, Model)>,
+) -> (String, Outcome) {
     if let Some(reason) = case.not_yet(folder) {
         return ("-".to_owned(), Outcome::Skipped { reason });
     }
@@ -126,10 +125,10 @@ fn run_case(folder: &Folder, case: &Case, setup: &Setup, loaded: &mut Option<(St
             Err(error) => return (cache.to_owned(), outcome(Err(error.into()))),
         }
     }
-    let Some((_, model)) = loaded else { unreachable!("just loaded") };
-    let result = match case.chunks.is_empty() {
-        true => generate::run(folder, case, model),
-        false => forward::run(folder, case, model),
+    let result = match loaded {
+        Some((_, model)) if case.chunks.is_empty() => generate::run(folder, case, model),
+        Some((_, model)) => forward::run(folder, case, model),
+        None => Err(Mismatch::new("its model was not loaded")),
     };
     (cache.to_owned(), outcome(result))
 }
@@ -156,9 +155,10 @@ impl Mismatch {
 fn outcome(result: Result<f64, Mismatch>) -> Outcome {
     match result {
         Ok(max_dlogit) if max_dlogit <= TOLERANCE => Outcome::Ok { max_dlogit },
-        Ok(max_dlogit) => {
-            Outcome::Failed { max_dlogit: Some(max_dlogit), why: format!("logits differ by more than {TOLERANCE:e}") }
-        }
+        Ok(max_dlogit) => Outcome::Failed {
+            max_dlogit: Some(max_dlogit),
+            why: format!("logits differ by more than {TOLERANCE:e}"),
+        },
         Err(Mismatch { max_dlogit, why }) => Outcome::Failed { max_dlogit, why },
     }
 }
