@@ -18,7 +18,7 @@ fn run(version: &str, filter: &str, setup: &Setup) -> (Vec<Line>, Summary) {
 }
 
 /// Cases that this build must pass, by the start of their names.
-const MUST: [&str; 13] = [
+const MUST: &[&str] = &[
     "llama/greedy_dynamic",
     "llama/greedy_nocache",
     "llama/greedy_leftpad_b2",
@@ -34,14 +34,25 @@ const MUST: [&str; 13] = [
     "proc/repetition_penalty",
 ];
 
+/// The same of the folder of rotary positions: lengths that cross the trained one, and a head_dim of 80.
+const MUST_ROPE: &[&str] = &[
+    "llama_rope_longrope_short/greedy_cross",
+    "llama_rope_longrope_long/greedy_long_prompt",
+    "llama_rope_longrope_nofactor/greedy_leftpad_cross",
+    "llama_rope_dynamic_other/greedy_cross",
+    "llama_rope_yarn_mscale/greedy_long",
+    "llama_rope_llama3_other/greedy",
+    "llama_wide/chunked_dynamic",
+];
+
 #[test]
 fn every_case_passes_or_is_not_implemented_yet() {
     for (_, device) in kiln_testkit::devices::opened() {
         let setup = Setup { device: device.clone(), kernels: Choice::Auto };
-        for version in ["4.47.1", "5.23.0"] {
+        for version in ["4.47.1", "5.23.0", "5.23.0-rope"] {
             let (lines, summary) = run(version, "", &setup);
             assert_eq!(summary.failed, 0, "on {}", device.info.name);
-            for must in MUST {
+            for must in if version.ends_with("rope") { MUST_ROPE } else { MUST } {
                 let passed = |l: &Line| l.name.starts_with(must) && matches!(l.outcome, Outcome::Ok { .. });
                 assert!(lines.iter().any(passed), "{version}: {must} did not run on {}", device.info.name);
             }

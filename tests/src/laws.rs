@@ -13,8 +13,8 @@ use crate::support::{assert_close, batch, forward, llama_with, recorded};
 const PROMPT: [TokenId; 11] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58];
 
 const NEEDS: [AttentionNeed; 2] = [
-    AttentionNeed { kv_heads: 1, head_dim: 1, window: None },
-    AttentionNeed { kv_heads: 1, head_dim: 1, window: Some(5) },
+    AttentionNeed { kv_heads: 2, head_dim: 2, window: None },
+    AttentionNeed { kv_heads: 2, head_dim: 2, window: Some(5) },
 ];
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {

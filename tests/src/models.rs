@@ -73,10 +73,13 @@ fn matrices_larger_than_a_binding_are_split() {
                 floats(model.causal().forward(&batch, Logits::All, &mut cache).unwrap())
             };
             let whole = logits(&load(None));
-            // 97 rows of 128 bytes: in blocks of 10 rows, of 1 row, and of less than a row.
-            for limit in [1280, 128, 1] {
+            // 97 rows of 128 bytes: in blocks of 48 rows (and one of 1), of 62, and of 96.
+            for limit in [6144, 8000, 12_415] {
                 assert_close(&logits(&load(Some(limit))), &whole, &format!("{name}, {limit} bytes"));
             }
+            let options = LoadOptions { largest_binding: Some(4095), ..LoadOptions::float32(opened.clone()) };
+            let error = Model::load(&folder, options).unwrap_err().to_string();
+            assert!(error.contains("binds at most 4095"), "other matrices are not cut: {error}");
         }
     }
 }

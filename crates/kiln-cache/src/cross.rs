@@ -16,11 +16,11 @@ pub(crate) struct WriteOnceLayer {
 
 impl CrossLayer for WriteOnceLayer {
     fn view(&mut self) -> Result<Option<KvView>> {
-        Ok(self.kv.get().cloned().map(|(keys, values)| KvView::Dense { keys, values }))
+        Ok(self.kv.get()?.cloned().map(|(keys, values)| KvView::Dense { keys, values }))
     }
 
     fn fill(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<()> {
-        if self.kv.get().is_some() {
+        if self.kv.get()?.is_some() {
             return Err(Error::AlreadyConditioned);
         }
         self.frames = keys.dims()[2];

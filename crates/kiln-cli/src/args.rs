@@ -5,9 +5,13 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{DtypeChoice, STRATEGIES, device::DeviceName, kernels::Choice};
 
-/// Runs language models on the GPU you own.
 #[derive(Debug, Parser)]
-#[command(name = "kiln", version, about, arg_required_else_help = true)]
+#[command(
+    name = "kiln",
+    version,
+    about = "Runs language models on the GPU you own",
+    arg_required_else_help = true
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -66,7 +70,7 @@ pub(crate) struct RunArgs {
     pub(crate) place: PlaceArgs,
     #[arg(short, long, default_value = "dynamic", value_name = "NAME", help = caches())]
     pub(crate) cache: String,
-    /// Prompt tokens a forward pass [default: the whole prompt]
+    /// Prompt tokens a forward pass [default: as many as scores of 256 MiB allow]
     #[arg(long, value_name = "N")]
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]

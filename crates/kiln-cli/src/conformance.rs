@@ -5,7 +5,7 @@ use std::{fs, process::ExitCode};
 use kiln::{Error, Result, device};
 use kiln_testkit::conformance::{self, Line, Setup};
 
-use crate::args::ConformanceArgs;
+use crate::{args::ConformanceArgs, display};
 
 pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
     let device = device::open(args.place.device)?;
@@ -13,9 +13,13 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
     let setup = Setup { device, kernels: args.place.kernels };
     let mut lines: Vec<Line> = Vec::new();
     let summary = conformance::run(&args.folder, &args.filter, &setup, &mut |line| {
-        println!("{line}");
+        display::say(line);
         lines.push(line.clone());
     })?;
+    if lines.is_empty() {
+        let why = format!("no case of {} has `{}` in its name", args.folder.display(), args.filter);
+        return Err(Error::Setting { name: "--filter", why });
+    }
     if let Some(path) = &args.json {
         let report = serde_json::json!({
             "device": setup.device.info.name.to_string(),
@@ -26,6 +30,6 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
         fs::write(path, format!("{report:#}\n"))
             .map_err(|e| Error::File { path: path.clone(), why: format!("cannot be written: {e}") })?;
     }
-    println!("{summary}");
+    display::say(summary);
     Ok(if summary.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -13,19 +13,19 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<ExitCode> {
     let (found, missing) = device::list();
     if args.json {
         let devices: Vec<_> = found.iter().map(json).collect();
-        println!("{:#}", serde_json::Value::from(devices));
+        display::say(format_args!("{:#}", serde_json::Value::from(devices)));
         return Ok(ExitCode::SUCCESS);
     }
     let head =
         ["device", "class", "adapter", "api", "driver", "memory", "f16", "subgroups", "largest binding"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(found.iter().map(row));
-    println!("{}", display::table(&rows));
+    display::say(format_args!("{}", display::table(&rows)));
     if let Ok(auto) = device::open(DeviceName::Auto) {
-        println!("\nauto is {}", auto.info.name);
+        display::say(format_args!("\nauto is {}", auto.info.name));
     }
     for why in missing {
-        println!("{why}");
+        display::say(format_args!("{why}"));
     }
     Ok(ExitCode::SUCCESS)
 }

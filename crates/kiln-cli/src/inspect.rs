@@ -13,28 +13,28 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let inspection = Inspection::of(&args.model)?;
     let tokens = args.ctx.unwrap_or(inspection.sizes.positions);
     if args.json {
-        println!("{:#}", json(&inspection, tokens));
+        display::say(format_args!("{:#}", json(&inspection, tokens)));
         return Ok(ExitCode::SUCCESS);
     }
     let sizes = &inspection.sizes;
-    println!("architecture   {}", inspection.model_type);
-    println!("parameters     {}", display::count(inspection.parameters));
-    println!(
+    display::say(format_args!("architecture   {}", inspection.model_type));
+    display::say(format_args!("parameters     {}", display::count(inspection.parameters)));
+    display::say(format_args!(
         "shape          {} blocks, hidden {}, {} heads, {} key-value heads, head_dim {}, intermediate {}",
         sizes.layers, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.intermediate
-    );
-    println!("vocabulary     {} tokens", sizes.vocab);
-    println!("positions      {}", sizes.positions);
+    ));
+    display::say(format_args!("vocabulary     {} tokens", sizes.vocab));
+    display::say(format_args!("positions      {}", sizes.positions));
     let files =
         if inspection.shards == 1 { "1 file".to_owned() } else { format!("{} files", inspection.shards) };
     for (dtype, (elements, bytes)) in &inspection.by_dtype {
-        println!(
+        display::say(format_args!(
             "weights        {} in {dtype}, {} in {files}",
             display::count(*elements),
             display::bytes(*bytes)
-        );
+        ));
     }
-    println!();
+    display::say("");
     let head = ["cache", "type", "a token", &format!("{tokens} tokens")].map(str::to_owned).to_vec();
     let mut rows = vec![head];
     for (name, element) in ELEMENTS {
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
             ]);
         }
     }
-    println!("{}", display::table(&rows));
+    display::say(format_args!("{}", display::table(&rows)));
     Ok(ExitCode::SUCCESS)
 }
 

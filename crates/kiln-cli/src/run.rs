@@ -31,27 +31,25 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let mut pieces = model.generate_text(&mut cache, ids, &wanted, options)?;
 
     let mut out = io::stdout().lock();
-    let mut show = |text: &str| {
-        if !args.json {
-            // A reader that went away (`| head`) is no error of ours.
-            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        }
-    };
-    if !args.no_echo {
-        show(&prompt);
-    }
+    let mut show =
+        |text: &str| args.json || out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
+    let mut heard = args.no_echo || show(&prompt);
     let mut text = String::new();
     for piece in &mut pieces {
         let piece = piece?;
-        show(&piece);
+        heard = heard && show(&piece);
         text.push_str(&piece);
+        // The reader went away (`| head`): nobody wants the rest.
+        if !heard {
+            break;
+        }
     }
     show("\n");
     let (stats, reason) = (pieces.stats(), pieces.stop_reason());
     drop(pieces);
     let report = Report { model: &model, stats: &stats, reason, cache_bytes: cache.device_bytes() as u64 };
     if args.json {
-        println!("{:#}", report.json(args, &prompt, &text));
+        display::say(format_args!("{:#}", report.json(args, &prompt, &text)));
     }
     if args.verbose {
         eprint!("{}", report.text(args));

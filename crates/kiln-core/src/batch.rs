@@ -33,7 +33,7 @@ impl Batch {
         Ok(Self {
             tokens: upload(rows.iter().flatten(), rows.len(), len, device),
             left_pad: vec![0; rows.len()],
-            horizon: 0,
+            horizon: len,
         })
     }
 

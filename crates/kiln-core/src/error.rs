@@ -27,6 +27,10 @@ pub enum Error {
     #[error("the layer's state was exported; import it before the layer is used")]
     Exported,
 
+    /// Another batch than the one the cache was filled with. Nothing was stored.
+    #[error("the cache holds {rows} rows and {given} are fed; reset it, or select as many rows first")]
+    WrongRows { rows: usize, given: usize },
+
     /// A batch row that is not there.
     #[error("row {row} is asked for, but the cache has rows 0 to {}", .rows.saturating_sub(1))]
     NoSuchRow { row: usize, rows: usize },

@@ -52,26 +52,45 @@ pub trait CacheLayer: fmt::Debug + Send {
     ///
     /// [`import`]: CacheLayer::import
     fn export(&mut self) -> Result<Vec<TensorData>> {
+        let host = self.read()?;
+        self.release();
+        Ok(host)
+    }
+
+    /// The first half of [`export`](CacheLayer::export): copies all tensors to the host; they stay.
+    fn read(&mut self) -> Result<Vec<TensorData>> {
         self.compact();
         let mut host = Vec::new();
         self.slots().into_iter().try_for_each(|slot| slot.read(&mut host))?;
-        self.slots_mut().into_iter().for_each(|slot| slot.release());
         Ok(host)
+    }
+
+    /// The second half: gives up the device's copy of what was read.
+    fn release(&mut self) {
+        self.slots_mut().into_iter().for_each(|slot| slot.release());
     }
 
     /// Puts back what [`export`](CacheLayer::export) returned.
     ///
     /// # Errors
-    /// [`Error::Import`] where the data are not as many, or not of the rank, that were exported.
+    /// What [`check`](CacheLayer::check) says.
     fn import(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()> {
-        let mut rest = host.as_slice();
-        self.slots().into_iter().try_for_each(|slot| slot.check(&mut rest))?;
-        if !rest.is_empty() {
-            return Err(Error::Import { why: format!("{} tensors are left over", rest.len()) });
-        }
+        self.check(&host)?;
         let mut host = host.into_iter();
         self.slots_mut().into_iter().for_each(|slot| slot.import(&mut host, device));
         Ok(())
+    }
+
+    /// Whether `host` is what was exported.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where the data are not as many, or not of the shape and type, that were.
+    fn check(&self, mut host: &[TensorData]) -> Result<()> {
+        self.slots().into_iter().try_for_each(|slot| slot.check(&mut host))?;
+        match host.len() {
+            0 => Ok(()),
+            left => Err(Error::Import { why: format!("{left} tensors are left over") }),
+        }
     }
 
     /// Gives up room that was allocated ahead of need.

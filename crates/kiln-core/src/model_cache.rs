@@ -93,7 +93,9 @@ impl ModelCache {
 
     /// Moves everything to host memory, one entry a memory; only [`import`](Self::import) may follow.
     pub fn export(&mut self) -> Result<Vec<Vec<TensorData>>> {
-        self.parts_mut().map(|part| part.export()).collect()
+        let host = self.parts_mut().map(|part| part.read()).collect::<Result<_>>()?;
+        self.parts_mut().for_each(|part| part.release());
+        Ok(host)
     }
 
     /// Puts back what [`export`](Self::export) returned.
@@ -102,6 +104,7 @@ impl ModelCache {
         if host.len() != parts {
             return Err(Error::Import { why: format!("{} layers stand where {parts} were", host.len()) });
         }
+        self.parts().zip(&host).try_for_each(|(part, state)| part.check(state))?;
         self.parts_mut().zip(host).try_for_each(|(part, state)| part.import(state, device))
     }
 

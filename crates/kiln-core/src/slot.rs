@@ -2,19 +2,21 @@
 
 use std::fmt;
 
-use burn::tensor::{Device, Int, Tensor, TensorData, kind::Basic};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic};
 
 use crate::{Error, Result, read_back};
 
+/// Shape and type of a tensor that is away.
+pub type Outline = (Vec<usize>, DType);
+
 /// A tensor, or a few that belong together, first dimension the batch.
 pub trait Tensors: fmt::Debug + Clone + Send + Sized {
-    /// Rank of each tensor, in the order of [`to_host`](Tensors::to_host).
-    const RANKS: &'static [usize];
-
+    /// What [`from_host`](Tensors::from_host) must be given back, in the order of [`to_host`](Tensors::to_host).
+    fn outlines(&self) -> Vec<Outline>;
     fn rows(&self) -> usize;
     fn select_rows(self, rows: &[usize]) -> Self;
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
-    /// `None` where there are too few; ranks were checked before.
+    /// `None` where there are too few; outlines were checked before.
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self>;
     fn bytes(&self) -> usize;
 }
@@ -25,7 +27,7 @@ pub enum Slot<T> {
     #[default]
     Empty,
     Here(T),
-    Away,
+    Away(Vec<Outline>),
 }
 
 impl<T> Slot<T> {
@@ -39,17 +41,22 @@ impl<T> Slot<T> {
         match std::mem::take(self) {
             Self::Here(tensors) => Ok(Some(tensors)),
             Self::Empty => Ok(None),
-            Self::Away => {
-                *self = Self::Away;
+            Self::Away(outlines) => {
+                *self = Self::Away(outlines);
                 Err(Error::Exported)
             }
         }
     }
 
-    pub fn get(&self) -> Option<&T> {
+    /// The tensors, or `None` if there are none yet.
+    ///
+    /// # Errors
+    /// [`Error::Exported`] if they are on the host.
+    pub fn get(&self) -> Result<Option<&T>> {
         match self {
-            Self::Here(tensors) => Some(tensors),
-            Self::Empty | Self::Away => None,
+            Self::Here(tensors) => Ok(Some(tensors)),
+            Self::Empty => Ok(None),
+            Self::Away(_) => Err(Error::Exported),
         }
     }
 }
@@ -77,11 +84,7 @@ pub trait AnySlot {
 
 impl<T: Tensors> AnySlot for Slot<T> {
     fn rows(&self) -> Result<Option<usize>> {
-        match self {
-            Self::Here(tensors) => Ok(Some(tensors.rows())),
-            Self::Empty => Ok(None),
-            Self::Away => Err(Error::Exported),
-        }
+        Ok(self.get()?.map(T::rows))
     }
 
     fn select_rows(&mut self, rows: &[usize]) {
@@ -92,26 +95,25 @@ impl<T: Tensors> AnySlot for Slot<T> {
     }
 
     fn read(&self, host: &mut Vec<TensorData>) -> Result<()> {
-        self.get().map_or(Ok(()), |tensors| tensors.to_host(host))
+        self.get()?.map_or(Ok(()), |tensors| tensors.to_host(host))
     }
 
     fn release(&mut self) {
-        if matches!(self, Self::Here(_)) {
-            *self = Self::Away;
+        if let Self::Here(tensors) = self {
+            *self = Self::Away(tensors.outlines());
         }
     }
 
     fn check(&self, host: &mut &[TensorData]) -> Result<()> {
-        if !matches!(self, Self::Away) {
-            return Ok(());
-        }
+        let Self::Away(outlines) = self else { return Ok(()) };
         let (mine, rest) = host
-            .split_at_checked(T::RANKS.len())
+            .split_at_checked(outlines.len())
             .ok_or_else(|| Error::Import { why: "tensors are missing".to_owned() })?;
-        for (data, &rank) in mine.iter().zip(T::RANKS) {
-            if data.shape().num_dims() != rank {
+        for (data, (shape, dtype)) in mine.iter().zip(outlines) {
+            if data.shape().as_slice() != shape || data.dtype() != *dtype {
+                let (got, is) = (data.shape(), data.dtype().name());
                 let why =
-                    format!("a tensor of rank {} stands where rank {rank} was", data.shape().num_dims());
+                    format!("{is} of shape {got:?} stands where {} of shape {shape:?} was", dtype.name());
                 return Err(Error::Import { why });
             }
         }
@@ -120,13 +122,16 @@ impl<T: Tensors> AnySlot for Slot<T> {
     }
 
     fn import(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device) {
-        if matches!(self, Self::Away) {
+        if matches!(self, Self::Away(_)) {
             *self = T::from_host(host, device).into();
         }
     }
 
     fn device_bytes(&self) -> usize {
-        self.get().map_or(0, T::bytes)
+        match self {
+            Self::Here(tensors) => tensors.bytes(),
+            Self::Empty | Self::Away(_) => 0,
+        }
     }
 }
 
@@ -143,7 +148,9 @@ pub(crate) fn checked_rows(slots: &[&dyn AnySlot], rows: &[usize]) -> Result<()>
 }
 
 impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
-    const RANKS: &'static [usize] = &[D];
+    fn outlines(&self) -> Vec<Outline> {
+        vec![(self.dims().to_vec(), self.dtype())]
+    }
 
     fn rows(&self) -> usize {
         self.dims()[0]
@@ -174,7 +181,9 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
 }
 
 impl<A: Tensors, B: Tensors> Tensors for (A, B) {
-    const RANKS: &'static [usize] = &concat_ranks::<A, B>();
+    fn outlines(&self) -> Vec<Outline> {
+        [self.0.outlines(), self.1.outlines()].concat()
+    }
 
     fn rows(&self) -> usize {
         self.0.rows()
@@ -196,10 +205,4 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
     fn bytes(&self) -> usize {
         self.0.bytes() + self.1.bytes()
     }
-}
-
-/// Pairs are of two single tensors; an associated const cannot be longer than its parts let it be.
-const fn concat_ranks<A: Tensors, B: Tensors>() -> [usize; 2] {
-    assert!(A::RANKS.len() == 1 && B::RANKS.len() == 1, "a pair holds two tensors");
-    [A::RANKS[0], B::RANKS[0]]
 }

@@ -33,6 +33,24 @@ impl<'a> TextStream<'a> {
         Self { tokenizer, ids: Vec::new(), prefix: String::new(), prefix_index: 0 }
     }
 
+    /// A stream that goes on after `prompt`: decoders treat the first word of a text differently, and the first that is
+    /// generated is not the first.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if the tokenizer cannot decode.
+    pub fn after(tokenizer: &'a Tokenizer, prompt: &[TokenId]) -> Result<Self> {
+        /// Enough for any decoder to know what came before, few enough to decode again with each token.
+        const CONTEXT: usize = 8;
+
+        let ids = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+        let prefix = tokenizer.decode(&ids, true).map_err(|e| undecodable(&*e))?;
+        // A prompt that ends inside a character leaves it to the first piece.
+        if prefix.ends_with('\u{FFFD}') {
+            return Ok(Self::new(tokenizer));
+        }
+        Ok(Self { tokenizer, prefix_index: ids.len(), ids, prefix })
+    }
+
     /// The text that `id` completes, if it completes any.
     ///
     /// # Errors

@@ -172,6 +172,7 @@ impl Recorder {
 }
 
 /// What executes the kernels of a device.
+#[allow(dead_code, reason = "which of them can be there depends on the features")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runtime {
     Cpu,

@@ -22,6 +22,10 @@ pub(crate) fn definition(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>
 pub(crate) use products::native;
 
 #[cfg(feature = "cpu")]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
+)]
 mod products {
     use std::sync::Mutex;
 

@@ -95,7 +95,7 @@ mod twin {
         while left > 0 {
             sync_cube();
             if lane < left {
-                sums[lane] = sums[lane] + sums[lane + left];
+                sums[lane] += sums[lane + left];
             }
             left /= 2;
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Int, Tensor};
-use kiln_core::Result;
+use kiln_core::{Error, Result};
 use kiln_kernels::Kernels;
 
 /// Hands out weights by their name in the checkpoint. Shapes are those of PyTorch: matrices are `[out, in]`.
@@ -19,7 +19,18 @@ pub trait Weights {
     /// Bytes of one element as it will be stored.
     fn element_bytes(&self) -> usize;
 
+    /// A matrix in one piece.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the device cannot bind it.
     fn matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>> {
+        let (bytes, most) = (shape[0] * shape[1] * self.element_bytes(), self.largest_binding());
+        if bytes > most {
+            let why = format!(
+                "`{name}` has {bytes} bytes and this device binds at most {most}; try --dtype f16 or the CPU"
+            );
+            return Err(Error::Setting { name: "--device", why });
+        }
         self.matrix_rows(name, shape, 0..shape[0])
     }
 

@@ -40,6 +40,8 @@ pub fn conforms(subject: &Subject<'_>) {
         a_promised_roll_back_is_exact(subject);
         rows_can_be_selected(subject);
         a_row_that_is_not_there_is_refused(subject);
+        another_batch_is_refused(subject);
+        export_of_nothing_is_nothing(subject);
         an_exported_layer_refuses_keys(subject);
         if subject.exact {
             view_ends_with_the_latest_tokens(subject);
@@ -123,18 +125,42 @@ fn refused_roll_back_changes_nothing(subject: &Subject<'_>) {
 
 fn rows_can_be_selected(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
+    let rows = |firsts: &[usize], n| {
+        Tensor::cat(firsts.iter().map(|&first| keys(subject.device, first..first + n)).collect(), 0)
+    };
     for start in [0, 100] {
-        let values: Vec<f32> = (0..12).map(|i| (start + i) as f32).collect();
-        let rows = Tensor::from_data(TensorData::new(values, [2, 1, 6, 1]), subject.device);
-        layer.update(rows.clone(), rows).unwrap();
+        let new = rows(&[start, start + 6], 6);
+        layer.update(new.clone(), values_of(new)).unwrap();
     }
     layer.select_rows(&[1, 0, 1]).unwrap();
-    let new = Tensor::from_data(TensorData::new(vec![90f32, 91.0, 92.0], [3, 1, 1, 1]), subject.device);
-    let (keys, _) = layer.update(new.clone(), new).unwrap().into_dense();
-    let len = keys.dims()[2];
-    let keys = floats(keys);
-    let row_ends: Vec<f32> = (0..3).map(|b| keys[b * len + len - 2]).collect();
-    assert_eq!(row_ends, [111.0, 105.0, 111.0], "{subject:?}");
+    let new = rows(&[90, 91, 92], 1);
+    let (keys, values) = layer.update(new.clone(), values_of(new)).unwrap().into_dense();
+    let row = |b| tokens_of(subject, keys.clone().narrow(0, b, 1), values.clone().narrow(0, b, 1));
+    let ends: Vec<Vec<f32>> = (0..3).map(|b| row(b)[row(b).len() - 2..].to_vec()).collect();
+    assert_eq!(ends, [[111.0, 90.0], [105.0, 91.0], [111.0, 92.0]], "{subject:?}");
+}
+
+fn another_batch_is_refused(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    push(subject, &mut *layer, 0..3);
+    let two = Tensor::cat(vec![keys(subject.device, 3..4); 2], 0);
+    let refused = layer.update(two.clone(), two).map(|_| ());
+    assert_eq!(refused, Err(Error::WrongRows { rows: 1, given: 2 }), "{subject:?}");
+    assert_eq!(
+        push(subject, &mut *layer, 3..4),
+        [0.0, 1.0, 2.0, 3.0][4 - layer.span(0).len.min(4)..],
+        "{subject:?}"
+    );
+}
+
+fn export_of_nothing_is_nothing(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    layer.keep_history(3);
+    push(subject, &mut *layer, 0..3);
+    layer.roll_back(3).unwrap();
+    let host = layer.export().unwrap();
+    layer.import(host, subject.device).unwrap();
+    assert_eq!(push(subject, &mut *layer, 5..7), [5.0, 6.0], "{subject:?}");
 }
 
 fn a_row_that_is_not_there_is_refused(subject: &Subject<'_>) {
@@ -175,10 +201,18 @@ fn import_refuses_what_was_not_exported(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     push(subject, &mut *layer, 0..4);
     let mut state = layer.export().unwrap();
-    let one_more = TensorData::new(vec![0f32], [1]);
-    state.push(one_more);
-    assert!(matches!(layer.import(state.clone(), subject.device), Err(Error::Import { .. })), "{subject:?}");
+    state.push(TensorData::new(vec![0f32], [1]));
+    let refused = |layer: &mut dyn KvLayer, state: &[TensorData]| {
+        matches!(layer.import(state.to_vec(), subject.device), Err(Error::Import { .. }))
+    };
+    assert!(refused(&mut *layer, &state), "{subject:?}");
     state.pop();
+    if let Some(first) = state.first().cloned() {
+        assert!(refused(&mut *layer, &state[1..]), "{subject:?}");
+        state[0] = TensorData::new(vec![0f32; 8], [1, 2, 2, 2]);
+        assert!(refused(&mut *layer, &state), "{subject:?}: of another length");
+        state[0] = first;
+    }
     layer.import(state, subject.device).unwrap();
     push(subject, &mut *layer, 4..5);
 }
@@ -206,10 +240,15 @@ fn reset_is_new(subject: &Subject<'_>) {
 /// Laws of every recurrent layer. `layer` is new.
 pub fn state_conforms(layer: &mut dyn StateLayer, device: &Device) {
     let state = |a: f32, b: f32| {
-        let one = Tensor::<3>::from_data(TensorData::new(vec![a, b], [2, 1, 1]), device);
-        (one.clone(), one)
+        let ssm = Tensor::<3>::from_data(TensorData::new(vec![a, b], [2, 1, 1]), device);
+        (-ssm.clone(), ssm)
     };
-    let now = |layer: &mut dyn StateLayer| layer.state().unwrap().map(|(_, ssm)| floats(ssm));
+    let now = |layer: &mut dyn StateLayer| {
+        layer.state().unwrap().map(|(conv, ssm)| {
+            assert_eq!(floats(-conv), floats(ssm.clone()), "the two belong together");
+            floats(ssm)
+        })
+    };
 
     layer.keep_history(4);
     for t in 1..6 {
@@ -221,6 +260,8 @@ pub fn state_conforms(layer: &mut dyn StateLayer, device: &Device) {
     let host = layer.export().unwrap();
     assert_eq!(layer.device_bytes(), 0, "{} left nothing behind", layer.name());
     assert!(layer.can_roll_back(1), "{} answers while away", layer.name());
+    assert_eq!(layer.state().map(|_| ()), Err(Error::Exported));
+    assert_eq!(layer.store(state(0.0, 0.0), 1), Err(Error::Exported));
     layer.import(host, device).unwrap();
     layer.select_rows(&[1, 0]).unwrap();
     assert_eq!(now(layer), Some(vec![30.0, 3.0]));
@@ -239,25 +280,53 @@ pub fn cross_conforms(cache: &mut ModelCache, device: &Device) {
     layer.fill(heard.clone(), heard.clone()).unwrap();
     assert_eq!(layer.fill(heard.clone(), heard), Err(Error::AlreadyConditioned), "written once");
     layer.roll_back(3).unwrap();
-    let (keys, _) = layer.view().unwrap().unwrap().into_dense();
-    assert_eq!(floats(keys), [0.0, 1.0, 2.0, 3.0, 4.0], "decoded tokens leave no trace");
+    let (stored, _) = layer.view().unwrap().unwrap().into_dense();
+    assert_eq!(floats(stored), floats(keys(device, 0..5)), "decoded tokens leave no trace");
     cache.reset();
     assert!(cache.encoder(0).unwrap().view().unwrap().is_none());
 }
 
-/// Feeds tokens `range` as one-dimensional keys; returns the keys of the view.
+/// Feeds tokens `range` to a layer of two heads of two dimensions; returns which tokens the view holds.
 fn push(subject: &Subject<'_>, layer: &mut dyn KvLayer, range: Range<usize>) -> Vec<f32> {
     if range.is_empty() {
         return Vec::new();
     }
     let new = keys(subject.device, range);
-    let (keys, _) = layer.update(new.clone(), new).unwrap().into_dense();
-    floats(keys)
+    let (keys, values) = layer.update(new.clone(), values_of(new)).unwrap().into_dense();
+    tokens_of(subject, keys, values)
 }
 
+/// Which tokens keys and values are of, after checking that they are whole and belong together.
+fn tokens_of(subject: &Subject<'_>, keys: Tensor<4>, values: Tensor<4>) -> Vec<f32> {
+    let [_, _, len, _] = keys.dims();
+    assert_eq!(keys.dims(), values.dims(), "{subject:?}");
+    let (keys, values) = (floats(keys), floats(values));
+    let tokens = keys[..2 * len].chunks(2).map(|pair| pair[0]).collect::<Vec<f32>>();
+    for (i, (key, value)) in keys.iter().zip(&values).enumerate() {
+        let (head, slot, dim) = (i / (2 * len) % 2, i / 2 % len, i % 2);
+        if i / (4 * len) == 0 {
+            assert_eq!(*key, element(tokens[slot], head, dim), "{subject:?}: key {i}");
+        }
+        assert_eq!(*value, -key, "{subject:?}: value {i}");
+    }
+    tokens
+}
+
+/// What stands for token `t` in a head and dimension; the token itself in the first of both.
+fn element(t: f32, head: usize, dim: usize) -> f32 {
+    t + head as f32 / 4.0 + dim as f32 / 2.0
+}
+
+/// Values of other numbers than their keys, so that neither can pass for the other.
+fn values_of(keys: Tensor<4>) -> Tensor<4> {
+    -keys
+}
+
+/// Keys of tokens `range`, `[1, 2, tokens, 2]`.
 fn keys(device: &Device, range: Range<usize>) -> Tensor<4> {
-    let shape = [1, 1, range.len(), 1];
-    Tensor::from_data(TensorData::new(range.map(|t| t as f32).collect::<Vec<_>>(), shape), device)
+    let shape = [1, 2, range.len(), 2];
+    let of = |head| range.clone().flat_map(move |t| [0, 1].map(|dim| element(t as f32, head, dim)));
+    Tensor::from_data(TensorData::new([0, 1].into_iter().flat_map(of).collect::<Vec<_>>(), shape), device)
 }
 
 fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {

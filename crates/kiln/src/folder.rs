@@ -47,7 +47,7 @@ impl Inspection {
                 LayerNeed::Recurrent(need) => need.channels * (need.conv_width + need.state_dim) * element,
                 LayerNeed::Nothing => 0,
             };
-            self.needs.iter().map(block).sum()
+            self.needs.iter().map(block).fold(0, usize::saturating_add)
         };
         STRATEGIES.iter().map(|strategy| (strategy.name(), bytes(*strategy))).collect()
     }

@@ -349,6 +349,11 @@ impl Model {
         options: RunOptions,
     ) -> Result<Generation<'a>> {
         let mut settings = wanted.clone().merged_over(&self.generation).resolve()?;
+        if cache.seq_len() > 0 && prompts.len() > 1 {
+            // The cache does not know how its rows were padded.
+            let why = "several rows cannot be continued here; use Generation::new with the padding of the whole rows";
+            return Err(Error::Prompt { why: why.to_owned() });
+        }
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         let room = self.sizes.positions.saturating_sub(longest + cache.seq_len());
         if room == 0 {
@@ -369,17 +374,30 @@ impl Model {
             }
             Some(_) => {}
         }
+        let rows = prompts.len().max(1);
+        let prefill_chunk =
+            options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows, longest + cache.seq_len()));
         // Padding is hidden, so any id of the vocabulary does.
         let pad = settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0);
         let batch = Batch::left_padded(&prompts, pad, self.device())?;
         let options = Options {
             settings,
-            prefill_chunk: options.prefill_chunk,
+            prefill_chunk: Some(prefill_chunk),
             lookahead: self.device.is_asynchronous(),
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
         };
         Generation::new(self.causal(), cache, batch, prompts, options)
+    }
+
+    /// Prompt tokens that a forward pass can take without attention scores, `[rows, heads, chunk, all]` in float32, that
+    /// are larger than a tensor may be here.
+    fn largest_chunk(&self, rows: usize, all: usize) -> usize {
+        /// Where the device would bind any size.
+        const SCORES: usize = 256 << 20;
+
+        let a_token = rows.saturating_mul(self.sizes.heads).saturating_mul(all).saturating_mul(4).max(1);
+        (self.device.info.largest_binding.min(SCORES) / a_token).max(1)
     }
 
     /// Generates text from one prompt, piece by piece; stop strings end it.
@@ -390,7 +408,7 @@ impl Model {
         wanted: &GenerationConfig,
         options: RunOptions,
     ) -> Result<GeneratedText<'a>> {
-        let stream = self.text_stream()?;
+        let stream = TextStream::after(self.tokenizer()?, &prompt)?;
         GeneratedText::new(self.generate(cache, vec![prompt], wanted, options)?, stream)
     }
 }
@@ -409,10 +427,15 @@ fn generation_config(folder: &Path, checkpoint: &Checkpoint) -> Result<Generatio
 
 fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     let path = folder.join("tokenizer.json");
-    match path.exists() {
-        true => Tokenizer::from_file(&path).map(Some).map_err(|e| Error::File { path, why: e.to_string() }),
-        false => Ok(None),
+    if !path.exists() {
+        return Ok(None);
     }
+    let wrong = |why: String| Error::File { path: path.clone(), why };
+    let mut tokenizer = Tokenizer::from_file(&path).map_err(|e| wrong(e.to_string()))?;
+    // Left over from training: a prompt is neither cut nor filled up, as in transformers.
+    tokenizer.with_padding(None);
+    tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+    Ok(Some(tokenizer))
 }
 
 /// `chat_template.jinja`, or the template inside `tokenizer_config.json`.

@@ -30,7 +30,7 @@ impl KvStrategy for Dynamic {
     }
 
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
-        2 * need.kv_heads * need.head_dim * tokens * element
+        (2 * need.kv_heads * need.head_dim * element).saturating_mul(tokens)
     }
 
     fn build(&self, _need: &AttentionNeed) -> Result<Box<dyn KvLayer>> {
@@ -52,6 +52,11 @@ impl KvLayer for DynamicLayer {
 
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<KvView> {
         let (start, len) = (self.seq_len, self.seq_len + keys.dims()[2]);
+        if let Some((stored, _)) = self.kv.get()?
+            && stored.dims()[0] != keys.dims()[0]
+        {
+            return Err(Error::WrongRows { rows: stored.dims()[0], given: keys.dims()[0] });
+        }
         let (keys, values) = match self.kv.take()? {
             Some((k, v)) if start > 0 => (append(k, keys, start), append(v, values, start)),
             // Room is allocated at the second update: a prompt that is only scored never needs it.
@@ -105,6 +110,9 @@ impl CacheLayer for DynamicLayer {
     }
 
     fn compact(&mut self) {
+        if self.seq_len == 0 {
+            self.kv = Slot::Empty;
+        }
         if let Slot::Here((k, v)) = &mut self.kv {
             k.inplace(|k| k.narrow(2, 0, self.seq_len));
             v.inplace(|v| v.narrow(2, 0, self.seq_len));

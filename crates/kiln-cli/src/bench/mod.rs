@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::{
     args::{BenchArgs, BenchOutput},
-    load,
+    display, load,
 };
 
 mod peer;
@@ -72,14 +72,22 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let bandwidth = model.opened().measure_bandwidth()?;
 
     let mut results = Vec::new();
+    let positions = model.sizes().positions;
+    if let Some(long) = args.prompt.iter().chain(&args.generate).find(|&&n| n > positions) {
+        let why = format!("{long} tokens are more than the model's {positions} positions");
+        return Err(Error::Setting { name: "-p, -n", why });
+    }
     for &n in args.prompt.iter().filter(|&&n| n > 0) {
         let ids: Vec<TokenId> = (0..n).map(|i| (i % model.sizes().vocab) as TokenId).collect();
         let batch = Batch::from_rows(&[ids], model.device())?;
         results.push(measure(args, format!("pp{n}"), n, None, || prefill(&model, &plan, &batch))?);
     }
     for &n in args.generate.iter().filter(|&&n| n > 0) {
-        let floor = Some(bytes_a_token(&model, &plan, n) / bandwidth);
-        results.push(measure(args, format!("tg{n}"), n, floor, || decode(&model, &plan, n))?);
+        let floor = plan.attention.remembers().then(|| bytes_a_token(&model, &plan, n) / bandwidth);
+        // Steps of one token mean nothing to a cache that forgets it.
+        if plan.attention.remembers() {
+            results.push(measure(args, format!("tg{n}"), n, floor, || decode(&model, &plan, n))?);
+        }
         results.push(measure(args, format!("generate{n}"), n, floor, || generate(&model, &plan, n))?);
     }
     let info = &model.opened().info;
@@ -102,11 +110,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         results,
     };
     match args.output {
-        BenchOutput::Json => println!("{}", print::json(&report)),
-        BenchOutput::Csv => print!("{}", print::csv(&report, peer.as_ref())),
+        BenchOutput::Json => display::say(print::json(&report)),
+        BenchOutput::Csv => display::say(print::csv(&report, peer.as_ref()).trim_end()),
         BenchOutput::Md => {
-            println!("{}\n", print::markdown(&report, peer.as_ref()));
-            println!("{}: {} of memory bandwidth, measured", info.name, print::rate(bandwidth));
+            display::say(format_args!("{}\n", print::markdown(&report, peer.as_ref())));
+            display::say(format_args!(
+                "{}: {} of memory bandwidth, measured",
+                info.name,
+                print::rate(bandwidth)
+            ));
         }
     }
     Ok(ExitCode::SUCCESS)

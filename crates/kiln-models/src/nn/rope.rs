@@ -13,8 +13,9 @@ use crate::ConfigFile;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct RopeParameters {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The old name of `rope_type`; some versions write both.
+    r#type: Option<String>,
     rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
@@ -81,7 +82,7 @@ impl Rope {
     /// An unknown type, a missing or impossible number.
     pub fn read(config: &ConfigFile, head_dim: usize, positions: usize) -> Result<Self> {
         let p = &RopeParameters::read(config)?;
-        let kind = p.rope_type.as_deref().unwrap_or("default");
+        let kind = p.rope_type.as_deref().or(p.r#type.as_deref()).unwrap_or("default");
         let wrong = |why: String| config.error(&format!("rope type `{kind}`: {why}"));
         let positive = |name: &str, value: Option<f64>| match value {
             Some(value) if value.is_finite() && value > 0.0 => Ok(value),
@@ -174,7 +175,8 @@ impl Rope {
 
     /// The positions that a model whose config says `positions` was made to reach.
     pub fn stretched(&self, positions: usize) -> usize {
-        (positions as f64 * self.stretch) as usize
+        // As far below overflow as the numbers of the config themselves.
+        ((positions as f64 * self.stretch) as usize).min(1 << 40)
     }
 
     /// Radians a position for a sequence that reaches `len` positions.

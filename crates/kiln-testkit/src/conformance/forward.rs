@@ -27,5 +27,8 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mi
         largest = largest.max(difference(&got, &expected)?);
         start = end;
     }
-    Ok(largest)
+    match start == tokens {
+        true => Ok(largest),
+        false => Err(Mismatch::new(format!("{start} tokens were fed, logits of {tokens} were recorded"))),
+    }
 }

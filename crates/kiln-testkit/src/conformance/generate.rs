@@ -18,8 +18,9 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mi
     ] {
         let Some(name) = name else { continue };
         let (shape, want) = folder.tensor(name)?;
-        let &[_, rows, vocab] = shape.as_slice() else {
-            return Err(Mismatch::new(format!("`{name}` of shape {shape:?} is not [new, rows, vocab]")));
+        let (rows, vocab) = match *shape.as_slice() {
+            [_, rows, vocab] if rows == case.input_ids.len() => (rows, vocab),
+            _ => return Err(Mismatch::new(format!("`{name}` of shape {shape:?} is not [new, rows, vocab]"))),
         };
         for (at, got) in numbers.into_iter().enumerate() {
             for row in 0..rows {
@@ -56,8 +57,8 @@ fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, M
             ..Default::default()
         })
         .resolve()?;
-    let prompts: Vec<Vec<TokenId>> =
-        case.input_ids.iter().zip(&left_pad).map(|(row, &pad)| row[pad..].to_vec()).collect();
+    let unpadded = |(row, &pad): (&Vec<TokenId>, &usize)| row.get(pad..).unwrap_or_default().to_vec();
+    let prompts: Vec<Vec<TokenId>> = case.input_ids.iter().zip(&left_pad).map(unpadded).collect();
     let options = GenerationOptions {
         settings,
         prefill_chunk: None,
@@ -71,6 +72,9 @@ fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, M
 }
 
 fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {
+    if case.sequences.len() != case.input_ids.len() {
+        return Err(Mismatch::new(format!("{} sequences were recorded", case.sequences.len())));
+    }
     for (row, (want, prompt)) in case.sequences.iter().zip(&case.input_ids).enumerate() {
         let got: Vec<TokenId> =
             steps.iter().map_while(|step| step.tokens.get(row).copied().flatten()).collect();

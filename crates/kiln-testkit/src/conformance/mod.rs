@@ -171,7 +171,8 @@ pub(crate) fn difference(got: &[f32], want: &[f32]) -> Result<f64, Mismatch> {
     let mut largest: f64 = 0.0;
     for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
         let (removed, expected) = (got <= -1e29, want <= -1e29);
-        if removed != expected || got.is_nan() {
+        // Infinities and what is no number match nothing, not even themselves: no recording has any.
+        if removed != expected || !(removed || (got - want).is_finite()) {
             return Err(Mismatch::new(format!("number {at} is {got}, {want} was recorded")));
         }
         if !removed {

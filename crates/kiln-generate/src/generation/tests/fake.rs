@@ -131,7 +131,7 @@ pub(super) mod cache {
         }
 
         fn seq_len(&self) -> usize {
-            self.kv.get().map_or(0, |(keys, _)| keys.dims()[2])
+            self.kv.get().ok().flatten().map_or(0, |(keys, _)| keys.dims()[2])
         }
 
         fn can_roll_back(&self, n: usize) -> bool {
