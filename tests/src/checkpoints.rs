@@ -223,6 +223,26 @@ fn impossible_configs_are_refused() {
 }
 
 #[test]
+fn the_old_and_the_new_name_of_a_rope_type_may_stand_together() {
+    let want = logits(&load(&fixtures("5.23.0").join("models/llama_rope_linear")).unwrap());
+    for rope in [
+        json!({"type": "linear", "factor": 2.0}),
+        json!({"type": "linear", "rope_type": "linear", "factor": 2.0}),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let from = fixtures("4.47.1").join("models/llama_rope_linear");
+        for file in ["config.json", "model.safetensors"] {
+            fs::copy(from.join(file), folder.path().join(file)).unwrap();
+        }
+        edit_config(folder.path(), |config| {
+            assert_eq!(config["rope_scaling"]["factor"], rope["factor"]);
+            config["rope_scaling"] = rope;
+        });
+        assert_eq!(logits(&load(folder.path()).unwrap()), want);
+    }
+}
+
+#[test]
 fn files_that_are_not_there_or_not_whole_are_named() {
     for (file, expected) in [("config.json", "no such file"), ("model.safetensors", "no such file")] {
         let folder = copy();

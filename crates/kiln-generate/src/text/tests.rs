@@ -170,3 +170,27 @@ fn an_empty_stop_string_is_refused() {
     let mut none = StopStrings::default();
     assert_eq!((none.push("text"), none.found()), ("text".to_owned(), false));
 }
+
+/// Decoders of the Llama 2 kind drop the space before the first word; what is generated is not the first.
+#[test]
+fn a_text_after_a_prompt_keeps_its_first_space() {
+    let json = r#"{
+        "version": "1.0",
+        "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "\u2581The": 1, "\u2581life": 2}, "unk_token": "<unk>"},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        ]}
+    }"#;
+    let tokenizer: Tokenizer = json.parse().unwrap();
+    assert_eq!(TextStream::new(&tokenizer).push(2).unwrap().as_deref(), Some("life"));
+    let mut stream = TextStream::after(&tokenizer, &[1]).unwrap();
+    assert_eq!(stream.push(2).unwrap().as_deref(), Some(" life"));
+    assert_eq!(stream.finish().unwrap(), None);
+    assert_eq!(
+        TextStream::after(&tokenizer, &[1]).unwrap().finish().unwrap(),
+        None,
+        "the prompt is not repeated"
+    );
+}
