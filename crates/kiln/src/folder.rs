@@ -1,10 +1,12 @@
-//! What a Hugging Face folder holds, without loading its weights.
+//! What a Hugging Face folder holds beside its weights.
 
 use std::{collections::BTreeMap, path::Path};
 
 use kiln_cache::STRATEGIES;
-use kiln_core::{Result, need::LayerNeed};
+use kiln_core::{Error, Result, need::LayerNeed};
+use kiln_generate::GenerationConfig;
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
+use tokenizers::Tokenizer;
 
 /// Facts about a checkpoint, read from its config and headers.
 #[derive(Clone, Debug)]
@@ -51,4 +53,49 @@ impl Inspection {
         };
         STRATEGIES.iter().map(|strategy| (strategy.name(), bytes(*strategy))).collect()
     }
+}
+
+/// `generation_config.json`, completed by the ids that only `config.json` has.
+pub(crate) fn generation_config(folder: &Path, checkpoint: &Checkpoint) -> Result<GenerationConfig> {
+    let path = folder.join("generation_config.json");
+    let from_file = match path.exists() {
+        true => GenerationConfig::from_file(&path)?,
+        false => GenerationConfig::default(),
+    };
+    let ids = |key: &str| checkpoint.config.get(key).cloned().map(|value| (key.to_owned(), value));
+    let ids = ["eos_token_id", "pad_token_id", "bos_token_id"].into_iter().filter_map(ids).collect();
+    Ok(from_file.merged_over(&GenerationConfig::from_arguments(&ids)?))
+}
+
+pub(crate) fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
+    let path = folder.join("tokenizer.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    let wrong = |why: String| Error::File { path: path.clone(), why };
+    let mut tokenizer = Tokenizer::from_file(&path).map_err(|e| wrong(e.to_string()))?;
+    // Left over from training: a prompt is neither cut nor filled up, as in transformers.
+    tokenizer.with_padding(None);
+    tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+    Ok(Some(tokenizer))
+}
+
+/// `chat_template.jinja`, or the template inside `tokenizer_config.json`.
+pub(crate) fn chat_template(folder: &Path) -> Result<Option<String>> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        match path.exists() {
+            true => {
+                std::fs::read_to_string(&path).map(Some).map_err(|e| Error::File { path, why: e.to_string() })
+            }
+            false => Ok(None),
+        }
+    };
+    if let Some(template) = read("chat_template.jinja")? {
+        return Ok(Some(template));
+    }
+    let Some(config) = read("tokenizer_config.json")? else { return Ok(None) };
+    let config: serde_json::Value = serde_json::from_str(&config)
+        .map_err(|e| Error::File { path: folder.join("tokenizer_config.json"), why: e.to_string() })?;
+    Ok(config.get("chat_template").and_then(serde_json::Value::as_str).map(str::to_owned))
 }

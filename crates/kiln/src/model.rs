@@ -27,7 +27,10 @@ use kiln_models::{
 };
 use tokenizers::Tokenizer;
 
-use crate::text::{GeneratedText, RunOptions};
+use crate::{
+    folder::{chat_template, generation_config, tokenizer},
+    text::{GeneratedText, RunOptions},
+};
 
 /// The type that weights, activations and caches are held in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -411,49 +414,4 @@ impl Model {
         let stream = TextStream::after(self.tokenizer()?, &prompt)?;
         GeneratedText::new(self.generate(cache, vec![prompt], wanted, options)?, stream)
     }
-}
-
-/// `generation_config.json`, completed by the ids that only `config.json` has.
-fn generation_config(folder: &Path, checkpoint: &Checkpoint) -> Result<GenerationConfig> {
-    let path = folder.join("generation_config.json");
-    let from_file = match path.exists() {
-        true => GenerationConfig::from_file(&path)?,
-        false => GenerationConfig::default(),
-    };
-    let ids = |key: &str| checkpoint.config.get(key).cloned().map(|value| (key.to_owned(), value));
-    let ids = ["eos_token_id", "pad_token_id", "bos_token_id"].into_iter().filter_map(ids).collect();
-    Ok(from_file.merged_over(&GenerationConfig::from_arguments(&ids)?))
-}
-
-fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
-    let path = folder.join("tokenizer.json");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let wrong = |why: String| Error::File { path: path.clone(), why };
-    let mut tokenizer = Tokenizer::from_file(&path).map_err(|e| wrong(e.to_string()))?;
-    // Left over from training: a prompt is neither cut nor filled up, as in transformers.
-    tokenizer.with_padding(None);
-    tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
-    Ok(Some(tokenizer))
-}
-
-/// `chat_template.jinja`, or the template inside `tokenizer_config.json`.
-fn chat_template(folder: &Path) -> Result<Option<String>> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        match path.exists() {
-            true => {
-                std::fs::read_to_string(&path).map(Some).map_err(|e| Error::File { path, why: e.to_string() })
-            }
-            false => Ok(None),
-        }
-    };
-    if let Some(template) = read("chat_template.jinja")? {
-        return Ok(Some(template));
-    }
-    let Some(config) = read("tokenizer_config.json")? else { return Ok(None) };
-    let config: serde_json::Value = serde_json::from_str(&config)
-        .map_err(|e| Error::File { path: folder.join("tokenizer_config.json"), why: e.to_string() })?;
-    Ok(config.get("chat_template").and_then(serde_json::Value::as_str).map(str::to_owned))
 }
