@@ -395,7 +395,7 @@ impl Model {
 
     /// Prompt tokens that a forward pass can take without attention scores, `[rows, heads, chunk, all]` in float32, that
     /// are larger than a tensor may be here.
-    fn largest_chunk(&self, rows: usize, all: usize) -> usize {
+    pub fn largest_chunk(&self, rows: usize, all: usize) -> usize {
         /// Where the device would bind any size.
         const SCORES: usize = 256 << 20;
 

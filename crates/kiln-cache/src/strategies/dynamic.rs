@@ -53,6 +53,7 @@ impl KvLayer for DynamicLayer {
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<KvView> {
         let (start, len) = (self.seq_len, self.seq_len + keys.dims()[2]);
         if let Some((stored, _)) = self.kv.get()?
+            && self.seq_len > 0
             && stored.dims()[0] != keys.dims()[0]
         {
             return Err(Error::WrongRows { rows: stored.dims()[0], given: keys.dims()[0] });

@@ -165,7 +165,9 @@ fn measure(
 fn prefill(model: &Model, plan: &Plan, batch: &Batch) -> Result<f64> {
     let mut cache = model.cache(plan)?;
     let start = Instant::now();
-    let logits = model.causal().forward(batch, Logits::Last, &mut cache)?;
+    // In the chunks that users get, so that a long prompt asks for no more memory than it does there.
+    let chunk = Some(model.largest_chunk(batch.rows(), batch.len()));
+    let logits = read_back::block_on(kiln::prefill(model.causal(), &mut cache, batch, chunk))?;
     read_back::read(likeliest(logits))?;
     Ok(start.elapsed().as_secs_f64())
 }
