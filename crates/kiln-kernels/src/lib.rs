@@ -94,18 +94,19 @@ impl Kernels {
         }
     }
 
-    /// Writes `new` into the slots of `buffer` from `position` on; slots beyond its capacity are not written.
+    /// Writes `new` into a ring of slots: new token `i` into slot `(position + i) mod capacity` of `buffer`.
     ///
     /// In place where `buffer` is the only handle of its memory, else on a copy. The position stays on the device, so
     /// that a captured step can advance it.
     ///
     /// # Shapes
     /// - buffer: `[batch, kv_heads, capacity, head_dim]`, and so is the result
-    /// - new: `[batch, kv_heads, n, head_dim]`
+    /// - new: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`
     /// - position: `[1]`, an integer of any type
     pub fn kv_append(&self, buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
-        let [batch, heads, _, head_dim] = buffer.dims();
-        assert_eq!(new.dims(), [batch, heads, new.dims()[2], head_dim], "kv_append: new and buffer");
+        let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffer.dims(), new.dims());
+        assert_eq!(new.dims(), [batch, heads, n, head_dim], "kv_append: new and buffer");
+        assert!(n <= capacity, "kv_append: {n} tokens into {capacity} slots");
         let (new, position) = (new.cast(buffer.dtype()), position.cast(IntDType::I32));
         match self.recorder.run(Kernel::KvAppend, &new.dims()) {
             #[cfg(feature = "cpu")]
