@@ -57,6 +57,12 @@ pub(crate) fn definition(
         }
         None => visible,
     };
+    let visible = match shape.window {
+        Some(window) => {
+            visible.bool_and(positions.clone().greater((first.clone() - window as i64).unsqueeze()))
+        }
+        None => visible,
+    };
     // What no query sees may be anything, and not a number times 0 is not 0.
     let unused = visible.clone().bool_not().swap_dims(2, 3);
     let rows = unused.dims()[0];
