@@ -109,6 +109,10 @@ pub(super) fn cases() -> Vec<Given> {
 }
 
 impl Given {
+    pub(super) fn is_something(&self) -> bool {
+        self.new > 0
+    }
+
     fn last(&self) -> usize {
         self.first + self.new - 1
     }

@@ -147,6 +147,7 @@ impl Case {
                 };
                 if dtype == DType::F32 && plain { Path::Native } else { Path::Definition }
             }
+            (Attention(given), Choice::Auto, "cpu") if given.is_something() => Path::Native,
             (Linear { .. } | Attention(_), _, _) => Path::Definition,
             (_, Choice::Wgsl, _) | (_, Choice::Auto, "wgpu") => Path::Wgsl,
             (_, Choice::Cube, _) | (_, Choice::Auto, "cuda") => Path::Cube,
