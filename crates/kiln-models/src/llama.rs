@@ -1,7 +1,9 @@
 //! Llama (Touvron et al., 2023; transformers' `LlamaForCausalLM`): grouped heads, rotary positions of every kind,
 //! optional biases, tied embeddings.
 
-use burn::tensor::{DType, Tensor};
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor};
 use kiln_core::{
     Result,
     batch::Batch,
@@ -147,7 +149,15 @@ impl Configured for LlamaConfig {
 
     fn needs(&self) -> Vec<LayerNeed> {
         let Sizes { layers, kv_heads, head_dim, .. } = self.sizes;
-        vec![LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window: None }); layers]
+        vec![
+            LayerNeed::Attention(AttentionNeed {
+                kv_heads,
+                head_dim,
+                window: None,
+                rotary: Some(self.rope.need())
+            });
+            layers
+        ]
     }
 
     fn rope(&self) -> Option<&Rope> {
@@ -224,6 +234,15 @@ impl CausalModel for LlamaModel {
 
     fn vocab(&self) -> usize {
         self.vocab
+    }
+
+    fn rotary_tables(
+        &self,
+        slots: Range<usize>,
+        left_pad: &[usize],
+        device: &Device,
+    ) -> Vec<(Tensor<3>, Tensor<3>)> {
+        vec![self.rope.step_tables(slots, left_pad, device)]
     }
 
     fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
