@@ -9,15 +9,28 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use super::{linear::Linear, rope::Rope};
-use crate::Weights;
+use crate::{Sizes, Weights};
 
-/// Sizes of one attention block.
+/// What architectures say of an attention block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionSizes {
+pub(crate) struct AttentionConfig {
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
+    pub(crate) qkv_bias: bool,
+    pub(crate) o_bias: bool,
+    /// Queries are multiplied by it.
+    pub(crate) scale: f64,
+}
+
+impl AttentionConfig {
+    /// No biases, scaled by the root of the head's size.
+    pub(crate) fn new(sizes: &Sizes) -> Self {
+        let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
+        let scale = (head_dim as f64).powf(-0.5);
+        Self { hidden, heads, kv_heads, head_dim, qkv_bias: false, o_bias: false, scale }
+    }
 }
 
 #[derive(Debug)]
@@ -26,31 +39,28 @@ pub(crate) struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
-    sizes: AttentionSizes,
+    config: AttentionConfig,
     /// Latest tokens a query may see, itself included.
     window: Option<usize>,
-    /// Queries are multiplied by it.
-    scale: f64,
 }
 
 impl Attention {
     pub(crate) fn load(
         weights: &mut dyn Weights,
         name: &str,
-        sizes: AttentionSizes,
-        bias: bool,
+        config: &AttentionConfig,
         window: Option<usize>,
     ) -> Result<Self> {
-        let AttentionSizes { hidden, heads, kv_heads, head_dim } = sizes;
-        let mut linear = |part: &str, shape| Linear::load(weights, &format!("{name}.{part}"), shape, bias);
+        let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, .. } = config;
+        let mut linear =
+            |part: &str, shape, bias| Linear::load(weights, &format!("{name}.{part}"), shape, bias);
         Ok(Self {
-            q_proj: linear("q_proj", [hidden, heads * head_dim])?,
-            k_proj: linear("k_proj", [hidden, kv_heads * head_dim])?,
-            v_proj: linear("v_proj", [hidden, kv_heads * head_dim])?,
-            o_proj: linear("o_proj", [heads * head_dim, hidden])?,
-            sizes,
+            q_proj: linear("q_proj", [hidden, heads * head_dim], qkv_bias)?,
+            k_proj: linear("k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+            v_proj: linear("v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+            o_proj: linear("o_proj", [heads * head_dim, hidden], o_bias)?,
+            config: *config,
             window,
-            scale: (head_dim as f64).powf(-0.5),
         })
     }
 
@@ -64,7 +74,7 @@ impl Attention {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
-        let AttentionSizes { heads, kv_heads, head_dim, .. } = self.sizes;
+        let AttentionConfig { heads, kv_heads, head_dim, scale, .. } = self.config;
         let split = |x: Tensor<3>, heads| x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
         let place = places.of(layer.span(tokens), self.window);
 
@@ -75,7 +85,7 @@ impl Attention {
         let keys = kernels.rotary(keys, place.cos.clone(), place.sin.clone());
 
         let (keys, values) = layer.update(keys, values)?.into_dense();
-        let mixed = attend(queries * self.scale, keys, values, place.hidden.clone());
+        let mixed = attend(queries * scale, keys, values, place.hidden.clone());
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward(merged, kernels))
     }
