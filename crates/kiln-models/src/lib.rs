@@ -11,9 +11,11 @@ use kiln_kernels::Kernels;
 pub mod checkpoint;
 mod config;
 mod llama;
+mod mistral;
 mod nn;
 mod random;
 mod weights;
+mod windows;
 
 pub use config::{ConfigFile, Sizes};
 pub use nn::rope::Rope;
@@ -43,9 +45,7 @@ pub trait Configured: fmt::Debug {
 }
 
 /// Every architecture. A line here makes it loadable.
-pub static ARCHITECTURES: &[&dyn Architecture] = &[
-    &llama::Llama, //
-];
+pub static ARCHITECTURES: &[&dyn Architecture] = &[&llama::Llama, &mistral::Mistral];
 
 /// Reads `config` with the architecture that its `model_type` names.
 ///

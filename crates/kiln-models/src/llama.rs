@@ -14,18 +14,12 @@ use crate::{
 pub(crate) struct Llama;
 
 /// The fields of `config.json` beyond those that every decoder has.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {
-    hidden_act: String,
+    hidden_act: Option<String>,
     attention_bias: bool,
     mlp_bias: bool,
-}
-
-impl Default for Fields {
-    fn default() -> Self {
-        Self { hidden_act: "silu".to_owned(), attention_bias: false, mlp_bias: false }
-    }
 }
 
 const DEFAULTS: Defaults =
@@ -44,7 +38,8 @@ impl Architecture for Llama {
         decoder.attention.qkv_bias = fields.attention_bias;
         decoder.attention.o_bias = fields.attention_bias;
         decoder.mlp.bias = fields.mlp_bias;
-        decoder.mlp.activation = Activation::named(config, "hidden_act", &fields.hidden_act)?;
+        decoder.mlp.activation =
+            Activation::named(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
         Ok(Box::new(decoder))
     }
 }

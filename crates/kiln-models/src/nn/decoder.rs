@@ -25,14 +25,17 @@ pub(crate) struct DecoderConfig {
     pub(crate) rope: Rope,
     pub(crate) norm: NormKind,
     pub(crate) attention: AttentionConfig,
+    /// For each block the latest tokens that it sees, `None` for all of them.
+    pub(crate) windows: Vec<Option<usize>>,
     pub(crate) mlp: MlpConfig,
 }
 
 impl DecoderConfig {
-    /// What most do: norms before attention and feed-forward alone, SiLU, no biases.
+    /// What most do: norms before attention and feed-forward alone, SiLU, no biases, no windows.
     pub(crate) fn new(Common { sizes, eps }: Common, rope: Rope) -> Self {
         Self {
             attention: AttentionConfig::new(&sizes),
+            windows: vec![None; sizes.layers],
             mlp: MlpConfig::new(&sizes),
             norm: NormKind { eps, order: NormOrder::CastThenScale },
             sizes: Sizes { positions: rope.stretched(sizes.positions), ..sizes },
@@ -47,8 +50,9 @@ impl Configured for DecoderConfig {
     }
 
     fn needs(&self) -> Vec<LayerNeed> {
-        let Sizes { layers, kv_heads, head_dim, .. } = self.sizes;
-        vec![LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window: None }); layers]
+        let Sizes { kv_heads, head_dim, .. } = self.sizes;
+        let need = |&window| LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window });
+        self.windows.iter().map(need).collect()
     }
 
     fn rope(&self) -> Option<&Rope> {
@@ -56,10 +60,12 @@ impl Configured for DecoderConfig {
     }
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
-        let Sizes { layers, hidden, vocab, tied, .. } = self.sizes;
+        let Sizes { hidden, vocab, tied, .. } = self.sizes;
         let embed_tokens = weights.rows("model.embed_tokens.weight", [vocab, hidden])?;
-        let layers: Result<_> =
-            (0..layers).map(|i| Block::load(weights, &format!("model.layers.{i}"), self)).collect();
+        let block = |(i, &window): (usize, &Option<usize>)| {
+            Block::load(weights, &format!("model.layers.{i}"), window, self)
+        };
+        let layers: Result<_> = self.windows.iter().enumerate().map(block).collect();
         Ok(Box::new(Decoder {
             layers: layers?,
             norm: RmsNorm::load(weights, "model.norm", hidden, self.norm)?,
@@ -83,13 +89,18 @@ struct Block {
 }
 
 impl Block {
-    fn load(weights: &mut dyn Weights, name: &str, config: &DecoderConfig) -> Result<Self> {
+    fn load(
+        weights: &mut dyn Weights,
+        name: &str,
+        window: Option<usize>,
+        config: &DecoderConfig,
+    ) -> Result<Self> {
         let norm = |weights: &mut dyn Weights, part: &str| {
             RmsNorm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm)
         };
         Ok(Self {
             input_layernorm: norm(weights, "input_layernorm")?,
-            self_attn: Attention::load(weights, &format!("{name}.self_attn"), &config.attention, None)?,
+            self_attn: Attention::load(weights, &format!("{name}.self_attn"), &config.attention, window)?,
             post_attention_layernorm: norm(weights, "post_attention_layernorm")?,
             mlp: GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?,
         })
