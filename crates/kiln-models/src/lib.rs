@@ -13,6 +13,7 @@ mod config;
 mod llama;
 mod mistral;
 mod nn;
+mod qwen2;
 mod random;
 mod weights;
 mod windows;
@@ -45,7 +46,11 @@ pub trait Configured: fmt::Debug {
 }
 
 /// Every architecture. A line here makes it loadable.
-pub static ARCHITECTURES: &[&dyn Architecture] = &[&llama::Llama, &mistral::Mistral];
+pub static ARCHITECTURES: &[&dyn Architecture] = &[
+    &llama::Llama,
+    &mistral::Mistral,
+    &qwen2::Qwen2, //
+];
 
 /// Reads `config` with the architecture that its `model_type` names.
 ///
