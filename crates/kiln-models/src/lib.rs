@@ -14,6 +14,7 @@ mod llama;
 mod mistral;
 mod nn;
 mod qwen2;
+mod qwen3;
 mod random;
 mod weights;
 mod windows;
@@ -49,7 +50,8 @@ pub trait Configured: fmt::Debug {
 pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &llama::Llama,
     &mistral::Mistral,
-    &qwen2::Qwen2, //
+    &qwen2::Qwen2,
+    &qwen3::Qwen3, //
 ];
 
 /// Reads `config` with the architecture that its `model_type` names.

@@ -29,7 +29,7 @@ const DEFAULTS: Defaults =
     Defaults { kv_heads: Some(32), head_dim: None, positions: 32768, eps: 1e-6, tied: false };
 
 impl Fields {
-    /// What both generations have in common: which blocks have a window, and the activation.
+    /// What Qwen3 has, too: which blocks have a window, and the activation.
     pub(crate) fn decoder(&self, config: &ConfigFile, common: Common) -> Result<DecoderConfig> {
         let window = config.unless_null("sliding_window", self.sliding_window, Some(4096));
         let window = window.filter(|_| self.use_sliding_window);

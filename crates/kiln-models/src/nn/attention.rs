@@ -8,7 +8,11 @@ use kiln_core::{
 };
 use kiln_kernels::Kernels;
 
-use super::{linear::Linear, rope::Rope};
+use super::{
+    linear::Linear,
+    norm::{NormKind, RmsNorm},
+    rope::Rope,
+};
 use crate::{Sizes, Weights};
 
 /// What architectures say of an attention block.
@@ -20,16 +24,19 @@ pub(crate) struct AttentionConfig {
     pub(crate) head_dim: usize,
     pub(crate) qkv_bias: bool,
     pub(crate) o_bias: bool,
+    /// Whether each head of queries and keys is normed before it is rotated.
+    pub(crate) head_norms: bool,
     /// Queries are multiplied by it.
     pub(crate) scale: f64,
 }
 
 impl AttentionConfig {
-    /// No biases, scaled by the root of the head's size.
+    /// No biases, no norms, scaled by the root of the head's size.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
-        Self { hidden, heads, kv_heads, head_dim, qkv_bias: false, o_bias: false, scale }
+        let (qkv_bias, o_bias, head_norms) = (false, false, false);
+        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, head_norms, scale }
     }
 }
 
@@ -39,6 +46,8 @@ pub(crate) struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
     config: AttentionConfig,
     /// Latest tokens a query may see, itself included.
     window: Option<usize>,
@@ -49,16 +58,23 @@ impl Attention {
         weights: &mut dyn Weights,
         name: &str,
         config: &AttentionConfig,
+        norm: NormKind,
         window: Option<usize>,
     ) -> Result<Self> {
         let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, .. } = config;
         let mut linear =
             |part: &str, shape, bias| Linear::load(weights, &format!("{name}.{part}"), shape, bias);
+        let head_norm = |weights: &mut dyn Weights, part: &str| match config.head_norms {
+            true => RmsNorm::load(weights, &format!("{name}.{part}"), head_dim, norm).map(Some),
+            false => Ok(None),
+        };
         Ok(Self {
             q_proj: linear("q_proj", [hidden, heads * head_dim], qkv_bias)?,
             k_proj: linear("k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
             v_proj: linear("v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
             o_proj: linear("o_proj", [heads * head_dim, hidden], o_bias)?,
+            q_norm: head_norm(weights, "q_norm")?,
+            k_norm: head_norm(weights, "k_norm")?,
             config: *config,
             window,
         })
@@ -75,12 +91,18 @@ impl Attention {
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, scale, .. } = self.config;
-        let split = |x: Tensor<3>, heads| x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
+        let split = |x: Tensor<3>, heads, norm: Option<&RmsNorm>| {
+            let x = match norm {
+                Some(norm) => norm.forward(x.reshape([batch, tokens * heads, head_dim]), kernels),
+                None => x,
+            };
+            x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2)
+        };
         let place = places.of(layer.span(tokens), self.window);
 
-        let queries = split(self.q_proj.forward(x.clone(), kernels), heads);
-        let keys = split(self.k_proj.forward(x.clone(), kernels), kv_heads);
-        let values = split(self.v_proj.forward(x, kernels), kv_heads);
+        let queries = split(self.q_proj.forward(x.clone(), kernels), heads, self.q_norm.as_ref());
+        let keys = split(self.k_proj.forward(x.clone(), kernels), kv_heads, self.k_norm.as_ref());
+        let values = split(self.v_proj.forward(x, kernels), kv_heads, None);
         let queries = kernels.rotary(queries, place.cos.clone(), place.sin.clone());
         let keys = kernels.rotary(keys, place.cos.clone(), place.sin.clone());
 

@@ -100,7 +100,13 @@ impl Block {
         };
         Ok(Self {
             input_layernorm: norm(weights, "input_layernorm")?,
-            self_attn: Attention::load(weights, &format!("{name}.self_attn"), &config.attention, window)?,
+            self_attn: Attention::load(
+                weights,
+                &format!("{name}.self_attn"),
+                &config.attention,
+                config.norm,
+                window,
+            )?,
             post_attention_layernorm: norm(weights, "post_attention_layernorm")?,
             mlp: GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?,
         })
