@@ -11,9 +11,13 @@ use kiln_kernels::Kernels;
 pub mod checkpoint;
 mod config;
 mod llama;
+mod mistral;
 mod nn;
+mod qwen2;
+mod qwen3;
 mod random;
 mod weights;
+mod windows;
 
 pub use config::{ConfigFile, Sizes};
 pub use nn::rope::Rope;
@@ -44,7 +48,10 @@ pub trait Configured: fmt::Debug {
 
 /// Every architecture. A line here makes it loadable.
 pub static ARCHITECTURES: &[&dyn Architecture] = &[
-    &llama::Llama, //
+    &llama::Llama,
+    &mistral::Mistral,
+    &qwen2::Qwen2,
+    &qwen3::Qwen3, //
 ];
 
 /// Reads `config` with the architecture that its `model_type` names.

@@ -9,16 +9,36 @@ use kiln_core::{
 };
 use kiln_kernels::{AttentionShape, Kernels};
 
-use super::{linear::Linear, rope::Rope};
-use crate::Weights;
+use super::{
+    linear::Linear,
+    norm::{NormKind, RmsNorm},
+    rope::Rope,
+};
+use crate::{Sizes, Weights};
 
-/// Sizes of one attention block.
+/// What architectures say of an attention block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionSizes {
+pub(crate) struct AttentionConfig {
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
+    pub(crate) qkv_bias: bool,
+    pub(crate) o_bias: bool,
+    /// Whether each head of queries and keys is normed before it is rotated.
+    pub(crate) head_norms: bool,
+    /// Queries are multiplied by it.
+    pub(crate) scale: f64,
+}
+
+impl AttentionConfig {
+    /// No biases, no norms, scaled by the root of the head's size.
+    pub(crate) fn new(sizes: &Sizes) -> Self {
+        let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
+        let scale = (head_dim as f64).powf(-0.5);
+        let (qkv_bias, o_bias, head_norms) = (false, false, false);
+        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, head_norms, scale }
+    }
 }
 
 #[derive(Debug)]
@@ -27,31 +47,37 @@ pub(crate) struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
-    sizes: AttentionSizes,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    config: AttentionConfig,
     /// Latest tokens a query may see, itself included.
     window: Option<usize>,
-    /// Queries are multiplied by it.
-    scale: f64,
 }
 
 impl Attention {
     pub(crate) fn load(
         weights: &mut dyn Weights,
         name: &str,
-        sizes: AttentionSizes,
-        bias: bool,
+        config: &AttentionConfig,
+        norm: NormKind,
         window: Option<usize>,
     ) -> Result<Self> {
-        let AttentionSizes { hidden, heads, kv_heads, head_dim } = sizes;
-        let mut linear = |part: &str, shape| Linear::load(weights, &format!("{name}.{part}"), shape, bias);
+        let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, .. } = config;
+        let mut linear =
+            |part: &str, shape, bias| Linear::load(weights, &format!("{name}.{part}"), shape, bias);
+        let head_norm = |weights: &mut dyn Weights, part: &str| match config.head_norms {
+            true => RmsNorm::load(weights, &format!("{name}.{part}"), head_dim, norm).map(Some),
+            false => Ok(None),
+        };
         Ok(Self {
-            q_proj: linear("q_proj", [hidden, heads * head_dim])?,
-            k_proj: linear("k_proj", [hidden, kv_heads * head_dim])?,
-            v_proj: linear("v_proj", [hidden, kv_heads * head_dim])?,
-            o_proj: linear("o_proj", [heads * head_dim, hidden])?,
-            sizes,
+            q_proj: linear("q_proj", [hidden, heads * head_dim], qkv_bias)?,
+            k_proj: linear("k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+            v_proj: linear("v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+            o_proj: linear("o_proj", [heads * head_dim, hidden], o_bias)?,
+            q_norm: head_norm(weights, "q_norm")?,
+            k_norm: head_norm(weights, "k_norm")?,
+            config: *config,
             window,
-            scale: (head_dim as f64).powf(-0.5),
         })
     }
 
@@ -65,20 +91,26 @@ impl Attention {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
-        let AttentionSizes { heads, kv_heads, head_dim, .. } = self.sizes;
-        let split = |x: Tensor<3>, heads| x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
+        let AttentionConfig { heads, kv_heads, head_dim, scale, .. } = self.config;
+        let split = |x: Tensor<3>, heads, norm: Option<&RmsNorm>| {
+            let x = match norm {
+                Some(norm) => norm.forward(x.reshape([batch, tokens * heads, head_dim]), kernels),
+                None => x,
+            };
+            x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2)
+        };
         let span = layer.span(tokens);
         let place = places.place(span);
         let (cos, sin) = places.rotary(span);
 
-        let queries = split(self.q_proj.forward(x.clone(), kernels), heads);
-        let keys = split(self.k_proj.forward(x.clone(), kernels), kv_heads);
-        let values = split(self.v_proj.forward(x, kernels), kv_heads);
+        let queries = split(self.q_proj.forward(x.clone(), kernels), heads, self.q_norm.as_ref());
+        let keys = split(self.k_proj.forward(x.clone(), kernels), kv_heads, self.k_norm.as_ref());
+        let values = split(self.v_proj.forward(x, kernels), kv_heads, None);
         let queries = kernels.rotary(queries, cos.clone(), sin.clone());
         let keys = kernels.rotary(keys, cos, sin);
 
         let KvView::Dense(DenseKv { keys, values, start, origin }) = layer.update(keys, values, &place)?;
-        let shape = AttentionShape { scale: self.scale, softcap: None, window: self.window, start, origin };
+        let shape = AttentionShape { scale, softcap: None, window: self.window, start, origin };
         let mixed = kernels.attention(queries, keys, values, place.on_device, place.left_pad, &shape);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward(merged, kernels))

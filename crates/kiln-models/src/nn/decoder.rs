@@ -1,0 +1,165 @@
+//! A decoder of equal blocks, as most language models are: what its architecture says of it, its weights, its pass.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor};
+use kiln_core::{
+    Result,
+    batch::Batch,
+    model::{CausalModel, Logits},
+    model_cache::ModelCache,
+    need::{AttentionNeed, LayerNeed},
+};
+use kiln_kernels::{Kernels, NormOrder};
+
+use super::{
+    attention::{Attention, AttentionConfig, Places},
+    mlp::{GatedMlp, MlpConfig},
+    norm::{NormKind, RmsNorm},
+    rope::Rope,
+};
+use crate::{Configured, Rows, Sizes, Weights, config::Common};
+
+/// All that architectures say of a decoder.
+#[derive(Clone, Debug)]
+pub(crate) struct DecoderConfig {
+    pub(crate) sizes: Sizes,
+    pub(crate) rope: Rope,
+    pub(crate) norm: NormKind,
+    pub(crate) attention: AttentionConfig,
+    /// For each block the latest tokens that it sees, `None` for all of them.
+    pub(crate) windows: Vec<Option<usize>>,
+    pub(crate) mlp: MlpConfig,
+}
+
+impl DecoderConfig {
+    /// What most do: norms before attention and feed-forward alone, SiLU, no biases, no windows.
+    pub(crate) fn new(Common { sizes, eps }: Common, rope: Rope) -> Self {
+        Self {
+            attention: AttentionConfig::new(&sizes),
+            windows: vec![None; sizes.layers],
+            mlp: MlpConfig::new(&sizes),
+            norm: NormKind { eps, order: NormOrder::CastThenScale },
+            sizes: Sizes { positions: rope.stretched(sizes.positions), ..sizes },
+            rope,
+        }
+    }
+}
+
+impl Configured for DecoderConfig {
+    fn sizes(&self) -> Sizes {
+        self.sizes.clone()
+    }
+
+    fn needs(&self) -> Vec<LayerNeed> {
+        let Sizes { kv_heads, head_dim, .. } = self.sizes;
+        let rotary = Some(self.rope.need());
+        let need = |&window| {
+            LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window, rotary: rotary.clone() })
+        };
+        self.windows.iter().map(need).collect()
+    }
+
+    fn rope(&self) -> Option<&Rope> {
+        Some(&self.rope)
+    }
+
+    fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
+        let Sizes { hidden, vocab, tied, .. } = self.sizes;
+        let embed_tokens = weights.rows("model.embed_tokens.weight", [vocab, hidden])?;
+        let block = |(i, &window): (usize, &Option<usize>)| {
+            Block::load(weights, &format!("model.layers.{i}"), window, self)
+        };
+        let layers: Result<_> = self.windows.iter().enumerate().map(block).collect();
+        Ok(Box::new(Decoder {
+            layers: layers?,
+            norm: RmsNorm::load(weights, "model.norm", hidden, self.norm)?,
+            lm_head: match tied {
+                true => embed_tokens.clone(),
+                false => weights.rows("lm_head.weight", [vocab, hidden])?,
+            },
+            embed_tokens,
+            config: self.clone(),
+            kernels: kernels.clone(),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Block {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: GatedMlp,
+}
+
+impl Block {
+    fn load(
+        weights: &mut dyn Weights,
+        name: &str,
+        window: Option<usize>,
+        config: &DecoderConfig,
+    ) -> Result<Self> {
+        let norm = |weights: &mut dyn Weights, part: &str| {
+            RmsNorm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm)
+        };
+        Ok(Self {
+            input_layernorm: norm(weights, "input_layernorm")?,
+            self_attn: Attention::load(
+                weights,
+                &format!("{name}.self_attn"),
+                &config.attention,
+                config.norm,
+                window,
+            )?,
+            post_attention_layernorm: norm(weights, "post_attention_layernorm")?,
+            mlp: GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Decoder {
+    embed_tokens: Rows,
+    layers: Vec<Block>,
+    norm: RmsNorm,
+    lm_head: Rows,
+    config: DecoderConfig,
+    kernels: Kernels,
+}
+
+impl CausalModel for Decoder {
+    fn needs(&self) -> Vec<LayerNeed> {
+        self.config.needs()
+    }
+
+    fn vocab(&self) -> usize {
+        self.config.sizes.vocab
+    }
+
+    fn rotary_tables(
+        &self,
+        slots: Range<usize>,
+        left_pad: &[usize],
+        device: &Device,
+    ) -> Vec<(Tensor<3>, Tensor<3>)> {
+        vec![self.config.rope.step_tables(slots, left_pad, device)]
+    }
+
+    fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+        let kernels = &self.kernels;
+        let mut places = Places::new(batch, &self.config.rope);
+        let mut x = self.embed_tokens.select(batch.tokens.clone());
+        for (i, block) in self.layers.iter().enumerate() {
+            let normed = block.input_layernorm.forward(x.clone(), kernels);
+            x = x + block.self_attn.forward(normed, &mut places, cache.attention(i)?, kernels)?;
+            let normed = block.post_attention_layernorm.forward(x.clone(), kernels);
+            x = x + block.mlp.forward(normed, kernels);
+        }
+        let x = match logits {
+            Logits::Last => x.narrow(1, batch.len() - 1, 1),
+            Logits::All => x,
+        };
+        Ok(self.lm_head.project(self.norm.forward(x, kernels), kernels).cast(DType::F32))
+    }
+}
