@@ -47,7 +47,7 @@ pub mod kernels {
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
     pub use kiln_core::{
-        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, Place, SsmState, StateLayer},
+        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Place, SsmState, StateLayer},
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
         view::{DenseKv, KvView},

@@ -28,7 +28,7 @@ use kiln_models::{
 use tokenizers::Tokenizer;
 
 use crate::{
-    folder::{chat_template, generation_config, tokenizer},
+    folder::{chat_template, generation_config, own_plan, tokenizer},
     text::{GeneratedText, RunOptions},
 };
 
@@ -86,6 +86,8 @@ pub struct LoadOptions<'a> {
     /// Bytes of the largest tensor that is given to a kernel; the device's own limit if smaller.
     pub largest_binding: Option<usize>,
     pub on_progress: Option<&'a mut dyn FnMut(Progress)>,
+    /// The caches that will be asked for: one that the model cannot have is refused before its weights are read.
+    pub plan: Option<Plan>,
 }
 
 impl fmt::Debug for LoadOptions<'_> {
@@ -107,7 +109,7 @@ impl LoadOptions<'_> {
     /// The defaults on `device`.
     pub fn on(device: Opened) -> Self {
         let (dtype, kernels) = (DtypeChoice::Auto, Choice::Auto);
-        Self { device, dtype, kernels, largest_binding: None, on_progress: None }
+        Self { device, dtype, kernels, largest_binding: None, on_progress: None, plan: None }
     }
 
     /// float32 on `device`: what comparisons with transformers are made in.
@@ -171,6 +173,8 @@ impl Model {
         // Small files first, so that what is wrong with them is said before the long work.
         let generation = generation_config(folder, &checkpoint)?;
         let tokenizer = tokenizer(folder)?;
+        let own_plan = own_plan(&generation)?;
+        options.plan.as_ref().unwrap_or(&own_plan).check(&configured.needs())?;
         let chat_template = chat_template(folder)?;
 
         let total = checkpoint.bytes();
@@ -253,6 +257,11 @@ impl Model {
     /// An empty cache for one sequence, or one batch of them.
     pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
         plan.build(&self.causal.needs(), &self.kernels)
+    }
+
+    /// The caches that its folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
+    pub fn plan(&self) -> Result<Plan> {
+        own_plan(&self.generation)
     }
 
     /// The name of its folder.
