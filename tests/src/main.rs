@@ -4,7 +4,9 @@
 
 mod checkpoints;
 mod conformance;
+mod decoding;
 mod kernels;
 mod laws;
 mod models;
+mod saved;
 mod support;

@@ -18,6 +18,7 @@
 
 mod folder;
 mod model;
+mod saved;
 mod text;
 
 pub use kiln_cache::{CacheSpec, KvFactory, KvStrategy, Plan, STRATEGIES, Settings as CacheSettings};
@@ -37,6 +38,7 @@ pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Sizes};
 
 pub use folder::Inspection;
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};
+pub use saved::SavedCache;
 pub use text::{GeneratedText, RunOptions, StopReason};
 
 /// Which implementation of a kernel runs.
