@@ -13,6 +13,7 @@ mod config;
 mod llama;
 mod mistral;
 mod nn;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod random;
@@ -47,12 +48,8 @@ pub trait Configured: fmt::Debug {
 }
 
 /// Every architecture. A line here makes it loadable.
-pub static ARCHITECTURES: &[&dyn Architecture] = &[
-    &llama::Llama,
-    &mistral::Mistral,
-    &qwen2::Qwen2,
-    &qwen3::Qwen3, //
-];
+pub static ARCHITECTURES: &[&dyn Architecture] =
+    &[&llama::Llama, &mistral::Mistral, &qwen2::Qwen2, &qwen3::Qwen3, &phi3::Phi3];
 
 /// Reads `config` with the architecture that its `model_type` names.
 ///

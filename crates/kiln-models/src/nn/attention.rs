@@ -13,7 +13,7 @@ use super::{
     norm::{NormKind, RmsNorm},
     rope::Rope,
 };
-use crate::{Sizes, Weights};
+use crate::{Rows, Sizes, Weights};
 
 /// What architectures say of an attention block.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct AttentionConfig {
     pub(crate) head_dim: usize,
     pub(crate) qkv_bias: bool,
     pub(crate) o_bias: bool,
+    /// Whether the projections of queries, keys and values are one matrix, `qkv_proj`.
+    pub(crate) fused: bool,
     /// Whether each head of queries and keys is normed before it is rotated.
     pub(crate) head_norms: bool,
     /// Queries are multiplied by it.
@@ -31,20 +33,24 @@ pub(crate) struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// No biases, no norms, scaled by the root of the head's size.
+    /// Three projections, no biases, no norms, scaled by the root of the head's size.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
-        let (qkv_bias, o_bias, head_norms) = (false, false, false);
-        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, head_norms, scale }
+        let (qkv_bias, o_bias, fused, head_norms) = (false, false, false, false);
+        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, fused, head_norms, scale }
     }
 }
 
 #[derive(Debug)]
+enum Projections {
+    Three { q_proj: Linear, k_proj: Linear, v_proj: Linear },
+    One { qkv_proj: Rows },
+}
+
+#[derive(Debug)]
 pub(crate) struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    projections: Projections,
     o_proj: Linear,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
@@ -62,17 +68,27 @@ impl Attention {
         window: Option<usize>,
     ) -> Result<Self> {
         let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, .. } = config;
-        let mut linear =
-            |part: &str, shape, bias| Linear::load(weights, &format!("{name}.{part}"), shape, bias);
+        let linear = |weights: &mut dyn Weights, part: &str, shape, bias| {
+            Linear::load(weights, &format!("{name}.{part}"), shape, bias)
+        };
         let head_norm = |weights: &mut dyn Weights, part: &str| match config.head_norms {
             true => RmsNorm::load(weights, &format!("{name}.{part}"), head_dim, norm).map(Some),
             false => Ok(None),
         };
+        let projections = match config.fused {
+            false => Projections::Three {
+                q_proj: linear(weights, "q_proj", [hidden, heads * head_dim], qkv_bias)?,
+                k_proj: linear(weights, "k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+                v_proj: linear(weights, "v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+            },
+            true => {
+                let shape = [(heads + 2 * kv_heads) * head_dim, hidden];
+                Projections::One { qkv_proj: weights.rows(&format!("{name}.qkv_proj.weight"), shape)? }
+            }
+        };
         Ok(Self {
-            q_proj: linear("q_proj", [hidden, heads * head_dim], qkv_bias)?,
-            k_proj: linear("k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
-            v_proj: linear("v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
-            o_proj: linear("o_proj", [heads * head_dim, hidden], o_bias)?,
+            projections,
+            o_proj: linear(weights, "o_proj", [heads * head_dim, hidden], o_bias)?,
             q_norm: head_norm(weights, "q_norm")?,
             k_norm: head_norm(weights, "k_norm")?,
             config: *config,
@@ -90,19 +106,17 @@ impl Attention {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
-        let AttentionConfig { heads, kv_heads, head_dim, scale, .. } = self.config;
-        let split = |x: Tensor<3>, heads, norm: Option<&RmsNorm>| {
-            let x = match norm {
-                Some(norm) => norm.forward(x.reshape([batch, tokens * heads, head_dim]), kernels),
-                None => x,
-            };
-            x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2)
+        let AttentionConfig { heads, head_dim, scale, .. } = self.config;
+        let norm = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => norm.forward_heads(x, kernels),
+            None => x,
         };
         let place = places.of(layer.span(tokens), self.window);
 
-        let queries = split(self.q_proj.forward(x.clone(), kernels), heads, self.q_norm.as_ref());
-        let keys = split(self.k_proj.forward(x.clone(), kernels), kv_heads, self.k_norm.as_ref());
-        let values = split(self.v_proj.forward(x, kernels), kv_heads, None);
+        let [queries, keys, values] = self.projections.forward(x, &self.config, kernels);
+        let queries = norm(queries, &self.q_norm).swap_dims(1, 2);
+        let keys = norm(keys, &self.k_norm).swap_dims(1, 2);
+        let values = values.swap_dims(1, 2);
         let queries = kernels.rotary(queries, place.cos.clone(), place.sin.clone());
         let keys = kernels.rotary(keys, place.cos.clone(), place.sin.clone());
 
@@ -110,6 +124,30 @@ impl Attention {
         let mixed = attend(queries * scale, keys, values, place.hidden.clone());
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward(merged, kernels))
+    }
+}
+
+impl Projections {
+    /// Queries, keys and values of `x` `[batch, tokens, hidden]`, each `[batch, tokens, heads, head_dim]`.
+    fn forward(&self, x: Tensor<3>, config: &AttentionConfig, kernels: &Kernels) -> [Tensor<4>; 3] {
+        let [batch, tokens, _] = x.dims();
+        let &AttentionConfig { heads, kv_heads, head_dim, .. } = config;
+        let split = |x: Tensor<3>, heads| x.reshape([batch, tokens, heads, head_dim]);
+        match self {
+            Self::Three { q_proj, k_proj, v_proj } => [
+                split(q_proj.forward(x.clone(), kernels), heads),
+                split(k_proj.forward(x.clone(), kernels), kv_heads),
+                split(v_proj.forward(x, kernels), kv_heads),
+            ],
+            Self::One { qkv_proj } => {
+                let all = split(qkv_proj.project(x, kernels), heads + 2 * kv_heads);
+                [
+                    all.clone().narrow(2, 0, heads),
+                    all.clone().narrow(2, heads, kv_heads),
+                    all.narrow(2, heads + kv_heads, kv_heads),
+                ]
+            }
+        }
     }
 }
 

@@ -12,14 +12,14 @@ use crate::ConfigFile;
 /// `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct RopeParameters {
-    rope_type: Option<String>,
+pub(crate) struct RopeParameters {
+    pub(crate) rope_type: Option<String>,
     /// The old name of `rope_type`; some versions write both.
     r#type: Option<String>,
     rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
-    original_max_position_embeddings: Option<usize>,
+    pub(crate) original_max_position_embeddings: Option<usize>,
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
     attention_factor: Option<f64>,
@@ -36,7 +36,7 @@ const KNOWN: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "lon
 
 impl RopeParameters {
     /// Gathers them from wherever this version of transformers wrote them.
-    fn read(config: &ConfigFile) -> Result<Self> {
+    pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
         let section = config.get("rope_parameters").or_else(|| config.get("rope_scaling"));
         let mut parameters: Self = match section {
             Some(json) => ConfigFile::from_json(json.clone())
@@ -53,6 +53,10 @@ impl RopeParameters {
             parameters.original_max_position_embeddings = Some(trained as usize);
         }
         Ok(parameters)
+    }
+
+    pub(crate) fn kind(&self) -> &str {
+        self.rope_type.as_deref().or(self.r#type.as_deref()).unwrap_or("default")
     }
 }
 
@@ -81,8 +85,17 @@ impl Rope {
     /// # Errors
     /// An unknown type, a missing or impossible number.
     pub fn read(config: &ConfigFile, head_dim: usize, positions: usize) -> Result<Self> {
-        let p = &RopeParameters::read(config)?;
-        let kind = p.rope_type.as_deref().or(p.r#type.as_deref()).unwrap_or("default");
+        Self::new(config, &RopeParameters::read(config)?, head_dim, positions)
+    }
+
+    /// `config` is only for messages.
+    pub(crate) fn new(
+        config: &ConfigFile,
+        p: &RopeParameters,
+        head_dim: usize,
+        positions: usize,
+    ) -> Result<Self> {
+        let kind = p.kind();
         let wrong = |why: String| config.error(&format!("rope type `{kind}`: {why}"));
         let positive = |name: &str, value: Option<f64>| match value {
             Some(value) if value.is_finite() && value > 0.0 => Ok(value),
