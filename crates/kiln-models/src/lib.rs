@@ -10,6 +10,7 @@ use kiln_kernels::Kernels;
 
 pub mod checkpoint;
 mod config;
+mod gemma;
 mod llama;
 mod mistral;
 mod nn;
@@ -48,8 +49,14 @@ pub trait Configured: fmt::Debug {
 }
 
 /// Every architecture. A line here makes it loadable.
-pub static ARCHITECTURES: &[&dyn Architecture] =
-    &[&llama::Llama, &mistral::Mistral, &qwen2::Qwen2, &qwen3::Qwen3, &phi3::Phi3];
+pub static ARCHITECTURES: &[&dyn Architecture] = &[
+    &llama::Llama,
+    &mistral::Mistral,
+    &qwen2::Qwen2,
+    &qwen3::Qwen3,
+    &phi3::Phi3,
+    &gemma::Gemma, //
+];
 
 /// Reads `config` with the architecture that its `model_type` names.
 ///

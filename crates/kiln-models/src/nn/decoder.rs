@@ -1,6 +1,7 @@
 //! A decoder of equal blocks, as most language models are: what its architecture says of it, its weights, its pass.
 
 use burn::tensor::{DType, Tensor};
+use half::{bf16, f16};
 use kiln_core::{
     Result,
     batch::Batch,
@@ -24,6 +25,8 @@ pub(crate) struct DecoderConfig {
     pub(crate) sizes: Sizes,
     pub(crate) rope: Rope,
     pub(crate) norm: NormKind,
+    /// Embeddings are multiplied by it, rounded to their type.
+    pub(crate) embedding_scale: Option<f32>,
     pub(crate) attention: AttentionConfig,
     /// For each block the latest tokens that it sees, `None` for all of them.
     pub(crate) windows: Vec<Option<usize>>,
@@ -38,9 +41,18 @@ impl DecoderConfig {
             windows: vec![None; sizes.layers],
             mlp: MlpConfig::new(&sizes),
             norm: NormKind { eps, order: NormOrder::CastThenScale },
+            embedding_scale: None,
             sizes: Sizes { positions: rope.stretched(sizes.positions), ..sizes },
             rope,
         }
+    }
+
+    /// What all Gemmas have in common.
+    pub(crate) fn gemma(common: Common, rope: Rope) -> Self {
+        let mut decoder = Self::new(common, rope);
+        decoder.norm.order = NormOrder::ScaleThenCast;
+        decoder.embedding_scale = Some((decoder.sizes.hidden as f64).sqrt() as f32);
+        decoder
     }
 }
 
@@ -136,6 +148,10 @@ impl CausalModel for Decoder {
         let kernels = &self.kernels;
         let mut places = Places::new(batch, &self.config.rope);
         let mut x = self.embed_tokens.select(batch.tokens.clone());
+        if let Some(scale) = self.config.embedding_scale {
+            let scale = rounded(scale, x.dtype());
+            x = x * scale;
+        }
         for (i, block) in self.layers.iter().enumerate() {
             let normed = block.input_layernorm.forward(x.clone(), kernels);
             x = x + block.self_attn.forward(normed, &mut places, cache.attention(i)?, kernels)?;
@@ -147,5 +163,27 @@ impl CausalModel for Decoder {
             Logits::All => x,
         };
         Ok(self.lm_head.project(self.norm.forward(x, kernels), kernels).cast(DType::F32))
+    }
+}
+
+/// `value` as a tensor of type `dtype` would hold it.
+fn rounded(value: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::F16 => f16::from_f32(value).to_f32(),
+        DType::BF16 => bf16::from_f32(value).to_f32(),
+        _ => value,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedding_scale_is_rounded_as_the_reference_rounds_it() {
+        let scale = (3072f64).sqrt() as f32;
+        assert_eq!(rounded(scale, DType::BF16), 55.5);
+        assert_eq!(rounded(scale, DType::F16), 55.4375);
+        assert_eq!(rounded(scale, DType::F32), scale);
     }
 }
