@@ -189,12 +189,23 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// `value` of field `name`, if it is a positive number.
+    /// `value` of field `name`, if float32 holds it and it is positive.
     pub(crate) fn positive(&self, name: &str, value: f64) -> Result<f64> {
-        match value.is_finite() && value > 0.0 {
+        let single = value as f32;
+        match single.is_finite() && single > 0.0 {
             true => Ok(value),
-            false => Err(self.error(&format!("`{name}` is {value}, must be positive"))),
+            false => Err(self.error(&format!("`{name}` is {value}, must be a positive float32"))),
         }
+    }
+
+    /// Both: a positive number that null turns off.
+    pub(crate) fn positive_unless_null(
+        &self,
+        name: &str,
+        value: Option<f64>,
+        default: Option<f64>,
+    ) -> Result<Option<f64>> {
+        self.unless_null(name, value, default).map(|value| self.positive(name, value)).transpose()
     }
 }
 

@@ -11,6 +11,7 @@ use kiln_kernels::Kernels;
 pub mod checkpoint;
 mod config;
 mod gemma;
+mod gemma2;
 mod llama;
 mod mistral;
 mod nn;
@@ -55,7 +56,8 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &qwen2::Qwen2,
     &qwen3::Qwen3,
     &phi3::Phi3,
-    &gemma::Gemma, //
+    &gemma::Gemma,
+    &gemma2::Gemma2, //
 ];
 
 /// Reads `config` with the architecture that its `model_type` names.

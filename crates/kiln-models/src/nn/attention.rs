@@ -30,6 +30,8 @@ pub(crate) struct AttentionConfig {
     pub(crate) head_norms: bool,
     /// Queries are multiplied by it.
     pub(crate) scale: f64,
+    /// Scores `s` become `softcap · tanh(s / softcap)`.
+    pub(crate) softcap: Option<f64>,
 }
 
 impl AttentionConfig {
@@ -38,7 +40,8 @@ impl AttentionConfig {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
         let (qkv_bias, o_bias, fused, head_norms) = (false, false, false, false);
-        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, fused, head_norms, scale }
+        let softcap = None;
+        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, fused, head_norms, scale, softcap }
     }
 }
 
@@ -106,7 +109,7 @@ impl Attention {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
-        let AttentionConfig { heads, head_dim, scale, .. } = self.config;
+        let AttentionConfig { heads, head_dim, scale, softcap, .. } = self.config;
         let norm = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
             Some(norm) => norm.forward_heads(x, kernels),
             None => x,
@@ -121,7 +124,7 @@ impl Attention {
         let keys = kernels.rotary(keys, place.cos.clone(), place.sin.clone());
 
         let (keys, values) = layer.update(keys, values)?.into_dense();
-        let mixed = attend(queries * scale, keys, values, place.hidden.clone());
+        let mixed = attend(queries * scale, keys, values, softcap, place.hidden.clone());
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward(merged, kernels))
     }
@@ -151,7 +154,7 @@ impl Projections {
     }
 }
 
-/// `softmax(q kᵀ) v`, softmax in float32. Scaled queries `[batch, heads, new, head_dim]`, keys and values
+/// `softmax(softcapped(q kᵀ)) v`, softmax in float32. Scaled queries `[batch, heads, new, head_dim]`, keys and values
 /// `[batch, kv_heads, all, head_dim]`; `hidden` `[1 or batch, 1, new, all]` is true where a query may not look.
 ///
 /// Queries of the heads that share keys are folded into rows, so that keys are never repeated.
@@ -159,6 +162,7 @@ fn attend(
     queries: Tensor<4>,
     keys: Tensor<4>,
     values: Tensor<4>,
+    softcap: Option<f64>,
     hidden: Option<Tensor<4, Bool>>,
 ) -> Tensor<4> {
     let [batch, heads, new, dim] = queries.dims();
@@ -167,7 +171,7 @@ fn attend(
     let folded = [batch, kv_heads, heads / kv_heads * new];
 
     let scores = queries.reshape([folded[0], folded[1], folded[2], dim]).matmul(keys.transpose());
-    let scores = scores.cast(DType::F32).reshape([batch, heads, new, all]);
+    let scores = softcapped(scores.cast(DType::F32), softcap).reshape([batch, heads, new, all]);
     let scores = match hidden {
         // Finite, as in the reference: a padded query sees nothing, and must not become NaN.
         Some(hidden) => scores.mask_fill(hidden.expand([batch, heads, new, all]), f32::MIN),
@@ -175,6 +179,14 @@ fn attend(
     };
     let weights = softmax(scores, 3).cast(dtype).reshape([folded[0], folded[1], folded[2], all]);
     weights.matmul(values).reshape([batch, heads, new, dim])
+}
+
+/// `cap · tanh(x / cap)`: hardly changes what is small, and lets nothing beyond `cap`.
+pub(crate) fn softcapped<const D: usize>(x: Tensor<D>, cap: Option<f64>) -> Tensor<D> {
+    match cap {
+        Some(cap) => (x / cap).tanh() * cap,
+        None => x,
+    }
 }
 
 /// Where the tokens of one forward pass stand: rotary tables and masks, made once for all blocks with the same span.

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use kiln_core::{
     Result,
     batch::Batch,
+    layer::KvLayer,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
     need::{AttentionNeed, LayerNeed},
@@ -12,7 +13,7 @@ use kiln_core::{
 use kiln_kernels::{Kernels, NormOrder};
 
 use super::{
-    attention::{Attention, AttentionConfig, Places},
+    attention::{Attention, AttentionConfig, Places, softcapped},
     mlp::{GatedMlp, MlpConfig},
     norm::{NormKind, RmsNorm},
     rope::Rope,
@@ -25,12 +26,16 @@ pub(crate) struct DecoderConfig {
     pub(crate) sizes: Sizes,
     pub(crate) rope: Rope,
     pub(crate) norm: NormKind,
+    /// Whether what attention and feed-forward add is normed, too.
+    pub(crate) norms_after: bool,
     /// Embeddings are multiplied by it, rounded to their type.
     pub(crate) embedding_scale: Option<f32>,
     pub(crate) attention: AttentionConfig,
     /// For each block the latest tokens that it sees, `None` for all of them.
     pub(crate) windows: Vec<Option<usize>>,
     pub(crate) mlp: MlpConfig,
+    /// Logits `x` become `final_softcap · tanh(x / final_softcap)`.
+    pub(crate) final_softcap: Option<f64>,
 }
 
 impl DecoderConfig {
@@ -41,7 +46,9 @@ impl DecoderConfig {
             windows: vec![None; sizes.layers],
             mlp: MlpConfig::new(&sizes),
             norm: NormKind { eps, order: NormOrder::CastThenScale },
+            norms_after: false,
             embedding_scale: None,
+            final_softcap: None,
             sizes: Sizes { positions: rope.stretched(sizes.positions), ..sizes },
             rope,
         }
@@ -96,8 +103,13 @@ impl Configured for DecoderConfig {
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: Attention,
-    post_attention_layernorm: RmsNorm,
+    /// `post_attention_layernorm` where there are norms after
+    attention_norm: Option<RmsNorm>,
+    /// `pre_feedforward_layernorm` where there are norms after, else `post_attention_layernorm`
+    mlp_input_norm: RmsNorm,
     mlp: GatedMlp,
+    /// `post_feedforward_layernorm`
+    mlp_norm: Option<RmsNorm>,
 }
 
 impl Block {
@@ -110,7 +122,17 @@ impl Block {
         let norm = |weights: &mut dyn Weights, part: &str| {
             RmsNorm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm)
         };
+        let mut norm_after = |part: &str| match config.norms_after {
+            true => norm(weights, part).map(Some),
+            false => Ok(None),
+        };
+        let attention_norm = norm_after("post_attention_layernorm")?;
+        let mlp_norm = norm_after("post_feedforward_layernorm")?;
+        let before_mlp =
+            if config.norms_after { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
         Ok(Self {
+            attention_norm,
+            mlp_norm,
             input_layernorm: norm(weights, "input_layernorm")?,
             self_attn: Attention::load(
                 weights,
@@ -119,9 +141,35 @@ impl Block {
                 config.norm,
                 window,
             )?,
-            post_attention_layernorm: norm(weights, "post_attention_layernorm")?,
+            mlp_input_norm: norm(weights, before_mlp)?,
             mlp: GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?,
         })
+    }
+}
+
+impl Block {
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, unchanged
+    fn forward(
+        &self,
+        x: Tensor<3>,
+        places: &mut Places<'_>,
+        layer: &mut dyn KvLayer,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>> {
+        let normed = |norm: &Option<RmsNorm>, x| match norm {
+            Some(norm) => norm.forward(x, kernels),
+            None => x,
+        };
+        let attended = self.self_attn.forward(
+            self.input_layernorm.forward(x.clone(), kernels),
+            places,
+            layer,
+            kernels,
+        )?;
+        let x = x + normed(&self.attention_norm, attended);
+        let fed = self.mlp.forward(self.mlp_input_norm.forward(x.clone(), kernels), kernels);
+        Ok(x + normed(&self.mlp_norm, fed))
     }
 }
 
@@ -153,16 +201,14 @@ impl CausalModel for Decoder {
             x = x * scale;
         }
         for (i, block) in self.layers.iter().enumerate() {
-            let normed = block.input_layernorm.forward(x.clone(), kernels);
-            x = x + block.self_attn.forward(normed, &mut places, cache.attention(i)?, kernels)?;
-            let normed = block.post_attention_layernorm.forward(x.clone(), kernels);
-            x = x + block.mlp.forward(normed, kernels);
+            x = block.forward(x, &mut places, cache.attention(i)?, kernels)?;
         }
         let x = match logits {
             Logits::Last => x.narrow(1, batch.len() - 1, 1),
             Logits::All => x,
         };
-        Ok(self.lm_head.project(self.norm.forward(x, kernels), kernels).cast(DType::F32))
+        let logits = self.lm_head.project(self.norm.forward(x, kernels), kernels).cast(DType::F32);
+        Ok(softcapped(logits, self.config.final_softcap))
     }
 }
 
