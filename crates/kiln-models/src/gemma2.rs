@@ -39,28 +39,26 @@ impl Architecture for Gemma2 {
         let fields: Fields = config.parse()?;
         let common = Common::read(config, DEFAULTS)?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
-        let mut decoder = fields.decoder(config, DecoderConfig::gemma(common, rope), |i| i % 2 == 0)?;
+        let mut decoder =
+            fields.decoder(config, DecoderConfig::gemma(common, rope.into()), |i| i % 2 == 0, Some(30.0))?;
         decoder.attention.softcap = config.positive_unless_null(
             "attn_logit_softcapping",
             fields.attn_logit_softcapping,
             Some(50.0),
-        )?;
-        decoder.final_softcap = config.positive_unless_null(
-            "final_logit_softcapping",
-            fields.final_logit_softcapping,
-            Some(30.0),
         )?;
         Ok(Box::new(decoder))
     }
 }
 
 impl Fields {
-    /// `decoder` with what Gemma 3 has, too; `sliding` says which blocks have a window where no list does.
+    /// `decoder` with what Gemma 3 has, too. Where the config does not say, `sliding` says which blocks have a window,
+    /// and the logits' cap is `final_softcap`.
     pub(crate) fn decoder(
         &self,
         config: &ConfigFile,
         mut decoder: DecoderConfig,
         sliding: impl Fn(usize) -> bool,
+        final_softcap: Option<f64>,
     ) -> Result<DecoderConfig> {
         let window = config.unless_null("sliding_window", self.sliding_window, Some(4096));
         let layers = decoder.sizes.layers;
@@ -70,6 +68,11 @@ impl Fields {
         decoder.attention.o_bias = self.attention_bias;
         let scalar = self.query_pre_attn_scalar.unwrap_or(256.0);
         decoder.attention.scale = config.positive("query_pre_attn_scalar", scalar)?.powf(-0.5);
+        decoder.final_softcap = config.positive_unless_null(
+            "final_logit_softcapping",
+            self.final_logit_softcapping,
+            final_softcap,
+        )?;
         let activation = self.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh");
         decoder.mlp.activation = Activation::named(config, "hidden_activation", activation)?;
         Ok(decoder)

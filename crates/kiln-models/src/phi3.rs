@@ -49,7 +49,7 @@ impl Architecture for Phi3 {
         // What stands beside the rope parameters holds, even where it is only the default.
         rope.original_max_position_embeddings = Some(fields.original_max_position_embeddings.unwrap_or(4096));
         let rope = Rope::new(config, &rope, common.sizes.head_dim, common.sizes.positions)?;
-        let mut decoder = DecoderConfig::new(common, rope);
+        let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.windows = windows;
         decoder.attention.fused = true;
         decoder.mlp.fused = true;

@@ -11,7 +11,7 @@ use kiln_kernels::Kernels;
 use super::{
     linear::Linear,
     norm::{NormKind, RmsNorm},
-    rope::Rope,
+    rope::Ropes,
 };
 use crate::{Rows, Sizes, Weights};
 
@@ -193,7 +193,7 @@ pub(crate) fn softcapped<const D: usize>(x: Tensor<D>, cap: Option<f64>) -> Tens
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
     batch: &'a Batch,
-    rope: &'a Rope,
+    ropes: &'a Ropes,
     device: Device,
     made: Vec<(KvSpan, Option<usize>, Place)>,
 }
@@ -208,8 +208,8 @@ struct Place {
 }
 
 impl<'a> Places<'a> {
-    pub(crate) fn new(batch: &'a Batch, rope: &'a Rope) -> Self {
-        Self { batch, rope, device: batch.tokens.device(), made: Vec::new() }
+    pub(crate) fn new(batch: &'a Batch, ropes: &'a Ropes) -> Self {
+        Self { batch, ropes, device: batch.tokens.device(), made: Vec::new() }
     }
 
     fn of(&mut self, span: KvSpan, window: Option<usize>) -> Place {
@@ -232,7 +232,7 @@ impl<'a> Places<'a> {
         let reached = positions.iter().filter_map(|row| row.last()).max().map_or(0, |last| last + 1);
         let shortest = pads.iter().min().copied().unwrap_or(0);
         let len = reached.max(self.batch.horizon.saturating_sub(shortest));
-        let (cos, sin) = self.rope.tables(&positions, len, &self.device);
+        let (cos, sin) = self.ropes.of(window).tables(&positions, len, &self.device);
         Place { cos, sin, hidden: self.hidden(span, first, window, padded) }
     }
 

@@ -16,7 +16,7 @@ use super::{
     attention::{Attention, AttentionConfig, Places, softcapped},
     mlp::{GatedMlp, MlpConfig},
     norm::{NormKind, RmsNorm},
-    rope::Rope,
+    rope::Ropes,
 };
 use crate::{Configured, Rows, Sizes, Weights, config::Common};
 
@@ -24,7 +24,7 @@ use crate::{Configured, Rows, Sizes, Weights, config::Common};
 #[derive(Clone, Debug)]
 pub(crate) struct DecoderConfig {
     pub(crate) sizes: Sizes,
-    pub(crate) rope: Rope,
+    pub(crate) ropes: Ropes,
     pub(crate) norm: NormKind,
     /// Whether what attention and feed-forward add is normed, too.
     pub(crate) norms_after: bool,
@@ -40,7 +40,7 @@ pub(crate) struct DecoderConfig {
 
 impl DecoderConfig {
     /// What most do: norms before attention and feed-forward alone, SiLU, no biases, no windows.
-    pub(crate) fn new(Common { sizes, eps }: Common, rope: Rope) -> Self {
+    pub(crate) fn new(Common { sizes, eps }: Common, ropes: Ropes) -> Self {
         Self {
             attention: AttentionConfig::new(&sizes),
             windows: vec![None; sizes.layers],
@@ -49,14 +49,14 @@ impl DecoderConfig {
             norms_after: false,
             embedding_scale: None,
             final_softcap: None,
-            sizes: Sizes { positions: rope.stretched(sizes.positions), ..sizes },
-            rope,
+            sizes: Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes },
+            ropes,
         }
     }
 
     /// What all Gemmas have in common.
-    pub(crate) fn gemma(common: Common, rope: Rope) -> Self {
-        let mut decoder = Self::new(common, rope);
+    pub(crate) fn gemma(common: Common, ropes: Ropes) -> Self {
+        let mut decoder = Self::new(common, ropes);
         decoder.norm.order = NormOrder::ScaleThenCast;
         decoder.embedding_scale = Some((decoder.sizes.hidden as f64).sqrt() as f32);
         decoder
@@ -74,8 +74,8 @@ impl Configured for DecoderConfig {
         self.windows.iter().map(need).collect()
     }
 
-    fn rope(&self) -> Option<&Rope> {
-        Some(&self.rope)
+    fn ropes(&self) -> Option<&Ropes> {
+        Some(&self.ropes)
     }
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
@@ -194,7 +194,7 @@ impl CausalModel for Decoder {
 
     fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
         let kernels = &self.kernels;
-        let mut places = Places::new(batch, &self.config.rope);
+        let mut places = Places::new(batch, &self.config.ropes);
         let mut x = self.embed_tokens.select(batch.tokens.clone());
         if let Some(scale) = self.config.embedding_scale {
             let scale = rounded(scale, x.dtype());

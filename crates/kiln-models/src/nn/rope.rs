@@ -16,7 +16,7 @@ pub(crate) struct RopeParameters {
     pub(crate) rope_type: Option<String>,
     /// The old name of `rope_type`; some versions write both.
     r#type: Option<String>,
-    rope_theta: Option<f64>,
+    pub(crate) rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
     pub(crate) original_max_position_embeddings: Option<usize>,
@@ -38,10 +38,13 @@ impl RopeParameters {
     /// Gathers them from wherever this version of transformers wrote them.
     pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
         let section = config.get("rope_parameters").or_else(|| config.get("rope_scaling"));
-        let mut parameters: Self = match section {
-            Some(json) => ConfigFile::from_json(json.clone())
-                .parse()
-                .map_err(|_| config.error(&format!("the rope parameters `{json}` are not understood")))?,
+        let mut parameters = match section {
+            Some(json) if json.get("full_attention").is_some() => {
+                return Err(
+                    config.error("has rope parameters for each kind of attention; this model has only one")
+                );
+            }
+            Some(json) => Self::parse(config, json.clone())?,
             None => Self::default(),
         };
         let number = |key: &str| config.get(key).and_then(serde_json::Value::as_f64);
@@ -55,12 +58,39 @@ impl RopeParameters {
         Ok(parameters)
     }
 
+    /// Those in `section`, alone.
+    pub(crate) fn parse(config: &ConfigFile, section: serde_json::Value) -> Result<Self> {
+        let wrong = |_| config.error(&format!("the rope parameters `{section}` are not understood"));
+        ConfigFile::from_json(section.clone()).parse().map_err(wrong)
+    }
+
     pub(crate) fn kind(&self) -> &str {
         self.rope_type.as_deref().or(self.r#type.as_deref()).unwrap_or("default")
     }
 }
 
-/// Rotary positions of one model.
+/// Rotary positions of a model's blocks.
+#[derive(Clone, Debug)]
+pub struct Ropes {
+    pub full: Rope,
+    /// Of blocks that have a window; `None`: the same
+    pub sliding: Option<Rope>,
+}
+
+impl From<Rope> for Ropes {
+    fn from(full: Rope) -> Self {
+        Self { full, sliding: None }
+    }
+}
+
+impl Ropes {
+    /// Those of a block with this window.
+    pub(crate) fn of(&self, window: Option<usize>) -> &Rope {
+        self.sliding.as_ref().filter(|_| window.is_some()).unwrap_or(&self.full)
+    }
+}
+
+/// Rotary positions of some blocks.
 #[derive(Clone, Debug)]
 pub struct Rope {
     frequencies: Frequencies,
