@@ -1,4 +1,4 @@
-// buffer[.., position + i, ..] = tokens[.., i, ..], where that is a slot of the buffer. One invocation an element.
+// buffer[.., (position + i) mod capacity, ..] = tokens[.., i, ..]. One invocation an element.
 
 alias elem = f32;
 
@@ -35,10 +35,8 @@ fn main(
     let head = invocation / info.head_dim / info.tokens % info.heads;
     let batch = invocation / info.head_dim / info.tokens / info.heads;
 
-    let slot = position[0] + i32(token);
-    if slot < 0 || u32(slot) >= info.capacity {
-        return;
-    }
+    let capacity = i32(info.capacity);
+    let slot = ((position[0] + i32(token)) % capacity + capacity) % capacity;
     let to = dot(vec4(batch, head, u32(slot), i), info.buffer_strides);
     buffer[to] = tokens[dot(vec4(batch, head, token, i), info.token_strides)];
 }

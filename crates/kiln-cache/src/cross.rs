@@ -8,15 +8,19 @@ use kiln_core::{
     view::KvView,
 };
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct WriteOnceLayer {
     kv: Slot<(Tensor<4>, Tensor<4>)>,
     frames: usize,
 }
 
 impl CrossLayer for WriteOnceLayer {
+    fn snapshot(&self) -> Box<dyn CrossLayer> {
+        Box::new(self.clone())
+    }
+
     fn view(&mut self) -> Result<Option<KvView>> {
-        Ok(self.kv.get()?.cloned().map(|(keys, values)| KvView::Dense { keys, values }))
+        Ok(self.kv.get()?.cloned().map(|(keys, values)| KvView::from_zero(keys, values)))
     }
 
     fn fill(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<()> {

@@ -129,7 +129,7 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&run(&[""]), "prompt is empty");
     refused(&run(&[]), "prompt is empty");
     refused(&run(&["--model", "/nowhere", "x"]), "/nowhere");
-    refused(&run(&["--cache", "elastic", "x"]), "known: dynamic, none");
+    refused(&run(&["--cache", "elastic", "x"]), "known: dynamic, fixed, sliding, sink, none");
     refused(&kiln(&["run", "--device", "abacus", "x"]), "known: auto, cpu");
     refused(&run(&["--dtype", "f12", "x"]), "known: auto, f32");
     refused(&run(&["--kernels", "magic", "x"]), "known: auto");
@@ -191,7 +191,10 @@ fn conformance_reports_and_fails_as_it_should() {
     assert!(output.status.success(), "{text}");
     let last = text.lines().last().unwrap();
     assert!(last.contains(" passed, 0 failed, ") && last.ends_with(" skipped"), "{last}");
-    assert!(text.contains("llama/greedy_dynamic") && text.contains("skipped: the cache `static`"), "{text}");
+    assert!(
+        text.contains("llama/greedy_dynamic") && text.contains("skipped: the argument `cache_config`"),
+        "{text}"
+    );
     let json: Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     std::fs::remove_file(&report).unwrap();
     assert_eq!(json["cases"].as_array().unwrap().len(), text.lines().count() - 1);

@@ -31,6 +31,18 @@ pub enum Error {
     #[error("the cache holds {rows} rows and {given} are fed; reset it, or select as many rows first")]
     WrongRows { rows: usize, given: usize },
 
+    /// A cache of fixed size that is used up. Nothing was stored.
+    #[error(
+        "the cache has room for {capacity} tokens and {needed} are needed; give it more (`len=`), or use `dynamic`"
+    )]
+    Full { capacity: usize, needed: usize },
+
+    /// More tokens at once than the cache can take. Nothing was stored.
+    #[error(
+        "{given} tokens are fed at once and this cache takes at most {most}; feed them in smaller chunks"
+    )]
+    TooManyAtOnce { given: usize, most: usize },
+
     /// A batch row that is not there.
     #[error("row {row} is asked for, but the cache has rows 0 to {}", .rows.saturating_sub(1))]
     NoSuchRow { row: usize, rows: usize },

@@ -77,6 +77,70 @@ impl ModelCache {
         self.parts_mut().try_for_each(|part| part.roll_back(n))
     }
 
+    /// Whether `n` more tokens will be taken at once, by every layer.
+    ///
+    /// # Errors
+    /// That of the first layer that refuses. Asked before a forward pass, so that no layer is a step ahead of another.
+    pub fn admits(&self, n: usize) -> Result<()> {
+        self.parts().try_for_each(|part| part.admits(n))
+    }
+
+    /// The most tokens that the sequence can have; `None`: any number.
+    pub fn capacity(&self) -> Option<usize> {
+        self.keys().filter_map(KvLayer::capacity).min()
+    }
+
+    /// Hint: the sequence is going to reach `tokens` tokens.
+    pub fn reserve(&mut self, tokens: usize) {
+        self.parts_mut().for_each(|part| part.reserve(tokens));
+    }
+
+    /// The most tokens that a forward pass may feed now; `None`: any number.
+    pub fn at_once(&self) -> Option<usize> {
+        self.keys().filter_map(KvLayer::at_once).min()
+    }
+
+    /// Whether the sequence may go on for ever: rotary positions stay below a bound.
+    pub fn is_endless(&self) -> bool {
+        self.keys().next().is_some() && self.keys().all(KvLayer::is_endless)
+    }
+
+    /// Whether no buffer ever grows, so that a step is the same launches for ever.
+    pub fn is_static(&self) -> bool {
+        self.keys().next().is_some() && self.keys().all(KvLayer::is_static)
+    }
+
+    /// How many of the next steps, of one token each, a captured one can stand for. See [`KvLayer::repeats`].
+    pub fn repeats(&self) -> usize {
+        let only_keys =
+            self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_) | LayerCache::Nothing));
+        if only_keys { self.keys().map(KvLayer::repeats).min().unwrap_or(0) } else { 0 }
+    }
+
+    /// Counts a token that a captured step stored in every layer.
+    pub fn repeated(&mut self) {
+        for layer in &mut self.layers {
+            if let LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } = layer {
+                kv.repeated();
+            }
+        }
+    }
+
+    /// The same memory once more, at no cost: tensors are shared until one of the two writes to them.
+    ///
+    /// One prompt serves many continuations this way.
+    pub fn snapshot(&self) -> Self {
+        let copy = |layer: &LayerCache| match layer {
+            LayerCache::Attention(kv) => LayerCache::Attention(kv.snapshot()),
+            LayerCache::EncoderDecoder { decoder, encoder } => {
+                LayerCache::EncoderDecoder { decoder: decoder.snapshot(), encoder: encoder.snapshot() }
+            }
+            LayerCache::Recurrent(state) => LayerCache::Recurrent(state.snapshot()),
+            LayerCache::Nothing => LayerCache::Nothing,
+        };
+        Self { layers: self.layers.iter().map(copy).collect() }
+    }
+
     pub fn keep_history(&mut self, n: usize) {
         self.parts_mut().for_each(|part| part.keep_history(n));
     }
@@ -115,6 +179,13 @@ impl ModelCache {
     fn hint(&mut self, layer: usize) -> Result<()> {
         let next = (layer + 1) % self.layers.len().max(1);
         self.layers.get_mut(next).map_or(Ok(()), |next| next.parts_mut().try_for_each(|part| part.prefetch()))
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {
+        self.layers.iter().filter_map(|layer| match layer {
+            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
+            LayerCache::Recurrent(_) | LayerCache::Nothing => None,
+        })
     }
 
     fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {

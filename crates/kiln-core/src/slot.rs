@@ -22,7 +22,7 @@ pub trait Tensors: fmt::Debug + Clone + Send + Sized {
 }
 
 /// A place for tensors that may not be there yet, or be away on the host.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub enum Slot<T> {
     #[default]
     Empty,

@@ -15,6 +15,7 @@ pub mod text;
 mod feed;
 mod settings;
 mod stats;
+mod stepper;
 
 pub use config::GenerationConfig;
 pub use feed::prefill;

@@ -96,10 +96,11 @@ pub(crate) enum Kernel {
     Rotary,
     KvAppend,
     Linear,
+    Attention,
 }
 
 impl Kernel {
-    const ALL: [Self; 4] = [Self::RmsNorm, Self::Rotary, Self::KvAppend, Self::Linear];
+    const ALL: [Self; 5] = [Self::RmsNorm, Self::Rotary, Self::KvAppend, Self::Linear, Self::Attention];
 
     fn name(self) -> &'static str {
         match self {
@@ -107,6 +108,7 @@ impl Kernel {
             Self::Rotary => "rotary",
             Self::KvAppend => "kv_append",
             Self::Linear => "linear",
+            Self::Attention => "attention",
         }
     }
 }

@@ -1,8 +1,7 @@
-//! Writes the keys or values of new tokens into a buffer of fixed capacity, at a position that the device knows.
+//! Writes the keys or values of new tokens into a ring of slots, at a position that the device knows.
 //!
-//! `buffer[.., position + i, ..] = new[.., i, ..]` for `[batch, kv_heads, capacity, head_dim]` and
-//! `[batch, kv_heads, n, head_dim]`, wherever `position + i` is a slot of the buffer: `StaticCache.update` of
-//! transformers.
+//! `buffer[.., (position + i) mod capacity, ..] = new[.., i, ..]` for `[batch, kv_heads, capacity, head_dim]` and
+//! `[batch, kv_heads, n, head_dim]`. Where the capacity is never reached, that is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
 
@@ -18,11 +17,11 @@ pub(crate) fn definition(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, 
     // Not `arange`: it uploads its numbers, which a captured step must not do.
     let slots = Tensor::<1, Int>::ones([capacity], (&buffer.device(), position.dtype())).cumsum(0) - 1;
     // Which new token a slot would get, if there are that many.
-    let token = slots - position;
+    let token = (slots - position).remainder_scalar(capacity as i64);
     let last = n as i64 - 1;
-    let written = token.clone().greater_equal_elem(0).bool_and(token.clone().lower_equal_elem(last));
+    let written = token.clone().lower_equal_elem(last);
     let written = written.reshape([1, 1, capacity, 1]).expand([batch, heads, capacity, dim]);
-    buffer.mask_where(written, new.select(2, token.clamp(0, last)))
+    buffer.mask_where(written, new.select(2, token.clamp_max(last)))
 }
 
 /// Copies vectors of a head. In place where the buffer has one owner, as are the launches below.
@@ -47,10 +46,7 @@ pub(crate) fn native(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>
     let (start, strides) = (new.layout().start_offset() as isize, new.layout().strides());
     for row in 0..batch * heads {
         for token in 0..n {
-            let slot = match usize::try_from(position + token as i64) {
-                Ok(slot) if slot < capacity => slot,
-                _ => continue,
-            };
+            let slot = (position + token as i64).rem_euclid(capacity as i64) as usize;
             let [batch, head, token] = [row / heads, row % heads, token].map(|i| i as isize);
             let from = (start + batch * strides[0] + head * strides[1] + token * strides[2]) as usize;
             let from = from * dtype.size();
@@ -120,15 +116,14 @@ mod twin {
         let head = ABSOLUTE_POS / head_dim / tokens % heads;
         let batch = ABSOLUTE_POS / head_dim / tokens / heads;
 
-        let slot = position[0] + i32::cast_from(token);
-        if slot >= 0 && usize::cast_from(slot) < buffer.shape(2) {
-            let to = batch * buffer.stride(0)
-                + head * buffer.stride(1)
-                + usize::cast_from(slot) * buffer.stride(2)
-                + i * buffer.stride(3);
-            buffer[to] =
-                new[batch * new.stride(0) + head * new.stride(1) + token * new.stride(2) + i * new.stride(3)];
-        }
+        let capacity = i32::cast_from(buffer.shape(2));
+        let slot = ((position[0] + i32::cast_from(token)) % capacity + capacity) % capacity;
+        let to = batch * buffer.stride(0)
+            + head * buffer.stride(1)
+            + usize::cast_from(slot) * buffer.stride(2)
+            + i * buffer.stride(3);
+        buffer[to] =
+            new[batch * new.stride(0) + head * new.stride(1) + token * new.stride(2) + i * new.stride(3)];
     }
 
     pub(crate) fn launch(

@@ -6,12 +6,14 @@
 //! | `rotary` | yes | | yes | yes |
 //! | `kv_append` | yes | yes | yes | yes |
 //! | `linear` | yes | yes | | |
+//! | `attention` | yes | | | |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
 //!
 //! **Invariant:** nothing outside this crate launches a kernel of its own, or names cubecl or wgpu.
 #![forbid(unsafe_code)]
 
+mod attention;
 mod choice;
 pub mod device;
 mod kv_append;
@@ -27,6 +29,7 @@ mod shader;
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
 use kiln_core::Result;
 
+pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
 pub use rms_norm::NormOrder;
 
@@ -91,18 +94,19 @@ impl Kernels {
         }
     }
 
-    /// Writes `new` into the slots of `buffer` from `position` on; slots beyond its capacity are not written.
+    /// Writes `new` into a ring of slots: new token `i` into slot `(position + i) mod capacity` of `buffer`.
     ///
     /// In place where `buffer` is the only handle of its memory, else on a copy. The position stays on the device, so
     /// that a captured step can advance it.
     ///
     /// # Shapes
     /// - buffer: `[batch, kv_heads, capacity, head_dim]`, and so is the result
-    /// - new: `[batch, kv_heads, n, head_dim]`
+    /// - new: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`
     /// - position: `[1]`, an integer of any type
     pub fn kv_append(&self, buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
-        let [batch, heads, _, head_dim] = buffer.dims();
-        assert_eq!(new.dims(), [batch, heads, new.dims()[2], head_dim], "kv_append: new and buffer");
+        let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffer.dims(), new.dims());
+        assert_eq!(new.dims(), [batch, heads, n, head_dim], "kv_append: new and buffer");
+        assert!(n <= capacity, "kv_append: {n} tokens into {capacity} slots");
         let (new, position) = (new.cast(buffer.dtype()), position.cast(IntDType::I32));
         match self.recorder.run(Kernel::KvAppend, &new.dims()) {
             #[cfg(feature = "cpu")]
@@ -132,6 +136,39 @@ impl Kernels {
         }
         self.recorder.record(Kernel::Linear, Path::Definition, &x.dims());
         linear::definition(x, weight, bias)
+    }
+
+    /// `softmax(scale · q kᵀ) v` over the keys that each query sees, in a buffer of which only some slots count.
+    ///
+    /// Query `i` of row `b` stands at `first + i` and sees the positions `p` with
+    /// `max(start, left_pad[b], first + i - window + 1) <= p <= first + i`, as far as slots still hold them. A query that
+    /// sees nothing, a padded one, gives zeros. What `first` is stays on the device, so that a captured step can advance
+    /// it.
+    ///
+    /// # Shapes
+    /// - q: `[batch, heads, new, head_dim]`, and so is the result
+    /// - keys, values: `[batch, kv_heads, slots, head_dim]`, cast to the type of q; query head `h` sees those of
+    ///   `h / (heads / kv_heads)`
+    /// - first: `[1]`, an integer of any type: the position of query 0
+    /// - left_pad: `[batch]`, integers of any type: positions below are hidden in that row; `None` where nothing is padded
+    pub fn attention(
+        &self,
+        q: Tensor<4>,
+        keys: Tensor<4>,
+        values: Tensor<4>,
+        first: Tensor<1, Int>,
+        left_pad: Option<Tensor<1, Int>>,
+        shape: &AttentionShape,
+    ) -> Tensor<4> {
+        let ([batch, heads, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), keys.dims());
+        assert_eq!(keys.dims(), [batch, kv_heads, slots, head_dim], "attention: keys and q {:?}", q.dims());
+        assert_eq!(values.dims(), keys.dims(), "attention: values and keys");
+        assert!(heads.is_multiple_of(kv_heads), "attention: {heads} heads share {kv_heads} of keys");
+        let (keys, values) = (keys.cast(q.dtype()), values.cast(q.dtype()));
+        let (first, left_pad) =
+            (first.cast(IntDType::I32), left_pad.map(|left_pad| left_pad.cast(IntDType::I32)));
+        self.recorder.record(Kernel::Attention, Path::Definition, &q.dims());
+        attention::definition(q, keys, values, first, left_pad, shape)
     }
 
     /// What was launched so far, here and in clones. What a captured graph repeats is not counted again.

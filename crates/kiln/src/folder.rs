@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use kiln_cache::STRATEGIES;
+use kiln_cache::{Plan, STRATEGIES};
 use kiln_core::{Error, Result, need::LayerNeed};
 use kiln_generate::GenerationConfig;
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
@@ -39,19 +39,25 @@ impl Inspection {
         })
     }
 
-    /// Bytes a row of `tokens` tokens takes with each cache strategy, held in elements of `element` bytes.
+    /// Bytes a row of `tokens` tokens takes with each cache strategy that can serve the model, held in elements of
+    /// `element` bytes.
     pub fn cache_bytes(&self, tokens: usize, element: usize) -> Vec<(&'static str, usize)> {
-        let bytes = |strategy: &dyn kiln_cache::KvStrategy| {
+        let bytes = |plan: &Plan| {
             let block = |need: &LayerNeed| match need {
                 LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => {
-                    strategy.bytes(need, tokens, element)
+                    plan.spec(need).factory.bytes(need, tokens, element)
                 }
                 LayerNeed::Recurrent(need) => need.channels * (need.conv_width + need.state_dim) * element,
                 LayerNeed::Nothing => 0,
             };
             self.needs.iter().map(block).fold(0, usize::saturating_add)
         };
-        STRATEGIES.iter().map(|strategy| (strategy.name(), bytes(*strategy))).collect()
+        let plans = STRATEGIES.iter().filter_map(|strategy| {
+            let plan = Plan::named(strategy.name()).ok()?;
+            plan.check(&self.needs).ok()?;
+            Some((strategy.name(), bytes(&plan)))
+        });
+        plans.collect()
     }
 }
 

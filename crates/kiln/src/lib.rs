@@ -20,7 +20,7 @@ mod folder;
 mod model;
 mod text;
 
-pub use kiln_cache::{KvStrategy, Plan, STRATEGIES};
+pub use kiln_cache::{CacheSpec, KvFactory, KvStrategy, Plan, STRATEGIES, Settings as CacheSettings};
 pub use kiln_core::{
     Error, Result,
     batch::Batch,
@@ -41,15 +41,15 @@ pub use text::{GeneratedText, RunOptions, StopReason};
 
 /// Which implementation of a kernel runs.
 pub mod kernels {
-    pub use kiln_kernels::{Choice, Kernels, NormOrder, Path, Ran, shaders};
+    pub use kiln_kernels::{AttentionShape, Choice, Kernels, NormOrder, Path, Ran, shaders};
 }
 
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
     pub use kiln_core::{
-        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, SsmState, StateLayer},
+        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, Place, SsmState, StateLayer},
         model_cache::LayerCache,
-        need::{AttentionNeed, LayerNeed, RecurrentNeed},
-        view::KvView,
+        need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
+        view::{DenseKv, KvView},
     };
 }

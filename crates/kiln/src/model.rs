@@ -252,7 +252,7 @@ impl Model {
 
     /// An empty cache for one sequence, or one batch of them.
     pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
-        plan.build(&self.causal.needs())
+        plan.build(&self.causal.needs(), &self.kernels)
     }
 
     /// The name of its folder.
@@ -389,6 +389,7 @@ impl Model {
             lookahead: self.device.is_asynchronous(),
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
+            compile: self.device.is_asynchronous() && options.compile.unwrap_or_else(|| cache.is_static()),
         };
         Generation::new(self.causal(), cache, batch, prompts, options)
     }

@@ -12,6 +12,9 @@ pub struct RunOptions {
     pub keep_logits: bool,
     /// Whether each step carries its scores after the processors.
     pub keep_scores: bool,
+    /// Whether the decode step is captured once and replayed, on devices that can; `None`: where the cache's buffers
+    /// never grow
+    pub compile: Option<bool>,
 }
 
 /// Why a generation ended.

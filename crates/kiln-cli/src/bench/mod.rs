@@ -83,9 +83,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         results.push(measure(args, format!("pp{n}"), n, None, || prefill(&model, &plan, &batch))?);
     }
     for &n in args.generate.iter().filter(|&&n| n > 0) {
-        let floor = plan.attention.remembers().then(|| bytes_a_token(&model, &plan, n) / bandwidth);
+        let floor = plan.global.factory.remembers().then(|| bytes_a_token(&model, &plan, n) / bandwidth);
         // Steps of one token mean nothing to a cache that forgets it.
-        if plan.attention.remembers() {
+        if plan.global.factory.remembers() {
             results.push(measure(args, format!("tg{n}"), n, floor, || decode(&model, &plan, n))?);
         }
         results.push(measure(args, format!("generate{n}"), n, floor, || generate(&model, &plan, n))?);
@@ -192,7 +192,7 @@ fn decode(model: &Model, plan: &Plan, n: usize) -> Result<f64> {
 }
 
 fn step(model: &Model, cache: &mut ModelCache, tokens: Tensor<2, Int>) -> Result<Tensor<2, Int>> {
-    let batch = Batch { tokens, left_pad: vec![0], horizon: 0 };
+    let batch = Batch { tokens, left_pad: vec![0], horizon: 0, steps: None };
     Ok(likeliest(model.causal().forward(&batch, Logits::Last, cache)?))
 }
 
@@ -223,7 +223,7 @@ fn bytes_a_token(model: &Model, plan: &Plan, n: usize) -> f64 {
     let element = model.dtype().size();
     let cache: usize = (model.causal().needs().iter())
         .map(|need| match need {
-            kiln::memory::LayerNeed::Attention(need) => plan.attention.bytes(need, n / 2, element),
+            kiln::memory::LayerNeed::Attention(need) => plan.spec(need).factory.bytes(need, n / 2, element),
             _ => 0,
         })
         .sum();

@@ -1,12 +1,13 @@
 //! Grouped attention with rotary positions, and where its tokens stand.
 
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation::softmax};
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Result,
-    batch::Batch,
-    layer::{KvLayer, KvSpan},
+    batch::{Batch, Steps},
+    layer::{KvLayer, KvSpan, Place},
+    view::{DenseKv, KvView},
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::{AttentionShape, Kernels};
 
 use super::{
     linear::Linear,
@@ -114,17 +115,20 @@ impl Attention {
             Some(norm) => norm.forward_heads(x, kernels),
             None => x,
         };
-        let place = places.of(layer.span(tokens), self.window);
+        let span = layer.span(tokens);
+        let place = places.place(span);
+        let (cos, sin) = places.rotary(span, self.window);
 
         let [queries, keys, values] = self.projections.forward(x, &self.config, kernels);
         let queries = norm(queries, &self.q_norm).swap_dims(1, 2);
         let keys = norm(keys, &self.k_norm).swap_dims(1, 2);
         let values = values.swap_dims(1, 2);
-        let queries = kernels.rotary(queries, place.cos.clone(), place.sin.clone());
-        let keys = kernels.rotary(keys, place.cos.clone(), place.sin.clone());
+        let queries = kernels.rotary(queries, cos.clone(), sin.clone());
+        let keys = kernels.rotary(keys, cos, sin);
 
-        let (keys, values) = layer.update(keys, values)?.into_dense();
-        let mixed = attend(queries * scale, keys, values, softcap, place.hidden.clone());
+        let KvView::Dense(DenseKv { keys, values, start, origin }) = layer.update(keys, values, &place)?;
+        let shape = AttentionShape { scale, softcap, window: self.window, start, origin };
+        let mixed = kernels.attention(queries, keys, values, place.on_device, place.left_pad, &shape);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward(merged, kernels))
     }
@@ -154,76 +158,64 @@ impl Projections {
     }
 }
 
-/// `softmax(softcapped(q kᵀ)) v`, softmax in float32. Scaled queries `[batch, heads, new, head_dim]`, keys and values
-/// `[batch, kv_heads, all, head_dim]`; `hidden` `[1 or batch, 1, new, all]` is true where a query may not look.
-///
-/// Queries of the heads that share keys are folded into rows, so that keys are never repeated.
-fn attend(
-    queries: Tensor<4>,
-    keys: Tensor<4>,
-    values: Tensor<4>,
-    softcap: Option<f64>,
-    hidden: Option<Tensor<4, Bool>>,
-) -> Tensor<4> {
-    let [batch, heads, new, dim] = queries.dims();
-    let [_, kv_heads, all, _] = keys.dims();
-    let dtype = queries.dtype();
-    let folded = [batch, kv_heads, heads / kv_heads * new];
-
-    let scores = queries.reshape([folded[0], folded[1], folded[2], dim]).matmul(keys.transpose());
-    let scores = softcapped(scores.cast(DType::F32), softcap).reshape([batch, heads, new, all]);
-    let scores = match hidden {
-        // Finite, as in the reference: a padded query sees nothing, and must not become NaN.
-        Some(hidden) => scores.mask_fill(hidden.expand([batch, heads, new, all]), f32::MIN),
-        None => scores,
-    };
-    let weights = softmax(scores, 3).cast(dtype).reshape([folded[0], folded[1], folded[2], all]);
-    weights.matmul(values).reshape([batch, heads, new, dim])
-}
-
-/// `cap · tanh(x / cap)`: hardly changes what is small, and lets nothing beyond `cap`.
-pub(crate) fn softcapped<const D: usize>(x: Tensor<D>, cap: Option<f64>) -> Tensor<D> {
-    match cap {
-        Some(cap) => (x / cap).tanh() * cap,
-        None => x,
-    }
-}
-
-/// Where the tokens of one forward pass stand: rotary tables and masks, made once for all blocks with the same span.
+/// Where the tokens of one forward pass stand: made once for all blocks that count positions alike.
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
     batch: &'a Batch,
     ropes: &'a Ropes,
     device: Device,
-    made: Vec<(KvSpan, Option<usize>, Place)>,
+    places: Vec<Place>,
+    /// By the kind of rope and the position of the first token.
+    tables: Vec<((usize, usize), Tables)>,
 }
 
-#[derive(Clone, Debug)]
-struct Place {
-    /// `[1 or batch, new, rotated / 2]`
-    cos: Tensor<3>,
-    sin: Tensor<3>,
-    /// `[1 or batch, 1, new, all]`; `None` where every query sees every key.
-    hidden: Option<Tensor<4, Bool>>,
-}
+/// Cosines and sines, `[1 or batch, new, rotated / 2]`.
+type Tables = (Tensor<3>, Tensor<3>);
 
 impl<'a> Places<'a> {
     pub(crate) fn new(batch: &'a Batch, ropes: &'a Ropes) -> Self {
-        Self { batch, ropes, device: batch.tokens.device(), made: Vec::new() }
+        let device = batch.tokens.device();
+        Self { batch, ropes, device, places: Vec::new(), tables: Vec::new() }
     }
 
-    fn of(&mut self, span: KvSpan, window: Option<usize>) -> Place {
-        if let Some((_, _, place)) = self.made.iter().find(|(s, w, _)| (*s, *w) == (span, window)) {
+    /// The place of the new tokens in a view of this span.
+    pub(crate) fn place(&mut self, span: KvSpan) -> Place {
+        let first = span.query(self.batch.len());
+        if let Some(steps) = self.steps(first) {
+            let (on_device, left_pad) = (steps.position.clone(), steps.left_pad.clone());
+            return Place { first, on_device, left_pad };
+        }
+        if let Some(place) = self.places.iter().find(|place| place.first == first) {
             return place.clone();
         }
-        let place = self.make(span, window);
-        self.made.push((span, window, place.clone()));
+        let place = Place::new(first, &self.batch.left_pad, &self.device);
+        self.places.push(place.clone());
         place
     }
 
-    fn make(&self, span: KvSpan, window: Option<usize>) -> Place {
+    /// The rotary tables of the new tokens, in a block with this window.
+    pub(crate) fn rotary(&mut self, span: KvSpan, window: Option<usize>) -> Tables {
+        let (kind, first) = (self.ropes.kind(window), span.query(self.batch.len()));
+        if let Some((_, tables)) = self.tables.iter().find(|(at, _)| *at == (kind, first)) {
+            return tables.clone();
+        }
+        let prepared = self.steps(first).and_then(|steps| {
+            let (cos, sin) = steps.tables.get(kind)?;
+            let row = steps.position.clone() - steps.slots.start as i64;
+            Some((cos.clone().select(1, row.clone()), sin.clone().select(1, row)))
+        });
+        let tables = prepared.unwrap_or_else(|| self.upload(first, window));
+        self.tables.push(((kind, first), tables.clone()));
+        tables
+    }
+
+    /// What is on the device already, if it is for this pass.
+    fn steps(&self, first: usize) -> Option<&'a Steps> {
+        self.batch.steps.as_ref().filter(|steps| self.batch.len() == 1 && steps.next == first)
+    }
+
+    fn upload(&self, first: usize, window: Option<usize>) -> Tables {
         let new = self.batch.len();
-        let first = span.query(new);
         // Slots count padding, rotary positions do not.
         let positions = |pad: usize| (first..first + new).map(|slot| slot.saturating_sub(pad)).collect();
         let padded = self.batch.left_pad.iter().any(|&pad| pad > 0);
@@ -232,36 +224,6 @@ impl<'a> Places<'a> {
         let reached = positions.iter().filter_map(|row| row.last()).max().map_or(0, |last| last + 1);
         let shortest = pads.iter().min().copied().unwrap_or(0);
         let len = reached.max(self.batch.horizon.saturating_sub(shortest));
-        let (cos, sin) = self.ropes.of(window).tables(&positions, len, &self.device);
-        Place { cos, sin, hidden: self.hidden(span, first, window, padded) }
-    }
-
-    fn hidden(
-        &self,
-        span: KvSpan,
-        first: usize,
-        window: Option<usize>,
-        padded: bool,
-    ) -> Option<Tensor<4, Bool>> {
-        let (new, all) = (self.batch.len(), span.len);
-        let slots = |start: usize, len: usize| {
-            Tensor::<1, Int>::arange(start as i64..(start + len) as i64, &self.device)
-        };
-        let queries = || slots(first, new).reshape([1, 1, new, 1]).expand([1, 1, new, all]);
-        let keys = || slots(span.start, all).reshape([1, 1, 1, all]).expand([1, 1, new, all]);
-
-        let future = (new > 1).then(|| keys().greater(queries()));
-        let past =
-            window.filter(|&window| all > window).map(|window| keys().lower_equal(queries() - window as i64));
-        let padding = padded.then(|| {
-            let rows = self.batch.rows();
-            let pads: Vec<i32> = self.batch.left_pad.iter().map(|&pad| pad as i32).collect();
-            let pads = Tensor::<4, Int>::from_data(TensorData::new(pads, [rows, 1, 1, 1]), &self.device);
-            keys().expand([rows, 1, new, all]).lower(pads.expand([rows, 1, new, all]))
-        });
-        [future, past, padding].into_iter().flatten().reduce(|a, b| {
-            let rows = a.dims()[0].max(b.dims()[0]);
-            a.expand([rows, 1, new, all]).bool_or(b.expand([rows, 1, new, all]))
-        })
+        self.ropes.of(window).tables(&positions, len, &self.device)
     }
 }

@@ -1,6 +1,8 @@
 //! A decoder of equal blocks, as most language models are: what its architecture says of it, its weights, its pass.
 
-use burn::tensor::{DType, Tensor};
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Tensor};
 use half::{bf16, f16};
 use kiln_core::{
     Result,
@@ -13,7 +15,7 @@ use kiln_core::{
 use kiln_kernels::{Kernels, NormOrder};
 
 use super::{
-    attention::{Attention, AttentionConfig, Places, softcapped},
+    attention::{Attention, AttentionConfig, Places},
     mlp::{GatedMlp, MlpConfig},
     norm::{NormKind, RmsNorm},
     rope::Ropes,
@@ -70,7 +72,10 @@ impl Configured for DecoderConfig {
 
     fn needs(&self) -> Vec<LayerNeed> {
         let Sizes { kv_heads, head_dim, .. } = self.sizes;
-        let need = |&window| LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window });
+        let need = |&window| {
+            let rotary = Some(self.ropes.of(window).need());
+            LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window, rotary })
+        };
         self.windows.iter().map(need).collect()
     }
 
@@ -192,6 +197,16 @@ impl CausalModel for Decoder {
         self.config.sizes.vocab
     }
 
+    fn rotary_tables(
+        &self,
+        slots: Range<usize>,
+        left_pad: &[usize],
+        device: &Device,
+    ) -> Vec<(Tensor<3>, Tensor<3>)> {
+        let ropes = self.config.ropes.all();
+        ropes.map(|rope| rope.step_tables(slots.clone(), left_pad, device)).collect()
+    }
+
     fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
         let kernels = &self.kernels;
         let mut places = Places::new(batch, &self.config.ropes);
@@ -208,7 +223,10 @@ impl CausalModel for Decoder {
             Logits::All => x,
         };
         let logits = self.lm_head.project(self.norm.forward(x, kernels), kernels).cast(DType::F32);
-        Ok(softcapped(logits, self.config.final_softcap))
+        Ok(match self.config.final_softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        })
     }
 }
 

@@ -3,8 +3,10 @@
 //! Frequencies, angles, sines and cosines are float32, computed on the host: they are few, and devices disagree about
 //! sines of large angles.
 
+use std::ops::Range;
+
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_core::Result;
+use kiln_core::{Result, need::RotaryNeed};
 use serde::Deserialize;
 
 use crate::ConfigFile;
@@ -87,6 +89,15 @@ impl Ropes {
     /// Those of a block with this window.
     pub(crate) fn of(&self, window: Option<usize>) -> &Rope {
         self.sliding.as_ref().filter(|_| window.is_some()).unwrap_or(&self.full)
+    }
+
+    /// Which of [`all`](Self::all) these are.
+    pub(crate) fn kind(&self, window: Option<usize>) -> usize {
+        usize::from(self.sliding.is_some() && window.is_some())
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Rope> {
+        std::iter::once(&self.full).chain(&self.sliding)
     }
 }
 
@@ -234,6 +245,46 @@ impl Rope {
         }
     }
 
+    /// Cosines and sines `[1 or rows, slots, rotated / 2]` for tokens that are fed one at a time: those of a slot are
+    /// for a sequence that ends with it.
+    pub(crate) fn step_tables(
+        &self,
+        slots: Range<usize>,
+        left_pad: &[usize],
+        device: &Device,
+    ) -> (Tensor<3>, Tensor<3>) {
+        let shortest = left_pad.iter().min().copied().unwrap_or(0);
+        let padded = left_pad.iter().any(|&pad| pad > 0);
+        let pads = if padded { left_pad } else { &[0] };
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for pad in pads {
+            for slot in slots.clone() {
+                let frequencies = self.inverse_frequencies((slot + 1).saturating_sub(shortest));
+                self.push_angles(slot.saturating_sub(*pad), &frequencies, &mut cos, &mut sin);
+            }
+        }
+        let shape = [pads.len(), slots.len(), cos.len() / (pads.len() * slots.len()).max(1)];
+        let upload = |table: Vec<f32>| Tensor::from_data(TensorData::new(table, shape), device);
+        (upload(cos), upload(sin))
+    }
+
+    fn push_angles(&self, position: usize, frequencies: &[f32], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
+        for frequency in frequencies {
+            let (s, c) = (position as f32 * frequency).sin_cos();
+            cos.push(c * self.attention_scaling);
+            sin.push(s * self.attention_scaling);
+        }
+    }
+
+    /// What a memory that moves keys has to know.
+    pub fn need(&self) -> RotaryNeed {
+        let up_to = match self.frequencies {
+            Frequencies::Fixed(_) => None,
+            Frequencies::Dynamic { trained, .. } | Frequencies::Long { trained, .. } => Some(trained),
+        };
+        RotaryNeed { frequencies: self.inverse_frequencies(1), up_to }
+    }
+
     /// Cosines and sines `[rows, tokens, rotated / 2]` for positions of each row, in a sequence that reaches `len`.
     pub(crate) fn tables(
         &self,
@@ -246,11 +297,7 @@ impl Rope {
         let shape = [positions.len(), tokens, frequencies.len()];
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for &position in positions.iter().flatten() {
-            for frequency in &frequencies {
-                let (s, c) = (position as f32 * frequency).sin_cos();
-                cos.push(c * self.attention_scaling);
-                sin.push(s * self.attention_scaling);
-            }
+            self.push_angles(position, &frequencies, &mut cos, &mut sin);
         }
         let upload = |table: Vec<f32>| Tensor::from_data(TensorData::new(table, shape), device);
         (upload(cos), upload(sin))

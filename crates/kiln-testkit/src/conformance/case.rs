@@ -55,11 +55,22 @@ impl Case {
         self.kwargs.iter().find_map(|(name, value)| argument_not_yet(name, value))
     }
 
-    /// The cache strategy the case names.
-    pub(super) fn cache(&self) -> &'static str {
-        match self.kwargs.get("use_cache") {
-            Some(Value::Bool(false)) => "none",
-            _ => "dynamic",
+    /// The cache that the case asks for, as the command line writes it.
+    pub(super) fn cache(&self) -> String {
+        let number = |key: &str| self.kwargs.get(key).and_then(Value::as_u64);
+        let cache = ["past_key_values", "cache_implementation"]
+            .iter()
+            .find_map(|key| self.kwargs.get(*key).and_then(Value::as_str));
+        match (self.kwargs.get("use_cache"), cache) {
+            (Some(Value::Bool(false)), _) => "none".to_owned(),
+            (_, Some("SinkCache")) => {
+                let (window, sinks) = (number("window_length"), number("num_sink_tokens"));
+                format!("sink:window={},sinks={},compat=4.47", window.unwrap_or(0), sinks.unwrap_or(0))
+            }
+            (_, cache) => match number("max_cache_len") {
+                Some(len) => format!("fixed:len={len}"),
+                None => known(cache.unwrap_or("dynamic")).unwrap_or("dynamic").to_owned(),
+            },
         }
     }
 
@@ -83,15 +94,30 @@ impl Case {
     }
 }
 
+/// Kiln's name for a cache of transformers.
+fn known(cache: &str) -> Option<&'static str> {
+    Some(match cache {
+        "DynamicCache" | "dynamic" => "dynamic",
+        "StaticCache" | "static" => "fixed",
+        "SlidingWindowCache" | "sliding_window" => "sliding",
+        "HybridCache" | "hybrid" => "hybrid",
+        "SinkCache" => "sink",
+        _ => return None,
+    })
+}
+
 /// What an argument of `generate()` asks for that Kiln does not do yet.
 fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
     match (name, value.as_str()) {
-        ("use_cache" | "repetition_penalty" | "eos_token_id" | "prefix", _) => None,
-        ("past_key_values", Some("DynamicCache")) | ("cache_implementation", Some("dynamic")) => None,
+        (
+            "use_cache" | "repetition_penalty" | "eos_token_id" | "prefix" | "max_cache_len"
+            | "window_length" | "num_sink_tokens",
+            _,
+        ) => None,
+        ("past_key_values" | "cache_implementation", Some(cache)) if known(cache).is_some() => None,
         ("past_key_values" | "cache_implementation", Some(cache)) => {
             Some(format!("the cache `{cache}` is not implemented yet"))
         }
-        ("max_cache_len", _) => Some("the cache `static` is not implemented yet".to_owned()),
         _ => Some(format!("the argument `{name}` is not implemented yet")),
     }
 }

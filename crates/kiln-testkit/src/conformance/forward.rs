@@ -9,7 +9,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mi
     let &[rows, tokens, vocab] = shape.as_slice() else {
         return Err(Mismatch::new(format!("logits of shape {shape:?} are not [rows, tokens, vocab]")));
     };
-    let mut cache = model.cache(&Plan::named(case.cache())?)?;
+    let mut cache = model.cache(&Plan::named(&case.cache())?)?;
     let mut largest: f64 = 0.0;
     let mut start = 0;
     for chunk in &case.chunks {

@@ -46,7 +46,7 @@ fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, M
     if prefix >= batch.len() {
         return Err(Mismatch::new(format!("a prefix of {prefix} leaves nothing to feed")));
     }
-    let mut cache = model.cache(&Plan::named(case.cache())?)?;
+    let mut cache = model.cache(&Plan::named(&case.cache())?)?;
     if prefix > 0 {
         model.causal().forward(&batch.slice(0..prefix), kiln::Logits::Last, &mut cache)?;
     }
@@ -65,6 +65,7 @@ fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, M
         lookahead: true,
         keep_logits: keep,
         keep_scores: keep,
+        compile: false,
     };
     let batch = batch.slice(prefix..batch.len());
     let generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;

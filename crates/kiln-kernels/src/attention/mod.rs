@@ -1,0 +1,91 @@
+//! Attention over a buffer of keys and values (Vaswani et al., 2017, <https://arxiv.org/abs/1706.03762>), with heads
+//! that share keys (Ainslie et al., 2023, <https://arxiv.org/abs/2305.13245>).
+//!
+//! `softmax(scale · q kᵀ) v` over the positions that a query sees, for queries `[batch, heads, new, head_dim]` and
+//! buffers `[batch, kv_heads, slots, head_dim]`. Where queries stand is known on the device only.
+//!
+//! Scores, softmax and sums are float32 whatever the type of the queries; the result is rounded to it once.
+
+use burn::tensor::{DType, Int, Tensor, activation::softmax};
+
+/// What a query may see, and how scores are made.
+///
+/// A slot holds the latest of its positions that is not after the last query: what a ring has overwritten is not seen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Scores are `scale * q·k`.
+    pub scale: f64,
+    /// `cap * tanh(score / cap)`, after scaling and before the mask (Gemma2).
+    pub softcap: Option<f64>,
+    /// Latest positions a query may see, itself included.
+    pub window: Option<usize>,
+    /// First position that the view holds.
+    pub start: usize,
+    /// The key of position p is in slot (p - origin) mod slots.
+    pub origin: usize,
+}
+
+/// Bytes of scores that the definition holds at a time, where one query has not more.
+const SCORES: usize = 16 << 20;
+
+/// Queries are computed in blocks, with scores for all slots; the heads that share keys are folded into rows.
+pub(crate) fn definition(
+    q: Tensor<4>,
+    keys: Tensor<4>,
+    values: Tensor<4>,
+    first: Tensor<1, Int>,
+    left_pad: Option<Tensor<1, Int>>,
+    shape: &AttentionShape,
+) -> Tensor<4> {
+    let ([batch, heads, new, head_dim], [_, kv_heads, slots, _]) = (q.dims(), keys.dims());
+    if q.shape().num_elements() * slots == 0 {
+        return q.zeros_like();
+    }
+    let (dtype, device) = (q.dtype(), q.device());
+    // Not `arange`: it uploads its numbers, which a captured step must not do.
+    let count_to = |n: usize| Tensor::<1, Int>::ones([n], (&device, first.dtype())).cumsum(0) - 1;
+
+    // The position that each slot holds.
+    let last = first.clone() + (new as i64 - 1);
+    let age = (last.clone() - shape.origin as i64 - count_to(slots)).remainder_scalar(slots as i64);
+    let positions: Tensor<4, Int> = (last - age).reshape([1, 1, 1, slots]);
+    let visible = positions.clone().greater_equal_elem(shape.start as i64);
+    let visible = match left_pad {
+        Some(left_pad) => {
+            let unpadded = positions.clone().greater_equal(left_pad.reshape([batch, 1, 1, 1]));
+            visible.bool_and(unpadded)
+        }
+        None => visible,
+    };
+    // What no query sees may be anything, and not a number times 0 is not 0.
+    let unused = visible.clone().bool_not().swap_dims(2, 3);
+    let rows = unused.dims()[0];
+    let unused = unused.expand([rows, kv_heads, slots, head_dim]).expand([batch, kv_heads, slots, head_dim]);
+    let values = values.cast(DType::F32).mask_fill(unused, 0.0);
+    let keys = keys.cast(DType::F32).transpose();
+
+    let block = (SCORES / 4 / (batch * heads * slots)).clamp(1, new);
+    let blocks = (0..new).step_by(block).map(|i| {
+        let n = block.min(new - i);
+        let queries = (first.clone() + count_to(n) + i as i64).reshape([1, 1, n, 1]);
+        let mut visible = visible.clone().bool_and(positions.clone().lower_equal(queries.clone()));
+        if let Some(window) = shape.window {
+            visible = visible.bool_and(positions.clone().greater(queries - window as i64));
+        }
+        let hidden = visible.bool_not();
+        let rows = hidden.dims()[0];
+        let hidden = hidden.expand([rows, heads, n, slots]).expand([batch, heads, n, slots]);
+
+        let folded = |width| [batch, kv_heads, heads / kv_heads * n, width];
+        let q = q.clone().narrow(2, i, n).cast(DType::F32).reshape(folded(head_dim));
+        let scores = (q.matmul(keys.clone()) * shape.scale).reshape([batch, heads, n, slots]);
+        let scores = match shape.softcap {
+            Some(cap) => (scores / cap).tanh() * cap,
+            None => scores,
+        };
+        // A query that sees nothing gets the same weight for all slots, and then none.
+        let weights = softmax(scores.mask_fill(hidden.clone(), f32::MIN), 3).mask_fill(hidden, 0.0);
+        weights.reshape(folded(slots)).matmul(values.clone()).reshape([batch, heads, n, head_dim])
+    });
+    Tensor::cat(blocks.collect(), 2).cast(dtype)
+}

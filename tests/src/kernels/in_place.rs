@@ -1,0 +1,53 @@
+//! What kernels write in place, and what they do not.
+
+use burn::tensor::{DType, Int, Tensor};
+use kiln::{kernels::Choice, read_back};
+
+use super::choices;
+
+#[test]
+fn kv_append_writes_in_place_where_nothing_else_holds_the_buffer() {
+    for (name, device) in kiln_testkit::devices() {
+        for (choice, kernels) in choices(&name, &device) {
+            if choice == Choice::Definition {
+                continue;
+            }
+            let new = || Tensor::<4>::ones([1, 2, 2, 8], (&device, DType::F32));
+            // Into the last slot and the first.
+            let position = Tensor::<1, Int>::from_data([15], &device);
+            let buffer = Tensor::<4>::zeros([1, 2, 16, 8], (&device, DType::F32));
+            let (buffer, before) = address(buffer, &name);
+            let (buffer, after) = address(kernels.kv_append(buffer, new(), position.clone()), &name);
+            assert_eq!(before, after, "{choice} on {name} copies a buffer that is its own");
+            assert_eq!(sum(buffer.clone()), 32.0, "{choice} on {name}");
+
+            let (appended, copy) = address(kernels.kv_append(buffer.clone(), new(), position + 1), &name);
+            assert_ne!(copy, after, "{choice} on {name} writes into a buffer that is held elsewhere");
+            assert_eq!([sum(buffer), sum(appended)], [32.0, 48.0], "{choice} on {name}");
+        }
+    }
+}
+
+fn sum(tensor: Tensor<4>) -> f32 {
+    read_back::read(tensor.sum()).unwrap().iter::<f32>().sum()
+}
+
+/// The tensor, and what tells its memory from others'.
+fn address(tensor: Tensor<4>, device: &str) -> (Tensor<4>, usize) {
+    match device {
+        #[cfg(feature = "cpu")]
+        "cpu" => {
+            use burn::backend::Flex;
+            let tensor = tensor.try_into_primitive::<Flex>().unwrap();
+            let address = tensor.bytes().as_ptr().addr();
+            (Tensor::from_primitive::<Flex>(tensor), address)
+        }
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        _ => {
+            use burn::backend::Cube;
+            let tensor = tensor.try_into_primitive::<Cube>().unwrap();
+            let address = tensor.handle.clone().binding().memory.id().value;
+            (Tensor::from_primitive::<Cube>(tensor), address)
+        }
+    }
+}

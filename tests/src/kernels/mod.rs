@@ -1,0 +1,87 @@
+//! Every kernel: the definition on the CPU agrees with every implementation on every device.
+
+mod cases;
+mod in_place;
+mod numbers;
+mod shaders;
+
+use burn::tensor::{DType, Device, TensorData};
+use kiln::{
+    Error,
+    kernels::{Choice, Kernels, Ran},
+};
+
+use cases::{Case, table};
+
+/// The choices a device takes, in a test that fails where it takes others.
+fn choices(name: &str, device: &Device) -> Vec<(Choice, Kernels)> {
+    let takes: &[Choice] = match name {
+        "cpu" => &[Choice::Auto, Choice::Definition],
+        "wgpu" => &[Choice::Auto, Choice::Definition, Choice::Wgsl, Choice::Cube],
+        "cuda" => &[Choice::Auto, Choice::Definition, Choice::Cube],
+        _ => panic!("no kernels are known for {name}"),
+    };
+    let mut kernels = Vec::new();
+    for choice in Choice::ALL {
+        match Kernels::new(choice, device) {
+            Ok(_) if !takes.contains(&choice) => panic!("{name} takes {choice}"),
+            Err(Error::Setting { name: "--kernels", .. }) if !takes.contains(&choice) => {}
+            made => kernels.push((choice, made.unwrap())),
+        }
+    }
+    kernels
+}
+
+#[test]
+fn kernels_agree_with_their_definitions() {
+    let devices = kiln_testkit::devices();
+    let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("definitions run on the CPU");
+    let definition = Kernels::new(Choice::Definition, cpu).unwrap();
+    let mut failures = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let wanted: Vec<TensorData> =
+            table().iter().map(|case| case.run(&definition, cpu, dtype).unwrap()).collect();
+        for (name, device) in &devices {
+            if !device.supports_dtype(dtype) {
+                eprintln!("{name} has no {dtype:?}");
+                continue;
+            }
+            for (choice, _) in choices(name, device) {
+                for (case, want) in table().iter().zip(&wanted) {
+                    let kernels = Kernels::new(choice, device).unwrap();
+                    let got = case.run(&kernels, device, dtype);
+                    let path = case.path(choice, name, dtype);
+                    let what = format!("{choice} on {name}, {dtype:?}: {case}");
+                    assert_eq!(kernels.ran(), [Ran { kernel: case.kernel(), path, count: 1 }], "{what}");
+                    let wrong = match got {
+                        Ok(got) => difference(case, dtype, &got, want),
+                        Err(error) => Some(error.to_string()),
+                    };
+                    failures.extend(wrong.map(|why| format!("{what}: {why}")));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// The worst element, if it is too far off.
+fn difference(case: &Case, dtype: DType, got: &TensorData, want: &TensorData) -> Option<String> {
+    assert_eq!(got.shape(), want.shape(), "{case}");
+    let pairs = got.iter::<f64>().zip(want.iter::<f64>()).enumerate();
+    let wrong =
+        pairs.map(|(i, (got, want))| (i, got, want, (got - want).abs() / case.tolerance(dtype, want)));
+    // Not a number is the worst.
+    let (i, got, want, times) = wrong.max_by(|a, b| a.3.total_cmp(&b.3))?;
+    let fits = got == want || times <= 1.0;
+    (!fits).then(|| format!("element {i} is {got}, not {want}: {times} times what is allowed"))
+}
+
+#[test]
+fn choices_are_read_as_they_are_written() {
+    for choice in Choice::ALL {
+        assert_eq!(choice.to_string().parse(), Ok(choice));
+    }
+    let error = "fast".parse::<Choice>().unwrap_err().to_string();
+    assert_eq!(error, "unknown kernel choice `fast`; known: auto, definition, wgsl, cube");
+}

@@ -1,0 +1,34 @@
+//! The texts of shaders.
+
+use kiln::kernels::shaders;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+#[test]
+fn shaders_are_valid_and_keep_to_what_every_device_has() {
+    let shaders = shaders();
+    assert!(!shaders.is_empty());
+    for (name, text) in shaders {
+        let module = naga::front::wgsl::parse_str(&text)
+            .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&text)));
+        // f16 is the only thing that a permutation may ask for, and says so.
+        let wanted =
+            if text.contains("enable f16;") { Capabilities::SHADER_FLOAT16 } else { Capabilities::empty() };
+        Validator::new(ValidationFlags::all(), wanted)
+            .validate(&module)
+            .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&text)));
+
+        let [entry] = &module.entry_points[..] else { panic!("{name} has several entry points") };
+        assert_eq!(entry.name, "main", "{name}");
+        assert!(entry.workgroup_size.iter().product::<u32>() <= 256, "{name}");
+        let bytes_in = |space: naga::AddressSpace| -> u32 {
+            let of_space = module.global_variables.iter().filter(|(_, variable)| variable.space == space);
+            of_space.map(|(_, variable)| module.types[variable.ty].inner.size(module.to_ctx())).sum()
+        };
+        assert!(bytes_in(naga::AddressSpace::WorkGroup) <= 16 << 10, "{name}");
+        let storage = module
+            .global_variables
+            .iter()
+            .filter(|(_, variable)| matches!(variable.space, naga::AddressSpace::Storage { .. }));
+        assert!(storage.count() <= 8, "{name}");
+    }
+}
