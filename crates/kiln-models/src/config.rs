@@ -38,6 +38,8 @@ struct Fields {
     max_position_embeddings: Option<usize>,
     rms_norm_eps: Option<f64>,
     tie_word_embeddings: Option<bool>,
+    is_causal: Option<bool>,
+    use_bidirectional_attention: Option<bool>,
 }
 
 /// What an architecture assumes where its config does not say.
@@ -65,6 +67,11 @@ impl Common {
     /// A number that is missing, or that no model has.
     pub(crate) fn read(config: &ConfigFile, defaults: Defaults) -> Result<Self> {
         let fields: Fields = config.parse()?;
+        if fields.is_causal == Some(false) || fields.use_bidirectional_attention == Some(true) {
+            let why =
+                "asks that tokens see later ones (`is_causal`, `use_bidirectional_attention`); none can here";
+            return Err(config.error(why));
+        }
         let heads = fields.num_attention_heads;
         let kv_heads = config
             .unless_null("num_key_value_heads", fields.num_key_value_heads, defaults.kv_heads)
@@ -187,12 +194,23 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// `value` of field `name`, if it is a positive number.
+    /// `value` of field `name`, if float32 holds it and it is positive.
     pub(crate) fn positive(&self, name: &str, value: f64) -> Result<f64> {
-        match value.is_finite() && value > 0.0 {
+        let single = value as f32;
+        match single.is_finite() && single > 0.0 {
             true => Ok(value),
-            false => Err(self.error(&format!("`{name}` is {value}, must be positive"))),
+            false => Err(self.error(&format!("`{name}` is {value}, must be a positive float32"))),
         }
+    }
+
+    /// Both: a positive number that null turns off.
+    pub(crate) fn positive_unless_null(
+        &self,
+        name: &str,
+        value: Option<f64>,
+        default: Option<f64>,
+    ) -> Result<Option<f64>> {
+        self.unless_null(name, value, default).map(|value| self.positive(name, value)).transpose()
     }
 }
 

@@ -10,9 +10,13 @@ use kiln_kernels::Kernels;
 
 pub mod checkpoint;
 mod config;
+mod gemma;
+mod gemma2;
+mod gemma3_text;
 mod llama;
 mod mistral;
 mod nn;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod random;
@@ -20,7 +24,7 @@ mod weights;
 mod windows;
 
 pub use config::{ConfigFile, Sizes};
-pub use nn::rope::Rope;
+pub use nn::rope::{Rope, Ropes};
 pub use random::{RandomLlama, RandomWeights};
 pub use weights::{Rows, Weights};
 
@@ -41,7 +45,7 @@ pub trait Configured: fmt::Debug {
     fn needs(&self) -> Vec<LayerNeed>;
 
     /// Its rotary positions, if it has any.
-    fn rope(&self) -> Option<&Rope>;
+    fn ropes(&self) -> Option<&Ropes>;
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
 }
@@ -51,7 +55,11 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &llama::Llama,
     &mistral::Mistral,
     &qwen2::Qwen2,
-    &qwen3::Qwen3, //
+    &qwen3::Qwen3,
+    &phi3::Phi3,
+    &gemma::Gemma,
+    &gemma2::Gemma2,
+    &gemma3_text::Gemma3Text, //
 ];
 
 /// Reads `config` with the architecture that its `model_type` names.

@@ -34,7 +34,7 @@ impl Architecture for Llama {
         let fields: Fields = config.parse()?;
         let common = Common::read(config, DEFAULTS)?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
-        let mut decoder = DecoderConfig::new(common, rope);
+        let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.attention.qkv_bias = fields.attention_bias;
         decoder.attention.o_bias = fields.attention_bias;
         decoder.mlp.bias = fields.mlp_bias;

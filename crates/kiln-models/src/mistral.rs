@@ -36,7 +36,7 @@ impl Architecture for Mistral {
         let window = config.unless_null("sliding_window", fields.sliding_window, Some(4096));
         let windows = windows(config, common.sizes.layers, window, None, |_| window.is_some())?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
-        let mut decoder = DecoderConfig::new(common, rope);
+        let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.windows = windows;
         decoder.mlp.activation =
             Activation::named(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;

@@ -37,7 +37,7 @@ impl Fields {
         let sliding = |i| window.is_some() && i >= first;
         let windows = windows(config, common.sizes.layers, window, self.layer_types.as_deref(), sliding)?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
-        let mut decoder = DecoderConfig::new(common, rope);
+        let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.windows = windows;
         decoder.mlp.activation =
             Activation::named(config, "hidden_act", self.hidden_act.as_deref().unwrap_or("silu"))?;

@@ -34,7 +34,7 @@ pub use kiln_generate::{
     TextStream, prefill, processors,
 };
 pub use kiln_kernels::device;
-pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Sizes};
+pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
 
 pub use folder::Inspection;
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};

@@ -12,9 +12,9 @@ use kiln_kernels::{AttentionShape, Kernels};
 use super::{
     linear::Linear,
     norm::{NormKind, RmsNorm},
-    rope::Rope,
+    rope::Ropes,
 };
-use crate::{Sizes, Weights};
+use crate::{Rows, Sizes, Weights};
 
 /// What architectures say of an attention block.
 #[derive(Clone, Copy, Debug)]
@@ -25,27 +25,36 @@ pub(crate) struct AttentionConfig {
     pub(crate) head_dim: usize,
     pub(crate) qkv_bias: bool,
     pub(crate) o_bias: bool,
+    /// Whether the projections of queries, keys and values are one matrix, `qkv_proj`.
+    pub(crate) fused: bool,
     /// Whether each head of queries and keys is normed before it is rotated.
     pub(crate) head_norms: bool,
     /// Queries are multiplied by it.
     pub(crate) scale: f64,
+    /// Scores `s` become `softcap · tanh(s / softcap)`.
+    pub(crate) softcap: Option<f64>,
 }
 
 impl AttentionConfig {
-    /// No biases, no norms, scaled by the root of the head's size.
+    /// Three projections, no biases, no norms, scaled by the root of the head's size.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
-        let (qkv_bias, o_bias, head_norms) = (false, false, false);
-        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, head_norms, scale }
+        let (qkv_bias, o_bias, fused, head_norms) = (false, false, false, false);
+        let softcap = None;
+        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, fused, head_norms, scale, softcap }
     }
 }
 
 #[derive(Debug)]
+enum Projections {
+    Three { q_proj: Linear, k_proj: Linear, v_proj: Linear },
+    One { qkv_proj: Rows },
+}
+
+#[derive(Debug)]
 pub(crate) struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    projections: Projections,
     o_proj: Linear,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
@@ -63,17 +72,27 @@ impl Attention {
         window: Option<usize>,
     ) -> Result<Self> {
         let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, .. } = config;
-        let mut linear =
-            |part: &str, shape, bias| Linear::load(weights, &format!("{name}.{part}"), shape, bias);
+        let linear = |weights: &mut dyn Weights, part: &str, shape, bias| {
+            Linear::load(weights, &format!("{name}.{part}"), shape, bias)
+        };
         let head_norm = |weights: &mut dyn Weights, part: &str| match config.head_norms {
             true => RmsNorm::load(weights, &format!("{name}.{part}"), head_dim, norm).map(Some),
             false => Ok(None),
         };
+        let projections = match config.fused {
+            false => Projections::Three {
+                q_proj: linear(weights, "q_proj", [hidden, heads * head_dim], qkv_bias)?,
+                k_proj: linear(weights, "k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+                v_proj: linear(weights, "v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+            },
+            true => {
+                let shape = [(heads + 2 * kv_heads) * head_dim, hidden];
+                Projections::One { qkv_proj: weights.rows(&format!("{name}.qkv_proj.weight"), shape)? }
+            }
+        };
         Ok(Self {
-            q_proj: linear("q_proj", [hidden, heads * head_dim], qkv_bias)?,
-            k_proj: linear("k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
-            v_proj: linear("v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
-            o_proj: linear("o_proj", [heads * head_dim, hidden], o_bias)?,
+            projections,
+            o_proj: linear(weights, "o_proj", [heads * head_dim, hidden], o_bias)?,
             q_norm: head_norm(weights, "q_norm")?,
             k_norm: head_norm(weights, "k_norm")?,
             config: *config,
@@ -91,29 +110,51 @@ impl Attention {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
-        let AttentionConfig { heads, kv_heads, head_dim, scale, .. } = self.config;
-        let split = |x: Tensor<3>, heads, norm: Option<&RmsNorm>| {
-            let x = match norm {
-                Some(norm) => norm.forward(x.reshape([batch, tokens * heads, head_dim]), kernels),
-                None => x,
-            };
-            x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2)
+        let AttentionConfig { heads, head_dim, scale, softcap, .. } = self.config;
+        let norm = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => norm.forward_heads(x, kernels),
+            None => x,
         };
         let span = layer.span(tokens);
         let place = places.place(span);
-        let (cos, sin) = places.rotary(span);
+        let (cos, sin) = places.rotary(span, self.window);
 
-        let queries = split(self.q_proj.forward(x.clone(), kernels), heads, self.q_norm.as_ref());
-        let keys = split(self.k_proj.forward(x.clone(), kernels), kv_heads, self.k_norm.as_ref());
-        let values = split(self.v_proj.forward(x, kernels), kv_heads, None);
+        let [queries, keys, values] = self.projections.forward(x, &self.config, kernels);
+        let queries = norm(queries, &self.q_norm).swap_dims(1, 2);
+        let keys = norm(keys, &self.k_norm).swap_dims(1, 2);
+        let values = values.swap_dims(1, 2);
         let queries = kernels.rotary(queries, cos.clone(), sin.clone());
         let keys = kernels.rotary(keys, cos, sin);
 
         let KvView::Dense(DenseKv { keys, values, start, origin }) = layer.update(keys, values, &place)?;
-        let shape = AttentionShape { scale, softcap: None, window: self.window, start, origin };
+        let shape = AttentionShape { scale, softcap, window: self.window, start, origin };
         let mixed = kernels.attention(queries, keys, values, place.on_device, place.left_pad, &shape);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward(merged, kernels))
+    }
+}
+
+impl Projections {
+    /// Queries, keys and values of `x` `[batch, tokens, hidden]`, each `[batch, tokens, heads, head_dim]`.
+    fn forward(&self, x: Tensor<3>, config: &AttentionConfig, kernels: &Kernels) -> [Tensor<4>; 3] {
+        let [batch, tokens, _] = x.dims();
+        let &AttentionConfig { heads, kv_heads, head_dim, .. } = config;
+        let split = |x: Tensor<3>, heads| x.reshape([batch, tokens, heads, head_dim]);
+        match self {
+            Self::Three { q_proj, k_proj, v_proj } => [
+                split(q_proj.forward(x.clone(), kernels), heads),
+                split(k_proj.forward(x.clone(), kernels), kv_heads),
+                split(v_proj.forward(x, kernels), kv_heads),
+            ],
+            Self::One { qkv_proj } => {
+                let all = split(qkv_proj.project(x, kernels), heads + 2 * kv_heads);
+                [
+                    all.clone().narrow(2, 0, heads),
+                    all.clone().narrow(2, heads, kv_heads),
+                    all.narrow(2, heads + kv_heads, kv_heads),
+                ]
+            }
+        }
     }
 }
 
@@ -121,20 +162,20 @@ impl Attention {
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
     batch: &'a Batch,
-    rope: &'a Rope,
+    ropes: &'a Ropes,
     device: Device,
     places: Vec<Place>,
-    /// By the position of the first token.
-    tables: Vec<(usize, Tables)>,
+    /// By the kind of rope and the position of the first token.
+    tables: Vec<((usize, usize), Tables)>,
 }
 
 /// Cosines and sines, `[1 or batch, new, rotated / 2]`.
 type Tables = (Tensor<3>, Tensor<3>);
 
 impl<'a> Places<'a> {
-    pub(crate) fn new(batch: &'a Batch, rope: &'a Rope) -> Self {
+    pub(crate) fn new(batch: &'a Batch, ropes: &'a Ropes) -> Self {
         let device = batch.tokens.device();
-        Self { batch, rope, device, places: Vec::new(), tables: Vec::new() }
+        Self { batch, ropes, device, places: Vec::new(), tables: Vec::new() }
     }
 
     /// The place of the new tokens in a view of this span.
@@ -152,19 +193,19 @@ impl<'a> Places<'a> {
         place
     }
 
-    /// The rotary tables of the new tokens.
-    pub(crate) fn rotary(&mut self, span: KvSpan) -> Tables {
-        let first = span.query(self.batch.len());
-        if let Some((_, tables)) = self.tables.iter().find(|(at, _)| *at == first) {
+    /// The rotary tables of the new tokens, in a block with this window.
+    pub(crate) fn rotary(&mut self, span: KvSpan, window: Option<usize>) -> Tables {
+        let (kind, first) = (self.ropes.kind(window), span.query(self.batch.len()));
+        if let Some((_, tables)) = self.tables.iter().find(|(at, _)| *at == (kind, first)) {
             return tables.clone();
         }
         let prepared = self.steps(first).and_then(|steps| {
-            let (cos, sin) = steps.tables.first()?;
+            let (cos, sin) = steps.tables.get(kind)?;
             let row = steps.position.clone() - steps.slots.start as i64;
             Some((cos.clone().select(1, row.clone()), sin.clone().select(1, row)))
         });
-        let tables = prepared.unwrap_or_else(|| self.upload(first));
-        self.tables.push((first, tables.clone()));
+        let tables = prepared.unwrap_or_else(|| self.upload(first, window));
+        self.tables.push(((kind, first), tables.clone()));
         tables
     }
 
@@ -173,7 +214,7 @@ impl<'a> Places<'a> {
         self.batch.steps.as_ref().filter(|steps| self.batch.len() == 1 && steps.next == first)
     }
 
-    fn upload(&self, first: usize) -> Tables {
+    fn upload(&self, first: usize, window: Option<usize>) -> Tables {
         let new = self.batch.len();
         // Slots count padding, rotary positions do not.
         let positions = |pad: usize| (first..first + new).map(|slot| slot.saturating_sub(pad)).collect();
@@ -183,6 +224,6 @@ impl<'a> Places<'a> {
         let reached = positions.iter().filter_map(|row| row.last()).max().map_or(0, |last| last + 1);
         let shortest = pads.iter().min().copied().unwrap_or(0);
         let len = reached.max(self.batch.horizon.saturating_sub(shortest));
-        self.rope.tables(&positions, len, &self.device)
+        self.ropes.of(window).tables(&positions, len, &self.device)
     }
 }

@@ -30,4 +30,14 @@ impl RmsNorm {
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         kernels.rms_norm(x, self.weight.clone(), self.kind.eps, self.kind.order)
     }
+
+    /// Norms each head on its own.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, heads, len]`, unchanged
+    pub(crate) fn forward_heads(&self, x: Tensor<4>, kernels: &Kernels) -> Tensor<4> {
+        let [batch, tokens, heads, len] = x.dims();
+        let rows = x.reshape([batch, tokens * heads, len]);
+        self.forward(rows, kernels).reshape([batch, tokens, heads, len])
+    }
 }

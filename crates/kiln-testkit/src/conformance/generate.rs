@@ -100,6 +100,6 @@ fn attention_scaling(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
     let Some(want) = case.attention_scaling else { return Ok(0.0) };
     let config = ConfigFile::read(&folder.model(&case.model))?;
     let configured = models::configure(&config)?;
-    let rope = configured.rope().ok_or_else(|| Mismatch::new("the model has no rotary positions"))?;
-    Ok((f64::from(rope.attention_scaling) - want).abs())
+    let ropes = configured.ropes().ok_or_else(|| Mismatch::new("the model has no rotary positions"))?;
+    Ok((f64::from(ropes.full.attention_scaling) - want).abs())
 }
