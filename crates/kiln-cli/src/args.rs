@@ -225,6 +225,9 @@ pub(crate) struct ConformanceArgs {
     pub(crate) folder: PathBuf,
     #[command(flatten)]
     pub(crate) place: ConformancePlaceArgs,
+    /// Run the cases that use the `dynamic` cache with this one, which must give the same
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    pub(crate) cache: Option<String>,
     /// Run only the cases whose MODEL/CASE contains this
     #[arg(long, default_value = "", value_name = "SUBSTRING")]
     pub(crate) filter: String,
