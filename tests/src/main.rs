@@ -5,7 +5,9 @@
 mod architectures;
 mod checkpoints;
 mod conformance;
+mod decoding;
 mod kernels;
 mod laws;
 mod models;
+mod saved;
 mod support;

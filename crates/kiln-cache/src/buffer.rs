@@ -1,13 +1,16 @@
 //! Keys and values in one buffer each, written in place.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     layer::KvSpan,
+    need::AttentionNeed,
     slot::{AnySlot, Slot},
     view::KvView,
 };
 use kiln_kernels::Kernels;
+
+use crate::restored;
 
 /// A buffer of keys and one of values, `[batch, kv_heads, slots, head_dim]`.
 ///
@@ -18,12 +21,25 @@ pub(crate) struct Buffer {
     kv: Slot<(Tensor<4>, Tensor<4>)>,
     /// Known also while the tensors are away.
     slots: usize,
+    need: AttentionNeed,
     kernels: Kernels,
 }
 
 impl Buffer {
-    pub(crate) fn new(kernels: &Kernels) -> Self {
-        Self { kv: Slot::Empty, slots: 0, kernels: kernels.clone() }
+    pub(crate) fn new(need: &AttentionNeed, kernels: &Kernels) -> Self {
+        Self { kv: Slot::Empty, slots: 0, need: need.clone(), kernels: kernels.clone() }
+    }
+
+    /// Takes over the tensors of a state; how many slots there are now.
+    pub(crate) fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<usize> {
+        let slots = restored::tokens(&host, &self.need)?;
+        self.kv.restore(host, device)?;
+        self.slots = slots;
+        Ok(slots)
+    }
+
+    pub(crate) fn need(&self) -> &AttentionNeed {
+        &self.need
     }
 
     pub(crate) fn slots(&self) -> usize {

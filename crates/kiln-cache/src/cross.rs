@@ -1,12 +1,14 @@
 //! Encoder keys and values, written once.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer},
+    layer::{CacheLayer, CrossLayer, LayerState},
     slot::{AnySlot, Slot},
     view::KvView,
 };
+
+use crate::restored;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WriteOnceLayer {
@@ -55,6 +57,17 @@ impl CacheLayer for WriteOnceLayer {
 
     fn reset(&mut self) {
         *self = Self::default();
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        vec![self.frames]
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        let ([frames], [kv]) = restored::parts(state)?;
+        self.kv.restore(kv, device)?;
+        self.frames = frames;
+        Ok(())
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

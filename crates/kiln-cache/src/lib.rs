@@ -7,6 +7,7 @@ mod buffer;
 mod cross;
 mod plan;
 mod recurrent;
+mod restored;
 pub mod strategies;
 
 pub use plan::{CacheSpec, Plan};

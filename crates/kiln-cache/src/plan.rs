@@ -78,6 +78,23 @@ impl Plan {
         if need.window.is_some() { &self.windowed } else { &self.global }
     }
 
+    /// What a model of these needs gets, as the command line would ask for it.
+    pub fn describe(&self, needs: &[LayerNeed]) -> String {
+        let mut specs: Vec<String> = Vec::new();
+        for need in attention(needs) {
+            let text = self.spec(need).to_string();
+            if !specs.contains(&text) {
+                specs.push(text);
+            }
+        }
+        specs.join(" + ")
+    }
+
+    /// Whether every block keeps what it is given.
+    pub fn remembers(&self, needs: &[LayerNeed]) -> bool {
+        attention(needs).all(|need| self.spec(need).factory.remembers())
+    }
+
     /// Whether it can serve a model of these needs; asked before weights are read.
     pub fn check(&self, needs: &[LayerNeed]) -> Result<()> {
         attention(needs).try_for_each(|need| self.spec(need).factory.check(need))

@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use kiln::{Error, GenerationConfig, Model, Plan, Result, RunOptions, Stats, StopReason};
+use kiln::{Error, GenerationConfig, Model, Result, RunOptions, Stats, StopReason};
 
 use crate::{
     args::{RunArgs, SamplingArgs},
@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     // What can be wrong with the words is said before the model is loaded.
-    let plan = Plan::named(&args.cache)?;
+    let plan = args.memory.plan()?;
     let wanted = wanted(&args.sampling);
     wanted.resolve()?;
     if args.prefill_chunk == Some(0) {
@@ -24,10 +24,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let folder = load::folder(args.model.as_deref())?;
     let prompt = prompt(args)?;
 
-    let model = load::model(&folder, &args.place, load::open(&args.place)?)?;
+    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
+    let plan = plan.map_or_else(|| model.plan(), Ok)?;
     let mut cache = model.cache(&plan)?;
     let ids = model.encode(&prompt)?;
-    let options = RunOptions { prefill_chunk: args.prefill_chunk, ..RunOptions::default() };
+    let options = RunOptions {
+        prefill_chunk: args.prefill_chunk,
+        compile: args.memory.compile(),
+        ..RunOptions::default()
+    };
     let mut pieces = model.generate_text(&mut cache, ids, &wanted, options)?;
 
     let mut out = io::stdout().lock();
@@ -47,12 +52,18 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     show("\n");
     let (stats, reason) = (pieces.stats(), pieces.stop_reason());
     drop(pieces);
-    let report = Report { model: &model, stats: &stats, reason, cache_bytes: cache.device_bytes() as u64 };
+    let report = Report {
+        model: &model,
+        stats: &stats,
+        reason,
+        cache: plan.describe(&model.causal().needs()),
+        cache_bytes: cache.device_bytes() as u64,
+    };
     if args.json {
-        display::say(format_args!("{:#}", report.json(args, &prompt, &text)));
+        display::say(format_args!("{:#}", report.json(&prompt, &text)));
     }
     if args.verbose {
-        eprint!("{}", report.text(args));
+        eprint!("{}", report.text());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -107,11 +118,12 @@ struct Report<'a> {
     model: &'a Model,
     stats: &'a Stats,
     reason: Option<StopReason>,
+    cache: String,
     cache_bytes: u64,
 }
 
 impl Report<'_> {
-    fn text(&self, args: &RunArgs) -> String {
+    fn text(&self) -> String {
         let (model, stats) = (self.model, self.stats);
         let info = &model.opened().info;
         let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
@@ -138,21 +150,21 @@ impl Report<'_> {
             stats.decoded(),
             decode,
             rate(stats.decoded(), decode),
-            args.cache,
+            self.cache,
             display::bytes(self.cache_bytes),
             kernels.join(", "),
             stats.seed.map_or_else(|| "none, greedy".to_owned(), |seed| seed.to_string()),
         )
     }
 
-    fn json(&self, args: &RunArgs, prompt: &str, text: &str) -> serde_json::Value {
+    fn json(&self, prompt: &str, text: &str) -> serde_json::Value {
         let (model, stats) = (self.model, self.stats);
         serde_json::json!({
             "model": model.name(),
             "device": model.opened().info.name.to_string(),
             "adapter": model.opened().info.adapter,
             "dtype": model.dtype().name(),
-            "cache": args.cache,
+            "cache": self.cache,
             "prompt": prompt,
             "text": text,
             "stop_reason": match self.reason {

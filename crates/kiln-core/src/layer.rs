@@ -93,6 +93,25 @@ pub trait CacheLayer: fmt::Debug + Send {
         }
     }
 
+    /// Copies all that a new layer needs to go on in this one's place.
+    fn save(&mut self) -> Result<LayerState> {
+        self.compact();
+        let slots = self.slots().into_iter().map(|slot| {
+            let mut host = Vec::new();
+            slot.read(&mut host).map(|()| host)
+        });
+        Ok(LayerState { slots: slots.collect::<Result<_>>()?, counts: self.counts() })
+    }
+
+    /// The numbers that a layer keeps beside its tensors.
+    fn counts(&self) -> Vec<usize>;
+
+    /// Becomes the layer that `state` was copied from. To be called on a new layer.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where it is the state of another kind of layer, or of none.
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()>;
+
     /// Gives up room that was allocated ahead of need.
     fn compact(&mut self) {}
 
@@ -116,6 +135,14 @@ pub trait CacheLayer: fmt::Debug + Send {
     fn prefetch(&mut self) -> Result<()> {
         Ok(())
     }
+}
+
+/// A layer on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerState {
+    pub counts: Vec<usize>,
+    /// What each slot holds.
+    pub slots: Vec<Vec<TensorData>>,
 }
 
 /// Keys and values of one attention block. Tensors are `[batch, kv_heads, tokens, head_dim]`.

@@ -4,7 +4,7 @@ use burn::tensor::{Device, TensorData};
 
 use crate::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer, KvLayer, StateLayer},
+    layer::{CacheLayer, CrossLayer, KvLayer, LayerState, StateLayer},
     slot::checked_rows,
 };
 
@@ -170,6 +170,32 @@ impl ModelCache {
         }
         self.parts().zip(&host).try_for_each(|(part, state)| part.check(state))?;
         self.parts_mut().zip(host).try_for_each(|(part, state)| part.import(state, device))
+    }
+
+    /// Copies all that a new cache needs to go on in this one's place.
+    pub fn save(&mut self) -> Result<Vec<LayerState>> {
+        self.parts_mut().map(|part| part.save()).collect()
+    }
+
+    /// Becomes the cache that `states` were copied from. To be called on a new cache of the same plan; after an error it
+    /// can only be reset.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where they are the state of another kind of cache, or of none.
+    pub fn restore(&mut self, states: Vec<LayerState>, device: &Device) -> Result<()> {
+        let parts = self.parts().count();
+        if states.len() != parts {
+            return Err(Error::Import { why: format!("{} layers stand where {parts} were", states.len()) });
+        }
+        self.parts_mut().zip(states).try_for_each(|(part, state)| part.restore(state, device))?;
+        // Layers are fed together, so they have seen as much.
+        let lens: Vec<usize> = self.layers.iter().filter_map(LayerCache::seq_len).collect();
+        match lens.windows(2).all(|pair| pair[0] == pair[1]) {
+            true => Ok(()),
+            false => {
+                Err(Error::Import { why: "its layers have seen different numbers of tokens".to_owned() })
+            }
+        }
     }
 
     pub fn device_bytes(&self) -> usize {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use burn::tensor::{Tensor, TensorData, kind::Basic};
+use burn_std::{RuntimeKind, set_runtime_kind};
 
 use crate::{Error, Result};
 
@@ -29,8 +30,11 @@ impl std::fmt::Debug for ReadBack {
     }
 }
 
-/// Starts reading `tensor`; what is launched afterwards does not delay it.
+/// Starts reading `tensor` as it is now; what is launched afterwards neither delays nor changes it.
 pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBack {
+    // Burn's other way copies when the data are first looked at: too late where the tensor is written again, as the
+    // output of a captured step is.
+    set_runtime_kind(RuntimeKind::Async);
     let mut read: Pin<Box<dyn Future<Output = _> + Send>> =
         Box::pin(async move { tensor.into_data_async().await.map_err(|e| Error::Execution(e.to_string())) });
     // Burn enqueues the copy when the future is first polled, not when it is made.

@@ -6,7 +6,7 @@
 //! | `rotary` | yes | | yes | yes |
 //! | `kv_append` | yes | yes | yes | yes |
 //! | `linear` | yes | yes | | |
-//! | `attention` | yes | | | |
+//! | `attention` | yes | yes | | |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
 //!
@@ -167,6 +167,13 @@ impl Kernels {
         let (keys, values) = (keys.cast(q.dtype()), values.cast(q.dtype()));
         let (first, left_pad) =
             (first.cast(IntDType::I32), left_pad.map(|left_pad| left_pad.cast(IntDType::I32)));
+        #[cfg(feature = "cpu")]
+        if self.recorder.is_native()
+            && let Some(y) = attention::native([&q, &keys, &values], &first, left_pad.as_ref(), shape)
+        {
+            self.recorder.record(Kernel::Attention, Path::Native, &q.dims());
+            return y;
+        }
         self.recorder.record(Kernel::Attention, Path::Definition, &q.dims());
         attention::definition(q, keys, values, first, left_pad, shape)
     }

@@ -27,21 +27,13 @@ pub(crate) use products::native;
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
 )]
 mod products {
-    use std::sync::Mutex;
-
     use burn::{
         backend::{Flex, flex::FlexTensor},
         tensor::{DType, Tensor, TensorData},
     };
-    use pulp::{Arch, Simd, WithSimd};
+    use pulp::{Simd, WithSimd};
 
-    use crate::native::primitive;
-
-    /// Products of fewer pairs of numbers than these take less time than it takes to wake a thread.
-    const ONE_THREAD: usize = 1 << 18;
-
-    /// Pieces of work a thread: a few, so that one that was interrupted is helped by the others.
-    const PIECES: usize = 4;
+    use crate::native::{pieces, primitive, work};
 
     /// Vectors that are multiplied by a weight while it is in a register.
     const ROWS: usize = 4;
@@ -81,8 +73,8 @@ mod products {
         [rows, input, output]: [usize; 3],
     ) -> Vec<f32> {
         let mut y = vec![0.0; rows * output];
-        let threads = if rows * weight.len() < ONE_THREAD { 1 } else { rayon::current_num_threads() };
-        let columns = output.div_ceil(threads * if threads > 1 { PIECES } else { 1 });
+        let products = rows * weight.len();
+        let columns = output.div_ceil(pieces(products));
         let mut pieces: Vec<_> = weight
             .chunks(columns * input)
             .map(|weight| Products { x, weight, input, y: Vec::with_capacity(rows) })
@@ -90,23 +82,7 @@ mod products {
         for row in y.chunks_mut(output) {
             pieces.iter_mut().zip(row.chunks_mut(columns)).for_each(|(piece, part)| piece.y.push(part));
         }
-        let pieces = Mutex::new(pieces);
-        let work = || {
-            while let Some(piece) = pieces.lock().ok().and_then(|mut pieces| pieces.pop()) {
-                Arch::new().dispatch(piece);
-            }
-        };
-        if threads == 1 {
-            work();
-        } else {
-            // This thread begins at once, and does not wait for the others to wake.
-            rayon::in_place_scope(|scope| {
-                for _ in 1..threads {
-                    scope.spawn(|_| work());
-                }
-                work();
-            });
-        }
+        work(products, pieces);
         if let Some(bias) = bias {
             for row in y.chunks_mut(output) {
                 row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);

@@ -1,9 +1,18 @@
-//! What native code on the CPU shares: tensors as the backend sees them.
+//! What native code on the CPU shares: tensors as the backend sees them, and threads.
+
+use std::sync::Mutex;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
     tensor::{BackendPrimitive, Tensor, kind::Basic},
 };
+use pulp::{Arch, WithSimd};
+
+/// Pieces of work a thread: a few, so that one that was interrupted is helped by the others.
+const PIECES: usize = 4;
+
+/// Products of fewer pairs of numbers than these take less time than it takes to wake a thread.
+const ONE_THREAD: usize = 1 << 18;
 
 /// # Panics
 /// On a tensor of another backend, as Burn does wherever devices are mixed.
@@ -12,4 +21,37 @@ where
     K: Basic + BackendPrimitive<Flex, Primitive = FlexTensor>,
 {
     tensor.try_into_primitive::<Flex>().expect("the tensors of a kernel are on its device")
+}
+
+/// How many threads should compute the products of that many pairs of numbers.
+fn threads(products: usize) -> usize {
+    if products < ONE_THREAD { 1 } else { rayon::current_num_threads() }
+}
+
+/// In how many pieces that work should come.
+pub(crate) fn pieces(products: usize) -> usize {
+    match threads(products) {
+        1 => 1,
+        threads => threads * PIECES,
+    }
+}
+
+/// Does that work, the last piece first.
+pub(crate) fn work<P: WithSimd + Send>(products: usize, pieces: Vec<P>) {
+    let pieces = Mutex::new(pieces);
+    let work = || {
+        while let Some(piece) = pieces.lock().ok().and_then(|mut pieces| pieces.pop()) {
+            Arch::new().dispatch(piece);
+        }
+    };
+    match threads(products) {
+        1 => work(),
+        // This thread begins at once, and does not wait for the others to wake.
+        threads => rayon::in_place_scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(|_| work());
+            }
+            work();
+        }),
+    }
 }

@@ -151,6 +151,11 @@ impl ConfigFile {
         }
     }
 
+    /// All of it, in a form that does not depend on how it was written.
+    pub(crate) fn text(&self) -> String {
+        self.json.to_string()
+    }
+
     /// The value of `key`; JSON's null counts as absent.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.json.get(key).filter(|value| !value.is_null())

@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln::{
     Error, ModelCache,
-    memory::{KvLayer, KvSpan, KvView, Place, StateLayer},
+    memory::{KvLayer, KvSpan, KvView, LayerState, Place, StateLayer},
 };
 
 /// Makes new layers, and the keys to feed them.
@@ -35,6 +35,7 @@ pub fn conforms(subject: &Subject<'_>) {
     questions_survive_export(subject);
     export_import_is_identity(subject);
     import_refuses_what_was_not_exported(subject);
+    a_restored_layer_goes_on(subject);
     reset_is_new(subject);
     if subject.remembers {
         chunks_equal_one_pass(subject);
@@ -216,6 +217,39 @@ fn export_import_is_identity(subject: &Subject<'_>) {
     moved.import(state, subject.device).unwrap();
     let want = push(subject, &mut *stayed, 10..12);
     assert_eq!(push(subject, &mut *moved, 10..12), want, "{subject:?}");
+}
+
+fn a_restored_layer_goes_on(subject: &Subject<'_>) {
+    for len in [0, 3, 10, 40] {
+        let (mut saved, mut never) = ((subject.build)(), (subject.build)());
+        push(subject, &mut *saved, 0..len);
+        push(subject, &mut *never, 0..len);
+        let state = saved.save().unwrap();
+        let mut restored = (subject.build)();
+        restored.restore(state.clone(), subject.device).unwrap();
+        assert_eq!((restored.seq_len(), restored.span(2)), (never.seq_len(), never.span(2)), "{subject:?}");
+        for t in len..len + 9 {
+            let want = push(subject, &mut *never, t..t + 1);
+            assert_eq!(push(subject, &mut *restored, t..t + 1), want, "{subject:?} restored at {len}");
+            assert_eq!(push(subject, &mut *saved, t..t + 1), want, "{subject:?} saved at {len}");
+        }
+        // What is no state of such a layer is refused.
+        let mut wrong = state.clone();
+        wrong.counts.push(0);
+        assert!(refuses(subject, wrong), "{subject:?}: a count too many");
+        for slot in (0..state.slots.len()).filter(|&slot| !state.slots[slot].is_empty()) {
+            let mut wrong = state.clone();
+            wrong.slots[slot].pop();
+            assert!(refuses(subject, wrong), "{subject:?}: a tensor is missing");
+            let mut wrong = state.clone();
+            wrong.slots[slot][0] = TensorData::new(vec![0f32; 12], [1, 2, 2, 3]);
+            assert!(refuses(subject, wrong), "{subject:?}: a tensor of another shape");
+        }
+    }
+}
+
+fn refuses(subject: &Subject<'_>, state: LayerState) -> bool {
+    matches!((subject.build)().restore(state, subject.device), Err(Error::Import { .. }))
 }
 
 fn import_refuses_what_was_not_exported(subject: &Subject<'_>) {

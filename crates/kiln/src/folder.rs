@@ -105,3 +105,21 @@ pub(crate) fn chat_template(folder: &Path) -> Result<Option<String>> {
         .map_err(|e| Error::File { path: folder.join("tokenizer_config.json"), why: e.to_string() })?;
     Ok(config.get("chat_template").and_then(serde_json::Value::as_str).map(str::to_owned))
 }
+
+/// The caches that a folder asks for.
+///
+/// One that is not known here is passed over with a warning: it says how the folder's author liked it best, and every
+/// cache gives the model what it needs.
+pub(crate) fn own_plan(config: &GenerationConfig) -> Result<Plan> {
+    if config.use_cache == Some(false) {
+        return Plan::named("none");
+    }
+    match config.cache_implementation.as_deref().map(Plan::named) {
+        Some(Ok(plan)) => Ok(plan),
+        Some(Err(error)) => {
+            tracing::warn!(%error, "the folder's cache_implementation is not used");
+            Plan::named("dynamic")
+        }
+        None => Plan::named("dynamic"),
+    }
+}

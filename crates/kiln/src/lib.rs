@@ -18,6 +18,7 @@
 
 mod folder;
 mod model;
+mod saved;
 mod text;
 
 pub use kiln_cache::{CacheSpec, KvFactory, KvStrategy, Plan, STRATEGIES, Settings as CacheSettings};
@@ -37,6 +38,7 @@ pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Size
 
 pub use folder::Inspection;
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};
+pub use saved::SavedCache;
 pub use text::{GeneratedText, RunOptions, StopReason};
 
 /// Which implementation of a kernel runs.
@@ -47,7 +49,7 @@ pub mod kernels {
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
     pub use kiln_core::{
-        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, Place, SsmState, StateLayer},
+        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Place, SsmState, StateLayer},
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
         view::{DenseKv, KvView},

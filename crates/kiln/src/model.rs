@@ -28,7 +28,7 @@ use kiln_models::{
 use tokenizers::Tokenizer;
 
 use crate::{
-    folder::{chat_template, generation_config, tokenizer},
+    folder::{chat_template, generation_config, own_plan, tokenizer},
     text::{GeneratedText, RunOptions},
 };
 
@@ -86,6 +86,8 @@ pub struct LoadOptions<'a> {
     /// Bytes of the largest tensor that is given to a kernel; the device's own limit if smaller.
     pub largest_binding: Option<usize>,
     pub on_progress: Option<&'a mut dyn FnMut(Progress)>,
+    /// The caches that will be asked for: one that the model cannot have is refused before its weights are read.
+    pub plan: Option<Plan>,
 }
 
 impl fmt::Debug for LoadOptions<'_> {
@@ -107,7 +109,7 @@ impl LoadOptions<'_> {
     /// The defaults on `device`.
     pub fn on(device: Opened) -> Self {
         let (dtype, kernels) = (DtypeChoice::Auto, Choice::Auto);
-        Self { device, dtype, kernels, largest_binding: None, on_progress: None }
+        Self { device, dtype, kernels, largest_binding: None, on_progress: None, plan: None }
     }
 
     /// float32 on `device`: what comparisons with transformers are made in.
@@ -146,6 +148,8 @@ pub struct Model {
     tokenizer: Option<Tokenizer>,
     generation: GenerationConfig,
     chat_template: Option<String>,
+    /// Of the weights; `None` where they were made up.
+    fingerprint: Option<String>,
     parameters: u64,
     load_time: Duration,
 }
@@ -171,6 +175,8 @@ impl Model {
         // Small files first, so that what is wrong with them is said before the long work.
         let generation = generation_config(folder, &checkpoint)?;
         let tokenizer = tokenizer(folder)?;
+        let own_plan = own_plan(&generation)?;
+        options.plan.as_ref().unwrap_or(&own_plan).check(&configured.needs())?;
         let chat_template = chat_template(folder)?;
 
         let total = checkpoint.bytes();
@@ -208,6 +214,7 @@ impl Model {
             tokenizer,
             generation,
             chat_template,
+            fingerprint: Some(checkpoint.fingerprint()),
             parameters,
             load_time: started.elapsed(),
         })
@@ -240,6 +247,7 @@ impl Model {
             tokenizer: None,
             generation: GenerationConfig::default(),
             chat_template: None,
+            fingerprint: None,
             parameters: weights.parameters,
             load_time: started.elapsed(),
         })
@@ -253,6 +261,11 @@ impl Model {
     /// An empty cache for one sequence, or one batch of them.
     pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
         plan.build(&self.causal.needs(), &self.kernels)
+    }
+
+    /// The caches that its folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
+    pub fn plan(&self) -> Result<Plan> {
+        own_plan(&self.generation)
     }
 
     /// The name of its folder.
@@ -314,6 +327,17 @@ impl Model {
         self.chat_template.as_deref()
     }
 
+    /// A name for its weights, that no other weights have.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for weights that came from no folder.
+    pub fn fingerprint(&self) -> Result<&str> {
+        self.fingerprint.as_deref().ok_or_else(|| Error::Setting {
+            name: "--model",
+            why: "is made up, so a cache saved with it could never be used again; load a folder".to_owned(),
+        })
+    }
+
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| Error::Prompt {
             why: format!("{} has no tokenizer.json, so it takes token ids and no text", self.name),
@@ -358,24 +382,16 @@ impl Model {
             return Err(Error::Prompt { why: why.to_owned() });
         }
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let room = self.sizes.positions.saturating_sub(longest + cache.seq_len());
-        if room == 0 {
-            return Err(Error::Prompt {
-                why: format!(
-                    "the prompt has {} tokens and the model {} positions; shorten it by at least {}",
-                    longest + cache.seq_len(),
-                    self.sizes.positions,
-                    longest + cache.seq_len() + 1 - self.sizes.positions
-                ),
-            });
-        }
-        settings.max_new_tokens = settings.new_tokens(longest + cache.seq_len())?;
-        match settings.max_new_tokens {
-            None => settings.max_new_tokens = Some(room),
-            Some(asked) if asked > room => {
-                tracing::warn!(asked, room, "generating beyond the positions the model was made for");
+        let held = cache.seq_len() + longest;
+        settings.max_new_tokens = settings.new_tokens(held)?;
+        if let Some(room) = self.room(cache, held)? {
+            match settings.max_new_tokens {
+                None => settings.max_new_tokens = Some(room),
+                Some(asked) if asked > room => {
+                    tracing::warn!(asked, room, "generating beyond the positions the model was made for");
+                }
+                Some(_) => {}
             }
-            Some(_) => {}
         }
         let rows = prompts.len().max(1);
         let prefill_chunk =
@@ -392,6 +408,29 @@ impl Model {
             compile: self.device.is_asynchronous() && options.compile.unwrap_or_else(|| cache.is_static()),
         };
         Generation::new(self.causal(), cache, batch, prompts, options)
+    }
+
+    /// Tokens that may follow `held` tokens in `cache`; `None`: any number, positions stay below a bound.
+    fn room(&self, cache: &ModelCache, held: usize) -> Result<Option<usize>> {
+        if cache.is_endless() {
+            return Ok(None);
+        }
+        let positions = self.sizes.positions;
+        if held >= positions {
+            return Err(Error::Prompt {
+                why: format!(
+                    "the prompt has {held} tokens and the model {positions} positions; shorten it by at least {}, or \
+                     use a sink cache",
+                    held + 1 - positions
+                ),
+            });
+        }
+        // The last token is not fed.
+        let capacity = cache.capacity().map_or(usize::MAX, |capacity| capacity + 1);
+        match capacity.checked_sub(held) {
+            None | Some(0) => Err(Error::Full { capacity: capacity - 1, needed: held }),
+            Some(left) => Ok(Some(left.min(positions - held))),
+        }
     }
 
     /// Prompt tokens that a forward pass can take without attention scores, `[rows, heads, chunk, all]` in float32, that

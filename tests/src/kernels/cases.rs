@@ -9,7 +9,10 @@ use kiln::{
     read_back,
 };
 
-use super::numbers::{Cut, LARGEST, Layout, Numbers, Plain, Swapped};
+use super::{
+    attention,
+    numbers::{Cut, LARGEST, Layout, Numbers, Plain, Swapped},
+};
 
 /// One row of the table: a kernel, what it is given, and where it has no custom implementation.
 #[derive(Clone, Copy, Debug)]
@@ -18,8 +21,9 @@ pub(super) enum Case {
     Rotary { x: [usize; 4], layout: Layout, rotated: usize, tables: usize },
     KvAppend { buffer: [usize; 4], layout: Layout, n: usize, new: Layout, position: usize },
     Linear { x: [usize; 3], layout: Layout, output: usize, bias: bool },
+    Attention(attention::Given),
 }
-use Case::{KvAppend, Linear, RmsNorm, Rotary};
+use Case::{Attention, KvAppend, Linear, RmsNorm, Rotary};
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -85,6 +89,7 @@ pub(super) fn table() -> Vec<Case> {
         cases.push(Linear { x: [rows, tokens, 96], layout: Swapped(0, 1), output: 7, bias: true });
         cases.push(Linear { x: [rows, tokens, 96], layout: Swapped(1, 2), output: 7, bias: true });
     }
+    cases.extend(attention::cases().into_iter().map(Attention));
     cases
 }
 
@@ -95,6 +100,7 @@ impl Case {
             Rotary { .. } => "rotary",
             KvAppend { .. } => "kv_append",
             Linear { .. } => "linear",
+            Attention(_) => "attention",
         }
     }
 
@@ -122,6 +128,7 @@ impl Case {
                 let bias = bias.then(|| numbers.tensor([output], Plain));
                 kernels.linear(numbers.tensor(x, layout), weight, bias).reshape([-1])
             }
+            Attention(given) => given.run(kernels, device, dtype).reshape([-1]),
         };
         let result: Tensor<1> = result;
         assert_eq!(result.dtype(), dtype, "{self}");
@@ -140,7 +147,8 @@ impl Case {
                 };
                 if dtype == DType::F32 && plain { Path::Native } else { Path::Definition }
             }
-            (Linear { .. }, _, _) => Path::Definition,
+            (Attention(given), Choice::Auto, "cpu") if given.is_something() => Path::Native,
+            (Linear { .. } | Attention(_), _, _) => Path::Definition,
             (_, Choice::Wgsl, _) | (_, Choice::Auto, "wgpu") => Path::Wgsl,
             (_, Choice::Cube, _) | (_, Choice::Auto, "cuda") => Path::Cube,
             (KvAppend { .. }, Choice::Auto, _) => Path::Native,
@@ -176,6 +184,19 @@ impl Case {
                     let n = n as f64;
                     LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
                 }
+                Attention(given) => given.tolerance() + want.abs() * ulp,
             }
     }
+}
+
+/// The worst element, if it is too far off.
+pub(super) fn difference(case: &Case, dtype: DType, got: &TensorData, want: &TensorData) -> Option<String> {
+    assert_eq!(got.shape(), want.shape(), "{case}");
+    let pairs = got.iter::<f64>().zip(want.iter::<f64>()).enumerate();
+    let wrong =
+        pairs.map(|(i, (got, want))| (i, got, want, (got - want).abs() / case.tolerance(dtype, want)));
+    // Not a number is the worst.
+    let (i, got, want, times) = wrong.max_by(|a, b| a.3.total_cmp(&b.3))?;
+    let fits = got == want || times <= 1.0;
+    (!fits).then(|| format!("element {i} is {got}, not {want}: {times} times what is allowed"))
 }

@@ -1,5 +1,6 @@
 //! Every kernel: the definition on the CPU agrees with every implementation on every device.
 
+mod attention;
 mod cases;
 mod in_place;
 mod numbers;
@@ -11,7 +12,7 @@ use kiln::{
     kernels::{Choice, Kernels, Ran},
 };
 
-use cases::{Case, table};
+use cases::{difference, table};
 
 /// The choices a device takes, in a test that fails where it takes others.
 fn choices(name: &str, device: &Device) -> Vec<(Choice, Kernels)> {
@@ -63,18 +64,6 @@ fn kernels_agree_with_their_definitions() {
         }
     }
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
-}
-
-/// The worst element, if it is too far off.
-fn difference(case: &Case, dtype: DType, got: &TensorData, want: &TensorData) -> Option<String> {
-    assert_eq!(got.shape(), want.shape(), "{case}");
-    let pairs = got.iter::<f64>().zip(want.iter::<f64>()).enumerate();
-    let wrong =
-        pairs.map(|(i, (got, want))| (i, got, want, (got - want).abs() / case.tolerance(dtype, want)));
-    // Not a number is the worst.
-    let (i, got, want, times) = wrong.max_by(|a, b| a.3.total_cmp(&b.3))?;
-    let fits = got == want || times <= 1.0;
-    (!fits).then(|| format!("element {i} is {got}, not {want}: {times} times what is allowed"))
 }
 
 #[test]

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, Place},
+    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::AnySlot,
     view::KvView,
@@ -16,7 +16,10 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use super::{KvFactory, KvStrategy, Settings};
-use crate::buffer::{Buffer, Lives};
+use crate::{
+    buffer::{Buffer, Lives},
+    restored,
+};
 
 /// Slots of the smallest buffer.
 const SMALLEST: usize = 64;
@@ -52,8 +55,8 @@ impl KvFactory for Dynamic {
         need.token_bytes(element).saturating_mul(tokens)
     }
 
-    fn build(&self, _need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        Ok(Box::new(DynamicLayer { buffer: Buffer::new(kernels), seq_len: 0 }))
+    fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
+        Ok(Box::new(DynamicLayer { buffer: Buffer::new(need, kernels), seq_len: 0 }))
     }
 }
 
@@ -126,6 +129,18 @@ impl CacheLayer for DynamicLayer {
 
     fn compact(&mut self) {
         self.buffer.truncate(self.seq_len);
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        vec![self.seq_len]
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        let ([seq_len], [kv]) = restored::parts(state)?;
+        restored::check(restored::tokens(&kv, self.buffer.need())? >= seq_len)?;
+        self.buffer.restore(kv, device)?;
+        self.seq_len = seq_len;
+        Ok(())
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

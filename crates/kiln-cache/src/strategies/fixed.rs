@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, Place},
+    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::AnySlot,
     view::KvView,
@@ -14,7 +14,10 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use super::{KvFactory, KvStrategy, Settings};
-use crate::buffer::{Buffer, Lives};
+use crate::{
+    buffer::{Buffer, Lives},
+    restored,
+};
 
 #[derive(Debug)]
 pub(super) struct Fixed;
@@ -57,8 +60,13 @@ impl KvFactory for FixedLength {
         need.token_bytes(element).saturating_mul(self.len.unwrap_or(tokens))
     }
 
-    fn build(&self, _need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        Ok(Box::new(FixedLayer { buffer: Buffer::new(kernels), len: self.len, reserved: 0, seq_len: 0 }))
+    fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
+        Ok(Box::new(FixedLayer {
+            buffer: Buffer::new(need, kernels),
+            len: self.len,
+            reserved: 0,
+            seq_len: 0,
+        }))
     }
 }
 
@@ -158,6 +166,22 @@ impl CacheLayer for FixedLayer {
 
     fn compact(&mut self) {
         self.buffer.truncate(self.seq_len);
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        vec![self.seq_len]
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        let ([seq_len], [kv]) = restored::parts(state)?;
+        restored::check(restored::tokens(&kv, self.buffer.need())? >= seq_len)?;
+        if let Some(capacity) = self.len.filter(|&len| len < seq_len) {
+            return Err(Error::Full { capacity, needed: seq_len });
+        }
+        self.buffer.restore(kv, device)?;
+        self.buffer.truncate(seq_len);
+        self.seq_len = seq_len;
+        Ok(())
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

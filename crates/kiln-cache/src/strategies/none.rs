@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, Place},
+    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::AnySlot,
     view::KvView,
@@ -15,6 +15,7 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use super::{KvFactory, KvStrategy, Settings};
+use crate::restored;
 
 #[derive(Debug)]
 pub(super) struct NoCache;
@@ -88,6 +89,14 @@ impl CacheLayer for NoLayer {
     fn keep_history(&mut self, _n: usize) {}
 
     fn reset(&mut self) {}
+
+    fn counts(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    fn restore(&mut self, state: LayerState, _device: &Device) -> Result<()> {
+        restored::parts::<0, 0>(state).map(|_| ())
+    }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {
         Vec::new()

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, Place},
+    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::AnySlot,
     view::{DenseKv, KvView},
@@ -16,7 +16,10 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use super::{KvFactory, KvStrategy, Settings};
-use crate::buffer::{Buffer, Lives};
+use crate::{
+    buffer::{Buffer, Lives},
+    restored,
+};
 
 /// Slots of the smallest buffer, while the ring is not full.
 const SMALLEST: usize = 64;
@@ -54,7 +57,7 @@ impl KvFactory for Sliding {
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
         Ok(Box::new(SlidingLayer {
-            buffer: Buffer::new(kernels),
+            buffer: Buffer::new(need, kernels),
             window: window(need)?,
             history: 1,
             seq_len: 0,
@@ -215,6 +218,24 @@ impl CacheLayer for SlidingLayer {
         if self.seq_len < self.buffer.slots() && self.oldest == 0 {
             self.buffer.truncate(self.seq_len);
         }
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        vec![self.seq_len, self.oldest, self.history]
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        let ([seq_len, oldest, history], [kv]) = restored::parts(state)?;
+        let slots = restored::tokens(&kv, self.buffer.need())?;
+        let here = oldest <= seq_len
+            && seq_len - oldest <= slots
+            && (seq_len + 1).saturating_sub(self.window) >= oldest;
+        // Slots are positions, or positions modulo the length of a full ring.
+        let ring = oldest == 0 || slots == self.window - 1 + history;
+        restored::check(here && ring)?;
+        self.buffer.restore(kv, device)?;
+        (self.seq_len, self.oldest, self.history) = (seq_len, oldest, history.max(self.history));
+        Ok(())
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

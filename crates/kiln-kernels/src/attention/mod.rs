@@ -6,6 +6,14 @@
 //!
 //! Scores, softmax and sums are float32 whatever the type of the queries; the result is rounded to it once.
 
+#[cfg(feature = "cpu")]
+mod native;
+#[cfg(feature = "cpu")]
+mod rows;
+
+#[cfg(feature = "cpu")]
+pub(crate) use native::native;
+
 use burn::tensor::{DType, Int, Tensor, activation::softmax};
 
 /// What a query may see, and how scores are made.
@@ -25,6 +33,30 @@ pub struct AttentionShape {
     pub origin: usize,
 }
 
+impl AttentionShape {
+    fn limits(&self, slots: usize) -> Limits {
+        let position = |position| i32::try_from(position).unwrap_or(i32::MAX);
+        Limits {
+            scale: self.scale as f32,
+            softcap: self.softcap.map(|cap| cap as f32),
+            window: position(self.window.unwrap_or(usize::MAX)),
+            start: position(self.start),
+            origin: position(self.origin % slots),
+        }
+    }
+}
+
+/// The same, in the numbers that kernels have. Positions are not negative, so nothing overflows.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    scale: f32,
+    softcap: Option<f32>,
+    window: i32,
+    start: i32,
+    /// Less than there are slots.
+    origin: i32,
+}
+
 /// Bytes of scores that the definition holds at a time, where one query has not more.
 const SCORES: usize = 16 << 20;
 
@@ -42,14 +74,15 @@ pub(crate) fn definition(
         return q.zeros_like();
     }
     let (dtype, device) = (q.dtype(), q.device());
+    let Limits { window, start, origin, .. } = shape.limits(slots);
     // Not `arange`: it uploads its numbers, which a captured step must not do.
     let count_to = |n: usize| Tensor::<1, Int>::ones([n], (&device, first.dtype())).cumsum(0) - 1;
 
     // The position that each slot holds.
     let last = first.clone() + (new as i64 - 1);
-    let age = (last.clone() - shape.origin as i64 - count_to(slots)).remainder_scalar(slots as i64);
+    let age = (last.clone() - origin - count_to(slots)).remainder_scalar(slots as i64);
     let positions: Tensor<4, Int> = (last - age).reshape([1, 1, 1, slots]);
-    let visible = positions.clone().greater_equal_elem(shape.start as i64);
+    let visible = positions.clone().greater_equal_elem(start);
     let visible = match left_pad {
         Some(left_pad) => {
             let unpadded = positions.clone().greater_equal(left_pad.reshape([batch, 1, 1, 1]));
@@ -57,6 +90,8 @@ pub(crate) fn definition(
         }
         None => visible,
     };
+    let earliest = (first.clone() - window).unsqueeze();
+    let visible = visible.bool_and(positions.clone().greater(earliest));
     // What no query sees may be anything, and not a number times 0 is not 0.
     let unused = visible.clone().bool_not().swap_dims(2, 3);
     let rows = unused.dims()[0];
@@ -68,10 +103,10 @@ pub(crate) fn definition(
     let blocks = (0..new).step_by(block).map(|i| {
         let n = block.min(new - i);
         let queries = (first.clone() + count_to(n) + i as i64).reshape([1, 1, n, 1]);
-        let mut visible = visible.clone().bool_and(positions.clone().lower_equal(queries.clone()));
-        if let Some(window) = shape.window {
-            visible = visible.bool_and(positions.clone().greater(queries - window as i64));
-        }
+        let visible = visible
+            .clone()
+            .bool_and(positions.clone().lower_equal(queries.clone()))
+            .bool_and(positions.clone().greater(queries - window));
         let hidden = visible.bool_not();
         let rows = hidden.dims()[0];
         let hidden = hidden.expand([rows, heads, n, slots]).expand([batch, heads, n, slots]);

@@ -74,6 +74,26 @@ impl Case {
         }
     }
 
+    /// Why this recording is known to be wrong; asked of cases that can run.
+    pub(super) fn known_to_differ(&self, folder: &Folder) -> Option<String> {
+        if !folder.transformers.starts_with("4.47") {
+            return None;
+        }
+        let config = ConfigFile::read(&folder.model(&self.model)).ok()?;
+        let slides = self.cache() == "sliding" || config.model_type().ok()? == "gemma2";
+        let window = config.get("sliding_window")?.as_u64()? as usize;
+        let prompt = self.input_ids.first()?.len();
+        let fed = prompt + self.max_new_tokens - 1;
+        // A buffer is no longer than the sequence.
+        let slots = window.min(prompt + self.max_new_tokens);
+        let fills_up = prompt < slots && fed >= slots;
+        let padded = self.left_pad()?.iter().any(|&pad| pad > 0) && fed >= slots;
+        (slides && (fills_up || padded)).then(|| match padded {
+            true => "4.47's sliding mask of gemma2 ignores where the padding ends".to_owned(),
+            false => "4.47's sliding cache drops the oldest token a step too early".to_owned(),
+        })
+    }
+
     /// The tokens that end a row.
     pub(super) fn eos(&self) -> Vec<TokenId> {
         let id = |value: &Value| value.as_u64().map(|id| id as TokenId);

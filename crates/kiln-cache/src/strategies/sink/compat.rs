@@ -4,15 +4,19 @@
 //! back by as many positions as tokens came; so distances between queries and kept keys grow. Keys also move in the
 //! step that fills the window, where nothing is evicted yet.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, Place},
+    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    need::AttentionNeed,
     slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
 };
 
+use kiln_kernels::Kernels;
+
 use super::rotation::Rotation;
+use crate::restored;
 
 #[derive(Clone, Debug)]
 pub(super) struct CompatLayer {
@@ -21,12 +25,14 @@ pub(super) struct CompatLayer {
     sinks: usize,
     held: usize,
     seq_len: usize,
+    need: AttentionNeed,
     rotation: Rotation,
 }
 
 impl CompatLayer {
-    pub(super) fn new(window: usize, sinks: usize, rotation: Rotation) -> Self {
-        Self { kv: Slot::Empty, window, sinks, held: 0, seq_len: 0, rotation }
+    pub(super) fn new(window: usize, sinks: usize, need: &AttentionNeed, kernels: &Kernels) -> Self {
+        let rotation = Rotation::new(need, kernels);
+        Self { kv: Slot::Empty, window, sinks, held: 0, seq_len: 0, need: need.clone(), rotation }
     }
 
     /// Tokens held after `n` more.
@@ -132,6 +138,18 @@ impl CacheLayer for CompatLayer {
                 v.inplace(|v| v.narrow(2, 0, self.held));
             }
         }
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        vec![self.held, self.seq_len]
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        let ([held, seq_len], [kv]) = restored::parts(state)?;
+        restored::check(restored::tokens(&kv, &self.need)? == held && held <= seq_len)?;
+        self.kv.restore(kv, device)?;
+        (self.held, self.seq_len) = (held, seq_len);
+        Ok(())
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

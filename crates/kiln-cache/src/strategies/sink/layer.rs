@@ -9,17 +9,21 @@
 //!        free     sinks (copies) | kept tokens | free
 //! ```
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, Place},
+    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    need::AttentionNeed,
     slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
 
 use super::rotation::Rotation;
-use crate::buffer::{Buffer, Lives};
+use crate::{
+    buffer::{Buffer, Lives},
+    restored,
+};
 
 type Pair = (Tensor<4>, Tensor<4>);
 
@@ -43,15 +47,9 @@ pub(super) struct SinkLayer {
 }
 
 impl SinkLayer {
-    pub(super) fn new(
-        window: usize,
-        sinks: usize,
-        slack: usize,
-        rotation: Rotation,
-        kernels: &Kernels,
-    ) -> Self {
+    pub(super) fn new([window, sinks, slack]: [usize; 3], need: &AttentionNeed, kernels: &Kernels) -> Self {
         Self {
-            buffer: Buffer::new(kernels),
+            buffer: Buffer::new(need, kernels),
             originals: Slot::Empty,
             evicted: Slot::Empty,
             evicted_len: 0,
@@ -62,7 +60,7 @@ impl SinkLayer {
             shift: 0,
             held: 0,
             seq_len: 0,
-            rotation,
+            rotation: Rotation::new(need, kernels),
         }
     }
 
@@ -254,6 +252,32 @@ impl CacheLayer for SinkLayer {
 
     fn compact(&mut self) {
         self.buffer.truncate(self.shift + self.held);
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        vec![self.shift, self.held, self.seq_len, self.evicted_len, self.history]
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        let ([shift, held, seq_len, evicted_len, history], [kv, originals, evicted]) =
+            restored::parts(state)?;
+        let need = self.buffer.need();
+        let has_evicted = seq_len > held;
+        let sinks = restored::tokens(&originals, need)?;
+        let possible = held <= self.window.min(seq_len)
+            && shift + held <= restored::tokens(&kv, need)?
+            && shift + held <= self.window + self.slack + history
+            && evicted_len <= history
+            && restored::tokens(&evicted, need)? == evicted_len
+            && (sinks == self.sinks || sinks == 0 && !has_evicted)
+            && (!has_evicted || held >= self.sinks);
+        restored::check(possible)?;
+        self.buffer.restore(kv, device)?;
+        self.originals.restore(originals, device)?;
+        self.evicted.restore(evicted, device)?;
+        (self.shift, self.held, self.seq_len) = (shift, held, seq_len);
+        (self.evicted_len, self.history) = (evicted_len, history.max(self.history));
+        Ok(())
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

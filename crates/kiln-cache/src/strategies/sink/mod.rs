@@ -13,7 +13,7 @@ use std::sync::Arc;
 use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
 use kiln_kernels::Kernels;
 
-use self::{compat::CompatLayer, layer::SinkLayer, rotation::Rotation};
+use self::{compat::CompatLayer, layer::SinkLayer};
 use super::{KvFactory, KvStrategy, Settings};
 
 #[derive(Debug)]
@@ -92,10 +92,10 @@ impl KvFactory for Window {
         self.check(need)?;
         let Self { window, sinks, compat } = *self;
         if compat {
-            return Ok(Box::new(CompatLayer::new(window, sinks, Rotation::new(need, kernels))));
+            return Ok(Box::new(CompatLayer::new(window, sinks, need, kernels)));
         }
         let slack = self.slack(need);
-        Ok(Box::new(SinkLayer::new(window, sinks, slack, Rotation::new(need, kernels), kernels)))
+        Ok(Box::new(SinkLayer::new([window, sinks, slack], need, kernels)))
     }
 }
 

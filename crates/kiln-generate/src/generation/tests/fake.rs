@@ -78,10 +78,10 @@ impl CausalModel for Hashing {
 }
 
 pub(super) mod cache {
-    use burn::tensor::Tensor;
+    use burn::tensor::{Device, Tensor};
     use kiln_core::{
         Error, Result,
-        layer::{CacheLayer, KvLayer, KvSpan, Place},
+        layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
         model_cache::{LayerCache, ModelCache},
         slot::{AnySlot, Slot},
         view::KvView,
@@ -163,6 +163,15 @@ pub(super) mod cache {
 
         fn reset(&mut self) {
             self.kv = Slot::Empty;
+        }
+
+        fn counts(&self) -> Vec<usize> {
+            Vec::new()
+        }
+
+        fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+            let _ = (state, device);
+            Err(Error::Import { why: "never asked".into() })
         }
 
         fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -1,0 +1,226 @@
+//! Attention: what it is given, and what it means, in plain loops.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln::{
+    kernels::{AttentionShape, Choice, Kernels},
+    read_back,
+};
+
+use super::{
+    cases::{Case, difference},
+    numbers::{Cut, LARGEST, Layout, Numbers, Plain, Swapped},
+};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Given {
+    batch: usize,
+    kv_heads: usize,
+    /// Query heads of each of them.
+    group: usize,
+    new: usize,
+    slots: usize,
+    head_dim: usize,
+    first: usize,
+    start: usize,
+    origin: usize,
+    window: Option<usize>,
+    softcap: Option<f64>,
+    /// Row `b` is padded below `pad · b`.
+    pad: Option<usize>,
+    q: Layout,
+    kv: Layout,
+}
+
+/// One query after 40 others.
+const STEP: Given = Given {
+    batch: 1,
+    kv_heads: 2,
+    group: 2,
+    new: 1,
+    slots: 64,
+    head_dim: 64,
+    first: 40,
+    start: 0,
+    origin: 0,
+    window: None,
+    softcap: None,
+    pad: None,
+    q: Plain,
+    kv: Plain,
+};
+
+/// The queries of a prompt, in the layout that projections give them.
+const PROMPT: Given = Given { new: 33, slots: 33, first: 0, q: Swapped(1, 2), kv: Swapped(1, 2), ..STEP };
+
+pub(super) fn cases() -> Vec<Given> {
+    let mut cases = Vec::new();
+    for head_dim in [1, 8, 12, 80, 96, 128, 256] {
+        for base in [STEP, PROMPT] {
+            cases.push(Given { head_dim, ..base });
+            cases.push(Given { head_dim, batch: 3, group: 4, pad: Some(3), softcap: Some(2.5), ..base });
+        }
+    }
+    for group in [1, 2, 4, 7] {
+        for new in [1, 2, 5, 33, 130] {
+            let base = Given { batch: 2, group, new, slots: 150, first: 17, head_dim: 12, ..STEP };
+            cases.push(base);
+            // The ring is turned in the middle of what is seen.
+            cases.push(Given { origin: 100, softcap: Some(3.0), pad: Some(20), ..base });
+            cases.push(Given { origin: 5, start: 9, window: Some(11), ..base });
+        }
+    }
+    for base in [STEP, PROMPT, Given { new: 5, ..STEP }] {
+        let end = base.first + base.new;
+        // Rings that keep less than there was, and views that begin late.
+        let slots = base.new + 10;
+        let late = Given { first: 1000, slots, start: 1000 + base.new - slots, ..base };
+        for origin in [0, 7, late.start, 990, 1000 + base.new] {
+            cases.push(Given { origin, ..late });
+            cases.push(Given { origin, window: Some(11), ..late });
+        }
+        // What slots no longer hold is not seen, though nothing else hides it.
+        cases.push(Given { start: 0, ..late });
+        cases.push(Given { start: 1000, origin: 1000, ..late });
+        // Padded so far that the first queries see nothing, and so far that none does.
+        for pad in [1, base.first + 1, end - 1, end] {
+            cases.push(Given { batch: 2, pad: Some(pad), ..base });
+        }
+        for window in [1, 2, 16, 4096] {
+            cases.push(Given { window: Some(window), ..base });
+        }
+        for layout in [Swapped(1, 2), Swapped(2, 3), Cut(0), Cut(2), Cut(3)] {
+            cases.push(Given { batch: 2, q: layout, ..base });
+            cases.push(Given { batch: 2, kv: layout, ..base });
+        }
+        cases.push(Given { softcap: Some(0.5), ..base });
+        cases.push(Given { softcap: Some(50.0), ..base });
+    }
+    // Long enough to be split, in a buffer with room, and one that has wrapped.
+    for new in [1, 5, 33] {
+        let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
+        cases.push(long);
+        cases.push(Given { batch: 2, head_dim: 128, first: 5000, start: 2100, origin: 17, ..long });
+        cases.push(Given { window: Some(300), head_dim: 8, ..long });
+        cases.push(Given { first: 3, ..long });
+    }
+    cases.push(Given { new: 130, slots: 700, first: 500, group: 4, head_dim: 128, ..PROMPT });
+    cases.push(Given { new: 0, ..STEP });
+    cases
+}
+
+impl Given {
+    pub(super) fn is_something(&self) -> bool {
+        self.new > 0
+    }
+
+    fn last(&self) -> usize {
+        self.first + self.new - 1
+    }
+
+    fn left_pad(&self) -> Option<Vec<i32>> {
+        self.pad.map(|pad| (0..self.batch).map(|row| (row * pad) as i32).collect())
+    }
+
+    /// The positions that query `i` of a row sees.
+    fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
+        let query = self.first + i;
+        let kept = (self.last() + 1).saturating_sub(self.slots);
+        let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        let pad = self.pad.map_or(0, |pad| row * pad);
+        self.start.max(kept).max(window).max(pad)..=query
+    }
+
+    fn slot(&self, position: usize) -> usize {
+        (position as i64 - self.origin as i64).rem_euclid(self.slots as i64) as usize
+    }
+
+    /// Queries, keys and values. What no query sees is not a number.
+    fn tensors(&self, device: &Device, dtype: DType) -> [Tensor<4>; 3] {
+        let Self { batch, kv_heads, group, new, slots, head_dim, .. } = *self;
+        let mut used = vec![vec![false; slots]; batch];
+        for (row, used) in used.iter_mut().enumerate() {
+            for position in (0..new).flat_map(|i| self.seen(row, i)) {
+                used[self.slot(position)] = true;
+            }
+        }
+        let mut numbers = Numbers::new(device, dtype);
+        let queries = numbers.tensor([batch, kv_heads * group, new, head_dim], self.q);
+        let mut buffer = || {
+            let shape = [batch, kv_heads, slots, head_dim];
+            numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
+        };
+        [queries, buffer(), buffer()]
+    }
+
+    fn shape(&self) -> AttentionShape {
+        let Self { head_dim, softcap, window, start, origin, .. } = *self;
+        AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window, start, origin }
+    }
+
+    pub(super) fn run(&self, kernels: &Kernels, device: &Device, dtype: DType) -> Tensor<4> {
+        let [q, keys, values] = self.tensors(device, dtype);
+        let first = Tensor::<1, Int>::from_data([self.first as i32], device);
+        let left_pad = self.left_pad();
+        let left_pad = left_pad.map(|pads| Tensor::from_data(TensorData::new(pads, [self.batch]), device));
+        kernels.attention(q, keys, values, first, left_pad, &self.shape())
+    }
+
+    /// What it means.
+    fn meaning(&self, device: &Device, dtype: DType) -> TensorData {
+        let Self { batch, kv_heads, group, new, slots, head_dim, .. } = *self;
+        let read = |tensor| read_back::read(tensor).unwrap().iter::<f64>().collect::<Vec<_>>();
+        let [q, keys, values] = self.tensors(device, dtype).map(read);
+        let AttentionShape { scale, softcap, .. } = self.shape();
+        let mut result = vec![0.0; q.len()];
+        for vector in 0..batch * kv_heads * group * new {
+            let (head, i) = (vector / new, vector % new);
+            let (row, kv_head) = (head / group / kv_heads, head / group);
+            let seen: Vec<usize> = self.seen(row, i).map(|p| kv_head * slots + self.slot(p)).collect();
+            let score = |key: &usize| {
+                let [q, key] = [&q[vector * head_dim..], &keys[key * head_dim..]];
+                let score = q[..head_dim].iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale;
+                softcap.map_or(score, |cap| cap * (score / cap).tanh())
+            };
+            let scores: Vec<f64> = seen.iter().map(score).collect();
+            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+            for (key, score) in seen.iter().zip(scores) {
+                let weight = (score - most).exp() / sum;
+                let result = &mut result[vector * head_dim..][..head_dim];
+                let value = &values[key * head_dim..][..head_dim];
+                result.iter_mut().zip(value).for_each(|(result, value)| *result += weight * value);
+            }
+        }
+        TensorData::new(result, [batch, kv_heads * group, new, head_dim])
+    }
+
+    /// How far an element may be off before it is rounded to its type.
+    pub(super) fn tolerance(&self) -> f64 {
+        let single = f64::from(f32::EPSILON);
+        let (n, keys) = (self.head_dim as f64, self.slots as f64);
+        // A sum of n products in another order, as in `linear`, scaled by n^-1/2; a hyperbolic tangent, which GPUs
+        // compute from exponentials, of up to the cap.
+        let score = LARGEST * LARGEST * (n.sqrt() + 1.0) * single
+            + self.softcap.map_or(0.0, |cap| 4.0 * cap * single);
+        // WGSL allows an error of 3 + 2 |x| roundings of exp(x), which is at most 3 of the largest weight and no more
+        // than this of their sum, for scores of a few units.
+        let weight = score + 16.0 * single;
+        // The value is off by what all weights are, above and below the bar, and by a sum in another order.
+        LARGEST * (2.0 * weight + (keys.sqrt() + 8.0) * single)
+    }
+}
+
+#[test]
+fn attention_means_what_the_loops_say() {
+    let devices = kiln_testkit::devices();
+    let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("definitions run on the CPU");
+    let definition = Kernels::new(Choice::Definition, cpu).unwrap();
+    for dtype in [DType::F32, DType::F16] {
+        for given in cases() {
+            let got = read_back::read(given.run(&definition, cpu, dtype)).unwrap();
+            let want = given.meaning(cpu, dtype);
+            let wrong = difference(&Case::Attention(given), dtype, &got, &want);
+            assert_eq!(wrong, None, "{dtype:?}: {given:?}");
+        }
+    }
+}
