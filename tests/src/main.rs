@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod architectures;
 mod checkpoints;
 mod conformance;
 mod decoding;

@@ -11,6 +11,10 @@ use kiln::{
 pub(crate) const TINY: RandomLlama =
     RandomLlama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
 
+/// Recorded models, one for each architecture, under its name.
+pub(crate) const ARCHITECTURES: [&str; 8] =
+    ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"];
+
 /// A folder of fixtures.
 pub(crate) fn fixtures(version: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(format!("transformers-{version}"))

@@ -203,7 +203,7 @@ impl ConfigFile {
         }
     }
 
-    /// Both: a positive number that null turns off.
+    /// The same of a field that null turns off, and that is `default` where it is left out.
     pub(crate) fn positive_unless_null(
         &self,
         name: &str,

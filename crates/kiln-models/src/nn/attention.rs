@@ -47,6 +47,7 @@ impl AttentionConfig {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a block, and never moved")]
 enum Projections {
     Three { q_proj: Linear, k_proj: Linear, v_proj: Linear },
     One { qkv_proj: Rows },

@@ -150,9 +150,7 @@ impl Block {
             mlp: GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?,
         })
     }
-}
 
-impl Block {
     /// # Shapes
     /// `[batch, tokens, hidden]`, unchanged
     fn forward(

@@ -73,6 +73,7 @@ impl Activation {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a block, and never moved")]
 enum Projections {
     Two { gate_proj: Linear, up_proj: Linear },
     One { gate_up_proj: Rows },
