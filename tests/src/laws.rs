@@ -1,7 +1,7 @@
 //! The laws, for every strategy, on every device. No strategy is named here.
 
 use kiln::{
-    CacheSpec, GenerationConfig, Model, Plan, RunOptions, STRATEGIES, TokenId,
+    CacheSpec, GenerationConfig, LoadOptions, Model, Plan, RandomLlama, RunOptions, STRATEGIES, TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
     memory::{AttentionNeed, LayerNeed, RecurrentNeed},
@@ -64,7 +64,9 @@ fn layers_conform() {
             let spec: CacheSpec = text.parse().unwrap();
             for window in WINDOWS {
                 let need = need(window);
-                if spec.factory.check(&need).is_err() {
+                // Those that do without a window do not look at it.
+                let serves = |window| spec.factory.check(&self::need(window)).is_ok();
+                if !serves(window) || window.is_some() && serves(None) {
                     continue;
                 }
                 laws::conforms(&Subject {
@@ -224,6 +226,105 @@ fn export_and_import_change_nothing() {
             assert_eq!(forward(&model, &next, &mut moved), want, "{name} on {device}");
         }
     }
+}
+
+#[test]
+fn legacy_keys_and_values_are_a_cache_again() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        for (name, plan, exact) in remembering(&model) {
+            if !exact {
+                continue;
+            }
+            let (mut stayed, mut rebuilt) = (model.cache(&plan).unwrap(), model.cache(&plan).unwrap());
+            forward(&model, &batch(&model, &[PROMPT.to_vec()]), &mut stayed);
+            let legacy = stayed.to_legacy().unwrap();
+            assert_eq!(legacy.len(), model.sizes().layers);
+            assert!(
+                legacy
+                    .iter()
+                    .all(|(keys, values)| keys.dims() == [1, 2, 11, 8] && values.dims() == keys.dims())
+            );
+            rebuilt.from_legacy(legacy.clone()).unwrap();
+            assert!(rebuilt.from_legacy(legacy.clone()).is_err(), "not into one that is filled");
+            let next = batch(&model, &[vec![8]]);
+            let want = forward(&model, &next, &mut stayed);
+            assert_close(&forward(&model, &next, &mut rebuilt), &want, &format!("{name} on {device}"));
+            let mut other = model.cache(&plan).unwrap();
+            assert!(other.from_legacy(legacy[1..].to_vec()).is_err(), "a layer is missing");
+        }
+    }
+}
+
+/// A query of a sliding layer sees what it would see of everything through a mask.
+#[test]
+fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
+    for (device, opened) in devices() {
+        for name in ["mistral", "gemma2", "gemma3_text"] {
+            let model = recorded(name, opened);
+            let sliding = Plan::named("dynamic").unwrap();
+            let banded = Plan::new("dynamic".parse().unwrap(), Some("dynamic".parse().unwrap())).unwrap();
+            assert_eq!(sliding.windowed.strategy.name(), "sliding");
+            let rows = [vec![3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58, 9, 7, 9, 3, 2, 3], vec![8, 4, 6, 2, 6, 4]];
+            let padded = kiln::Batch::left_padded(&rows, 0, model.device()).unwrap();
+            let (mut window, mut full) = (model.cache(&sliding).unwrap(), model.cache(&banded).unwrap());
+            // Chunks that fit into the window, that cross it, and that are longer.
+            let mut start = 0;
+            for n in [1, 3, 9, 2, 1, 1] {
+                let chunk = padded.slice(start..start + n);
+                start += n;
+                let visible = |logits: Vec<f32>| {
+                    // Rows of padding are never compared.
+                    let vocab = model.sizes().vocab;
+                    let each = |(i, row): (usize, &[f32])| {
+                        let (row_of, slot) = (i / n, start - n + i % n);
+                        (slot >= padded.left_pad[row_of]).then(|| row.to_vec())
+                    };
+                    logits.chunks(vocab).enumerate().filter_map(each).flatten().collect::<Vec<f32>>()
+                };
+                let want = visible(forward(&model, &chunk, &mut full));
+                let got = visible(forward(&model, &chunk, &mut window));
+                assert_close(&got, &want, &format!("{name} on {device}, up to {start}"));
+            }
+            assert!(window.device_bytes() <= full.device_bytes(), "{name}");
+        }
+    }
+}
+
+/// In a model of one block, attention over sinks and the latest tokens is a forward pass over these tokens alone.
+#[test]
+fn a_sink_cache_attends_to_what_it_kept_at_places_in_the_window() {
+    let sizes = RandomLlama { layers: 1, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
+    for (device, opened) in devices() {
+        let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
+        for (window, sinks) in [(12, 4), (9, 1), (8, 0)] {
+            let plan = Plan::named(&format!("sink:window={window},sinks={sinks}")).unwrap();
+            let mut cache = model.cache(&plan).unwrap();
+            // Far enough that everything is moved back several times.
+            let text: Vec<TokenId> = (0..60).map(|i| i * 31 % 97).collect();
+            for at in 0..text.len() {
+                let got = forward(&model, &batch(&model, &[vec![text[at]]]), &mut cache);
+                let kept: Vec<TokenId> = match at + 1 {
+                    all if all <= window => text[..all].to_vec(),
+                    all => [&text[..sinks], &text[all - (window - sinks)..all]].concat(),
+                };
+                let mut alone = model.cache(&dynamic()).unwrap();
+                let want = forward(&model, &batch(&model, &[kept]), &mut alone);
+                let what = format!("{window}/{sinks} on {device} at {at}");
+                assert_close(&got, &want[want.len() - 97..], &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_different_lengths_share_no_sinks() {
+    let (_, opened) = devices().next().unwrap();
+    let model = recorded("llama", opened);
+    let padded = kiln::Batch::left_padded(&[vec![1, 2], vec![3]], 0, model.device()).unwrap();
+    let mut cache = model.cache(&Plan::named("sink:window=8").unwrap()).unwrap();
+    let refused = model.causal().forward(&padded, kiln::Logits::Last, &mut cache).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("one by one"), "{refused}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use kiln_core::{
     layer::KvSpan,
     need::AttentionNeed,
     slot::{AnySlot, Slot},
-    view::KvView,
+    view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
 
@@ -103,6 +103,12 @@ impl Buffer {
             .get()?
             .cloned()
             .ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))
+    }
+
+    /// The whole buffers as the view of `span`; `None` for an empty one.
+    pub(crate) fn view(&self, span: KvSpan, origin: usize) -> Result<Option<KvView>> {
+        let view = |(keys, values)| KvView::Dense(DenseKv { keys, values, start: span.start, origin });
+        Ok(self.kv.get()?.cloned().filter(|_| span.len > 0).map(view))
     }
 
     /// Keys and values of the positions in `span`, where positions are slots modulo their number.

@@ -1,10 +1,10 @@
 //! One memory per block.
 
-use burn::tensor::{Device, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer, KvLayer, LayerState, StateLayer},
+    layer::{CacheLayer, CrossLayer, KvLayer, LayerState, Place, StateLayer},
     slot::checked_rows,
 };
 
@@ -170,6 +170,49 @@ impl ModelCache {
         }
         self.parts().zip(&host).try_for_each(|(part, state)| part.check(state))?;
         self.parts_mut().zip(host).try_for_each(|(part, state)| part.import(state, device))
+    }
+
+    /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
+    /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
+    pub fn to_legacy(&self) -> Result<Vec<(Tensor<4>, Tensor<4>)>> {
+        let layers = self.keys().map(|layer| Ok(layer.view()?.map(|view| view.in_order(layer.span(0)))));
+        layers.filter_map(Result::transpose).collect()
+    }
+
+    /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a new cache.
+    ///
+    /// They must stand at positions from 0 on: a sliding window that has left tokens behind cannot be taken over this
+    /// way, but saved and restored.
+    ///
+    /// # Errors
+    /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; after an error the cache can
+    /// only be reset.
+    pub fn from_legacy(&mut self, layers: Vec<(Tensor<4>, Tensor<4>)>) -> Result<()> {
+        let wrong = |why: String| Err(Error::Import { why });
+        let blocks = self.keys().count();
+        if self.seq_len() > 0 {
+            return wrong("the cache is not empty; reset it".to_owned());
+        }
+        if layers.len() != blocks {
+            return wrong(format!("{} layers are given for {blocks} attention blocks", layers.len()));
+        }
+        let [rows, _, tokens, _] = layers.first().map_or([0; 4], |(keys, _)| keys.dims());
+        for (keys, values) in &layers {
+            let ([r, heads, t, _], [vr, vheads, vt, _]) = (keys.dims(), values.dims());
+            if (r, t) != (rows, tokens) || (vr, vheads, vt) != (rows, heads, tokens) {
+                return wrong(format!("keys {:?} and values {:?} do not fit", keys.dims(), values.dims()));
+            }
+        }
+        self.admits(tokens)?;
+        let kv = self.layers.iter_mut().filter_map(|layer| match layer {
+            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(kv),
+            LayerCache::Recurrent(_) | LayerCache::Nothing => None,
+        });
+        for (layer, (keys, values)) in kv.zip(layers) {
+            let place = Place::new(layer.span(tokens).query(tokens), &[], &keys.device());
+            layer.update(keys, values, &place)?;
+        }
+        Ok(())
     }
 
     /// Copies all that a new cache needs to go on in this one's place.

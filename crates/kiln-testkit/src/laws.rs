@@ -56,10 +56,20 @@ pub fn conforms(subject: &Subject<'_>) {
 fn view_is_what_span_promised(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     let mut next = 0;
+    assert!(layer.view().unwrap().is_none(), "{subject:?} holds nothing yet");
     for n in [1, 3, 1, 7, 2, 1, 1, 90, 1] {
         // `push` compares.
         let got = push(subject, &mut *layer, next..next + n);
         next += n;
+        let held = layer.span(0);
+        match layer.view().unwrap() {
+            None => assert!(!subject.remembers || held.len == 0, "{subject:?} at {next}"),
+            Some(view) => {
+                let (keys, values) = view.in_order(held);
+                let held = tokens_of(subject, keys, values);
+                assert!(got.ends_with(&held), "{subject:?} at {next}: {held:?} of {got:?}");
+            }
+        }
         assert_eq!(got.last(), Some(&(next as f32 - 1.0)), "{subject:?} at {next}");
         assert_eq!(layer.seq_len(), if subject.remembers { next } else { 0 }, "{subject:?} at {next}");
     }

@@ -86,6 +86,10 @@ impl KvLayer for DynamicLayer {
         Ok(KvView::from_zero(keys, values))
     }
 
+    fn view(&self) -> Result<Option<KvView>> {
+        self.buffer.view(self.span(0), 0)
+    }
+
     fn repeats(&self) -> usize {
         self.buffer.slots().saturating_sub(self.seq_len)
     }

@@ -108,6 +108,10 @@ impl KvLayer for FixedLayer {
         true
     }
 
+    fn view(&self) -> Result<Option<KvView>> {
+        self.buffer.view(self.span(0), 0)
+    }
+
     fn repeats(&self) -> usize {
         let grows = self.len.unwrap_or(self.reserved) > self.buffer.slots();
         if grows { 0 } else { self.buffer.slots().saturating_sub(self.seq_len) }

@@ -61,6 +61,10 @@ impl KvLayer for NoLayer {
         Ok(KvView::from_zero(keys, values))
     }
 
+    fn view(&self) -> Result<Option<KvView>> {
+        Ok(None)
+    }
+
     fn snapshot(&self) -> Box<dyn KvLayer> {
         Box::new(Self)
     }

@@ -161,6 +161,10 @@ impl KvLayer for SlidingLayer {
         Ok(KvView::Dense(view))
     }
 
+    fn view(&self) -> Result<Option<KvView>> {
+        self.buffer.view(self.span(0), 0)
+    }
+
     fn is_static(&self) -> bool {
         true
     }

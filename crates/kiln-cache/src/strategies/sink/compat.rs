@@ -82,6 +82,14 @@ impl KvLayer for CompatLayer {
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
     }
 
+    fn view(&self) -> Result<Option<KvView>> {
+        let (start, held) = (self.seq_len - self.held, self.held > 0);
+        let view = |(keys, values): (Tensor<4>, Tensor<4>)| {
+            KvView::Dense(DenseKv { keys, values, start, origin: start })
+        };
+        Ok(self.kv.get()?.cloned().filter(|_| held).map(view))
+    }
+
     fn at_once(&self) -> Option<usize> {
         (self.held > 0).then_some((self.window - self.sinks).saturating_sub(1).max(1))
     }

@@ -181,6 +181,10 @@ impl KvLayer for SinkLayer {
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: 0 }))
     }
 
+    fn view(&self) -> Result<Option<KvView>> {
+        self.buffer.view(self.span(0), 0)
+    }
+
     fn at_once(&self) -> Option<usize> {
         // As long as nothing is evicted, the window; then a part of it, for a query misses what its chunk evicted.
         let room = self.window - self.held;

@@ -128,6 +128,10 @@ pub(super) mod cache {
             Ok(KvView::from_zero(keys, values))
         }
 
+        fn view(&self) -> Result<Option<KvView>> {
+            Ok(self.kv.get()?.cloned().map(|(keys, values)| KvView::from_zero(keys, values)))
+        }
+
         fn snapshot(&self) -> Box<dyn KvLayer> {
             Box::new(self.clone())
         }
