@@ -37,7 +37,6 @@ const MUST: &[&str] = &[
     "mistral/greedy_long",
     "mistral/leftpad_b2",
     "qwen2/greedy_long",
-    "phi3/greedy_static",
     "gemma/leftpad_b2",
     "gemma2/greedy_long",
     "proc/top_p",
@@ -48,6 +47,7 @@ const MUST: &[&str] = &[
 const MUST_4_47: &[&str] = &["llama/sink_12_4", "llama/sink_16_2", "llama/sink_10_0"];
 const MUST_5_23: &[&str] = &[
     "mistral/greedy_static",
+    "phi3/greedy_static",
     "gemma2/leftpad_b2",
     "gemma2/greedy_static",
     "qwen3/leftpad_b2",

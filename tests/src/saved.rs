@@ -52,7 +52,7 @@ fn padded_rows_are_saved_too() {
     assert_eq!((loaded.tokens, loaded.left_pad.clone()), (rows, vec![2, 0]));
     let mut next = batch(&model, &[vec![1], vec![2]]);
     next.left_pad = loaded.left_pad;
-    let mut run = |cache| floats(model.causal().forward(&next, kiln::Logits::Last, cache).unwrap());
+    let run = |cache| floats(model.causal().forward(&next, kiln::Logits::Last, cache).unwrap());
     assert_eq!(run(&mut loaded.cache), run(&mut cache));
 }
 

@@ -273,7 +273,7 @@ pub(crate) struct BenchArgs {
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "64", value_name = "N,..")]
     pub(crate) generate: Vec<usize>,
     /// Tokens that the cache holds before decode is measured
-    #[arg(short = 'd', long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
+    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
     pub(crate) depth: Vec<usize>,
     /// Counted repetitions of each; one more comes first, to compile kernels, and is reported as warm-up
     #[arg(short, long, default_value_t = 5, value_name = "N")]

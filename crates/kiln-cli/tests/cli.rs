@@ -130,6 +130,19 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&run(&[]), "prompt is empty");
     refused(&run(&["--model", "/nowhere", "x"]), "/nowhere");
     refused(&run(&["--cache", "elastic", "x"]), "known: dynamic, fixed, sliding, sink, none");
+    refused(&run(&["--cache", "sink:window=4,sinks=4", "x"]), "leave no room");
+    refused(&run(&["--cache", "sink:window=0", "x"]), "at least 1");
+    refused(&run(&["--cache", "sink:windows=9", "x"]), "known: window, sinks, compat");
+    refused(&run(&["--cache", "sink:window=many", "x"]), "not a number of tokens");
+    refused(&run(&["--cache", "sink:window", "x"]), "key=value");
+    refused(&run(&["--cache", "dynamic:len=4", "x"]), "unknown cache setting");
+    refused(&run(&["--cache", "fixed:len=3", "ROMEO: what light is this"]), "room for 3 tokens");
+    refused(&run(&["--cache", "fixed:len=0", "x"]), "at least 1");
+    refused(&run(&["--cache", "sliding", "x"]), "have a window");
+    refused(&run(&["--cache-windowed", "elastic", "x"]), "known: dynamic, fixed");
+    refused(&run(&["--cache", "dynamic", "--compat", "4.47", "x"]), "goes with --cache sink");
+    refused(&run(&["--cache", "sink", "--compat", "3.0", "x"]), "known: 4.47");
+    refused(&run(&["--compile", "--no-compile", "x"]), "cannot be used with");
     refused(&kiln(&["run", "--device", "abacus", "x"]), "known: auto, cpu");
     refused(&run(&["--dtype", "f12", "x"]), "known: auto, f32");
     refused(&run(&["--kernels", "magic", "x"]), "known: auto");
@@ -206,7 +219,7 @@ fn bench_prints_what_it_is_asked_to() {
     let table = stdout(&kiln(&small));
     assert!(table.contains("| pp8") && table.contains("| tg4") && table.contains('%'), "{table}");
     let csv = stdout(&kiln(&[&small[..], &["-o", "csv"]].concat()));
-    assert_eq!(csv.lines().count(), 4, "{csv}");
+    assert_eq!(csv.lines().count(), 3, "{csv}");
     let json: Value = serde_json::from_str(&stdout(&kiln(&[&small[..], &["-o", "json"]].concat()))).unwrap();
     assert_eq!(json["results"][0]["test"], "pp8");
 
@@ -216,6 +229,27 @@ fn bench_prints_what_it_is_asked_to() {
     let table = stdout(&kiln(&[&small[..], &["--against", peer.to_str().unwrap()]].concat()));
     std::fs::remove_file(&peer).unwrap();
     assert!(table.contains("ratio") && table.contains("2.00"), "{table}");
+
+    let table = stdout(&kiln(&[&small[..], &["-c", "dynamic", "-c", "sink:window=8", "--depth", "0,6"]].concat()));
+    assert!(table.contains("tg4@6") && table.contains("times dynamic") && table.contains("p99"), "{table}");
+}
+
+#[test]
+fn every_cache_runs() {
+    let text = |cache: &str| stdout(&run(&["--cache", cache, "--greedy", "--verbose", "ROMEO:"]));
+    let dynamic = text("dynamic");
+    for cache in ["fixed", "static", "fixed:len=64", "hybrid", "sink", "sink:window=64,sinks=2", "none"] {
+        assert_eq!(text(cache), dynamic, "{cache}");
+    }
+    // More tokens than positions, in a window.
+    let sink =
+        ["run", "--device", "cpu", "--cache", "sink:window=32", "-n", "600", "--greedy", "--json", "ROMEO:"];
+    let report: Value = serde_json::from_str(&stdout(&kiln(&sink))).unwrap();
+    assert_eq!((&report["generated_tokens"], &report["cache"]), (&600.into(), &"sink:window=32".into()));
+    let help = stdout(&kiln(&["run", "--help"]));
+    for word in ["dynamic", "fixed", "sliding", "sinks: first tokens", "--cache-windowed", "--no-compile"] {
+        assert!(help.contains(word), "{word} is missing in {help}");
+    }
 }
 
 #[test]

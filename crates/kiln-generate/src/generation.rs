@@ -90,7 +90,7 @@ pub struct Generation<'a> {
 /// What is fed next.
 #[derive(Debug)]
 enum Next {
-    Prompt(Batch),
+    Prompt(Box<Batch>),
     /// `[rows, 1]`
     Tokens(Tensor<2, Int>),
     /// What the step before chose; it is there already.
@@ -145,7 +145,7 @@ impl<'a> Generation<'a> {
             options,
             ids: prompts,
             finished: vec![false; rows],
-            next: Next::Prompt(batch),
+            next: Next::Prompt(Box::new(batch)),
             ahead: None,
             prompt_end,
             limit,

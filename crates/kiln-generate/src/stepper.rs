@@ -49,7 +49,7 @@ enum Capture {
     Off,
     /// Steps that were made since the allocator was told.
     WarmingUp(usize),
-    On(Recording, Output),
+    On(Box<(Recording, Output)>),
 }
 
 impl Stepper {
@@ -83,7 +83,8 @@ impl Stepper {
         // A buffer that has to grow is another one afterwards.
         let repeats = running.cache.repeats() > 0;
         match &self.capture {
-            Capture::On(recording, output) if repeats && recording.is_of_this_thread() => {
+            Capture::On(captured) if repeats && captured.0.is_of_this_thread() => {
+                let (recording, output) = &**captured;
                 recording.replay()?;
                 running.cache.repeated();
                 self.steps.next += 1;
@@ -94,7 +95,7 @@ impl Stepper {
                 match Recording::record(&device, || self.launch(running))? {
                     Some((recording, output)) => {
                         recording.replay()?;
-                        self.capture = Capture::On(recording, output.clone());
+                        self.capture = Capture::On(Box::new((recording, output.clone())));
                         return Ok(output);
                     }
                     None => self.capture = Capture::Off,

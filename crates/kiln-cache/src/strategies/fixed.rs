@@ -44,7 +44,7 @@ impl KvStrategy for Fixed {
     }
 
     fn configure(&self, mut settings: Settings) -> Result<Arc<dyn KvFactory>> {
-        let len = settings.number("len")?;
+        let len = settings.positive("len")?;
         settings.done()?;
         Ok(Arc::new(FixedLength { len }))
     }

@@ -105,7 +105,7 @@ impl Settings {
         Some(self.given.remove(at).1)
     }
 
-    /// The value of `key` as a number of tokens, at least 1 (`sinks` may be 0).
+    /// The value of `key` as a number of tokens.
     pub(crate) fn number(&mut self, key: &str) -> Result<Option<usize>> {
         /// Far above any cache, far below overflow.
         const LARGEST: usize = 1 << 32;
@@ -114,6 +114,14 @@ impl Settings {
         match text.parse::<usize>() {
             Ok(number) if number <= LARGEST => Ok(Some(number)),
             _ => Err(self.wrong(format!("`{key}={text}` is not a number of tokens between 0 and {LARGEST}"))),
+        }
+    }
+
+    /// The same, at least 1.
+    pub(crate) fn positive(&mut self, key: &str) -> Result<Option<usize>> {
+        match self.number(key)? {
+            Some(0) => Err(self.wrong(format!("`{key}` is 0, must be at least 1"))),
+            number => Ok(number),
         }
     }
 

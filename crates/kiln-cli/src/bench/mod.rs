@@ -89,7 +89,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let longest = args.generate.iter().map(|n| n + deepest).chain(args.prompt.iter().copied()).max();
     if let Some(long) = longest.filter(|&n| n > positions) {
         let why = format!("{long} tokens are more than the model's {positions} positions");
-        return Err(Error::Setting { name: "-p, -n, -d", why });
+        return Err(Error::Setting { name: "-p, -n, --depth", why });
     }
     let bandwidth = model.opened().measure_bandwidth()?;
 

@@ -37,16 +37,13 @@ impl KvStrategy for Sink {
     }
 
     fn configure(&self, mut settings: Settings) -> Result<Arc<dyn KvFactory>> {
-        let window = settings.number("window")?.unwrap_or(1024);
+        let window = settings.positive("window")?.unwrap_or(1024);
         let sinks = settings.number("sinks")?.unwrap_or(4);
         let compat = match settings.take("compat").as_deref() {
             None => false,
             Some("4.47") => true,
             Some(other) => return Err(settings.wrong(format!("`compat={other}` is unknown; known: 4.47"))),
         };
-        if window == 0 {
-            return Err(settings.wrong("`window` is 0, must be at least 1".to_owned()));
-        }
         if sinks >= window {
             let why = format!("{sinks} sinks leave no room in a window of {window}, which includes them");
             return Err(settings.wrong(why));
