@@ -152,7 +152,7 @@ pub(crate) struct RunArgs {
     pub(crate) place: PlaceArgs,
     #[command(flatten)]
     pub(crate) memory: CacheArgs,
-    /// Prompt tokens a forward pass [default: as many as scores of 256 MiB allow]
+    /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
     #[arg(long, value_name = "N")]
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]

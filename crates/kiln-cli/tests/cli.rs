@@ -230,7 +230,8 @@ fn bench_prints_what_it_is_asked_to() {
     std::fs::remove_file(&peer).unwrap();
     assert!(table.contains("ratio") && table.contains("2.00"), "{table}");
 
-    let table = stdout(&kiln(&[&small[..], &["-c", "dynamic", "-c", "sink:window=8", "--depth", "0,6"]].concat()));
+    let table =
+        stdout(&kiln(&[&small[..], &["-c", "dynamic", "-c", "sink:window=8", "--depth", "0,6"]].concat()));
     assert!(table.contains("tg4@6") && table.contains("times dynamic") && table.contains("p99"), "{table}");
 }
 

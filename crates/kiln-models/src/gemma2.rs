@@ -64,6 +64,8 @@ impl Fields {
         let layers = decoder.sizes.layers;
         decoder.windows = windows(config, layers, window, self.layer_types.as_deref(), sliding)?;
         decoder.norms_after = true;
+        // Gemma 2 and 3 were trained in bfloat16, and their residuals reach beyond 65,504.
+        decoder.fits_float16 = false;
         decoder.attention.qkv_bias = self.attention_bias;
         decoder.attention.o_bias = self.attention_bias;
         let scalar = self.query_pre_attn_scalar.unwrap_or(256.0);

@@ -41,6 +41,11 @@ pub trait Architecture: fmt::Debug + Sync {
 pub trait Configured: fmt::Debug {
     fn sizes(&self) -> Sizes;
 
+    /// Whether its activations stay within float16. Where they do not, it is not what `auto` picks.
+    fn fits_float16(&self) -> bool {
+        true
+    }
+
     /// One entry per block.
     fn needs(&self) -> Vec<LayerNeed>;
 

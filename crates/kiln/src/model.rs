@@ -21,7 +21,7 @@ use kiln_kernels::{
     device::{self, DeviceName, Opened},
 };
 use kiln_models::{
-    RandomLlama, RandomWeights, Sizes,
+    Configured, RandomLlama, RandomWeights, Sizes,
     checkpoint::{Checkpoint, Loader},
     configure,
 };
@@ -35,7 +35,7 @@ use crate::{
 /// The type that weights, activations and caches are held in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DtypeChoice {
-    /// float16 on a GPU that computes it, else float32
+    /// float16 on a GPU that computes it, where the model's activations stay within it; else float32
     #[default]
     Auto,
     F32,
@@ -117,8 +117,9 @@ impl LoadOptions<'_> {
         Self { dtype: DtypeChoice::F32, ..Self::on(device) }
     }
 
-    fn dtype(&self) -> Result<DType> {
+    fn dtype(&self, configured: &dyn Configured) -> Result<DType> {
         let dtype = match self.dtype {
+            DtypeChoice::Auto if !configured.fits_float16() => DType::F32,
             DtypeChoice::Auto => self.device.natural_dtype(),
             DtypeChoice::F32 => DType::F32,
             DtypeChoice::F16 => DType::F16,
@@ -168,10 +169,10 @@ impl Model {
     /// is not known; [`Error::Setting`] for what the device cannot do.
     pub fn load(folder: &Path, mut options: LoadOptions<'_>) -> Result<Self> {
         let started = Instant::now();
-        let dtype = options.dtype()?;
         let kernels = Kernels::new(options.kernels, &options.device.device)?;
         let checkpoint = Checkpoint::open(folder)?;
         let configured = configure(&checkpoint.config)?;
+        let dtype = options.dtype(&*configured)?;
         // Small files first, so that what is wrong with them is said before the long work.
         let generation = generation_config(folder, &checkpoint)?;
         let tokenizer = tokenizer(folder)?;
@@ -226,9 +227,9 @@ impl Model {
     /// Sizes that no model can have.
     pub fn random(sizes: &RandomLlama, options: LoadOptions<'_>) -> Result<Self> {
         let started = Instant::now();
-        let dtype = options.dtype()?;
         let kernels = Kernels::new(options.kernels, &options.device.device)?;
         let configured = configure(&sizes.config())?;
+        let dtype = options.dtype(&*configured)?;
         let mut weights = RandomWeights {
             device: options.device.device.clone(),
             dtype,
@@ -394,8 +395,7 @@ impl Model {
             }
         }
         let rows = prompts.len().max(1);
-        let prefill_chunk =
-            options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows, longest + cache.seq_len()));
+        let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows));
         // Padding is hidden, so any id of the vocabulary does.
         let pad = settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0);
         let batch = Batch::left_padded(&prompts, pad, self.device())?;
@@ -433,14 +433,17 @@ impl Model {
         }
     }
 
-    /// Prompt tokens that a forward pass can take without attention scores, `[rows, heads, chunk, all]` in float32, that
-    /// are larger than a tensor may be here.
-    pub fn largest_chunk(&self, rows: usize, all: usize) -> usize {
-        /// Where the device would bind any size.
-        const SCORES: usize = 256 << 20;
+    /// Prompt tokens of `rows` rows that a forward pass takes within 32 MiB of activations, so that a long prompt needs
+    /// hardly more memory than its keys and values.
+    pub fn largest_chunk(&self, rows: usize) -> usize {
+        const ACTIVATIONS: usize = 32 << 20;
 
-        let a_token = rows.saturating_mul(self.sizes.heads).saturating_mul(all).saturating_mul(4).max(1);
-        (self.device.info.largest_binding.min(SCORES) / a_token).max(1)
+        let Sizes { hidden, heads, kv_heads, head_dim, intermediate, .. } = self.sizes;
+        // What is alive at once: the residual and its norm, queries, keys and values before and after they are rotated,
+        // or the three sides of the feed-forward.
+        let a_token = (2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim).max(3 * hidden + 3 * intermediate);
+        let bytes = rows.max(1).saturating_mul(a_token).saturating_mul(self.dtype.size()).max(1);
+        (ACTIVATIONS / bytes).clamp(16, 2048)
     }
 
     /// Generates text from one prompt, piece by piece; stop strings end it.

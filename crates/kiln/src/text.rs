@@ -6,7 +6,7 @@ use kiln_generate::{Generation, Stats, StopStrings, TextStream};
 /// How a generation is run; what it says is in its `GenerationConfig`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
-    /// Prompt tokens a forward pass; `None`: as many as attention scores of a bounded size allow
+    /// Prompt tokens a forward pass; `None`: as many as activations of 32 MiB allow
     pub prefill_chunk: Option<usize>,
     /// Whether each step carries its raw logits.
     pub keep_logits: bool,

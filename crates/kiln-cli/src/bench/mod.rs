@@ -173,7 +173,7 @@ impl Bench<'_> {
         let model = self.model;
         let batch = Batch::from_rows(&[self.ids(n)], model.device())?;
         // In the chunks that users get, so that a long prompt asks for no more memory than it does there.
-        let chunk = Some(model.largest_chunk(batch.rows(), batch.len()));
+        let chunk = Some(model.largest_chunk(batch.rows()));
         let once = || {
             let mut cache = model.cache(self.plan)?;
             let start = Instant::now();

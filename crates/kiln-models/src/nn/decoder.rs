@@ -36,6 +36,8 @@ pub(crate) struct DecoderConfig {
     /// For each block the latest tokens that it sees, `None` for all of them.
     pub(crate) windows: Vec<Option<usize>>,
     pub(crate) mlp: MlpConfig,
+    /// Whether activations stay within float16.
+    pub(crate) fits_float16: bool,
     /// Logits `x` become `final_softcap · tanh(x / final_softcap)`.
     pub(crate) final_softcap: Option<f64>,
 }
@@ -50,6 +52,7 @@ impl DecoderConfig {
             norm: NormKind { eps, order: NormOrder::CastThenScale },
             norms_after: false,
             embedding_scale: None,
+            fits_float16: true,
             final_softcap: None,
             sizes: Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes },
             ropes,
@@ -68,6 +71,10 @@ impl DecoderConfig {
 impl Configured for DecoderConfig {
     fn sizes(&self) -> Sizes {
         self.sizes.clone()
+    }
+
+    fn fits_float16(&self) -> bool {
+        self.fits_float16
     }
 
     fn needs(&self) -> Vec<LayerNeed> {
