@@ -30,8 +30,8 @@ struct Report {
     adapter: String,
     driver: String,
     threads: usize,
-    /// Bytes a second that the device's memory gives, measured in this run
-    bandwidth: f64,
+    /// Bytes a second that the device's memory gives, measured in this run; not where only prefill is
+    bandwidth: Option<f64>,
     results: Vec<Measured>,
 }
 
@@ -91,7 +91,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         let why = format!("{long} tokens are more than the model's {positions} positions");
         return Err(Error::Setting { name: "-p, -n, --depth", why });
     }
-    let bandwidth = model.opened().measure_bandwidth()?;
+    // Its buffers are large, and would hide what prefill needs.
+    let decodes = args.generate.iter().any(|&n| n > 0);
+    let bandwidth = decodes.then(|| model.opened().measure_bandwidth()).transpose()?;
 
     let mut results: Vec<Measured> = Vec::new();
     for plan in &plans {
@@ -133,11 +135,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         BenchOutput::Md => {
             display::say(format_args!("{}\n", print::markdown(&report, peer.as_ref())));
             let warm_up: f64 = report.results.iter().map(|measured| measured.warm_up).sum();
-            display::say(format_args!(
-                "{}: {} of memory bandwidth, measured; warm-up {warm_up:.2} s, not counted",
-                info.name,
-                print::rate(bandwidth)
-            ));
+            let memory = report.bandwidth.map_or_else(String::new, |bandwidth| {
+                format!("{} of memory bandwidth, measured; ", print::rate(bandwidth))
+            });
+            display::say(format_args!("{}: {memory}warm-up {warm_up:.2} s, not counted", info.name));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -164,7 +165,7 @@ struct Bench<'a> {
     plan: &'a Plan,
     /// How it is called in the table.
     cache: String,
-    bandwidth: f64,
+    bandwidth: Option<f64>,
 }
 
 impl Bench<'_> {
@@ -198,8 +199,10 @@ impl Bench<'_> {
         let at = |share: f64| steps.get(((steps.len() - 1) as f64 * share).round() as usize).copied();
         let name = if depth == 0 { format!("tg{n}") } else { format!("tg{n}@{depth}") };
         let mut measured = self.measured(name, n, samples, warm_up);
-        if self.plan.remembers(&self.model.causal().needs()) {
-            let floor = self.bytes_a_token(depth + n / 2) / self.bandwidth;
+        if let Some(bandwidth) = self.bandwidth
+            && self.plan.remembers(&self.model.causal().needs())
+        {
+            let floor = self.bytes_a_token(depth + n / 2) / bandwidth;
             measured.bandwidth_share = Some(floor * measured.tokens_per_second);
         }
         measured.steps = at(0.5).zip(at(0.99)).zip(at(1.0)).map(|((median, p99), longest)| Steps {
