@@ -89,8 +89,9 @@ pub struct Generation<'a> {
 
 /// What is fed next.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
 enum Next {
-    Prompt(Box<Batch>),
+    Prompt(Batch),
     /// `[rows, 1]`
     Tokens(Tensor<2, Int>),
     /// What the step before chose; it is there already.
@@ -145,7 +146,7 @@ impl<'a> Generation<'a> {
             options,
             ids: prompts,
             finished: vec![false; rows],
-            next: Next::Prompt(Box::new(batch)),
+            next: Next::Prompt(batch),
             ahead: None,
             prompt_end,
             limit,

@@ -17,6 +17,7 @@ const TABLE: usize = 2048;
 
 /// What a step leaves on the device.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are two of it")]
 pub(crate) enum Output {
     /// The likeliest tokens, `[rows, 1]`. They are what the next step is fed.
     Chosen(Tensor<2, Int>),
@@ -45,11 +46,12 @@ pub(crate) struct Stepper {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
 enum Capture {
     Off,
     /// Steps that were made since the allocator was told.
     WarmingUp(usize),
-    On(Box<(Recording, Output)>),
+    On(Recording, Output),
 }
 
 impl Stepper {
@@ -83,8 +85,7 @@ impl Stepper {
         // A buffer that has to grow is another one afterwards.
         let repeats = running.cache.repeats() > 0;
         match &self.capture {
-            Capture::On(captured) if repeats && captured.0.is_of_this_thread() => {
-                let (recording, output) = &**captured;
+            Capture::On(recording, output) if repeats && recording.is_of_this_thread() => {
                 recording.replay()?;
                 running.cache.repeated();
                 self.steps.next += 1;
@@ -95,7 +96,7 @@ impl Stepper {
                 match Recording::record(&device, || self.launch(running))? {
                     Some((recording, output)) => {
                         recording.replay()?;
-                        self.capture = Capture::On(Box::new((recording, output.clone())));
+                        self.capture = Capture::On(recording, output.clone());
                         return Ok(output);
                     }
                     None => self.capture = Capture::Off,

@@ -239,9 +239,7 @@ impl State {
         }
         for m in 0..M {
             let mixed = S::as_mut_simd_f32s(&mut self.mixed[(r + m) * width..][..width]).0;
-            for n in 0..N {
-                mixed[c + n] = sums[m][n];
-            }
+            mixed[c..c + N].copy_from_slice(&sums[m]);
         }
         M
     }
@@ -326,9 +324,7 @@ fn score_block<S: Simd, const M: usize, const N: usize>(
     }
     for m in 0..M {
         let scores = &mut scores[(key + m) * vectors + c..][..N];
-        for n in 0..N {
-            scores[n] = sums[m][n];
-        }
+        scores[..N].copy_from_slice(&sums[m]);
     }
     M
 }
