@@ -112,6 +112,27 @@ fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
     }
 }
 
+/// A step that was looked ahead to is under way when the generation is dropped.
+#[test]
+fn a_generation_that_is_given_up_leaves_the_device_usable() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let whole = run(&model, "fixed", &[vec![1, 2, 3]], &wanted(12, false), None);
+        for taken in [0, 1, 2, 5, 8] {
+            for cache in ["dynamic", "fixed"] {
+                let mut cache = model.cache(&Plan::named(cache).unwrap()).unwrap();
+                let generation = model
+                    .generate(&mut cache, vec![vec![1, 2, 3]], &wanted(12, false), RunOptions::default())
+                    .unwrap();
+                let tokens: Vec<TokenId> =
+                    generation.steps().take(taken).filter_map(|step| step.unwrap().tokens[0]).collect();
+                assert_eq!(tokens, whole[0][..taken], "on {device}");
+                assert_eq!(cache.seq_len(), if taken == 0 { 0 } else { 3 + taken - 1 }, "on {device}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_sink_cache_goes_on_for_ever_in_the_same_memory() {
     for (device, opened) in devices() {
