@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod architectures;
+mod chat;
 mod checkpoints;
 mod conformance;
 mod decoding;
@@ -10,4 +11,5 @@ mod kernels;
 mod laws;
 mod models;
 mod saved;
+mod sequence;
 mod support;

@@ -16,7 +16,8 @@ use crate::{KvFactory, KvStrategy, STRATEGIES, Settings, cross::WriteOnceLayer, 
 pub struct CacheSpec {
     pub strategy: &'static dyn KvStrategy,
     pub factory: Arc<dyn KvFactory>,
-    text: String,
+    /// How it was asked for.
+    pub text: String,
 }
 
 impl FromStr for CacheSpec {

@@ -23,6 +23,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Continue a prompt
     Run(RunArgs),
+    /// Talk with a model
+    Chat(ChatArgs),
     /// List the devices of this machine
     Devices(DevicesArgs),
     /// Say what a model folder holds
@@ -152,6 +154,12 @@ pub(crate) struct RunArgs {
     pub(crate) place: PlaceArgs,
     #[command(flatten)]
     pub(crate) memory: CacheArgs,
+    /// Go on from a cache that --save-cache left: the prompt follows what it holds
+    #[arg(long, value_name = "FILE")]
+    pub(crate) load_cache: Option<PathBuf>,
+    /// Save the cache with what was generated, to go on from it later
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_cache: Option<PathBuf>,
     /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
     #[arg(long, value_name = "N")]
     pub(crate) prefill_chunk: Option<usize>,
@@ -166,6 +174,28 @@ pub(crate) struct RunArgs {
     /// Print one JSON object instead of the text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// What the model is told before anything else
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// The chat template: a Jinja file, or the name of one of the model's own [default: the model's, else ChatML]
+    #[arg(long, value_name = "FILE|NAME")]
+    pub(crate) template: Option<String>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) memory: CacheArgs,
+    /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
+    #[arg(long, value_name = "N")]
+    pub(crate) prefill_chunk: Option<usize>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
 }
 
 /// What overrides the folder's generation_config.json.

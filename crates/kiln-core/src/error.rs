@@ -63,6 +63,16 @@ pub enum Error {
     #[error("{name}: {why}")]
     Setting { name: &'static str, why: String },
 
+    /// The tokens that are held are not the beginning of those that are asked for. Nothing was changed.
+    #[error(
+        "the sequence holds {held} tokens, of which the new ones repeat the first {common}; rewind it, or reset it"
+    )]
+    NotAContinuation { common: usize, held: usize },
+
+    /// A chat template that is none, that refuses the conversation, or that does too much.
+    #[error("the chat template cannot be used: {why}")]
+    ChatTemplate { why: String },
+
     /// A prompt that cannot be run.
     #[error("{why}")]
     Prompt { why: String },

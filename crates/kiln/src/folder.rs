@@ -86,26 +86,6 @@ pub(crate) fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     Ok(Some(tokenizer))
 }
 
-/// `chat_template.jinja`, or the template inside `tokenizer_config.json`.
-pub(crate) fn chat_template(folder: &Path) -> Result<Option<String>> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        match path.exists() {
-            true => {
-                std::fs::read_to_string(&path).map(Some).map_err(|e| Error::File { path, why: e.to_string() })
-            }
-            false => Ok(None),
-        }
-    };
-    if let Some(template) = read("chat_template.jinja")? {
-        return Ok(Some(template));
-    }
-    let Some(config) = read("tokenizer_config.json")? else { return Ok(None) };
-    let config: serde_json::Value = serde_json::from_str(&config)
-        .map_err(|e| Error::File { path: folder.join("tokenizer_config.json"), why: e.to_string() })?;
-    Ok(config.get("chat_template").and_then(serde_json::Value::as_str).map(str::to_owned))
-}
-
 /// The caches that a folder asks for.
 ///
 /// One that is not known here is passed over with a warning: it says how the folder's author liked it best, and every

@@ -15,7 +15,7 @@ use kiln_core::{
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
 };
-use kiln_generate::{Generation, GenerationConfig, Options, TextStream};
+use kiln_generate::{ChatTemplates, Generation, GenerationConfig, Options, Settings, TextStream};
 use kiln_kernels::{
     Choice, Kernels,
     device::{self, DeviceName, Opened},
@@ -28,7 +28,9 @@ use kiln_models::{
 use tokenizers::Tokenizer;
 
 use crate::{
-    folder::{chat_template, generation_config, own_plan, tokenizer},
+    chat::chat_templates,
+    folder::{generation_config, own_plan, tokenizer},
+    sequence::{Continuation, Reuse, Sequence},
     text::{GeneratedText, RunOptions},
 };
 
@@ -148,7 +150,7 @@ pub struct Model {
     kernels: Kernels,
     tokenizer: Option<Tokenizer>,
     generation: GenerationConfig,
-    chat_template: Option<String>,
+    chat_templates: ChatTemplates,
     /// Of the weights; `None` where they were made up.
     fingerprint: Option<String>,
     parameters: u64,
@@ -178,7 +180,7 @@ impl Model {
         let tokenizer = tokenizer(folder)?;
         let own_plan = own_plan(&generation)?;
         options.plan.as_ref().unwrap_or(&own_plan).check(&configured.needs())?;
-        let chat_template = chat_template(folder)?;
+        let chat_templates = chat_templates(folder)?;
 
         let total = checkpoint.bytes();
         let mut read = 0;
@@ -214,7 +216,7 @@ impl Model {
             kernels,
             tokenizer,
             generation,
-            chat_template,
+            chat_templates,
             fingerprint: Some(checkpoint.fingerprint()),
             parameters,
             load_time: started.elapsed(),
@@ -247,7 +249,7 @@ impl Model {
             kernels,
             tokenizer: None,
             generation: GenerationConfig::default(),
-            chat_template: None,
+            chat_templates: ChatTemplates::default(),
             fingerprint: None,
             parameters: weights.parameters,
             load_time: started.elapsed(),
@@ -323,9 +325,9 @@ impl Model {
         &self.generation
     }
 
-    /// The Jinja template that turns a conversation into a prompt, where the folder has one.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+    /// The Jinja templates that turn a conversation into a prompt, as far as the folder has any.
+    pub fn chat_templates(&self) -> &ChatTemplates {
+        &self.chat_templates
     }
 
     /// A name for its weights, that no other weights have.
@@ -347,8 +349,19 @@ impl Model {
 
     /// The tokens of `text`, with the special tokens that the tokenizer adds.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
-        let encoding =
-            self.tokenizer()?.encode(text, true).map_err(|e| Error::Prompt { why: e.to_string() })?;
+        self.encoded(text, true)
+    }
+
+    /// The tokens of `text` alone, as it stands in the middle of another.
+    pub fn encode_more(&self, text: &str) -> Result<Vec<TokenId>> {
+        self.encoded(text, false)
+    }
+
+    fn encoded(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>> {
+        let encoding = self
+            .tokenizer()?
+            .encode(text, add_special_tokens)
+            .map_err(|e| Error::Prompt { why: e.to_string() })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -376,16 +389,66 @@ impl Model {
         wanted: &GenerationConfig,
         options: RunOptions,
     ) -> Result<Generation<'a>> {
-        let mut settings = wanted.clone().merged_over(&self.generation).resolve()?;
         if cache.seq_len() > 0 && prompts.len() > 1 {
             // The cache does not know how its rows were padded.
-            let why = "several rows cannot be continued here; use Generation::new with the padding of the whole rows";
+            let why =
+                "several rows cannot be continued here; use a Sequence, which knows how they were padded";
             return Err(Error::Prompt { why: why.to_owned() });
         }
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let held = cache.seq_len() + longest;
-        settings.max_new_tokens = settings.new_tokens(held)?;
-        if let Some(room) = self.room(cache, held)? {
+        let options = self.options(wanted, options, cache, prompts.len(), longest + cache.seq_len())?;
+        let batch = Batch::left_padded(&prompts, self.padding(&options.settings), self.device())?;
+        Generation::new(self.causal(), cache, batch, prompts, options)
+    }
+
+    /// Generates from all tokens of one row, or of several; `sequence` is fed those that it does not hold yet.
+    ///
+    /// Where it holds others, it forgets them first ([`Sequence::rewind_to`]).
+    ///
+    /// # Errors
+    /// Those of [`generate`](Self::generate).
+    pub fn continue_from<'a>(
+        &'a self,
+        sequence: &'a mut Sequence,
+        rows: Vec<Vec<TokenId>>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<Continuation<'a>> {
+        let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let options = self.options(wanted, options, sequence.cache(), rows.len(), longest)?;
+        let reuse = sequence.rewind(&rows)?;
+        let batch = sequence.rest(&rows, self.padding(&options.settings), self)?;
+        let (cache, held) = sequence.split();
+        Ok(Continuation::new(Generation::new(self.causal(), cache, batch, rows, options)?, Some(held), reuse))
+    }
+
+    /// [`continue_from`](Self::continue_from), where nothing that is held may be forgotten.
+    ///
+    /// # Errors
+    /// [`Error::NotAContinuation`] where `rows` do not begin with what is held, or do not go on.
+    pub fn continue_exactly<'a>(
+        &'a self,
+        sequence: &'a mut Sequence,
+        rows: Vec<Vec<TokenId>>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<Continuation<'a>> {
+        sequence.check_continued_by(&rows)?;
+        self.continue_from(sequence, rows, wanted, options)
+    }
+
+    /// How to generate, once the cache holds `tokens` tokens of `rows` rows.
+    fn options(
+        &self,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+        cache: &ModelCache,
+        rows: usize,
+        tokens: usize,
+    ) -> Result<Options> {
+        let mut settings = wanted.clone().merged_over(&self.generation).resolve()?;
+        settings.max_new_tokens = settings.new_tokens(tokens)?;
+        if let Some(room) = self.room(cache, tokens)? {
             match settings.max_new_tokens {
                 None => settings.max_new_tokens = Some(room),
                 Some(asked) if asked > room => {
@@ -394,24 +457,24 @@ impl Model {
                 Some(_) => {}
             }
         }
-        let rows = prompts.len().max(1);
         let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows));
-        // Padding is hidden, so any id of the vocabulary does.
-        let pad = settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0);
-        let batch = Batch::left_padded(&prompts, pad, self.device())?;
-        let options = Options {
+        Ok(Options {
             settings,
             prefill_chunk: Some(prefill_chunk),
             lookahead: self.device.is_asynchronous(),
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
             compile: self.device.is_asynchronous() && options.compile.unwrap_or_else(|| cache.is_static()),
-        };
-        Generation::new(self.causal(), cache, batch, prompts, options)
+        })
+    }
+
+    /// Padding is hidden, so any id of the vocabulary does.
+    fn padding(&self, settings: &Settings) -> TokenId {
+        settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0)
     }
 
     /// Tokens that may follow `held` tokens in `cache`; `None`: any number, positions stay below a bound.
-    fn room(&self, cache: &ModelCache, held: usize) -> Result<Option<usize>> {
+    pub(crate) fn room(&self, cache: &ModelCache, held: usize) -> Result<Option<usize>> {
         if cache.is_endless() {
             return Ok(None);
         }
@@ -455,6 +518,20 @@ impl Model {
         options: RunOptions,
     ) -> Result<GeneratedText<'a>> {
         let stream = TextStream::after(self.tokenizer()?, &prompt)?;
-        GeneratedText::new(self.generate(cache, vec![prompt], wanted, options)?, stream)
+        let generation = self.generate(cache, vec![prompt], wanted, options)?;
+        let fed = generation.stats().prompt_tokens;
+        GeneratedText::new(Continuation::new(generation, None, Reuse { fed, ..Reuse::default() }), stream)
+    }
+
+    /// The text of [`continue_from`](Self::continue_from) for one row, piece by piece; stop strings end it.
+    pub fn continue_text<'a>(
+        &'a self,
+        sequence: &'a mut Sequence,
+        ids: Vec<TokenId>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<GeneratedText<'a>> {
+        let stream = TextStream::after(self.tokenizer()?, &ids)?;
+        GeneratedText::new(self.continue_from(sequence, vec![ids], wanted, options)?, stream)
     }
 }
