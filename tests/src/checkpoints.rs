@@ -14,8 +14,13 @@ use crate::support::{assert_close, batch, fixtures, forward};
 
 /// A copy of the recorded llama, to be spoilt.
 fn copy() -> TempDir {
+    copy_of("llama")
+}
+
+/// A copy of the recorded model `name`.
+pub(crate) fn copy_of(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let from = fixtures("5.23.0").join("models/llama");
+    let from = fixtures("5.23.0").join("models").join(name);
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
         fs::copy(from.join(file), folder.path().join(file)).unwrap();
     }
@@ -26,27 +31,27 @@ fn cpu() -> Opened {
     kiln_testkit::devices::opened()[0].1.clone()
 }
 
-fn load(folder: &Path) -> kiln::Result<Model> {
+pub(crate) fn load(folder: &Path) -> kiln::Result<Model> {
     Model::load(folder, LoadOptions::float32(cpu()))
 }
 
 /// The sentence that loading ends with.
 #[track_caller]
-fn refused(folder: &Path) -> String {
+pub(crate) fn refused(folder: &Path) -> String {
     match load(folder) {
         Ok(_) => panic!("{} loads", folder.display()),
         Err(error) => error.to_string(),
     }
 }
 
-fn edit_config(folder: &Path, edit: impl FnOnce(&mut Value)) {
+pub(crate) fn edit_config(folder: &Path, edit: impl FnOnce(&mut Value)) {
     let path = folder.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     edit(&mut config);
     fs::write(&path, config.to_string()).unwrap();
 }
 
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+pub(crate) type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 fn read_tensors(folder: &Path) -> Tensors {
     let bytes = fs::read(folder.join("model.safetensors")).unwrap();
@@ -64,7 +69,7 @@ fn write_tensors(path: &Path, tensors: &Tensors) {
     safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
-fn edit_tensors(folder: &Path, edit: impl FnOnce(&mut Tensors)) {
+pub(crate) fn edit_tensors(folder: &Path, edit: impl FnOnce(&mut Tensors)) {
     let mut tensors = read_tensors(folder);
     edit(&mut tensors);
     write_tensors(&folder.join("model.safetensors"), &tensors);
@@ -105,7 +110,7 @@ fn shards_load_as_one_file_does() {
     }
 }
 
-fn logits(model: &Model) -> Vec<f32> {
+pub(crate) fn logits(model: &Model) -> Vec<f32> {
     let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
     forward(model, &batch(model, &[vec![3, 1, 4, 1, 5]]), &mut cache)
 }
@@ -288,7 +293,7 @@ fn a_folder_without_a_tokenizer_takes_ids_only() {
 }
 
 /// Loads, and if it does, generates: whatever happens may be an error, but not a panic.
-fn survives(folder: &Path) {
+pub(crate) fn survives(folder: &Path) {
     let Ok(model) = load(folder) else { return };
     let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
     let wanted = GenerationConfig { max_new_tokens: Some(2), ..GenerationConfig::default() };

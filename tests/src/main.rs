@@ -2,9 +2,14 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod architectures;
+mod chat;
 mod checkpoints;
 mod conformance;
+mod decoding;
 mod kernels;
 mod laws;
 mod models;
+mod saved;
+mod sequence;
 mod support;

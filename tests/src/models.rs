@@ -5,7 +5,7 @@ use kiln::{
     device::{self, DeviceName, Opened},
 };
 
-use crate::support::{TINY, assert_close, batch, fixtures, floats, recorded};
+use crate::support::{ARCHITECTURES, TINY, assert_close, batch, fixtures, floats, recorded};
 
 fn devices() -> impl Iterator<Item = &'static Opened> {
     kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
@@ -17,9 +17,10 @@ fn dynamic() -> Plan {
 
 #[test]
 fn a_padded_row_is_the_row_alone() {
-    for opened in devices() {
-        let model = recorded("llama", opened);
-        let rows = [vec![5, 6, 7], vec![9, 8, 7, 6, 5, 4, 3, 2], vec![1]];
+    for (opened, name) in devices().flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
+        let model = recorded(name, opened);
+        // Longer than the windows of those that have one, which are 8.
+        let rows = [vec![5, 6, 7], (20..33).collect(), vec![1]];
         let padded = Batch::left_padded(&rows, 0, model.device()).unwrap();
         let mut cache = model.cache(&dynamic()).unwrap();
         let together = floats(model.causal().forward(&padded, Logits::Last, &mut cache).unwrap());
@@ -27,7 +28,7 @@ fn a_padded_row_is_the_row_alone() {
             let mut cache = model.cache(&dynamic()).unwrap();
             let alone = batch(&model, std::slice::from_ref(row));
             let alone = floats(model.causal().forward(&alone, Logits::Last, &mut cache).unwrap());
-            assert_close(got, &alone, &format!("{row:?} on {}", opened.info.name));
+            assert_close(got, &alone, &format!("{name}, {row:?} on {}", opened.info.name));
         }
     }
 }
@@ -57,11 +58,11 @@ fn rows_of_a_batch_generate_what_they_would_alone() {
     }
 }
 
-/// Embedding and head in one piece, and cut into pieces that a small binding can hold.
+/// Embedding, head and fused projections in one piece, and cut into pieces that a small binding can hold.
 #[test]
 fn matrices_larger_than_a_binding_are_split() {
     for opened in devices() {
-        for name in ["llama", "llama_tied"] {
+        for name in ["llama", "llama_tied", "phi3"] {
             let folder = fixtures("5.23.0").join("models").join(name);
             let load = |largest_binding| {
                 let options = LoadOptions { largest_binding, ..LoadOptions::float32(opened.clone()) };
@@ -86,11 +87,12 @@ fn matrices_larger_than_a_binding_are_split() {
 
 #[test]
 fn float16_is_close_to_float32() {
-    for opened in devices().filter(|opened| opened.info.f16) {
-        let folder = fixtures("5.23.0").join("models/llama");
+    let able = devices().filter(|opened| opened.info.f16);
+    for (opened, name) in able.flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
+        let folder = fixtures("5.23.0").join("models").join(name);
         let options = LoadOptions { dtype: "f16".parse().unwrap(), ..LoadOptions::on(opened.clone()) };
         let half = Model::load(&folder, options).unwrap();
-        let single = recorded("llama", opened);
+        let single = recorded(name, opened);
         let run = |model: &Model| {
             let mut cache = model.cache(&dynamic()).unwrap();
             let batch = batch(model, &[(0..20).collect()]);
@@ -99,7 +101,7 @@ fn float16_is_close_to_float32() {
         let (half, single) = (run(&half), run(&single));
         let largest = half.iter().zip(&single).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         // Logits reach about 10; 2^-11 of that a rounding, and a few dozen roundings on the way to each.
-        assert!(largest > 0.0 && largest < 10.0 * 2f32.powi(-11) * 30.0, "differs by {largest}");
+        assert!(largest > 0.0 && largest < 10.0 * 2f32.powi(-11) * 30.0, "{name} differs by {largest}");
     }
 }
 

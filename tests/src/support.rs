@@ -11,6 +11,10 @@ use kiln::{
 pub(crate) const TINY: RandomLlama =
     RandomLlama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
 
+/// Recorded models, one for each architecture, under its name.
+pub(crate) const ARCHITECTURES: [&str; 8] =
+    ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"];
+
 /// A folder of fixtures.
 pub(crate) fn fixtures(version: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(format!("transformers-{version}"))
@@ -28,9 +32,15 @@ pub(crate) fn llama_with(device: &Opened, kernels: Choice) -> Model {
     Model::load(&fixtures("5.23.0").join("models/llama"), options).unwrap()
 }
 
-/// Logits of every token of `batch`.
+/// Logits of every token of `batch`, fed in as many pieces as the cache takes them in: `[rows, tokens, vocab]`.
 pub(crate) fn forward(model: &Model, batch: &Batch, cache: &mut ModelCache) -> Vec<f32> {
-    floats(model.causal().forward(batch, Logits::All, cache).unwrap())
+    let (mut start, mut logits) = (0, Vec::new());
+    while start < batch.len() {
+        let n = cache.at_once().unwrap_or(batch.len()).min(batch.len() - start);
+        logits.push(model.causal().forward(&batch.slice(start..start + n), Logits::All, cache).unwrap());
+        start += n;
+    }
+    floats(Tensor::cat(logits, 1))
 }
 
 pub(crate) fn batch(model: &Model, rows: &[Vec<TokenId>]) -> Batch {

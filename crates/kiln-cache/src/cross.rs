@@ -1,22 +1,28 @@
 //! Encoder keys and values, written once.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer},
+    layer::{CacheLayer, CrossLayer, LayerState},
     slot::{AnySlot, Slot},
     view::KvView,
 };
 
-#[derive(Debug, Default)]
+use crate::restored;
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct WriteOnceLayer {
     kv: Slot<(Tensor<4>, Tensor<4>)>,
     frames: usize,
 }
 
 impl CrossLayer for WriteOnceLayer {
+    fn snapshot(&self) -> Box<dyn CrossLayer> {
+        Box::new(self.clone())
+    }
+
     fn view(&mut self) -> Result<Option<KvView>> {
-        Ok(self.kv.get()?.cloned().map(|(keys, values)| KvView::Dense { keys, values }))
+        Ok(self.kv.get()?.cloned().map(|(keys, values)| KvView::from_zero(keys, values)))
     }
 
     fn fill(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<()> {
@@ -51,6 +57,17 @@ impl CacheLayer for WriteOnceLayer {
 
     fn reset(&mut self) {
         *self = Self::default();
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        vec![self.frames]
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        let ([frames], [kv]) = restored::parts(state)?;
+        self.kv.restore(kv, device)?;
+        self.frames = frames;
+        Ok(())
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

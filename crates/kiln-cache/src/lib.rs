@@ -3,10 +3,12 @@
 //! **Invariant:** no model is named here, and no strategy outside its own file and the list.
 #![forbid(unsafe_code)]
 
+mod buffer;
 mod cross;
 mod plan;
 mod recurrent;
+mod restored;
 pub mod strategies;
 
-pub use plan::Plan;
-pub use strategies::{KvStrategy, STRATEGIES};
+pub use plan::{CacheSpec, Plan};
+pub use strategies::{KvFactory, KvStrategy, STRATEGIES, Settings};

@@ -1,37 +1,114 @@
 //! From what a model needs to what it gets.
 
+use std::{fmt, str::FromStr, sync::Arc};
+
 use kiln_core::{
     Error, Result,
     model_cache::{LayerCache, ModelCache},
     need::{AttentionNeed, LayerNeed},
 };
+use kiln_kernels::Kernels;
 
-use crate::{KvStrategy, STRATEGIES, cross::WriteOnceLayer, recurrent::RecurrentLayer};
+use crate::{KvFactory, KvStrategy, STRATEGIES, Settings, cross::WriteOnceLayer, recurrent::RecurrentLayer};
 
-/// Which strategy serves the attention blocks.
-#[derive(Clone, Copy, Debug)]
+/// A strategy and its settings, as the command line writes them: `NAME[:key=value,..]`.
+#[derive(Clone, Debug)]
+pub struct CacheSpec {
+    pub strategy: &'static dyn KvStrategy,
+    pub factory: Arc<dyn KvFactory>,
+    /// How it was asked for.
+    pub text: String,
+}
+
+impl FromStr for CacheSpec {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
+        let named =
+            |strategy: &&&dyn KvStrategy| strategy.name() == name || strategy.aliases().contains(&name);
+        let strategy = *STRATEGIES.iter().find(named).ok_or_else(|| Error::Unknown {
+            what: "cache strategy",
+            name: name.to_owned(),
+            known: STRATEGIES.iter().map(|s| s.name().to_owned()).collect(),
+        })?;
+        let factory = strategy.configure(Settings::parse(strategy, settings)?)?;
+        Ok(Self { strategy, factory, text: text.to_owned() })
+    }
+}
+
+impl fmt::Display for CacheSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Which strategy serves which attention blocks. Two of them are what transformers calls a hybrid cache.
+#[derive(Clone, Debug)]
 pub struct Plan {
-    pub attention: &'static dyn KvStrategy,
+    /// For blocks that see the whole sequence.
+    pub global: CacheSpec,
+    /// For blocks that see a window of it.
+    pub windowed: CacheSpec,
 }
 
 impl Plan {
-    /// The plan called `name` on the command line.
+    /// The plan that `--cache` and `--cache-windowed` ask for. Blocks with a window get a `sliding` cache beside
+    /// `dynamic` and `fixed` ones, unless it is said otherwise.
+    pub fn new(global: CacheSpec, windowed: Option<CacheSpec>) -> Result<Self> {
+        let windowed = match (windowed, global.strategy.windowed()) {
+            (Some(windowed), _) => windowed,
+            (None, Some(name)) => name.parse()?,
+            (None, None) => global.clone(),
+        };
+        Ok(Self { global, windowed })
+    }
+
+    /// The plan that `--cache TEXT` asks for.
     ///
     /// # Errors
-    /// [`Error::Unknown`] with the known names.
-    pub fn named(name: &str) -> Result<Self> {
-        let attention =
-            STRATEGIES.iter().copied().find(|s| s.name() == name).ok_or_else(|| Error::Unknown {
-                what: "cache strategy",
-                name: name.to_owned(),
-                known: STRATEGIES.iter().map(|s| s.name().to_owned()).collect(),
-            })?;
-        Ok(Self { attention })
+    /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
+    pub fn named(text: &str) -> Result<Self> {
+        Self::new(text.parse()?, None)
+    }
+
+    /// What serves a block of this need.
+    pub fn spec(&self, need: &AttentionNeed) -> &CacheSpec {
+        if need.window.is_some() { &self.windowed } else { &self.global }
+    }
+
+    /// What a model of these needs gets, as the command line would ask for it.
+    pub fn describe(&self, needs: &[LayerNeed]) -> String {
+        let mut specs: Vec<String> = Vec::new();
+        for need in attention(needs) {
+            let text = self.spec(need).to_string();
+            if !specs.contains(&text) {
+                specs.push(text);
+            }
+        }
+        specs.join(" + ")
+    }
+
+    /// Whether every block keeps what it is given.
+    pub fn remembers(&self, needs: &[LayerNeed]) -> bool {
+        attention(needs).all(|need| self.spec(need).factory.remembers())
+    }
+
+    /// Whether it can serve a model of these needs; asked before weights are read.
+    pub fn check(&self, needs: &[LayerNeed]) -> Result<()> {
+        attention(needs).try_for_each(|need| self.spec(need).factory.check(need))
+    }
+
+    /// Whether every block gets every key it may see.
+    pub fn is_exact(&self, needs: &[LayerNeed]) -> bool {
+        attention(needs).all(|need| self.spec(need).factory.exact())
     }
 
     /// One memory per need.
-    pub fn build(&self, needs: &[LayerNeed]) -> Result<ModelCache> {
-        let attention = |need: &AttentionNeed| self.attention.build(need);
+    pub fn build(&self, needs: &[LayerNeed], kernels: &Kernels) -> Result<ModelCache> {
+        let attention = |need: &AttentionNeed| self.spec(need).factory.build(need, kernels);
         let layers: Result<_> = needs
             .iter()
             .map(|need| {
@@ -48,4 +125,11 @@ impl Plan {
             .collect();
         Ok(ModelCache::new(layers?))
     }
+}
+
+fn attention(needs: &[LayerNeed]) -> impl Iterator<Item = &AttentionNeed> {
+    needs.iter().filter_map(|need| match need {
+        LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => Some(need),
+        LayerNeed::Recurrent(_) | LayerNeed::Nothing => None,
+    })
 }

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use kiln::{DtypeChoice, STRATEGIES, device::DeviceName, kernels::Choice};
+use kiln::{
+    CacheSpec, DtypeChoice, Error, KvStrategy, Plan, Result, STRATEGIES, device::DeviceName, kernels::Choice,
+};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -21,6 +23,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Continue a prompt
     Run(RunArgs),
+    /// Talk with a model
+    Chat(ChatArgs),
     /// List the devices of this machine
     Devices(DevicesArgs),
     /// Say what a model folder holds
@@ -50,10 +54,90 @@ pub(crate) struct PlaceArgs {
     pub(crate) threads: Option<usize>,
 }
 
-/// The names of the strategies, with what each does.
+/// What is remembered of the tokens so far.
+#[derive(Debug, Args)]
+pub(crate) struct CacheArgs {
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]", help = caches())]
+    pub(crate) cache: Option<String>,
+    /// The same, for layers that see only a window [default: `sliding` beside `dynamic` and `fixed`]
+    #[arg(long, value_name = "NAME[:KEY=VALUE,..]")]
+    pub(crate) cache_windowed: Option<String>,
+    /// Count positions in a sink cache as this version of transformers did: 4.47
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) compat: Option<String>,
+    /// Capture the decode step and replay it [default: with caches whose buffers never grow]
+    #[arg(long, conflicts_with = "no_compile")]
+    pub(crate) compile: bool,
+    /// Launch every kernel of every step
+    #[arg(long)]
+    pub(crate) no_compile: bool,
+}
+
+impl CacheArgs {
+    /// The plan that was asked for; `None`: the model's own.
+    pub(crate) fn plan(&self) -> Result<Option<Plan>> {
+        let windowed = self.cache_windowed.as_deref().map(|text| self.spec(text)).transpose()?;
+        match (self.cache.as_deref(), windowed) {
+            (None, None) if self.compat.is_none() => Ok(None),
+            (text, windowed) => Plan::new(self.spec(text.unwrap_or("dynamic"))?, windowed).map(Some),
+        }
+    }
+
+    fn spec(&self, text: &str) -> Result<CacheSpec> {
+        let spec: CacheSpec = text.parse()?;
+        match &self.compat {
+            Some(version) if spec.strategy.settings().iter().any(|(key, _)| *key == "compat") => {
+                let separator = if text.contains(':') { ',' } else { ':' };
+                format!("{text}{separator}compat={version}").parse()
+            }
+            Some(_) => Err(Error::Setting {
+                name: "--compat",
+                why: format!(
+                    "`{}` is the same in every version; it goes with --cache sink",
+                    spec.strategy.name()
+                ),
+            }),
+            None => Ok(spec),
+        }
+    }
+
+    /// Whether to capture; `None`: as the cache is made for.
+    pub(crate) fn compile(&self) -> Option<bool> {
+        compile(self.compile, self.no_compile)
+    }
+}
+
+fn compile(yes: bool, no: bool) -> Option<bool> {
+    match (yes, no) {
+        (true, _) => Some(true),
+        (_, true) => Some(false),
+        _ => None,
+    }
+}
+
+impl BenchArgs {
+    /// Whether to capture; `None`: as the cache is made for.
+    pub(crate) fn compile(&self) -> Option<bool> {
+        compile(self.compile, self.no_compile)
+    }
+}
+
+/// The names of the strategies, with what each does and can be told.
 fn caches() -> String {
-    let lines: Vec<String> = STRATEGIES.iter().map(|s| format!("{} ({})", s.name(), s.summary())).collect();
-    format!("What is remembered of the tokens so far: {}", lines.join("; "))
+    let setting = |(key, meaning): &(&str, &str)| format!("{key}: {meaning}");
+    let line = |s: &&dyn KvStrategy| {
+        let settings: Vec<String> = s.settings().iter().map(setting).collect();
+        let settings =
+            if settings.is_empty() { String::new() } else { format!(" [{}]", settings.join("; ")) };
+        let aliases =
+            if s.aliases().is_empty() { String::new() } else { format!(", or {}", s.aliases().join(", ")) };
+        format!("{}{aliases} ({}){settings}", s.name(), s.summary())
+    };
+    let lines: Vec<String> = STRATEGIES.iter().map(line).collect();
+    format!(
+        "What is remembered of the tokens so far [default: the model's, else dynamic]: {}",
+        lines.join("; ")
+    )
 }
 
 #[derive(Debug, Args)]
@@ -68,9 +152,15 @@ pub(crate) struct RunArgs {
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
-    #[arg(short, long, default_value = "dynamic", value_name = "NAME", help = caches())]
-    pub(crate) cache: String,
-    /// Prompt tokens a forward pass [default: as many as scores of 256 MiB allow]
+    #[command(flatten)]
+    pub(crate) memory: CacheArgs,
+    /// Go on from a cache that --save-cache left: the prompt follows what it holds
+    #[arg(long, value_name = "FILE")]
+    pub(crate) load_cache: Option<PathBuf>,
+    /// Save the cache with what was generated, to go on from it later
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_cache: Option<PathBuf>,
+    /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
     #[arg(long, value_name = "N")]
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]
@@ -84,6 +174,28 @@ pub(crate) struct RunArgs {
     /// Print one JSON object instead of the text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// What the model is told before anything else
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// The chat template: a Jinja file, or the name of one of the model's own [default: the model's, else ChatML]
+    #[arg(long, value_name = "FILE|NAME")]
+    pub(crate) template: Option<String>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    #[command(flatten)]
+    pub(crate) memory: CacheArgs,
+    /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
+    #[arg(long, value_name = "N")]
+    pub(crate) prefill_chunk: Option<usize>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
 }
 
 /// What overrides the folder's generation_config.json.
@@ -143,6 +255,9 @@ pub(crate) struct ConformanceArgs {
     pub(crate) folder: PathBuf,
     #[command(flatten)]
     pub(crate) place: ConformancePlaceArgs,
+    /// Run the cases that use the `dynamic` cache with this one, which must give the same
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    pub(crate) cache: Option<String>,
     /// Run only the cases whose MODEL/CASE contains this
     #[arg(long, default_value = "", value_name = "SUBSTRING")]
     pub(crate) filter: String,
@@ -172,15 +287,25 @@ pub(crate) struct BenchArgs {
     pub(crate) random: Option<String>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
-    #[arg(short, long, default_value = "dynamic", value_name = "NAME", help = caches())]
-    pub(crate) cache: String,
+    /// Caches to measure, one after the other; the ratio is to the first. As `kiln run --cache`
+    #[arg(short, long, default_value = "dynamic", value_name = "NAME[:KEY=VALUE,..]")]
+    pub(crate) cache: Vec<String>,
+    /// Capture the decode step and replay it [default: with caches whose buffers never grow]
+    #[arg(long, conflicts_with = "no_compile")]
+    pub(crate) compile: bool,
+    /// Launch every kernel of every step
+    #[arg(long)]
+    pub(crate) no_compile: bool,
     /// Prompt lengths to measure prefill at; 0 for none
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "256", value_name = "N,..")]
     pub(crate) prompt: Vec<usize>,
     /// Numbers of tokens to measure decode at; 0 for none
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "64", value_name = "N,..")]
     pub(crate) generate: Vec<usize>,
-    /// Counted repetitions of each; one more comes first and is not counted
+    /// Tokens that the cache holds before decode is measured
+    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
+    pub(crate) depth: Vec<usize>,
+    /// Counted repetitions of each; one more comes first, to compile kernels, and is reported as warm-up
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     pub(crate) repetitions: usize,
     /// How to print

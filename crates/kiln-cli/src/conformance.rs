@@ -8,9 +8,10 @@ use kiln_testkit::conformance::{self, Line, Setup};
 use crate::{args::ConformanceArgs, display};
 
 pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
+    let cache = args.cache.as_deref().map(str::parse).transpose()?;
     let device = device::open(args.place.device)?;
     eprintln!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api);
-    let setup = Setup { device, kernels: args.place.kernels };
+    let setup = Setup { device, kernels: args.place.kernels, cache };
     let mut lines: Vec<Line> = Vec::new();
     let summary = conformance::run(&args.folder, &args.filter, &setup, &mut |line| {
         display::say(line);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln::{Error, LoadOptions, Model, Progress, Result, device, device::Opened};
+use kiln::{Error, LoadOptions, Model, Plan, Progress, Result, device, device::Opened};
 
 use crate::args::PlaceArgs;
 
@@ -30,7 +30,7 @@ pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
 }
 
 /// Loads a folder, with a progress bar where someone is watching.
-pub(crate) fn model(folder: &Path, place: &PlaceArgs, device: Opened) -> Result<Model> {
+pub(crate) fn model(folder: &Path, place: &PlaceArgs, device: Opened, plan: Option<&Plan>) -> Result<Model> {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
         bar.set_style(style);
@@ -44,6 +44,7 @@ pub(crate) fn model(folder: &Path, place: &PlaceArgs, device: Opened) -> Result<
         dtype: place.dtype,
         kernels: place.kernels,
         on_progress: Some(&mut on_progress),
+        plan: plan.cloned(),
         ..LoadOptions::on(device)
     };
     let model = Model::load(folder, options);

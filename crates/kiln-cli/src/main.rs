@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser};
 
 mod args;
 mod bench;
+mod chat;
 mod conformance;
 mod devices;
 mod display;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Conformance(args) => conformance::run(args),

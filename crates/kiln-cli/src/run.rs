@@ -6,29 +6,34 @@ use std::{
     process::ExitCode,
 };
 
-use kiln::{Error, GenerationConfig, Model, Plan, Result, RunOptions, Stats, StopReason};
+use kiln::{Error, GenerationConfig, Model, Result, RunOptions, Sequence, Stats, StopReason};
 
 use crate::{
-    args::{RunArgs, SamplingArgs},
+    args::{CacheArgs, RunArgs, SamplingArgs},
     display, load,
 };
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     // What can be wrong with the words is said before the model is loaded.
-    let plan = Plan::named(&args.cache)?;
-    let wanted = wanted(&args.sampling);
-    wanted.resolve()?;
-    if args.prefill_chunk == Some(0) {
-        return Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() });
-    }
+    let plan = args.memory.plan()?;
+    let wanted = wanted(&args.sampling)?;
+    let options = options(args.prefill_chunk, &args.memory)?;
     let folder = load::folder(args.model.as_deref())?;
     let prompt = prompt(args)?;
 
-    let model = load::model(&folder, &args.place, load::open(&args.place)?)?;
-    let mut cache = model.cache(&plan)?;
-    let ids = model.encode(&prompt)?;
-    let options = RunOptions { prefill_chunk: args.prefill_chunk, ..RunOptions::default() };
-    let mut pieces = model.generate_text(&mut cache, ids, &wanted, options)?;
+    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
+    let plan = plan.map_or_else(|| model.plan(), Ok)?;
+    let mut sequence = match &args.load_cache {
+        Some(path) => Sequence::load(&model, &plan, path)?,
+        None => Sequence::new(&model, &plan)?,
+    };
+    let mut ids = sequence.tokens().first().cloned().unwrap_or_default();
+    ids.extend(match ids.is_empty() {
+        true => model.encode(&prompt)?,
+        // What begins a text begins it once.
+        false => model.encode_more(&prompt)?,
+    });
+    let mut pieces = model.continue_text(&mut sequence, ids, &wanted, options)?;
 
     let mut out = io::stdout().lock();
     let mut show =
@@ -47,12 +52,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     show("\n");
     let (stats, reason) = (pieces.stats(), pieces.stop_reason());
     drop(pieces);
-    let report = Report { model: &model, stats: &stats, reason, cache_bytes: cache.device_bytes() as u64 };
+    if let Some(path) = &args.save_cache {
+        sequence.save(&model, &plan, path)?;
+    }
+    let report = Report {
+        model: &model,
+        stats: &stats,
+        reason,
+        cache: plan.describe(&model.causal().needs()),
+        cache_bytes: sequence.cache().device_bytes() as u64,
+    };
     if args.json {
-        display::say(format_args!("{:#}", report.json(args, &prompt, &text)));
+        display::say(format_args!("{:#}", report.json(&prompt, &text)));
     }
     if args.verbose {
-        eprint!("{}", report.text(args));
+        eprint!("{}", report.text());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -81,15 +95,27 @@ fn prompt(args: &RunArgs) -> Result<String> {
     Ok(text)
 }
 
+pub(crate) fn options(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Result<RunOptions> {
+    match prefill_chunk {
+        Some(0) => {
+            Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() })
+        }
+        _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), ..RunOptions::default() }),
+    }
+}
+
 /// Only what was asked for; the rest is the folder's to say.
-fn wanted(args: &SamplingArgs) -> GenerationConfig {
+///
+/// # Errors
+/// What [`GenerationConfig::resolve`] says.
+pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     // Whoever names a setting of sampling wants to sample.
     let sampling = args.temperature.is_some()
         || args.top_k.is_some()
         || args.top_p.is_some()
         || args.min_p.is_some()
         || args.seed.is_some();
-    GenerationConfig {
+    let wanted = GenerationConfig {
         max_new_tokens: args.max_new_tokens,
         do_sample: if args.greedy { Some(false) } else { sampling.then_some(true) },
         temperature: args.temperature,
@@ -100,18 +126,20 @@ fn wanted(args: &SamplingArgs) -> GenerationConfig {
         seed: args.seed,
         stop_strings: (!args.stop.is_empty()).then(|| args.stop.clone()),
         ..GenerationConfig::default()
-    }
+    };
+    wanted.resolve().map(|_| wanted)
 }
 
 struct Report<'a> {
     model: &'a Model,
     stats: &'a Stats,
     reason: Option<StopReason>,
+    cache: String,
     cache_bytes: u64,
 }
 
 impl Report<'_> {
-    fn text(&self, args: &RunArgs) -> String {
+    fn text(&self) -> String {
         let (model, stats) = (self.model, self.stats);
         let info = &model.opened().info;
         let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
@@ -138,21 +166,21 @@ impl Report<'_> {
             stats.decoded(),
             decode,
             rate(stats.decoded(), decode),
-            args.cache,
+            self.cache,
             display::bytes(self.cache_bytes),
             kernels.join(", "),
             stats.seed.map_or_else(|| "none, greedy".to_owned(), |seed| seed.to_string()),
         )
     }
 
-    fn json(&self, args: &RunArgs, prompt: &str, text: &str) -> serde_json::Value {
+    fn json(&self, prompt: &str, text: &str) -> serde_json::Value {
         let (model, stats) = (self.model, self.stats);
         serde_json::json!({
             "model": model.name(),
             "device": model.opened().info.name.to_string(),
             "adapter": model.opened().info.adapter,
             "dtype": model.dtype().name(),
-            "cache": args.cache,
+            "cache": self.cache,
             "prompt": prompt,
             "text": text,
             "stop_reason": match self.reason {

@@ -129,7 +129,20 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&run(&[""]), "prompt is empty");
     refused(&run(&[]), "prompt is empty");
     refused(&run(&["--model", "/nowhere", "x"]), "/nowhere");
-    refused(&run(&["--cache", "elastic", "x"]), "known: dynamic, none");
+    refused(&run(&["--cache", "elastic", "x"]), "known: dynamic, fixed, sliding, sink, none");
+    refused(&run(&["--cache", "sink:window=4,sinks=4", "x"]), "leave no room");
+    refused(&run(&["--cache", "sink:window=0", "x"]), "at least 1");
+    refused(&run(&["--cache", "sink:windows=9", "x"]), "known: window, sinks, compat");
+    refused(&run(&["--cache", "sink:window=many", "x"]), "not a number of tokens");
+    refused(&run(&["--cache", "sink:window", "x"]), "key=value");
+    refused(&run(&["--cache", "dynamic:len=4", "x"]), "unknown cache setting");
+    refused(&run(&["--cache", "fixed:len=3", "ROMEO: what light is this"]), "room for 3 tokens");
+    refused(&run(&["--cache", "fixed:len=0", "x"]), "at least 1");
+    refused(&run(&["--cache", "sliding", "x"]), "have a window");
+    refused(&run(&["--cache-windowed", "elastic", "x"]), "known: dynamic, fixed");
+    refused(&run(&["--cache", "dynamic", "--compat", "4.47", "x"]), "goes with --cache sink");
+    refused(&run(&["--cache", "sink", "--compat", "3.0", "x"]), "known: 4.47");
+    refused(&run(&["--compile", "--no-compile", "x"]), "cannot be used with");
     refused(&kiln(&["run", "--device", "abacus", "x"]), "known: auto, cpu");
     refused(&run(&["--dtype", "f12", "x"]), "known: auto, f32");
     refused(&run(&["--kernels", "magic", "x"]), "known: auto");
@@ -191,7 +204,10 @@ fn conformance_reports_and_fails_as_it_should() {
     assert!(output.status.success(), "{text}");
     let last = text.lines().last().unwrap();
     assert!(last.contains(" passed, 0 failed, ") && last.ends_with(" skipped"), "{last}");
-    assert!(text.contains("llama/greedy_dynamic") && text.contains("skipped: the cache `static`"), "{text}");
+    assert!(
+        text.contains("llama/greedy_dynamic") && text.contains("skipped: the argument `cache_config`"),
+        "{text}"
+    );
     let json: Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     std::fs::remove_file(&report).unwrap();
     assert_eq!(json["cases"].as_array().unwrap().len(), text.lines().count() - 1);
@@ -203,7 +219,7 @@ fn bench_prints_what_it_is_asked_to() {
     let table = stdout(&kiln(&small));
     assert!(table.contains("| pp8") && table.contains("| tg4") && table.contains('%'), "{table}");
     let csv = stdout(&kiln(&[&small[..], &["-o", "csv"]].concat()));
-    assert_eq!(csv.lines().count(), 4, "{csv}");
+    assert_eq!(csv.lines().count(), 3, "{csv}");
     let json: Value = serde_json::from_str(&stdout(&kiln(&[&small[..], &["-o", "json"]].concat()))).unwrap();
     assert_eq!(json["results"][0]["test"], "pp8");
 
@@ -213,6 +229,50 @@ fn bench_prints_what_it_is_asked_to() {
     let table = stdout(&kiln(&[&small[..], &["--against", peer.to_str().unwrap()]].concat()));
     std::fs::remove_file(&peer).unwrap();
     assert!(table.contains("ratio") && table.contains("2.00"), "{table}");
+
+    let table =
+        stdout(&kiln(&[&small[..], &["-c", "dynamic", "-c", "sink:window=8", "--depth", "0,6"]].concat()));
+    assert!(table.contains("tg4@6") && table.contains("times dynamic") && table.contains("p99"), "{table}");
+}
+
+#[test]
+fn a_saved_cache_is_gone_on_from() {
+    let file = std::env::temp_dir().join(format!("kiln-cache-{}.safetensors", std::process::id()));
+    let path = file.to_str().unwrap();
+    let at =
+        |args: &[&str]| kiln(&[&["run", "--device", "cpu", "--greedy", "--json", "-n", "8"], args].concat());
+    let json = |output: &Output| -> Value { serde_json::from_str(&stdout(output)).unwrap() };
+    for cache in ["dynamic", "fixed", "sink:window=16"] {
+        let first = json(&at(&["--cache", cache, "--save-cache", path, "ROMEO: what light through"]));
+        let second = json(&at(&["--cache", cache, "--load-cache", path, "--save-cache", path, " And then"]));
+        // The last token of the first answer, and what was said now.
+        assert!(second["prompt_tokens"].as_u64() < first["prompt_tokens"].as_u64(), "{second}");
+        let again = json(&at(&["--cache", cache, "--load-cache", path, " so"]));
+        assert!(again["generated_tokens"] == 8, "{again}");
+    }
+    refused(&at(&["--cache", "dynamic", "--load-cache", path, "x"]), "`sink:window=16`");
+    std::fs::write(&file, "nonsense").unwrap();
+    refused(&at(&["--load-cache", path, "x"]), "not a whole cache file");
+    std::fs::remove_file(&file).unwrap();
+    refused(&at(&["--load-cache", path, "x"]), path);
+}
+
+#[test]
+fn every_cache_runs() {
+    let text = |cache: &str| stdout(&run(&["--cache", cache, "--greedy", "--verbose", "ROMEO:"]));
+    let dynamic = text("dynamic");
+    for cache in ["fixed", "static", "fixed:len=64", "hybrid", "sink", "sink:window=64,sinks=2", "none"] {
+        assert_eq!(text(cache), dynamic, "{cache}");
+    }
+    // More tokens than positions, in a window.
+    let sink =
+        ["run", "--device", "cpu", "--cache", "sink:window=32", "-n", "600", "--greedy", "--json", "ROMEO:"];
+    let report: Value = serde_json::from_str(&stdout(&kiln(&sink))).unwrap();
+    assert_eq!((&report["generated_tokens"], &report["cache"]), (&600.into(), &"sink:window=32".into()));
+    let help = stdout(&kiln(&["run", "--help"]));
+    for word in ["dynamic", "fixed", "sliding", "sinks: first tokens", "--cache-windowed", "--no-compile"] {
+        assert!(help.contains(word), "{word} is missing in {help}");
+    }
 }
 
 #[test]
@@ -220,4 +280,171 @@ fn completions_are_scripts() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(stdout(&kiln(&["completions", shell])).contains("kiln"), "{shell}");
     }
+}
+
+/// Talks to the demo model through a pipe.
+fn chat(args: &[&str], lines: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kiln"))
+        .args([&["chat", "--device", "cpu", "--greedy", "-n", "12"], args].concat())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A program that leaves early closes the pipe.
+    let _ = child.stdin.take().unwrap().write_all(lines.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn temporary(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("kiln-{}-{name}", std::process::id()))
+}
+
+#[test]
+fn a_chat_feeds_only_what_is_new() {
+    let lines = "What news from Rome?\n\nWho told you so, and when?\n/stats\n";
+    let output = chat(&[], lines);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output), "", "nothing is said that was not asked for");
+    let text = stdout(&output);
+    let (answers, stats) = text.split_once("prompt ").unwrap();
+    let number = |before: &str| -> usize {
+        stats.split_once(before).unwrap().0.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let (reused, fed) = (number(" reused"), number(" fed"));
+    assert!(reused > 20 && fed < 30 && fed < reused, "{stats}");
+    for words in ["first ", "prefill ", "decode ", "cache    dynamic, "] {
+        assert!(stats.contains(words), "{words}: {stats}");
+    }
+
+    let output = chat(&["--cache", "none"], lines);
+    let text = stdout(&output);
+    let (same, stats) = text.split_once("prompt ").unwrap();
+    assert_eq!(same, answers, "the same without a cache");
+    assert!(stats.contains(" 0 reused"), "{stats}");
+}
+
+#[test]
+fn a_conversation_is_saved_and_gone_on_with() {
+    let (path, again) = (temporary("a.json"), temporary("b.json"));
+    let (file, again_file) = (path.to_str().unwrap(), again.to_str().unwrap());
+    let first = "Hail,\\\nCaesar!\n";
+    let lines = format!(
+        "{first}/save {file}\n/reset\n\"\"\"\nTwo\nlines\"\"\"\n/load {file}\n/save {again_file}\nWell?\n"
+    );
+    let output = chat(&["--system", "Be brief."], &lines);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let read = |path: &PathBuf| std::fs::read_to_string(path).unwrap();
+    let saved: Value = serde_json::from_str(&read(&path)).unwrap();
+    assert_eq!(read(&path), read(&again));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::remove_file(&again).unwrap();
+    let messages = saved["messages"].as_array().unwrap();
+    assert_eq!(messages[0], serde_json::json!({"role": "system", "content": "Be brief."}));
+    assert_eq!(messages[1], serde_json::json!({"role": "user", "content": "Hail,\nCaesar!"}));
+    assert_eq!((messages.len(), &messages[2]["role"]), (3, &"assistant".into()));
+    let answer = messages[2]["content"].as_str().unwrap();
+
+    let text = stdout(&output);
+    assert!(text.starts_with(&format!("{answer}\n")), "{text}");
+    // What was said in between is forgotten.
+    let want = stdout(&chat(&["--system", "Be brief."], &format!("{first}Well?\n")));
+    assert!(text.ends_with(want.strip_prefix(&format!("{answer}\n")).unwrap()), "{text}\n{want}");
+}
+
+#[test]
+fn commands_answer() {
+    let output =
+        chat(&[], "/help\n/system\n/system Speak verse.\n/system\n/cache\n/stats\n/exit\nnever read\n");
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    for words in [
+        "/load FILE",
+        "no system message\n",
+        "Speak verse.\n",
+        "cache    dynamic, 0 of 512 positions",
+        "nothing was answered",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn what_a_chat_cannot_do_is_one_sentence_and_exit_code_2() {
+    refused(&chat(&[], "hello\n/nothing\n"), "unknown command `/nothing`; known: /help,");
+    refused(&chat(&[], "/load /nowhere/at/all\n"), "/nowhere/at/all");
+    refused(&chat(&[], "/save\n"), "/save: needs the name of a file");
+    refused(&chat(&[], "\"\"\"never closed\n"), "not closed");
+    refused(&chat(&[], &"word ".repeat(600)), "512 positions");
+    refused(&chat(&["--cache", "what"], ""), "unknown cache strategy `what`");
+    refused(&chat(&["--temperature", "-1"], ""), "temperature");
+    refused(&chat(&["--prefill-chunk", "0"], ""), "--prefill-chunk");
+    refused(&chat(&["--template", "what"], ""), "unknown chat template `what`; known: default");
+    refused(&chat(&["--model", "/nowhere"], ""), "/nowhere");
+
+    let file = temporary("template.jinja");
+    let with = |source: &str| {
+        std::fs::write(&file, source).unwrap();
+        chat(&["--template", file.to_str().unwrap()], "hello\n")
+    };
+    refused(&with("{% for"), "the chat template cannot be used");
+    refused(&with("{{ raise_exception('no, thanks') }}"), "no, thanks");
+    refused(
+        &with("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"),
+        "steps",
+    );
+    let output = with("{{ messages[-1].content }}");
+    assert!(output.status.success(), "{}", stderr(&output));
+    std::fs::write(&file, "[]").unwrap();
+    refused(&chat(&[], &format!("/load {}\n", file.display())), "is no conversation");
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn a_model_without_a_template_speaks_chatml_and_says_so() {
+    let folder = temporary("plain");
+    std::fs::create_dir_all(&folder).unwrap();
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
+    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(demo.join(file), folder.join(file)).unwrap();
+    }
+    let output = chat(&["--model", folder.to_str().unwrap()], "hello\n/stats\n");
+    refused(&chat(&["--model", folder.to_str().unwrap(), "--template", "x"], ""), "no such file");
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("ChatML"), "{}", stderr(&output));
+    assert!(stdout(&output).contains("reused"));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_stops_the_answer_and_not_the_program() {
+    use std::io::{BufRead, BufReader, Read};
+
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kiln"))
+        // Without a cache an answer takes long enough to be stopped.
+        .args(["chat", "--device", "cpu", "--greedy", "--cache", "none", "-n", "450", "--stop", "never said"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    input.write_all(b"Speak.\n").unwrap();
+    let mut first = [0];
+    out.read_exact(&mut first).unwrap();
+    let interrupt = || {
+        let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+    };
+    interrupt();
+    input.write_all(b"/stats\n").unwrap();
+    let line = out.by_ref().lines().map(Result::unwrap).find(|line| line.starts_with("decode ")).unwrap();
+    let decoded: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(decoded < 400, "{line}");
+    // Where nothing is being answered, it ends the program.
+    interrupt();
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130), "{status}");
 }

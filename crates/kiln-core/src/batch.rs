@@ -1,8 +1,14 @@
 //! Tokens on their way into a model.
 
+use std::ops::Range;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::{Error, Result, model::TokenId};
+use crate::{
+    Error, Result,
+    layer::Place,
+    model::{CausalModel, TokenId},
+};
 
 /// Tokens of several rows, shorter rows padded on the left.
 ///
@@ -19,6 +25,44 @@ pub struct Batch {
     /// Rotary frequencies that depend on the length are chosen for it, so that a prompt fed in chunks equals the
     /// prompt fed whole.
     pub horizon: usize,
+    /// What is on the device already for a step of one token; `None`: the pass uploads its positions.
+    pub steps: Option<Steps>,
+}
+
+/// Where the next steps of one token each stand, put on the device once for many of them: so a step uploads nothing,
+/// and can be captured.
+#[derive(Clone, Debug)]
+pub struct Steps {
+    /// Slot of the next token.
+    pub next: usize,
+    /// The same on the device, `[1]`; every step advances it there.
+    pub position: Tensor<1, Int>,
+    /// Slots that the tables are for.
+    pub slots: Range<usize>,
+    /// `[rows]`: padding at the start of each row; `None` where nothing is padded.
+    pub left_pad: Option<Tensor<1, Int>>,
+    /// Cosines and sines `[1 or rows, slots, pairs]`, for each kind of rotary positions that the model has.
+    pub tables: Vec<(Tensor<3>, Tensor<3>)>,
+}
+
+impl Steps {
+    /// Prepares the steps that feed `slots`.
+    pub fn new(model: &dyn CausalModel, slots: Range<usize>, left_pad: &[usize], device: &Device) -> Self {
+        let place = Place::new(slots.start, left_pad, device);
+        Self {
+            next: slots.start,
+            position: place.on_device,
+            left_pad: place.left_pad,
+            tables: model.rotary_tables(slots.clone(), left_pad, device),
+            slots,
+        }
+    }
+
+    /// After a step was launched.
+    pub fn advance(&mut self) {
+        self.next += 1;
+        self.position.inplace(|position| position + 1);
+    }
 }
 
 impl Batch {
@@ -34,6 +78,7 @@ impl Batch {
             tokens: upload(rows.iter().flatten(), rows.len(), len, device),
             left_pad: vec![0; rows.len()],
             horizon: len,
+            steps: None,
         })
     }
 
@@ -45,7 +90,7 @@ impl Batch {
         let len = rows.iter().map(Vec::len).max().unwrap_or(0);
         let left_pad: Vec<usize> = rows.iter().map(|row| len - row.len()).collect();
         let padded = rows.iter().zip(&left_pad).flat_map(|(row, &n)| std::iter::repeat_n(&pad, n).chain(row));
-        Ok(Self { tokens: upload(padded, rows.len(), len, device), left_pad, horizon: len })
+        Ok(Self { tokens: upload(padded, rows.len(), len, device), left_pad, horizon: len, steps: None })
     }
 
     /// Tokens of each row in this batch.
@@ -59,9 +104,9 @@ impl Batch {
     }
 
     /// The same rows, with only the tokens of `range`.
-    pub fn slice(&self, range: std::ops::Range<usize>) -> Self {
+    pub fn slice(&self, range: Range<usize>) -> Self {
         let tokens = self.tokens.clone().narrow(1, range.start, range.len());
-        Self { tokens, left_pad: self.left_pad.clone(), horizon: self.horizon }
+        Self { tokens, left_pad: self.left_pad.clone(), horizon: self.horizon, steps: None }
     }
 }
 

@@ -31,6 +31,18 @@ pub enum Error {
     #[error("the cache holds {rows} rows and {given} are fed; reset it, or select as many rows first")]
     WrongRows { rows: usize, given: usize },
 
+    /// A cache of fixed size that is used up. Nothing was stored.
+    #[error(
+        "the cache has room for {capacity} tokens and {needed} are needed; give it more (`len=`), or use `dynamic`"
+    )]
+    Full { capacity: usize, needed: usize },
+
+    /// More tokens at once than the cache can take. Nothing was stored.
+    #[error(
+        "{given} tokens are fed at once and this cache takes at most {most}; feed them in smaller chunks"
+    )]
+    TooManyAtOnce { given: usize, most: usize },
+
     /// A batch row that is not there.
     #[error("row {row} is asked for, but the cache has rows 0 to {}", .rows.saturating_sub(1))]
     NoSuchRow { row: usize, rows: usize },
@@ -50,6 +62,16 @@ pub enum Error {
     /// A setting that is impossible, alone or with the others.
     #[error("{name}: {why}")]
     Setting { name: &'static str, why: String },
+
+    /// The tokens that are held are not the beginning of those that are asked for. Nothing was changed.
+    #[error(
+        "the sequence holds {held} tokens, of which the new ones repeat the first {common}; rewind it, or reset it"
+    )]
+    NotAContinuation { common: usize, held: usize },
+
+    /// A chat template that is none, that refuses the conversation, or that does too much.
+    #[error("the chat template cannot be used: {why}")]
+    ChatTemplate { why: String },
 
     /// A prompt that cannot be run.
     #[error("{why}")]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::{
     Error, Result,
@@ -93,8 +93,38 @@ pub trait CacheLayer: fmt::Debug + Send {
         }
     }
 
+    /// Copies all that a new layer needs to go on in this one's place.
+    fn save(&mut self) -> Result<LayerState> {
+        self.compact();
+        let slots = self.slots().into_iter().map(|slot| {
+            let mut host = Vec::new();
+            slot.read(&mut host).map(|()| host)
+        });
+        Ok(LayerState { slots: slots.collect::<Result<_>>()?, counts: self.counts() })
+    }
+
+    /// The numbers that a layer keeps beside its tensors.
+    fn counts(&self) -> Vec<usize>;
+
+    /// Becomes the layer that `state` was copied from. To be called on a new layer.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where it is the state of another kind of layer, or of none.
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()>;
+
     /// Gives up room that was allocated ahead of need.
     fn compact(&mut self) {}
+
+    /// Whether `n` more tokens will be taken at once.
+    ///
+    /// # Errors
+    /// What an update of `n` tokens would refuse them with.
+    fn admits(&self, _n: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Hint: the sequence is going to reach `tokens` tokens.
+    fn reserve(&mut self, _tokens: usize) {}
 
     /// Bytes held on the device, room allocated ahead of need included.
     fn device_bytes(&self) -> usize {
@@ -107,25 +137,99 @@ pub trait CacheLayer: fmt::Debug + Send {
     }
 }
 
+/// A layer on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerState {
+    pub counts: Vec<usize>,
+    /// What each slot holds.
+    pub slots: Vec<Vec<TensorData>>,
+}
+
 /// Keys and values of one attention block. Tensors are `[batch, kv_heads, tokens, head_dim]`.
 pub trait KvLayer: CacheLayer {
     /// Where the keys returned by an update of `n` tokens will sit in the sequence ("mask sizes").
     fn span(&self, n: usize) -> KvSpan;
 
-    /// Stores `n` new tokens and returns everything attention may look at.
+    /// Stores `n` new tokens, which stand at `place`, and returns everything attention may look at.
     ///
     /// **Invariant:** the view is exactly `self.span(n)`, asked before the call.
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<KvView>;
+    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView>;
+
+    /// What it holds now: exactly `self.span(0)`; `None` where it holds nothing.
+    fn view(&self) -> Result<Option<KvView>>;
+
+    /// The most tokens that an update takes; `None`: any number.
+    fn at_once(&self) -> Option<usize> {
+        None
+    }
+
+    /// Whether its buffers never grow, so that a step is the same launches for ever.
+    fn is_static(&self) -> bool {
+        false
+    }
+
+    /// Whether positions stay below a bound, however many tokens are seen.
+    fn is_endless(&self) -> bool {
+        false
+    }
+
+    /// The most tokens it can hold in all; `None`: any number.
+    fn capacity(&self) -> Option<usize> {
+        None
+    }
+
+    /// How many of the next updates, of one token each, will be the very launches of the next one: the same buffers and
+    /// shapes, and nothing different but the position on the device. A captured step can stand for as many.
+    fn repeats(&self) -> usize {
+        0
+    }
+
+    /// Counts a token that a captured step stored.
+    fn repeated(&mut self) {}
+
+    /// The same memory once more. Tensors are shared until one of the two writes.
+    fn snapshot(&self) -> Box<dyn KvLayer>;
+}
+
+/// Where the new tokens of one pass stand, for every layer that counts positions alike.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Position of the first.
+    pub first: usize,
+    /// The same, `[1]`, for kernels: they read it on the device, so that a captured step can be repeated for the next
+    /// token.
+    pub on_device: Tensor<1, Int>,
+    /// `[batch]`: positions below it are padding in that row; `None` where nothing is padded.
+    pub left_pad: Option<Tensor<1, Int>>,
+}
+
+impl Place {
+    /// A place whose numbers are uploaded now.
+    pub fn new(first: usize, left_pad: &[usize], device: &Device) -> Self {
+        let upload = |numbers: Vec<i32>| {
+            let len = numbers.len();
+            Tensor::<1, Int>::from_data(TensorData::new(numbers, [len]), device)
+        };
+        let padded = left_pad.iter().any(|&pad| pad > 0);
+        Self {
+            first,
+            on_device: upload(vec![first as i32]),
+            left_pad: padded.then(|| upload(left_pad.iter().map(|&pad| pad as i32).collect())),
+        }
+    }
 }
 
 /// Keys and values an encoder wrote once; `None` until then.
 pub trait CrossLayer: CacheLayer {
+    fn snapshot(&self) -> Box<dyn CrossLayer>;
     fn view(&mut self) -> Result<Option<KvView>>;
     fn fill(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<()>;
 }
 
 /// Constant-size state of a recurrent block; `None` before the first token.
 pub trait StateLayer: CacheLayer {
+    fn snapshot(&self) -> Box<dyn StateLayer>;
+
     fn state(&mut self) -> Result<Option<SsmState>>;
 
     /// Replaces the state with the one reached after `tokens` more tokens.

@@ -1,8 +1,8 @@
 //! What the generation loop knows about a model.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use crate::{Result, batch::Batch, model_cache::ModelCache, need::LayerNeed};
 
@@ -22,6 +22,17 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
 
     /// Tokens of the vocabulary; ids are below it.
     fn vocab(&self) -> usize;
+
+    /// Cosines and sines for tokens fed one at a time into `slots`, `[1 or rows, slots, pairs]`, for each kind of rotary
+    /// positions that the model has.
+    fn rotary_tables(
+        &self,
+        _slots: Range<usize>,
+        _left_pad: &[usize],
+        _device: &Device,
+    ) -> Vec<(Tensor<3>, Tensor<3>)> {
+        Vec::new()
+    }
 
     /// Logits `[rows, 1 or tokens, vocab]` in float32, after feeding `batch`.
     ///

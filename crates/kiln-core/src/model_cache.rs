@@ -1,10 +1,10 @@
 //! One memory per block.
 
-use burn::tensor::{Device, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer, KvLayer, StateLayer},
+    layer::{CacheLayer, CrossLayer, KvLayer, LayerState, Place, StateLayer},
     slot::checked_rows,
 };
 
@@ -77,6 +77,70 @@ impl ModelCache {
         self.parts_mut().try_for_each(|part| part.roll_back(n))
     }
 
+    /// Whether `n` more tokens will be taken at once, by every layer.
+    ///
+    /// # Errors
+    /// That of the first layer that refuses. Asked before a forward pass, so that no layer is a step ahead of another.
+    pub fn admits(&self, n: usize) -> Result<()> {
+        self.parts().try_for_each(|part| part.admits(n))
+    }
+
+    /// The most tokens that the sequence can have; `None`: any number.
+    pub fn capacity(&self) -> Option<usize> {
+        self.keys().filter_map(KvLayer::capacity).min()
+    }
+
+    /// Hint: the sequence is going to reach `tokens` tokens.
+    pub fn reserve(&mut self, tokens: usize) {
+        self.parts_mut().for_each(|part| part.reserve(tokens));
+    }
+
+    /// The most tokens that a forward pass may feed now; `None`: any number.
+    pub fn at_once(&self) -> Option<usize> {
+        self.keys().filter_map(KvLayer::at_once).min()
+    }
+
+    /// Whether the sequence may go on for ever: rotary positions stay below a bound.
+    pub fn is_endless(&self) -> bool {
+        self.keys().next().is_some() && self.keys().all(KvLayer::is_endless)
+    }
+
+    /// Whether no buffer ever grows, so that a step is the same launches for ever.
+    pub fn is_static(&self) -> bool {
+        self.keys().next().is_some() && self.keys().all(KvLayer::is_static)
+    }
+
+    /// How many of the next steps, of one token each, a captured one can stand for. See [`KvLayer::repeats`].
+    pub fn repeats(&self) -> usize {
+        let only_keys =
+            self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_) | LayerCache::Nothing));
+        if only_keys { self.keys().map(KvLayer::repeats).min().unwrap_or(0) } else { 0 }
+    }
+
+    /// Counts a token that a captured step stored in every layer.
+    pub fn repeated(&mut self) {
+        for layer in &mut self.layers {
+            if let LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } = layer {
+                kv.repeated();
+            }
+        }
+    }
+
+    /// The same memory once more, at no cost: tensors are shared until one of the two writes to them.
+    ///
+    /// One prompt serves many continuations this way.
+    pub fn snapshot(&self) -> Self {
+        let copy = |layer: &LayerCache| match layer {
+            LayerCache::Attention(kv) => LayerCache::Attention(kv.snapshot()),
+            LayerCache::EncoderDecoder { decoder, encoder } => {
+                LayerCache::EncoderDecoder { decoder: decoder.snapshot(), encoder: encoder.snapshot() }
+            }
+            LayerCache::Recurrent(state) => LayerCache::Recurrent(state.snapshot()),
+            LayerCache::Nothing => LayerCache::Nothing,
+        };
+        Self { layers: self.layers.iter().map(copy).collect() }
+    }
+
     pub fn keep_history(&mut self, n: usize) {
         self.parts_mut().for_each(|part| part.keep_history(n));
     }
@@ -108,6 +172,75 @@ impl ModelCache {
         self.parts_mut().zip(host).try_for_each(|(part, state)| part.import(state, device))
     }
 
+    /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
+    /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
+    pub fn to_legacy(&self) -> Result<Vec<(Tensor<4>, Tensor<4>)>> {
+        let layers = self.keys().map(|layer| Ok(layer.view()?.map(|view| view.in_order(layer.span(0)))));
+        layers.filter_map(Result::transpose).collect()
+    }
+
+    /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a new cache.
+    ///
+    /// They must stand at positions from 0 on: a sliding window that has left tokens behind cannot be taken over this
+    /// way, but saved and restored.
+    ///
+    /// # Errors
+    /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; after an error the cache can
+    /// only be reset.
+    pub fn from_legacy(&mut self, layers: Vec<(Tensor<4>, Tensor<4>)>) -> Result<()> {
+        let wrong = |why: String| Err(Error::Import { why });
+        let blocks = self.keys().count();
+        if self.seq_len() > 0 {
+            return wrong("the cache is not empty; reset it".to_owned());
+        }
+        if layers.len() != blocks {
+            return wrong(format!("{} layers are given for {blocks} attention blocks", layers.len()));
+        }
+        let [rows, _, tokens, _] = layers.first().map_or([0; 4], |(keys, _)| keys.dims());
+        for (keys, values) in &layers {
+            let ([r, heads, t, _], [vr, vheads, vt, _]) = (keys.dims(), values.dims());
+            if (r, t) != (rows, tokens) || (vr, vheads, vt) != (rows, heads, tokens) {
+                return wrong(format!("keys {:?} and values {:?} do not fit", keys.dims(), values.dims()));
+            }
+        }
+        self.admits(tokens)?;
+        let kv = self.layers.iter_mut().filter_map(|layer| match layer {
+            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(kv),
+            LayerCache::Recurrent(_) | LayerCache::Nothing => None,
+        });
+        for (layer, (keys, values)) in kv.zip(layers) {
+            let place = Place::new(layer.span(tokens).query(tokens), &[], &keys.device());
+            layer.update(keys, values, &place)?;
+        }
+        Ok(())
+    }
+
+    /// Copies all that a new cache needs to go on in this one's place.
+    pub fn save(&mut self) -> Result<Vec<LayerState>> {
+        self.parts_mut().map(|part| part.save()).collect()
+    }
+
+    /// Becomes the cache that `states` were copied from. To be called on a new cache of the same plan; after an error it
+    /// can only be reset.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where they are the state of another kind of cache, or of none.
+    pub fn restore(&mut self, states: Vec<LayerState>, device: &Device) -> Result<()> {
+        let parts = self.parts().count();
+        if states.len() != parts {
+            return Err(Error::Import { why: format!("{} layers stand where {parts} were", states.len()) });
+        }
+        self.parts_mut().zip(states).try_for_each(|(part, state)| part.restore(state, device))?;
+        // Layers are fed together, so they have seen as much.
+        let lens: Vec<usize> = self.layers.iter().filter_map(LayerCache::seq_len).collect();
+        match lens.windows(2).all(|pair| pair[0] == pair[1]) {
+            true => Ok(()),
+            false => {
+                Err(Error::Import { why: "its layers have seen different numbers of tokens".to_owned() })
+            }
+        }
+    }
+
     pub fn device_bytes(&self) -> usize {
         self.parts().map(CacheLayer::device_bytes).sum()
     }
@@ -115,6 +248,13 @@ impl ModelCache {
     fn hint(&mut self, layer: usize) -> Result<()> {
         let next = (layer + 1) % self.layers.len().max(1);
         self.layers.get_mut(next).map_or(Ok(()), |next| next.parts_mut().try_for_each(|part| part.prefetch()))
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {
+        self.layers.iter().filter_map(|layer| match layer {
+            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
+            LayerCache::Recurrent(_) | LayerCache::Nothing => None,
+        })
     }
 
     fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {

@@ -9,6 +9,7 @@ use std::{
 };
 
 use burn::tensor::{Tensor, TensorData, kind::Basic};
+use burn_std::{RuntimeKind, set_runtime_kind};
 
 use crate::{Error, Result};
 
@@ -18,6 +19,7 @@ pub struct ReadBack(State);
 enum State {
     Reading(Pin<Box<dyn Future<Output = Result<TensorData>> + Send>>),
     Done(Result<TensorData>),
+    Taken,
 }
 
 impl std::fmt::Debug for ReadBack {
@@ -25,12 +27,16 @@ impl std::fmt::Debug for ReadBack {
         f.write_str(match self.0 {
             State::Reading(_) => "ReadBack(reading)",
             State::Done(_) => "ReadBack(done)",
+            State::Taken => "ReadBack(taken)",
         })
     }
 }
 
-/// Starts reading `tensor`; what is launched afterwards does not delay it.
+/// Starts reading `tensor` as it is now; what is launched afterwards neither delays nor changes it.
 pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBack {
+    // Burn's other way copies when the data are first looked at: too late where the tensor is written again, as the
+    // output of a captured step is.
+    set_runtime_kind(RuntimeKind::Async);
     let mut read: Pin<Box<dyn Future<Output = _> + Send>> =
         Box::pin(async move { tensor.into_data_async().await.map_err(|e| Error::Execution(e.to_string())) });
     // Burn enqueues the copy when the future is first polled, not when it is made.
@@ -42,10 +48,28 @@ pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBa
 
 impl ReadBack {
     /// Waits for the data.
-    pub async fn finish(self) -> Result<TensorData> {
-        match self.0 {
-            State::Reading(read) => read.await,
-            State::Done(data) => data,
+    pub async fn finish(mut self) -> Result<TensorData> {
+        match &mut self.0 {
+            State::Reading(read) => {
+                let data = read.await;
+                self.0 = State::Taken;
+                data
+            }
+            State::Done(_) | State::Taken => match std::mem::replace(&mut self.0, State::Taken) {
+                State::Done(data) => data,
+                _ => Err(Error::Execution("a read was finished twice".to_owned())),
+            },
+        }
+    }
+}
+
+/// A read that is given up is waited for: the memory it arrives in is used again, and must not be under way then.
+impl Drop for ReadBack {
+    fn drop(&mut self) {
+        if let State::Reading(read) = &mut self.0
+            && cfg!(not(target_family = "wasm"))
+        {
+            _ = pollster::block_on(read);
         }
     }
 }

@@ -16,13 +16,13 @@ pub trait Tensors: fmt::Debug + Clone + Send + Sized {
     fn rows(&self) -> usize;
     fn select_rows(self, rows: &[usize]) -> Self;
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
-    /// `None` where there are too few; outlines were checked before.
+    /// `None` where there are too few, or of another rank.
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self>;
     fn bytes(&self) -> usize;
 }
 
 /// A place for tensors that may not be there yet, or be away on the host.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub enum Slot<T> {
     #[default]
     Empty,
@@ -79,6 +79,11 @@ pub trait AnySlot {
     /// Takes from the front of `host` what [`import`](AnySlot::import) would, or says why it cannot.
     fn check(&self, host: &mut &[TensorData]) -> Result<()>;
     fn import(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device);
+    /// Holds `host`, or nothing if it is empty.
+    ///
+    /// # Errors
+    /// [`Error::Import`] if these are not as many tensors, or not of as many dimensions, as the slot holds.
+    fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()>;
     fn device_bytes(&self) -> usize;
 }
 
@@ -127,6 +132,22 @@ impl<T: Tensors> AnySlot for Slot<T> {
         }
     }
 
+    fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()> {
+        let why = || Error::Import { why: "tensors are missing, or of the wrong rank".to_owned() };
+        *self = match host.is_empty() {
+            true => Self::Empty,
+            false => {
+                let mut host = host.into_iter();
+                let tensors = T::from_host(&mut host, device).ok_or_else(why)?;
+                if host.next().is_some() {
+                    return Err(Error::Import { why: "tensors are left over".to_owned() });
+                }
+                Self::Here(tensors)
+            }
+        };
+        Ok(())
+    }
+
     fn device_bytes(&self) -> usize {
         match self {
             Self::Here(tensors) => tensors.bytes(),
@@ -169,7 +190,7 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
     }
 
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
-        host.next().map(|data| {
+        host.next().filter(|data| data.shape().rank() == D).map(|data| {
             let dtype = data.dtype();
             Tensor::from_data(data, (device, dtype))
         })

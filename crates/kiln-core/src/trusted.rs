@@ -1,10 +1,21 @@
 //! The one module with `unsafe`. Each function says what it trusts.
 #![allow(unsafe_code, reason = "everything else is forbidden to; see the lint table of the workspace")]
 
-use std::{fs::File, io, path::Path};
+use std::{
+    fs::File,
+    io,
+    path::Path,
+    thread::{self, ThreadId},
+};
 
+use burn::{
+    backend::{Backend, BackendTypes, Dispatch},
+    tensor::Device,
+};
 use libloading::Library;
 use memmap2::Mmap;
+
+use crate::{Error, Result};
 
 /// Maps a file for reading.
 ///
@@ -22,4 +33,72 @@ pub fn map_file(path: &Path) -> io::Result<Mmap> {
 pub fn can_load(name: &str) -> bool {
     // SAFETY: see above; nothing of it is called.
     unsafe { Library::new(name) }.is_ok()
+}
+
+/// Launches that were recorded once and are repeated as one (a CUDA graph, or wgpu's command list).
+pub struct Recording {
+    device: Device,
+    graph: <Dispatch as BackendTypes>::GraphPrimitive,
+    /// Work is ordered by thread, and so are replays.
+    thread: ThreadId,
+}
+
+impl std::fmt::Debug for Recording {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recording").finish_non_exhaustive()
+    }
+}
+
+impl Recording {
+    /// Tells the allocator that what runs from now on will be recorded, so that it is there for every replay. A few runs
+    /// must follow before [`record`](Self::record), which allocates nothing new.
+    pub fn prepare(device: &Device) -> Result<()> {
+        Dispatch::graph_prepare(device.as_dispatch()).map_err(|e| Error::Execution(e.to_string()))
+    }
+
+    /// Takes back [`prepare`](Self::prepare), where nothing is going to be recorded after all.
+    pub fn abandon(device: &Device) {
+        // It has no graph to give, and says so.
+        _ = Dispatch::graph_stop_capture(device.as_dispatch());
+    }
+
+    /// Records what `launch` launches; nothing of it is executed. `None`, and nothing was launched, where the device has
+    /// no graphs.
+    ///
+    /// # Errors
+    /// That of `launch`, or of the device. What `launch` counted on the host is counted then, and was not executed.
+    pub fn record<T>(device: &Device, launch: impl FnOnce() -> Result<T>) -> Result<Option<(Self, T)>> {
+        if Dispatch::graph_start_capture(device.as_dispatch()).is_err() {
+            return Ok(None);
+        }
+        let output = launch();
+        // Stopped also after an error: the device must not stay in this mode.
+        let graph = Dispatch::graph_stop_capture(device.as_dispatch());
+        let (output, graph) = (output?, graph.map_err(|e| Error::Execution(e.to_string()))?);
+        Ok(Some((Self { device: device.clone(), graph, thread: thread::current().id() }, output)))
+    }
+
+    /// Whether this thread may replay it.
+    pub fn is_of_this_thread(&self) -> bool {
+        self.thread == thread::current().id()
+    }
+
+    /// Executes what was recorded, once.
+    ///
+    /// Trusts that every tensor which the recorded launches read or wrote still exists and was not replaced, and that
+    /// only this thread uses them. The runtime itself keeps their memory from being given to others while the recording
+    /// exists, so a caller who breaks this gets wrong numbers, not a crash.
+    ///
+    /// # Errors
+    /// On another thread than the one that recorded; what the device says.
+    pub fn replay(&self) -> Result<()> {
+        if !self.is_of_this_thread() {
+            return Err(Error::Execution(
+                "a captured step belongs to the thread that captured it".to_owned(),
+            ));
+        }
+        // SAFETY: see above; the step that owns a recording holds the tensors, or borrows their owners.
+        unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }
+            .map_err(|e| Error::Execution(e.to_string()))
+    }
 }

@@ -2,18 +2,45 @@
 
 use burn::tensor::Tensor;
 
-/// Keys and values as a layer hands them out, `[batch, kv_heads, tokens, head_dim]`.
+use crate::layer::KvSpan;
+
+/// Keys and values as a layer hands them out.
 ///
 /// Closed on purpose: attention has one fast path per variant.
 #[derive(Clone, Debug)]
 pub enum KvView {
-    Dense { keys: Tensor<4>, values: Tensor<4> },
+    Dense(DenseKv),
+}
+
+/// A buffer of keys and one of values, of which some slots count: position `p` is in slot `(p - origin) mod slots`.
+#[derive(Clone, Debug)]
+pub struct DenseKv {
+    /// `[batch, kv_heads, slots, head_dim]`
+    pub keys: Tensor<4>,
+    pub values: Tensor<4>,
+    /// The first position that counts.
+    pub start: usize,
+    pub origin: usize,
 }
 
 impl KvView {
-    pub fn into_dense(self) -> (Tensor<4>, Tensor<4>) {
-        match self {
-            Self::Dense { keys, values } => (keys, values),
-        }
+    /// A buffer whose slots are positions.
+    pub fn from_zero(keys: Tensor<4>, values: Tensor<4>) -> Self {
+        Self::Dense(DenseKv { keys, values, start: 0, origin: 0 })
+    }
+
+    /// The keys and values of `span`, one position after the other: `[batch, kv_heads, span.len, head_dim]`.
+    pub fn in_order(self, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
+        let Self::Dense(DenseKv { keys, values, origin, .. }) = self;
+        let slots = keys.dims()[2].max(1);
+        let first = span.start.saturating_sub(origin) % slots;
+        let straight = span.len.min(slots - first);
+        let order = |tensor: Tensor<4>| match span.len - straight {
+            0 => tensor.narrow(2, first, straight),
+            wrapped => {
+                Tensor::cat(vec![tensor.clone().narrow(2, first, straight), tensor.narrow(2, 0, wrapped)], 2)
+            }
+        };
+        (order(keys), order(values))
     }
 }

@@ -8,6 +8,8 @@ use kiln_core::{
     model_cache::ModelCache,
 };
 
+use crate::stepper::{Output, Running, Stepper};
+
 /// Feeds `batch` to `model`, `chunk` tokens of each row at a time, or all at once; logits `[rows, 1, vocab]` of the last
 /// tokens.
 ///
@@ -24,7 +26,7 @@ pub async fn prefill(
     chunk: Option<usize>,
 ) -> Result<Tensor<3>> {
     checked_chunk(chunk)?;
-    Feeder::new(model, cache, batch.left_pad.clone()).prefill(batch, chunk)
+    Feeder::new(model, cache, batch.left_pad.clone(), false).prefill(batch, chunk)
 }
 
 pub(crate) fn checked_chunk(chunk: Option<usize>) -> Result<()> {
@@ -37,45 +39,75 @@ pub(crate) fn checked_chunk(chunk: Option<usize>) -> Result<()> {
 /// A model and the cache of one batch, with what that cache did not keep.
 #[derive(Debug)]
 pub(crate) struct Feeder<'a> {
-    model: &'a dyn CausalModel,
-    pub(crate) cache: &'a mut ModelCache,
-    left_pad: Vec<usize>,
+    pub(crate) running: Running<'a>,
     /// `[rows, tokens]`: the latest that were fed, where the cache has not seen them. They are fed again, in front.
     unseen: Option<Tensor<2, Int>>,
+    /// Of the steps behind the prompt.
+    stepper: Option<Stepper>,
+    /// Whether steps are captured.
+    capture: bool,
 }
 
 impl<'a> Feeder<'a> {
-    pub(crate) fn new(model: &'a dyn CausalModel, cache: &'a mut ModelCache, left_pad: Vec<usize>) -> Self {
-        Self { model, cache, left_pad, unseen: None }
+    pub(crate) fn new(
+        model: &'a dyn CausalModel,
+        cache: &'a mut ModelCache,
+        left_pad: Vec<usize>,
+        capture: bool,
+    ) -> Self {
+        Self { running: Running { model, cache, left_pad }, unseen: None, stepper: None, capture }
     }
 
     /// See [`prefill`]; `chunk` is not 0.
     pub(crate) fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
-        let horizon = self.cache.seq_len() + len;
+        let horizon = self.running.cache.seq_len() + len;
+        let chunk = chunk.unwrap_or(len);
         let mut start = 0;
-        let mut n = chunk.unwrap_or(len).clamp(1, len);
         loop {
+            // Chunks do not save anything where each would be fed again with the next.
+            let n = if self.unseen.is_some() { len } else { chunk };
+            let n = n.min(self.running.cache.at_once().unwrap_or(len)).clamp(1, len - start);
             let logits = self.feed(batch.tokens.clone().narrow(1, start, n), horizon)?;
             start += n;
             if start >= len {
                 return Ok(logits);
             }
-            // Chunks do not save anything where each would be fed again with the next.
-            n = if self.unseen.is_some() { len - start } else { n.min(len - start) };
         }
     }
 
+    /// Feeds a token to every row. `tokens` `[rows, 1]`; `None`: those that the device chose in the step before.
+    ///
+    /// Where the cache keeps nothing, the output is logits also if the device was to choose.
+    pub(crate) fn step(&mut self, tokens: Option<Tensor<2, Int>>, chooses: bool) -> Result<Output> {
+        if let (Some(_), Some(tokens)) = (&self.unseen, &tokens) {
+            return self.feed(tokens.clone(), 0).map(Output::Logits);
+        }
+        if let (Some(stepper), Some(tokens)) = (&mut self.stepper, &tokens) {
+            stepper.give(tokens.clone());
+        }
+        let stepper = match (&mut self.stepper, &tokens) {
+            (Some(stepper), _) => stepper,
+            (none, Some(tokens)) => none.insert(Stepper::new(tokens, &self.running, chooses, self.capture)),
+            (None, None) => {
+                return Err(Error::Execution("a step was asked for before a token was fed".into()));
+            }
+        };
+        stepper.step(&mut self.running)
+    }
+
     /// Feeds `[rows, new]` tokens; logits `[rows, 1, vocab]` of the last. `horizon`: see [`Batch`].
-    pub(crate) fn feed(&mut self, tokens: Tensor<2, Int>, horizon: usize) -> Result<Tensor<3>> {
+    fn feed(&mut self, tokens: Tensor<2, Int>, horizon: usize) -> Result<Tensor<3>> {
         let tokens = match self.unseen.take() {
             Some(unseen) => Tensor::cat(vec![unseen, tokens], 1),
             None => tokens,
         };
-        let batch = Batch { tokens, left_pad: self.left_pad.clone(), horizon };
-        let before = self.cache.seq_len();
-        let logits = self.model.forward(&batch, Logits::Last, self.cache)?;
-        let seen = self.cache.seq_len().saturating_sub(before);
+        let Running { model, cache, left_pad } = &mut self.running;
+        let batch = Batch { tokens, left_pad: left_pad.clone(), horizon, steps: None };
+        cache.admits(batch.len())?;
+        let before = cache.seq_len();
+        let logits = model.forward(&batch, Logits::Last, cache)?;
+        let seen = cache.seq_len().saturating_sub(before);
         if let Some(unseen @ 1..) = batch.len().checked_sub(seen) {
             self.unseen = Some(batch.tokens.narrow(1, seen, unseen));
         }

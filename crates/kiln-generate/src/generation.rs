@@ -19,6 +19,7 @@ use crate::{
     sampler::{Sampler, greedy},
     settings::Settings,
     stats::{Clock, Stats},
+    stepper::{Output, likeliest},
 };
 
 /// How to generate.
@@ -34,6 +35,9 @@ pub struct Options {
     /// a step, and the choice on the device.
     pub keep_logits: bool,
     pub keep_scores: bool,
+    /// Whether the decode step is captured once and replayed, where the device has graphs and as long as the cache's
+    /// buffers stay the same. It changes no token.
+    pub compile: bool,
 }
 
 /// One more token for every row that had not ended.
@@ -85,10 +89,13 @@ pub struct Generation<'a> {
 
 /// What is fed next.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
 enum Next {
     Prompt(Batch),
     /// `[rows, 1]`
     Tokens(Tensor<2, Int>),
+    /// What the step before chose; it is there already.
+    OnDevice,
     Nothing,
 }
 
@@ -135,7 +142,7 @@ impl<'a> Generation<'a> {
         let generation = Self {
             processors: processors::build(&settings),
             sampler,
-            feeder: Feeder::new(model, cache, batch.left_pad.clone()),
+            feeder: Feeder::new(model, cache, batch.left_pad.clone(), options.compile),
             options,
             ids: prompts,
             finished: vec![false; rows],
@@ -150,8 +157,18 @@ impl<'a> Generation<'a> {
             stats,
             clock: Clock::default(),
         };
-        if generation.looks_ahead() {
-            generation.feeder.cache.keep_history(1);
+        let looks_ahead = generation.looks_ahead();
+        let cache = &mut *generation.feeder.running.cache;
+        if let Some(limit) = limit {
+            // The last token is not fed.
+            let reaches = prompt_end + limit - 1;
+            if let Some(capacity) = cache.capacity().filter(|&capacity| capacity < reaches) {
+                return Err(Error::Full { capacity, needed: reaches });
+            }
+            cache.reserve(reaches);
+        }
+        if looks_ahead {
+            cache.keep_history(1);
         }
         Ok(generation)
     }
@@ -225,17 +242,25 @@ impl<'a> Generation<'a> {
 
     /// Starts a step on the device, and the reading of its tokens.
     fn launch(&mut self) -> Result<ReadBack> {
-        let logits = self.feed()?;
-        let [rows, _, vocab] = logits.dims();
-        // Of equal scores burn takes the first on every device, as torch does.
-        let tokens = logits.reshape([rows, vocab]).argmax(1);
-        self.next = Next::Tokens(tokens.clone());
+        let tokens = match self.feed(true)? {
+            Output::Chosen(tokens) => {
+                self.next = Next::OnDevice;
+                tokens
+            }
+            Output::Logits(logits) => {
+                let tokens = likeliest(logits);
+                self.next = Next::Tokens(tokens.clone());
+                tokens
+            }
+        };
         self.launched += 1;
         Ok(read_back::start(tokens))
     }
 
     async fn choose_on_host(&mut self) -> Result<Chosen> {
-        let logits = self.feed()?;
+        let Output::Logits(logits) = self.feed(false)? else {
+            return Err(Error::Execution("a step kept its scores on the device".into()));
+        };
         let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
         let logits = read_back::start(logits).finish().await?;
         self.clock.scored(&mut self.stats);
@@ -265,10 +290,14 @@ impl<'a> Generation<'a> {
         Ok(chosen)
     }
 
-    fn feed(&mut self) -> Result<Tensor<3>> {
+    /// `chooses`: whether the device is to choose the tokens of steps.
+    fn feed(&mut self, chooses: bool) -> Result<Output> {
         match std::mem::replace(&mut self.next, Next::Nothing) {
-            Next::Prompt(batch) => self.feeder.prefill(&batch, self.options.prefill_chunk),
-            Next::Tokens(tokens) => self.feeder.feed(tokens, 0),
+            Next::Prompt(batch) => {
+                self.feeder.prefill(&batch, self.options.prefill_chunk).map(Output::Logits)
+            }
+            Next::Tokens(tokens) => self.feeder.step(Some(tokens), chooses),
+            Next::OnDevice => self.feeder.step(None, chooses),
             Next::Nothing => {
                 Err(Error::Execution("the generation was given up in the middle of a step".into()))
             }
@@ -314,7 +343,7 @@ impl<'a> Generation<'a> {
     /// Has the cache forget what was fed ahead of what was delivered.
     fn settle(&mut self) {
         self.ahead = None;
-        let cache = &mut *self.feeder.cache;
+        let cache = &mut *self.feeder.running.cache;
         let ahead = cache.seq_len().saturating_sub(self.prompt_end + self.delivered.saturating_sub(1));
         if ahead > 0 && cache.can_roll_back(ahead) {
             // Nothing else can be done about a cache that breaks its word; its `seq_len` tells.

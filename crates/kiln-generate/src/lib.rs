@@ -6,6 +6,7 @@
 //! [`ModelCache`]: kiln_core::model_cache::ModelCache
 #![forbid(unsafe_code)]
 
+pub mod chat_template;
 pub mod config;
 pub mod generation;
 pub mod processors;
@@ -15,7 +16,9 @@ pub mod text;
 mod feed;
 mod settings;
 mod stats;
+mod stepper;
 
+pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use config::GenerationConfig;
 pub use feed::prefill;
 pub use generation::{Generation, Options, Step, Steps};

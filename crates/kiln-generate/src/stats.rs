@@ -59,7 +59,7 @@ impl Clock {
 }
 
 /// The time, where the platform has a clock: `Instant::now` panics in a browser.
-fn now() -> Option<Instant> {
+pub(crate) fn now() -> Option<Instant> {
     (!cfg!(target_family = "wasm")).then(Instant::now)
 }
 

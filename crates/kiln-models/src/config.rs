@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kiln_core::{Error, Result};
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 /// A config is a page of text; more than this is not one.
@@ -23,6 +23,102 @@ pub struct Sizes {
     pub positions: usize,
     /// Whether the head's matrix is the embedding's.
     pub tied: bool,
+}
+
+/// The fields that every decoder's config has.
+#[derive(Debug, Deserialize)]
+struct Fields {
+    num_hidden_layers: usize,
+    hidden_size: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    intermediate_size: usize,
+    vocab_size: usize,
+    max_position_embeddings: Option<usize>,
+    rms_norm_eps: Option<f64>,
+    tie_word_embeddings: Option<bool>,
+    is_causal: Option<bool>,
+    use_bidirectional_attention: Option<bool>,
+}
+
+/// What an architecture assumes where its config does not say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    /// `None`: as many as heads
+    pub(crate) kv_heads: Option<usize>,
+    /// `None`: the hidden size over the heads
+    pub(crate) head_dim: Option<usize>,
+    pub(crate) positions: usize,
+    pub(crate) eps: f64,
+    pub(crate) tied: bool,
+}
+
+/// What every decoder's config says.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    pub(crate) sizes: Sizes,
+    /// Added to the mean square in norms.
+    pub(crate) eps: f64,
+}
+
+impl Common {
+    /// # Errors
+    /// A number that is missing, or that no model has.
+    pub(crate) fn read(config: &ConfigFile, defaults: Defaults) -> Result<Self> {
+        let fields: Fields = config.parse()?;
+        if fields.is_causal == Some(false) || fields.use_bidirectional_attention == Some(true) {
+            let why =
+                "asks that tokens see later ones (`is_causal`, `use_bidirectional_attention`); none can here";
+            return Err(config.error(why));
+        }
+        let heads = fields.num_attention_heads;
+        let kv_heads = config
+            .unless_null("num_key_value_heads", fields.num_key_value_heads, defaults.kv_heads)
+            .unwrap_or(heads);
+        let head_dim = fields.head_dim.or(defaults.head_dim);
+        let positions = fields.max_position_embeddings.unwrap_or(defaults.positions);
+        // Far above any model, far below where products of two overflow.
+        for (name, value, largest) in [
+            ("num_hidden_layers", fields.num_hidden_layers, 4096),
+            ("hidden_size", fields.hidden_size, 1 << 20),
+            ("num_attention_heads", heads, 1 << 14),
+            ("num_key_value_heads", kv_heads, 1 << 14),
+            ("head_dim", head_dim.unwrap_or(1), 1 << 14),
+            ("intermediate_size", fields.intermediate_size, 1 << 24),
+            ("vocab_size", fields.vocab_size, 1 << 24),
+            ("max_position_embeddings", positions, 1 << 30),
+        ] {
+            config.check(name, value, largest)?;
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(config
+                .error(&format!("{heads} attention heads cannot share {kv_heads} key-value heads evenly")));
+        }
+        let head_dim = match head_dim {
+            Some(head_dim) => head_dim,
+            None if fields.hidden_size.is_multiple_of(heads) => fields.hidden_size / heads,
+            None => {
+                return Err(config.error(&format!(
+                    "`hidden_size` {} is not a multiple of {heads} heads, and `head_dim` is missing",
+                    fields.hidden_size
+                )));
+            }
+        };
+        let eps = config.positive("rms_norm_eps", fields.rms_norm_eps.unwrap_or(defaults.eps))?;
+        let sizes = Sizes {
+            layers: fields.num_hidden_layers,
+            hidden: fields.hidden_size,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate: fields.intermediate_size,
+            vocab: fields.vocab_size,
+            positions,
+            tied: fields.tie_word_embeddings.unwrap_or(defaults.tied),
+        };
+        Ok(Self { sizes, eps })
+    }
 }
 
 /// The JSON of a `config.json`, with its path for messages.
@@ -55,6 +151,11 @@ impl ConfigFile {
         }
     }
 
+    /// All of it, in a form that does not depend on how it was written.
+    pub(crate) fn text(&self) -> String {
+        self.json.to_string()
+    }
+
     /// The value of `key`; JSON's null counts as absent.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.json.get(key).filter(|value| !value.is_null())
@@ -73,6 +174,14 @@ impl ConfigFile {
         })
     }
 
+    /// The value of a field that null turns off, and that is `default` where it is left out.
+    pub(crate) fn unless_null<T>(&self, key: &str, value: Option<T>, default: Option<T>) -> Option<T> {
+        match self.json.get(key) {
+            Some(Value::Null) => None,
+            _ => value.or(default),
+        }
+    }
+
     pub(crate) fn error(&self, why: &str) -> Error {
         Error::File { path: self.path.clone(), why: why.to_owned() }
     }
@@ -83,6 +192,25 @@ impl ConfigFile {
             return Err(self.error(&format!("`{name}` is {value}, must be between 1 and {largest}")));
         }
         Ok(())
+    }
+
+    /// `value` of field `name`, if float32 holds it and it is positive.
+    pub(crate) fn positive(&self, name: &str, value: f64) -> Result<f64> {
+        let single = value as f32;
+        match single.is_finite() && single > 0.0 {
+            true => Ok(value),
+            false => Err(self.error(&format!("`{name}` is {value}, must be a positive float32"))),
+        }
+    }
+
+    /// The same of a field that null turns off, and that is `default` where it is left out.
+    pub(crate) fn positive_unless_null(
+        &self,
+        name: &str,
+        value: Option<f64>,
+        default: Option<f64>,
+    ) -> Result<Option<f64>> {
+        self.unless_null(name, value, default).map(|value| self.positive(name, value)).transpose()
     }
 }
 

@@ -10,13 +10,21 @@ use kiln_kernels::Kernels;
 
 pub mod checkpoint;
 mod config;
+mod gemma;
+mod gemma2;
+mod gemma3_text;
 mod llama;
+mod mistral;
 mod nn;
+mod phi3;
+mod qwen2;
+mod qwen3;
 mod random;
 mod weights;
+mod windows;
 
 pub use config::{ConfigFile, Sizes};
-pub use nn::rope::Rope;
+pub use nn::rope::{Rope, Ropes};
 pub use random::{RandomLlama, RandomWeights};
 pub use weights::{Rows, Weights};
 
@@ -33,18 +41,30 @@ pub trait Architecture: fmt::Debug + Sync {
 pub trait Configured: fmt::Debug {
     fn sizes(&self) -> Sizes;
 
+    /// Whether its activations stay within float16. Where they do not, it is not what `auto` picks.
+    fn fits_float16(&self) -> bool {
+        true
+    }
+
     /// One entry per block.
     fn needs(&self) -> Vec<LayerNeed>;
 
     /// Its rotary positions, if it has any.
-    fn rope(&self) -> Option<&Rope>;
+    fn ropes(&self) -> Option<&Ropes>;
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
 }
 
 /// Every architecture. A line here makes it loadable.
 pub static ARCHITECTURES: &[&dyn Architecture] = &[
-    &llama::Llama, //
+    &llama::Llama,
+    &mistral::Mistral,
+    &qwen2::Qwen2,
+    &qwen3::Qwen3,
+    &phi3::Phi3,
+    &gemma::Gemma,
+    &gemma2::Gemma2,
+    &gemma3_text::Gemma3Text, //
 ];
 
 /// Reads `config` with the architecture that its `model_type` names.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln::{
     Error, ModelCache,
-    memory::{KvLayer, KvSpan, StateLayer},
+    memory::{KvLayer, KvSpan, KvView, LayerState, Place, StateLayer},
 };
 
 /// Makes new layers, and the keys to feed them.
@@ -18,6 +18,8 @@ pub struct Subject<'a> {
     pub remembers: bool,
     /// Whether attention gets every key the model may see.
     pub exact: bool,
+    /// Latest tokens that a query of the block may see.
+    pub window: Option<usize>,
 }
 
 impl std::fmt::Debug for Subject<'_> {
@@ -33,11 +35,13 @@ pub fn conforms(subject: &Subject<'_>) {
     questions_survive_export(subject);
     export_import_is_identity(subject);
     import_refuses_what_was_not_exported(subject);
+    a_restored_layer_goes_on(subject);
     reset_is_new(subject);
     if subject.remembers {
         chunks_equal_one_pass(subject);
         roll_back_is_as_if_never_seen(subject);
         a_promised_roll_back_is_exact(subject);
+        futures_of_a_snapshot_do_not_meet(subject);
         rows_can_be_selected(subject);
         a_row_that_is_not_there_is_refused(subject);
         another_batch_is_refused(subject);
@@ -52,11 +56,20 @@ pub fn conforms(subject: &Subject<'_>) {
 fn view_is_what_span_promised(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     let mut next = 0;
+    assert!(layer.view().unwrap().is_none(), "{subject:?} holds nothing yet");
     for n in [1, 3, 1, 7, 2, 1, 1, 90, 1] {
-        let promised = layer.span(n);
+        // `push` compares.
         let got = push(subject, &mut *layer, next..next + n);
-        assert_eq!(got.len(), promised.len, "{subject:?} at {next}");
         next += n;
+        let held = layer.span(0);
+        match layer.view().unwrap() {
+            None => assert!(!subject.remembers || held.len == 0, "{subject:?} at {next}"),
+            Some(view) => {
+                let (keys, values) = view.in_order(held);
+                let held = tokens_of(subject, keys, values);
+                assert!(got.ends_with(&held), "{subject:?} at {next}: {held:?} of {got:?}");
+            }
+        }
         assert_eq!(got.last(), Some(&(next as f32 - 1.0)), "{subject:?} at {next}");
         assert_eq!(layer.seq_len(), if subject.remembers { next } else { 0 }, "{subject:?} at {next}");
     }
@@ -68,9 +81,28 @@ fn view_ends_with_the_latest_tokens(subject: &Subject<'_>) {
     for n in [1, 3, 1, 7, 2, 1, 1, 90, 1] {
         let span = layer.span(n);
         assert_eq!(span.query(n), next, "{subject:?} counts absolute positions");
+        let needed = subject.window.map_or(0, |window| (next + 1).saturating_sub(window));
+        assert!(
+            span.start <= needed,
+            "{subject:?}: the first query at {next} sees from {needed}, not {span:?}"
+        );
         let want: Vec<f32> = (span.start..next + n).map(|t| t as f32).collect();
         assert_eq!(push(subject, &mut *layer, next..next + n), want, "{subject:?} at {next}");
         next += n;
+    }
+}
+
+fn futures_of_a_snapshot_do_not_meet(subject: &Subject<'_>) {
+    let (mut one, mut alone, mut other) = ((subject.build)(), (subject.build)(), (subject.build)());
+    for layer in [&mut one, &mut alone, &mut other] {
+        push(subject, &mut **layer, 0..9);
+    }
+    let mut snapshot = one.snapshot();
+    for t in 9..15 {
+        let want = push(subject, &mut *alone, t..t + 1);
+        assert_eq!(push(subject, &mut *one, t..t + 1), want, "{subject:?}");
+        let want = push(subject, &mut *other, t + 50..t + 51);
+        assert_eq!(push(subject, &mut *snapshot, t + 50..t + 51), want, "{subject:?}");
     }
 }
 
@@ -129,28 +161,28 @@ fn rows_can_be_selected(subject: &Subject<'_>) {
         Tensor::cat(firsts.iter().map(|&first| keys(subject.device, first..first + n)).collect(), 0)
     };
     for start in [0, 100] {
-        let new = rows(&[start, start + 6], 6);
-        layer.update(new.clone(), values_of(new)).unwrap();
+        feed(subject, &mut *layer, rows(&[start, start + 6], 6));
     }
     layer.select_rows(&[1, 0, 1]).unwrap();
-    let new = rows(&[90, 91, 92], 1);
-    let (keys, values) = layer.update(new.clone(), values_of(new)).unwrap().into_dense();
+    let (keys, values) = feed(subject, &mut *layer, rows(&[90, 91, 92], 1));
     let row = |b| tokens_of(subject, keys.clone().narrow(0, b, 1), values.clone().narrow(0, b, 1));
-    let ends: Vec<Vec<f32>> = (0..3).map(|b| row(b)[row(b).len() - 2..].to_vec()).collect();
-    assert_eq!(ends, [[111.0, 90.0], [105.0, 91.0], [111.0, 92.0]], "{subject:?}");
+    for (b, want) in [[111.0, 90.0], [105.0, 91.0], [111.0, 92.0]].into_iter().enumerate() {
+        let got = row(b);
+        // A window of one token sees itself alone.
+        let seen = got.len().min(2);
+        assert_eq!(got[got.len() - seen..], want[2 - seen..], "{subject:?}");
+    }
 }
 
 fn another_batch_is_refused(subject: &Subject<'_>) {
-    let mut layer = (subject.build)();
+    let (mut layer, mut never) = ((subject.build)(), (subject.build)());
     push(subject, &mut *layer, 0..3);
+    push(subject, &mut *never, 0..3);
     let two = Tensor::cat(vec![keys(subject.device, 3..4); 2], 0);
-    let refused = layer.update(two.clone(), two).map(|_| ());
+    let refused = update(subject, &mut *layer, two).map(|_| ());
     assert_eq!(refused, Err(Error::WrongRows { rows: 1, given: 2 }), "{subject:?}");
-    assert_eq!(
-        push(subject, &mut *layer, 3..4),
-        [0.0, 1.0, 2.0, 3.0][4 - layer.span(0).len.min(4)..],
-        "{subject:?}"
-    );
+    let want = push(subject, &mut *never, 3..4);
+    assert_eq!(push(subject, &mut *layer, 3..4), want, "{subject:?}");
 }
 
 fn export_of_nothing_is_nothing(subject: &Subject<'_>) {
@@ -197,6 +229,39 @@ fn export_import_is_identity(subject: &Subject<'_>) {
     assert_eq!(push(subject, &mut *moved, 10..12), want, "{subject:?}");
 }
 
+fn a_restored_layer_goes_on(subject: &Subject<'_>) {
+    for len in [0, 3, 10, 40] {
+        let (mut saved, mut never) = ((subject.build)(), (subject.build)());
+        push(subject, &mut *saved, 0..len);
+        push(subject, &mut *never, 0..len);
+        let state = saved.save().unwrap();
+        let mut restored = (subject.build)();
+        restored.restore(state.clone(), subject.device).unwrap();
+        assert_eq!((restored.seq_len(), restored.span(2)), (never.seq_len(), never.span(2)), "{subject:?}");
+        for t in len..len + 9 {
+            let want = push(subject, &mut *never, t..t + 1);
+            assert_eq!(push(subject, &mut *restored, t..t + 1), want, "{subject:?} restored at {len}");
+            assert_eq!(push(subject, &mut *saved, t..t + 1), want, "{subject:?} saved at {len}");
+        }
+        // What is no state of such a layer is refused.
+        let mut wrong = state.clone();
+        wrong.counts.push(0);
+        assert!(refuses(subject, wrong), "{subject:?}: a count too many");
+        for slot in (0..state.slots.len()).filter(|&slot| !state.slots[slot].is_empty()) {
+            let mut wrong = state.clone();
+            wrong.slots[slot].pop();
+            assert!(refuses(subject, wrong), "{subject:?}: a tensor is missing");
+            let mut wrong = state.clone();
+            wrong.slots[slot][0] = TensorData::new(vec![0f32; 12], [1, 2, 2, 3]);
+            assert!(refuses(subject, wrong), "{subject:?}: a tensor of another shape");
+        }
+    }
+}
+
+fn refuses(subject: &Subject<'_>, state: LayerState) -> bool {
+    matches!((subject.build)().restore(state, subject.device), Err(Error::Import { .. }))
+}
+
 fn import_refuses_what_was_not_exported(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     push(subject, &mut *layer, 0..4);
@@ -221,8 +286,8 @@ fn an_exported_layer_refuses_keys(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     push(subject, &mut *layer, 0..4);
     let state = layer.export().unwrap();
-    let new = keys(subject.device, 4..5);
-    assert_eq!(layer.update(new.clone(), new).map(|_| ()), Err(Error::Exported), "{subject:?}");
+    let refused = update(subject, &mut *layer, keys(subject.device, 4..5)).map(|_| ());
+    assert_eq!(refused, Err(Error::Exported), "{subject:?}");
     assert_eq!(layer.select_rows(&[0]), Err(Error::Exported), "{subject:?}");
     layer.import(state, subject.device).unwrap();
     assert_eq!(push(subject, &mut *layer, 4..5).last(), Some(&4.0), "{subject:?}");
@@ -231,10 +296,17 @@ fn an_exported_layer_refuses_keys(subject: &Subject<'_>) {
 fn reset_is_new(subject: &Subject<'_>) {
     let (mut used, mut new) = ((subject.build)(), (subject.build)());
     push(subject, &mut *used, 50..60);
+    let before = used.device_bytes();
     used.reset();
-    assert_eq!(used.device_bytes(), 0, "{subject:?}");
+    let kept = used.device_bytes();
+    assert!(
+        kept == 0 || kept == before,
+        "{subject:?} frees its buffers, or keeps them for the next sequence"
+    );
+    assert_eq!((used.seq_len(), used.span(3)), (0, new.span(3)), "{subject:?}");
     let want = push(subject, &mut *new, 0..3);
     assert_eq!(push(subject, &mut *used, 0..3), want, "{subject:?}");
+    assert!(kept == 0 || used.device_bytes() == kept, "{subject:?} uses the buffers that it kept");
 }
 
 /// Laws of every recurrent layer. `layer` is new.
@@ -280,7 +352,7 @@ pub fn cross_conforms(cache: &mut ModelCache, device: &Device) {
     layer.fill(heard.clone(), heard.clone()).unwrap();
     assert_eq!(layer.fill(heard.clone(), heard), Err(Error::AlreadyConditioned), "written once");
     layer.roll_back(3).unwrap();
-    let (stored, _) = layer.view().unwrap().unwrap().into_dense();
+    let (stored, _) = layer.view().unwrap().unwrap().in_order(KvSpan { start: 0, len: 5 });
     assert_eq!(floats(stored), floats(keys(device, 0..5)), "decoded tokens leave no trace");
     cache.reset();
     assert!(cache.encoder(0).unwrap().view().unwrap().is_none());
@@ -291,9 +363,32 @@ fn push(subject: &Subject<'_>, layer: &mut dyn KvLayer, range: Range<usize>) -> 
     if range.is_empty() {
         return Vec::new();
     }
-    let new = keys(subject.device, range);
-    let (keys, values) = layer.update(new.clone(), values_of(new)).unwrap().into_dense();
+    let (keys, values) = feed(subject, layer, keys(subject.device, range));
     tokens_of(subject, keys, values)
+}
+
+/// Feeds keys, in as many pieces as the layer takes them in; the keys and values of the last view, in order. Every view
+/// is compared with what the span promised.
+fn feed(subject: &Subject<'_>, layer: &mut dyn KvLayer, keys: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+    let (mut start, len) = (0, keys.dims()[2]);
+    loop {
+        let n = layer.at_once().unwrap_or(len).min(len - start);
+        assert!(n > 0, "{subject:?} takes no token at all");
+        let span = layer.span(n);
+        let piece = keys.clone().narrow(2, start, n);
+        let KvView::Dense(view) = update(subject, layer, piece).unwrap();
+        assert!(view.start <= span.start, "{subject:?} hides what it promised");
+        assert!(view.keys.dims()[2] >= span.len, "{subject:?} has no place for {span:?}");
+        start += n;
+        if start == len {
+            return KvView::Dense(view).in_order(span);
+        }
+    }
+}
+
+fn update(subject: &Subject<'_>, layer: &mut dyn KvLayer, keys: Tensor<4>) -> kiln::Result<KvView> {
+    let place = Place::new(layer.span(keys.dims()[2]).query(keys.dims()[2]), &[], subject.device);
+    layer.update(keys.clone(), values_of(keys), &place)
 }
 
 /// Which tokens keys and values are of, after checking that they are whole and belong together.

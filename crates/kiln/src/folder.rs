@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use kiln_cache::STRATEGIES;
+use kiln_cache::{Plan, STRATEGIES};
 use kiln_core::{Error, Result, need::LayerNeed};
 use kiln_generate::GenerationConfig;
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
@@ -39,19 +39,25 @@ impl Inspection {
         })
     }
 
-    /// Bytes a row of `tokens` tokens takes with each cache strategy, held in elements of `element` bytes.
+    /// Bytes a row of `tokens` tokens takes with each cache strategy that can serve the model, held in elements of
+    /// `element` bytes.
     pub fn cache_bytes(&self, tokens: usize, element: usize) -> Vec<(&'static str, usize)> {
-        let bytes = |strategy: &dyn kiln_cache::KvStrategy| {
+        let bytes = |plan: &Plan| {
             let block = |need: &LayerNeed| match need {
                 LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => {
-                    strategy.bytes(need, tokens, element)
+                    plan.spec(need).factory.bytes(need, tokens, element)
                 }
                 LayerNeed::Recurrent(need) => need.channels * (need.conv_width + need.state_dim) * element,
                 LayerNeed::Nothing => 0,
             };
             self.needs.iter().map(block).fold(0, usize::saturating_add)
         };
-        STRATEGIES.iter().map(|strategy| (strategy.name(), bytes(*strategy))).collect()
+        let plans = STRATEGIES.iter().filter_map(|strategy| {
+            let plan = Plan::named(strategy.name()).ok()?;
+            plan.check(&self.needs).ok()?;
+            Some((strategy.name(), bytes(&plan)))
+        });
+        plans.collect()
     }
 }
 
@@ -80,22 +86,20 @@ pub(crate) fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     Ok(Some(tokenizer))
 }
 
-/// `chat_template.jinja`, or the template inside `tokenizer_config.json`.
-pub(crate) fn chat_template(folder: &Path) -> Result<Option<String>> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        match path.exists() {
-            true => {
-                std::fs::read_to_string(&path).map(Some).map_err(|e| Error::File { path, why: e.to_string() })
-            }
-            false => Ok(None),
-        }
-    };
-    if let Some(template) = read("chat_template.jinja")? {
-        return Ok(Some(template));
+/// The caches that a folder asks for.
+///
+/// One that is not known here is passed over with a warning: it says how the folder's author liked it best, and every
+/// cache gives the model what it needs.
+pub(crate) fn own_plan(config: &GenerationConfig) -> Result<Plan> {
+    if config.use_cache == Some(false) {
+        return Plan::named("none");
     }
-    let Some(config) = read("tokenizer_config.json")? else { return Ok(None) };
-    let config: serde_json::Value = serde_json::from_str(&config)
-        .map_err(|e| Error::File { path: folder.join("tokenizer_config.json"), why: e.to_string() })?;
-    Ok(config.get("chat_template").and_then(serde_json::Value::as_str).map(str::to_owned))
+    match config.cache_implementation.as_deref().map(Plan::named) {
+        Some(Ok(plan)) => Ok(plan),
+        Some(Err(error)) => {
+            tracing::warn!(%error, "the folder's cache_implementation is not used");
+            Plan::named("dynamic")
+        }
+        None => Plan::named("dynamic"),
+    }
 }

@@ -16,11 +16,14 @@
 //! A model is only weights: what a sequence leaves behind is in its [`ModelCache`], so one model serves many of them.
 #![forbid(unsafe_code)]
 
+mod chat;
 mod folder;
 mod model;
+mod saved;
+mod sequence;
 mod text;
 
-pub use kiln_cache::{KvStrategy, Plan, STRATEGIES};
+pub use kiln_cache::{CacheSpec, KvFactory, KvStrategy, Plan, STRATEGIES, Settings as CacheSettings};
 pub use kiln_core::{
     Error, Result,
     batch::Batch,
@@ -29,14 +32,18 @@ pub use kiln_core::{
     read_back,
 };
 pub use kiln_generate::{
-    Generation, GenerationConfig, Options as GenerationOptions, Settings, Stats, Step, StopStrings,
-    TextStream, prefill, processors,
+    ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message,
+    Options as GenerationOptions, RenderOptions, Settings, Stats, Step, StopStrings, TextStream,
+    chat_template::Data, prefill, processors,
 };
 pub use kiln_kernels::device;
-pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Sizes};
+pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
 
+pub use chat::{Answer, Chat};
 pub use folder::Inspection;
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};
+pub use saved::SavedCache;
+pub use sequence::{Continuation, Reuse, Sequence};
 pub use text::{GeneratedText, RunOptions, StopReason};
 
 /// Which implementation of a kernel runs.
@@ -47,9 +54,10 @@ pub mod kernels {
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
     pub use kiln_core::{
-        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, SsmState, StateLayer},
+        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Place, SsmState, StateLayer},
         model_cache::LayerCache,
-        need::{AttentionNeed, LayerNeed, RecurrentNeed},
-        view::KvView,
+        need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
+        slot::AnySlot,
+        view::{DenseKv, KvView},
     };
 }

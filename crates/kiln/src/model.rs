@@ -15,27 +15,29 @@ use kiln_core::{
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
 };
-use kiln_generate::{Generation, GenerationConfig, Options, TextStream};
+use kiln_generate::{ChatTemplates, Generation, GenerationConfig, Options, Settings, TextStream};
 use kiln_kernels::{
     Choice, Kernels,
     device::{self, DeviceName, Opened},
 };
 use kiln_models::{
-    RandomLlama, RandomWeights, Sizes,
+    Configured, RandomLlama, RandomWeights, Sizes,
     checkpoint::{Checkpoint, Loader},
     configure,
 };
 use tokenizers::Tokenizer;
 
 use crate::{
-    folder::{chat_template, generation_config, tokenizer},
+    chat::chat_templates,
+    folder::{generation_config, own_plan, tokenizer},
+    sequence::{Continuation, Reuse, Sequence},
     text::{GeneratedText, RunOptions},
 };
 
 /// The type that weights, activations and caches are held in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DtypeChoice {
-    /// float16 on a GPU that computes it, else float32
+    /// float16 on a GPU that computes it, where the model's activations stay within it; else float32
     #[default]
     Auto,
     F32,
@@ -86,6 +88,8 @@ pub struct LoadOptions<'a> {
     /// Bytes of the largest tensor that is given to a kernel; the device's own limit if smaller.
     pub largest_binding: Option<usize>,
     pub on_progress: Option<&'a mut dyn FnMut(Progress)>,
+    /// The caches that will be asked for: one that the model cannot have is refused before its weights are read.
+    pub plan: Option<Plan>,
 }
 
 impl fmt::Debug for LoadOptions<'_> {
@@ -107,7 +111,7 @@ impl LoadOptions<'_> {
     /// The defaults on `device`.
     pub fn on(device: Opened) -> Self {
         let (dtype, kernels) = (DtypeChoice::Auto, Choice::Auto);
-        Self { device, dtype, kernels, largest_binding: None, on_progress: None }
+        Self { device, dtype, kernels, largest_binding: None, on_progress: None, plan: None }
     }
 
     /// float32 on `device`: what comparisons with transformers are made in.
@@ -115,8 +119,9 @@ impl LoadOptions<'_> {
         Self { dtype: DtypeChoice::F32, ..Self::on(device) }
     }
 
-    fn dtype(&self) -> Result<DType> {
+    fn dtype(&self, configured: &dyn Configured) -> Result<DType> {
         let dtype = match self.dtype {
+            DtypeChoice::Auto if !configured.fits_float16() => DType::F32,
             DtypeChoice::Auto => self.device.natural_dtype(),
             DtypeChoice::F32 => DType::F32,
             DtypeChoice::F16 => DType::F16,
@@ -145,7 +150,9 @@ pub struct Model {
     kernels: Kernels,
     tokenizer: Option<Tokenizer>,
     generation: GenerationConfig,
-    chat_template: Option<String>,
+    chat_templates: ChatTemplates,
+    /// Of the weights; `None` where they were made up.
+    fingerprint: Option<String>,
     parameters: u64,
     load_time: Duration,
 }
@@ -164,14 +171,16 @@ impl Model {
     /// is not known; [`Error::Setting`] for what the device cannot do.
     pub fn load(folder: &Path, mut options: LoadOptions<'_>) -> Result<Self> {
         let started = Instant::now();
-        let dtype = options.dtype()?;
         let kernels = Kernels::new(options.kernels, &options.device.device)?;
         let checkpoint = Checkpoint::open(folder)?;
         let configured = configure(&checkpoint.config)?;
+        let dtype = options.dtype(&*configured)?;
         // Small files first, so that what is wrong with them is said before the long work.
         let generation = generation_config(folder, &checkpoint)?;
         let tokenizer = tokenizer(folder)?;
-        let chat_template = chat_template(folder)?;
+        let own_plan = own_plan(&generation)?;
+        options.plan.as_ref().unwrap_or(&own_plan).check(&configured.needs())?;
+        let chat_templates = chat_templates(folder)?;
 
         let total = checkpoint.bytes();
         let mut read = 0;
@@ -207,7 +216,8 @@ impl Model {
             kernels,
             tokenizer,
             generation,
-            chat_template,
+            chat_templates,
+            fingerprint: Some(checkpoint.fingerprint()),
             parameters,
             load_time: started.elapsed(),
         })
@@ -219,9 +229,9 @@ impl Model {
     /// Sizes that no model can have.
     pub fn random(sizes: &RandomLlama, options: LoadOptions<'_>) -> Result<Self> {
         let started = Instant::now();
-        let dtype = options.dtype()?;
         let kernels = Kernels::new(options.kernels, &options.device.device)?;
         let configured = configure(&sizes.config())?;
+        let dtype = options.dtype(&*configured)?;
         let mut weights = RandomWeights {
             device: options.device.device.clone(),
             dtype,
@@ -239,7 +249,8 @@ impl Model {
             kernels,
             tokenizer: None,
             generation: GenerationConfig::default(),
-            chat_template: None,
+            chat_templates: ChatTemplates::default(),
+            fingerprint: None,
             parameters: weights.parameters,
             load_time: started.elapsed(),
         })
@@ -252,7 +263,12 @@ impl Model {
 
     /// An empty cache for one sequence, or one batch of them.
     pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
-        plan.build(&self.causal.needs())
+        plan.build(&self.causal.needs(), &self.kernels)
+    }
+
+    /// The caches that its folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
+    pub fn plan(&self) -> Result<Plan> {
+        own_plan(&self.generation)
     }
 
     /// The name of its folder.
@@ -309,9 +325,20 @@ impl Model {
         &self.generation
     }
 
-    /// The Jinja template that turns a conversation into a prompt, where the folder has one.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+    /// The Jinja templates that turn a conversation into a prompt, as far as the folder has any.
+    pub fn chat_templates(&self) -> &ChatTemplates {
+        &self.chat_templates
+    }
+
+    /// A name for its weights, that no other weights have.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for weights that came from no folder.
+    pub fn fingerprint(&self) -> Result<&str> {
+        self.fingerprint.as_deref().ok_or_else(|| Error::Setting {
+            name: "--model",
+            why: "is made up, so a cache saved with it could never be used again; load a folder".to_owned(),
+        })
     }
 
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer> {
@@ -322,8 +349,19 @@ impl Model {
 
     /// The tokens of `text`, with the special tokens that the tokenizer adds.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
-        let encoding =
-            self.tokenizer()?.encode(text, true).map_err(|e| Error::Prompt { why: e.to_string() })?;
+        self.encoded(text, true)
+    }
+
+    /// The tokens of `text` alone, as it stands in the middle of another.
+    pub fn encode_more(&self, text: &str) -> Result<Vec<TokenId>> {
+        self.encoded(text, false)
+    }
+
+    fn encoded(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>> {
+        let encoding = self
+            .tokenizer()?
+            .encode(text, add_special_tokens)
+            .map_err(|e| Error::Prompt { why: e.to_string() })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -351,56 +389,124 @@ impl Model {
         wanted: &GenerationConfig,
         options: RunOptions,
     ) -> Result<Generation<'a>> {
-        let mut settings = wanted.clone().merged_over(&self.generation).resolve()?;
         if cache.seq_len() > 0 && prompts.len() > 1 {
             // The cache does not know how its rows were padded.
-            let why = "several rows cannot be continued here; use Generation::new with the padding of the whole rows";
+            let why =
+                "several rows cannot be continued here; use a Sequence, which knows how they were padded";
             return Err(Error::Prompt { why: why.to_owned() });
         }
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let room = self.sizes.positions.saturating_sub(longest + cache.seq_len());
-        if room == 0 {
-            return Err(Error::Prompt {
-                why: format!(
-                    "the prompt has {} tokens and the model {} positions; shorten it by at least {}",
-                    longest + cache.seq_len(),
-                    self.sizes.positions,
-                    longest + cache.seq_len() + 1 - self.sizes.positions
-                ),
-            });
-        }
-        settings.max_new_tokens = settings.new_tokens(longest + cache.seq_len())?;
-        match settings.max_new_tokens {
-            None => settings.max_new_tokens = Some(room),
-            Some(asked) if asked > room => {
-                tracing::warn!(asked, room, "generating beyond the positions the model was made for");
+        let options = self.options(wanted, options, cache, prompts.len(), longest + cache.seq_len())?;
+        let batch = Batch::left_padded(&prompts, self.padding(&options.settings), self.device())?;
+        Generation::new(self.causal(), cache, batch, prompts, options)
+    }
+
+    /// Generates from all tokens of one row, or of several; `sequence` is fed those that it does not hold yet.
+    ///
+    /// Where it holds others, it forgets them first ([`Sequence::rewind_to`]).
+    ///
+    /// # Errors
+    /// Those of [`generate`](Self::generate).
+    pub fn continue_from<'a>(
+        &'a self,
+        sequence: &'a mut Sequence,
+        rows: Vec<Vec<TokenId>>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<Continuation<'a>> {
+        let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
+        let options = self.options(wanted, options, sequence.cache(), rows.len(), longest)?;
+        let reuse = sequence.rewind(&rows)?;
+        let batch = sequence.rest(&rows, self.padding(&options.settings), self)?;
+        let (cache, held) = sequence.split();
+        Ok(Continuation::new(Generation::new(self.causal(), cache, batch, rows, options)?, Some(held), reuse))
+    }
+
+    /// [`continue_from`](Self::continue_from), where nothing that is held may be forgotten.
+    ///
+    /// # Errors
+    /// [`Error::NotAContinuation`] where `rows` do not begin with what is held, or do not go on.
+    pub fn continue_exactly<'a>(
+        &'a self,
+        sequence: &'a mut Sequence,
+        rows: Vec<Vec<TokenId>>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<Continuation<'a>> {
+        sequence.check_continued_by(&rows)?;
+        self.continue_from(sequence, rows, wanted, options)
+    }
+
+    /// How to generate, once the cache holds `tokens` tokens of `rows` rows.
+    fn options(
+        &self,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+        cache: &ModelCache,
+        rows: usize,
+        tokens: usize,
+    ) -> Result<Options> {
+        let mut settings = wanted.clone().merged_over(&self.generation).resolve()?;
+        settings.max_new_tokens = settings.new_tokens(tokens)?;
+        if let Some(room) = self.room(cache, tokens)? {
+            match settings.max_new_tokens {
+                None => settings.max_new_tokens = Some(room),
+                Some(asked) if asked > room => {
+                    tracing::warn!(asked, room, "generating beyond the positions the model was made for");
+                }
+                Some(_) => {}
             }
-            Some(_) => {}
         }
-        let rows = prompts.len().max(1);
-        let prefill_chunk =
-            options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows, longest + cache.seq_len()));
-        // Padding is hidden, so any id of the vocabulary does.
-        let pad = settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0);
-        let batch = Batch::left_padded(&prompts, pad, self.device())?;
-        let options = Options {
+        let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows));
+        Ok(Options {
             settings,
             prefill_chunk: Some(prefill_chunk),
             lookahead: self.device.is_asynchronous(),
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
-        };
-        Generation::new(self.causal(), cache, batch, prompts, options)
+            compile: self.device.is_asynchronous() && options.compile.unwrap_or_else(|| cache.is_static()),
+        })
     }
 
-    /// Prompt tokens that a forward pass can take without attention scores, `[rows, heads, chunk, all]` in float32, that
-    /// are larger than a tensor may be here.
-    pub fn largest_chunk(&self, rows: usize, all: usize) -> usize {
-        /// Where the device would bind any size.
-        const SCORES: usize = 256 << 20;
+    /// Padding is hidden, so any id of the vocabulary does.
+    fn padding(&self, settings: &Settings) -> TokenId {
+        settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0)
+    }
 
-        let a_token = rows.saturating_mul(self.sizes.heads).saturating_mul(all).saturating_mul(4).max(1);
-        (self.device.info.largest_binding.min(SCORES) / a_token).max(1)
+    /// Tokens that may follow `held` tokens in `cache`; `None`: any number, positions stay below a bound.
+    pub(crate) fn room(&self, cache: &ModelCache, held: usize) -> Result<Option<usize>> {
+        if cache.is_endless() {
+            return Ok(None);
+        }
+        let positions = self.sizes.positions;
+        if held >= positions {
+            return Err(Error::Prompt {
+                why: format!(
+                    "the prompt has {held} tokens and the model {positions} positions; shorten it by at least {}, or \
+                     use a sink cache",
+                    held + 1 - positions
+                ),
+            });
+        }
+        // The last token is not fed.
+        let capacity = cache.capacity().map_or(usize::MAX, |capacity| capacity + 1);
+        match capacity.checked_sub(held) {
+            None | Some(0) => Err(Error::Full { capacity: capacity - 1, needed: held }),
+            Some(left) => Ok(Some(left.min(positions - held))),
+        }
+    }
+
+    /// Prompt tokens of `rows` rows that a forward pass takes within 32 MiB of activations, so that a long prompt needs
+    /// hardly more memory than its keys and values.
+    pub fn largest_chunk(&self, rows: usize) -> usize {
+        const ACTIVATIONS: usize = 32 << 20;
+
+        let Sizes { hidden, heads, kv_heads, head_dim, intermediate, .. } = self.sizes;
+        // What is alive at once: the residual and its norm, queries, keys and values before and after they are rotated,
+        // or the three sides of the feed-forward.
+        let a_token = (2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim).max(3 * hidden + 3 * intermediate);
+        let bytes = rows.max(1).saturating_mul(a_token).saturating_mul(self.dtype.size()).max(1);
+        (ACTIVATIONS / bytes).clamp(16, 2048)
     }
 
     /// Generates text from one prompt, piece by piece; stop strings end it.
@@ -412,6 +518,20 @@ impl Model {
         options: RunOptions,
     ) -> Result<GeneratedText<'a>> {
         let stream = TextStream::after(self.tokenizer()?, &prompt)?;
-        GeneratedText::new(self.generate(cache, vec![prompt], wanted, options)?, stream)
+        let generation = self.generate(cache, vec![prompt], wanted, options)?;
+        let fed = generation.stats().prompt_tokens;
+        GeneratedText::new(Continuation::new(generation, None, Reuse { fed, ..Reuse::default() }), stream)
+    }
+
+    /// The text of [`continue_from`](Self::continue_from) for one row, piece by piece; stop strings end it.
+    pub fn continue_text<'a>(
+        &'a self,
+        sequence: &'a mut Sequence,
+        ids: Vec<TokenId>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<GeneratedText<'a>> {
+        let stream = TextStream::after(self.tokenizer()?, &ids)?;
+        GeneratedText::new(self.continue_from(sequence, vec![ids], wanted, options)?, stream)
     }
 }

@@ -1,17 +1,22 @@
 //! Text from a generation, piece by piece.
 
 use kiln_core::Result;
-use kiln_generate::{Generation, Stats, StopStrings, TextStream};
+use kiln_generate::{Stats, StopStrings, TextStream};
+
+use crate::sequence::{Continuation, Reuse};
 
 /// How a generation is run; what it says is in its `GenerationConfig`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
-    /// Prompt tokens a forward pass; `None`: as many as attention scores of a bounded size allow
+    /// Prompt tokens a forward pass; `None`: as many as activations of 32 MiB allow
     pub prefill_chunk: Option<usize>,
     /// Whether each step carries its raw logits.
     pub keep_logits: bool,
     /// Whether each step carries its scores after the processors.
     pub keep_scores: bool,
+    /// Whether the decode step is captured once and replayed, on devices that can; `None`: where the cache's buffers
+    /// never grow
+    pub compile: Option<bool>,
 }
 
 /// Why a generation ended.
@@ -28,21 +33,26 @@ pub enum StopReason {
 /// Iterator over pieces of text. No piece ends inside a character.
 #[derive(Debug)]
 pub struct GeneratedText<'a> {
-    generation: Generation<'a>,
+    steps: Continuation<'a>,
     stream: TextStream<'a>,
     stops: StopStrings,
     ended: Option<StopReason>,
 }
 
 impl<'a> GeneratedText<'a> {
-    pub(crate) fn new(generation: Generation<'a>, stream: TextStream<'a>) -> Result<Self> {
-        let stops = StopStrings::new(generation.settings().stop_strings.clone())?;
-        Ok(Self { generation, stream, stops, ended: None })
+    pub(crate) fn new(steps: Continuation<'a>, stream: TextStream<'a>) -> Result<Self> {
+        let stops = StopStrings::new(steps.settings().stop_strings.clone())?;
+        Ok(Self { steps, stream, stops, ended: None })
     }
 
     /// Times and counts so far.
     pub fn stats(&self) -> Stats {
-        self.generation.stats()
+        self.steps.stats()
+    }
+
+    /// What of the prompt was in the cache already.
+    pub fn reuse(&self) -> Reuse {
+        self.steps.reuse()
     }
 
     /// Why it ended; `None` while it goes on.
@@ -70,7 +80,7 @@ impl Iterator for GeneratedText<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.ended.is_none() {
-            let step = match self.generation.next_blocking() {
+            let step = match self.steps.next() {
                 Some(Ok(step)) => step,
                 Some(Err(error)) => {
                     self.ended = Some(StopReason::Length);
@@ -79,7 +89,7 @@ impl Iterator for GeneratedText<'_> {
                 None => return self.end(StopReason::Length),
             };
             let Some(&Some(token)) = step.tokens.first() else { return self.end(StopReason::EndOfText) };
-            if self.generation.settings().eos_token_id.contains(&token) {
+            if self.steps.settings().eos_token_id.contains(&token) {
                 return self.end(StopReason::EndOfText);
             }
             let piece = match self.stream.push(token) {

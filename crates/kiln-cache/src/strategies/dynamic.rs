@@ -3,16 +3,23 @@
 //! Keys live in a buffer that doubles when it is full, so that a step writes its own tokens in place and copies
 //! nothing, and so that shapes repeat.
 
-use burn::tensor::Tensor;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan},
+    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::{AnySlot, Slot},
+    slot::AnySlot,
     view::KvView,
 };
+use kiln_kernels::Kernels;
 
-use super::KvStrategy;
+use super::{KvFactory, KvStrategy, Settings};
+use crate::{
+    buffer::{Buffer, Lives},
+    restored,
+};
 
 /// Slots of the smallest buffer.
 const SMALLEST: usize = 64;
@@ -25,23 +32,38 @@ impl KvStrategy for Dynamic {
         "dynamic"
     }
 
+    fn aliases(&self) -> &'static [&'static str] {
+        &["hybrid"]
+    }
+
     fn summary(&self) -> &'static str {
-        "keeps every key and value"
+        "keeps every key and value, in a buffer that doubles"
     }
 
-    fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
-        (2 * need.kv_heads * need.head_dim * element).saturating_mul(tokens)
+    fn windowed(&self) -> Option<&'static str> {
+        Some("sliding")
     }
 
-    fn build(&self, _need: &AttentionNeed) -> Result<Box<dyn KvLayer>> {
-        Ok(Box::<DynamicLayer>::default())
+    fn configure(&self, settings: Settings) -> Result<Arc<dyn KvFactory>> {
+        settings.done()?;
+        Ok(Arc::new(Self))
     }
 }
 
-#[derive(Debug, Default)]
+impl KvFactory for Dynamic {
+    fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
+        need.token_bytes(element).saturating_mul(tokens)
+    }
+
+    fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
+        Ok(Box::new(DynamicLayer { buffer: Buffer::new(need, kernels), seq_len: 0 }))
+    }
+}
+
+#[derive(Clone, Debug)]
 struct DynamicLayer {
-    /// `[batch, kv_heads, capacity, head_dim]`, of which the first `seq_len` slots count.
-    kv: Slot<(Tensor<4>, Tensor<4>)>,
+    /// The first `seq_len` slots count.
+    buffer: Buffer,
     seq_len: usize,
 }
 
@@ -50,37 +72,35 @@ impl KvLayer for DynamicLayer {
         KvSpan { start: 0, len: self.seq_len + n }
     }
 
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<KvView> {
-        let (start, len) = (self.seq_len, self.seq_len + keys.dims()[2]);
-        if let Some((stored, _)) = self.kv.get()?
-            && self.seq_len > 0
-            && stored.dims()[0] != keys.dims()[0]
-        {
-            return Err(Error::WrongRows { rows: stored.dims()[0], given: keys.dims()[0] });
+    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
+        self.buffer.check(&keys, self.seq_len)?;
+        let end = self.seq_len + keys.dims()[2];
+        if self.seq_len == 0 || end > self.buffer.slots() {
+            // Room for one more at least: a prompt is followed by a token.
+            let slots = (end + 1).next_power_of_two().max(SMALLEST).max(self.buffer.slots());
+            self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::UntilItGrows)?;
         }
-        let (keys, values) = match self.kv.take()? {
-            Some((k, v)) if start > 0 => (append(k, keys, start), append(v, values, start)),
-            // Room is allocated at the second update: a prompt that is only scored never needs it.
-            _ => (keys, values),
-        };
-        self.seq_len = len;
-        self.kv = Slot::Here((keys.clone(), values.clone()));
-        Ok(KvView::Dense { keys: keys.narrow(2, 0, len), values: values.narrow(2, 0, len) })
+        self.buffer.write(keys, values, place.on_device.clone())?;
+        self.seq_len = end;
+        let (keys, values) = self.buffer.get()?;
+        Ok(KvView::from_zero(keys, values))
     }
-}
 
-/// Writes `new` behind the first `len` slots of `buffer`; in place where there is room and no other owner.
-fn append(buffer: Tensor<4>, new: Tensor<4>, len: usize) -> Tensor<4> {
-    let [batch, heads, capacity, dim] = buffer.dims();
-    let end = len + new.dims()[2];
-    let buffer = if end <= capacity {
-        buffer
-    } else {
-        let capacity = end.next_power_of_two().max(SMALLEST);
-        let grown = Tensor::zeros([batch, heads, capacity, dim], (&buffer.device(), buffer.dtype()));
-        grown.slice_assign([0..batch, 0..heads, 0..len, 0..dim], buffer.narrow(2, 0, len))
-    };
-    buffer.slice_assign([0..batch, 0..heads, len..end, 0..dim], new)
+    fn view(&self) -> Result<Option<KvView>> {
+        self.buffer.view(self.span(0), 0)
+    }
+
+    fn repeats(&self) -> usize {
+        self.buffer.slots().saturating_sub(self.seq_len)
+    }
+
+    fn repeated(&mut self) {
+        self.seq_len += 1;
+    }
+
+    fn snapshot(&self) -> Box<dyn KvLayer> {
+        Box::new(self.clone())
+    }
 }
 
 impl CacheLayer for DynamicLayer {
@@ -107,24 +127,31 @@ impl CacheLayer for DynamicLayer {
     fn keep_history(&mut self, _n: usize) {}
 
     fn reset(&mut self) {
-        *self = Self::default();
+        self.seq_len = 0;
+        self.buffer.truncate(0);
     }
 
     fn compact(&mut self) {
-        if self.seq_len == 0 {
-            self.kv = Slot::Empty;
-        }
-        if let Slot::Here((k, v)) = &mut self.kv {
-            k.inplace(|k| k.narrow(2, 0, self.seq_len));
-            v.inplace(|v| v.narrow(2, 0, self.seq_len));
-        }
+        self.buffer.truncate(self.seq_len);
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        vec![self.seq_len]
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        let ([seq_len], [kv]) = restored::parts(state)?;
+        restored::check(restored::tokens(&kv, self.buffer.need())? >= seq_len)?;
+        self.buffer.restore(kv, device)?;
+        self.seq_len = seq_len;
+        Ok(())
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {
-        vec![&self.kv]
+        vec![self.buffer.slot()]
     }
 
     fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-        vec![&mut self.kv]
+        vec![self.buffer.slot_mut()]
     }
 }

@@ -1,18 +1,43 @@
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use kiln_core::{Result, layer::KvLayer, need::AttentionNeed};
+use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
+use kiln_kernels::Kernels;
 
 mod dynamic;
+mod fixed;
 mod none;
+mod sink;
+mod sliding;
 
-/// Builds the memory of one attention block.
+/// A strategy as the command line knows it.
 pub trait KvStrategy: fmt::Debug + Sync {
     /// Name on the command line.
     fn name(&self) -> &'static str;
 
+    /// Other names for it: those of transformers.
+    fn aliases(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// What it does, in a phrase: the help of the command line.
     fn summary(&self) -> &'static str;
 
+    /// Its settings (`key=value`), with what each means.
+    fn settings(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
+    /// What serves the layers that have a window, where the user does not say; `None`: this one.
+    fn windowed(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Takes every setting, and says what is wrong with them.
+    fn configure(&self, settings: Settings) -> Result<Arc<dyn KvFactory>>;
+}
+
+/// A strategy with its settings: builds the memory of attention blocks.
+pub trait KvFactory: fmt::Debug + Send + Sync {
     /// Whether it keeps what it is given. One that does not is fed the whole sequence at every step.
     fn remembers(&self) -> bool {
         true
@@ -23,14 +48,92 @@ pub trait KvStrategy: fmt::Debug + Sync {
         true
     }
 
+    /// Whether it can serve a block of this need.
+    fn check(&self, _need: &AttentionNeed) -> Result<()> {
+        Ok(())
+    }
+
     /// Bytes that `tokens` tokens of one row take in one block, with elements of `element` bytes.
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize;
 
-    fn build(&self, need: &AttentionNeed) -> Result<Box<dyn KvLayer>>;
+    fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>>;
 }
 
 /// Every strategy. A line here makes it selectable and puts it through the laws.
 pub static STRATEGIES: &[&dyn KvStrategy] = &[
     &dynamic::Dynamic, //
+    &fixed::Fixed,
+    &sliding::Sliding,
+    &sink::Sink,
     &none::NoCache,
 ];
+
+/// The settings that the user gave a strategy: `NAME:key=value,key=value`.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    strategy: &'static dyn KvStrategy,
+    given: Vec<(String, String)>,
+}
+
+impl Settings {
+    /// Reads the part behind the name.
+    pub(crate) fn parse(strategy: &'static dyn KvStrategy, text: &str) -> Result<Self> {
+        let mut settings = Self { strategy, given: Vec::new() };
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(settings.wrong(format!("`{pair}` is not of the form key=value")));
+            };
+            let (key, value) = (key.trim().to_owned(), value.trim().to_owned());
+            if !strategy.settings().iter().any(|(known, _)| *known == key) {
+                return Err(Error::Unknown {
+                    what: "cache setting",
+                    name: format!("{}:{key}", strategy.name()),
+                    known: strategy.settings().iter().map(|(known, _)| (*known).to_owned()).collect(),
+                });
+            }
+            if settings.given.iter().any(|(given, _)| *given == key) {
+                return Err(settings.wrong(format!("`{key}` is given twice")));
+            }
+            settings.given.push((key, value));
+        }
+        Ok(settings)
+    }
+
+    /// The value of `key`, once.
+    pub(crate) fn take(&mut self, key: &str) -> Option<String> {
+        let at = self.given.iter().position(|(given, _)| given == key)?;
+        Some(self.given.remove(at).1)
+    }
+
+    /// The value of `key` as a number of tokens.
+    pub(crate) fn number(&mut self, key: &str) -> Result<Option<usize>> {
+        /// Far above any cache, far below overflow.
+        const LARGEST: usize = 1 << 32;
+
+        let Some(text) = self.take(key) else { return Ok(None) };
+        match text.parse::<usize>() {
+            Ok(number) if number <= LARGEST => Ok(Some(number)),
+            _ => Err(self.wrong(format!("`{key}={text}` is not a number of tokens between 0 and {LARGEST}"))),
+        }
+    }
+
+    /// The same, at least 1.
+    pub(crate) fn positive(&mut self, key: &str) -> Result<Option<usize>> {
+        match self.number(key)? {
+            Some(0) => Err(self.wrong(format!("`{key}` is 0, must be at least 1"))),
+            number => Ok(number),
+        }
+    }
+
+    pub(crate) fn wrong(&self, why: String) -> Error {
+        Error::Setting { name: "--cache", why: format!("{}: {why}", self.strategy.name()) }
+    }
+
+    /// All were taken.
+    pub(crate) fn done(self) -> Result<()> {
+        match self.given.first() {
+            None => Ok(()),
+            Some((key, _)) => Err(self.wrong(format!("`{key}` is of no use here"))),
+        }
+    }
+}

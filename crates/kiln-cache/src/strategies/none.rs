@@ -2,16 +2,20 @@
 //!
 //! The slow way that every other strategy is compared with.
 
-use burn::tensor::Tensor;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan},
+    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::AnySlot,
     view::KvView,
 };
+use kiln_kernels::Kernels;
 
-use super::KvStrategy;
+use super::{KvFactory, KvStrategy, Settings};
+use crate::restored;
 
 #[derive(Debug)]
 pub(super) struct NoCache;
@@ -25,6 +29,13 @@ impl KvStrategy for NoCache {
         "remembers nothing and recomputes the whole sequence at every step"
     }
 
+    fn configure(&self, settings: Settings) -> Result<Arc<dyn KvFactory>> {
+        settings.done()?;
+        Ok(Arc::new(Self))
+    }
+}
+
+impl KvFactory for NoCache {
     fn remembers(&self) -> bool {
         false
     }
@@ -33,7 +44,7 @@ impl KvStrategy for NoCache {
         0
     }
 
-    fn build(&self, _need: &AttentionNeed) -> Result<Box<dyn KvLayer>> {
+    fn build(&self, _need: &AttentionNeed, _kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
         Ok(Box::new(NoLayer))
     }
 }
@@ -46,8 +57,16 @@ impl KvLayer for NoLayer {
         KvSpan { start: 0, len: n }
     }
 
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<KvView> {
-        Ok(KvView::Dense { keys, values })
+    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, _place: &Place) -> Result<KvView> {
+        Ok(KvView::from_zero(keys, values))
+    }
+
+    fn view(&self) -> Result<Option<KvView>> {
+        Ok(None)
+    }
+
+    fn snapshot(&self) -> Box<dyn KvLayer> {
+        Box::new(Self)
     }
 }
 
@@ -74,6 +93,14 @@ impl CacheLayer for NoLayer {
     fn keep_history(&mut self, _n: usize) {}
 
     fn reset(&mut self) {}
+
+    fn counts(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    fn restore(&mut self, state: LayerState, _device: &Device) -> Result<()> {
+        restored::parts::<0, 0>(state).map(|_| ())
+    }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {
         Vec::new()

@@ -2,10 +2,9 @@
 
 use std::{process::ExitCode, time::Instant};
 
-use burn::tensor::{Int, Tensor, TensorData};
 use kiln::{
-    Batch, Error, GenerationConfig, LoadOptions, Logits, Model, ModelCache, Plan, RandomLlama, Result,
-    RunOptions, TokenId, read_back,
+    Batch, Error, GenerationConfig, LoadOptions, Model, Plan, RandomLlama, Result, RunOptions, TokenId,
+    memory::LayerNeed, read_back,
 };
 use serde::Serialize;
 
@@ -31,16 +30,16 @@ struct Report {
     adapter: String,
     driver: String,
     threads: usize,
-    cache: String,
-    /// Bytes a second that the device's memory gives, measured in this run
-    bandwidth: f64,
+    /// Bytes a second that the device's memory gives, measured in this run; not where only prefill is
+    bandwidth: Option<f64>,
     results: Vec<Measured>,
 }
 
 #[derive(Debug, Serialize)]
 struct Measured {
-    /// `pp256`, `tg64`, `generate64`
+    /// `pp256`, `tg64`, `tg64@4096`
     test: String,
+    cache: String,
     n: usize,
     tokens_per_second: f64,
     stddev: f64,
@@ -48,10 +47,24 @@ struct Measured {
     /// Of the memory bandwidth, that decode reaches
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steps: Option<Steps>,
+    /// Seconds of the first repetition, which is not counted: kernels are compiled in it
+    warm_up: f64,
+    /// How many times as fast as the first cache in the same test
+    ratio: f64,
+}
+
+/// Milliseconds a decode step, over all steps of all repetitions
+#[derive(Debug, Serialize)]
+struct Steps {
+    median: f64,
+    p99: f64,
+    longest: f64,
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
-    let plan = Plan::named(&args.cache)?;
+    let plans: Vec<Plan> = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<_>>()?;
     let random = args.random.as_deref().map(sizes).transpose()?;
     let peer = args.against.as_deref().map(peer::read).transpose()?;
     if args.repetitions == 0 {
@@ -67,28 +80,36 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
             };
             Model::random(&sizes, options)?
         }
-        None => load::model(&load::folder(args.model.as_deref())?, &args.place, device)?,
+        None => load::model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first())?,
     };
-    let bandwidth = model.opened().measure_bandwidth()?;
-
-    let mut results = Vec::new();
+    let needs = model.causal().needs();
+    plans.iter().try_for_each(|plan| plan.check(&needs))?;
+    let deepest = args.depth.iter().max().copied().unwrap_or(0);
     let positions = model.sizes().positions;
-    if let Some(long) = args.prompt.iter().chain(&args.generate).find(|&&n| n > positions) {
+    let longest = args.generate.iter().map(|n| n + deepest).chain(args.prompt.iter().copied()).max();
+    if let Some(long) = longest.filter(|&n| n > positions) {
         let why = format!("{long} tokens are more than the model's {positions} positions");
-        return Err(Error::Setting { name: "-p, -n", why });
+        return Err(Error::Setting { name: "-p, -n, --depth", why });
     }
-    for &n in args.prompt.iter().filter(|&&n| n > 0) {
-        let ids: Vec<TokenId> = (0..n).map(|i| (i % model.sizes().vocab) as TokenId).collect();
-        let batch = Batch::from_rows(&[ids], model.device())?;
-        results.push(measure(args, format!("pp{n}"), n, None, || prefill(&model, &plan, &batch))?);
-    }
-    for &n in args.generate.iter().filter(|&&n| n > 0) {
-        let floor = plan.attention.remembers().then(|| bytes_a_token(&model, &plan, n) / bandwidth);
-        // Steps of one token mean nothing to a cache that forgets it.
-        if plan.attention.remembers() {
-            results.push(measure(args, format!("tg{n}"), n, floor, || decode(&model, &plan, n))?);
+    // Its buffers are large, and would hide what prefill needs.
+    let decodes = args.generate.iter().any(|&n| n > 0);
+    let bandwidth = decodes.then(|| model.opened().measure_bandwidth()).transpose()?;
+
+    let mut results: Vec<Measured> = Vec::new();
+    for plan in &plans {
+        let bench = Bench { args, model: &model, plan, bandwidth, cache: plan.describe(&needs) };
+        for &n in args.prompt.iter().filter(|&&n| n > 0) {
+            results.push(bench.prefill(n)?);
         }
-        results.push(measure(args, format!("generate{n}"), n, floor, || generate(&model, &plan, n))?);
+        for &n in args.generate.iter().filter(|&&n| n > 0) {
+            for &depth in &args.depth {
+                results.push(bench.decode(n, depth)?);
+            }
+        }
+    }
+    for i in 0..results.len() {
+        let first = results.iter().find(|first| first.test == results[i].test);
+        results[i].ratio = first.map_or(1.0, |first| results[i].tokens_per_second / first.tokens_per_second);
     }
     let info = &model.opened().info;
     let report = Report {
@@ -105,7 +126,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         adapter: info.adapter.clone(),
         driver: info.driver.clone(),
         threads: kiln::device::threads(),
-        cache: args.cache.clone(),
         bandwidth,
         results,
     };
@@ -114,11 +134,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         BenchOutput::Csv => display::say(print::csv(&report, peer.as_ref()).trim_end()),
         BenchOutput::Md => {
             display::say(format_args!("{}\n", print::markdown(&report, peer.as_ref())));
-            display::say(format_args!(
-                "{}: {} of memory bandwidth, measured",
-                info.name,
-                print::rate(bandwidth)
-            ));
+            let warm_up: f64 = report.results.iter().map(|measured| measured.warm_up).sum();
+            let memory = report.bandwidth.map_or_else(String::new, |bandwidth| {
+                format!("{} of memory bandwidth, measured; ", print::rate(bandwidth))
+            });
+            display::say(format_args!("{}: {memory}warm-up {warm_up:.2} s, not counted", info.name));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -138,94 +158,116 @@ fn sizes(text: &str) -> Result<RandomLlama> {
     }
 }
 
-/// One repetition that is not counted, then as many as were asked for. `floor`: seconds a token that memory needs.
-fn measure(
-    args: &BenchArgs,
-    test: String,
-    n: usize,
-    floor: Option<f64>,
-    mut once: impl FnMut() -> Result<f64>,
-) -> Result<Measured> {
-    once()?;
-    let samples: Vec<f64> = (0..args.repetitions).map(|_| Ok(n as f64 / once()?)).collect::<Result<_>>()?;
-    let mean = samples.iter().sum::<f64>() / samples.len() as f64;
-    let squares: f64 = samples.iter().map(|s| (s - mean).powi(2)).sum();
-    let stddev = (squares / (samples.len().max(2) - 1) as f64).sqrt();
-    Ok(Measured {
-        test,
-        n,
-        tokens_per_second: mean,
-        stddev,
-        samples,
-        bandwidth_share: floor.map(|f| f * mean),
-    })
+/// One cache on one model.
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    model: &'a Model,
+    plan: &'a Plan,
+    /// How it is called in the table.
+    cache: String,
+    bandwidth: Option<f64>,
 }
 
-/// Seconds to feed `batch` to an empty cache and have the next token.
-fn prefill(model: &Model, plan: &Plan, batch: &Batch) -> Result<f64> {
-    let mut cache = model.cache(plan)?;
-    let start = Instant::now();
-    // In the chunks that users get, so that a long prompt asks for no more memory than it does there.
-    let chunk = Some(model.largest_chunk(batch.rows(), batch.len()));
-    let logits = read_back::block_on(kiln::prefill(model.causal(), &mut cache, batch, chunk))?;
-    read_back::read(likeliest(logits))?;
-    Ok(start.elapsed().as_secs_f64())
-}
+impl Bench<'_> {
+    /// Feeding `n` tokens to an empty cache, up to the next token.
+    fn prefill(&self, n: usize) -> Result<Measured> {
+        let model = self.model;
+        let batch = Batch::from_rows(&[self.ids(n)], model.device())?;
+        // In the chunks that users get, so that a long prompt asks for no more memory than it does there.
+        let chunk = Some(model.largest_chunk(batch.rows()));
+        let once = || {
+            let mut cache = model.cache(self.plan)?;
+            let start = Instant::now();
+            let logits = read_back::block_on(kiln::prefill(model.causal(), &mut cache, &batch, chunk))?;
+            read_back::read(logits.argmax(2))?;
+            Ok(start.elapsed().as_secs_f64())
+        };
+        let warm_up = once()?;
+        let samples = (0..self.args.repetitions).map(|_| Ok(n as f64 / once()?)).collect::<Result<_>>()?;
+        Ok(self.measured(format!("pp{n}"), n, samples, warm_up))
+    }
 
-/// Seconds for `n` steps of one token each, from an empty cache, tokens read one step behind.
-fn decode(model: &Model, plan: &Plan, n: usize) -> Result<f64> {
-    let mut cache = model.cache(plan)?;
-    let first = TensorData::new(vec![1i32.min(model.sizes().vocab as i32 - 1)], [1, 1]);
-    let mut tokens = Tensor::<2, Int>::from_data(first, model.device());
-    let mut reading = None;
-    let start = Instant::now();
-    for _ in 0..n {
-        tokens = step(model, &mut cache, tokens)?;
-        if let Some(previous) = reading.replace(read_back::start(tokens.clone())) {
-            read_back::block_on(read_back::ReadBack::finish(previous))?;
+    /// `n` greedy tokens after `depth` others, through the loop that users call.
+    fn decode(&self, n: usize, depth: usize) -> Result<Measured> {
+        let mut steps = Vec::new();
+        let warm_up = self.tokens(n, depth, &mut steps)?;
+        steps.clear();
+        let samples = (0..self.args.repetitions)
+            .map(|_| Ok(n as f64 / self.tokens(n, depth, &mut steps)?))
+            .collect::<Result<_>>()?;
+        steps.sort_by(f64::total_cmp);
+        let at = |share: f64| steps.get(((steps.len() - 1) as f64 * share).round() as usize).copied();
+        let name = if depth == 0 { format!("tg{n}") } else { format!("tg{n}@{depth}") };
+        let mut measured = self.measured(name, n, samples, warm_up);
+        if let Some(bandwidth) = self.bandwidth
+            && self.plan.remembers(&self.model.causal().needs())
+        {
+            let floor = self.bytes_a_token(depth + n / 2) / bandwidth;
+            measured.bandwidth_share = Some(floor * measured.tokens_per_second);
+        }
+        measured.steps = at(0.5).zip(at(0.99)).zip(at(1.0)).map(|((median, p99), longest)| Steps {
+            median: 1e3 * median,
+            p99: 1e3 * p99,
+            longest: 1e3 * longest,
+        });
+        Ok(measured)
+    }
+
+    /// Seconds for `n` tokens after the first that follows the prompt; those of each are added to `steps`.
+    fn tokens(&self, n: usize, depth: usize, steps: &mut Vec<f64>) -> Result<f64> {
+        let mut cache = self.model.cache(self.plan)?;
+        let wanted = GenerationConfig {
+            max_new_tokens: Some(n + 1),
+            do_sample: Some(false),
+            repetition_penalty: Some(1.0),
+            eos_token_id: Some(Vec::new()),
+            ..GenerationConfig::default()
+        };
+        let options = RunOptions { compile: self.args.compile(), ..RunOptions::default() };
+        let prompt = self.ids(depth.max(1));
+        let mut generation = self.model.generate(&mut cache, vec![prompt], &wanted, options)?.steps();
+        generation.next().transpose()?;
+        let start = Instant::now();
+        let mut last = start;
+        for step in generation {
+            step?;
+            let now = Instant::now();
+            steps.push((now - last).as_secs_f64());
+            last = now;
+        }
+        Ok((last - start).as_secs_f64())
+    }
+
+    fn ids(&self, n: usize) -> Vec<TokenId> {
+        (0..n).map(|i| (i % self.model.sizes().vocab) as TokenId).collect()
+    }
+
+    fn measured(&self, test: String, n: usize, samples: Vec<f64>, warm_up: f64) -> Measured {
+        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
+        let squares: f64 = samples.iter().map(|s| (s - mean).powi(2)).sum();
+        Measured {
+            test,
+            cache: self.cache.clone(),
+            n,
+            tokens_per_second: mean,
+            stddev: (squares / (samples.len().max(2) - 1) as f64).sqrt(),
+            samples,
+            bandwidth_share: None,
+            steps: None,
+            warm_up,
+            ratio: 1.0,
         }
     }
-    if let Some(last) = reading {
-        read_back::block_on(last.finish())?;
-    }
-    Ok(start.elapsed().as_secs_f64())
-}
 
-fn step(model: &Model, cache: &mut ModelCache, tokens: Tensor<2, Int>) -> Result<Tensor<2, Int>> {
-    let batch = Batch { tokens, left_pad: vec![0], horizon: 0 };
-    Ok(likeliest(model.causal().forward(&batch, Logits::Last, cache)?))
-}
-
-fn likeliest(logits: Tensor<3>) -> Tensor<2, Int> {
-    let [rows, _, vocab] = logits.dims();
-    logits.reshape([rows, vocab]).argmax(1)
-}
-
-/// Seconds for `n` greedy tokens after one, through the loop that users call.
-fn generate(model: &Model, plan: &Plan, n: usize) -> Result<f64> {
-    let mut cache = model.cache(plan)?;
-    let wanted = GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(false),
-        repetition_penalty: Some(1.0),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    };
-    let start = Instant::now();
-    for step in model.generate(&mut cache, vec![vec![0]], &wanted, RunOptions::default())?.steps() {
-        step?;
-    }
-    Ok(start.elapsed().as_secs_f64())
-}
-
-/// Bytes that a step of decode must read: the weights it multiplies by, and the cache, on average over `n` steps.
-fn bytes_a_token(model: &Model, plan: &Plan, n: usize) -> f64 {
-    let element = model.dtype().size();
-    let cache: usize = (model.causal().needs().iter())
-        .map(|need| match need {
-            kiln::memory::LayerNeed::Attention(need) => plan.attention.bytes(need, n / 2, element),
+    /// Bytes that a step of decode must read with `tokens` tokens in the cache: the weights it multiplies by, and what is
+    /// remembered.
+    fn bytes_a_token(&self, tokens: usize) -> f64 {
+        let element = self.model.dtype().size();
+        let bytes = |need: &LayerNeed| match need {
+            LayerNeed::Attention(need) => self.plan.spec(need).factory.bytes(need, tokens, element),
             _ => 0,
-        })
-        .sum();
-    (model.multiplied_bytes() + cache as u64) as f64
+        };
+        let cache: usize = self.model.causal().needs().iter().map(bytes).sum();
+        (self.model.multiplied_bytes() + cache as u64) as f64
+    }
 }

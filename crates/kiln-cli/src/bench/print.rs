@@ -18,6 +18,16 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
         ["model", "size", "params", "device", "type", "threads", "cache", "test", "t/s", "of bandwidth"]
             .map(str::to_owned)
             .into();
+    let (several, decoded) = (
+        report.results.iter().any(|measured| measured.cache != report.results[0].cache),
+        report.results.iter().any(|measured| measured.steps.is_some()),
+    );
+    if decoded {
+        head.push("step: median, p99, longest".to_owned());
+    }
+    if several {
+        head.push(format!("times {}", report.results[0].cache));
+    }
     if let Some(peer) = peer {
         let threads = peer.threads.map_or_else(String::new, |n| format!(", {n} threads"));
         head.push(format!("{} {} ({}{threads}) t/s", peer.tool, peer.version, peer.dtype));
@@ -32,11 +42,19 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
             report.device.clone(),
             report.dtype.clone(),
             report.threads.to_string(),
-            report.cache.clone(),
+            measured.cache.clone(),
             measured.test.clone(),
             format!("{:.2} ± {:.2}", measured.tokens_per_second, measured.stddev),
             measured.bandwidth_share.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share)),
         ];
+        if decoded {
+            row.push(measured.steps.as_ref().map_or_else(String::new, |steps| {
+                format!("{:.2}, {:.2}, {:.2} ms", steps.median, steps.p99, steps.longest)
+            }));
+        }
+        if several {
+            row.push(format!("{:.2}", measured.ratio));
+        }
         if let Some(peer) = peer {
             let theirs = peer.tokens_per_second(&measured.test);
             row.push(theirs.map_or_else(|| "-".to_owned(), |t| format!("{t:.2}")));
@@ -62,8 +80,8 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
 
 pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
     let mut text =
-        "model,bytes,params,device,dtype,threads,cache,test,tokens_per_second,stddev,bandwidth_share\
-                    ,peer_tokens_per_second,ratio\n"
+        "model,bytes,params,device,dtype,threads,cache,test,tokens_per_second,stddev,bandwidth_share,\
+                    median_ms,p99_ms,longest_ms,times_first_cache,peer_tokens_per_second,ratio\n"
             .to_owned();
     // Names come from folders, which may hold a comma or a quote.
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
@@ -71,18 +89,22 @@ pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
         let theirs = peer.and_then(|peer| peer.tokens_per_second(&measured.test));
         let number = |n: Option<f64>| n.map_or_else(String::new, |n| format!("{n:.4}"));
         text.push_str(&format!(
-            "{},{},{},{},{},{},{},{},{:.4},{:.4},{},{},{}\n",
+            "{},{},{},{},{},{},{},{},{:.4},{:.4},{},{},{},{},{:.4},{},{}\n",
             quoted(&report.model),
             report.bytes,
             report.params,
             report.device,
             report.dtype,
             report.threads,
-            quoted(&report.cache),
+            quoted(&measured.cache),
             measured.test,
             measured.tokens_per_second,
             measured.stddev,
             number(measured.bandwidth_share),
+            number(measured.steps.as_ref().map(|steps| steps.median)),
+            number(measured.steps.as_ref().map(|steps| steps.p99)),
+            number(measured.steps.as_ref().map(|steps| steps.longest)),
+            measured.ratio,
             number(theirs),
             number(theirs.map(|theirs| measured.tokens_per_second / theirs)),
         ));

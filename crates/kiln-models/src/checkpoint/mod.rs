@@ -10,6 +10,7 @@ use kiln_core::{Error, Result, trusted};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 mod convert;
 mod loader;
@@ -77,6 +78,24 @@ impl Checkpoint {
     /// Bytes of all weights as they are stored.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|entry| entry.range.len() as u64).sum()
+    }
+
+    /// A name for these weights: the SHA-256 of the config, of every tensor's name, type and shape, and of samples of its
+    /// numbers. Models that differ in any tensor have another, and no weight needs to be read in whole.
+    pub fn fingerprint(&self) -> String {
+        /// Bytes of each sample; every tensor gives one at its beginning, its middle and its end.
+        const SAMPLE: usize = 256;
+
+        let mut hash = Sha256::new();
+        hash.update(self.config.text());
+        for (name, entry) in &self.tensors {
+            hash.update(format!("{name} {:?} {:?}\n", entry.dtype, entry.shape));
+            let data = self.data(entry);
+            for start in [0, data.len() / 2, data.len().saturating_sub(SAMPLE)] {
+                hash.update(&data[start..(start + SAMPLE).min(data.len())]);
+            }
+        }
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// How many files hold the weights.

@@ -1,56 +1,103 @@
 //! Grouped attention with rotary positions, and where its tokens stand.
 
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation::softmax};
+use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Result,
-    batch::Batch,
-    layer::{KvLayer, KvSpan},
+    batch::{Batch, Steps},
+    layer::{KvLayer, KvSpan, Place},
+    view::{DenseKv, KvView},
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::{AttentionShape, Kernels};
 
-use super::{linear::Linear, rope::Rope};
-use crate::Weights;
+use super::{
+    linear::Linear,
+    norm::{NormKind, RmsNorm},
+    rope::Ropes,
+};
+use crate::{Rows, Sizes, Weights};
 
-/// Sizes of one attention block.
+/// What architectures say of an attention block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionSizes {
+pub(crate) struct AttentionConfig {
     pub(crate) hidden: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
+    pub(crate) qkv_bias: bool,
+    pub(crate) o_bias: bool,
+    /// Whether the projections of queries, keys and values are one matrix, `qkv_proj`.
+    pub(crate) fused: bool,
+    /// Whether each head of queries and keys is normed before it is rotated.
+    pub(crate) head_norms: bool,
+    /// Queries are multiplied by it.
+    pub(crate) scale: f64,
+    /// Scores `s` become `softcap · tanh(s / softcap)`.
+    pub(crate) softcap: Option<f64>,
+}
+
+impl AttentionConfig {
+    /// Three projections, no biases, no norms, scaled by the root of the head's size.
+    pub(crate) fn new(sizes: &Sizes) -> Self {
+        let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
+        let scale = (head_dim as f64).powf(-0.5);
+        let (qkv_bias, o_bias, fused, head_norms) = (false, false, false, false);
+        let softcap = None;
+        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, fused, head_norms, scale, softcap }
+    }
+}
+
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a block, and never moved")]
+enum Projections {
+    Three { q_proj: Linear, k_proj: Linear, v_proj: Linear },
+    One { qkv_proj: Rows },
 }
 
 #[derive(Debug)]
 pub(crate) struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    projections: Projections,
     o_proj: Linear,
-    sizes: AttentionSizes,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    config: AttentionConfig,
     /// Latest tokens a query may see, itself included.
     window: Option<usize>,
-    /// Queries are multiplied by it.
-    scale: f64,
 }
 
 impl Attention {
     pub(crate) fn load(
         weights: &mut dyn Weights,
         name: &str,
-        sizes: AttentionSizes,
-        bias: bool,
+        config: &AttentionConfig,
+        norm: NormKind,
         window: Option<usize>,
     ) -> Result<Self> {
-        let AttentionSizes { hidden, heads, kv_heads, head_dim } = sizes;
-        let mut linear = |part: &str, shape| Linear::load(weights, &format!("{name}.{part}"), shape, bias);
+        let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, .. } = config;
+        let linear = |weights: &mut dyn Weights, part: &str, shape, bias| {
+            Linear::load(weights, &format!("{name}.{part}"), shape, bias)
+        };
+        let head_norm = |weights: &mut dyn Weights, part: &str| match config.head_norms {
+            true => RmsNorm::load(weights, &format!("{name}.{part}"), head_dim, norm).map(Some),
+            false => Ok(None),
+        };
+        let projections = match config.fused {
+            false => Projections::Three {
+                q_proj: linear(weights, "q_proj", [hidden, heads * head_dim], qkv_bias)?,
+                k_proj: linear(weights, "k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+                v_proj: linear(weights, "v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
+            },
+            true => {
+                let shape = [(heads + 2 * kv_heads) * head_dim, hidden];
+                Projections::One { qkv_proj: weights.rows(&format!("{name}.qkv_proj.weight"), shape)? }
+            }
+        };
         Ok(Self {
-            q_proj: linear("q_proj", [hidden, heads * head_dim])?,
-            k_proj: linear("k_proj", [hidden, kv_heads * head_dim])?,
-            v_proj: linear("v_proj", [hidden, kv_heads * head_dim])?,
-            o_proj: linear("o_proj", [heads * head_dim, hidden])?,
-            sizes,
+            projections,
+            o_proj: linear(weights, "o_proj", [heads * head_dim, hidden], o_bias)?,
+            q_norm: head_norm(weights, "q_norm")?,
+            k_norm: head_norm(weights, "k_norm")?,
+            config: *config,
             window,
-            scale: (head_dim as f64).powf(-0.5),
         })
     }
 
@@ -64,84 +111,112 @@ impl Attention {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
-        let AttentionSizes { heads, kv_heads, head_dim, .. } = self.sizes;
-        let split = |x: Tensor<3>, heads| x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
-        let place = places.of(layer.span(tokens), self.window);
+        let AttentionConfig { heads, head_dim, scale, softcap, .. } = self.config;
+        let norm = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => norm.forward_heads(x, kernels),
+            None => x,
+        };
+        let span = layer.span(tokens);
+        let place = places.place(span);
+        let (cos, sin) = places.rotary(span, self.window);
 
-        let queries = split(self.q_proj.forward(x.clone(), kernels), heads);
-        let keys = split(self.k_proj.forward(x.clone(), kernels), kv_heads);
-        let values = split(self.v_proj.forward(x, kernels), kv_heads);
-        let queries = kernels.rotary(queries, place.cos.clone(), place.sin.clone());
-        let keys = kernels.rotary(keys, place.cos.clone(), place.sin.clone());
+        let [queries, keys, values] = self.projections.forward(x, &self.config, kernels);
+        let queries = norm(queries, &self.q_norm).swap_dims(1, 2);
+        let keys = norm(keys, &self.k_norm).swap_dims(1, 2);
+        let values = values.swap_dims(1, 2);
+        let queries = kernels.rotary(queries, cos.clone(), sin.clone());
+        let keys = kernels.rotary(keys, cos, sin);
 
-        let (keys, values) = layer.update(keys, values)?.into_dense();
-        let mixed = attend(queries * self.scale, keys, values, place.hidden.clone());
+        let KvView::Dense(DenseKv { keys, values, start, origin }) = layer.update(keys, values, &place)?;
+        let shape = AttentionShape { scale, softcap, window: self.window, start, origin };
+        let mixed = kernels.attention(queries, keys, values, place.on_device, place.left_pad, &shape);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward(merged, kernels))
     }
 }
 
-/// `softmax(q kᵀ) v`, softmax in float32. Scaled queries `[batch, heads, new, head_dim]`, keys and values
-/// `[batch, kv_heads, all, head_dim]`; `hidden` `[1 or batch, 1, new, all]` is true where a query may not look.
-///
-/// Queries of the heads that share keys are folded into rows, so that keys are never repeated.
-fn attend(
-    queries: Tensor<4>,
-    keys: Tensor<4>,
-    values: Tensor<4>,
-    hidden: Option<Tensor<4, Bool>>,
-) -> Tensor<4> {
-    let [batch, heads, new, dim] = queries.dims();
-    let [_, kv_heads, all, _] = keys.dims();
-    let dtype = queries.dtype();
-    let folded = [batch, kv_heads, heads / kv_heads * new];
-
-    let scores = queries.reshape([folded[0], folded[1], folded[2], dim]).matmul(keys.transpose());
-    let scores = scores.cast(DType::F32).reshape([batch, heads, new, all]);
-    let scores = match hidden {
-        // Finite, as in the reference: a padded query sees nothing, and must not become NaN.
-        Some(hidden) => scores.mask_fill(hidden.expand([batch, heads, new, all]), f32::MIN),
-        None => scores,
-    };
-    let weights = softmax(scores, 3).cast(dtype).reshape([folded[0], folded[1], folded[2], all]);
-    weights.matmul(values).reshape([batch, heads, new, dim])
+impl Projections {
+    /// Queries, keys and values of `x` `[batch, tokens, hidden]`, each `[batch, tokens, heads, head_dim]`.
+    fn forward(&self, x: Tensor<3>, config: &AttentionConfig, kernels: &Kernels) -> [Tensor<4>; 3] {
+        let [batch, tokens, _] = x.dims();
+        let &AttentionConfig { heads, kv_heads, head_dim, .. } = config;
+        let split = |x: Tensor<3>, heads| x.reshape([batch, tokens, heads, head_dim]);
+        match self {
+            Self::Three { q_proj, k_proj, v_proj } => [
+                split(q_proj.forward(x.clone(), kernels), heads),
+                split(k_proj.forward(x.clone(), kernels), kv_heads),
+                split(v_proj.forward(x, kernels), kv_heads),
+            ],
+            Self::One { qkv_proj } => {
+                let all = split(qkv_proj.project(x, kernels), heads + 2 * kv_heads);
+                [
+                    all.clone().narrow(2, 0, heads),
+                    all.clone().narrow(2, heads, kv_heads),
+                    all.narrow(2, heads + kv_heads, kv_heads),
+                ]
+            }
+        }
+    }
 }
 
-/// Where the tokens of one forward pass stand: rotary tables and masks, made once for all blocks with the same span.
+/// Where the tokens of one forward pass stand: made once for all blocks that count positions alike.
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
     batch: &'a Batch,
-    rope: &'a Rope,
+    ropes: &'a Ropes,
     device: Device,
-    made: Vec<(KvSpan, Option<usize>, Place)>,
+    places: Vec<Place>,
+    /// By the kind of rope and the position of the first token.
+    tables: Vec<((usize, usize), Tables)>,
 }
 
-#[derive(Clone, Debug)]
-struct Place {
-    /// `[1 or batch, new, rotated / 2]`
-    cos: Tensor<3>,
-    sin: Tensor<3>,
-    /// `[1 or batch, 1, new, all]`; `None` where every query sees every key.
-    hidden: Option<Tensor<4, Bool>>,
-}
+/// Cosines and sines, `[1 or batch, new, rotated / 2]`.
+type Tables = (Tensor<3>, Tensor<3>);
 
 impl<'a> Places<'a> {
-    pub(crate) fn new(batch: &'a Batch, rope: &'a Rope) -> Self {
-        Self { batch, rope, device: batch.tokens.device(), made: Vec::new() }
+    pub(crate) fn new(batch: &'a Batch, ropes: &'a Ropes) -> Self {
+        let device = batch.tokens.device();
+        Self { batch, ropes, device, places: Vec::new(), tables: Vec::new() }
     }
 
-    fn of(&mut self, span: KvSpan, window: Option<usize>) -> Place {
-        if let Some((_, _, place)) = self.made.iter().find(|(s, w, _)| (*s, *w) == (span, window)) {
+    /// The place of the new tokens in a view of this span.
+    pub(crate) fn place(&mut self, span: KvSpan) -> Place {
+        let first = span.query(self.batch.len());
+        if let Some(steps) = self.steps(first) {
+            let (on_device, left_pad) = (steps.position.clone(), steps.left_pad.clone());
+            return Place { first, on_device, left_pad };
+        }
+        if let Some(place) = self.places.iter().find(|place| place.first == first) {
             return place.clone();
         }
-        let place = self.make(span, window);
-        self.made.push((span, window, place.clone()));
+        let place = Place::new(first, &self.batch.left_pad, &self.device);
+        self.places.push(place.clone());
         place
     }
 
-    fn make(&self, span: KvSpan, window: Option<usize>) -> Place {
+    /// The rotary tables of the new tokens, in a block with this window.
+    pub(crate) fn rotary(&mut self, span: KvSpan, window: Option<usize>) -> Tables {
+        let (kind, first) = (self.ropes.kind(window), span.query(self.batch.len()));
+        if let Some((_, tables)) = self.tables.iter().find(|(at, _)| *at == (kind, first)) {
+            return tables.clone();
+        }
+        let prepared = self.steps(first).and_then(|steps| {
+            let (cos, sin) = steps.tables.get(kind)?;
+            let row = steps.position.clone() - steps.slots.start as i64;
+            Some((cos.clone().select(1, row.clone()), sin.clone().select(1, row)))
+        });
+        let tables = prepared.unwrap_or_else(|| self.upload(first, window));
+        self.tables.push(((kind, first), tables.clone()));
+        tables
+    }
+
+    /// What is on the device already, if it is for this pass.
+    fn steps(&self, first: usize) -> Option<&'a Steps> {
+        self.batch.steps.as_ref().filter(|steps| self.batch.len() == 1 && steps.next == first)
+    }
+
+    fn upload(&self, first: usize, window: Option<usize>) -> Tables {
         let new = self.batch.len();
-        let first = span.query(new);
         // Slots count padding, rotary positions do not.
         let positions = |pad: usize| (first..first + new).map(|slot| slot.saturating_sub(pad)).collect();
         let padded = self.batch.left_pad.iter().any(|&pad| pad > 0);
@@ -150,36 +225,6 @@ impl<'a> Places<'a> {
         let reached = positions.iter().filter_map(|row| row.last()).max().map_or(0, |last| last + 1);
         let shortest = pads.iter().min().copied().unwrap_or(0);
         let len = reached.max(self.batch.horizon.saturating_sub(shortest));
-        let (cos, sin) = self.rope.tables(&positions, len, &self.device);
-        Place { cos, sin, hidden: self.hidden(span, first, window, padded) }
-    }
-
-    fn hidden(
-        &self,
-        span: KvSpan,
-        first: usize,
-        window: Option<usize>,
-        padded: bool,
-    ) -> Option<Tensor<4, Bool>> {
-        let (new, all) = (self.batch.len(), span.len);
-        let slots = |start: usize, len: usize| {
-            Tensor::<1, Int>::arange(start as i64..(start + len) as i64, &self.device)
-        };
-        let queries = || slots(first, new).reshape([1, 1, new, 1]).expand([1, 1, new, all]);
-        let keys = || slots(span.start, all).reshape([1, 1, 1, all]).expand([1, 1, new, all]);
-
-        let future = (new > 1).then(|| keys().greater(queries()));
-        let past =
-            window.filter(|&window| all > window).map(|window| keys().lower_equal(queries() - window as i64));
-        let padding = padded.then(|| {
-            let rows = self.batch.rows();
-            let pads: Vec<i32> = self.batch.left_pad.iter().map(|&pad| pad as i32).collect();
-            let pads = Tensor::<4, Int>::from_data(TensorData::new(pads, [rows, 1, 1, 1]), &self.device);
-            keys().expand([rows, 1, new, all]).lower(pads.expand([rows, 1, new, all]))
-        });
-        [future, past, padding].into_iter().flatten().reduce(|a, b| {
-            let rows = a.dims()[0].max(b.dims()[0]);
-            a.expand([rows, 1, new, all]).bool_or(b.expand([rows, 1, new, all]))
-        })
+        self.ropes.of(window).tables(&positions, len, &self.device)
     }
 }

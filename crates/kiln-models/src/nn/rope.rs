@@ -3,8 +3,10 @@
 //! Frequencies, angles, sines and cosines are float32, computed on the host: they are few, and devices disagree about
 //! sines of large angles.
 
+use std::ops::Range;
+
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_core::Result;
+use kiln_core::{Result, need::RotaryNeed};
 use serde::Deserialize;
 
 use crate::ConfigFile;
@@ -12,14 +14,14 @@ use crate::ConfigFile;
 /// `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of 4.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct RopeParameters {
-    rope_type: Option<String>,
+pub(crate) struct RopeParameters {
+    pub(crate) rope_type: Option<String>,
     /// The old name of `rope_type`; some versions write both.
     r#type: Option<String>,
-    rope_theta: Option<f64>,
+    pub(crate) rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
-    original_max_position_embeddings: Option<usize>,
+    pub(crate) original_max_position_embeddings: Option<usize>,
     low_freq_factor: Option<f64>,
     high_freq_factor: Option<f64>,
     attention_factor: Option<f64>,
@@ -36,12 +38,15 @@ const KNOWN: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "lon
 
 impl RopeParameters {
     /// Gathers them from wherever this version of transformers wrote them.
-    fn read(config: &ConfigFile) -> Result<Self> {
+    pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
         let section = config.get("rope_parameters").or_else(|| config.get("rope_scaling"));
-        let mut parameters: Self = match section {
-            Some(json) => ConfigFile::from_json(json.clone())
-                .parse()
-                .map_err(|_| config.error(&format!("the rope parameters `{json}` are not understood")))?,
+        let mut parameters = match section {
+            Some(json) if json.get("full_attention").is_some() => {
+                return Err(
+                    config.error("has rope parameters for each kind of attention; this model has only one")
+                );
+            }
+            Some(json) => Self::parse(config, json.clone())?,
             None => Self::default(),
         };
         let number = |key: &str| config.get(key).and_then(serde_json::Value::as_f64);
@@ -54,9 +59,49 @@ impl RopeParameters {
         }
         Ok(parameters)
     }
+
+    /// Those in `section`, alone.
+    pub(crate) fn parse(config: &ConfigFile, section: serde_json::Value) -> Result<Self> {
+        let wrong = |_| config.error(&format!("the rope parameters `{section}` are not understood"));
+        ConfigFile::from_json(section.clone()).parse().map_err(wrong)
+    }
+
+    pub(crate) fn kind(&self) -> &str {
+        self.rope_type.as_deref().or(self.r#type.as_deref()).unwrap_or("default")
+    }
 }
 
-/// Rotary positions of one model.
+/// Rotary positions of a model's blocks.
+#[derive(Clone, Debug)]
+pub struct Ropes {
+    pub full: Rope,
+    /// Of blocks that have a window; `None`: the same
+    pub sliding: Option<Rope>,
+}
+
+impl From<Rope> for Ropes {
+    fn from(full: Rope) -> Self {
+        Self { full, sliding: None }
+    }
+}
+
+impl Ropes {
+    /// Those of a block with this window.
+    pub(crate) fn of(&self, window: Option<usize>) -> &Rope {
+        self.sliding.as_ref().filter(|_| window.is_some()).unwrap_or(&self.full)
+    }
+
+    /// Which of [`all`](Self::all) these are.
+    pub(crate) fn kind(&self, window: Option<usize>) -> usize {
+        usize::from(self.sliding.is_some() && window.is_some())
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Rope> {
+        std::iter::once(&self.full).chain(&self.sliding)
+    }
+}
+
+/// Rotary positions of some blocks.
 #[derive(Clone, Debug)]
 pub struct Rope {
     frequencies: Frequencies,
@@ -81,8 +126,17 @@ impl Rope {
     /// # Errors
     /// An unknown type, a missing or impossible number.
     pub fn read(config: &ConfigFile, head_dim: usize, positions: usize) -> Result<Self> {
-        let p = &RopeParameters::read(config)?;
-        let kind = p.rope_type.as_deref().or(p.r#type.as_deref()).unwrap_or("default");
+        Self::new(config, &RopeParameters::read(config)?, head_dim, positions)
+    }
+
+    /// `config` is only for messages.
+    pub(crate) fn new(
+        config: &ConfigFile,
+        p: &RopeParameters,
+        head_dim: usize,
+        positions: usize,
+    ) -> Result<Self> {
+        let kind = p.kind();
         let wrong = |why: String| config.error(&format!("rope type `{kind}`: {why}"));
         let positive = |name: &str, value: Option<f64>| match value {
             Some(value) if value.is_finite() && value > 0.0 => Ok(value),
@@ -191,6 +245,46 @@ impl Rope {
         }
     }
 
+    /// Cosines and sines `[1 or rows, slots, rotated / 2]` for tokens that are fed one at a time: those of a slot are
+    /// for a sequence that ends with it.
+    pub(crate) fn step_tables(
+        &self,
+        slots: Range<usize>,
+        left_pad: &[usize],
+        device: &Device,
+    ) -> (Tensor<3>, Tensor<3>) {
+        let shortest = left_pad.iter().min().copied().unwrap_or(0);
+        let padded = left_pad.iter().any(|&pad| pad > 0);
+        let pads = if padded { left_pad } else { &[0] };
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for pad in pads {
+            for slot in slots.clone() {
+                let frequencies = self.inverse_frequencies((slot + 1).saturating_sub(shortest));
+                self.push_angles(slot.saturating_sub(*pad), &frequencies, &mut cos, &mut sin);
+            }
+        }
+        let shape = [pads.len(), slots.len(), cos.len() / (pads.len() * slots.len()).max(1)];
+        let upload = |table: Vec<f32>| Tensor::from_data(TensorData::new(table, shape), device);
+        (upload(cos), upload(sin))
+    }
+
+    fn push_angles(&self, position: usize, frequencies: &[f32], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
+        for frequency in frequencies {
+            let (s, c) = (position as f32 * frequency).sin_cos();
+            cos.push(c * self.attention_scaling);
+            sin.push(s * self.attention_scaling);
+        }
+    }
+
+    /// What a memory that moves keys has to know.
+    pub fn need(&self) -> RotaryNeed {
+        let up_to = match self.frequencies {
+            Frequencies::Fixed(_) => None,
+            Frequencies::Dynamic { trained, .. } | Frequencies::Long { trained, .. } => Some(trained),
+        };
+        RotaryNeed { frequencies: self.inverse_frequencies(1), up_to }
+    }
+
     /// Cosines and sines `[rows, tokens, rotated / 2]` for positions of each row, in a sequence that reaches `len`.
     pub(crate) fn tables(
         &self,
@@ -203,11 +297,7 @@ impl Rope {
         let shape = [positions.len(), tokens, frequencies.len()];
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for &position in positions.iter().flatten() {
-            for frequency in &frequencies {
-                let (s, c) = (position as f32 * frequency).sin_cos();
-                cos.push(c * self.attention_scaling);
-                sin.push(s * self.attention_scaling);
-            }
+            self.push_angles(position, &frequencies, &mut cos, &mut sin);
         }
         let upload = |table: Vec<f32>| Tensor::from_data(TensorData::new(table, shape), device);
         (upload(cos), upload(sin))

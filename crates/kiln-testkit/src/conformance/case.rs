@@ -55,12 +55,43 @@ impl Case {
         self.kwargs.iter().find_map(|(name, value)| argument_not_yet(name, value))
     }
 
-    /// The cache strategy the case names.
-    pub(super) fn cache(&self) -> &'static str {
-        match self.kwargs.get("use_cache") {
-            Some(Value::Bool(false)) => "none",
-            _ => "dynamic",
+    /// The cache that the case asks for, as the command line writes it.
+    pub(super) fn cache(&self) -> String {
+        let number = |key: &str| self.kwargs.get(key).and_then(Value::as_u64);
+        let cache = ["past_key_values", "cache_implementation"]
+            .iter()
+            .find_map(|key| self.kwargs.get(*key).and_then(Value::as_str));
+        match (self.kwargs.get("use_cache"), cache) {
+            (Some(Value::Bool(false)), _) => "none".to_owned(),
+            (_, Some("SinkCache")) => {
+                let (window, sinks) = (number("window_length"), number("num_sink_tokens"));
+                format!("sink:window={},sinks={},compat=4.47", window.unwrap_or(0), sinks.unwrap_or(0))
+            }
+            (_, cache) => match number("max_cache_len") {
+                Some(len) => format!("fixed:len={len}"),
+                None => known(cache.unwrap_or("dynamic")).unwrap_or("dynamic").to_owned(),
+            },
         }
+    }
+
+    /// Why this recording is known to be wrong; asked of cases that can run.
+    pub(super) fn known_to_differ(&self, folder: &Folder) -> Option<String> {
+        if !folder.transformers.starts_with("4.47") {
+            return None;
+        }
+        let config = ConfigFile::read(&folder.model(&self.model)).ok()?;
+        let slides = self.cache() == "sliding" || config.model_type().ok()? == "gemma2";
+        let window = config.get("sliding_window")?.as_u64()? as usize;
+        let prompt = self.input_ids.first()?.len();
+        let fed = prompt + self.max_new_tokens - 1;
+        // A buffer is no longer than the sequence.
+        let slots = window.min(prompt + self.max_new_tokens);
+        let fills_up = prompt < slots && fed >= slots;
+        let padded = self.left_pad()?.iter().any(|&pad| pad > 0) && fed >= slots;
+        (slides && (fills_up || padded)).then(|| match padded {
+            true => "4.47's sliding mask of gemma2 ignores where the padding ends".to_owned(),
+            false => "4.47's sliding cache drops the oldest token a step too early".to_owned(),
+        })
     }
 
     /// The tokens that end a row.
@@ -83,15 +114,30 @@ impl Case {
     }
 }
 
+/// Kiln's name for a cache of transformers.
+fn known(cache: &str) -> Option<&'static str> {
+    Some(match cache {
+        "DynamicCache" | "dynamic" => "dynamic",
+        "StaticCache" | "static" => "fixed",
+        "SlidingWindowCache" | "sliding_window" => "sliding",
+        "HybridCache" | "hybrid" => "hybrid",
+        "SinkCache" => "sink",
+        _ => return None,
+    })
+}
+
 /// What an argument of `generate()` asks for that Kiln does not do yet.
 fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
     match (name, value.as_str()) {
-        ("use_cache" | "repetition_penalty" | "eos_token_id" | "prefix", _) => None,
-        ("past_key_values", Some("DynamicCache")) | ("cache_implementation", Some("dynamic")) => None,
+        (
+            "use_cache" | "repetition_penalty" | "eos_token_id" | "prefix" | "max_cache_len"
+            | "window_length" | "num_sink_tokens",
+            _,
+        ) => None,
+        ("past_key_values" | "cache_implementation", Some(cache)) if known(cache).is_some() => None,
         ("past_key_values" | "cache_implementation", Some(cache)) => {
             Some(format!("the cache `{cache}` is not implemented yet"))
         }
-        ("max_cache_len", _) => Some("the cache `static` is not implemented yet".to_owned()),
         _ => Some(format!("the argument `{name}` is not implemented yet")),
     }
 }

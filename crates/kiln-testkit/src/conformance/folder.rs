@@ -13,12 +13,16 @@ use super::{Mismatch, case::Case};
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// Version of transformers that it was recorded with.
+    pub(super) transformers: String,
     pub(super) cases: Vec<Case>,
     tensors: Vec<u8>,
 }
 
 #[derive(serde::Deserialize)]
 struct Cases {
+    #[serde(default)]
+    transformers: String,
     cases: Vec<Case>,
 }
 
@@ -30,11 +34,12 @@ impl Folder {
         };
         let json = read("cases.json")?;
         let wrong = |why| Error::File { path: path.join("cases.json"), why };
-        let Cases { cases } = serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))?;
+        let Cases { transformers, cases } =
+            serde_json::from_slice(&json).map_err(|e| wrong(e.to_string()))?;
         let tensors = read("tensors.safetensors")?;
         SafeTensors::deserialize(&tensors)
             .map_err(|e| Error::File { path: path.join("tensors.safetensors"), why: e.to_string() })?;
-        Ok(Self { path: path.to_owned(), cases, tensors })
+        Ok(Self { path: path.to_owned(), transformers, cases, tensors })
     }
 
     pub(super) fn model(&self, name: &str) -> PathBuf {

@@ -6,11 +6,11 @@ use kiln::{
 
 use super::{Folder, Mismatch, case::Case, difference};
 
-pub(super) fn run(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mismatch> {
+pub(super) fn run(folder: &Folder, case: &Case, model: &Model, cache: &str) -> Result<f64, Mismatch> {
     let mut largest = attention_scaling(folder, case)?;
     // Once as users run it, tokens chosen on the device where they can be; once with everything written down.
-    check_sequences(&generate(case, model, false)?, case)?;
-    let steps = generate(case, model, true)?;
+    check_sequences(&generate(case, model, cache, false)?, case)?;
+    let steps = generate(case, model, cache, true)?;
     check_sequences(&steps, case)?;
     for (name, numbers) in [
         (&case.logits, steps.iter().map(|step| &step.logits).collect::<Vec<_>>()),
@@ -38,7 +38,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model) -> Result<f64, Mi
     Ok(largest)
 }
 
-fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, Mismatch> {
+fn generate(case: &Case, model: &Model, cache: &str, keep: bool) -> Result<Vec<kiln::Step>, Mismatch> {
     let left_pad = case.left_pad().ok_or_else(|| Mismatch::new("the mask is not one of left padding"))?;
     let prefix = case.kwargs.get("prefix").and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
     let mut batch = Batch::from_rows(&case.input_ids, model.device())?;
@@ -46,7 +46,7 @@ fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, M
     if prefix >= batch.len() {
         return Err(Mismatch::new(format!("a prefix of {prefix} leaves nothing to feed")));
     }
-    let mut cache = model.cache(&Plan::named(case.cache())?)?;
+    let mut cache = model.cache(&Plan::named(cache)?)?;
     if prefix > 0 {
         model.causal().forward(&batch.slice(0..prefix), kiln::Logits::Last, &mut cache)?;
     }
@@ -65,6 +65,7 @@ fn generate(case: &Case, model: &Model, keep: bool) -> Result<Vec<kiln::Step>, M
         lookahead: true,
         keep_logits: keep,
         keep_scores: keep,
+        compile: !keep && model.opened().is_asynchronous() && cache.is_static(),
     };
     let batch = batch.slice(prefix..batch.len());
     let generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;
@@ -99,6 +100,6 @@ fn attention_scaling(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
     let Some(want) = case.attention_scaling else { return Ok(0.0) };
     let config = ConfigFile::read(&folder.model(&case.model))?;
     let configured = models::configure(&config)?;
-    let rope = configured.rope().ok_or_else(|| Mismatch::new("the model has no rotary positions"))?;
-    Ok((f64::from(rope.attention_scaling) - want).abs())
+    let ropes = configured.ropes().ok_or_else(|| Mismatch::new("the model has no rotary positions"))?;
+    Ok((f64::from(ropes.full.attention_scaling) - want).abs())
 }

@@ -5,7 +5,7 @@
 
 use std::{fmt, path::Path};
 
-use kiln::{Error, LoadOptions, Model, Result, device::Opened, kernels::Choice};
+use kiln::{CacheSpec, Error, LoadOptions, Model, Result, device::Opened, kernels::Choice};
 use serde::Serialize;
 
 mod case;
@@ -24,9 +24,20 @@ pub const TOLERANCE: f64 = 2e-4;
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 pub enum Outcome {
-    Ok { max_dlogit: f64 },
-    Failed { max_dlogit: Option<f64>, why: String },
-    Skipped { reason: String },
+    Ok {
+        max_dlogit: f64,
+    },
+    Failed {
+        max_dlogit: Option<f64>,
+        why: String,
+    },
+    Skipped {
+        reason: String,
+    },
+    /// The reference was wrong here, and later corrected.
+    Differs {
+        reason: String,
+    },
 }
 
 /// A line of the report.
@@ -48,6 +59,7 @@ impl fmt::Display for Line {
             Outcome::Failed { max_dlogit: Some(d), why } => write!(f, "{d:>9.1e}  FAILED: {why}"),
             Outcome::Failed { max_dlogit: None, why } => write!(f, "{:>9}  FAILED: {why}", "-"),
             Outcome::Skipped { reason } => write!(f, "{:>9}  skipped: {reason}", "-"),
+            Outcome::Differs { reason } => write!(f, "{:>9}  differs, as it must: {reason}", "-"),
         }
     }
 }
@@ -58,6 +70,8 @@ pub struct Summary {
     pub passed: usize,
     pub failed: usize,
     pub skipped: usize,
+    /// Differ from a reference that is known to be wrong there.
+    pub differ: usize,
 }
 
 impl Summary {
@@ -66,13 +80,18 @@ impl Summary {
             Outcome::Ok { .. } => self.passed += 1,
             Outcome::Failed { .. } => self.failed += 1,
             Outcome::Skipped { .. } => self.skipped += 1,
+            Outcome::Differs { .. } => self.differ += 1,
         }
     }
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)?;
+        match self.differ {
+            0 => Ok(()),
+            differ => write!(f, ", {differ} differ from a version that was wrong"),
+        }
     }
 }
 
@@ -81,6 +100,8 @@ impl fmt::Display for Summary {
 pub struct Setup {
     pub device: Opened,
     pub kernels: Choice,
+    /// A cache to run every case with that names none of its own, or `dynamic`: it must give the same.
+    pub cache: Option<CacheSpec>,
 }
 
 /// Runs every case of `folder` whose `MODEL/CASE` contains `filter`, and hands each line to `report` as it is known.
@@ -117,20 +138,31 @@ fn run_case(
     if case.model == "proc" {
         return ("-".to_owned(), outcome(processors::run(folder, case)));
     }
-    let cache = case.cache();
+    let cache = match (case.cache(), &setup.cache) {
+        (named, Some(other)) if named == "dynamic" => other.to_string(),
+        (named, _) => named,
+    };
     if loaded.as_ref().is_none_or(|(name, _)| *name != case.model) {
         let options = LoadOptions { kernels: setup.kernels, ..LoadOptions::float32(setup.device.clone()) };
         match Model::load(&folder.model(&case.model), options) {
             Ok(model) => *loaded = Some((case.model.clone(), model)),
-            Err(error) => return (cache.to_owned(), outcome(Err(error.into()))),
+            Err(error) => return (cache, outcome(Err(error.into()))),
         }
     }
     let result = match loaded {
-        Some((_, model)) if case.chunks.is_empty() => generate::run(folder, case, model),
-        Some((_, model)) => forward::run(folder, case, model),
+        Some((_, model)) if case.chunks.is_empty() => generate::run(folder, case, model, &cache),
+        Some((_, model)) => forward::run(folder, case, model, &cache),
         None => Err(Mismatch::new("its model was not loaded")),
     };
-    (cache.to_owned(), outcome(result))
+    let outcome = match (outcome(result), case.known_to_differ(folder)) {
+        (outcome, None) => outcome,
+        (Outcome::Failed { .. }, Some(reason)) => Outcome::Differs { reason },
+        (_, Some(reason)) => Outcome::Failed {
+            max_dlogit: None,
+            why: format!("agrees, where it was known to differ: {reason}"),
+        },
+    };
+    (cache, outcome)
 }
 
 /// Why a case did not pass.

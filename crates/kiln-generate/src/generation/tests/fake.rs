@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     batch::Batch,
+    layer::Place,
     model::{CausalModel, Logits, TokenId},
     model_cache::ModelCache,
     need::{AttentionNeed, LayerNeed},
@@ -46,7 +47,7 @@ impl Hashing {
 
 impl CausalModel for Hashing {
     fn needs(&self) -> Vec<LayerNeed> {
-        vec![LayerNeed::Attention(AttentionNeed { kv_heads: 1, head_dim: 1, window: None })]
+        vec![LayerNeed::Attention(AttentionNeed { kv_heads: 1, head_dim: 1, window: None, rotary: None })]
     }
 
     fn vocab(&self) -> usize {
@@ -64,7 +65,10 @@ impl CausalModel for Hashing {
         let tokens: Vec<f32> = read_back::read(batch.tokens.clone())?.iter::<f32>().collect();
         assert!(tokens.iter().all(|&id| id < VOCAB as f32), "{tokens:?}");
         let keys = Tensor::from_data(TensorData::new(tokens, [rows, 1, batch.len(), 1]), &device);
-        let (keys, _) = cache.attention(0)?.update(keys.clone(), keys)?.into_dense();
+        let layer = cache.attention(0)?;
+        let span = layer.span(batch.len());
+        let place = Place::new(span.query(batch.len()), &batch.left_pad, &device);
+        let (keys, _) = layer.update(keys.clone(), keys, &place)?.in_order(span);
         let len = keys.dims()[2];
         let keys: Vec<TokenId> = read_back::read(keys)?.iter::<f32>().map(|id| id as TokenId).collect();
         let rows_logits =
@@ -74,10 +78,10 @@ impl CausalModel for Hashing {
 }
 
 pub(super) mod cache {
-    use burn::tensor::Tensor;
+    use burn::tensor::{Device, Tensor};
     use kiln_core::{
         Error, Result,
-        layer::{CacheLayer, KvLayer, KvSpan},
+        layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
         model_cache::{LayerCache, ModelCache},
         slot::{AnySlot, Slot},
         view::KvView,
@@ -100,7 +104,7 @@ pub(super) mod cache {
     }
 
     /// Rolls back no further than it was asked to keep.
-    #[derive(Debug, Default)]
+    #[derive(Clone, Debug, Default)]
     struct Layer {
         remembers: bool,
         rolls_back: bool,
@@ -113,7 +117,7 @@ pub(super) mod cache {
             KvSpan { start: 0, len: self.seq_len() + n }
         }
 
-        fn update(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<KvView> {
+        fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, _place: &Place) -> Result<KvView> {
             let (keys, values) = match self.kv.take()? {
                 Some((k, v)) => (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)),
                 None => (keys, values),
@@ -121,7 +125,15 @@ pub(super) mod cache {
             if self.remembers {
                 self.kv = Slot::Here((keys.clone(), values.clone()));
             }
-            Ok(KvView::Dense { keys, values })
+            Ok(KvView::from_zero(keys, values))
+        }
+
+        fn view(&self) -> Result<Option<KvView>> {
+            Ok(self.kv.get()?.cloned().map(|(keys, values)| KvView::from_zero(keys, values)))
+        }
+
+        fn snapshot(&self) -> Box<dyn KvLayer> {
+            Box::new(self.clone())
         }
     }
 
@@ -155,6 +167,15 @@ pub(super) mod cache {
 
         fn reset(&mut self) {
             self.kv = Slot::Empty;
+        }
+
+        fn counts(&self) -> Vec<usize> {
+            Vec::new()
+        }
+
+        fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+            let _ = (state, device);
+            Err(Error::Import { why: "never asked".into() })
         }
 
         fn slots(&self) -> Vec<&dyn AnySlot> {

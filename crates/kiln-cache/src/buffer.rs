@@ -1,0 +1,163 @@
+//! Keys and values in one buffer each, written in place.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_core::{
+    Error, Result,
+    layer::KvSpan,
+    need::AttentionNeed,
+    slot::{AnySlot, Slot},
+    view::{DenseKv, KvView},
+};
+use kiln_kernels::Kernels;
+
+use crate::restored;
+
+/// A buffer of keys and one of values, `[batch, kv_heads, slots, head_dim]`.
+///
+/// It is written through [`Kernels::kv_append`]: in place while nothing else holds it, else on a copy. So a snapshot
+/// costs nothing until one of the two writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Buffer {
+    kv: Slot<(Tensor<4>, Tensor<4>)>,
+    /// Known also while the tensors are away.
+    slots: usize,
+    need: AttentionNeed,
+    kernels: Kernels,
+}
+
+impl Buffer {
+    pub(crate) fn new(need: &AttentionNeed, kernels: &Kernels) -> Self {
+        Self { kv: Slot::Empty, slots: 0, need: need.clone(), kernels: kernels.clone() }
+    }
+
+    /// Takes over the tensors of a state; how many slots there are now.
+    pub(crate) fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<usize> {
+        let slots = restored::tokens(&host, &self.need)?;
+        self.kv.restore(host, device)?;
+        self.slots = slots;
+        Ok(slots)
+    }
+
+    pub(crate) fn need(&self) -> &AttentionNeed {
+        &self.need
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Whether `keys` can follow what is here, of which `filled` slots count.
+    ///
+    /// # Errors
+    /// [`Error::WrongRows`], [`Error::Exported`].
+    pub(crate) fn check(&self, keys: &Tensor<4>, filled: usize) -> Result<()> {
+        match self.kv.get()? {
+            Some((here, _)) if filled > 0 && here.dims()[0] != keys.dims()[0] => {
+                Err(Error::WrongRows { rows: here.dims()[0], given: keys.dims()[0] })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes it `slots` slots long, for rows like those of `keys`; the first `filled` slots are kept.
+    pub(crate) fn resize(
+        &mut self,
+        slots: usize,
+        filled: usize,
+        [keys, values]: [&Tensor<4>; 2],
+        lives: Lives,
+    ) -> Result<()> {
+        let fits = |have: &Tensor<4>, new: &Tensor<4>| {
+            let ([rows, heads, have, dim], [new_rows, new_heads, _, new_dim]) = (have.dims(), new.dims());
+            [rows, heads, have, dim] == [new_rows, new_heads, slots, new_dim]
+        };
+        let old = self.kv.take()?;
+        self.kv = Slot::Here(match old {
+            Some((k, v)) if fits(&k, keys) && fits(&v, values) => (k, v),
+            old => {
+                let (k, v) = old.filter(|_| filled > 0).unzip();
+                (resized(k, slots, filled, keys, lives), resized(v, slots, filled, values, lives))
+            }
+        });
+        self.slots = slots;
+        Ok(())
+    }
+
+    /// Writes `keys` and `values` at `position` and behind it, where positions are slots modulo their number.
+    pub(crate) fn write(
+        &mut self,
+        keys: Tensor<4>,
+        values: Tensor<4>,
+        position: Tensor<1, Int>,
+    ) -> Result<()> {
+        if let Some((k, v)) = self.kv.take()? {
+            let k = self.kernels.kv_append(k, keys, position.clone());
+            self.kv = Slot::Here((k, self.kernels.kv_append(v, values, position)));
+        }
+        Ok(())
+    }
+
+    /// The whole buffers, slots that do not count included.
+    pub(crate) fn get(&self) -> Result<(Tensor<4>, Tensor<4>)> {
+        self.kv
+            .get()?
+            .cloned()
+            .ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))
+    }
+
+    /// The whole buffers as the view of `span`; `None` for an empty one.
+    pub(crate) fn view(&self, span: KvSpan, origin: usize) -> Result<Option<KvView>> {
+        let view = |(keys, values)| KvView::Dense(DenseKv { keys, values, start: span.start, origin });
+        Ok(self.kv.get()?.cloned().filter(|_| span.len > 0).map(view))
+    }
+
+    /// Keys and values of the positions in `span`, where positions are slots modulo their number.
+    pub(crate) fn in_order(&self, span: KvSpan) -> Result<(Tensor<4>, Tensor<4>)> {
+        let (keys, values) = self.get()?;
+        Ok(KvView::from_zero(keys, values).in_order(span))
+    }
+
+    /// Keeps the first `slots` slots only.
+    pub(crate) fn truncate(&mut self, slots: usize) {
+        if slots == 0 {
+            self.kv = Slot::Empty;
+            self.slots = 0;
+        } else if slots < self.slots
+            && let Slot::Here((k, v)) = &mut self.kv
+        {
+            k.inplace(|k| k.narrow(2, 0, slots));
+            v.inplace(|v| v.narrow(2, 0, slots));
+            self.slots = slots;
+        }
+    }
+
+    pub(crate) fn slot(&self) -> &dyn AnySlot {
+        &self.kv
+    }
+
+    pub(crate) fn slot_mut(&mut self) -> &mut dyn AnySlot {
+        &mut self.kv
+    }
+}
+
+/// How long a buffer of this length is going to be needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lives {
+    UntilItGrows,
+    /// Memory that is not taken from the pools, which would round it up.
+    AsLongAsTheSequence,
+}
+
+fn resized(old: Option<Tensor<4>>, slots: usize, filled: usize, like: &Tensor<4>, lives: Lives) -> Tensor<4> {
+    let [rows, heads, _, dim] = like.dims();
+    let device = like.device();
+    let allocate = |()| Tensor::<4>::zeros([rows, heads, slots, dim], (&device, like.dtype()));
+    let new = match lives {
+        Lives::UntilItGrows => allocate(()),
+        Lives::AsLongAsTheSequence => device.memory_persistent_allocations((), allocate),
+    };
+    match old {
+        Some(old) => new.slice_assign([0..rows, 0..heads, 0..filled, 0..dim], old.narrow(2, 0, filled)),
+        None => new,
+    }
+}

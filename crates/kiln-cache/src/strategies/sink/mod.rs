@@ -1,0 +1,105 @@
+//! Keeps the first tokens and the latest ones, and goes on for ever (StreamingLLM, Xiao et al., 2023,
+//! <https://arxiv.org/abs/2309.17453>; transformers' `SinkCache`).
+//!
+//! Positions are places in the window, not in the text: when tokens are evicted, those behind them close the gap.
+//! `compat=4.47` counts them as transformers 4.47 did.
+
+mod compat;
+mod layer;
+mod rotation;
+
+use std::sync::Arc;
+
+use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
+use kiln_kernels::Kernels;
+
+use self::{compat::CompatLayer, layer::SinkLayer};
+use super::{KvFactory, KvStrategy, Settings};
+
+#[derive(Debug)]
+pub(super) struct Sink;
+
+impl KvStrategy for Sink {
+    fn name(&self) -> &'static str {
+        "sink"
+    }
+
+    fn summary(&self) -> &'static str {
+        "keeps the first tokens and the latest ones, and goes on for ever"
+    }
+
+    fn settings(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("window", "tokens it holds, sinks included (default 1024)"),
+            ("sinks", "first tokens that are never evicted (default 4)"),
+            ("compat", "4.47: count positions as transformers 4.47 did"),
+        ]
+    }
+
+    fn configure(&self, mut settings: Settings) -> Result<Arc<dyn KvFactory>> {
+        let window = settings.positive("window")?.unwrap_or(1024);
+        let sinks = settings.number("sinks")?.unwrap_or(4);
+        let compat = match settings.take("compat").as_deref() {
+            None => false,
+            Some("4.47") => true,
+            Some(other) => return Err(settings.wrong(format!("`compat={other}` is unknown; known: 4.47"))),
+        };
+        if sinks >= window {
+            let why = format!("{sinks} sinks leave no room in a window of {window}, which includes them");
+            return Err(settings.wrong(why));
+        }
+        settings.done()?;
+        Ok(Arc::new(Window { window, sinks, compat }))
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    /// Tokens held, sinks included.
+    window: usize,
+    sinks: usize,
+    compat: bool,
+}
+
+impl KvFactory for Window {
+    fn exact(&self) -> bool {
+        false
+    }
+
+    fn check(&self, need: &AttentionNeed) -> Result<()> {
+        let up_to = need.rotary.as_ref().and_then(|rotary| rotary.up_to);
+        match up_to {
+            Some(up_to) if !self.compat && self.window >= up_to => Err(Error::Setting {
+                name: "--cache",
+                why: format!(
+                    "a sink window of {} does not fit the {up_to} positions that the model's rotary frequencies are \
+                     trained for; make it smaller",
+                    self.window
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
+        need.token_bytes(element).saturating_mul(tokens.min(self.window + self.slack(need)))
+    }
+
+    fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
+        self.check(need)?;
+        let Self { window, sinks, compat } = *self;
+        if compat {
+            return Ok(Box::new(CompatLayer::new(window, sinks, need, kernels)));
+        }
+        let slack = self.slack(need);
+        Ok(Box::new(SinkLayer::new([window, sinks, slack], need, kernels)))
+    }
+}
+
+impl Window {
+    /// Positions beyond the window that tokens may drift to before they are moved back.
+    fn slack(&self, need: &AttentionNeed) -> usize {
+        let up_to = need.rotary.as_ref().and_then(|rotary| rotary.up_to).unwrap_or(usize::MAX);
+        self.window.min(up_to.saturating_sub(self.window)).max(1)
+    }
+}

@@ -1,0 +1,36 @@
+//! Moving rotated keys to other positions.
+
+use burn::tensor::{Tensor, TensorData};
+use kiln_core::need::AttentionNeed;
+use kiln_kernels::Kernels;
+
+/// Turns keys that were rotated for one position into keys rotated for another.
+#[derive(Clone, Debug)]
+pub(super) struct Rotation {
+    /// Radians a position; `None` where keys are not rotated at all.
+    frequencies: Option<Vec<f32>>,
+    kernels: Kernels,
+}
+
+impl Rotation {
+    pub(super) fn new(need: &AttentionNeed, kernels: &Kernels) -> Self {
+        let frequencies = need.rotary.as_ref().map(|rotary| rotary.frequencies.clone());
+        Self { frequencies, kernels: kernels.clone() }
+    }
+
+    /// `keys` `[batch, kv_heads, tokens, head_dim]`, all moved by `by` positions.
+    pub(super) fn shift(&self, keys: Tensor<4>, by: i64) -> Tensor<4> {
+        let Some(frequencies) = self.frequencies.as_ref().filter(|_| by != 0 && keys.dims()[2] > 0) else {
+            return keys;
+        };
+        let (shape, device) = ([1, 1, frequencies.len()], keys.device());
+        let angles = frequencies.iter().map(|frequency| by as f32 * frequency);
+        let (sin, cos): (Vec<f32>, Vec<f32>) = angles.map(f32::sin_cos).unzip();
+        let upload = |table: Vec<f32>| {
+            let all = [1, keys.dims()[2], frequencies.len()];
+            Tensor::<3>::from_data(TensorData::new(table, shape), &device).expand(all)
+        };
+        let (cos, sin) = (upload(cos), upload(sin));
+        self.kernels.rotary(keys, cos, sin)
+    }
+}

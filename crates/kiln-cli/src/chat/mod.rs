@@ -1,0 +1,268 @@
+//! `kiln chat`
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use kiln::{
+    Chat, ChatTemplate, Error, GenerationConfig, Message, Model, Plan, Result, Reuse, RunOptions, Stats,
+    StopReason,
+};
+
+use crate::{
+    args::ChatArgs,
+    display, load,
+    run::{options, wanted},
+};
+
+mod command;
+mod input;
+
+use command::Command;
+use input::Input;
+
+pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
+    // What can be wrong with the words is said before the model is loaded.
+    let plan = args.memory.plan()?;
+    let mut wanted = wanted(&args.sampling)?;
+    let options = options(args.prefill_chunk, &args.memory)?;
+    let folder = load::folder(args.model.as_deref())?;
+    let given = args.template.as_deref().map(given_template).transpose()?.flatten();
+
+    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
+    let plan = plan.map_or_else(|| model.plan(), Ok)?;
+    let template = match given {
+        Some(template) => template,
+        None => own_template(&model, args.template.as_deref())?,
+    };
+    let mut input = Input::new()?;
+    if input.is_terminal() {
+        let place = &model.opened().info.name;
+        eprintln!(
+            "{} on {place}, {}. /help lists what can be typed beside messages.",
+            model.name(),
+            model.dtype().name()
+        );
+    }
+    if args.model.is_none() {
+        if input.is_terminal() {
+            eprintln!(
+                "It is a small base model, trained on plays and two old books: it goes on in their manner, and knows nothing."
+            );
+        }
+        // In its texts, an empty line ends a speech.
+        wanted.stop_strings.get_or_insert_with(|| vec!["\n\n".to_owned()]);
+    }
+    let mut session = Session {
+        chat: Chat::new(&model, template, &plan)?,
+        model: &model,
+        plan,
+        wanted,
+        options,
+        latest: None,
+        interrupts: Interrupts::new(),
+        watched: input.is_terminal(),
+    };
+    session.tell_system(args.system.as_deref());
+    while let Some(line) = input.next()? {
+        match session.take(&line) {
+            Ok(true) => {}
+            Ok(false) => break,
+            // A script is not to go on as if nothing had happened; a person can.
+            Err(error @ Error::Prompt { .. }) if session.watched => {
+                eprintln!("error: {error}; /reset begins a new conversation");
+            }
+            Err(error) if session.watched => eprintln!("error: {error}"),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The template of a file, if `name` is one.
+fn given_template(name: &str) -> Result<Option<ChatTemplate>> {
+    let path = Path::new(name);
+    match path.exists() {
+        true => {
+            let source = fs::read_to_string(path).map_err(|e| file(path, e))?;
+            ChatTemplate::new(&source).map(Some)
+        }
+        false => Ok(None),
+    }
+}
+
+/// The model's own template, by name or by default.
+fn own_template(model: &Model, name: Option<&str>) -> Result<ChatTemplate> {
+    let own = model.chat_templates();
+    match name {
+        Some(name) if own.by_name.is_empty() => Err(file(name.as_ref(), "there is no such file")),
+        Some(name) => own.named(name),
+        None if own.by_name.is_empty() => {
+            eprintln!(
+                "{} has no chat template: using ChatML, as llama.cpp does; --template FILE gives another",
+                model.name()
+            );
+            Ok(ChatTemplate::chatml())
+        }
+        None => own.choose(false),
+    }
+}
+
+fn file(path: &Path, error: impl std::fmt::Display) -> Error {
+    Error::File { path: path.to_owned(), why: error.to_string() }
+}
+
+/// Ctrl-C: stops an answer; twice, or where nothing is being answered, the program.
+struct Interrupts {
+    /// Set by the first. Set from the start, so that there is none to wait for.
+    pending: Arc<AtomicBool>,
+}
+
+impl Interrupts {
+    fn new() -> Self {
+        /// What shells report of a program that Ctrl-C ended.
+        const INTERRUPTED: i32 = 130;
+
+        let pending = Arc::new(AtomicBool::new(true));
+        let seen = pending.clone();
+        let handler = move || {
+            if seen.swap(true, Ordering::Relaxed) {
+                std::process::exit(INTERRUPTED);
+            }
+        };
+        if let Err(e) = ctrlc::set_handler(handler) {
+            tracing::warn!("Ctrl-C ends the program, not the answer: {e}");
+        }
+        Self { pending }
+    }
+}
+
+/// A conversation and what is known of it.
+struct Session<'m> {
+    chat: Chat<'m>,
+    model: &'m Model,
+    plan: Plan,
+    wanted: GenerationConfig,
+    options: RunOptions,
+    latest: Option<(Stats, Reuse)>,
+    interrupts: Interrupts,
+    /// Whether a person sees what is printed.
+    watched: bool,
+}
+
+impl Session<'_> {
+    /// Takes a message or a command; whether to go on.
+    fn take(&mut self, line: &str) -> Result<bool> {
+        if !line.starts_with('/') {
+            return if line.trim().is_empty() { Ok(true) } else { self.answer(line) };
+        }
+        match line.parse()? {
+            Command::Help => display::say(command::help()),
+            Command::Reset => {
+                self.chat.conversation_mut().messages.retain(|message| message.role() == "system");
+                self.latest = None;
+            }
+            Command::Save(path) => {
+                let text =
+                    serde_json::to_string_pretty(self.chat.conversation()).map_err(|e| file(&path, e))?;
+                fs::write(&path, text + "\n").map_err(|e| file(&path, format!("cannot be written: {e}")))?;
+            }
+            Command::Load(path) => {
+                let text = fs::read_to_string(&path).map_err(|e| file(&path, e))?;
+                let conversation = serde_json::from_str(&text)
+                    .map_err(|e| file(&path, format!("is no conversation: {e}")))?;
+                *self.chat.conversation_mut() = conversation;
+            }
+            Command::Stats => display::say(self.stats()),
+            Command::Cache => display::say(self.cache()),
+            Command::System(None) => {
+                display::say(self.system().unwrap_or_else(|| "no system message".to_owned()))
+            }
+            Command::System(text) => self.tell_system(text.as_deref()),
+            Command::Exit => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn system(&self) -> Option<String> {
+        self.chat.conversation().messages.iter().find(|message| message.role() == "system")?.content()
+    }
+
+    /// The first message becomes, or is replaced by, `text`.
+    fn tell_system(&mut self, text: Option<&str>) {
+        let Some(text) = text else { return };
+        let messages = &mut self.chat.conversation_mut().messages;
+        messages.retain(|message| message.role() != "system");
+        messages.insert(0, Message::new("system", text));
+    }
+
+    /// Says `text`, and prints the answer as it comes; whether anybody reads on.
+    fn answer(&mut self, text: &str) -> Result<bool> {
+        self.interrupts.pending.store(false, Ordering::Relaxed);
+        let answered = self.print_answer(text);
+        self.interrupts.pending.store(true, Ordering::Relaxed);
+        answered
+    }
+
+    fn print_answer(&mut self, text: &str) -> Result<bool> {
+        let mut answer = self.chat.say(text, &self.wanted, self.options)?;
+        let mut out = io::stdout().lock();
+        let mut show = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
+        let mut heard = true;
+        let mut stopped = false;
+        while heard && !stopped {
+            let Some(piece) = answer.next() else { break };
+            heard = show(&piece?);
+            stopped = self.interrupts.pending.load(Ordering::Relaxed);
+        }
+        heard = show("\n") && heard;
+        self.latest = Some((answer.stats(), answer.reuse()));
+        match answer.stop_reason() {
+            Some(StopReason::Length) if self.watched => {
+                eprintln!("(cut off after {} tokens; -n allows more)", answer.stats().generated);
+            }
+            _ if stopped => eprintln!("(stopped)"),
+            _ => {}
+        }
+        Ok(heard)
+    }
+
+    fn stats(&self) -> String {
+        let Some((stats, reuse)) = self.latest else { return "nothing was answered yet".to_owned() };
+        let rate = |tokens: usize, seconds: f64| tokens as f64 / seconds.max(1e-9);
+        let (prefill, decode) = (stats.prefill_time.as_secs_f64(), stats.decode_time.as_secs_f64());
+        let anew = if reuse.reset { ", because the cache could not forget less" } else { "" };
+        format!(
+            "prompt   {} tokens: {} reused, {} fed, {} forgotten{anew}\nfirst    token after {:.3} s\n\
+             prefill  {} tokens in {prefill:.3} s, {:.1} tokens/s\ndecode   {} tokens in {decode:.3} s, {:.1} tokens/s\n{}",
+            reuse.reused + reuse.fed,
+            reuse.reused,
+            reuse.fed,
+            reuse.forgotten,
+            stats.time_to_first_token.as_secs_f64(),
+            reuse.fed,
+            rate(reuse.fed, prefill),
+            stats.decoded(),
+            rate(stats.decoded(), decode),
+            self.cache(),
+        )
+    }
+
+    fn cache(&self) -> String {
+        let sequence = self.chat.sequence();
+        format!(
+            "cache    {}, {} of {} positions, {}",
+            self.plan.describe(&self.model.causal().needs()),
+            sequence.len(),
+            self.model.sizes().positions,
+            display::bytes(sequence.cache().device_bytes() as u64)
+        )
+    }
+}

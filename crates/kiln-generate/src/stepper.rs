@@ -1,0 +1,156 @@
+//! Steps of one token each, fed from a buffer on the device: launched one by one, or captured once and replayed.
+
+use burn::tensor::{Int, Tensor};
+use kiln_core::{
+    Result,
+    batch::{Batch, Steps},
+    model::{CausalModel, Logits},
+    model_cache::ModelCache,
+    trusted::Recording,
+};
+
+/// Steps that run before one is recorded: the allocator learns what a step needs.
+const WARM_UP: usize = 3;
+
+/// Slots that rotary tables are made for at once.
+const TABLE: usize = 2048;
+
+/// What a step leaves on the device.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are two of it")]
+pub(crate) enum Output {
+    /// The likeliest tokens, `[rows, 1]`. They are what the next step is fed.
+    Chosen(Tensor<2, Int>),
+    /// Logits `[rows, 1, vocab]`. The next step is fed what [`Stepper::give`] is given.
+    Logits(Tensor<3>),
+}
+
+/// The model and what it runs on.
+#[derive(Debug)]
+pub(crate) struct Running<'a> {
+    pub(crate) model: &'a dyn CausalModel,
+    pub(crate) cache: &'a mut ModelCache,
+    /// Padding slots at the start of each row.
+    pub(crate) left_pad: Vec<usize>,
+}
+
+/// Feeds one token after the other to a model.
+#[derive(Debug)]
+pub(crate) struct Stepper {
+    /// What is fed next, `[rows, 1]`. Nothing else ever holds it, so that it is written in place.
+    tokens: Tensor<2, Int>,
+    steps: Steps,
+    /// Whether the device chooses the tokens.
+    chooses: bool,
+    capture: Capture,
+}
+
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
+enum Capture {
+    Off,
+    /// Steps that were made since the allocator was told.
+    WarmingUp(usize),
+    On(Recording, Output),
+}
+
+impl Stepper {
+    /// Prepares to feed `tokens` `[rows, 1]`.
+    pub(crate) fn new(tokens: &Tensor<2, Int>, running: &Running<'_>, chooses: bool, capture: bool) -> Self {
+        let (device, rows) = (tokens.device(), tokens.dims()[0]);
+        let next = running.cache.seq_len();
+        let buffer = Tensor::zeros([rows, 1], (&device, tokens.dtype()));
+        Self {
+            tokens: buffer.slice_assign([0..rows, 0..1], tokens.clone()),
+            steps: Steps::new(running.model, next..next + TABLE, &running.left_pad, &device),
+            chooses,
+            capture: if capture { Capture::WarmingUp(0) } else { Capture::Off },
+        }
+    }
+
+    /// Sets what is fed next.
+    pub(crate) fn give(&mut self, tokens: Tensor<2, Int>) {
+        let rows = self.tokens.dims()[0];
+        self.tokens.inplace(|buffer| buffer.slice_assign([0..rows, 0..1], tokens));
+    }
+
+    /// Feeds a token to every row.
+    pub(crate) fn step(&mut self, running: &mut Running<'_>) -> Result<Output> {
+        let device = self.tokens.device();
+        if self.steps.next >= self.steps.slots.end {
+            let next = self.steps.next;
+            self.steps = Steps::new(running.model, next..next + TABLE, &running.left_pad, &device);
+            self.stop_replaying();
+        }
+        // A buffer that has to grow is another one afterwards.
+        let repeats = running.cache.repeats() > 0;
+        match &self.capture {
+            Capture::On(recording, output) if repeats && recording.is_of_this_thread() => {
+                recording.replay()?;
+                running.cache.repeated();
+                self.steps.next += 1;
+                return Ok(output.clone());
+            }
+            Capture::On(..) => self.stop_replaying(),
+            Capture::WarmingUp(WARM_UP..) if repeats => {
+                match Recording::record(&device, || self.launch(running))? {
+                    Some((recording, output)) => {
+                        recording.replay()?;
+                        self.capture = Capture::On(recording, output.clone());
+                        return Ok(output);
+                    }
+                    None => self.capture = Capture::Off,
+                }
+            }
+            Capture::WarmingUp(_) | Capture::Off => {}
+        }
+        match &mut self.capture {
+            Capture::WarmingUp(0) if Recording::prepare(&device).is_err() => self.capture = Capture::Off,
+            Capture::WarmingUp(steps) => *steps += 1,
+            Capture::Off | Capture::On(..) => {}
+        }
+        self.launch(running)
+    }
+
+    fn stop_replaying(&mut self) {
+        if matches!(self.capture, Capture::On(..)) {
+            self.capture = Capture::WarmingUp(0);
+        }
+    }
+
+    fn launch(&mut self, running: &mut Running<'_>) -> Result<Output> {
+        running.cache.admits(1)?;
+        let batch = Batch {
+            tokens: self.tokens.clone(),
+            left_pad: running.left_pad.clone(),
+            horizon: 0,
+            steps: Some(self.steps.clone()),
+        };
+        let logits = running.model.forward(&batch, Logits::Last, running.cache)?;
+        drop(batch);
+        let output = match self.chooses {
+            true => {
+                let chosen = likeliest(logits);
+                self.give(chosen.clone());
+                Output::Chosen(chosen)
+            }
+            false => Output::Logits(logits),
+        };
+        self.steps.advance();
+        Ok(output)
+    }
+}
+
+impl Drop for Stepper {
+    fn drop(&mut self) {
+        if matches!(self.capture, Capture::WarmingUp(1..)) {
+            Recording::abandon(&self.tokens.device());
+        }
+    }
+}
+
+/// The likeliest token of each row, `[rows, 1]`. Of equal scores burn takes the first on every device, as torch does.
+pub(crate) fn likeliest(logits: Tensor<3>) -> Tensor<2, Int> {
+    let [rows, _, vocab] = logits.dims();
+    logits.reshape([rows, vocab]).argmax(1)
+}

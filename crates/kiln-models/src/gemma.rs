@@ -1,0 +1,59 @@
+//! Gemma (Gemma Team, 2024; transformers' `GemmaForCausalLM`): Llama with norms by one plus their weights, embeddings
+//! multiplied by the root of their size, GELU, and heads of a size of their own.
+
+use kiln_core::Result;
+use serde::Deserialize;
+
+use crate::{
+    Architecture, ConfigFile, Configured, Rope,
+    config::{Common, Defaults},
+    nn::{decoder::DecoderConfig, mlp::Activation},
+};
+
+#[derive(Debug)]
+pub(crate) struct Gemma;
+
+/// The fields of `config.json` beyond those that every decoder has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    hidden_act: Option<String>,
+    hidden_activation: Option<String>,
+    attention_bias: bool,
+}
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: Some(16), head_dim: Some(256), positions: 8192, eps: 1e-6, tied: true };
+
+impl Architecture for Gemma {
+    fn model_type(&self) -> &'static str {
+        "gemma"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let fields: Fields = config.parse()?;
+        let common = Common::read(config, DEFAULTS)?;
+        let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
+        let mut decoder = DecoderConfig::gemma(common, rope.into());
+        decoder.attention.qkv_bias = fields.attention_bias;
+        decoder.attention.o_bias = fields.attention_bias;
+        decoder.mlp.activation = fields.activation(config)?;
+        Ok(Box::new(decoder))
+    }
+}
+
+impl Fields {
+    /// transformers 4 reads `hidden_activation`, and 5 `hidden_act`, where `gelu` is an old name of the other formula.
+    fn activation(&self, config: &ConfigFile) -> Result<Activation> {
+        let activation = match self.hidden_act.as_deref() {
+            None | Some("gelu") => Activation::GeluTanh,
+            Some(name) => Activation::named(config, "hidden_act", name)?,
+        };
+        match self.hidden_activation.as_deref() {
+            Some(name) if Activation::named(config, "hidden_activation", name)? != activation => {
+                Err(config.error(&format!("`hidden_activation` is `{name}`, and `hidden_act` means another")))
+            }
+            _ => Ok(activation),
+        }
+    }
+}

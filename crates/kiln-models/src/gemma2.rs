@@ -1,0 +1,82 @@
+//! Gemma 2 (Gemma Team, 2024; transformers' `Gemma2ForCausalLM`): Gemma with norms around attention and feed-forward,
+//! soft caps on scores and logits, a scale of its own for queries, and a window on every other block.
+
+use kiln_core::Result;
+use serde::Deserialize;
+
+use crate::{
+    Architecture, ConfigFile, Configured, Rope,
+    config::{Common, Defaults},
+    nn::{decoder::DecoderConfig, mlp::Activation},
+    windows::windows,
+};
+
+#[derive(Debug)]
+pub(crate) struct Gemma2;
+
+/// The fields of `config.json` beyond those that every decoder has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Fields {
+    hidden_activation: Option<String>,
+    attention_bias: bool,
+    query_pre_attn_scalar: Option<f64>,
+    attn_logit_softcapping: Option<f64>,
+    final_logit_softcapping: Option<f64>,
+    sliding_window: Option<usize>,
+    layer_types: Option<Vec<String>>,
+}
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: Some(4), head_dim: Some(256), positions: 8192, eps: 1e-6, tied: true };
+
+impl Architecture for Gemma2 {
+    fn model_type(&self) -> &'static str {
+        "gemma2"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let fields: Fields = config.parse()?;
+        let common = Common::read(config, DEFAULTS)?;
+        let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
+        let mut decoder =
+            fields.decoder(config, DecoderConfig::gemma(common, rope.into()), |i| i % 2 == 0, Some(30.0))?;
+        decoder.attention.softcap = config.positive_unless_null(
+            "attn_logit_softcapping",
+            fields.attn_logit_softcapping,
+            Some(50.0),
+        )?;
+        Ok(Box::new(decoder))
+    }
+}
+
+impl Fields {
+    /// `decoder` with what Gemma 3 has, too. Where the config does not say, `sliding` says which blocks have a window,
+    /// and the logits' cap is `final_softcap`.
+    pub(crate) fn decoder(
+        &self,
+        config: &ConfigFile,
+        mut decoder: DecoderConfig,
+        sliding: impl Fn(usize) -> bool,
+        final_softcap: Option<f64>,
+    ) -> Result<DecoderConfig> {
+        let window = config.unless_null("sliding_window", self.sliding_window, Some(4096));
+        let layers = decoder.sizes.layers;
+        decoder.windows = windows(config, layers, window, self.layer_types.as_deref(), sliding)?;
+        decoder.norms_after = true;
+        // Gemma 2 and 3 were trained in bfloat16, and their residuals reach beyond 65,504.
+        decoder.fits_float16 = false;
+        decoder.attention.qkv_bias = self.attention_bias;
+        decoder.attention.o_bias = self.attention_bias;
+        let scalar = self.query_pre_attn_scalar.unwrap_or(256.0);
+        decoder.attention.scale = config.positive("query_pre_attn_scalar", scalar)?.powf(-0.5);
+        decoder.final_softcap = config.positive_unless_null(
+            "final_logit_softcapping",
+            self.final_logit_softcapping,
+            final_softcap,
+        )?;
+        let activation = self.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh");
+        decoder.mlp.activation = Activation::named(config, "hidden_activation", activation)?;
+        Ok(decoder)
+    }
+}

@@ -1,0 +1,81 @@
+//! Gemma 3's language model (Gemma Team, 2025; transformers' `Gemma3ForCausalLM`): Gemma 2 with norms on each head of
+//! queries and keys, five blocks with a window for each without, and other rotary positions in the former.
+//!
+//! `attn_logit_softcapping` is a field of its config that transformers' attention does not use, and neither do we.
+
+use kiln_core::Result;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::{
+    Architecture, ConfigFile, Configured, Rope, Ropes, Sizes,
+    config::{Common, Defaults},
+    gemma2,
+    nn::{decoder::DecoderConfig, rope::RopeParameters},
+};
+
+#[derive(Debug)]
+pub(crate) struct Gemma3Text;
+
+/// The fields of `config.json` beyond those of Gemma 2.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    /// Old configs: every how many blocks one sees everything
+    sliding_window_pattern: Option<usize>,
+    /// Old configs, as is `rope_theta`: the base of blocks with a window
+    rope_local_base_freq: Option<f64>,
+    rope_theta: Option<f64>,
+    rope_scaling: Map<String, Value>,
+    rope_parameters: LayerRopes,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct LayerRopes {
+    full_attention: Option<Map<String, Value>>,
+    sliding_attention: Option<Map<String, Value>>,
+}
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: Some(4), head_dim: Some(256), positions: 131_072, eps: 1e-6, tied: true };
+
+impl Architecture for Gemma3Text {
+    fn model_type(&self) -> &'static str {
+        "gemma3_text"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let gemma2: gemma2::Fields = config.parse()?;
+        let fields: Fields = config.parse()?;
+        let common = Common::read(config, DEFAULTS)?;
+        let pattern = fields.sliding_window_pattern.unwrap_or(6);
+        config.check("sliding_window_pattern", pattern, usize::MAX)?;
+        let positions = common.sizes.positions;
+        let ropes = fields.ropes(config, &common.sizes)?;
+        let decoder = DecoderConfig::gemma(common, ropes);
+        let mut decoder = gemma2.decoder(config, decoder, |i| !(i + 1).is_multiple_of(pattern), None)?;
+        // The config has the number that is reached, whatever the type of rope.
+        decoder.sizes.positions = positions;
+        decoder.attention.head_norms = true;
+        Ok(Box::new(decoder))
+    }
+}
+
+impl Fields {
+    fn ropes(self, config: &ConfigFile, sizes: &Sizes) -> Result<Ropes> {
+        let rope = |section: Map<String, Value>, theta: f64| {
+            let mut parameters = RopeParameters::parse(config, section.into())?;
+            parameters.rope_theta = parameters.rope_theta.or(Some(theta));
+            Rope::new(config, &parameters, sizes.head_dim, sizes.positions)
+        };
+        let LayerRopes { full_attention, sliding_attention } = self.rope_parameters;
+        let mut full = full_attention.unwrap_or_default();
+        full.extend(self.rope_scaling);
+        let local = self.rope_local_base_freq.unwrap_or(1e4);
+        Ok(Ropes {
+            full: rope(full, self.rope_theta.unwrap_or(1e6))?,
+            sliding: Some(rope(sliding_attention.unwrap_or_default(), local)?),
+        })
+    }
+}

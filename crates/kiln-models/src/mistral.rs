@@ -1,0 +1,45 @@
+//! Mistral (Jiang et al., 2023; transformers' `MistralForCausalLM`): Llama without biases, and with a window over which
+//! every block looks back.
+
+use kiln_core::Result;
+use serde::Deserialize;
+
+use crate::{
+    Architecture, ConfigFile, Configured, Rope,
+    config::{Common, Defaults},
+    nn::{decoder::DecoderConfig, mlp::Activation},
+    windows::windows,
+};
+
+#[derive(Debug)]
+pub(crate) struct Mistral;
+
+/// The fields of `config.json` beyond those that every decoder has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    hidden_act: Option<String>,
+    sliding_window: Option<usize>,
+}
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: Some(8), head_dim: None, positions: 131_072, eps: 1e-6, tied: false };
+
+impl Architecture for Mistral {
+    fn model_type(&self) -> &'static str {
+        "mistral"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let fields: Fields = config.parse()?;
+        let common = Common::read(config, DEFAULTS)?;
+        let window = config.unless_null("sliding_window", fields.sliding_window, Some(4096));
+        let windows = windows(config, common.sizes.layers, window, None, |_| window.is_some())?;
+        let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
+        let mut decoder = DecoderConfig::new(common, rope.into());
+        decoder.windows = windows;
+        decoder.mlp.activation =
+            Activation::named(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
+        Ok(Box::new(decoder))
+    }
+}

@@ -1,0 +1,60 @@
+//! Phi-3 and Phi-4 (Abdin et al., 2024; transformers' `Phi3ForCausalLM`): Llama with the projections of attention, and
+//! those into the feed-forward block, stored as one matrix each; rotary positions on a share of each head, stretched by
+//! `longrope`; and a window, where the config asks for one.
+//!
+//! Where a sequence grows beyond the trained length, `longrope` takes other frequencies. transformers' `generate()` then
+//! drops the cache and feeds everything anew; here keys that are cached keep the frequencies they were given, as they do
+//! where transformers' `forward` is called token by token.
+
+use kiln_core::Result;
+use serde::Deserialize;
+
+use crate::{
+    Architecture, ConfigFile, Configured, Rope,
+    config::{Common, Defaults},
+    nn::{decoder::DecoderConfig, mlp::Activation, rope::RopeParameters},
+    windows::windows,
+};
+
+#[derive(Debug)]
+pub(crate) struct Phi3;
+
+/// The fields of `config.json` beyond those that every decoder has.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    hidden_act: Option<String>,
+    original_max_position_embeddings: Option<usize>,
+    sliding_window: Option<usize>,
+}
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: None, head_dim: None, positions: 4096, eps: 1e-5, tied: false };
+
+impl Architecture for Phi3 {
+    fn model_type(&self) -> &'static str {
+        "phi3"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let fields: Fields = config.parse()?;
+        let common = Common::read(config, DEFAULTS)?;
+        let window = fields.sliding_window;
+        let windows = windows(config, common.sizes.layers, window, None, |_| window.is_some())?;
+        let mut rope = RopeParameters::read(config)?;
+        // Old names of the same.
+        if matches!(rope.kind(), "su" | "yarn") {
+            rope.rope_type = Some("longrope".to_owned());
+        }
+        // What stands beside the rope parameters holds, even where it is only the default.
+        rope.original_max_position_embeddings = Some(fields.original_max_position_embeddings.unwrap_or(4096));
+        let rope = Rope::new(config, &rope, common.sizes.head_dim, common.sizes.positions)?;
+        let mut decoder = DecoderConfig::new(common, rope.into());
+        decoder.windows = windows;
+        decoder.attention.fused = true;
+        decoder.mlp.fused = true;
+        decoder.mlp.activation =
+            Activation::named(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
+        Ok(Box::new(decoder))
+    }
+}

@@ -1,0 +1,40 @@
+//! Qwen3 (Yang et al., 2025; transformers' `Qwen3ForCausalLM`): Qwen2 with a norm on each head of queries and keys, and
+//! biases only where the config asks for them.
+
+use kiln_core::Result;
+use serde::Deserialize;
+
+use crate::{
+    Architecture, ConfigFile, Configured,
+    config::{Common, Defaults},
+    qwen2,
+};
+
+#[derive(Debug)]
+pub(crate) struct Qwen3;
+
+/// The fields of `config.json` beyond those of Qwen2.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    attention_bias: bool,
+}
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: Some(32), head_dim: Some(128), positions: 32768, eps: 1e-6, tied: false };
+
+impl Architecture for Qwen3 {
+    fn model_type(&self) -> &'static str {
+        "qwen3"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let Fields { attention_bias } = config.parse()?;
+        let fields: qwen2::Fields = config.parse()?;
+        let mut decoder = fields.decoder(config, Common::read(config, DEFAULTS)?)?;
+        decoder.attention.head_norms = true;
+        decoder.attention.qkv_bias = attention_bias;
+        decoder.attention.o_bias = attention_bias;
+        Ok(Box::new(decoder))
+    }
+}

@@ -1,0 +1,232 @@
+//! Talking with a model: its chat templates, and a conversation that is fed turn by turn.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use kiln_cache::Plan;
+use kiln_core::{Error, Result, model::TokenId};
+use kiln_generate::{
+    ChatTemplate, ChatTemplates, Conversation, GenerationConfig, Message, RenderOptions, Stats,
+};
+use serde_json::Value;
+
+use crate::{
+    Model,
+    sequence::{Reuse, Sequence},
+    text::{GeneratedText, RunOptions, StopReason},
+};
+
+/// The tokens that a template may name, as `tokenizer_config.json` calls them.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// The templates and special tokens of a folder, from where transformers takes them: `chat_template.jinja` and
+/// `additional_chat_templates/NAME.jinja`, or else `chat_template` in `tokenizer_config.json`, one or several.
+pub(crate) fn chat_templates(folder: &Path) -> Result<ChatTemplates> {
+    let config = json(&folder.join("tokenizer_config.json"))?;
+    let mut by_name = BTreeMap::new();
+    if let Some(source) = text(&folder.join("chat_template.jinja"))? {
+        by_name.insert("default".to_owned(), source);
+    }
+    for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if let (Some("jinja"), Some(name)) = (path.extension().and_then(|e| e.to_str()), path.file_stem()) {
+            by_name.extend(text(&path)?.map(|source| (name.to_string_lossy().into_owned(), source)));
+        }
+    }
+    if by_name.is_empty() {
+        by_name = templates_of(config.get("chat_template"));
+    }
+    let mut special_tokens = special_tokens_of(&config);
+    // Tokenizers that list no added tokens in their config are older than it, and keep these apart.
+    if config.get("added_tokens_decoder").is_none() {
+        special_tokens.extend(special_tokens_of(&json(&folder.join("special_tokens_map.json"))?));
+    }
+    Ok(ChatTemplates { by_name, special_tokens })
+}
+
+/// One template, or a list of `{"name": .., "template": ..}`, or an object of them.
+fn templates_of(value: Option<&Value>) -> BTreeMap<String, String> {
+    let owned = |name: &str, source: &Value| Some((name.to_owned(), source.as_str()?.to_owned()));
+    match value {
+        Some(source @ Value::String(_)) => owned("default", source).into_iter().collect(),
+        Some(Value::Array(list)) => {
+            list.iter().filter_map(|one| owned(one.get("name")?.as_str()?, one.get("template")?)).collect()
+        }
+        Some(Value::Object(map)) => map.iter().filter_map(|(name, source)| owned(name, source)).collect(),
+        _ => BTreeMap::new(),
+    }
+}
+
+fn special_tokens_of(config: &Value) -> BTreeMap<String, String> {
+    let token = |name: &&str| {
+        let token = config.get(name)?;
+        let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
+        Some(((*name).to_owned(), text.to_owned()))
+    };
+    SPECIAL_TOKENS.iter().filter_map(token).collect()
+}
+
+/// The text of a file; `None` where there is no such file.
+fn text(path: &Path) -> Result<Option<String>> {
+    match path.exists() {
+        true => fs::read_to_string(path).map(Some).map_err(|e| wrong(path, e.to_string())),
+        false => Ok(None),
+    }
+}
+
+/// The JSON of a file; null where there is no such file.
+fn json(path: &Path) -> Result<Value> {
+    let read =
+        |text: String| serde_json::from_str(&text).map_err(|e| wrong(path, format!("is no JSON: {e}")));
+    text(path)?.map_or(Ok(Value::Null), read)
+}
+
+fn wrong(path: &Path, why: String) -> Error {
+    Error::File { path: path.to_owned(), why }
+}
+
+impl Model {
+    /// The tokens of a conversation. The template writes all special tokens itself, so none are added.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`], and those of [`encode`](Self::encode).
+    pub fn encode_chat(
+        &self,
+        template: &ChatTemplate,
+        conversation: &Conversation,
+        options: &RenderOptions,
+    ) -> Result<Vec<TokenId>> {
+        let prompt = template.render(conversation, &self.chat_templates().special_tokens, options)?;
+        self.encode_more(&prompt)
+    }
+}
+
+/// A conversation with a model. Each turn renders it whole, and feeds what is not in the cache yet.
+#[derive(Debug)]
+pub struct Chat<'m> {
+    model: &'m Model,
+    template: ChatTemplate,
+    /// What the template writes behind an answer, where that is text: a model that was given a template that is not its
+    /// own writes it letter by letter.
+    end: Option<String>,
+    conversation: Conversation,
+    sequence: Sequence,
+}
+
+impl<'m> Chat<'m> {
+    /// `template` is one of [`Model::chat_templates`], or another.
+    ///
+    /// # Errors
+    /// Those of [`Sequence::new`].
+    pub fn new(model: &'m Model, template: ChatTemplate, plan: &Plan) -> Result<Self> {
+        let sequence = Sequence::new(model, plan)?;
+        let end = end_of_answers(&template, &model.chat_templates().special_tokens);
+        Ok(Self { model, template, end, conversation: Conversation::default(), sequence })
+    }
+
+    pub fn conversation(&self) -> &Conversation {
+        &self.conversation
+    }
+
+    /// The conversation, to be changed at will: what the cache holds of it is found out with the next turn.
+    pub fn conversation_mut(&mut self) -> &mut Conversation {
+        &mut self.conversation
+    }
+
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// Says `text` as the user, and has the model answer.
+    ///
+    /// The answer becomes part of the conversation as it is read, up to where it is dropped. Without a word of it, and where
+    /// this fails, it is as if nothing had been said.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`], and those of [`Model::continue_text`].
+    pub fn say(&mut self, text: &str, wanted: &GenerationConfig, options: RunOptions) -> Result<Answer<'_>> {
+        self.conversation.messages.push(Message::new("user", text));
+        let rendering = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let ids = self.model.encode_chat(&self.template, &self.conversation, &rendering);
+        let wanted = ids.as_ref().map_or_else(|_| wanted.clone(), |ids| self.within_room(wanted, ids.len()));
+        let Self { model, conversation: Conversation { messages, .. }, sequence, .. } = self;
+        match ids.and_then(|ids| model.continue_text(sequence, ids, &wanted, options)) {
+            Ok(pieces) => Ok(Answer { pieces, said: String::new(), failed: false, messages }),
+            Err(error) => {
+                messages.pop();
+                Err(error)
+            }
+        }
+    }
+
+    /// An answer ends where the template ends it, and where the model's positions do, however long it was to be.
+    fn within_room(&self, wanted: &GenerationConfig, tokens: usize) -> GenerationConfig {
+        let mut wanted = wanted.clone().merged_over(self.model.generation_config());
+        wanted.stop_strings.get_or_insert_default().extend(self.end.clone());
+        // No room at all is what the generation refuses.
+        if let Ok(Some(room)) = self.model.room(self.sequence.cache(), tokens) {
+            wanted.max_new_tokens = wanted.max_new_tokens.map(|most| most.min(room));
+        }
+        wanted
+    }
+}
+
+/// The first line that `template` writes behind what an assistant says, if it has any but white space.
+fn end_of_answers(template: &ChatTemplate, special_tokens: &BTreeMap<String, String>) -> Option<String> {
+    const SAID: &str = "what an assistant says";
+    let messages = vec![Message::new("user", "a question"), Message::new("assistant", SAID)];
+    let conversation = Conversation { messages, ..Conversation::default() };
+    let text = template.render(&conversation, special_tokens, &RenderOptions::default()).ok()?;
+    let (_, behind) = text.rsplit_once(SAID)?;
+    behind.lines().next().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned)
+}
+
+/// The model's answer, piece by piece.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    pieces: GeneratedText<'a>,
+    said: String,
+    failed: bool,
+    messages: &'a mut Vec<Message>,
+}
+
+impl Answer<'_> {
+    /// Times and counts so far.
+    pub fn stats(&self) -> Stats {
+        self.pieces.stats()
+    }
+
+    /// What of the conversation was in the cache already.
+    pub fn reuse(&self) -> Reuse {
+        self.pieces.reuse()
+    }
+
+    /// Why it ended; `None` while it goes on.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.pieces.stop_reason()
+    }
+}
+
+impl Iterator for Answer<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let piece = self.pieces.next();
+        match &piece {
+            Some(Ok(piece)) => self.said.push_str(piece),
+            Some(Err(_)) => self.failed = true,
+            None => {}
+        }
+        piece
+    }
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        let ended = self.pieces.stop_reason().is_some() && !self.failed;
+        match ended || !self.said.is_empty() {
+            true => self.messages.push(Message::new("assistant", &self.said)),
+            false => _ = self.messages.pop(),
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! A cache that knows which tokens it holds, so that a conversation feeds only what is new.
+
+use std::path::Path;
+
+use kiln_cache::Plan;
+use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache};
+use kiln_generate::{Generation, Settings, Stats, Step};
+
+use crate::{Model, SavedCache};
+
+/// The cache of one sequence, or of several that are continued together, with the tokens that it was fed.
+///
+/// [`Model::continue_from`] is given all tokens every time, as transformers' `generate` is with a cache, and feeds those
+/// that are not held. The tokens are kept here and never asked of the cache: it may have forgotten most of them.
+#[derive(Debug)]
+pub struct Sequence {
+    cache: ModelCache,
+    held: Held,
+}
+
+/// What a cache was fed, and what it is about to be fed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held {
+    /// Without padding, in the order they are fed in; how many were is in the cache's `seq_len`. A row that has ended is
+    /// fed tokens that mean nothing, and those are not here.
+    rows: Vec<Vec<TokenId>>,
+    left_pad: Vec<usize>,
+    /// A cache that failed in the middle of a step can only be reset.
+    failed: bool,
+}
+
+/// What of the tokens that were asked for was there already. Padding is not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Tokens that the cache held.
+    pub reused: usize,
+    /// Tokens that are fed.
+    pub fed: usize,
+    /// Tokens that the cache held and had to forget.
+    pub forgotten: usize,
+    /// Whether it was emptied because it could not forget only those that differ.
+    pub reset: bool,
+}
+
+impl Sequence {
+    /// An empty cache for `model`.
+    ///
+    /// # Errors
+    /// Those of [`Model::cache`].
+    pub fn new(model: &Model, plan: &Plan) -> Result<Self> {
+        Ok(Self { cache: model.cache(plan)?, held: Held::default() })
+    }
+
+    /// The same sequence once more, at no cost until one of the two goes on: one prompt serves many continuations.
+    pub fn snapshot(&self) -> Self {
+        Self { cache: self.cache.snapshot(), held: self.held.clone() }
+    }
+
+    /// Writes the cache and its tokens to a file. `plan` is that it was made by.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] where it holds nothing; else those of [`Model::save_cache`].
+    pub fn save(&mut self, model: &Model, plan: &Plan, path: &Path) -> Result<()> {
+        if self.is_empty() {
+            return Err(Error::Prompt { why: "nothing is held yet, so there is nothing to save".to_owned() });
+        }
+        model.save_cache(path, plan, &mut self.cache, &self.held.rows, &self.held.left_pad)
+    }
+
+    /// Reads what [`save`](Self::save) wrote.
+    ///
+    /// # Errors
+    /// Those of [`Model::load_cache`].
+    pub fn load(model: &Model, plan: &Plan, path: &Path) -> Result<Self> {
+        let SavedCache { cache, tokens, left_pad } = model.load_cache(path, plan)?;
+        Ok(Self { cache, held: Held { rows: tokens, left_pad, failed: false } })
+    }
+
+    /// All tokens of each row, also those that were chosen last and are not held yet.
+    pub fn tokens(&self) -> &[Vec<TokenId>] {
+        &self.held.rows
+    }
+
+    /// The tokens that are held, row by row; none where the cache remembers nothing.
+    pub fn ids(&self) -> Vec<&[TokenId]> {
+        (0..self.held.rows.len()).map(|row| self.row(row)).collect()
+    }
+
+    /// Tokens of a row that were fed, padding included, whether or not the cache still has them all.
+    pub fn len(&self) -> usize {
+        if self.held.failed { 0 } else { self.cache.seq_len() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The cache, for questions about it.
+    pub fn cache(&self) -> &ModelCache {
+        &self.cache
+    }
+
+    pub fn reset(&mut self) {
+        self.cache.reset();
+        self.held = Held::default();
+    }
+
+    fn row(&self, row: usize) -> &[TokenId] {
+        let fed = self.len().saturating_sub(self.held.left_pad.get(row).copied().unwrap_or(0));
+        self.held.rows.get(row).map_or(&[], |ids| ids.get(..fed).unwrap_or(ids))
+    }
+
+    /// Slots that can stay if `rows` are to be held: those before the first token that differs, all but one of `rows`.
+    fn common(&self, rows: &[Vec<TokenId>]) -> usize {
+        let pads = &self.held.left_pad;
+        let ends = || rows.iter().zip(pads).map(|(row, pad)| row.len() + pad);
+        // Rows that grew by different lengths would need other padding in front, and that was fed.
+        let aligned = ends().all(|end| Some(end) == ends().next());
+        if self.is_empty() || rows.len() != pads.len() || !aligned {
+            return 0;
+        }
+        let alike = rows.iter().zip(pads).enumerate().map(|(i, (row, pad))| {
+            let same = self.row(i).iter().zip(row).take_while(|(held, asked)| held == asked).count();
+            pad + same.min(row.len().saturating_sub(1))
+        });
+        alike.min().unwrap_or(0).min(self.len())
+    }
+
+    /// Forgets what is not the beginning of `rows`, and at least their last token; returns how many tokens of a row stay,
+    /// padding included.
+    ///
+    /// A cache that cannot forget so much and no more forgets more, or everything.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] where there is no row, or one is empty.
+    pub fn rewind_to(&mut self, rows: &[Vec<TokenId>]) -> Result<usize> {
+        self.rewind(rows).map(|_| self.len())
+    }
+
+    pub(crate) fn rewind(&mut self, rows: &[Vec<TokenId>]) -> Result<Reuse> {
+        if rows.is_empty() || rows.iter().any(Vec::is_empty) {
+            return Err(Error::Prompt { why: "the prompt is empty; give at least one token".into() });
+        }
+        let asked = rows.iter().map(Vec::len).sum::<usize>();
+        let tokens = |sequence: &Self| sequence.ids().iter().map(|row| row.len()).sum::<usize>();
+        let (before, len, common) = (tokens(self), self.len(), self.common(rows));
+        let shorter = (0..=common).rev().find(|&stay| self.cache.can_roll_back(len - stay));
+        let stay = shorter.filter(|&stay| stay > 0 && !self.held.failed);
+        match stay {
+            Some(stay) => {
+                self.cache.roll_back(len - stay)?;
+                for (row, pad) in self.held.rows.iter_mut().zip(&self.held.left_pad) {
+                    row.truncate(stay.saturating_sub(*pad));
+                }
+            }
+            None => self.reset(),
+        }
+        let reused = tokens(self);
+        Ok(Reuse {
+            reused,
+            fed: asked - reused,
+            forgotten: before - reused,
+            reset: stay.is_none() && common > 0,
+        })
+    }
+
+    /// # Errors
+    /// [`Error::NotAContinuation`] unless `rows` begin with all that is held and go on from there.
+    pub fn check_continued_by(&self, rows: &[Vec<TokenId>]) -> Result<()> {
+        let (common, held) = (self.common(rows), self.len());
+        match common == held {
+            true => Ok(()),
+            false => Err(Error::NotAContinuation { common, held }),
+        }
+    }
+
+    /// What of `rows` is not held, after [`rewind`](Self::rewind). From here on they count as being fed.
+    pub(crate) fn rest(&mut self, rows: &[Vec<TokenId>], pad: TokenId, model: &Model) -> Result<Batch> {
+        let stay = self.len();
+        if stay == 0 {
+            let batch = Batch::left_padded(rows, pad, model.device())?;
+            self.held = Held { rows: rows.to_vec(), left_pad: batch.left_pad.clone(), failed: false };
+            return Ok(batch);
+        }
+        let rest = |(row, left): (&Vec<TokenId>, &usize)| {
+            let padding = std::iter::repeat_n(pad, left.saturating_sub(stay));
+            padding.chain(row.iter().copied().skip(stay.saturating_sub(*left))).collect()
+        };
+        let rest: Vec<Vec<TokenId>> = rows.iter().zip(&self.held.left_pad).map(rest).collect();
+        self.held.rows = rows.to_vec();
+        Ok(Batch { left_pad: self.held.left_pad.clone(), ..Batch::from_rows(&rest, model.device())? })
+    }
+
+    pub(crate) fn split(&mut self) -> (&mut ModelCache, &mut Held) {
+        (&mut self.cache, &mut self.held)
+    }
+}
+
+/// A generation that tells its sequence what was chosen. Dropped at any time, it leaves the sequence as it then is.
+#[derive(Debug)]
+pub struct Continuation<'a> {
+    generation: Generation<'a>,
+    held: Option<&'a mut Held>,
+    reuse: Reuse,
+}
+
+impl<'a> Continuation<'a> {
+    pub(crate) fn new(generation: Generation<'a>, held: Option<&'a mut Held>, reuse: Reuse) -> Self {
+        Self { generation, held, reuse }
+    }
+
+    /// See [`Generation::next`].
+    pub async fn next_step(&mut self) -> Option<Result<Step>> {
+        let step = self.generation.next().await;
+        self.record(step.as_ref());
+        step
+    }
+
+    /// What of the prompt was there already.
+    pub fn reuse(&self) -> Reuse {
+        self.reuse
+    }
+
+    /// Times and counts so far.
+    pub fn stats(&self) -> Stats {
+        self.generation.stats()
+    }
+
+    pub fn settings(&self) -> &Settings {
+        self.generation.settings()
+    }
+
+    fn record(&mut self, step: Option<&Result<Step>>) {
+        let Some(held) = &mut self.held else { return };
+        match step {
+            Some(Ok(step)) => {
+                for (row, token) in held.rows.iter_mut().zip(&step.tokens) {
+                    row.extend(token);
+                }
+            }
+            Some(Err(_)) => held.failed = true,
+            None => {}
+        }
+    }
+}
+
+/// Steps, as an iterator that blocks. Native only.
+impl Iterator for Continuation<'_> {
+    type Item = Result<Step>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let step = self.generation.next_blocking();
+        self.record(step.as_ref());
+        step
+    }
+}

@@ -1,0 +1,25 @@
+//! A conversation of two turns: `cargo run --release --example chat [MODEL_FOLDER]`
+
+use std::io::Write;
+
+use kiln::{Chat, ChatTemplate, GenerationConfig, LoadOptions, Model, Plan, RunOptions};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
+    let template = model.chat_templates().choose(false).unwrap_or_else(|_| ChatTemplate::chatml());
+    let mut chat = Chat::new(&model, template, &Plan::named("dynamic")?)?;
+    let wanted = GenerationConfig { max_new_tokens: Some(60), seed: Some(1), ..GenerationConfig::default() };
+
+    for question in ["What news from Rome?", "And who told you so?"] {
+        println!("> {question}");
+        let mut answer = chat.say(question, &wanted, RunOptions::default())?;
+        for piece in answer.by_ref() {
+            print!("{}", piece?);
+            std::io::stdout().flush()?;
+        }
+        // The second turn feeds the second question only: the cache holds what came before.
+        let reuse = answer.reuse();
+        println!("\n[{} tokens reused, {} fed]\n", reuse.reused, reuse.fed);
+    }
+    Ok(())
+}

@@ -1,0 +1,340 @@
+//! What each architecture reads from its config, and what it refuses.
+
+use kiln::{
+    Model, Plan,
+    device::Opened,
+    kernels::Choice,
+    memory::{AttentionNeed, LayerNeed},
+    models,
+};
+use kiln_testkit::conformance::{self, Setup};
+use proptest::prelude::*;
+use safetensors::Dtype;
+use serde_json::{Value, json};
+
+use crate::{
+    checkpoints::{copy_of, edit_config, edit_tensors, load, logits, refused, survives},
+    support::{ARCHITECTURES, assert_close, batch, fixtures, forward, recorded},
+};
+
+fn devices() -> impl Iterator<Item = &'static Opened> {
+    kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
+}
+
+/// The window of each block of `model`.
+fn windows(model: &Model) -> Vec<Option<usize>> {
+    let window = |need: LayerNeed| match need {
+        LayerNeed::Attention(AttentionNeed { window, .. }) => window,
+        need => panic!("{need:?}"),
+    };
+    model.causal().needs().into_iter().map(window).collect()
+}
+
+/// The recorded model `name`, under a config that was edited.
+fn edited(name: &str, edit: impl FnOnce(&mut Value)) -> Model {
+    let folder = copy_of(name);
+    edit_config(folder.path(), edit);
+    load(folder.path()).unwrap()
+}
+
+#[test]
+fn every_architecture_has_cases_that_pass() {
+    let known: Vec<_> = models::ARCHITECTURES.iter().map(|a| a.model_type()).collect();
+    assert_eq!(known, ARCHITECTURES);
+    let (_, device) = &kiln_testkit::devices::opened()[0];
+    let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None };
+    for name in ARCHITECTURES {
+        let filter = format!("{name}/");
+        let summary = conformance::run(&fixtures("5.23.0"), &filter, &setup, &mut |_| {}).unwrap();
+        assert!(summary.passed >= 3 && summary.failed == 0, "{name}: {summary}");
+    }
+}
+
+#[test]
+fn tokens_fed_in_chunks_are_those_fed_whole() {
+    for opened in devices() {
+        for name in ARCHITECTURES {
+            let model = recorded(name, opened);
+            // Across the windows, which are 8.
+            let prompt: Vec<u32> = (0..21).map(|i| i * 7 % 97).collect();
+            let fresh = || model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+            let whole = forward(&model, &batch(&model, std::slice::from_ref(&prompt)), &mut fresh());
+            for sizes in [vec![3, 9, 1, 1, 7], vec![12, 9]] {
+                let (mut cache, mut start, mut got) = (fresh(), 0, Vec::new());
+                for size in sizes {
+                    let chunk = prompt[start..start + size].to_vec();
+                    got.extend(forward(&model, &batch(&model, &[chunk]), &mut cache));
+                    start += size;
+                }
+                assert_close(&got, &whole, &format!("{name} on {}", opened.info.name));
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_say_what_they_see() {
+    let (all, eight) = (None, Some(8));
+    let model = |name| edited(name, |_| {});
+    assert_eq!(windows(&model("llama")), [all; 3]);
+    assert_eq!(windows(&model("mistral")), [eight; 3]);
+    assert_eq!(windows(&model("qwen2")), [all; 3]);
+    assert_eq!(windows(&model("phi3")), [all; 3]);
+    assert_eq!(windows(&model("gemma2")), [eight, all, eight, all]);
+    assert_eq!(windows(&model("gemma3_text")), [eight, eight, eight, eight, eight, all, eight]);
+
+    let mistral = |window: Value| edited("mistral", |config| config["sliding_window"] = window);
+    assert_eq!(windows(&mistral(Value::Null)), [all; 3]);
+    let absent = edited("mistral", |config| _ = config.as_object_mut().unwrap().remove("sliding_window"));
+    assert_eq!(windows(&absent), [Some(4096); 3]);
+    assert_eq!(windows(&edited("phi3", |config| config["sliding_window"] = json!(8))), [eight; 3]);
+
+    for name in ["qwen2", "qwen3"] {
+        let qwen = |edit: fn(&mut Value)| {
+            let model = edited(name, |config| {
+                config.as_object_mut().unwrap().remove("layer_types");
+                config["sliding_window"] = json!(8);
+                config["max_window_layers"] = json!(1);
+                edit(config);
+            });
+            windows(&model)
+        };
+        assert_eq!(qwen(|config| config["use_sliding_window"] = json!(true)), [all, eight, eight]);
+        assert_eq!(qwen(|config| config["use_sliding_window"] = json!(false)), [all; 3]);
+        let listed = qwen(|config| {
+            config["use_sliding_window"] = json!(true);
+            config["layer_types"] = json!(["sliding_attention", "full_attention", "attention"]);
+        });
+        assert_eq!(listed, [eight, all, all], "a list says more than `max_window_layers`");
+    }
+}
+
+#[test]
+fn old_configs_mean_what_new_ones_do() {
+    let remove = |config: &mut Value, keys: &[&str]| {
+        keys.iter().for_each(|key| _ = config.as_object_mut().unwrap().remove(*key));
+    };
+    for (name, old) in [
+        ("gemma", json!({"rope_theta": 10000.0, "hidden_act": "gelu", "hidden_activation": null})),
+        ("gemma2", json!({"rope_theta": 10000.0, "hidden_act": "gelu"})),
+        ("gemma3_text", json!({"sliding_window_pattern": 6})),
+        (
+            "gemma3_text",
+            json!({"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": null}),
+        ),
+        ("qwen2", json!({"rope_theta": 10000.0, "sliding_window": 4096})),
+        ("phi3", json!({"rope_theta": 10000.0, "rope_scaling": null})),
+    ] {
+        let model = edited(name, |config| {
+            remove(
+                config,
+                &["rope_parameters", "layer_types", "tie_word_embeddings", "_sliding_window_pattern"],
+            );
+            if !name.starts_with("gemma") {
+                config["tie_word_embeddings"] = json!(false);
+            }
+            config.as_object_mut().unwrap().extend(old.as_object().unwrap().clone());
+        });
+        let new = edited(name, |_| {});
+        assert_eq!((logits(&model), windows(&model)), (logits(&new), windows(&new)), "{name}: {old}");
+    }
+
+    // Only blocks without a window are stretched.
+    let scaled = |edit: fn(&mut Value)| {
+        let model = edited("gemma3_text", edit);
+        (logits(&model), model.sizes().positions)
+    };
+    let new = scaled(|config| {
+        config["rope_parameters"]["full_attention"] =
+            json!({"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6});
+    });
+    let old = scaled(|config| {
+        config.as_object_mut().unwrap().remove("rope_parameters");
+        config["rope_scaling"] = json!({"rope_type": "linear", "factor": 8.0});
+    });
+    assert_eq!(new, old);
+    assert_eq!(new.1, 128, "its config says how far it reaches");
+    assert_ne!(new.0, scaled(|_| {}).0);
+}
+
+#[test]
+fn old_names_of_longrope_are_known() {
+    let longrope = |edit: fn(&mut Value)| {
+        let model = edited("phi3", |config| {
+            config["rope_parameters"] = json!({
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.25, 1.5, 1.75],
+                "long_factor": [2.0, 3.0, 4.0, 5.0],
+            });
+            config["original_max_position_embeddings"] = json!(4);
+            edit(config);
+        });
+        logits(&model)
+    };
+    let want = longrope(|_| {});
+    assert_eq!(longrope(|config| config["rope_parameters"]["rope_type"] = json!("su")), want);
+    assert_eq!(longrope(|config| config["rope_parameters"]["rope_type"] = json!("yarn")), want);
+    // Five tokens are more than four, and fewer than the 4096 that hold where nothing is said.
+    let short = longrope(|config| {
+        config.as_object_mut().unwrap().remove("original_max_position_embeddings");
+        config["rope_parameters"]["original_max_position_embeddings"] = json!(4);
+        config["max_position_embeddings"] = json!(8192);
+    });
+    assert_ne!(short, want);
+}
+
+#[test]
+fn configs_that_ask_for_what_is_not_there_are_refused() {
+    let list = |names: &[&str]| json!(names);
+    let cases: Vec<(&str, &str, Value, &str)> = vec![
+        ("mistral", "sliding_window", json!(0), "`sliding_window` is 0"),
+        ("mistral", "sliding_window", json!(-1), "sliding_window"),
+        ("mistral", "sliding_window", json!(u64::MAX), "sliding_window"),
+        // As many as there are heads: 4 of 8.
+        ("mistral", "num_key_value_heads", Value::Null, "[32, 32]"),
+        ("mistral", "hidden_act", json!("relu6"), "known: silu"),
+        ("mistral", "is_causal", json!(false), "see later ones"),
+        ("phi3", "sliding_window", json!(0), "`sliding_window` is 0"),
+        ("phi3", "original_max_position_embeddings", json!(0), "original_max_position_embeddings"),
+        ("phi3", "original_max_position_embeddings", json!(-4), "original_max_position_embeddings"),
+        ("phi3", "partial_rotary_factor", json!(0.5), ""),
+        ("phi3", "rope_parameters", json!({"partial_rotary_factor": 0.01}), "rotated in pairs"),
+        ("phi3", "rope_parameters", json!({"partial_rotary_factor": 1.5}), "rotated in pairs"),
+        ("phi3", "rope_parameters", json!({"rope_type": "su"}), "short_factor"),
+        ("qwen2", "layer_types", list(&["full_attention"]), "`layer_types` has 1 entries"),
+        ("qwen2", "layer_types", json!([]), "`layer_types` has 0 entries"),
+        ("qwen2", "layer_types", json!("full_attention"), "layer_types"),
+        ("qwen2", "layer_types", json!([1, 2, 3]), "layer_types"),
+        ("qwen2", "layer_types", list(&["full_attention"; 2]), "`layer_types` has 2 entries"),
+        ("qwen2", "layer_types", list(&["chunked_attention"; 3]), "known: full_attention"),
+        ("qwen2", "layer_types", list(&["sliding_attention"; 3]), "`sliding_window` is missing"),
+        ("qwen2", "num_key_value_heads", json!(3), "attention heads"),
+        ("qwen2", "max_window_layers", json!(-1), "max_window_layers"),
+        ("qwen3", "layer_types", list(&["conv"; 3]), "`conv`"),
+        ("qwen3", "attention_bias", json!("yes"), "attention_bias"),
+        ("qwen3", "attention_bias", json!(true), "q_proj.bias"),
+        ("qwen3", "head_dim", json!(16), "[64, 32]"),
+        ("gemma", "hidden_act", json!("relu"), "known: silu"),
+        ("gemma", "hidden_activation", json!("gelu"), "means another"),
+        ("gemma", "hidden_activation", json!("relu"), "known: silu"),
+        ("gemma", "use_bidirectional_attention", json!(true), "see later ones"),
+        ("gemma2", "sliding_window", json!(0), "`sliding_window` is 0"),
+        ("gemma2", "sliding_window", Value::Null, "`sliding_window` is missing"),
+        ("gemma2", "attn_logit_softcapping", json!(-50.0), "`attn_logit_softcapping` is -50"),
+        ("gemma2", "attn_logit_softcapping", json!(0), "`attn_logit_softcapping` is 0"),
+        ("gemma2", "attn_logit_softcapping", json!("NaN"), "attn_logit_softcapping"),
+        ("gemma2", "final_logit_softcapping", json!(-1), "`final_logit_softcapping` is -1"),
+        ("gemma2", "final_logit_softcapping", json!(1e300), "`final_logit_softcapping` is 1"),
+        ("gemma2", "final_logit_softcapping", json!(1e-300), "must be a positive float32"),
+        ("gemma2", "query_pre_attn_scalar", json!(0), "`query_pre_attn_scalar` is 0"),
+        ("gemma2", "query_pre_attn_scalar", json!(-16), "`query_pre_attn_scalar` is -16"),
+        ("gemma2", "layer_types", list(&["sliding_attention"; 5]), "`layer_types` has 5 entries"),
+        ("gemma2", "rope_parameters", json!({"full_attention": {"rope_type": "default"}}), "only one"),
+        ("gemma2", "hidden_activation", json!("tanh"), "known: silu"),
+        ("gemma2", "use_bidirectional_attention", json!(true), "see later ones"),
+        ("gemma3_text", "sliding_window_pattern", json!(0), "`sliding_window_pattern` is 0"),
+        ("gemma3_text", "sliding_window_pattern", json!(-6), "sliding_window_pattern"),
+        ("gemma3_text", "final_logit_softcapping", json!(-30.0), "final_logit_softcapping"),
+        ("gemma3_text", "use_bidirectional_attention", json!(true), "see later ones"),
+        ("gemma3_text", "rope_local_base_freq", json!(-1.0), ""),
+        ("gemma3_text", "rope_parameters", json!({"sliding_attention": {"rope_theta": 0.0}}), "rope_theta"),
+        (
+            "gemma3_text",
+            "rope_parameters",
+            json!({"sliding_attention": {"rope_type": "x"}}),
+            "known: default",
+        ),
+        ("gemma3_text", "rope_parameters", json!({"full_attention": {"rope_theta": "x"}}), "not understood"),
+        ("gemma3_text", "rope_parameters", json!({"full_attention": 3}), "rope_parameters"),
+        ("gemma3_text", "rope_scaling", json!(8.0), "rope_scaling"),
+        ("gemma3_text", "rope_scaling", json!({"rope_type": "linear"}), "`factor` is missing"),
+        ("gemma3_text", "layer_types", list(&["full_attention"]), "`layer_types` has 1 entries"),
+    ];
+    for (name, key, value, expected) in cases {
+        let folder = copy_of(name);
+        edit_config(folder.path(), |config| config[key] = value.clone());
+        if expected.is_empty() {
+            // Shadowed by the new place of the same.
+            assert!(load(folder.path()).is_ok(), "{name}: {key} = {value}");
+            continue;
+        }
+        let error = refused(folder.path());
+        assert!(error.contains(expected), "{name}: {key} = {value}: {error}");
+    }
+
+    let folder = copy_of("gemma2");
+    let path = folder.path().join("config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    for number in ["NaN", "Infinity", "1e999"] {
+        std::fs::write(
+            &path,
+            text.replace(
+                "\"attn_logit_softcapping\": 50.0",
+                &format!("\"attn_logit_softcapping\": {number}"),
+            ),
+        )
+        .unwrap();
+        assert!(refused(folder.path()).contains("not valid JSON"), "{number}");
+    }
+}
+
+#[test]
+fn fused_matrices_must_fit_the_config() {
+    for (part, rows) in [("self_attn.qkv_proj", 64), ("mlp.gate_up_proj", 96)] {
+        let name = format!("model.layers.1.{part}.weight");
+        for shape in
+            [vec![rows / 2, 32], vec![rows - 1, 32], vec![32, rows], vec![rows * 32], vec![rows, 2, 16]]
+        {
+            let folder = copy_of("phi3");
+            edit_tensors(folder.path(), |tensors| {
+                let len = shape.iter().product::<usize>() * 4;
+                tensors.insert(name.clone(), (Dtype::F32, shape.clone(), vec![0; len]));
+            });
+            let error = refused(folder.path());
+            assert!(error.contains(&name) && error.contains(&format!("[{rows}, 32]")), "{shape:?}: {error}");
+        }
+        let folder = copy_of("phi3");
+        edit_tensors(folder.path(), |tensors| _ = tensors.remove(&name));
+        assert!(refused(folder.path()).contains(&format!("no tensor `{name}`")));
+    }
+    // Three projections where one is expected.
+    let folder = copy_of("llama");
+    edit_config(folder.path(), |config| config["model_type"] = json!("phi3"));
+    assert!(refused(folder.path()).contains("qkv_proj"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_lying_config_is_survived(
+        name in prop::sample::select(ARCHITECTURES.to_vec()),
+        key in prop::sample::select(vec![
+            "sliding_window", "layer_types", "max_window_layers", "use_sliding_window", "sliding_window_pattern",
+            "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "hidden_act",
+            "hidden_activation", "rope_parameters", "rope_scaling", "rope_local_base_freq", "rope_theta",
+            "partial_rotary_factor", "original_max_position_embeddings", "head_dim", "num_key_value_heads",
+            "attention_bias", "use_bidirectional_attention", "model_type",
+        ]),
+        value in prop_oneof![
+            any::<i64>().prop_map(|n| json!(n)),
+            (0i64..40).prop_map(|n| json!(n)),
+            any::<f64>().prop_map(|n| json!(n)),
+            any::<bool>().prop_map(|b| json!(b)),
+            Just(Value::Null),
+            Just(json!([])),
+            prop::sample::select(ARCHITECTURES.to_vec()).prop_map(|name| json!(name)),
+            prop::collection::vec("(full|sliding)_attention", 1..8).prop_map(|names| json!(names)),
+            (any::<f64>(), any::<u32>()).prop_map(|(f, n)| json!({
+                "full_attention": {"rope_type": "linear", "factor": f}, "sliding_attention": {"rope_theta": n},
+            })),
+            (any::<f64>(), any::<u32>()).prop_map(|(f, n)| json!({
+                "rope_type": "longrope", "short_factor": [f, 1, 1, 1], "long_factor": [1, 1, n, 1], "factor": n,
+            })),
+        ],
+    ) {
+        let folder = copy_of(name);
+        edit_config(folder.path(), |config| config[key] = value);
+        survives(folder.path());
+    }
+}

@@ -1,0 +1,160 @@
+//! Captured steps, and what caches of bounded size do when they are full.
+
+use kiln::{
+    Error, GenerationConfig, Model, Plan, RunOptions, TokenId,
+    device::Opened,
+    kernels::{Kernels, Ran},
+};
+
+use crate::support::recorded;
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+fn wanted(n: usize, sample: bool) -> GenerationConfig {
+    GenerationConfig {
+        max_new_tokens: Some(n),
+        do_sample: Some(sample),
+        seed: Some(7),
+        eos_token_id: Some(Vec::new()),
+        ..GenerationConfig::default()
+    }
+}
+
+/// The tokens of every row.
+fn run(
+    model: &Model,
+    plan: &str,
+    prompts: &[Vec<TokenId>],
+    wanted: &GenerationConfig,
+    compile: Option<bool>,
+) -> Vec<Vec<TokenId>> {
+    let mut cache = model.cache(&Plan::named(plan).unwrap()).unwrap();
+    let options = RunOptions { compile, ..RunOptions::default() };
+    let steps = model.generate(&mut cache, prompts.to_vec(), wanted, options).unwrap().steps();
+    let mut rows = vec![Vec::new(); prompts.len()];
+    for step in steps {
+        for (row, token) in rows.iter_mut().zip(step.unwrap().tokens) {
+            row.extend(token);
+        }
+    }
+    let longest = prompts.iter().map(Vec::len).max().unwrap();
+    let held = longest + wanted.max_new_tokens.unwrap() - 1;
+    assert_eq!(cache.seq_len(), held, "{plan}: all tokens but the last");
+    rows
+}
+
+fn launched(kernels: &Kernels) -> u64 {
+    kernels.ran().iter().map(|Ran { count, .. }| count).sum()
+}
+
+#[test]
+fn captured_steps_give_the_tokens_of_launched_ones() {
+    // 70 tokens: `dynamic` grows on the way; windows of 8 are left behind many times.
+    let one = vec![vec![3, 1, 4, 1, 5, 9, 2]];
+    let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9], vec![5, 5, 5, 5, 5]];
+    for (device, opened) in devices() {
+        for (name, caches) in [
+            ("llama", &["fixed", "fixed:len=90", "dynamic"][..]),
+            ("mistral", &["sliding", "fixed", "dynamic"]),
+            ("gemma2", &["fixed"]),
+            ("llama_rope_dynamic", &["fixed"]),
+        ] {
+            let model = recorded(name, opened);
+            for cache in caches {
+                for (prompts, sample) in [(&one, false), (&one, true), (&padded, false), (&padded, true)] {
+                    let wanted = wanted(70, sample);
+                    let what =
+                        format!("{name}, {cache} on {device}, {} rows, sampled: {sample}", prompts.len());
+                    let before = launched(model.kernels());
+                    let eager = run(&model, cache, prompts, &wanted, Some(false));
+                    let between = launched(model.kernels());
+                    assert_eq!(run(&model, cache, prompts, &wanted, Some(true)), eager, "{what}");
+                    let (eager, captured) = (between - before, launched(model.kernels()) - between);
+                    if device != "cpu" {
+                        // A replay launches nothing by itself.
+                        assert!(
+                            captured * 3 < eager,
+                            "{what}: {captured} launches are not few beside {eager}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
+    for (_, opened) in devices() {
+        let model = recorded("llama", opened);
+        let mut cache = model.cache(&Plan::named("fixed:len=10").unwrap()).unwrap();
+        let refused = model
+            .generate(&mut cache, vec![vec![1; 8]], &wanted(4, false), RunOptions::default())
+            .map(|_| ())
+            .unwrap_err();
+        assert_eq!(refused, Error::Full { capacity: 10, needed: 11 });
+        // The last token is not fed: 8 and 2 more fit.
+        let steps = model
+            .generate(&mut cache, vec![vec![1; 8]], &wanted(3, false), RunOptions::default())
+            .unwrap()
+            .steps();
+        assert_eq!(steps.count(), 3);
+        assert_eq!(cache.seq_len(), 10);
+        assert_eq!(cache.admits(1), Err(Error::Full { capacity: 10, needed: 11 }));
+        // Without a number, as many as there is room for.
+        cache.reset();
+        let unbounded = GenerationConfig { max_new_tokens: None, ..wanted(1, false) };
+        let steps =
+            model.generate(&mut cache, vec![vec![1; 8]], &unbounded, RunOptions::default()).unwrap().steps();
+        assert_eq!(steps.count(), 3);
+    }
+}
+
+/// A step that was looked ahead to is under way when the generation is dropped.
+#[test]
+fn a_generation_that_is_given_up_leaves_the_device_usable() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let whole = run(&model, "fixed", &[vec![1, 2, 3]], &wanted(12, false), None);
+        for taken in [0, 1, 2, 5, 8] {
+            for cache in ["dynamic", "fixed"] {
+                let mut cache = model.cache(&Plan::named(cache).unwrap()).unwrap();
+                let generation = model
+                    .generate(&mut cache, vec![vec![1, 2, 3]], &wanted(12, false), RunOptions::default())
+                    .unwrap();
+                let tokens: Vec<TokenId> =
+                    generation.steps().take(taken).filter_map(|step| step.unwrap().tokens[0]).collect();
+                assert_eq!(tokens, whole[0][..taken], "on {device}");
+                assert_eq!(cache.seq_len(), if taken == 0 { 0 } else { 3 + taken - 1 }, "on {device}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sink_cache_goes_on_for_ever_in_the_same_memory() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let positions = model.sizes().positions;
+        let mut cache = model.cache(&Plan::named("sink:window=16,sinks=2").unwrap()).unwrap();
+        let n = 20 * 16;
+        assert!(n > positions, "beyond the positions that the model was made for");
+        let mut bytes = Vec::new();
+        let mut generation = model
+            .generate(&mut cache, vec![vec![1; 5]], &wanted(2 * 16, false), RunOptions::default())
+            .unwrap();
+        while let Some(step) = generation.next_blocking() {
+            step.unwrap();
+        }
+        drop(generation);
+        bytes.push(cache.device_bytes());
+        let generation =
+            model.generate(&mut cache, vec![vec![1]], &wanted(n, false), RunOptions::default()).unwrap();
+        assert_eq!(generation.steps().count(), n);
+        bytes.push(cache.device_bytes());
+        assert_eq!(bytes[0], bytes[1], "on {device}");
+        assert_eq!(cache.seq_len(), 5 + 2 * 16 - 1 + n, "on {device}");
+    }
+}

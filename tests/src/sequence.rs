@@ -1,0 +1,418 @@
+//! Sequences: what is continued gives the tokens of what is fed anew, and only what is new is fed.
+
+use std::{
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use burn::tensor::{Device, Tensor};
+use kiln::{
+    CacheSpec, Error, GenerationConfig, KvFactory, Model, Plan, Result, Reuse, RunOptions, STRATEGIES,
+    Sequence, TokenId,
+    kernels::Kernels,
+    memory::{AttentionNeed, CacheLayer, KvLayer, KvSpan, KvView, LayerState, Place},
+};
+use kiln_testkit::devices;
+
+use crate::support::recorded;
+
+const PROMPT: [TokenId; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
+
+fn greedy(n: usize) -> GenerationConfig {
+    GenerationConfig {
+        max_new_tokens: Some(n),
+        do_sample: Some(false),
+        eos_token_id: Some(Vec::new()),
+        ..GenerationConfig::default()
+    }
+}
+
+/// The tokens that follow `rows`, row by row, and what was fed for them.
+fn go_on(
+    model: &Model,
+    sequence: &mut Sequence,
+    rows: &[Vec<TokenId>],
+    wanted: &GenerationConfig,
+) -> (Vec<Vec<TokenId>>, Reuse) {
+    let steps = model.continue_from(sequence, rows.to_vec(), wanted, RunOptions::default()).unwrap();
+    let reuse = steps.reuse();
+    let mut out = vec![Vec::new(); rows.len()];
+    for step in steps {
+        for (out, token) in out.iter_mut().zip(step.unwrap().tokens) {
+            out.extend(token);
+        }
+    }
+    (out, reuse)
+}
+
+/// The same from an empty cache.
+fn anew(model: &Model, plan: &Plan, rows: &[Vec<TokenId>], wanted: &GenerationConfig) -> Vec<Vec<TokenId>> {
+    go_on(model, &mut Sequence::new(model, plan).unwrap(), rows, wanted).0
+}
+
+/// Each model, and each strategy for it.
+fn everywhere(mut test: impl FnMut(&Model, &Plan, &str)) {
+    for (name, opened) in devices::opened() {
+        let model = recorded("llama", opened);
+        for strategy in STRATEGIES {
+            let plan = Plan::named(strategy.name()).unwrap();
+            // This model has no windows to slide.
+            if plan.check(&model.causal().needs()).is_ok() {
+                test(&model, &plan, &format!("{} on {name}", strategy.name()));
+            }
+        }
+    }
+}
+
+fn one(ids: &[TokenId]) -> Vec<Vec<TokenId>> {
+    vec![ids.to_vec()]
+}
+
+#[test]
+fn a_second_turn_feeds_only_what_is_new() {
+    everywhere(|model, plan, what| {
+        let mut sequence = Sequence::new(model, plan).unwrap();
+        let (first, reuse) = go_on(model, &mut sequence, &one(&PROMPT), &greedy(6));
+        assert_eq!(reuse, Reuse { fed: PROMPT.len(), ..Reuse::default() }, "{what}");
+        let said = [&PROMPT[..], &first[0]].concat();
+        // The last token was chosen, and never fed.
+        let held = if plan.global.factory.remembers() { said.len() - 1 } else { 0 };
+        assert_eq!((sequence.len(), sequence.ids()), (held, vec![&said[..held]]), "{what}");
+
+        let whole = [&said[..], &[8, 9, 7, 9]].concat();
+        let (second, reuse) = go_on(model, &mut sequence, &one(&whole), &greedy(6));
+        let fed = whole.len() - held;
+        assert_eq!(reuse, Reuse { reused: held, fed, ..Reuse::default() }, "{what}");
+        if plan.global.factory.exact() {
+            assert_eq!(second, anew(model, plan, &one(&whole), &greedy(6)), "{what}");
+        }
+    });
+}
+
+#[test]
+fn what_differs_is_forgotten() {
+    everywhere(|model, plan, what| {
+        let mut sequence = Sequence::new(model, plan).unwrap();
+        let (first, _) = go_on(model, &mut sequence, &one(&PROMPT), &greedy(6));
+        let said = [&PROMPT[..], &first[0]].concat();
+        for (common, whole) in [
+            (7, [&PROMPT[..7], &[50, 51, 52, 53]].concat()),
+            // The same again, and shorter: one token must be fed.
+            (10, said[..11].to_vec()),
+            (8, PROMPT.to_vec()),
+            (0, vec![60, 61, 62]),
+        ] {
+            let mut sequence = Sequence::new(model, plan).unwrap();
+            go_on(model, &mut sequence, &one(&PROMPT), &greedy(6));
+            let held = sequence.len();
+            let (got, reuse) = go_on(model, &mut sequence, &one(&whole), &greedy(5));
+            assert_eq!(reuse.reused + reuse.fed, whole.len(), "{what}");
+            assert_eq!(reuse.reused + reuse.forgotten, held, "{what}");
+            let could = plan.global.factory.remembers() && !reuse.reset;
+            assert_eq!(reuse.reused, if could { common } else { 0 }, "{what}: {whole:?}");
+            if plan.global.factory.exact() {
+                assert_eq!(got, anew(model, plan, &one(&whole), &greedy(5)), "{what}: {whole:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_generation_may_be_dropped_at_any_step() {
+    everywhere(|model, plan, what| {
+        for taken in [0, 1, 4] {
+            let mut sequence = Sequence::new(model, plan).unwrap();
+            let steps = model.continue_from(&mut sequence, one(&PROMPT), &greedy(9), RunOptions::default());
+            let tokens: Vec<TokenId> =
+                steps.unwrap().take(taken).flat_map(|step| step.unwrap().tokens[0]).collect();
+            let said = [&PROMPT[..], &tokens].concat();
+            let held = if taken == 0 || !plan.global.factory.remembers() { 0 } else { said.len() - 1 };
+            assert_eq!(
+                (sequence.len(), sequence.ids()),
+                (held, vec![&said[..held]]),
+                "{what}, {taken} steps"
+            );
+
+            let whole = [&said[..], &[8, 9]].concat();
+            let (got, reuse) = go_on(model, &mut sequence, &one(&whole), &greedy(5));
+            assert_eq!((reuse.reused, reuse.fed), (held, whole.len() - held), "{what}, {taken} steps");
+            if plan.global.factory.exact() {
+                assert_eq!(got, anew(model, plan, &one(&whole), &greedy(5)), "{what}, {taken} steps");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_strict_continuation_says_where_it_differs() {
+    everywhere(|model, plan, what| {
+        let mut sequence = Sequence::new(model, plan).unwrap();
+        let (first, _) = go_on(model, &mut sequence, &one(&PROMPT), &greedy(4));
+        let said = [&PROMPT[..], &first[0]].concat();
+        let held = sequence.len();
+        let mut strictly = |ids: &[TokenId]| {
+            model.continue_exactly(&mut sequence, one(ids), &greedy(2), RunOptions::default()).map(|_| ())
+        };
+        if plan.global.factory.remembers() {
+            let other = [&PROMPT[..5], &[70, 71, 72]].concat();
+            assert_eq!(strictly(&other), Err(Error::NotAContinuation { common: 5, held }), "{what}");
+            // Nothing is new: a token that is held would have to be fed again.
+            let same = Err(Error::NotAContinuation { common: held - 1, held });
+            assert_eq!(strictly(&said[..held]), same, "{what}");
+        }
+        assert_eq!(strictly(&said), Ok(()), "{what}: an error changes nothing");
+    });
+}
+
+#[test]
+fn padded_rows_are_continued_together() {
+    everywhere(|model, plan, what| {
+        // Rows of different lengths share no sinks.
+        if !plan.global.factory.exact() {
+            return;
+        }
+        let prompts = vec![PROMPT.to_vec(), vec![7, 8], vec![2, 7, 1, 8, 2]];
+        let mut sequence = Sequence::new(model, plan).unwrap();
+        let (first, _) = go_on(model, &mut sequence, &prompts, &greedy(5));
+        let after = |more: [&[TokenId]; 3]| -> Vec<Vec<TokenId>> {
+            prompts.iter().zip(&first).zip(more).map(|((p, f), more)| [p, &f[..], more].concat()).collect()
+        };
+        let whole = after([&[20, 21, 22], &[30, 31, 32], &[40, 41, 42]]);
+        let (got, reuse) = go_on(model, &mut sequence, &whole, &greedy(5));
+        if plan.global.factory.remembers() {
+            // Of each row the last token, and the three new ones.
+            assert_eq!((reuse.fed, reuse.reset), (3 * 4, false), "{what}");
+        }
+        if plan.global.factory.exact() {
+            assert_eq!(got, anew(model, plan, &whole, &greedy(5)), "{what}");
+        }
+        // Rows that grew unevenly would need other padding, which was fed first.
+        let uneven = after([&[20], &[30, 31, 32, 33, 34], &[]]);
+        let (got, reuse) = go_on(model, &mut sequence, &uneven, &greedy(5));
+        assert_eq!((reuse.reused, reuse.fed), (0, uneven.iter().map(Vec::len).sum()), "{what}");
+        if plan.global.factory.exact() {
+            assert_eq!(got, anew(model, plan, &uneven, &greedy(5)), "{what}");
+        }
+        // Other rows than those that are held.
+        let (got, _) = go_on(model, &mut sequence, &one(&whole[1]), &greedy(5));
+        if plan.global.factory.exact() {
+            assert_eq!(got, anew(model, plan, &one(&whole[1]), &greedy(5)), "{what}");
+        }
+    });
+}
+
+/// A row that has ended is fed tokens that nobody chose. They are in the cache, and not in its ids.
+#[test]
+fn a_row_that_ended_early_is_not_mistaken_for_longer() {
+    everywhere(|model, plan, what| {
+        // Rows of different lengths share no sinks.
+        if !plan.global.factory.exact() {
+            return;
+        }
+        let prompts = vec![PROMPT.to_vec(), vec![7, 8]];
+        let free = anew(model, plan, &prompts, &greedy(8));
+        let end = free[0][2];
+        let wanted = GenerationConfig { eos_token_id: Some(vec![end]), ..greedy(8) };
+        let mut sequence = Sequence::new(model, plan).unwrap();
+        let (first, _) = go_on(model, &mut sequence, &prompts, &wanted);
+        assert!(first[0].len() < first[1].len(), "{first:?}");
+        let ids = sequence.ids();
+        if plan.global.factory.remembers() {
+            assert_eq!(ids[0], [&prompts[0][..], &first[0]].concat(), "{what}");
+        }
+        // Both rows as long as what was fed, the first with what it would have been, had it gone on.
+        let whole: Vec<Vec<TokenId>> =
+            prompts.iter().zip(&free).map(|(p, f)| [&p[..], f, &[5]].concat()).collect();
+        let (got, _) = go_on(model, &mut sequence, &whole, &greedy(4));
+        if plan.global.factory.exact() {
+            assert_eq!(got, anew(model, plan, &whole, &greedy(4)), "{what}");
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_continued_is_refused_and_changes_nothing() {
+    let (_, opened) = &devices::opened()[0];
+    let model = recorded("llama", opened);
+    let mut sequence = Sequence::new(&model, &Plan::named("dynamic").unwrap()).unwrap();
+    let (first, _) = go_on(&model, &mut sequence, &one(&PROMPT), &greedy(3));
+    let said = [&PROMPT[..], &first[0]].concat();
+    let mut refused = |rows: Vec<Vec<TokenId>>, wanted: &GenerationConfig| {
+        model
+            .continue_from(&mut sequence, rows, wanted, RunOptions::default())
+            .map(|_| ())
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(refused(vec![], &greedy(1)).contains("empty"));
+    assert!(refused(vec![vec![]], &greedy(1)).contains("empty"));
+    assert!(refused(one(&[&said[..], &[97]].concat()), &greedy(1)).contains("vocabulary"));
+    let positions = model.sizes().positions;
+    assert!(refused(vec![vec![1; positions]], &greedy(1)).contains(&format!("{positions} positions")));
+    let wrong = GenerationConfig { temperature: Some(-1.0), do_sample: Some(true), ..greedy(1) };
+    assert!(refused(one(&said), &wrong).contains("temperature"));
+    assert_eq!(sequence.ids(), [&said[..said.len() - 1]]);
+}
+
+/// A strategy made for tests: another one's memory, with something it does not do.
+#[derive(Debug)]
+struct Lacks {
+    /// It can be rolled back to multiples of this, or not at all.
+    grain: usize,
+    /// Fails once, at the first update after it is set.
+    fails: &'static AtomicBool,
+}
+
+#[derive(Debug)]
+struct LacksLayer {
+    inner: Box<dyn KvLayer>,
+    grain: usize,
+    fails: &'static AtomicBool,
+}
+
+impl KvFactory for Lacks {
+    fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
+        need.token_bytes(element) * tokens
+    }
+
+    fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
+        let inner = Plan::named("dynamic")?.global.factory.build(need, kernels)?;
+        Ok(Box::new(LacksLayer { inner, grain: self.grain, fails: self.fails }))
+    }
+}
+
+/// A plan that knows nothing but a memory that lacks something.
+fn lacking(grain: usize, fails: &'static AtomicBool) -> Plan {
+    let spec =
+        CacheSpec { factory: Arc::new(Lacks { grain, fails }), ..CacheSpec::from_str("dynamic").unwrap() };
+    Plan { global: spec.clone(), windowed: spec }
+}
+
+impl KvLayer for LacksLayer {
+    fn span(&self, n: usize) -> KvSpan {
+        self.inner.span(n)
+    }
+
+    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
+        match self.fails.swap(false, Ordering::Relaxed) {
+            true => Err(Error::Execution("as asked".into())),
+            false => self.inner.update(keys, values, place),
+        }
+    }
+
+    fn view(&self) -> Result<Option<KvView>> {
+        self.inner.view()
+    }
+
+    fn snapshot(&self) -> Box<dyn KvLayer> {
+        let (inner, grain, fails) = (self.inner.snapshot(), self.grain, self.fails);
+        Box::new(Self { inner, grain, fails })
+    }
+}
+
+impl CacheLayer for LacksLayer {
+    fn name(&self) -> &'static str {
+        "lacks"
+    }
+
+    fn seq_len(&self) -> usize {
+        self.inner.seq_len()
+    }
+
+    fn can_roll_back(&self, n: usize) -> bool {
+        let to = self.seq_len().checked_sub(n);
+        n == 0 || to.is_some_and(|to| self.grain > 0 && to % self.grain == 0)
+    }
+
+    fn roll_back(&mut self, n: usize) -> Result<()> {
+        match self.can_roll_back(n) {
+            true => self.inner.roll_back(n),
+            false => Err(Error::CannotRollBack { layer: self.name(), tokens: n }),
+        }
+    }
+
+    fn keep_history(&mut self, n: usize) {
+        self.inner.keep_history(n);
+    }
+
+    fn reset(&mut self) {
+        self.inner.reset();
+    }
+
+    fn counts(&self) -> Vec<usize> {
+        self.inner.counts()
+    }
+
+    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
+        self.inner.restore(state, device)
+    }
+
+    fn slots(&self) -> Vec<&dyn kiln::memory::AnySlot> {
+        self.inner.slots()
+    }
+
+    fn slots_mut(&mut self) -> Vec<&mut dyn kiln::memory::AnySlot> {
+        self.inner.slots_mut()
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_forget_is_filled_anew() {
+    static NEVER: AtomicBool = AtomicBool::new(false);
+    for (name, opened) in devices::opened() {
+        let model = recorded("llama", opened);
+        let plan = lacking(0, &NEVER);
+        let mut sequence = Sequence::new(&model, &plan).unwrap();
+        let (first, _) = go_on(&model, &mut sequence, &one(&PROMPT), &greedy(6));
+        let said = [&PROMPT[..], &first[0]].concat();
+        let held = sequence.len();
+        let (_, reuse) = go_on(&model, &mut sequence, &one(&[&said[..], &[8]].concat()), &greedy(3));
+        assert_eq!((reuse.reused, reuse.reset), (held, false), "it goes on from what it holds, on {name}");
+
+        let other = [&PROMPT[..5], &[70, 71]].concat();
+        let (got, reuse) = go_on(&model, &mut sequence, &one(&other), &greedy(5));
+        assert_eq!((reuse.reused, reuse.fed, reuse.reset), (0, 7, true), "on {name}");
+        assert_eq!(got, anew(&model, &plan, &one(&other), &greedy(5)), "on {name}");
+    }
+}
+
+#[test]
+fn a_cache_that_forgets_in_steps_forgets_no_more_than_it_must() {
+    static NEVER: AtomicBool = AtomicBool::new(false);
+    let (_, opened) = &devices::opened()[0];
+    let model = recorded("llama", opened);
+    let plan = lacking(4, &NEVER);
+    let mut sequence = Sequence::new(&model, &plan).unwrap();
+    go_on(&model, &mut sequence, &one(&PROMPT), &greedy(6));
+    let other = [&PROMPT[..7], &[70, 71]].concat();
+    let (got, reuse) = go_on(&model, &mut sequence, &one(&other), &greedy(5));
+    assert_eq!((reuse.reused, reuse.fed, reuse.reset), (4, 5, false), "of 7 tokens in common");
+    assert_eq!(got, anew(&model, &plan, &one(&other), &greedy(5)));
+}
+
+#[test]
+fn after_a_failure_everything_is_fed_again() {
+    static NOW: AtomicBool = AtomicBool::new(false);
+    let (_, opened) = &devices::opened()[0];
+    let model = recorded("llama", opened);
+    let plan = lacking(1, &NOW);
+    let mut sequence = Sequence::new(&model, &plan).unwrap();
+    let mut steps =
+        model.continue_from(&mut sequence, one(&PROMPT), &greedy(6), RunOptions::default()).unwrap();
+    let mut tokens = Vec::new();
+    for _ in 0..2 {
+        tokens.extend(steps.next().unwrap().unwrap().tokens[0]);
+    }
+    NOW.store(true, Ordering::Relaxed);
+    assert!(steps.by_ref().any(|step| step.is_err()), "it fails");
+    assert!(steps.next().is_none(), "and that is the last of it");
+    drop(steps);
+    assert!(sequence.is_empty());
+    let whole = [&PROMPT[..], &tokens, &[8]].concat();
+    let (got, reuse) = go_on(&model, &mut sequence, &one(&whole), &greedy(5));
+    assert_eq!((reuse.reused, reuse.fed), (0, whole.len()));
+    assert_eq!(got, anew(&model, &plan, &one(&whole), &greedy(5)));
+}
