@@ -143,8 +143,8 @@ impl Recorder {
     /// The path that `kernel` takes, counted.
     pub(crate) fn run(&self, kernel: Kernel, shape: &[usize]) -> Path {
         let path = match (self.path, kernel) {
-            // What has no native code.
-            (Path::Native, Kernel::RmsNorm | Kernel::Rotary) => Path::Definition,
+            // What has no native code, or none for what it is given.
+            (Path::Native, Kernel::RmsNorm | Kernel::Rotary | Kernel::Attention) => Path::Definition,
             (path, _) => path,
         };
         self.record(kernel, path, shape);

@@ -59,7 +59,7 @@ pub(crate) fn native(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>
 }
 
 pub(crate) const SHADER: Shader =
-    Shader { name: "kv_append", text: include_str!("../../../shaders/kv_append.wgsl") };
+    Shader { name: "kv_append", text: include_str!("../../../shaders/kv_append.wgsl"), options: &[] };
 
 #[cfg(feature = "wgpu")]
 pub(crate) fn wgsl(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {

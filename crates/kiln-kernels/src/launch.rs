@@ -2,7 +2,7 @@
 
 use burn::{
     backend::Cube,
-    tensor::{BackendPrimitive, Tensor, kind::Basic},
+    tensor::{BackendPrimitive, DType, Shape, Tensor, kind::Basic},
 };
 use burn_cubecl::{ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::prelude::{AddressType, CubeCount};
@@ -24,8 +24,12 @@ where
 
 /// Memory for a result of the shape and type of `tensor`, without gaps.
 pub(crate) fn empty_like(tensor: &CubeTensor) -> CubeTensor {
-    let (client, device) = (tensor.client.clone(), tensor.device.clone());
-    empty_device_contiguous_dtype(client, device, tensor.meta.shape().clone(), tensor.dtype)
+    empty(tensor, tensor.meta.shape().clone(), tensor.dtype)
+}
+
+/// Memory without gaps, where `tensor` is.
+pub(crate) fn empty(tensor: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(tensor.client.clone(), tensor.device.clone(), shape.into(), dtype)
 }
 
 /// `tensor` itself where nothing else holds its memory and no two of its elements share a place, else a copy.
@@ -76,8 +80,14 @@ mod wgsl {
 
     impl Launch {
         pub(crate) fn new(shader: &'static Shader, elem: DType, client: &Client) -> Self {
-            let source = Source { shader, elem };
+            let source = Source { shader, elem, picks: vec![] };
             Self { source, client: client.clone(), arguments: KernelArguments::new() }
+        }
+
+        /// One of the lines of each option of the shader.
+        pub(crate) fn with(mut self, picks: &[usize]) -> Self {
+            self.source.picks = picks.to_vec();
+            self
         }
 
         /// What the shader reads only. A launch that fails leaves it trusted.
@@ -121,16 +131,17 @@ mod wgsl {
     struct Source {
         shader: &'static Shader,
         elem: DType,
+        picks: Vec<usize>,
     }
 
     impl KernelSource for Source {
         fn source(&self) -> SourceTemplate {
-            SourceTemplate::new(self.shader.finish(self.elem))
+            SourceTemplate::new(self.shader.finish(self.elem, &self.picks))
         }
 
         /// What the text depends on.
         fn id(&self) -> KernelId {
-            KernelId::new::<Self>().info((self.shader.name, self.elem))
+            KernelId::new::<Self>().info((self.shader.name, self.elem, self.picks.clone()))
         }
 
         fn lang(&self) -> &'static str {

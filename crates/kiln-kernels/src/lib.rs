@@ -6,7 +6,7 @@
 //! | `rotary` | yes | | yes | yes |
 //! | `kv_append` | yes | yes | yes | yes |
 //! | `linear` | yes | yes | | |
-//! | `attention` | yes | yes | | |
+//! | `attention` | yes | yes | yes | yes |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
 //!
@@ -143,7 +143,9 @@ impl Kernels {
     /// Query `i` of row `b` stands at `first + i` and sees the positions `p` with
     /// `max(start, left_pad[b], first + i - window + 1) <= p <= first + i`, as far as slots still hold them. A query that
     /// sees nothing, a padded one, gives zeros. What `first` is stays on the device, so that a captured step can advance
-    /// it.
+    /// it. Nothing that is as large as `new * slots` is held in memory.
+    ///
+    /// Vectors of more than 256 numbers take the definition on a GPU, whatever the choice.
     ///
     /// # Shapes
     /// - q: `[batch, heads, new, head_dim]`, and so is the result
@@ -174,8 +176,18 @@ impl Kernels {
             self.recorder.record(Kernel::Attention, Path::Native, &q.dims());
             return y;
         }
-        self.recorder.record(Kernel::Attention, Path::Definition, &q.dims());
-        attention::definition(q, keys, values, first, left_pad, shape)
+        #[cfg(feature = "cube")]
+        if head_dim > attention::LARGEST_HEAD || q.shape().num_elements() * slots == 0 {
+            self.recorder.record(Kernel::Attention, Path::Definition, &q.dims());
+            return attention::definition(q, keys, values, first, left_pad, shape);
+        }
+        match self.recorder.run(Kernel::Attention, &q.dims()) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => attention::wgsl(q, keys, values, first, left_pad, shape),
+            #[cfg(feature = "cube")]
+            Path::Cube => attention::cube(q, keys, values, first, left_pad, shape),
+            _ => attention::definition(q, keys, values, first, left_pad, shape),
+        }
     }
 
     /// What was launched so far, here and in clones. What a captured graph repeats is not counted again.
@@ -186,8 +198,6 @@ impl Kernels {
 
 /// The finished text of every WGSL shader in every permutation, under a name that says which.
 pub fn shaders() -> Vec<(String, String)> {
-    [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER]
-        .iter()
-        .flat_map(shader::Shader::permutations)
-        .collect()
+    let shaders = [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER].into_iter().chain(attention::SHADERS);
+    shaders.flat_map(|shader| shader.permutations()).collect()
 }

@@ -29,7 +29,7 @@ pub(crate) fn definition(x: Tensor<3>, weight: Tensor<1>, eps: f64, order: NormO
 }
 
 pub(crate) const SHADER: Shader =
-    Shader { name: "rms_norm", text: include_str!("../../../shaders/rms_norm.wgsl") };
+    Shader { name: "rms_norm", text: include_str!("../../../shaders/rms_norm.wgsl"), options: &[] };
 
 #[cfg(feature = "wgpu")]
 pub(crate) fn wgsl(x: Tensor<3>, weight: Tensor<1>, eps: f64, order: NormOrder) -> Tensor<3> {

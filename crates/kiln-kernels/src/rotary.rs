@@ -30,7 +30,7 @@ pub(crate) fn definition(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor
 }
 
 pub(crate) const SHADER: Shader =
-    Shader { name: "rotary", text: include_str!("../../../shaders/rotary.wgsl") };
+    Shader { name: "rotary", text: include_str!("../../../shaders/rotary.wgsl"), options: &[] };
 
 #[cfg(feature = "wgpu")]
 pub(crate) fn wgsl(x: Tensor<4>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<4> {

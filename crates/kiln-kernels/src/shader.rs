@@ -1,27 +1,47 @@
-//! The text of a shader for each type of element.
+//! The texts of a shader: for each type of element, and for what launches ask for.
 
 use burn::tensor::DType;
 
-/// A file of `shaders/`. As it stands it is valid WGSL for float32; other types of element replace one line.
+/// A file of `shaders/`. As it stands it is valid WGSL for float32; other texts have other lines in some places.
 #[derive(Debug)]
 pub(crate) struct Shader {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
+    /// Lines of the text, each with what a launch may put in their place.
+    pub(crate) options: &'static [Lines],
 }
 
-impl Shader {
-    /// The types of element that shaders have.
-    const ELEMENTS: [DType; 2] = [DType::F32, DType::F16];
+/// The lines that stand in the file, and others.
+pub(crate) type Lines = &'static [&'static str];
 
-    /// The finished text. Types that WGSL does not have get that of float32: tensors on wgpu cannot have them either.
-    pub(crate) fn finish(&self, elem: DType) -> String {
-        match elem {
-            DType::F16 => self.text.replace("alias elem = f32;", "enable f16;\nalias elem = f16;"),
-            _ => self.text.to_owned(),
+/// The type of element, which all shaders have.
+const ELEMENT: Lines = &["alias elem = f32;", "enable f16;\nalias elem = f16;"];
+
+impl Shader {
+    /// The finished text, with that one of each option's lines. Types that WGSL does not have get the text of float32:
+    /// tensors on wgpu cannot have them either.
+    pub(crate) fn finish(&self, elem: DType, picks: &[usize]) -> String {
+        let element = (&ELEMENT, usize::from(elem == DType::F16));
+        let mut text = self.text.to_owned();
+        for (lines, pick) in self.options.iter().zip(picks.iter().copied()).chain([element]) {
+            text = text.replacen(lines[0], lines[pick], 1);
         }
+        text
     }
 
-    pub(crate) fn permutations(&self) -> impl Iterator<Item = (String, String)> {
-        Self::ELEMENTS.into_iter().map(|elem| (format!("{} {}", self.name, elem.name()), self.finish(elem)))
+    pub(crate) fn permutations(self) -> impl Iterator<Item = (String, String)> {
+        let mut all = vec![vec![]];
+        for lines in self.options {
+            let longer = |picks: Vec<usize>| (0..lines.len()).map(move |pick| [&picks[..], &[pick]].concat());
+            all = all.into_iter().flat_map(longer).collect();
+        }
+        let elements = [DType::F32, DType::F16];
+        let all = all.into_iter().flat_map(move |picks| elements.map(|elem| (elem, picks.clone())));
+        all.map(move |(elem, picks)| {
+            let name = picks
+                .iter()
+                .fold(format!("{} {}", self.name, elem.name()), |name, pick| format!("{name} {pick}"));
+            (name, self.finish(elem, &picks))
+        })
     }
 }

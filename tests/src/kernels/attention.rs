@@ -104,13 +104,15 @@ pub(super) fn cases() -> Vec<Given> {
         cases.push(Given { first: 3, ..long });
     }
     cases.push(Given { new: 130, slots: 700, first: 500, group: 4, head_dim: 128, ..PROMPT });
+    // Longer vectors than GPU kernels have memory for, and no queries.
+    cases.push(Given { head_dim: 300, ..STEP });
     cases.push(Given { new: 0, ..STEP });
     cases
 }
 
 impl Given {
-    pub(super) fn is_something(&self) -> bool {
-        self.new > 0
+    pub(super) fn has_kernel(&self, device: &str) -> bool {
+        self.new > 0 && (device == "cpu" || self.head_dim <= 256)
     }
 
     fn last(&self) -> usize {

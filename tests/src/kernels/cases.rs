@@ -147,11 +147,11 @@ impl Case {
                 };
                 if dtype == DType::F32 && plain { Path::Native } else { Path::Definition }
             }
-            (Attention(given), Choice::Auto, "cpu") if given.is_something() => Path::Native,
-            (Linear { .. } | Attention(_), _, _) => Path::Definition,
+            (Linear { .. }, _, _) => Path::Definition,
+            (Attention(given), _, device) if !given.has_kernel(device) => Path::Definition,
             (_, Choice::Wgsl, _) | (_, Choice::Auto, "wgpu") => Path::Wgsl,
             (_, Choice::Cube, _) | (_, Choice::Auto, "cuda") => Path::Cube,
-            (KvAppend { .. }, Choice::Auto, _) => Path::Native,
+            (KvAppend { .. } | Attention(_), Choice::Auto, _) => Path::Native,
             (_, Choice::Auto, _) => Path::Definition,
         }
     }

@@ -8,13 +8,25 @@
 
 #[cfg(feature = "cpu")]
 mod native;
-#[cfg(feature = "cpu")]
-mod rows;
+#[cfg(feature = "cube")]
+mod sharing;
+#[cfg(feature = "cube")]
+mod twin;
+#[cfg(feature = "wgpu")]
+mod wgsl;
 
 #[cfg(feature = "cpu")]
 pub(crate) use native::native;
+#[cfg(feature = "cube")]
+pub(crate) use sharing::LARGEST_HEAD;
+#[cfg(feature = "cube")]
+pub(crate) use twin::cube;
+#[cfg(feature = "wgpu")]
+pub(crate) use wgsl::wgsl;
 
 use burn::tensor::{DType, Int, Tensor, activation::softmax};
+
+use crate::shader::{Lines, Shader};
 
 /// What a query may see, and how scores are made.
 ///
@@ -74,7 +86,7 @@ pub(crate) fn definition(
         return q.zeros_like();
     }
     let (dtype, device) = (q.dtype(), q.device());
-    let Limits { window, start, origin, .. } = shape.limits(slots);
+    let Limits { scale, softcap, window, start, origin } = shape.limits(slots);
     // Not `arange`: it uploads its numbers, which a captured step must not do.
     let count_to = |n: usize| Tensor::<1, Int>::ones([n], (&device, first.dtype())).cumsum(0) - 1;
 
@@ -113,8 +125,8 @@ pub(crate) fn definition(
 
         let folded = |width| [batch, kv_heads, heads / kv_heads * n, width];
         let q = q.clone().narrow(2, i, n).cast(DType::F32).reshape(folded(head_dim));
-        let scores = (q.matmul(keys.clone()) * shape.scale).reshape([batch, heads, n, slots]);
-        let scores = match shape.softcap {
+        let scores = (q.matmul(keys.clone()) * scale).reshape([batch, heads, n, slots]);
+        let scores = match softcap {
             Some(cap) => (scores / cap).tanh() * cap,
             None => scores,
         };
@@ -124,3 +136,31 @@ pub(crate) fn definition(
     });
     Tensor::cat(blocks.collect(), 2).cast(dtype)
 }
+
+/// The first two have the queries, many and few; the last puts together what workgroups made that shared the keys.
+pub(crate) const SHADERS: [Shader; 3] = [PREFILL, DECODE, COMBINE];
+
+/// How tensors are read: by fours where their layout allows.
+const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+
+/// What is written: the result, or parts that are combined.
+const MIXED: Lines =
+    &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
+
+const PREFILL: Shader = Shader {
+    name: "attention_prefill",
+    text: include_str!("../../../../shaders/attention_prefill.wgsl"),
+    options: &[PACK, MIXED, &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
+};
+
+const DECODE: Shader = Shader {
+    name: "attention_decode",
+    text: include_str!("../../../../shaders/attention_decode.wgsl"),
+    options: &[PACK, MIXED, &["const FOURS = 1u;", "const FOURS = 2u;"]],
+};
+
+const COMBINE: Shader = Shader {
+    name: "attention_combine",
+    text: include_str!("../../../../shaders/attention_combine.wgsl"),
+    options: &[],
+};

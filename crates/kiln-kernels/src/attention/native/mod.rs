@@ -1,5 +1,8 @@
 //! Attention on the CPU: which rows go over which keys, in which piece of work.
 
+mod rows;
+mod scores;
+
 use std::ops::Range;
 
 use burn::{
@@ -9,11 +12,10 @@ use burn::{
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 
-use super::{
-    AttentionShape, Limits,
-    rows::{Mixed, Rows, Vectors},
-};
+use super::{AttentionShape, Limits};
 use crate::native::{pieces, primitive, work};
+use rows::{Mixed, Rows};
+use scores::Vectors;
 
 /// Rows that go over keys together, where there are so many.
 const ROWS: usize = 64;
@@ -127,11 +129,11 @@ fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, head_dim: usize) 
 
 /// Queries that go over keys together, for all heads that share these.
 #[derive(Clone)]
-pub(super) struct Block {
+struct Block {
     /// Of the batch.
-    pub(super) row: usize,
-    pub(super) kv_head: usize,
-    pub(super) queries: Range<usize>,
+    row: usize,
+    kv_head: usize,
+    queries: Range<usize>,
 }
 
 /// Where queries stand.
@@ -141,24 +143,24 @@ struct Places {
     limits: Limits,
 }
 
-pub(super) struct Given<'a, E> {
-    pub(super) q: View<'a, E>,
-    pub(super) keys: View<'a, E>,
-    pub(super) values: View<'a, E>,
+struct Given<'a, E> {
+    q: View<'a, E>,
+    keys: View<'a, E>,
+    values: View<'a, E>,
     places: Places,
-    pub(super) group: usize,
+    group: usize,
     new: usize,
-    pub(super) slots: usize,
-    pub(super) head_dim: usize,
+    slots: usize,
+    head_dim: usize,
 }
 
 impl<E> Given<'_, E> {
-    pub(super) fn limits(&self) -> Limits {
+    fn limits(&self) -> Limits {
         self.places.limits
     }
 
     /// The first and the last position that a query sees; none where they are the other way round.
-    pub(super) fn seen(&self, row: usize, query: usize) -> (i32, i32) {
+    fn seen(&self, row: usize, query: usize) -> (i32, i32) {
         let Places { first, left_pad, limits } = &self.places;
         let position = first + query as i32;
         let kept = first + self.new as i32 - self.slots as i32;
@@ -172,13 +174,13 @@ impl<E> Given<'_, E> {
         from..from.max(to + 1)
     }
 
-    pub(super) fn slot(&self, position: i32) -> usize {
+    fn slot(&self, position: i32) -> usize {
         (position - self.places.limits.origin).rem_euclid(self.slots as i32) as usize
     }
 }
 
 /// A tensor of the backend's.
-pub(super) struct View<'a, E> {
+struct View<'a, E> {
     numbers: &'a [E],
     start: isize,
     strides: [isize; 4],
@@ -201,7 +203,7 @@ impl<'a, E: Storage> View<'a, E> {
     }
 
     /// The vector at `at`, in float32.
-    pub(super) fn read(&self, at: [usize; 3], vector: &mut [f32]) {
+    fn read(&self, at: [usize; 3], vector: &mut [f32]) {
         let place = self.place(at);
         if self.strides[3] == 1 {
             E::widen(&self.numbers[place as usize..][..vector.len()], vector);
@@ -215,7 +217,7 @@ impl<'a, E: Storage> View<'a, E> {
 
     /// The vectors of `n` slots, in float32, `width` numbers of each: `dim`, and 0 beyond. Where they are, if that is
     /// how they are, else in `packed`.
-    pub(super) fn vectors<'b>(
+    fn vectors<'b>(
         &'b self,
         at: [usize; 3],
         [n, dim, width]: [usize; 3],
@@ -236,7 +238,7 @@ impl<'a, E: Storage> View<'a, E> {
 }
 
 /// How numbers are stored.
-pub(super) trait Storage: Element + Pod + Default + Send + Sync {
+trait Storage: Element + Pod + Default + Send + Sync {
     /// Numbers that are float32 already.
     fn floats(numbers: &[Self]) -> Option<&[f32]> {
         let _ = numbers;

@@ -1,0 +1,66 @@
+//! How the GPU kernels share the work.
+
+use burn_cubecl::tensor::CubeTensor;
+
+use super::AttentionShape;
+
+/// The longest vectors that there is memory for.
+pub(crate) const LARGEST_HEAD: usize = 256;
+
+/// Rows, which are the queries of heads that share keys, that are few.
+const FEW: usize = 16;
+
+/// Keys that are worth a workgroup.
+const WORTH: usize = 256;
+
+/// Parts of the keys that can be combined.
+const PARTS: usize = 128;
+
+/// Which workgroup has what. Shapes alone say it: a captured step is replayed with other positions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sharing {
+    pub(super) kernel: Kernel,
+    /// Workgroups for all rows of a head of keys.
+    pub(super) tiles: usize,
+    /// Workgroups for all keys of each of them. Positions that are seen are shared evenly, whatever they are; where
+    /// they are fewer than slots, the last workgroups have none.
+    pub(super) splits: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kernel {
+    /// 64 rows a workgroup.
+    Prefill,
+    Decode {
+        /// Rows of a workgroup, in fours.
+        fours: usize,
+    },
+}
+
+impl Sharing {
+    pub(super) fn new(
+        [batch, heads, new, head_dim]: [usize; 4],
+        [_, kv_heads, slots, _]: [usize; 4],
+        shape: &AttentionShape,
+    ) -> Self {
+        let rows = heads / kv_heads * new;
+        // The last is how many workgroups keep any GPU busy.
+        let (kernel, together, enough) = if rows > FEW {
+            (Kernel::Prefill, 64, 256)
+        } else {
+            let fours = if rows > 4 && 2 * head_dim <= LARGEST_HEAD { 2 } else { 1 };
+            (Kernel::Decode { fours }, 4 * fours, 1024usize)
+        };
+        let tiles = rows.div_ceil(together);
+        let seen = shape.window.map_or(slots, |window| slots.min(window.saturating_add(new)));
+        let splits = enough.div_ceil(batch * kv_heads * tiles).min(seen.div_ceil(WORTH)).min(PARTS);
+        Self { kernel, tiles, splits }
+    }
+}
+
+/// Whether vectors of a tensor begin and end between two fours of its memory.
+pub(super) fn comes_in_fours(tensor: &CubeTensor) -> bool {
+    let (strides, last) = (tensor.meta.strides(), 3);
+    let begin = strides[..last].iter().all(|stride| stride.is_multiple_of(4));
+    begin && strides[last] == 1 && tensor.meta.shape()[last].is_multiple_of(4)
+}

@@ -1,0 +1,272 @@
+//! `attention_decode`.
+
+use cubecl::prelude::*;
+
+use super::{Four, Info, LOWEST, Place, cap, four, turn, write};
+use crate::launch::LANES;
+
+/// Lanes that read the vector of a key together.
+const TOGETHER: usize = 4;
+
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn decode<E: Float, R: Float, N: Size>(
+    q: &Tensor<E>,
+    keys: &Tensor<Vector<E, N>>,
+    values: &Tensor<Vector<E, N>>,
+    first: &Tensor<i32>,
+    left_pad: &Tensor<i32>,
+    y: &mut Tensor<R>,
+    info: &Info,
+    // Rows of a workgroup, in fours.
+    #[comptime] fours: usize,
+    #[comptime] split: bool,
+    #[define(E, R)] _elems: [ElemType; 2],
+) {
+    if CUBE_POS >= info.workgroups {
+        terminate!();
+    }
+    let lane = UNIT_POS as usize;
+    let dim = info.head_dim;
+    let columns = dim.div_ceil(4);
+    let place = Place::new(CUBE_POS, comptime!(4 * fours), first, left_pad, info);
+    let (first_row, last_row) = (place.first_row, place.last_row);
+
+    // Numbers of the rows for each dimension.
+    let mut rows = Shared::<[Four]>::new_slice(256usize);
+    // Sums of lanes; then scores, then weights of keys.
+    let mut memory = Shared::<[Four]>::new_slice(512usize);
+    let mut maxima = Shared::<[Four]>::new_slice(comptime!(16 * fours));
+    let mut bounds = Shared::<[i32]>::new_slice(2usize);
+    if lane == 0 {
+        let part = place.part(first, info);
+        bounds[0] = part.begin;
+        bounds[1] = part.end;
+    }
+    let begin = workgroup_uniform_load(&bounds[0]);
+    let end = workgroup_uniform_load(&bounds[1]);
+    if comptime!(split) && begin >= end {
+        // Nothing to see: no weight.
+        if lane <= last_row - first_row {
+            let number = place.vector(first_row + lane, info) * info.splits + place.split;
+            y[number * (dim + 2) + dim + 1] = R::cast_from(0.0f32);
+        }
+        terminate!();
+    }
+
+    let mut i = lane;
+    while i < 4 * columns * fours {
+        let d = i / fours;
+        let mut numbers = Four::new(0.0);
+        #[unroll]
+        for r in 0..4usize {
+            let row = first_row + i % fours * 4 + r;
+            if row <= last_row && d < dim {
+                let head = place.kv_head * info.group + row % info.group;
+                let at = place.batch * q.stride(0)
+                    + head * q.stride(1)
+                    + row / info.group * q.stride(2)
+                    + d * q.stride(3);
+                numbers.insert(r, f32::cast_from(q[at]) * info.scale);
+            }
+        }
+        rows[i] = numbers;
+        i += LANES;
+    }
+
+    // What each row sees, its largest score so far, and the sums of weights and of values of the keys of this lane.
+    let mut begins = Array::<i32>::new(comptime!(4 * fours));
+    let mut ends = Array::<i32>::new(comptime!(4 * fours));
+    let mut largest = Array::<Four>::new(fours);
+    let mut sums = Array::<Four>::new(fours);
+    let mut vectors = Array::<Four>::new(comptime!(4 * fours));
+    #[unroll]
+    for r in 0..comptime!(4 * fours) {
+        ends[r] = first[0] + i32::cast_from((first_row + r) / info.group);
+        begins[r] = max(place.earliest, ends[r] - info.window + 1);
+        vectors[r] = Four::new(0.0);
+    }
+    #[unroll]
+    for j in 0..fours {
+        largest[j] = Four::new(LOWEST);
+        sums[j] = Four::new(0.0);
+    }
+    let column = lane % columns;
+    let share = lane / columns;
+    let shares = LANES / columns;
+    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1);
+    let value_vectors = place.batch * values.stride(0) + place.kv_head * values.stride(1);
+    sync_cube();
+
+    let mut base = begin;
+    while base < end {
+        let count = min(usize::cast_from(end - base), LANES);
+        let slot = (usize::cast_from(base) + info.slots - info.origin) % info.slots;
+
+        // A lane reads its part of four keys; those beyond the last are the last.
+        let mut at = Array::<usize>::new(4usize);
+        #[unroll]
+        for u in 0..4usize {
+            let own = min(lane / TOGETHER + 64 * u, count - 1);
+            at[u] = key_vectors + turn(slot + own, info.slots) * keys.stride(2);
+        }
+        let mut products = Array::<Four>::new(comptime!(4 * fours));
+        #[unroll]
+        for i in 0..comptime!(4 * fours) {
+            products[i] = Four::new(0.0);
+        }
+        let mut c = lane % TOGETHER;
+        while c < columns {
+            #[unroll]
+            for u in 0..4usize {
+                if count > 64 * u {
+                    let key = four::<E, N>(keys, at[u], c, dim);
+                    #[unroll]
+                    for j in 0..fours {
+                        #[unroll]
+                        for d in 0..4usize {
+                            let numbers = rows[(4 * c + d) * fours + j];
+                            products[u * fours + j] += Four::new(key.extract(d)) * numbers;
+                        }
+                    }
+                }
+            }
+            c += TOGETHER;
+        }
+        let mut scores = Array::<Four>::new(fours);
+        #[unroll]
+        for step in 0..comptime!(2 * fours) {
+            let keys_a_step = comptime!(128 / fours);
+            if step * keys_a_step < count {
+                #[unroll]
+                for i in 0..comptime!(2 / fours) {
+                    #[unroll]
+                    for j in 0..fours {
+                        memory[(i * LANES + lane) * fours + j] =
+                            products[(step * (2 / fours) + i) * fours + j];
+                    }
+                }
+                sync_cube();
+                if lane / keys_a_step == step {
+                    #[unroll]
+                    for j in 0..fours {
+                        let i = lane % keys_a_step * TOGETHER * fours + j;
+                        scores[j] =
+                            memory[i] + memory[i + fours] + memory[i + 2 * fours] + memory[i + 3 * fours];
+                    }
+                }
+                sync_cube();
+            }
+        }
+
+        // From here on, a lane has one key.
+        let position = base + i32::cast_from(lane);
+        let mut visible = Array::<bool>::new(comptime!(4 * fours));
+        #[unroll]
+        for j in 0..fours {
+            if info.softcap != 0.0 {
+                scores[j] = cap(scores[j], info.softcap);
+            }
+            let mut masked = scores[j];
+            #[unroll]
+            for r in 0..4usize {
+                visible[4 * j + r] =
+                    begins[4 * j + r] <= position && position <= ends[4 * j + r] && lane < count;
+                if !visible[4 * j + r] {
+                    masked.insert(r, LOWEST);
+                }
+            }
+            memory[lane * fours + j] = masked;
+        }
+        sync_cube();
+        if lane < comptime!(16 * fours) {
+            let i = lane / fours * 16 * fours + lane % fours;
+            let mut most = memory[i];
+            #[unroll]
+            for k in 1..16usize {
+                most = max(most, memory[i + k * fours]);
+            }
+            maxima[lane] = most;
+        }
+        sync_cube();
+        #[unroll]
+        for j in 0..fours {
+            let mut most = largest[j];
+            #[unroll]
+            for k in 0..16usize {
+                most = max(most, maxima[k * fours + j]);
+            }
+            let shrunk = (largest[j] - most).exp();
+            largest[j] = most;
+            sums[j] *= shrunk;
+            let mut weights = (scores[j] - most).exp();
+            #[unroll]
+            for r in 0..4usize {
+                vectors[4 * j + r] *= Four::new(shrunk.extract(r));
+                if !visible[4 * j + r] {
+                    weights.insert(r, 0.0);
+                }
+            }
+            memory[lane * fours + j] = weights;
+        }
+        sync_cube();
+
+        if share < shares {
+            let mut key = share;
+            while key < count {
+                let at = value_vectors + turn(slot + key, info.slots) * values.stride(2);
+                let value = four::<E, N>(values, at, column, dim);
+                #[unroll]
+                for j in 0..fours {
+                    let weight = memory[key * fours + j];
+                    sums[j] += weight;
+                    #[unroll]
+                    for r in 0..4usize {
+                        vectors[4 * j + r] += value * Four::new(weight.extract(r));
+                    }
+                }
+                key += shares;
+            }
+        }
+        sync_cube();
+        base += LANES as i32;
+    }
+
+    #[unroll]
+    for j in 0..fours {
+        memory[lane * fours + j] = sums[j];
+    }
+    sync_cube();
+    #[unroll]
+    for j in 0..fours {
+        sums[j] = Four::new(0.0);
+        for i in 0..shares {
+            sums[j] += memory[i * columns * fours + j];
+        }
+    }
+    #[unroll]
+    for j in 0..fours {
+        #[unroll]
+        for half in 0..2usize {
+            // All lanes have read what was there before.
+            sync_cube();
+            memory[lane] = vectors[4 * j + 2 * half];
+            memory[LANES + lane] = vectors[4 * j + 2 * half + 1];
+            sync_cube();
+            // Half of the lanes has the one row, half the other.
+            #[unroll]
+            for other in 0..2usize {
+                let r = 2 * half + other;
+                let row = first_row + 4 * j + r;
+                let c = lane % 128;
+                if lane / 128 == other && c < columns && row <= last_row {
+                    let mut vector = Four::new(0.0);
+                    for i in 0..shares {
+                        vector += memory[other * LANES + i * columns + c];
+                    }
+                    let number = place.vector(row, info) * info.splits + place.split;
+                    write::<R>(y, number, vector, largest[j].extract(r), sums[j].extract(r), c, dim, split);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The twins of the shaders, step by step the same.
+
+mod decode;
+mod prefill;
+
+use burn::{
+    backend::{Cube, cubecl::dtype_to_storage_type},
+    tensor::{DType, Int as IntKind, Tensor as BurnTensor},
+};
+use cubecl::prelude::*;
+
+use super::{
+    AttentionShape, Limits,
+    sharing::{Kernel, Sharing, comes_in_fours},
+};
+use crate::launch::{LANES, address_type, count, empty, empty_like, primitive};
+
+/// As `vec4<f32>` of WGSL.
+type Four = Vector<f32, Const<4>>;
+
+const LOWEST: f32 = f32::MIN;
+
+/// What is the same for all workgroups.
+#[derive(CubeType, CubeLaunch)]
+struct Info {
+    kv_heads: usize,
+    /// Query heads of each of them.
+    group: usize,
+    queries: usize,
+    slots: usize,
+    head_dim: usize,
+    origin: usize,
+    start: i32,
+    window: i32,
+    scale: f32,
+    /// 0: none.
+    softcap: f32,
+    /// 1: positions below those of `left_pad` are hidden.
+    padded: usize,
+    /// Workgroups for all rows, and parts of the keys.
+    tiles: usize,
+    splits: usize,
+    workgroups: usize,
+}
+
+/// Where the rows of a workgroup are.
+#[derive(CubeType)]
+struct Place {
+    batch: usize,
+    kv_head: usize,
+    split: usize,
+    first_row: usize,
+    last_row: usize,
+    /// Slots hold no more positions than there are, padding is hidden.
+    earliest: i32,
+}
+
+/// Positions that a workgroup goes over: the first, and the first beyond.
+#[derive(CubeType)]
+struct Part {
+    begin: i32,
+    end: i32,
+}
+
+#[cube]
+impl Place {
+    fn new(
+        workgroup: usize,
+        #[comptime] rows: usize,
+        first: &Tensor<i32>,
+        left_pad: &Tensor<i32>,
+        info: &Info,
+    ) -> Place {
+        let split = workgroup / info.tiles % info.splits;
+        let kv_head = workgroup / info.tiles / info.splits % info.kv_heads;
+        let batch = workgroup / info.tiles / info.splits / info.kv_heads;
+        // The last rows see the most keys: they begin first.
+        let first_row = (info.tiles - 1 - workgroup % info.tiles) * rows;
+        let last_row = min(first_row + rows, info.group * info.queries) - 1;
+        let padding = left_pad[batch * info.padded] * i32::cast_from(info.padded);
+        let kept = first[0] + i32::cast_from(info.queries) - i32::cast_from(info.slots);
+        let earliest = max(max(info.start, padding), kept);
+        Place { batch, kv_head, split, first_row, last_row, earliest }
+    }
+
+    fn part(&self, first: &Tensor<i32>, info: &Info) -> Part {
+        let begin =
+            max(self.earliest, first[0] + i32::cast_from(self.first_row / info.group) - info.window + 1);
+        let end = first[0] + i32::cast_from(self.last_row / info.group) + 1;
+        let splits = i32::cast_from(info.splits);
+        let split = i32::cast_from(self.split);
+        let keys = (max(end - begin, 0) + splits - 1) / splits;
+        // Whole rounds of the lanes.
+        let each = max((keys + 63) / 64 * 64, 128);
+        Part { begin: begin + split * each, end: min(begin + (split + 1) * each, end) }
+    }
+
+    /// The number of a vector of the result.
+    fn vector(&self, row: usize, info: &Info) -> usize {
+        let head = (self.batch * info.kv_heads + self.kv_head) * info.group + row % info.group;
+        head * info.queries + row / info.group
+    }
+}
+
+/// The slot that many slots after the first, where the ring has turned once at most.
+#[cube]
+fn turn(slot: usize, slots: usize) -> usize {
+    select(slot >= slots, slot - slots, slot)
+}
+
+/// Four numbers of a vector of that many, those from 4 c on. What is beyond its end is 0.
+#[cube]
+fn four<E: Float, N: Size>(tensor: &Tensor<Vector<E, N>>, at: usize, c: usize, dim: usize) -> Four {
+    let width = tensor.vector_size();
+    if comptime!(width == 4) {
+        Four::cast_from(tensor[at / 4 + c])
+    } else {
+        let mut numbers = Four::new(0.0);
+        #[unroll]
+        for i in 0..4usize {
+            let d = 4 * c + i;
+            if d < dim {
+                numbers.insert(i, f32::cast_from(tensor[at + d * tensor.stride(3)]));
+            }
+        }
+        numbers
+    }
+}
+
+/// `softcap * tanh(scores / softcap)`. The hyperbolic tangent of 10 is 1; of larger numbers, some GPUs make none.
+#[cube]
+fn cap(scores: Four, softcap: f32) -> Four {
+    let scores = clamp(scores / Four::new(softcap), Four::new(-10.0), Four::new(10.0));
+    scores.tanh() * Four::new(softcap)
+}
+
+/// Writes four numbers of the result, or of a part of it.
+#[cube]
+fn write<R: Float>(
+    y: &mut Tensor<R>,
+    number: usize,
+    vector: Four,
+    largest: f32,
+    sum: f32,
+    c: usize,
+    dim: usize,
+    #[comptime] split: bool,
+) {
+    if comptime!(split) {
+        let at = number * (dim + 2);
+        #[unroll]
+        for i in 0..4usize {
+            if 4 * c + i < dim {
+                y[at + 4 * c + i] = R::cast_from(vector.extract(i));
+            }
+        }
+        if c == 0 {
+            y[at + dim] = R::cast_from(largest);
+            y[at + dim + 1] = R::cast_from(sum);
+        }
+    } else {
+        // What sees nothing is 0.
+        let scale = select(sum == 0.0, 0.0, 1.0 / sum);
+        #[unroll]
+        for i in 0..4usize {
+            if 4 * c + i < dim {
+                y[number * dim + 4 * c + i] = R::cast_from(vector.extract(i) * scale);
+            }
+        }
+    }
+}
+
+/// Puts together what came of parts of the keys: `[vectors, splits, head_dim + 2]`, as the shader has it.
+#[cube(launch, address_type = "dynamic")]
+fn combine<E: Float>(
+    parts: &Tensor<f32>,
+    y: &mut Tensor<E>,
+    vectors: usize,
+    splits: usize,
+    dim: usize,
+    #[define(E)] _elem: ElemType,
+) {
+    let vector = CUBE_POS;
+    if vector >= vectors {
+        terminate!();
+    }
+    let lane = UNIT_POS as usize;
+    let mut all_largest = Shared::<[f32]>::new_slice(LANES);
+    let mut sums = Shared::<[f32]>::new_slice(LANES);
+    let mut weights = Shared::<[f32]>::new_slice(LANES);
+    let mut numbers = Shared::<[f32]>::new_slice(LANES);
+    let at = vector * splits * (dim + 2);
+
+    // There are no more parts than lanes.
+    let mut most = f32::new(LOWEST);
+    let mut sum = f32::new(0.0);
+    if lane < splits {
+        let i = at + lane * (dim + 2) + dim;
+        sum = parts[i + 1];
+        if sum != 0.0 {
+            most = parts[i];
+        }
+    }
+    all_largest[lane] = most;
+    sync_cube();
+    let mut largest = f32::new(LOWEST);
+    for i in 0..splits {
+        largest = max(largest, all_largest[i]);
+    }
+    let weight = select(sum == 0.0, 0.0, f32::exp(most - largest));
+    weights[lane] = weight;
+    sums[lane] = weight * sum;
+    sync_cube();
+
+    // Lanes share the parts where there are more lanes than numbers.
+    let shares = LANES / dim;
+    let mut number = f32::new(0.0);
+    if lane < shares * dim {
+        let mut i = lane / dim;
+        while i < splits {
+            if weights[i] != 0.0 {
+                number += weights[i] * parts[at + i * (dim + 2) + lane % dim];
+            }
+            i += shares;
+        }
+    }
+    numbers[lane] = number;
+    sync_cube();
+    if lane < dim {
+        for i in 1..shares {
+            number += numbers[i * dim + lane];
+        }
+        let mut total = f32::new(0.0);
+        for i in 0..splits {
+            total += sums[i];
+        }
+        // What sees nothing is 0.
+        y[vector * dim + lane] = E::cast_from(select(total == 0.0, 0.0, number / total));
+    }
+}
+
+pub(crate) fn cube(
+    q: BurnTensor<4>,
+    keys: BurnTensor<4>,
+    values: BurnTensor<4>,
+    first: BurnTensor<1, IntKind>,
+    left_pad: Option<BurnTensor<1, IntKind>>,
+    shape: &AttentionShape,
+) -> BurnTensor<4> {
+    let [batch, heads, queries, head_dim] = q.dims();
+    let [_, kv_heads, slots, _] = keys.dims();
+    let Sharing { kernel, tiles, splits } = Sharing::new(q.dims(), keys.dims(), shape);
+    let Limits { scale, softcap, window, start, origin } = shape.limits(slots);
+    let padded = left_pad.is_some();
+    let (q, keys, values, first) = (primitive(q), primitive(keys), primitive(values), primitive(first));
+    let left_pad = left_pad.map_or_else(|| empty(&first, [1], DType::I32), primitive);
+    let y = empty_like(&q);
+    let vectors = batch * heads * queries;
+    let parts = (splits > 1).then(|| empty(&q, [vectors, splits, head_dim + 2], DType::F32));
+
+    let workgroups = batch * kv_heads * tiles * splits;
+    let info = InfoLaunch::new(
+        kv_heads,
+        heads / kv_heads,
+        queries,
+        slots,
+        head_dim,
+        origin as usize,
+        start,
+        window,
+        scale,
+        softcap.unwrap_or(0.0),
+        usize::from(padded),
+        tiles,
+        splits,
+        workgroups,
+    );
+    let (client, lanes) = (y.client.clone(), CubeDim::new_1d(LANES as u32));
+    let mixed = parts.clone().unwrap_or_else(|| y.clone());
+    let address = address_type([&q, &keys, &values, &mixed]);
+    let elems = [q.dtype, mixed.dtype].map(dtype_to_storage_type);
+    let pack = |fours| if fours { 4 } else { 1 };
+    let buffers = pack([&keys, &values].into_iter().all(comes_in_fours));
+    let all = pack([&q, &keys, &values].into_iter().all(comes_in_fours));
+    match kernel {
+        Kernel::Decode { fours } => decode::decode::launch(
+            &client,
+            count(workgroups),
+            lanes,
+            address,
+            buffers,
+            q.into_tensor_arg(),
+            keys.into_tensor_arg(),
+            values.into_tensor_arg(),
+            first.into_tensor_arg(),
+            left_pad.into_tensor_arg(),
+            mixed.into_tensor_arg(),
+            info,
+            fours,
+            splits > 1,
+            elems,
+        ),
+        Kernel::Prefill => prefill::prefill::launch(
+            &client,
+            count(workgroups),
+            lanes,
+            address,
+            all,
+            q.into_tensor_arg(),
+            keys.into_tensor_arg(),
+            values.into_tensor_arg(),
+            first.into_tensor_arg(),
+            left_pad.into_tensor_arg(),
+            mixed.into_tensor_arg(),
+            info,
+            head_dim.div_ceil(64),
+            splits > 1,
+            elems,
+        ),
+    }
+    if let Some(parts) = parts {
+        combine::launch(
+            &client,
+            count(vectors),
+            lanes,
+            address_type([&parts, &y]),
+            parts.into_tensor_arg(),
+            y.clone().into_tensor_arg(),
+            vectors,
+            splits,
+            head_dim,
+            dtype_to_storage_type(y.dtype),
+        );
+    }
+    BurnTensor::from_primitive::<Cube>(y)
+}
