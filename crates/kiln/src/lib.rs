@@ -57,6 +57,7 @@ pub mod memory {
         layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Place, SsmState, StateLayer},
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
+        packed::{Along, PackedBuffer, PackedKv, Packing},
         slot::AnySlot,
         view::{DenseKv, KvView},
     };
