@@ -56,3 +56,69 @@ pub(crate) fn numbers<const D: usize>(bits: Tensor<D, Int>) -> Tensor<D> {
     let negative = bits.bitwise_and_scalar(32768).greater_elem(0);
     number.clone().mask_where(negative, -number)
 }
+
+#[cfg(feature = "cube")]
+pub(crate) use twin::{DOWN, NEAREST, UP, finite, half_bits, half_number};
+
+/// What shaders have written out, for the twins.
+#[cfg(feature = "cube")]
+mod twin {
+    use cubecl::prelude::*;
+
+    use super::SMALLEST;
+
+    /// The bits of the largest.
+    const LARGEST: u32 = 0x477f_e000;
+
+    pub(crate) const DOWN: u32 = 0;
+    pub(crate) const UP: u32 = 1;
+    pub(crate) const NEAREST: u32 = 2;
+
+    /// What float16 has a neighbour for.
+    #[cube]
+    pub(crate) fn finite<E: Numeric>(x: E) -> f32 {
+        let bits = u32::reinterpret(f32::cast_from(x));
+        let size = bits & 0x7fff_ffffu32;
+        let none = size > 0x7f80_0000u32 || size < 0x0080_0000u32;
+        f32::reinterpret(select(none, 0u32, min(size, LARGEST) | (bits & 0x8000_0000u32)))
+    }
+
+    /// The bits of a float16 number next to x; there is no negative 0.
+    #[cube]
+    pub(crate) fn half_bits(x: f32, #[comptime] rounding: u32) -> u32 {
+        let bits = u32::reinterpret(x);
+        let size = min(bits & 0x7fff_ffffu32, LARGEST);
+        let exponent = size >> 23u32;
+        let digits = (size & 0x7f_ffffu32) | 0x80_0000u32;
+        // Below 2^-14 the exponent stays the same.
+        let small = exponent < 113u32;
+        let shift = min(select(small, 126u32 - exponent, 13u32), 31u32);
+        let whole = digits >> shift;
+        let rest = digits & ((1u32 << shift) - 1u32);
+        let mut more = 0u32;
+        if comptime!(rounding == NEAREST) {
+            let middle = 1u32 << (shift - 1u32);
+            if rest > middle || (rest == middle && (whole & 1u32) == 1u32) {
+                more = 1u32;
+            }
+        } else {
+            // Away from 0.
+            let away = select(bits < 0x8000_0000u32, comptime!(rounding), comptime!(1 - rounding));
+            if rest > 0u32 {
+                more = away;
+            }
+        }
+        // A digit too many is carried into the exponent.
+        let half = min(select(small, 0u32, (exponent - 113u32) << 10u32) + whole + more, 0x7bffu32);
+        select(size == 0u32 || half == 0u32, 0u32, half | ((bits >> 16u32) & 0x8000u32))
+    }
+
+    /// The number of the lowest 16 bits.
+    #[cube]
+    pub(crate) fn half_number(half: u32) -> f32 {
+        let normal = f32::reinterpret(((half & 0x7fffu32) << 13u32) + 0x3800_0000u32);
+        let small = f32::cast_from(half & 0x3ffu32) * SMALLEST;
+        let number = select((half & 0x7c00u32) == 0u32, small, normal);
+        select((half & 0x8000u32) != 0u32, -number, number)
+    }
+}

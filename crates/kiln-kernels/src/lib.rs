@@ -7,8 +7,8 @@
 //! | `kv_append` | yes | yes | yes | yes |
 //! | `linear` | yes | yes | | |
 //! | `attention` | yes | yes | yes | yes |
-//! | `kv_pack` | yes | | | |
-//! | `kv_unpack` | yes | | | |
+//! | `kv_pack` | yes | | yes | yes |
+//! | `kv_unpack` | yes | | yes | yes |
 //! | `attention_packed` | yes | | | |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
@@ -221,6 +221,7 @@ impl Kernels {
 
 /// The finished text of every WGSL shader in every permutation, under a name that says which.
 pub fn shaders() -> Vec<(String, String)> {
-    let shaders = [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER].into_iter().chain(attention::SHADERS);
+    let shaders = [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER, kv_unpack::SHADER].into_iter();
+    let shaders = shaders.chain(kv_pack::SHADERS).chain(attention::SHADERS);
     shaders.flat_map(|shader| shader.permutations()).collect()
 }

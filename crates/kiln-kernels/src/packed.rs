@@ -72,8 +72,13 @@ impl Kernels {
             n.is_multiple_of(together) && slot.is_multiple_of(together),
             "kv_pack: {n} tokens from slot {slot} on are no groups of {together}"
         );
-        self.recorder.record(Kernel::KvPack, Path::Definition, &tokens.dims());
-        kv_pack::definition(buffer, tokens, slot, packing, given)
+        match self.recorder.run(Kernel::KvPack, &tokens.dims()) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => kv_pack::wgsl(buffer, tokens, slot, packing, given),
+            #[cfg(feature = "cube")]
+            Path::Cube => kv_pack::cube(buffer, tokens, slot, packing, given),
+            _ => kv_pack::definition(buffer, tokens, slot, packing, given),
+        }
     }
 
     /// The numbers of those slots, in order: `[batch, kv_heads, slots, head_dim]`.
@@ -88,13 +93,8 @@ impl Kernels {
         let [batch, heads, all, _] = buffer.codes.dims();
         fits("kv_unpack", buffer, packing, [batch, heads, all, head_dim]);
         assert!(slots.start <= slots.end && slots.end <= all, "kv_unpack: slots {slots:?} of {all}");
-        let path = self.unpack_path();
-        self.recorder.record(Kernel::KvUnpack, path, &[batch, heads, slots.len(), head_dim]);
+        self.recorder.run(Kernel::KvUnpack, &[batch, heads, slots.len(), head_dim]);
         self.numbers(buffer, packing, head_dim, slots, dtype)
-    }
-
-    fn unpack_path(&self) -> Path {
-        Path::Definition
     }
 
     fn numbers(
@@ -105,7 +105,13 @@ impl Kernels {
         slots: Range<usize>,
         dtype: FloatDType,
     ) -> Tensor<4> {
-        kv_unpack::definition(buffer, packing, head_dim, slots, dtype)
+        match self.recorder.path(Kernel::KvUnpack) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => kv_unpack::wgsl(buffer, packing, head_dim, slots, dtype),
+            #[cfg(feature = "cube")]
+            Path::Cube => kv_unpack::cube(buffer, packing, head_dim, slots, dtype),
+            _ => kv_unpack::definition(buffer, packing, head_dim, slots, dtype),
+        }
     }
 
     /// [`Kernels::attention`] over packed positions before `packed.end`, and over recent ones from there on.
