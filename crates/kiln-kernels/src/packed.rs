@@ -139,6 +139,12 @@ impl Kernels {
         let ([batch, _, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), packed.keys.codes.dims());
         let held = [batch, kv_heads, slots, head_dim];
         fits("attention_packed: keys", &packed.keys, packed.key_packing, held);
+        let together = packed.key_packing.slots_together().max(packed.value_packing.slots_together());
+        assert!(
+            packed.origin.is_multiple_of(together),
+            "attention_packed: origin {} is in a group",
+            packed.origin
+        );
         fits("attention_packed: values", &packed.values, packed.value_packing, held);
         let recent_slots = recent[0].dims()[2];
         for recent in &recent {
@@ -148,6 +154,14 @@ impl Kernels {
         let recent = recent.map(|recent| recent.cast(q.dtype()));
         let first = first.cast(IntDType::I32);
         let left_pad = left_pad.map(|left_pad| left_pad.cast(IntDType::I32));
+        let packed = &PackedKv { end: packed.end.clone().cast(IntDType::I32), ..packed.clone() };
+        #[cfg(feature = "wgpu")]
+        if self.recorder.path(Kernel::AttentionPacked) == Path::Wgsl
+            && let Some(sharing) = packed::sharing(q.dims(), packed, recent[0].dims(), shape)
+        {
+            self.recorder.record(Kernel::AttentionPacked, Path::Wgsl, &q.dims());
+            return packed::wgsl(q, packed, recent, first, left_pad, shape, sharing);
+        }
         self.attend_unpacked(q, packed, recent, first, left_pad, shape)
     }
 
