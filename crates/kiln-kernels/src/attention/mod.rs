@@ -17,7 +17,7 @@ mod twin;
 mod wgsl;
 
 #[cfg(feature = "cpu")]
-pub(crate) use native::native;
+pub(crate) use native::{native, native_packed};
 #[cfg(feature = "cube")]
 pub(crate) use sharing::LARGEST_HEAD;
 #[cfg(feature = "cube")]
