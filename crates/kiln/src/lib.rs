@@ -19,6 +19,7 @@
 mod chat;
 mod folder;
 mod model;
+pub mod probe;
 mod saved;
 mod sequence;
 mod text;
