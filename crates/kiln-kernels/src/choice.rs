@@ -96,11 +96,13 @@ pub(crate) enum Kernel {
     Rotary,
     KvAppend,
     Linear,
+    Gated,
     Attention,
 }
 
 impl Kernel {
-    const ALL: [Self; 5] = [Self::RmsNorm, Self::Rotary, Self::KvAppend, Self::Linear, Self::Attention];
+    const ALL: [Self; 6] =
+        [Self::RmsNorm, Self::Rotary, Self::KvAppend, Self::Linear, Self::Gated, Self::Attention];
 
     fn name(self) -> &'static str {
         match self {
@@ -108,6 +110,7 @@ impl Kernel {
             Self::Rotary => "rotary",
             Self::KvAppend => "kv_append",
             Self::Linear => "linear",
+            Self::Gated => "gated",
             Self::Attention => "attention",
         }
     }
@@ -144,7 +147,8 @@ impl Recorder {
     pub(crate) fn run(&self, kernel: Kernel, shape: &[usize]) -> Path {
         let path = match (self.path, kernel) {
             // What has no native code, or none for what it is given.
-            (Path::Native, Kernel::RmsNorm | Kernel::Rotary | Kernel::Attention) => Path::Definition,
+            (Path::Native, Kernel::KvAppend) => Path::Native,
+            (Path::Native, _) => Path::Definition,
             (path, _) => path,
         };
         self.record(kernel, path, shape);

@@ -5,7 +5,8 @@
 //! | `rms_norm` | yes | | yes | yes |
 //! | `rotary` | yes | | yes | yes |
 //! | `kv_append` | yes | yes | yes | yes |
-//! | `linear` | yes | yes | | |
+//! | `linear` | yes | yes | few rows | few rows |
+//! | `gated` | yes | | yes | yes |
 //! | `attention` | yes | yes | yes | yes |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
@@ -16,6 +17,7 @@
 mod attention;
 mod choice;
 pub mod device;
+mod gated;
 mod kv_append;
 #[cfg(feature = "cube")]
 mod launch;
@@ -31,6 +33,7 @@ use kiln_core::Result;
 
 pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
+pub use gated::Activation;
 pub use rms_norm::NormOrder;
 
 use choice::{Kernel, Recorder};
@@ -119,7 +122,9 @@ impl Kernels {
         }
     }
 
-    /// `y = x Wᵀ + b`. There is no GPU kernel: Burn's matrix products are the fast ones there, whatever the choice.
+    /// `y = x Wᵀ + b`.
+    ///
+    /// More than 4 rows take the definition on a GPU, whatever the choice: Burn's matrix products are the fast ones there.
     ///
     /// # Shapes
     /// - x: `[rows, tokens, in]`; the result is `[rows, tokens, out]`
@@ -134,8 +139,33 @@ impl Kernels {
             self.recorder.record(Kernel::Linear, Path::Native, &x.dims());
             return y;
         }
+        #[cfg(feature = "cube")]
+        if linear::has_kernel(&x, &weight, bias.as_ref()) {
+            match self.recorder.run(Kernel::Linear, &x.dims()) {
+                #[cfg(feature = "wgpu")]
+                Path::Wgsl => return linear::wgsl(x, weight, bias),
+                Path::Cube => return linear::cube(x, weight, bias),
+                _ => return linear::definition(x, weight, bias),
+            }
+        }
         self.recorder.record(Kernel::Linear, Path::Definition, &x.dims());
         linear::definition(x, weight, bias)
+    }
+
+    /// `act(gate) · up`, what a gated feed-forward block does between its projections; the activation in float32.
+    ///
+    /// # Shapes
+    /// gate, up: `[rows, tokens, width]`, and so is the result; up is cast to the type of gate
+    pub fn gated(&self, gate: Tensor<3>, up: Tensor<3>, activation: Activation) -> Tensor<3> {
+        assert_eq!(gate.dims(), up.dims(), "gated: gate and up");
+        let up = up.cast(gate.dtype());
+        match self.recorder.run(Kernel::Gated, &gate.dims()) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => gated::wgsl(gate, up, activation),
+            #[cfg(feature = "cube")]
+            Path::Cube => gated::cube(gate, up, activation),
+            _ => gated::definition(gate, up, activation),
+        }
     }
 
     /// `softmax(scale · q kᵀ) v` over the keys that each query sees, in a buffer of which only some slots count.
@@ -198,6 +228,7 @@ impl Kernels {
 
 /// The finished text of every WGSL shader in every permutation, under a name that says which.
 pub fn shaders() -> Vec<(String, String)> {
-    let shaders = [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER].into_iter().chain(attention::SHADERS);
-    shaders.flat_map(|shader| shader.permutations()).collect()
+    let others =
+        [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER, linear::SHADER, gated::SHADER].into_iter();
+    others.chain(attention::SHADERS).flat_map(|shader| shader.permutations()).collect()
 }
