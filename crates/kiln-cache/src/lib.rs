@@ -6,6 +6,7 @@
 mod buffer;
 mod cross;
 mod plan;
+pub mod quantizers;
 mod recurrent;
 mod restored;
 pub mod strategies;

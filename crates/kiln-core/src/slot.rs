@@ -4,7 +4,7 @@ use std::fmt;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic};
 
-use crate::{Error, Result, read_back};
+use crate::{Error, Result, packed::PackedBuffer, read_back};
 
 /// Shape and type of a tensor that is away.
 pub type Outline = (Vec<usize>, DType);
@@ -225,5 +225,32 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
 
     fn bytes(&self) -> usize {
         self.0.bytes() + self.1.bytes()
+    }
+}
+
+impl Tensors for PackedBuffer {
+    fn outlines(&self) -> Vec<Outline> {
+        [self.codes.outlines(), self.scales.outlines()].concat()
+    }
+
+    fn rows(&self) -> usize {
+        self.codes.rows()
+    }
+
+    fn select_rows(self, rows: &[usize]) -> Self {
+        Self { codes: self.codes.select_rows(rows), scales: self.scales.select_rows(rows) }
+    }
+
+    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
+        self.codes.to_host(host)?;
+        self.scales.to_host(host)
+    }
+
+    fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
+        Some(Self { codes: Tensor::from_host(host, device)?, scales: Tensor::from_host(host, device)? })
+    }
+
+    fn bytes(&self) -> usize {
+        self.codes.bytes() + self.scales.bytes()
     }
 }

@@ -98,11 +98,23 @@ pub(crate) enum Kernel {
     Linear,
     Gated,
     Attention,
+    KvPack,
+    KvUnpack,
+    AttentionPacked,
 }
 
 impl Kernel {
-    const ALL: [Self; 6] =
-        [Self::RmsNorm, Self::Rotary, Self::KvAppend, Self::Linear, Self::Gated, Self::Attention];
+    const ALL: [Self; 9] = [
+        Self::RmsNorm,
+        Self::Rotary,
+        Self::KvAppend,
+        Self::Linear,
+        Self::Gated,
+        Self::Attention,
+        Self::KvPack,
+        Self::KvUnpack,
+        Self::AttentionPacked,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -112,6 +124,9 @@ impl Kernel {
             Self::Linear => "linear",
             Self::Gated => "gated",
             Self::Attention => "attention",
+            Self::KvPack => "kv_pack",
+            Self::KvUnpack => "kv_unpack",
+            Self::AttentionPacked => "attention_packed",
         }
     }
 }
@@ -145,14 +160,19 @@ impl Recorder {
 
     /// The path that `kernel` takes, counted.
     pub(crate) fn run(&self, kernel: Kernel, shape: &[usize]) -> Path {
-        let path = match (self.path, kernel) {
+        let path = self.path(kernel);
+        self.record(kernel, path, shape);
+        path
+    }
+
+    /// The path that `kernel` takes.
+    pub(crate) fn path(&self, kernel: Kernel) -> Path {
+        match (self.path, kernel) {
             // What has no native code, or none for what it is given.
             (Path::Native, Kernel::KvAppend) => Path::Native,
             (Path::Native, _) => Path::Definition,
             (path, _) => path,
-        };
-        self.record(kernel, path, shape);
-        path
+        }
     }
 
     /// Whether kernels that have native code are to run it.

@@ -23,7 +23,9 @@ mod saved;
 mod sequence;
 mod text;
 
-pub use kiln_cache::{CacheSpec, KvFactory, KvStrategy, Plan, STRATEGIES, Settings as CacheSettings};
+pub use kiln_cache::{
+    CacheSpec, KvFactory, KvStrategy, Plan, STRATEGIES, Settings as CacheSettings, quantizers,
+};
 pub use kiln_core::{
     Error, Result,
     batch::Batch,
@@ -40,7 +42,7 @@ pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
 
 pub use chat::{Answer, Chat};
-pub use folder::Inspection;
+pub use folder::{Inspection, cache_text};
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};
 pub use saved::SavedCache;
 pub use sequence::{Continuation, Reuse, Sequence};
@@ -57,7 +59,8 @@ pub mod memory {
         layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Place, SsmState, StateLayer},
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
+        packed::{Along, PackedBuffer, PackedKv, Packing},
         slot::AnySlot,
-        view::{DenseKv, KvView},
+        view::{DenseKv, KvView, PackedView},
     };
 }
