@@ -77,6 +77,11 @@ mod twin {
     use super::Activation;
     use crate::launch::{LANES, address_type, count, empty_like, primitive};
 
+    const ROOT_OF_HALF: f32 = std::f32::consts::FRAC_1_SQRT_2;
+
+    /// √(2/π)
+    const ROOT: f32 = 0.797_884_6;
+
     /// `1 / (1 + exp(-x))`. Some GPUs make no number of `exp(100)`.
     #[cube]
     fn sigmoid(x: f32) -> f32 {
@@ -103,9 +108,9 @@ mod twin {
         let activated = if comptime!(activation == Activation::Silu) {
             x * sigmoid(x)
         } else if comptime!(activation == Activation::Gelu) {
-            x * 0.5 * (1.0 + cubecl::frontend::Erf::erf(x * 0.70710678))
+            x * 0.5 * (1.0 + cubecl::frontend::Erf::erf(x * ROOT_OF_HALF))
         } else {
-            x * sigmoid(2.0 * (x * x * 0.044715 + 1.0) * x * 0.7978845608)
+            x * sigmoid(2.0 * (x * x * 0.044715 + 1.0) * x * ROOT)
         };
         y[ABSOLUTE_POS] =
             E::cast_from(activated) * up[row * up.stride(0) + token * up.stride(1) + i * up.stride(2)];
