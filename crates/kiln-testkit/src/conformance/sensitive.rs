@@ -15,8 +15,8 @@ use super::{Folder, Mismatch, Setup, TOLERANCE, case::Case, difference, generate
 /// Models that are made, at most.
 const SEEDS: u64 = 8;
 
-/// Bits of a weight that may change. Programs that sum in another order differ by more.
-const CHANGED: u8 = 0b11;
+/// Bits of a weight that may change. Programs that sum in another order differ by as much.
+const CHANGED: u8 = 0b1111;
 
 /// Why a case that failed cannot be told from one that did not; `None`: it can.
 pub(super) fn turns_on_a_rounding(
@@ -44,7 +44,7 @@ pub(super) fn turns_on_a_rounding(
         if change > TOLERANCE {
             return Ok(Some(format!(
                 "it turns on a rounding: by step {step} its logits change by {change:.1e} when weights change in their \
-                 last two bits"
+                 last four bits"
             )));
         }
     }
