@@ -10,6 +10,7 @@ mod decoding;
 mod kernels;
 mod laws;
 mod models;
+mod offload;
 mod saved;
 mod sequence;
 mod support;

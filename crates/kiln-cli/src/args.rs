@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{
-    CacheSpec, DtypeChoice, Error, KvStrategy, Plan, Result, STRATEGIES, device::DeviceName, kernels::Choice,
+    CacheSpec, DtypeChoice, Error, KvStrategy, Offload, Plan, Result, STRATEGIES, device::DeviceName,
+    kernels::Choice,
 };
 
 #[derive(Debug, Parser)]
@@ -65,6 +66,9 @@ pub(crate) struct CacheArgs {
     /// Count positions in a sink cache as this version of transformers did: 4.47
     #[arg(long, value_name = "VERSION")]
     pub(crate) compat: Option<String>,
+    /// Keep layers in host memory while others are at work: `all` (or nothing), or `layers=N`: all but the last N
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    pub(crate) offload: Option<Offload>,
     /// Capture the decode step and replay it [default: with caches whose buffers never grow]
     #[arg(long, conflicts_with = "no_compile")]
     pub(crate) compile: bool,
@@ -74,6 +78,14 @@ pub(crate) struct CacheArgs {
 }
 
 impl CacheArgs {
+    /// The plan, with what is to be kept in host memory.
+    pub(crate) fn offloaded(&self, plan: Plan) -> Plan {
+        match self.offload {
+            Some(offload) => plan.offloaded(offload),
+            None => plan,
+        }
+    }
+
     /// The plan that was asked for; `None`: the model's own.
     pub(crate) fn plan(&self) -> Result<Option<Plan>> {
         let windowed = self.cache_windowed.as_deref().map(|text| self.spec(text)).transpose()?;
@@ -129,8 +141,10 @@ fn caches() -> String {
         let settings: Vec<String> = s.settings().iter().map(setting).collect();
         let settings =
             if settings.is_empty() { String::new() } else { format!(" [{}]", settings.join("; ")) };
-        let aliases =
-            if s.aliases().is_empty() { String::new() } else { format!(", or {}", s.aliases().join(", ")) };
+        let offloaded = s.offloaded_aliases().iter().map(|alias| format!("{alias} (with --offload)"));
+        let aliases: Vec<String> =
+            s.aliases().iter().map(|&alias| alias.to_owned()).chain(offloaded).collect();
+        let aliases = if aliases.is_empty() { String::new() } else { format!(", or {}", aliases.join(", ")) };
         format!("{}{aliases} ({}){settings}", s.name(), s.summary())
     };
     let lines: Vec<String> = STRATEGIES.iter().map(line).collect();
@@ -258,6 +272,9 @@ pub(crate) struct ConformanceArgs {
     /// Run the cases that use the `dynamic` cache with this one, which must give the same
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache: Option<String>,
+    /// Keep layers in host memory, which must give the same: `all`, or `layers=N`: all but the last N
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    pub(crate) offload: Option<Offload>,
     /// Run only the cases whose MODEL/CASE contains this
     #[arg(long, default_value = "", value_name = "SUBSTRING")]
     pub(crate) filter: String,

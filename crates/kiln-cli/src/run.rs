@@ -22,7 +22,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let prompt = prompt(args)?;
 
     let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
-    let plan = plan.map_or_else(|| model.plan(), Ok)?;
+    let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
     let mut sequence = match &args.load_cache {
         Some(path) => Sequence::load(&model, &plan, path)?,
         None => Sequence::new(&model, &plan)?,
@@ -59,8 +59,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         model: &model,
         stats: &stats,
         reason,
-        cache: plan.describe(&model.causal().needs()),
+        cache: plan.label(&model.causal().needs()),
         cache_bytes: sequence.cache().device_bytes() as u64,
+        host_bytes: sequence.cache().host_bytes() as u64,
     };
     if args.json {
         display::say(format_args!("{:#}", report.json(&prompt, &text)));
@@ -136,6 +137,7 @@ struct Report<'a> {
     reason: Option<StopReason>,
     cache: String,
     cache_bytes: u64,
+    host_bytes: u64,
 }
 
 impl Report<'_> {
@@ -152,7 +154,7 @@ impl Report<'_> {
             .collect();
         format!(
             "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\
-             decode   {} tokens in {:.3} s, {:.1} tokens/s\ncache    {}, {}\nkernels  {}\nseed     {}\n",
+             decode   {} tokens in {:.3} s, {:.1} tokens/s\ncache    {}, {} on the device{}\nkernels  {}\nseed     {}\n",
             info.name,
             info.adapter,
             info.api,
@@ -168,6 +170,10 @@ impl Report<'_> {
             rate(stats.decoded(), decode),
             self.cache,
             display::bytes(self.cache_bytes),
+            match self.host_bytes {
+                0 => String::new(),
+                bytes => format!(", {} on the host", display::bytes(bytes)),
+            },
             kernels.join(", "),
             stats.seed.map_or_else(|| "none, greedy".to_owned(), |seed| seed.to_string()),
         )
@@ -195,6 +201,7 @@ impl Report<'_> {
             "prefill_seconds": stats.prefill_time.as_secs_f64(),
             "decode_seconds": stats.decode_time.as_secs_f64(),
             "cache_bytes": self.cache_bytes,
+            "cache_host_bytes": self.host_bytes,
         })
     }
 }

@@ -4,8 +4,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer, KvLayer, LayerState, Place, StateLayer},
-    slot::checked_rows,
+    layer::{CacheLayer, CrossLayer, KvLayer, LayerState, Moved, Place, StateLayer},
 };
 
 /// The memory of a whole model. Models index it by block; callers move it through time.
@@ -28,9 +27,9 @@ impl ModelCache {
         Self { layers }
     }
 
-    /// Rebuilds every layer, e.g. to wrap it.
-    pub fn map(self, f: impl FnMut(LayerCache) -> LayerCache) -> Self {
-        Self { layers: self.layers.into_iter().map(f).collect() }
+    /// The layers, to wrap or replace them: block by block, as the model indexes them.
+    pub fn layers_mut(&mut self) -> &mut [LayerCache] {
+        &mut self.layers
     }
 
     /// Tokens seen so far. 0 for ever where nothing is remembered.
@@ -147,7 +146,7 @@ impl ModelCache {
 
     /// New row `i` is old row `rows[i]`, in every layer or, if a row is not there, in none.
     pub fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
-        self.parts().try_for_each(|part| checked_rows(&part.slots(), rows))?;
+        self.parts().try_for_each(|part| part.check_rows(rows))?;
         self.parts_mut().try_for_each(|part| part.select_rows(rows))
     }
 
@@ -245,6 +244,16 @@ impl ModelCache {
         self.parts().map(CacheLayer::device_bytes).sum()
     }
 
+    /// Bytes held in host memory, in place of the device's.
+    pub fn host_bytes(&self) -> usize {
+        self.parts().map(CacheLayer::host_bytes).sum()
+    }
+
+    /// Bytes that went between the host and the device so far.
+    pub fn moved(&self) -> Moved {
+        self.parts().map(CacheLayer::moved).sum()
+    }
+
     fn hint(&mut self, layer: usize) -> Result<()> {
         let next = (layer + 1) % self.layers.len().max(1);
         self.layers.get_mut(next).map_or(Ok(()), |next| next.parts_mut().try_for_each(|part| part.prefetch()))
@@ -267,6 +276,11 @@ impl ModelCache {
 }
 
 impl LayerCache {
+    /// Whether it is on the device only while it is used.
+    pub fn is_offloaded(&self) -> bool {
+        self.parts().any(CacheLayer::is_offloaded)
+    }
+
     fn seq_len(&self) -> Option<usize> {
         match self {
             Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(kv.seq_len()),

@@ -105,6 +105,8 @@ impl Stepper {
             Capture::WarmingUp(_) | Capture::Off => {}
         }
         match &mut self.capture {
+            // Nothing to learn from a step that no recording can stand for, such as one that fetches layers.
+            Capture::WarmingUp(0) if !repeats => {}
             Capture::WarmingUp(0) if Recording::prepare(&device).is_err() => self.capture = Capture::Off,
             Capture::WarmingUp(steps) => *steps += 1,
             Capture::Off | Capture::On(..) => {}

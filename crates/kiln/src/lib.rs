@@ -23,7 +23,10 @@ mod saved;
 mod sequence;
 mod text;
 
-pub use kiln_cache::{CacheSpec, KvFactory, KvStrategy, Plan, STRATEGIES, Settings as CacheSettings};
+pub use kiln_cache::{
+    CacheSpec, KvFactory, KvStrategy, Offload, Plan, STRATEGIES, Settings as CacheSettings, offload,
+    offloaded,
+};
 pub use kiln_core::{
     Error, Result,
     batch::Batch,
@@ -54,10 +57,10 @@ pub mod kernels {
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
     pub use kiln_core::{
-        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Place, SsmState, StateLayer},
+        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Moved, Place, SsmState, StateLayer},
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
-        slot::AnySlot,
+        slot::{AnySlot, Touched},
         view::{DenseKv, KvView},
     };
 }

@@ -10,7 +10,7 @@ use kiln_core::{
     Error, Result,
     layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::AnySlot,
+    slot::{AnySlot, Touched},
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -34,6 +34,10 @@ impl KvStrategy for Dynamic {
 
     fn aliases(&self) -> &'static [&'static str] {
         &["hybrid"]
+    }
+
+    fn offloaded_aliases(&self) -> &'static [&'static str] {
+        &["offloaded"]
     }
 
     fn summary(&self) -> &'static str {
@@ -80,7 +84,7 @@ impl KvLayer for DynamicLayer {
             let slots = (end + 1).next_power_of_two().max(SMALLEST).max(self.buffer.slots());
             self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::UntilItGrows)?;
         }
-        self.buffer.write(keys, values, place.on_device.clone())?;
+        self.buffer.write(keys, values, place)?;
         self.seq_len = end;
         let (keys, values) = self.buffer.get()?;
         Ok(KvView::from_zero(keys, values))
@@ -145,6 +149,10 @@ impl CacheLayer for DynamicLayer {
         self.buffer.restore(kv, device)?;
         self.seq_len = seq_len;
         Ok(())
+    }
+
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![self.buffer.touched()]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -8,7 +8,7 @@ use kiln_core::{
     Error, Result,
     layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::AnySlot,
+    slot::{AnySlot, Touched},
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -29,6 +29,10 @@ impl KvStrategy for Fixed {
 
     fn aliases(&self) -> &'static [&'static str] {
         &["static"]
+    }
+
+    fn offloaded_aliases(&self) -> &'static [&'static str] {
+        &["offloaded_static"]
     }
 
     fn summary(&self) -> &'static str {
@@ -94,7 +98,7 @@ impl KvLayer for FixedLayer {
         // he feeds.
         let slots = self.len.unwrap_or_else(|| self.reserved.max(self.buffer.slots()).max(self.seq_len + n));
         self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::AsLongAsTheSequence)?;
-        self.buffer.write(keys, values, place.on_device.clone())?;
+        self.buffer.write(keys, values, place)?;
         self.seq_len += n;
         let (keys, values) = self.buffer.get()?;
         Ok(KvView::from_zero(keys, values))
@@ -186,6 +190,10 @@ impl CacheLayer for FixedLayer {
         self.buffer.truncate(seq_len);
         self.seq_len = seq_len;
         Ok(())
+    }
+
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![self.buffer.touched()]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -10,7 +10,7 @@ use kiln_core::{
     Error, Result,
     layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::AnySlot,
+    slot::{AnySlot, Touched},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
@@ -120,7 +120,7 @@ impl SlidingLayer {
         let (old_keys, old_values) = self.buffer.in_order(KvSpan { start: first, len: kept })?;
         self.buffer.resize(full, 0, [keys, values], Lives::UntilItGrows)?;
         let place = Place::new(first, &[], &keys.device());
-        self.buffer.write(old_keys, old_values, place.on_device)
+        self.buffer.write(old_keys, old_values, &place)
     }
 }
 
@@ -137,7 +137,7 @@ impl KvLayer for SlidingLayer {
         let end = self.seq_len + n;
         let view = if self.fits(n) {
             self.grow(end, &keys, &values)?;
-            self.buffer.write(keys, values, place.on_device.clone())?;
+            self.buffer.write(keys, values, place)?;
             let (keys, values) = self.buffer.get()?;
             DenseKv { keys, values, start: span.start, origin: 0 }
         } else {
@@ -153,7 +153,7 @@ impl KvLayer for SlidingLayer {
             self.grow(end, &keys, &values)?;
             let skipped = n.saturating_sub(self.buffer.slots());
             let tail = |new: Tensor<4>| new.narrow(2, skipped, n - skipped);
-            self.buffer.write(tail(keys), tail(values), place.on_device.clone() + skipped as i64)?;
+            self.buffer.write(tail(keys), tail(values), &place.behind(skipped))?;
             DenseKv { keys: all_keys, values: all_values, start: span.start, origin: span.start }
         };
         self.seq_len = end;
@@ -240,6 +240,10 @@ impl CacheLayer for SlidingLayer {
         self.buffer.restore(kv, device)?;
         (self.seq_len, self.oldest, self.history) = (seq_len, oldest, history.max(self.history));
         Ok(())
+    }
+
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![self.buffer.touched()]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -97,7 +97,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
 
     let mut results: Vec<Measured> = Vec::new();
     for plan in &plans {
-        let bench = Bench { args, model: &model, plan, bandwidth, cache: plan.describe(&needs) };
+        let bench = Bench { args, model: &model, plan, bandwidth, cache: plan.label(&needs) };
         for &n in args.prompt.iter().filter(|&&n| n > 0) {
             results.push(bench.prefill(n)?);
         }

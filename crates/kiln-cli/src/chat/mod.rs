@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     let given = args.template.as_deref().map(given_template).transpose()?.flatten();
 
     let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
-    let plan = plan.map_or_else(|| model.plan(), Ok)?;
+    let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
     let template = match given {
         Some(template) => template,
         None => own_template(&model, args.template.as_deref())?,
@@ -259,7 +259,7 @@ impl Session<'_> {
         let sequence = self.chat.sequence();
         format!(
             "cache    {}, {} of {} positions, {}",
-            self.plan.describe(&self.model.causal().needs()),
+            self.plan.label(&self.model.causal().needs()),
             sequence.len(),
             self.model.sizes().positions,
             display::bytes(sequence.cache().device_bytes() as u64)

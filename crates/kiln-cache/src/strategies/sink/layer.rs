@@ -14,7 +14,7 @@ use kiln_core::{
     Error, Result,
     layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::{AnySlot, Slot},
+    slot::{AnySlot, Slot, Touched},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
@@ -82,8 +82,8 @@ impl SinkLayer {
         if kept.len > 0 {
             let (keys, values) = self.buffer.in_order(kept)?;
             let (keys, values) = (self.rotation.shift(own(keys), by), own(values));
-            let at = Place::new(to + self.sinks, &[], &keys.device()).on_device;
-            self.buffer.write(keys, values, at)?;
+            let at = Place::new(to + self.sinks, &[], &keys.device());
+            self.buffer.write(keys, values, &at)?;
         }
         if let Some((keys, values)) = self.evicted.take()? {
             self.evicted = Slot::Here((self.rotation.shift(keys, by), values));
@@ -121,9 +121,9 @@ impl SinkLayer {
     /// Puts copies of the sinks in front of the kept tokens.
     fn place_sinks(&mut self) -> Result<()> {
         if let Some((keys, values)) = self.originals.get()?.cloned() {
-            let at = Place::new(self.shift, &[], &keys.device()).on_device;
+            let at = Place::new(self.shift, &[], &keys.device());
             let keys = self.rotation.shift(keys, self.shift as i64);
-            self.buffer.write(keys, values, at)?;
+            self.buffer.write(keys, values, &at)?;
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl KvLayer for SinkLayer {
             let slots = (end + 1).next_power_of_two().min(most).max(self.buffer.slots());
             self.buffer.resize(slots, self.shift + self.held, [&keys, &values], Lives::UntilItGrows)?;
         }
-        self.buffer.write(keys, values, place.on_device.clone())?;
+        self.buffer.write(keys, values, place)?;
         if pushed_out > 0 {
             self.evict(pushed_out)?;
         }
@@ -229,8 +229,8 @@ impl CacheLayer for SinkLayer {
             self.buffer.get()?;
             let stay = self.evicted_len - undone;
             let cut = |t: &Tensor<4>, from, len| own(t.clone().narrow(2, from, len));
-            let at = Place::new(self.shift - undone + self.sinks, &[], &keys.device()).on_device;
-            self.buffer.write(cut(&keys, stay, undone), cut(&values, stay, undone), at)?;
+            let at = Place::new(self.shift - undone + self.sinks, &[], &keys.device());
+            self.buffer.write(cut(&keys, stay, undone), cut(&values, stay, undone), &at)?;
             self.evicted = match stay {
                 0 => Slot::Empty,
                 stay => Slot::Here((cut(&keys, 0, stay), cut(&values, 0, stay))),
@@ -282,6 +282,11 @@ impl CacheLayer for SinkLayer {
         (self.shift, self.held, self.seq_len) = (shift, held, seq_len);
         (self.evicted_len, self.history) = (evicted_len, history.max(self.history));
         Ok(())
+    }
+
+    /// The originals are written once, where there were none.
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![self.buffer.touched(), Touched::Nothing, Touched::Everything]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {
