@@ -11,6 +11,7 @@ mod kernels;
 mod laws;
 mod models;
 mod offload;
+mod out_of_memory;
 mod saved;
 mod sequence;
 mod support;

@@ -69,10 +69,10 @@ fn two_layers_are_on_the_device() {
     for (device, opened) in devices() {
         let Some(start) = in_use(&opened.device) else { continue };
         let layer = 4096 * TOKEN;
-        let peak = |offload| {
-            let mut cache = cache("fixed:len=4096", offload, &opened.device);
+        let peak = |plan, offload| {
+            let mut cache = cache(plan, offload, &opened.device);
             let mut peak = 0;
-            for n in [2000, 1, 1, 1] {
+            for n in [2000, 2000, 1, 1, 1] {
                 pass(&mut cache, n, &opened.device, &mut || {
                     // What was launched holds what it reads until it is done.
                     opened.device.sync().unwrap();
@@ -83,14 +83,19 @@ fn two_layers_are_on_the_device() {
             }
             (peak - start) as f64 / layer as f64
         };
-        let (bare, offloaded) = (peak(None), peak(Some(Offload::All)));
-        println!("{device}: {bare:.3} layers bare, {offloaded:.3} offloaded");
-        assert!(bare >= LAYERS as f64, "{device}: {bare} layers are {LAYERS}");
-        assert!(offloaded <= 2.2, "{device}: {offloaded} layers");
+        for plan in ["fixed:len=4096", "dynamic"] {
+            let (offloaded, kept) = (peak(plan, Some(Offload::All)), peak(plan, Some(Offload::AllBut(4))));
+            let bare = peak(plan, None);
+            println!("{device}, {plan}: {bare:.3} layers bare, {offloaded:.3} offloaded, {kept:.3} but the last 4");
+            assert!(bare >= LAYERS as f64, "{device}: {bare} layers are {LAYERS}");
+            assert!(offloaded <= 2.2 && kept <= 6.2, "{device}: {offloaded}, {kept} layers");
+        }
     }
 }
 
 fn in_use(device: &Device) -> Option<u64> {
+    device.memory_cleanup();
+    device.sync().unwrap();
     device.memory_pool_usage().map(|usage| usage.bytes_in_use)
 }
 

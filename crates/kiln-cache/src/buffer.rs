@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
-    layer::{KvSpan, Place},
+    layer::{Feed, Footprint, KvSpan, Place},
     need::AttentionNeed,
     slot::{AnySlot, Slot, Touched},
     view::{DenseKv, KvView},
@@ -132,6 +132,13 @@ impl Buffer {
             v.inplace(|v| v.narrow(2, 0, slots));
             self.slots = slots;
         }
+    }
+
+    /// What it takes to be `slots` slots long for such a feed; one that grows is there twice meanwhile.
+    pub(crate) fn footprint(&self, slots: usize, feed: &Feed) -> Footprint {
+        let slot = self.need.token_bytes(feed.element).saturating_mul(feed.rows);
+        let passing = if slots > self.slots { slot.saturating_mul(self.slots) } else { 0 };
+        Footprint { held: slot.saturating_mul(slots.max(self.slots)), passing }
     }
 
     /// What changed since this was asked before.

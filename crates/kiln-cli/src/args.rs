@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{
-    CacheSpec, DtypeChoice, Error, KvStrategy, Offload, Plan, Result, STRATEGIES, device::DeviceName,
+    CacheSpec, DtypeChoice, Error, KvStrategy, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName,
     kernels::Choice,
 };
 
@@ -50,6 +50,9 @@ pub(crate) struct PlaceArgs {
     /// Which implementation of each kernel runs: auto, definition, wgsl or cube
     #[arg(long, default_value = "auto", value_name = "WHICH")]
     pub(crate) kernels: Choice,
+    /// Memory of the device to use at most, such as `6GiB` or `800MB` [default: 90 % of what it has, where that is known]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -69,6 +72,9 @@ pub(crate) struct CacheArgs {
     /// Keep layers in host memory while others are at work: `all` (or nothing), or `layers=N`: all but the last N
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
+    /// When memory runs out: `offload` (move layers of the cache to host memory and go on) or `fail`
+    #[arg(long, default_value_t, value_name = "WHAT")]
+    pub(crate) on_oom: OnOutOfMemory,
     /// Capture the decode step and replay it [default: with caches whose buffers never grow]
     #[arg(long, conflicts_with = "no_compile")]
     pub(crate) compile: bool,
@@ -117,6 +123,27 @@ impl CacheArgs {
     pub(crate) fn compile(&self) -> Option<bool> {
         compile(self.compile, self.no_compile)
     }
+}
+
+/// Bytes from `800MB`, `6GiB`, `1.5g` or a plain number.
+fn size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is not a size; write it as 800MB, 6GiB or a number of bytes");
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024f64.powi(2),
+        "g" | "gib" => 1024f64.powi(3),
+        "t" | "tib" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(wrong()),
+    };
+    let bytes = number.parse::<f64>().map_err(|_| wrong())? * unit;
+    if bytes >= 1.0 && bytes < 2f64.powi(63) { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
 fn compile(yes: bool, no: bool) -> Option<bool> {

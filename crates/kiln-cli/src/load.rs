@@ -43,6 +43,7 @@ pub(crate) fn model(folder: &Path, place: &PlaceArgs, device: Opened, plan: Opti
     let options = LoadOptions {
         dtype: place.dtype,
         kernels: place.kernels,
+        memory: place.memory,
         on_progress: Some(&mut on_progress),
         plan: plan.cloned(),
         ..LoadOptions::on(device)

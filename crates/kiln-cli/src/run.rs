@@ -22,6 +22,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let prompt = prompt(args)?;
 
     let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
+    if let Ok(n) = std::env::var("KILN_FAIL_ALLOC_AT") {
+        // For tests of what happens when memory runs out.
+        model.budget().fail_allocation(n.parse().unwrap_or(0));
+    }
     let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
     let mut sequence = match &args.load_cache {
         Some(path) => Sequence::load(&model, &plan, path)?,
@@ -101,7 +105,7 @@ pub(crate) fn options(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Resul
         Some(0) => {
             Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() })
         }
-        _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), ..RunOptions::default() }),
+        _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), on_oom: memory.on_oom, ..RunOptions::default() }),
     }
 }
 

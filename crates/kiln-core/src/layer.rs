@@ -137,6 +137,11 @@ pub trait CacheLayer: fmt::Debug + Send {
         Ok(())
     }
 
+    /// What it is going to hold on the device while `feed` is stored.
+    fn footprint(&self, _feed: &Feed) -> Footprint {
+        Footprint { held: self.device_bytes(), passing: 0 }
+    }
+
     /// Hint: the sequence is going to reach `tokens` tokens.
     fn reserve(&mut self, _tokens: usize) {}
 
@@ -164,6 +169,25 @@ pub trait CacheLayer: fmt::Debug + Send {
     fn prefetch(&mut self) -> Result<()> {
         Ok(())
     }
+}
+
+/// Tokens that are about to be fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feed {
+    pub rows: usize,
+    /// Of each row.
+    pub tokens: usize,
+    /// Bytes of a number of the keys.
+    pub element: usize,
+}
+
+/// Bytes of a layer on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Held until the layer changes again, room allocated ahead of need included.
+    pub held: usize,
+    /// Held besides, while the layer is in use.
+    pub passing: usize,
 }
 
 /// Bytes that were copied between the host and a device.

@@ -4,13 +4,16 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer, KvLayer, LayerState, Moved, Place, StateLayer},
+    budget::{Budget, Claim},
+    layer::{CacheLayer, CrossLayer, Feed, Footprint, KvLayer, LayerState, Moved, Place, StateLayer},
 };
 
 /// The memory of a whole model. Models index it by block; callers move it through time.
 #[derive(Debug)]
 pub struct ModelCache {
     layers: Vec<LayerCache>,
+    /// To what the layers hold on the device; `None` where nobody counts.
+    claim: Option<Claim>,
 }
 
 /// The kind of memory is the model's business, hence an enum; the strategy is not, hence boxes.
@@ -24,7 +27,77 @@ pub enum LayerCache {
 
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
-        Self { layers }
+        Self { layers, claim: None }
+    }
+
+    /// The same cache, counted in `budget`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where it holds more than is left.
+    pub fn within(mut self, budget: &Budget) -> Result<Self> {
+        self.claim = Some(budget.claim("the cache", self.device_bytes() as u64)?);
+        Ok(self)
+    }
+
+    /// Claims the memory that feeding `feed` takes at most, with `working` bytes of the model's own.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where there is not as much; then nothing was changed.
+    pub fn make_room(&mut self, feed: &Feed, working: usize) -> Result<()> {
+        let bytes = (self.bytes_for(feed) + working) as u64;
+        self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
+    }
+
+    /// The budget that it is counted in.
+    pub fn budget(&self) -> Option<&Budget> {
+        self.claim.as_ref().map(Claim::budget)
+    }
+
+    /// Claims what is held now: to be called when layers hold less than they did.
+    pub fn recount(&mut self) {
+        let bytes = self.device_bytes() as u64;
+        if let Some(claim) = self.claim.as_mut().filter(|claim| claim.bytes() > bytes) {
+            // Less is never refused.
+            _ = claim.resize(bytes);
+        }
+    }
+
+    /// Bytes on the device while `feed` is stored, at most: what layers hold, and the largest two in a row of those that
+    /// are there only while they are used.
+    pub fn bytes_for(&self, feed: &Feed) -> usize {
+        Self::at_most(self.parts().map(|part| part.footprint(feed)).collect())
+    }
+
+    /// The same, if every layer were in host memory while it is not used.
+    pub fn bytes_offloaded(&self, feed: &Feed) -> usize {
+        let offloaded = |Footprint { held, passing }| Footprint { held: 0, passing: held + passing };
+        Self::at_most(self.parts().map(|part| offloaded(part.footprint(feed))).collect())
+    }
+
+    fn at_most(layers: Vec<Footprint>) -> usize {
+        let held: usize = layers.iter().map(|layer| layer.held).sum();
+        let next = layers.iter().cycle().skip(1);
+        let pair = |(one, two): (&Footprint, &Footprint)| match layers.len() {
+            0 | 1 => one.passing,
+            _ => one.passing + two.passing,
+        };
+        held + layers.iter().zip(next).map(pair).max().unwrap_or(0)
+    }
+
+    /// Takes back what a forward pass that failed in the middle did: layers that have seen more than `tokens` tokens
+    /// forget what they have seen since.
+    ///
+    /// # Errors
+    /// [`Error::CannotRollBack`] where a layer cannot; then nothing was changed, and the cache can only be reset.
+    pub fn undo_to(&mut self, tokens: usize) -> Result<()> {
+        let ahead = |part: &dyn CacheLayer| part.seq_len().saturating_sub(tokens);
+        if let Some(stuck) = self.parts().find(|part| !part.can_roll_back(ahead(*part))) {
+            return Err(Error::CannotRollBack { layer: stuck.name(), tokens: ahead(stuck) });
+        }
+        self.parts_mut().try_for_each(|part| {
+            let ahead = part.seq_len().saturating_sub(tokens);
+            if ahead > 0 { part.roll_back(ahead) } else { Ok(()) }
+        })
     }
 
     /// The layers, to wrap or replace them: block by block, as the model indexes them.
@@ -137,7 +210,9 @@ impl ModelCache {
             LayerCache::Recurrent(state) => LayerCache::Recurrent(state.snapshot()),
             LayerCache::Nothing => LayerCache::Nothing,
         };
-        Self { layers: self.layers.iter().map(copy).collect() }
+        // Shared tensors are counted once, until the copy is fed.
+        let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
+        Self { layers: self.layers.iter().map(copy).collect(), claim }
     }
 
     pub fn keep_history(&mut self, n: usize) {
@@ -152,12 +227,14 @@ impl ModelCache {
 
     pub fn reset(&mut self) {
         self.parts_mut().for_each(|part| part.reset());
+        self.recount();
     }
 
     /// Moves everything to host memory, one entry a memory; only [`import`](Self::import) may follow.
     pub fn export(&mut self) -> Result<Vec<Vec<TensorData>>> {
         let host = self.parts_mut().map(|part| part.read()).collect::<Result<_>>()?;
         self.parts_mut().for_each(|part| part.release());
+        self.recount();
         Ok(host)
     }
 
@@ -255,6 +332,7 @@ impl ModelCache {
     }
 
     fn hint(&mut self, layer: usize) -> Result<()> {
+        self.claim.as_ref().map_or(Ok(()), Claim::allocates)?;
         let next = (layer + 1) % self.layers.len().max(1);
         self.layers.get_mut(next).map_or(Ok(()), |next| next.parts_mut().try_for_each(|part| part.prefetch()))
     }

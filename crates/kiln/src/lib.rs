@@ -19,6 +19,7 @@
 mod chat;
 mod folder;
 mod model;
+mod out_of_memory;
 mod saved;
 mod sequence;
 mod text;
@@ -30,13 +31,14 @@ pub use kiln_cache::{
 pub use kiln_core::{
     Error, Result,
     batch::Batch,
+    budget::Budget,
     model::{CausalModel, Logits, TokenId},
     model_cache::ModelCache,
     read_back,
 };
 pub use kiln_generate::{
     ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message,
-    Options as GenerationOptions, RenderOptions, Settings, Stats, Step, StopStrings, TextStream,
+    Options as GenerationOptions, RenderOptions, Rescue, Settings, Stats, Step, StopStrings, TextStream,
     chat_template::Data, prefill, processors,
 };
 pub use kiln_kernels::device;
@@ -44,6 +46,7 @@ pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Size
 
 pub use chat::{Answer, Chat};
 pub use folder::Inspection;
+pub use out_of_memory::{OnOutOfMemory, usable};
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};
 pub use saved::SavedCache;
 pub use sequence::{Continuation, Reuse, Sequence};
@@ -57,7 +60,7 @@ pub mod kernels {
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
     pub use kiln_core::{
-        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Moved, Place, SsmState, StateLayer},
+        layer::{CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState, StateLayer},
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
         slot::{AnySlot, Touched},

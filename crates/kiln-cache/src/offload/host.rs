@@ -10,6 +10,9 @@ use kiln_core::{
     slot::{AnySlot, Outline, Touched},
 };
 
+/// Bytes that may be under way: they are held on the device until they are here. More are waited for at once.
+const UNDER_WAY: usize = 256 << 10;
+
 /// What every slot of a layer holds, and what is on its way from the device.
 #[derive(Debug, Default)]
 pub(super) struct Host {
@@ -48,6 +51,10 @@ impl Host {
                     self.expect(i, *slot, None)?;
                 }
             }
+        }
+        let bytes = |arriving: &Arriving| self.slots[arriving.slot][arriving.tensor].bytes_of(&arriving.tokens);
+        if self.arriving.iter().map(bytes).sum::<usize>() > UNDER_WAY {
+            self.settle()?;
         }
         Ok(())
     }
@@ -175,6 +182,14 @@ impl HostTensor {
     /// Bytes, also of what is still to come.
     fn len(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// The same of entries `tokens` of dimension 2, or of everything.
+    fn bytes_of(&self, tokens: &Option<Range<usize>>) -> usize {
+        match (tokens, self.shape.get(2)) {
+            (Some(tokens), Some(&all)) => self.len() / all.max(1) * tokens.len(),
+            _ => self.len(),
+        }
     }
 
     fn to_data(&self) -> TensorData {

@@ -14,7 +14,7 @@ use std::{cell::RefCell, fmt, str::FromStr};
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Moved, Place, SsmState, StateLayer},
+    layer::{CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState, StateLayer},
     model_cache::{LayerCache, ModelCache},
     slot::{AnySlot, Touched},
     view::KvView,
@@ -274,6 +274,12 @@ impl<L: CacheLayer + ?Sized> CacheLayer for Offloaded<L> {
 
     fn reserve(&mut self, tokens: usize) {
         self.inner.reserve(tokens);
+    }
+
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let Footprint { held, passing } = self.inner.footprint(feed);
+        // What the host holds is an estimate where the layer has none of its own.
+        Footprint { held: 0, passing: held.max(self.host_bytes()) + passing }
     }
 
     fn device_bytes(&self) -> usize {

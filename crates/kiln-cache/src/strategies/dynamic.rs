@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::{AnySlot, Touched},
     view::KvView,
@@ -71,6 +71,17 @@ struct DynamicLayer {
     seq_len: usize,
 }
 
+impl DynamicLayer {
+    /// Slots of the buffer once it holds `end` tokens.
+    fn slots_for(&self, end: usize) -> usize {
+        match self.buffer.slots() {
+            slots if end <= slots => slots,
+            // Room for one more at least: a prompt is followed by a token.
+            slots => (end + 1).next_power_of_two().max(SMALLEST).max(slots),
+        }
+    }
+}
+
 impl KvLayer for DynamicLayer {
     fn span(&self, n: usize) -> KvSpan {
         KvSpan { start: 0, len: self.seq_len + n }
@@ -80,8 +91,7 @@ impl KvLayer for DynamicLayer {
         self.buffer.check(&keys, self.seq_len)?;
         let end = self.seq_len + keys.dims()[2];
         if self.seq_len == 0 || end > self.buffer.slots() {
-            // Room for one more at least: a prompt is followed by a token.
-            let slots = (end + 1).next_power_of_two().max(SMALLEST).max(self.buffer.slots());
+            let slots = self.slots_for(end);
             self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::UntilItGrows)?;
         }
         self.buffer.write(keys, values, place)?;
@@ -133,6 +143,10 @@ impl CacheLayer for DynamicLayer {
     fn reset(&mut self) {
         self.seq_len = 0;
         self.buffer.truncate(0);
+    }
+
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        self.buffer.footprint(self.slots_for(self.seq_len + feed.tokens), feed)
     }
 
     fn compact(&mut self) {

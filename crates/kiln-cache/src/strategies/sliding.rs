@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::{AnySlot, Touched},
     view::{DenseKv, KvView},
@@ -103,14 +103,20 @@ impl SlidingLayer {
         self.seq_len + n <= self.visible() + self.full()
     }
 
+    /// Slots of the buffer once it was fed up to `end`.
+    fn slots_for(&self, end: usize) -> usize {
+        match self.buffer.slots() {
+            have if end <= have => have,
+            have => end.next_power_of_two().max(SMALLEST).min(self.full()).max(have),
+        }
+    }
+
     /// Has the buffer as long as `end` positions need it.
     fn grow(&mut self, end: usize, keys: &Tensor<4>, values: &Tensor<4>) -> Result<()> {
         let (have, full) = (self.buffer.slots(), self.full());
-        let wanted = end.next_power_of_two().max(SMALLEST).min(full).max(have);
         if self.seq_len <= have {
             // Nothing was wrapped yet: slots are positions.
-            let wanted = if end <= have { have } else { wanted };
-            return self.buffer.resize(wanted, self.seq_len, [keys, values], Lives::UntilItGrows);
+            return self.buffer.resize(self.slots_for(end), self.seq_len, [keys, values], Lives::UntilItGrows);
         }
         if have >= full {
             return Ok(());
@@ -216,6 +222,15 @@ impl CacheLayer for SlidingLayer {
         self.buffer.truncate(0);
         self.seq_len = 0;
         self.oldest = 0;
+    }
+
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let Footprint { held, passing } =
+            self.buffer.footprint(self.slots_for(self.seq_len + feed.tokens), feed);
+        // A chunk that does not fit is laid out in order, too.
+        let in_order = if self.fits(feed.tokens) { 0 } else { self.span(feed.tokens).len };
+        let token = self.buffer.need().token_bytes(feed.element).saturating_mul(feed.rows);
+        Footprint { held, passing: passing + token.saturating_mul(in_order) }
     }
 
     fn compact(&mut self) {

@@ -76,6 +76,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
             let options = LoadOptions {
                 dtype: args.place.dtype,
                 kernels: args.place.kernels,
+                memory: args.place.memory,
                 ..LoadOptions::on(device)
             };
             Model::random(&sizes, options)?

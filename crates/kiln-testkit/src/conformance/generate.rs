@@ -66,6 +66,7 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
         keep_logits: keep,
         keep_scores: keep,
         compile: !keep && model.opened().is_asynchronous() && cache.is_static(),
+        rescue: None,
     };
     let batch = batch.slice(prefix..batch.len());
     let generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;

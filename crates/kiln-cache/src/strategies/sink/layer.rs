@@ -12,7 +12,7 @@
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::{AnySlot, Slot, Touched},
     view::{DenseKv, KvView},
@@ -73,6 +73,15 @@ impl SinkLayer {
     fn shift_for(&self, n: usize) -> usize {
         let full = self.shift + self.held + n > self.window + self.slack + self.history;
         if full { self.shift.min(self.history) } else { self.shift }
+    }
+
+    /// Slots of the buffer once it was fed up to position `end`.
+    fn slots_for(&self, end: usize) -> usize {
+        let most = self.window + self.slack + self.history;
+        match self.buffer.slots() {
+            slots if end <= slots => slots,
+            slots => (end + 1).next_power_of_two().min(most).max(slots),
+        }
     }
 
     /// Moves the window to begin at `to`; the sinks are still to be placed.
@@ -164,8 +173,7 @@ impl KvLayer for SinkLayer {
         }
         let end = self.shift + self.held + n;
         if self.held == 0 || end > self.buffer.slots() {
-            let most = self.window + self.slack + self.history;
-            let slots = (end + 1).next_power_of_two().min(most).max(self.buffer.slots());
+            let slots = self.slots_for(end);
             self.buffer.resize(slots, self.shift + self.held, [&keys, &values], Lives::UntilItGrows)?;
         }
         self.buffer.write(keys, values, place)?;
@@ -252,6 +260,15 @@ impl CacheLayer for SinkLayer {
         self.buffer.truncate(0);
         (self.originals, self.evicted) = (Slot::Empty, Slot::Empty);
         (self.shift, self.held, self.seq_len, self.evicted_len) = (0, 0, 0, 0);
+    }
+
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let end = self.shift_for(feed.tokens) + self.held + feed.tokens;
+        let Footprint { held, passing } = self.buffer.footprint(self.slots_for(end), feed);
+        // Sinks and evicted tokens are held besides; the window is copied when it is moved back.
+        let token = self.buffer.need().token_bytes(feed.element).saturating_mul(feed.rows);
+        let beside = token.saturating_mul(self.sinks + self.history);
+        Footprint { held: held.saturating_add(beside), passing: passing + token.saturating_mul(self.window) }
     }
 
     fn compact(&mut self) {
