@@ -116,7 +116,7 @@ impl Plan {
     /// The same for people, with where the layers are kept.
     pub fn label(&self, needs: &[LayerNeed]) -> String {
         match self.offload {
-            None => self.describe(needs),
+            None | Some(Offload::AsNeeded) => self.describe(needs),
             Some(Offload::All) => format!("{}, offloaded", self.describe(needs)),
             Some(Offload::AllBut(kept)) => {
                 format!("{}, offloaded but the last {kept} layers", self.describe(needs))
@@ -137,6 +137,29 @@ impl Plan {
     /// Whether every block gets every key it may see.
     pub fn is_exact(&self, needs: &[LayerNeed]) -> bool {
         attention(needs).all(|need| self.spec(need).factory.exact())
+    }
+
+    /// Bytes that `tokens` tokens of one row take, in elements of `element` bytes.
+    pub fn bytes(&self, needs: &[LayerNeed], tokens: usize, element: usize) -> usize {
+        needs.iter().map(|need| self.layer_bytes(need, tokens, element)).fold(0, usize::saturating_add)
+    }
+
+    /// The same on the device, where every layer is in host memory while it is not used: the largest two in a row.
+    pub fn bytes_offloaded(&self, needs: &[LayerNeed], tokens: usize, element: usize) -> usize {
+        let layer = |need: &LayerNeed| self.layer_bytes(need, tokens, element);
+        let next = needs.iter().cycle().skip(1);
+        let pair = |(one, two)| layer(one).saturating_add(if needs.len() > 1 { layer(two) } else { 0 });
+        needs.iter().zip(next).map(pair).max().unwrap_or(0)
+    }
+
+    fn layer_bytes(&self, need: &LayerNeed, tokens: usize, element: usize) -> usize {
+        match need {
+            LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => {
+                self.spec(need).factory.bytes(need, tokens, element)
+            }
+            LayerNeed::Recurrent(need) => need.channels * (need.conv_width + need.state_dim) * element,
+            LayerNeed::Nothing => 0,
+        }
     }
 
     /// One memory per need.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{
-    CacheSpec, DtypeChoice, Error, KvStrategy, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName,
-    kernels::Choice,
+    CacheSpec, DtypeChoice, Error, KvStrategy, Offload, OnOutOfMemory, Plan, Result, STRATEGIES,
+    device::DeviceName, kernels::Choice,
 };
 
 #[derive(Debug, Parser)]
@@ -69,7 +69,8 @@ pub(crate) struct CacheArgs {
     /// Count positions in a sink cache as this version of transformers did: 4.47
     #[arg(long, value_name = "VERSION")]
     pub(crate) compat: Option<String>,
-    /// Keep layers in host memory while others are at work: `all` (or nothing), or `layers=N`: all but the last N
+    /// Keep layers in host memory while others are at work: `all` (or nothing); `layers=N`: all but the last N; `auto`: as
+    /// many as memory asks for
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
     /// When memory runs out: `offload` (move layers of the cache to host memory and go on) or `fail`
@@ -151,6 +152,12 @@ fn compile(yes: bool, no: bool) -> Option<bool> {
         (true, _) => Some(true),
         (_, true) => Some(false),
         _ => None,
+    }
+}
+
+impl InspectArgs {
+    pub(crate) fn plan(&self) -> Result<Option<Plan>> {
+        self.cache.as_deref().map(Plan::named).transpose()
     }
 }
 
@@ -285,6 +292,18 @@ pub(crate) struct InspectArgs {
     /// Tokens to compute the cache for [default: the model's positions]
     #[arg(long, value_name = "N")]
     pub(crate) ctx: Option<usize>,
+    /// Rows of the batch
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    pub(crate) batch: usize,
+    /// Only this cache [default: every one that the model can have]
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    pub(crate) cache: Option<String>,
+    /// The device whose memory counts
+    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
+    pub(crate) device: DeviceName,
+    /// Memory to use at most, such as `6GiB` [default: 90 % of the device's, where that is known]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -6,7 +6,9 @@ use std::{
     process::ExitCode,
 };
 
-use kiln::{Error, GenerationConfig, Model, Result, RunOptions, Sequence, Stats, StopReason};
+use kiln::{
+    Error, GenerationConfig, Model, Offload, OnOutOfMemory, Result, RunOptions, Sequence, Stats, StopReason,
+};
 
 use crate::{
     args::{CacheArgs, RunArgs, SamplingArgs},
@@ -21,11 +23,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let folder = load::folder(args.model.as_deref())?;
     let prompt = prompt(args)?;
 
-    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
-    if let Ok(n) = std::env::var("KILN_FAIL_ALLOC_AT") {
-        // For tests of what happens when memory runs out.
-        model.budget().fail_allocation(n.parse().unwrap_or(0));
-    }
+    let least = args.sampling.max_new_tokens.unwrap_or(0);
+    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
+    fail_allocation(&model)?;
     let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
     let mut sequence = match &args.load_cache {
         Some(path) => Sequence::load(&model, &plan, path)?,
@@ -76,6 +76,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// For tests of what happens when memory runs out: `KILN_FAIL_ALLOC_AT=N` has the Nth allocation fail.
+fn fail_allocation(model: &Model) -> Result<()> {
+    const NAME: &str = "KILN_FAIL_ALLOC_AT";
+
+    let Ok(text) = std::env::var(NAME) else { return Ok(()) };
+    let why = |_| Error::Setting { name: NAME, why: format!("`{text}` is not a number") };
+    model.budget().fail_allocation(text.parse().map_err(why)?);
+    Ok(())
+}
+
 /// The prompt from wherever it was given.
 fn prompt(args: &RunArgs) -> Result<String> {
     let text = match (&args.prompt, &args.file) {
@@ -101,11 +111,15 @@ fn prompt(args: &RunArgs) -> Result<String> {
 }
 
 pub(crate) fn options(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Result<RunOptions> {
+    let on_oom = match memory.offload {
+        Some(Offload::AsNeeded) => OnOutOfMemory::Offload,
+        _ => memory.on_oom,
+    };
     match prefill_chunk {
         Some(0) => {
             Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() })
         }
-        _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), on_oom: memory.on_oom, ..RunOptions::default() }),
+        _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), on_oom, ..RunOptions::default() }),
     }
 }
 

@@ -36,12 +36,19 @@ impl Budget {
         self.ledger().limit
     }
 
+    /// Allows another number of bytes from now on; what is claimed stays claimed.
+    pub fn set_limit(&self, limit: Option<u64>) {
+        let mut ledger = self.ledger();
+        ledger.limit = limit;
+        ledger.peak = ledger.used;
+    }
+
     /// Bytes that are claimed now.
     pub fn used(&self) -> u64 {
         self.ledger().used
     }
 
-    /// The most bytes that were claimed at once.
+    /// The most bytes that were claimed at once, since the limit was set.
     pub fn peak(&self) -> u64 {
         self.ledger().peak
     }

@@ -68,7 +68,14 @@ impl<'a> Feeder<'a> {
         left_pad: Vec<usize>,
         capture: bool,
     ) -> Self {
-        Self { running: Running { model, cache, left_pad }, unseen: None, stepper: None, capture, rescue: None, reaches: 0 }
+        Self {
+            running: Running { model, cache, left_pad },
+            unseen: None,
+            stepper: None,
+            capture,
+            rescue: None,
+            reaches: 0,
+        }
     }
 
     /// Tells the cache that the sequence is going to reach `tokens` tokens.
@@ -155,7 +162,9 @@ impl<'a> Feeder<'a> {
             let before = self.running.cache.seq_len();
             match stepper.step(&mut self.running) {
                 Err(error @ Error::OutOfMemory { .. }) => {
-                    self.running.cache.undo_to(before)?;
+                    if self.running.cache.undo_to(before).is_err() {
+                        return Err(error);
+                    }
                     // A recording would hold on to buffers that are to be given up.
                     let tokens = stepper.into_tokens();
                     self.rescue(error, 1)?;

@@ -45,9 +45,9 @@ pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
 
 pub use chat::{Answer, Chat};
-pub use folder::Inspection;
-pub use out_of_memory::{OnOutOfMemory, usable};
+pub use folder::{Ask, CacheSize, Inspection, Longest};
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};
+pub use out_of_memory::{OnOutOfMemory, usable};
 pub use saved::SavedCache;
 pub use sequence::{Continuation, Reuse, Sequence};
 pub use text::{GeneratedText, RunOptions, StopReason};
@@ -60,7 +60,10 @@ pub mod kernels {
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
     pub use kiln_core::{
-        layer::{CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState, StateLayer},
+        layer::{
+            CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState,
+            StateLayer,
+        },
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
         slot::{AnySlot, Touched},

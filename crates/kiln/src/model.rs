@@ -33,7 +33,7 @@ use tokenizers::Tokenizer;
 use crate::{
     OnOutOfMemory,
     chat::chat_templates,
-    folder::{generation_config, own_plan, tokenizer},
+    folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
     out_of_memory::{self, OffloadLayers, usable},
     sequence::{Continuation, Reuse, Sequence},
     text::{GeneratedText, RunOptions},
@@ -98,6 +98,9 @@ pub struct LoadOptions<'a> {
     /// Bytes of the device that weights, caches and activations may take together; `None`: 90 % of its memory, where it
     /// is known.
     pub memory: Option<u64>,
+    /// Tokens that a sequence will have at least: where there is no memory for them, that is said before the weights are
+    /// read.
+    pub tokens: usize,
 }
 
 impl fmt::Debug for LoadOptions<'_> {
@@ -119,7 +122,16 @@ impl LoadOptions<'_> {
     /// The defaults on `device`.
     pub fn on(device: Opened) -> Self {
         let (dtype, kernels) = (DtypeChoice::Auto, Choice::Auto);
-        Self { device, dtype, kernels, largest_binding: None, on_progress: None, plan: None, memory: None }
+        Self {
+            device,
+            dtype,
+            kernels,
+            largest_binding: None,
+            on_progress: None,
+            plan: None,
+            memory: None,
+            tokens: 0,
+        }
     }
 
     /// float32 on `device`: what comparisons with transformers are made in.
@@ -193,11 +205,17 @@ impl Model {
         let generation = generation_config(folder, &checkpoint)?;
         let tokenizer = tokenizer(folder)?;
         let own_plan = own_plan(&generation)?;
-        options.plan.as_ref().unwrap_or(&own_plan).check(&configured.needs())?;
+        let (plan, needs) = (options.plan.as_ref().unwrap_or(&own_plan), configured.needs());
+        plan.check(&needs)?;
         let chat_templates = chat_templates(folder)?;
 
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
-        let claim = options.budget().claim("weights", elements * dtype.size() as u64)?;
+        let budget = options.budget();
+        let claim = budget.claim("weights", elements * dtype.size() as u64)?;
+        if options.tokens > 0 {
+            let least = plan.bytes_offloaded(&needs, options.tokens, dtype.size());
+            budget.claim("a cache of as many tokens, even with its layers in host memory,", least as u64)?;
+        }
         let total = checkpoint.bytes();
         let mut read = 0;
         let mut watcher = options.on_progress.take();
@@ -476,7 +494,7 @@ impl Model {
         let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows));
         // The last token is not fed; without a limit nobody knows how many will be.
         let reaches = tokens + settings.max_new_tokens.unwrap_or(1).saturating_sub(1);
-        let (element, fewest) = (self.dtype.size(), prefill_chunk.min(16));
+        let (element, fewest) = (self.dtype.size(), prefill_chunk.min(SMALLEST_CHUNK));
         let feed = Feed { rows, tokens: 0, element };
         out_of_memory::check(cache, reaches, &feed, self.causal.working_bytes(rows, fewest), options.on_oom)?;
         if let Some(room) = self.room(cache, tokens)? {

@@ -125,6 +125,6 @@ pub(crate) fn check(
         OnOutOfMemory::Fail => "",
         OnOutOfMemory::Offload => ", even with its layers in host memory,",
     };
-    let what = format!("a cache of {tokens} tokens{way} (one of {fits} would fit)");
+    let what = format!("a cache of {tokens} tokens ({fits} would fit){way}");
     Err(Error::OutOfMemory { what, needed, available })
 }

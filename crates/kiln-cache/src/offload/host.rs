@@ -52,7 +52,8 @@ impl Host {
                 }
             }
         }
-        let bytes = |arriving: &Arriving| self.slots[arriving.slot][arriving.tensor].bytes_of(&arriving.tokens);
+        let bytes =
+            |arriving: &Arriving| self.slots[arriving.slot][arriving.tensor].bytes_of(&arriving.tokens);
         if self.arriving.iter().map(bytes).sum::<usize>() > UNDER_WAY {
             self.settle()?;
         }

@@ -14,7 +14,10 @@ use std::{cell::RefCell, fmt, str::FromStr};
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState, StateLayer},
+    layer::{
+        CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState,
+        StateLayer,
+    },
     model_cache::{LayerCache, ModelCache},
     slot::{AnySlot, Touched},
     view::KvView,
@@ -28,20 +31,23 @@ pub enum Offload {
     All,
     /// All but the last so many.
     AllBut(usize),
+    /// None at first; as many as are asked for when memory runs out.
+    AsNeeded,
 }
 
 impl FromStr for Offload {
     type Err = Error;
 
-    /// `all`, or `layers=N`: the last N stay on the device.
+    /// `all`; `layers=N`: the last N stay on the device; `auto`.
     fn from_str(text: &str) -> Result<Self> {
         match (text, text.strip_prefix("layers=").map(str::parse)) {
             ("all", _) => Ok(Self::All),
+            ("auto", _) => Ok(Self::AsNeeded),
             (_, Some(Ok(kept))) => Ok(Self::AllBut(kept)),
             _ => Err(Error::Unknown {
                 what: "way to offload",
                 name: text.to_owned(),
-                known: ["all", "layers=N"].map(str::to_owned).into(),
+                known: ["all", "auto", "layers=N"].map(str::to_owned).into(),
             }),
         }
     }
@@ -51,6 +57,7 @@ impl fmt::Display for Offload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("all"),
+            Self::AsNeeded => f.write_str("auto"),
             Self::AllBut(kept) => write!(f, "layers={kept}"),
         }
     }
@@ -62,6 +69,7 @@ impl Offload {
         match self {
             Self::All => layers,
             Self::AllBut(kept) => layers.saturating_sub(kept),
+            Self::AsNeeded => 0,
         }
     }
 }

@@ -116,7 +116,12 @@ impl SlidingLayer {
         let (have, full) = (self.buffer.slots(), self.full());
         if self.seq_len <= have {
             // Nothing was wrapped yet: slots are positions.
-            return self.buffer.resize(self.slots_for(end), self.seq_len, [keys, values], Lives::UntilItGrows);
+            return self.buffer.resize(
+                self.slots_for(end),
+                self.seq_len,
+                [keys, values],
+                Lives::UntilItGrows,
+            );
         }
         if have >= full {
             return Ok(());

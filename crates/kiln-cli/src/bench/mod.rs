@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Instant};
 
 use kiln::{
     Batch, Error, GenerationConfig, LoadOptions, Model, Plan, RandomLlama, Result, RunOptions, TokenId,
-    memory::LayerNeed, read_back,
+    read_back,
 };
 use serde::Serialize;
 
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
             };
             Model::random(&sizes, options)?
         }
-        None => load::model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first())?,
+        None => load::model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first(), 0)?,
     };
     let needs = model.causal().needs();
     plans.iter().try_for_each(|plan| plan.check(&needs))?;
@@ -263,12 +263,7 @@ impl Bench<'_> {
     /// Bytes that a step of decode must read with `tokens` tokens in the cache: the weights it multiplies by, and what is
     /// remembered.
     fn bytes_a_token(&self, tokens: usize) -> f64 {
-        let element = self.model.dtype().size();
-        let bytes = |need: &LayerNeed| match need {
-            LayerNeed::Attention(need) => self.plan.spec(need).factory.bytes(need, tokens, element),
-            _ => 0,
-        };
-        let cache: usize = self.model.causal().needs().iter().map(bytes).sum();
+        let cache = self.plan.bytes(&self.model.causal().needs(), tokens, self.model.dtype().size());
         (self.model.multiplied_bytes() + cache as u64) as f64
     }
 }
