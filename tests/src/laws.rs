@@ -22,13 +22,18 @@ const CACHES: &[&str] = &[
     "sink:window=6,sinks=2",
     "sink:window=6,sinks=0",
     "sink:window=200,sinks=4",
+    "quantized",
+    "quantized:k=8,v=8,group=8,residual=8",
+    "quantized:nbits=8,group=8,residual=5,format=hqq,axis_key=1,axis_value=1",
+    "quantized:rotate=on",
+    "quantized:group=8,residual=6,format=quanto,flush=requantize",
     "none",
 ];
 
 const WINDOWS: [Option<usize>; 4] = [None, Some(1), Some(5), Some(70)];
 
 fn need(window: Option<usize>) -> AttentionNeed {
-    AttentionNeed { kv_heads: 2, head_dim: 2, window, rotary: None }
+    AttentionNeed { kv_heads: 2, head_dim: laws::DIM, window, rotary: None }
 }
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
@@ -70,9 +75,10 @@ fn layers_conform() {
             let spec: CacheSpec = text.parse().unwrap();
             for window in WINDOWS {
                 let need = need(window);
-                // Those that do without a window do not look at it.
                 let serves = |window| spec.factory.check(&self::need(window)).is_ok();
-                if !serves(window) || window.is_some() && serves(None) {
+                // Those that do without a window do not look at it, but one.
+                let same = window.is_some() && serves(None) && !text.starts_with("quantized");
+                if !serves(window) || same {
                     continue;
                 }
                 let bare = || spec.factory.build(&need, &kernels).unwrap();
@@ -86,7 +92,9 @@ fn layers_conform() {
                         build,
                         remembers: spec.factory.remembers(),
                         exact: spec.factory.exact(),
+                        loss: if text.starts_with("quantized") { 0.4 } else { 0.0 },
                         window,
+                        kernels: &kernels,
                     });
                 }
             }

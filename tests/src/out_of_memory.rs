@@ -4,7 +4,7 @@ use std::{collections::HashSet, path::Path};
 
 use kiln::{
     Error, GenerationConfig, LoadOptions, Model, ModelCache, OnOutOfMemory, Plan, Result, RunOptions,
-    TokenId, device::Opened,
+    TokenId, device::Opened, memory::LayerCache,
 };
 
 use crate::support::recorded;
@@ -169,5 +169,40 @@ fn a_budget_is_kept() {
         };
         assert!(refuse(weights - 1, 0).contains("weights"), "{}", refuse(weights - 1, 0));
         assert!(refuse(weights + 1000, 100).contains("a cache"), "{}", refuse(weights + 1000, 100));
+    }
+}
+
+/// A text goes on in a cache that is packed in its middle; what was chosen before stays.
+#[test]
+fn a_cache_is_packed_when_memory_runs_out() {
+    for (device, opened) in devices() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+        let model = Model::load(&folder, LoadOptions::float32(opened.clone())).unwrap();
+        let prompt =
+            vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(22)).unwrap()];
+        let options = RunOptions { on_oom: OnOutOfMemory::Quantize, ..RunOptions::default() };
+        let dynamic = Plan::named("dynamic").unwrap();
+        let mut cache = model.cache(&dynamic).unwrap();
+        let before = model.budget().allocations();
+        let dense = run(&model, &mut cache, &prompt, 6, options).unwrap();
+        let allocations = model.budget().allocations() - before;
+        for n in [allocations - 1, allocations - 6, allocations / 2] {
+            let mut packed = model.cache(&dynamic).unwrap();
+            model.budget().fail_allocation(n);
+            let tokens = run(&model, &mut packed, &prompt, 6, options).unwrap();
+            assert_eq!(tokens.len(), dense.len(), "on {device}");
+            assert_eq!(tokens[..2], dense[..2], "what was chosen before, on {device}");
+            let names: Vec<&str> = packed.layers_mut().iter().map(name).collect();
+            assert!(names.iter().all(|name| *name == "quantized"), "{names:?} on {device}, allocation {n}");
+            assert_eq!(packed.seq_len(), cache.seq_len(), "on {device}");
+            assert!(packed.device_bytes() < cache.device_bytes() && packed.host_bytes() == 0, "on {device}");
+        }
+    }
+}
+
+fn name(layer: &LayerCache) -> &'static str {
+    match layer {
+        LayerCache::Attention(kv) => kv.name(),
+        _ => "another",
     }
 }

@@ -6,7 +6,7 @@ use kiln_core::{
     layer::{Feed, Footprint, KvSpan, Place},
     need::AttentionNeed,
     slot::{AnySlot, Slot, Touched},
-    view::{DenseKv, KvView},
+    view::DenseKv,
 };
 use kiln_kernels::Kernels;
 
@@ -108,16 +108,15 @@ impl Buffer {
             .ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))
     }
 
-    /// The whole buffers as the view of `span`; `None` for an empty one.
-    pub(crate) fn view(&self, span: KvSpan, origin: usize) -> Result<Option<KvView>> {
-        let view = |(keys, values)| KvView::Dense(DenseKv { keys, values, start: span.start, origin });
-        Ok(self.kv.get()?.cloned().filter(|_| span.len > 0).map(view))
-    }
-
     /// Keys and values of the positions in `span`, where positions are slots modulo their number.
     pub(crate) fn in_order(&self, span: KvSpan) -> Result<(Tensor<4>, Tensor<4>)> {
         let (keys, values) = self.get()?;
-        Ok(KvView::from_zero(keys, values).in_order(span))
+        Ok(DenseKv { keys, values, start: 0, origin: 0 }.in_order(span))
+    }
+
+    /// The same where `span` is not empty.
+    pub(crate) fn dense(&self, span: KvSpan) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        if span.len == 0 { Ok(None) } else { self.in_order(span).map(Some) }
     }
 
     /// Keeps the first `slots` slots only.

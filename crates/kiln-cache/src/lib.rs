@@ -7,6 +7,7 @@ mod buffer;
 mod cross;
 mod offload;
 mod plan;
+pub mod quantizers;
 mod recurrent;
 mod restored;
 pub mod strategies;

@@ -73,7 +73,8 @@ pub(crate) struct CacheArgs {
     /// many as memory asks for
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
-    /// When memory runs out: `offload` (move layers of the cache to host memory and go on) or `fail`
+    /// When memory runs out: `offload` (move layers of the cache to host memory, and go on with the same tokens),
+    /// `quantize` (pack it in 4 bits a number, and go on with others) or `fail`
     #[arg(long, default_value_t, value_name = "WHAT")]
     pub(crate) on_oom: OnOutOfMemory,
     /// Capture the decode step and replay it [default: with caches whose buffers never grow]

@@ -383,6 +383,20 @@ fn a_chat_feeds_only_what_is_new() {
 }
 
 #[test]
+fn a_chat_with_attention_sinks_outlasts_the_positions() {
+    let long = "word ".repeat(200);
+    let lines = format!("{long}\n/stats\n").repeat(4);
+    let output = chat(&["--cache", "sink:window=128,sinks=4"], &lines);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    let last = text.lines().rfind(|line| line.starts_with("cache ")).unwrap();
+    let seen: usize = last.split_once(" tokens seen").unwrap().0.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(seen > 512, "{last}");
+    let fed: Vec<&str> = text.lines().filter(|line| line.starts_with("prompt ")).collect();
+    assert!(fed.iter().skip(1).all(|line| !line.contains(" 0 reused")), "{fed:?}");
+}
+
+#[test]
 fn a_conversation_is_saved_and_gone_on_with() {
     let (path, again) = (temporary("a.json"), temporary("b.json"));
     let (file, again_file) = (path.to_str().unwrap(), again.to_str().unwrap());

@@ -223,8 +223,9 @@ pub trait KvLayer: CacheLayer {
     /// **Invariant:** the view is exactly `self.span(n)`, asked before the call.
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView>;
 
-    /// What it holds now: exactly `self.span(0)`; `None` where it holds nothing.
-    fn view(&self) -> Result<Option<KvView>>;
+    /// What it holds now, one position after the other: exactly `self.span(0)`, `[batch, kv_heads, len, head_dim]`; `None`
+    /// where it holds nothing.
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>>;
 
     /// The most tokens that an update takes; `None`: any number.
     fn at_once(&self) -> Option<usize> {

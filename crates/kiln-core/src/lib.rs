@@ -9,6 +9,7 @@ pub mod layer;
 pub mod model;
 pub mod model_cache;
 pub mod need;
+pub mod packed;
 pub mod read_back;
 pub mod slot;
 pub mod trusted;

@@ -251,8 +251,7 @@ impl ModelCache {
     /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
     /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
     pub fn to_legacy(&self) -> Result<Vec<(Tensor<4>, Tensor<4>)>> {
-        let layers = self.keys().map(|layer| Ok(layer.view()?.map(|view| view.in_order(layer.span(0)))));
-        layers.filter_map(Result::transpose).collect()
+        self.keys().filter_map(|layer| layer.dense().transpose()).collect()
     }
 
     /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a new cache.

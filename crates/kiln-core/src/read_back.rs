@@ -47,6 +47,11 @@ pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBa
 }
 
 impl ReadBack {
+    /// What is on the host already.
+    pub fn ready(data: TensorData) -> Self {
+        Self(State::Done(Ok(data)))
+    }
+
     /// Waits for the data.
     pub async fn finish(mut self) -> Result<TensorData> {
         match &mut self.0 {

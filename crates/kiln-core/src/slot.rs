@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic};
 
 use crate::{
     Error, Result,
+    packed::PackedBuffer,
     read_back::{self, ReadBack},
 };
 
@@ -14,6 +15,9 @@ pub type Outline = (Vec<usize>, DType);
 
 /// A tensor, or a few that belong together, first dimension the batch.
 pub trait Tensors: fmt::Debug + Clone + Send + Sized {
+    /// Whether rows can be selected of each tensor by itself, along its first dimension.
+    const BY_ROWS: bool = true;
+
     /// What [`from_host`](Tensors::from_host) must be given back, in the order of [`to_host`](Tensors::to_host).
     fn outlines(&self) -> Vec<Outline>;
     fn rows(&self) -> usize;
@@ -116,6 +120,8 @@ pub trait AnySlot {
     /// Shapes and types of what it holds, here or away.
     fn outlines(&self) -> Vec<Outline>;
     fn is_away(&self) -> bool;
+    /// See [`Tensors::BY_ROWS`].
+    fn is_by_rows(&self) -> bool;
     /// Gives up the device's copy of what was read.
     fn release(&mut self);
     /// Holds nothing from now on.
@@ -165,6 +171,10 @@ impl<T: Tensors> AnySlot for Slot<T> {
 
     fn is_away(&self) -> bool {
         matches!(self, Self::Away(_))
+    }
+
+    fn is_by_rows(&self) -> bool {
+        T::BY_ROWS
     }
 
     fn release(&mut self) {
@@ -305,5 +315,37 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
 
     fn bytes(&self) -> usize {
         self.0.bytes() + self.1.bytes()
+    }
+}
+
+impl Tensors for PackedBuffer {
+    fn outlines(&self) -> Vec<Outline> {
+        [self.codes.outlines(), self.scales.outlines()].concat()
+    }
+
+    fn rows(&self) -> usize {
+        self.codes.rows()
+    }
+
+    fn select_rows(self, rows: &[usize]) -> Self {
+        Self { codes: self.codes.select_rows(rows), scales: self.scales.select_rows(rows) }
+    }
+
+    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
+        self.codes.to_host(host)?;
+        self.scales.to_host(host)
+    }
+
+    fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
+        self.codes.start_reading(tokens, reads);
+        self.scales.start_reading(tokens, reads);
+    }
+
+    fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
+        Some(Self { codes: Tensor::from_host(host, device)?, scales: Tensor::from_host(host, device)? })
+    }
+
+    fn bytes(&self) -> usize {
+        self.codes.bytes() + self.scales.bytes()
     }
 }

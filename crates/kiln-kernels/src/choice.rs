@@ -97,10 +97,22 @@ pub(crate) enum Kernel {
     KvAppend,
     Linear,
     Attention,
+    KvPack,
+    KvUnpack,
+    AttentionPacked,
 }
 
 impl Kernel {
-    const ALL: [Self; 5] = [Self::RmsNorm, Self::Rotary, Self::KvAppend, Self::Linear, Self::Attention];
+    const ALL: [Self; 8] = [
+        Self::RmsNorm,
+        Self::Rotary,
+        Self::KvAppend,
+        Self::Linear,
+        Self::Attention,
+        Self::KvPack,
+        Self::KvUnpack,
+        Self::AttentionPacked,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -109,6 +121,9 @@ impl Kernel {
             Self::KvAppend => "kv_append",
             Self::Linear => "linear",
             Self::Attention => "attention",
+            Self::KvPack => "kv_pack",
+            Self::KvUnpack => "kv_unpack",
+            Self::AttentionPacked => "attention_packed",
         }
     }
 }
@@ -142,13 +157,19 @@ impl Recorder {
 
     /// The path that `kernel` takes, counted.
     pub(crate) fn run(&self, kernel: Kernel, shape: &[usize]) -> Path {
-        let path = match (self.path, kernel) {
-            // What has no native code, or none for what it is given.
-            (Path::Native, Kernel::RmsNorm | Kernel::Rotary | Kernel::Attention) => Path::Definition,
-            (path, _) => path,
-        };
+        let path = self.path(kernel);
         self.record(kernel, path, shape);
         path
+    }
+
+    /// The path that `kernel` takes.
+    pub(crate) fn path(&self, kernel: Kernel) -> Path {
+        match (self.path, kernel) {
+            // What has no native code, or none for what it is given.
+            (Path::Native, Kernel::KvAppend) => Path::Native,
+            (Path::Native, _) => Path::Definition,
+            (path, _) => path,
+        }
     }
 
     /// Whether kernels that have native code are to run it.

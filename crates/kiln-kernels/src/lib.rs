@@ -7,6 +7,9 @@
 //! | `kv_append` | yes | yes | yes | yes |
 //! | `linear` | yes | yes | | |
 //! | `attention` | yes | yes | yes | yes |
+//! | `kv_pack` | yes | | yes | yes |
+//! | `kv_unpack` | yes | | yes | yes |
+//! | `attention_packed` | yes | | | |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
 //!
@@ -16,12 +19,16 @@
 mod attention;
 mod choice;
 pub mod device;
+mod half;
 mod kv_append;
+mod kv_pack;
+mod kv_unpack;
 #[cfg(feature = "cube")]
 mod launch;
 mod linear;
 #[cfg(feature = "cpu")]
 mod native;
+mod packed;
 mod rms_norm;
 mod rotary;
 mod shader;
@@ -162,6 +169,22 @@ impl Kernels {
         left_pad: Option<Tensor<1, Int>>,
         shape: &AttentionShape,
     ) -> Tensor<4> {
+        let dims = q.dims();
+        let (y, path) = self.attend(q, keys, values, first, left_pad, shape);
+        self.recorder.record(Kernel::Attention, path, &dims);
+        y
+    }
+
+    /// The path beside the result, which is not recorded.
+    fn attend(
+        &self,
+        q: Tensor<4>,
+        keys: Tensor<4>,
+        values: Tensor<4>,
+        first: Tensor<1, Int>,
+        left_pad: Option<Tensor<1, Int>>,
+        shape: &AttentionShape,
+    ) -> (Tensor<4>, Path) {
         let ([batch, heads, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), keys.dims());
         assert_eq!(keys.dims(), [batch, kv_heads, slots, head_dim], "attention: keys and q {:?}", q.dims());
         assert_eq!(values.dims(), keys.dims(), "attention: values and keys");
@@ -173,21 +196,21 @@ impl Kernels {
         if self.recorder.is_native()
             && let Some(y) = attention::native([&q, &keys, &values], &first, left_pad.as_ref(), shape)
         {
-            self.recorder.record(Kernel::Attention, Path::Native, &q.dims());
-            return y;
+            return (y, Path::Native);
         }
         #[cfg(feature = "cube")]
         if head_dim > attention::LARGEST_HEAD || q.shape().num_elements() * slots == 0 {
-            self.recorder.record(Kernel::Attention, Path::Definition, &q.dims());
-            return attention::definition(q, keys, values, first, left_pad, shape);
+            return (attention::definition(q, keys, values, first, left_pad, shape), Path::Definition);
         }
-        match self.recorder.run(Kernel::Attention, &q.dims()) {
+        let path = self.recorder.path(Kernel::Attention);
+        let y = match path {
             #[cfg(feature = "wgpu")]
             Path::Wgsl => attention::wgsl(q, keys, values, first, left_pad, shape),
             #[cfg(feature = "cube")]
             Path::Cube => attention::cube(q, keys, values, first, left_pad, shape),
             _ => attention::definition(q, keys, values, first, left_pad, shape),
-        }
+        };
+        (y, path)
     }
 
     /// What was launched so far, here and in clones. What a captured graph repeats is not counted again.
@@ -198,6 +221,7 @@ impl Kernels {
 
 /// The finished text of every WGSL shader in every permutation, under a name that says which.
 pub fn shaders() -> Vec<(String, String)> {
-    let shaders = [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER].into_iter().chain(attention::SHADERS);
+    let shaders = [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER, kv_unpack::SHADER].into_iter();
+    let shaders = shaders.chain(kv_pack::SHADERS).chain(attention::SHADERS);
     shaders.flat_map(|shader| shader.permutations()).collect()
 }

@@ -6,6 +6,7 @@ use kiln_cache::{Plan, STRATEGIES};
 use kiln_core::{Error, Result, need::LayerNeed};
 use kiln_generate::GenerationConfig;
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
+use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
 /// Facts about a checkpoint, read from its config and headers.
@@ -149,6 +150,25 @@ pub(crate) fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     Ok(Some(tokenizer))
 }
 
+/// What transformers' `cache_implementation` and `cache_config` ask for, as the command line writes it. Numbers are
+/// packed by quanto where no backend is named, as there.
+pub fn cache_text(implementation: &str, config: Option<&Value>) -> String {
+    let empty = Map::new();
+    let config = config.and_then(Value::as_object).unwrap_or(&empty);
+    if implementation != "quantized" {
+        return implementation.to_owned();
+    }
+    // Where torch computes is not ours to say.
+    let settings = config.iter().filter(|(key, _)| !matches!(key.as_str(), "device" | "compute_dtype"));
+    let text = |(key, value): (&String, &Value)| match value.as_str() {
+        Some(text) => format!("{key}={text}"),
+        None => format!("{key}={value}"),
+    };
+    let backend = (!config.contains_key("backend")).then(|| "backend=quanto".to_owned());
+    let settings: Vec<String> = settings.map(text).chain(backend).collect();
+    format!("{implementation}:{}", settings.join(","))
+}
+
 /// The caches that a folder asks for.
 ///
 /// One that is not known here is passed over with a warning: it says how the folder's author liked it best, and every
@@ -157,7 +177,8 @@ pub(crate) fn own_plan(config: &GenerationConfig) -> Result<Plan> {
     if config.use_cache == Some(false) {
         return Plan::named("none");
     }
-    match config.cache_implementation.as_deref().map(Plan::named) {
+    let asked = config.cache_implementation.as_deref();
+    match asked.map(|name| Plan::named(&cache_text(name, config.cache_config.as_ref()))) {
         Some(Ok(plan)) => Ok(plan),
         Some(Err(error)) => {
             tracing::warn!(%error, "the folder's cache_implementation is not used");

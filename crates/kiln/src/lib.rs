@@ -26,7 +26,7 @@ mod text;
 
 pub use kiln_cache::{
     CacheSpec, KvFactory, KvStrategy, Offload, Plan, STRATEGIES, Settings as CacheSettings, offload,
-    offloaded,
+    offloaded, quantizers,
 };
 pub use kiln_core::{
     Error, Result,
@@ -45,7 +45,7 @@ pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
 
 pub use chat::{Answer, Chat};
-pub use folder::{Ask, CacheSize, Inspection, Longest};
+pub use folder::{Ask, CacheSize, Inspection, Longest, cache_text};
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};
 pub use out_of_memory::{OnOutOfMemory, usable};
 pub use saved::SavedCache;
@@ -66,7 +66,8 @@ pub mod memory {
         },
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
+        packed::{Along, PackedBuffer, PackedKv, Packing},
         slot::{AnySlot, Touched},
-        view::{DenseKv, KvView},
+        view::{DenseKv, KvView, PackedView},
     };
 }

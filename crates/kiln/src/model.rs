@@ -34,7 +34,7 @@ use crate::{
     OnOutOfMemory,
     chat::chat_templates,
     folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
-    out_of_memory::{self, OffloadLayers, usable},
+    out_of_memory::{self, OffloadLayers, QuantizeLayers, usable},
     sequence::{Continuation, Reuse, Sequence},
     text::{GeneratedText, RunOptions},
 };
@@ -509,6 +509,9 @@ impl Model {
         let rescue: Option<Arc<dyn Rescue>> = match options.on_oom {
             OnOutOfMemory::Fail => None,
             OnOutOfMemory::Offload => Some(Arc::new(OffloadLayers::new(self.device()))),
+            OnOutOfMemory::Quantize => {
+                Some(Arc::new(QuantizeLayers::new(self.causal.needs(), &self.kernels, self.device())))
+            }
         };
         Ok(Options {
             rescue,

@@ -7,10 +7,15 @@ use std::{
 };
 
 use burn::tensor::Device;
-use kiln_cache::{Offload, offload, offload_one};
-use kiln_core::{Error, Result, layer::Feed, model_cache::ModelCache};
+use kiln_cache::{CacheSpec, Offload, offload, offload_one};
+use kiln_core::{
+    Error, Result,
+    layer::{Feed, KvLayer, Place},
+    model_cache::{LayerCache, ModelCache},
+    need::LayerNeed,
+};
 use kiln_generate::Rescue;
-use kiln_kernels::device::DeviceInfo;
+use kiln_kernels::{Kernels, device::DeviceInfo};
 
 /// What is done when a cache does not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +26,9 @@ pub enum OnOutOfMemory {
     /// tokens.
     #[default]
     Offload,
+    /// Layers that keep everything pack it in 4 bits a number, and the generation goes on with what is left of it; where
+    /// that does not help, they are offloaded.
+    Quantize,
 }
 
 impl FromStr for OnOutOfMemory {
@@ -30,10 +38,11 @@ impl FromStr for OnOutOfMemory {
         match text {
             "fail" => Ok(Self::Fail),
             "offload" => Ok(Self::Offload),
+            "quantize" => Ok(Self::Quantize),
             _ => Err(Error::Unknown {
                 what: "answer to running out of memory",
                 name: text.to_owned(),
-                known: ["fail", "offload"].map(str::to_owned).into(),
+                known: ["fail", "offload", "quantize"].map(str::to_owned).into(),
             }),
         }
     }
@@ -44,6 +53,7 @@ impl fmt::Display for OnOutOfMemory {
         f.write_str(match self {
             Self::Fail => "fail",
             Self::Offload => "offload",
+            Self::Quantize => "quantize",
         })
     }
 }
@@ -89,6 +99,62 @@ impl Rescue for OffloadLayers {
     }
 }
 
+/// Packs layers that keep everything, and offloads them if that is not enough.
+#[derive(Debug)]
+pub(crate) struct QuantizeLayers {
+    needs: Vec<LayerNeed>,
+    kernels: Kernels,
+    then: OffloadLayers,
+}
+
+impl QuantizeLayers {
+    pub(crate) fn new(needs: Vec<LayerNeed>, kernels: &Kernels, device: &Device) -> Self {
+        Self { needs, kernels: kernels.clone(), then: OffloadLayers::new(device) }
+    }
+
+    /// What `layer` holds, packed; `None` where that is not smaller, or where it holds a part of the sequence only.
+    fn packed(&self, layer: &dyn KvLayer, need: &LayerNeed, feed: &Feed) -> Result<Option<Box<dyn KvLayer>>> {
+        let spec: CacheSpec = "quantized".parse()?;
+        let (LayerNeed::Attention(need), held) = (need, layer.span(0)) else { return Ok(None) };
+        let whole = held.start == 0 && held.len == layer.seq_len() && held.len > 0;
+        let tokens = held.len + feed.tokens;
+        let takes = spec.factory.bytes(need, tokens, feed.element).saturating_mul(feed.rows);
+        let smaller = takes < layer.footprint(feed).held;
+        if !whole || !smaller || layer.name() == spec.strategy.name() || spec.factory.check(need).is_err() {
+            return Ok(None);
+        }
+        let mut packed = spec.factory.build(need, &self.kernels)?;
+        packed.keep_history(1);
+        if let Some((keys, values)) = layer.dense()? {
+            let place = Place::new(0, &[], &keys.device());
+            packed.update(keys, values, &place)?;
+        }
+        Ok(Some(packed))
+    }
+}
+
+impl Rescue for QuantizeLayers {
+    fn rescue(&self, cache: &mut ModelCache, feed: &Feed, working: usize) -> Result<bool> {
+        let before = cache.bytes_for(feed);
+        for (layer, need) in cache.layers_mut().iter_mut().zip(&self.needs) {
+            if let LayerCache::Attention(kv) = layer
+                && let Some(packed) = self.packed(&**kv, need, feed)?
+            {
+                *kv = packed;
+            }
+        }
+        self.then.device.memory_cleanup();
+        if cache.bytes_for(feed) >= before {
+            return self.then.rescue(cache, feed, working);
+        }
+        tracing::warn!(
+            target: "kiln::memory",
+            "out of memory: the cache is packed in 4 bits a number; the text goes on, with other tokens than it would have had"
+        );
+        Ok(true)
+    }
+}
+
 /// Whether a sequence of `tokens` tokens will fit, asked before the first is fed.
 ///
 /// # Errors
@@ -107,7 +173,7 @@ pub(crate) fn check(
         let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
         let bytes = match on_oom {
             OnOutOfMemory::Fail => cache.bytes_for(&feed),
-            OnOutOfMemory::Offload => cache.bytes_offloaded(&feed),
+            OnOutOfMemory::Offload | OnOutOfMemory::Quantize => cache.bytes_offloaded(&feed),
         };
         bytes.saturating_add(working) as u64
     };
@@ -123,7 +189,7 @@ pub(crate) fn check(
     }
     let way = match on_oom {
         OnOutOfMemory::Fail => "",
-        OnOutOfMemory::Offload => ", even with its layers in host memory,",
+        OnOutOfMemory::Offload | OnOutOfMemory::Quantize => ", even with its layers in host memory,",
     };
     let what = format!("a cache of {tokens} tokens ({fits} would fit){way}");
     Err(Error::OutOfMemory { what, needed, available })

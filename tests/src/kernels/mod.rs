@@ -4,6 +4,7 @@ mod attention;
 mod cases;
 mod in_place;
 mod numbers;
+mod packed;
 mod shaders;
 
 use burn::tensor::{DType, Device, TensorData};

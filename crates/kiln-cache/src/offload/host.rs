@@ -133,15 +133,7 @@ impl Host {
         Self { slots, arriving: Vec::new(), moved: Moved::default(), lost }
     }
 
-    /// Says whether every tensor has these rows.
-    pub(super) fn check_rows(&self, rows: &[usize]) -> Result<()> {
-        let have = self.slots.iter().flatten().filter_map(|tensor| tensor.shape.first()).min();
-        match (have, rows.iter().max()) {
-            (Some(&have), Some(&row)) if row >= have => Err(Error::NoSuchRow { row, rows: have }),
-            _ => Ok(()),
-        }
-    }
-
+    /// New row `i` is old row `rows[i]`, of every tensor.
     pub(super) fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
         self.settle()?;
         self.slots.iter_mut().flatten().for_each(|tensor| tensor.select_rows(rows));

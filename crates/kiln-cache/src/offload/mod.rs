@@ -129,13 +129,16 @@ struct Offloaded<L: ?Sized> {
     host: RefCell<Host>,
     /// Where it is brought; known from the first use on.
     device: Option<Device>,
+    /// Rows of the batch, as far as there are any.
+    rows: Option<usize>,
     /// Whether the tensors were given to the caller.
     exported: bool,
 }
 
 impl<L: CacheLayer + ?Sized> Offloaded<L> {
     fn parked(inner: Box<L>, device: Option<&Device>) -> Result<Self> {
-        let mut layer = Self { inner, host: RefCell::default(), device: device.cloned(), exported: false };
+        let mut layer =
+            Self { inner, host: RefCell::default(), device: device.cloned(), rows: None, exported: false };
         layer.park()?;
         Ok(layer)
     }
@@ -144,7 +147,7 @@ impl<L: CacheLayer + ?Sized> Offloaded<L> {
     fn shared(&self, mut inner: Box<L>) -> Self {
         inner.release();
         let host = RefCell::new(self.host.borrow_mut().share());
-        Self { inner, host, device: self.device.clone(), exported: self.exported }
+        Self { inner, host, device: self.device.clone(), rows: self.rows, exported: self.exported }
     }
 
     fn is_parked(&self) -> bool {
@@ -166,6 +169,7 @@ impl<L: CacheLayer + ?Sized> Offloaded<L> {
             return Ok(());
         }
         let touched = self.inner.touched();
+        self.rows = self.inner.slots().into_iter().filter_map(|slot| slot.rows().ok().flatten()).min();
         self.host.get_mut().follow(&self.inner.slots(), &touched)?;
         self.inner.release();
         Ok(())
@@ -224,17 +228,25 @@ impl<L: CacheLayer + ?Sized> CacheLayer for Offloaded<L> {
     }
 
     fn check_rows(&self, rows: &[usize]) -> Result<()> {
-        match (self.exported, self.is_parked()) {
-            (true, _) => Err(Error::Exported),
-            (false, true) => self.host.borrow().check_rows(rows),
-            (false, false) => self.inner.check_rows(rows),
+        match (self.exported, self.is_parked(), self.rows) {
+            (true, ..) => Err(Error::Exported),
+            (false, true, Some(have)) => match rows.iter().find(|&&row| row >= have) {
+                Some(&row) => Err(Error::NoSuchRow { row, rows: have }),
+                None => Ok(()),
+            },
+            (false, true, None) => Ok(()),
+            (false, false, _) => self.inner.check_rows(rows),
         }
     }
 
-    /// On the host: nothing has to be brought in for it.
+    /// On the host, where every tensor has a dimension of rows: nothing has to be brought in for it.
     fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
         self.check_rows(rows)?;
         self.park()?;
+        if !self.inner.slots().into_iter().all(AnySlot::is_by_rows) {
+            return self.brought_in(|inner| inner.select_rows(rows));
+        }
+        self.rows = self.rows.map(|_| rows.len());
         self.host.get_mut().select_rows(rows)
     }
 
@@ -321,14 +333,14 @@ impl KvLayer for Offloaded<dyn KvLayer> {
         self.brought_in(|inner| inner.update(keys, values, place))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
         match &self.device {
             Some(device) if self.is_parked() && !self.exported => {
                 let mut copy = self.inner.snapshot();
                 self.host.borrow_mut().fill(copy.slots_mut(), device)?;
-                copy.view()
+                copy.dense()
             }
-            _ => self.inner.view(),
+            _ => self.inner.dense(),
         }
     }
 

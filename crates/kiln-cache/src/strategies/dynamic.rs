@@ -100,8 +100,8 @@ impl KvLayer for DynamicLayer {
         Ok(KvView::from_zero(keys, values))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        self.buffer.view(self.span(0), 0)
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        self.buffer.dense(self.span(0))
     }
 
     fn repeats(&self) -> usize {

@@ -172,8 +172,8 @@ impl KvLayer for SlidingLayer {
         Ok(KvView::Dense(view))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        self.buffer.view(self.span(0), 0)
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        self.buffer.dense(self.span(0))
     }
 
     fn is_static(&self) -> bool {

@@ -257,11 +257,14 @@ impl Session<'_> {
 
     fn cache(&self) -> String {
         let sequence = self.chat.sequence();
+        let positions = match sequence.cache().is_endless() {
+            true => "tokens seen".to_owned(),
+            false => format!("of {} positions", self.model.sizes().positions),
+        };
         format!(
-            "cache    {}, {} of {} positions, {}",
+            "cache    {}, {} {positions}, {}",
             self.plan.label(&self.model.causal().needs()),
             sequence.len(),
-            self.model.sizes().positions,
             display::bytes(sequence.cache().device_bytes() as u64)
         )
     }

@@ -8,6 +8,7 @@
 
 #[cfg(feature = "cpu")]
 mod native;
+pub(crate) mod packed;
 #[cfg(feature = "cube")]
 mod sharing;
 #[cfg(feature = "cube")]

@@ -13,6 +13,7 @@ mod folder;
 mod forward;
 mod generate;
 mod processors;
+mod quant;
 
 use case::Case;
 pub use folder::Folder;
@@ -140,7 +141,10 @@ fn run_case(
     if case.model == "proc" {
         return ("-".to_owned(), outcome(processors::run(folder, case)));
     }
-    let cache = match (case.cache(), &setup.cache) {
+    if case.model == "quant" {
+        return ("-".to_owned(), outcome(quant::run(folder, case, setup)));
+    }
+    let cache = match (case.cache(folder), &setup.cache) {
         (named, Some(other)) if named == "dynamic" => other.to_string(),
         (named, _) => named,
     };

@@ -82,12 +82,8 @@ impl KvLayer for CompatLayer {
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        let (start, held) = (self.seq_len - self.held, self.held > 0);
-        let view = |(keys, values): (Tensor<4>, Tensor<4>)| {
-            KvView::Dense(DenseKv { keys, values, start, origin: start })
-        };
-        Ok(self.kv.get()?.cloned().filter(|_| held).map(view))
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        Ok(self.kv.get()?.cloned().filter(|_| self.held > 0))
     }
 
     fn at_once(&self) -> Option<usize> {

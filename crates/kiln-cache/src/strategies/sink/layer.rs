@@ -189,8 +189,8 @@ impl KvLayer for SinkLayer {
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: 0 }))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        self.buffer.view(self.span(0), 0)
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        self.buffer.dense(self.span(0))
     }
 
     fn at_once(&self) -> Option<usize> {

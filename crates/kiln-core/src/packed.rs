@@ -1,0 +1,157 @@
+//! Keys and values in few bits: how they lie in memory.
+//!
+//! Neighbours in a group share a scale and an offset; a number is `code * scale + offset`, in float32. A word of the
+//! codes holds those of one token; a word of the scales holds two float16 numbers. All words are unsigned, in tensors
+//! of [`DType::I32`]: not every device has other integers.
+
+use burn::tensor::{DType, Device, Int, Tensor};
+
+use crate::{Error, Result};
+
+/// Which numbers are a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Along {
+    /// Neighbouring channels of a token; the last group of a vector may be smaller.
+    Channels,
+    /// Neighbouring slots of a channel, the first of which is a multiple of the size of groups.
+    Tokens,
+}
+
+/// How numbers are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Packing {
+    bits: usize,
+    group: usize,
+    along: Along,
+}
+
+impl Packing {
+    /// Bits of a code that there are kernels for.
+    pub const BITS: [usize; 5] = [1, 2, 3, 4, 8];
+
+    /// The largest group.
+    pub const LARGEST_GROUP: usize = 256;
+
+    /// # Errors
+    /// [`Error::Setting`] for bits that are not one of [`Self::BITS`], and for groups that are not a multiple of 8 up to
+    /// [`Self::LARGEST_GROUP`].
+    pub fn new(bits: usize, group: usize, along: Along) -> Result<Self> {
+        let refused = |name, why| Err(Error::Setting { name, why });
+        if !Self::BITS.contains(&bits) {
+            return refused("bits", format!("{bits} bits are not possible; use 1, 2, 3, 4 or 8"));
+        }
+        if group == 0 || !group.is_multiple_of(8) || group > Self::LARGEST_GROUP {
+            let most = Self::LARGEST_GROUP;
+            let why = format!("groups of {group} are not possible; use a multiple of 8, up to {most}");
+            return refused("group", why);
+        }
+        Ok(Self { bits, group, along })
+    }
+
+    pub fn bits(&self) -> usize {
+        self.bits
+    }
+
+    pub fn group(&self) -> usize {
+        self.group
+    }
+
+    pub fn along(&self) -> Along {
+        self.along
+    }
+
+    /// The largest code.
+    pub fn largest(&self) -> u32 {
+        (1 << self.bits) - 1
+    }
+
+    /// Codes of a word, the first in the lowest bits.
+    pub fn codes_a_word(&self) -> usize {
+        32 / self.bits
+    }
+
+    /// Channels that begin a word of their own: those of a group, or all.
+    pub fn channels_together(&self, head_dim: usize) -> usize {
+        match self.along {
+            Along::Channels => self.group.min(head_dim),
+            Along::Tokens => head_dim,
+        }
+    }
+
+    /// Words of the channels that begin a word of their own.
+    pub fn words_together(&self, head_dim: usize) -> usize {
+        self.channels_together(head_dim).div_ceil(self.codes_a_word())
+    }
+
+    /// Words of the codes of a token. Bits that no code has are 0.
+    pub fn words(&self, head_dim: usize) -> usize {
+        match head_dim {
+            0 => 0,
+            _ => head_dim.div_ceil(self.channels_together(head_dim)) * self.words_together(head_dim),
+        }
+    }
+
+    /// The shape of the codes of a buffer `[batch, kv_heads, slots, head_dim]`.
+    pub fn codes_shape(&self, [batch, heads, slots, head_dim]: [usize; 4]) -> [usize; 4] {
+        [batch, heads, slots, self.words(head_dim)]
+    }
+
+    /// The shape of its scales: `[.., slots, groups]` along channels, `[.., groups, head_dim]` along tokens.
+    pub fn scales_shape(&self, [batch, heads, slots, head_dim]: [usize; 4]) -> [usize; 4] {
+        match self.along {
+            Along::Channels => [batch, heads, slots, head_dim.div_ceil(self.group)],
+            Along::Tokens => [batch, heads, slots.div_ceil(self.group), head_dim],
+        }
+    }
+
+    /// Slots have to come in multiples of this.
+    pub fn slots_together(&self) -> usize {
+        match self.along {
+            Along::Channels => 1,
+            Along::Tokens => self.group,
+        }
+    }
+
+    /// What a buffer `[batch, kv_heads, slots, head_dim]` takes.
+    pub fn bytes(&self, shape: [usize; 4]) -> usize {
+        let words = |shape: [usize; 4]| shape.iter().product::<usize>();
+        4 * (words(self.codes_shape(shape)) + words(self.scales_shape(shape)))
+    }
+}
+
+/// A buffer of keys or of values, packed.
+#[derive(Clone, Debug)]
+pub struct PackedBuffer {
+    /// [`Packing::codes_shape`]
+    pub codes: Tensor<4, Int>,
+    /// [`Packing::scales_shape`]; the scale is in the low half of a word, the offset in the high half.
+    pub scales: Tensor<4, Int>,
+}
+
+impl PackedBuffer {
+    /// Zeros, for `[batch, kv_heads, slots, head_dim]`.
+    pub fn zeros(shape: [usize; 4], packing: Packing, device: &Device) -> Self {
+        Self {
+            codes: Tensor::zeros(packing.codes_shape(shape), (device, DType::I32)),
+            scales: Tensor::zeros(packing.scales_shape(shape), (device, DType::I32)),
+        }
+    }
+
+    pub fn slots(&self) -> usize {
+        self.codes.dims()[2]
+    }
+}
+
+/// Keys and values of positions before `end`, packed: position `p` is in slot `(p - origin) mod slots`, and only the
+/// latest that there are slots for count.
+#[derive(Clone, Debug)]
+pub struct PackedKv {
+    pub keys: PackedBuffer,
+    pub values: PackedBuffer,
+    pub key_packing: Packing,
+    pub value_packing: Packing,
+    /// A multiple of the groups along tokens.
+    pub origin: usize,
+    /// `[1]`, on the device: the first position that is not packed.
+    pub end: Tensor<1, Int>,
+}

@@ -1,0 +1,471 @@
+//! Packs keys or values into few bits, and writes them into a ring of slots.
+//!
+//! For each group: `offset` is its smallest number, rounded down to float16, and `scale` is
+//! `(largest - offset) / (2^bits - 1)`, rounded up, so that codes reach the largest number; 0 where that is less than
+//! the smallest float16. This is the asymmetric quantization of KIVI (<https://arxiv.org/abs/2402.02750>).
+//!
+//! `code = clamp(round((x - offset) / scale), 0, 2^bits - 1)`, to the even one of two, where the difference is rounded to
+//! float32 and the rest is exact: no quotient is rounded, for not every device rounds it the same. So the words are the
+//! same on every device. No number is off by more than half a scale.
+//!
+//! Numbers beyond those of float16 count as the largest of them, and what is not a number as 0.
+
+use burn::tensor::{DType, Int, Tensor};
+use kiln_core::packed::{Along, PackedBuffer, Packing};
+
+use crate::{
+    half::{self, Rounding, SMALLEST},
+    shader::{Lines, Shader},
+};
+
+/// `given`: the scales and offsets instead of those that the numbers have.
+pub(crate) fn definition(
+    buffer: PackedBuffer,
+    tokens: Tensor<4>,
+    slot: usize,
+    packing: Packing,
+    given: Option<[Tensor<4>; 2]>,
+) -> PackedBuffer {
+    let dims = tokens.dims();
+    if tokens.shape().num_elements() == 0 {
+        return buffer;
+    }
+    let numbers = finite(tokens);
+    let scales = match given {
+        Some([scale, offset]) => {
+            let scale = half::bits(finite(scale).clamp_min(0.0), Rounding::Nearest);
+            words(scale, half::bits(finite(offset), Rounding::Nearest))
+        }
+        None => scales(&numbers, packing),
+    };
+    let scale = spread(half::numbers(scales.clone()), packing, dims);
+    let offset = spread(half::numbers(scales.clone().bitwise_right_shift_scalar(16)), packing, dims);
+    let codes = codes(numbers, scale, offset, packing);
+    let slots = buffer.slots();
+    let group = packing.slots_together();
+    PackedBuffer {
+        codes: write(buffer.codes, pack(codes, packing), slot % slots),
+        scales: write(buffer.scales, scales, slot % slots / group),
+    }
+}
+
+/// Float32 numbers that float16 has a neighbour for. Devices may take what is below the smallest normal number for 0.
+fn finite(x: Tensor<4>) -> Tensor<4> {
+    let x = x.cast(DType::F32);
+    let x = x.clone().mask_fill(x.is_nan(), 0.0).clamp(-half::LARGEST, half::LARGEST);
+    let small = x.clone().abs().lower_elem(f32::MIN_POSITIVE);
+    x.mask_fill(small, 0.0)
+}
+
+/// A scale in the low half, an offset in the high half.
+fn words(scale: Tensor<4, Int>, offset: Tensor<4, Int>) -> Tensor<4, Int> {
+    offset.bitwise_left_shift_scalar(16).bitwise_or(scale)
+}
+
+fn scales(numbers: &Tensor<4>, packing: Packing) -> Tensor<4, Int> {
+    let [batch, heads, n, dim] = numbers.dims();
+    let group = packing.group();
+    let (groups, axis): (Tensor<5>, usize) = match packing.along() {
+        Along::Channels => {
+            // The last number again, which changes neither the smallest nor the largest of its group.
+            let count = dim.div_ceil(group);
+            let mut whole = numbers.clone();
+            if count * group > dim {
+                let last = numbers.clone().narrow(3, dim - 1, 1);
+                whole = Tensor::cat(vec![whole, last.expand([batch, heads, n, count * group - dim])], 3);
+            }
+            (whole.reshape([batch, heads, n, count, group]), 4)
+        }
+        Along::Tokens => (numbers.clone().reshape([batch, heads, n / group, group, dim]), 3),
+    };
+    let smallest: Tensor<4> = groups.clone().min_dim(axis).squeeze_dim(axis);
+    let largest: Tensor<4> = groups.max_dim(axis).squeeze_dim(axis);
+    let offset = half::bits(smallest, Rounding::Down);
+    let range = largest - half::numbers(offset.clone());
+    let none = range.clone().lower_elem(SMALLEST);
+    let scale = half::bits(range * (1.0 / packing.largest() as f32), Rounding::Up);
+    words(scale.mask_fill(none, 0), offset)
+}
+
+/// For each number the one of its group.
+pub(crate) fn spread(groups: Tensor<4>, packing: Packing, dims: [usize; 4]) -> Tensor<4> {
+    let ([batch, heads, n, dim], [_, _, rows, columns]) = (dims, groups.dims());
+    let group = packing.group();
+    match packing.along() {
+        Along::Channels => {
+            let all = groups.unsqueeze_dim::<5>(4).expand([batch, heads, n, columns, group]);
+            all.reshape([batch, heads, n, columns * group]).narrow(3, 0, dim)
+        }
+        Along::Tokens => {
+            let all = groups.unsqueeze_dim::<5>(3).expand([batch, heads, rows, group, dim]);
+            all.reshape([batch, heads, n, dim])
+        }
+    }
+}
+
+fn codes(x: Tensor<4>, scale: Tensor<4>, offset: Tensor<4>, packing: Packing) -> Tensor<4, Int> {
+    let most = packing.largest() as f32;
+    let difference = (x - offset).clamp_min(0.0);
+    let constant = scale.clone().equal_elem(0.0);
+    let estimate =
+        (difference.clone() / scale.clone().mask_fill(constant.clone(), 1.0)).clamp_max(most).round();
+    // The middles between a code and its neighbours are exact: odd numbers times halves of scales.
+    let odd = (estimate.clone() * 0.5).floor() * 2.0;
+    let odd = odd.not_equal(estimate.clone());
+    let middle = |add: f32| (estimate.clone() * 2.0 + add) * (scale.clone() * 0.5);
+    let at = |middle: Tensor<4>| difference.clone().equal(middle).bool_and(odd.clone());
+    let above = difference.clone().greater(middle(1.0)).bool_or(at(middle(1.0)));
+    let below = difference.clone().lower(middle(-1.0)).bool_or(at(middle(-1.0)));
+    let code = estimate.clone().mask_where(above, estimate.clone() + 1.0);
+    let code = code.mask_where(below, estimate - 1.0).clamp(0.0, most);
+    code.mask_fill(constant, 0.0).int().cast(DType::I32)
+}
+
+/// `[.., dim]` to `[.., words]`.
+fn pack(codes: Tensor<4, Int>, packing: Packing) -> Tensor<4, Int> {
+    let [batch, heads, n, dim] = codes.dims();
+    let (channels, count) = (packing.channels_together(dim), packing.words_together(dim));
+    let (groups, each) = (dim.div_ceil(channels), packing.codes_a_word());
+    let device = codes.device();
+    let zeros = |shape| Tensor::<4, Int>::zeros(shape, (&device, DType::I32));
+    let mut codes = codes;
+    if groups * channels > dim {
+        codes = Tensor::cat(vec![codes, zeros([batch, heads, n, groups * channels - dim])], 3);
+    }
+    let mut codes: Tensor<4, Int> = codes.reshape([batch, heads, n * groups, channels]);
+    if count * each > channels {
+        codes = Tensor::cat(vec![codes, zeros([batch, heads, n * groups, count * each - channels])], 3);
+    }
+    let codes: Tensor<5, Int> = codes.reshape([batch, heads, n, groups * count, each]);
+    let mut words = zeros([batch, heads, n, groups * count]);
+    for i in 0..each {
+        let code: Tensor<4, Int> = codes.clone().narrow(4, i, 1).squeeze_dim(4);
+        words = words.bitwise_or(code.bitwise_left_shift_scalar((i * packing.bits()) as i32));
+    }
+    words
+}
+
+/// Writes rows from `row` on, and from the first after the last.
+fn write(buffer: Tensor<4, Int>, rows: Tensor<4, Int>, row: usize) -> Tensor<4, Int> {
+    let [batch, heads, slots, width] = buffer.dims();
+    let n = rows.dims()[2];
+    let straight = n.min(slots - row);
+    let buffer = buffer.slice_assign(
+        [0..batch, 0..heads, row..row + straight, 0..width],
+        rows.clone().narrow(2, 0, straight),
+    );
+    if straight == n {
+        return buffer;
+    }
+    buffer
+        .slice_assign([0..batch, 0..heads, 0..n - straight, 0..width], rows.narrow(2, straight, n - straight))
+}
+
+const ALONG: Lines = &["const ALONG_TOKENS = false;", "const ALONG_TOKENS = true;"];
+
+const BITS: Lines =
+    &["const BITS = 4u;", "const BITS = 1u;", "const BITS = 2u;", "const BITS = 3u;", "const BITS = 8u;"];
+
+pub(crate) const SHADERS: [Shader; 2] = [SCALES, CODES];
+
+const SCALES: Shader = Shader {
+    name: "kv_scales",
+    text: include_str!("../../../shaders/kv_scales.wgsl"),
+    options: &[ALONG, &["const GIVEN = false;", "const GIVEN = true;"]],
+};
+
+const CODES: Shader =
+    Shader { name: "kv_pack", text: include_str!("../../../shaders/kv_pack.wgsl"), options: OPTIONS };
+
+/// Of all that read codes in one packing.
+pub(crate) const OPTIONS: &[Lines] = &[ALONG, BITS];
+
+/// The lines of a packing.
+#[cfg(feature = "wgpu")]
+pub(crate) fn picks(packing: Packing) -> [usize; 2] {
+    let bits = match packing.bits() {
+        1 => 1,
+        2 => 2,
+        3 => 3,
+        8 => 4,
+        _ => 0,
+    };
+    [usize::from(packing.along() == Along::Tokens), bits]
+}
+
+#[cfg(feature = "wgpu")]
+pub(crate) fn wgsl(
+    buffer: PackedBuffer,
+    tokens: Tensor<4>,
+    slot: usize,
+    packing: Packing,
+    given: Option<[Tensor<4>; 2]>,
+) -> PackedBuffer {
+    use burn::backend::Cube;
+
+    use crate::launch::{LANES, Launch, primitive, strides, to_write};
+
+    let [batch, heads, n, dim] = tokens.dims();
+    if tokens.shape().num_elements() == 0 {
+        return buffer;
+    }
+    let slots = buffer.slots();
+    let [_, _, all_rows, columns] = buffer.scales.dims();
+    let rows = n / packing.slots_together();
+    let words = packing.words(dim);
+    let is_given = given.is_some();
+    let measured =
+        given.map_or_else(|| tokens.clone(), |given| Tensor::cat(given.to_vec(), 3).cast(DType::F32));
+    let (tokens, measured) = (primitive(tokens), primitive(measured));
+    let (codes, scales) = (to_write(primitive(buffer.codes)), to_write(primitive(buffer.scales)));
+    let client = codes.client.clone();
+    let [along, bits] = picks(packing);
+
+    let invocations = batch * heads * rows * columns;
+    let [token0, token1, token2, token3] = strides(&measured);
+    let [scale0, scale1, scale2, scale3] = strides(&scales);
+    #[rustfmt::skip]
+    let info = [
+        token0, token1, token2, token3,
+        scale0, scale1, scale2, scale3,
+        heads as u32, rows as u32, columns as u32, dim as u32,
+        packing.group() as u32, (slot % slots / packing.slots_together()) as u32, all_rows as u32, invocations as u32,
+        (1.0 / packing.largest() as f32).to_bits(),
+    ];
+    let launch = Launch::new(&SCALES, measured.dtype, &client).with(&[along, usize::from(is_given)]);
+    launch.reads(measured).updates(&scales).run(invocations.div_ceil(LANES), &info);
+
+    let invocations = batch * heads * n * words;
+    let [token0, token1, token2, token3] = strides(&tokens);
+    let [code0, code1, code2, code3] = strides(&codes);
+    #[rustfmt::skip]
+    let info = [
+        token0, token1, token2, token3,
+        code0, code1, code2, code3,
+        scale0, scale1, scale2, scale3,
+        heads as u32, n as u32, dim as u32, words as u32,
+        packing.group() as u32, packing.channels_together(dim) as u32, packing.words_together(dim) as u32,
+        (slot % slots) as u32,
+        slots as u32, invocations as u32,
+    ];
+    let launch = Launch::new(&CODES, tokens.dtype, &client).with(&[along, bits]);
+    let launch = launch.reads(tokens).updates(&codes).reads(scales.clone());
+    launch.run(invocations.div_ceil(LANES), &info);
+    PackedBuffer {
+        codes: Tensor::from_primitive::<Cube>(codes),
+        scales: Tensor::from_primitive::<Cube>(scales),
+    }
+}
+
+#[cfg(feature = "cube")]
+pub(crate) use twin::launch as cube;
+
+#[cfg(feature = "cube")]
+mod twin {
+    use burn::{
+        backend::{Cube, cubecl::dtype_to_storage_type},
+        tensor::{DType, Tensor as BurnTensor},
+    };
+    use cubecl::prelude::*;
+    use kiln_core::packed::{Along, PackedBuffer, Packing};
+
+    use crate::{
+        half::{DOWN, NEAREST, SMALLEST, UP, finite, half_bits, half_number},
+        launch::{LANES, address_type, count, primitive, to_write},
+    };
+
+    #[cube(launch, address_type = "dynamic")]
+    #[allow(unused_assignments, reason = "both branches assign")]
+    fn kv_scales<E: Numeric>(
+        tokens: &Tensor<E>,
+        scales: &mut Tensor<u32>,
+        rows: usize,
+        row: usize,
+        group: usize,
+        reciprocal: f32,
+        invocations: usize,
+        #[comptime] along_tokens: bool,
+        #[comptime] given: bool,
+        #[define(E)] _elem: ElemType,
+    ) {
+        if ABSOLUTE_POS >= invocations {
+            terminate!();
+        }
+        let (heads, columns) = (scales.shape(1), scales.shape(3));
+        let column = ABSOLUTE_POS % columns;
+        let new_row = ABSOLUTE_POS / columns % rows;
+        let head = ABSOLUTE_POS / columns / rows % heads;
+        let batch = ABSOLUTE_POS / columns / rows / heads;
+        let vectors = batch * tokens.stride(0) + head * tokens.stride(1);
+
+        let mut scale = 0u32;
+        let mut offset = 0u32;
+        if comptime!(given) {
+            let at = vectors + new_row * tokens.stride(2);
+            let given = finite::<E>(tokens[at + column * tokens.stride(3)]);
+            scale = half_bits(max(given, 0.0), NEAREST);
+            offset = half_bits(finite::<E>(tokens[at + (columns + column) * tokens.stride(3)]), NEAREST);
+        } else {
+            let mut token = new_row;
+            let mut channel = column * group;
+            let mut step = tokens.stride(3);
+            let mut number = min(group, tokens.shape(3) - min(channel, tokens.shape(3)));
+            if comptime!(along_tokens) {
+                token = new_row * group;
+                channel = column;
+                step = tokens.stride(2);
+                number = group;
+            }
+            let at = vectors + token * tokens.stride(2) + channel * tokens.stride(3);
+            let mut least = finite::<E>(tokens[at]);
+            let mut most = least;
+            for i in 1..number {
+                let x = finite::<E>(tokens[at + i * step]);
+                least = min(least, x);
+                most = max(most, x);
+            }
+            offset = half_bits(least, DOWN);
+            let range = most - half_number(offset);
+            if range >= SMALLEST {
+                scale = half_bits(range * reciprocal, UP);
+            }
+        }
+        let to = batch * scales.stride(0)
+            + head * scales.stride(1)
+            + (row + new_row) % scales.shape(2) * scales.stride(2)
+            + column * scales.stride(3);
+        scales[to] = scale | (offset << 16u32);
+    }
+
+    /// The nearest code, as the shader finds it.
+    #[cube]
+    fn code_of(x: f32, scale: f32, offset: f32, #[comptime] most: u32) -> u32 {
+        let mut code = 0u32;
+        if scale != 0.0 {
+            let difference = max(x - offset, 0.0);
+            let bits = u32::reinterpret(difference);
+            code = u32::cast_from(min(difference / scale, f32::cast_from(most)) + 0.5);
+            let odd = (code & 1u32) == 1u32;
+            let above = u32::reinterpret(f32::cast_from(2u32 * code + 1u32) * (scale * 0.5));
+            let below = u32::reinterpret(f32::cast_from(max(2u32 * code, 1u32) - 1u32) * (scale * 0.5));
+            if bits > above || (odd && bits == above) {
+                code += 1u32;
+            } else if code > 0u32 && (bits < below || (odd && bits == below)) {
+                code -= 1u32;
+            }
+        }
+        min(code, most)
+    }
+
+    #[cube(launch, address_type = "dynamic")]
+    fn kv_pack<E: Numeric>(
+        tokens: &Tensor<E>,
+        codes: &mut Tensor<u32>,
+        scales: &Tensor<u32>,
+        group: usize,
+        channels_together: usize,
+        words_together: usize,
+        slot: usize,
+        invocations: usize,
+        #[comptime] along_tokens: bool,
+        #[comptime] bits: u32,
+        #[define(E)] _elem: ElemType,
+    ) {
+        if ABSOLUTE_POS >= invocations {
+            terminate!();
+        }
+        let (heads, n, words) = (tokens.shape(1), tokens.shape(2), codes.shape(3));
+        let word = ABSOLUTE_POS % words;
+        let token = ABSOLUTE_POS / words % n;
+        let head = ABSOLUTE_POS / words / n % heads;
+        let batch = ABSOLUTE_POS / words / n / heads;
+        let to = (slot + token) % codes.shape(2);
+
+        let together = word / words_together;
+        let each = comptime!((32 / bits) as usize);
+        let first = together * channels_together + word % words_together * each;
+        let end = min(min((together + 1) * channels_together, tokens.shape(3)), first + each);
+        let vector = batch * tokens.stride(0) + head * tokens.stride(1) + token * tokens.stride(2);
+        let groups = batch * scales.stride(0) + head * scales.stride(1);
+        let mut packed = 0u32;
+        for channel in first..end {
+            let mut at = groups + to * scales.stride(2) + together * scales.stride(3);
+            if comptime!(along_tokens) {
+                at = groups + to / group * scales.stride(2) + channel * scales.stride(3);
+            }
+            let scale = scales[at];
+            let x = finite::<E>(tokens[vector + channel * tokens.stride(3)]);
+            let most = comptime!((1u32 << bits) - 1);
+            let code = code_of(x, half_number(scale & 0xffffu32), half_number(scale >> 16u32), most);
+            packed |= code << (u32::cast_from(channel - first) * bits);
+        }
+        let at =
+            batch * codes.stride(0) + head * codes.stride(1) + to * codes.stride(2) + word * codes.stride(3);
+        codes[at] = packed;
+    }
+
+    pub(crate) fn launch(
+        buffer: PackedBuffer,
+        tokens: BurnTensor<4>,
+        slot: usize,
+        packing: Packing,
+        given: Option<[BurnTensor<4>; 2]>,
+    ) -> PackedBuffer {
+        let [batch, heads, n, dim] = tokens.dims();
+        if tokens.shape().num_elements() == 0 {
+            return buffer;
+        }
+        let slots = buffer.slots();
+        let columns = buffer.scales.dims()[3];
+        let rows = n / packing.slots_together();
+        let along_tokens = packing.along() == Along::Tokens;
+        let is_given = given.is_some();
+        let measured =
+            given.map_or_else(|| tokens.clone(), |given| BurnTensor::cat(given.to_vec(), 3).cast(DType::F32));
+        let (tokens, measured) = (primitive(tokens), primitive(measured));
+        let (codes, scales) = (to_write(primitive(buffer.codes)), to_write(primitive(buffer.scales)));
+        let (client, lanes) = (codes.client.clone(), CubeDim::new_1d(LANES as u32));
+
+        let invocations = batch * heads * rows * columns;
+        let elem = dtype_to_storage_type(measured.dtype);
+        kv_scales::launch(
+            &client,
+            count(invocations.div_ceil(LANES)),
+            lanes,
+            address_type([&measured, &scales]),
+            measured.into_tensor_arg(),
+            scales.clone().into_tensor_arg(),
+            rows,
+            slot % slots / packing.slots_together(),
+            packing.group(),
+            1.0 / packing.largest() as f32,
+            invocations,
+            along_tokens,
+            is_given,
+            elem,
+        );
+        let invocations = batch * heads * n * packing.words(dim);
+        let elem = dtype_to_storage_type(tokens.dtype);
+        kv_pack::launch(
+            &client,
+            count(invocations.div_ceil(LANES)),
+            lanes,
+            address_type([&tokens, &codes, &scales]),
+            tokens.into_tensor_arg(),
+            codes.clone().into_tensor_arg(),
+            scales.clone().into_tensor_arg(),
+            packing.group(),
+            packing.channels_together(dim),
+            packing.words_together(dim),
+            slot % slots,
+            invocations,
+            along_tokens,
+            packing.bits() as u32,
+            elem,
+        );
+        PackedBuffer {
+            codes: BurnTensor::from_primitive::<Cube>(codes),
+            scales: BurnTensor::from_primitive::<Cube>(scales),
+        }
+    }
+}
