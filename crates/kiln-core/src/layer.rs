@@ -184,7 +184,8 @@ pub struct Feed {
 /// Bytes of a layer on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
-    /// Held until the layer changes again, room allocated ahead of need included.
+    /// Held until the layer changes again, room allocated ahead of need included; of an offloaded layer only while it is in
+    /// use, or the one before it is.
     pub held: usize,
     /// Held besides, while the layer is in use.
     pub passing: usize,

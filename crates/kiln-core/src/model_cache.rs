@@ -62,26 +62,32 @@ impl ModelCache {
         }
     }
 
-    /// Bytes on the device while `feed` is stored, at most: what layers hold, and the largest two in a row of those that
-    /// are there only while they are used.
+    /// Bytes on the device while `feed` is stored, at most: what layers hold, of offloaded ones the largest two in a row,
+    /// and what one of them takes besides.
     pub fn bytes_for(&self, feed: &Feed) -> usize {
-        Self::at_most(self.parts().map(|part| part.footprint(feed)).collect())
+        Self::at_most(self.parts().map(|part| (part.footprint(feed), part.is_offloaded())))
     }
 
-    /// The same, if every layer were in host memory while it is not used.
+    /// The same, if every layer were offloaded.
     pub fn bytes_offloaded(&self, feed: &Feed) -> usize {
-        let offloaded = |Footprint { held, passing }| Footprint { held: 0, passing: held + passing };
-        Self::at_most(self.parts().map(|part| offloaded(part.footprint(feed))).collect())
+        Self::at_most(self.parts().map(|part| (part.footprint(feed), true)))
     }
 
-    fn at_most(layers: Vec<Footprint>) -> usize {
-        let held: usize = layers.iter().map(|layer| layer.held).sum();
-        let next = layers.iter().cycle().skip(1);
-        let pair = |(one, two): (&Footprint, &Footprint)| match layers.len() {
-            0 | 1 => one.passing,
-            _ => one.passing + two.passing,
+    fn at_most(layers: impl Iterator<Item = (Footprint, bool)>) -> usize {
+        let layers: Vec<_> = layers.collect();
+        let here = |&(layer, away): &(Footprint, bool)| if away { 0 } else { layer.held };
+        let in_use = |&(layer, away): &(Footprint, bool)| if away { layer.held } else { 0 };
+        let pair = |(i, layer): (usize, &(Footprint, bool))| match layers.get((i + 1) % layers.len()) {
+            Some(next) if layers.len() > 1 => in_use(layer) + in_use(next) + layer.0.passing,
+            _ => in_use(layer) + layer.0.passing,
         };
-        held + layers.iter().zip(next).map(pair).max().unwrap_or(0)
+        layers.iter().map(here).sum::<usize>() + layers.iter().enumerate().map(pair).max().unwrap_or(0)
+    }
+
+    /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.
+    pub fn bytes_growing(&self, feed: &Feed) -> usize {
+        let largest = self.parts().map(|part| part.footprint(feed).held).max().unwrap_or(0);
+        if self.is_static() { 0 } else { largest / 2 }
     }
 
     /// Takes back what a forward pass that failed in the middle did: layers that have seen more than `tokens` tokens

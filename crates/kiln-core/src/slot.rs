@@ -287,6 +287,8 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
 }
 
 impl<A: Tensors, B: Tensors> Tensors for (A, B) {
+    const BY_ROWS: bool = A::BY_ROWS && B::BY_ROWS;
+
     fn outlines(&self) -> Vec<Outline> {
         [self.0.outlines(), self.1.outlines()].concat()
     }

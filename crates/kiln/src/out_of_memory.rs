@@ -175,7 +175,7 @@ pub(crate) fn check(
             OnOutOfMemory::Fail => cache.bytes_for(&feed),
             OnOutOfMemory::Offload | OnOutOfMemory::Quantize => cache.bytes_offloaded(&feed),
         };
-        bytes.saturating_add(working) as u64
+        bytes.saturating_add(cache.bytes_growing(&feed)).saturating_add(working) as u64
     };
     let needed = bytes(tokens);
     if needed <= available {

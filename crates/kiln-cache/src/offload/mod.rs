@@ -198,11 +198,11 @@ impl<L: CacheLayer + ?Sized> CacheLayer for Offloaded<L> {
     }
 
     fn roll_back(&mut self, n: usize) -> Result<()> {
-        // Most layers only count back, and need not be brought in for it.
-        match self.inner.roll_back(n) {
-            Err(Error::Exported) => self.brought_in(|inner| inner.roll_back(n)),
-            done => done,
+        if !self.can_roll_back(n) {
+            return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
         }
+        // Some only count back, others cut or move what they hold; who knows.
+        self.brought_in(|inner| inner.roll_back(n))
     }
 
     fn keep_history(&mut self, n: usize) {
@@ -299,7 +299,7 @@ impl<L: CacheLayer + ?Sized> CacheLayer for Offloaded<L> {
     fn footprint(&self, feed: &Feed) -> Footprint {
         let Footprint { held, passing } = self.inner.footprint(feed);
         // What the host holds is an estimate where the layer has none of its own.
-        Footprint { held: 0, passing: held.max(self.host_bytes()) + passing }
+        Footprint { held: held.max(self.host_bytes()), passing }
     }
 
     fn device_bytes(&self) -> usize {
