@@ -36,6 +36,9 @@ struct Info {
     tiles: u32,
     splits: u32,
     workgroups: u32,
+    // All parts of a vector, and those before the first of these.
+    parts: u32,
+    before: u32,
 }
 
 @group(0) @binding(0) var<storage, read_write> q: array<elem>;
@@ -149,8 +152,8 @@ fn main(
         if lane <= last_row - first_row {
             let row = first_row + lane;
             let head = (batch * info.kv_heads + kv_head) * info.group + row % info.group;
-            let at = ((head * info.queries + row / info.group) * info.splits + split) * (dim + 2u);
-            y[at + dim + 1u] = mixed(0.0);
+            let number = (head * info.queries + row / info.group) * info.parts + info.before + split;
+            y[number * (dim + 2u) + dim + 1u] = mixed(0.0);
         }
         return;
     }
@@ -315,7 +318,7 @@ fn main(
                     vector += memory[lane / 128u * LANES + i * columns + c];
                 }
                 let at = (head + (row + own) % info.group) * info.queries + (row + own) / info.group;
-                write(at * info.splits + split, vector, largest[j][own], sums[j][own], c, dim);
+                write(at * info.parts + info.before + split, vector, largest[j][own], sums[j][own], c, dim);
             }
         }
     }

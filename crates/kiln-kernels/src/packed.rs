@@ -7,7 +7,7 @@ use kiln_core::packed::{PackedBuffer, PackedKv, Packing};
 
 use crate::{
     AttentionShape, Kernels,
-    attention::packed,
+    attention::{self, packed},
     choice::{Kernel, Path},
     kv_pack, kv_unpack,
 };
@@ -140,6 +140,10 @@ impl Kernels {
         let held = [batch, kv_heads, slots, head_dim];
         fits("attention_packed: keys", &packed.keys, packed.key_packing, held);
         fits("attention_packed: values", &packed.values, packed.value_packing, held);
+        for packing in [packed.key_packing, packed.value_packing] {
+            let whole = packed.origin.is_multiple_of(packing.slots_together());
+            assert!(whole, "attention_packed: the origin {} is inside a group", packed.origin);
+        }
         let recent_slots = recent[0].dims()[2];
         for recent in &recent {
             let want = [batch, kv_heads, recent_slots, head_dim];
@@ -148,6 +152,23 @@ impl Kernels {
         let recent = recent.map(|recent| recent.cast(q.dtype()));
         let first = first.cast(IntDType::I32);
         let left_pad = left_pad.map(|left_pad| left_pad.cast(IntDType::I32));
+        let packed = &PackedKv { end: packed.end.clone().cast(IntDType::I32), ..packed.clone() };
+        #[cfg(feature = "cpu")]
+        if self.recorder.is_native()
+            && let [keys, values] = &recent
+            && let Some(y) =
+                attention::native_packed(&q, packed, [keys, values], &first, left_pad.as_ref(), shape)
+        {
+            self.recorder.record(Kernel::AttentionPacked, Path::Native, &q.dims());
+            return y;
+        }
+        #[cfg(feature = "wgpu")]
+        if self.recorder.path(Kernel::AttentionPacked) == Path::Wgsl
+            && let Some(sharing) = packed::sharing(q.dims(), packed, recent[0].dims(), shape)
+        {
+            self.recorder.record(Kernel::AttentionPacked, Path::Wgsl, &q.dims());
+            return packed::wgsl(q, packed, recent, first, left_pad, shape, sharing);
+        }
         self.attend_unpacked(q, packed, recent, first, left_pad, shape)
     }
 

@@ -17,7 +17,7 @@ mod twin;
 mod wgsl;
 
 #[cfg(feature = "cpu")]
-pub(crate) use native::native;
+pub(crate) use native::{native, native_packed};
 #[cfg(feature = "cube")]
 pub(crate) use sharing::LARGEST_HEAD;
 #[cfg(feature = "cube")]
@@ -139,7 +139,7 @@ pub(crate) fn definition(
 }
 
 /// The first two have the queries, many and few; the last puts together what workgroups made that shared the keys.
-pub(crate) const SHADERS: [Shader; 3] = [PREFILL, DECODE, COMBINE];
+pub(crate) const SHADERS: [Shader; 4] = [PREFILL, DECODE, COMBINE, packed::SHADER];
 
 /// How tensors are read: by fours where their layout allows.
 const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];

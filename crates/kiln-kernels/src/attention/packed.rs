@@ -1,9 +1,17 @@
 //! Attention over packed keys and values, and over recent ones that are not packed.
 
 use burn::tensor::{Int, Tensor};
-use kiln_core::packed::PackedKv;
+#[cfg(feature = "cube")]
+use burn_cubecl::tensor::CubeTensor;
+use kiln_core::packed::{PackedKv, Packing};
 
 use super::AttentionShape;
+#[cfg(feature = "cube")]
+use super::{
+    Limits,
+    sharing::{Kernel, LARGEST_HEAD, Sharing},
+};
+use crate::shader::Shader;
 
 /// Everything in one dense buffer, for queries and for a kernel that need it so: keys, values, and the shape whose slots
 /// are positions. `unpack` makes numbers of a packed buffer.
@@ -40,4 +48,144 @@ pub(crate) fn hidden(packed: &PackedKv, left_pad: Option<Tensor<1, Int>>, batch:
         Some(left_pad) => kept.max_pair(left_pad),
         None => kept,
     }
+}
+
+/// The shader of the packed keys. The recent ones have that of dense steps; both make parts of the result.
+pub(crate) const SHADER: Shader = Shader {
+    name: "attention_packed",
+    text: include_str!("../../../../shaders/attention_packed.wgsl"),
+    options: &[
+        &["const KEYS_ALONG_TOKENS = false;", "const KEYS_ALONG_TOKENS = true;"],
+        &[
+            "const KEY_BITS = 4u;",
+            "const KEY_BITS = 1u;",
+            "const KEY_BITS = 2u;",
+            "const KEY_BITS = 3u;",
+            "const KEY_BITS = 8u;",
+        ],
+        &["const VALUES_ALONG_TOKENS = false;", "const VALUES_ALONG_TOKENS = true;"],
+        &[
+            "const VALUE_BITS = 4u;\nconst PIECE = 8u / FOURS;",
+            "const VALUE_BITS = 1u;\nconst PIECE = 8u / FOURS;",
+            "const VALUE_BITS = 2u;\nconst PIECE = 8u / FOURS;",
+            "const VALUE_BITS = 3u;\nconst PIECE = 5u;",
+            "const VALUE_BITS = 8u;\nconst PIECE = 4u;",
+        ],
+        &["const FOURS = 1u;", "const FOURS = 2u;"],
+    ],
+};
+
+/// How packed and recent keys are shared, where queries are few.
+#[cfg(feature = "cube")]
+pub(crate) fn sharing(
+    q: [usize; 4],
+    packed: &PackedKv,
+    recent: [usize; 4],
+    shape: &AttentionShape,
+) -> Option<[Sharing; 2]> {
+    let [batch, kv_heads, slots, _] = packed.keys.codes.dims();
+    let head_dim = q[3];
+    let few = |sharing: &Sharing| matches!(sharing.kernel, Kernel::Decode { .. });
+    let nothing = q.iter().product::<usize>() * slots * recent[2] == 0;
+    let sharings = [[batch, kv_heads, slots, head_dim], recent]
+        .map(|keys| (!nothing).then(|| Sharing::new(q, keys, shape)));
+    let [Some(packed), Some(recent)] = sharings else { return None };
+    (head_dim <= LARGEST_HEAD && few(&packed)).then_some([packed, recent])
+}
+
+/// For each row, the first recent position that it may see.
+#[cfg(feature = "cube")]
+fn recent_pad(packed: &PackedKv, left_pad: Option<&Tensor<1, Int>>, batch: usize) -> Tensor<1, Int> {
+    match left_pad {
+        Some(left_pad) => left_pad.clone().max_pair(packed.end.clone()),
+        None if batch == 1 => packed.end.clone(),
+        None => packed.end.clone().repeat(&[batch]),
+    }
+}
+
+/// As shaders read it: the end, then the padding of each row.
+#[cfg(feature = "cube")]
+fn bounds(packed: &PackedKv, left_pad: Option<Tensor<1, Int>>) -> Tensor<1, Int> {
+    match left_pad {
+        Some(left_pad) => Tensor::cat(vec![packed.end.clone(), left_pad], 0),
+        None => packed.end.clone(),
+    }
+}
+
+#[cfg(feature = "wgpu")]
+pub(crate) fn wgsl(
+    q: Tensor<4>,
+    packed: &PackedKv,
+    recent: [Tensor<4>; 2],
+    first: Tensor<1, Int>,
+    left_pad: Option<Tensor<1, Int>>,
+    shape: &AttentionShape,
+    [of_packed, of_recent]: [Sharing; 2],
+) -> Tensor<4> {
+    use burn::tensor::DType;
+
+    use super::wgsl::{Written, combine, launch};
+    use crate::{
+        kv_pack::picks,
+        launch::{Launch, empty, primitive, strides},
+    };
+
+    let (dims, dtype) = (q.dims(), q.dtype());
+    let [batch, heads, queries, head_dim] = dims;
+    let [_, kv_heads, slots, _] = packed.keys.codes.dims();
+    let q = primitive(q);
+    let all = of_packed.splits + of_recent.splits;
+    let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
+
+    let pad = recent_pad(packed, left_pad.as_ref(), batch);
+    let written = Written { to: &parts, parts: all, before: of_packed.splits };
+    launch(q.clone(), recent, first.clone(), Some(pad), shape, of_recent, written);
+
+    let padded = left_pad.is_some();
+    let (first, bounds) = (primitive(first), primitive(bounds(packed, left_pad)));
+    let [keys, key_scales, values, value_scales] =
+        [&packed.keys.codes, &packed.keys.scales, &packed.values.codes, &packed.values.scales]
+            .map(|tensor| in_rows(primitive(tensor.clone())));
+    let Sharing { kernel: Kernel::Decode { fours }, tiles, splits } = of_packed else {
+        unreachable!("many queries have dense copies")
+    };
+    let Limits { scale, softcap, window, start, origin } =
+        AttentionShape { origin: packed.origin, ..*shape }.limits(slots);
+    let workgroups = batch * kv_heads * tiles * splits;
+    let widths = |packing: &Packing| {
+        let together = [packing.channels_together(head_dim), packing.words_together(head_dim)];
+        [packing.words(head_dim), together[0], together[1], packing.group()].map(|width| width as u32)
+    };
+    #[rustfmt::skip]
+    let scalars = [
+        kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
+        head_dim as u32, origin as u32, start as u32, window as u32,
+        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), u32::from(padded), tiles as u32,
+        splits as u32, workgroups as u32, all as u32,
+    ];
+    let tensors = [&q, &keys, &values, &key_scales, &value_scales].map(strides::<4>);
+    let info =
+        [tensors.as_flattened(), &scalars, &widths(&packed.key_packing), &widths(&packed.value_packing)]
+            .concat();
+    let ([keys_along, key_bits], [values_along, value_bits]) =
+        (picks(packed.key_packing), picks(packed.value_packing));
+    let launch = Launch::new(&SHADER, q.dtype, &parts.client).with(&[
+        keys_along,
+        key_bits,
+        values_along,
+        value_bits,
+        fours - 1,
+    ]);
+    let launch = launch.reads(q).reads(keys).reads(key_scales).reads(values).reads(value_scales);
+    launch.reads(first).reads(bounds).writes(&parts).run(workgroups, &info);
+    combine(parts, dtype, dims)
+}
+
+/// With neighbours in rows next to each other.
+#[cfg(feature = "cube")]
+fn in_rows(tensor: CubeTensor) -> CubeTensor {
+    if tensor.meta.strides()[3] == 1 || tensor.meta.shape()[3] == 1 {
+        return tensor;
+    }
+    burn_cubecl::kernel::into_contiguous(tensor)
 }

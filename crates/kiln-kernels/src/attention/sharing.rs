@@ -18,7 +18,7 @@ const PARTS: usize = 128;
 
 /// Which workgroup has what. Shapes alone say it: a captured step is replayed with other positions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sharing {
+pub(crate) struct Sharing {
     pub(super) kernel: Kernel,
     /// Workgroups for all rows of a head of keys.
     pub(super) tiles: usize,
@@ -28,7 +28,7 @@ pub(super) struct Sharing {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kernel {
+pub(crate) enum Kernel {
     /// 64 rows a workgroup.
     Prefill,
     Decode {

@@ -5,6 +5,8 @@ use burn::{
     tensor::{DType, Int, Tensor},
 };
 
+use burn_cubecl::tensor::CubeTensor;
+
 use super::{
     AttentionShape, COMBINE, DECODE, Limits, PREFILL,
     sharing::{Kernel, Sharing, comes_in_fours},
@@ -19,13 +21,43 @@ pub(crate) fn wgsl(
     left_pad: Option<Tensor<1, Int>>,
     shape: &AttentionShape,
 ) -> Tensor<4> {
-    let [batch, heads, queries, head_dim] = q.dims();
-    let [_, kv_heads, slots, _] = keys.dims();
-    let Sharing { kernel, tiles, splits } = Sharing::new(q.dims(), keys.dims(), shape);
+    let ([batch, heads, queries, head_dim], dtype) = (q.dims(), q.dtype());
+    let sharing = Sharing::new(q.dims(), keys.dims(), shape);
+    let vectors = batch * heads * queries;
+    let q = primitive(q);
+    if sharing.splits == 1 {
+        let y = empty_like(&q);
+        let whole = Written { to: &y, parts: 1, before: 0 };
+        launch(q, [keys, values], first, left_pad, shape, sharing, whole);
+        return Tensor::from_primitive::<Cube>(y);
+    }
+    let parts = empty(&q, [vectors, sharing.splits, head_dim + 2], DType::F32);
+    let written = Written { to: &parts, parts: sharing.splits, before: 0 };
+    launch(q, [keys, values], first, left_pad, shape, sharing, written);
+    combine(parts, dtype, [batch, heads, queries, head_dim])
+}
+
+/// Where a launch writes: the whole result, or parts of it, after those that others write.
+pub(super) struct Written<'a> {
+    pub(super) to: &'a CubeTensor,
+    pub(super) parts: usize,
+    pub(super) before: usize,
+}
+
+pub(super) fn launch(
+    q: CubeTensor,
+    [keys, values]: [Tensor<4>; 2],
+    first: Tensor<1, Int>,
+    left_pad: Option<Tensor<1, Int>>,
+    shape: &AttentionShape,
+    Sharing { kernel, tiles, splits }: Sharing,
+    written: Written<'_>,
+) {
+    let [_, kv_heads, slots, head_dim] = keys.dims();
+    let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let padded = left_pad.is_some();
-    let (q, keys, values, first) = (primitive(q), primitive(keys), primitive(values), primitive(first));
+    let (keys, values, first) = (primitive(keys), primitive(values), primitive(first));
     let left_pad = left_pad.map_or_else(|| empty(&first, [1], DType::I32), primitive);
-    let y = empty_like(&q);
     let workgroups = batch * kv_heads * tiles * splits;
 
     let Limits { scale, softcap, window, start, origin } = shape.limits(slots);
@@ -39,7 +71,7 @@ pub(crate) fn wgsl(
         kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
         head_dim as u32, origin as u32, start as u32, window as u32,
         scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), u32::from(padded), tiles as u32,
-        splits as u32, workgroups as u32,
+        splits as u32, workgroups as u32, written.parts as u32, written.before as u32,
     ];
     let (shader, fours, size) = match kernel {
         Kernel::Decode { fours } => (&DECODE, [&keys, &values].into_iter().all(comes_in_fours), fours - 1),
@@ -52,16 +84,18 @@ pub(crate) fn wgsl(
             (&PREFILL, [&q, &keys, &values].into_iter().all(comes_in_fours), parts)
         }
     };
-    let vectors = batch * heads * queries;
-    let parts = (splits > 1).then(|| empty(&q, [vectors, splits, head_dim + 2], DType::F32));
-    let (elem, client) = (q.dtype, y.client.clone());
-    let launch =
-        Launch::new(shader, elem, &client).with(&[usize::from(!fours), usize::from(splits > 1), size]);
+    let client = q.client.clone();
+    let launch = Launch::new(shader, q.dtype, &client);
+    let launch = launch.with(&[usize::from(!fours), usize::from(written.parts > 1), size]);
     let launch = launch.reads(q).reads(keys).reads(values).reads(first).reads(left_pad);
-    launch.writes(parts.as_ref().unwrap_or(&y)).run(workgroups, &info);
-    if let Some(parts) = parts {
-        let launch = Launch::new(&COMBINE, elem, &client).reads(parts).writes(&y);
-        launch.run(vectors, &[vectors as u32, splits as u32, head_dim as u32]);
-    }
+    launch.writes(written.to).run(workgroups, &info);
+}
+
+/// The result of all parts.
+pub(super) fn combine(parts: CubeTensor, dtype: DType, shape: [usize; 4]) -> Tensor<4> {
+    let [vectors, splits] = [0, 1].map(|dim| parts.meta.shape()[dim]);
+    let (y, client) = (empty(&parts, shape, dtype), parts.client.clone());
+    let launch = Launch::new(&COMBINE, dtype, &client).reads(parts).writes(&y);
+    launch.run(vectors, &[vectors as u32, splits as u32, shape[3] as u32]);
     Tensor::from_primitive::<Cube>(y)
 }

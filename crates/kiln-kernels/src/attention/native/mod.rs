@@ -1,5 +1,6 @@
 //! Attention on the CPU: which rows go over which keys, in which piece of work.
 
+mod packed;
 mod rows;
 mod scores;
 
@@ -12,8 +13,11 @@ use burn::{
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 
+use kiln_core::packed::{PackedKv, Packing};
+
 use super::{AttentionShape, Limits};
 use crate::native::{pieces, primitive, work};
+use packed::PackedView;
 use rows::{Mixed, Rows};
 use scores::Vectors;
 
@@ -30,37 +34,101 @@ pub(crate) fn native(
     left_pad: Option<&Tensor<1, Int>>,
     shape: &AttentionShape,
 ) -> Option<Tensor<4>> {
-    let (dtype, slots) = (q.dtype(), keys.dims()[2]);
+    let (slots, new) = (keys.dims()[2], q.dims()[2]);
     if q.shape().num_elements() * slots == 0 {
         return None;
     }
-    let numbers = |tensor: &Tensor<1, Int>| -> Vec<i32> {
-        primitive(tensor.clone()).into_data().iter::<i32>().collect()
-    };
+    let first = numbers(first).first().copied()?;
     let places = Places {
-        first: numbers(first).first().copied()?,
+        first,
         left_pad: left_pad.map(numbers),
+        held: first + new as i32 - slots as i32..i32::MAX,
         limits: shape.limits(slots),
     };
-    let tensors = [q, keys, values].map(|tensor| primitive(tensor.clone()));
-    let dims = [q.dims(), keys.dims()];
+    attend_any(q, [keys, values].map(|tensor| primitive(tensor.clone())), places, slots, None)
+}
+
+/// The same over packed positions too.
+pub(crate) fn native_packed(
+    q: &Tensor<4>,
+    kv: &PackedKv,
+    [keys, values]: [&Tensor<4>; 2],
+    first: &Tensor<1, Int>,
+    left_pad: Option<&Tensor<1, Int>>,
+    shape: &AttentionShape,
+) -> Option<Tensor<4>> {
+    let ([recent, held], new) = ([keys.dims()[2], kv.keys.slots()], q.dims()[2]);
+    if q.shape().num_elements() * recent * held == 0 {
+        return None;
+    }
+    let (first, end) = (numbers(first).first().copied()?, numbers(&kv.end).first().copied()?);
+    let left_pad = left_pad.map(numbers);
+    let places = Places {
+        first,
+        left_pad: left_pad.clone(),
+        held: end.max(first + new as i32 - recent as i32)..i32::MAX,
+        limits: shape.limits(recent),
+    };
+    let limits = AttentionShape { origin: kv.origin, ..*shape }.limits(held);
+    let packed_places = Places { first, left_pad, held: end - held as i32..end, limits };
+    let tensors = [&kv.keys.codes, &kv.keys.scales, &kv.values.codes, &kv.values.scales].map(|words| {
+        let words = primitive(words.clone());
+        let neighbours = words.layout().strides()[3] == 1 || words.layout().shape()[3] == 1;
+        if neighbours { words } else { words.to_contiguous() }
+    });
+    let packings = [kv.key_packing, kv.value_packing];
+    let packed = Packed { tensors, packings, places: packed_places, slots: held };
+    attend_any(q, [keys, values].map(|tensor| primitive(tensor.clone())), places, recent, Some(packed))
+}
+
+/// Keys and values that are packed.
+struct Packed {
+    /// Codes and scales of keys, and of values.
+    tensors: [FlexTensor; 4],
+    packings: [Packing; 2],
+    places: Places,
+    slots: usize,
+}
+
+fn numbers(tensor: &Tensor<1, Int>) -> Vec<i32> {
+    primitive(tensor.clone()).into_data().iter::<i32>().collect()
+}
+
+fn attend_any(
+    q: &Tensor<4>,
+    dense: [FlexTensor; 2],
+    places: Places,
+    slots: usize,
+    packed: Option<Packed>,
+) -> Option<Tensor<4>> {
+    let (dtype, q) = (q.dtype(), primitive(q.clone()));
     let y = match dtype {
-        DType::F32 => attend::<f32>(&tensors, dims, places),
-        DType::F16 => attend::<f16>(&tensors, dims, places),
-        DType::BF16 => attend::<bf16>(&tensors, dims, places),
+        DType::F32 => attend::<f32>(&q, &dense, places, slots, packed.as_ref()),
+        DType::F16 => attend::<f16>(&q, &dense, places, slots, packed.as_ref()),
+        DType::BF16 => attend::<bf16>(&q, &dense, places, slots, packed.as_ref()),
         _ => return None,
     };
     Some(Tensor::from_primitive::<Flex>(FlexTensor::from_data(y)))
 }
 
 fn attend<E: Storage>(
-    tensors: &[FlexTensor; 3],
-    [[batch, heads, new, head_dim], [_, kv_heads, slots, _]]: [[usize; 4]; 2],
+    q: &FlexTensor,
+    dense: &[FlexTensor; 2],
     places: Places,
+    slots: usize,
+    packed: Option<&Packed>,
 ) -> TensorData {
-    let [q, keys, values] = tensors.each_ref().map(View::of);
+    let dims = |tensor: &FlexTensor| [0, 1, 2, 3].map(|dim| tensor.layout().shape()[dim]);
+    let ([batch, heads, new, head_dim], kv_heads) = (dims(q), dims(&dense[0])[1]);
     let group = heads / kv_heads;
-    let given = Given { q, keys, values, places, group, new, slots, head_dim };
+    let q = View::of(q);
+    let [keys, values] = dense.each_ref().map(|tensor| Source::Dense(View::of(tensor)));
+    let mut all = vec![Given { q, keys, values, places, group, new, slots, head_dim }];
+    if let Some(Packed { tensors: [k, ks, v, vs], packings, places, slots }) = packed {
+        let [keys, values] = [([k, ks], packings[0]), ([v, vs], packings[1])]
+            .map(|(tensors, packing)| Source::Packed(PackedView::of(tensors, packing)));
+        all.push(Given { q, keys, values, places: places.clone(), group, new, slots: *slots, head_dim });
+    }
     let mut y = vec![E::default(); batch * heads * new * head_dim];
 
     let together = (ROWS / group).clamp(1, new);
@@ -68,10 +136,12 @@ fn attend<E: Storage>(
         let queries = (0..new).step_by(together).map(move |query| query..new.min(query + together));
         queries.map(move |queries| Block { row: i / kv_heads, kv_head: i % kv_heads, queries })
     });
-    let visible = given.keys(0, &(0..new)).len();
-    let products = batch * heads * new * visible * head_dim;
+    let visible: Vec<usize> = all.iter().map(|given| given.keys(0, &(0..new)).len()).collect();
+    let products = batch * heads * new * visible.iter().sum::<usize>() * head_dim;
     let number = batch * kv_heads * new.div_ceil(together);
-    let splits = pieces(products).div_ceil(number).min(visible / PIECE).max(1);
+    let splits = |visible: &usize| pieces(products).div_ceil(number).min(visible / PIECE).max(1);
+    let splits: Vec<usize> = visible.iter().map(splits).collect();
+    let parts_of_all: usize = splits.iter().sum();
 
     // The vectors of a head, in the order of the blocks.
     let mut vectors: Vec<_> =
@@ -80,26 +150,30 @@ fn attend<E: Storage>(
         let head = (block.row * kv_heads + block.kv_head) * group;
         vectors[head..head + group].iter_mut().filter_map(Iterator::next).collect()
     };
-    if splits == 1 {
+    if parts_of_all == 1 {
+        let given = &all[0];
         let pieces = blocks.map(|block| {
             let (keys, result) = (given.keys(block.row, &block.queries), Mixed::Whole(result(&block)));
-            Rows { given: &given, block, keys, result }
+            Rows { given, block, keys, result }
         });
         work(products, pieces.collect());
     } else {
         let size = group * together * (head_dim + 2);
-        let mut parts = vec![0.0; number * splits * size];
-        let mut pieces = Vec::with_capacity(number * splits);
-        for (block, parts) in blocks.clone().zip(parts.chunks_mut(splits * size)) {
-            let keys = given.keys(block.row, &block.queries);
-            let each = keys.len().div_ceil(splits).max(1);
-            for (part, start) in parts.chunks_mut(size).zip(keys.clone().step_by(each)) {
-                let keys = start..keys.end.min(start + each as i32);
-                pieces.push(Rows { given: &given, block: block.clone(), keys, result: Mixed::Part(part) });
+        let mut parts = vec![0.0; number * parts_of_all * size];
+        let mut pieces = Vec::with_capacity(number * parts_of_all);
+        for (block, parts) in blocks.clone().zip(parts.chunks_mut(parts_of_all * size)) {
+            let mut parts = parts.chunks_mut(size);
+            for (given, splits) in all.iter().zip(&splits) {
+                let keys = given.keys(block.row, &block.queries);
+                let each = keys.len().div_ceil(*splits).max(1);
+                for (start, part) in keys.clone().step_by(each).zip(&mut parts) {
+                    let keys = start..keys.end.min(start + each as i32);
+                    pieces.push(Rows { given, block: block.clone(), keys, result: Mixed::Part(part) });
+                }
             }
         }
         work(products, pieces);
-        for (block, parts) in blocks.zip(parts.chunks(splits * size)) {
+        for (block, parts) in blocks.zip(parts.chunks(parts_of_all * size)) {
             combine(&parts.chunks(size).collect::<Vec<_>>(), result(&block), head_dim);
         }
     }
@@ -137,16 +211,19 @@ struct Block {
 }
 
 /// Where queries stand.
+#[derive(Clone)]
 struct Places {
     first: i32,
     left_pad: Option<Vec<i32>>,
+    /// The positions that are here.
+    held: Range<i32>,
     limits: Limits,
 }
 
 struct Given<'a, E> {
     q: View<'a, E>,
-    keys: View<'a, E>,
-    values: View<'a, E>,
+    keys: Source<'a, E>,
+    values: Source<'a, E>,
     places: Places,
     group: usize,
     new: usize,
@@ -161,11 +238,11 @@ impl<E> Given<'_, E> {
 
     /// The first and the last position that a query sees; none where they are the other way round.
     fn seen(&self, row: usize, query: usize) -> (i32, i32) {
-        let Places { first, left_pad, limits } = &self.places;
+        let Places { first, left_pad, held, limits } = &self.places;
         let position = first + query as i32;
-        let kept = first + self.new as i32 - self.slots as i32;
         let pad = left_pad.as_ref().map_or(0, |pads| pads[row]);
-        (limits.start.max(kept).max(pad).max(position - limits.window + 1), position)
+        let from = limits.start.max(held.start).max(pad).max(position - limits.window + 1);
+        (from, position.min(held.end - 1))
     }
 
     /// The positions that any of `queries` sees.
@@ -179,14 +256,37 @@ impl<E> Given<'_, E> {
     }
 }
 
+/// Where vectors come from.
+enum Source<'a, E> {
+    Dense(View<'a, E>),
+    Packed(PackedView<'a>),
+}
+
+impl<E: Storage> Source<'_, E> {
+    /// The vectors of `n` slots, in float32, `width` numbers of each: `dim`, and 0 beyond.
+    #[inline(always)]
+    fn vectors<'b>(&'b self, at: [usize; 3], sizes: [usize; 3], made: &'b mut Vec<f32>) -> Vectors<'b> {
+        match self {
+            Self::Dense(view) => view.vectors(at, sizes, made),
+            Self::Packed(view) => {
+                let [n, _, width] = sizes;
+                made.resize(n * width, 0.0);
+                view.read(at, sizes, made);
+                Vectors { numbers: made, stride: width }
+            }
+        }
+    }
+}
+
 /// A tensor of the backend's.
+#[derive(Clone, Copy)]
 struct View<'a, E> {
     numbers: &'a [E],
     start: isize,
     strides: [isize; 4],
 }
 
-impl<'a, E: Storage> View<'a, E> {
+impl<'a, E: Element + Pod> View<'a, E> {
     fn of(tensor: &'a FlexTensor) -> Self {
         let (layout, dim) = (tensor.layout(), 3);
         let mut strides = [0; 4];
@@ -201,7 +301,9 @@ impl<'a, E: Storage> View<'a, E> {
     fn place(&self, at: [usize; 3]) -> isize {
         self.start + (0..3).map(|dim| at[dim] as isize * self.strides[dim]).sum::<isize>()
     }
+}
 
+impl<E: Storage> View<'_, E> {
     /// The vector at `at`, in float32.
     fn read(&self, at: [usize; 3], vector: &mut [f32]) {
         let place = self.place(at);
