@@ -135,7 +135,7 @@ fn a_budget_is_kept() {
         assert_eq!(model.budget().used(), weights, "what is dropped is free again");
 
         let (mut offloaded, mut refused) = (0, 0);
-        for percent in [100, 90, 80, 70, 60, 50, 40, 30, 20, 10] {
+        for percent in [100, 80, 65, 50, 35, 15] {
             let memory = weights + (whole - weights) * percent / 100;
             model.budget().set_limit(Some(memory));
             for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
@@ -160,7 +160,7 @@ fn a_budget_is_kept() {
                 assert!(model.budget().peak() <= memory, "{what}");
             }
         }
-        assert!(offloaded >= 3 && refused >= 1, "{offloaded} were offloaded, {refused} refused on {device}");
+        assert!(offloaded >= 2 && refused >= 1, "{offloaded} were offloaded, {refused} refused on {device}");
         // Weights that do not fit, and tokens that are sure not to, are refused before anything is read.
         let refuse = |memory, tokens| {
             let options =
