@@ -12,6 +12,7 @@ mod laws;
 mod models;
 mod offload;
 mod out_of_memory;
+mod quantized;
 mod saved;
 mod sequence;
 mod support;

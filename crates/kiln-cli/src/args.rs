@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Conformance(ConformanceArgs),
     /// Measure prefill and decode
     Bench(BenchArgs),
+    /// Measure what quantized caches cost on a model, and say which to take
+    Probe(ProbeArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
@@ -378,6 +380,33 @@ pub(crate) struct BenchArgs {
     /// Print a peer's figures beside ours: the JSON of tools/bench_transformers.py
     #[arg(long, value_name = "FILE")]
     pub(crate) against: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    /// A text to feed [default: one that the model makes itself]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// Most tokens to feed
+    #[arg(long, default_value_t = 2048, value_name = "N")]
+    pub(crate) tokens: usize,
+    /// Tokens to feed before caches are emptied [default: the model's positions, at most 2048]
+    #[arg(long, value_name = "N")]
+    pub(crate) ctx: Option<usize>,
+    /// Caches to probe [default: each format at each width]. As `kiln run --cache`
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    pub(crate) cache: Vec<String>,
+    /// Draw loss against bytes into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

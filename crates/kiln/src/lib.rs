@@ -20,6 +20,7 @@ mod chat;
 mod folder;
 mod model;
 mod out_of_memory;
+pub mod probe;
 mod saved;
 mod sequence;
 mod text;
@@ -54,7 +55,7 @@ pub use text::{GeneratedText, RunOptions, StopReason};
 
 /// Which implementation of a kernel runs.
 pub mod kernels {
-    pub use kiln_kernels::{AttentionShape, Choice, Kernels, NormOrder, Path, Ran, shaders};
+    pub use kiln_kernels::{Activation, AttentionShape, Choice, Kernels, NormOrder, Path, Ran, shaders};
 }
 
 /// What a block remembers: for those who write a strategy or a loop of their own.

@@ -39,6 +39,10 @@ impl Format for Hqq {
         &[(0, Grouping::Strided), (1, Grouping::Neighbours)]
     }
 
+    fn optimizers(&self) -> &'static [Optimizer] {
+        &[Optimizer::On, Optimizer::Off, Optimizer::Legacy]
+    }
+
     /// The scale is kept inverted.
     fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized {
         let [scale, zero] = solve(&x, recipe, Until::AllGrow);
@@ -79,7 +83,8 @@ enum Until {
 fn solve(x: &Tensor<2>, recipe: &Recipe, until: Until) -> [Tensor<2>; 2] {
     let [smallest, largest] = range(x);
     let range = largest - smallest.clone();
-    let scale = range.full_like(recipe.largest()) / range.clone();
+    // Two roundings: so torch divides a number by a tensor.
+    let scale = range.clone().recip() * recipe.largest();
     let scale = match recipe.optimizer {
         Optimizer::On => scale.mask_fill(range.lower_equal_elem(SMALLEST_RANGE), 1.0),
         Optimizer::Off | Optimizer::Legacy => scale.mask_fill(range.equal_elem(0.0), LARGEST_SCALE),

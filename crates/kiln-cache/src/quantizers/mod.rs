@@ -34,6 +34,11 @@ pub trait Format: fmt::Debug + Sync {
         [self.axes()[0].0; 2]
     }
 
+    /// How it can find scales and zero points; the first is the default.
+    fn optimizers(&self) -> &'static [Optimizer] {
+        &[Optimizer::Off]
+    }
+
     /// Whether transformers' rule, which packs the whole history again and again, is defined for it.
     fn repacks(&self) -> bool {
         true
@@ -84,15 +89,26 @@ impl Recipe {
     }
 }
 
-/// How HQQ finds zero points (<https://mobiusml.github.io/hqq_blog/>).
+/// How scales and zero points are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Optimizer {
     /// From the smallest and the largest number alone: what hqq up to 0.2.6 does unasked. Ranges have no lower bound.
     Off,
-    /// Refined by a proximal solver, as hqq does from 0.2.7 on.
+    /// Refined: by hqq's proximal solver, as it does from 0.2.7 on; in KIVI's format, for the least squared error.
     On,
     /// Refined as hqq 0.2.2 did where it was asked to: its steps become smaller.
     Legacy,
+}
+
+impl Optimizer {
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::On => "on",
+            Self::Legacy => "0.2.2",
+        }
+    }
 }
 
 /// Codes of some groups.

@@ -185,6 +185,7 @@ impl Bench<'_> {
         };
         let warm_up = once()?;
         let samples = (0..self.args.repetitions).map(|_| Ok(n as f64 / once()?)).collect::<Result<_>>()?;
+        tracing::debug!(target: "kiln::memory", usage = ?model.device().memory_pool_usage(), "prefilled {n}");
         Ok(self.measured(format!("pp{n}"), n, samples, warm_up))
     }
 

@@ -1,7 +1,5 @@
 //! How the GPU kernels share the work.
 
-use burn_cubecl::tensor::CubeTensor;
-
 use super::AttentionShape;
 
 /// The longest vectors that there is memory for.
@@ -56,11 +54,4 @@ impl Sharing {
         let splits = enough.div_ceil(batch * kv_heads * tiles).min(seen.div_ceil(WORTH)).min(PARTS);
         Self { kernel, tiles, splits }
     }
-}
-
-/// Whether vectors of a tensor begin and end between two fours of its memory.
-pub(super) fn comes_in_fours(tensor: &CubeTensor) -> bool {
-    let (strides, last) = (tensor.meta.strides(), 3);
-    let begin = strides[..last].iter().all(|stride| stride.is_multiple_of(4));
-    begin && strides[last] == 1 && tensor.meta.shape()[last].is_multiple_of(4)
 }

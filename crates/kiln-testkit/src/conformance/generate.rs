@@ -38,6 +38,15 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
     Ok(largest)
 }
 
+/// The logits of every step of a case of one row.
+pub(super) fn logits(case: &Case, model: &Model, plan: &Plan) -> Result<Vec<Vec<f32>>, Mismatch> {
+    let steps = generate(case, model, plan, true)?;
+    Ok(steps
+        .into_iter()
+        .map(|step| step.logits.unwrap_or_default().into_iter().next().unwrap_or_default())
+        .collect())
+}
+
 fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<kiln::Step>, Mismatch> {
     let left_pad = case.left_pad().ok_or_else(|| Mismatch::new("the mask is not one of left padding"))?;
     let prefix = case.kwargs.get("prefix").and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;

@@ -226,7 +226,7 @@ impl AppendLayer {
 
     /// Has the matrix that keys like these are rotated by, if they are.
     fn prepare_rotation(&mut self, keys: &Tensor<4>) -> Result<()> {
-        if self.settled.rotate && self.rotation.is_none() {
+        if self.rotation.is_none() && self.settled.rotates(self.need()) {
             let matrix = rotation::matrix(self.need().head_dim, keys.dtype(), &keys.device())?;
             self.rotation = Some(matrix);
         }

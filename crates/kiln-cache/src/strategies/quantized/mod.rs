@@ -47,8 +47,14 @@ impl KvStrategy for Quantized {
             ("residual_length", "the same"),
             ("axis_key", "what groups of keys lie along, as transformers counts it: 0 or -1; for hqq 0 or 1"),
             ("axis_value", "the same for values"),
-            ("rotate", "on: rotate heads by a Hadamard matrix, so that no channel stands out (default off)"),
-            ("optimize", "hqq's solver: on (default), off, or 0.2.2 for that version's"),
+            (
+                "rotate",
+                "on: rotate heads by a Hadamard matrix, so that no channel stands out; auto: where keys are grouped by token (default off)",
+            ),
+            (
+                "optimize",
+                "scales of least error: on or off (default; on for hqq, or 0.2.2 for that version's)",
+            ),
             (
                 "flush",
                 "append (default): pack a block once; requantize: all anew each time, as transformers does",
@@ -75,11 +81,33 @@ struct Settled {
     residual: usize,
     optimizer: Optimizer,
     requantize: bool,
-    rotate: bool,
+    rotate: Rotate,
     compat: bool,
 }
 
+/// Whether heads are rotated before they are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rotate {
+    Off,
+    On,
+    /// Where it was measured to help: keys that share a scale with the other channels of their token, as far as the size of
+    /// heads allows it.
+    Auto,
+}
+
 impl Settled {
+    /// Whether a block of this need rotates.
+    fn rotates(&self, need: &AttentionNeed) -> bool {
+        match self.rotate {
+            Rotate::Off => false,
+            Rotate::On => true,
+            Rotate::Auto => {
+                let by_token = self.grouping(0) == Grouping::Neighbours;
+                by_token && !self.requantize && rotation::block(need.head_dim).is_ok()
+            }
+        }
+    }
+
     fn read(settings: &mut Settings) -> Result<Self> {
         let format = match settings.either("format", "backend")? {
             Some(name) => format(&name)?,
@@ -111,10 +139,12 @@ impl Settled {
         }
         let group = settings.positive_of("group", "q_group_size")?.unwrap_or(64);
         let residual = settings.positive_of("residual", "residual_length")?.unwrap_or(128);
-        let optimizer = settings.one_of("optimize", &["on", "off", "0.2.2"])?;
-        let optimizer = [Optimizer::On, Optimizer::Off, Optimizer::Legacy][optimizer];
+        let optimizers = format.optimizers();
+        let names: Vec<&str> = optimizers.iter().map(|optimizer| optimizer.name()).collect();
+        let optimizer = optimizers[settings.one_of("optimize", &names)?];
         let requantize = settings.one_of("flush", &["append", "requantize"])? == 1;
-        let rotate = settings.one_of("rotate", &["off", "on"])? == 1;
+        let rotate = settings.one_of("rotate", &["off", "on", "auto"])?;
+        let rotate = [Rotate::Off, Rotate::On, Rotate::Auto][rotate];
         let compat = match settings.take("compat").as_deref() {
             None => false,
             Some("4.47") => true,
@@ -133,7 +163,7 @@ impl Settled {
                     "`flush=requantize` is transformers' rule, which has no format `{}`; use quanto or hqq",
                     self.format.name()
                 )),
-                () if self.rotate => Err("`rotate=on` needs `flush=append`".to_owned()),
+                () if self.rotate == Rotate::On => Err("`rotate=on` needs `flush=append`".to_owned()),
                 () => Ok(()),
             };
         }
@@ -184,7 +214,7 @@ impl KvFactory for Settled {
 
     fn check(&self, need: &AttentionNeed) -> Result<()> {
         let (numbers, group) = (need.kv_heads * need.head_dim, self.group);
-        if self.rotate {
+        if self.rotate == Rotate::On {
             rotation::block(need.head_dim)?;
         }
         if !self.requantize {

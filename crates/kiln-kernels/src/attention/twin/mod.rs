@@ -11,9 +11,9 @@ use cubecl::prelude::*;
 
 use super::{
     AttentionShape, Limits,
-    sharing::{Kernel, Sharing, comes_in_fours},
+    sharing::{Kernel, Sharing},
 };
-use crate::launch::{LANES, address_type, count, empty, empty_like, primitive};
+use crate::launch::{LANES, address_type, comes_in_fours, count, empty, empty_like, primitive};
 
 /// As `vec4<f32>` of WGSL.
 type Four = Vector<f32, Const<4>>;
