@@ -1,10 +1,11 @@
 //! The laws, for every strategy, on every device. No strategy is named here.
 
 use kiln::{
-    CacheSpec, GenerationConfig, LoadOptions, Model, Plan, RandomLlama, RunOptions, STRATEGIES, TokenId,
+    CacheSpec, GenerationConfig, LoadOptions, Model, Offload, Plan, RandomLlama, RunOptions, STRATEGIES,
+    TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
-    memory::{AttentionNeed, LayerNeed, RecurrentNeed},
+    memory::{AttentionNeed, KvLayer, LayerNeed, RecurrentNeed},
 };
 use kiln_testkit::laws::{self, Subject};
 
@@ -39,17 +40,22 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// The plans that can serve `model`, and whether every block gets every key that it may see.
-fn plans(model: &Model) -> impl Iterator<Item = (&'static str, Plan, bool)> {
+/// The plans that can serve `model`, each bare, offloaded and offloaded in part, and whether every block gets every key that it may see.
+fn plans(model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
     let needs = model.causal().needs();
-    CACHES.iter().filter_map(move |text| {
-        let plan = Plan::named(text).unwrap();
-        plan.check(&needs).ok().map(|()| (*text, plan.clone(), plan.is_exact(&needs)))
+    let ways = [None, Some(Offload::All), Some(Offload::AllBut(1))];
+    let all = CACHES.iter().flat_map(move |text| ways.map(|offload| (*text, offload)));
+    all.filter_map(move |(text, offload)| {
+        let plan = Plan { offload, ..Plan::named(text).unwrap() };
+        plan.check(&needs).ok().map(|()| {
+            let name = offload.map_or_else(|| text.to_owned(), |way| format!("{text}, offloaded {way}"));
+            (name, plan.clone(), plan.is_exact(&needs))
+        })
     })
 }
 
 /// The same, of those that keep what they are given.
-fn remembering(model: &Model) -> impl Iterator<Item = (&'static str, Plan, bool)> {
+fn remembering(model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
     plans(model).filter(|(_, plan, _)| plan.global.factory.remembers())
 }
 
@@ -75,16 +81,22 @@ fn layers_conform() {
                 if !serves(window) || same {
                     continue;
                 }
-                laws::conforms(&Subject {
-                    name: format!("{text} on {device}, window {window:?}"),
-                    device: &opened.device,
-                    build: &|| spec.factory.build(&need, &kernels).unwrap(),
-                    remembers: spec.factory.remembers(),
-                    exact: spec.factory.exact(),
-                    loss: if text.starts_with("quantized") { 0.4 } else { 0.0 },
-                    window,
-                    kernels: &kernels,
-                });
+                let bare = || spec.factory.build(&need, &kernels).unwrap();
+                let parked = || kiln::offloaded(bare()).unwrap();
+                let ways: [(&str, &dyn Fn() -> Box<dyn KvLayer>); 2] =
+                    [("", &bare), (", offloaded", &parked)];
+                for (way, build) in ways {
+                    laws::conforms(&Subject {
+                        name: format!("{text}{way} on {device}, window {window:?}"),
+                        device: &opened.device,
+                        build,
+                        remembers: spec.factory.remembers(),
+                        exact: spec.factory.exact(),
+                        loss: if text.starts_with("quantized") { 0.4 } else { 0.0 },
+                        window,
+                        kernels: &kernels,
+                    });
+                }
             }
         }
     }
@@ -94,8 +106,10 @@ fn layers_conform() {
 fn recurrent_layers_conform() {
     let need = LayerNeed::Recurrent(RecurrentNeed { channels: 1, conv_width: 1, state_dim: 1 });
     for (_, opened) in devices() {
-        let mut cache = dynamic().build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
-        laws::state_conforms(cache.recurrent(0).unwrap(), &opened.device);
+        for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
+            let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
+            laws::state_conforms(cache.recurrent(0).unwrap(), &opened.device);
+        }
     }
 }
 
@@ -103,8 +117,10 @@ fn recurrent_layers_conform() {
 fn cross_layers_conform() {
     let need = LayerNeed::EncoderDecoder(need(None));
     for (_, opened) in devices() {
-        let mut cache = dynamic().build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
-        laws::cross_conforms(&mut cache, &opened.device);
+        for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
+            let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
+            laws::cross_conforms(&mut cache, &opened.device);
+        }
     }
 }
 

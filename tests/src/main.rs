@@ -10,6 +10,8 @@ mod decoding;
 mod kernels;
 mod laws;
 mod models;
+mod offload;
+mod out_of_memory;
 mod quantized;
 mod saved;
 mod sequence;

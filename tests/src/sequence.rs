@@ -293,7 +293,7 @@ impl KvFactory for Lacks {
 fn lacking(grain: usize, fails: &'static AtomicBool) -> Plan {
     let spec =
         CacheSpec { factory: Arc::new(Lacks { grain, fails }), ..CacheSpec::from_str("dynamic").unwrap() };
-    Plan { global: spec.clone(), windowed: spec }
+    Plan { global: spec.clone(), windowed: spec, offload: None }
 }
 
 impl KvLayer for LacksLayer {

@@ -20,6 +20,11 @@ pub trait KvStrategy: fmt::Debug + Sync {
         &[]
     }
 
+    /// Names for it with its layers kept in host memory: those of transformers.
+    fn offloaded_aliases(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// What it does, in a phrase: the help of the command line.
     fn summary(&self) -> &'static str;
 

@@ -36,8 +36,8 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     let folder = load::folder(args.model.as_deref())?;
     let given = args.template.as_deref().map(given_template).transpose()?.flatten();
 
-    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
-    let plan = plan.map_or_else(|| model.plan(), Ok)?;
+    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), 0)?;
+    let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
     let template = match given {
         Some(template) => template,
         None => own_template(&model, args.template.as_deref())?,
@@ -263,7 +263,7 @@ impl Session<'_> {
         };
         format!(
             "cache    {}, {} {positions}, {}",
-            self.plan.describe(&self.model.causal().needs()),
+            self.plan.label(&self.model.causal().needs()),
             sequence.len(),
             display::bytes(sequence.cache().device_bytes() as u64)
         )

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
         return Err(Error::Setting { name: "--tokens", why });
     }
     let device = load::open(&args.place)?;
-    let model = load::model(&load::folder(args.model.as_deref())?, &args.place, device, None)?;
+    let model = load::model(&load::folder(args.model.as_deref())?, &args.place, device, None, 0)?;
     let window = args.ctx.unwrap_or(model.sizes().positions.min(WINDOW));
     let needs = model.causal().needs();
     let plans = match asked.is_empty() {

@@ -145,6 +145,8 @@ fn known(cache: &str) -> Option<&'static str> {
         "SlidingWindowCache" | "sliding_window" => "sliding",
         "HybridCache" | "hybrid" => "hybrid",
         "SinkCache" => "sink",
+        "OffloadedCache" | "offloaded" => "offloaded",
+        "OffloadedStaticCache" | "offloaded_static" => "offloaded_static",
         "quantized" => "quantized",
         _ => return None,
     })

@@ -5,7 +5,7 @@
 
 use std::{fmt, path::Path};
 
-use kiln::{CacheSpec, Error, LoadOptions, Model, Result, device::Opened, kernels::Choice};
+use kiln::{CacheSpec, Error, LoadOptions, Model, Offload, Plan, Result, device::Opened, kernels::Choice};
 use serde::Serialize;
 
 mod case;
@@ -104,6 +104,8 @@ pub struct Setup {
     pub kernels: Choice,
     /// A cache to run every case with that names none of its own, or `dynamic`: it must give the same.
     pub cache: Option<CacheSpec>,
+    /// What every case keeps in host memory: it must change nothing.
+    pub offload: Option<Offload>,
 }
 
 /// Runs every case of `folder` whose `MODEL/CASE` contains `filter`, and hands each line to `report` as it is known.
@@ -154,16 +156,21 @@ fn run_case(
             Err(error) => return (cache, outcome(Err(error.into()))),
         }
     }
-    let result = match loaded {
-        Some((_, model)) if case.chunks.is_empty() => generate::run(folder, case, model, &cache),
-        Some((_, model)) => forward::run(folder, case, model, &cache),
-        None => Err(Mismatch::new("its model was not loaded")),
+    let plan = Plan::named(&cache).map(|plan| match setup.offload {
+        Some(offload) => plan.offloaded(offload),
+        None => plan,
+    });
+    let result = match (loaded.as_ref(), &plan) {
+        (_, Err(error)) => Err(error.clone().into()),
+        (Some((_, model)), Ok(plan)) if case.chunks.is_empty() => generate::run(folder, case, model, plan),
+        (Some((_, model)), Ok(plan)) => forward::run(folder, case, model, plan),
+        (None, _) => Err(Mismatch::new("its model was not loaded")),
     };
     let outcome = match (outcome(result), case.known_to_differ(folder)) {
         (Outcome::Failed { max_dlogit, why }, None) if cache.contains("requantize") => {
-            let model = loaded.as_ref().map(|(_, model)| model);
+            let both = loaded.as_ref().map(|(_, model)| model).zip(plan.as_ref().ok());
             let reason =
-                model.map(|model| sensitive::turns_on_a_rounding(folder, case, model, setup, &cache));
+                both.map(|(model, plan)| sensitive::turns_on_a_rounding(folder, case, model, setup, plan));
             match reason {
                 Some(Ok(Some(reason))) => Outcome::Differs { reason },
                 _ => Outcome::Failed { max_dlogit, why },

@@ -7,7 +7,7 @@
 
 use std::{fs, path::PathBuf};
 
-use kiln::{Error, LoadOptions, Model, Result};
+use kiln::{Error, LoadOptions, Model, Plan, Result};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{Folder, Mismatch, Setup, TOLERANCE, case::Case, difference, generate};
@@ -24,12 +24,12 @@ pub(super) fn turns_on_a_rounding(
     case: &Case,
     model: &Model,
     setup: &Setup,
-    cache: &str,
+    plan: &Plan,
 ) -> Result<Option<String>, Mismatch> {
     let (Some(name), [_]) = (&case.logits, &case.input_ids[..]) else { return Ok(None) };
     let (shape, want) = folder.tensor(name)?;
     let vocab = shape.last().copied().unwrap_or(1).max(1);
-    let ours = generate::logits(case, model, cache)?;
+    let ours = generate::logits(case, model, plan)?;
     let off = |a: &[f32], b: &[f32]| difference(a, b).map_or(f64::INFINITY, |difference| difference);
     let steps = ours.iter().zip(want.chunks(vocab));
     let Some(step) = steps.clone().position(|(got, want)| off(got, want) > TOLERANCE) else {
@@ -38,7 +38,7 @@ pub(super) fn turns_on_a_rounding(
     for seed in 1..=SEEDS {
         let changed = Changed::new(folder, &case.model, seed)?;
         let options = LoadOptions { kernels: setup.kernels, ..LoadOptions::float32(setup.device.clone()) };
-        let other = generate::logits(case, &Model::load(&changed.0, options)?, cache)?;
+        let other = generate::logits(case, &Model::load(&changed.0, options)?, plan)?;
         let changes = ours.iter().zip(&other).take(step + 1).map(|(a, b)| off(a, b));
         let change = changes.fold(0.0, f64::max);
         if change > TOLERANCE {

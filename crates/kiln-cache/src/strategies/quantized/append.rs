@@ -7,10 +7,10 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     packed::{Along, PackedBuffer, PackedKv, Packing},
-    slot::{AnySlot, Slot},
+    slot::{AnySlot, Slot, Touched},
     view::{DenseKv, KvView, PackedView},
 };
 use kiln_kernels::Kernels;
@@ -60,6 +60,8 @@ pub(super) struct AppendLayer {
     packed: Slot<Packed>,
     /// Slots of it, known also while it is away.
     slots: usize,
+    /// Whether it changed since that was asked before.
+    repacked: bool,
     /// A ring of the latest tokens: position `p` is in slot `p mod slots`.
     recent: Buffer,
     /// The first position that is not packed, as far as queries know.
@@ -86,6 +88,7 @@ impl AppendLayer {
             kernels: kernels.clone(),
             packed: Slot::Empty,
             slots: 0,
+            repacked: false,
             recent: Buffer::new(need, kernels),
             end: 0,
             end_on_device: None,
@@ -129,6 +132,7 @@ impl AppendLayer {
             return Ok(());
         }
         self.make_room(end, &keys)?;
+        self.repacked = true;
         // What the ring of a window would overwrite again is left out.
         let begin = self.end.max(end.saturating_sub(self.slots));
         let Some((k, v)) = self.packed.take()? else { return Ok(()) };
@@ -159,18 +163,22 @@ impl AppendLayer {
         }
     }
 
-    /// Has slots for the positions before `end`, for rows like those of `keys`.
-    fn make_room(&mut self, end: usize, keys: &Tensor<4>) -> Result<()> {
-        let block = self.settled.residual;
-        let slots = match self.need().window {
-            Some(window) => ring(window, self.history, block),
+    /// Slots that hold the positions before `end`.
+    fn slots_for(&self, end: usize) -> usize {
+        match self.need().window {
+            Some(window) => ring(window, self.history, self.settled.residual),
             None if end <= self.slots => self.slots,
             // Copies are rare, and little is held in advance.
             None => {
                 let expected = self.block(self.reserved.saturating_sub(1));
                 end.max(expected).max(self.slots + self.block(self.slots / 16))
             }
-        };
+        }
+    }
+
+    /// Has slots for the positions before `end`, for rows like those of `keys`.
+    fn make_room(&mut self, end: usize, keys: &Tensor<4>) -> Result<()> {
+        let (block, slots) = (self.settled.residual, self.slots_for(end));
         let [rows, heads, _, dim] = keys.dims();
         let device = keys.device();
         let old = self.packed.take()?;
@@ -313,7 +321,7 @@ impl KvLayer for AppendLayer {
         }
         let view = if first + n - self.end <= self.room() {
             self.grow_recent([&keys, &values])?;
-            self.recent.write(keys, values, place.on_device.clone())?;
+            self.recent.write(keys, values, place)?;
             self.seq_len = first + n;
             let (keys, values) = self.recent.get()?;
             self.seen(keys, values, start, 0)?
@@ -336,7 +344,7 @@ impl KvLayer for AppendLayer {
             self.grow_recent([&all[0], &all[1]])?;
             let [k, v] = all.clone().map(|x| x.narrow(2, last - begin - kept, kept));
             let position = Place::new(last - kept, &[], &k.device());
-            self.recent.write(k, v, position.on_device)?;
+            self.recent.write(k, v, &position)?;
             self.pack(self.block(last - 1), all)?;
             self.oldest = last - kept;
             view
@@ -411,7 +419,7 @@ impl AppendLayer {
         let (old_keys, old_values) = self.recent.in_order(kept)?;
         self.recent.resize(room, 0, [keys, values], Lives::AsLongAsTheSequence)?;
         let place = Place::new(first, &[], &keys.device());
-        self.recent.write(old_keys, old_values, place.on_device)
+        self.recent.write(old_keys, old_values, &place)
     }
 }
 
@@ -494,6 +502,29 @@ impl CacheLayer for AppendLayer {
             self.prepare_rotation(&keys)?;
         }
         Ok(())
+    }
+
+    fn touched(&mut self) -> Vec<Touched> {
+        let packed = if std::mem::take(&mut self.repacked) { Touched::Everything } else { Touched::Nothing };
+        vec![packed, self.recent.touched()]
+    }
+
+    /// While a chunk is stored it is there as it is; while codes move to a longer buffer, both are.
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let need = self.need();
+        let packed = |slots: usize| {
+            let shape = [feed.rows, need.kv_heads, slots, need.head_dim];
+            self.packings.map(|packing| packing.bytes(shape)).iter().sum::<usize>()
+        };
+        let end = self.block((self.seq_len + feed.tokens).saturating_sub(1));
+        let slots = if end == 0 { self.slots } else { self.slots_for(end) };
+        let token = need.token_bytes(feed.element).saturating_mul(feed.rows);
+        let chunk = if feed.tokens > 1 { self.settled.residual + feed.tokens } else { 0 };
+        let moved = if slots > self.slots { packed(self.slots) } else { 0 };
+        Footprint {
+            held: packed(slots).saturating_add(token.saturating_mul(self.room())),
+            passing: token.saturating_mul(chunk).saturating_add(moved),
+        }
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -1,9 +1,12 @@
 //! A history packed as a whole, in groups that may reach over tokens, heads and rows.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
     Result,
     need::AttentionNeed,
+    read_back::ReadBack,
     slot::{Outline, Tensors},
 };
 
@@ -98,7 +101,18 @@ impl Outlined {
     }
 }
 
+impl History {
+    /// Its shape and its rows, as they travel.
+    fn numbers(&self) -> TensorData {
+        let numbers: Vec<i32> = self.shape.iter().chain(&self.rows).map(|&number| number as i32).collect();
+        TensorData::new(numbers, [4 + self.rows.len()])
+    }
+}
+
 impl Tensors for History {
+    /// Groups may reach over rows; which rows they are is a list.
+    const BY_ROWS: bool = false;
+
     fn outlines(&self) -> Vec<Outline> {
         let numbers = (vec![4 + self.rows.len()], DType::I32);
         let mut outlines = self.words.outlines();
@@ -121,9 +135,15 @@ impl Tensors for History {
         self.words.to_host(host)?;
         self.scale.to_host(host)?;
         self.zero.to_host(host)?;
-        let numbers: Vec<i32> = self.shape.iter().chain(&self.rows).map(|&number| number as i32).collect();
-        host.push(TensorData::new(numbers, [4 + self.rows.len()]));
+        host.push(self.numbers());
         Ok(())
+    }
+
+    fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
+        self.words.start_reading(tokens, reads);
+        self.scale.start_reading(tokens, reads);
+        self.zero.start_reading(tokens, reads);
+        reads.push(ReadBack::ready(self.numbers()));
     }
 
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::{AnySlot, Slot, Tensors},
     view::KvView,
@@ -212,6 +212,14 @@ impl CacheLayer for RequantizeLayer {
         }
         (self.states, self.history) = (states, history.max(self.history));
         Ok(())
+    }
+
+    /// At every step all of it is there as numbers, too, and once more while it is packed.
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let tokens = self.seq_len() + feed.tokens;
+        let all = self.need.token_bytes(feed.element).saturating_mul(feed.rows).saturating_mul(tokens);
+        let packed = self.settled.repacked_bytes(&self.need, tokens, feed.element).saturating_mul(feed.rows);
+        Footprint { held: packed, passing: all.saturating_mul(2) }
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -7,7 +7,7 @@
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
@@ -131,6 +131,13 @@ impl CacheLayer for CompatLayer {
     fn reset(&mut self) {
         self.kv = Slot::Empty;
         (self.held, self.seq_len) = (0, 0);
+    }
+
+    /// It is put together anew at every step.
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let token = self.need.token_bytes(feed.element).saturating_mul(feed.rows);
+        let held = token.saturating_mul(self.held_after(feed.tokens));
+        Footprint { held, passing: token.saturating_mul(self.held) }
     }
 
     fn compact(&mut self) {
