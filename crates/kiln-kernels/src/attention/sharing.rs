@@ -58,6 +58,13 @@ impl Sharing {
     }
 }
 
+/// Where a launch writes: the whole result, or parts of it, after those that others write.
+pub(super) struct Written<'a> {
+    pub(super) to: &'a CubeTensor,
+    pub(super) parts: usize,
+    pub(super) before: usize,
+}
+
 /// Whether vectors of a tensor begin and end between two fours of its memory.
 pub(super) fn comes_in_fours(tensor: &CubeTensor) -> bool {
     let (strides, last) = (tensor.meta.strides(), 3);
