@@ -396,9 +396,14 @@ fn main(
         for (var i = 0u; i < PIECE; i += 2u) {
             // All lanes have read what was there before.
             workgroupBarrier();
-            memory[lane] = vectors[i * FOURS + j] + offsets[j];
-            if i + 1u < PIECE {
-                memory[LANES + lane] = vectors[min(i + 1u, PIECE - 1u) * FOURS + j] + offsets[j];
+            // Not indexed, for registers cannot be.
+            for (var k = 0u; k < PIECE * FOURS; k++) {
+                if k == i * FOURS + j {
+                    memory[lane] = vectors[k] + offsets[j];
+                }
+                if k == (i + 1u) * FOURS + j {
+                    memory[LANES + lane] = vectors[k] + offsets[j];
+                }
             }
             workgroupBarrier();
             // Half of the lanes has the one channel of each piece, half the other.

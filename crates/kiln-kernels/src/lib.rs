@@ -10,7 +10,7 @@
 //! | `attention` | yes | yes | yes | yes |
 //! | `kv_pack` | yes | | yes | yes |
 //! | `kv_unpack` | yes | | yes | yes |
-//! | `attention_packed` | yes | | | |
+//! | `attention_packed` | yes | yes | yes | yes |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
 //!

@@ -162,12 +162,18 @@ impl Kernels {
             self.recorder.record(Kernel::AttentionPacked, Path::Native, &q.dims());
             return y;
         }
-        #[cfg(feature = "wgpu")]
-        if self.recorder.path(Kernel::AttentionPacked) == Path::Wgsl
-            && let Some(sharing) = packed::sharing(q.dims(), packed, recent[0].dims(), shape)
-        {
-            self.recorder.record(Kernel::AttentionPacked, Path::Wgsl, &q.dims());
-            return packed::wgsl(q, packed, recent, first, left_pad, shape, sharing);
+        #[cfg(feature = "cube")]
+        if let Some(sharing) = packed::sharing(q.dims(), packed, recent[0].dims(), shape) {
+            let dims = q.dims();
+            let path = self.recorder.path(Kernel::AttentionPacked);
+            let y = match path {
+                #[cfg(feature = "wgpu")]
+                Path::Wgsl => packed::wgsl(q, packed, recent, first, left_pad, shape, sharing),
+                Path::Cube => attention::cube_packed(q, packed, recent, first, left_pad, shape, sharing),
+                _ => return self.attend_unpacked(q, packed, recent, first, left_pad, shape),
+            };
+            self.recorder.record(Kernel::AttentionPacked, path, &dims);
+            return y;
         }
         self.attend_unpacked(q, packed, recent, first, left_pad, shape)
     }

@@ -21,7 +21,7 @@ pub(crate) use native::{native, native_packed};
 #[cfg(feature = "cube")]
 pub(crate) use sharing::LARGEST_HEAD;
 #[cfg(feature = "cube")]
-pub(crate) use twin::cube;
+pub(crate) use twin::{cube, cube_packed};
 #[cfg(feature = "wgpu")]
 pub(crate) use wgsl::wgsl;
 

@@ -95,7 +95,11 @@ pub(crate) fn sharing(
 
 /// For each row, the first recent position that it may see.
 #[cfg(feature = "cube")]
-fn recent_pad(packed: &PackedKv, left_pad: Option<&Tensor<1, Int>>, batch: usize) -> Tensor<1, Int> {
+pub(super) fn recent_pad(
+    packed: &PackedKv,
+    left_pad: Option<&Tensor<1, Int>>,
+    batch: usize,
+) -> Tensor<1, Int> {
     match left_pad {
         Some(left_pad) => left_pad.clone().max_pair(packed.end.clone()),
         None if batch == 1 => packed.end.clone(),
@@ -105,7 +109,7 @@ fn recent_pad(packed: &PackedKv, left_pad: Option<&Tensor<1, Int>>, batch: usize
 
 /// As shaders read it: the end, then the padding of each row.
 #[cfg(feature = "cube")]
-fn bounds(packed: &PackedKv, left_pad: Option<Tensor<1, Int>>) -> Tensor<1, Int> {
+pub(super) fn bounds(packed: &PackedKv, left_pad: Option<Tensor<1, Int>>) -> Tensor<1, Int> {
     match left_pad {
         Some(left_pad) => Tensor::cat(vec![packed.end.clone(), left_pad], 0),
         None => packed.end.clone(),
@@ -124,7 +128,10 @@ pub(crate) fn wgsl(
 ) -> Tensor<4> {
     use burn::tensor::DType;
 
-    use super::wgsl::{Written, combine, launch};
+    use super::{
+        sharing::Written,
+        wgsl::{combine, launch},
+    };
     use crate::{
         kv_pack::picks,
         launch::{Launch, empty, primitive, strides},
@@ -183,7 +190,7 @@ pub(crate) fn wgsl(
 
 /// With neighbours in rows next to each other.
 #[cfg(feature = "cube")]
-fn in_rows(tensor: CubeTensor) -> CubeTensor {
+pub(super) fn in_rows(tensor: CubeTensor) -> CubeTensor {
     if tensor.meta.strides()[3] == 1 || tensor.meta.shape()[3] == 1 {
         return tensor;
     }

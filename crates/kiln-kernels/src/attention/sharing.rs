@@ -55,3 +55,10 @@ impl Sharing {
         Self { kernel, tiles, splits }
     }
 }
+
+/// Where a launch writes: the whole result, or parts of it, after those that others write.
+pub(super) struct Written<'a> {
+    pub(super) to: &'a CubeTensor,
+    pub(super) parts: usize,
+    pub(super) before: usize,
+}

@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{
     AttentionShape, COMBINE, DECODE, Limits, PREFILL,
-    sharing::{Kernel, Sharing},
+    sharing::{Kernel, Sharing, Written},
 };
 use crate::launch::{Launch, comes_in_fours, empty, empty_like, primitive, strides};
 
@@ -35,13 +35,6 @@ pub(crate) fn wgsl(
     let written = Written { to: &parts, parts: sharing.splits, before: 0 };
     launch(q, [keys, values], first, left_pad, shape, sharing, written);
     combine(parts, dtype, [batch, heads, queries, head_dim])
-}
-
-/// Where a launch writes: the whole result, or parts of it, after those that others write.
-pub(super) struct Written<'a> {
-    pub(super) to: &'a CubeTensor,
-    pub(super) parts: usize,
-    pub(super) before: usize,
 }
 
 pub(super) fn launch(

@@ -123,11 +123,11 @@ fn attend<E: Storage>(
     let group = heads / kv_heads;
     let q = View::of(q);
     let [keys, values] = dense.each_ref().map(|tensor| Source::Dense(View::of(tensor)));
-    let mut all = vec![Given { q, keys, values, places, group, new, slots, head_dim }];
+    let mut all = vec![Given { q, keys, values, places, group, slots, head_dim }];
     if let Some(Packed { tensors: [k, ks, v, vs], packings, places, slots }) = packed {
         let [keys, values] = [([k, ks], packings[0]), ([v, vs], packings[1])]
             .map(|(tensors, packing)| Source::Packed(PackedView::of(tensors, packing)));
-        all.push(Given { q, keys, values, places: places.clone(), group, new, slots: *slots, head_dim });
+        all.push(Given { q, keys, values, places: places.clone(), group, slots: *slots, head_dim });
     }
     let mut y = vec![E::default(); batch * heads * new * head_dim];
 
@@ -226,7 +226,6 @@ struct Given<'a, E> {
     values: Source<'a, E>,
     places: Places,
     group: usize,
-    new: usize,
     slots: usize,
     head_dim: usize,
 }

@@ -47,7 +47,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     if comptime!(split) && begin >= end {
         // Nothing to see: no weight.
         if lane <= last_row - first_row {
-            let number = place.vector(first_row + lane, info) * info.splits + place.split;
+            let number = place.vector(first_row + lane, info) * info.parts + info.before + place.split;
             y[number * (dim + 2) + dim + 1] = R::cast_from(0.0f32);
         }
         terminate!();
@@ -263,7 +263,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
                     for i in 0..shares {
                         vector += memory[other * LANES + i * columns + c];
                     }
-                    let number = place.vector(row, info) * info.splits + place.split;
+                    let number = place.vector(row, info) * info.parts + info.before + place.split;
                     write::<R>(y, number, vector, largest[j].extract(r), sums[j].extract(r), c, dim, split);
                 }
             }

@@ -1,6 +1,7 @@
 //! The twins of the shaders, step by step the same.
 
 mod decode;
+mod packed;
 mod prefill;
 
 use burn::{
@@ -9,9 +10,13 @@ use burn::{
 };
 use cubecl::prelude::*;
 
+use burn_cubecl::tensor::CubeTensor;
+use kiln_core::packed::{Along, PackedKv, Packing};
+
 use super::{
     AttentionShape, Limits,
-    sharing::{Kernel, Sharing},
+    packed::{bounds, in_rows, recent_pad},
+    sharing::{Kernel, Sharing, Written},
 };
 use crate::launch::{LANES, address_type, comes_in_fours, count, empty, empty_like, primitive};
 
@@ -41,6 +46,9 @@ struct Info {
     tiles: usize,
     splits: usize,
     workgroups: usize,
+    /// All parts of a vector, and those before the first of these.
+    parts: usize,
+    before: usize,
 }
 
 /// Where the rows of a workgroup are.
@@ -247,16 +255,36 @@ pub(crate) fn cube(
     left_pad: Option<BurnTensor<1, IntKind>>,
     shape: &AttentionShape,
 ) -> BurnTensor<4> {
-    let [batch, heads, queries, head_dim] = q.dims();
-    let [_, kv_heads, slots, _] = keys.dims();
-    let Sharing { kernel, tiles, splits } = Sharing::new(q.dims(), keys.dims(), shape);
+    let ([batch, heads, queries, head_dim], dtype) = (q.dims(), q.dtype());
+    let sharing = Sharing::new(q.dims(), keys.dims(), shape);
+    let q = primitive(q);
+    if sharing.splits == 1 {
+        let y = empty_like(&q);
+        let whole = Written { to: &y, parts: 1, before: 0 };
+        launch(q, [keys, values], first, left_pad, shape, sharing, whole);
+        return BurnTensor::from_primitive::<Cube>(y);
+    }
+    let parts = empty(&q, [batch * heads * queries, sharing.splits, head_dim + 2], DType::F32);
+    let written = Written { to: &parts, parts: sharing.splits, before: 0 };
+    launch(q, [keys, values], first, left_pad, shape, sharing, written);
+    combine_parts(parts, dtype, [batch, heads, queries, head_dim])
+}
+
+fn launch(
+    q: CubeTensor,
+    [keys, values]: [BurnTensor<4>; 2],
+    first: BurnTensor<1, IntKind>,
+    left_pad: Option<BurnTensor<1, IntKind>>,
+    shape: &AttentionShape,
+    Sharing { kernel, tiles, splits }: Sharing,
+    written: Written<'_>,
+) {
+    let [_, kv_heads, slots, head_dim] = keys.dims();
+    let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let Limits { scale, softcap, window, start, origin } = shape.limits(slots);
     let padded = left_pad.is_some();
-    let (q, keys, values, first) = (primitive(q), primitive(keys), primitive(values), primitive(first));
+    let (keys, values, first) = (primitive(keys), primitive(values), primitive(first));
     let left_pad = left_pad.map_or_else(|| empty(&first, [1], DType::I32), primitive);
-    let y = empty_like(&q);
-    let vectors = batch * heads * queries;
-    let parts = (splits > 1).then(|| empty(&q, [vectors, splits, head_dim + 2], DType::F32));
 
     let workgroups = batch * kv_heads * tiles * splits;
     let info = InfoLaunch::new(
@@ -274,9 +302,11 @@ pub(crate) fn cube(
         tiles,
         splits,
         workgroups,
+        written.parts,
+        written.before,
     );
-    let (client, lanes) = (y.client.clone(), CubeDim::new_1d(LANES as u32));
-    let mixed = parts.clone().unwrap_or_else(|| y.clone());
+    let (client, lanes) = (q.client.clone(), CubeDim::new_1d(LANES as u32));
+    let (mixed, is_split) = (written.to.clone(), written.parts > 1);
     let address = address_type([&q, &keys, &values, &mixed]);
     let elems = [q.dtype, mixed.dtype].map(dtype_to_storage_type);
     let pack = |fours| if fours { 4 } else { 1 };
@@ -297,7 +327,7 @@ pub(crate) fn cube(
             mixed.into_tensor_arg(),
             info,
             fours,
-            splits > 1,
+            is_split,
             elems,
         ),
         Kernel::Prefill => prefill::prefill::launch(
@@ -314,23 +344,114 @@ pub(crate) fn cube(
             mixed.into_tensor_arg(),
             info,
             head_dim.div_ceil(64),
-            splits > 1,
+            is_split,
             elems,
         ),
     }
-    if let Some(parts) = parts {
-        combine::launch(
-            &client,
-            count(vectors),
-            lanes,
-            address_type([&parts, &y]),
-            parts.into_tensor_arg(),
-            y.clone().into_tensor_arg(),
-            vectors,
-            splits,
-            head_dim,
-            dtype_to_storage_type(y.dtype),
-        );
-    }
+}
+
+/// The result of all parts.
+fn combine_parts(parts: CubeTensor, dtype: DType, shape: [usize; 4]) -> BurnTensor<4> {
+    let [vectors, splits] = [0, 1].map(|dim| parts.meta.shape()[dim]);
+    let y = empty(&parts, shape, dtype);
+    combine::launch(
+        &y.client,
+        count(vectors),
+        CubeDim::new_1d(LANES as u32),
+        address_type([&parts, &y]),
+        parts.into_tensor_arg(),
+        y.clone().into_tensor_arg(),
+        vectors,
+        splits,
+        shape[3],
+        dtype_to_storage_type(dtype),
+    );
     BurnTensor::from_primitive::<Cube>(y)
+}
+
+/// As the launch of the shader.
+pub(crate) fn cube_packed(
+    q: BurnTensor<4>,
+    kv: &PackedKv,
+    recent: [BurnTensor<4>; 2],
+    first: BurnTensor<1, IntKind>,
+    left_pad: Option<BurnTensor<1, IntKind>>,
+    shape: &AttentionShape,
+    [of_packed, of_recent]: [Sharing; 2],
+) -> BurnTensor<4> {
+    let (dims, dtype) = (q.dims(), q.dtype());
+    let [batch, heads, queries, head_dim] = dims;
+    let [_, kv_heads, slots, _] = kv.keys.codes.dims();
+    let q = primitive(q);
+    let all = of_packed.splits + of_recent.splits;
+    let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
+
+    let pad = recent_pad(kv, left_pad.as_ref(), batch);
+    let written = Written { to: &parts, parts: all, before: of_packed.splits };
+    launch(q.clone(), recent, first.clone(), Some(pad), shape, of_recent, written);
+
+    let padded = left_pad.is_some();
+    let (first, bounds) = (primitive(first), primitive(bounds(kv, left_pad)));
+    let [keys, key_scales, values, value_scales] =
+        [&kv.keys.codes, &kv.keys.scales, &kv.values.codes, &kv.values.scales]
+            .map(|tensor| in_rows(primitive(tensor.clone())));
+    let Sharing { kernel, tiles, splits } = of_packed;
+    let Kernel::Decode { fours } = kernel else { unreachable!("many queries have dense copies") };
+    let Limits { scale, softcap, window, start, origin } =
+        AttentionShape { origin: kv.origin, ..*shape }.limits(slots);
+    let workgroups = batch * kv_heads * tiles * splits;
+    let (key, value) = (kv.key_packing, kv.value_packing);
+    let info = packed::PackedInfoLaunch::new(
+        kv_heads,
+        heads / kv_heads,
+        queries,
+        slots,
+        head_dim,
+        origin as usize,
+        start,
+        window,
+        scale,
+        softcap.unwrap_or(0.0),
+        usize::from(padded),
+        tiles,
+        splits,
+        workgroups,
+        all,
+        key.channels_together(head_dim),
+        key.words_together(head_dim),
+        key.group(),
+        value.channels_together(head_dim),
+        value.words_together(head_dim),
+        value.group(),
+    );
+    let codes = |packing: Packing| packed::Codes {
+        along_tokens: packing.along() == Along::Tokens,
+        bits: packing.bits() as u32,
+    };
+    let piece = match value.bits() {
+        3 => 5,
+        8 => 4,
+        _ => 8 / fours,
+    };
+    packed::decode_codes::launch(
+        &parts.client,
+        count(workgroups),
+        CubeDim::new_1d(LANES as u32),
+        address_type([&q, &keys, &key_scales, &values, &value_scales, &parts]),
+        q.into_tensor_arg(),
+        keys.into_tensor_arg(),
+        key_scales.into_tensor_arg(),
+        values.into_tensor_arg(),
+        value_scales.into_tensor_arg(),
+        first.into_tensor_arg(),
+        bounds.into_tensor_arg(),
+        parts.clone().into_tensor_arg(),
+        info,
+        fours,
+        codes(key),
+        codes(value),
+        piece,
+        dtype_to_storage_type(dtype),
+    );
+    combine_parts(parts, dtype, dims)
 }
