@@ -1,5 +1,7 @@
 //! How the GPU kernels share the work.
 
+use burn_cubecl::tensor::CubeTensor;
+
 use super::AttentionShape;
 
 /// The longest vectors that there is memory for.
