@@ -8,6 +8,7 @@ use crate::{layer::KvSpan, packed::PackedKv};
 ///
 /// Closed on purpose: attention has one fast path per variant.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "handed on at once, and never stored")]
 pub enum KvView {
     Dense(DenseKv),
     Packed(Box<PackedView>),
