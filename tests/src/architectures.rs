@@ -42,7 +42,7 @@ fn every_architecture_has_cases_that_pass() {
     let known: Vec<_> = models::ARCHITECTURES.iter().map(|a| a.model_type()).collect();
     assert_eq!(known, ARCHITECTURES);
     let (_, device) = &kiln_testkit::devices::opened()[0];
-    let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None };
+    let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
     for name in ARCHITECTURES {
         let filter = format!("{name}/");
         let summary = conformance::run(&fixtures("5.23.0"), &filter, &setup, &mut |_| {}).unwrap();

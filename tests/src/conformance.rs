@@ -33,6 +33,12 @@ const MUST: &[&str] = &[
     "llama/greedy_static",
     "llama/greedy_static_leftpad_b2",
     "llama/chunked_static",
+    "llama/greedy_quantized_quanto_4",
+    "llama/greedy_quantized_quanto_2",
+    "llama/greedy_quantized_hqq_8",
+    "llama/greedy_quantized_hqq_4",
+    "quant/quant.quanto.4.axis-1.float16",
+    "quant/quant.hqq.1.axis0.float32",
     "mistral/greedy_short",
     "mistral/greedy_long",
     "mistral/leftpad_b2",
@@ -69,7 +75,7 @@ const MUST_ROPE: &[&str] = &[
 #[test]
 fn every_case_passes_or_is_not_implemented_yet() {
     for (_, device) in kiln_testkit::devices::opened() {
-        let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None };
+        let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
         for version in ["4.47.1", "5.23.0", "5.23.0-rope"] {
             let (lines, summary) = run(version, "", &setup);
             assert_eq!(summary.failed, 0, "on {}", device.info.name);
@@ -91,7 +97,7 @@ fn every_exact_cache_gives_what_dynamic_gives() {
     for (_, device) in kiln_testkit::devices::opened() {
         for cache in ["fixed", "fixed:len=64", "sink:window=100,sinks=4"] {
             let cache = Some(cache.parse().unwrap());
-            let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache };
+            let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache, offload: None };
             for model in
                 ["llama/greedy_dynamic", "llama/prefix_reuse", "gemma3_text/greedy", "qwen3/leftpad_b2"]
             {
@@ -115,7 +121,7 @@ fn forced_kernels_conform_too() {
             _ => &[Choice::Definition],
         };
         for &kernels in choices {
-            let setup = Setup { device: device.clone(), kernels, cache: None };
+            let setup = Setup { device: device.clone(), kernels, cache: None, offload: None };
             for filter in ["llama/greedy_leftpad", "llama_tied/", "llama/chunked_dynamic"] {
                 let (_, summary) = run("5.23.0", filter, &setup);
                 assert_eq!((summary.passed, summary.failed), (1, 0), "{kernels} on {name}: {filter}");
@@ -139,7 +145,7 @@ fn a_wrong_model_fails() {
         std::fs::copy(from.join("models/llama_rope_linear").join(file), to.join(file)).unwrap();
     }
     let (_, device) = &kiln_testkit::devices::opened()[0];
-    let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None };
+    let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
     let summary = conformance::run(folder.path(), "llama/greedy_dynamic", &setup, &mut |_| {}).unwrap();
     assert_eq!(summary.failed, 1);
 }

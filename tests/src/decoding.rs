@@ -56,7 +56,7 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9], vec![5, 5, 5, 5, 5]];
     for (device, opened) in devices() {
         for (name, caches) in [
-            ("llama", &["fixed", "fixed:len=90", "dynamic"][..]),
+            ("llama", &["fixed", "fixed:len=90", "dynamic", "quantized:group=8,residual=40"][..]),
             ("mistral", &["sliding", "fixed", "dynamic"]),
             ("gemma2", &["fixed"]),
             ("llama_rope_dynamic", &["fixed"]),

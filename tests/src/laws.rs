@@ -1,10 +1,11 @@
 //! The laws, for every strategy, on every device. No strategy is named here.
 
 use kiln::{
-    CacheSpec, GenerationConfig, LoadOptions, Model, Plan, RandomLlama, RunOptions, STRATEGIES, TokenId,
+    CacheSpec, GenerationConfig, LoadOptions, Model, Offload, Plan, RandomLlama, RunOptions, STRATEGIES,
+    TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
-    memory::{AttentionNeed, LayerNeed, RecurrentNeed},
+    memory::{AttentionNeed, KvLayer, LayerNeed, RecurrentNeed},
 };
 use kiln_testkit::laws::{self, Subject};
 
@@ -21,30 +22,40 @@ const CACHES: &[&str] = &[
     "sink:window=6,sinks=2",
     "sink:window=6,sinks=0",
     "sink:window=200,sinks=4",
+    "quantized",
+    "quantized:k=8,v=8,group=8,residual=8",
+    "quantized:nbits=8,group=8,residual=5,format=hqq,axis_key=1,axis_value=1",
+    "quantized:rotate=on",
+    "quantized:group=8,residual=6,format=quanto,flush=requantize",
     "none",
 ];
 
 const WINDOWS: [Option<usize>; 4] = [None, Some(1), Some(5), Some(70)];
 
 fn need(window: Option<usize>) -> AttentionNeed {
-    AttentionNeed { kv_heads: 2, head_dim: 2, window, rotary: None }
+    AttentionNeed { kv_heads: 2, head_dim: laws::DIM, window, rotary: None }
 }
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// The plans that can serve `model`, and whether every block gets every key that it may see.
-fn plans(model: &Model) -> impl Iterator<Item = (&'static str, Plan, bool)> {
+/// The plans that can serve `model`, each bare, offloaded and offloaded in part, and whether every block gets every key that it may see.
+fn plans(model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
     let needs = model.causal().needs();
-    CACHES.iter().filter_map(move |text| {
-        let plan = Plan::named(text).unwrap();
-        plan.check(&needs).ok().map(|()| (*text, plan.clone(), plan.is_exact(&needs)))
+    let ways = [None, Some(Offload::All), Some(Offload::AllBut(1))];
+    let all = CACHES.iter().flat_map(move |text| ways.map(|offload| (*text, offload)));
+    all.filter_map(move |(text, offload)| {
+        let plan = Plan { offload, ..Plan::named(text).unwrap() };
+        plan.check(&needs).ok().map(|()| {
+            let name = offload.map_or_else(|| text.to_owned(), |way| format!("{text}, offloaded {way}"));
+            (name, plan.clone(), plan.is_exact(&needs))
+        })
     })
 }
 
 /// The same, of those that keep what they are given.
-fn remembering(model: &Model) -> impl Iterator<Item = (&'static str, Plan, bool)> {
+fn remembering(model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
     plans(model).filter(|(_, plan, _)| plan.global.factory.remembers())
 }
 
@@ -64,19 +75,28 @@ fn layers_conform() {
             let spec: CacheSpec = text.parse().unwrap();
             for window in WINDOWS {
                 let need = need(window);
-                // Those that do without a window do not look at it.
                 let serves = |window| spec.factory.check(&self::need(window)).is_ok();
-                if !serves(window) || window.is_some() && serves(None) {
+                // Those that do without a window do not look at it, but one.
+                let same = window.is_some() && serves(None) && !text.starts_with("quantized");
+                if !serves(window) || same {
                     continue;
                 }
-                laws::conforms(&Subject {
-                    name: format!("{text} on {device}, window {window:?}"),
-                    device: &opened.device,
-                    build: &|| spec.factory.build(&need, &kernels).unwrap(),
-                    remembers: spec.factory.remembers(),
-                    exact: spec.factory.exact(),
-                    window,
-                });
+                let bare = || spec.factory.build(&need, &kernels).unwrap();
+                let parked = || kiln::offloaded(bare()).unwrap();
+                let ways: [(&str, &dyn Fn() -> Box<dyn KvLayer>); 2] =
+                    [("", &bare), (", offloaded", &parked)];
+                for (way, build) in ways {
+                    laws::conforms(&Subject {
+                        name: format!("{text}{way} on {device}, window {window:?}"),
+                        device: &opened.device,
+                        build,
+                        remembers: spec.factory.remembers(),
+                        exact: spec.factory.exact(),
+                        loss: if text.starts_with("quantized") { 0.4 } else { 0.0 },
+                        window,
+                        kernels: &kernels,
+                    });
+                }
             }
         }
     }
@@ -86,8 +106,10 @@ fn layers_conform() {
 fn recurrent_layers_conform() {
     let need = LayerNeed::Recurrent(RecurrentNeed { channels: 1, conv_width: 1, state_dim: 1 });
     for (_, opened) in devices() {
-        let mut cache = dynamic().build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
-        laws::state_conforms(cache.recurrent(0).unwrap(), &opened.device);
+        for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
+            let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
+            laws::state_conforms(cache.recurrent(0).unwrap(), &opened.device);
+        }
     }
 }
 
@@ -95,8 +117,10 @@ fn recurrent_layers_conform() {
 fn cross_layers_conform() {
     let need = LayerNeed::EncoderDecoder(need(None));
     for (_, opened) in devices() {
-        let mut cache = dynamic().build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
-        laws::cross_conforms(&mut cache, &opened.device);
+        for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
+            let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
+            laws::cross_conforms(&mut cache, &opened.device);
+        }
     }
 }
 

@@ -53,15 +53,19 @@ fn anew(model: &Model, plan: &Plan, rows: &[Vec<TokenId>], wanted: &GenerationCo
     go_on(model, &mut Sequence::new(model, plan).unwrap(), rows, wanted).0
 }
 
-/// Each model, and each strategy for it.
+/// Settings beside each strategy's own: windows and capacities that these sequences cross.
+const MORE: [&str; 3] = ["sink:window=6,sinks=2", "sink:window=200,sinks=4", "fixed:len=256"];
+
+/// Every cache on every device, for a model without windows and, on one of them, for one with.
 fn everywhere(mut test: impl FnMut(&Model, &Plan, &str)) {
-    for (name, opened) in devices::opened() {
-        let model = recorded("llama", opened);
-        for strategy in STRATEGIES {
-            let plan = Plan::named(strategy.name()).unwrap();
-            // This model has no windows to slide.
-            if plan.check(&model.causal().needs()).is_ok() {
-                test(&model, &plan, &format!("{} on {name}", strategy.name()));
+    for (place, (device, opened)) in devices::opened().iter().enumerate() {
+        for name in ["llama", "mistral"].into_iter().take(if place == 0 { 2 } else { 1 }) {
+            let model = recorded(name, opened);
+            for text in STRATEGIES.iter().map(|strategy| strategy.name()).chain(MORE) {
+                let plan = Plan::named(text).unwrap();
+                if plan.check(&model.causal().needs()).is_ok() {
+                    test(&model, &plan, &format!("{text} of {name} on {device}"));
+                }
             }
         }
     }
@@ -79,14 +83,14 @@ fn a_second_turn_feeds_only_what_is_new() {
         assert_eq!(reuse, Reuse { fed: PROMPT.len(), ..Reuse::default() }, "{what}");
         let said = [&PROMPT[..], &first[0]].concat();
         // The last token was chosen, and never fed.
-        let held = if plan.global.factory.remembers() { said.len() - 1 } else { 0 };
+        let held = if plan.remembers(&model.causal().needs()) { said.len() - 1 } else { 0 };
         assert_eq!((sequence.len(), sequence.ids()), (held, vec![&said[..held]]), "{what}");
 
         let whole = [&said[..], &[8, 9, 7, 9]].concat();
         let (second, reuse) = go_on(model, &mut sequence, &one(&whole), &greedy(6));
         let fed = whole.len() - held;
         assert_eq!(reuse, Reuse { reused: held, fed, ..Reuse::default() }, "{what}");
-        if plan.global.factory.exact() {
+        if plan.is_exact(&model.causal().needs()) {
             assert_eq!(second, anew(model, plan, &one(&whole), &greedy(6)), "{what}");
         }
     });
@@ -111,9 +115,9 @@ fn what_differs_is_forgotten() {
             let (got, reuse) = go_on(model, &mut sequence, &one(&whole), &greedy(5));
             assert_eq!(reuse.reused + reuse.fed, whole.len(), "{what}");
             assert_eq!(reuse.reused + reuse.forgotten, held, "{what}");
-            let could = plan.global.factory.remembers() && !reuse.reset;
+            let could = plan.remembers(&model.causal().needs()) && !reuse.reset;
             assert_eq!(reuse.reused, if could { common } else { 0 }, "{what}: {whole:?}");
-            if plan.global.factory.exact() {
+            if plan.is_exact(&model.causal().needs()) {
                 assert_eq!(got, anew(model, plan, &one(&whole), &greedy(5)), "{what}: {whole:?}");
             }
         }
@@ -129,7 +133,8 @@ fn a_generation_may_be_dropped_at_any_step() {
             let tokens: Vec<TokenId> =
                 steps.unwrap().take(taken).flat_map(|step| step.unwrap().tokens[0]).collect();
             let said = [&PROMPT[..], &tokens].concat();
-            let held = if taken == 0 || !plan.global.factory.remembers() { 0 } else { said.len() - 1 };
+            let held =
+                if taken == 0 || !plan.remembers(&model.causal().needs()) { 0 } else { said.len() - 1 };
             assert_eq!(
                 (sequence.len(), sequence.ids()),
                 (held, vec![&said[..held]]),
@@ -139,7 +144,7 @@ fn a_generation_may_be_dropped_at_any_step() {
             let whole = [&said[..], &[8, 9]].concat();
             let (got, reuse) = go_on(model, &mut sequence, &one(&whole), &greedy(5));
             assert_eq!((reuse.reused, reuse.fed), (held, whole.len() - held), "{what}, {taken} steps");
-            if plan.global.factory.exact() {
+            if plan.is_exact(&model.causal().needs()) {
                 assert_eq!(got, anew(model, plan, &one(&whole), &greedy(5)), "{what}, {taken} steps");
             }
         }
@@ -156,7 +161,7 @@ fn a_strict_continuation_says_where_it_differs() {
         let mut strictly = |ids: &[TokenId]| {
             model.continue_exactly(&mut sequence, one(ids), &greedy(2), RunOptions::default()).map(|_| ())
         };
-        if plan.global.factory.remembers() {
+        if plan.remembers(&model.causal().needs()) {
             let other = [&PROMPT[..5], &[70, 71, 72]].concat();
             assert_eq!(strictly(&other), Err(Error::NotAContinuation { common: 5, held }), "{what}");
             // Nothing is new: a token that is held would have to be fed again.
@@ -171,7 +176,7 @@ fn a_strict_continuation_says_where_it_differs() {
 fn padded_rows_are_continued_together() {
     everywhere(|model, plan, what| {
         // Rows of different lengths share no sinks.
-        if !plan.global.factory.exact() {
+        if !plan.is_exact(&model.causal().needs()) {
             return;
         }
         let prompts = vec![PROMPT.to_vec(), vec![7, 8], vec![2, 7, 1, 8, 2]];
@@ -182,23 +187,23 @@ fn padded_rows_are_continued_together() {
         };
         let whole = after([&[20, 21, 22], &[30, 31, 32], &[40, 41, 42]]);
         let (got, reuse) = go_on(model, &mut sequence, &whole, &greedy(5));
-        if plan.global.factory.remembers() {
+        if plan.remembers(&model.causal().needs()) {
             // Of each row the last token, and the three new ones.
             assert_eq!((reuse.fed, reuse.reset), (3 * 4, false), "{what}");
         }
-        if plan.global.factory.exact() {
+        if plan.is_exact(&model.causal().needs()) {
             assert_eq!(got, anew(model, plan, &whole, &greedy(5)), "{what}");
         }
         // Rows that grew unevenly would need other padding, which was fed first.
         let uneven = after([&[20], &[30, 31, 32, 33, 34], &[]]);
         let (got, reuse) = go_on(model, &mut sequence, &uneven, &greedy(5));
         assert_eq!((reuse.reused, reuse.fed), (0, uneven.iter().map(Vec::len).sum()), "{what}");
-        if plan.global.factory.exact() {
+        if plan.is_exact(&model.causal().needs()) {
             assert_eq!(got, anew(model, plan, &uneven, &greedy(5)), "{what}");
         }
         // Other rows than those that are held.
         let (got, _) = go_on(model, &mut sequence, &one(&whole[1]), &greedy(5));
-        if plan.global.factory.exact() {
+        if plan.is_exact(&model.causal().needs()) {
             assert_eq!(got, anew(model, plan, &one(&whole[1]), &greedy(5)), "{what}");
         }
     });
@@ -209,7 +214,7 @@ fn padded_rows_are_continued_together() {
 fn a_row_that_ended_early_is_not_mistaken_for_longer() {
     everywhere(|model, plan, what| {
         // Rows of different lengths share no sinks.
-        if !plan.global.factory.exact() {
+        if !plan.is_exact(&model.causal().needs()) {
             return;
         }
         let prompts = vec![PROMPT.to_vec(), vec![7, 8]];
@@ -220,14 +225,14 @@ fn a_row_that_ended_early_is_not_mistaken_for_longer() {
         let (first, _) = go_on(model, &mut sequence, &prompts, &wanted);
         assert!(first[0].len() < first[1].len(), "{first:?}");
         let ids = sequence.ids();
-        if plan.global.factory.remembers() {
+        if plan.remembers(&model.causal().needs()) {
             assert_eq!(ids[0], [&prompts[0][..], &first[0]].concat(), "{what}");
         }
         // Both rows as long as what was fed, the first with what it would have been, had it gone on.
         let whole: Vec<Vec<TokenId>> =
             prompts.iter().zip(&free).map(|(p, f)| [&p[..], f, &[5]].concat()).collect();
         let (got, _) = go_on(model, &mut sequence, &whole, &greedy(4));
-        if plan.global.factory.exact() {
+        if plan.is_exact(&model.causal().needs()) {
             assert_eq!(got, anew(model, plan, &whole, &greedy(4)), "{what}");
         }
     });
@@ -288,7 +293,7 @@ impl KvFactory for Lacks {
 fn lacking(grain: usize, fails: &'static AtomicBool) -> Plan {
     let spec =
         CacheSpec { factory: Arc::new(Lacks { grain, fails }), ..CacheSpec::from_str("dynamic").unwrap() };
-    Plan { global: spec.clone(), windowed: spec }
+    Plan { global: spec.clone(), windowed: spec, offload: None }
 }
 
 impl KvLayer for LacksLayer {
@@ -303,8 +308,8 @@ impl KvLayer for LacksLayer {
         }
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        self.inner.view()
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        self.inner.dense()
     }
 
     fn snapshot(&self) -> Box<dyn KvLayer> {

@@ -1,12 +1,12 @@
 //! Keys and values in one buffer each, written in place.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
-    layer::KvSpan,
+    layer::{Feed, Footprint, KvSpan, Place},
     need::AttentionNeed,
-    slot::{AnySlot, Slot},
-    view::{DenseKv, KvView},
+    slot::{AnySlot, Slot, Touched},
+    view::DenseKv,
 };
 use kiln_kernels::Kernels;
 
@@ -21,19 +21,22 @@ pub(crate) struct Buffer {
     kv: Slot<(Tensor<4>, Tensor<4>)>,
     /// Known also while the tensors are away.
     slots: usize,
+    touched: Touched,
     need: AttentionNeed,
     kernels: Kernels,
 }
 
 impl Buffer {
     pub(crate) fn new(need: &AttentionNeed, kernels: &Kernels) -> Self {
-        Self { kv: Slot::Empty, slots: 0, need: need.clone(), kernels: kernels.clone() }
+        let touched = Touched::Nothing;
+        Self { kv: Slot::Empty, slots: 0, touched, need: need.clone(), kernels: kernels.clone() }
     }
 
     /// Takes over the tensors of a state; how many slots there are now.
     pub(crate) fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<usize> {
         let slots = restored::tokens(&host, &self.need)?;
         self.kv.restore(host, device)?;
+        self.touched = Touched::Everything;
         self.slots = slots;
         Ok(slots)
     }
@@ -75,6 +78,7 @@ impl Buffer {
         self.kv = Slot::Here(match old {
             Some((k, v)) if fits(&k, keys) && fits(&v, values) => (k, v),
             old => {
+                self.touched = Touched::Everything;
                 let (k, v) = old.filter(|_| filled > 0).unzip();
                 (resized(k, slots, filled, keys, lives), resized(v, slots, filled, values, lives))
             }
@@ -83,16 +87,15 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes `keys` and `values` at `position` and behind it, where positions are slots modulo their number.
-    pub(crate) fn write(
-        &mut self,
-        keys: Tensor<4>,
-        values: Tensor<4>,
-        position: Tensor<1, Int>,
-    ) -> Result<()> {
+    /// Writes `keys` and `values` at `place` and behind it, where positions are slots modulo their number.
+    pub(crate) fn write(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<()> {
         if let Some((k, v)) = self.kv.take()? {
-            let k = self.kernels.kv_append(k, keys, position.clone());
-            self.kv = Slot::Here((k, self.kernels.kv_append(v, values, position)));
+            let first = place.first % self.slots.max(1);
+            let end = first + keys.dims()[2];
+            self.touched.add(first..end.min(self.slots));
+            self.touched.add(0..end.saturating_sub(self.slots));
+            let k = self.kernels.kv_append(k, keys, place.on_device.clone());
+            self.kv = Slot::Here((k, self.kernels.kv_append(v, values, place.on_device.clone())));
         }
         Ok(())
     }
@@ -105,16 +108,15 @@ impl Buffer {
             .ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))
     }
 
-    /// The whole buffers as the view of `span`; `None` for an empty one.
-    pub(crate) fn view(&self, span: KvSpan, origin: usize) -> Result<Option<KvView>> {
-        let view = |(keys, values)| KvView::Dense(DenseKv { keys, values, start: span.start, origin });
-        Ok(self.kv.get()?.cloned().filter(|_| span.len > 0).map(view))
-    }
-
     /// Keys and values of the positions in `span`, where positions are slots modulo their number.
     pub(crate) fn in_order(&self, span: KvSpan) -> Result<(Tensor<4>, Tensor<4>)> {
         let (keys, values) = self.get()?;
-        Ok(KvView::from_zero(keys, values).in_order(span))
+        Ok(DenseKv { keys, values, start: 0, origin: 0 }.in_order(span))
+    }
+
+    /// The same where `span` is not empty.
+    pub(crate) fn dense(&self, span: KvSpan) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        if span.len == 0 { Ok(None) } else { self.in_order(span).map(Some) }
     }
 
     /// Keeps the first `slots` slots only.
@@ -129,6 +131,18 @@ impl Buffer {
             v.inplace(|v| v.narrow(2, 0, slots));
             self.slots = slots;
         }
+    }
+
+    /// What it takes to be `slots` slots long for such a feed; one that grows is there twice meanwhile.
+    pub(crate) fn footprint(&self, slots: usize, feed: &Feed) -> Footprint {
+        let slot = self.need.token_bytes(feed.element).saturating_mul(feed.rows);
+        let passing = if slots > self.slots { slot.saturating_mul(self.slots) } else { 0 };
+        Footprint { held: slot.saturating_mul(slots.max(self.slots)), passing }
+    }
+
+    /// What changed since this was asked before.
+    pub(crate) fn touched(&mut self) -> Touched {
+        std::mem::take(&mut self.touched)
     }
 
     pub(crate) fn slot(&self) -> &dyn AnySlot {

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
     layer::{CacheLayer, CrossLayer, LayerState},
-    slot::{AnySlot, Slot},
+    slot::{AnySlot, Slot, Touched},
     view::KvView,
 };
 
@@ -68,6 +68,11 @@ impl CacheLayer for WriteOnceLayer {
         self.kv.restore(kv, device)?;
         self.frames = frames;
         Ok(())
+    }
+
+    /// It is written once, where there was nothing.
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![Touched::Nothing]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

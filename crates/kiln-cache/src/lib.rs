@@ -5,10 +5,13 @@
 
 mod buffer;
 mod cross;
+mod offload;
 mod plan;
+pub mod quantizers;
 mod recurrent;
 mod restored;
 pub mod strategies;
 
+pub use offload::{Offload, offload, offload_one, offloaded};
 pub use plan::{CacheSpec, Plan};
 pub use strategies::{KvFactory, KvStrategy, STRATEGIES, Settings};

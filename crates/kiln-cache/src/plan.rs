@@ -9,7 +9,10 @@ use kiln_core::{
 };
 use kiln_kernels::Kernels;
 
-use crate::{KvFactory, KvStrategy, STRATEGIES, Settings, cross::WriteOnceLayer, recurrent::RecurrentLayer};
+use crate::{
+    KvFactory, KvStrategy, Offload, STRATEGIES, Settings, cross::WriteOnceLayer, offload,
+    recurrent::RecurrentLayer,
+};
 
 /// A strategy and its settings, as the command line writes them: `NAME[:key=value,..]`.
 #[derive(Clone, Debug)]
@@ -18,6 +21,8 @@ pub struct CacheSpec {
     pub factory: Arc<dyn KvFactory>,
     /// How it was asked for.
     pub text: String,
+    /// Whether it was asked for by a name that says so.
+    pub offloaded: bool,
 }
 
 impl FromStr for CacheSpec {
@@ -27,15 +32,23 @@ impl FromStr for CacheSpec {
     /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
     fn from_str(text: &str) -> Result<Self> {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
-        let named =
-            |strategy: &&&dyn KvStrategy| strategy.name() == name || strategy.aliases().contains(&name);
+        let offloaded = |strategy: &&&dyn KvStrategy| strategy.offloaded_aliases().contains(&name);
+        let named = |strategy: &&&dyn KvStrategy| {
+            strategy.name() == name || strategy.aliases().contains(&name) || offloaded(strategy)
+        };
         let strategy = *STRATEGIES.iter().find(named).ok_or_else(|| Error::Unknown {
             what: "cache strategy",
             name: name.to_owned(),
             known: STRATEGIES.iter().map(|s| s.name().to_owned()).collect(),
         })?;
         let factory = strategy.configure(Settings::parse(strategy, settings)?)?;
-        Ok(Self { strategy, factory, text: text.to_owned() })
+        let offloaded = offloaded(&&strategy);
+        let text = match (offloaded, settings) {
+            (false, _) => text.to_owned(),
+            (true, "") => strategy.name().to_owned(),
+            (true, settings) => format!("{}:{settings}", strategy.name()),
+        };
+        Ok(Self { strategy, factory, text, offloaded })
     }
 }
 
@@ -52,6 +65,8 @@ pub struct Plan {
     pub global: CacheSpec,
     /// For blocks that see a window of it.
     pub windowed: CacheSpec,
+    /// What is kept in host memory; `None`: nothing.
+    pub offload: Option<Offload>,
 }
 
 impl Plan {
@@ -63,7 +78,13 @@ impl Plan {
             (None, Some(name)) => name.parse()?,
             (None, None) => global.clone(),
         };
-        Ok(Self { global, windowed })
+        let offload = (global.offloaded || windowed.offloaded).then_some(Offload::All);
+        Ok(Self { global, windowed, offload })
+    }
+
+    /// The same plan, with these layers in host memory.
+    pub fn offloaded(self, offload: Offload) -> Self {
+        Self { offload: Some(offload), ..self }
     }
 
     /// The plan that `--cache TEXT` asks for.
@@ -79,7 +100,8 @@ impl Plan {
         if need.window.is_some() { &self.windowed } else { &self.global }
     }
 
-    /// What a model of these needs gets, as the command line would ask for it.
+    /// What a model of these needs gets, as the command line would ask for it. Where layers are kept changes nothing of
+    /// what they hold, and is not said.
     pub fn describe(&self, needs: &[LayerNeed]) -> String {
         let mut specs: Vec<String> = Vec::new();
         for need in attention(needs) {
@@ -89,6 +111,17 @@ impl Plan {
             }
         }
         specs.join(" + ")
+    }
+
+    /// The same for people, with where the layers are kept.
+    pub fn label(&self, needs: &[LayerNeed]) -> String {
+        match self.offload {
+            None | Some(Offload::AsNeeded) => self.describe(needs),
+            Some(Offload::All) => format!("{}, offloaded", self.describe(needs)),
+            Some(Offload::AllBut(kept)) => {
+                format!("{}, offloaded but the last {kept} layers", self.describe(needs))
+            }
+        }
     }
 
     /// Whether every block keeps what it is given.
@@ -106,10 +139,33 @@ impl Plan {
         attention(needs).all(|need| self.spec(need).factory.exact())
     }
 
+    /// Bytes that `tokens` tokens of one row take, in elements of `element` bytes.
+    pub fn bytes(&self, needs: &[LayerNeed], tokens: usize, element: usize) -> usize {
+        needs.iter().map(|need| self.layer_bytes(need, tokens, element)).fold(0, usize::saturating_add)
+    }
+
+    /// The same on the device, where every layer is in host memory while it is not used: the largest two in a row.
+    pub fn bytes_offloaded(&self, needs: &[LayerNeed], tokens: usize, element: usize) -> usize {
+        let layer = |need: &LayerNeed| self.layer_bytes(need, tokens, element);
+        let next = needs.iter().cycle().skip(1);
+        let pair = |(one, two)| layer(one).saturating_add(if needs.len() > 1 { layer(two) } else { 0 });
+        needs.iter().zip(next).map(pair).max().unwrap_or(0)
+    }
+
+    fn layer_bytes(&self, need: &LayerNeed, tokens: usize, element: usize) -> usize {
+        match need {
+            LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => {
+                self.spec(need).factory.bytes(need, tokens, element)
+            }
+            LayerNeed::Recurrent(need) => need.channels * (need.conv_width + need.state_dim) * element,
+            LayerNeed::Nothing => 0,
+        }
+    }
+
     /// One memory per need.
     pub fn build(&self, needs: &[LayerNeed], kernels: &Kernels) -> Result<ModelCache> {
         let attention = |need: &AttentionNeed| self.spec(need).factory.build(need, kernels);
-        let layers: Result<_> = needs
+        let layers: Result<Vec<LayerCache>> = needs
             .iter()
             .map(|need| {
                 Ok(match need {
@@ -123,7 +179,10 @@ impl Plan {
                 })
             })
             .collect();
-        Ok(ModelCache::new(layers?))
+        let mut layers = layers?;
+        let count = self.offload.map_or(0, |offload| offload.count(layers.len()));
+        layers.iter_mut().take(count).try_for_each(|layer| offload::park(layer, None))?;
+        Ok(ModelCache::new(layers))
     }
 }
 

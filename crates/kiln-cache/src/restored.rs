@@ -4,7 +4,7 @@ use burn::tensor::TensorData;
 use kiln_core::{Error, Result, layer::LayerState, need::AttentionNeed};
 
 /// More tokens than any sequence has; a file may not ask for more.
-const MOST_TOKENS: usize = 1 << 40;
+pub(crate) const MOST_TOKENS: usize = 1 << 40;
 
 /// The counts and the slots of a state that has `C` and `S` of them.
 pub(crate) fn parts<const C: usize, const S: usize>(

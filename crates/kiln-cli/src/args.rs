@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{
-    CacheSpec, DtypeChoice, Error, KvStrategy, Plan, Result, STRATEGIES, device::DeviceName, kernels::Choice,
+    CacheSpec, DtypeChoice, Error, KvStrategy, Offload, OnOutOfMemory, Plan, Result, STRATEGIES,
+    device::DeviceName, kernels::Choice,
 };
 
 #[derive(Debug, Parser)]
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     Conformance(ConformanceArgs),
     /// Measure prefill and decode
     Bench(BenchArgs),
+    /// Measure what quantized caches cost on a model, and say which to take
+    Probe(ProbeArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
@@ -49,6 +52,9 @@ pub(crate) struct PlaceArgs {
     /// Which implementation of each kernel runs: auto, definition, wgsl or cube
     #[arg(long, default_value = "auto", value_name = "WHICH")]
     pub(crate) kernels: Choice,
+    /// Memory of the device to use at most, such as `6GiB` or `800MB` [default: 90 % of what it has, where that is known]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -65,6 +71,14 @@ pub(crate) struct CacheArgs {
     /// Count positions in a sink cache as this version of transformers did: 4.47
     #[arg(long, value_name = "VERSION")]
     pub(crate) compat: Option<String>,
+    /// Keep layers in host memory while others are at work: `all` (or nothing); `layers=N`: all but the last N; `auto`: as
+    /// many as memory asks for
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    pub(crate) offload: Option<Offload>,
+    /// When memory runs out: `offload` (move layers of the cache to host memory, and go on with the same tokens),
+    /// `quantize` (pack it in 4 bits a number, and go on with others) or `fail`
+    #[arg(long, default_value_t, value_name = "WHAT")]
+    pub(crate) on_oom: OnOutOfMemory,
     /// Capture the decode step and replay it [default: with caches whose buffers never grow]
     #[arg(long, conflicts_with = "no_compile")]
     pub(crate) compile: bool,
@@ -74,6 +88,14 @@ pub(crate) struct CacheArgs {
 }
 
 impl CacheArgs {
+    /// The plan, with what is to be kept in host memory.
+    pub(crate) fn offloaded(&self, plan: Plan) -> Plan {
+        match self.offload {
+            Some(offload) => plan.offloaded(offload),
+            None => plan,
+        }
+    }
+
     /// The plan that was asked for; `None`: the model's own.
     pub(crate) fn plan(&self) -> Result<Option<Plan>> {
         let windowed = self.cache_windowed.as_deref().map(|text| self.spec(text)).transpose()?;
@@ -107,11 +129,38 @@ impl CacheArgs {
     }
 }
 
+/// Bytes from `800MB`, `6GiB`, `1.5g` or a plain number.
+fn size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("`{text}` is not a size; write it as 800MB, 6GiB or a number of bytes");
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let unit = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024f64.powi(2),
+        "g" | "gib" => 1024f64.powi(3),
+        "t" | "tib" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(wrong()),
+    };
+    let bytes = number.parse::<f64>().map_err(|_| wrong())? * unit;
+    if bytes >= 1.0 && bytes < 2f64.powi(63) { Ok(bytes as u64) } else { Err(wrong()) }
+}
+
 fn compile(yes: bool, no: bool) -> Option<bool> {
     match (yes, no) {
         (true, _) => Some(true),
         (_, true) => Some(false),
         _ => None,
+    }
+}
+
+impl InspectArgs {
+    pub(crate) fn plan(&self) -> Result<Option<Plan>> {
+        self.cache.as_deref().map(Plan::named).transpose()
     }
 }
 
@@ -129,8 +178,10 @@ fn caches() -> String {
         let settings: Vec<String> = s.settings().iter().map(setting).collect();
         let settings =
             if settings.is_empty() { String::new() } else { format!(" [{}]", settings.join("; ")) };
-        let aliases =
-            if s.aliases().is_empty() { String::new() } else { format!(", or {}", s.aliases().join(", ")) };
+        let offloaded = s.offloaded_aliases().iter().map(|alias| format!("{alias} (with --offload)"));
+        let aliases: Vec<String> =
+            s.aliases().iter().map(|&alias| alias.to_owned()).chain(offloaded).collect();
+        let aliases = if aliases.is_empty() { String::new() } else { format!(", or {}", aliases.join(", ")) };
         format!("{}{aliases} ({}){settings}", s.name(), s.summary())
     };
     let lines: Vec<String> = STRATEGIES.iter().map(line).collect();
@@ -244,6 +295,18 @@ pub(crate) struct InspectArgs {
     /// Tokens to compute the cache for [default: the model's positions]
     #[arg(long, value_name = "N")]
     pub(crate) ctx: Option<usize>,
+    /// Rows of the batch
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    pub(crate) batch: usize,
+    /// Only this cache [default: every one that the model can have]
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    pub(crate) cache: Option<String>,
+    /// The device whose memory counts
+    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
+    pub(crate) device: DeviceName,
+    /// Memory to use at most, such as `6GiB` [default: 90 % of the device's, where that is known]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -258,6 +321,9 @@ pub(crate) struct ConformanceArgs {
     /// Run the cases that use the `dynamic` cache with this one, which must give the same
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache: Option<String>,
+    /// Keep layers in host memory, which must give the same: `all`, or `layers=N`: all but the last N
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    pub(crate) offload: Option<Offload>,
     /// Run only the cases whose MODEL/CASE contains this
     #[arg(long, default_value = "", value_name = "SUBSTRING")]
     pub(crate) filter: String,
@@ -314,6 +380,33 @@ pub(crate) struct BenchArgs {
     /// Print a peer's figures beside ours: the JSON of tools/bench_transformers.py
     #[arg(long, value_name = "FILE")]
     pub(crate) against: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+    /// A text to feed [default: one that the model makes itself]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// Most tokens to feed
+    #[arg(long, default_value_t = 2048, value_name = "N")]
+    pub(crate) tokens: usize,
+    /// Tokens to feed before caches are emptied [default: the model's positions, at most 2048]
+    #[arg(long, value_name = "N")]
+    pub(crate) ctx: Option<usize>,
+    /// Caches to probe [default: each format at each width]. As `kiln run --cache`
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    pub(crate) cache: Vec<String>,
+    /// Draw loss against bytes into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

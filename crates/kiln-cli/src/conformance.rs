@@ -11,7 +11,7 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
     let cache = args.cache.as_deref().map(str::parse).transpose()?;
     let device = device::open(args.place.device)?;
     eprintln!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api);
-    let setup = Setup { device, kernels: args.place.kernels, cache };
+    let setup = Setup { device, kernels: args.place.kernels, cache, offload: args.offload };
     let mut lines: Vec<Line> = Vec::new();
     let summary = conformance::run(&args.folder, &args.filter, &setup, &mut |line| {
         display::say(line);

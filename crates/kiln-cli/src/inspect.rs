@@ -2,18 +2,25 @@
 
 use std::process::ExitCode;
 
-use kiln::{Inspection, Result};
+use kiln::{Ask, CacheSize, Inspection, Longest, Result, device, usable};
 
 use crate::{args::InspectArgs, display};
 
-/// Caches are held in float32 on the CPU and in float16 on most GPUs.
+/// Weights and caches are held in float32 on the CPU and in float16 on most GPUs.
 const ELEMENTS: [(&str, usize); 2] = [("f16", 2), ("f32", 4)];
 
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
+    let plan = args.plan()?;
     let inspection = Inspection::of(&args.model)?;
     let tokens = args.ctx.unwrap_or(inspection.sizes.positions);
+    let memory = match args.memory {
+        Some(memory) => Some(memory),
+        None => usable(&device::open(args.device)?.info),
+    };
+    let caches =
+        |element| inspection.caches(plan.as_ref(), &Ask { tokens, rows: args.batch.max(1), element, memory });
     if args.json {
-        display::say(format_args!("{:#}", json(&inspection, tokens)));
+        display::say(format_args!("{:#}", json(&inspection, args, tokens, memory, &caches)));
         return Ok(ExitCode::SUCCESS);
     }
     let sizes = &inspection.sizes;
@@ -34,42 +41,75 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
             display::bytes(*bytes)
         ));
     }
-    display::say("");
-    let head = ["cache", "type", "a token", &format!("{tokens} tokens")].map(str::to_owned).to_vec();
-    let mut rows = vec![head];
     for (name, element) in ELEMENTS {
-        for (strategy, bytes) in inspection.cache_bytes(1, element) {
-            let whole = inspection.cache_bytes(tokens, element).into_iter().find(|(s, _)| *s == strategy);
-            rows.push(vec![
-                strategy.to_owned(),
-                name.to_owned(),
-                display::bytes(bytes as u64),
-                whole.map_or_else(String::new, |(_, bytes)| display::bytes(bytes as u64)),
-            ]);
-        }
+        let beside = inspection.beside_the_cache(args.batch.max(1), element);
+        display::say(format_args!("in {name}         {} for weights and a step", display::bytes(beside)));
+    }
+    let memory_text = memory.map_or_else(|| "not known; give --memory".to_owned(), display::bytes);
+    display::say(format_args!("memory         {memory_text}\n"));
+    let whole = format!("{tokens} tokens");
+    let whole = if args.batch > 1 { format!("{} rows of {whole}", args.batch) } else { whole };
+    let head = ["cache", "type", "a token", &whole, "offloaded", "longest", "longest offloaded"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for (name, element) in ELEMENTS {
+        rows.extend(caches(element).iter().map(|cache| row(cache, name)));
     }
     display::say(format_args!("{}", display::table(&rows)));
     Ok(ExitCode::SUCCESS)
 }
 
-fn json(inspection: &Inspection, tokens: usize) -> serde_json::Value {
+fn row(cache: &CacheSize, dtype: &str) -> Vec<String> {
+    let bytes = |bytes: usize| display::bytes(bytes as u64);
+    let longest = |longest: Option<Longest>| match longest {
+        None => "-".to_owned(),
+        Some(Longest::Any) => "any".to_owned(),
+        Some(Longest::Tokens(tokens)) => tokens.to_string(),
+    };
+    vec![
+        cache.cache.clone(),
+        dtype.to_owned(),
+        bytes(cache.a_token),
+        bytes(cache.bytes),
+        bytes(cache.offloaded_bytes),
+        longest(cache.longest),
+        longest(cache.longest_offloaded),
+    ]
+}
+
+fn json(
+    inspection: &Inspection,
+    args: &InspectArgs,
+    tokens: usize,
+    memory: Option<u64>,
+    caches: &dyn Fn(usize) -> Vec<CacheSize>,
+) -> serde_json::Value {
     let sizes = &inspection.sizes;
     let dtypes: serde_json::Map<_, _> = (inspection.by_dtype.iter())
         .map(|(dtype, (elements, bytes))| {
             (dtype.clone(), serde_json::json!({ "parameters": elements, "bytes": bytes }))
         })
         .collect();
+    let longest = |longest: Option<Longest>| match longest {
+        None => serde_json::Value::Null,
+        Some(Longest::Any) => "any".into(),
+        Some(Longest::Tokens(tokens)) => tokens.into(),
+    };
+    let row = |name: &str, cache: CacheSize| {
+        serde_json::json!({
+            "cache": cache.cache,
+            "dtype": name,
+            "bytes_per_token": cache.a_token,
+            "tokens": tokens,
+            "rows": args.batch,
+            "bytes": cache.bytes,
+            "offloaded_bytes": cache.offloaded_bytes,
+            "longest": longest(cache.longest),
+            "longest_offloaded": longest(cache.longest_offloaded),
+        })
+    };
     let caches: Vec<_> = ELEMENTS
         .iter()
-        .flat_map(|&(name, element)| {
-            inspection.cache_bytes(1, element).into_iter().zip(inspection.cache_bytes(tokens, element)).map(
-                move |((strategy, a_token), (_, whole))| {
-                    serde_json::json!({
-                        "cache": strategy, "dtype": name, "bytes_per_token": a_token, "tokens": tokens, "bytes": whole,
-                    })
-                },
-            )
-        })
+        .flat_map(|&(name, element)| caches(element).into_iter().map(move |cache| row(name, cache)))
         .collect();
     serde_json::json!({
         "model_type": inspection.model_type,
@@ -84,6 +124,7 @@ fn json(inspection: &Inspection, tokens: usize) -> serde_json::Value {
         "positions": sizes.positions,
         "files": inspection.shards,
         "weights": dtypes,
+        "memory": memory,
         "caches": caches,
     })
 }

@@ -30,7 +30,15 @@ pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
 }
 
 /// Loads a folder, with a progress bar where someone is watching.
-pub(crate) fn model(folder: &Path, place: &PlaceArgs, device: Opened, plan: Option<&Plan>) -> Result<Model> {
+///
+/// `tokens`: how many a sequence will have at least.
+pub(crate) fn model(
+    folder: &Path,
+    place: &PlaceArgs,
+    device: Opened,
+    plan: Option<&Plan>,
+    tokens: usize,
+) -> Result<Model> {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
         bar.set_style(style);
@@ -43,6 +51,8 @@ pub(crate) fn model(folder: &Path, place: &PlaceArgs, device: Opened, plan: Opti
     let options = LoadOptions {
         dtype: place.dtype,
         kernels: place.kernels,
+        memory: place.memory,
+        tokens,
         on_progress: Some(&mut on_progress),
         plan: plan.cloned(),
         ..LoadOptions::on(device)

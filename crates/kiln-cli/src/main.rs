@@ -13,6 +13,7 @@ mod devices;
 mod display;
 mod inspect;
 mod load;
+mod probe;
 mod run;
 
 use args::{Cli, Command};
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Conformance(args) => conformance::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Probe(args) => probe::run(args),
         Command::Completions { shell } => {
             clap_complete::generate(*shell, &mut Cli::command(), "kiln", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

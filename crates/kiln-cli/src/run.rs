@@ -6,7 +6,9 @@ use std::{
     process::ExitCode,
 };
 
-use kiln::{Error, GenerationConfig, Model, Result, RunOptions, Sequence, Stats, StopReason};
+use kiln::{
+    Error, GenerationConfig, Model, Offload, OnOutOfMemory, Result, RunOptions, Sequence, Stats, StopReason,
+};
 
 use crate::{
     args::{CacheArgs, RunArgs, SamplingArgs},
@@ -21,8 +23,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let folder = load::folder(args.model.as_deref())?;
     let prompt = prompt(args)?;
 
-    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
-    let plan = plan.map_or_else(|| model.plan(), Ok)?;
+    let least = args.sampling.max_new_tokens.unwrap_or(0);
+    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
+    fail_allocation(&model)?;
+    let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
     let mut sequence = match &args.load_cache {
         Some(path) => Sequence::load(&model, &plan, path)?,
         None => Sequence::new(&model, &plan)?,
@@ -59,8 +63,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         model: &model,
         stats: &stats,
         reason,
-        cache: plan.describe(&model.causal().needs()),
+        cache: plan.label(&model.causal().needs()),
         cache_bytes: sequence.cache().device_bytes() as u64,
+        host_bytes: sequence.cache().host_bytes() as u64,
     };
     if args.json {
         display::say(format_args!("{:#}", report.json(&prompt, &text)));
@@ -69,6 +74,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         eprint!("{}", report.text());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// For tests of what happens when memory runs out: `KILN_FAIL_ALLOC_AT=N` has the Nth allocation fail.
+fn fail_allocation(model: &Model) -> Result<()> {
+    const NAME: &str = "KILN_FAIL_ALLOC_AT";
+
+    let Ok(text) = std::env::var(NAME) else { return Ok(()) };
+    let why = |_| Error::Setting { name: NAME, why: format!("`{text}` is not a number") };
+    model.budget().fail_allocation(text.parse().map_err(why)?);
+    Ok(())
 }
 
 /// The prompt from wherever it was given.
@@ -96,11 +111,15 @@ fn prompt(args: &RunArgs) -> Result<String> {
 }
 
 pub(crate) fn options(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Result<RunOptions> {
+    let on_oom = match memory.offload {
+        Some(Offload::AsNeeded) => OnOutOfMemory::Offload,
+        _ => memory.on_oom,
+    };
     match prefill_chunk {
         Some(0) => {
             Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() })
         }
-        _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), ..RunOptions::default() }),
+        _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), on_oom, ..RunOptions::default() }),
     }
 }
 
@@ -136,6 +155,7 @@ struct Report<'a> {
     reason: Option<StopReason>,
     cache: String,
     cache_bytes: u64,
+    host_bytes: u64,
 }
 
 impl Report<'_> {
@@ -152,7 +172,7 @@ impl Report<'_> {
             .collect();
         format!(
             "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\
-             decode   {} tokens in {:.3} s, {:.1} tokens/s\ncache    {}, {}\nkernels  {}\nseed     {}\n",
+             decode   {} tokens in {:.3} s, {:.1} tokens/s\ncache    {}, {} on the device{}\nkernels  {}\nseed     {}\n",
             info.name,
             info.adapter,
             info.api,
@@ -168,6 +188,10 @@ impl Report<'_> {
             rate(stats.decoded(), decode),
             self.cache,
             display::bytes(self.cache_bytes),
+            match self.host_bytes {
+                0 => String::new(),
+                bytes => format!(", {} on the host", display::bytes(bytes)),
+            },
             kernels.join(", "),
             stats.seed.map_or_else(|| "none, greedy".to_owned(), |seed| seed.to_string()),
         )
@@ -195,6 +219,7 @@ impl Report<'_> {
             "prefill_seconds": stats.prefill_time.as_secs_f64(),
             "decode_seconds": stats.decode_time.as_secs_f64(),
             "cache_bytes": self.cache_bytes,
+            "cache_host_bytes": self.host_bytes,
         })
     }
 }

@@ -77,7 +77,42 @@ pub enum Error {
     #[error("{why}")]
     Prompt { why: String },
 
+    /// More memory than is left, found before it was allocated or said by the device. Nothing was changed.
+    #[error(
+        "out of memory: {what} would take {} more, and {} of the device's memory are left; allow more (--memory), keep \
+         layers in host memory (--offload), or choose a smaller cache or context",
+        bytes(*.needed), bytes(*.available)
+    )]
+    OutOfMemory { what: String, needed: u64, available: u64 },
+
     /// The device failed while computing.
     #[error("the device failed: {0}")]
     Execution(String),
+}
+
+impl Error {
+    /// What a device says of its work.
+    pub fn of_device(error: impl std::fmt::Display) -> Self {
+        let text = error.to_string();
+        match text.contains("out of device memory") || text.contains("out-of-memory") {
+            true => Self::OutOfMemory { what: "a tensor".to_owned(), needed: 0, available: 0 },
+            false => Self::Execution(text),
+        }
+    }
+}
+
+/// `1610612736` as `1.5 GiB`.
+fn bytes(n: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+
+    let mut amount = n as f64 / 1024.0;
+    let mut unit = 0;
+    while amount >= 1024.0 && unit + 1 < UNITS.len() {
+        amount /= 1024.0;
+        unit += 1;
+    }
+    match n {
+        0..1024 => format!("{n} bytes"),
+        _ => format!("{amount:.1} {}", UNITS[unit]),
+    }
 }

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::{
     Error, Result,
-    slot::{AnySlot, checked_rows},
+    slot::{AnySlot, Touched, checked_rows},
     view::KvView,
 };
 
@@ -40,9 +40,23 @@ pub trait CacheLayer: fmt::Debug + Send {
     ///
     /// Beam search permutes and repeats rows, pruning passes fewer, fan-out passes more.
     fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
-        checked_rows(&self.slots(), rows)?;
+        self.check_rows(rows)?;
         self.slots_mut().into_iter().for_each(|slot| slot.select_rows(rows));
         Ok(())
+    }
+
+    /// Whether the batch can be rebuilt so.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRow`]; [`Error::Exported`].
+    fn check_rows(&self, rows: &[usize]) -> Result<()> {
+        checked_rows(&self.slots(), rows)
+    }
+
+    /// What changed in each slot since this was asked before, so that a copy elsewhere can follow at little cost. Where
+    /// the shape of a tensor changed, all of it did, whatever is said here.
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![Touched::Everything; self.slots().len()]
     }
 
     /// Moves all tensors to host memory; only [`import`] may change the layer next.
@@ -123,6 +137,11 @@ pub trait CacheLayer: fmt::Debug + Send {
         Ok(())
     }
 
+    /// What it is going to hold on the device while `feed` is stored.
+    fn footprint(&self, _feed: &Feed) -> Footprint {
+        Footprint { held: self.device_bytes(), passing: 0 }
+    }
+
     /// Hint: the sequence is going to reach `tokens` tokens.
     fn reserve(&mut self, _tokens: usize) {}
 
@@ -131,9 +150,59 @@ pub trait CacheLayer: fmt::Debug + Send {
         self.slots().into_iter().map(AnySlot::device_bytes).sum()
     }
 
+    /// Bytes held in host memory, in place of the device's.
+    fn host_bytes(&self) -> usize {
+        0
+    }
+
+    /// Whether it is on the device only while it is used.
+    fn is_offloaded(&self) -> bool {
+        false
+    }
+
+    /// Bytes that went between the host and the device so far.
+    fn moved(&self) -> Moved {
+        Moved::default()
+    }
+
     /// Hint: this layer is used next.
     fn prefetch(&mut self) -> Result<()> {
         Ok(())
+    }
+}
+
+/// Tokens that are about to be fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Feed {
+    pub rows: usize,
+    /// Of each row.
+    pub tokens: usize,
+    /// Bytes of a number of the keys.
+    pub element: usize,
+}
+
+/// Bytes of a layer on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Held until the layer changes again, room allocated ahead of need included; of an offloaded layer only while it is in
+    /// use, or the one before it is.
+    pub held: usize,
+    /// Held besides, while the layer is in use.
+    pub passing: usize,
+}
+
+/// Bytes that were copied between the host and a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// To the device.
+    pub up: u64,
+    /// To the host.
+    pub down: u64,
+}
+
+impl std::iter::Sum for Moved {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, moved| Self { up: sum.up + moved.up, down: sum.down + moved.down })
     }
 }
 
@@ -155,8 +224,9 @@ pub trait KvLayer: CacheLayer {
     /// **Invariant:** the view is exactly `self.span(n)`, asked before the call.
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView>;
 
-    /// What it holds now: exactly `self.span(0)`; `None` where it holds nothing.
-    fn view(&self) -> Result<Option<KvView>>;
+    /// What it holds now, one position after the other: exactly `self.span(0)`, `[batch, kv_heads, len, head_dim]`; `None`
+    /// where it holds nothing.
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>>;
 
     /// The most tokens that an update takes; `None`: any number.
     fn at_once(&self) -> Option<usize> {
@@ -204,6 +274,18 @@ pub struct Place {
 }
 
 impl Place {
+    /// The place of the token that stands `n` behind the first.
+    pub fn behind(&self, n: usize) -> Self {
+        match n {
+            0 => self.clone(),
+            n => Self {
+                first: self.first + n,
+                on_device: self.on_device.clone() + n as i64,
+                left_pad: self.left_pad.clone(),
+            },
+        }
+    }
+
     /// A place whose numbers are uploaded now.
     pub fn new(first: usize, left_pad: &[usize], device: &Device) -> Self {
         let upload = |numbers: Vec<i32>| {

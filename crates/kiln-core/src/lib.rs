@@ -3,6 +3,7 @@
 //! **Invariant:** this crate names no cache strategy, no model and no GPU kernel.
 
 pub mod batch;
+pub mod budget;
 pub mod error;
 pub mod layer;
 pub mod model;

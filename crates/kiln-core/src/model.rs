@@ -23,6 +23,16 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     /// Tokens of the vocabulary; ids are below it.
     fn vocab(&self) -> usize;
 
+    /// Bytes of a number of the keys and values that it makes.
+    fn element_bytes(&self) -> usize {
+        4
+    }
+
+    /// Bytes that a forward pass over `tokens` tokens of `rows` rows takes beside weights and cache, at most; an estimate.
+    fn working_bytes(&self, _rows: usize, _tokens: usize) -> usize {
+        0
+    }
+
     /// Cosines and sines for tokens fed one at a time into `slots`, `[1 or rows, slots, pairs]`, for each kind of rotary
     /// positions that the model has.
     fn rotary_tables(

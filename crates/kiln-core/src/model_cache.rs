@@ -4,14 +4,16 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::{
     Error, Result,
-    layer::{CacheLayer, CrossLayer, KvLayer, LayerState, Place, StateLayer},
-    slot::checked_rows,
+    budget::{Budget, Claim},
+    layer::{CacheLayer, CrossLayer, Feed, Footprint, KvLayer, LayerState, Moved, Place, StateLayer},
 };
 
 /// The memory of a whole model. Models index it by block; callers move it through time.
 #[derive(Debug)]
 pub struct ModelCache {
     layers: Vec<LayerCache>,
+    /// To what the layers hold on the device; `None` where nobody counts.
+    claim: Option<Claim>,
 }
 
 /// The kind of memory is the model's business, hence an enum; the strategy is not, hence boxes.
@@ -25,12 +27,88 @@ pub enum LayerCache {
 
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
-        Self { layers }
+        Self { layers, claim: None }
     }
 
-    /// Rebuilds every layer, e.g. to wrap it.
-    pub fn map(self, f: impl FnMut(LayerCache) -> LayerCache) -> Self {
-        Self { layers: self.layers.into_iter().map(f).collect() }
+    /// The same cache, counted in `budget`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where it holds more than is left.
+    pub fn within(mut self, budget: &Budget) -> Result<Self> {
+        self.claim = Some(budget.claim("the cache", self.device_bytes() as u64)?);
+        Ok(self)
+    }
+
+    /// Claims the memory that feeding `feed` takes at most, with `working` bytes of the model's own.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where there is not as much; then nothing was changed.
+    pub fn make_room(&mut self, feed: &Feed, working: usize) -> Result<()> {
+        let bytes = (self.bytes_for(feed) + working) as u64;
+        self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
+    }
+
+    /// The budget that it is counted in.
+    pub fn budget(&self) -> Option<&Budget> {
+        self.claim.as_ref().map(Claim::budget)
+    }
+
+    /// Claims what is held now: to be called when layers hold less than they did.
+    pub fn recount(&mut self) {
+        let bytes = self.device_bytes() as u64;
+        if let Some(claim) = self.claim.as_mut().filter(|claim| claim.bytes() > bytes) {
+            // Less is never refused.
+            _ = claim.resize(bytes);
+        }
+    }
+
+    /// Bytes on the device while `feed` is stored, at most: what layers hold, of offloaded ones the largest two in a row,
+    /// and what one of them takes besides.
+    pub fn bytes_for(&self, feed: &Feed) -> usize {
+        Self::at_most(self.parts().map(|part| (part.footprint(feed), part.is_offloaded())))
+    }
+
+    /// The same, if every layer were offloaded.
+    pub fn bytes_offloaded(&self, feed: &Feed) -> usize {
+        Self::at_most(self.parts().map(|part| (part.footprint(feed), true)))
+    }
+
+    fn at_most(layers: impl Iterator<Item = (Footprint, bool)>) -> usize {
+        let layers: Vec<_> = layers.collect();
+        let here = |&(layer, away): &(Footprint, bool)| if away { 0 } else { layer.held };
+        let in_use = |&(layer, away): &(Footprint, bool)| if away { layer.held } else { 0 };
+        let pair = |(i, layer): (usize, &(Footprint, bool))| match layers.get((i + 1) % layers.len()) {
+            Some(next) if layers.len() > 1 => in_use(layer) + in_use(next) + layer.0.passing,
+            _ => in_use(layer) + layer.0.passing,
+        };
+        layers.iter().map(here).sum::<usize>() + layers.iter().enumerate().map(pair).max().unwrap_or(0)
+    }
+
+    /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.
+    pub fn bytes_growing(&self, feed: &Feed) -> usize {
+        let largest = self.parts().map(|part| part.footprint(feed).held).max().unwrap_or(0);
+        if self.is_static() { 0 } else { largest / 2 }
+    }
+
+    /// Takes back what a forward pass that failed in the middle did: layers that have seen more than `tokens` tokens
+    /// forget what they have seen since.
+    ///
+    /// # Errors
+    /// [`Error::CannotRollBack`] where a layer cannot; then nothing was changed, and the cache can only be reset.
+    pub fn undo_to(&mut self, tokens: usize) -> Result<()> {
+        let ahead = |part: &dyn CacheLayer| part.seq_len().saturating_sub(tokens);
+        if let Some(stuck) = self.parts().find(|part| !part.can_roll_back(ahead(*part))) {
+            return Err(Error::CannotRollBack { layer: stuck.name(), tokens: ahead(stuck) });
+        }
+        self.parts_mut().try_for_each(|part| {
+            let ahead = part.seq_len().saturating_sub(tokens);
+            if ahead > 0 { part.roll_back(ahead) } else { Ok(()) }
+        })
+    }
+
+    /// The layers, to wrap or replace them: block by block, as the model indexes them.
+    pub fn layers_mut(&mut self) -> &mut [LayerCache] {
+        &mut self.layers
     }
 
     /// Tokens seen so far. 0 for ever where nothing is remembered.
@@ -138,7 +216,9 @@ impl ModelCache {
             LayerCache::Recurrent(state) => LayerCache::Recurrent(state.snapshot()),
             LayerCache::Nothing => LayerCache::Nothing,
         };
-        Self { layers: self.layers.iter().map(copy).collect() }
+        // Shared tensors are counted once, until the copy is fed.
+        let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
+        Self { layers: self.layers.iter().map(copy).collect(), claim }
     }
 
     pub fn keep_history(&mut self, n: usize) {
@@ -147,18 +227,20 @@ impl ModelCache {
 
     /// New row `i` is old row `rows[i]`, in every layer or, if a row is not there, in none.
     pub fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
-        self.parts().try_for_each(|part| checked_rows(&part.slots(), rows))?;
+        self.parts().try_for_each(|part| part.check_rows(rows))?;
         self.parts_mut().try_for_each(|part| part.select_rows(rows))
     }
 
     pub fn reset(&mut self) {
         self.parts_mut().for_each(|part| part.reset());
+        self.recount();
     }
 
     /// Moves everything to host memory, one entry a memory; only [`import`](Self::import) may follow.
     pub fn export(&mut self) -> Result<Vec<Vec<TensorData>>> {
         let host = self.parts_mut().map(|part| part.read()).collect::<Result<_>>()?;
         self.parts_mut().for_each(|part| part.release());
+        self.recount();
         Ok(host)
     }
 
@@ -175,8 +257,7 @@ impl ModelCache {
     /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
     /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
     pub fn to_legacy(&self) -> Result<Vec<(Tensor<4>, Tensor<4>)>> {
-        let layers = self.keys().map(|layer| Ok(layer.view()?.map(|view| view.in_order(layer.span(0)))));
-        layers.filter_map(Result::transpose).collect()
+        self.keys().filter_map(|layer| layer.dense().transpose()).collect()
     }
 
     /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a new cache.
@@ -245,7 +326,18 @@ impl ModelCache {
         self.parts().map(CacheLayer::device_bytes).sum()
     }
 
+    /// Bytes held in host memory, in place of the device's.
+    pub fn host_bytes(&self) -> usize {
+        self.parts().map(CacheLayer::host_bytes).sum()
+    }
+
+    /// Bytes that went between the host and the device so far.
+    pub fn moved(&self) -> Moved {
+        self.parts().map(CacheLayer::moved).sum()
+    }
+
     fn hint(&mut self, layer: usize) -> Result<()> {
+        self.claim.as_ref().map_or(Ok(()), Claim::allocates)?;
         let next = (layer + 1) % self.layers.len().max(1);
         self.layers.get_mut(next).map_or(Ok(()), |next| next.parts_mut().try_for_each(|part| part.prefetch()))
     }
@@ -267,6 +359,11 @@ impl ModelCache {
 }
 
 impl LayerCache {
+    /// Whether it is on the device only while it is used.
+    pub fn is_offloaded(&self) -> bool {
+        self.parts().any(CacheLayer::is_offloaded)
+    }
+
     fn seq_len(&self) -> Option<usize> {
         match self {
             Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(kv.seq_len()),

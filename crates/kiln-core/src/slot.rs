@@ -1,21 +1,30 @@
 //! Where layers keep tensors. Moving, reordering and measuring them is written here, once.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic};
 
-use crate::{Error, Result, read_back};
+use crate::{
+    Error, Result,
+    packed::PackedBuffer,
+    read_back::{self, ReadBack},
+};
 
 /// Shape and type of a tensor that is away.
 pub type Outline = (Vec<usize>, DType);
 
 /// A tensor, or a few that belong together, first dimension the batch.
 pub trait Tensors: fmt::Debug + Clone + Send + Sized {
+    /// Whether rows can be selected of each tensor by itself, along its first dimension.
+    const BY_ROWS: bool = true;
+
     /// What [`from_host`](Tensors::from_host) must be given back, in the order of [`to_host`](Tensors::to_host).
     fn outlines(&self) -> Vec<Outline>;
     fn rows(&self) -> usize;
     fn select_rows(self, rows: &[usize]) -> Self;
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
+    /// Starts copying them to the host, each whole or only these entries of its dimension 2.
+    fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>);
     /// `None` where there are too few, or of another rank.
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self>;
     fn bytes(&self) -> usize;
@@ -67,6 +76,35 @@ impl<T> From<Option<T>> for Slot<T> {
     }
 }
 
+/// What changed of what a slot holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Touched {
+    #[default]
+    Nothing,
+    /// These entries of dimension 2 of every tensor: tokens, in most.
+    Tokens(Vec<Range<usize>>),
+    Everything,
+}
+
+impl Touched {
+    /// More pieces than a few are not worth telling apart.
+    const PIECES: usize = 4;
+
+    /// Notes that `tokens` changed, too.
+    pub fn add(&mut self, tokens: Range<usize>) {
+        match self {
+            _ if tokens.is_empty() => {}
+            Self::Nothing => *self = Self::Tokens(vec![tokens]),
+            Self::Tokens(pieces) => match (pieces.len(), pieces.last_mut()) {
+                (_, Some(last)) if last.end == tokens.start => last.end = tokens.end,
+                (Self::PIECES, _) => *self = Self::Everything,
+                _ => pieces.push(tokens),
+            },
+            Self::Everything => {}
+        }
+    }
+}
+
 /// A [`Slot`] of whatever.
 pub trait AnySlot {
     /// Rows of the batch, where the slot holds any; an error where it is on the host.
@@ -74,8 +112,20 @@ pub trait AnySlot {
     fn select_rows(&mut self, rows: &[usize]);
     /// Copies the tensors to the host; they stay.
     fn read(&self, host: &mut Vec<TensorData>) -> Result<()>;
+    /// Starts copying the tensors to the host, each whole or only these entries of its dimension 2.
+    ///
+    /// # Errors
+    /// [`Error::Exported`] if they are there already.
+    fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>>;
+    /// Shapes and types of what it holds, here or away.
+    fn outlines(&self) -> Vec<Outline>;
+    fn is_away(&self) -> bool;
+    /// See [`Tensors::BY_ROWS`].
+    fn is_by_rows(&self) -> bool;
     /// Gives up the device's copy of what was read.
     fn release(&mut self);
+    /// Holds nothing from now on.
+    fn clear(&mut self);
     /// Takes from the front of `host` what [`import`](AnySlot::import) would, or says why it cannot.
     fn check(&self, host: &mut &[TensorData]) -> Result<()>;
     fn import(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device);
@@ -103,10 +153,38 @@ impl<T: Tensors> AnySlot for Slot<T> {
         self.get()?.map_or(Ok(()), |tensors| tensors.to_host(host))
     }
 
+    fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>> {
+        let mut reads = Vec::new();
+        if let Some(tensors) = self.get()? {
+            tensors.start_reading(tokens, &mut reads);
+        }
+        Ok(reads)
+    }
+
+    fn outlines(&self) -> Vec<Outline> {
+        match self {
+            Self::Empty => Vec::new(),
+            Self::Here(tensors) => tensors.outlines(),
+            Self::Away(outlines) => outlines.clone(),
+        }
+    }
+
+    fn is_away(&self) -> bool {
+        matches!(self, Self::Away(_))
+    }
+
+    fn is_by_rows(&self) -> bool {
+        T::BY_ROWS
+    }
+
     fn release(&mut self) {
         if let Self::Here(tensors) = self {
             *self = Self::Away(tensors.outlines());
         }
+    }
+
+    fn clear(&mut self) {
+        *self = Self::Empty;
     }
 
     fn check(&self, host: &mut &[TensorData]) -> Result<()> {
@@ -189,6 +267,13 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
         Ok(())
     }
 
+    fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
+        reads.push(read_back::start(match tokens {
+            Some(tokens) => self.clone().narrow(2, tokens.start, tokens.len()),
+            None => self.clone(),
+        }));
+    }
+
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
         host.next().filter(|data| data.shape().rank() == D).map(|data| {
             let dtype = data.dtype();
@@ -202,6 +287,8 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
 }
 
 impl<A: Tensors, B: Tensors> Tensors for (A, B) {
+    const BY_ROWS: bool = A::BY_ROWS && B::BY_ROWS;
+
     fn outlines(&self) -> Vec<Outline> {
         [self.0.outlines(), self.1.outlines()].concat()
     }
@@ -219,11 +306,48 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
         self.1.to_host(host)
     }
 
+    fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
+        self.0.start_reading(tokens, reads);
+        self.1.start_reading(tokens, reads);
+    }
+
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
         Some((A::from_host(host, device)?, B::from_host(host, device)?))
     }
 
     fn bytes(&self) -> usize {
         self.0.bytes() + self.1.bytes()
+    }
+}
+
+impl Tensors for PackedBuffer {
+    fn outlines(&self) -> Vec<Outline> {
+        [self.codes.outlines(), self.scales.outlines()].concat()
+    }
+
+    fn rows(&self) -> usize {
+        self.codes.rows()
+    }
+
+    fn select_rows(self, rows: &[usize]) -> Self {
+        Self { codes: self.codes.select_rows(rows), scales: self.scales.select_rows(rows) }
+    }
+
+    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
+        self.codes.to_host(host)?;
+        self.scales.to_host(host)
+    }
+
+    fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
+        self.codes.start_reading(tokens, reads);
+        self.scales.start_reading(tokens, reads);
+    }
+
+    fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
+        Some(Self { codes: Tensor::from_host(host, device)?, scales: Tensor::from_host(host, device)? })
+    }
+
+    fn bytes(&self) -> usize {
+        self.codes.bytes() + self.scales.bytes()
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use crate::layer::KvSpan;
+use crate::{layer::KvSpan, packed::PackedKv};
 
 /// Keys and values as a layer hands them out.
 ///
@@ -10,6 +10,7 @@ use crate::layer::KvSpan;
 #[derive(Clone, Debug)]
 pub enum KvView {
     Dense(DenseKv),
+    Packed(Box<PackedView>),
 }
 
 /// A buffer of keys and one of values, of which some slots count: position `p` is in slot `(p - origin) mod slots`.
@@ -23,15 +24,30 @@ pub struct DenseKv {
     pub origin: usize,
 }
 
+/// History in few bits, and recent tokens as they are.
+#[derive(Clone, Debug)]
+pub struct PackedView {
+    /// Positions before `end`.
+    pub packed: Option<PackedKv>,
+    pub end: usize,
+    /// Positions from `end` on. Its `start` is that of the whole view.
+    pub recent: DenseKv,
+    /// `[head_dim, head_dim]`, orthogonal and symmetric: what keys and values were multiplied by. Queries are to be
+    /// multiplied by it too, and the result once more.
+    pub rotation: Option<Tensor<2>>,
+}
+
 impl KvView {
     /// A buffer whose slots are positions.
     pub fn from_zero(keys: Tensor<4>, values: Tensor<4>) -> Self {
         Self::Dense(DenseKv { keys, values, start: 0, origin: 0 })
     }
+}
 
+impl DenseKv {
     /// The keys and values of `span`, one position after the other: `[batch, kv_heads, span.len, head_dim]`.
     pub fn in_order(self, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
-        let Self::Dense(DenseKv { keys, values, origin, .. }) = self;
+        let Self { keys, values, origin, .. } = self;
         let slots = keys.dims()[2].max(1);
         let first = span.start.saturating_sub(origin) % slots;
         let straight = span.len.min(slots - first);

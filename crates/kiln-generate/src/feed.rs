@@ -1,14 +1,23 @@
 //! Feeding tokens to a model.
 
+use std::sync::Arc;
+
 use burn::tensor::{Int, Tensor};
 use kiln_core::{
     Error, Result,
     batch::Batch,
+    layer::Feed,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
 };
 
-use crate::stepper::{Output, Running, Stepper};
+use crate::{
+    Rescue,
+    stepper::{Output, Running, Stepper},
+};
+
+/// Prompt tokens of a row that are always fed at once, however little memory there is.
+const SMALLEST_CHUNK: usize = 16;
 
 /// Feeds `batch` to `model`, `chunk` tokens of each row at a time, or all at once; logits `[rows, 1, vocab]` of the last
 /// tokens.
@@ -46,6 +55,10 @@ pub(crate) struct Feeder<'a> {
     stepper: Option<Stepper>,
     /// Whether steps are captured.
     capture: bool,
+    /// What is done when memory runs out; `None`: nothing.
+    pub(crate) rescue: Option<Arc<dyn Rescue>>,
+    /// Tokens that the cache was told the sequence will reach.
+    reaches: usize,
 }
 
 impl<'a> Feeder<'a> {
@@ -55,24 +68,75 @@ impl<'a> Feeder<'a> {
         left_pad: Vec<usize>,
         capture: bool,
     ) -> Self {
-        Self { running: Running { model, cache, left_pad }, unseen: None, stepper: None, capture }
+        Self {
+            running: Running { model, cache, left_pad },
+            unseen: None,
+            stepper: None,
+            capture,
+            rescue: None,
+            reaches: 0,
+        }
+    }
+
+    /// Tells the cache that the sequence is going to reach `tokens` tokens.
+    pub(crate) fn reserve(&mut self, tokens: usize) {
+        self.reaches = tokens;
+        self.running.cache.reserve(tokens);
     }
 
     /// See [`prefill`]; `chunk` is not 0.
     pub(crate) fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
-        let horizon = self.running.cache.seq_len() + len;
-        let chunk = chunk.unwrap_or(len);
+        let began = self.running.cache.seq_len();
+        let horizon = began + len;
+        let mut chunk = chunk.unwrap_or(len);
         let mut start = 0;
         loop {
             // Chunks do not save anything where each would be fed again with the next.
             let n = if self.unseen.is_some() { len } else { chunk };
             let n = n.min(self.running.cache.at_once().unwrap_or(len)).clamp(1, len - start);
-            let logits = self.feed(batch.tokens.clone().narrow(1, start, n), horizon)?;
-            start += n;
-            if start >= len {
-                return Ok(logits);
+            let before = self.running.cache.seq_len();
+            match self.feed(batch.tokens.clone().narrow(1, start, n), horizon) {
+                Ok(logits) => {
+                    start += n;
+                    if start >= len {
+                        return Ok(logits);
+                    }
+                }
+                Err(error @ Error::OutOfMemory { .. }) => {
+                    if self.running.cache.undo_to(before).is_err() {
+                        if began > 0 {
+                            return Err(error);
+                        }
+                        // What was there before the prompt is nothing, so the prompt can be fed again.
+                        self.running.cache.reset();
+                        self.running.cache.reserve(self.reaches);
+                        (self.unseen, start) = (None, 0);
+                    }
+                    match self.unseen.is_none() && self.rescue.is_some() && n > SMALLEST_CHUNK {
+                        true => chunk = (n / 2).max(SMALLEST_CHUNK),
+                        false => self.rescue(error, n)?,
+                    }
+                }
+                Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Has the cache take less, so that `n` tokens that ran out of memory can be fed again.
+    ///
+    /// # Errors
+    /// `error`, where nothing can be done about it.
+    fn rescue(&mut self, error: Error, n: usize) -> Result<()> {
+        let Some(rescue) = self.rescue.clone() else { return Err(error) };
+        let Running { model, cache, left_pad } = &mut self.running;
+        let feed = Feed { rows: left_pad.len(), tokens: n, element: model.element_bytes() };
+        match rescue.rescue(cache, &feed, model.working_bytes(feed.rows, n))? {
+            true => {
+                cache.recount();
+                Ok(())
+            }
+            false => Err(error),
         }
     }
 
@@ -83,34 +147,66 @@ impl<'a> Feeder<'a> {
         if let (Some(_), Some(tokens)) = (&self.unseen, &tokens) {
             return self.feed(tokens.clone(), 0).map(Output::Logits);
         }
-        if let (Some(stepper), Some(tokens)) = (&mut self.stepper, &tokens) {
-            stepper.give(tokens.clone());
-        }
-        let stepper = match (&mut self.stepper, &tokens) {
-            (Some(stepper), _) => stepper,
-            (none, Some(tokens)) => none.insert(Stepper::new(tokens, &self.running, chooses, self.capture)),
+        let mut stepper = match (self.stepper.take(), tokens) {
+            (Some(mut stepper), Some(tokens)) => {
+                stepper.give(tokens);
+                stepper
+            }
+            (Some(stepper), None) => stepper,
+            (None, Some(tokens)) => Stepper::new(&tokens, &self.running, chooses, self.capture),
             (None, None) => {
                 return Err(Error::Execution("a step was asked for before a token was fed".into()));
             }
         };
-        stepper.step(&mut self.running)
+        loop {
+            let before = self.running.cache.seq_len();
+            match stepper.step(&mut self.running) {
+                Err(error @ Error::OutOfMemory { .. }) => {
+                    if self.running.cache.undo_to(before).is_err() {
+                        return Err(error);
+                    }
+                    // A recording would hold on to buffers that are to be given up.
+                    let tokens = stepper.into_tokens();
+                    self.rescue(error, 1)?;
+                    stepper = Stepper::new(&tokens, &self.running, chooses, self.capture);
+                }
+                output => {
+                    self.stepper = Some(stepper);
+                    return output;
+                }
+            }
+        }
     }
 
     /// Feeds `[rows, new]` tokens; logits `[rows, 1, vocab]` of the last. `horizon`: see [`Batch`].
     fn feed(&mut self, tokens: Tensor<2, Int>, horizon: usize) -> Result<Tensor<3>> {
-        let tokens = match self.unseen.take() {
-            Some(unseen) => Tensor::cat(vec![unseen, tokens], 1),
+        let tokens = match &self.unseen {
+            Some(unseen) => Tensor::cat(vec![unseen.clone(), tokens], 1),
             None => tokens,
         };
         let Running { model, cache, left_pad } = &mut self.running;
         let batch = Batch { tokens, left_pad: left_pad.clone(), horizon, steps: None };
-        cache.admits(batch.len())?;
         let before = cache.seq_len();
-        let logits = model.forward(&batch, Logits::Last, cache)?;
+        let logits = forward(*model, &batch, cache)?;
         let seen = cache.seq_len().saturating_sub(before);
+        self.unseen = None;
         if let Some(unseen @ 1..) = batch.len().checked_sub(seen) {
             self.unseen = Some(batch.tokens.narrow(1, seen, unseen));
         }
         Ok(logits)
     }
+}
+
+/// Feeds `batch`, if the cache takes it and there is memory for it; logits of the last tokens.
+///
+/// # Errors
+/// Where the cache or the budget refuses, nothing was changed.
+pub(crate) fn forward(model: &dyn CausalModel, batch: &Batch, cache: &mut ModelCache) -> Result<Tensor<3>> {
+    let (rows, tokens) = (batch.rows(), batch.len());
+    cache.admits(tokens)?;
+    let feed = Feed { rows, tokens, element: model.element_bytes() };
+    cache.make_room(&feed, model.working_bytes(rows, tokens))?;
+    let logits = model.forward(batch, Logits::Last, cache);
+    cache.recount();
+    logits
 }

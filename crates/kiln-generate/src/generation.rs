@@ -4,6 +4,8 @@
 //! device chooses it and feeds it on by itself; the host only reads along, at will one step behind, so that the device
 //! never waits. Otherwise the scores come to the host, and the token goes back. Both give the same tokens.
 
+use std::sync::Arc;
+
 use burn::tensor::{Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
@@ -14,6 +16,7 @@ use kiln_core::{
 };
 
 use crate::{
+    Rescue,
     feed::{Feeder, checked_chunk},
     processors::{self, Processor},
     sampler::{Sampler, greedy},
@@ -38,6 +41,8 @@ pub struct Options {
     /// Whether the decode step is captured once and replayed, where the device has graphs and as long as the cache's
     /// buffers stay the same. It changes no token.
     pub compile: bool,
+    /// What is done when memory runs out; `None`: the generation ends with the error.
+    pub rescue: Option<Arc<dyn Rescue>>,
 }
 
 /// One more token for every row that had not ended.
@@ -139,7 +144,7 @@ impl<'a> Generation<'a> {
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
-        let generation = Self {
+        let mut generation = Self {
             processors: processors::build(&settings),
             sampler,
             feeder: Feeder::new(model, cache, batch.left_pad.clone(), options.compile),
@@ -158,18 +163,20 @@ impl<'a> Generation<'a> {
             clock: Clock::default(),
         };
         let looks_ahead = generation.looks_ahead();
-        let cache = &mut *generation.feeder.running.cache;
+        let rescued = generation.options.rescue.clone();
+        let feeder = &mut generation.feeder;
         if let Some(limit) = limit {
             // The last token is not fed.
             let reaches = prompt_end + limit - 1;
-            if let Some(capacity) = cache.capacity().filter(|&capacity| capacity < reaches) {
+            if let Some(capacity) = feeder.running.cache.capacity().filter(|&capacity| capacity < reaches) {
                 return Err(Error::Full { capacity, needed: reaches });
             }
-            cache.reserve(reaches);
+            feeder.reserve(reaches);
         }
-        if looks_ahead {
-            cache.keep_history(1);
+        if looks_ahead || rescued.is_some() {
+            feeder.running.cache.keep_history(1);
         }
+        feeder.rescue = rescued;
         Ok(generation)
     }
 

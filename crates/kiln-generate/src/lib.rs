@@ -14,6 +14,7 @@ pub mod sampler;
 pub mod text;
 
 mod feed;
+mod rescue;
 mod settings;
 mod stats;
 mod stepper;
@@ -23,6 +24,7 @@ pub use config::GenerationConfig;
 pub use feed::prefill;
 pub use generation::{Generation, Options, Step, Steps};
 pub use processors::Processor;
+pub use rescue::Rescue;
 pub use sampler::Sampler;
 pub use settings::Settings;
 pub use stats::Stats;

@@ -4,10 +4,12 @@ use burn::tensor::{Int, Tensor};
 use kiln_core::{
     Result,
     batch::{Batch, Steps},
-    model::{CausalModel, Logits},
+    model::CausalModel,
     model_cache::ModelCache,
     trusted::Recording,
 };
+
+use crate::feed::forward;
 
 /// Steps that run before one is recorded: the allocator learns what a step needs.
 const WARM_UP: usize = 3;
@@ -68,6 +70,11 @@ impl Stepper {
         }
     }
 
+    /// What is fed next.
+    pub(crate) fn into_tokens(self) -> Tensor<2, Int> {
+        self.tokens.clone()
+    }
+
     /// Sets what is fed next.
     pub(crate) fn give(&mut self, tokens: Tensor<2, Int>) {
         let rows = self.tokens.dims()[0];
@@ -105,6 +112,8 @@ impl Stepper {
             Capture::WarmingUp(_) | Capture::Off => {}
         }
         match &mut self.capture {
+            // Nothing to learn from a step that no recording can stand for, such as one that fetches layers.
+            Capture::WarmingUp(0) if !repeats => {}
             Capture::WarmingUp(0) if Recording::prepare(&device).is_err() => self.capture = Capture::Off,
             Capture::WarmingUp(steps) => *steps += 1,
             Capture::Off | Capture::On(..) => {}
@@ -119,14 +128,13 @@ impl Stepper {
     }
 
     fn launch(&mut self, running: &mut Running<'_>) -> Result<Output> {
-        running.cache.admits(1)?;
         let batch = Batch {
             tokens: self.tokens.clone(),
             left_pad: running.left_pad.clone(),
             horizon: 0,
             steps: Some(self.steps.clone()),
         };
-        let logits = running.model.forward(&batch, Logits::Last, running.cache)?;
+        let logits = forward(running.model, &batch, running.cache)?;
         drop(batch);
         let output = match self.chooses {
             true => {

@@ -96,6 +96,7 @@ pub(crate) enum Kernel {
     Rotary,
     KvAppend,
     Linear,
+    Gated,
     Attention,
     KvPack,
     KvUnpack,
@@ -103,11 +104,12 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::RmsNorm,
         Self::Rotary,
         Self::KvAppend,
         Self::Linear,
+        Self::Gated,
         Self::Attention,
         Self::KvPack,
         Self::KvUnpack,
@@ -120,6 +122,7 @@ impl Kernel {
             Self::Rotary => "rotary",
             Self::KvAppend => "kv_append",
             Self::Linear => "linear",
+            Self::Gated => "gated",
             Self::Attention => "attention",
             Self::KvPack => "kv_pack",
             Self::KvUnpack => "kv_unpack",

@@ -37,6 +37,15 @@ pub(crate) fn to_write(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() && tensor.is_nonoverlapping() { tensor } else { tensor.copy() }
 }
 
+/// Whether vectors of a tensor, along its last dimension, begin and end between two fours of its memory.
+pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
+    let four = |number: &usize| number.is_multiple_of(4);
+    match (tensor.meta.strides().split_last(), tensor.meta.shape().last()) {
+        (Some((1, others)), Some(len)) => others.iter().all(four) && four(len),
+        _ => false,
+    }
+}
+
 /// At least `groups` workgroups; kernels number them by row and return where there is nothing to do.
 pub(crate) fn count(groups: usize) -> CubeCount {
     let width = groups.clamp(1, GROUPS);

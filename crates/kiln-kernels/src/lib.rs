@@ -5,7 +5,8 @@
 //! | `rms_norm` | yes | | yes | yes |
 //! | `rotary` | yes | | yes | yes |
 //! | `kv_append` | yes | yes | yes | yes |
-//! | `linear` | yes | yes | | |
+//! | `linear` | yes | yes | few rows | few rows |
+//! | `gated` | yes | | yes | yes |
 //! | `attention` | yes | yes | yes | yes |
 //! | `kv_pack` | yes | | yes | yes |
 //! | `kv_unpack` | yes | | yes | yes |
@@ -19,6 +20,7 @@
 mod attention;
 mod choice;
 pub mod device;
+mod gated;
 mod half;
 mod kv_append;
 mod kv_pack;
@@ -38,6 +40,7 @@ use kiln_core::Result;
 
 pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
+pub use gated::Activation;
 pub use rms_norm::NormOrder;
 
 use choice::{Kernel, Recorder};
@@ -126,7 +129,9 @@ impl Kernels {
         }
     }
 
-    /// `y = x Wᵀ + b`. There is no GPU kernel: Burn's matrix products are the fast ones there, whatever the choice.
+    /// `y = x Wᵀ + b`.
+    ///
+    /// More than 4 rows take the definition on a GPU, whatever the choice: Burn's matrix products are the fast ones there.
     ///
     /// # Shapes
     /// - x: `[rows, tokens, in]`; the result is `[rows, tokens, out]`
@@ -141,8 +146,33 @@ impl Kernels {
             self.recorder.record(Kernel::Linear, Path::Native, &x.dims());
             return y;
         }
+        #[cfg(feature = "cube")]
+        if linear::has_kernel(&x, &weight, bias.as_ref()) {
+            match self.recorder.run(Kernel::Linear, &x.dims()) {
+                #[cfg(feature = "wgpu")]
+                Path::Wgsl => return linear::wgsl(x, weight, bias),
+                Path::Cube => return linear::cube(x, weight, bias),
+                _ => return linear::definition(x, weight, bias),
+            }
+        }
         self.recorder.record(Kernel::Linear, Path::Definition, &x.dims());
         linear::definition(x, weight, bias)
+    }
+
+    /// `act(gate) · up`, what a gated feed-forward block does between its projections; the activation in float32.
+    ///
+    /// # Shapes
+    /// gate, up: `[rows, tokens, width]`, and so is the result; up is cast to the type of gate
+    pub fn gated(&self, gate: Tensor<3>, up: Tensor<3>, activation: Activation) -> Tensor<3> {
+        assert_eq!(gate.dims(), up.dims(), "gated: gate and up");
+        let up = up.cast(gate.dtype());
+        match self.recorder.run(Kernel::Gated, &gate.dims()) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => gated::wgsl(gate, up, activation),
+            #[cfg(feature = "cube")]
+            Path::Cube => gated::cube(gate, up, activation),
+            _ => gated::definition(gate, up, activation),
+        }
     }
 
     /// `softmax(scale · q kᵀ) v` over the keys that each query sees, in a buffer of which only some slots count.
@@ -221,7 +251,14 @@ impl Kernels {
 
 /// The finished text of every WGSL shader in every permutation, under a name that says which.
 pub fn shaders() -> Vec<(String, String)> {
-    let shaders = [rms_norm::SHADER, rotary::SHADER, kv_append::SHADER, kv_unpack::SHADER].into_iter();
-    let shaders = shaders.chain(kv_pack::SHADERS).chain(attention::SHADERS);
+    let shaders = [
+        rms_norm::SHADER,
+        rotary::SHADER,
+        kv_append::SHADER,
+        kv_unpack::SHADER,
+        linear::SHADER,
+        gated::SHADER,
+    ];
+    let shaders = shaders.into_iter().chain(kv_pack::SHADERS).chain(attention::SHADERS);
     shaders.flat_map(|shader| shader.permutations()).collect()
 }

@@ -25,6 +25,22 @@ pub struct Sizes {
     pub tied: bool,
 }
 
+impl Sizes {
+    /// Bytes that a forward pass over `tokens` tokens of `rows` rows takes beside weights and cache, in elements of
+    /// `element` bytes; an estimate. Logits are those of the last tokens.
+    pub fn working_bytes(&self, rows: usize, tokens: usize, element: usize) -> usize {
+        let logits = 2 * 4 * self.vocab;
+        rows.saturating_mul(logits.saturating_add(tokens.saturating_mul(self.token_bytes(element))))
+    }
+
+    /// Bytes of a token's activations. What is alive at once: the residual and its norm, queries, keys and values before
+    /// and after they are rotated, or the three sides of the feed-forward.
+    pub fn token_bytes(&self, element: usize) -> usize {
+        let &Self { hidden, heads, kv_heads, head_dim, intermediate, .. } = self;
+        (2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim).max(3 * hidden + 3 * intermediate) * element
+    }
+}
+
 /// The fields that every decoder's config has.
 #[derive(Debug, Deserialize)]
 struct Fields {

@@ -2,12 +2,13 @@
 //! multiplied by the root of their size, GELU, and heads of a size of their own.
 
 use kiln_core::Result;
+use kiln_kernels::Activation;
 use serde::Deserialize;
 
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
-    nn::{decoder::DecoderConfig, mlp::Activation},
+    nn::{decoder::DecoderConfig, mlp},
 };
 
 #[derive(Debug)]
@@ -47,10 +48,10 @@ impl Fields {
     fn activation(&self, config: &ConfigFile) -> Result<Activation> {
         let activation = match self.hidden_act.as_deref() {
             None | Some("gelu") => Activation::GeluTanh,
-            Some(name) => Activation::named(config, "hidden_act", name)?,
+            Some(name) => mlp::activation(config, "hidden_act", name)?,
         };
         match self.hidden_activation.as_deref() {
-            Some(name) if Activation::named(config, "hidden_activation", name)? != activation => {
+            Some(name) if mlp::activation(config, "hidden_activation", name)? != activation => {
                 Err(config.error(&format!("`hidden_activation` is `{name}`, and `hidden_act` means another")))
             }
             _ => Ok(activation),

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
-    nn::{decoder::DecoderConfig, mlp::Activation},
+    nn::{decoder::DecoderConfig, mlp},
     windows::windows,
 };
 
@@ -76,7 +76,7 @@ impl Fields {
             final_softcap,
         )?;
         let activation = self.hidden_activation.as_deref().unwrap_or("gelu_pytorch_tanh");
-        decoder.mlp.activation = Activation::named(config, "hidden_activation", activation)?;
+        decoder.mlp.activation = mlp::activation(config, "hidden_activation", activation)?;
         Ok(decoder)
     }
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
-    nn::{decoder::DecoderConfig, mlp::Activation},
+    nn::{decoder::DecoderConfig, mlp},
 };
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Architecture for Llama {
         decoder.attention.o_bias = fields.attention_bias;
         decoder.mlp.bias = fields.mlp_bias;
         decoder.mlp.activation =
-            Activation::named(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
+            mlp::activation(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
         Ok(Box::new(decoder))
     }
 }

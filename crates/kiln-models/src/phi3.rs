@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
-    nn::{decoder::DecoderConfig, mlp::Activation, rope::RopeParameters},
+    nn::{decoder::DecoderConfig, mlp, rope::RopeParameters},
     windows::windows,
 };
 
@@ -54,7 +54,7 @@ impl Architecture for Phi3 {
         decoder.attention.fused = true;
         decoder.mlp.fused = true;
         decoder.mlp.activation =
-            Activation::named(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
+            mlp::activation(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
         Ok(Box::new(decoder))
     }
 }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::{
     Architecture, ConfigFile, Configured, Rope,
     config::{Common, Defaults},
-    nn::{decoder::DecoderConfig, mlp::Activation},
+    nn::{decoder::DecoderConfig, mlp},
     windows::windows,
 };
 
@@ -40,7 +40,7 @@ impl Fields {
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.windows = windows;
         decoder.mlp.activation =
-            Activation::named(config, "hidden_act", self.hidden_act.as_deref().unwrap_or("silu"))?;
+            mlp::activation(config, "hidden_act", self.hidden_act.as_deref().unwrap_or("silu"))?;
         Ok(decoder)
     }
 }

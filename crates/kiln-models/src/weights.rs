@@ -58,6 +58,10 @@ impl Rows {
     pub(crate) fn select(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let [batch, tokens] = ids.dims();
         let ids = ids.reshape([batch * tokens]);
+        // Ids were checked to be in the vocabulary.
+        if let [whole] = &self.blocks[..] {
+            return whole.clone().select(0, ids).reshape([batch, tokens, whole.dims()[1]]);
+        }
         let mut start = 0;
         let mut found: Option<Tensor<2>> = None;
         for block in &self.blocks {

@@ -6,6 +6,7 @@ use kiln_cache::{Plan, STRATEGIES};
 use kiln_core::{Error, Result, need::LayerNeed};
 use kiln_generate::GenerationConfig;
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
+use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
 /// Facts about a checkpoint, read from its config and headers.
@@ -39,26 +40,89 @@ impl Inspection {
         })
     }
 
-    /// Bytes a row of `tokens` tokens takes with each cache strategy that can serve the model, held in elements of
-    /// `element` bytes.
-    pub fn cache_bytes(&self, tokens: usize, element: usize) -> Vec<(&'static str, usize)> {
-        let bytes = |plan: &Plan| {
-            let block = |need: &LayerNeed| match need {
-                LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => {
-                    plan.spec(need).factory.bytes(need, tokens, element)
-                }
-                LayerNeed::Recurrent(need) => need.channels * (need.conv_width + need.state_dim) * element,
-                LayerNeed::Nothing => 0,
-            };
-            self.needs.iter().map(block).fold(0, usize::saturating_add)
+    /// What each cache strategy that can serve the model takes, or `plan` alone; and how far it goes where the memory is
+    /// known.
+    pub fn caches(&self, plan: Option<&Plan>, ask: &Ask) -> Vec<CacheSize> {
+        let plans: Vec<Plan> = match plan {
+            Some(plan) => vec![plan.clone()],
+            None => STRATEGIES.iter().filter_map(|strategy| Plan::named(strategy.name()).ok()).collect(),
         };
-        let plans = STRATEGIES.iter().filter_map(|strategy| {
-            let plan = Plan::named(strategy.name()).ok()?;
-            plan.check(&self.needs).ok()?;
-            Some((strategy.name(), bytes(&plan)))
-        });
-        plans.collect()
+        let possible = plans.iter().filter(|plan| plan.check(&self.needs).is_ok());
+        possible.map(|plan| self.cache_size(plan, ask)).collect()
     }
+
+    fn cache_size(&self, plan: &Plan, ask: &Ask) -> CacheSize {
+        let &Ask { tokens, rows, element, memory } = ask;
+        let whole = |tokens| plan.bytes(&self.needs, tokens, element).saturating_mul(rows);
+        let offloaded = |tokens| plan.bytes_offloaded(&self.needs, tokens, element).saturating_mul(rows);
+        let left = memory.map(|memory| memory.saturating_sub(self.beside_the_cache(rows, element)));
+        CacheSize {
+            cache: plan.describe(&self.needs),
+            a_token: whole(1),
+            bytes: whole(tokens),
+            offloaded_bytes: offloaded(tokens),
+            longest: left.map(|left| longest(left, &whole)),
+            longest_offloaded: left.map(|left| longest(left, &offloaded)),
+        }
+    }
+
+    /// Bytes of the weights and of a step's activations, in elements of `element` bytes.
+    pub fn beside_the_cache(&self, rows: usize, element: usize) -> u64 {
+        let weights = self.parameters.saturating_mul(element as u64);
+        weights.saturating_add(self.sizes.working_bytes(rows, SMALLEST_CHUNK, element) as u64)
+    }
+}
+
+/// Prompt tokens that are fed at once where there is little memory.
+pub(crate) const SMALLEST_CHUNK: usize = 16;
+
+/// What [`Inspection::caches`] is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// Tokens of a row.
+    pub tokens: usize,
+    pub rows: usize,
+    /// Bytes of a number that weights and caches are held in.
+    pub element: usize,
+    /// Bytes of the device, where they are known.
+    pub memory: Option<u64>,
+}
+
+/// What a cache takes of a device, in bytes, and how many tokens of each row fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheSize {
+    pub cache: String,
+    pub a_token: usize,
+    pub bytes: usize,
+    /// With its layers in host memory.
+    pub offloaded_bytes: usize,
+    pub longest: Option<Longest>,
+    pub longest_offloaded: Option<Longest>,
+}
+
+/// The longest sequence that fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Longest {
+    Tokens(usize),
+    /// It takes no more from some length on.
+    Any,
+}
+
+/// The most tokens that take no more than `left` bytes, where more tokens never take less.
+fn longest(left: u64, bytes: &dyn Fn(usize) -> usize) -> Longest {
+    /// More tokens than any sequence has.
+    const MOST: usize = 1 << 40;
+
+    let fits = |tokens| bytes(tokens) as u64 <= left;
+    if fits(MOST) {
+        return Longest::Any;
+    }
+    let (mut fit, mut too_many) = (0, MOST);
+    while fit + 1 < too_many {
+        let middle = fit + (too_many - fit) / 2;
+        if fits(middle) { fit = middle } else { too_many = middle }
+    }
+    Longest::Tokens(fit)
 }
 
 /// `generation_config.json`, completed by the ids that only `config.json` has.
@@ -86,6 +150,25 @@ pub(crate) fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     Ok(Some(tokenizer))
 }
 
+/// What transformers' `cache_implementation` and `cache_config` ask for, as the command line writes it. Numbers are
+/// packed by quanto where no backend is named, as there.
+pub fn cache_text(implementation: &str, config: Option<&Value>) -> String {
+    let empty = Map::new();
+    let config = config.and_then(Value::as_object).unwrap_or(&empty);
+    if implementation != "quantized" {
+        return implementation.to_owned();
+    }
+    // Where torch computes is not ours to say.
+    let settings = config.iter().filter(|(key, _)| !matches!(key.as_str(), "device" | "compute_dtype"));
+    let text = |(key, value): (&String, &Value)| match value.as_str() {
+        Some(text) => format!("{key}={text}"),
+        None => format!("{key}={value}"),
+    };
+    let backend = (!config.contains_key("backend")).then(|| "backend=quanto".to_owned());
+    let settings: Vec<String> = settings.map(text).chain(backend).collect();
+    format!("{implementation}:{}", settings.join(","))
+}
+
 /// The caches that a folder asks for.
 ///
 /// One that is not known here is passed over with a warning: it says how the folder's author liked it best, and every
@@ -94,7 +177,8 @@ pub(crate) fn own_plan(config: &GenerationConfig) -> Result<Plan> {
     if config.use_cache == Some(false) {
         return Plan::named("none");
     }
-    match config.cache_implementation.as_deref().map(Plan::named) {
+    let asked = config.cache_implementation.as_deref();
+    match asked.map(|name| Plan::named(&cache_text(name, config.cache_config.as_ref()))) {
         Some(Ok(plan)) => Ok(plan),
         Some(Err(error)) => {
             tracing::warn!(%error, "the folder's cache_implementation is not used");

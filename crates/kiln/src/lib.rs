@@ -19,46 +19,56 @@
 mod chat;
 mod folder;
 mod model;
+mod out_of_memory;
+pub mod probe;
 mod saved;
 mod sequence;
 mod text;
 
-pub use kiln_cache::{CacheSpec, KvFactory, KvStrategy, Plan, STRATEGIES, Settings as CacheSettings};
+pub use kiln_cache::{
+    CacheSpec, KvFactory, KvStrategy, Offload, Plan, STRATEGIES, Settings as CacheSettings, offload,
+    offloaded, quantizers,
+};
 pub use kiln_core::{
     Error, Result,
     batch::Batch,
+    budget::Budget,
     model::{CausalModel, Logits, TokenId},
     model_cache::ModelCache,
     read_back,
 };
 pub use kiln_generate::{
     ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message,
-    Options as GenerationOptions, RenderOptions, Settings, Stats, Step, StopStrings, TextStream,
+    Options as GenerationOptions, RenderOptions, Rescue, Settings, Stats, Step, StopStrings, TextStream,
     chat_template::Data, prefill, processors,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
 
 pub use chat::{Answer, Chat};
-pub use folder::Inspection;
+pub use folder::{Ask, CacheSize, Inspection, Longest, cache_text};
 pub use model::{DtypeChoice, LoadOptions, Model, Progress};
+pub use out_of_memory::{OnOutOfMemory, usable};
 pub use saved::SavedCache;
 pub use sequence::{Continuation, Reuse, Sequence};
 pub use text::{GeneratedText, RunOptions, StopReason};
 
 /// Which implementation of a kernel runs.
 pub mod kernels {
-    pub use kiln_kernels::{AttentionShape, Choice, Kernels, NormOrder, Path, Ran, shaders};
+    pub use kiln_kernels::{Activation, AttentionShape, Choice, Kernels, NormOrder, Path, Ran, shaders};
 }
 
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
     pub use kiln_core::{
-        layer::{CacheLayer, CrossLayer, KvLayer, KvSpan, LayerState, Place, SsmState, StateLayer},
+        layer::{
+            CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState,
+            StateLayer,
+        },
         model_cache::LayerCache,
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
         packed::{Along, PackedBuffer, PackedKv, Packing},
-        slot::AnySlot,
-        view::{DenseKv, KvView},
+        slot::{AnySlot, Touched},
+        view::{DenseKv, KvView, PackedView},
     };
 }

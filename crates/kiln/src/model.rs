@@ -4,6 +4,7 @@ use std::{
     fmt,
     path::Path,
     str::FromStr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,10 +13,12 @@ use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
     batch::Batch,
+    budget::{Budget, Claim},
+    layer::Feed,
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
 };
-use kiln_generate::{ChatTemplates, Generation, GenerationConfig, Options, Settings, TextStream};
+use kiln_generate::{ChatTemplates, Generation, GenerationConfig, Options, Rescue, Settings, TextStream};
 use kiln_kernels::{
     Choice, Kernels,
     device::{self, DeviceName, Opened},
@@ -28,8 +31,10 @@ use kiln_models::{
 use tokenizers::Tokenizer;
 
 use crate::{
+    OnOutOfMemory,
     chat::chat_templates,
-    folder::{generation_config, own_plan, tokenizer},
+    folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
+    out_of_memory::{self, OffloadLayers, QuantizeLayers, usable},
     sequence::{Continuation, Reuse, Sequence},
     text::{GeneratedText, RunOptions},
 };
@@ -90,6 +95,12 @@ pub struct LoadOptions<'a> {
     pub on_progress: Option<&'a mut dyn FnMut(Progress)>,
     /// The caches that will be asked for: one that the model cannot have is refused before its weights are read.
     pub plan: Option<Plan>,
+    /// Bytes of the device that weights, caches and activations may take together; `None`: 90 % of its memory, where it
+    /// is known.
+    pub memory: Option<u64>,
+    /// Tokens that a sequence will have at least: where there is no memory for them, that is said before the weights are
+    /// read.
+    pub tokens: usize,
 }
 
 impl fmt::Debug for LoadOptions<'_> {
@@ -111,7 +122,16 @@ impl LoadOptions<'_> {
     /// The defaults on `device`.
     pub fn on(device: Opened) -> Self {
         let (dtype, kernels) = (DtypeChoice::Auto, Choice::Auto);
-        Self { device, dtype, kernels, largest_binding: None, on_progress: None, plan: None }
+        Self {
+            device,
+            dtype,
+            kernels,
+            largest_binding: None,
+            on_progress: None,
+            plan: None,
+            memory: None,
+            tokens: 0,
+        }
     }
 
     /// float32 on `device`: what comparisons with transformers are made in.
@@ -134,6 +154,10 @@ impl LoadOptions<'_> {
         Ok(dtype)
     }
 
+    fn budget(&self) -> Budget {
+        Budget::new(self.memory.or_else(|| usable(&self.device.info)))
+    }
+
     fn largest_binding(&self) -> usize {
         let device = self.device.info.largest_binding;
         self.largest_binding.map_or(device, |asked| asked.min(device))
@@ -154,6 +178,8 @@ pub struct Model {
     /// Of the weights; `None` where they were made up.
     fingerprint: Option<String>,
     parameters: u64,
+    /// To the memory of the weights.
+    claim: Claim,
     load_time: Duration,
 }
 
@@ -179,9 +205,17 @@ impl Model {
         let generation = generation_config(folder, &checkpoint)?;
         let tokenizer = tokenizer(folder)?;
         let own_plan = own_plan(&generation)?;
-        options.plan.as_ref().unwrap_or(&own_plan).check(&configured.needs())?;
+        let (plan, needs) = (options.plan.as_ref().unwrap_or(&own_plan), configured.needs());
+        plan.check(&needs)?;
         let chat_templates = chat_templates(folder)?;
 
+        let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
+        let budget = options.budget();
+        let claim = budget.claim("weights", elements * dtype.size() as u64)?;
+        if options.tokens > 0 {
+            let least = plan.bytes_offloaded(&needs, options.tokens, dtype.size());
+            budget.claim("a cache of as many tokens, even with its layers in host memory,", least as u64)?;
+        }
         let total = checkpoint.bytes();
         let mut read = 0;
         let mut watcher = options.on_progress.take();
@@ -219,6 +253,7 @@ impl Model {
             chat_templates,
             fingerprint: Some(checkpoint.fingerprint()),
             parameters,
+            claim,
             load_time: started.elapsed(),
         })
     }
@@ -239,6 +274,8 @@ impl Model {
             parameters: 0,
         };
         let causal = configured.load(&mut weights, &kernels)?;
+        // Nobody knows how many they are before they are made.
+        let claim = options.budget().claim("weights", weights.parameters * dtype.size() as u64)?;
         options.device.device.sync().map_err(|e| Error::Execution(e.to_string()))?;
         Ok(Self {
             causal,
@@ -252,6 +289,7 @@ impl Model {
             chat_templates: ChatTemplates::default(),
             fingerprint: None,
             parameters: weights.parameters,
+            claim,
             load_time: started.elapsed(),
         })
     }
@@ -263,7 +301,7 @@ impl Model {
 
     /// An empty cache for one sequence, or one batch of them.
     pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
-        plan.build(&self.causal.needs(), &self.kernels)
+        plan.build(&self.causal.needs(), &self.kernels)?.within(self.budget())
     }
 
     /// The caches that its folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
@@ -297,6 +335,11 @@ impl Model {
     /// Which kernels ran so far.
     pub fn kernels(&self) -> &Kernels {
         &self.kernels
+    }
+
+    /// The memory that its weights and caches are counted in.
+    pub fn budget(&self) -> &Budget {
+        self.claim.budget()
     }
 
     /// Elements of all weights.
@@ -448,6 +491,12 @@ impl Model {
     ) -> Result<Options> {
         let mut settings = wanted.clone().merged_over(&self.generation).resolve()?;
         settings.max_new_tokens = settings.new_tokens(tokens)?;
+        let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows));
+        // The last token is not fed; without a limit nobody knows how many will be.
+        let reaches = tokens + settings.max_new_tokens.unwrap_or(1).saturating_sub(1);
+        let (element, fewest) = (self.dtype.size(), prefill_chunk.min(SMALLEST_CHUNK));
+        let feed = Feed { rows, tokens: 0, element };
+        out_of_memory::check(cache, reaches, &feed, self.causal.working_bytes(rows, fewest), options.on_oom)?;
         if let Some(room) = self.room(cache, tokens)? {
             match settings.max_new_tokens {
                 None => settings.max_new_tokens = Some(room),
@@ -457,8 +506,15 @@ impl Model {
                 Some(_) => {}
             }
         }
-        let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows));
+        let rescue: Option<Arc<dyn Rescue>> = match options.on_oom {
+            OnOutOfMemory::Fail => None,
+            OnOutOfMemory::Offload => Some(Arc::new(OffloadLayers::new(self.device()))),
+            OnOutOfMemory::Quantize => {
+                Some(Arc::new(QuantizeLayers::new(self.causal.needs(), &self.kernels, self.device())))
+            }
+        };
         Ok(Options {
+            rescue,
             settings,
             prefill_chunk: Some(prefill_chunk),
             lookahead: self.device.is_asynchronous(),
@@ -501,11 +557,8 @@ impl Model {
     pub fn largest_chunk(&self, rows: usize) -> usize {
         const ACTIVATIONS: usize = 32 << 20;
 
-        let Sizes { hidden, heads, kv_heads, head_dim, intermediate, .. } = self.sizes;
-        // What is alive at once: the residual and its norm, queries, keys and values before and after they are rotated,
-        // or the three sides of the feed-forward.
-        let a_token = (2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim).max(3 * hidden + 3 * intermediate);
-        let bytes = rows.max(1).saturating_mul(a_token).saturating_mul(self.dtype.size()).max(1);
+        let a_token = self.sizes.token_bytes(self.dtype.size());
+        let bytes = rows.max(1).saturating_mul(a_token).max(1);
         (ACTIVATIONS / bytes).clamp(16, 2048)
     }
 

@@ -3,7 +3,10 @@
 use kiln_core::Result;
 use kiln_generate::{Stats, StopStrings, TextStream};
 
-use crate::sequence::{Continuation, Reuse};
+use crate::{
+    OnOutOfMemory,
+    sequence::{Continuation, Reuse},
+};
 
 /// How a generation is run; what it says is in its `GenerationConfig`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,6 +20,8 @@ pub struct RunOptions {
     /// Whether the decode step is captured once and replayed, on devices that can; `None`: where the cache's buffers
     /// never grow
     pub compile: Option<bool>,
+    /// What is done when memory runs out.
+    pub on_oom: OnOutOfMemory,
 }
 
 /// Why a generation ended.

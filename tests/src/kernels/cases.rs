@@ -5,7 +5,7 @@ use std::fmt;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln::{
     Result,
-    kernels::{Choice, Kernels, NormOrder, Path},
+    kernels::{Activation, Choice, Kernels, NormOrder, Path},
     read_back,
 };
 
@@ -17,13 +17,40 @@ use super::{
 /// One row of the table: a kernel, what it is given, and where it has no custom implementation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Case {
-    RmsNorm { x: [usize; 3], layout: Layout, order: NormOrder },
-    Rotary { x: [usize; 4], layout: Layout, rotated: usize, tables: usize },
-    KvAppend { buffer: [usize; 4], layout: Layout, n: usize, new: Layout, position: usize },
-    Linear { x: [usize; 3], layout: Layout, output: usize, bias: bool },
+    RmsNorm {
+        x: [usize; 3],
+        layout: Layout,
+        order: NormOrder,
+    },
+    Rotary {
+        x: [usize; 4],
+        layout: Layout,
+        rotated: usize,
+        tables: usize,
+    },
+    KvAppend {
+        buffer: [usize; 4],
+        layout: Layout,
+        n: usize,
+        new: Layout,
+        position: usize,
+    },
+    Linear {
+        x: [usize; 3],
+        layout: Layout,
+        output: usize,
+        bias: bool,
+    },
+    /// The gate is `times` times as large as other numbers are.
+    Gated {
+        gate: [usize; 3],
+        layout: Layout,
+        activation: Activation,
+        times: f64,
+    },
     Attention(attention::Given),
 }
-use Case::{Attention, KvAppend, Linear, RmsNorm, Rotary};
+use Case::{Attention, Gated, KvAppend, Linear, RmsNorm, Rotary};
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,12 +109,26 @@ pub(super) fn table() -> Vec<Case> {
     cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Cut(2), n: 5, new: Cut(2), position: 3 });
 
     for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
-        for (input, output) in [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41)] {
+        for (input, output) in [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41), (520, 258)] {
             let bias = output % 2 == 0;
             cases.push(Linear { x: [rows, tokens, input], layout: Plain, output, bias });
         }
         cases.push(Linear { x: [rows, tokens, 96], layout: Swapped(0, 1), output: 7, bias: true });
         cases.push(Linear { x: [rows, tokens, 96], layout: Swapped(1, 2), output: 7, bias: true });
+    }
+    // Rows that lie apart, by a number that four divides and by one that it does not.
+    cases.push(Linear { x: [2, 2, 96], layout: Cut(1), output: 70, bias: true });
+    cases.push(Linear { x: [2, 2, 96], layout: Cut(2), output: 70, bias: false });
+
+    for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        for gate in [[1, 1, 1], [1, 1, 640], [3, 5, 257]] {
+            for layout in [Plain, Cut(2), Swapped(0, 1), Swapped(1, 2)] {
+                cases.push(Gated { gate, layout, activation, times: 1.0 });
+            }
+        }
+        // Where exponentials are larger than any number.
+        cases.push(Gated { gate: [1, 1, 640], layout: Plain, activation, times: 100.0 });
+        cases.push(Gated { gate: [1, 0, 640], layout: Plain, activation, times: 1.0 });
     }
     cases.extend(attention::cases().into_iter().map(Attention));
     cases
@@ -100,6 +141,7 @@ impl Case {
             Rotary { .. } => "rotary",
             KvAppend { .. } => "kv_append",
             Linear { .. } => "linear",
+            Gated { .. } => "gated",
             Attention(_) => "attention",
         }
     }
@@ -128,6 +170,10 @@ impl Case {
                 let bias = bias.then(|| numbers.tensor([output], Plain));
                 kernels.linear(numbers.tensor(x, layout), weight, bias).reshape([-1])
             }
+            Gated { gate, layout, activation, times } => {
+                let up = numbers.tensor(gate, Plain);
+                kernels.gated(numbers.tensor(gate, layout) * times, up, activation).reshape([-1])
+            }
             Attention(given) => given.run(kernels, device, dtype).reshape([-1]),
         };
         let result: Tensor<1> = result;
@@ -147,7 +193,7 @@ impl Case {
                 };
                 if dtype == DType::F32 && plain { Path::Native } else { Path::Definition }
             }
-            (Linear { .. }, _, _) => Path::Definition,
+            (Linear { x: [rows, tokens, _], .. }, _, _) if rows * tokens > 4 => Path::Definition,
             (Attention(given), _, device) if !given.has_kernel(device) => Path::Definition,
             (_, Choice::Wgsl, _) | (_, Choice::Auto, "wgpu") => Path::Wgsl,
             (_, Choice::Cube, _) | (_, Choice::Auto, "cuda") => Path::Cube,
@@ -183,6 +229,13 @@ impl Case {
                 Linear { x: [_, _, n], .. } => {
                     let n = n as f64;
                     LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
+                }
+                // The activation is off by a few roundings of its argument, and by the error of an approximation of the
+                // normal distribution, and rounded; then multiplied by at most LARGEST, and rounded.
+                Gated { times, .. } => {
+                    let x = LARGEST * times;
+                    let off = x * (16.0 * single + 2e-7);
+                    LARGEST * off + want.abs() * 2.0 * ulp
                 }
                 Attention(given) => given.tolerance() + want.abs() * ulp,
             }

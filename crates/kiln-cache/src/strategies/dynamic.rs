@@ -8,9 +8,9 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::AnySlot,
+    slot::{AnySlot, Touched},
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -34,6 +34,10 @@ impl KvStrategy for Dynamic {
 
     fn aliases(&self) -> &'static [&'static str] {
         &["hybrid"]
+    }
+
+    fn offloaded_aliases(&self) -> &'static [&'static str] {
+        &["offloaded"]
     }
 
     fn summary(&self) -> &'static str {
@@ -67,6 +71,17 @@ struct DynamicLayer {
     seq_len: usize,
 }
 
+impl DynamicLayer {
+    /// Slots of the buffer once it holds `end` tokens.
+    fn slots_for(&self, end: usize) -> usize {
+        match self.buffer.slots() {
+            slots if end <= slots => slots,
+            // Room for one more at least: a prompt is followed by a token.
+            slots => (end + 1).next_power_of_two().max(SMALLEST).max(slots),
+        }
+    }
+}
+
 impl KvLayer for DynamicLayer {
     fn span(&self, n: usize) -> KvSpan {
         KvSpan { start: 0, len: self.seq_len + n }
@@ -76,18 +91,17 @@ impl KvLayer for DynamicLayer {
         self.buffer.check(&keys, self.seq_len)?;
         let end = self.seq_len + keys.dims()[2];
         if self.seq_len == 0 || end > self.buffer.slots() {
-            // Room for one more at least: a prompt is followed by a token.
-            let slots = (end + 1).next_power_of_two().max(SMALLEST).max(self.buffer.slots());
+            let slots = self.slots_for(end);
             self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::UntilItGrows)?;
         }
-        self.buffer.write(keys, values, place.on_device.clone())?;
+        self.buffer.write(keys, values, place)?;
         self.seq_len = end;
         let (keys, values) = self.buffer.get()?;
         Ok(KvView::from_zero(keys, values))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        self.buffer.view(self.span(0), 0)
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        self.buffer.dense(self.span(0))
     }
 
     fn repeats(&self) -> usize {
@@ -131,6 +145,10 @@ impl CacheLayer for DynamicLayer {
         self.buffer.truncate(0);
     }
 
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        self.buffer.footprint(self.slots_for(self.seq_len + feed.tokens), feed)
+    }
+
     fn compact(&mut self) {
         self.buffer.truncate(self.seq_len);
     }
@@ -145,6 +163,10 @@ impl CacheLayer for DynamicLayer {
         self.buffer.restore(kv, device)?;
         self.seq_len = seq_len;
         Ok(())
+    }
+
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![self.buffer.touched()]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::AnySlot,
+    slot::{AnySlot, Touched},
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -29,6 +29,10 @@ impl KvStrategy for Fixed {
 
     fn aliases(&self) -> &'static [&'static str] {
         &["static"]
+    }
+
+    fn offloaded_aliases(&self) -> &'static [&'static str] {
+        &["offloaded_static"]
     }
 
     fn summary(&self) -> &'static str {
@@ -81,6 +85,14 @@ struct FixedLayer {
     seq_len: usize,
 }
 
+impl FixedLayer {
+    /// Slots of the buffer once it holds `end` tokens. Without a length of its own it is as long as it was told to become;
+    /// a caller that tells nothing gets what he feeds.
+    fn slots_for(&self, end: usize) -> usize {
+        self.len.unwrap_or_else(|| self.reserved.max(self.buffer.slots()).max(end))
+    }
+}
+
 impl KvLayer for FixedLayer {
     fn span(&self, n: usize) -> KvSpan {
         KvSpan { start: 0, len: self.seq_len + n }
@@ -90,11 +102,9 @@ impl KvLayer for FixedLayer {
         let n = keys.dims()[2];
         self.admits(n)?;
         self.buffer.check(&keys, self.seq_len)?;
-        // Without a length of its own it is as long as it was told to become; a caller that tells nothing gets what
-        // he feeds.
-        let slots = self.len.unwrap_or_else(|| self.reserved.max(self.buffer.slots()).max(self.seq_len + n));
+        let slots = self.slots_for(self.seq_len + n);
         self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::AsLongAsTheSequence)?;
-        self.buffer.write(keys, values, place.on_device.clone())?;
+        self.buffer.write(keys, values, place)?;
         self.seq_len += n;
         let (keys, values) = self.buffer.get()?;
         Ok(KvView::from_zero(keys, values))
@@ -108,8 +118,8 @@ impl KvLayer for FixedLayer {
         true
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        self.buffer.view(self.span(0), 0)
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        self.buffer.dense(self.span(0))
     }
 
     fn repeats(&self) -> usize {
@@ -168,6 +178,10 @@ impl CacheLayer for FixedLayer {
         self.reserved = 0;
     }
 
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        self.buffer.footprint(self.slots_for(self.seq_len + feed.tokens), feed)
+    }
+
     fn compact(&mut self) {
         self.buffer.truncate(self.seq_len);
     }
@@ -186,6 +200,10 @@ impl CacheLayer for FixedLayer {
         self.buffer.truncate(seq_len);
         self.seq_len = seq_len;
         Ok(())
+    }
+
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![self.buffer.touched()]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -6,6 +6,7 @@ use kiln_kernels::Kernels;
 mod dynamic;
 mod fixed;
 mod none;
+mod quantized;
 mod sink;
 mod sliding;
 
@@ -16,6 +17,11 @@ pub trait KvStrategy: fmt::Debug + Sync {
 
     /// Other names for it: those of transformers.
     fn aliases(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Names for it with its layers kept in host memory: those of transformers.
+    fn offloaded_aliases(&self) -> &'static [&'static str] {
         &[]
     }
 
@@ -65,6 +71,7 @@ pub static STRATEGIES: &[&dyn KvStrategy] = &[
     &fixed::Fixed,
     &sliding::Sliding,
     &sink::Sink,
+    &quantized::Quantized,
     &none::NoCache,
 ];
 
@@ -123,6 +130,32 @@ impl Settings {
             Some(0) => Err(self.wrong(format!("`{key}` is 0, must be at least 1"))),
             number => Ok(number),
         }
+    }
+
+    /// The value of `key`, or of its other name.
+    pub(crate) fn either(&mut self, key: &str, other: &str) -> Result<Option<String>> {
+        match (self.take(key), self.take(other)) {
+            (Some(_), Some(_)) => {
+                Err(self.wrong(format!("`{key}` and `{other}` are the same; give one of them")))
+            }
+            (one, another) => Ok(one.or(another)),
+        }
+    }
+
+    /// The same, as a number of at least 1.
+    pub(crate) fn positive_of(&mut self, key: &str, other: &str) -> Result<Option<usize>> {
+        let (one, another) = (self.positive(key)?, self.positive(other)?);
+        if one.is_some() && another.is_some() {
+            return Err(self.wrong(format!("`{key}` and `{other}` are the same; give one of them")));
+        }
+        Ok(one.or(another))
+    }
+
+    /// Which of `known` words the value of `key` is; the first where it is not given.
+    pub(crate) fn one_of(&mut self, key: &str, known: &[&str]) -> Result<usize> {
+        let Some(text) = self.take(key) else { return Ok(0) };
+        let at = known.iter().position(|word| *word == text);
+        at.ok_or_else(|| self.wrong(format!("`{key}={text}` is unknown; known: {}", known.join(", "))))
     }
 
     pub(crate) fn wrong(&self, why: String) -> Error {

@@ -61,7 +61,7 @@ impl KvLayer for NoLayer {
         Ok(KvView::from_zero(keys, values))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
         Ok(None)
     }
 

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::AnySlot,
+    slot::{AnySlot, Touched},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
@@ -103,14 +103,25 @@ impl SlidingLayer {
         self.seq_len + n <= self.visible() + self.full()
     }
 
+    /// Slots of the buffer once it was fed up to `end`.
+    fn slots_for(&self, end: usize) -> usize {
+        match self.buffer.slots() {
+            have if end <= have => have,
+            have => end.next_power_of_two().max(SMALLEST).min(self.full()).max(have),
+        }
+    }
+
     /// Has the buffer as long as `end` positions need it.
     fn grow(&mut self, end: usize, keys: &Tensor<4>, values: &Tensor<4>) -> Result<()> {
         let (have, full) = (self.buffer.slots(), self.full());
-        let wanted = end.next_power_of_two().max(SMALLEST).min(full).max(have);
         if self.seq_len <= have {
             // Nothing was wrapped yet: slots are positions.
-            let wanted = if end <= have { have } else { wanted };
-            return self.buffer.resize(wanted, self.seq_len, [keys, values], Lives::UntilItGrows);
+            return self.buffer.resize(
+                self.slots_for(end),
+                self.seq_len,
+                [keys, values],
+                Lives::UntilItGrows,
+            );
         }
         if have >= full {
             return Ok(());
@@ -120,7 +131,7 @@ impl SlidingLayer {
         let (old_keys, old_values) = self.buffer.in_order(KvSpan { start: first, len: kept })?;
         self.buffer.resize(full, 0, [keys, values], Lives::UntilItGrows)?;
         let place = Place::new(first, &[], &keys.device());
-        self.buffer.write(old_keys, old_values, place.on_device)
+        self.buffer.write(old_keys, old_values, &place)
     }
 }
 
@@ -137,7 +148,7 @@ impl KvLayer for SlidingLayer {
         let end = self.seq_len + n;
         let view = if self.fits(n) {
             self.grow(end, &keys, &values)?;
-            self.buffer.write(keys, values, place.on_device.clone())?;
+            self.buffer.write(keys, values, place)?;
             let (keys, values) = self.buffer.get()?;
             DenseKv { keys, values, start: span.start, origin: 0 }
         } else {
@@ -153,7 +164,7 @@ impl KvLayer for SlidingLayer {
             self.grow(end, &keys, &values)?;
             let skipped = n.saturating_sub(self.buffer.slots());
             let tail = |new: Tensor<4>| new.narrow(2, skipped, n - skipped);
-            self.buffer.write(tail(keys), tail(values), place.on_device.clone() + skipped as i64)?;
+            self.buffer.write(tail(keys), tail(values), &place.behind(skipped))?;
             DenseKv { keys: all_keys, values: all_values, start: span.start, origin: span.start }
         };
         self.seq_len = end;
@@ -161,8 +172,8 @@ impl KvLayer for SlidingLayer {
         Ok(KvView::Dense(view))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        self.buffer.view(self.span(0), 0)
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        self.buffer.dense(self.span(0))
     }
 
     fn is_static(&self) -> bool {
@@ -218,6 +229,15 @@ impl CacheLayer for SlidingLayer {
         self.oldest = 0;
     }
 
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let Footprint { held, passing } =
+            self.buffer.footprint(self.slots_for(self.seq_len + feed.tokens), feed);
+        // A chunk that does not fit is laid out in order, too.
+        let in_order = if self.fits(feed.tokens) { 0 } else { self.span(feed.tokens).len };
+        let token = self.buffer.need().token_bytes(feed.element).saturating_mul(feed.rows);
+        Footprint { held, passing: passing + token.saturating_mul(in_order) }
+    }
+
     fn compact(&mut self) {
         if self.seq_len < self.buffer.slots() && self.oldest == 0 {
             self.buffer.truncate(self.seq_len);
@@ -240,6 +260,10 @@ impl CacheLayer for SlidingLayer {
         self.buffer.restore(kv, device)?;
         (self.seq_len, self.oldest, self.history) = (seq_len, oldest, history.max(self.history));
         Ok(())
+    }
+
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![self.buffer.touched()]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Instant};
 
 use kiln::{
     Batch, Error, GenerationConfig, LoadOptions, Model, Plan, RandomLlama, Result, RunOptions, TokenId,
-    memory::LayerNeed, read_back,
+    read_back,
 };
 use serde::Serialize;
 
@@ -76,11 +76,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
             let options = LoadOptions {
                 dtype: args.place.dtype,
                 kernels: args.place.kernels,
+                memory: args.place.memory,
                 ..LoadOptions::on(device)
             };
             Model::random(&sizes, options)?
         }
-        None => load::model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first())?,
+        None => load::model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first(), 0)?,
     };
     let needs = model.causal().needs();
     plans.iter().try_for_each(|plan| plan.check(&needs))?;
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
 
     let mut results: Vec<Measured> = Vec::new();
     for plan in &plans {
-        let bench = Bench { args, model: &model, plan, bandwidth, cache: plan.describe(&needs) };
+        let bench = Bench { args, model: &model, plan, bandwidth, cache: plan.label(&needs) };
         for &n in args.prompt.iter().filter(|&&n| n > 0) {
             results.push(bench.prefill(n)?);
         }
@@ -184,6 +185,7 @@ impl Bench<'_> {
         };
         let warm_up = once()?;
         let samples = (0..self.args.repetitions).map(|_| Ok(n as f64 / once()?)).collect::<Result<_>>()?;
+        tracing::debug!(target: "kiln::memory", usage = ?model.device().memory_pool_usage(), "prefilled {n}");
         Ok(self.measured(format!("pp{n}"), n, samples, warm_up))
     }
 
@@ -262,12 +264,7 @@ impl Bench<'_> {
     /// Bytes that a step of decode must read with `tokens` tokens in the cache: the weights it multiplies by, and what is
     /// remembered.
     fn bytes_a_token(&self, tokens: usize) -> f64 {
-        let element = self.model.dtype().size();
-        let bytes = |need: &LayerNeed| match need {
-            LayerNeed::Attention(need) => self.plan.spec(need).factory.bytes(need, tokens, element),
-            _ => 0,
-        };
-        let cache: usize = self.model.causal().needs().iter().map(bytes).sum();
+        let cache = self.plan.bytes(&self.model.causal().needs(), tokens, self.model.dtype().size());
         (self.model.multiplied_bytes() + cache as u64) as f64
     }
 }

@@ -36,8 +36,8 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     let folder = load::folder(args.model.as_deref())?;
     let given = args.template.as_deref().map(given_template).transpose()?.flatten();
 
-    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref())?;
-    let plan = plan.map_or_else(|| model.plan(), Ok)?;
+    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), 0)?;
+    let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
     let template = match given {
         Some(template) => template,
         None => own_template(&model, args.template.as_deref())?,
@@ -257,11 +257,14 @@ impl Session<'_> {
 
     fn cache(&self) -> String {
         let sequence = self.chat.sequence();
+        let positions = match sequence.cache().is_endless() {
+            true => "tokens seen".to_owned(),
+            false => format!("of {} positions", self.model.sizes().positions),
+        };
         format!(
-            "cache    {}, {} of {} positions, {}",
-            self.plan.describe(&self.model.causal().needs()),
+            "cache    {}, {} {positions}, {}",
+            self.plan.label(&self.model.causal().needs()),
             sequence.len(),
-            self.model.sizes().positions,
             display::bytes(sequence.cache().device_bytes() as u64)
         )
     }

@@ -64,10 +64,3 @@ pub(super) struct Written<'a> {
     pub(super) parts: usize,
     pub(super) before: usize,
 }
-
-/// Whether vectors of a tensor begin and end between two fours of its memory.
-pub(super) fn comes_in_fours(tensor: &CubeTensor) -> bool {
-    let (strides, last) = (tensor.meta.strides(), 3);
-    let begin = strides[..last].iter().all(|stride| stride.is_multiple_of(4));
-    begin && strides[last] == 1 && tensor.meta.shape()[last].is_multiple_of(4)
-}

@@ -9,9 +9,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{
     AttentionShape, COMBINE, DECODE, Limits, PREFILL,
-    sharing::{Kernel, Sharing, Written, comes_in_fours},
+    sharing::{Kernel, Sharing, Written},
 };
-use crate::launch::{Launch, empty, empty_like, primitive, strides};
+use crate::launch::{Launch, comes_in_fours, empty, empty_like, primitive, strides};
 
 pub(crate) fn wgsl(
     q: Tensor<4>,

@@ -5,7 +5,7 @@ use kiln_core::{
     Result,
     batch::{Batch, Steps},
     layer::{KvLayer, KvSpan, Place},
-    view::{DenseKv, KvView},
+    view::{DenseKv, KvView, PackedView},
 };
 use kiln_kernels::{AttentionShape, Kernels};
 
@@ -127,12 +127,43 @@ impl Attention {
         let queries = kernels.rotary(queries, cos.clone(), sin.clone());
         let keys = kernels.rotary(keys, cos, sin);
 
-        let KvView::Dense(DenseKv { keys, values, start, origin }) = layer.update(keys, values, &place)?;
-        let shape = AttentionShape { scale, softcap, window: self.window, start, origin };
-        let mixed = kernels.attention(queries, keys, values, place.on_device, place.left_pad, &shape);
+        let view = layer.update(keys, values, &place)?;
+        let mixed = attend(queries, view, place, (scale, softcap, self.window), kernels);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward(merged, kernels))
     }
+}
+
+/// What the queries at `place` make of all that they see.
+fn attend(
+    queries: Tensor<4>,
+    view: KvView,
+    place: Place,
+    (scale, softcap, window): (f64, Option<f64>, Option<usize>),
+    kernels: &Kernels,
+) -> Tensor<4> {
+    let Place { on_device: first, left_pad, .. } = place;
+    let shape = |start, origin| AttentionShape { scale, softcap, window, start, origin };
+    let dense = |queries, DenseKv { keys, values, start, origin }, first, left_pad| {
+        kernels.attention(queries, keys, values, first, left_pad, &shape(start, origin))
+    };
+    let PackedView { packed, recent, rotation, .. } = match view {
+        KvView::Dense(view) => return dense(queries, view, first, left_pad),
+        KvView::Packed(view) => *view,
+    };
+    let rotate = |x: Tensor<4>| match &rotation {
+        Some(matrix) => x.matmul(matrix.clone().unsqueeze()),
+        None => x,
+    };
+    let queries = rotate(queries);
+    rotate(match packed {
+        None => dense(queries, recent, first, left_pad),
+        Some(packed) => {
+            let DenseKv { keys, values, start, origin } = recent;
+            let shape = shape(start, origin);
+            kernels.attention_packed(queries, &packed, [keys, values], first, left_pad, &shape)
+        }
+    })
 }
 
 impl Projections {

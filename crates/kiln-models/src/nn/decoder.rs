@@ -202,6 +202,14 @@ impl CausalModel for Decoder {
         self.config.sizes.vocab
     }
 
+    fn element_bytes(&self) -> usize {
+        self.norm.dtype().size()
+    }
+
+    fn working_bytes(&self, rows: usize, tokens: usize) -> usize {
+        self.config.sizes.working_bytes(rows, tokens, self.element_bytes())
+    }
+
     fn rotary_tables(
         &self,
         slots: Range<usize>,

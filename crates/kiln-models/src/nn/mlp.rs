@@ -1,13 +1,8 @@
 //! The gated feed-forward block: `down(act(gate(x)) · up(x))`.
 
-use std::f64::consts::PI;
-
-use burn::tensor::{
-    DType, Tensor,
-    activation::{gelu, silu},
-};
+use burn::tensor::Tensor;
 use kiln_core::Result;
-use kiln_kernels::Kernels;
+use kiln_kernels::{Activation, Kernels};
 
 use super::linear::Linear;
 use crate::{ConfigFile, Rows, Sizes, Weights};
@@ -31,43 +26,15 @@ impl MlpConfig {
     }
 }
 
-/// The function between the projections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Activation {
-    /// `x / (1 + exp(-x))`
-    Silu,
-    /// `x Φ(x)` (Hendrycks and Gimpel, 2016)
-    Gelu,
-    /// Its approximation, `x / 2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`
-    GeluTanh,
-}
-
-impl Activation {
-    /// The one that `name` in field `key` means, by transformers' names.
-    pub(crate) fn named(config: &ConfigFile, key: &str, name: &str) -> Result<Self> {
-        match name {
-            "silu" | "swish" => Ok(Self::Silu),
-            "gelu" => Ok(Self::Gelu),
-            "gelu_pytorch_tanh" | "gelu_new" => Ok(Self::GeluTanh),
-            _ => {
-                let known = "known: silu, swish, gelu, gelu_pytorch_tanh, gelu_new";
-                Err(config.error(&format!("`{key}` is `{name}`; {known}")))
-            }
-        }
-    }
-
-    fn forward(self, x: Tensor<3>) -> Tensor<3> {
-        // The reference computes each in float32 and rounds once.
-        let dtype = x.dtype();
-        match self {
-            Self::Silu => silu(x),
-            Self::Gelu => gelu(x.cast(DType::F32)).cast(dtype),
-            Self::GeluTanh => {
-                let x = x.cast(DType::F32);
-                // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): fewer operations, and no tanh of large numbers.
-                let u = (x.clone().square() * 0.044715 + 1.0) * x.clone() * (2.0 / PI).sqrt();
-                (x / ((u * -2.0).exp() + 1.0)).cast(dtype)
-            }
+/// The activation that `name` in field `key` means, by transformers' names.
+pub(crate) fn activation(config: &ConfigFile, key: &str, name: &str) -> Result<Activation> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::Gelu),
+        "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
+        _ => {
+            let known = "known: silu, swish, gelu, gelu_pytorch_tanh, gelu_new";
+            Err(config.error(&format!("`{key}` is `{name}`; {known}")))
         }
     }
 }
@@ -121,6 +88,6 @@ impl GatedMlp {
                 (both.clone().narrow(2, 0, half), both.narrow(2, half, half))
             }
         };
-        self.down_proj.forward(self.activation.forward(gate) * up, kernels)
+        self.down_proj.forward(kernels.gated(gate, up, self.activation), kernels)
     }
 }

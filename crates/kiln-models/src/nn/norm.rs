@@ -1,6 +1,6 @@
 //! RMSNorm (Zhang and Sennrich, 2019).
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use kiln_core::Result;
 use kiln_kernels::{Kernels, NormOrder};
 
@@ -23,6 +23,11 @@ impl RmsNorm {
     /// Reads `name.weight`.
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, len: usize, kind: NormKind) -> Result<Self> {
         Ok(Self { weight: weights.vector(&format!("{name}.weight"), len)?, kind })
+    }
+
+    /// What the weight is held in.
+    pub(crate) fn dtype(&self) -> DType {
+        self.weight.dtype()
     }
 
     /// # Shapes

@@ -1,6 +1,6 @@
 //! One recorded case, and whether Kiln does what it needs.
 
-use kiln::{ConfigFile, TokenId, models::ARCHITECTURES, processors};
+use kiln::{ConfigFile, TokenId, cache_text, models::ARCHITECTURES, processors};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -26,8 +26,26 @@ pub(super) struct Case {
     pub(super) scores: Option<String>,
     pub(super) out: Option<String>,
     pub(super) attention_scaling: Option<f64>,
+    #[serde(flatten)]
+    pub(super) quantized: Option<Quantized>,
     /// The reference itself failed here.
     error: Option<String>,
+}
+
+/// A tensor that one of transformers' formats made codes of.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Quantized {
+    pub(super) backend: String,
+    pub(super) nbits: usize,
+    pub(super) axis: i64,
+    pub(super) group: usize,
+    pub(super) scale: String,
+    /// What quanto adds before scaling.
+    pub(super) shift: Option<String>,
+    /// What HQQ adds after it.
+    pub(super) zero: Option<String>,
+    pub(super) packed: String,
+    pub(super) dequantized: String,
 }
 
 impl Case {
@@ -37,7 +55,7 @@ impl Case {
             return Some("the reference itself fails here".to_owned());
         }
         match &*self.model {
-            "quant" => return Some("the quantized cache is not implemented yet".to_owned()),
+            "quant" => return None,
             "mel" => return Some("whisper is not implemented yet".to_owned()),
             "proc" => {
                 let name = self.kwargs.keys().find(|name| !processors::KNOWN.contains(&name.as_str()))?;
@@ -56,7 +74,7 @@ impl Case {
     }
 
     /// The cache that the case asks for, as the command line writes it.
-    pub(super) fn cache(&self) -> String {
+    pub(super) fn cache(&self, folder: &Folder) -> String {
         let number = |key: &str| self.kwargs.get(key).and_then(Value::as_u64);
         let cache = ["past_key_values", "cache_implementation"]
             .iter()
@@ -67,6 +85,11 @@ impl Case {
                 let (window, sinks) = (number("window_length"), number("num_sink_tokens"));
                 format!("sink:window={},sinks={},compat=4.47", window.unwrap_or(0), sinks.unwrap_or(0))
             }
+            (_, Some("quantized")) => {
+                let text = cache_text("quantized", self.kwargs.get("cache_config"));
+                let version = if folder.is_4_47() { ",compat=4.47,optimize=off" } else { "" };
+                format!("{text},flush=requantize{version}")
+            }
             (_, cache) => match number("max_cache_len") {
                 Some(len) => format!("fixed:len={len}"),
                 None => known(cache.unwrap_or("dynamic")).unwrap_or("dynamic").to_owned(),
@@ -76,11 +99,11 @@ impl Case {
 
     /// Why this recording is known to be wrong; asked of cases that can run.
     pub(super) fn known_to_differ(&self, folder: &Folder) -> Option<String> {
-        if !folder.transformers.starts_with("4.47") {
+        if !folder.is_4_47() {
             return None;
         }
         let config = ConfigFile::read(&folder.model(&self.model)).ok()?;
-        let slides = self.cache() == "sliding" || config.model_type().ok()? == "gemma2";
+        let slides = self.cache(folder) == "sliding" || config.model_type().ok()? == "gemma2";
         let window = config.get("sliding_window")?.as_u64()? as usize;
         let prompt = self.input_ids.first()?.len();
         let fed = prompt + self.max_new_tokens - 1;
@@ -122,6 +145,9 @@ fn known(cache: &str) -> Option<&'static str> {
         "SlidingWindowCache" | "sliding_window" => "sliding",
         "HybridCache" | "hybrid" => "hybrid",
         "SinkCache" => "sink",
+        "OffloadedCache" | "offloaded" => "offloaded",
+        "OffloadedStaticCache" | "offloaded_static" => "offloaded_static",
+        "quantized" => "quantized",
         _ => return None,
     })
 }
@@ -134,6 +160,7 @@ fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
             | "window_length" | "num_sink_tokens",
             _,
         ) => None,
+        ("cache_config", None) if value.is_object() => None,
         ("past_key_values" | "cache_implementation", Some(cache)) if known(cache).is_some() => None,
         ("past_key_values" | "cache_implementation", Some(cache)) => {
             Some(format!("the cache `{cache}` is not implemented yet"))

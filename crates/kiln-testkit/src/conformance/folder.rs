@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use burn::tensor::{DType, TensorData};
 use kiln::{Error, Result};
 use safetensors::{Dtype, SafeTensors};
 
@@ -46,15 +47,22 @@ impl Folder {
         self.path.join("models").join(name)
     }
 
+    /// Whether transformers 4.47 was the recorder.
+    pub(super) fn is_4_47(&self) -> bool {
+        self.transformers.starts_with("4.47")
+    }
+
     /// The recorded tensor `name`: its shape and numbers.
     pub(super) fn tensor(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), Mismatch> {
         let tensors = SafeTensors::deserialize(&self.tensors).map_err(|e| Mismatch::new(e.to_string()))?;
         let view = tensors.tensor(name).map_err(|e| Mismatch::new(e.to_string()))?;
-        if view.dtype() != Dtype::F32 {
-            return Err(Mismatch::new(format!("`{name}` is recorded as {:?}, not F32", view.dtype())));
-        }
-        let numbers =
-            view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        Ok((view.shape().to_vec(), numbers))
+        let dtype = match view.dtype() {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::U8 => DType::U8,
+            other => return Err(Mismatch::new(format!("`{name}` is recorded as {other:?}"))),
+        };
+        let data = TensorData::from_bytes_vec(view.data().to_vec(), view.shape(), dtype);
+        Ok((view.shape().to_vec(), data.iter::<f32>().collect()))
     }
 }

@@ -4,12 +4,12 @@ use kiln::{Batch, Logits, Model, Plan, read_back};
 
 use super::{Folder, Mismatch, case::Case, difference};
 
-pub(super) fn run(folder: &Folder, case: &Case, model: &Model, cache: &str) -> Result<f64, Mismatch> {
+pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
     let (shape, want) = folder.tensor(case.logits.as_deref().unwrap_or_default())?;
     let &[rows, tokens, vocab] = shape.as_slice() else {
         return Err(Mismatch::new(format!("logits of shape {shape:?} are not [rows, tokens, vocab]")));
     };
-    let mut cache = model.cache(&Plan::named(cache)?)?;
+    let mut cache = model.cache(plan)?;
     let mut largest: f64 = 0.0;
     let mut start = 0;
     for chunk in &case.chunks {

@@ -6,11 +6,11 @@ use kiln::{
 
 use super::{Folder, Mismatch, case::Case, difference};
 
-pub(super) fn run(folder: &Folder, case: &Case, model: &Model, cache: &str) -> Result<f64, Mismatch> {
+pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
     let mut largest = attention_scaling(folder, case)?;
     // Once as users run it, tokens chosen on the device where they can be; once with everything written down.
-    check_sequences(&generate(case, model, cache, false)?, case)?;
-    let steps = generate(case, model, cache, true)?;
+    check_sequences(&generate(case, model, plan, false)?, case)?;
+    let steps = generate(case, model, plan, true)?;
     check_sequences(&steps, case)?;
     for (name, numbers) in [
         (&case.logits, steps.iter().map(|step| &step.logits).collect::<Vec<_>>()),
@@ -38,7 +38,16 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, cache: &str) -> R
     Ok(largest)
 }
 
-fn generate(case: &Case, model: &Model, cache: &str, keep: bool) -> Result<Vec<kiln::Step>, Mismatch> {
+/// The logits of every step of a case of one row.
+pub(super) fn logits(case: &Case, model: &Model, plan: &Plan) -> Result<Vec<Vec<f32>>, Mismatch> {
+    let steps = generate(case, model, plan, true)?;
+    Ok(steps
+        .into_iter()
+        .map(|step| step.logits.unwrap_or_default().into_iter().next().unwrap_or_default())
+        .collect())
+}
+
+fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<kiln::Step>, Mismatch> {
     let left_pad = case.left_pad().ok_or_else(|| Mismatch::new("the mask is not one of left padding"))?;
     let prefix = case.kwargs.get("prefix").and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
     let mut batch = Batch::from_rows(&case.input_ids, model.device())?;
@@ -46,7 +55,7 @@ fn generate(case: &Case, model: &Model, cache: &str, keep: bool) -> Result<Vec<k
     if prefix >= batch.len() {
         return Err(Mismatch::new(format!("a prefix of {prefix} leaves nothing to feed")));
     }
-    let mut cache = model.cache(&Plan::named(cache)?)?;
+    let mut cache = model.cache(plan)?;
     if prefix > 0 {
         model.causal().forward(&batch.slice(0..prefix), kiln::Logits::Last, &mut cache)?;
     }
@@ -66,6 +75,7 @@ fn generate(case: &Case, model: &Model, cache: &str, keep: bool) -> Result<Vec<k
         keep_logits: keep,
         keep_scores: keep,
         compile: !keep && model.opened().is_asynchronous() && cache.is_static(),
+        rescue: None,
     };
     let batch = batch.slice(prefix..batch.len());
     let generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;

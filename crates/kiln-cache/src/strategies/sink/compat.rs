@@ -7,7 +7,7 @@
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
     slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
@@ -82,12 +82,8 @@ impl KvLayer for CompatLayer {
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        let (start, held) = (self.seq_len - self.held, self.held > 0);
-        let view = |(keys, values): (Tensor<4>, Tensor<4>)| {
-            KvView::Dense(DenseKv { keys, values, start, origin: start })
-        };
-        Ok(self.kv.get()?.cloned().filter(|_| held).map(view))
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        Ok(self.kv.get()?.cloned().filter(|_| self.held > 0))
     }
 
     fn at_once(&self) -> Option<usize> {
@@ -135,6 +131,13 @@ impl CacheLayer for CompatLayer {
     fn reset(&mut self) {
         self.kv = Slot::Empty;
         (self.held, self.seq_len) = (0, 0);
+    }
+
+    /// It is put together anew at every step.
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let token = self.need.token_bytes(feed.element).saturating_mul(feed.rows);
+        let held = token.saturating_mul(self.held_after(feed.tokens));
+        Footprint { held, passing: token.saturating_mul(self.held) }
     }
 
     fn compact(&mut self) {

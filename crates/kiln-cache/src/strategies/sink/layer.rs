@@ -12,9 +12,9 @@
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::{AnySlot, Slot},
+    slot::{AnySlot, Slot, Touched},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
@@ -75,6 +75,15 @@ impl SinkLayer {
         if full { self.shift.min(self.history) } else { self.shift }
     }
 
+    /// Slots of the buffer once it was fed up to position `end`.
+    fn slots_for(&self, end: usize) -> usize {
+        let most = self.window + self.slack + self.history;
+        match self.buffer.slots() {
+            slots if end <= slots => slots,
+            slots => (end + 1).next_power_of_two().min(most).max(slots),
+        }
+    }
+
     /// Moves the window to begin at `to`; the sinks are still to be placed.
     fn move_to(&mut self, to: usize) -> Result<()> {
         let by = to as i64 - self.shift as i64;
@@ -82,8 +91,8 @@ impl SinkLayer {
         if kept.len > 0 {
             let (keys, values) = self.buffer.in_order(kept)?;
             let (keys, values) = (self.rotation.shift(own(keys), by), own(values));
-            let at = Place::new(to + self.sinks, &[], &keys.device()).on_device;
-            self.buffer.write(keys, values, at)?;
+            let at = Place::new(to + self.sinks, &[], &keys.device());
+            self.buffer.write(keys, values, &at)?;
         }
         if let Some((keys, values)) = self.evicted.take()? {
             self.evicted = Slot::Here((self.rotation.shift(keys, by), values));
@@ -121,9 +130,9 @@ impl SinkLayer {
     /// Puts copies of the sinks in front of the kept tokens.
     fn place_sinks(&mut self) -> Result<()> {
         if let Some((keys, values)) = self.originals.get()?.cloned() {
-            let at = Place::new(self.shift, &[], &keys.device()).on_device;
+            let at = Place::new(self.shift, &[], &keys.device());
             let keys = self.rotation.shift(keys, self.shift as i64);
-            self.buffer.write(keys, values, at)?;
+            self.buffer.write(keys, values, &at)?;
         }
         Ok(())
     }
@@ -164,11 +173,10 @@ impl KvLayer for SinkLayer {
         }
         let end = self.shift + self.held + n;
         if self.held == 0 || end > self.buffer.slots() {
-            let most = self.window + self.slack + self.history;
-            let slots = (end + 1).next_power_of_two().min(most).max(self.buffer.slots());
+            let slots = self.slots_for(end);
             self.buffer.resize(slots, self.shift + self.held, [&keys, &values], Lives::UntilItGrows)?;
         }
-        self.buffer.write(keys, values, place.on_device.clone())?;
+        self.buffer.write(keys, values, place)?;
         if pushed_out > 0 {
             self.evict(pushed_out)?;
         }
@@ -181,8 +189,8 @@ impl KvLayer for SinkLayer {
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: 0 }))
     }
 
-    fn view(&self) -> Result<Option<KvView>> {
-        self.buffer.view(self.span(0), 0)
+    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+        self.buffer.dense(self.span(0))
     }
 
     fn at_once(&self) -> Option<usize> {
@@ -229,8 +237,8 @@ impl CacheLayer for SinkLayer {
             self.buffer.get()?;
             let stay = self.evicted_len - undone;
             let cut = |t: &Tensor<4>, from, len| own(t.clone().narrow(2, from, len));
-            let at = Place::new(self.shift - undone + self.sinks, &[], &keys.device()).on_device;
-            self.buffer.write(cut(&keys, stay, undone), cut(&values, stay, undone), at)?;
+            let at = Place::new(self.shift - undone + self.sinks, &[], &keys.device());
+            self.buffer.write(cut(&keys, stay, undone), cut(&values, stay, undone), &at)?;
             self.evicted = match stay {
                 0 => Slot::Empty,
                 stay => Slot::Here((cut(&keys, 0, stay), cut(&values, 0, stay))),
@@ -252,6 +260,15 @@ impl CacheLayer for SinkLayer {
         self.buffer.truncate(0);
         (self.originals, self.evicted) = (Slot::Empty, Slot::Empty);
         (self.shift, self.held, self.seq_len, self.evicted_len) = (0, 0, 0, 0);
+    }
+
+    fn footprint(&self, feed: &Feed) -> Footprint {
+        let end = self.shift_for(feed.tokens) + self.held + feed.tokens;
+        let Footprint { held, passing } = self.buffer.footprint(self.slots_for(end), feed);
+        // Sinks and evicted tokens are held besides; the window is copied when it is moved back.
+        let token = self.buffer.need().token_bytes(feed.element).saturating_mul(feed.rows);
+        let beside = token.saturating_mul(self.sinks + self.history);
+        Footprint { held: held.saturating_add(beside), passing: passing + token.saturating_mul(self.window) }
     }
 
     fn compact(&mut self) {
@@ -282,6 +299,11 @@ impl CacheLayer for SinkLayer {
         (self.shift, self.held, self.seq_len) = (shift, held, seq_len);
         (self.evicted_len, self.history) = (evicted_len, history.max(self.history));
         Ok(())
+    }
+
+    /// The originals are written once, where there were none.
+    fn touched(&mut self) -> Vec<Touched> {
+        vec![self.buffer.touched(), Touched::Nothing, Touched::Everything]
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -11,6 +11,7 @@ use kiln_core::{
     model_cache::ModelCache,
     need::{AttentionNeed, LayerNeed},
     read_back,
+    view::KvView,
 };
 
 pub(super) const VOCAB: usize = 23;
@@ -68,7 +69,10 @@ impl CausalModel for Hashing {
         let layer = cache.attention(0)?;
         let span = layer.span(batch.len());
         let place = Place::new(span.query(batch.len()), &batch.left_pad, &device);
-        let (keys, _) = layer.update(keys.clone(), keys, &place)?.in_order(span);
+        let KvView::Dense(view) = layer.update(keys.clone(), keys, &place)? else {
+            return Err(Error::Execution("these layers are dense".to_owned()));
+        };
+        let (keys, _) = view.in_order(span);
         let len = keys.dims()[2];
         let keys: Vec<TokenId> = read_back::read(keys)?.iter::<f32>().map(|id| id as TokenId).collect();
         let rows_logits =
@@ -128,8 +132,8 @@ pub(super) mod cache {
             Ok(KvView::from_zero(keys, values))
         }
 
-        fn view(&self) -> Result<Option<KvView>> {
-            Ok(self.kv.get()?.cloned().map(|(keys, values)| KvView::from_zero(keys, values)))
+        fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+            Ok(self.kv.get()?.cloned())
         }
 
         fn snapshot(&self) -> Box<dyn KvLayer> {

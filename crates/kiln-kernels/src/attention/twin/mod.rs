@@ -16,9 +16,9 @@ use kiln_core::packed::{Along, PackedKv, Packing};
 use super::{
     AttentionShape, Limits,
     packed::{bounds, in_rows, recent_pad},
-    sharing::{Kernel, Sharing, Written, comes_in_fours},
+    sharing::{Kernel, Sharing, Written},
 };
-use crate::launch::{LANES, address_type, count, empty, empty_like, primitive};
+use crate::launch::{LANES, address_type, comes_in_fours, count, empty, empty_like, primitive};
 
 /// As `vec4<f32>` of WGSL.
 type Four = Vector<f32, Const<4>>;

@@ -1,0 +1,251 @@
+//! The copy of a layer that the host holds.
+
+use std::{ops::Range, sync::Arc};
+
+use burn::tensor::{DType, Device, TensorData};
+use kiln_core::{
+    Error, Result,
+    layer::Moved,
+    read_back::{ReadBack, block_on},
+    slot::{AnySlot, Outline, Touched},
+};
+
+/// Bytes that may be under way: they are held on the device until they are here. More are waited for at once.
+const UNDER_WAY: usize = 256 << 10;
+
+/// What every slot of a layer holds, and what is on its way from the device.
+#[derive(Debug, Default)]
+pub(super) struct Host {
+    slots: Vec<Vec<HostTensor>>,
+    arriving: Vec<Arriving>,
+    moved: Moved,
+    /// Why this is not what the device held.
+    lost: Option<Error>,
+}
+
+/// A tensor of a slot, or a part of it, that the device was asked for.
+#[derive(Debug)]
+struct Arriving {
+    slot: usize,
+    tensor: usize,
+    /// Entries of dimension 2; `None`: all of it.
+    tokens: Option<Range<usize>>,
+    read: ReadBack,
+}
+
+impl Host {
+    /// Has the copy follow what the device holds: starts reading what was touched, and all of what has another shape.
+    pub(super) fn follow(&mut self, slots: &[&dyn AnySlot], touched: &[Touched]) -> Result<()> {
+        self.settle()?;
+        self.slots.resize(slots.len(), Vec::new());
+        for (i, slot) in slots.iter().enumerate() {
+            let outlines = slot.outlines();
+            let known = self.slots[i].iter().map(HostTensor::outline).eq(outlines.iter().cloned());
+            match touched.get(i) {
+                Some(Touched::Nothing) if known => {}
+                Some(Touched::Tokens(pieces)) if known => {
+                    pieces.iter().try_for_each(|piece| self.expect(i, *slot, Some(piece)))?;
+                }
+                _ => {
+                    self.slots[i] = outlines.into_iter().map(HostTensor::awaited).collect();
+                    self.expect(i, *slot, None)?;
+                }
+            }
+        }
+        let bytes =
+            |arriving: &Arriving| self.slots[arriving.slot][arriving.tensor].bytes_of(&arriving.tokens);
+        if self.arriving.iter().map(bytes).sum::<usize>() > UNDER_WAY {
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    fn expect(&mut self, i: usize, slot: &dyn AnySlot, tokens: Option<&Range<usize>>) -> Result<()> {
+        let reads = slot.start_reading(tokens)?.into_iter().enumerate();
+        let arriving =
+            reads.map(|(tensor, read)| Arriving { slot: i, tensor, tokens: tokens.cloned(), read });
+        self.arriving.extend(arriving);
+        Ok(())
+    }
+
+    /// Waits for what is on its way.
+    ///
+    /// # Errors
+    /// What the device said of it: then, and from then on.
+    fn settle(&mut self) -> Result<()> {
+        for Arriving { slot, tensor, tokens, read } in std::mem::take(&mut self.arriving) {
+            match (block_on(read.finish()), self.slots.get_mut(slot).and_then(|slot| slot.get_mut(tensor))) {
+                (Ok(data), Some(here)) => {
+                    self.moved.down += data.as_bytes().len() as u64;
+                    here.write(tokens, data);
+                }
+                (Ok(_), None) => {}
+                (Err(error), _) => self.lost = Some(error),
+            }
+        }
+        self.lost.clone().map_or(Ok(()), Err)
+    }
+
+    /// Puts copies into the slots that are away.
+    pub(super) fn fill(&mut self, slots: Vec<&mut dyn AnySlot>, device: &Device) -> Result<()> {
+        self.settle()?;
+        for (slot, here) in slots.into_iter().zip(&self.slots).filter(|(slot, _)| slot.is_away()) {
+            self.moved.up += here.iter().map(|tensor| tensor.len() as u64).sum::<u64>();
+            slot.import(&mut here.iter().map(HostTensor::to_data), device);
+        }
+        Ok(())
+    }
+
+    /// Takes over data in the order of the slots that are away.
+    pub(super) fn take_over(&mut self, slots: &[&dyn AnySlot], data: Vec<TensorData>) {
+        let mut data = data.into_iter().map(HostTensor::new);
+        let away = |slot: &&dyn AnySlot| if slot.is_away() { slot.outlines().len() } else { 0 };
+        self.slots = slots.iter().map(|slot| data.by_ref().take(away(slot)).collect()).collect();
+    }
+
+    /// Drops the copies of slots that are not away.
+    ///
+    /// # Errors
+    /// What the device said of the others; all are dropped then.
+    pub(super) fn forget(&mut self, slots: &[&dyn AnySlot]) -> Result<()> {
+        let settled = self.settle();
+        if settled.is_err() {
+            self.empty();
+        }
+        for (i, here) in self.slots.iter_mut().enumerate() {
+            if !slots.get(i).is_some_and(|slot| slot.is_away()) {
+                here.clear();
+            }
+        }
+        settled
+    }
+
+    /// Drops everything.
+    pub(super) fn empty(&mut self) {
+        *self = Self { moved: self.moved, ..Self::default() };
+    }
+
+    /// The same once more.
+    pub(super) fn share(&mut self) -> Self {
+        // An error is kept, and given to whoever uses the copy.
+        _ = self.settle();
+        let (slots, lost) = (self.slots.clone(), self.lost.clone());
+        Self { slots, arriving: Vec::new(), moved: Moved::default(), lost }
+    }
+
+    /// New row `i` is old row `rows[i]`, of every tensor.
+    pub(super) fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
+        self.settle()?;
+        self.slots.iter_mut().flatten().for_each(|tensor| tensor.select_rows(rows));
+        Ok(())
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.slots.iter().flatten().map(HostTensor::len).sum()
+    }
+
+    pub(super) fn moved(&self) -> Moved {
+        self.moved
+    }
+}
+
+/// A tensor in host memory, row by row. Copies share it until one of them is written.
+#[derive(Clone, Debug)]
+pub(super) struct HostTensor {
+    bytes: Arc<Vec<u8>>,
+    shape: Vec<usize>,
+    dtype: DType,
+}
+
+impl HostTensor {
+    fn new(data: TensorData) -> Self {
+        let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+        Self { bytes: Arc::new(data.as_bytes().to_vec()), shape, dtype }
+    }
+
+    /// One whose numbers are still to come.
+    fn awaited((shape, dtype): Outline) -> Self {
+        Self { bytes: Arc::default(), shape, dtype }
+    }
+
+    fn outline(&self) -> Outline {
+        (self.shape.clone(), self.dtype)
+    }
+
+    /// Bytes, also of what is still to come.
+    fn len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// The same of entries `tokens` of dimension 2, or of everything.
+    fn bytes_of(&self, tokens: &Option<Range<usize>>) -> usize {
+        match (tokens, self.shape.get(2)) {
+            (Some(tokens), Some(&all)) => self.len() / all.max(1) * tokens.len(),
+            _ => self.len(),
+        }
+    }
+
+    fn to_data(&self) -> TensorData {
+        TensorData::from_bytes_vec(self.bytes.to_vec(), self.shape.clone(), self.dtype)
+    }
+
+    /// Replaces entries `tokens` of dimension 2, or everything.
+    fn write(&mut self, tokens: Option<Range<usize>>, data: TensorData) {
+        let Some(tokens) = tokens.filter(|_| self.shape.len() > 2) else {
+            *self = Self::new(data);
+            return;
+        };
+        let entry = self.shape[3..].iter().product::<usize>() * self.dtype.size();
+        let (whole, piece) = (self.shape[2] * entry, tokens.len() * entry);
+        if whole == 0 || piece == 0 {
+            return;
+        }
+        let bytes = Arc::make_mut(&mut self.bytes);
+        for (to, from) in bytes.chunks_exact_mut(whole).zip(data.as_bytes().chunks_exact(piece)) {
+            to[tokens.start * entry..tokens.end * entry].copy_from_slice(from);
+        }
+    }
+
+    /// New row `i` is old row `rows[i]`; all of them are there.
+    fn select_rows(&mut self, rows: &[usize]) {
+        let Some(have) = self.shape.first_mut() else { return };
+        let row = self.bytes.len() / (*have).max(1);
+        let old = &self.bytes;
+        let new: Vec<u8> = rows.iter().flat_map(|&i| &old[i * row..(i + 1) * row]).copied().collect();
+        *have = rows.len();
+        self.bytes = Arc::new(new);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor() -> HostTensor {
+        // [2, 1, 3, 2]
+        HostTensor::new(TensorData::new((0..12).map(|i| i as f32).collect(), [2, 1, 3, 2]))
+    }
+
+    fn numbers(tensor: &HostTensor) -> Vec<f32> {
+        tensor.to_data().iter::<f32>().collect()
+    }
+
+    #[test]
+    fn tokens_are_written_in_every_row_and_not_in_what_is_shared() {
+        let mut one = tensor();
+        let other = one.clone();
+        one.write(Some(1..2), TensorData::new(vec![50f32, 51.0, 60.0, 61.0], [2, 1, 1, 2]));
+        assert_eq!(numbers(&one), [0., 1., 50., 51., 4., 5., 6., 7., 60., 61., 10., 11.]);
+        assert_eq!(numbers(&other), numbers(&tensor()));
+    }
+
+    #[test]
+    fn rows_are_selected_as_a_device_would() {
+        let mut one = tensor();
+        one.select_rows(&[1, 0, 1]);
+        assert_eq!(one.outline(), (vec![3, 1, 3, 2], DType::F32));
+        assert_eq!(numbers(&one)[..8], [6., 7., 8., 9., 10., 11., 0., 1.]);
+        one.select_rows(&[]);
+        assert_eq!((one.shape[0], one.bytes.len()), (0, 0));
+    }
+}

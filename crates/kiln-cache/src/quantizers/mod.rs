@@ -1,0 +1,127 @@
+//! Number formats of quantized caches: small codes, and a scale and a zero point for each group of neighbours.
+
+use std::fmt;
+
+use burn::tensor::{DType, Int, Tensor};
+use kiln_core::{Error, Result};
+
+mod grouping;
+mod hqq;
+mod kivi;
+mod quanto;
+mod rounding;
+mod words;
+
+pub(crate) use words::Words;
+pub use {grouping::Grouping, rounding::rounded};
+
+/// A number format as the command line knows it.
+pub trait Format: fmt::Debug + Sync {
+    /// Name on the command line; transformers' `backend`.
+    fn name(&self) -> &'static str;
+
+    /// What it does, in a phrase.
+    fn summary(&self) -> &'static str;
+
+    /// Bits that a code may have.
+    fn bits(&self) -> &'static [usize];
+
+    /// Transformers' names of the axes it can group along, with the groups that each means; the first is the default.
+    fn axes(&self) -> &'static [(i64, Grouping)];
+
+    /// The axes of keys and of values where the user does not say.
+    fn default_axes(&self) -> [i64; 2] {
+        [self.axes()[0].0; 2]
+    }
+
+    /// How it can find scales and zero points; the first is the default.
+    fn optimizers(&self) -> &'static [Optimizer] {
+        &[Optimizer::Off]
+    }
+
+    /// Whether transformers' rule, which packs the whole history again and again, is defined for it.
+    fn repacks(&self) -> bool {
+        true
+    }
+
+    /// Codes, scales and zero points of `x` `[groups, group]`, each step rounded to `recipe.dtype`.
+    fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized;
+
+    /// What [`quantize`](Format::quantize) came from, as near as its codes are.
+    fn dequantize(&self, quantized: &Quantized, recipe: &Recipe) -> Tensor<2>;
+
+    /// Scales and offsets of `x` `[groups, group]`, each `[groups, 1]`, for codes that mean `code · scale + offset`; `None`
+    /// where they are those of the smallest and the largest number.
+    fn refined(&self, _x: Tensor<2>, _recipe: &Recipe) -> Option<[Tensor<2>; 2]> {
+        None
+    }
+}
+
+/// Every format. A line here makes it selectable.
+pub static FORMATS: &[&dyn Format] = &[&kivi::Kivi, &quanto::Quanto, &hqq::Hqq];
+
+/// The format of that name.
+///
+/// # Errors
+/// [`Error::Unknown`] with the known names.
+pub fn format(name: &str) -> Result<&'static dyn Format> {
+    let found = FORMATS.iter().find(|format| format.name().eq_ignore_ascii_case(name));
+    found.copied().ok_or_else(|| Error::Unknown {
+        what: "number format",
+        name: name.to_owned(),
+        known: FORMATS.iter().map(|format| format.name().to_owned()).collect(),
+    })
+}
+
+/// How a tensor becomes codes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recipe {
+    pub bits: usize,
+    pub optimizer: Optimizer,
+    /// The type that each step is computed in, where the format does not compute in float32.
+    pub dtype: DType,
+}
+
+impl Recipe {
+    /// The largest code.
+    pub(crate) fn largest(&self) -> f32 {
+        ((1u32 << self.bits) - 1) as f32
+    }
+}
+
+/// How scales and zero points are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Optimizer {
+    /// From the smallest and the largest number alone: what hqq up to 0.2.6 does unasked. Ranges have no lower bound.
+    Off,
+    /// Refined: by hqq's proximal solver, as it does from 0.2.7 on; in KIVI's format, for the least squared error.
+    On,
+    /// Refined as hqq 0.2.2 did where it was asked to: its steps become smaller.
+    Legacy,
+}
+
+impl Optimizer {
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::On => "on",
+            Self::Legacy => "0.2.2",
+        }
+    }
+}
+
+/// Codes of some groups.
+#[derive(Clone, Debug)]
+pub struct Quantized {
+    /// `[groups, group]`, from 0 to the largest code
+    pub codes: Tensor<2, Int>,
+    /// Float32, `[groups, 1]`; what they mean is the format's business
+    pub scale: Tensor<2>,
+    pub zero: Tensor<2>,
+}
+
+/// `[groups, 1]`: the smallest and the largest number of each.
+fn range(x: &Tensor<2>) -> [Tensor<2>; 2] {
+    [x.clone().min_dim(1), x.clone().max_dim(1)]
+}

@@ -1,0 +1,161 @@
+//! A history packed as a whole, in groups that may reach over tokens, heads and rows.
+
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln_core::{
+    Result,
+    need::AttentionNeed,
+    read_back::ReadBack,
+    slot::{Outline, Tensors},
+};
+
+use super::Settled;
+use crate::{
+    quantizers::{Quantized, Recipe, Words},
+    restored,
+};
+
+/// Keys or values of all tokens but the recent ones.
+///
+/// Rows cannot be taken out of what is packed: which rows were asked for is kept, and heeded when it is unpacked.
+#[derive(Clone, Debug)]
+pub(super) struct History {
+    words: Tensor<1, Int>,
+    /// Both `[groups, 1]`
+    scale: Tensor<2>,
+    zero: Tensor<2>,
+    /// Of what was packed: `[batch, kv_heads, tokens, head_dim]`
+    shape: [usize; 4],
+    dtype: DType,
+    /// What became of the rows since then.
+    rows: Vec<usize>,
+}
+
+impl History {
+    /// `which`: 0 for keys, 1 for values.
+    pub(super) fn pack(x: Tensor<4>, settled: &Settled, recipe: &Recipe, which: usize) -> Self {
+        let (shape, dtype) = (x.dims(), x.dtype());
+        let groups = settled.grouping(which).split(x.cast(DType::F32), settled.group);
+        let Quantized { codes, scale, zero } = settled.format.quantize(groups, recipe);
+        let words = Words::pack(codes, recipe.bits);
+        // What the format rounded to the type loses nothing by being kept in it.
+        let kept = |x: Tensor<2>| x.cast(dtype);
+        Self { words, scale: kept(scale), zero: kept(zero), shape, dtype, rows: (0..shape[0]).collect() }
+    }
+
+    pub(super) fn unpack(&self, settled: &Settled, recipe: &Recipe, which: usize) -> Tensor<4> {
+        let groups = self.scale.dims()[0];
+        let codes = Words::unpack(self.words.clone(), recipe.bits, [groups, settled.group]);
+        let [scale, zero] = [&self.scale, &self.zero].map(|x| x.clone().cast(DType::F32));
+        let x = settled.format.dequantize(&Quantized { codes, scale, zero }, recipe);
+        let x = settled.grouping(which).join(x, self.shape).cast(self.dtype);
+        if self.rows.iter().copied().eq(0..self.shape[0]) { x } else { x.select_rows(&self.rows) }
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// How many tokens `host` holds, if it is the keys and the values of a model of this need.
+    pub(super) fn check(host: &[TensorData], settled: &Settled, need: &AttentionNeed) -> Result<usize> {
+        let [keys, values] = match host.len() {
+            0 => return Ok(0),
+            8 => [&host[..4], &host[4..]],
+            _ => return Err(restored::wrong("tensors are missing or left over")),
+        };
+        let tokens = |host: &[TensorData], bits| {
+            let outline = Outlined::read(&host[3])?;
+            let [_, heads, tokens, dim] = outline.shape;
+            let numbers = outline.shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len))?;
+            let groups = numbers / settled.group;
+            let shapes = [vec![Words::count(numbers, bits)], vec![groups, 1], vec![groups, 1]];
+            let same = shapes.iter().zip(host).all(|(shape, data)| data.shape().as_slice() == shape);
+            let fits =
+                (heads, dim) == (need.kv_heads, need.head_dim) && numbers.is_multiple_of(settled.group);
+            let types = host[0].dtype() == DType::I32 && host[1].dtype().is_float();
+            (same && fits && types && host[1].dtype() == host[2].dtype())
+                .then_some((tokens, outline.rows.len()))
+        };
+        match (tokens(keys, settled.bits[0]), tokens(values, settled.bits[1])) {
+            (Some(of_keys), Some(of_values)) if of_keys == of_values => Ok(of_keys.0),
+            _ => Err(restored::wrong("packed keys and values do not have the model's shape")),
+        }
+    }
+}
+
+/// The numbers beside the tensors, as a tensor of their own.
+struct Outlined {
+    shape: [usize; 4],
+    rows: Vec<usize>,
+}
+
+impl Outlined {
+    /// `None` where rows are named that are not there.
+    fn read(data: &TensorData) -> Option<Self> {
+        let numbers: Vec<usize> = data.iter::<i64>().map(usize::try_from).collect::<Result<_, _>>().ok()?;
+        let (shape, rows) = numbers.split_first_chunk::<4>()?;
+        let there =
+            !rows.is_empty() && rows.iter().all(|&row| row < shape[0]) && shape.iter().all(|&len| len > 0);
+        there.then(|| Self { shape: *shape, rows: rows.to_vec() })
+    }
+}
+
+impl History {
+    /// Its shape and its rows, as they travel.
+    fn numbers(&self) -> TensorData {
+        let numbers: Vec<i32> = self.shape.iter().chain(&self.rows).map(|&number| number as i32).collect();
+        TensorData::new(numbers, [4 + self.rows.len()])
+    }
+}
+
+impl Tensors for History {
+    /// Groups may reach over rows; which rows they are is a list.
+    const BY_ROWS: bool = false;
+
+    fn outlines(&self) -> Vec<Outline> {
+        let numbers = (vec![4 + self.rows.len()], DType::I32);
+        let mut outlines = self.words.outlines();
+        outlines.extend(self.scale.outlines());
+        outlines.extend(self.zero.outlines());
+        outlines.push(numbers);
+        outlines
+    }
+
+    fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn select_rows(mut self, rows: &[usize]) -> Self {
+        self.rows = rows.iter().map(|&row| self.rows[row]).collect();
+        self
+    }
+
+    fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
+        self.words.to_host(host)?;
+        self.scale.to_host(host)?;
+        self.zero.to_host(host)?;
+        host.push(self.numbers());
+        Ok(())
+    }
+
+    fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
+        self.words.start_reading(tokens, reads);
+        self.scale.start_reading(tokens, reads);
+        self.zero.start_reading(tokens, reads);
+        reads.push(ReadBack::ready(self.numbers()));
+    }
+
+    fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
+        let words = Tensor::from_host(host, device)?;
+        let scale: Tensor<2> = Tensor::from_host(host, device)?;
+        let zero = Tensor::from_host(host, device)?;
+        let Outlined { shape, rows } = Outlined::read(&host.next()?)?;
+        let dtype = scale.dtype();
+        Some(Self { words, scale, zero, shape, dtype, rows })
+    }
+
+    fn bytes(&self) -> usize {
+        self.words.bytes() + self.scale.bytes() + self.zero.bytes()
+    }
+}

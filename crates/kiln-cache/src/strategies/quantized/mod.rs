@@ -1,0 +1,273 @@
+//! Keeps history as codes of a few bits, and the latest tokens as they are (KIVI, Liu et al., 2024,
+//! <https://arxiv.org/abs/2402.02750>; transformers' `QuantizedCache`).
+//!
+//! By default a block of tokens is packed once and never touched again, and attention reads the codes.
+//! `flush=requantize` is transformers' rule instead.
+
+mod append;
+mod history;
+mod requantize;
+mod rotation;
+
+use std::sync::Arc;
+
+use burn::tensor::DType;
+use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
+use kiln_kernels::Kernels;
+
+use self::{append::AppendLayer, requantize::RequantizeLayer};
+use super::{KvFactory, KvStrategy, Settings};
+use crate::quantizers::{FORMATS, Format, Grouping, Optimizer, Recipe, format};
+
+/// Numbers in a group that kernels have room for.
+const GROUPS: [usize; 2] = [1, 128];
+
+#[derive(Debug)]
+pub(super) struct Quantized;
+
+impl KvStrategy for Quantized {
+    fn name(&self) -> &'static str {
+        "quantized"
+    }
+
+    fn summary(&self) -> &'static str {
+        "keeps history in 2 to 8 bits a number, and the latest tokens as they are"
+    }
+
+    fn settings(&self) -> &'static [(&'static str, &'static str)] {
+        &[
+            ("k", "bits of a number in keys (default 4)"),
+            ("v", "bits of a number in values (default 4)"),
+            ("nbits", "both"),
+            ("format", "kivi (default), quanto or hqq"),
+            ("backend", "the same"),
+            ("group", "numbers that share a scale (default 64)"),
+            ("q_group_size", "the same"),
+            ("residual", "latest tokens that are kept as they are (default 128)"),
+            ("residual_length", "the same"),
+            ("axis_key", "what groups of keys lie along, as transformers counts it: 0 or -1; for hqq 0 or 1"),
+            ("axis_value", "the same for values"),
+            (
+                "rotate",
+                "on: rotate heads by a Hadamard matrix, so that no channel stands out; auto: where keys are grouped by token (default off)",
+            ),
+            (
+                "optimize",
+                "scales of least error: on or off (default; on for hqq, or 0.2.2 for that version's)",
+            ),
+            (
+                "flush",
+                "append (default): pack a block once; requantize: all anew each time, as transformers does",
+            ),
+            ("compat", "4.47: count chunks as transformers 4.47 did"),
+        ]
+    }
+
+    fn configure(&self, mut settings: Settings) -> Result<Arc<dyn KvFactory>> {
+        let settled = Settled::read(&mut settings)?;
+        settings.done()?;
+        Ok(Arc::new(settled))
+    }
+}
+
+/// The settings of a quantized cache. Pairs are of keys and of values.
+#[derive(Clone, Debug)]
+struct Settled {
+    format: &'static dyn Format,
+    bits: [usize; 2],
+    axes: [i64; 2],
+    group: usize,
+    /// Latest tokens that are kept as they are, at most.
+    residual: usize,
+    optimizer: Optimizer,
+    requantize: bool,
+    rotate: Rotate,
+    compat: bool,
+}
+
+/// Whether heads are rotated before they are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rotate {
+    Off,
+    On,
+    /// Where it was measured to help: keys that share a scale with the other channels of their token, as far as the size of
+    /// heads allows it.
+    Auto,
+}
+
+impl Settled {
+    /// Whether a block of this need rotates.
+    fn rotates(&self, need: &AttentionNeed) -> bool {
+        match self.rotate {
+            Rotate::Off => false,
+            Rotate::On => true,
+            Rotate::Auto => {
+                let by_token = self.grouping(0) == Grouping::Neighbours;
+                by_token && !self.requantize && rotation::block(need.head_dim).is_ok()
+            }
+        }
+    }
+
+    fn read(settings: &mut Settings) -> Result<Self> {
+        let format = match settings.either("format", "backend")? {
+            Some(name) => format(&name)?,
+            None => FORMATS[0],
+        };
+        let nbits = settings.positive("nbits")?;
+        let mut bits = [0; 2];
+        for (bits, key) in bits.iter_mut().zip(["k", "v"]) {
+            *bits = settings.positive(key)?.or(nbits).unwrap_or(4);
+            if !format.bits().contains(bits) {
+                let known = list(format.bits());
+                return Err(
+                    settings.wrong(format!("{} has no codes of {bits} bits; known: {known}", format.name()))
+                );
+            }
+        }
+        let mut axes = format.default_axes();
+        for (axis, key) in axes.iter_mut().zip(["axis_key", "axis_value"]) {
+            let Some(text) = settings.take(key) else { continue };
+            let known: Vec<i64> = format.axes().iter().map(|(axis, _)| *axis).collect();
+            match text.parse().ok().filter(|axis| known.contains(axis)) {
+                Some(given) => *axis = given,
+                None => {
+                    let known = list(&known);
+                    return Err(settings
+                        .wrong(format!("`{key}={text}` is none of {}'s axes: {known}", format.name())));
+                }
+            }
+        }
+        let group = settings.positive_of("group", "q_group_size")?.unwrap_or(64);
+        let residual = settings.positive_of("residual", "residual_length")?.unwrap_or(128);
+        let optimizers = format.optimizers();
+        let names: Vec<&str> = optimizers.iter().map(|optimizer| optimizer.name()).collect();
+        let optimizer = optimizers[settings.one_of("optimize", &names)?];
+        let requantize = settings.one_of("flush", &["append", "requantize"])? == 1;
+        let rotate = settings.one_of("rotate", &["off", "on", "auto"])?;
+        let rotate = [Rotate::Off, Rotate::On, Rotate::Auto][rotate];
+        let compat = match settings.take("compat").as_deref() {
+            None => false,
+            Some("4.47") => true,
+            Some(other) => return Err(settings.wrong(format!("`compat={other}` is unknown; known: 4.47"))),
+        };
+        let settled = Self { format, bits, axes, group, residual, optimizer, requantize, rotate, compat };
+        settled.fits_together().map_err(|why| settings.wrong(why))?;
+        Ok(settled)
+    }
+
+    fn fits_together(&self) -> Result<(), String> {
+        let &Self { group, residual, .. } = self;
+        if self.requantize {
+            return match () {
+                () if !self.format.repacks() => Err(format!(
+                    "`flush=requantize` is transformers' rule, which has no format `{}`; use quanto or hqq",
+                    self.format.name()
+                )),
+                () if self.rotate == Rotate::On => Err("`rotate=on` needs `flush=append`".to_owned()),
+                () => Ok(()),
+            };
+        }
+        if self.compat {
+            return Err("`compat=4.47` is of use with `flush=requantize` only".to_owned());
+        }
+        let [smallest, largest] = GROUPS;
+        if !(smallest..=largest).contains(&group) {
+            return Err(format!("a group of {group} is not between {smallest} and {largest}"));
+        }
+        if self.axes.iter().any(|_| (0..2).any(|which| self.grouping(which) != Grouping::Neighbours))
+            && !residual.is_multiple_of(group)
+        {
+            let below = residual / group * group;
+            let possible = [below, below + group].into_iter().filter(|&n| n > 0).collect::<Vec<_>>();
+            return Err(format!(
+                "groups of {group} tokens do not divide a residual of {residual}; possible: {}",
+                list(&possible)
+            ));
+        }
+        Ok(())
+    }
+
+    /// How keys (0) or values (1) are grouped.
+    fn grouping(&self, which: usize) -> Grouping {
+        let of = |(axis, grouping): &(i64, Grouping)| (*axis == self.axes[which]).then_some(*grouping);
+        self.format.axes().iter().find_map(of).unwrap_or(Grouping::Neighbours)
+    }
+
+    /// For keys and for values of type `dtype`.
+    fn recipes(&self, dtype: DType) -> [Recipe; 2] {
+        self.bits.map(|bits| Recipe { bits, optimizer: self.optimizer, dtype })
+    }
+
+    fn wrong(why: String) -> Error {
+        Error::Setting { name: "--cache", why: format!("quantized: {why}") }
+    }
+}
+
+fn list<T: ToString>(known: &[T]) -> String {
+    known.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl KvFactory for Settled {
+    fn exact(&self) -> bool {
+        false
+    }
+
+    fn check(&self, need: &AttentionNeed) -> Result<()> {
+        let (numbers, group) = (need.kv_heads * need.head_dim, self.group);
+        if self.rotate == Rotate::On {
+            rotation::block(need.head_dim)?;
+        }
+        if !self.requantize {
+            return append::packings(self, need).map(|_| ());
+        }
+        if need.window.is_some() {
+            let why = "`flush=requantize` serves blocks that see everything, and this model has some with a window; \
+                       use `flush=append`";
+            return Err(Self::wrong(why.to_owned()));
+        }
+        let refuse = |what: String| {
+            Err(Self::wrong(format!(
+                "groups of {group} do not divide {what}; use `flush=append`, or another group"
+            )))
+        };
+        for which in 0..2 {
+            match self.grouping(which) {
+                Grouping::PerChannel if !need.kv_heads.is_multiple_of(group) => {
+                    return refuse(format!("any number of tokens of {} heads", need.kv_heads));
+                }
+                _ if !numbers.is_multiple_of(group) => {
+                    return refuse(format!("the {numbers} numbers of a token"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
+        if self.requantize {
+            self.repacked_bytes(need, tokens, element)
+        } else {
+            append::bytes(self, need, tokens, element)
+        }
+    }
+
+    fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
+        self.check(need)?;
+        Ok(match self.requantize {
+            true => Box::new(RequantizeLayer::new(self, need)),
+            false => Box::new(AppendLayer::new(self, need, kernels)?),
+        })
+    }
+}
+
+impl Settled {
+    /// Codes, and a scale and a zero point a group, of all but the recent tokens.
+    fn repacked_bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
+        let recent = tokens.min(self.residual);
+        let numbers = (tokens - recent).saturating_mul(need.kv_heads * need.head_dim);
+        let codes = self.bits.map(|bits| crate::quantizers::Words::count(numbers, bits).saturating_mul(4));
+        let scales = 2 * (numbers / self.group).saturating_mul(2 * element);
+        need.token_bytes(element).saturating_mul(recent).saturating_add(codes[0] + codes[1] + scales)
+    }
+}

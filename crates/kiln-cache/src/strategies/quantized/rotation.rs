@@ -1,0 +1,41 @@
+//! Hadamard rotation of heads: no channel stands out afterwards, so codes of few bits lose less (QuaRot, Ashkboos et al.,
+//! 2024, <https://arxiv.org/abs/2404.00456>).
+//!
+//! The matrix is orthogonal: scores of rotated queries and keys are those of unrotated ones, and mixed values are rotated
+//! back.
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kiln_core::Result;
+
+use super::Settled;
+
+/// The smallest block that is worth its products.
+const SMALLEST: usize = 8;
+
+/// How many channels are rotated together: the largest power of two that divides them.
+pub(super) fn block(head_dim: usize) -> Result<usize> {
+    let block = 1usize << head_dim.trailing_zeros().min(16);
+    if block < SMALLEST {
+        return Err(Settled::wrong(format!(
+            "`rotate=on` needs heads whose size is divided by {SMALLEST}, 16, or another power of two from there on; \
+             this model's have {head_dim}"
+        )));
+    }
+    Ok(block)
+}
+
+/// `[head_dim, head_dim]`: Sylvester's matrix on the diagonal, orthogonal and symmetric.
+pub(super) fn matrix(head_dim: usize, dtype: DType, device: &Device) -> Result<Tensor<2>> {
+    let block = block(head_dim)?;
+    let root = (block as f32).sqrt();
+    let numbers = (0..head_dim * head_dim).map(|at| {
+        let (row, column) = (at / head_dim, at % head_dim);
+        match row / block == column / block {
+            true if (row % block & column % block).count_ones() % 2 == 0 => 1.0 / root,
+            true => -1.0 / root,
+            false => 0.0,
+        }
+    });
+    let data = TensorData::new(numbers.collect::<Vec<f32>>(), [head_dim, head_dim]);
+    Ok(Tensor::from_data(data, (device, dtype)))
+}

@@ -1,0 +1,151 @@
+//! `kiln probe`: what lossy caches cost on a model, and which to take.
+
+use std::{fs, process::ExitCode};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use kiln::{
+    Error, Model, Plan, Result,
+    memory::LayerNeed,
+    probe::{BROKEN, PROBED, Probe, Probed, UNSEEN, own_text, probe},
+};
+
+use crate::{args::ProbeArgs, display, load};
+
+mod plot;
+
+/// Tokens of a window, where the model has more positions.
+const WINDOW: usize = 2048;
+
+pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
+    let asked = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<Vec<Plan>>>()?;
+    let text = args.text.as_ref().map(|path| {
+        fs::read_to_string(path).map_err(|e| Error::File { path: path.clone(), why: e.to_string() })
+    });
+    let text = text.transpose()?;
+    if args.tokens < 2 {
+        let why = format!("is {}, must be at least 2", args.tokens);
+        return Err(Error::Setting { name: "--tokens", why });
+    }
+    let device = load::open(&args.place)?;
+    let model = load::model(&load::folder(args.model.as_deref())?, &args.place, device, None, 0)?;
+    let window = args.ctx.unwrap_or(model.sizes().positions.min(WINDOW));
+    let needs = model.causal().needs();
+    let plans = match asked.is_empty() {
+        false => asked,
+        true => known(&needs)?,
+    };
+    plans.iter().try_for_each(|plan| plan.check(&needs))?;
+    let tokens = match text {
+        Some(text) => model.encode(&text)?.into_iter().take(args.tokens).collect(),
+        None => own_text(&model, args.tokens, window, 0)?,
+    };
+
+    let bar = ProgressBar::new(tokens.len().saturating_sub(1) as u64);
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}") {
+        bar.set_style(style);
+    }
+    bar.set_message(format!("probing {} caches", plans.len()));
+    let probed = probe(&model, &tokens, window, &plans, &mut |fed| bar.set_position(fed as u64));
+    bar.finish_and_clear();
+    let probed = probed?;
+
+    if let Some(path) = &args.plot {
+        let svg = plot::svg(&probed, model.name());
+        fs::write(path, svg).map_err(|e| Error::File { path: path.clone(), why: e.to_string() })?;
+    }
+    match args.json {
+        true => display::say(format_args!("{:#}", json(&probed, &model))),
+        false => print(&probed, &model, args.text.is_none()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The caches that are probed unasked, as far as they can serve a model of these needs.
+fn known(needs: &[LayerNeed]) -> Result<Vec<Plan>> {
+    let plans = PROBED.iter().map(|text| Plan::named(text)).collect::<Result<Vec<Plan>>>()?;
+    Ok(plans.into_iter().filter(|plan| plan.check(needs).is_ok()).collect())
+}
+
+fn print(probe: &Probe, model: &Model, own: bool) {
+    let text = if own { " that the model made itself" } else { "" };
+    display::say(format_args!(
+        "{} on {}: {} tokens{text}, in windows of {}\n",
+        model.name(),
+        model.opened().info.name,
+        probe.tokens,
+        probe.window
+    ));
+    let head =
+        ["cache", "bytes a token", "of dense", "KL divergence", "largest", "same token", "perplexity", "t/s"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let dense = probe.dense();
+    for probed in std::iter::once(dense).chain(probe.ranked()) {
+        rows.push(vec![
+            probed.cache.clone(),
+            format!("{:.0}", probed.bytes_per_token),
+            format!("{:.3}", probed.bytes_per_token / dense.bytes_per_token),
+            format!("{:.2e}", probed.divergence),
+            format!("{:.2e}", probed.largest_divergence),
+            format!("{:.2} %", 100.0 * probed.agreement),
+            format!("{:.3}", probed.perplexity),
+            format!("{:.1}", 1.0 / probed.step.as_secs_f64().max(1e-9)),
+        ]);
+    }
+    display::say(format_args!("{}\n", display::table(&rows)));
+    for probed in probe.broken() {
+        display::say(format_args!(
+            "warning: `{}` breaks this model: {}",
+            probed.cache,
+            because(probe, probed)
+        ));
+    }
+    match probe.recommended() {
+        Some(best) => display::say(format_args!(
+            "recommended: --cache {} ({:.1} times smaller, and its loss is not seen: below {UNSEEN} nats)",
+            best.cache,
+            dense.bytes_per_token / best.bytes_per_token
+        )),
+        None => display::say(format_args!(
+            "recommended: --cache dynamic (every other one that was probed loses more than {UNSEEN} nats a token)"
+        )),
+    }
+}
+
+/// What it is that breaks.
+fn because(probe: &Probe, broken: &Probed) -> String {
+    let kinder = |other: &&Probed| other.divergence < BROKEN / 10.0 && !other.cache.contains("format=");
+    let per_token = broken.cache.contains("format=") && !broken.cache.contains("axis_key=-1");
+    match probe.ranked().into_iter().filter(|_| per_token).find(kinder) {
+        Some(kind) => format!(
+            "some channels of its keys stand out, and take the others' precision; `{}` gives them scales of their own",
+            kind.cache
+        ),
+        None => "its keys and values need more bits".to_owned(),
+    }
+}
+
+fn json(probe: &Probe, model: &Model) -> serde_json::Value {
+    let caches: Vec<_> = probe
+        .caches
+        .iter()
+        .map(|probed| {
+            serde_json::json!({
+                "cache": probed.cache,
+                "bytes_per_token": probed.bytes_per_token,
+                "kl_divergence": probed.divergence,
+                "largest_kl_divergence": probed.largest_divergence,
+                "same_token": probed.agreement,
+                "perplexity": probed.perplexity,
+                "tokens_per_second": 1.0 / probed.step.as_secs_f64().max(1e-9),
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "model": model.name(),
+        "device": model.opened().info.name.to_string(),
+        "tokens": probe.tokens,
+        "window": probe.window,
+        "caches": caches,
+        "recommended": probe.recommended().map_or("dynamic", |best| &best.cache),
+    })
+}

@@ -1,0 +1,190 @@
+//! Counts what is held on a device, and says no before it is too much.
+//!
+//! Weights, caches and the tensors of a forward pass each hold a [`Claim`] to as many bytes as they take. A claim that
+//! does not fit is refused before anything is allocated: many devices answer an allocation that fails by losing all that
+//! they hold.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::{Error, Result};
+
+/// The memory of a device that may be used. Clones are the same budget.
+#[derive(Clone, Debug, Default)]
+pub struct Budget(Arc<Mutex<Ledger>>);
+
+#[derive(Debug, Default)]
+struct Ledger {
+    /// Bytes; `None`: nobody knows.
+    limit: Option<u64>,
+    used: u64,
+    peak: u64,
+    /// Allocations so far, and the one that is to fail.
+    allocations: u64,
+    fail_at: Option<u64>,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes; `None`: it only counts.
+    pub fn new(limit: Option<u64>) -> Self {
+        Self(Arc::new(Mutex::new(Ledger { limit, ..Ledger::default() })))
+    }
+
+    pub fn limit(&self) -> Option<u64> {
+        self.ledger().limit
+    }
+
+    /// Allows another number of bytes from now on; what is claimed stays claimed.
+    pub fn set_limit(&self, limit: Option<u64>) {
+        let mut ledger = self.ledger();
+        ledger.limit = limit;
+        ledger.peak = ledger.used;
+    }
+
+    /// Bytes that are claimed now.
+    pub fn used(&self) -> u64 {
+        self.ledger().used
+    }
+
+    /// The most bytes that were claimed at once, since the limit was set.
+    pub fn peak(&self) -> u64 {
+        self.ledger().peak
+    }
+
+    /// Bytes that are left; `None`: nobody knows.
+    pub fn available(&self) -> Option<u64> {
+        let ledger = self.ledger();
+        ledger.limit.map(|limit| limit.saturating_sub(ledger.used))
+    }
+
+    /// Claims `bytes` for `what`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where there are not as many left.
+    pub fn claim(&self, what: &'static str, bytes: u64) -> Result<Claim> {
+        let mut claim = Claim { budget: self.clone(), what, bytes: 0 };
+        claim.resize(bytes)?;
+        Ok(claim)
+    }
+
+    /// Allocations so far: claims that grew, and what was allocated within them.
+    pub fn allocations(&self) -> u64 {
+        self.ledger().allocations
+    }
+
+    /// Has the `n`th allocation from now on fail, as if the device had no room for it; 0 is the next. For tests.
+    pub fn fail_allocation(&self, n: u64) {
+        let mut ledger = self.ledger();
+        ledger.fail_at = Some(ledger.allocations + n);
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // Whoever panicked held numbers that are whole at any time.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ledger {
+    /// Counts an allocation of `bytes` beyond what is claimed.
+    fn allocate(&mut self, what: &'static str, bytes: u64) -> Result<()> {
+        let (number, left) =
+            (self.allocations, self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used)));
+        self.allocations += 1;
+        let fails = self.fail_at == Some(number);
+        if fails || bytes > left {
+            let available = if fails { 0 } else { left };
+            return Err(Error::OutOfMemory { what: what.to_owned(), needed: bytes, available });
+        }
+        self.used += bytes;
+        self.peak = self.peak.max(self.used);
+        Ok(())
+    }
+}
+
+/// Bytes of a [`Budget`] that are spoken for. Dropped, they are free again.
+pub struct Claim {
+    budget: Budget,
+    what: &'static str,
+    bytes: u64,
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Claim({} bytes for {})", self.bytes, self.what)
+    }
+}
+
+impl Claim {
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Claims as many bytes instead.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where there are not as many left; then the claim is as it was.
+    pub fn resize(&mut self, bytes: u64) -> Result<()> {
+        let mut ledger = self.budget.ledger();
+        match bytes.checked_sub(self.bytes) {
+            Some(0) => {}
+            Some(more) => ledger.allocate(self.what, more)?,
+            None => ledger.used -= self.bytes - bytes,
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Counts an allocation within the claim.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where it is to fail ([`Budget::fail_allocation`]).
+    pub fn allocates(&self) -> Result<()> {
+        self.budget.ledger().allocate(self.what, 0)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.budget.ledger().used -= self.bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn claims_are_kept_within_the_limit_and_given_back() {
+        let budget = Budget::new(Some(100));
+        let weights = budget.claim("weights", 60).unwrap();
+        let mut cache = budget.claim("cache", 30).unwrap();
+        let refused = Error::OutOfMemory { what: "cache".to_owned(), needed: 11, available: 10 };
+        assert_eq!(cache.resize(41), Err(refused));
+        assert_eq!((cache.bytes(), budget.used()), (30, 90), "refused, it is as it was");
+        drop(weights);
+        cache.resize(100).unwrap();
+        cache.resize(5).unwrap();
+        assert_eq!((budget.used(), budget.peak(), budget.available()), (5, 100, Some(95)));
+        drop(cache);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn the_allocation_that_is_to_fail_does_and_no_other() {
+        let budget = Budget::new(None);
+        let mut claim = budget.claim("cache", 1).unwrap();
+        budget.fail_allocation(1);
+        claim.resize(2).unwrap();
+        assert!(claim.allocates().is_err());
+        assert!(claim.allocates().is_ok());
+        assert_eq!(budget.allocations(), 4);
+    }
+}

@@ -1,0 +1,142 @@
+//! What is between the projections of a gated feed-forward block (Shazeer, 2020, <https://arxiv.org/abs/2002.05202>).
+//!
+//! `y = act(gate) · up`, element by element, for `[rows, tokens, width]`. The activation is float32 whatever the type of
+//! the gate, and rounded to it once before it is multiplied, as in the reference.
+
+use std::f64::consts::PI;
+
+use burn::tensor::{
+    DType, Tensor,
+    activation::{gelu, silu},
+};
+
+use crate::shader::Shader;
+
+/// The function between the projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`
+    Silu,
+    /// `x Φ(x)` (Hendrycks and Gimpel, 2016)
+    Gelu,
+    /// Its approximation, `x / 2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`
+    GeluTanh,
+}
+
+pub(crate) fn definition(gate: Tensor<3>, up: Tensor<3>, activation: Activation) -> Tensor<3> {
+    let dtype = gate.dtype();
+    let x = gate.cast(DType::F32);
+    let activated = match activation {
+        Activation::Silu => silu(x),
+        Activation::Gelu => gelu(x),
+        Activation::GeluTanh => {
+            // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): fewer operations, and no tanh of large numbers.
+            let u = (x.clone().square() * 0.044715 + 1.0) * x.clone() * (2.0 / PI).sqrt();
+            x / ((u * -2.0).exp() + 1.0)
+        }
+    };
+    activated.cast(dtype) * up
+}
+
+pub(crate) const SHADER: Shader = Shader {
+    name: "gated",
+    text: include_str!("../../../shaders/gated.wgsl"),
+    options: &[&["const ACTIVATION = 0u;", "const ACTIVATION = 1u;", "const ACTIVATION = 2u;"]],
+};
+
+#[cfg(feature = "wgpu")]
+pub(crate) fn wgsl(gate: Tensor<3>, up: Tensor<3>, activation: Activation) -> Tensor<3> {
+    use burn::backend::Cube;
+
+    use crate::launch::{LANES, Launch, empty_like, primitive, strides};
+
+    let [_, tokens, width] = gate.dims();
+    let invocations = gate.shape().num_elements();
+    let (gate, up) = (primitive(gate), primitive(up));
+    let y = empty_like(&gate);
+    let [[gate0, gate1, gate2], [up0, up1, up2]] = [strides(&gate), strides(&up)];
+    #[rustfmt::skip]
+    let info = [
+        gate0, gate1, gate2, tokens as u32,
+        up0, up1, up2, width as u32,
+        invocations as u32,
+    ];
+    let launch = Launch::new(&SHADER, gate.dtype, &y.client).with(&[activation as usize]);
+    launch.reads(gate).reads(up).writes(&y).run(invocations.div_ceil(LANES), &info);
+    Tensor::from_primitive::<Cube>(y)
+}
+
+#[cfg(feature = "cube")]
+pub(crate) use twin::launch as cube;
+
+#[cfg(feature = "cube")]
+mod twin {
+    use burn::backend::{Cube, cubecl::dtype_to_storage_type};
+    use cubecl::prelude::*;
+
+    use super::Activation;
+    use crate::launch::{LANES, address_type, count, empty_like, primitive};
+
+    const ROOT_OF_HALF: f32 = std::f32::consts::FRAC_1_SQRT_2;
+
+    /// √(2/π)
+    const ROOT: f32 = 0.797_884_6;
+
+    /// `1 / (1 + exp(-x))`. Some GPUs make no number of `exp(100)`.
+    #[cube]
+    fn sigmoid(x: f32) -> f32 {
+        1.0 / (1.0 + f32::exp(min(-x, 80.0)))
+    }
+
+    #[cube(launch, address_type = "dynamic")]
+    fn gated<E: Float>(
+        gate: &Tensor<E>,
+        up: &Tensor<E>,
+        y: &mut Tensor<E>,
+        invocations: usize,
+        #[comptime] activation: Activation,
+        #[define(E)] _elem: ElemType,
+    ) {
+        if ABSOLUTE_POS >= invocations {
+            terminate!();
+        }
+        let (tokens, width) = (gate.shape(1), gate.shape(2));
+        let i = ABSOLUTE_POS % width;
+        let token = ABSOLUTE_POS / width % tokens;
+        let row = ABSOLUTE_POS / width / tokens;
+        let x = f32::cast_from(gate[row * gate.stride(0) + token * gate.stride(1) + i * gate.stride(2)]);
+        let activated = if comptime!(activation == Activation::Silu) {
+            x * sigmoid(x)
+        } else if comptime!(activation == Activation::Gelu) {
+            x * 0.5 * (1.0 + cubecl::frontend::Erf::erf(x * ROOT_OF_HALF))
+        } else {
+            x * sigmoid(2.0 * (x * x * 0.044715 + 1.0) * x * ROOT)
+        };
+        y[ABSOLUTE_POS] =
+            E::cast_from(activated) * up[row * up.stride(0) + token * up.stride(1) + i * up.stride(2)];
+    }
+
+    pub(crate) fn launch(
+        gate: burn::tensor::Tensor<3>,
+        up: burn::tensor::Tensor<3>,
+        activation: Activation,
+    ) -> burn::tensor::Tensor<3> {
+        let invocations = gate.shape().num_elements();
+        let (gate, up) = (primitive(gate), primitive(up));
+        let y = empty_like(&gate);
+        let elem = dtype_to_storage_type(gate.dtype);
+        gated::launch(
+            &y.client,
+            count(invocations.div_ceil(LANES)),
+            CubeDim::new_1d(LANES as u32),
+            address_type([&gate, &up, &y]),
+            gate.into_tensor_arg(),
+            up.into_tensor_arg(),
+            y.clone().into_tensor_arg(),
+            invocations,
+            activation,
+            elem,
+        );
+        burn::tensor::Tensor::from_primitive::<Cube>(y)
+    }
+}

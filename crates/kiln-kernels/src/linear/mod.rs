@@ -1,0 +1,113 @@
+//! `y = x Wᵀ + b` for `[rows, tokens, in]` and weights `[out, in]`, as checkpoints store them.
+//!
+//! Decoding multiplies each weight by a handful of vectors, once a token: it takes as long as reading the weights does.
+//! The native code reads each weight once, on all threads. Since both factors are stored along the sum, it rearranges
+//! neither, which is what a general product spends its time on where there are few rows. So do the GPU kernels, which
+//! are for few rows alone.
+
+#[cfg(feature = "cpu")]
+mod native;
+#[cfg(feature = "cube")]
+mod twin;
+
+#[cfg(feature = "cpu")]
+pub(crate) use native::native;
+#[cfg(feature = "cube")]
+pub(crate) use twin::launch as cube;
+
+use burn::tensor::Tensor;
+
+use crate::shader::{Lines, Shader};
+
+pub(crate) fn definition(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
+    let [rows, tokens, input] = x.dims();
+    let [output, _] = weight.dims();
+    // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
+    let y = x.reshape([rows * tokens, input]).matmul(weight.transpose());
+    let y = match bias {
+        Some(bias) => y + bias.unsqueeze(),
+        None => y,
+    };
+    y.reshape([rows, tokens, output])
+}
+
+/// Rows that are few: for more, Burn's matrix products are the fast ones.
+#[cfg(feature = "cube")]
+const FEW: usize = 4;
+
+/// Which workgroup has what. Shapes alone say it: a captured step is replayed.
+#[cfg(feature = "cube")]
+#[derive(Clone, Copy, Debug)]
+struct Sharing {
+    /// Parts that rows of the weight are split into: 1, 2 or 4.
+    splits: usize,
+    workgroups: usize,
+}
+
+#[cfg(feature = "cube")]
+impl Sharing {
+    fn new(input: usize, output: usize) -> Self {
+        /// Numbers of a row of the result that a workgroup makes, where rows of the weight are not split.
+        const OUTPUTS: usize = crate::launch::LANES / 8 * 4;
+        /// Workgroups that keep any GPU busy.
+        const ENOUGH: usize = 256;
+        /// Numbers along which eight lanes are worth having.
+        const WORTH: usize = 128;
+
+        let most = (input / WORTH).min(ENOUGH / output.div_ceil(OUTPUTS));
+        let splits = match most {
+            0..2 => 1,
+            2..4 => 2,
+            _ => 4,
+        };
+        Self { splits, workgroups: output.div_ceil(OUTPUTS / splits) }
+    }
+}
+
+/// Whether there is a GPU kernel for these.
+#[cfg(feature = "cube")]
+pub(crate) fn has_kernel(x: &Tensor<3>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> bool {
+    let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
+    let of_one_type = weight.dtype() == x.dtype() && bias.is_none_or(|bias| bias.dtype() == x.dtype());
+    of_one_type && rows * tokens <= FEW && rows * tokens * input * output > 0
+}
+
+/// How tensors are read: by fours where their layout allows.
+const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+
+pub(crate) const SHADER: Shader = Shader {
+    name: "linear",
+    text: include_str!("../../../../shaders/linear.wgsl"),
+    options: &[
+        PACK,
+        &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;"],
+        &["const SPLITS = 1u;", "const SPLITS = 2u;", "const SPLITS = 4u;"],
+    ],
+};
+
+#[cfg(feature = "wgpu")]
+pub(crate) fn wgsl(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
+    use burn::backend::Cube;
+
+    use crate::launch::{Launch, comes_in_fours, empty, primitive, strides};
+
+    let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
+    let rows = batch * tokens;
+    let biased = bias.is_some();
+    let (x, weight) = (primitive(x), primitive(weight));
+    let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
+    let y = empty(&x, [batch, tokens, output], x.dtype);
+    let fours = comes_in_fours(&x) && comes_in_fours(&weight);
+    let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
+    let Sharing { splits, workgroups } = Sharing::new(input, output);
+    #[rustfmt::skip]
+    let info = [
+        x0, x1, x2, tokens as u32,
+        w0, w1, input as u32, output as u32,
+        rows as u32, u32::from(biased), bias0, workgroups as u32,
+    ];
+    let picks = [usize::from(!fours), rows.next_power_of_two().ilog2() as usize, splits.ilog2() as usize];
+    let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&picks);
+    launch.reads(x).reads(weight).reads(bias).writes(&y).run(workgroups, &info);
+    Tensor::from_primitive::<Cube>(y)
+}

@@ -1,0 +1,163 @@
+//! The twin of the shader, step by step the same.
+
+use burn::backend::{Cube, cubecl::dtype_to_storage_type};
+use cubecl::prelude::*;
+
+use super::Sharing;
+use crate::launch::{LANES, address_type, comes_in_fours, count, empty, primitive};
+
+/// As `vec4<f32>` of WGSL.
+type Four = Vector<f32, Const<4>>;
+
+/// Four numbers of a row of that many, those from 4 c on. What is beyond its end is 0.
+#[cube]
+fn four<E: Float, N: Size>(
+    tensor: &Tensor<Vector<E, N>>,
+    at: usize,
+    c: usize,
+    stride: usize,
+    len: usize,
+) -> Four {
+    let width = tensor.vector_size();
+    if comptime!(width == 4) {
+        Four::cast_from(tensor[at / 4 + c])
+    } else {
+        let mut numbers = Four::new(0.0);
+        #[unroll]
+        for i in 0..4usize {
+            if 4 * c + i < len {
+                numbers.insert(i, f32::cast_from(tensor[at + (4 * c + i) * stride]));
+            }
+        }
+        numbers
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn linear<E: Float, N: Size>(
+    x: &Tensor<Vector<E, N>>,
+    w: &Tensor<Vector<E, N>>,
+    bias: &Tensor<E>,
+    y: &mut Tensor<E>,
+    tokens: usize,
+    input: usize,
+    output: usize,
+    rows: usize,
+    workgroups: usize,
+    #[comptime] most_rows: usize,
+    #[comptime] splits: usize,
+    #[comptime] biased: bool,
+    #[define(E)] _elem: ElemType,
+) {
+    let workgroup = CUBE_POS;
+    if workgroup >= workgroups {
+        terminate!();
+    }
+    let lane = UNIT_POS as usize;
+    let together = comptime!(8 * splits);
+    let outputs = comptime!(LANES / (8 * splits) * 4);
+    let first = workgroup * outputs + lane / together * 4;
+    let mut products = Array::<Four>::new(most_rows);
+    #[unroll]
+    for r in 0..most_rows {
+        products[r] = Four::new(0.0);
+    }
+    let columns = input.div_ceil(4);
+    let each = columns.div_ceil(together) * 8;
+    let begin = lane % together / 8 * each;
+    let end = min(begin + each, columns);
+    let mut c = begin + lane % 8;
+    while c < end {
+        let mut weights = Array::<Four>::new(4usize);
+        #[unroll]
+        for i in 0..4usize {
+            // Those beyond the last are the last.
+            let own = min(first + i, output - 1);
+            weights[i] = four::<E, N>(w, own * w.stride(0), c, w.stride(1), input);
+        }
+        #[unroll]
+        for r in 0..most_rows {
+            let row = min(r, rows - 1);
+            let at = row / tokens * x.stride(0) + row % tokens * x.stride(1);
+            let numbers = four::<E, N>(x, at, c, x.stride(2), input);
+            let mut sums = products[r];
+            #[unroll]
+            for i in 0..4usize {
+                let product = numbers * weights[i];
+                let mut dot = f32::new(0.0);
+                #[unroll]
+                for d in 0..4usize {
+                    dot += product.extract(d);
+                }
+                sums.insert(i, sums.extract(i) + dot);
+            }
+            products[r] = sums;
+        }
+        c += 8;
+    }
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(4 * LANES * most_rows));
+    #[unroll]
+    for r in 0..most_rows {
+        #[unroll]
+        for i in 0..4usize {
+            sums[(r * LANES + lane) * 4 + i] = products[r].extract(i);
+        }
+    }
+    sync_cube();
+
+    let mut i = lane;
+    while i < outputs * most_rows {
+        let row = i / outputs;
+        let out = workgroup * outputs + i % outputs;
+        if row < rows && out < output {
+            let lanes = row * LANES + i % outputs / 4 * together;
+            let mut sum = f32::new(0.0);
+            for j in 0..together {
+                // Groups begin at different lanes, which are in different banks.
+                sum += sums[(lanes + (j + i / 4) % together) * 4 + i % 4];
+            }
+            if comptime!(biased) {
+                sum += f32::cast_from(bias[out * bias.stride(0)]);
+            }
+            y[row * output + out] = E::cast_from(sum);
+        }
+        i += LANES;
+    }
+}
+
+pub(crate) fn launch(
+    x: burn::tensor::Tensor<3>,
+    weight: burn::tensor::Tensor<2>,
+    bias: Option<burn::tensor::Tensor<1>>,
+) -> burn::tensor::Tensor<3> {
+    let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
+    let rows = batch * tokens;
+    let biased = bias.is_some();
+    let (x, weight) = (primitive(x), primitive(weight));
+    let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
+    let y = empty(&x, [batch, tokens, output], x.dtype);
+    let elem = dtype_to_storage_type(x.dtype);
+    let fours = comes_in_fours(&x) && comes_in_fours(&weight);
+    let Sharing { splits, workgroups } = Sharing::new(input, output);
+    linear::launch(
+        &y.client,
+        count(workgroups),
+        CubeDim::new_1d(LANES as u32),
+        address_type([&x, &weight, &bias, &y]),
+        if fours { 4 } else { 1 },
+        x.into_tensor_arg(),
+        weight.into_tensor_arg(),
+        bias.into_tensor_arg(),
+        y.clone().into_tensor_arg(),
+        tokens,
+        input,
+        output,
+        rows,
+        workgroups,
+        rows.next_power_of_two(),
+        splits,
+        biased,
+        elem,
+    );
+    burn::tensor::Tensor::from_primitive::<Cube>(y)
+}

@@ -1,0 +1,196 @@
+//! Memory: how much there is, what fits into it, and what is done when it runs out.
+
+use std::{
+    fmt,
+    str::FromStr,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use burn::tensor::Device;
+use kiln_cache::{CacheSpec, Offload, offload, offload_one};
+use kiln_core::{
+    Error, Result,
+    layer::{Feed, KvLayer, Place},
+    model_cache::{LayerCache, ModelCache},
+    need::LayerNeed,
+};
+use kiln_generate::Rescue;
+use kiln_kernels::{Kernels, device::DeviceInfo};
+
+/// What is done when a cache does not fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnOutOfMemory {
+    /// The generation ends with the error.
+    Fail,
+    /// Layers of the cache move to host memory, as many as are asked for, and the generation goes on with the same
+    /// tokens.
+    #[default]
+    Offload,
+    /// Layers that keep everything pack it in 4 bits a number, and the generation goes on with what is left of it; where
+    /// that does not help, they are offloaded.
+    Quantize,
+}
+
+impl FromStr for OnOutOfMemory {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "fail" => Ok(Self::Fail),
+            "offload" => Ok(Self::Offload),
+            "quantize" => Ok(Self::Quantize),
+            _ => Err(Error::Unknown {
+                what: "answer to running out of memory",
+                name: text.to_owned(),
+                known: ["fail", "offload", "quantize"].map(str::to_owned).into(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for OnOutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fail => "fail",
+            Self::Offload => "offload",
+            Self::Quantize => "quantize",
+        })
+    }
+}
+
+/// Bytes of `device` that are used where nobody says how many: 90 % of its memory; `None` where that is not known.
+pub fn usable(device: &DeviceInfo) -> Option<u64> {
+    device.memory.map(|memory| memory / 10 * 9)
+}
+
+/// Moves layers to host memory.
+#[derive(Debug)]
+pub(crate) struct OffloadLayers {
+    device: Device,
+    /// Whether the user was told.
+    told: AtomicBool,
+}
+
+impl OffloadLayers {
+    pub(crate) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), told: AtomicBool::new(false) }
+    }
+}
+
+impl Rescue for OffloadLayers {
+    fn rescue(&self, cache: &mut ModelCache, feed: &Feed, working: usize) -> Result<bool> {
+        let before = cache.bytes_for(feed);
+        match cache.make_room(feed, working) {
+            // The budget knows how much is missing: as few layers as that takes.
+            Err(_) => while cache.make_room(feed, working).is_err() && offload_one(cache, &self.device)? {},
+            // It was the device that had no room, and nobody knows how much.
+            Ok(()) => offload(cache, Offload::All, &self.device)?,
+        }
+        // So that what was given up can be had again.
+        self.device.memory_cleanup();
+        let helped = cache.bytes_for(feed) < before;
+        if helped && !self.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: "kiln::memory",
+                "out of memory: layers of the cache move to host memory; the tokens stay the same, steps take longer"
+            );
+        }
+        Ok(helped)
+    }
+}
+
+/// Packs layers that keep everything, and offloads them if that is not enough.
+#[derive(Debug)]
+pub(crate) struct QuantizeLayers {
+    needs: Vec<LayerNeed>,
+    kernels: Kernels,
+    then: OffloadLayers,
+}
+
+impl QuantizeLayers {
+    pub(crate) fn new(needs: Vec<LayerNeed>, kernels: &Kernels, device: &Device) -> Self {
+        Self { needs, kernels: kernels.clone(), then: OffloadLayers::new(device) }
+    }
+
+    /// What `layer` holds, packed; `None` where that is not smaller, or where it holds a part of the sequence only.
+    fn packed(&self, layer: &dyn KvLayer, need: &LayerNeed, feed: &Feed) -> Result<Option<Box<dyn KvLayer>>> {
+        let spec: CacheSpec = "quantized".parse()?;
+        let (LayerNeed::Attention(need), held) = (need, layer.span(0)) else { return Ok(None) };
+        let whole = held.start == 0 && held.len == layer.seq_len() && held.len > 0;
+        let tokens = held.len + feed.tokens;
+        let takes = spec.factory.bytes(need, tokens, feed.element).saturating_mul(feed.rows);
+        let smaller = takes < layer.footprint(feed).held;
+        if !whole || !smaller || layer.name() == spec.strategy.name() || spec.factory.check(need).is_err() {
+            return Ok(None);
+        }
+        let mut packed = spec.factory.build(need, &self.kernels)?;
+        packed.keep_history(1);
+        if let Some((keys, values)) = layer.dense()? {
+            let place = Place::new(0, &[], &keys.device());
+            packed.update(keys, values, &place)?;
+        }
+        Ok(Some(packed))
+    }
+}
+
+impl Rescue for QuantizeLayers {
+    fn rescue(&self, cache: &mut ModelCache, feed: &Feed, working: usize) -> Result<bool> {
+        let before = cache.bytes_for(feed);
+        for (layer, need) in cache.layers_mut().iter_mut().zip(&self.needs) {
+            if let LayerCache::Attention(kv) = layer
+                && let Some(packed) = self.packed(&**kv, need, feed)?
+            {
+                *kv = packed;
+            }
+        }
+        self.then.device.memory_cleanup();
+        if cache.bytes_for(feed) >= before {
+            return self.then.rescue(cache, feed, working);
+        }
+        tracing::warn!(
+            target: "kiln::memory",
+            "out of memory: the cache is packed in 4 bits a number; the text goes on, with other tokens than it would have had"
+        );
+        Ok(true)
+    }
+}
+
+/// Whether a sequence of `tokens` tokens will fit, asked before the first is fed.
+///
+/// # Errors
+/// [`Error::OutOfMemory`] with the longest sequence that would.
+pub(crate) fn check(
+    cache: &ModelCache,
+    tokens: usize,
+    feed: &Feed,
+    working: usize,
+    on_oom: OnOutOfMemory,
+) -> Result<()> {
+    let Some(available) = cache.budget().and_then(|budget| budget.available()) else { return Ok(()) };
+    // What the cache holds already is a part of what it will hold.
+    let available = available + cache.device_bytes() as u64;
+    let bytes = |tokens: usize| {
+        let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
+        let bytes = match on_oom {
+            OnOutOfMemory::Fail => cache.bytes_for(&feed),
+            OnOutOfMemory::Offload | OnOutOfMemory::Quantize => cache.bytes_offloaded(&feed),
+        };
+        bytes.saturating_add(cache.bytes_growing(&feed)).saturating_add(working) as u64
+    };
+    let needed = bytes(tokens);
+    if needed <= available {
+        return Ok(());
+    }
+    // The first length that does not fit; more tokens never take less.
+    let (mut fits, mut too_long) = (0, tokens);
+    while fits + 1 < too_long {
+        let middle = fits + (too_long - fits) / 2;
+        if bytes(middle) <= available { fits = middle } else { too_long = middle }
+    }
+    let way = match on_oom {
+        OnOutOfMemory::Fail => "",
+        OnOutOfMemory::Offload | OnOutOfMemory::Quantize => ", even with its layers in host memory,",
+    };
+    let what = format!("a cache of {tokens} tokens ({fits} would fit){way}");
+    Err(Error::OutOfMemory { what, needed, available })
+}

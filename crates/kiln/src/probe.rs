@@ -1,0 +1,246 @@
+//! What a lossy cache costs on a model: text is fed token by token through it and through a dense cache, and what the
+//! model says next is compared.
+
+use std::time::{Duration, Instant};
+
+use kiln_cache::Plan;
+use kiln_core::{
+    Error, Result,
+    batch::Batch,
+    model::{Logits, TokenId},
+    model_cache::ModelCache,
+    read_back,
+};
+use kiln_generate::GenerationConfig;
+
+use crate::{Model, RunOptions};
+
+/// The caches that are probed unasked: each format at each width, keys and values apart where that pays.
+pub const PROBED: &[&str] = &[
+    "quantized:nbits=8",
+    "quantized:nbits=4",
+    "quantized:k=4,v=2",
+    "quantized:nbits=2",
+    "quantized:nbits=2,optimize=on",
+    "quantized:nbits=2,group=32,optimize=on",
+    "quantized:nbits=2,rotate=on",
+    "quantized:format=quanto,nbits=4",
+    "quantized:format=quanto,nbits=4,rotate=on",
+    "quantized:format=quanto,nbits=2",
+    "quantized:format=quanto,nbits=2,rotate=on",
+    "quantized:format=hqq,nbits=4,axis_key=1,axis_value=1",
+    "quantized:format=hqq,nbits=3,axis_key=1,axis_value=1",
+    "quantized:format=hqq,nbits=2,axis_key=1,axis_value=1",
+];
+
+/// What was measured of a cache.
+#[derive(Clone, Debug)]
+pub struct Probed {
+    /// As the command line writes it.
+    pub cache: String,
+    /// Of a window of text, everything that the cache holds on the device, a token.
+    pub bytes_per_token: f64,
+    /// Mean Kullback-Leibler divergence of the next token's distribution from that of the dense cache, in nats.
+    pub divergence: f64,
+    /// The largest of it, over all tokens.
+    pub largest_divergence: f64,
+    /// How often both caches find the same token likeliest.
+    pub agreement: f64,
+    /// Of the text: `exp` of the mean negative logarithm of each token's probability.
+    pub perplexity: f64,
+    /// Median time of a token, in the second half of windows.
+    pub step: Duration,
+}
+
+/// How many tokens were fed, and the same for each cache: the dense one first, then the others as they were asked for.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    pub tokens: usize,
+    pub window: usize,
+    pub caches: Vec<Probed>,
+}
+
+/// Divergence up to which a loss is not seen in what a model writes: the distributions differ less than those of a model
+/// in 8 bits and in 16.
+pub const UNSEEN: f64 = 0.01;
+
+/// Divergence from which on a cache breaks the model.
+pub const BROKEN: f64 = 0.5;
+
+impl Probe {
+    /// The dense cache.
+    pub fn dense(&self) -> &Probed {
+        &self.caches[0]
+    }
+
+    /// The others, those that lose least first.
+    pub fn ranked(&self) -> Vec<&Probed> {
+        let mut others: Vec<&Probed> = self.caches[1..].iter().collect();
+        others.sort_by(|a, b| a.divergence.total_cmp(&b.divergence));
+        others
+    }
+
+    /// The smallest cache whose loss is not seen; `None`: there is none.
+    pub fn recommended(&self) -> Option<&Probed> {
+        let unseen = self.caches[1..].iter().filter(|probed| probed.divergence <= UNSEEN);
+        let smaller = unseen.filter(|probed| probed.bytes_per_token < self.dense().bytes_per_token);
+        smaller.min_by(|a, b| a.bytes_per_token.total_cmp(&b.bytes_per_token))
+    }
+
+    /// Those that break the model.
+    pub fn broken(&self) -> impl Iterator<Item = &Probed> {
+        self.caches[1..].iter().filter(|probed| probed.divergence > BROKEN || probed.divergence.is_nan())
+    }
+}
+
+/// Feeds `text` in windows of `window` tokens, each from an empty cache, through a `dynamic` cache and through each of
+/// `caches`; `on_progress` is told how many tokens were fed.
+///
+/// # Errors
+/// A text of fewer than two tokens, a window that the model has no positions for, caches that cannot serve the model.
+pub fn probe(
+    model: &Model,
+    text: &[TokenId],
+    window: usize,
+    caches: &[Plan],
+    on_progress: &mut dyn FnMut(usize),
+) -> Result<Probe> {
+    let positions = model.sizes().positions;
+    if text.len() < 2 {
+        return Err(Error::Prompt { why: "a text of two tokens at least is needed to probe".to_owned() });
+    }
+    if !(2..=positions).contains(&window) {
+        let why = format!("{window} is not between 2 and the model's {positions} positions");
+        return Err(Error::Setting { name: "--ctx", why });
+    }
+    let needs = model.causal().needs();
+    caches.iter().try_for_each(|plan| plan.check(&needs))?;
+    let plans: Vec<Plan> = std::iter::once(Plan::named("dynamic")?).chain(caches.iter().cloned()).collect();
+    let mut counts: Vec<Counts> = plans.iter().map(|_| Counts::default()).collect();
+    let mut fed = 0;
+    for part in text.chunks(window).filter(|part| part.len() > 1) {
+        let mut caches = plans.iter().map(|plan| model.cache(plan)).collect::<Result<Vec<ModelCache>>>()?;
+        for cache in &mut caches {
+            cache.reserve(part.len());
+        }
+        for (at, pair) in part.windows(2).enumerate() {
+            let late = 2 * at >= part.len();
+            let mut dense: Option<Distribution> = None;
+            for (cache, counts) in caches.iter_mut().zip(&mut counts) {
+                let (logits, took) = step(model, cache, pair[0])?;
+                if late {
+                    counts.steps.push(took);
+                }
+                let said = Distribution::of(&logits);
+                counts.add(&said, dense.as_ref().unwrap_or(&said), pair[1]);
+                dense.get_or_insert(said);
+            }
+            fed += 1;
+            on_progress(fed);
+        }
+        for (cache, counts) in caches.iter().zip(&mut counts) {
+            counts.bytes += cache.device_bytes();
+            counts.tokens += cache.seq_len();
+        }
+    }
+    let described = plans.iter().map(|plan| plan.describe(&needs));
+    let caches = described.zip(counts).map(|(cache, counts)| counts.finish(cache)).collect();
+    Ok(Probe { tokens: fed, window, caches })
+}
+
+/// Text of `tokens` tokens that the model makes itself, at temperature 1, in windows: it is what the model knows best.
+///
+/// # Errors
+/// Those of [`Model::generate`].
+pub fn own_text(model: &Model, tokens: usize, window: usize, seed: u64) -> Result<Vec<TokenId>> {
+    let config = model.generation_config();
+    let ends = config.eos_token_id.as_deref().and_then(|ids| ids.first().copied());
+    let begin = config.bos_token_id.or(ends).unwrap_or(0);
+    let mut text = Vec::with_capacity(tokens);
+    for part in 0..tokens.div_ceil(window.max(2)) {
+        let wanted = GenerationConfig {
+            max_new_tokens: Some(window.min(tokens - text.len()).saturating_sub(1).max(1)),
+            do_sample: Some(true),
+            temperature: Some(1.0),
+            top_k: Some(0),
+            top_p: Some(1.0),
+            seed: Some(seed.wrapping_add(part as u64)),
+            eos_token_id: Some(Vec::new()),
+            ..GenerationConfig::default()
+        };
+        let mut cache = model.cache(&Plan::named("dynamic")?)?;
+        let generation = model.generate(&mut cache, vec![vec![begin]], &wanted, RunOptions::default())?;
+        text.push(begin);
+        for step in generation.steps() {
+            text.extend(step?.tokens.first().copied().flatten());
+        }
+    }
+    Ok(text)
+}
+
+/// Feeds a token; the logits behind it, and how long that took.
+fn step(model: &Model, cache: &mut ModelCache, token: TokenId) -> Result<(Vec<f32>, Duration)> {
+    let started = Instant::now();
+    let batch = Batch::from_rows(&[vec![token]], model.device())?;
+    let logits = model.causal().forward(&batch, Logits::Last, cache)?;
+    let logits: Vec<f32> = read_back::read(logits)?.iter().collect();
+    Ok((logits, started.elapsed()))
+}
+
+/// Logarithms of the probabilities of all tokens.
+struct Distribution {
+    logarithms: Vec<f64>,
+    likeliest: usize,
+}
+
+impl Distribution {
+    fn of(logits: &[f32]) -> Self {
+        let (mut likeliest, mut most) = (0, f32::NEG_INFINITY);
+        for (at, &logit) in logits.iter().enumerate() {
+            if logit > most {
+                (likeliest, most) = (at, logit);
+            }
+        }
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+        let all = f64::from(most) + sum.ln();
+        Self { logarithms: logits.iter().map(|&logit| f64::from(logit) - all).collect(), likeliest }
+    }
+
+    fn divergence_from(&self, right: &Self) -> f64 {
+        let terms = right.logarithms.iter().zip(&self.logarithms);
+        // Rounding can make a sum of nothing but roundings negative.
+        terms.map(|(p, q)| if p.is_finite() { p.exp() * (p - q) } else { 0.0 }).sum::<f64>().max(0.0)
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    divergences: Vec<f64>,
+    agreed: usize,
+    surprise: f64,
+    steps: Vec<Duration>,
+    bytes: usize,
+    tokens: usize,
+}
+
+impl Counts {
+    fn add(&mut self, said: &Distribution, right: &Distribution, next: TokenId) {
+        self.divergences.push(said.divergence_from(right));
+        self.agreed += usize::from(said.likeliest == right.likeliest);
+        self.surprise -= said.logarithms.get(next as usize).copied().unwrap_or(f64::NEG_INFINITY);
+    }
+
+    fn finish(mut self, cache: String) -> Probed {
+        let n = self.divergences.len().max(1) as f64;
+        self.steps.sort();
+        Probed {
+            cache,
+            bytes_per_token: self.bytes as f64 / self.tokens.max(1) as f64,
+            divergence: self.divergences.iter().sum::<f64>() / n,
+            largest_divergence: self.divergences.iter().copied().fold(0.0, f64::max),
+            agreement: self.agreed as f64 / n,
+            perplexity: (self.surprise / n).exp(),
+            step: self.steps.get(self.steps.len() / 2).copied().unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+// y = x w^T + bias of a few rows. Eight lanes go along four rows of the weight together, so that each number of x that is
+// read meets four weights, and memory is read in order. Where that makes few workgroups of long rows, rows are split.
+
+alias elem = f32;
+// Neighbours that are read at once: four, where the layout of x and w allows.
+alias pack = vec4<elem>;
+const WIDTH = 4u;
+// Rows of x.
+const ROWS = 1u;
+// Parts that rows of the weight are split into.
+const SPLITS = 1u;
+
+struct Info {
+    // Row r of x is [r / tokens, r % tokens].
+    x_strides: vec3<u32>,
+    tokens: u32,
+    // [output, input]
+    w_strides: vec2<u32>,
+    input: u32,
+    output: u32,
+    rows: u32,
+    // 1: there is a bias.
+    biased: u32,
+    bias_stride: u32,
+    workgroups: u32,
+}
+
+@group(0) @binding(0) var<storage, read_write> x: array<pack>;
+@group(0) @binding(1) var<storage, read_write> w: array<pack>;
+@group(0) @binding(2) var<storage, read_write> bias: array<elem>;
+@group(0) @binding(3) var<storage, read_write> y: array<elem>;
+@group(0) @binding(4) var<uniform> info: Info;
+
+const LANES = 256u;
+// Lanes that share the sums of four rows of the weight.
+const TOGETHER = 8u * SPLITS;
+const OUTPUTS = LANES / TOGETHER * 4u;
+
+var<workgroup> sums: array<vec4<f32>, LANES * ROWS>;
+
+// Four numbers of a row: those from 4 c on. What is beyond its end is any of it.
+fn places(c: u32, stride: u32) -> vec4<u32> {
+    return min(vec4(4u * c) + vec4(0u, 1u, 2u, 3u), vec4(info.input - 1u)) * stride;
+}
+
+// Of x it is 0.
+fn x_at(at: u32, c: u32) -> vec4<f32> {
+    if WIDTH == 4u {
+        return vec4<f32>(vec4(x[at / 4u + c]));
+    }
+    let i = places(c, info.x_strides.z) + at;
+    let numbers = vec4<f32>(vec4(vec4(x[i.x]).x, vec4(x[i.y]).x, vec4(x[i.z]).x, vec4(x[i.w]).x));
+    return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input));
+}
+
+fn w_at(at: u32, c: u32) -> vec4<f32> {
+    if WIDTH == 4u {
+        return vec4<f32>(vec4(w[at / 4u + c]));
+    }
+    let i = places(c, info.w_strides.y) + at;
+    return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
+}
+
+@compute @workgroup_size(LANES)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let workgroup = group.x + group.y * groups.x;
+    if workgroup >= info.workgroups {
+        return;
+    }
+    // Those beyond the last are the last.
+    let own = min(vec4(workgroup * OUTPUTS + lane / TOGETHER * 4u) + vec4(0u, 1u, 2u, 3u), vec4(info.output - 1u));
+    let weights = own * info.w_strides.x;
+    var products: array<vec4<f32>, ROWS>;
+    let columns = (info.input + 3u) / 4u;
+    let each = (columns + TOGETHER - 1u) / TOGETHER * 8u;
+    let begin = lane % TOGETHER / 8u * each;
+    let end = min(begin + each, columns);
+    for (var c = begin + lane % 8u; c < end; c += 8u) {
+        let w_0 = w_at(weights.x, c);
+        let w_1 = w_at(weights.y, c);
+        let w_2 = w_at(weights.z, c);
+        let w_3 = w_at(weights.w, c);
+        for (var r = 0u; r < ROWS; r++) {
+            let row = min(r, info.rows - 1u);
+            let numbers = x_at(row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y, c);
+            products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
+        }
+    }
+    for (var r = 0u; r < ROWS; r++) {
+        sums[r * LANES + lane] = products[r];
+    }
+    workgroupBarrier();
+
+    for (var i = lane; i < OUTPUTS * ROWS; i += LANES) {
+        let row = i / OUTPUTS;
+        let output = workgroup * OUTPUTS + i % OUTPUTS;
+        if row < info.rows && output < info.output {
+            let lanes = row * LANES + i % OUTPUTS / 4u * TOGETHER;
+            var sum = 0.0;
+            for (var j = 0u; j < TOGETHER; j++) {
+                // Groups begin at different lanes, which are in different banks.
+                sum += sums[lanes + (j + i / 4u) % TOGETHER][i % 4u];
+            }
+            if info.biased == 1u {
+                sum += f32(bias[output * info.bias_stride]);
+            }
+            y[row * info.output + output] = elem(sum);
+        }
+    }
+}

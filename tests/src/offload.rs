@@ -1,0 +1,223 @@
+//! Layers in host memory: the same numbers, two layers on the device, and no more bytes moved than must be.
+
+use std::process::Command;
+
+use burn::tensor::{Device, Tensor};
+use kiln::{
+    Batch, GenerationConfig, LoadOptions, Logits, Model, ModelCache, Offload, Plan, RandomLlama, RunOptions,
+    TokenId,
+    device::Opened,
+    kernels::{Choice, Kernels},
+    memory::{AttentionNeed, LayerNeed, Moved, Place},
+};
+
+use crate::support::{batch, forward, recorded};
+
+const LAYERS: usize = 32;
+const NEED: AttentionNeed = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
+/// Of a token in one layer, in float32.
+const TOKEN: u64 = 2 * 4 * 64 * 4;
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+/// The cache of a model of 32 layers.
+fn cache(plan: &str, offload: Option<Offload>, device: &Device) -> ModelCache {
+    let needs = vec![LayerNeed::Attention(NEED); LAYERS];
+    let plan = Plan { offload, ..Plan::named(plan).unwrap() };
+    plan.build(&needs, &Kernels::new(Choice::Auto, device).unwrap()).unwrap()
+}
+
+/// What a forward pass over `n` tokens does to a cache; `watch` is called while each layer is in use.
+fn pass(cache: &mut ModelCache, n: usize, device: &Device, watch: &mut dyn FnMut()) {
+    for layer in 0..LAYERS {
+        let layer = cache.attention(layer).unwrap();
+        let keys = Tensor::<4>::ones([1, NEED.kv_heads, n, NEED.head_dim], device);
+        let place = Place::new(layer.span(n).query(n), &[], device);
+        let view = layer.update(keys.clone(), keys, &place).unwrap();
+        watch();
+        drop(view);
+    }
+}
+
+#[test]
+fn a_step_moves_the_cache_up_and_its_own_tokens_down() {
+    for (device, opened) in devices() {
+        for (plan, kept) in [("fixed:len=512", 0), ("fixed:len=512", 8), ("dynamic", 0)] {
+            let mut cache = cache(plan, Some(Offload::AllBut(kept)), &opened.device);
+            pass(&mut cache, 300, &opened.device, &mut || {});
+            pass(&mut cache, 1, &opened.device, &mut || {});
+            pass(&mut cache, 1, &opened.device, &mut || {});
+            let before = cache.moved();
+            pass(&mut cache, 1, &opened.device, &mut || {});
+            let after = cache.moved();
+            let layers = (LAYERS - kept) as u64;
+            let moved = Moved { up: after.up - before.up, down: after.down - before.down };
+            // 300 tokens are in a buffer of 512 slots, whichever strategy it is.
+            let want = Moved { up: layers * 512 * TOKEN, down: layers * TOKEN };
+            assert_eq!(moved, want, "{plan}, last {kept} layers kept, on {device}");
+        }
+    }
+}
+
+/// Measured where the device says what is in use, and not computed.
+#[test]
+fn two_layers_are_on_the_device() {
+    // In a process of its own: what other tests allocate would be counted.
+    if std::env::var("KILN_TEST_MEMORY").is_err() {
+        let this = std::env::current_exe().unwrap();
+        let alone = Command::new(this)
+            .args(["--exact", "offload::two_layers_are_on_the_device", "--nocapture"])
+            .env("KILN_TEST_MEMORY", "alone")
+            .output()
+            .unwrap();
+        let [out, err] =
+            [&alone.stdout, &alone.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        println!("{out}");
+        assert!(alone.status.success() && out.contains("1 passed"), "{out}{err}");
+        return;
+    }
+    for (device, opened) in devices() {
+        let Some(start) = in_use(&opened.device) else { continue };
+        let layer = 4096 * TOKEN;
+        let peak = |plan, offload| {
+            let mut cache = cache(plan, offload, &opened.device);
+            let mut peak = 0;
+            for n in [2000, 2000, 1, 1, 1] {
+                pass(&mut cache, n, &opened.device, &mut || {
+                    // What was launched holds what it reads until it is done.
+                    opened.device.sync().unwrap();
+                    if n == 1 {
+                        peak = in_use(&opened.device).unwrap().max(peak);
+                    }
+                });
+            }
+            (peak - start) as f64 / layer as f64
+        };
+        for plan in ["fixed:len=4096", "dynamic"] {
+            let (offloaded, kept) = (peak(plan, Some(Offload::All)), peak(plan, Some(Offload::AllBut(4))));
+            let bare = peak(plan, None);
+            let reserved = opened.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+            println!("{device}, {plan}: {reserved:?} bytes are reserved at the end");
+            println!(
+                "{device}, {plan}: {bare:.3} layers bare, {offloaded:.3} offloaded, {kept:.3} but the last 4"
+            );
+            assert!(bare >= LAYERS as f64, "{device}: {bare} layers are {LAYERS}");
+            assert!(offloaded <= 2.2 && kept <= 6.2, "{device}: {offloaded}, {kept} layers");
+        }
+    }
+}
+
+fn in_use(device: &Device) -> Option<u64> {
+    device.memory_cleanup();
+    device.sync().unwrap();
+    device.memory_pool_usage().map(|usage| usage.bytes_in_use)
+}
+
+#[test]
+fn offloaded_is_the_same_to_the_bit() {
+    for (device, opened) in devices() {
+        for (name, caches) in [
+            ("llama", &["dynamic", "fixed:len=64", "sink:window=8,sinks=2", "none"] as &[&str]),
+            ("mistral", &["dynamic", "sliding", "fixed:len=64"]),
+            ("gemma2", &["hybrid"]),
+        ] {
+            let model = recorded(name, opened);
+            for text in caches {
+                for way in [Offload::All, Offload::AllBut(1)] {
+                    let plan = Plan::named(text).unwrap();
+                    let mut bare = model.cache(&plan).unwrap();
+                    let mut away = model.cache(&plan.offloaded(way)).unwrap();
+                    let chunks: [&[TokenId]; 6] =
+                        [&[3, 1, 4, 1, 5, 9, 2], &[6], &[5], &[3, 58, 9], &[7], &[9]];
+                    for chunk in chunks {
+                        let chunk = batch(&model, &[chunk.to_vec(), chunk.iter().map(|t| t + 1).collect()]);
+                        let want = forward(&model, &chunk, &mut bare);
+                        let what = format!("{name}, {text}, {way} on {device}");
+                        assert_eq!(forward(&model, &chunk, &mut away), want, "{what}");
+                    }
+                    // A beam's rows, which the host permutes.
+                    for cache in [&mut bare, &mut away] {
+                        cache.select_rows(&[1, 1, 0]).unwrap();
+                    }
+                    let next = batch(&model, &[vec![8], vec![9], vec![10]]);
+                    if *text != "none" {
+                        let want = forward(&model, &next, &mut bare);
+                        assert_eq!(forward(&model, &next, &mut away), want, "{name}, {text} on {device}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        for text in ["dynamic", "fixed:len=64", "sink:window=8,sinks=2"] {
+            let plan = Plan::named(text).unwrap();
+            let (mut bare, mut moved) = (model.cache(&plan).unwrap(), model.cache(&plan).unwrap());
+            let feed = |cache: &mut ModelCache, ids: &[TokenId]| {
+                forward(&model, &batch(&model, &[ids.to_vec()]), cache)
+            };
+            for cache in [&mut bare, &mut moved] {
+                feed(cache, &[3, 1, 4, 1, 5]);
+                (0..6).for_each(|token| _ = feed(cache, &[token]));
+            }
+            kiln::offload(&mut moved, Offload::All, model.device()).unwrap();
+            assert_eq!(moved.device_bytes(), 0, "{text} on {device}");
+            assert!(moved.host_bytes() > 0, "{text} on {device}");
+            let mut snapshot = moved.snapshot();
+            assert_eq!(feed(&mut moved, &[9]), feed(&mut bare, &[9]), "{text} on {device}");
+            let want = moved.save().unwrap();
+            assert_eq!(want, bare.save().unwrap(), "{text} on {device}");
+            feed(&mut snapshot, &[9]);
+            assert_eq!(snapshot.save().unwrap(), want, "{text} on {device}: the snapshot goes the same way");
+            let mut loaded = model.cache(&plan).unwrap();
+            loaded.restore(want, model.device()).unwrap();
+            assert_eq!(feed(&mut loaded, &[2]), feed(&mut bare, &[2]), "{text} on {device}");
+        }
+    }
+}
+
+#[test]
+fn padded_rows_generate_the_same_tokens_offloaded() {
+    let sizes = RandomLlama { layers: 3, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
+    for (device, opened) in devices() {
+        let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
+        for text in ["dynamic", "fixed"] {
+            let generate = |plan: &Plan, compile| {
+                let wanted = GenerationConfig { max_new_tokens: Some(80), ..GenerationConfig::default() };
+                let options = RunOptions { compile, ..RunOptions::default() };
+                let rows = vec![vec![1, 2, 3, 4, 5], vec![6, 7]];
+                let mut cache = model.cache(plan).unwrap();
+                let steps = model.generate(&mut cache, rows, &wanted, options).unwrap().steps();
+                steps.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
+            };
+            let plan = Plan::named(text).unwrap();
+            let want = generate(&plan, None);
+            for compile in [None, Some(true)] {
+                let got = generate(&plan.clone().offloaded(Offload::All), compile);
+                assert_eq!(got, want, "{text} on {device}, compile {compile:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn transformers_names_are_accepted() {
+    for (name, strategy) in [("offloaded", "dynamic"), ("offloaded_static:len=9", "fixed:len=9")] {
+        let plan = Plan::named(name).unwrap();
+        assert_eq!((plan.global.to_string().as_str(), plan.offload), (strategy, Some(Offload::All)));
+    }
+    assert!("layers=x".parse::<Offload>().unwrap_err().to_string().contains("layers=N"));
+    let (_, opened) = devices().next().unwrap();
+    let model = recorded("llama", opened);
+    let mut cache = model.cache(&Plan::named("offloaded_static:len=9").unwrap()).unwrap();
+    let ids: Vec<TokenId> = (0..10).collect();
+    let refused =
+        model.causal().forward(&Batch::from_rows(&[ids], model.device()).unwrap(), Logits::Last, &mut cache);
+    assert!(refused.is_err(), "it is as long as the bare one");
+}

@@ -1,0 +1,208 @@
+//! Memory that runs out: at every allocation, and at every size.
+
+use std::{collections::HashSet, path::Path};
+
+use kiln::{
+    Error, GenerationConfig, LoadOptions, Model, ModelCache, OnOutOfMemory, Plan, Result, RunOptions,
+    TokenId, device::Opened, memory::LayerCache,
+};
+
+use crate::support::recorded;
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+/// The tokens of every row, or the error that ended them.
+fn run(
+    model: &Model,
+    cache: &mut ModelCache,
+    rows: &[Vec<TokenId>],
+    n: usize,
+    options: RunOptions,
+) -> Result<Vec<Vec<Option<TokenId>>>> {
+    let wanted = GenerationConfig {
+        max_new_tokens: Some(n),
+        do_sample: Some(false),
+        eos_token_id: Some(Vec::new()),
+        ..GenerationConfig::default()
+    };
+    let steps = model.generate(cache, rows.to_vec(), &wanted, options)?.steps();
+    steps.map(|step| step.map(|step| step.tokens)).collect()
+}
+
+/// Steps that are launched, one that is recorded, and one that is replayed.
+const NEW: usize = 6;
+
+/// Whichever allocation fails, the tokens are the right ones; without a rescue it is a clear error. The cache and the
+/// model can be used afterwards.
+#[test]
+fn any_allocation_may_fail() {
+    let one = vec![(0..24).map(|i| i * 7 % 97).collect()];
+    let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
+    for (device, opened) in devices() {
+        for (name, text, rows) in [
+            ("llama", "dynamic", &one),
+            ("llama", "fixed", &padded),
+            ("mistral", "sliding", &one),
+            ("gemma2", "hybrid", &padded),
+            ("llama", "sink:window=64,sinks=2", &one),
+            ("llama", "none", &one),
+            ("llama", "offloaded", &one),
+        ] {
+            let model = recorded(name, opened);
+            let plan = Plan::named(text).unwrap();
+            let options = |on_oom| RunOptions { on_oom, prefill_chunk: Some(18), ..RunOptions::default() };
+            let budget = model.budget();
+            let before = budget.allocations();
+            let want = run(&model, &mut model.cache(&plan).unwrap(), rows, NEW, options(OnOutOfMemory::Fail))
+                .unwrap();
+            let allocations = budget.allocations() - before;
+            assert!(allocations > 12, "{text} on {device}: {allocations}");
+            for n in 0..allocations {
+                for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
+                    let what = format!("{name}, {text} on {device}, allocation {n}, {on_oom}");
+                    let mut cache = model.cache(&plan).unwrap();
+                    budget.fail_allocation(n);
+                    match run(&model, &mut cache, rows, NEW, options(on_oom)) {
+                        Ok(tokens) => assert_eq!(tokens, want, "{what}"),
+                        Err(Error::OutOfMemory { .. }) => {
+                            let rescued =
+                                on_oom == OnOutOfMemory::Offload && !["none", "offloaded"].contains(&text);
+                            assert!(!rescued, "{what}: was to go on");
+                        }
+                        Err(other) => panic!("{what}: {other}"),
+                    }
+                    if on_oom == OnOutOfMemory::Fail {
+                        cache.reset();
+                        let again = run(&model, &mut cache, rows, NEW, options(on_oom));
+                        assert_eq!(again.as_ref(), Ok(&want), "{what}: afterwards");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Nothing of a step that ran out of memory is left: the cache goes on where it was.
+#[test]
+fn a_step_that_failed_was_never_made() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        for text in ["dynamic", "fixed:len=64", "sink:window=16,sinks=2"] {
+            let plan = Plan::named(text).unwrap();
+            let mut cache = model.cache(&plan).unwrap();
+            let mut want = model.cache(&plan).unwrap();
+            let rows = [vec![3, 1, 4, 1, 5]];
+            let fail = RunOptions { on_oom: OnOutOfMemory::Fail, ..RunOptions::default() };
+            cache.keep_history(1);
+            run(&model, &mut cache, &rows, 4, fail).unwrap();
+            run(&model, &mut want, &rows, 4, fail).unwrap();
+            let held = cache.seq_len();
+            // In the second layer of the first pass.
+            model.budget().fail_allocation(2);
+            let refused = run(&model, &mut cache, &[vec![9]], 4, fail);
+            assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{text} on {device}: {refused:?}");
+            assert_eq!(cache.seq_len(), held, "{text} on {device}");
+            let tokens = run(&model, &mut cache, &[vec![9]], 4, fail);
+            assert_eq!(tokens, run(&model, &mut want, &[vec![9]], 4, fail), "{text} on {device}");
+        }
+    }
+}
+
+/// From a budget for everything down to one for nothing: the same tokens, or an error before the first.
+#[test]
+fn a_budget_is_kept() {
+    for (device, opened) in devices() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+        let load =
+            |memory| Model::load(&folder, LoadOptions { memory, ..LoadOptions::float32(opened.clone()) });
+        let model = load(Some(1 << 30)).unwrap();
+        let weights = model.weight_bytes();
+        let prompt =
+            vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(14)).unwrap()];
+        assert!((200..256).contains(&prompt[0].len()), "{} tokens", prompt[0].len());
+        // Beyond 256, where the buffers of `dynamic` double.
+        let n = 260 - prompt[0].len();
+        let dynamic = Plan::named("dynamic").unwrap();
+        let mut cache = model.cache(&dynamic).unwrap();
+        let want = run(&model, &mut cache, &prompt, n, RunOptions::default()).unwrap();
+        assert!(want.iter().collect::<HashSet<_>>().len() > 3, "tokens that tell something: {want:?}");
+        let (whole, dense) = (model.budget().peak(), cache.device_bytes() as u64);
+        assert_eq!(dense, 5 * 2 * 2 * 64 * 4 * 512, "of five layers of 512 slots");
+        assert!(whole > weights + dense, "the peak counts activations, too");
+        drop(cache);
+        assert_eq!(model.budget().used(), weights, "what is dropped is free again");
+
+        let (mut offloaded, mut refused) = (0, 0);
+        for percent in [100, 80, 65, 50, 35, 15] {
+            let memory = weights + (whole - weights) * percent / 100;
+            model.budget().set_limit(Some(memory));
+            for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
+                let what = format!("{on_oom} with {percent} % on {device}");
+                let mut cache = model.cache(&dynamic).unwrap();
+                match run(&model, &mut cache, &prompt, n, RunOptions { on_oom, ..RunOptions::default() }) {
+                    Ok(tokens) => {
+                        assert_eq!(tokens, want, "{what}");
+                        assert!(on_oom == OnOutOfMemory::Offload || cache.host_bytes() == 0, "{what}");
+                        offloaded += usize::from(cache.host_bytes() > 0);
+                    }
+                    Err(error @ Error::OutOfMemory { .. }) => {
+                        let text = error.to_string();
+                        assert!(text.contains("--memory"), "{text}");
+                        if on_oom == OnOutOfMemory::Offload {
+                            assert!(text.contains("would fit") && cache.seq_len() == 0, "{what}: {text}");
+                            refused += 1;
+                        }
+                    }
+                    Err(other) => panic!("{what}: {other}"),
+                }
+                assert!(model.budget().peak() <= memory, "{what}");
+            }
+        }
+        assert!(offloaded >= 2 && refused >= 1, "{offloaded} were offloaded, {refused} refused on {device}");
+        // Weights that do not fit, and tokens that are sure not to, are refused before anything is read.
+        let refuse = |memory, tokens| {
+            let options =
+                LoadOptions { memory: Some(memory), tokens, ..LoadOptions::float32(opened.clone()) };
+            Model::load(&folder, options).map(|_| ()).unwrap_err().to_string()
+        };
+        assert!(refuse(weights - 1, 0).contains("weights"), "{}", refuse(weights - 1, 0));
+        assert!(refuse(weights + 1000, 100).contains("a cache"), "{}", refuse(weights + 1000, 100));
+    }
+}
+
+/// A text goes on in a cache that is packed in its middle; what was chosen before stays.
+#[test]
+fn a_cache_is_packed_when_memory_runs_out() {
+    for (device, opened) in devices() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+        let model = Model::load(&folder, LoadOptions::float32(opened.clone())).unwrap();
+        let prompt =
+            vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(22)).unwrap()];
+        let options = RunOptions { on_oom: OnOutOfMemory::Quantize, ..RunOptions::default() };
+        let dynamic = Plan::named("dynamic").unwrap();
+        let mut cache = model.cache(&dynamic).unwrap();
+        let before = model.budget().allocations();
+        let dense = run(&model, &mut cache, &prompt, 6, options).unwrap();
+        let allocations = model.budget().allocations() - before;
+        for n in [allocations - 1, allocations - 6, allocations / 2] {
+            let mut packed = model.cache(&dynamic).unwrap();
+            model.budget().fail_allocation(n);
+            let tokens = run(&model, &mut packed, &prompt, 6, options).unwrap();
+            assert_eq!(tokens.len(), dense.len(), "on {device}");
+            assert_eq!(tokens[..2], dense[..2], "what was chosen before, on {device}");
+            let names: Vec<&str> = packed.layers_mut().iter().map(name).collect();
+            assert!(names.iter().all(|name| *name == "quantized"), "{names:?} on {device}, allocation {n}");
+            assert_eq!(packed.seq_len(), cache.seq_len(), "on {device}");
+            assert!(packed.device_bytes() < cache.device_bytes() && packed.host_bytes() == 0, "on {device}");
+        }
+    }
+}
+
+fn name(layer: &LayerCache) -> &'static str {
+    match layer {
+        LayerCache::Attention(kv) => kv.name(),
+        _ => "another",
+    }
+}
