@@ -76,6 +76,7 @@ mod twin {
 
     /// What float16 has a neighbour for.
     #[cube]
+    #[allow(clippy::manual_range_contains, reason = "kernels have no ranges")]
     pub(crate) fn finite<E: Numeric>(x: E) -> f32 {
         let bits = u32::reinterpret(f32::cast_from(x));
         let size = bits & 0x7fff_ffffu32;

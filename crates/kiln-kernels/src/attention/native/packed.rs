@@ -102,11 +102,7 @@ impl<'a> PackedView<'a> {
 /// The codes of a word.
 #[inline(always)]
 fn codes_of<const BITS: usize, const CODES: usize>(word: i32) -> [f32; CODES] {
-    let mut codes = [0.0; CODES];
-    for i in 0..CODES {
-        codes[i] = ((word as u32 >> (i * BITS)) & ((1 << BITS) - 1)) as i32 as f32;
-    }
-    codes
+    std::array::from_fn(|i| ((word as u32 >> (i * BITS)) & ((1 << BITS) - 1)) as i32 as f32)
 }
 
 /// A scale and an offset.

@@ -157,6 +157,7 @@ pub(super) fn decode_codes<E: Float>(
         i += LANES;
     }
     sync_cube();
+    #[allow(clippy::collapsible_if, reason = "the first is decided when the kernel is compiled")]
     if comptime!(!key_codes.along_tokens) {
         if lane < key_words * fours {
             let word = lane / fours;
