@@ -31,7 +31,7 @@ pub(super) fn matrix(head_dim: usize, dtype: DType, device: &Device) -> Result<T
     let numbers = (0..head_dim * head_dim).map(|at| {
         let (row, column) = (at / head_dim, at % head_dim);
         match row / block == column / block {
-            true if (row % block & column % block).count_ones() % 2 == 0 => 1.0 / root,
+            true if ((row % block) & (column % block)).count_ones() % 2 == 0 => 1.0 / root,
             true => -1.0 / root,
             false => 0.0,
         }
