@@ -356,7 +356,9 @@ pub fn cross_conforms(cache: &mut ModelCache, device: &Device) {
     layer.fill(heard.clone(), heard.clone()).unwrap();
     assert_eq!(layer.fill(heard.clone(), heard), Err(Error::AlreadyConditioned), "written once");
     layer.roll_back(3).unwrap();
-    let KvView::Dense(stored) = layer.view().unwrap().unwrap() else { panic!("an encoder's keys are dense") };
+    let KvView::Dense(stored) = layer.view().unwrap().unwrap() else {
+        unreachable!("an encoder's keys are dense")
+    };
     let (stored, _) = stored.in_order(KvSpan { start: 0, len: 5 });
     assert_eq!(floats(stored), floats(keys(device, 0..5)), "decoded tokens leave no trace");
     cache.reset();
