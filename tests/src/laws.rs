@@ -5,7 +5,7 @@ use kiln::{
     TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
-    memory::{AttentionNeed, KvLayer, LayerNeed, RecurrentNeed},
+    memory::{AttentionNeed, LayerNeed, RecurrentNeed},
 };
 use kiln_testkit::laws::{self, Subject};
 
@@ -81,15 +81,16 @@ fn layers_conform() {
                 if !serves(window) || same {
                     continue;
                 }
-                let bare = || spec.factory.build(&need, &kernels).unwrap();
-                let parked = || kiln::offloaded(bare()).unwrap();
-                let ways: [(&str, &dyn Fn() -> Box<dyn KvLayer>); 2] =
-                    [("", &bare), (", offloaded", &parked)];
-                for (way, build) in ways {
+                for offload in [false, true] {
+                    let way = if offload { ", offloaded" } else { "" };
+                    let build = || {
+                        let bare = spec.factory.build(&need, &kernels).unwrap();
+                        if offload { kiln::offloaded(bare).unwrap() } else { bare }
+                    };
                     laws::conforms(&Subject {
                         name: format!("{text}{way} on {device}, window {window:?}"),
                         device: &opened.device,
-                        build,
+                        build: &build,
                         remembers: spec.factory.remembers(),
                         exact: spec.factory.exact(),
                         loss: if text.starts_with("quantized") { 0.4 } else { 0.0 },
