@@ -172,6 +172,7 @@ fn what_is_impossible_is_said_with_what_is_possible() {
         ("quantized:group=0", &usual, "at least 1"),
         ("quantized:group=64,residual=100", &usual, "possible: 64, 128"),
         ("quantized:group=12,residual=12", &usual, "multiple of 8"),
+        ("quantized:group=512", &usual, "multiple of 8"),
         ("quantized:group=64,q_group_size=64", &usual, "give one of them"),
         ("quantized:rotate=on", &need(2, 12, None), "have 12"),
         ("quantized:rotate=maybe", &usual, "known: off, on, auto"),

@@ -29,7 +29,8 @@ pub(crate) fn tokens(pair: &[TensorData], need: &AttentionNeed) -> Result<usize>
                     && rows > 0
                     && tokens > 0
                     && (heads, dim) == (need.kv_heads, need.head_dim)
-                    && keys.dtype() == values.dtype() =>
+                    && keys.dtype() == values.dtype()
+                    && keys.dtype().is_float() =>
             {
                 Ok(tokens)
             }

@@ -45,6 +45,8 @@ pub fn conforms(subject: &Subject<'_>) {
         chunks_equal_one_pass(subject);
         roll_back_is_as_if_never_seen(subject);
         a_promised_roll_back_is_exact(subject);
+        a_late_promise_is_exact(subject);
+        what_forgot_everything_is_new(subject);
         futures_of_a_snapshot_do_not_meet(subject);
         rows_can_be_selected(subject);
         a_row_that_is_not_there_is_refused(subject);
@@ -149,6 +151,49 @@ fn a_promised_roll_back_is_exact(subject: &Subject<'_>) {
             assert_eq!(push(subject, &mut *detour, 70..72), want, "{subject:?} {len}-{n}");
         }
     }
+}
+
+/// More history is promised when buffers are in use already.
+fn a_late_promise_is_exact(subject: &Subject<'_>) {
+    for n in [1, 4, 5, 9, 13] {
+        let (mut straight, mut detour) = ((subject.build)(), (subject.build)());
+        for t in 0..30 {
+            if t == 25 {
+                detour.keep_history(5);
+            }
+            push(subject, &mut *detour, t..t + 1);
+        }
+        assert!(n > 5 || detour.can_roll_back(n), "{subject:?} kept history");
+        if !detour.can_roll_back(n) {
+            continue;
+        }
+        (0..30 - n).for_each(|t| _ = push(subject, &mut *straight, t..t + 1));
+        detour.roll_back(n).unwrap();
+        for t in 70..80 {
+            let want = push(subject, &mut *straight, t..t + 1);
+            assert_eq!(push(subject, &mut *detour, t..t + 1), want, "{subject:?} after {n}");
+        }
+    }
+}
+
+fn what_forgot_everything_is_new(subject: &Subject<'_>) {
+    let (mut new, mut used) = ((subject.build)(), (subject.build)());
+    (0..30).for_each(|t| _ = push(subject, &mut *used, t..t + 1));
+    if !used.can_roll_back(30) {
+        return;
+    }
+    used.roll_back(30).unwrap();
+    assert!(used.dense().unwrap().is_none(), "{subject:?} holds nothing any more");
+    for t in 50..62 {
+        let want = push(subject, &mut *new, t..t + 1);
+        assert_eq!(push(subject, &mut *used, t..t + 1), want, "{subject:?}");
+        assert_eq!(used.can_roll_back(1), new.can_roll_back(1), "{subject:?}");
+        assert_eq!(used.dense().unwrap().is_some(), used.span(0).len > 0, "{subject:?}");
+    }
+    let state = used.save().unwrap();
+    let mut restored = (subject.build)();
+    restored.restore(state, subject.device).unwrap();
+    assert_eq!(restored.span(2), new.span(2), "{subject:?}");
 }
 
 fn refused_roll_back_changes_nothing(subject: &Subject<'_>) {

@@ -208,8 +208,10 @@ impl Distribution {
 
     fn divergence_from(&self, right: &Self) -> f64 {
         let terms = right.logarithms.iter().zip(&self.logarithms);
-        // Rounding can make a sum of nothing but roundings negative.
-        terms.map(|(p, q)| if p.is_finite() { p.exp() * (p - q) } else { 0.0 }).sum::<f64>().max(0.0)
+        let sum: f64 =
+            terms.map(|(p, q)| if *p == f64::NEG_INFINITY { 0.0 } else { p.exp() * (p - q) }).sum();
+        // Rounding can make a sum of nothing but roundings negative. What is no number stays none.
+        if sum < 0.0 { 0.0 } else { sum }
     }
 }
 
@@ -237,7 +239,7 @@ impl Counts {
             cache,
             bytes_per_token: self.bytes as f64 / self.tokens.max(1) as f64,
             divergence: self.divergences.iter().sum::<f64>() / n,
-            largest_divergence: self.divergences.iter().copied().fold(0.0, f64::max),
+            largest_divergence: self.divergences.iter().copied().max_by(f64::total_cmp).unwrap_or(0.0),
             agreement: self.agreed as f64 / n,
             perplexity: (self.surprise / n).exp(),
             step: self.steps.get(self.steps.len() / 2).copied().unwrap_or_default(),

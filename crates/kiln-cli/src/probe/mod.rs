@@ -29,6 +29,11 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
     let device = load::open(&args.place)?;
     let model = load::model(&load::folder(args.model.as_deref())?, &args.place, device, None, 0)?;
     let window = args.ctx.unwrap_or(model.sizes().positions.min(WINDOW));
+    let positions = model.sizes().positions;
+    if !(2..=positions).contains(&window) {
+        let why = format!("{window} is not between 2 and the model's {positions} positions");
+        return Err(Error::Setting { name: "--ctx", why });
+    }
     let needs = model.causal().needs();
     let plans = match asked.is_empty() {
         false => asked,
@@ -106,7 +111,7 @@ fn print(probe: &Probe, model: &Model, own: bool) {
             dense.bytes_per_token / best.bytes_per_token
         )),
         None => display::say(format_args!(
-            "recommended: --cache dynamic (every other one that was probed loses more than {UNSEEN} nats a token)"
+            "recommended: --cache dynamic (none that was probed is smaller and loses less than {UNSEEN} nats a token)"
         )),
     }
 }

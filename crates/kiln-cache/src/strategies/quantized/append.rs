@@ -26,7 +26,7 @@ use crate::{
 type Packed = (PackedBuffer, PackedBuffer);
 
 /// How keys and values are packed.
-pub(super) fn packings(settled: &Settled, _need: &AttentionNeed) -> Result<[Packing; 2]> {
+pub(super) fn packings(settled: &Settled) -> Result<[Packing; 2]> {
     let packing = |which: usize| {
         let along = match settled.grouping(which) {
             Grouping::Neighbours => Along::Channels,
@@ -39,7 +39,7 @@ pub(super) fn packings(settled: &Settled, _need: &AttentionNeed) -> Result<[Pack
 
 /// What `tokens` tokens of a row take: codes of those that are packed, and the room for the others.
 pub(super) fn bytes(settled: &Settled, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
-    let Ok(packings) = packings(settled, need) else { return 0 };
+    let Ok(packings) = packings(settled) else { return 0 };
     let residual = settled.residual;
     let full = tokens.saturating_sub(1) / residual * residual;
     let slots = need.window.map_or(full, |window| full.min(ring(window, 1, residual)));
@@ -70,6 +70,8 @@ pub(super) struct AppendLayer {
     end_on_device: Option<Tensor<1, Int>>,
     /// The most that `end` has been: what the ring of a window has been written up to.
     written: usize,
+    /// The first position that was copied when the packed part last grew; 0 as long as it did not.
+    copied: usize,
     /// The first position that the recent tokens still hold.
     oldest: usize,
     seq_len: usize,
@@ -84,7 +86,7 @@ impl AppendLayer {
     pub(super) fn new(settled: &Settled, need: &AttentionNeed, kernels: &Kernels) -> Result<Self> {
         Ok(Self {
             settled: settled.clone(),
-            packings: packings(settled, need)?,
+            packings: packings(settled)?,
             kernels: kernels.clone(),
             packed: Slot::Empty,
             slots: 0,
@@ -93,6 +95,7 @@ impl AppendLayer {
             end: 0,
             end_on_device: None,
             written: 0,
+            copied: 0,
             oldest: 0,
             seq_len: 0,
             history: 1,
@@ -122,7 +125,10 @@ impl AppendLayer {
 
     /// The first position that the packed part still holds.
     fn held(&self) -> usize {
-        if self.need().window.is_some() { self.written.saturating_sub(self.slots) } else { 0 }
+        match self.need().window {
+            Some(_) => self.written.saturating_sub(self.slots).max(self.copied),
+            None => 0,
+        }
     }
 
     /// Packs the positions from `self.end` to `end`, both the beginning of a block. They are in `keys` and `values`, which
@@ -194,6 +200,7 @@ impl AppendLayer {
         let [mut k, mut v] = self.packings.map(|packing| PackedBuffer::zeros(shape, packing, &device));
         if let Some((old_k, old_v)) = old {
             let (from, to) = (self.held().max(self.end.saturating_sub(slots)), self.end);
+            self.copied = from;
             for (new, old, packing) in [(&mut k, old_k, self.packings[0]), (&mut v, old_v, self.packings[1])]
             {
                 copy_blocks(new, &old, packing.slots_together(), [from, to], block);
@@ -359,21 +366,26 @@ impl KvLayer for AppendLayer {
             return Ok(None);
         }
         let end = self.end.max(span.start);
-        let recent = self.recent.in_order(KvSpan { start: end, len: self.seq_len - end })?;
-        let both = match self.packed.get()?.filter(|_| end > span.start) {
-            None => recent,
-            Some((keys, values)) => {
+        let recent = match self.seq_len - end {
+            0 => None,
+            len => Some(self.recent.in_order(KvSpan { start: end, len })?),
+        };
+        let dtype = self.recent.get()?.0.dtype();
+        let both = match (self.packed.get()?.filter(|_| end > span.start), recent) {
+            (None, None) => return Ok(None),
+            (None, Some(recent)) => recent,
+            (Some((keys, values)), recent) => {
                 let unpack = |buffer: &PackedBuffer, packing| {
                     self.kernels.unpack(buffer, packing, self.need().head_dim, 0..self.slots, FloatDType::F32)
                 };
                 let (keys, values) = (unpack(keys, self.packings[0]), unpack(values, self.packings[1]));
                 let old = KvSpan { start: span.start, len: end - span.start };
                 let (keys, values) = DenseKv { keys, values, start: 0, origin: 0 }.in_order(old);
-                let join = |old: Tensor<4>, recent: Tensor<4>| match end < self.seq_len {
-                    true => Tensor::cat(vec![old.cast(recent.dtype()), recent], 2),
-                    false => old.cast(recent.dtype()),
-                };
-                (join(keys, recent.0), join(values, recent.1))
+                let (keys, values) = (keys.cast(dtype), values.cast(dtype));
+                match recent {
+                    None => (keys, values),
+                    Some((k, v)) => (Tensor::cat(vec![keys, k], 2), Tensor::cat(vec![values, v], 2)),
+                }
             }
         };
         let back = |x: Tensor<4>| match &self.rotation {
@@ -443,6 +455,10 @@ impl CacheLayer for AppendLayer {
         if !self.can_roll_back(n) {
             return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
         }
+        if n == self.seq_len {
+            self.forget();
+            return Ok(());
+        }
         self.seq_len -= n;
         let end = self.end.min(self.block(self.seq_len));
         if end != self.end {
@@ -462,17 +478,16 @@ impl CacheLayer for AppendLayer {
     }
 
     fn reset(&mut self) {
-        self.recent.truncate(0);
-        (self.packed, self.slots, self.end_on_device) = (Slot::Empty, 0, None);
-        (self.end, self.written, self.oldest, self.seq_len, self.reserved) = (0, 0, 0, 0, 0);
+        self.forget();
+        self.reserved = 0;
     }
 
     fn counts(&self) -> Vec<usize> {
-        vec![self.seq_len, self.end, self.written, self.oldest, self.history]
+        vec![self.seq_len, self.end, self.written, self.copied, self.oldest, self.history]
     }
 
     fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
-        let ([seq_len, end, written, oldest, history], [packed, recent]) = restored::parts(state)?;
+        let ([seq_len, end, written, copied, oldest, history], [packed, recent]) = restored::parts(state)?;
         let room = restored::tokens(&recent, self.need())?;
         let slots = self.packed_slots(&packed)?;
         let (block, window) = (self.settled.residual, self.need().window);
@@ -484,12 +499,13 @@ impl CacheLayer for AppendLayer {
             && oldest <= seq_len
             && (oldest <= end || end == seq_len)
             && (room == 0) == (seq_len == 0 && recent.is_empty())
-            && seq_len - oldest <= room;
+            && seq_len - oldest <= room
+            && room < block + history.max(1);
         let places = match window {
             None => slots >= written,
             Some(window) => {
                 let visible = (seq_len + 1).saturating_sub(window);
-                slots.is_multiple_of(block) && written.saturating_sub(slots) <= visible.min(end)
+                slots.is_multiple_of(block) && written.saturating_sub(slots).max(copied) <= visible.min(end)
             }
         };
         let alike = packed.is_empty() || rows(&packed) == rows(&recent);
@@ -497,7 +513,9 @@ impl CacheLayer for AppendLayer {
         self.packed.restore(packed, device)?;
         self.recent.restore(recent, device)?;
         (self.seq_len, self.end, self.written, self.oldest) = (seq_len, end, written, oldest);
-        (self.slots, self.history) = (slots, history.max(self.history));
+        // No more is promised than there is room for already: a file may ask for any amount.
+        let history = history.min((room + 1).saturating_sub(block));
+        (self.slots, self.copied, self.history) = (slots, copied, history.max(self.history));
         if let Ok((keys, _)) = self.recent.get() {
             self.prepare_rotation(&keys)?;
         }
@@ -509,7 +527,8 @@ impl CacheLayer for AppendLayer {
         vec![packed, self.recent.touched()]
     }
 
-    /// While a chunk is stored it is there as it is; while codes move to a longer buffer, both are.
+    /// While a chunk is stored it is there as it is, and what is packed twice: as its queries see it, and with what became
+    /// of the chunk.
     fn footprint(&self, feed: &Feed) -> Footprint {
         let need = self.need();
         let packed = |slots: usize| {
@@ -520,7 +539,8 @@ impl CacheLayer for AppendLayer {
         let slots = if end == 0 { self.slots } else { self.slots_for(end) };
         let token = need.token_bytes(feed.element).saturating_mul(feed.rows);
         let chunk = if feed.tokens > 1 { self.settled.residual + feed.tokens } else { 0 };
-        let moved = if slots > self.slots { packed(self.slots) } else { 0 };
+        let overruns = self.seq_len + feed.tokens - self.end > self.room();
+        let moved = if slots > self.slots || overruns { packed(self.slots) } else { 0 };
         Footprint {
             held: packed(slots).saturating_add(token.saturating_mul(self.room())),
             passing: token.saturating_mul(chunk).saturating_add(moved),
@@ -537,6 +557,12 @@ impl CacheLayer for AppendLayer {
 }
 
 impl AppendLayer {
+    fn forget(&mut self) {
+        self.recent.truncate(0);
+        (self.packed, self.slots, self.end_on_device, self.repacked) = (Slot::Empty, 0, None, true);
+        (self.end, self.written, self.copied, self.oldest, self.seq_len) = (0, 0, 0, 0, 0);
+    }
+
     /// Slots of a packed part that was read; 0 for none.
     fn packed_slots(&self, host: &[TensorData]) -> Result<usize> {
         let wrong = || restored::wrong("packed keys and values do not have the model's shape");

@@ -57,14 +57,14 @@ impl History {
         self.dtype
     }
 
-    /// How many tokens `host` holds, if it is the keys and the values of a model of this need.
-    pub(super) fn check(host: &[TensorData], settled: &Settled, need: &AttentionNeed) -> Result<usize> {
+    /// What `host` holds, if it is the keys and the values of a model of this need.
+    pub(super) fn check(host: &[TensorData], settled: &Settled, need: &AttentionNeed) -> Result<Held> {
         let [keys, values] = match host.len() {
-            0 => return Ok(0),
+            0 => return Ok(Held { tokens: 0, rows: 0, dtype: DType::F32 }),
             8 => [&host[..4], &host[4..]],
             _ => return Err(restored::wrong("tensors are missing or left over")),
         };
-        let tokens = |host: &[TensorData], bits| {
+        let held = |host: &[TensorData], bits| {
             let outline = Outlined::read(&host[3])?;
             let [_, heads, tokens, dim] = outline.shape;
             let numbers = outline.shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len))?;
@@ -74,14 +74,25 @@ impl History {
             let fits =
                 (heads, dim) == (need.kv_heads, need.head_dim) && numbers.is_multiple_of(settled.group);
             let types = host[0].dtype() == DType::I32 && host[1].dtype().is_float();
-            (same && fits && types && host[1].dtype() == host[2].dtype())
-                .then_some((tokens, outline.rows.len()))
+            (same && fits && types && host[1].dtype() == host[2].dtype()).then(|| Held {
+                tokens,
+                rows: outline.rows.len(),
+                dtype: host[1].dtype(),
+            })
         };
-        match (tokens(keys, settled.bits[0]), tokens(values, settled.bits[1])) {
-            (Some(of_keys), Some(of_values)) if of_keys == of_values => Ok(of_keys.0),
+        match (held(keys, settled.bits[0]), held(values, settled.bits[1])) {
+            (Some(of_keys), Some(of_values)) if of_keys == of_values => Ok(of_keys),
             _ => Err(restored::wrong("packed keys and values do not have the model's shape")),
         }
     }
+}
+
+/// What a history that was read holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Held {
+    pub(super) tokens: usize,
+    pub(super) rows: usize,
+    pub(super) dtype: DType,
 }
 
 /// The numbers beside the tensors, as a tensor of their own.

@@ -19,9 +19,6 @@ use self::{append::AppendLayer, requantize::RequantizeLayer};
 use super::{KvFactory, KvStrategy, Settings};
 use crate::quantizers::{FORMATS, Format, Grouping, Optimizer, Recipe, format};
 
-/// Numbers in a group that kernels have room for.
-const GROUPS: [usize; 2] = [1, 128];
-
 #[derive(Debug)]
 pub(super) struct Quantized;
 
@@ -170,12 +167,11 @@ impl Settled {
         if self.compat {
             return Err("`compat=4.47` is of use with `flush=requantize` only".to_owned());
         }
-        let [smallest, largest] = GROUPS;
-        if !(smallest..=largest).contains(&group) {
-            return Err(format!("a group of {group} is not between {smallest} and {largest}"));
-        }
-        if self.axes.iter().any(|_| (0..2).any(|which| self.grouping(which) != Grouping::Neighbours))
-            && !residual.is_multiple_of(group)
+        append::packings(self).map_err(|error| match error {
+            Error::Setting { why, .. } => why,
+            other => other.to_string(),
+        })?;
+        if (0..2).any(|which| self.grouping(which) != Grouping::Neighbours) && !residual.is_multiple_of(group)
         {
             let below = residual / group * group;
             let possible = [below, below + group].into_iter().filter(|&n| n > 0).collect::<Vec<_>>();
@@ -218,7 +214,7 @@ impl KvFactory for Settled {
             rotation::block(need.head_dim)?;
         }
         if !self.requantize {
-            return append::packings(self, need).map(|_| ());
+            return Ok(());
         }
         if need.window.is_some() {
             let why = "`flush=requantize` serves blocks that see everything, and this model has some with a window; \

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
@@ -204,7 +204,9 @@ impl CacheLayer for RequantizeLayer {
             let (packed, recent) = (slots.next().unwrap_or_default(), slots.next().unwrap_or_default());
             restored::check(fresh <= seq_len && restored::tokens(&recent, &self.need)? == fresh)?;
             let old = History::check(&packed, &self.settled, &self.need)?;
-            restored::check(old == seq_len - fresh)?;
+            let alike =
+                |data: &TensorData| old.rows == 0 || (data.shape()[0], data.dtype()) == (old.rows, old.dtype);
+            restored::check(old.tokens == seq_len - fresh && recent.iter().all(alike))?;
             let mut state = State { seq_len, fresh, ..State::default() };
             state.packed.restore(packed, device)?;
             state.recent.restore(recent, device)?;
