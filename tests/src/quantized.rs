@@ -55,7 +55,6 @@ fn losses_are_small() {
     let formats = [
         "quantized:group=8,residual=8",
         "quantized:group=8,residual=8,rotate=on",
-        "quantized:group=8,residual=8,optimize=on",
         "quantized:group=8,residual=5,format=hqq,axis_key=1,axis_value=1",
         "quantized:group=8,residual=8,format=hqq,optimize=0.2.2",
         "quantized:group=64,residual=16,axis_key=0",

@@ -94,7 +94,7 @@ impl Recipe {
 pub enum Optimizer {
     /// From the smallest and the largest number alone: what hqq up to 0.2.6 does unasked. Ranges have no lower bound.
     Off,
-    /// Refined: by hqq's proximal solver, as it does from 0.2.7 on; in KIVI's format, for the least squared error.
+    /// Refined by hqq's proximal solver, as it does from 0.2.7 on.
     On,
     /// Refined as hqq 0.2.2 did where it was asked to: its steps become smaller.
     Legacy,

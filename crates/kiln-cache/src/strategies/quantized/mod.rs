@@ -48,10 +48,7 @@ impl KvStrategy for Quantized {
                 "rotate",
                 "on: rotate heads by a Hadamard matrix, so that no channel stands out; auto: where keys are grouped by token (default off)",
             ),
-            (
-                "optimize",
-                "scales of least error: on or off (default; on for hqq, or 0.2.2 for that version's)",
-            ),
+            ("optimize", "hqq's solver: on (default), off, or 0.2.2 for that version's"),
             (
                 "flush",
                 "append (default): pack a block once; requantize: all anew each time, as transformers does",
