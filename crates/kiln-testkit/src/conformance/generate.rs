@@ -4,7 +4,7 @@ use kiln::{
     Batch, ConfigFile, Generation, GenerationConfig, GenerationOptions, Model, Plan, TokenId, models,
 };
 
-use super::{Folder, Mismatch, case::Case, difference};
+use super::{Folder, Mismatch, case::Case, difference_of_logits};
 
 pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
     let mut largest = attention_scaling(folder, case)?;
@@ -31,7 +31,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
                 let start = (at * rows + row) * vocab;
                 let want = want.get(start..start + vocab).unwrap_or_default();
                 let got = got.as_ref().and_then(|got| got.get(row)).map_or(&[] as &[f32], Vec::as_slice);
-                largest = largest.max(difference(got, want)?);
+                largest = largest.max(difference_of_logits(got, want)?);
             }
         }
     }

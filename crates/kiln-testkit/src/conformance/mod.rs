@@ -19,7 +19,8 @@ mod sensitive;
 use case::Case;
 pub use folder::Folder;
 
-/// Largest difference of logits that float32 arithmetic in another order explains (their spread is about 10).
+/// Largest difference of logits that float32 arithmetic in another order explains, where they spread over 10. Where they
+/// spread further, differences count in proportion.
 pub const TOLERANCE: f64 = 2e-4;
 
 /// What became of a case.
@@ -214,6 +215,13 @@ fn outcome(result: Result<f64, Mismatch>) -> Outcome {
         },
         Err(Mismatch { max_dlogit, why }) => Outcome::Failed { max_dlogit, why },
     }
+}
+
+/// Largest difference of the logits of a token, in proportion where they spread over more than 10.
+pub(crate) fn difference_of_logits(got: &[f32], want: &[f32]) -> Result<f64, Mismatch> {
+    let kept = || want.iter().copied().filter(|&want| want > -1e29).map(f64::from);
+    let (least, most) = (kept().fold(f64::INFINITY, f64::min), kept().fold(f64::NEG_INFINITY, f64::max));
+    Ok(difference(got, want)? / ((most - least) / 10.0).max(1.0))
 }
 
 /// Largest absolute difference; what is removed (-inf, recorded as -1e30) must be removed on both sides.

@@ -10,7 +10,7 @@ use std::{fs, path::PathBuf};
 use kiln::{Error, LoadOptions, Model, Plan, Result};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-use super::{Folder, Mismatch, Setup, TOLERANCE, case::Case, difference, generate};
+use super::{Folder, Mismatch, Setup, TOLERANCE, case::Case, difference_of_logits, generate};
 
 /// Models that are made, at most.
 const SEEDS: u64 = 8;
@@ -30,7 +30,8 @@ pub(super) fn turns_on_a_rounding(
     let (shape, want) = folder.tensor(name)?;
     let vocab = shape.last().copied().unwrap_or(1).max(1);
     let ours = generate::logits(case, model, plan)?;
-    let off = |a: &[f32], b: &[f32]| difference(a, b).map_or(f64::INFINITY, |difference| difference);
+    let off =
+        |a: &[f32], b: &[f32]| difference_of_logits(a, b).map_or(f64::INFINITY, |difference| difference);
     let steps = ours.iter().zip(want.chunks(vocab));
     let Some(step) = steps.clone().position(|(got, want)| off(got, want) > TOLERANCE) else {
         return Ok(None);
