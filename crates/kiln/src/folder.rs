@@ -58,7 +58,7 @@ impl Inspection {
         let left = memory.map(|memory| memory.saturating_sub(self.beside_the_cache(rows, element)));
         CacheSize {
             cache: plan.describe(&self.needs),
-            a_token: whole(1),
+            a_token: whole(tokens) / tokens.saturating_mul(rows).max(1),
             bytes: whole(tokens),
             offloaded_bytes: offloaded(tokens),
             longest: left.map(|left| longest(left, &whole)),
@@ -92,6 +92,7 @@ pub struct Ask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSize {
     pub cache: String,
+    /// Of `bytes`, in the mean.
     pub a_token: usize,
     pub bytes: usize,
     /// With its layers in host memory.
