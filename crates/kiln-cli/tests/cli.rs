@@ -138,6 +138,9 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&run(&["--cache", "dynamic:len=4", "x"]), "unknown cache setting");
     refused(&run(&["--cache", "fixed:len=3", "ROMEO: what light is this"]), "room for 3 tokens");
     refused(&run(&["--cache", "fixed:len=0", "x"]), "at least 1");
+    refused(&run(&["--cache", "fixed:len=4294967296", "x"]), "smaller");
+    refused(&run(&["--cache", "quantized:residual=4294967296", "x"]), "smaller");
+    refused(&run(&["--cache", "quantized:nbits=5", "x"]), "known: 2, 4, 8");
     refused(&run(&["--cache", "sliding", "x"]), "have a window");
     refused(&run(&["--cache-windowed", "elastic", "x"]), "known: dynamic, fixed");
     refused(&run(&["--cache", "dynamic", "--compat", "4.47", "x"]), "goes with --cache sink");

@@ -44,7 +44,7 @@ impl ModelCache {
     /// # Errors
     /// [`Error::OutOfMemory`] where there is not as much; then nothing was changed.
     pub fn make_room(&mut self, feed: &Feed, working: usize) -> Result<()> {
-        let bytes = (self.bytes_for(feed) + working) as u64;
+        let bytes = self.bytes_for(feed).saturating_add(working) as u64;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
 
@@ -78,10 +78,19 @@ impl ModelCache {
         let here = |&(layer, away): &(Footprint, bool)| if away { 0 } else { layer.held };
         let in_use = |&(layer, away): &(Footprint, bool)| if away { layer.held } else { 0 };
         let pair = |(i, layer): (usize, &(Footprint, bool))| match layers.get((i + 1) % layers.len()) {
-            Some(next) if layers.len() > 1 => in_use(layer) + in_use(next) + layer.0.passing,
-            _ => in_use(layer) + layer.0.passing,
+            Some(next) if layers.len() > 1 => {
+                in_use(layer).saturating_add(in_use(next)).saturating_add(layer.0.passing)
+            }
+            _ => in_use(layer).saturating_add(layer.0.passing),
         };
-        layers.iter().map(here).sum::<usize>() + layers.iter().enumerate().map(pair).max().unwrap_or(0)
+        // Users ask for any number of tokens.
+        let stay = layers.iter().map(here).fold(0, usize::saturating_add);
+        stay.saturating_add(layers.iter().enumerate().map(pair).max().unwrap_or(0))
+    }
+
+    /// Bytes of the largest tensor that a layer holds once `feed` is stored, about: its keys, or its values.
+    pub fn largest_tensor(&self, feed: &Feed) -> usize {
+        self.parts().map(|part| part.footprint(feed).held / 2).max().unwrap_or(0)
     }
 
     /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.

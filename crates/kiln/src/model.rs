@@ -493,9 +493,10 @@ impl Model {
         settings.max_new_tokens = settings.new_tokens(tokens)?;
         let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows));
         // The last token is not fed; without a limit nobody knows how many will be.
-        let reaches = tokens + settings.max_new_tokens.unwrap_or(1).saturating_sub(1);
+        let reaches = tokens.saturating_add(settings.max_new_tokens.unwrap_or(1).saturating_sub(1));
         let (element, fewest) = (self.dtype.size(), prefill_chunk.min(SMALLEST_CHUNK));
         let feed = Feed { rows, tokens: 0, element };
+        out_of_memory::check_tensors(cache, reaches, &feed, self.device.info.largest_binding)?;
         out_of_memory::check(cache, reaches, &feed, self.causal.working_bytes(rows, fewest), options.on_oom)?;
         if let Some(room) = self.room(cache, tokens)? {
             match settings.max_new_tokens {

@@ -155,6 +155,29 @@ impl Rescue for QuantizeLayers {
     }
 }
 
+/// Whether the device has buffers as large as a sequence of `tokens` tokens needs. One that is too large does not fail as
+/// an allocation does: wgpu loses the device by it.
+///
+/// # Errors
+/// [`Error::Setting`] with both sizes.
+pub(crate) fn check_tensors(cache: &ModelCache, tokens: usize, feed: &Feed, largest: usize) -> Result<()> {
+    let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
+    let needed = cache.largest_tensor(&feed);
+    if needed <= largest {
+        return Ok(());
+    }
+    let mib = |bytes: usize| bytes >> 20;
+    Err(Error::Setting {
+        name: "--cache",
+        why: format!(
+            "a layer's keys would take {} MiB in one buffer, and those of this device have {} MiB at most; choose a \
+             smaller context or cache",
+            mib(needed),
+            mib(largest)
+        ),
+    })
+}
+
 /// Whether a sequence of `tokens` tokens will fit, asked before the first is fed.
 ///
 /// # Errors
