@@ -114,8 +114,8 @@ impl Packing {
 
     /// What a buffer `[batch, kv_heads, slots, head_dim]` takes.
     pub fn bytes(&self, shape: [usize; 4]) -> usize {
-        let words = |shape: [usize; 4]| shape.iter().product::<usize>();
-        4 * (words(self.codes_shape(shape)) + words(self.scales_shape(shape)))
+        let bytes = |shape: [usize; 4]| shape.iter().fold(4usize, |bytes, &len| bytes.saturating_mul(len));
+        bytes(self.codes_shape(shape)).saturating_add(bytes(self.scales_shape(shape)))
     }
 }
 

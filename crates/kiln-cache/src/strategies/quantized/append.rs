@@ -44,12 +44,13 @@ pub(super) fn bytes(settled: &Settled, need: &AttentionNeed, tokens: usize, elem
     let full = tokens.saturating_sub(1) / residual * residual;
     let slots = need.window.map_or(full, |window| full.min(ring(window, 1, residual)));
     let packed = |packing: Packing| packing.bytes([1, need.kv_heads, slots, need.head_dim]);
-    need.token_bytes(element).saturating_mul(residual) + packings.map(packed).iter().sum::<usize>()
+    let [keys, values] = packings.map(packed);
+    need.token_bytes(element).saturating_mul(residual).saturating_add(keys).saturating_add(values)
 }
 
 /// Slots for the packed part of a window, in whole blocks.
 fn ring(window: usize, history: usize, block: usize) -> usize {
-    (window - 1 + history).next_multiple_of(block)
+    (window.saturating_sub(1) + history).next_multiple_of(block)
 }
 
 #[derive(Clone, Debug)]
@@ -184,7 +185,7 @@ impl AppendLayer {
 
     /// Has slots for the positions before `end`, for rows like those of `keys`.
     fn make_room(&mut self, end: usize, keys: &Tensor<4>) -> Result<()> {
-        let (block, slots) = (self.settled.residual, self.slots_for(end));
+        let slots = self.slots_for(end);
         let [rows, heads, _, dim] = keys.dims();
         let device = keys.device();
         let old = self.packed.take()?;
@@ -203,7 +204,7 @@ impl AppendLayer {
             self.copied = from;
             for (new, old, packing) in [(&mut k, old_k, self.packings[0]), (&mut v, old_v, self.packings[1])]
             {
-                copy_blocks(new, &old, packing.slots_together(), [from, to], block);
+                copy_blocks(new, &old, packing.slots_together(), [from, to]);
             }
         }
         self.packed = Slot::Here((k, v));
@@ -251,13 +252,7 @@ impl AppendLayer {
 }
 
 /// Copies the blocks of the positions `[from, to]` from one ring to another, longer or shorter.
-fn copy_blocks(
-    new: &mut PackedBuffer,
-    old: &PackedBuffer,
-    together: usize,
-    [from, to]: [usize; 2],
-    block: usize,
-) {
+fn copy_blocks(new: &mut PackedBuffer, old: &PackedBuffer, together: usize, [from, to]: [usize; 2]) {
     let (old_slots, new_slots) = (old.slots(), new.slots());
     let mut at = from;
     while at < to {
@@ -271,7 +266,7 @@ fn copy_blocks(
         };
         copy(&mut new.codes, &old.codes, 1);
         copy(&mut new.scales, &old.scales, together);
-        at += straight.max(block.min(1));
+        at += straight;
     }
 }
 
@@ -533,13 +528,14 @@ impl CacheLayer for AppendLayer {
         let need = self.need();
         let packed = |slots: usize| {
             let shape = [feed.rows, need.kv_heads, slots, need.head_dim];
-            self.packings.map(|packing| packing.bytes(shape)).iter().sum::<usize>()
+            let [keys, values] = self.packings.map(|packing| packing.bytes(shape));
+            keys.saturating_add(values)
         };
-        let end = self.block((self.seq_len + feed.tokens).saturating_sub(1));
+        let end = self.block(self.seq_len.saturating_add(feed.tokens).saturating_sub(1));
         let slots = if end == 0 { self.slots } else { self.slots_for(end) };
         let token = need.token_bytes(feed.element).saturating_mul(feed.rows);
-        let chunk = if feed.tokens > 1 { self.settled.residual + feed.tokens } else { 0 };
-        let overruns = self.seq_len + feed.tokens - self.end > self.room();
+        let chunk = if feed.tokens > 1 { self.settled.residual.saturating_add(feed.tokens) } else { 0 };
+        let overruns = self.seq_len.saturating_add(feed.tokens) - self.end > self.room();
         let moved = if slots > self.slots || overruns { packed(self.slots) } else { 0 };
         Footprint {
             held: packed(slots).saturating_add(token.saturating_mul(self.room())),

@@ -28,7 +28,7 @@ impl KvStrategy for Quantized {
     }
 
     fn summary(&self) -> &'static str {
-        "keeps history in 2 to 8 bits a number, and the latest tokens as they are"
+        "keeps history in 1 to 8 bits a number, and the latest tokens as they are"
     }
 
     fn settings(&self) -> &'static [(&'static str, &'static str)] {
@@ -260,7 +260,11 @@ impl Settled {
         let recent = tokens.min(self.residual);
         let numbers = (tokens - recent).saturating_mul(need.kv_heads * need.head_dim);
         let codes = self.bits.map(|bits| crate::quantizers::Words::count(numbers, bits).saturating_mul(4));
-        let scales = 2 * (numbers / self.group).saturating_mul(2 * element);
-        need.token_bytes(element).saturating_mul(recent).saturating_add(codes[0] + codes[1] + scales)
+        let scales = (numbers / self.group).saturating_mul(4 * element);
+        need.token_bytes(element)
+            .saturating_mul(recent)
+            .saturating_add(codes[0])
+            .saturating_add(codes[1])
+            .saturating_add(scales)
     }
 }
