@@ -93,6 +93,7 @@ fn layers_conform() {
                         build: &build,
                         remembers: spec.factory.remembers(),
                         exact: spec.factory.exact(),
+                        // Below a half, so that a token is known again.
                         loss: if text.starts_with("quantized") { 0.4 } else { 0.0 },
                         window,
                         kernels: &kernels,
