@@ -104,28 +104,37 @@ impl Kernels {
         }
     }
 
-    /// Writes `new` into a ring of slots: new token `i` into slot `(position + i) mod capacity` of `buffer`.
+    /// Writes new keys and values into rings of slots: token `i` into slot `(position + i) mod capacity` of `buffers`.
     ///
-    /// In place where `buffer` is the only handle of its memory, else on a copy. The position stays on the device, so
+    /// In place where a buffer is the only handle of its memory, else on a copy. The position stays on the device, so
     /// that a captured step can advance it.
     ///
     /// # Shapes
-    /// - buffer: `[batch, kv_heads, capacity, head_dim]`, and so is the result
-    /// - new: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`
+    /// - buffers, of keys and of values: `[batch, kv_heads, capacity, head_dim]`, and so are the results
+    /// - new, cast to the type of the first buffer: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`
     /// - position: `[1]`, an integer of any type
-    pub fn kv_append(&self, buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
-        let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffer.dims(), new.dims());
-        assert_eq!(new.dims(), [batch, heads, n, head_dim], "kv_append: new and buffer");
+    pub fn kv_append(
+        &self,
+        buffers: [Tensor<4>; 2],
+        new: [Tensor<4>; 2],
+        position: Tensor<1, Int>,
+    ) -> [Tensor<4>; 2] {
+        let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffers[0].dims(), new[0].dims());
+        assert_eq!(buffers[1].dims(), buffers[0].dims(), "kv_append: buffers of keys and of values");
+        assert_eq!(new[1].dims(), new[0].dims(), "kv_append: new keys and values");
+        assert_eq!(new[0].dims(), [batch, heads, n, head_dim], "kv_append: new and buffers");
         assert!(n <= capacity, "kv_append: {n} tokens into {capacity} slots");
-        let (new, position) = (new.cast(buffer.dtype()), position.cast(IntDType::I32));
-        match self.recorder.run(Kernel::KvAppend, &new.dims()) {
+        let dtype = buffers[0].dtype();
+        assert_eq!(buffers[1].dtype(), dtype, "kv_append: buffers of keys and of values");
+        let (new, position) = (new.map(|new| new.cast(dtype)), position.cast(IntDType::I32));
+        match self.recorder.run(Kernel::KvAppend, &new[0].dims()) {
             #[cfg(feature = "cpu")]
-            Path::Native => kv_append::native(buffer, new, position),
+            Path::Native => kv_append::native(buffers, new, position),
             #[cfg(feature = "wgpu")]
-            Path::Wgsl => kv_append::wgsl(buffer, new, position),
+            Path::Wgsl => kv_append::wgsl(buffers, new, position),
             #[cfg(feature = "cube")]
-            Path::Cube => kv_append::cube(buffer, new, position),
-            _ => kv_append::definition(buffer, new, position),
+            Path::Cube => kv_append::cube(buffers, new, position),
+            _ => kv_append::definition(buffers, new, position),
         }
     }
 

@@ -162,13 +162,17 @@ impl Case {
             KvAppend { buffer, layout, n, new, position } => {
                 let [batch, heads, _, dim] = buffer;
                 let position = Tensor::<1, Int>::from_data([position as i32], device);
-                let buffer = numbers.tensor(buffer, layout);
-                kernels.kv_append(buffer, numbers.tensor([batch, heads, n, dim], new), position).reshape([-1])
+                // Values lie as others' keys do.
+                let buffers = [numbers.tensor(buffer, layout), numbers.tensor(buffer, Plain)];
+                let mut tokens = |layout| numbers.tensor([batch, heads, n, dim], layout);
+                let new = [tokens(new), tokens(Swapped(0, 3))];
+                Tensor::cat(kernels.kv_append(buffers, new, position).into(), 0).reshape([-1])
             }
-            Linear { x, layout, output, bias } => {
+            Linear { x, layout, output, bias, residual } => {
                 let weight = numbers.tensor([output, x[2]], Plain);
                 let bias = bias.then(|| numbers.tensor([output], Plain));
-                kernels.linear(numbers.tensor(x, layout), weight, bias).reshape([-1])
+                let residual = residual.then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
+                kernels.linear(numbers.tensor(x, layout), weight, bias, residual).reshape([-1])
             }
             Gated { gate, layout, activation, times } => {
                 let up = numbers.tensor(gate, Plain);
@@ -225,7 +229,8 @@ impl Case {
                 // Two products of at most LARGEST / 2 by LARGEST, after one factor was rounded, and their sum.
                 Rotary { .. } => LARGEST * LARGEST * (2.0 * single + ulp) + want.abs() * ulp,
                 KvAppend { .. } => 0.0,
-                // Sums of n products in another order, some devices' in the type itself.
+                // Sums of n products in another order, some devices' in the type itself; they are rounded before a
+                // residual is added, or only then.
                 Linear { x: [_, _, n], .. } => {
                     let n = n as f64;
                     LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
