@@ -138,7 +138,7 @@ impl Kernels {
         }
     }
 
-    /// `y = x Wᵀ + b`.
+    /// `y = x Wᵀ + b + r`.
     ///
     /// More than 4 rows take the definition on a GPU, whatever the choice: Burn's matrix products are the fast ones there.
     ///
@@ -146,26 +146,38 @@ impl Kernels {
     /// - x: `[rows, tokens, in]`; the result is `[rows, tokens, out]`
     /// - weight: `[out, in]`, as checkpoints store it
     /// - bias: `[out]`
-    pub fn linear(&self, x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
-        assert_eq!(weight.dims()[1], x.dims()[2], "linear: columns of the weight and x");
+    /// - residual: as the result
+    pub fn linear(
+        &self,
+        x: Tensor<3>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        residual: Option<Tensor<3>>,
+    ) -> Tensor<3> {
+        let ([rows, tokens, input], [output, columns]) = (x.dims(), weight.dims());
+        assert_eq!(columns, input, "linear: columns of the weight and x");
+        assert!(
+            residual.as_ref().is_none_or(|residual| residual.dims() == [rows, tokens, output]),
+            "linear: the residual and the result"
+        );
         #[cfg(feature = "cpu")]
         if self.recorder.is_native()
-            && let Some(y) = linear::native(&x, &weight, bias.as_ref())
+            && let Some(y) = linear::native(&x, &weight, bias.as_ref(), residual.as_ref())
         {
             self.recorder.record(Kernel::Linear, Path::Native, &x.dims());
             return y;
         }
         #[cfg(feature = "cube")]
-        if linear::has_kernel(&x, &weight, bias.as_ref()) {
+        if linear::has_kernel(&x, &weight, bias.as_ref(), residual.as_ref()) {
             match self.recorder.run(Kernel::Linear, &x.dims()) {
                 #[cfg(feature = "wgpu")]
-                Path::Wgsl => return linear::wgsl(x, weight, bias),
-                Path::Cube => return linear::cube(x, weight, bias),
-                _ => return linear::definition(x, weight, bias),
+                Path::Wgsl => return linear::wgsl(x, weight, bias, residual),
+                Path::Cube => return linear::cube(x, weight, bias, residual),
+                _ => return linear::definition(x, weight, bias, residual),
             }
         }
         self.recorder.record(Kernel::Linear, Path::Definition, &x.dims());
-        linear::definition(x, weight, bias)
+        linear::definition(x, weight, bias, residual)
     }
 
     /// `act(gate) · up`, what a gated feed-forward block does between its projections; the activation in float32.

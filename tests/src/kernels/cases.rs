@@ -40,6 +40,7 @@ pub(super) enum Case {
         layout: Layout,
         output: usize,
         bias: bool,
+        residual: bool,
     },
     /// The gate is `times` times as large as other numbers are.
     Gated {
@@ -110,15 +111,18 @@ pub(super) fn table() -> Vec<Case> {
 
     for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
         for (input, output) in [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41), (520, 258)] {
-            let bias = output % 2 == 0;
-            cases.push(Linear { x: [rows, tokens, input], layout: Plain, output, bias });
+            let (bias, residual) = (output % 2 == 0, output % 3 == 0);
+            cases.push(Linear { x: [rows, tokens, input], layout: Plain, output, bias, residual });
         }
-        cases.push(Linear { x: [rows, tokens, 96], layout: Swapped(0, 1), output: 7, bias: true });
-        cases.push(Linear { x: [rows, tokens, 96], layout: Swapped(1, 2), output: 7, bias: true });
+        let swapped = |a, b, residual| {
+            let (x, layout) = ([rows, tokens, 96], Swapped(a, b));
+            Linear { x, layout, output: 7, bias: true, residual }
+        };
+        cases.extend([swapped(0, 1, false), swapped(1, 2, true)]);
     }
     // Rows that lie apart, by a number that four divides and by one that it does not.
-    cases.push(Linear { x: [2, 2, 96], layout: Cut(1), output: 70, bias: true });
-    cases.push(Linear { x: [2, 2, 96], layout: Cut(2), output: 70, bias: false });
+    let cut = |dim, bias| Linear { x: [2, 2, 96], layout: Cut(dim), output: 70, bias, residual: !bias };
+    cases.extend([cut(1, true), cut(2, false)]);
 
     for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
         for gate in [[1, 1, 1], [1, 1, 640], [3, 5, 257]] {
