@@ -7,7 +7,7 @@ use kiln::{
     TokenId, device::Opened, memory::LayerCache,
 };
 
-use crate::support::recorded;
+use crate::support::{batch, forward, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -21,14 +21,25 @@ fn run(
     n: usize,
     options: RunOptions,
 ) -> Result<Vec<Vec<Option<TokenId>>>> {
+    begin(model, cache, rows, [n, n], options)
+}
+
+/// The first `n` tokens of every row, where `limit` are asked for.
+fn begin(
+    model: &Model,
+    cache: &mut ModelCache,
+    rows: &[Vec<TokenId>],
+    [limit, n]: [usize; 2],
+    options: RunOptions,
+) -> Result<Vec<Vec<Option<TokenId>>>> {
     let wanted = GenerationConfig {
-        max_new_tokens: Some(n),
+        max_new_tokens: Some(limit),
         do_sample: Some(false),
         eos_token_id: Some(Vec::new()),
         ..GenerationConfig::default()
     };
     let steps = model.generate(cache, rows.to_vec(), &wanted, options)?.steps();
-    steps.map(|step| step.map(|step| step.tokens)).collect()
+    steps.take(n).map(|step| step.map(|step| step.tokens)).collect()
 }
 
 /// Steps that are launched, one that is recorded, and one that is replayed.
@@ -110,6 +121,37 @@ fn a_step_that_failed_was_never_made() {
     }
 }
 
+/// A buffer that grows ends where the text does, however long it is.
+#[test]
+fn dynamic_takes_no_more_than_was_reserved() {
+    for (device, opened) in devices() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+        let model = Model::load(&folder, LoadOptions::float32(opened.clone())).unwrap();
+        let plan = Plan::named("dynamic").unwrap();
+        let slot = plan.bytes(&model.causal().needs(), 1, 4);
+        for (limit, prompt, slots) in [
+            (1, 1, 1),
+            (10, 1, 10),
+            (256, 1, 256),
+            (512, 1, 256),
+            (513, 1, 257),
+            // 2049, 1025, 513, 257
+            (2049, 1, 257),
+            (2049 - 299, 300, 513),
+            (2, 300, 301),
+        ] {
+            let rows = [(0..prompt).map(|i| i % 97).collect()];
+            let mut cache = model.cache(&plan).unwrap();
+            begin(&model, &mut cache, &rows, [limit, 1], RunOptions::default()).unwrap();
+            assert_eq!(cache.device_bytes(), slots * slot, "{limit} after {prompt} on {device}");
+        }
+        // Fed by itself, nobody knows how far it will go.
+        let mut cache = model.cache(&plan).unwrap();
+        forward(&model, &batch(&model, &[vec![3, 1, 4]]), &mut cache);
+        assert_eq!(cache.device_bytes(), 64 * slot, "on {device}");
+    }
+}
+
 /// From a budget for everything down to one for nothing: the same tokens, or an error before the first.
 #[test]
 fn a_budget_is_kept() {
@@ -119,14 +161,14 @@ fn a_budget_is_kept() {
             |memory| Model::load(&folder, LoadOptions { memory, ..LoadOptions::float32(opened.clone()) });
         let model = load(Some(1 << 30)).unwrap();
         let weights = model.weight_bytes();
-        let prompt =
-            vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(14)).unwrap()];
-        assert!((200..256).contains(&prompt[0].len()), "{} tokens", prompt[0].len());
-        // Beyond 256, where the buffers of `dynamic` double.
-        let n = 260 - prompt[0].len();
+        let mut prompt =
+            vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(20)).unwrap()];
+        prompt[0].truncate(240);
+        // The buffers of `dynamic` double for the last time at half of what the text is going to reach.
+        let steps = [513 - 240, 20];
         let dynamic = Plan::named("dynamic").unwrap();
         let mut cache = model.cache(&dynamic).unwrap();
-        let want = run(&model, &mut cache, &prompt, n, RunOptions::default()).unwrap();
+        let want = begin(&model, &mut cache, &prompt, steps, RunOptions::default()).unwrap();
         assert!(want.iter().collect::<HashSet<_>>().len() > 3, "tokens that tell something: {want:?}");
         let (whole, dense) = (model.budget().peak(), cache.device_bytes() as u64);
         assert_eq!(dense, 5 * 2 * 2 * 64 * 4 * 512, "of five layers of 512 slots");
@@ -141,7 +183,8 @@ fn a_budget_is_kept() {
             for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
                 let what = format!("{on_oom} with {percent} % on {device}");
                 let mut cache = model.cache(&dynamic).unwrap();
-                match run(&model, &mut cache, &prompt, n, RunOptions { on_oom, ..RunOptions::default() }) {
+                let options = RunOptions { on_oom, ..RunOptions::default() };
+                match begin(&model, &mut cache, &prompt, steps, options) {
                     Ok(tokens) => {
                         assert_eq!(tokens, want, "{what}");
                         assert!(on_oom == OnOutOfMemory::Offload || cache.host_bytes() == 0, "{what}");

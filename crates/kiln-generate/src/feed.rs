@@ -130,7 +130,7 @@ impl<'a> Feeder<'a> {
     fn rescue(&mut self, error: Error, n: usize) -> Result<()> {
         let Some(rescue) = self.rescue.clone() else { return Err(error) };
         let Running { model, cache, left_pad } = &mut self.running;
-        let feed = Feed { rows: left_pad.len(), tokens: n, element: model.element_bytes() };
+        let feed = Feed { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
         match rescue.rescue(cache, &feed, model.working_bytes(feed.rows, n))? {
             true => {
                 cache.recount();
@@ -204,7 +204,7 @@ impl<'a> Feeder<'a> {
 pub(crate) fn forward(model: &dyn CausalModel, batch: &Batch, cache: &mut ModelCache) -> Result<Tensor<3>> {
     let (rows, tokens) = (batch.rows(), batch.len());
     cache.admits(tokens)?;
-    let feed = Feed { rows, tokens, element: model.element_bytes() };
+    let feed = Feed { rows, tokens, element: model.element_bytes(), last: false };
     cache.make_room(&feed, model.working_bytes(rows, tokens))?;
     let logits = model.forward(batch, Logits::Last, cache);
     cache.recount();
