@@ -21,9 +21,24 @@ fn run(
     n: usize,
     options: RunOptions,
 ) -> Result<Vec<Vec<Option<TokenId>>>> {
+    draw(model, cache, rows, n, options, false)
+}
+
+/// [`run`], or with tokens that are drawn and penalized.
+fn draw(
+    model: &Model,
+    cache: &mut ModelCache,
+    rows: &[Vec<TokenId>],
+    n: usize,
+    options: RunOptions,
+    sample: bool,
+) -> Result<Vec<Vec<Option<TokenId>>>> {
     let wanted = GenerationConfig {
         max_new_tokens: Some(n),
-        do_sample: Some(false),
+        do_sample: Some(sample),
+        seed: Some(3),
+        temperature: Some(3.0),
+        repetition_penalty: sample.then_some(1.3),
         eos_token_id: Some(Vec::new()),
         ..GenerationConfig::default()
     };
@@ -41,22 +56,27 @@ fn any_allocation_may_fail() {
     let one = vec![(0..24).map(|i| i * 7 % 97).collect()];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
     for (device, opened) in devices() {
-        for (name, text, rows) in [
-            ("llama", "dynamic", &one),
-            ("llama", "fixed", &padded),
-            ("mistral", "sliding", &one),
-            ("gemma2", "hybrid", &padded),
-            ("llama", "sink:window=64,sinks=2", &one),
-            ("llama", "none", &one),
-            ("llama", "offloaded", &one),
+        for (name, text, rows, sample) in [
+            ("llama", "dynamic", &one, false),
+            ("llama", "fixed", &padded, false),
+            ("mistral", "sliding", &one, false),
+            ("gemma2", "hybrid", &padded, false),
+            ("llama", "sink:window=64,sinks=2", &one, false),
+            ("llama", "none", &one, false),
+            ("llama", "offloaded", &one, false),
+            // No word is used twice, and none passed over.
+            ("llama", "dynamic", &padded, true),
+            ("llama", "fixed", &one, true),
+            ("llama", "none", &one, true),
         ] {
             let model = recorded(name, opened);
             let plan = Plan::named(text).unwrap();
             let options = |on_oom| RunOptions { on_oom, prefill_chunk: Some(18), ..RunOptions::default() };
             let budget = model.budget();
             let before = budget.allocations();
-            let want = run(&model, &mut model.cache(&plan).unwrap(), rows, NEW, options(OnOutOfMemory::Fail))
-                .unwrap();
+            let run =
+                |cache: &mut ModelCache, on_oom| draw(&model, cache, rows, NEW, options(on_oom), sample);
+            let want = run(&mut model.cache(&plan).unwrap(), OnOutOfMemory::Fail).unwrap();
             let allocations = budget.allocations() - before;
             assert!(allocations > 12, "{text} on {device}: {allocations}");
             for n in 0..allocations {
@@ -64,7 +84,7 @@ fn any_allocation_may_fail() {
                     let what = format!("{name}, {text} on {device}, allocation {n}, {on_oom}");
                     let mut cache = model.cache(&plan).unwrap();
                     budget.fail_allocation(n);
-                    match run(&model, &mut cache, rows, NEW, options(on_oom)) {
+                    match run(&mut cache, on_oom) {
                         Ok(tokens) => assert_eq!(tokens, want, "{what}"),
                         Err(Error::OutOfMemory { .. }) => {
                             let rescued =
@@ -75,7 +95,7 @@ fn any_allocation_may_fail() {
                     }
                     if on_oom == OnOutOfMemory::Fail {
                         cache.reset();
-                        let again = run(&model, &mut cache, rows, NEW, options(on_oom));
+                        let again = run(&mut cache, on_oom);
                         assert_eq!(again.as_ref(), Ok(&want), "{what}: afterwards");
                     }
                 }
