@@ -283,6 +283,10 @@ fn bench_prints_what_it_is_asked_to() {
     let json: Value = serde_json::from_str(&stdout(&kiln(&[&small[..], &["-o", "json"]].concat()))).unwrap();
     assert_eq!(json["results"][0]["test"], "pp8");
 
+    let table = stdout(&kiln(&[&small[..], &["--temperature", "0.8"]].concat()));
+    assert!(table.contains("| tg4 t=0.8"), "{table}");
+    refused(&kiln(&[&small[..], &["--temperature", "-1"]].concat()), "temperature");
+
     let peer = std::env::temp_dir().join(format!("kiln-peer-{}.json", std::process::id()));
     std::fs::write(&peer, r#"{"tool": "other", "results": [{"test": "pp8", "tokens_per_second": 2.0}]}"#)
         .unwrap();

@@ -11,6 +11,7 @@
 //! | `kv_pack` | yes | | yes | yes |
 //! | `kv_unpack` | yes | | yes | yes |
 //! | `attention_packed` | yes | yes | yes | yes |
+//! | `sample` | yes | | yes | yes |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
 //!
@@ -33,6 +34,7 @@ mod native;
 mod packed;
 mod rms_norm;
 mod rotary;
+mod sample;
 mod shader;
 
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
@@ -42,6 +44,7 @@ pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
 pub use gated::Activation;
 pub use rms_norm::NormOrder;
+pub use sample::{Draws, Sampling};
 
 use choice::{Kernel, Recorder};
 
@@ -264,6 +267,44 @@ impl Kernels {
         (y, path)
     }
 
+    /// Whether [`sample`](Self::sample) is a kernel here. The definition sorts, which Burn does on the host.
+    pub fn samples(&self) -> bool {
+        matches!(self.recorder.path(Kernel::Sample), Path::Wgsl | Path::Cube)
+    }
+
+    /// The next token of each row, as transformers' processors and a draw make it of logits; -1 where the scores are no
+    /// distribution: one of them is not a number or infinite, or none is left.
+    ///
+    /// In place where `draws` holds the only handles of its memory: a captured step goes on from the step before.
+    ///
+    /// # Shapes
+    /// - logits: `[rows, 1, vocab]`
+    /// - the token: `[rows, 1]`, int32
+    pub fn sample(
+        &self,
+        logits: Tensor<3>,
+        mut draws: Draws,
+        sampling: &Sampling,
+    ) -> (Tensor<2, Int>, Draws) {
+        let [rows, tokens, vocab] = logits.dims();
+        assert!(tokens == 1 && vocab > 0, "sample: logits {:?}", logits.dims());
+        assert!(draws.words.dims()[0] == rows && draws.words.dims()[1] > 0, "sample: words");
+        assert_eq!(draws.used.dims(), [rows], "sample: steps of each row");
+        draws.words = draws.words.cast(IntDType::I32);
+        draws.used = draws.used.cast(IntDType::I32);
+        draws.occurred = draws.occurred.map(|occurred| {
+            assert_eq!(occurred.dims(), [rows, vocab], "sample: tokens that occurred");
+            occurred.cast(IntDType::I32)
+        });
+        match self.recorder.run(Kernel::Sample, &logits.dims()) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => sample::wgsl(logits, draws, sampling),
+            #[cfg(feature = "cube")]
+            Path::Cube => sample::cube(logits, draws, sampling),
+            _ => sample::definition(logits, draws, sampling),
+        }
+    }
+
     /// What was launched so far, here and in clones. What a captured graph repeats is not counted again.
     pub fn ran(&self) -> Vec<Ran> {
         self.recorder.ran()
@@ -279,6 +320,7 @@ pub fn shaders() -> Vec<(String, String)> {
         kv_unpack::SHADER,
         linear::SHADER,
         gated::SHADER,
+        sample::SHADER,
     ];
     let shaders = shaders.into_iter().chain(kv_pack::SHADERS).chain(attention::SHADERS);
     shaders.flat_map(|shader| shader.permutations()).collect()

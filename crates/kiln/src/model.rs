@@ -521,6 +521,7 @@ impl Model {
             lookahead: self.device.is_asynchronous(),
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
+            kernels: Some(self.kernels.clone()),
             compile: self.device.is_asynchronous() && options.compile.unwrap_or_else(|| cache.is_static()),
         })
     }
