@@ -11,8 +11,8 @@
 //!   weight exceeds `u` times the sum of all.
 //!
 //! On the host weights and sums are float64. Where a GPU draws (the kernel `sample`), they are float32, and a token may be
-//! another than the host's where `u` is within a rounding of the border between two: about one draw in 10⁵, for hundreds
-//! of likely tokens. The words are the same, and each device repeats itself.
+//! another than the host's where `u` is within a rounding of the border between two. The words are the same, and each
+//! device repeats itself.
 
 use kiln_core::{Error, Result, model::TokenId};
 use rand::{TryRng, rngs::SysRng};
