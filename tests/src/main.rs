@@ -13,6 +13,7 @@ mod models;
 mod offload;
 mod out_of_memory;
 mod quantized;
+mod refusals;
 mod saved;
 mod sequence;
 mod support;

@@ -4,12 +4,13 @@
 //! device chooses it and feeds it on by itself; the host only reads along, at will one step behind, so that the device
 //! never waits. Otherwise the scores come to the host, and the token goes back. Both give the same tokens.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     batch::Batch,
+    faults,
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
     read_back::{self, ReadBack},
@@ -63,7 +64,8 @@ pub struct Step {
 /// It ends when every row has met a token that ends it, or has as many as it may have. The cache then holds the sequence
 /// without its last token, which was never fed, as transformers leaves it; the next prompt begins with that token. The
 /// same is true when the generation is dropped earlier. (Where a look ahead fed a token too many and the cache cannot
-/// roll back, it holds that one too: `seq_len` says so.)
+/// roll back, it holds that one too: `seq_len` says so.) Where a device refused an allocation that had been claimed, and the
+/// generation could not go on, the cache is empty.
 ///
 /// Rows that have ended go on being computed, with tokens that mean nothing.
 #[derive(Debug)]
@@ -79,8 +81,11 @@ pub struct Generation<'a> {
     next: Next,
     /// A step that the device is at, though the one before it was not delivered.
     ahead: Option<Result<ReadBack>>,
+    device: Device,
     /// Slots of the prompt, with what the cache held before it.
     prompt_end: usize,
+    /// Whether `ids` are all that was fed, so that it can be fed again.
+    whole: bool,
     /// Steps that may be made, were started on the device, were delivered.
     limit: Option<usize>,
     launched: usize,
@@ -144,7 +149,10 @@ impl<'a> Generation<'a> {
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
+        let mut rows_and_pads = prompts.iter().zip(&batch.left_pad);
         let mut generation = Self {
+            device: batch.tokens.device(),
+            whole: rows_and_pads.all(|(row, pad)| row.len() + pad == prompt_end),
             processors: processors::build(&settings),
             sampler,
             feeder: Feeder::new(model, cache, batch.left_pad.clone(), options.compile),
@@ -189,15 +197,28 @@ impl<'a> Generation<'a> {
         }
         self.over = true;
         self.clock.start();
-        let chosen = match self.on_device() {
-            true => self.choose_on_device().await,
-            false => self.choose_on_host().await,
+        let chosen = loop {
+            let chosen = match self.on_device() {
+                true => self.choose_on_device().await,
+                false => self.choose_on_host().await,
+            };
+            match (chosen, self.feeder.refusals.none_since()) {
+                (Err(error), Err(refused)) if !matches!(error, Error::DeviceLost(_)) => {
+                    if let Err(error) = self.begin_again(refused) {
+                        break Err(error);
+                    }
+                }
+                (chosen, _) => break chosen,
+            }
         };
         let step = chosen.and_then(|chosen| self.deliver(chosen));
         match &step {
             Ok(step) if step.finished.iter().all(|&finished| finished) => self.settle(),
             Ok(_) => self.over = false,
-            Err(_) => self.failed = true,
+            Err(_) => {
+                self.failed = true;
+                self.forget_what_was_refused();
+            }
         }
         Some(step)
     }
@@ -219,6 +240,11 @@ impl<'a> Generation<'a> {
     /// Counts and times so far.
     pub fn stats(&self) -> Stats {
         self.stats
+    }
+
+    /// The cache, for questions about it. It may be a step ahead.
+    pub fn cache(&self) -> &ModelCache {
+        self.feeder.running.cache
     }
 
     /// Whether the scores never leave the device.
@@ -243,6 +269,7 @@ impl<'a> Generation<'a> {
             self.ahead = Some(self.launch());
         }
         let tokens = reading.finish().await?;
+        self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
         Ok(Chosen { tokens: tokens.iter::<i64>().map(|id| id as TokenId).collect(), ..Chosen::default() })
     }
@@ -270,6 +297,7 @@ impl<'a> Generation<'a> {
         };
         let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
         let logits = read_back::start(logits).finish().await?;
+        self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
         let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;
         let mut chosen = Chosen::default();
@@ -295,6 +323,69 @@ impl<'a> Generation<'a> {
         let tokens: Vec<i32> = chosen.tokens.iter().map(|&id| id as i32).collect();
         self.next = Next::Tokens(Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device));
         Ok(chosen)
+    }
+
+    /// After a device refused an allocation: what the cache holds cannot be trusted, so all of it is fed once more, in
+    /// smaller pieces or to a cache that takes less.
+    ///
+    /// # Errors
+    /// `refused`, where that cannot be. The cache is empty then, and can be used.
+    fn begin_again(&mut self, refused: Error) -> Result<()> {
+        /// Prompt tokens of a row in one piece, from the second attempt on.
+        const PIECE: usize = 128;
+
+        self.ahead = None;
+        self.next = Next::Nothing;
+        // What is still under way has to do with what is given up, and so have its errors.
+        _ = faults::sync(&self.device);
+        self.feeder.start_over();
+        faults::give_back(&self.device);
+        if !self.whole {
+            return Err(refused);
+        }
+        let held = self.prompt_end + self.delivered;
+        let chunk = self.options.prefill_chunk.unwrap_or(held);
+        self.options.prefill_chunk = Some(chunk.min(PIECE));
+        if chunk.min(self.prompt_end) <= PIECE || self.feeder.rescue.is_none() {
+            self.feeder.rescue(refused, held, chunk.min(PIECE))?;
+        }
+        self.launched = self.delivered;
+        let prompt = self.fed(0..self.prompt_end);
+        if self.delivered == 0 {
+            self.next = Next::Prompt(prompt);
+            return Ok(());
+        }
+        self.feeder.prefill(&prompt, self.options.prefill_chunk)?;
+        // One by one, as they came: what a sink cache keeps depends on it.
+        for slot in self.prompt_end..held - 1 {
+            let tokens = self.fed(slot..slot + 1).tokens;
+            self.feeder.step(Some(tokens), self.on_device())?;
+        }
+        self.next = Next::Tokens(self.fed(held - 1..held).tokens);
+        Ok(())
+    }
+
+    /// Empties the cache where a device refused a part of what it should hold; whether that was so.
+    fn forget_what_was_refused(&mut self) -> bool {
+        let refused = self.feeder.refusals.none_since().is_err();
+        if refused {
+            self.feeder.start_over();
+        }
+        refused
+    }
+
+    /// What was fed into `slots`.
+    fn fed(&self, slots: Range<usize>) -> Batch {
+        let left_pad = &self.feeder.running.left_pad;
+        let any = self.padding(self.feeder.running.model.vocab());
+        let token = |(ids, pad): (&Vec<TokenId>, usize), slot: usize| {
+            slot.checked_sub(pad).and_then(|i| ids.get(i)).map_or(any as i32, |&id| id as i32)
+        };
+        let rows = self.ids.iter().zip(left_pad.iter().copied());
+        let tokens: Vec<i32> = rows.flat_map(|row| slots.clone().map(move |slot| token(row, slot))).collect();
+        let shape = [self.ids.len(), slots.len()];
+        let tokens = Tensor::from_data(TensorData::new(tokens, shape), &self.device);
+        Batch { tokens, left_pad: left_pad.clone(), horizon: 0, steps: None }
     }
 
     /// `chooses`: whether the device is to choose the tokens of steps.
@@ -350,6 +441,9 @@ impl<'a> Generation<'a> {
     /// Has the cache forget what was fed ahead of what was delivered.
     fn settle(&mut self) {
         self.ahead = None;
+        if self.forget_what_was_refused() {
+            return;
+        }
         let cache = &mut *self.feeder.running.cache;
         let ahead = cache.seq_len().saturating_sub(self.prompt_end + self.delivered.saturating_sub(1));
         if ahead > 0 && cache.can_roll_back(ahead) {
@@ -376,6 +470,11 @@ impl Steps<'_> {
     /// Counts and times so far.
     pub fn stats(&self) -> Stats {
         self.0.stats()
+    }
+
+    /// See [`Generation::cache`].
+    pub fn cache(&self) -> &ModelCache {
+        self.0.cache()
     }
 }
 
