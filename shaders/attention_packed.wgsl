@@ -1,5 +1,6 @@
 // A part of softmax(scale * q k) v of a few queries: over the keys and values that are packed, as codes. It goes as
 // attention_decode does; attention_combine makes the result of its parts and of those of the recent keys.
+// With attention.wgsl and attention_few.wgsl.
 
 alias elem = f32;
 const KEYS_ALONG_TOKENS = false;
@@ -63,57 +64,15 @@ struct Info {
 @group(0) @binding(7) var<storage, read_write> y: array<f32>;
 @group(0) @binding(8) var<uniform> info: Info;
 
-const LANES = 256u;
-const ROWS = 4u * FOURS;
-// Lanes that read the vector of a key together.
-const TOGETHER = 4u;
-// Keys whose sums are put together between two barriers.
-const STEP = 128u / FOURS;
-const LOWEST = -3.4028234e38;
 const SMALLEST = 5.9604644775390625e-8;
 const KEY_CODES = 32u / KEY_BITS;
 const VALUE_CODES = 32u / VALUE_BITS;
 const PIECES = VALUE_CODES / PIECE;
 
-// Numbers of the rows for each dimension, which are no more than 256, or 128 where rows are 8; and some 0 beyond, where
-// words have codes of nothing.
+// Numbers of the rows: no more than 256, and some 0 beyond, where words have codes of nothing.
 const ROOM = 304u;
-var<workgroup> rows: array<vec4<f32>, ROOM>;
 // Their sums for each word.
 var<workgroup> rows_of_words: array<vec4<f32>, 64>;
-// Sums of lanes; then scores, then weights of keys.
-var<workgroup> memory: array<vec4<f32>, 512>;
-var<workgroup> maxima: array<vec4<f32>, 16u * FOURS>;
-// The positions that this workgroup goes over, the first and the first beyond; the length of vectors; 1 for a softcap.
-var<workgroup> place: vec4<i32>;
-
-// The slot that many slots after the first, where the ring has turned once at most.
-fn turn(slot: u32) -> u32 {
-    return select(slot, slot - info.slots, slot >= info.slots);
-}
-
-// The hyperbolic tangent of 10 is 1; of larger numbers, some GPUs make none.
-fn cap(scores: vec4<f32>) -> vec4<f32> {
-    return tanh(clamp(scores / info.softcap, vec4(-10.0), vec4(10.0))) * info.softcap;
-}
-
-// Not indexed, for registers cannot be.
-fn column_of(matrix: mat4x4<f32>, i: u32) -> vec4<f32> {
-    var column = matrix[0];
-    if i == 1u {
-        column = matrix[1];
-    } else if i == 2u {
-        column = matrix[2];
-    } else if i == 3u {
-        column = matrix[3];
-    }
-    return column;
-}
-
-fn outer(value: vec4<f32>, weights: vec4<f32>) -> mat4x4<f32> {
-    return mat4x4(value * weights.x, value * weights.y, value * weights.z, value * weights.w);
-}
-
 // The float16 numbers in the low halves of words.
 fn half_numbers(halves: vec4<u32>) -> vec4<f32> {
     let normal = bitcast<vec4<f32>>(((halves & vec4(0x7fffu)) << vec4(13u)) + vec4(0x38000000u));
@@ -137,53 +96,29 @@ fn main(
     if workgroup >= info.workgroups {
         return;
     }
-    let tile = info.tiles - 1u - workgroup % info.tiles;
-    let split = workgroup / info.tiles % info.splits;
-    let kv_head = workgroup / info.tiles / info.splits % info.kv_heads;
-    let batch = workgroup / info.tiles / info.splits / info.kv_heads;
-    // Row r is query r / group of head r % group.
-    let first_row = tile * ROWS;
-    let last_row = min(first_row + ROWS, info.group * info.queries) - 1u;
-
+    let place = place_of(workgroup);
     // Slots hold no more positions than there are, padding is hidden.
-    let end = bounds[0];
-    let padding = bounds[(1u + batch) * info.padded] * i32(info.padded);
-    let earliest = max(max(info.start, padding), end - i32(info.slots));
+    let packed_end = bounds[0];
+    let padding = bounds[(1u + place.batch) * info.padded] * i32(info.padded);
+    let earliest = max(max(info.start, padding), packed_end - i32(info.slots));
     if lane == 0u {
-        var begin = max(earliest, first[0] + i32(first_row / info.group) - info.window + 1);
+        var begin = max(earliest, first[0] + i32(place.first_row / info.group) - info.window + 1);
         if KEYS_ALONG_TOKENS {
             // Four keys of a lane are in one group.
             begin = max(begin - (begin + i32(info.slots - info.origin)) % 4, 0);
         }
-        let part = (max(end - begin, 0) + i32(info.splits) - 1) / i32(info.splits);
-        // Whole rounds of the lanes.
-        let each = max((part + 63) / 64 * 64, 128);
-        place = vec4(begin + i32(split) * each, min(begin + i32(split + 1u) * each, end), i32(info.head_dim), i32(info.softcap != 0.0));
+        shared_part = part_of(place, begin, packed_end, info.value_words * PIECES);
     }
-    let part = workgroupUniformLoad(&place);
-    let dim = u32(part.z);
-    if part.x >= part.y {
+    let part = workgroupUniformLoad(&shared_part);
+    let dim = part.head_dim;
+    if part.begin >= part.end {
         // Nothing to see: no weight.
-        if lane <= last_row - first_row {
-            let row = first_row + lane;
-            let head = (batch * info.kv_heads + kv_head) * info.group + row % info.group;
-            y[((head * info.queries + row / info.group) * info.parts + split) * (dim + 2u) + dim + 1u] = 0.0;
+        if lane <= place.last_row - place.first_row {
+            y[(vector_of(place, place.first_row + lane) * info.parts + place.split) * (dim + 2u) + dim + 1u] = 0.0;
         }
         return;
     }
-
-    for (var i = lane; i < ROOM; i += LANES) {
-        let d = i / FOURS;
-        var numbers = vec4(0.0);
-        for (var r = 0u; r < 4u; r++) {
-            let row = first_row + i % FOURS * 4u + r;
-            if row <= last_row && d < dim {
-                let head = kv_head * info.group + row % info.group;
-                numbers[r] = f32(q[dot(vec4(batch, head, row / info.group, d), info.q_strides)]) * info.scale;
-            }
-        }
-        rows[i] = numbers;
-    }
+    load_rows(place, ROOM, lane, dim);
     workgroupBarrier();
     if !KEYS_ALONG_TOKENS && lane < info.key_words * FOURS {
         let word = lane / FOURS;
@@ -203,18 +138,19 @@ fn main(
     var largest: array<vec4<f32>, FOURS>;
     var sums: array<vec4<f32>, FOURS>;
     var offsets: array<vec4<f32>, FOURS>;
-    var vectors: array<vec4<f32>, PIECE * FOURS>;
+    // Values of the first four codes of its piece, and of the others.
+    var low: array<mat4x4<f32>, FOURS>;
+    var high: array<mat4x4<f32>, FOURS>;
     for (var j = 0u; j < FOURS; j++) {
-        let row = vec4(first_row + 4u * j) + vec4(0u, 1u, 2u, 3u);
+        let row = vec4(place.first_row + 4u * j) + vec4(0u, 1u, 2u, 3u);
         begins[j] = max(vec4(earliest), vec4(first[0]) + vec4<i32>(row / info.group) - info.window + 1);
         largest[j] = vec4(LOWEST);
     }
-    let key_vectors = batch * info.key_strides.x + kv_head * info.key_strides.y;
-    let key_groups = batch * info.key_scale_strides.x + kv_head * info.key_scale_strides.y;
-    let value_vectors = batch * info.value_strides.x + kv_head * info.value_strides.y;
-    let value_groups = batch * info.value_scale_strides.x + kv_head * info.value_scale_strides.y;
-    // Pieces of the words of a value are columns.
-    let columns = info.value_words * PIECES;
+    let key_vectors = dot(vec2(place.batch, place.kv_head), info.key_strides.xy);
+    let key_groups = dot(vec2(place.batch, place.kv_head), info.key_scale_strides.xy);
+    let value_vectors = dot(vec2(place.batch, place.kv_head), info.value_strides.xy);
+    let value_groups = dot(vec2(place.batch, place.kv_head), info.value_scale_strides.xy);
+    let columns = part.columns;
     let column = lane % columns;
     let share = lane / columns;
     let shares = LANES / columns;
@@ -224,8 +160,8 @@ fn main(
     let channel = channels_of(column, dim).x;
     workgroupBarrier();
 
-    for (var base = part.x; base < part.y; base += i32(LANES)) {
-        let count = min(u32(part.y - base), LANES);
+    for (var base = part.begin; base < part.end; base += i32(LANES)) {
+        let count = min(u32(part.end - base), LANES);
         let slot = u32(base + i32(info.slots - info.origin)) % info.slots;
 
         // A lane reads its part of four neighbouring keys; those beyond the last are the last.
@@ -313,67 +249,50 @@ fn main(
 
         // From here on, a lane has one key.
         let position = vec4(base + i32(lane));
-        var visible: array<vec4<bool>, FOURS>;
         for (var j = 0u; j < FOURS; j++) {
-            visible[j] = (begins[j] <= position) & vec4(lane < count);
-            if part.w == 1 {
+            if part.capped == 1u {
                 scores[j] = cap(scores[j]);
             }
-            memory[lane * FOURS + j] = select(vec4(LOWEST), scores[j], visible[j]);
+            scores[j] = select(vec4(LOWEST), scores[j], (begins[j] <= position) & vec4(lane < count));
         }
-        workgroupBarrier();
-        if lane < 16u * FOURS {
-            let i = lane / FOURS * 16u * FOURS + lane % FOURS;
-            var most = memory[i];
-            for (var k = 1u; k < 16u; k++) {
-                most = max(most, memory[i + k * FOURS]);
-            }
-            maxima[lane] = most;
-        }
-        workgroupBarrier();
+        let shrunk = weigh(&scores, &largest, &sums, lane);
         for (var j = 0u; j < FOURS; j++) {
-            var most = largest[j];
-            for (var k = 0u; k < 16u; k++) {
-                most = max(most, maxima[k * FOURS + j]);
+            offsets[j] *= shrunk[j];
+            low[j] = shrink(low[j], shrunk[j]);
+            if PIECE > 4u {
+                high[j] = shrink(high[j], shrunk[j]);
             }
-            let shrunk = exp(largest[j] - most);
-            largest[j] = most;
-            sums[j] *= shrunk;
-            offsets[j] *= shrunk;
-            for (var i = 0u; i < PIECE; i++) {
-                vectors[i * FOURS + j] *= shrunk;
-            }
-            memory[lane * FOURS + j] = select(vec4(0.0), exp(scores[j] - most), visible[j]);
         }
-        workgroupBarrier();
 
         if share < shares {
             for (var key = share; key < count; key += shares) {
                 let at = turn(slot + key);
                 let codes = values[value_vectors + at * info.value_strides.z + word] >> (skipped * VALUE_BITS);
+                var low_codes = codes_of(codes, 0u);
+                var high_codes = codes_of(codes, 4u);
                 if VALUES_ALONG_TOKENS {
                     let group = value_groups + at / info.value_group * info.value_scale_strides.z;
-                    for (var i = 0u; i < PIECE; i++) {
-                        let scale = affine(value_scales[group + min(channel + i, dim - 1u)]);
-                        let code = f32(i32((codes >> (i * VALUE_BITS)) & ((1u << VALUE_BITS) - 1u)));
-                        let value = code * scale.x + scale.y;
-                        for (var j = 0u; j < FOURS; j++) {
-                            vectors[i * FOURS + j] += value * memory[key * FOURS + j];
-                        }
+                    let channels = min(vec4(channel) + vec4(0u, 1u, 2u, 3u), vec4(dim - 1u)) + group;
+                    low_codes = numbers_of(low_codes, channels);
+                    if PIECE > 4u {
+                        let channels = min(vec4(channel) + vec4(4u, 5u, 6u, 7u), vec4(dim - 1u)) + group;
+                        high_codes = numbers_of(high_codes, channels);
                     }
                     for (var j = 0u; j < FOURS; j++) {
-                        sums[j] += memory[key * FOURS + j];
+                        let weight = memory[key * FOURS + j];
+                        low[j] += outer(low_codes, weight);
+                        if PIECE > 4u {
+                            high[j] += outer(high_codes, weight);
+                        }
                     }
                 } else {
                     let scale = affine(value_scales[value_groups + at * info.value_scale_strides.z + together]);
                     for (var j = 0u; j < FOURS; j++) {
                         let weight = memory[key * FOURS + j];
-                        sums[j] += weight;
                         offsets[j] += weight * scale.y;
-                        let scaled = weight * scale.x;
-                        for (var i = 0u; i < PIECE; i++) {
-                            let code = f32(i32((codes >> (i * VALUE_BITS)) & ((1u << VALUE_BITS) - 1u)));
-                            vectors[i * FOURS + j] += scaled * code;
+                        low[j] += outer(low_codes, weight * scale.x);
+                        if PIECE > 4u {
+                            high[j] += outer(high_codes, weight * scale.x);
                         }
                     }
                 }
@@ -385,54 +304,49 @@ fn main(
     for (var j = 0u; j < FOURS; j++) {
         memory[lane * FOURS + j] = sums[j];
     }
-    workgroupBarrier();
+    sum_of_lanes(lane);
     for (var j = 0u; j < FOURS; j++) {
-        sums[j] = vec4(0.0);
-        for (var i = 0u; i < shares; i++) {
-            sums[j] += memory[i * columns * FOURS + j];
-        }
-    }
-    for (var j = 0u; j < FOURS; j++) {
-        for (var i = 0u; i < PIECE; i += 2u) {
+        let row = place.first_row + 4u * j;
+        for (var r = 0u; r < 4u && row + r <= place.last_row; r++) {
             // All lanes have read what was there before.
             workgroupBarrier();
-            // Not indexed, for registers cannot be.
-            for (var k = 0u; k < PIECE * FOURS; k++) {
-                if k == i * FOURS + j {
-                    memory[lane] = vectors[k] + offsets[j];
-                }
-                if k == (i + 1u) * FOURS + j {
-                    memory[LANES + lane] = vectors[k] + offsets[j];
-                }
+            memory[lane] = column_of(low[j], r) + offsets[j][r];
+            if PIECE > 4u {
+                memory[LANES + lane] = column_of(high[j], r) + offsets[j][r];
             }
             workgroupBarrier();
-            // Half of the lanes has the one channel of each piece, half the other.
-            let other = lane / 128u;
+            // Half of the lanes has the first four channels of each piece, half the others.
+            let others = lane / 128u;
             let c = lane % 128u;
-            if c < columns && i + other < PIECE {
+            if c < columns && 4u * others < PIECE {
                 var vector = vec4(0.0);
                 for (var k = 0u; k < shares; k++) {
-                    vector += memory[other * LANES + k * columns + c];
+                    vector += memory[others * LANES + k * columns + c];
                 }
+                let to = (vector_of(place, row + r) * info.parts + place.split) * (dim + 2u);
                 let channels = channels_of(c, dim);
-                let d = channels.x + i + other;
-                for (var r = 0u; r < 4u; r++) {
-                    let row = first_row + 4u * j + r;
-                    if row <= last_row {
-                        let head = (batch * info.kv_heads + kv_head) * info.group + row % info.group;
-                        let to = ((head * info.queries + row / info.group) * info.parts + split) * (dim + 2u);
-                        if d < channels.y {
-                            y[to + d] = vector[r];
-                        }
-                        if d == 0u {
-                            y[to + dim] = largest[j][r];
-                            y[to + dim + 1u] = sums[j][r];
-                        }
-                    }
+                for (var i = 4u * others; i < min(4u * others + 4u, PIECE) && channels.x + i < channels.y; i++) {
+                    y[to + channels.x + i] = vector[i % 4u];
+                }
+                if lane == 0u {
+                    y[to + dim] = largest[j][r];
+                    y[to + dim + 1u] = results[j][r];
                 }
             }
         }
     }
+}
+
+// Four codes of a word of values, the first of which is that many after the first of its piece.
+fn codes_of(piece: u32, first: u32) -> vec4<f32> {
+    let codes = vec4(piece) >> ((vec4(first) + vec4(0u, 1u, 2u, 3u)) * VALUE_BITS);
+    return vec4<f32>(vec4<i32>(codes & vec4((1u << VALUE_BITS) - 1u)));
+}
+
+// What codes mean whose scales are there.
+fn numbers_of(codes: vec4<f32>, at: vec4<u32>) -> vec4<f32> {
+    let words = vec4(value_scales[at.x], value_scales[at.y], value_scales[at.z], value_scales[at.w]);
+    return codes * half_numbers(words) + half_numbers(words >> vec4(16u));
 }
 
 // The first channel of a piece of a value, and the first that its word has not.

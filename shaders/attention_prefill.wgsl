@@ -1,5 +1,6 @@
 // y = softmax(scale * q k) v of many queries. The queries of heads that share keys are rows; a workgroup goes with 64
 // of them over the keys that they see, 64 at a time (https://arxiv.org/abs/2205.14135).
+// With attention.wgsl and attention_dense.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of queries, keys and values allows.
@@ -36,6 +37,9 @@ struct Info {
     tiles: u32,
     splits: u32,
     workgroups: u32,
+    // All parts of a vector, and those before the first of these.
+    parts: u32,
+    before: u32,
 }
 
 @group(0) @binding(0) var<storage, read_write> q: array<pack>;
@@ -46,10 +50,8 @@ struct Info {
 @group(0) @binding(5) var<storage, read_write> y: array<mixed>;
 @group(0) @binding(6) var<uniform> info: Info;
 
-const LANES = 256u;
 const ROWS = 64u;
 const KEYS = 64u;
-const LOWEST = -3.4028234e38;
 // Weights of four rows for 16 keys, and one vector more, so that the fours are in different banks.
 const WEIGHTS = 17u;
 // Where values begin, which come after weights.
@@ -60,70 +62,12 @@ const PAIR = min(PARTS, 2u);
 // First queries and keys [4 fours of dimensions, 64]. Then the largest scores of each lane. Then, for 16 keys, weights
 // [16 fours of rows, 16 keys] and values [16 keys, 16 PAIR fours of dimensions].
 var<workgroup> memory: array<vec4<f32>, VALUES + PAIR * LANES>;
-// The positions that this workgroup goes over, the first and the first beyond; the length of vectors; 1 for a softcap.
-// What decides on branches is read from here: some drivers compile a kernel anew for each uniform that does.
-var<workgroup> place: vec4<i32>;
-
-// Four numbers of a vector, those from 4 c on. What is beyond its end is 0.
-fn places(c: u32, stride: u32) -> vec4<u32> {
-    return min(vec4(4u * c) + vec4(0u, 1u, 2u, 3u), vec4(info.head_dim - 1u)) * stride;
-}
-
-fn within(c: u32) -> vec4<bool> {
-    return vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.head_dim);
-}
-
 fn query_at(at: u32, c: u32) -> vec4<f32> {
     if WIDTH == 4u {
         return vec4<f32>(vec4(q[at / 4u + c]));
     }
     let i = places(c, info.q_strides.w) + at;
-    let four = vec4<f32>(vec4(vec4(q[i.x]).x, vec4(q[i.y]).x, vec4(q[i.z]).x, vec4(q[i.w]).x));
-    return select(vec4(0.0), four, within(c));
-}
-
-fn key_at(at: u32, c: u32) -> vec4<f32> {
-    if WIDTH == 4u {
-        return vec4<f32>(vec4(keys[at / 4u + c]));
-    }
-    let i = places(c, info.key_strides.w) + at;
-    let four = vec4<f32>(vec4(vec4(keys[i.x]).x, vec4(keys[i.y]).x, vec4(keys[i.z]).x, vec4(keys[i.w]).x));
-    return select(vec4(0.0), four, within(c));
-}
-
-fn value_at(at: u32, c: u32) -> vec4<f32> {
-    if WIDTH == 4u {
-        return vec4<f32>(vec4(values[at / 4u + c]));
-    }
-    let i = places(c, info.value_strides.w) + at;
-    return vec4<f32>(vec4(vec4(values[i.x]).x, vec4(values[i.y]).x, vec4(values[i.z]).x, vec4(values[i.w]).x));
-}
-
-// The slot that many slots after the first, where the ring has turned once at most.
-fn turn(slot: u32) -> u32 {
-    return select(slot, slot - info.slots, slot >= info.slots);
-}
-
-// The hyperbolic tangent of 10 is 1; of larger numbers, some GPUs make none.
-fn cap(scores: vec4<f32>) -> vec4<f32> {
-    return tanh(clamp(scores / info.softcap, vec4(-10.0), vec4(10.0))) * info.softcap;
-}
-
-// Not indexed, for registers cannot be.
-fn column_of(matrix: mat4x4<f32>, i: u32) -> vec4<f32> {
-    var column = matrix[0];
-    if i == 1u {
-        column = matrix[1];
-    } else if i == 2u {
-        column = matrix[2];
-    } else if i == 3u {
-        column = matrix[3];
-    }
-    return column;
-}
-
-fn outer(value: vec4<f32>, weights: vec4<f32>) -> mat4x4<f32> {
-    return mat4x4(value * weights.x, value * weights.y, value * weights.z, value * weights.w);
+    return ended(vec4<f32>(vec4(vec4(q[i.x]).x, vec4(q[i.y]).x, vec4(q[i.z]).x, vec4(q[i.w]).x)), c);
 }
 
 @compute @workgroup_size(LANES)
@@ -136,44 +80,23 @@ fn main(
     if workgroup >= info.workgroups {
         return;
     }
-    // The last rows see the most keys: they begin first.
-    let tile = info.tiles - 1u - workgroup % info.tiles;
-    let split = workgroup / info.tiles % info.splits;
-    let kv_head = workgroup / info.tiles / info.splits % info.kv_heads;
-    let batch = workgroup / info.tiles / info.splits / info.kv_heads;
-    // Row r is query r / group of head r % group.
-    let first_row = tile * ROWS;
-    let last_row = min(first_row + ROWS, info.group * info.queries) - 1u;
-
-    // Slots hold no more positions than there are, padding is hidden.
-    let padding = left_pad[batch * info.padded] * i32(info.padded);
-    let earliest = max(max(info.start, padding), first[0] + i32(info.queries) - i32(info.slots));
+    let place = place_of(workgroup);
+    let earliest = earliest_of(place);
     if lane == 0u {
-        let begin = max(earliest, first[0] + i32(first_row / info.group) - info.window + 1);
-        let end = first[0] + i32(last_row / info.group) + 1;
-        let part = (max(end - begin, 0) + i32(info.splits) - 1) / i32(info.splits);
-        // Whole rounds of the lanes.
-        let each = max((part + 63) / 64 * 64, 128);
-        place = vec4(begin + i32(split) * each, min(begin + i32(split + 1u) * each, end), i32(info.head_dim), i32(info.softcap != 0.0));
+        shared_part = share(place, earliest);
     }
-    let part = workgroupUniformLoad(&place);
-    let dim = u32(part.z);
-    let columns = (dim + 3u) / 4u;
-    if SPLIT && part.x >= part.y {
-        // Nothing to see: no weight.
-        if lane <= last_row - first_row {
-            let row = first_row + lane;
-            let head = (batch * info.kv_heads + kv_head) * info.group + row % info.group;
-            let at = ((head * info.queries + row / info.group) * info.splits + split) * (dim + 2u);
-            y[at + dim + 1u] = mixed(0.0);
-        }
+    let part = workgroupUniformLoad(&shared_part);
+    let dim = part.head_dim;
+    let columns = part.columns;
+    if SPLIT && part.begin >= part.end {
+        write_nothing(place, lane, dim);
         return;
     }
 
     // A lane has four rows throughout: their scores for four keys, and four of each 64 dimensions.
     let quartet = lane / 16u;
     let sixteenth = lane % 16u;
-    let row = vec4(first_row + 4u * quartet) + vec4(0u, 1u, 2u, 3u);
+    let row = vec4(place.first_row + 4u * quartet) + vec4(0u, 1u, 2u, 3u);
     let ends = vec4(first[0]) + vec4<i32>(row / info.group);
     let begins = max(vec4(earliest), ends - info.window + 1);
     var largest = vec4(LOWEST);
@@ -182,14 +105,12 @@ fn main(
     var vectors: array<mat4x4<f32>, PARTS>;
 
     // What it loads: a part of the query of one row, of a key, of a value.
-    let loaded_row = min(first_row + lane / 4u, last_row);
-    let loaded_head = kv_head * info.group + loaded_row % info.group;
-    let query_vector = dot(vec4(batch, loaded_head, loaded_row / info.group, 0u), info.q_strides);
-    let key_vectors = batch * info.key_strides.x + kv_head * info.key_strides.y;
-    let value_vectors = batch * info.value_strides.x + kv_head * info.value_strides.y;
+    let query_vector = query_of(place, min(place.first_row + lane / 4u, place.last_row));
+    let key_vectors = dot(vec2(place.batch, place.kv_head), info.key_strides.xy);
+    let value_vectors = dot(vec2(place.batch, place.kv_head), info.value_strides.xy);
 
-    for (var base = part.x; base < part.y; base += i32(KEYS)) {
-        let count = min(u32(part.y - base), KEYS);
+    for (var base = part.begin; base < part.end; base += i32(KEYS)) {
+        let count = min(u32(part.end - base), KEYS);
         let slot = u32(base + i32(info.slots - info.origin)) % info.slots;
 
         // Of four keys, a column each.
@@ -220,7 +141,7 @@ fn main(
             }
             workgroupBarrier();
         }
-        if part.w == 1 {
+        if part.capped == 1u {
             scores = mat4x4(cap(scores[0]), cap(scores[1]), cap(scores[2]), cap(scores[3]));
         }
 
@@ -249,8 +170,7 @@ fn main(
         );
         sums = sums * shrunk + weights[0] + weights[1] + weights[2] + weights[3];
         for (var i = 0u; i < PARTS; i++) {
-            let some = vectors[i];
-            vectors[i] = mat4x4(some[0] * shrunk.x, some[1] * shrunk.y, some[2] * shrunk.z, some[3] * shrunk.w);
+            vectors[i] = shrink(vectors[i], shrunk);
         }
         workgroupBarrier();
 
@@ -297,31 +217,9 @@ fn main(
     for (var i = 0u; i < PARTS; i++) {
         let column = i * 16u + sixteenth;
         if column < columns {
-            for (var r = 0u; r < 4u && row[r] <= last_row; r++) {
-                let head = (batch * info.kv_heads + kv_head) * info.group + row[r] % info.group;
-                let at = head * info.queries + row[r] / info.group;
-                write(at * info.splits + split, column_of(vectors[i], r), largest[r], sums[r], column, dim);
+            for (var r = 0u; r < 4u && row[r] <= place.last_row; r++) {
+                write(place, row[r], column_of(vectors[i], r), largest[r], sums[r], column, dim);
             }
         }
-    }
-}
-
-// Four numbers of the result, or of a part of it.
-fn write(number: u32, vector: vec4<f32>, largest: f32, sum: f32, column: u32, dim: u32) {
-    if SPLIT {
-        let at = number * (dim + 2u);
-        for (var i = 0u; i < 4u && 4u * column + i < dim; i++) {
-            y[at + 4u * column + i] = mixed(vector[i]);
-        }
-        if column == 0u {
-            y[at + dim] = mixed(largest);
-            y[at + dim + 1u] = mixed(sum);
-        }
-        return;
-    }
-    // What sees nothing is 0.
-    let scale = select(1.0 / sum, 0.0, sum == 0.0);
-    for (var i = 0u; i < 4u && 4u * column + i < dim; i++) {
-        y[number * dim + 4u * column + i] = mixed(vector[i] * scale);
     }
 }

@@ -1,11 +1,13 @@
-// buffer[.., (position + i) mod capacity, ..] = tokens[.., i, ..]. One invocation an element.
+// keys[.., (position + i) mod capacity, ..] = new_keys[.., i, ..], and so for values. One invocation an element of each.
 
 alias elem = f32;
 
 struct Info {
-    // Both [batch, kv_heads, slots or tokens, head_dim].
-    buffer_strides: vec4<u32>,
-    token_strides: vec4<u32>,
+    // All [batch, kv_heads, slots or tokens, head_dim].
+    key_strides: vec4<u32>,
+    value_strides: vec4<u32>,
+    new_key_strides: vec4<u32>,
+    new_value_strides: vec4<u32>,
     heads: u32,
     capacity: u32,
     tokens: u32,
@@ -13,10 +15,12 @@ struct Info {
     invocations: u32,
 }
 
-@group(0) @binding(0) var<storage, read_write> buffer: array<elem>;
-@group(0) @binding(1) var<storage, read_write> tokens: array<elem>;
-@group(0) @binding(2) var<storage, read_write> position: array<i32>;
-@group(0) @binding(3) var<uniform> info: Info;
+@group(0) @binding(0) var<storage, read_write> keys: array<elem>;
+@group(0) @binding(1) var<storage, read_write> values: array<elem>;
+@group(0) @binding(2) var<storage, read_write> new_keys: array<elem>;
+@group(0) @binding(3) var<storage, read_write> new_values: array<elem>;
+@group(0) @binding(4) var<storage, read_write> position: array<i32>;
+@group(0) @binding(5) var<uniform> info: Info;
 
 const LANES = 256u;
 
@@ -37,6 +41,8 @@ fn main(
 
     let capacity = i32(info.capacity);
     let slot = ((position[0] + i32(token)) % capacity + capacity) % capacity;
-    let to = dot(vec4(batch, head, u32(slot), i), info.buffer_strides);
-    buffer[to] = tokens[dot(vec4(batch, head, token, i), info.token_strides)];
+    let to = vec4(batch, head, u32(slot), i);
+    let place = vec4(batch, head, token, i);
+    keys[dot(to, info.key_strides)] = new_keys[dot(place, info.new_key_strides)];
+    values[dot(to, info.value_strides)] = new_values[dot(place, info.new_value_strides)];
 }

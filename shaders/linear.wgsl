@@ -1,4 +1,4 @@
-// y = x w^T + bias of a few rows. Eight lanes go along four rows of the weight together, so that each number of x that is
+// y = x w^T + bias + residual of a few rows. Eight lanes go along four rows of the weight together, so that each number of x that is
 // read meets four weights, and memory is read in order. Where that makes few workgroups of long rows, rows are split.
 
 alias elem = f32;
@@ -18,6 +18,10 @@ struct Info {
     w_strides: vec2<u32>,
     input: u32,
     output: u32,
+    // As x.
+    residual_strides: vec3<u32>,
+    // 1: there is a residual.
+    added: u32,
     rows: u32,
     // 1: there is a bias.
     biased: u32,
@@ -28,8 +32,9 @@ struct Info {
 @group(0) @binding(0) var<storage, read_write> x: array<pack>;
 @group(0) @binding(1) var<storage, read_write> w: array<pack>;
 @group(0) @binding(2) var<storage, read_write> bias: array<elem>;
-@group(0) @binding(3) var<storage, read_write> y: array<elem>;
-@group(0) @binding(4) var<uniform> info: Info;
+@group(0) @binding(3) var<storage, read_write> residual: array<elem>;
+@group(0) @binding(4) var<storage, read_write> y: array<elem>;
+@group(0) @binding(5) var<uniform> info: Info;
 
 const LANES = 256u;
 // Lanes that share the sums of four rows of the weight.
@@ -107,6 +112,10 @@ fn main(
             }
             if info.biased == 1u {
                 sum += f32(bias[output * info.bias_stride]);
+            }
+            if info.added == 1u {
+                let place = vec3(row / info.tokens, row % info.tokens, output);
+                sum += f32(residual[dot(place, info.residual_strides)]);
             }
             y[row * info.output + output] = elem(sum);
         }

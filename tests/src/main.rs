@@ -14,6 +14,7 @@ mod offload;
 mod out_of_memory;
 mod quantized;
 mod refusals;
+mod sampling;
 mod saved;
 mod sequence;
 mod support;

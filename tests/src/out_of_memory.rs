@@ -7,7 +7,7 @@ use kiln::{
     Result, RunOptions, TokenId, device::Opened, memory::LayerCache,
 };
 
-use crate::support::{batch, recorded};
+use crate::support::{batch, forward, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -21,14 +21,40 @@ fn run(
     n: usize,
     options: RunOptions,
 ) -> Result<Vec<Vec<Option<TokenId>>>> {
-    let wanted = GenerationConfig {
+    begin(model, cache, rows, n, &greedy(n), options)
+}
+
+/// The first `n` tokens of every row.
+fn begin(
+    model: &Model,
+    cache: &mut ModelCache,
+    rows: &[Vec<TokenId>],
+    n: usize,
+    wanted: &GenerationConfig,
+    options: RunOptions,
+) -> Result<Vec<Vec<Option<TokenId>>>> {
+    let steps = model.generate(cache, rows.to_vec(), wanted, options)?.steps();
+    steps.take(n).map(|step| step.map(|step| step.tokens)).collect()
+}
+
+fn greedy(n: usize) -> GenerationConfig {
+    GenerationConfig {
         max_new_tokens: Some(n),
         do_sample: Some(false),
         eos_token_id: Some(Vec::new()),
         ..GenerationConfig::default()
-    };
-    let steps = model.generate(cache, rows.to_vec(), &wanted, options)?.steps();
-    steps.map(|step| step.map(|step| step.tokens)).collect()
+    }
+}
+
+/// Tokens that are drawn and penalized.
+fn drawn(n: usize) -> GenerationConfig {
+    GenerationConfig {
+        do_sample: Some(true),
+        seed: Some(3),
+        temperature: Some(3.0),
+        repetition_penalty: Some(1.3),
+        ..greedy(n)
+    }
 }
 
 /// Steps that are launched, one that is recorded, and one that is replayed.
@@ -41,24 +67,30 @@ fn any_allocation_may_fail() {
     let one = vec![(0..24).map(|i| i * 7 % 97).collect()];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
     for (device, opened) in devices() {
-        for (name, text, rows) in [
-            ("llama", "dynamic", &one),
-            ("llama", "fixed", &padded),
-            ("mistral", "sliding", &one),
-            ("gemma2", "hybrid", &padded),
-            ("llama", "sink:window=64,sinks=2", &one),
-            ("llama", "none", &one),
-            ("llama", "offloaded", &one),
-            ("llama", "quantized:group=8,residual=8", &one),
-            ("llama", "quantized:group=8,residual=6,format=quanto,flush=requantize", &padded),
+        for (name, text, rows, sample) in [
+            ("llama", "dynamic", &one, false),
+            ("llama", "fixed", &padded, false),
+            ("mistral", "sliding", &one, false),
+            ("gemma2", "hybrid", &padded, false),
+            ("llama", "sink:window=64,sinks=2", &one, false),
+            ("llama", "none", &one, false),
+            ("llama", "offloaded", &one, false),
+            ("llama", "quantized:group=8,residual=8", &one, false),
+            ("llama", "quantized:group=8,residual=6,format=quanto,flush=requantize", &padded, false),
+            // No word is used twice, and none passed over.
+            ("llama", "dynamic", &padded, true),
+            ("llama", "fixed", &one, true),
+            ("llama", "none", &one, true),
         ] {
             let model = recorded(name, opened);
             let plan = Plan::named(text).unwrap();
             let options = |on_oom| RunOptions { on_oom, prefill_chunk: Some(18), ..RunOptions::default() };
             let budget = model.budget();
             let before = budget.allocations();
-            let want = run(&model, &mut model.cache(&plan).unwrap(), rows, NEW, options(OnOutOfMemory::Fail))
-                .unwrap();
+            let wanted = if sample { drawn(NEW) } else { greedy(NEW) };
+            let run =
+                |cache: &mut ModelCache, on_oom| begin(&model, cache, rows, NEW, &wanted, options(on_oom));
+            let want = run(&mut model.cache(&plan).unwrap(), OnOutOfMemory::Fail).unwrap();
             let allocations = budget.allocations() - before;
             assert!(allocations > 12, "{text} on {device}: {allocations}");
             for n in 0..allocations {
@@ -66,7 +98,7 @@ fn any_allocation_may_fail() {
                     let what = format!("{name}, {text} on {device}, allocation {n}, {on_oom}");
                     let mut cache = model.cache(&plan).unwrap();
                     budget.fail_allocation(n);
-                    match run(&model, &mut cache, rows, NEW, options(on_oom)) {
+                    match run(&mut cache, on_oom) {
                         Ok(tokens) => assert_eq!(tokens, want, "{what}"),
                         Err(Error::OutOfMemory { .. }) => {
                             let rescued =
@@ -77,7 +109,7 @@ fn any_allocation_may_fail() {
                     }
                     if on_oom == OnOutOfMemory::Fail {
                         cache.reset();
-                        let again = run(&model, &mut cache, rows, NEW, options(on_oom));
+                        let again = run(&mut cache, on_oom);
                         assert_eq!(again.as_ref(), Ok(&want), "{what}: afterwards");
                     }
                 }
@@ -112,6 +144,37 @@ fn a_step_that_failed_was_never_made() {
     }
 }
 
+/// A buffer that grows ends where the text does, however long it is.
+#[test]
+fn dynamic_takes_no_more_than_was_reserved() {
+    for (device, opened) in devices() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+        let model = Model::load(&folder, LoadOptions::float32(opened.clone())).unwrap();
+        let plan = Plan::named("dynamic").unwrap();
+        let slot = plan.bytes(&model.causal().needs(), 1, 4);
+        for (limit, prompt, slots) in [
+            (1, 1, 1),
+            (10, 1, 10),
+            (256, 1, 256),
+            (512, 1, 256),
+            (513, 1, 257),
+            // 2049, 1025, 513, 257
+            (2049, 1, 257),
+            (2049 - 299, 300, 513),
+            (2, 300, 301),
+        ] {
+            let rows = [(0..prompt).map(|i| i % 97).collect()];
+            let mut cache = model.cache(&plan).unwrap();
+            begin(&model, &mut cache, &rows, 1, &greedy(limit), RunOptions::default()).unwrap();
+            assert_eq!(cache.device_bytes(), slots * slot, "{limit} after {prompt} on {device}");
+        }
+        // Fed by itself, nobody knows how far it will go.
+        let mut cache = model.cache(&plan).unwrap();
+        forward(&model, &batch(&model, &[vec![3, 1, 4]]), &mut cache);
+        assert_eq!(cache.device_bytes(), 64 * slot, "on {device}");
+    }
+}
+
 /// From a budget for everything down to one for nothing: the same tokens, or an error before the first.
 #[test]
 fn a_budget_is_kept() {
@@ -121,14 +184,14 @@ fn a_budget_is_kept() {
             |memory| Model::load(&folder, LoadOptions { memory, ..LoadOptions::float32(opened.clone()) });
         let model = load(Some(1 << 30)).unwrap();
         let weights = model.weight_bytes();
-        let prompt =
-            vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(14)).unwrap()];
-        assert!((200..256).contains(&prompt[0].len()), "{} tokens", prompt[0].len());
-        // Beyond 256, where the buffers of `dynamic` double.
-        let n = 260 - prompt[0].len();
+        let mut prompt =
+            vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(20)).unwrap()];
+        prompt[0].truncate(240);
+        // The buffers of `dynamic` double for the last time at half of what the text is going to reach.
+        let wanted = greedy(513 - 240);
         let dynamic = Plan::named("dynamic").unwrap();
         let mut cache = model.cache(&dynamic).unwrap();
-        let want = run(&model, &mut cache, &prompt, n, RunOptions::default()).unwrap();
+        let want = begin(&model, &mut cache, &prompt, 20, &wanted, RunOptions::default()).unwrap();
         assert!(want.iter().collect::<HashSet<_>>().len() > 3, "tokens that tell something: {want:?}");
         let (whole, dense) = (model.budget().peak(), cache.device_bytes() as u64);
         assert_eq!(dense, 5 * 2 * 2 * 64 * 4 * 512, "of five layers of 512 slots");
@@ -143,7 +206,8 @@ fn a_budget_is_kept() {
             for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
                 let what = format!("{on_oom} with {percent} % on {device}");
                 let mut cache = model.cache(&dynamic).unwrap();
-                match run(&model, &mut cache, &prompt, n, RunOptions { on_oom, ..RunOptions::default() }) {
+                let options = RunOptions { on_oom, ..RunOptions::default() };
+                match begin(&model, &mut cache, &prompt, 20, &wanted, options) {
                     Ok(tokens) => {
                         assert_eq!(tokens, want, "{what}");
                         assert!(on_oom == OnOutOfMemory::Offload || cache.host_bytes() == 0, "{what}");

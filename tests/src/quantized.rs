@@ -1,11 +1,13 @@
 //! Quantized caches: what they hold, what they lose, and what is refused.
 
+use std::process::Command;
+
 use burn::tensor::{DType, Tensor};
 use kiln::{
     CacheSpec, GenerationConfig, Model, Plan, RunOptions, TokenId,
     device::Opened,
-    kernels::{Choice, Kernels},
-    memory::{AttentionNeed, Place},
+    kernels::{AttentionShape, Choice, Kernels},
+    memory::{AttentionNeed, DenseKv, KvView, PackedView, Place},
     probe::probe,
 };
 
@@ -45,6 +47,72 @@ fn bytes_are_few() {
                     assert_eq!(layer.device_bytes(), held, "{text}");
                 }
             }
+        }
+    }
+}
+
+/// A step's query needs a small part of what a dense copy of one layer's history would take: measured, where the device says
+/// what it has reserved. The definition, which makes such copies, shows that the measure sees them.
+#[test]
+fn no_dense_history_is_made_for_a_step() {
+    // Not the end of a block, whose packing makes room.
+    const TOKENS: usize = 16_392;
+    // In a process of its own: what other tests allocate would be counted.
+    if std::env::var("KILN_TEST_MEMORY").is_err() {
+        let alone = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "quantized::no_dense_history_is_made_for_a_step", "--nocapture"])
+            .env("KILN_TEST_MEMORY", "alone")
+            .output()
+            .unwrap();
+        let [out, err] =
+            [&alone.stdout, &alone.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        println!("{out}");
+        assert!(alone.status.success() && out.contains("1 passed"), "{out}{err}");
+        return;
+    }
+    let need = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
+    let history = need.token_bytes(4) * TOKENS;
+    for (name, opened) in devices() {
+        let device = &opened.device;
+        let reserved = || {
+            device.sync().unwrap();
+            device.memory_pool_usage().map(|usage| usage.bytes_reserved)
+        };
+        if reserved().is_none() {
+            continue;
+        }
+        for (cache, choice) in [
+            ("quantized", Choice::Auto),
+            ("quantized:k=2,v=2", Choice::Auto),
+            ("quantized:format=quanto,k=4,v=2", Choice::Auto),
+            ("quantized", Choice::Definition),
+        ] {
+            let spec: CacheSpec = cache.parse().unwrap();
+            let mut layer = spec.factory.build(&need, &Kernels::new(Choice::Auto, device).unwrap()).unwrap();
+            let kernels = Kernels::new(choice, device).unwrap();
+            let mut update = |n| {
+                let place = Place::new(layer.seq_len(), &[], device);
+                let x = Tensor::<4>::ones([1, need.kv_heads, n, need.head_dim], (device, DType::F32));
+                (layer.update(x.clone(), x, &place).unwrap(), place)
+            };
+            update(TOKENS);
+            device.memory_cleanup();
+            let before = reserved().unwrap();
+            let (KvView::Packed(view), place) = update(1) else { panic!("{cache}: nothing is packed") };
+            let PackedView { packed: Some(packed), recent: DenseKv { keys, values, start, origin }, .. } =
+                *view
+            else {
+                panic!("{cache}: nothing is packed")
+            };
+            let q = Tensor::<4>::ones([1, 8, 1, need.head_dim], (device, DType::F32));
+            let shape = AttentionShape { scale: 0.125, softcap: None, window: None, start, origin };
+            let y = kernels.attention_packed(q, &packed, [keys, values], place.on_device, None, &shape);
+            let more = reserved().unwrap().saturating_sub(before);
+            drop((y, packed));
+            let share = more as f64 / history as f64;
+            println!("{name}, {cache}, {choice}: {more} bytes, {share:.3} of a dense history");
+            // Memory comes in pages of some MiB.
+            assert_eq!(share < 0.5, choice == Choice::Auto, "{name}, {cache}, {choice}: {share}");
         }
     }
 }

@@ -94,8 +94,8 @@ impl Buffer {
             let end = first + keys.dims()[2];
             self.touched.add(first..end.min(self.slots));
             self.touched.add(0..end.saturating_sub(self.slots));
-            let k = self.kernels.kv_append(k, keys, place.on_device.clone());
-            self.kv = Slot::Here((k, self.kernels.kv_append(v, values, place.on_device.clone())));
+            let [k, v] = self.kernels.kv_append([k, v], [keys, values], place.on_device.clone());
+            self.kv = Slot::Here((k, v));
         }
         Ok(())
     }

@@ -371,6 +371,9 @@ pub(crate) struct BenchArgs {
     /// Tokens that the cache holds before decode is measured
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
     pub(crate) depth: Vec<usize>,
+    /// Draw the tokens of decode at this temperature, from the 50 likeliest [default: the likeliest token]
+    #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
     /// Counted repetitions of each; one more comes first, to compile kernels, and is reported as warm-up
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     pub(crate) repetitions: usize,

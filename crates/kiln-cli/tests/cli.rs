@@ -299,13 +299,18 @@ fn bench_prints_what_it_is_asked_to() {
     assert_eq!(csv.lines().count(), 3, "{csv}");
     let json: Value = serde_json::from_str(&stdout(&kiln(&[&small[..], &["-o", "json"]].concat()))).unwrap();
     assert_eq!(json["results"][0]["test"], "pp8");
-    // A step of two layers: up 64 slots each, down its own token.
+    // A step of two layers: up what they hold, down its own token.
     let offloaded = ["-n", "6", "-p", "0", "--random", "2,32,2,1,48,97", "-c", "offloaded", "-o", "json"];
     let offloaded = stdout(&kiln(&[&["bench", "--device", "cpu", "-r", "1"], &offloaded[..]].concat()));
     let json: Value = serde_json::from_str(&offloaded).unwrap();
     let copied = &json["results"][0]["copied"];
     let token = 2 * 16 * 4;
-    assert_eq!((copied["up"].as_u64(), copied["down"].as_u64()), (Some(2 * 64 * token), Some(2 * token)));
+    assert!(copied["up"].as_u64().unwrap() >= 2 * 6 * token, "{copied}");
+    assert_eq!(copied["down"].as_u64(), Some(2 * token));
+
+    let table = stdout(&kiln(&[&small[..], &["--temperature", "0.8"]].concat()));
+    assert!(table.contains("| tg4 t=0.8"), "{table}");
+    refused(&kiln(&[&small[..], &["--temperature", "-1"]].concat()), "temperature");
 
     let peer = std::env::temp_dir().join(format!("kiln-peer-{}.json", std::process::id()));
     std::fs::write(&peer, r#"{"tool": "other", "results": [{"test": "pp8", "tokens_per_second": 2.0}]}"#)

@@ -179,6 +179,8 @@ pub struct Feed {
     pub tokens: usize,
     /// Bytes of a number of the keys.
     pub element: usize,
+    /// Whether they are known to be the last of the sequence, whatever was reserved.
+    pub last: bool,
 }
 
 /// Bytes of a layer on the device.

@@ -53,7 +53,7 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
         let (rows, tokens) = (batch.rows(), batch.len());
         cache.admits(tokens)?;
-        let feed = Feed { rows, tokens, element: self.element_bytes() };
+        let feed = Feed { rows, tokens, element: self.element_bytes(), last: false };
         // In float32, before and after a softcap.
         let others = match logits {
             Logits::Last => 0,

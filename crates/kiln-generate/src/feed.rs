@@ -14,6 +14,7 @@ use kiln_core::{
 
 use crate::{
     Rescue,
+    chooser::Chooser,
     stepper::{Output, Running, Stepper},
 };
 
@@ -56,6 +57,8 @@ pub(crate) struct Feeder<'a> {
     stepper: Option<Stepper>,
     /// Whether steps are captured.
     capture: bool,
+    /// What chooses tokens on the device; `None`: the host does.
+    pub(crate) chooser: Option<Chooser>,
     /// What is done when memory runs out; `None`: nothing.
     pub(crate) rescue: Option<Arc<dyn Rescue>>,
     /// Tokens that the cache was told the sequence will reach.
@@ -76,6 +79,7 @@ impl<'a> Feeder<'a> {
             unseen: None,
             stepper: None,
             capture,
+            chooser: None,
             rescue: None,
             reaches: 0,
             refusals: Refusals::until_now(),
@@ -150,7 +154,7 @@ impl<'a> Feeder<'a> {
     pub(crate) fn rescue(&mut self, error: Error, n: usize, chunk: usize) -> Result<()> {
         let Some(rescue) = self.rescue.clone() else { return Err(error) };
         let Running { model, cache, left_pad } = &mut self.running;
-        let feed = Feed { rows: left_pad.len(), tokens: n, element: model.element_bytes() };
+        let feed = Feed { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
         match rescue.rescue(cache, &feed, model.working_bytes(feed.rows, chunk))? {
             true => {
                 cache.recount();
@@ -162,8 +166,8 @@ impl<'a> Feeder<'a> {
 
     /// Feeds a token to every row. `tokens` `[rows, 1]`; `None`: those that the device chose in the step before.
     ///
-    /// Where the cache keeps nothing, the output is logits also if the device was to choose.
-    pub(crate) fn step(&mut self, tokens: Option<Tensor<2, Int>>, chooses: bool) -> Result<Output> {
+    /// Where the cache keeps nothing, the output is logits also if the device is to choose.
+    pub(crate) fn step(&mut self, tokens: Option<Tensor<2, Int>>) -> Result<Output> {
         if let (Some(_), Some(tokens)) = (&self.unseen, &tokens) {
             return self.feed(tokens.clone(), 0).map(Output::Logits);
         }
@@ -173,14 +177,14 @@ impl<'a> Feeder<'a> {
                 stepper
             }
             (Some(stepper), None) => stepper,
-            (None, Some(tokens)) => Stepper::new(&tokens, &self.running, chooses, self.capture),
+            (None, Some(tokens)) => Stepper::new(&tokens, &self.running, self.capture),
             (None, None) => {
                 return Err(Error::Execution("a step was asked for before a token was fed".into()));
             }
         };
         loop {
             let before = self.running.cache.seq_len();
-            match stepper.step(&mut self.running) {
+            match stepper.step(&mut self.running, self.chooser.as_mut()) {
                 Err(error) if self.can_answer(&error) => {
                     if self.running.cache.undo_to(before).is_err() {
                         return Err(error);
@@ -188,7 +192,7 @@ impl<'a> Feeder<'a> {
                     // A recording would hold on to buffers that are to be given up.
                     let tokens = stepper.into_tokens();
                     self.rescue(error, 1, 1)?;
-                    stepper = Stepper::new(&tokens, &self.running, chooses, self.capture);
+                    stepper = Stepper::new(&tokens, &self.running, self.capture);
                 }
                 output => {
                     self.stepper = Some(stepper);

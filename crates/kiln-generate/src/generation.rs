@@ -1,8 +1,9 @@
 //! The loop: a prompt goes in, tokens come out one step at a time (transformers' `_sample`).
 //!
-//! There are two ways to choose a token. Where it is the likeliest and nobody wants to see or change the scores, the
-//! device chooses it and feeds it on by itself; the host only reads along, at will one step behind, so that the device
-//! never waits. Otherwise the scores come to the host, and the token goes back. Both give the same tokens.
+//! There are two ways to choose a token. Where nobody wants to see the scores, the device chooses it and feeds it on by
+//! itself; the host only reads along, at will one step behind, so that the device never waits. Otherwise, and where the
+//! device has no kernel that draws, the scores come to the host, and the token goes back. Both give the same tokens, but
+//! for a draw that falls on a rounding (see [`sampler`](crate::sampler)).
 
 use std::{ops::Range, sync::Arc};
 
@@ -15,15 +16,17 @@ use kiln_core::{
     model_cache::ModelCache,
     read_back::{self, ReadBack},
 };
+use kiln_kernels::Kernels;
 
 use crate::{
     Rescue,
+    chooser::Chooser,
     feed::{Feeder, checked_chunk},
     processors::{self, Processor},
-    sampler::{Sampler, greedy},
+    sampler::{self, Sampler, greedy},
     settings::Settings,
     stats::{Clock, Stats},
-    stepper::{Output, likeliest},
+    stepper::Output,
 };
 
 /// How to generate.
@@ -44,6 +47,8 @@ pub struct Options {
     pub compile: bool,
     /// What is done when memory runs out; `None`: the generation ends with the error.
     pub rescue: Option<Arc<dyn Rescue>>,
+    /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
+    pub kernels: Option<Kernels>,
 }
 
 /// One more token for every row that had not ended.
@@ -72,8 +77,9 @@ pub struct Step {
 pub struct Generation<'a> {
     feeder: Feeder<'a>,
     options: Options,
+    /// Of tokens that the host chooses.
     processors: Vec<Box<dyn Processor>>,
-    /// `None`: the likeliest token.
+    /// `None`: the likeliest token, or the device draws.
     sampler: Option<Sampler>,
     /// The rows so far, without padding.
     ids: Vec<Vec<TokenId>>,
@@ -141,7 +147,7 @@ impl<'a> Generation<'a> {
         let rows = batch.rows();
         let prompt_end = before + batch.len();
         let limit = settings.new_tokens(prompt_end)?;
-        let sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
+        let mut sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
         let padding: usize = batch.left_pad.iter().map(|pad| pad.saturating_sub(before)).sum();
         let stats = Stats {
             rows,
@@ -149,13 +155,18 @@ impl<'a> Generation<'a> {
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
+        let processors = processors::build(&settings);
+        let device = batch.tokens.device();
+        let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
+        let plain = processors.is_empty();
+        feeder.chooser = chooser(&options, &settings, plain, &mut sampler, &prompts, model.vocab(), &device);
         let mut rows_and_pads = prompts.iter().zip(&batch.left_pad);
         let mut generation = Self {
-            device: batch.tokens.device(),
+            device,
             whole: rows_and_pads.all(|(row, pad)| row.len() + pad == prompt_end),
-            processors: processors::build(&settings),
+            processors,
             sampler,
-            feeder: Feeder::new(model, cache, batch.left_pad.clone(), options.compile),
+            feeder,
             options,
             ids: prompts,
             finished: vec![false; rows],
@@ -249,10 +260,7 @@ impl<'a> Generation<'a> {
 
     /// Whether the scores never leave the device.
     fn on_device(&self) -> bool {
-        self.sampler.is_none()
-            && self.processors.is_empty()
-            && !self.options.keep_logits
-            && !self.options.keep_scores
+        self.feeder.chooser.is_some()
     }
 
     fn looks_ahead(&self) -> bool {
@@ -268,23 +276,29 @@ impl<'a> Generation<'a> {
         if self.looks_ahead() && self.limit.is_none_or(|limit| self.launched < limit) {
             self.ahead = Some(self.launch());
         }
-        let tokens = reading.finish().await?;
+        let tokens: Vec<i64> = reading.finish().await?.iter().collect();
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
-        Ok(Chosen { tokens: tokens.iter::<i64>().map(|id| id as TokenId).collect(), ..Chosen::default() })
+        if tokens.iter().zip(&self.finished).any(|(id, finished)| *id < 0 && !finished) {
+            return Err(sampler::no_distribution());
+        }
+        Ok(Chosen { tokens: tokens.into_iter().map(|id| id as TokenId).collect(), ..Chosen::default() })
     }
 
     /// Starts a step on the device, and the reading of its tokens.
     fn launch(&mut self) -> Result<ReadBack> {
-        let tokens = match self.feed(true)? {
-            Output::Chosen(tokens) => {
+        let tokens = match (self.feed()?, &mut self.feeder.chooser) {
+            (Output::Chosen(tokens), _) => {
                 self.next = Next::OnDevice;
                 tokens
             }
-            Output::Logits(logits) => {
-                let tokens = likeliest(logits);
-                self.next = Next::Tokens(tokens.clone());
+            (Output::Logits(logits), Some(chooser)) => {
+                let tokens = chooser.choose(logits)?;
+                self.next = Next::Tokens(chooser.to_feed(tokens.clone()));
                 tokens
+            }
+            (Output::Logits(_), None) => {
+                return Err(Error::Execution("nothing chooses tokens on the device".into()));
             }
         };
         self.launched += 1;
@@ -292,7 +306,7 @@ impl<'a> Generation<'a> {
     }
 
     async fn choose_on_host(&mut self) -> Result<Chosen> {
-        let Output::Logits(logits) = self.feed(false)? else {
+        let Output::Logits(logits) = self.feed()? else {
             return Err(Error::Execution("a step kept its scores on the device".into()));
         };
         let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
@@ -350,6 +364,17 @@ impl<'a> Generation<'a> {
             self.feeder.rescue(refused, held, chunk.min(PIECE))?;
         }
         self.launched = self.delivered;
+        if self.on_device() {
+            // Words that were drawn for what was not delivered are drawn once more.
+            let mut sampler = self.stats.seed.map(|seed| Sampler::new(Some(seed))).transpose()?;
+            for row in 0..self.ids.len() {
+                (0..self.delivered).for_each(|_| _ = sampler.as_mut().map(|sampler| sampler.word(row)));
+            }
+            let settings = self.options.settings.clone().checked()?;
+            let (plain, vocab) = (self.processors.is_empty(), self.feeder.running.model.vocab());
+            self.feeder.chooser =
+                chooser(&self.options, &settings, plain, &mut sampler, &self.ids, vocab, &self.device);
+        }
         let prompt = self.fed(0..self.prompt_end);
         if self.delivered == 0 {
             self.next = Next::Prompt(prompt);
@@ -358,8 +383,7 @@ impl<'a> Generation<'a> {
         self.feeder.prefill(&prompt, self.options.prefill_chunk)?;
         // One by one, as they came: what a sink cache keeps depends on it.
         for slot in self.prompt_end..held - 1 {
-            let tokens = self.fed(slot..slot + 1).tokens;
-            self.feeder.step(Some(tokens), self.on_device())?;
+            self.feeder.prefill(&self.fed(slot..slot + 1), None)?;
         }
         self.next = Next::Tokens(self.fed(held - 1..held).tokens);
         Ok(())
@@ -388,14 +412,13 @@ impl<'a> Generation<'a> {
         Batch { tokens, left_pad: left_pad.clone(), horizon: 0, steps: None }
     }
 
-    /// `chooses`: whether the device is to choose the tokens of steps.
-    fn feed(&mut self, chooses: bool) -> Result<Output> {
+    fn feed(&mut self) -> Result<Output> {
         match std::mem::replace(&mut self.next, Next::Nothing) {
             Next::Prompt(batch) => {
                 self.feeder.prefill(&batch, self.options.prefill_chunk).map(Output::Logits)
             }
-            Next::Tokens(tokens) => self.feeder.step(Some(tokens), chooses),
-            Next::OnDevice => self.feeder.step(None, chooses),
+            Next::Tokens(tokens) => self.feeder.step(Some(tokens)),
+            Next::OnDevice => self.feeder.step(None),
             Next::Nothing => {
                 Err(Error::Execution("the generation was given up in the middle of a step".into()))
             }
@@ -487,6 +510,26 @@ impl Iterator for Steps<'_> {
 }
 
 impl std::iter::FusedIterator for Steps<'_> {}
+
+/// What chooses tokens on the device; `None`: the host does, with `sampler`. `plain`: whether no processor changes scores.
+fn chooser(
+    options: &Options,
+    settings: &Settings,
+    plain: bool,
+    sampler: &mut Option<Sampler>,
+    ids: &[Vec<TokenId>],
+    vocab: usize,
+    device: &Device,
+) -> Option<Chooser> {
+    if options.keep_logits || options.keep_scores {
+        return None;
+    }
+    if plain && sampler.is_none() {
+        return Some(Chooser::likeliest());
+    }
+    let kernels = options.kernels.as_ref().filter(|kernels| kernels.samples())?;
+    Some(Chooser::new(kernels, settings, sampler.take(), ids, vocab, device))
+}
 
 /// `before`: slots that the cache holds.
 fn check_rows(batch: &Batch, prompts: &[Vec<TokenId>], before: usize) -> Result<()> {

@@ -13,6 +13,7 @@ pub mod processors;
 pub mod sampler;
 pub mod text;
 
+mod chooser;
 mod feed;
 mod rescue;
 mod settings;

@@ -152,7 +152,7 @@ impl Processor for TopP {
         order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
         let Some(max) = order.pop().map(|last| scores[last]) else { return };
         let total = sum_of_exp(scores, max);
-        let limit = (1.0 - as_written(self.0)) as f32;
+        let limit = tail(self.0);
         // torch on the CPU sums float32 in float64 and rounds every partial sum.
         let mut cumulative = 0.0f64;
         for i in order {
@@ -193,6 +193,11 @@ fn remove(scores: &mut [f32], condition: impl Fn(f32) -> bool) {
 /// The denominator of the softmax over `scores`, whose largest is `max`.
 fn sum_of_exp(scores: &[f32], max: f32) -> f32 {
     scores.iter().map(|score| f64::from((score - max).exp())).sum::<f64>() as f32
+}
+
+/// The probability that may be missing of what top_p keeps.
+pub(crate) fn tail(top_p: f32) -> f32 {
+    (1.0 - as_written(top_p)) as f32
 }
 
 /// The float64 that Python has for the digits of a float32: `1 - 0.9` is 0.1 there, `1 - 0.9f32` is not.

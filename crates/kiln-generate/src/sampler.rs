@@ -7,8 +7,12 @@
 //!   key is the seed's 8 bytes, little-endian, and 24 zero bytes; the nonce is `r`. So a row's tokens do not depend on
 //!   how many other rows there are.
 //! - A token takes one 32-bit word `w` of the stream: `u = (w >> 8) / 2^24`.
-//! - With weights `exp(score - largest score)` in float64, the token is the first, in the order of the vocabulary,
-//!   whose cumulative weight exceeds `u` times the sum of all.
+//! - With weights `exp(score - largest score)`, the token is the first, in the order of the vocabulary, whose cumulative
+//!   weight exceeds `u` times the sum of all.
+//!
+//! On the host weights and sums are float64. Where a GPU draws (the kernel `sample`), they are float32, and a token may be
+//! another than the host's where `u` is within a rounding of the border between two: about one draw in 10⁵, for hundreds
+//! of likely tokens. The words are the same, and each device repeats itself.
 
 use kiln_core::{Error, Result, model::TokenId};
 use rand::{TryRng, rngs::SysRng};
@@ -56,11 +60,9 @@ impl Sampler {
         let total: f64 = weights.iter().map(|(_, weight)| weight).sum();
         // The largest alone weighs 1, whatever the others do.
         if !largest.is_finite() || !total.is_finite() {
-            return Err(Error::Execution(
-                "the model's scores are not finite; try float32 (`--dtype f32`)".into(),
-            ));
+            return Err(no_distribution());
         }
-        let target = self.uniform(row) * total;
+        let target = f64::from(self.word(row)) / f64::from(1 << 24) * total;
         let mut cumulative = 0.0;
         let drawn = weights.iter().find(|(_, weight)| {
             cumulative += weight;
@@ -70,8 +72,8 @@ impl Sampler {
         Ok(drawn.map_or_else(|| greedy(scores), |(id, _)| *id as TokenId))
     }
 
-    /// The next number of `row`'s stream, in [0, 1).
-    fn uniform(&mut self, row: usize) -> f64 {
+    /// The next 24 bits of `row`'s stream.
+    pub(crate) fn word(&mut self, row: usize) -> u32 {
         while self.streams.len() <= row {
             let mut key = [0; 32];
             key[..8].copy_from_slice(&self.seed.to_le_bytes());
@@ -79,8 +81,13 @@ impl Sampler {
             stream.set_stream(self.streams.len() as u64);
             self.streams.push(stream);
         }
-        self.streams.get_mut(row).map_or(0.0, |stream| f64::from(stream.next_u32() >> 8) / f64::from(1 << 24))
+        self.streams.get_mut(row).map_or(0, |stream| stream.next_u32() >> 8)
     }
+}
+
+/// What is said of scores that nothing can be drawn by.
+pub(crate) fn no_distribution() -> Error {
+    Error::Execution("the model's scores are not finite; try float32 (`--dtype f32`)".into())
 }
 
 /// The likeliest token: of equal scores the first, and NaN before everything, as `torch.argmax` does.

@@ -9,6 +9,8 @@ use kiln_core::{
     trusted::Recording,
 };
 
+use crate::chooser::Chooser;
+
 /// Steps that run before one is recorded: the allocator learns what a step needs.
 const WARM_UP: usize = 3;
 
@@ -19,7 +21,7 @@ const TABLE: usize = 2048;
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are two of it")]
 pub(crate) enum Output {
-    /// The likeliest tokens, `[rows, 1]`. They are what the next step is fed.
+    /// What the device chose, `[rows, 1]`; see [`Chooser::choose`]. It is what the next step is fed.
     Chosen(Tensor<2, Int>),
     /// Logits `[rows, 1, vocab]`. The next step is fed what [`Stepper::give`] is given.
     Logits(Tensor<3>),
@@ -40,8 +42,6 @@ pub(crate) struct Stepper {
     /// What is fed next, `[rows, 1]`. Nothing else ever holds it, so that it is written in place.
     tokens: Tensor<2, Int>,
     steps: Steps,
-    /// Whether the device chooses the tokens.
-    chooses: bool,
     capture: Capture,
 }
 
@@ -56,14 +56,13 @@ enum Capture {
 
 impl Stepper {
     /// Prepares to feed `tokens` `[rows, 1]`.
-    pub(crate) fn new(tokens: &Tensor<2, Int>, running: &Running<'_>, chooses: bool, capture: bool) -> Self {
+    pub(crate) fn new(tokens: &Tensor<2, Int>, running: &Running<'_>, capture: bool) -> Self {
         let (device, rows) = (tokens.device(), tokens.dims()[0]);
         let next = running.cache.seq_len();
         let buffer = Tensor::zeros([rows, 1], (&device, tokens.dtype()));
         Self {
             tokens: buffer.slice_assign([0..rows, 0..1], tokens.clone()),
             steps: Steps::new(running.model, next..next + TABLE, &running.left_pad, &device),
-            chooses,
             capture: if capture { Capture::WarmingUp(0) } else { Capture::Off },
         }
     }
@@ -79,9 +78,16 @@ impl Stepper {
         self.tokens.inplace(|buffer| buffer.slice_assign([0..rows, 0..1], tokens));
     }
 
-    /// Feeds a token to every row.
-    pub(crate) fn step(&mut self, running: &mut Running<'_>) -> Result<Output> {
+    /// Feeds a token to every row. `chooser`: what chooses the next on the device; `None`: the host does.
+    pub(crate) fn step(
+        &mut self,
+        running: &mut Running<'_>,
+        mut chooser: Option<&mut Chooser>,
+    ) -> Result<Output> {
         let device = self.tokens.device();
+        if chooser.as_mut().is_some_and(|chooser| chooser.prepare()) {
+            self.stop_replaying();
+        }
         if self.steps.next >= self.steps.slots.end {
             let next = self.steps.next;
             self.steps = Steps::new(running.model, next..next + TABLE, &running.left_pad, &device);
@@ -94,11 +100,14 @@ impl Stepper {
                 recording.replay()?;
                 running.cache.repeated();
                 self.steps.next += 1;
+                if let Some(chooser) = chooser {
+                    chooser.repeated();
+                }
                 return Ok(output.clone());
             }
             Capture::On(..) => self.stop_replaying(),
             Capture::WarmingUp(WARM_UP..) if repeats => {
-                match Recording::record(&device, || self.launch(running))? {
+                match Recording::record(&device, || self.launch(running, chooser.as_deref_mut()))? {
                     Some((recording, output)) => {
                         recording.replay()?;
                         self.capture = Capture::On(recording, output.clone());
@@ -116,7 +125,7 @@ impl Stepper {
             Capture::WarmingUp(steps) => *steps += 1,
             Capture::Off | Capture::On(..) => {}
         }
-        self.launch(running)
+        self.launch(running, chooser)
     }
 
     fn stop_replaying(&mut self) {
@@ -125,7 +134,7 @@ impl Stepper {
         }
     }
 
-    fn launch(&mut self, running: &mut Running<'_>) -> Result<Output> {
+    fn launch(&mut self, running: &mut Running<'_>, chooser: Option<&mut Chooser>) -> Result<Output> {
         let batch = Batch {
             tokens: self.tokens.clone(),
             left_pad: running.left_pad.clone(),
@@ -134,13 +143,13 @@ impl Stepper {
         };
         let logits = running.model.forward(&batch, Logits::Last, running.cache)?;
         drop(batch);
-        let output = match self.chooses {
-            true => {
-                let chosen = likeliest(logits);
-                self.give(chosen.clone());
+        let output = match chooser {
+            Some(chooser) => {
+                let chosen = chooser.choose(logits)?;
+                self.give(chooser.to_feed(chosen.clone()));
                 Output::Chosen(chosen)
             }
-            false => Output::Logits(logits),
+            None => Output::Logits(logits),
         };
         self.steps.advance();
         Ok(output)
@@ -153,10 +162,4 @@ impl Drop for Stepper {
             Recording::abandon(&self.tokens.device());
         }
     }
-}
-
-/// The likeliest token of each row, `[rows, 1]`. Of equal scores burn takes the first on every device, as torch does.
-pub(crate) fn likeliest(logits: Tensor<3>) -> Tensor<2, Int> {
-    let [rows, _, vocab] = logits.dims();
-    logits.reshape([rows, vocab]).argmax(1)
 }

@@ -101,10 +101,11 @@ pub(crate) enum Kernel {
     KvPack,
     KvUnpack,
     AttentionPacked,
+    Sample,
 }
 
 impl Kernel {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::RmsNorm,
         Self::Rotary,
         Self::KvAppend,
@@ -114,6 +115,7 @@ impl Kernel {
         Self::KvPack,
         Self::KvUnpack,
         Self::AttentionPacked,
+        Self::Sample,
     ];
 
     fn name(self) -> &'static str {
@@ -127,6 +129,7 @@ impl Kernel {
             Self::KvPack => "kv_pack",
             Self::KvUnpack => "kv_unpack",
             Self::AttentionPacked => "attention_packed",
+            Self::Sample => "sample",
         }
     }
 }

@@ -1,14 +1,22 @@
-//! Writes the keys or values of new tokens into a ring of slots, at a position that the device knows.
+//! Writes the keys and values of new tokens into rings of slots, at a position that the device knows.
 //!
 //! `buffer[.., (position + i) mod capacity, ..] = new[.., i, ..]` for `[batch, kv_heads, capacity, head_dim]` and
-//! `[batch, kv_heads, n, head_dim]`. Where the capacity is never reached, that is `StaticCache.update` of transformers.
+//! `[batch, kv_heads, n, head_dim]`, for keys and for values. Where the capacity is never reached, that is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
 
 use crate::shader::Shader;
 
+/// Keys and values.
+type Both = [Tensor<4>; 2];
+
 /// Never in place, and moves the whole buffer: it is here to say what the others do.
-pub(crate) fn definition(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
+pub(crate) fn definition(buffers: Both, new: Both, position: Tensor<1, Int>) -> Both {
+    let ([keys, values], [new_keys, new_values]) = (buffers, new);
+    [written(keys, new_keys, position.clone()), written(values, new_values, position)]
+}
+
+fn written(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
     let [batch, heads, capacity, dim] = buffer.dims();
     let [_, _, n, _] = new.dims();
     if n == 0 {
@@ -19,14 +27,21 @@ pub(crate) fn definition(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, 
     // Which new token a slot would get, if there are that many.
     let token = (slots - position).remainder_scalar(capacity as i64);
     let last = n as i64 - 1;
-    let written = token.clone().lower_equal_elem(last);
-    let written = written.reshape([1, 1, capacity, 1]).expand([batch, heads, capacity, dim]);
-    buffer.mask_where(written, new.select(2, token.clamp_max(last)))
+    let is_new = token.clone().lower_equal_elem(last);
+    let is_new = is_new.reshape([1, 1, capacity, 1]).expand([batch, heads, capacity, dim]);
+    buffer.mask_where(is_new, new.select(2, token.clamp_max(last)))
 }
 
-/// Copies vectors of a head. In place where the buffer has one owner, as are the launches below.
+/// Copies vectors of a head. In place where a buffer has one owner, as are the launches below.
 #[cfg(feature = "cpu")]
-pub(crate) fn native(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
+pub(crate) fn native(buffers: Both, new: Both, position: Tensor<1, Int>) -> Both {
+    let position = crate::native::primitive(position).into_data().iter::<i64>().next().unwrap_or(0);
+    let ([keys, values], [new_keys, new_values]) = (buffers, new);
+    [copied(keys, new_keys, position), copied(values, new_values, position)]
+}
+
+#[cfg(feature = "cpu")]
+fn copied(buffer: Tensor<4>, new: Tensor<4>, position: i64) -> Tensor<4> {
     use burn::{
         backend::{Flex, flex::FlexTensor},
         tensor::TensorData,
@@ -41,7 +56,6 @@ pub(crate) fn native(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>
     let (mut slots, shape, dtype) = primitive(buffer).into_data().into_parts();
     let new = primitive(new);
     let new = if dim <= 1 || new.layout().strides()[3] == 1 { new } else { new.to_contiguous() };
-    let position = primitive(position).into_data().iter::<i64>().next().unwrap_or(0);
 
     let (start, strides) = (new.layout().start_offset() as isize, new.layout().strides());
     for row in 0..batch * heads {
@@ -62,28 +76,32 @@ pub(crate) const SHADER: Shader =
     Shader { name: "kv_append", text: include_str!("../../../shaders/kv_append.wgsl"), options: &[] };
 
 #[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
+pub(crate) fn wgsl(buffers: Both, new: Both, position: Tensor<1, Int>) -> Both {
     use burn::backend::Cube;
 
     use crate::launch::{LANES, Launch, primitive, strides, to_write};
 
-    let [_, heads, capacity, _] = buffer.dims();
-    let [_, _, tokens, head_dim] = new.dims();
-    let invocations = new.shape().num_elements();
-    let (buffer, new, position) = (to_write(primitive(buffer)), primitive(new), primitive(position));
-    let [buffer0, buffer1, buffer2, buffer3] = strides(&buffer);
-    let [new0, new1, new2, new3] = strides(&new);
+    let [_, heads, capacity, _] = buffers[0].dims();
+    let [_, _, tokens, head_dim] = new[0].dims();
+    let invocations = new[0].shape().num_elements();
+    let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
+    let [new_keys, new_values] = new.map(primitive);
+    let [[key0, key1, key2, key3], [value0, value1, value2, value3]] = [strides(&keys), strides(&values)];
+    let [[new_key0, new_key1, new_key2, new_key3], [new_value0, new_value1, new_value2, new_value3]] =
+        [strides(&new_keys), strides(&new_values)];
     #[rustfmt::skip]
     let info = [
-        buffer0, buffer1, buffer2, buffer3,
-        new0, new1, new2, new3,
+        key0, key1, key2, key3,
+        value0, value1, value2, value3,
+        new_key0, new_key1, new_key2, new_key3,
+        new_value0, new_value1, new_value2, new_value3,
         heads as u32, capacity as u32, tokens as u32, head_dim as u32,
         invocations as u32,
     ];
-    let launch =
-        Launch::new(&SHADER, buffer.dtype, &buffer.client).updates(&buffer).reads(new).reads(position);
+    let launch = Launch::new(&SHADER, keys.dtype, &keys.client).updates(&keys).updates(&values);
+    let launch = launch.reads(new_keys).reads(new_values).reads(primitive(position));
     launch.run(invocations.div_ceil(LANES), &info);
-    Tensor::from_primitive::<Cube>(buffer)
+    [keys, values].map(Tensor::from_primitive::<Cube>)
 }
 
 #[cfg(feature = "cube")]
@@ -101,8 +119,10 @@ mod twin {
 
     #[cube(launch, address_type = "dynamic")]
     fn kv_append<E: Numeric>(
-        buffer: &mut Tensor<E>,
-        new: &Tensor<E>,
+        keys: &mut Tensor<E>,
+        values: &mut Tensor<E>,
+        new_keys: &Tensor<E>,
+        new_values: &Tensor<E>,
         position: &Tensor<i32>,
         invocations: usize,
         #[define(E)] _elem: ElemType,
@@ -110,41 +130,52 @@ mod twin {
         if ABSOLUTE_POS >= invocations {
             terminate!();
         }
-        let (heads, tokens, head_dim) = (new.shape(1), new.shape(2), new.shape(3));
+        let (heads, tokens, head_dim) = (new_keys.shape(1), new_keys.shape(2), new_keys.shape(3));
         let i = ABSOLUTE_POS % head_dim;
         let token = ABSOLUTE_POS / head_dim % tokens;
         let head = ABSOLUTE_POS / head_dim / tokens % heads;
         let batch = ABSOLUTE_POS / head_dim / tokens / heads;
 
-        let capacity = i32::cast_from(buffer.shape(2));
+        let capacity = i32::cast_from(keys.shape(2));
         let slot = ((position[0] + i32::cast_from(token)) % capacity + capacity) % capacity;
-        let to = batch * buffer.stride(0)
-            + head * buffer.stride(1)
-            + usize::cast_from(slot) * buffer.stride(2)
-            + i * buffer.stride(3);
-        buffer[to] =
-            new[batch * new.stride(0) + head * new.stride(1) + token * new.stride(2) + i * new.stride(3)];
+        let slot = usize::cast_from(slot);
+        let to = batch * keys.stride(0) + head * keys.stride(1) + slot * keys.stride(2) + i * keys.stride(3);
+        keys[to] = new_keys[batch * new_keys.stride(0)
+            + head * new_keys.stride(1)
+            + token * new_keys.stride(2)
+            + i * new_keys.stride(3)];
+        let to = batch * values.stride(0)
+            + head * values.stride(1)
+            + slot * values.stride(2)
+            + i * values.stride(3);
+        values[to] = new_values[batch * new_values.stride(0)
+            + head * new_values.stride(1)
+            + token * new_values.stride(2)
+            + i * new_values.stride(3)];
     }
 
     pub(crate) fn launch(
-        buffer: burn::tensor::Tensor<4>,
-        new: burn::tensor::Tensor<4>,
+        buffers: super::Both,
+        new: super::Both,
         position: burn::tensor::Tensor<1, IntKind>,
-    ) -> burn::tensor::Tensor<4> {
-        let invocations = new.shape().num_elements();
-        let (buffer, new, position) = (to_write(primitive(buffer)), primitive(new), primitive(position));
-        let elem = dtype_to_storage_type(buffer.dtype);
+    ) -> super::Both {
+        let invocations = new[0].shape().num_elements();
+        let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
+        let [new_keys, new_values] = new.map(primitive);
+        let elem = dtype_to_storage_type(keys.dtype);
         kv_append::launch(
-            &buffer.client,
+            &keys.client,
             count(invocations.div_ceil(LANES)),
             CubeDim::new_1d(LANES as u32),
-            address_type([&buffer, &new]),
-            buffer.clone().into_tensor_arg(),
-            new.into_tensor_arg(),
-            position.into_tensor_arg(),
+            address_type([&keys, &values, &new_keys, &new_values]),
+            keys.clone().into_tensor_arg(),
+            values.clone().into_tensor_arg(),
+            new_keys.into_tensor_arg(),
+            new_values.into_tensor_arg(),
+            primitive(position).into_tensor_arg(),
             invocations,
             elem,
         );
-        burn::tensor::Tensor::from_primitive::<Cube>(buffer)
+        [keys, values].map(burn::tensor::Tensor::from_primitive::<Cube>)
     }
 }

@@ -1,11 +1,14 @@
 //! What the launches of GPU kernels share: tensors as the backend sees them, and bindings in the order of a shader.
 
 use burn::{
-    backend::Cube,
-    tensor::{BackendPrimitive, DType, Shape, Tensor, kind::Basic},
+    backend::{Cube, DispatchDevice},
+    tensor::{BackendPrimitive, DType, Device, Shape, Tensor, kind::Basic},
 };
-use burn_cubecl::{ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
-use cubecl::prelude::{AddressType, CubeCount};
+use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
+use cubecl::{
+    device::WgpuDeviceKind,
+    prelude::{AddressType, CubeCount},
+};
 
 /// Threads of a workgroup: as many as every WebGPU device has.
 pub(crate) const LANES: usize = 256;
@@ -42,6 +45,14 @@ pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
     let four = |number: &usize| number.is_multiple_of(4);
     match (tensor.meta.strides().split_last(), tensor.meta.shape().last()) {
         (Some((1, others)), Some(len)) => others.iter().all(four) && four(len),
+        _ => false,
+    }
+}
+
+/// Whether a device imitates a GPU on the CPU: then more workgroups than threads are of no use, and cost.
+pub(crate) fn is_software(device: &Device) -> bool {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(CubeDevice::Wgpu(device)) => device.kind == WgpuDeviceKind::Cpu,
         _ => false,
     }
 }

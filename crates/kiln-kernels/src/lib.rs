@@ -11,6 +11,7 @@
 //! | `kv_pack` | yes | | yes | yes |
 //! | `kv_unpack` | yes | | yes | yes |
 //! | `attention_packed` | yes | yes | yes | yes |
+//! | `sample` | yes | | yes | yes |
 //!
 //! The definition is written in plain Burn operations, runs on every device, and says what the others must compute.
 //!
@@ -33,6 +34,7 @@ mod native;
 mod packed;
 mod rms_norm;
 mod rotary;
+mod sample;
 mod shader;
 
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
@@ -42,6 +44,7 @@ pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
 pub use gated::Activation;
 pub use rms_norm::NormOrder;
+pub use sample::{Draws, Sampling};
 
 use choice::{Kernel, Recorder};
 
@@ -104,32 +107,41 @@ impl Kernels {
         }
     }
 
-    /// Writes `new` into a ring of slots: new token `i` into slot `(position + i) mod capacity` of `buffer`.
+    /// Writes new keys and values into rings of slots: token `i` into slot `(position + i) mod capacity` of `buffers`.
     ///
-    /// In place where `buffer` is the only handle of its memory, else on a copy. The position stays on the device, so
+    /// In place where a buffer is the only handle of its memory, else on a copy. The position stays on the device, so
     /// that a captured step can advance it.
     ///
     /// # Shapes
-    /// - buffer: `[batch, kv_heads, capacity, head_dim]`, and so is the result
-    /// - new: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`
+    /// - buffers, of keys and of values: `[batch, kv_heads, capacity, head_dim]`, and so are the results
+    /// - new, cast to the type of the first buffer: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`
     /// - position: `[1]`, an integer of any type
-    pub fn kv_append(&self, buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
-        let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffer.dims(), new.dims());
-        assert_eq!(new.dims(), [batch, heads, n, head_dim], "kv_append: new and buffer");
+    pub fn kv_append(
+        &self,
+        buffers: [Tensor<4>; 2],
+        new: [Tensor<4>; 2],
+        position: Tensor<1, Int>,
+    ) -> [Tensor<4>; 2] {
+        let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffers[0].dims(), new[0].dims());
+        assert_eq!(buffers[1].dims(), buffers[0].dims(), "kv_append: buffers of keys and of values");
+        assert_eq!(new[1].dims(), new[0].dims(), "kv_append: new keys and values");
+        assert_eq!(new[0].dims(), [batch, heads, n, head_dim], "kv_append: new and buffers");
         assert!(n <= capacity, "kv_append: {n} tokens into {capacity} slots");
-        let (new, position) = (new.cast(buffer.dtype()), position.cast(IntDType::I32));
-        match self.recorder.run(Kernel::KvAppend, &new.dims()) {
+        let dtype = buffers[0].dtype();
+        assert_eq!(buffers[1].dtype(), dtype, "kv_append: buffers of keys and of values");
+        let (new, position) = (new.map(|new| new.cast(dtype)), position.cast(IntDType::I32));
+        match self.recorder.run(Kernel::KvAppend, &new[0].dims()) {
             #[cfg(feature = "cpu")]
-            Path::Native => kv_append::native(buffer, new, position),
+            Path::Native => kv_append::native(buffers, new, position),
             #[cfg(feature = "wgpu")]
-            Path::Wgsl => kv_append::wgsl(buffer, new, position),
+            Path::Wgsl => kv_append::wgsl(buffers, new, position),
             #[cfg(feature = "cube")]
-            Path::Cube => kv_append::cube(buffer, new, position),
-            _ => kv_append::definition(buffer, new, position),
+            Path::Cube => kv_append::cube(buffers, new, position),
+            _ => kv_append::definition(buffers, new, position),
         }
     }
 
-    /// `y = x Wᵀ + b`.
+    /// `y = x Wᵀ + b + r`.
     ///
     /// More than 4 rows take the definition on a GPU, whatever the choice: Burn's matrix products are the fast ones there.
     ///
@@ -137,26 +149,38 @@ impl Kernels {
     /// - x: `[rows, tokens, in]`; the result is `[rows, tokens, out]`
     /// - weight: `[out, in]`, as checkpoints store it
     /// - bias: `[out]`
-    pub fn linear(&self, x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
-        assert_eq!(weight.dims()[1], x.dims()[2], "linear: columns of the weight and x");
+    /// - residual: as the result
+    pub fn linear(
+        &self,
+        x: Tensor<3>,
+        weight: Tensor<2>,
+        bias: Option<Tensor<1>>,
+        residual: Option<Tensor<3>>,
+    ) -> Tensor<3> {
+        let ([rows, tokens, input], [output, columns]) = (x.dims(), weight.dims());
+        assert_eq!(columns, input, "linear: columns of the weight and x");
+        assert!(
+            residual.as_ref().is_none_or(|residual| residual.dims() == [rows, tokens, output]),
+            "linear: the residual and the result"
+        );
         #[cfg(feature = "cpu")]
         if self.recorder.is_native()
-            && let Some(y) = linear::native(&x, &weight, bias.as_ref())
+            && let Some(y) = linear::native(&x, &weight, bias.as_ref(), residual.as_ref())
         {
             self.recorder.record(Kernel::Linear, Path::Native, &x.dims());
             return y;
         }
         #[cfg(feature = "cube")]
-        if linear::has_kernel(&x, &weight, bias.as_ref()) {
+        if linear::has_kernel(&x, &weight, bias.as_ref(), residual.as_ref()) {
             match self.recorder.run(Kernel::Linear, &x.dims()) {
                 #[cfg(feature = "wgpu")]
-                Path::Wgsl => return linear::wgsl(x, weight, bias),
-                Path::Cube => return linear::cube(x, weight, bias),
-                _ => return linear::definition(x, weight, bias),
+                Path::Wgsl => return linear::wgsl(x, weight, bias, residual),
+                Path::Cube => return linear::cube(x, weight, bias, residual),
+                _ => return linear::definition(x, weight, bias, residual),
             }
         }
         self.recorder.record(Kernel::Linear, Path::Definition, &x.dims());
-        linear::definition(x, weight, bias)
+        linear::definition(x, weight, bias, residual)
     }
 
     /// `act(gate) · up`, what a gated feed-forward block does between its projections; the activation in float32.
@@ -243,6 +267,44 @@ impl Kernels {
         (y, path)
     }
 
+    /// Whether [`sample`](Self::sample) is a kernel here. The definition sorts, which Burn does on the host.
+    pub fn samples(&self) -> bool {
+        matches!(self.recorder.path(Kernel::Sample), Path::Wgsl | Path::Cube)
+    }
+
+    /// The next token of each row, as transformers' processors and a draw make it of logits; -1 where the scores are no
+    /// distribution: one of them is not a number or infinite, or none is left.
+    ///
+    /// In place where `draws` holds the only handles of its memory: a captured step goes on from the step before.
+    ///
+    /// # Shapes
+    /// - logits: `[rows, 1, vocab]`
+    /// - the token: `[rows, 1]`, int32
+    pub fn sample(
+        &self,
+        logits: Tensor<3>,
+        mut draws: Draws,
+        sampling: &Sampling,
+    ) -> (Tensor<2, Int>, Draws) {
+        let [rows, tokens, vocab] = logits.dims();
+        assert!(tokens == 1 && vocab > 0, "sample: logits {:?}", logits.dims());
+        assert!(draws.words.dims()[0] == rows && draws.words.dims()[1] > 0, "sample: words");
+        assert_eq!(draws.used.dims(), [rows], "sample: steps of each row");
+        draws.words = draws.words.cast(IntDType::I32);
+        draws.used = draws.used.cast(IntDType::I32);
+        draws.occurred = draws.occurred.map(|occurred| {
+            assert_eq!(occurred.dims(), [rows, vocab], "sample: tokens that occurred");
+            occurred.cast(IntDType::I32)
+        });
+        match self.recorder.run(Kernel::Sample, &logits.dims()) {
+            #[cfg(feature = "wgpu")]
+            Path::Wgsl => sample::wgsl(logits, draws, sampling),
+            #[cfg(feature = "cube")]
+            Path::Cube => sample::cube(logits, draws, sampling),
+            _ => sample::definition(logits, draws, sampling),
+        }
+    }
+
     /// What was launched so far, here and in clones. What a captured graph repeats is not counted again.
     pub fn ran(&self) -> Vec<Ran> {
         self.recorder.ran()
@@ -258,6 +320,7 @@ pub fn shaders() -> Vec<(String, String)> {
         kv_unpack::SHADER,
         linear::SHADER,
         gated::SHADER,
+        sample::SHADER,
     ];
     let shaders = shaders.into_iter().chain(kv_pack::SHADERS).chain(attention::SHADERS);
     shaders.flat_map(|shader| shader.permutations()).collect()

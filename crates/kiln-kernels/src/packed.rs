@@ -163,7 +163,7 @@ impl Kernels {
             return y;
         }
         #[cfg(feature = "cube")]
-        if let Some(sharing) = packed::sharing(q.dims(), packed, recent[0].dims(), shape) {
+        if let Some(sharing) = packed::sharing(&q, packed, recent[0].dims(), shape) {
             let dims = q.dims();
             let path = self.recorder.path(Kernel::AttentionPacked);
             let y = match path {

@@ -2,7 +2,8 @@
 
 use burn::tensor::DType;
 
-/// A file of `shaders/`. As it stands it is valid WGSL for float32; other texts have other lines in some places.
+/// A file of `shaders/`, with what it shares with others behind it. As it stands it is valid WGSL for float32; other
+/// texts have other lines in some places.
 #[derive(Debug)]
 pub(crate) struct Shader {
     pub(crate) name: &'static str,

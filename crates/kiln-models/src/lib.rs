@@ -26,7 +26,7 @@ mod windows;
 pub use config::{ConfigFile, Sizes};
 pub use nn::rope::{Rope, Ropes};
 pub use random::{RandomLlama, RandomWeights};
-pub use weights::{Rows, Weights};
+pub use weights::{Part, Rows, Weights};
 
 /// Reads one family of checkpoints.
 pub trait Architecture: fmt::Debug + Sync {

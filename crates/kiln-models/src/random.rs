@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_core::{Result, budget::Claim};
 
-use crate::{ConfigFile, Weights};
+use crate::{ConfigFile, Part, Weights};
 
 /// Sizes of a made-up Llama: `LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +53,12 @@ impl RandomWeights {
 }
 
 impl Weights for RandomWeights {
-    fn vector(&mut self, _name: &str, len: usize) -> Result<Tensor<1>> {
-        Ok(self.noise([len])? + 1.0)
+    fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
+        Ok(self.noise([parts.iter().map(|part| part.rows).sum()])? + 1.0)
     }
 
-    fn matrix_rows(&mut self, _name: &str, shape: [usize; 2], range: Range<usize>) -> Result<Tensor<2>> {
-        self.noise([range.len(), shape[1]])
+    fn matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
+        self.noise([range.len(), width])
     }
 
     fn largest_binding(&self) -> usize {

@@ -6,12 +6,29 @@ use burn::tensor::{Int, Tensor};
 use kiln_core::{Error, Result};
 use kiln_kernels::Kernels;
 
-/// Hands out weights by their name in the checkpoint. Shapes are those of PyTorch: matrices are `[out, in]`.
-pub trait Weights {
-    fn vector(&mut self, name: &str, len: usize) -> Result<Tensor<1>>;
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub name: String,
+    /// Rows of a matrix, numbers of a vector.
+    pub rows: usize,
+}
 
-    /// Rows `range` of the matrix `name`, whose whole shape is `shape`.
-    fn matrix_rows(&mut self, name: &str, shape: [usize; 2], range: Range<usize>) -> Result<Tensor<2>>;
+impl Part {
+    pub fn new(name: impl Into<String>, rows: usize) -> Self {
+        Self { name: name.into(), rows }
+    }
+}
+
+/// Hands out weights by their names in the checkpoint. Shapes are those of PyTorch: matrices are `[out, in]`.
+///
+/// Several parts become one tensor, one below the other: matrices that the same vector is multiplied by are one here,
+/// whatever they are in the file.
+pub trait Weights {
+    fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>>;
+
+    /// Rows `range` of the matrix of all `parts`, `[rows of all, width]`.
+    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>>;
 
     /// Bytes of the largest tensor that a kernel can be given.
     fn largest_binding(&self) -> usize;
@@ -19,28 +36,24 @@ pub trait Weights {
     /// Bytes of one element as it will be stored.
     fn element_bytes(&self) -> usize;
 
-    /// A matrix in one piece.
+    /// The matrix of all `parts`, cut into blocks of rows that are each small enough to be bound.
     ///
     /// # Errors
-    /// [`Error::Setting`] if the device cannot bind it.
-    fn matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>> {
-        let (bytes, most) = (shape[0] * shape[1] * self.element_bytes(), self.largest_binding());
-        if bytes > most {
+    /// [`Error::Setting`] if the device cannot bind a row.
+    fn rows(&mut self, parts: &[Part], width: usize) -> Result<Rows> {
+        let rows: usize = parts.iter().map(|part| part.rows).sum();
+        let (row, most) = ((width * self.element_bytes()).max(1), self.largest_binding());
+        if row > most {
+            let name = parts.first().map_or("", |part| &part.name);
             let why = format!(
-                "`{name}` has {bytes} bytes and this device binds at most {most}; try --dtype f16 or the CPU"
+                "a row of `{name}` has {row} bytes and this device binds at most {most}; try the CPU"
             );
             return Err(Error::Setting { name: "--device", why });
         }
-        self.matrix_rows(name, shape, 0..shape[0])
-    }
-
-    /// A matrix cut into blocks of rows, each small enough to be bound.
-    fn rows(&mut self, name: &str, shape: [usize; 2]) -> Result<Rows> {
-        let row = (shape[1] * self.element_bytes()).max(1);
-        let block = (self.largest_binding() / row).clamp(1, shape[0].max(1));
-        let blocks: Result<_> = (0..shape[0])
+        let block = most / row;
+        let blocks: Result<_> = (0..rows)
             .step_by(block)
-            .map(|start| self.matrix_rows(name, shape, start..(start + block).min(shape[0])))
+            .map(|start| self.matrix(parts, width, start..start.saturating_add(block).min(rows)))
             .collect();
         Ok(Rows { blocks: blocks? })
     }
@@ -84,14 +97,26 @@ impl Rows {
         }
     }
 
-    /// `x` `[batch, tokens, width]` times every row: `[batch, tokens, rows]`.
-    pub(crate) fn project(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        let mut parts: Vec<Tensor<3>> =
-            self.blocks.iter().map(|block| kernels.linear(x.clone(), block.clone(), None)).collect();
-        match parts.len() {
-            1 => parts.remove(0),
-            _ => Tensor::cat(parts, 2),
+    /// `x` `[batch, tokens, width]` times every row, plus `bias` `[rows]` and `residual`: `[batch, tokens, rows]`.
+    pub(crate) fn project(
+        &self,
+        x: Tensor<3>,
+        bias: Option<&Tensor<1>>,
+        residual: Option<Tensor<3>>,
+        kernels: &Kernels,
+    ) -> Tensor<3> {
+        if let [whole] = &self.blocks[..] {
+            return kernels.linear(x, whole.clone(), bias.cloned(), residual);
         }
+        let mut start = 0;
+        let project = |block: &Tensor<2>| {
+            let (first, rows) = (start, block.dims()[0]);
+            start += rows;
+            let bias = bias.map(|bias| bias.clone().narrow(0, first, rows));
+            let residual = residual.as_ref().map(|residual| residual.clone().narrow(2, first, rows));
+            kernels.linear(x.clone(), block.clone(), bias, residual)
+        };
+        Tensor::cat(self.blocks.iter().map(project).collect(), 2)
     }
 
     /// How many blocks the matrix was cut into.

@@ -55,7 +55,9 @@ pub use text::{GeneratedText, RunOptions, StopReason};
 
 /// Which implementation of a kernel runs.
 pub mod kernels {
-    pub use kiln_kernels::{Activation, AttentionShape, Choice, Kernels, NormOrder, Path, Ran, shaders};
+    pub use kiln_kernels::{
+        Activation, AttentionShape, Choice, Draws, Kernels, NormOrder, Path, Ran, Sampling, shaders,
+    };
 }
 
 /// What a block remembers: for those who write a strategy or a loop of their own.

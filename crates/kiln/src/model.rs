@@ -499,7 +499,7 @@ impl Model {
         // The last token is not fed; without a limit nobody knows how many will be.
         let reaches = tokens.saturating_add(settings.max_new_tokens.unwrap_or(1).saturating_sub(1));
         let (element, fewest) = (self.dtype.size(), prefill_chunk.min(SMALLEST_CHUNK));
-        let feed = Feed { rows, tokens: 0, element };
+        let feed = Feed { rows, tokens: 0, element, last: settings.max_new_tokens.is_some() };
         out_of_memory::check_buffers(cache, reaches, &feed, options.on_oom)?;
         out_of_memory::check(cache, reaches, &feed, self.causal.working_bytes(rows, fewest), options.on_oom)?;
         if let Some(room) = self.room(cache, tokens)? {
@@ -525,6 +525,7 @@ impl Model {
             lookahead: self.device.is_asynchronous(),
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
+            kernels: Some(self.kernels.clone()),
             compile: self.device.is_asynchronous() && options.compile.unwrap_or_else(|| cache.is_static()),
         })
     }

@@ -40,6 +40,7 @@ pub(super) enum Case {
         layout: Layout,
         output: usize,
         bias: bool,
+        residual: bool,
     },
     /// The gate is `times` times as large as other numbers are.
     Gated {
@@ -110,15 +111,18 @@ pub(super) fn table() -> Vec<Case> {
 
     for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
         for (input, output) in [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41), (520, 258)] {
-            let bias = output % 2 == 0;
-            cases.push(Linear { x: [rows, tokens, input], layout: Plain, output, bias });
+            let (bias, residual) = (output % 2 == 0, output % 3 == 0);
+            cases.push(Linear { x: [rows, tokens, input], layout: Plain, output, bias, residual });
         }
-        cases.push(Linear { x: [rows, tokens, 96], layout: Swapped(0, 1), output: 7, bias: true });
-        cases.push(Linear { x: [rows, tokens, 96], layout: Swapped(1, 2), output: 7, bias: true });
+        let swapped = |a, b, residual| {
+            let (x, layout) = ([rows, tokens, 96], Swapped(a, b));
+            Linear { x, layout, output: 7, bias: true, residual }
+        };
+        cases.extend([swapped(0, 1, false), swapped(1, 2, true)]);
     }
     // Rows that lie apart, by a number that four divides and by one that it does not.
-    cases.push(Linear { x: [2, 2, 96], layout: Cut(1), output: 70, bias: true });
-    cases.push(Linear { x: [2, 2, 96], layout: Cut(2), output: 70, bias: false });
+    let cut = |dim, bias| Linear { x: [2, 2, 96], layout: Cut(dim), output: 70, bias, residual: !bias };
+    cases.extend([cut(1, true), cut(2, false)]);
 
     for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
         for gate in [[1, 1, 1], [1, 1, 640], [3, 5, 257]] {
@@ -162,13 +166,17 @@ impl Case {
             KvAppend { buffer, layout, n, new, position } => {
                 let [batch, heads, _, dim] = buffer;
                 let position = Tensor::<1, Int>::from_data([position as i32], device);
-                let buffer = numbers.tensor(buffer, layout);
-                kernels.kv_append(buffer, numbers.tensor([batch, heads, n, dim], new), position).reshape([-1])
+                // Values lie as others' keys do.
+                let buffers = [numbers.tensor(buffer, layout), numbers.tensor(buffer, Plain)];
+                let mut tokens = |layout| numbers.tensor([batch, heads, n, dim], layout);
+                let new = [tokens(new), tokens(Swapped(0, 3))];
+                Tensor::cat(kernels.kv_append(buffers, new, position).into(), 0).reshape([-1])
             }
-            Linear { x, layout, output, bias } => {
+            Linear { x, layout, output, bias, residual } => {
                 let weight = numbers.tensor([output, x[2]], Plain);
                 let bias = bias.then(|| numbers.tensor([output], Plain));
-                kernels.linear(numbers.tensor(x, layout), weight, bias).reshape([-1])
+                let residual = residual.then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
+                kernels.linear(numbers.tensor(x, layout), weight, bias, residual).reshape([-1])
             }
             Gated { gate, layout, activation, times } => {
                 let up = numbers.tensor(gate, Plain);
@@ -225,7 +233,8 @@ impl Case {
                 // Two products of at most LARGEST / 2 by LARGEST, after one factor was rounded, and their sum.
                 Rotary { .. } => LARGEST * LARGEST * (2.0 * single + ulp) + want.abs() * ulp,
                 KvAppend { .. } => 0.0,
-                // Sums of n products in another order, some devices' in the type itself.
+                // Sums of n products in another order, some devices' in the type itself; they are rounded before a
+                // residual is added, or only then.
                 Linear { x: [_, _, n], .. } => {
                     let n = n as f64;
                     LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp

@@ -16,20 +16,33 @@ fn kv_append_writes_in_place_where_nothing_else_holds_the_buffer() {
             // Into the last slot and the first.
             let position = Tensor::<1, Int>::from_data([15], &device);
             let buffer = Tensor::<4>::zeros([1, 2, 16, 8], (&device, DType::F32));
-            let (buffer, before) = address(buffer, &name);
-            let (buffer, after) = address(kernels.kv_append(buffer, new(), position.clone()), &name);
+            let values = Tensor::<4>::ones([1, 2, 16, 8], (&device, DType::F32));
+            let (buffers, before) = addresses([buffer, values], &name);
+            let new = || [new(), new() * 2.0];
+            let (buffers, after) = addresses(kernels.kv_append(buffers, new(), position.clone()), &name);
             assert_eq!(before, after, "{choice} on {name} copies a buffer that is its own");
-            assert_eq!(sum(buffer.clone()), 32.0, "{choice} on {name}");
+            assert_eq!(buffers.clone().map(sum), [32.0, 288.0], "{choice} on {name}");
 
-            let (appended, copy) = address(kernels.kv_append(buffer.clone(), new(), position + 1), &name);
-            assert_ne!(copy, after, "{choice} on {name} writes into a buffer that is held elsewhere");
-            assert_eq!([sum(buffer), sum(appended)], [32.0, 48.0], "{choice} on {name}");
+            let (appended, copy) = addresses(kernels.kv_append(buffers.clone(), new(), position + 1), &name);
+            for i in 0..2 {
+                assert_ne!(
+                    copy[i], after[i],
+                    "{choice} on {name} writes into a buffer that is held elsewhere"
+                );
+            }
+            assert_eq!(buffers.map(sum), [32.0, 288.0], "{choice} on {name}");
+            assert_eq!(appended.map(sum), [48.0, 304.0], "{choice} on {name}");
         }
     }
 }
 
 fn sum(tensor: Tensor<4>) -> f32 {
     read_back::read(tensor.sum()).unwrap().iter::<f32>().sum()
+}
+
+fn addresses([keys, values]: [Tensor<4>; 2], device: &str) -> ([Tensor<4>; 2], [usize; 2]) {
+    let ((keys, a), (values, b)) = (address(keys, device), address(values, device));
+    ([keys, values], [a, b])
 }
 
 /// The tensor, and what tells its memory from others'.

@@ -5,6 +5,7 @@ mod cases;
 mod in_place;
 mod numbers;
 mod packed;
+mod sample;
 mod shaders;
 
 use burn::tensor::{DType, Device, TensorData};

@@ -7,7 +7,7 @@
 use burn::tensor::Tensor;
 
 use super::{
-    Format, Grouping, Optimizer, Quantized, Recipe, range,
+    Backend, Format, Grouping, Optimizer, Quantized, Recipe, range,
     rounding::{half_to_even, rounded},
 };
 
@@ -43,6 +43,21 @@ impl Format for Hqq {
         &[Optimizer::On, Optimizer::Off, Optimizer::Legacy]
     }
 
+    fn backend(&self) -> Option<&'static dyn Backend> {
+        Some(&Hqq)
+    }
+
+    fn refined(&self, x: Tensor<2>, recipe: &Recipe) -> Option<[Tensor<2>; 2]> {
+        if recipe.optimizer == Optimizer::Off {
+            return None;
+        }
+        let [scale, zero] = solve(&x, recipe, Until::EachGrows);
+        let scale = scale.recip();
+        Some([scale.clone(), -zero * scale])
+    }
+}
+
+impl Backend for Hqq {
     /// The scale is kept inverted.
     fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized {
         let [scale, zero] = solve(&x, recipe, Until::AllGrow);
@@ -55,15 +70,6 @@ impl Format for Hqq {
         let Quantized { codes, scale, zero } = quantized.clone();
         let codes = codes.float().cast(scale.dtype());
         rounded(rounded(codes - zero, recipe.dtype) * scale, recipe.dtype)
-    }
-
-    fn refined(&self, x: Tensor<2>, recipe: &Recipe) -> Option<[Tensor<2>; 2]> {
-        if recipe.optimizer == Optimizer::Off {
-            return None;
-        }
-        let [scale, zero] = solve(&x, recipe, Until::EachGrows);
-        let scale = scale.recip();
-        Some([scale.clone(), -zero * scale])
     }
 }
 

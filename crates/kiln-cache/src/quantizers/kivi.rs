@@ -3,9 +3,7 @@
 //!
 //! Some channels of keys are large for every token; a scale of their own keeps them from hiding the others.
 
-use burn::tensor::Tensor;
-
-use super::{Format, Grouping, Quantized, Recipe, quanto::Quanto};
+use super::{Backend, Format, Grouping};
 
 #[derive(Debug)]
 pub(super) struct Kivi;
@@ -32,15 +30,7 @@ impl Format for Kivi {
     }
 
     /// History is never touched again.
-    fn repacks(&self) -> bool {
-        false
-    }
-
-    fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized {
-        Quanto.quantize(x, recipe)
-    }
-
-    fn dequantize(&self, quantized: &Quantized, recipe: &Recipe) -> Tensor<2> {
-        Quanto.dequantize(quantized, recipe)
+    fn backend(&self) -> Option<&'static dyn Backend> {
+        None
     }
 }

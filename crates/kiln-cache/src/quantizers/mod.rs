@@ -39,22 +39,24 @@ pub trait Format: fmt::Debug + Sync {
         &[Optimizer::Off]
     }
 
-    /// Whether transformers' rule, which packs the whole history again and again, is defined for it.
-    fn repacks(&self) -> bool {
-        true
-    }
-
-    /// Codes, scales and zero points of `x` `[groups, group]`, each step rounded to `recipe.dtype`.
-    fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized;
-
-    /// What [`quantize`](Format::quantize) came from, as near as its codes are.
-    fn dequantize(&self, quantized: &Quantized, recipe: &Recipe) -> Tensor<2>;
+    /// The backend of that name in transformers, where there is one: its rule, which packs the whole history again and again,
+    /// computes with it.
+    fn backend(&self) -> Option<&'static dyn Backend>;
 
     /// Scales and offsets of `x` `[groups, group]`, each `[groups, 1]`, for codes that mean `code · scale + offset`; `None`
     /// where they are those of the smallest and the largest number.
     fn refined(&self, _x: Tensor<2>, _recipe: &Recipe) -> Option<[Tensor<2>; 2]> {
         None
     }
+}
+
+/// A format as transformers computes it.
+pub trait Backend: fmt::Debug + Sync {
+    /// Codes, scales and zero points of `x` `[groups, group]`, each step rounded to `recipe.dtype`.
+    fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized;
+
+    /// What [`quantize`](Backend::quantize) came from, as near as its codes are.
+    fn dequantize(&self, quantized: &Quantized, recipe: &Recipe) -> Tensor<2>;
 }
 
 /// Every format. A line here makes it selectable.

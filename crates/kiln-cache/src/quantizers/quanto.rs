@@ -6,7 +6,7 @@
 use burn::tensor::Tensor;
 
 use super::{
-    Format, Grouping, Quantized, Recipe, range,
+    Backend, Format, Grouping, Quantized, Recipe, range,
     rounding::{half_to_even, rounded},
 };
 
@@ -30,6 +30,12 @@ impl Format for Quanto {
         &[(0, Grouping::Neighbours), (-1, Grouping::PerChannel)]
     }
 
+    fn backend(&self) -> Option<&'static dyn Backend> {
+        Some(&Quanto)
+    }
+}
+
+impl Backend for Quanto {
     /// The zero point is what is added before scaling.
     fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized {
         let round = |x| rounded(x, recipe.dtype);

@@ -1,7 +1,7 @@
 //! Keeps everything (transformers' `DynamicCache`).
 //!
 //! Keys live in a buffer that doubles when it is full, so that a step writes its own tokens in place and copies
-//! nothing, and so that shapes repeat.
+//! nothing, and so that shapes repeat. Where it is known how far the sequence will go, the last doubling ends there.
 
 use std::sync::Arc;
 
@@ -21,8 +21,12 @@ use crate::{
     restored,
 };
 
-/// Slots of the smallest buffer.
+/// Slots of the smallest buffer, where nobody knows how far the sequence will go.
 const SMALLEST: usize = 64;
+
+/// Slots that are taken at once where they are going to be needed: a smaller buffer would save a few megabytes for a few
+/// lines of text, and be copied at the end of each.
+const AT_ONCE: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Dynamic;
@@ -60,7 +64,7 @@ impl KvFactory for Dynamic {
     }
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        Ok(Box::new(DynamicLayer { buffer: Buffer::new(need, kernels), seq_len: 0 }))
+        Ok(Box::new(DynamicLayer { buffer: Buffer::new(need, kernels), reserved: 0, seq_len: 0 }))
     }
 }
 
@@ -68,16 +72,26 @@ impl KvFactory for Dynamic {
 struct DynamicLayer {
     /// The first `seq_len` slots count.
     buffer: Buffer,
+    /// What it was told the sequence will reach.
+    reserved: usize,
     seq_len: usize,
 }
 
 impl DynamicLayer {
-    /// Slots of the buffer once it holds `end` tokens.
-    fn slots_for(&self, end: usize) -> usize {
+    /// Slots of the buffer once it holds `end` tokens of a sequence that is going to reach `reserved`, as far as is known.
+    fn slots_for(&self, end: usize, reserved: usize) -> usize {
         match self.buffer.slots() {
             slots if end <= slots => slots,
+            // What is reserved, halved as often as there is room: so the last doubling ends where the sequence does.
+            _ if end <= reserved => {
+                let mut slots = reserved;
+                while slots.div_ceil(2) >= end.max(AT_ONCE) {
+                    slots = slots.div_ceil(2);
+                }
+                slots
+            }
             // Room for one more at least: a prompt is followed by a token.
-            slots => (end + 1).next_power_of_two().max(SMALLEST).max(slots),
+            _ => (end + 1).next_power_of_two().max(SMALLEST),
         }
     }
 }
@@ -91,7 +105,7 @@ impl KvLayer for DynamicLayer {
         self.buffer.check(&keys, self.seq_len)?;
         let end = self.seq_len + keys.dims()[2];
         if self.seq_len == 0 || end > self.buffer.slots() {
-            let slots = self.slots_for(end);
+            let slots = self.slots_for(end, self.reserved);
             self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::UntilItGrows)?;
         }
         self.buffer.write(keys, values, place)?;
@@ -142,11 +156,18 @@ impl CacheLayer for DynamicLayer {
 
     fn reset(&mut self) {
         self.seq_len = 0;
+        self.reserved = 0;
         self.buffer.truncate(0);
     }
 
+    fn reserve(&mut self, tokens: usize) {
+        self.reserved = tokens;
+    }
+
     fn footprint(&self, feed: &Feed) -> Footprint {
-        self.buffer.footprint(self.slots_for(self.seq_len + feed.tokens), feed)
+        let end = self.seq_len + feed.tokens;
+        let reserved = if feed.last { end } else { self.reserved };
+        self.buffer.footprint(self.slots_for(end, reserved), feed)
     }
 
     fn compact(&mut self) {

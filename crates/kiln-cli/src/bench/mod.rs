@@ -47,7 +47,7 @@ struct Copies {
 
 #[derive(Debug, Serialize)]
 struct Measured {
-    /// `pp256`, `tg64`, `tg64@4096`
+    /// `pp256`, `tg64`, `tg64@4096`, `tg64 t=0.8`
     test: String,
     cache: String,
     n: usize,
@@ -218,7 +218,7 @@ impl Bench<'_> {
         Ok(self.measured(format!("pp{n}"), n, samples, warm_up))
     }
 
-    /// `n` greedy tokens after `depth` others, through the loop that users call.
+    /// `n` tokens after `depth` others, through the loop that users call.
     fn decode(&self, n: usize, depth: usize) -> Result<Measured> {
         let mut steps = Vec::new();
         let (warm_up, moved) = self.tokens(n, depth, &mut steps)?;
@@ -228,7 +228,10 @@ impl Bench<'_> {
             .collect::<Result<_>>()?;
         steps.sort_by(f64::total_cmp);
         let at = |share: f64| steps.get(((steps.len() - 1) as f64 * share).round() as usize).copied();
-        let name = if depth == 0 { format!("tg{n}") } else { format!("tg{n}@{depth}") };
+        let mut name = if depth == 0 { format!("tg{n}") } else { format!("tg{n}@{depth}") };
+        if let Some(temperature) = self.args.temperature {
+            name.push_str(&format!(" t={temperature}"));
+        }
         let mut measured = self.measured(name, n, samples, warm_up);
         if let Some(bandwidth) = self.bandwidth
             && self.plan.remembers(&self.model.causal().needs())
@@ -255,7 +258,12 @@ impl Bench<'_> {
         let mut cache = self.model.cache(self.plan)?;
         let wanted = GenerationConfig {
             max_new_tokens: Some(n + 1),
-            do_sample: Some(false),
+            do_sample: Some(self.args.temperature.is_some()),
+            temperature: self.args.temperature,
+            top_k: Some(50),
+            top_p: Some(1.0),
+            min_p: Some(0.0),
+            seed: Some(0),
             repetition_penalty: Some(1.0),
             eos_token_id: Some(Vec::new()),
             ..GenerationConfig::default()

@@ -16,9 +16,9 @@ fn the_generator_is_the_one_described() {
         (u64::MAX, 3, [1097349, 7882730, 15227960], 15856340),
     ] {
         let mut sampler = sampler(seed);
-        let got: Vec<f64> = (0..18).map(|_| sampler.uniform(row) * f64::from(1 << 24)).collect();
-        assert_eq!(got[..3], words.map(f64::from), "seed {seed}, row {row}");
-        assert_eq!(got[17], f64::from(eighteenth), "seed {seed}, row {row}, second block");
+        let got: Vec<u32> = (0..18).map(|_| sampler.word(row)).collect();
+        assert_eq!(got[..3], words, "seed {seed}, row {row}");
+        assert_eq!(got[17], eighteenth, "seed {seed}, row {row}, second block");
     }
 }
 

@@ -150,13 +150,22 @@ const MIXED: Lines =
 
 const PREFILL: Shader = Shader {
     name: "attention_prefill",
-    text: include_str!("../../../../shaders/attention_prefill.wgsl"),
+    text: concat!(
+        include_str!("../../../../shaders/attention_prefill.wgsl"),
+        include_str!("../../../../shaders/attention.wgsl"),
+        include_str!("../../../../shaders/attention_dense.wgsl"),
+    ),
     options: &[PACK, MIXED, &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
 };
 
 const DECODE: Shader = Shader {
     name: "attention_decode",
-    text: include_str!("../../../../shaders/attention_decode.wgsl"),
+    text: concat!(
+        include_str!("../../../../shaders/attention_decode.wgsl"),
+        include_str!("../../../../shaders/attention.wgsl"),
+        include_str!("../../../../shaders/attention_dense.wgsl"),
+        include_str!("../../../../shaders/attention_few.wgsl"),
+    ),
     options: &[PACK, MIXED, &["const FOURS = 1u;", "const FOURS = 2u;"]],
 };
 

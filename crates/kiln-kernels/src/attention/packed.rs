@@ -53,7 +53,11 @@ pub(crate) fn hidden(packed: &PackedKv, left_pad: Option<Tensor<1, Int>>, batch:
 /// The shader of the packed keys. The recent ones have that of dense steps; both make parts of the result.
 pub(crate) const SHADER: Shader = Shader {
     name: "attention_packed",
-    text: include_str!("../../../../shaders/attention_packed.wgsl"),
+    text: concat!(
+        include_str!("../../../../shaders/attention_packed.wgsl"),
+        include_str!("../../../../shaders/attention.wgsl"),
+        include_str!("../../../../shaders/attention_few.wgsl"),
+    ),
     options: &[
         &["const KEYS_ALONG_TOKENS = false;", "const KEYS_ALONG_TOKENS = true;"],
         &[
@@ -78,17 +82,18 @@ pub(crate) const SHADER: Shader = Shader {
 /// How packed and recent keys are shared, where queries are few.
 #[cfg(feature = "cube")]
 pub(crate) fn sharing(
-    q: [usize; 4],
+    q: &Tensor<4>,
     packed: &PackedKv,
     recent: [usize; 4],
     shape: &AttentionShape,
 ) -> Option<[Sharing; 2]> {
     let [batch, kv_heads, slots, _] = packed.keys.codes.dims();
+    let (device, q) = (q.device(), q.dims());
     let head_dim = q[3];
     let few = |sharing: &Sharing| matches!(sharing.kernel, Kernel::Decode { .. });
     let nothing = q.iter().product::<usize>() * slots * recent[2] == 0;
     let sharings = [[batch, kv_heads, slots, head_dim], recent]
-        .map(|keys| (!nothing).then(|| Sharing::new(q, keys, shape)));
+        .map(|keys| (!nothing).then(|| Sharing::new(q, keys, shape, &device)));
     let [Some(packed), Some(recent)] = sharings else { return None };
     (head_dim <= LARGEST_HEAD && few(&packed)).then_some([packed, recent])
 }

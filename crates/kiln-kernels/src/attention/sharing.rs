@@ -1,8 +1,10 @@
 //! How the GPU kernels share the work.
 
+use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::AttentionShape;
+use crate::launch::is_software;
 
 /// The longest vectors that there is memory for.
 pub(crate) const LARGEST_HEAD: usize = 256;
@@ -42,14 +44,20 @@ impl Sharing {
         [batch, heads, new, head_dim]: [usize; 4],
         [_, kv_heads, slots, _]: [usize; 4],
         shape: &AttentionShape,
+        device: &Device,
     ) -> Self {
         let rows = heads / kv_heads * new;
-        // The last is how many workgroups keep any GPU busy.
-        let (kernel, together, enough) = if rows > FEW {
-            (Kernel::Prefill, 64, 256)
+        let (kernel, together) = if rows > FEW {
+            (Kernel::Prefill, 64)
         } else {
             let fours = if rows > 4 && 2 * head_dim <= LARGEST_HEAD { 2 } else { 1 };
-            (Kernel::Decode { fours }, 4 * fours, 1024usize)
+            (Kernel::Decode { fours }, 4 * fours)
+        };
+        let enough = match kernel {
+            _ if is_software(device) => 4 * std::thread::available_parallelism().map_or(1, usize::from),
+            // What keeps any GPU busy.
+            Kernel::Prefill => 256,
+            Kernel::Decode { .. } => 1024,
         };
         let tiles = rows.div_ceil(together);
         let seen = shape.window.map_or(slots, |window| slots.min(window.saturating_add(new)));

@@ -21,10 +21,11 @@ pub(crate) fn wgsl(
     left_pad: Option<Tensor<1, Int>>,
     shape: &AttentionShape,
 ) -> Tensor<4> {
-    let ([batch, heads, queries, head_dim], dtype) = (q.dims(), q.dtype());
-    let sharing = Sharing::new(q.dims(), keys.dims(), shape);
-    let vectors = batch * heads * queries;
+    let (dims, dtype) = (q.dims(), q.dtype());
+    let [batch, heads, queries, head_dim] = dims;
+    let sharing = Sharing::new(dims, keys.dims(), shape, &q.device());
     let q = primitive(q);
+    let vectors = batch * heads * queries;
     if sharing.splits == 1 {
         let y = empty_like(&q);
         let whole = Written { to: &y, parts: 1, before: 0 };
@@ -34,7 +35,7 @@ pub(crate) fn wgsl(
     let parts = empty(&q, [vectors, sharing.splits, head_dim + 2], DType::F32);
     let written = Written { to: &parts, parts: sharing.splits, before: 0 };
     launch(q, [keys, values], first, left_pad, shape, sharing, written);
-    combine(parts, dtype, [batch, heads, queries, head_dim])
+    combine(parts, dtype, dims)
 }
 
 pub(super) fn launch(

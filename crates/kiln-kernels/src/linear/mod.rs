@@ -1,4 +1,4 @@
-//! `y = x Wᵀ + b` for `[rows, tokens, in]` and weights `[out, in]`, as checkpoints store them.
+//! `y = x Wᵀ + b + r` for `[rows, tokens, in]` and weights `[out, in]`, as checkpoints store them.
 //!
 //! Decoding multiplies each weight by a handful of vectors, once a token: it takes as long as reading the weights does.
 //! The native code reads each weight once, on all threads. Since both factors are stored along the sum, it rearranges
@@ -19,7 +19,12 @@ use burn::tensor::Tensor;
 
 use crate::shader::{Lines, Shader};
 
-pub(crate) fn definition(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
+pub(crate) fn definition(
+    x: Tensor<3>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    residual: Option<Tensor<3>>,
+) -> Tensor<3> {
     let [rows, tokens, input] = x.dims();
     let [output, _] = weight.dims();
     // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
@@ -28,7 +33,11 @@ pub(crate) fn definition(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>
         Some(bias) => y + bias.unsqueeze(),
         None => y,
     };
-    y.reshape([rows, tokens, output])
+    let y = y.reshape([rows, tokens, output]);
+    match residual {
+        Some(residual) => y + residual,
+        None => y,
+    }
 }
 
 /// Rows that are few: for more, Burn's matrix products are the fast ones.
@@ -66,9 +75,15 @@ impl Sharing {
 
 /// Whether there is a GPU kernel for these.
 #[cfg(feature = "cube")]
-pub(crate) fn has_kernel(x: &Tensor<3>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> bool {
+pub(crate) fn has_kernel(
+    x: &Tensor<3>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    residual: Option<&Tensor<3>>,
+) -> bool {
     let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
-    let of_one_type = weight.dtype() == x.dtype() && bias.is_none_or(|bias| bias.dtype() == x.dtype());
+    let others = bias.map(Tensor::dtype).into_iter().chain(residual.map(Tensor::dtype));
+    let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
     of_one_type && rows * tokens <= FEW && rows * tokens * input * output > 0
 }
 
@@ -86,28 +101,36 @@ pub(crate) const SHADER: Shader = Shader {
 };
 
 #[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<3> {
+pub(crate) fn wgsl(
+    x: Tensor<3>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    residual: Option<Tensor<3>>,
+) -> Tensor<3> {
     use burn::backend::Cube;
 
     use crate::launch::{Launch, comes_in_fours, empty, primitive, strides};
 
     let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let rows = batch * tokens;
-    let biased = bias.is_some();
+    let (biased, added) = (bias.is_some(), residual.is_some());
     let (x, weight) = (primitive(x), primitive(weight));
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
+    let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, output], x.dtype);
     let fours = comes_in_fours(&x) && comes_in_fours(&weight);
     let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
+    let [residual0, residual1, residual2] = strides(&residual);
     let Sharing { splits, workgroups } = Sharing::new(input, output);
     #[rustfmt::skip]
     let info = [
         x0, x1, x2, tokens as u32,
         w0, w1, input as u32, output as u32,
+        residual0, residual1, residual2, u32::from(added),
         rows as u32, u32::from(biased), bias0, workgroups as u32,
     ];
     let picks = [usize::from(!fours), rows.next_power_of_two().ilog2() as usize, splits.ilog2() as usize];
     let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&picks);
-    launch.reads(x).reads(weight).reads(bias).writes(&y).run(workgroups, &info);
+    launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y).run(workgroups, &info);
     Tensor::from_primitive::<Cube>(y)
 }

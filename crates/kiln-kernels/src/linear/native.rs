@@ -22,11 +22,17 @@ const CHUNK: usize = 1024;
 const TILE: usize = 128 << 10;
 
 /// `None` for what it is not made for: types other than float32, views with gaps, nothing at all.
-pub(crate) fn native(x: &Tensor<3>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) -> Option<Tensor<3>> {
+pub(crate) fn native(
+    x: &Tensor<3>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    residual: Option<&Tensor<3>>,
+) -> Option<Tensor<3>> {
     let [rows, tokens, input] = x.dims();
     let [output, _] = weight.dims();
     let is_f32 = |dtype| dtype == DType::F32;
-    let all_f32 = is_f32(x.dtype()) && is_f32(weight.dtype()) && bias.is_none_or(|bias| is_f32(bias.dtype()));
+    let others = bias.map(Tensor::dtype).into_iter().chain(residual.map(Tensor::dtype));
+    let all_f32 = others.chain([x.dtype(), weight.dtype()]).all(is_f32);
     if !all_f32 || rows * tokens * input * output == 0 {
         return None;
     }
@@ -35,7 +41,15 @@ pub(crate) fn native(x: &Tensor<3>, weight: &Tensor<2>, bias: Option<&Tensor<1>>
         Some(bias) => Some(bias.as_slice()?),
         None => None,
     };
-    let y = products(x.as_slice()?, weight.as_slice()?, bias, [rows * tokens, input, output]);
+    let residual = residual.map(|residual| primitive(residual.clone()).to_contiguous());
+    let residual = match &residual {
+        Some(residual) => Some(residual.as_slice()?),
+        None => None,
+    };
+    let mut y = products(x.as_slice()?, weight.as_slice()?, bias, [rows * tokens, input, output]);
+    if let Some(residual) = residual {
+        y.iter_mut().zip(residual).for_each(|(y, residual): (&mut f32, &f32)| *y += residual);
+    }
     let y = FlexTensor::from_data(TensorData::new(y, [rows, tokens, output]));
     Some(Tensor::from_primitive::<Flex>(y))
 }

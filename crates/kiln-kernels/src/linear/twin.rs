@@ -38,6 +38,7 @@ fn linear<E: Float, N: Size>(
     x: &Tensor<Vector<E, N>>,
     w: &Tensor<Vector<E, N>>,
     bias: &Tensor<E>,
+    residual: &Tensor<E>,
     y: &mut Tensor<E>,
     tokens: usize,
     input: usize,
@@ -47,6 +48,7 @@ fn linear<E: Float, N: Size>(
     #[comptime] most_rows: usize,
     #[comptime] splits: usize,
     #[comptime] biased: bool,
+    #[comptime] added: bool,
     #[define(E)] _elem: ElemType,
 ) {
     let workgroup = CUBE_POS;
@@ -119,6 +121,10 @@ fn linear<E: Float, N: Size>(
             if comptime!(biased) {
                 sum += f32::cast_from(bias[out * bias.stride(0)]);
             }
+            if comptime!(added) {
+                let at = row / tokens * residual.stride(0) + row % tokens * residual.stride(1);
+                sum += f32::cast_from(residual[at + out * residual.stride(2)]);
+            }
             y[row * output + out] = E::cast_from(sum);
         }
         i += LANES;
@@ -129,12 +135,14 @@ pub(crate) fn launch(
     x: burn::tensor::Tensor<3>,
     weight: burn::tensor::Tensor<2>,
     bias: Option<burn::tensor::Tensor<1>>,
+    residual: Option<burn::tensor::Tensor<3>>,
 ) -> burn::tensor::Tensor<3> {
     let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let rows = batch * tokens;
-    let biased = bias.is_some();
+    let (biased, added) = (bias.is_some(), residual.is_some());
     let (x, weight) = (primitive(x), primitive(weight));
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
+    let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, output], x.dtype);
     let elem = dtype_to_storage_type(x.dtype);
     let fours = comes_in_fours(&x) && comes_in_fours(&weight);
@@ -143,11 +151,12 @@ pub(crate) fn launch(
         &y.client,
         count(workgroups),
         CubeDim::new_1d(LANES as u32),
-        address_type([&x, &weight, &bias, &y]),
+        address_type([&x, &weight, &bias, &residual, &y]),
         if fours { 4 } else { 1 },
         x.into_tensor_arg(),
         weight.into_tensor_arg(),
         bias.into_tensor_arg(),
+        residual.into_tensor_arg(),
         y.clone().into_tensor_arg(),
         tokens,
         input,
@@ -157,6 +166,7 @@ pub(crate) fn launch(
         rows.next_power_of_two(),
         splits,
         biased,
+        added,
         elem,
     );
     burn::tensor::Tensor::from_primitive::<Cube>(y)

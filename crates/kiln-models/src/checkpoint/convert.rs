@@ -1,76 +1,89 @@
 //! From the bytes of a file to the elements of a tensor.
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::Element;
+use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use safetensors::Dtype;
 
 /// Elements converted at a time, so that no second copy of a tensor is ever made.
 const BLOCK: usize = 1 << 14;
 
-/// Decodes little-endian `bytes` of type `from` into elements of type `to`.
-///
-/// # Errors
-/// A sentence about a type that cannot be read, or a value that `to` cannot hold.
-pub(super) fn convert(bytes: &[u8], from: Dtype, to: DType, shape: Vec<usize>) -> Result<TensorData, String> {
-    Ok(match to {
-        DType::F32 => TensorData::new(to_f32(bytes, from)?, shape),
-        DType::F16 => TensorData::new(to_f16(bytes, from)?, shape),
-        DType::BF16 => TensorData::new(to_bf16(bytes, from)?, shape),
-        _ => return Err(format!("weights cannot be held as {}", to.name())),
-    })
+/// What weights are held as.
+pub(super) trait Number: Pod + Element {
+    /// Decodes little-endian `bytes` of type `from` into `numbers`, which are as many.
+    ///
+    /// # Errors
+    /// A sentence about a type that cannot be read, or a value that this one cannot hold.
+    fn convert(bytes: &[u8], from: Dtype, numbers: &mut [Self]) -> Result<(), String>;
+}
+
+impl Number for f32 {
+    fn convert(bytes: &[u8], from: Dtype, numbers: &mut [Self]) -> Result<(), String> {
+        match from {
+            Dtype::F32 => copy(bytes, numbers),
+            Dtype::F16 => blocks::<f16, _>(bytes, numbers, |half, out| half.convert_to_f32_slice(out)),
+            Dtype::BF16 => blocks::<bf16, _>(bytes, numbers, |half, out| half.convert_to_f32_slice(out)),
+            _ => return Err(unreadable(from)),
+        }
+        Ok(())
+    }
+}
+
+impl Number for f16 {
+    fn convert(bytes: &[u8], from: Dtype, numbers: &mut [Self]) -> Result<(), String> {
+        if from == Dtype::F16 {
+            copy(bytes, numbers);
+            return Ok(());
+        }
+        by_way_of_f32(bytes, from, numbers, |wide, out| {
+            out.convert_from_f32_slice(wide);
+            match wide.iter().zip(&*out).find(|(w, h)| w.is_finite() && !h.is_finite()) {
+                Some((value, _)) => Err(format!("holds {value}, beyond float16; load it with --dtype f32")),
+                None => Ok(()),
+            }
+        })
+    }
+}
+
+impl Number for bf16 {
+    fn convert(bytes: &[u8], from: Dtype, numbers: &mut [Self]) -> Result<(), String> {
+        if from == Dtype::BF16 {
+            copy(bytes, numbers);
+            return Ok(());
+        }
+        by_way_of_f32(bytes, from, numbers, |wide, out| {
+            out.convert_from_f32_slice(wide);
+            Ok(())
+        })
+    }
 }
 
 fn unreadable(from: Dtype) -> String {
     format!("is stored as {from:?}; F32, F16 and BF16 are read")
 }
 
-fn to_f32(bytes: &[u8], from: Dtype) -> Result<Vec<f32>, String> {
-    let mut out = Vec::new();
-    match from {
-        Dtype::F32 => return Ok(bytemuck::pod_collect_to_vec(bytes)),
-        Dtype::F16 => blocks::<f16>(bytes, &mut out, |half, out| half.convert_to_f32_slice(out)),
-        Dtype::BF16 => blocks::<bf16>(bytes, &mut out, |half, out| half.convert_to_f32_slice(out)),
-        _ => return Err(unreadable(from)),
-    }
-    Ok(out)
+/// What is stored as it is held.
+fn copy<T: Pod>(bytes: &[u8], numbers: &mut [T]) {
+    bytemuck::cast_slice_mut(numbers).copy_from_slice(bytes);
 }
 
-fn to_f16(bytes: &[u8], from: Dtype) -> Result<Vec<f16>, String> {
-    if from == Dtype::F16 {
-        return Ok(bytemuck::pod_collect_to_vec(bytes));
+fn by_way_of_f32<T>(
+    bytes: &[u8],
+    from: Dtype,
+    numbers: &mut [T],
+    convert: impl Fn(&[f32], &mut [T]) -> Result<(), String>,
+) -> Result<(), String> {
+    let mut wide = vec![0.0; BLOCK.min(numbers.len())];
+    for (block, out) in bytes.chunks(BLOCK * from.bitsize() / 8).zip(numbers.chunks_mut(BLOCK)) {
+        let wide = &mut wide[..out.len()];
+        f32::convert(block, from, wide)?;
+        convert(wide, out)?;
     }
-    let mut out = vec![f16::ZERO; elements(bytes, from)?];
-    for (block, out) in bytes.chunks(BLOCK * from.bitsize() / 8).zip(out.chunks_mut(BLOCK)) {
-        let wide = to_f32(block, from)?;
-        out.convert_from_f32_slice(&wide);
-        if let Some((value, _)) = wide.iter().zip(&*out).find(|(w, h)| w.is_finite() && !h.is_finite()) {
-            return Err(format!("holds {value}, beyond float16; load it with --dtype f32"));
-        }
-    }
-    Ok(out)
+    Ok(())
 }
 
-fn to_bf16(bytes: &[u8], from: Dtype) -> Result<Vec<bf16>, String> {
-    if from == Dtype::BF16 {
-        return Ok(bytemuck::pod_collect_to_vec(bytes));
-    }
-    let mut out = vec![bf16::ZERO; elements(bytes, from)?];
-    for (block, out) in bytes.chunks(BLOCK * from.bitsize() / 8).zip(out.chunks_mut(BLOCK)) {
-        out.convert_from_f32_slice(&to_f32(block, from)?);
-    }
-    Ok(out)
-}
-
-fn elements(bytes: &[u8], from: Dtype) -> Result<usize, String> {
-    match from {
-        Dtype::F32 | Dtype::F16 | Dtype::BF16 => Ok(bytes.len() / (from.bitsize() / 8)),
-        _ => Err(unreadable(from)),
-    }
-}
-
-fn blocks<T: bytemuck::Pod>(bytes: &[u8], out: &mut Vec<f32>, convert: impl Fn(&[T], &mut [f32])) {
-    out.resize(bytes.len() / size_of::<T>(), 0.0);
-    for (block, out) in bytes.chunks(BLOCK * size_of::<T>()).zip(out.chunks_mut(BLOCK)) {
+fn blocks<T: Pod, U>(bytes: &[u8], numbers: &mut [U], convert: impl Fn(&[T], &mut [U])) {
+    for (block, out) in bytes.chunks(BLOCK * size_of::<T>()).zip(numbers.chunks_mut(BLOCK)) {
         // A file may place a tensor at any byte.
         let aligned: Vec<T> = bytemuck::pod_collect_to_vec(block);
         convert(&aligned, out);

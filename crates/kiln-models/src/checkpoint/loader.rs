@@ -3,10 +3,11 @@
 use std::{collections::BTreeSet, ops::Range};
 
 use burn::tensor::{DType, Device, Tensor, TensorData, s};
+use half::{bf16, f16};
 use kiln_core::{Error, Result, faults};
 
-use super::{Checkpoint, Entry, convert::convert};
-use crate::Weights;
+use super::{Checkpoint, Entry, convert::Number};
+use crate::{Part, Weights};
 
 /// Bytes that may be on their way to a GPU before the loader waits for it. What is under way is host memory, twice:
 /// the converted weights, and the driver's staging buffer. So larger tensors travel in blocks of rows, too.
@@ -26,6 +27,15 @@ pub struct Loader<'a> {
     used: BTreeSet<String>,
     in_flight: usize,
     parameters: u64,
+}
+
+/// Some rows of a tensor in a file.
+#[derive(Clone, Copy)]
+struct Piece<'a> {
+    name: &'a str,
+    entry: &'a Entry,
+    rows: usize,
+    bytes: &'a [u8],
 }
 
 impl std::fmt::Debug for Loader<'_> {
@@ -92,50 +102,69 @@ impl<'a> Loader<'a> {
         Ok(entry)
     }
 
-    /// `bytes` as a tensor, which is cut along its first dimension to travel.
-    fn upload<const D: usize>(
+    /// Rows `range` of the tensor of all `parts`, whose rows have the shape `row`.
+    fn stack<const D: usize>(
         &mut self,
-        name: &str,
-        entry: &Entry,
-        bytes: &[u8],
-        shape: [usize; D],
+        parts: &[Part],
+        row: &[usize],
+        range: Range<usize>,
     ) -> Result<Tensor<D>> {
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        for part in parts {
+            let entry = self.entry(&part.name, &[&[part.rows], row].concat())?;
+            let mine = |at: usize| at.saturating_sub(start).min(part.rows);
+            let (first, end) = (mine(range.start), mine(range.end));
+            start += part.rows;
+            if first < end {
+                // The header was checked to give the tensor as many bytes as its shape needs.
+                let data = self.checkpoint.data(entry);
+                let row = data.len() / part.rows;
+                let bytes = data.get(first * row..end * row).unwrap_or_default();
+                pieces.push(Piece { name: &part.name, entry, rows: end - first, bytes });
+            }
+        }
+        let mut shape = [range.len(); D];
+        shape[1..].copy_from_slice(row);
+        self.upload(&pieces, shape)
+    }
+
+    /// `pieces` as a tensor, which is cut along its first dimension to travel.
+    fn upload<const D: usize>(&mut self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<Tensor<D>> {
         let row = shape[1..].iter().product::<usize>() * self.dtype.size();
         let rows = if self.copied { (IN_FLIGHT / row.max(1)).max(1) } else { shape[0] };
         self.parameters += shape.iter().product::<usize>() as u64;
         if rows >= shape[0] {
-            return self.send(name, entry, bytes, shape);
+            return self.send(pieces, shape);
         }
         let (device, dtype) = (self.device, self.dtype);
         let mut whole =
             device.memory_persistent_allocations(shape, |shape| Tensor::<D>::empty(shape, (device, dtype)));
-        let row_in_file = bytes.len() / shape[0];
-        for start in (0..shape[0]).step_by(rows) {
-            let end = (start + rows).min(shape[0]);
-            let part = bytes.get(start * row_in_file..end * row_in_file).unwrap_or_default();
-            let mut part_shape = shape;
-            part_shape[0] = end - start;
-            let part = self.send(name, entry, part, part_shape)?;
-            // In place: nobody else holds the tensor.
-            whole = whole.slice_assign(s![start..end], part);
-            self.wait()?;
+        let mut start = 0;
+        for piece in pieces {
+            let row_in_file = piece.bytes.len() / piece.rows;
+            for bytes in piece.bytes.chunks(rows * row_in_file) {
+                let mut part_shape = shape;
+                part_shape[0] = bytes.len() / row_in_file;
+                let end = start + part_shape[0];
+                let part = self.send(&[Piece { rows: part_shape[0], bytes, ..*piece }], part_shape)?;
+                // In place: nobody else holds the tensor.
+                whole = whole.slice_assign(s![start..end], part);
+                self.wait()?;
+                start = end;
+            }
         }
         Ok(whole)
     }
 
-    /// Converts `bytes` and starts them on their way.
-    fn send<const D: usize>(
-        &mut self,
-        name: &str,
-        entry: &Entry,
-        bytes: &[u8],
-        shape: [usize; D],
-    ) -> Result<Tensor<D>> {
+    /// Converts `pieces` and starts them on their way.
+    fn send<const D: usize>(&mut self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<Tensor<D>> {
         let (device, dtype) = (self.device, self.dtype);
-        let data = convert(bytes, entry.dtype, dtype, shape.to_vec()).map_err(|why| Error::File {
-            path: self.checkpoint.path(entry),
-            why: format!("`{name}` {why}"),
-        })?;
+        let data = match dtype {
+            DType::F16 => self.convert::<f16, D>(pieces, shape)?,
+            DType::BF16 => self.convert::<bf16, D>(pieces, shape)?,
+            _ => self.convert::<f32, D>(pieces, shape)?,
+        };
         let tensor = device.memory_persistent_allocations(data, |data: TensorData| {
             Tensor::<D>::from_data(data, (device, dtype))
         });
@@ -143,8 +172,28 @@ impl<'a> Loader<'a> {
         if self.in_flight >= IN_FLIGHT {
             self.wait()?;
         }
-        (self.on_progress)(bytes.len() as u64);
+        (self.on_progress)(pieces.iter().map(|piece| piece.bytes.len() as u64).sum());
         Ok(tensor)
+    }
+
+    /// The numbers of `pieces`, one behind the other; no second copy of any is made.
+    fn convert<T: Number, const D: usize>(
+        &self,
+        pieces: &[Piece<'_>],
+        shape: [usize; D],
+    ) -> Result<TensorData> {
+        let mut numbers = bytemuck::zeroed_vec::<T>(shape.iter().product());
+        let mut rest = &mut numbers[..];
+        for Piece { name, entry, rows, bytes } in pieces {
+            let len = rows * shape[1..].iter().product::<usize>();
+            let (converted, behind) = rest.split_at_mut(len);
+            T::convert(bytes, entry.dtype, converted).map_err(|why| Error::File {
+                path: self.checkpoint.path(entry),
+                why: format!("`{name}` {why}"),
+            })?;
+            rest = behind;
+        }
+        Ok(TensorData::new(numbers, shape))
     }
 
     fn wait(&mut self) -> Result<()> {
@@ -154,18 +203,12 @@ impl<'a> Loader<'a> {
 }
 
 impl Weights for Loader<'_> {
-    fn vector(&mut self, name: &str, len: usize) -> Result<Tensor<1>> {
-        let entry = self.entry(name, &[len])?;
-        self.upload(name, entry, self.checkpoint.data(entry), [len])
+    fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
+        self.stack(parts, &[], 0..parts.iter().map(|part| part.rows).sum())
     }
 
-    fn matrix_rows(&mut self, name: &str, shape: [usize; 2], range: Range<usize>) -> Result<Tensor<2>> {
-        let entry = self.entry(name, &shape)?;
-        let data = self.checkpoint.data(entry);
-        // The header was checked to give the tensor as many bytes as its shape needs.
-        let row = data.len() / shape[0].max(1);
-        let bytes = data.get(range.start * row..range.end * row).unwrap_or_default();
-        self.upload(name, entry, bytes, [range.len(), shape[1]])
+    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
+        self.stack(parts, &[width], range)
     }
 
     fn largest_binding(&self) -> usize {

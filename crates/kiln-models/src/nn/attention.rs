@@ -14,7 +14,7 @@ use super::{
     norm::{NormKind, RmsNorm},
     rope::Ropes,
 };
-use crate::{Rows, Sizes, Weights};
+use crate::{Sizes, Weights};
 
 /// What architectures say of an attention block.
 #[derive(Clone, Copy, Debug)]
@@ -47,18 +47,12 @@ impl AttentionConfig {
 }
 
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "one a block, and never moved")]
-enum Projections {
-    Three { q_proj: Linear, k_proj: Linear, v_proj: Linear },
-    One { qkv_proj: Rows },
-}
-
-#[derive(Debug)]
 pub(crate) struct Attention {
-    projections: Projections,
+    /// `q_proj`, `k_proj` and `v_proj`, one above the other
+    qkv_proj: Linear,
     o_proj: Linear,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
+    /// `q_norm` and `k_norm`
+    head_norms: Option<[RmsNorm; 2]>,
     config: AttentionConfig,
     /// Latest tokens a query may see, itself included.
     window: Option<usize>,
@@ -73,64 +67,64 @@ impl Attention {
         window: Option<usize>,
     ) -> Result<Self> {
         let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, .. } = config;
-        let linear = |weights: &mut dyn Weights, part: &str, shape, bias| {
-            Linear::load(weights, &format!("{name}.{part}"), shape, bias)
+        let part = |part: &str| format!("{name}.{part}");
+        let [all, q, k, v] = ["qkv_proj", "q_proj", "k_proj", "v_proj"].map(part);
+        let [queries, keys] = [heads, kv_heads].map(|heads| heads * head_dim);
+        let parts: &[(&str, usize)] = match config.fused {
+            false => &[(&q, queries), (&k, keys), (&v, keys)],
+            true => &[(&all, queries + 2 * keys)],
         };
-        let head_norm = |weights: &mut dyn Weights, part: &str| match config.head_norms {
-            true => RmsNorm::load(weights, &format!("{name}.{part}"), head_dim, norm).map(Some),
-            false => Ok(None),
+        let qkv_proj = Linear::stacked(weights, parts, hidden, qkv_bias)?;
+        let o_proj = Linear::load(weights, &part("o_proj"), [queries, hidden], o_bias)?;
+        let mut head_norm = |name: &str| RmsNorm::load(weights, &part(name), head_dim, norm);
+        let head_norms = match config.head_norms {
+            true => Some([head_norm("q_norm")?, head_norm("k_norm")?]),
+            false => None,
         };
-        let projections = match config.fused {
-            false => Projections::Three {
-                q_proj: linear(weights, "q_proj", [hidden, heads * head_dim], qkv_bias)?,
-                k_proj: linear(weights, "k_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
-                v_proj: linear(weights, "v_proj", [hidden, kv_heads * head_dim], qkv_bias)?,
-            },
-            true => {
-                let shape = [(heads + 2 * kv_heads) * head_dim, hidden];
-                Projections::One { qkv_proj: weights.rows(&format!("{name}.qkv_proj.weight"), shape)? }
-            }
-        };
-        Ok(Self {
-            projections,
-            o_proj: linear(weights, "o_proj", [heads * head_dim, hidden], o_bias)?,
-            q_norm: head_norm(weights, "q_norm")?,
-            k_norm: head_norm(weights, "k_norm")?,
-            config: *config,
-            window,
-        })
+        Ok(Self { qkv_proj, o_proj, head_norms, config: *config, window })
     }
 
+    /// What it makes of `x`, added to `residual` where there is one.
+    ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, unchanged
+    /// `[batch, tokens, hidden]`, all of them
     pub(crate) fn forward(
         &self,
+        residual: Option<Tensor<3>>,
         x: Tensor<3>,
         places: &mut Places<'_>,
         layer: &mut dyn KvLayer,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
-        let AttentionConfig { heads, head_dim, scale, softcap, .. } = self.config;
-        let norm = |x: Tensor<4>, norm: &Option<RmsNorm>| match norm {
-            Some(norm) => norm.forward_heads(x, kernels),
-            None => x,
-        };
+        let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
         let span = layer.span(tokens);
         let place = places.place(span);
         let (cos, sin) = places.rotary(span, self.window);
 
-        let [queries, keys, values] = self.projections.forward(x, &self.config, kernels);
-        let queries = norm(queries, &self.q_norm).swap_dims(1, 2);
-        let keys = norm(keys, &self.k_norm).swap_dims(1, 2);
-        let values = values.swap_dims(1, 2);
-        let queries = kernels.rotary(queries, cos.clone(), sin.clone());
-        let keys = kernels.rotary(keys, cos, sin);
+        let all_heads = heads + 2 * kv_heads;
+        let all = self.qkv_proj.forward(x, kernels).reshape([batch, tokens, all_heads, head_dim]);
+        let values = all.clone().narrow(2, heads + kv_heads, kv_heads).swap_dims(1, 2);
+        let [queries, keys] = match &self.head_norms {
+            None => {
+                let both = all.narrow(2, 0, heads + kv_heads).swap_dims(1, 2);
+                let both = kernels.rotary(both, cos, sin);
+                [both.clone().narrow(1, 0, heads), both.narrow(1, heads, kv_heads)]
+            }
+            Some([q_norm, k_norm]) => {
+                let vectors = all.reshape([batch * tokens, all_heads, head_dim]);
+                [(q_norm, 0, heads), (k_norm, heads, kv_heads)].map(|(norm, first, heads)| {
+                    let x = norm.forward(vectors.clone().narrow(1, first, heads), kernels);
+                    let x = x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
+                    kernels.rotary(x, cos.clone(), sin.clone())
+                })
+            }
+        };
 
         let view = layer.update(keys, values, &place)?;
         let mixed = attend(queries, view, place, (scale, softcap, self.window), kernels);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
-        Ok(self.o_proj.forward(merged, kernels))
+        Ok(self.o_proj.forward_onto(residual, merged, kernels))
     }
 }
 
@@ -164,30 +158,6 @@ fn attend(
             kernels.attention_packed(queries, &packed, [keys, values], first, left_pad, &shape)
         }
     })
-}
-
-impl Projections {
-    /// Queries, keys and values of `x` `[batch, tokens, hidden]`, each `[batch, tokens, heads, head_dim]`.
-    fn forward(&self, x: Tensor<3>, config: &AttentionConfig, kernels: &Kernels) -> [Tensor<4>; 3] {
-        let [batch, tokens, _] = x.dims();
-        let &AttentionConfig { heads, kv_heads, head_dim, .. } = config;
-        let split = |x: Tensor<3>, heads| x.reshape([batch, tokens, heads, head_dim]);
-        match self {
-            Self::Three { q_proj, k_proj, v_proj } => [
-                split(q_proj.forward(x.clone(), kernels), heads),
-                split(k_proj.forward(x.clone(), kernels), kv_heads),
-                split(v_proj.forward(x, kernels), kv_heads),
-            ],
-            Self::One { qkv_proj } => {
-                let all = split(qkv_proj.project(x, kernels), heads + 2 * kv_heads);
-                [
-                    all.clone().narrow(2, 0, heads),
-                    all.clone().narrow(2, heads, kv_heads),
-                    all.narrow(2, heads + kv_heads, kv_heads),
-                ]
-            }
-        }
-    }
 }
 
 /// Where the tokens of one forward pass stand: made once for all blocks that count positions alike.

@@ -20,7 +20,7 @@ use super::{
     norm::{NormKind, RmsNorm},
     rope::Ropes,
 };
-use crate::{Configured, Rows, Sizes, Weights, config::Common};
+use crate::{Configured, Part, Rows, Sizes, Weights, config::Common};
 
 /// All that architectures say of a decoder.
 #[derive(Clone, Debug)]
@@ -92,7 +92,7 @@ impl Configured for DecoderConfig {
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
         let Sizes { hidden, vocab, tied, .. } = self.sizes;
-        let embed_tokens = weights.rows("model.embed_tokens.weight", [vocab, hidden])?;
+        let embed_tokens = weights.rows(&[Part::new("model.embed_tokens.weight", vocab)], hidden)?;
         let block = |(i, &window): (usize, &Option<usize>)| {
             Block::load(weights, &format!("model.layers.{i}"), window, self)
         };
@@ -102,7 +102,7 @@ impl Configured for DecoderConfig {
             norm: RmsNorm::load(weights, "model.norm", hidden, self.norm)?,
             lm_head: match tied {
                 true => embed_tokens.clone(),
-                false => weights.rows("lm_head.weight", [vocab, hidden])?,
+                false => weights.rows(&[Part::new("lm_head.weight", vocab)], hidden)?,
             },
             embed_tokens,
             config: self.clone(),
@@ -167,19 +167,18 @@ impl Block {
         layer: &mut dyn KvLayer,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let normed = |norm: &Option<RmsNorm>, x| match norm {
-            Some(norm) => norm.forward(x, kernels),
-            None => x,
+        let normed = self.input_layernorm.forward(x.clone(), kernels);
+        let x = match &self.attention_norm {
+            None => self.self_attn.forward(Some(x), normed, places, layer, kernels)?,
+            Some(norm) => {
+                x + norm.forward(self.self_attn.forward(None, normed, places, layer, kernels)?, kernels)
+            }
         };
-        let attended = self.self_attn.forward(
-            self.input_layernorm.forward(x.clone(), kernels),
-            places,
-            layer,
-            kernels,
-        )?;
-        let x = x + normed(&self.attention_norm, attended);
-        let fed = self.mlp.forward(self.mlp_input_norm.forward(x.clone(), kernels), kernels);
-        Ok(x + normed(&self.mlp_norm, fed))
+        let normed = self.mlp_input_norm.forward(x.clone(), kernels);
+        Ok(match &self.mlp_norm {
+            None => self.mlp.forward(Some(x), normed, kernels),
+            Some(norm) => x + norm.forward(self.mlp.forward(None, normed, kernels), kernels),
+        })
     }
 }
 
@@ -235,7 +234,8 @@ impl CausalModel for Decoder {
             Logits::Last => x.narrow(1, batch.len() - 1, 1),
             Logits::All => x,
         };
-        let logits = self.lm_head.project(self.norm.forward(x, kernels), kernels).cast(DType::F32);
+        let logits =
+            self.lm_head.project(self.norm.forward(x, kernels), None, None, kernels).cast(DType::F32);
         Ok(match self.config.final_softcap {
             Some(cap) => (logits / cap).tanh() * cap,
             None => logits,

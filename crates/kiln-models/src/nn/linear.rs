@@ -4,12 +4,12 @@ use burn::tensor::Tensor;
 use kiln_core::Result;
 use kiln_kernels::Kernels;
 
-use crate::Weights;
+use crate::{Part, Rows, Weights};
 
 #[derive(Debug)]
 pub(crate) struct Linear {
     /// `[out, in]`, as checkpoints store it
-    weight: Tensor<2>,
+    weight: Rows,
     bias: Option<Tensor<1>>,
 }
 
@@ -21,17 +21,38 @@ impl Linear {
         [input, output]: [usize; 2],
         bias: bool,
     ) -> Result<Self> {
-        let weight = weights.matrix(&format!("{name}.weight"), [output, input])?;
-        let bias = match bias {
-            true => Some(weights.vector(&format!("{name}.bias"), output)?),
-            false => None,
+        Self::stacked(weights, &[(name, output)], input, bias)
+    }
+
+    /// The same for several, by name and output, which are one matrix from now on: what they make of a vector comes
+    /// side by side, and takes one launch.
+    pub(crate) fn stacked(
+        weights: &mut dyn Weights,
+        parts: &[(&str, usize)],
+        input: usize,
+        bias: bool,
+    ) -> Result<Self> {
+        let named = |kind: &str| -> Vec<Part> {
+            parts.iter().map(|(name, output)| Part::new(format!("{name}.{kind}"), *output)).collect()
         };
+        let weight = weights.rows(&named("weight"), input)?;
+        let bias = bias.then(|| weights.vector(&named("bias"))).transpose()?;
         Ok(Self { weight, bias })
     }
 
     /// # Shapes
     /// `[batch, tokens, in]` to `[batch, tokens, out]`
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        kernels.linear(x, self.weight.clone(), self.bias.clone())
+        self.weight.project(x, self.bias.as_ref(), None, kernels)
+    }
+
+    /// The same, added to `residual` where there is one, of the shape of the result.
+    pub(crate) fn forward_onto(
+        &self,
+        residual: Option<Tensor<3>>,
+        x: Tensor<3>,
+        kernels: &Kernels,
+    ) -> Tensor<3> {
+        self.weight.project(x, self.bias.as_ref(), residual, kernels)
     }
 }

@@ -5,7 +5,7 @@ use kiln_core::Result;
 use kiln_kernels::{Activation, Kernels};
 
 use super::linear::Linear;
-use crate::{ConfigFile, Rows, Sizes, Weights};
+use crate::{ConfigFile, Sizes, Weights};
 
 /// What architectures say of a feed-forward block.
 #[derive(Clone, Copy, Debug)]
@@ -40,15 +40,9 @@ pub(crate) fn activation(config: &ConfigFile, key: &str, name: &str) -> Result<A
 }
 
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "one a block, and never moved")]
-enum Projections {
-    Two { gate_proj: Linear, up_proj: Linear },
-    One { gate_up_proj: Rows },
-}
-
-#[derive(Debug)]
 pub(crate) struct GatedMlp {
-    projections: Projections,
+    /// `gate_proj` and `up_proj`, one above the other
+    gate_up_proj: Linear,
     down_proj: Linear,
     activation: Activation,
 }
@@ -56,38 +50,25 @@ pub(crate) struct GatedMlp {
 impl GatedMlp {
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
         let &MlpConfig { hidden, intermediate, bias, fused, activation } = config;
-        let linear = |weights: &mut dyn Weights, part: &str, sizes| {
-            Linear::load(weights, &format!("{name}.{part}"), sizes, bias)
+        let part = |part: &str| format!("{name}.{part}");
+        let (both, gate, up) = (part("gate_up_proj"), part("gate_proj"), part("up_proj"));
+        let parts: &[(&str, usize)] = match fused {
+            false => &[(&gate, intermediate), (&up, intermediate)],
+            true => &[(&both, 2 * intermediate)],
         };
-        let projections = match fused {
-            false => Projections::Two {
-                gate_proj: linear(weights, "gate_proj", [hidden, intermediate])?,
-                up_proj: linear(weights, "up_proj", [hidden, intermediate])?,
-            },
-            true => {
-                let shape = [2 * intermediate, hidden];
-                Projections::One {
-                    gate_up_proj: weights.rows(&format!("{name}.gate_up_proj.weight"), shape)?,
-                }
-            }
-        };
-        let down_proj = linear(weights, "down_proj", [intermediate, hidden])?;
-        Ok(Self { projections, down_proj, activation })
+        let gate_up_proj = Linear::stacked(weights, parts, hidden, bias)?;
+        let down_proj = Linear::load(weights, &part("down_proj"), [intermediate, hidden], bias)?;
+        Ok(Self { gate_up_proj, down_proj, activation })
     }
 
+    /// What it makes of `x`, added to `residual` where there is one.
+    ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, unchanged
-    pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        let (gate, up) = match &self.projections {
-            Projections::Two { gate_proj, up_proj } => {
-                (gate_proj.forward(x.clone(), kernels), up_proj.forward(x, kernels))
-            }
-            Projections::One { gate_up_proj } => {
-                let both = gate_up_proj.project(x, kernels);
-                let half = both.dims()[2] / 2;
-                (both.clone().narrow(2, 0, half), both.narrow(2, half, half))
-            }
-        };
-        self.down_proj.forward(kernels.gated(gate, up, self.activation), kernels)
+    /// `[batch, tokens, hidden]`, all of them
+    pub(crate) fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        let both = self.gate_up_proj.forward(x, kernels);
+        let half = both.dims()[2] / 2;
+        let (gate, up) = (both.clone().narrow(2, 0, half), both.narrow(2, half, half));
+        self.down_proj.forward_onto(residual, kernels.gated(gate, up, self.activation), kernels)
     }
 }

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use kiln_core::Result;
 use kiln_kernels::{Kernels, NormOrder};
 
-use crate::Weights;
+use crate::{Part, Weights};
 
 /// How all norms of a model are computed.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct RmsNorm {
 impl RmsNorm {
     /// Reads `name.weight`.
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, len: usize, kind: NormKind) -> Result<Self> {
-        Ok(Self { weight: weights.vector(&format!("{name}.weight"), len)?, kind })
+        Ok(Self { weight: weights.vector(&[Part::new(format!("{name}.weight"), len)])?, kind })
     }
 
     /// What the weight is held in.
@@ -34,15 +34,5 @@ impl RmsNorm {
     /// `[batch, tokens, len]`, unchanged
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         kernels.rms_norm(x, self.weight.clone(), self.kind.eps, self.kind.order)
-    }
-
-    /// Norms each head on its own.
-    ///
-    /// # Shapes
-    /// `[batch, tokens, heads, len]`, unchanged
-    pub(crate) fn forward_heads(&self, x: Tensor<4>, kernels: &Kernels) -> Tensor<4> {
-        let [batch, tokens, heads, len] = x.dims();
-        let rows = x.reshape([batch, tokens * heads, len]);
-        self.forward(rows, kernels).reshape([batch, tokens, heads, len])
     }
 }

@@ -76,6 +76,7 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
         keep_scores: keep,
         compile: !keep && model.opened().is_asynchronous() && cache.is_static(),
         rescue: None,
+        kernels: Some(model.kernels().clone()),
     };
     let batch = batch.slice(prefix..batch.len());
     let generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;

@@ -16,6 +16,8 @@ const INPUT: &str = "quant.x";
 pub(super) fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mismatch> {
     let wanted = case.quantized.as_ref().ok_or_else(|| Mismatch::new("fields of the case are missing"))?;
     let format = quantizers::format(&wanted.backend)?;
+    let backend = format.backend();
+    let backend = backend.ok_or_else(|| Mismatch::new(format!("{} is no backend", wanted.backend)))?;
     let axis = format.axes().iter().find(|(axis, _)| *axis == wanted.axis);
     let &(_, grouping) = axis.ok_or_else(|| Mismatch::new(format!("axis {} is unknown", wanted.axis)))?;
     let optimizer = if folder.is_4_47() { Optimizer::Off } else { Optimizer::On };
@@ -32,8 +34,8 @@ pub(super) fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mi
     let x = Tensor::<4>::from_data(TensorData::new(numbers, shape), (device, DType::F32));
     let x = grouping.split(quantizers::rounded(x, dtype), wanted.group);
     let groups = x.dims()[0];
-    let quantized = format.quantize(x, &recipe);
-    let again = grouping.join(format.dequantize(&quantized, &recipe), shape);
+    let quantized = backend.quantize(x, &recipe);
+    let again = grouping.join(backend.dequantize(&quantized, &recipe), shape);
 
     let read = |tensor: Tensor<2>| tensor.into_data().iter::<f32>().collect::<Vec<_>>();
     let codes: Vec<u32> = quantized.codes.into_data().iter::<u32>().collect();

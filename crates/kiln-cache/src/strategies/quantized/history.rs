@@ -12,7 +12,7 @@ use kiln_core::{
 
 use super::Settled;
 use crate::{
-    quantizers::{Quantized, Recipe, Words},
+    quantizers::{Backend, Grouping, Quantized, Recipe, Words},
     restored,
 };
 
@@ -32,24 +32,33 @@ pub(super) struct History {
     rows: Vec<usize>,
 }
 
+/// How keys or values are packed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packed {
+    pub(super) backend: &'static dyn Backend,
+    pub(super) recipe: Recipe,
+    pub(super) grouping: Grouping,
+    /// Numbers of a group.
+    pub(super) group: usize,
+}
+
 impl History {
-    /// `which`: 0 for keys, 1 for values.
-    pub(super) fn pack(x: Tensor<4>, settled: &Settled, recipe: &Recipe, which: usize) -> Self {
+    pub(super) fn pack(x: Tensor<4>, how: &Packed) -> Self {
         let (shape, dtype) = (x.dims(), x.dtype());
-        let groups = settled.grouping(which).split(x.cast(DType::F32), settled.group);
-        let Quantized { codes, scale, zero } = settled.format.quantize(groups, recipe);
-        let words = Words::pack(codes, recipe.bits);
+        let groups = how.grouping.split(x.cast(DType::F32), how.group);
+        let Quantized { codes, scale, zero } = how.backend.quantize(groups, &how.recipe);
+        let words = Words::pack(codes, how.recipe.bits);
         // What the format rounded to the type loses nothing by being kept in it.
         let kept = |x: Tensor<2>| x.cast(dtype);
         Self { words, scale: kept(scale), zero: kept(zero), shape, dtype, rows: (0..shape[0]).collect() }
     }
 
-    pub(super) fn unpack(&self, settled: &Settled, recipe: &Recipe, which: usize) -> Tensor<4> {
+    pub(super) fn unpack(&self, how: &Packed) -> Tensor<4> {
         let groups = self.scale.dims()[0];
-        let codes = Words::unpack(self.words.clone(), recipe.bits, [groups, settled.group]);
+        let codes = Words::unpack(self.words.clone(), how.recipe.bits, [groups, how.group]);
         let [scale, zero] = [&self.scale, &self.zero].map(|x| x.clone().cast(DType::F32));
-        let x = settled.format.dequantize(&Quantized { codes, scale, zero }, recipe);
-        let x = settled.grouping(which).join(x, self.shape).cast(self.dtype);
+        let x = how.backend.dequantize(&Quantized { codes, scale, zero }, &how.recipe);
+        let x = how.grouping.join(x, self.shape).cast(self.dtype);
         if self.rows.iter().copied().eq(0..self.shape[0]) { x } else { x.select_rows(&self.rows) }
     }
 

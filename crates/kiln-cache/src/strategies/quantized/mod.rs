@@ -17,7 +17,7 @@ use kiln_kernels::Kernels;
 
 use self::{append::AppendLayer, requantize::RequantizeLayer};
 use super::{KvFactory, KvStrategy, Settings};
-use crate::quantizers::{FORMATS, Format, Grouping, Optimizer, Recipe, format};
+use crate::quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe, format};
 
 #[derive(Debug)]
 pub(super) struct Quantized;
@@ -74,7 +74,8 @@ struct Settled {
     /// Latest tokens that are kept as they are, at most.
     residual: usize,
     optimizer: Optimizer,
-    requantize: bool,
+    /// What computes it, if the whole history is packed anew each time.
+    requantize: Option<&'static dyn Backend>,
     rotate: Rotate,
     compat: bool,
 }
@@ -97,7 +98,7 @@ impl Settled {
             Rotate::On => true,
             Rotate::Auto => {
                 let by_token = self.grouping(0) == Grouping::Neighbours;
-                by_token && !self.requantize && rotation::block(need.head_dim).is_ok()
+                by_token && self.requantize.is_none() && rotation::block(need.head_dim).is_ok()
             }
         }
     }
@@ -136,7 +137,15 @@ impl Settled {
         let optimizers = format.optimizers();
         let names: Vec<&str> = optimizers.iter().map(|optimizer| optimizer.name()).collect();
         let optimizer = optimizers[settings.one_of("optimize", &names)?];
-        let requantize = settings.one_of("flush", &["append", "requantize"])? == 1;
+        let requantize = match settings.one_of("flush", &["append", "requantize"])? {
+            0 => None,
+            _ => Some(format.backend().ok_or_else(|| {
+                settings.wrong(format!(
+                    "`flush=requantize` is transformers' rule, which has no format `{}`; use quanto or hqq",
+                    format.name()
+                ))
+            })?),
+        };
         let rotate = settings.one_of("rotate", &["off", "on", "auto"])?;
         let rotate = [Rotate::Off, Rotate::On, Rotate::Auto][rotate];
         let compat = match settings.take("compat").as_deref() {
@@ -151,14 +160,10 @@ impl Settled {
 
     fn fits_together(&self) -> Result<(), String> {
         let &Self { group, residual, .. } = self;
-        if self.requantize {
-            return match () {
-                () if !self.format.repacks() => Err(format!(
-                    "`flush=requantize` is transformers' rule, which has no format `{}`; use quanto or hqq",
-                    self.format.name()
-                )),
-                () if self.rotate == Rotate::On => Err("`rotate=on` needs `flush=append`".to_owned()),
-                () => Ok(()),
+        if self.requantize.is_some() {
+            return match self.rotate {
+                Rotate::On => Err("`rotate=on` needs `flush=append`".to_owned()),
+                Rotate::Off | Rotate::Auto => Ok(()),
             };
         }
         if self.compat {
@@ -210,7 +215,7 @@ impl KvFactory for Settled {
         if self.rotate == Rotate::On {
             rotation::block(need.head_dim)?;
         }
-        if !self.requantize {
+        if self.requantize.is_none() {
             return Ok(());
         }
         if need.window.is_some() {
@@ -238,18 +243,17 @@ impl KvFactory for Settled {
     }
 
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
-        if self.requantize {
-            self.repacked_bytes(need, tokens, element)
-        } else {
-            append::bytes(self, need, tokens, element)
+        match self.requantize {
+            Some(_) => self.repacked_bytes(need, tokens, element),
+            None => append::bytes(self, need, tokens, element),
         }
     }
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
         self.check(need)?;
         Ok(match self.requantize {
-            true => Box::new(RequantizeLayer::new(self, need)),
-            false => Box::new(AppendLayer::new(self, need, kernels)?),
+            Some(backend) => Box::new(RequantizeLayer::new(self, backend, need)),
+            None => Box::new(AppendLayer::new(self, need, kernels)?),
         })
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
@@ -14,12 +14,16 @@ use kiln_core::{
     view::KvView,
 };
 
-use super::{Settled, history::History};
-use crate::restored;
+use super::{
+    Settled,
+    history::{History, Packed},
+};
+use crate::{quantizers::Backend, restored};
 
 #[derive(Clone, Debug)]
 pub(super) struct RequantizeLayer {
     settled: Settled,
+    backend: &'static dyn Backend,
     need: AttentionNeed,
     /// The present, and before it the states that a roll-back may return to, oldest first.
     states: VecDeque<State>,
@@ -60,9 +64,9 @@ impl State {
 }
 
 impl RequantizeLayer {
-    pub(super) fn new(settled: &Settled, need: &AttentionNeed) -> Self {
+    pub(super) fn new(settled: &Settled, backend: &'static dyn Backend, need: &AttentionNeed) -> Self {
         let states = VecDeque::from([State::default()]);
-        Self { settled: settled.clone(), need: need.clone(), states, history: 1 }
+        Self { settled: settled.clone(), backend, need: need.clone(), states, history: 1 }
     }
 
     fn now(&self) -> &State {
@@ -72,8 +76,8 @@ impl RequantizeLayer {
 
     fn dense(&self, state: &State) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
         let packed = state.packed.get()?.map(|(keys, values)| {
-            let [key, value] = self.settled.recipes(keys.dtype());
-            (keys.unpack(&self.settled, &key, 0), values.unpack(&self.settled, &value, 1))
+            let [key, value] = self.recipes(keys.dtype());
+            (keys.unpack(&key), values.unpack(&value))
         });
         let recent = state.recent.get()?.cloned();
         let join = |a, b| Tensor::cat(vec![a, b], 2);
@@ -84,11 +88,19 @@ impl RequantizeLayer {
     }
 
     fn pack(&self, keys: Tensor<4>, values: Tensor<4>) -> Slot<(History, History)> {
-        let [key, value] = self.settled.recipes(keys.dtype());
-        Slot::Here((
-            History::pack(keys, &self.settled, &key, 0),
-            History::pack(values, &self.settled, &value, 1),
-        ))
+        let [key, value] = self.recipes(keys.dtype());
+        Slot::Here((History::pack(keys, &key), History::pack(values, &value)))
+    }
+
+    /// How keys and values of type `dtype` are packed.
+    fn recipes(&self, dtype: DType) -> [Packed; 2] {
+        let recipes = self.settled.recipes(dtype);
+        [0, 1].map(|which| Packed {
+            backend: self.backend,
+            recipe: recipes[which],
+            grouping: self.settled.grouping(which),
+            group: self.settled.group,
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{Four, Info, LOWEST, Place, cap, four, turn, write};
+use super::{Four, Info, LOWEST, Place, cap, four, largest_of_lanes, sum_of_lanes, turn, write};
 use crate::launch::LANES;
 
 /// Lanes that read the vector of a key together.
@@ -35,7 +35,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let mut rows = Shared::<[Four]>::new_slice(256usize);
     // Sums of lanes; then scores, then weights of keys.
     let mut memory = Shared::<[Four]>::new_slice(512usize);
-    let mut maxima = Shared::<[Four]>::new_slice(comptime!(16 * fours));
+    let mut results = Shared::<[Four]>::new_slice(comptime!(16 * fours));
     let mut bounds = Shared::<[i32]>::new_slice(2usize);
     if lane == 0 {
         let part = place.part(first, info);
@@ -177,27 +177,12 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
             }
             memory[lane * fours + j] = masked;
         }
-        sync_cube();
-        if lane < comptime!(16 * fours) {
-            let i = lane / fours * 16 * fours + lane % fours;
-            let mut most = memory[i];
-            #[unroll]
-            for k in 1..16usize {
-                most = max(most, memory[i + k * fours]);
-            }
-            maxima[lane] = most;
-        }
-        sync_cube();
+        largest_of_lanes(&memory, &mut results, lane, fours);
         #[unroll]
         for j in 0..fours {
-            let mut most = largest[j];
-            #[unroll]
-            for k in 0..16usize {
-                most = max(most, maxima[k * fours + j]);
-            }
+            let most = max(largest[j], results[j]);
             let shrunk = (largest[j] - most).exp();
             largest[j] = most;
-            sums[j] *= shrunk;
             let mut weights = (scores[j] - most).exp();
             #[unroll]
             for r in 0..4usize {
@@ -206,6 +191,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
                     weights.insert(r, 0.0);
                 }
             }
+            sums[j] = sums[j] * shrunk + weights;
             memory[lane * fours + j] = weights;
         }
         sync_cube();
@@ -218,7 +204,6 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
                 #[unroll]
                 for j in 0..fours {
                     let weight = memory[key * fours + j];
-                    sums[j] += weight;
                     #[unroll]
                     for r in 0..4usize {
                         vectors[4 * j + r] += value * Four::new(weight.extract(r));
@@ -235,14 +220,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     for j in 0..fours {
         memory[lane * fours + j] = sums[j];
     }
-    sync_cube();
-    #[unroll]
-    for j in 0..fours {
-        sums[j] = Four::new(0.0);
-        for i in 0..shares {
-            sums[j] += memory[i * columns * fours + j];
-        }
-    }
+    sum_of_lanes(&memory, &mut results, lane, fours);
     #[unroll]
     for j in 0..fours {
         #[unroll]
@@ -264,7 +242,16 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
                         vector += memory[other * LANES + i * columns + c];
                     }
                     let number = place.vector(row, info) * info.parts + info.before + place.split;
-                    write::<R>(y, number, vector, largest[j].extract(r), sums[j].extract(r), c, dim, split);
+                    write::<R>(
+                        y,
+                        number,
+                        vector,
+                        largest[j].extract(r),
+                        results[j].extract(r),
+                        c,
+                        dim,
+                        split,
+                    );
                 }
             }
         }

@@ -178,6 +178,66 @@ fn write<R: Float>(
     }
 }
 
+/// The largest of what all lanes left in memory, in the first results.
+#[cube]
+fn largest_of_lanes(
+    memory: &Shared<[Four]>,
+    results: &mut Shared<[Four]>,
+    lane: usize,
+    #[comptime] fours: usize,
+) {
+    sync_cube();
+    if lane < comptime!(16 * fours) {
+        let i = lane / fours * 16 * fours + lane % fours;
+        let mut most = memory[i];
+        #[unroll]
+        for k in 1..16usize {
+            most = max(most, memory[i + k * fours]);
+        }
+        results[lane] = most;
+    }
+    sync_cube();
+    if lane < fours {
+        let mut most = results[lane];
+        #[unroll]
+        for k in 1..16usize {
+            most = max(most, results[k * fours + lane]);
+        }
+        results[lane] = most;
+    }
+    sync_cube();
+}
+
+/// Their sum.
+#[cube]
+fn sum_of_lanes(
+    memory: &Shared<[Four]>,
+    results: &mut Shared<[Four]>,
+    lane: usize,
+    #[comptime] fours: usize,
+) {
+    sync_cube();
+    if lane < comptime!(16 * fours) {
+        let i = lane / fours * 16 * fours + lane % fours;
+        let mut sum = memory[i];
+        #[unroll]
+        for k in 1..16usize {
+            sum += memory[i + k * fours];
+        }
+        results[lane] = sum;
+    }
+    sync_cube();
+    if lane < fours {
+        let mut sum = results[lane];
+        #[unroll]
+        for k in 1..16usize {
+            sum += results[k * fours + lane];
+        }
+        results[lane] = sum;
+    }
+    sync_cube();
+}
+
 /// Puts together what came of parts of the keys: `[vectors, splits, head_dim + 2]`, as the shader has it.
 #[cube(launch, address_type = "dynamic")]
 fn combine<E: Float>(
@@ -255,8 +315,9 @@ pub(crate) fn cube(
     left_pad: Option<BurnTensor<1, IntKind>>,
     shape: &AttentionShape,
 ) -> BurnTensor<4> {
-    let ([batch, heads, queries, head_dim], dtype) = (q.dims(), q.dtype());
-    let sharing = Sharing::new(q.dims(), keys.dims(), shape);
+    let (dims, dtype) = (q.dims(), q.dtype());
+    let [batch, heads, queries, head_dim] = dims;
+    let sharing = Sharing::new(dims, keys.dims(), shape, &q.device());
     let q = primitive(q);
     if sharing.splits == 1 {
         let y = empty_like(&q);
@@ -267,7 +328,7 @@ pub(crate) fn cube(
     let parts = empty(&q, [batch * heads * queries, sharing.splits, head_dim + 2], DType::F32);
     let written = Written { to: &parts, parts: sharing.splits, before: 0 };
     launch(q, [keys, values], first, left_pad, shape, sharing, written);
-    combine_parts(parts, dtype, [batch, heads, queries, head_dim])
+    combine_parts(parts, dtype, dims)
 }
 
 fn launch(

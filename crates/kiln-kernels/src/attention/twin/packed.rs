@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{Four, LOWEST, cap, turn};
+use super::{Four, LOWEST, cap, largest_of_lanes, sum_of_lanes, turn};
 use crate::{half::half_number, launch::LANES};
 
 /// Lanes that read the vector of a key together.
@@ -111,7 +111,7 @@ pub(super) fn decode_codes<E: Float>(
     let mut rows = Shared::<[Four]>::new_slice(ROOM);
     let mut rows_of_words = Shared::<[Four]>::new_slice(64usize);
     let mut memory = Shared::<[Four]>::new_slice(512usize);
-    let mut maxima = Shared::<[Four]>::new_slice(comptime!(16 * fours));
+    let mut results = Shared::<[Four]>::new_slice(comptime!(16 * fours));
     let mut part = Shared::<[i32]>::new_slice(2usize);
     if lane == 0 {
         let mut begin = max(earliest, first[0] + i32::cast_from(first_row / info.group) - info.window + 1);
@@ -357,27 +357,12 @@ pub(super) fn decode_codes<E: Float>(
             }
             memory[lane * fours + j] = masked;
         }
-        sync_cube();
-        if lane < comptime!(16 * fours) {
-            let i = lane / fours * 16 * fours + lane % fours;
-            let mut most = memory[i];
-            #[unroll]
-            for k in 1..16usize {
-                most = max(most, memory[i + k * fours]);
-            }
-            maxima[lane] = most;
-        }
-        sync_cube();
+        largest_of_lanes(&memory, &mut results, lane, fours);
         #[unroll]
         for j in 0..fours {
-            let mut most = largest[j];
-            #[unroll]
-            for k in 0..16usize {
-                most = max(most, maxima[k * fours + j]);
-            }
+            let most = max(largest[j], results[j]);
             let shrunk = (largest[j] - most).exp();
             largest[j] = most;
-            sums[j] *= shrunk;
             offsets[j] *= shrunk;
             #[unroll]
             for i in 0..piece {
@@ -390,6 +375,7 @@ pub(super) fn decode_codes<E: Float>(
                     weights.insert(r, 0.0);
                 }
             }
+            sums[j] = sums[j] * shrunk + weights;
             memory[lane * fours + j] = weights;
         }
         sync_cube();
@@ -411,10 +397,6 @@ pub(super) fn decode_codes<E: Float>(
                             vectors[i * fours + j] += memory[key * fours + j] * Four::new(value);
                         }
                     }
-                    #[unroll]
-                    for j in 0..fours {
-                        sums[j] += memory[key * fours + j];
-                    }
                 } else {
                     let group = word / info.value_together;
                     let halves = value_scales[value_groups + at * value_scales.stride(2) + group];
@@ -423,7 +405,6 @@ pub(super) fn decode_codes<E: Float>(
                     #[unroll]
                     for j in 0..fours {
                         let weight = memory[key * fours + j];
-                        sums[j] += weight;
                         offsets[j] += weight * offset;
                         let scaled = weight * scale;
                         #[unroll]
@@ -443,14 +424,7 @@ pub(super) fn decode_codes<E: Float>(
     for j in 0..fours {
         memory[lane * fours + j] = sums[j];
     }
-    sync_cube();
-    #[unroll]
-    for j in 0..fours {
-        sums[j] = Four::new(0.0);
-        for i in 0..shares {
-            sums[j] += memory[i * columns * fours + j];
-        }
-    }
+    sum_of_lanes(&memory, &mut results, lane, fours);
     #[unroll]
     for j in 0..fours {
         #[unroll]
@@ -477,7 +451,7 @@ pub(super) fn decode_codes<E: Float>(
                         }
                         if d == 0 {
                             y[to + dim] = largest[j].extract(r);
-                            y[to + dim + 1] = sums[j].extract(r);
+                            y[to + dim + 1] = results[j].extract(r);
                         }
                     }
                 }

@@ -4,6 +4,9 @@
 //! sees depends on where it stands only, so that a roll-back is exact. The queries of a chunk see what its first one sees,
 //! and all of the chunk: a prompt fed at once sees nothing packed.
 
+mod blocks;
+mod saved;
+
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
@@ -15,11 +18,11 @@ use kiln_core::{
 };
 use kiln_kernels::Kernels;
 
+use self::blocks::{copy_blocks, refined_scales};
 use super::{Settled, rotation};
 use crate::{
     buffer::{Buffer, Lives},
     quantizers::Grouping,
-    restored,
 };
 
 /// Of keys and of values.
@@ -251,58 +254,6 @@ impl AppendLayer {
     }
 }
 
-/// Copies the blocks of the positions `[from, to]` from one ring to another, longer or shorter.
-fn copy_blocks(new: &mut PackedBuffer, old: &PackedBuffer, together: usize, [from, to]: [usize; 2]) {
-    let (old_slots, new_slots) = (old.slots(), new.slots());
-    let mut at = from;
-    while at < to {
-        let (source, target) = (at % old_slots, at % new_slots);
-        let straight = (to - at).min(old_slots - source).min(new_slots - target);
-        let copy = |new: &mut Tensor<4, Int>, old: &Tensor<4, Int>, together: usize| {
-            let [rows, heads, _, words] = old.dims();
-            let target = target / together..(target + straight) / together;
-            let part = old.clone().narrow(2, source / together, straight / together);
-            new.inplace(|new| new.slice_assign([0..rows, 0..heads, target, 0..words], part));
-        };
-        copy(&mut new.codes, &old.codes, 1);
-        copy(&mut new.scales, &old.scales, together);
-        at += straight;
-    }
-}
-
-/// Scales and offsets that the format finds better than the smallest and the largest number, as scales lie in memory.
-fn refined_scales(
-    tokens: &Tensor<4>,
-    packing: Packing,
-    refined: impl Fn(Tensor<2>) -> Option<[Tensor<2>; 2]>,
-) -> Option<[Tensor<4>; 2]> {
-    let ([rows, heads, n, dim], group) = (tokens.dims(), packing.group());
-    let x = tokens.clone().cast(DType::F32);
-    match packing.along() {
-        Along::Tokens => {
-            let groups = x.reshape([rows * heads, n / group, group, dim]).swap_dims(2, 3);
-            let shape = [rows, heads, n / group, dim];
-            let found = refined(groups.reshape([rows * heads * n / group * dim, group]))?;
-            Some(found.map(|x| x.reshape(shape)))
-        }
-        Along::Channels => {
-            let mut all = [Vec::new(), Vec::new()];
-            let whole = dim / group;
-            if whole > 0 {
-                let groups = x.clone().narrow(3, 0, whole * group).reshape([rows * heads * n * whole, group]);
-                let found = refined(groups)?.map(|x| x.reshape([rows, heads, n, whole]));
-                all.iter_mut().zip(found).for_each(|(all, found)| all.push(found));
-            }
-            if dim % group > 0 {
-                let last = x.narrow(3, whole * group, dim % group).reshape([rows * heads * n, dim % group]);
-                let found = refined(last)?.map(|x| x.reshape([rows, heads, n, 1]));
-                all.iter_mut().zip(found).for_each(|(all, found)| all.push(found));
-            }
-            Some(all.map(|parts| Tensor::cat(parts, 3)))
-        }
-    }
-}
-
 impl KvLayer for AppendLayer {
     fn span(&self, n: usize) -> KvSpan {
         let start = self.visible();
@@ -482,39 +433,7 @@ impl CacheLayer for AppendLayer {
     }
 
     fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
-        let ([seq_len, end, written, copied, oldest, history], [packed, recent]) = restored::parts(state)?;
-        let room = restored::tokens(&recent, self.need())?;
-        let slots = self.packed_slots(&packed)?;
-        let (block, window) = (self.settled.residual, self.need().window);
-        let rows = |tensors: &[TensorData]| tensors.first().map(|data| data.shape()[0]);
-        let counts = end.is_multiple_of(block)
-            && end <= seq_len
-            && end <= written
-            && written.is_multiple_of(block)
-            && oldest <= seq_len
-            && (oldest <= end || end == seq_len)
-            && (room == 0) == (seq_len == 0 && recent.is_empty())
-            && seq_len - oldest <= room
-            && room < block + history.max(1);
-        let places = match window {
-            None => slots >= written,
-            Some(window) => {
-                let visible = (seq_len + 1).saturating_sub(window);
-                slots.is_multiple_of(block) && written.saturating_sub(slots).max(copied) <= visible.min(end)
-            }
-        };
-        let alike = packed.is_empty() || rows(&packed) == rows(&recent);
-        restored::check(counts && places && alike)?;
-        self.packed.restore(packed, device)?;
-        self.recent.restore(recent, device)?;
-        (self.seq_len, self.end, self.written, self.oldest) = (seq_len, end, written, oldest);
-        // No more is promised than there is room for already: a file may ask for any amount.
-        let history = history.min((room + 1).saturating_sub(block));
-        (self.slots, self.copied, self.history) = (slots, copied, history.max(self.history));
-        if let Ok((keys, _)) = self.recent.get() {
-            self.prepare_rotation(&keys)?;
-        }
-        Ok(())
+        self.restored(state, device)
     }
 
     fn touched(&mut self) -> Vec<Touched> {
@@ -557,25 +476,5 @@ impl AppendLayer {
         self.recent.truncate(0);
         (self.packed, self.slots, self.end_on_device, self.repacked) = (Slot::Empty, 0, None, true);
         (self.end, self.written, self.copied, self.oldest, self.seq_len) = (0, 0, 0, 0, 0);
-    }
-
-    /// Slots of a packed part that was read; 0 for none.
-    fn packed_slots(&self, host: &[TensorData]) -> Result<usize> {
-        let wrong = || restored::wrong("packed keys and values do not have the model's shape");
-        let Some(codes) = host.first() else { return Ok(0) };
-        let &[rows, heads, slots, _] = codes.shape().as_slice() else { return Err(wrong()) };
-        let (need, together) = (self.need(), self.packings.map(|packing| packing.slots_together()));
-        let whole = rows > 0 && slots > 0 && together.iter().all(|&together| slots.is_multiple_of(together));
-        if !whole || heads != need.kv_heads {
-            return Err(wrong());
-        }
-        let shape = [rows, heads, slots, need.head_dim];
-        let wanted = self.packings.iter().flat_map(|p| [p.codes_shape(shape), p.scales_shape(shape)]);
-        let fits = host.len() == 4
-            && host
-                .iter()
-                .zip(wanted)
-                .all(|(data, shape)| data.dtype() == DType::I32 && data.shape().as_slice() == shape);
-        if fits { Ok(slots) } else { Err(wrong()) }
     }
 }

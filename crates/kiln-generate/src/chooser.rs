@@ -1,0 +1,182 @@
+//! Choosing tokens on the device: nothing is read back for it, and nothing uploaded but random numbers, for many steps at
+//! once.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_core::{Error, Result, model::TokenId};
+use kiln_kernels::{Draws, Kernels, Sampling};
+
+use crate::{processors, sampler::Sampler, settings::Settings};
+
+/// Steps that random numbers are uploaded for at once.
+const TABLE: usize = 2048;
+
+/// What chooses the tokens of steps, one after the other. Nothing of a step that failed before it is used up.
+#[derive(Debug)]
+pub(crate) enum Chooser {
+    Likeliest,
+    Sampled(Box<Sampled>),
+}
+
+/// After processors, and drawn where there is a sampler.
+#[derive(Debug)]
+pub(crate) struct Sampled {
+    kernels: Kernels,
+    sampling: Sampling,
+    sampler: Option<Sampler>,
+    /// Nothing else ever holds it, so that it is written in place. Gone only while a step is launched.
+    draws: Option<Draws>,
+    /// Steps that there are still random numbers for.
+    left: usize,
+}
+
+impl Chooser {
+    /// The likeliest token of each row. Of equal scores burn takes the first on every device, as torch does.
+    pub(crate) fn likeliest() -> Self {
+        Self::Likeliest
+    }
+
+    /// What `settings` say, by `kernels` that have a kernel for it. `prompts`: tokens that occurred, below `vocab`.
+    pub(crate) fn new(
+        kernels: &Kernels,
+        settings: &Settings,
+        mut sampler: Option<Sampler>,
+        prompts: &[Vec<TokenId>],
+        vocab: usize,
+        device: &Device,
+    ) -> Self {
+        let sampling = Sampling {
+            repetition_penalty: settings.repetition_penalty,
+            temperature: settings.temperature,
+            top_k: settings.top_k,
+            tail: processors::tail(settings.top_p),
+            min_p: settings.min_p.unwrap_or(0.0),
+            draws: settings.do_sample,
+        };
+        // What counts only where tokens are drawn.
+        let sampling = match settings.do_sample {
+            true => sampling,
+            false => Sampling { temperature: 1.0, top_k: 0, tail: 0.0, min_p: 0.0, ..sampling },
+        };
+        let rows = prompts.len();
+        let occurred = (settings.repetition_penalty != 1.0).then(|| {
+            let mut occurred = vec![0i32; rows * vocab];
+            for (row, prompt) in occurred.chunks_exact_mut(vocab).zip(prompts) {
+                for &id in prompt {
+                    row[id as usize] = 1;
+                }
+            }
+            Tensor::from_data(TensorData::new(occurred, [rows, vocab]), device)
+        });
+        let (words, left) = words(sampler.as_mut(), rows, device);
+        let draws = Draws { words, used: zeros(rows, device), occurred };
+        Self::Sampled(Box::new(Sampled {
+            kernels: kernels.clone(),
+            sampling,
+            sampler,
+            draws: Some(draws),
+            left,
+        }))
+    }
+
+    /// Has random numbers for a step; whether they are others, which a recording does not know.
+    pub(crate) fn prepare(&mut self) -> bool {
+        let Self::Sampled(sampled) = self else { return false };
+        let Sampled { sampler, draws: Some(draws), left: left @ 0, .. } = &mut **sampled else {
+            return false;
+        };
+        let (rows, device) = (draws.used.dims()[0], draws.used.device());
+        (draws.words, *left) = words(sampler.as_mut(), rows, &device);
+        draws.used = zeros(rows, &device);
+        true
+    }
+
+    /// Tokens `[rows, 1]` for logits `[rows, 1, vocab]`; -1 where the scores are no distribution.
+    pub(crate) fn choose(&mut self, logits: Tensor<3>) -> Result<Tensor<2, Int>> {
+        self.prepare();
+        let Self::Sampled(sampled) = self else {
+            let [rows, _, vocab] = logits.dims();
+            return Ok(logits.reshape([rows, vocab]).argmax(1));
+        };
+        let Some(draws) = sampled.draws.take() else {
+            return Err(Error::Execution("the step before was given up".into()));
+        };
+        let (tokens, draws) = sampled.kernels.sample(logits, draws, &sampled.sampling);
+        sampled.draws = Some(draws);
+        sampled.left -= 1;
+        Ok(tokens)
+    }
+
+    /// After a step that chose tokens was replayed.
+    pub(crate) fn repeated(&mut self) {
+        if let Self::Sampled(sampled) = self {
+            sampled.left -= 1;
+        }
+    }
+
+    /// What is fed for tokens that were chosen: any will do for those that are none.
+    pub(crate) fn to_feed(&self, tokens: Tensor<2, Int>) -> Tensor<2, Int> {
+        match self {
+            Self::Likeliest => tokens,
+            Self::Sampled(_) => tokens.clamp_min(0),
+        }
+    }
+}
+
+/// Random numbers `[rows, steps]`, and for how many steps.
+fn words(sampler: Option<&mut Sampler>, rows: usize, device: &Device) -> (Tensor<2, Int>, usize) {
+    let Some(sampler) = sampler else {
+        return (Tensor::from_data(TensorData::new(vec![0i32; rows], [rows, 1]), device), usize::MAX);
+    };
+    let words: Vec<i32> = (0..rows * TABLE).map(|i| sampler.word(i / TABLE) as i32).collect();
+    (Tensor::from_data(TensorData::new(words, [rows, TABLE]), device), TABLE)
+}
+
+fn zeros(rows: usize, device: &Device) -> Tensor<1, Int> {
+    Tensor::from_data(TensorData::new(vec![0i32; rows], [rows]), device)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "these are tests")]
+
+    use kiln_core::read_back;
+    use kiln_kernels::Choice;
+
+    use super::*;
+
+    /// By the definition, for more steps than there are random numbers for at once; rows by streams of their own.
+    #[test]
+    fn each_row_takes_a_word_a_step() {
+        let device = Device::flex();
+        let kernels = Kernels::new(Choice::Definition, &device).unwrap();
+        let settings = Settings {
+            do_sample: true,
+            top_k: 9,
+            top_p: 0.9,
+            temperature: 0.7,
+            repetition_penalty: 1.2,
+            ..Settings::default()
+        };
+        let logits: Vec<f32> = (0..23).map(|token| (token * 7 % 11) as f32 / 3.0 - 1.0).collect();
+        let [mut host, draws] = [(); 2].map(|()| Sampler::new(Some(4)).unwrap());
+        let mut ids = vec![vec![3, 1, 4], vec![1, 5]];
+        let mut chooser = Chooser::new(&kernels, &settings, Some(draws), &ids, logits.len(), &device);
+        let processors = processors::build(&settings);
+        let mut others = 0;
+        for step in 0..2 * TABLE + 5 {
+            let tensor = TensorData::new(logits.repeat(2), [2, 1, 23]);
+            others += usize::from(chooser.prepare());
+            let tokens = chooser.choose(Tensor::from_data(tensor, &device)).unwrap();
+            let tokens: Vec<TokenId> = read_back::read(tokens).unwrap().iter().collect();
+            for (row, (&token, ids)) in tokens.iter().zip(&mut ids).enumerate() {
+                let mut scores = logits.clone();
+                processors.iter().for_each(|processor| processor.apply(ids, &mut scores));
+                assert_eq!(Ok(token), host.sample(row, &scores), "step {step}, row {row}");
+                if !ids.contains(&token) {
+                    ids.push(token);
+                }
+            }
+        }
+        assert_eq!(others, 2, "tables of {TABLE} steps");
+    }
+}

@@ -1,0 +1,150 @@
+//! Chooses the next token of each row by its logits, on the device.
+//!
+//! Scores are changed in the order and by the formulas of transformers' `logits_process.py`, with
+//! `min_tokens_to_keep` 1: repetition penalty, temperature, top_k, top_p, min_p. Then with weights
+//! `exp(score - largest score)`, the token is the first in the order of the vocabulary whose cumulative weight exceeds
+//! `word / 2^24` times the sum of all. Numbers are float32 whatever the type of the logits.
+//!
+//! The order of sums differs between implementations, so a draw may too where it falls within a rounding of the border
+//! of two tokens. One implementation on one device repeats itself bit for bit.
+
+#[cfg(feature = "cube")]
+mod twin;
+
+#[cfg(feature = "cube")]
+pub(crate) use twin::launch as cube;
+
+use burn::tensor::{Bool, DType, Int, Tensor};
+
+use crate::shader::Shader;
+
+/// What is done to the scores of a row before its token is chosen, in this order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// `s < 0 ? s * penalty : s / penalty` for every token that occurred.
+    pub repetition_penalty: f32,
+    pub temperature: f32,
+    /// What is below the k-th largest score is removed; 0: nothing.
+    pub top_k: usize,
+    /// `1 - top_p`: the least likely tokens, which together have at most this probability, are removed; 0: none. Of
+    /// equals the first go first, and the last of all never.
+    pub tail: f32,
+    /// What is less likely than this times the likeliest is removed.
+    pub min_p: f32,
+    /// Whether the token is drawn; else it is the likeliest, of equals the first.
+    pub draws: bool,
+}
+
+/// What choosing a token needs to know of the steps before, on the device.
+#[derive(Clone, Debug)]
+pub struct Draws {
+    /// `[rows, steps]`: a random number of 24 bits for each step.
+    pub words: Tensor<2, Int>,
+    /// `[rows]`: steps that were made.
+    pub used: Tensor<1, Int>,
+    /// `[rows, vocab]`: not 0 for tokens that occurred. `None`: no token is penalized.
+    pub occurred: Option<Tensor<2, Int>>,
+}
+
+pub(crate) fn definition(logits: Tensor<3>, draws: Draws, sampling: &Sampling) -> (Tensor<2, Int>, Draws) {
+    let [rows, _, vocab] = logits.dims();
+    let mut scores = logits.reshape([rows, vocab]).cast(DType::F32);
+    if let Some(occurred) = &draws.occurred {
+        let negative = scores.clone().lower_elem(0.0);
+        let penalized = (scores.clone() / sampling.repetition_penalty)
+            .mask_where(negative, scores.clone() * sampling.repetition_penalty);
+        scores = scores.mask_where(occurred.clone().not_equal_elem(0), penalized);
+    }
+    let scores = scores / sampling.temperature;
+    let chosen = match sampling.draws {
+        true => {
+            let step = draws.used.clone().reshape([rows, 1]);
+            draw(scores, draws.words.clone().gather(1, step), sampling)
+        }
+        false => scores.argmax(1),
+    };
+    let chosen = chosen.cast(DType::I32);
+    let occurred = draws.occurred.map(|occurred| {
+        let tokens = Tensor::<2, Int>::ones([1, vocab], (&occurred.device(), DType::I32)).cumsum(1) - 1;
+        let now = tokens.expand([rows, vocab]).equal(chosen.clone().expand([rows, vocab]));
+        occurred.mask_fill(now, 1)
+    });
+    (chosen, Draws { words: draws.words, used: draws.used + 1, occurred })
+}
+
+/// A token of each row of scores `[rows, vocab]`, -1 where they are no distribution. `words`: `[rows, 1]`
+fn draw(scores: Tensor<2>, words: Tensor<2, Int>, sampling: &Sampling) -> Tensor<2, Int> {
+    let [rows, vocab] = scores.dims();
+    let count = |mask: Tensor<2, Bool>| mask.int().cast(DType::I32).sum_dim(1);
+    let number = scores.clone().is_nan().bool_not();
+    let scores = scores.mask_fill(number.clone().bool_not(), 0.0);
+    let largest = scores.clone().max_dim(1);
+    let is_one = number.all_dim(1).bool_and(largest.clone().is_inf().bool_not());
+    let mut weights = (scores.clone() - largest).exp();
+
+    if (1..vocab).contains(&sampling.top_k) {
+        let threshold = scores.clone().sort(1).narrow(1, vocab - sampling.top_k, 1);
+        weights = weights.mask_fill(scores.lower(threshold.expand([rows, vocab])), 0.0);
+    }
+    if sampling.tail > 0.0 {
+        let ascending = weights.clone().sort(1);
+        let cumulative = ascending.clone().cumsum(1);
+        let limit = cumulative.clone().narrow(1, vocab - 1, 1) * sampling.tail;
+        let removed = count(cumulative.lower_equal(limit.expand([rows, vocab]))).clamp_max(vocab as i64 - 1);
+        let threshold = ascending.gather(1, removed.clone()).expand([rows, vocab]);
+        let below = weights.clone().lower(threshold.clone());
+        let equal = weights.clone().equal(threshold);
+        let number_of_equal = equal.clone().int().cast(DType::I32).cumsum(1);
+        let first = number_of_equal.lower_equal((removed - count(below.clone())).expand([rows, vocab]));
+        weights = weights.mask_fill(below.bool_or(equal.bool_and(first)), 0.0);
+    }
+    weights = weights.clone().mask_fill(weights.lower_elem(sampling.min_p), 0.0);
+
+    let cumulative = weights.cumsum(1);
+    let total = cumulative.clone().narrow(1, vocab - 1, 1);
+    let limit = total.clone() * (words.float().cast(DType::F32) / (1 << 24) as f32);
+    // A product that was rounded up to the total exceeds nothing.
+    let last = count(cumulative.clone().lower(total.expand([rows, vocab])));
+    let token = count(cumulative.lower_equal(limit.expand([rows, vocab])));
+    let beyond = token.clone().greater(last.clone());
+    token.mask_where(beyond, last).mask_fill(is_one.bool_not(), -1)
+}
+
+pub(crate) const SHADER: Shader =
+    Shader { name: "sample", text: include_str!("../../../../shaders/sample.wgsl"), options: &[] };
+
+#[cfg(feature = "wgpu")]
+pub(crate) fn wgsl(logits: Tensor<3>, draws: Draws, sampling: &Sampling) -> (Tensor<2, Int>, Draws) {
+    use burn::backend::Cube;
+
+    use crate::launch::{Launch, empty, primitive, strides, to_write};
+
+    let ([rows, _, vocab], [_, steps]) = (logits.dims(), draws.words.dims());
+    let penalized = draws.occurred.is_some();
+    let (logits, words) = (primitive(logits), primitive(draws.words));
+    let used = to_write(primitive(draws.used));
+    let occurred = draws
+        .occurred
+        .map_or_else(|| empty(&logits, [1, 1], DType::I32), |occurred| to_write(primitive(occurred)));
+    let keys = empty(&logits, [rows, vocab], DType::U32);
+    let chosen = empty(&logits, [rows, 1], DType::I32);
+    let [[logit0, _, logit2]] = [strides(&logits)];
+    let ([word0, word1], [occurred0, occurred1], [used0]) =
+        (strides(&words), strides(&occurred), strides(&used));
+    #[rustfmt::skip]
+    let info = [
+        rows as u32, vocab as u32, steps as u32, sampling.top_k.min(vocab) as u32,
+        logit0, logit2, word0, word1,
+        occurred0, occurred1, used0, u32::from(penalized),
+        sampling.repetition_penalty.to_bits(), sampling.temperature.to_bits(), sampling.tail.to_bits(), sampling.min_p.to_bits(),
+        u32::from(sampling.draws),
+    ];
+    let launch = Launch::new(&SHADER, logits.dtype, &chosen.client).reads(logits).reads(words.clone());
+    launch.updates(&used).updates(&occurred).writes(&keys).writes(&chosen).run(rows, &info);
+    let draws = Draws {
+        words: Tensor::from_primitive::<Cube>(words),
+        used: Tensor::from_primitive::<Cube>(used),
+        occurred: penalized.then(|| Tensor::from_primitive::<Cube>(occurred)),
+    };
+    (Tensor::from_primitive::<Cube>(chosen), draws)
+}

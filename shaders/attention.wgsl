@@ -1,0 +1,87 @@
+// What attention_decode, attention_packed and attention_prefill share.
+
+const LANES = 256u;
+const LOWEST = -3.4028234e38;
+
+// Where the rows of a workgroup are. Row r is query r / group of head r % group.
+struct Place {
+    batch: u32,
+    kv_head: u32,
+    split: u32,
+    first_row: u32,
+    last_row: u32,
+}
+
+// What decides on branches and loops is read from here, and not from the uniform: some drivers compile a kernel anew for
+// each uniform that does.
+struct Part {
+    // The positions that a workgroup goes over: the first, and the first beyond.
+    begin: i32,
+    end: i32,
+    head_dim: u32,
+    // Parts of a vector that lanes have.
+    columns: u32,
+    // 1: there is a softcap.
+    capped: u32,
+}
+var<workgroup> shared_part: Part;
+
+fn place_of(workgroup: u32) -> Place {
+    let head = workgroup / info.tiles / info.splits;
+    // The last rows see the most keys: they begin first.
+    let first_row = (info.tiles - 1u - workgroup % info.tiles) * ROWS;
+    let last_row = min(first_row + ROWS, info.group * info.queries) - 1u;
+    return Place(head / info.kv_heads, head % info.kv_heads, workgroup / info.tiles % info.splits, first_row, last_row);
+}
+
+// Shares positions evenly.
+fn part_of(place: Place, begin: i32, end: i32, columns: u32) -> Part {
+    let even = (max(end - begin, 0) + i32(info.splits) - 1) / i32(info.splits);
+    // Whole rounds of the lanes.
+    let each = max((even + 63) / 64 * 64, 128);
+    let from_position = begin + i32(place.split) * each;
+    return Part(from_position, min(from_position + each, end), info.head_dim, columns, u32(info.softcap != 0.0));
+}
+
+// The number of a row's vector in the result.
+fn vector_of(place: Place, row: u32) -> u32 {
+    let head = (place.batch * info.kv_heads + place.kv_head) * info.group + row % info.group;
+    return head * info.queries + row / info.group;
+}
+
+// Where in q that is.
+fn query_of(place: Place, row: u32) -> u32 {
+    let head = place.kv_head * info.group + row % info.group;
+    return dot(vec3(place.batch, head, row / info.group), info.q_strides.xyz);
+}
+
+// The slot that many slots after the first, where the ring has turned once at most.
+fn turn(slot: u32) -> u32 {
+    return select(slot, slot - info.slots, slot >= info.slots);
+}
+
+// The hyperbolic tangent of 10 is 1; of larger numbers, some GPUs make none.
+fn cap(scores: vec4<f32>) -> vec4<f32> {
+    return tanh(clamp(scores / info.softcap, vec4(-10.0), vec4(10.0))) * info.softcap;
+}
+
+// Not indexed, for registers cannot be.
+fn column_of(matrix: mat4x4<f32>, i: u32) -> vec4<f32> {
+    var column = matrix[0];
+    if i == 1u {
+        column = matrix[1];
+    } else if i == 2u {
+        column = matrix[2];
+    } else if i == 3u {
+        column = matrix[3];
+    }
+    return column;
+}
+
+fn outer(value: vec4<f32>, weights: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4(value * weights.x, value * weights.y, value * weights.z, value * weights.w);
+}
+
+fn shrink(vectors: mat4x4<f32>, by: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4(vectors[0] * by.x, vectors[1] * by.y, vectors[2] * by.z, vectors[3] * by.w);
+}

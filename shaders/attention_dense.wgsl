@@ -1,0 +1,69 @@
+// What attention_decode and attention_prefill share: how keys and values are read, and how results are written.
+
+// Four numbers of a vector: those from 4 c on. What is beyond its end is any of it.
+fn places(c: u32, stride: u32) -> vec4<u32> {
+    return min(vec4(4u * c) + vec4(0u, 1u, 2u, 3u), vec4(info.head_dim - 1u)) * stride;
+}
+
+// What is beyond its end is 0.
+fn ended(numbers: vec4<f32>, c: u32) -> vec4<f32> {
+    return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.head_dim));
+}
+
+fn key_at(at: u32, c: u32) -> vec4<f32> {
+    if WIDTH == 4u {
+        return vec4<f32>(vec4(keys[at / 4u + c]));
+    }
+    let i = places(c, info.key_strides.w) + at;
+    return ended(vec4<f32>(vec4(vec4(keys[i.x]).x, vec4(keys[i.y]).x, vec4(keys[i.z]).x, vec4(keys[i.w]).x)), c);
+}
+
+fn value_at(at: u32, c: u32) -> vec4<f32> {
+    if WIDTH == 4u {
+        return vec4<f32>(vec4(values[at / 4u + c]));
+    }
+    let i = places(c, info.value_strides.w) + at;
+    return ended(vec4<f32>(vec4(vec4(values[i.x]).x, vec4(values[i.y]).x, vec4(values[i.z]).x, vec4(values[i.w]).x)), c);
+}
+
+// The positions of a workgroup, and the first that any row may see. Slots hold no more positions than there are, padding
+// is hidden.
+fn earliest_of(place: Place) -> i32 {
+    let padding = left_pad[place.batch * info.padded] * i32(info.padded);
+    return max(max(info.start, padding), first[0] + i32(info.queries) - i32(info.slots));
+}
+
+fn share(place: Place, earliest: i32) -> Part {
+    let begin = max(earliest, first[0] + i32(place.first_row / info.group) - info.window + 1);
+    let end = first[0] + i32(place.last_row / info.group) + 1;
+    return part_of(place, begin, end, (info.head_dim + 3u) / 4u);
+}
+
+// Four numbers of a row's result, or of a part of it.
+fn write(place: Place, row: u32, vector: vec4<f32>, largest: f32, sum: f32, column: u32, dim: u32) {
+    let number = vector_of(place, row);
+    if SPLIT {
+        let at = (number * info.parts + info.before + place.split) * (dim + 2u);
+        for (var i = 0u; i < 4u && 4u * column + i < dim; i++) {
+            y[at + 4u * column + i] = mixed(vector[i]);
+        }
+        if column == 0u {
+            y[at + dim] = mixed(largest);
+            y[at + dim + 1u] = mixed(sum);
+        }
+        return;
+    }
+    // What sees nothing is 0.
+    let scale = select(1.0 / sum, 0.0, sum == 0.0);
+    for (var i = 0u; i < 4u && 4u * column + i < dim; i++) {
+        y[number * dim + 4u * column + i] = mixed(vector[i] * scale);
+    }
+}
+
+// What comes of a part in which there is nothing to see: no weight.
+fn write_nothing(place: Place, lane: u32, dim: u32) {
+    if lane <= place.last_row - place.first_row {
+        let part = vector_of(place, place.first_row + lane) * info.parts + info.before + place.split;
+        y[part * (dim + 2u) + dim + 1u] = mixed(0.0);
+    }
+}

@@ -1,0 +1,422 @@
+//! Tokens that are chosen on the device, beside those that the host's processors and a draw in float64 give.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use half::f16;
+use kiln::{
+    Settings, TokenId,
+    kernels::{Choice, Draws, Kernels, Sampling},
+    processors, read_back,
+};
+
+use super::choices;
+
+/// How far a draw may be from the border of the token that it gives, as a share of all weights: an exponential is off by
+/// a few roundings, and by those of its argument, which is 20 at most where it matters; a sum by one for each number that a
+/// lane adds.
+const ROUNDING: f64 = 2e-5;
+
+#[derive(Clone, Copy, Debug)]
+enum Scores {
+    /// From -8 to 8, or to 24 where they are many: so that few of them count.
+    Usual,
+    /// Few different ones, so that each has many equals.
+    Ties,
+    Equal,
+    /// Every other token is impossible.
+    Removed,
+    /// Only the last token is possible.
+    One,
+}
+use Scores::{Equal, One, Removed, Ties, Usual};
+
+struct Given {
+    vocab: usize,
+    scores: Scores,
+    settings: Settings,
+}
+
+fn cases() -> Vec<Given> {
+    let sample = Settings { do_sample: true, ..Settings::default() };
+    let all = Settings { top_k: 0, ..sample.clone() };
+    let settings = [
+        sample.clone(),
+        all.clone(),
+        Settings { temperature: 0.3, ..all.clone() },
+        Settings { temperature: 1e30, ..all.clone() },
+        Settings { top_k: 1, ..all.clone() },
+        Settings { top_k: 3, ..all.clone() },
+        Settings { top_k: usize::MAX, ..all.clone() },
+        Settings { top_p: 0.9, ..all.clone() },
+        Settings { top_p: 0.53, ..all.clone() },
+        Settings { top_p: 1e-9, ..all.clone() },
+        Settings { min_p: Some(0.1), ..all.clone() },
+        Settings { min_p: Some(1.0), ..all.clone() },
+        Settings { repetition_penalty: 1.7, ..all.clone() },
+        Settings { repetition_penalty: 1.7, temperature: 0.8, top_p: 0.87, min_p: Some(0.03), ..sample },
+        Settings { repetition_penalty: 1.7, ..Settings::default() },
+    ];
+    let mut cases = Vec::new();
+    for settings in settings {
+        for scores in [Usual, Ties, Equal, Removed, One] {
+            cases.push(Given { vocab: 257, scores, settings: settings.clone() });
+        }
+        for scores in [Usual, Ties] {
+            for vocab in [1, 2, 7, 2048, 32_003] {
+                cases.push(Given { vocab, scores, settings: settings.clone() });
+            }
+        }
+    }
+    cases
+}
+
+/// Numbers of 24 bits, the same on every device.
+fn random(mut seed: u64) -> impl FnMut() -> u32 {
+    move || {
+        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed >> 40) as u32
+    }
+}
+
+impl Given {
+    fn rows(&self) -> usize {
+        if self.vocab > 1000 { 4 } else { 24 }
+    }
+
+    fn logits(&self, dtype: DType) -> Vec<f32> {
+        let mut next = random(self.vocab as u64);
+        let logit = |token: usize| {
+            let usual = next() as f32 / (1 << 20) as f32 - 8.0;
+            let usual = if self.vocab > 10_000 { usual * 3.0 } else { usual };
+            let logit = match self.scores {
+                Usual => usual,
+                Ties => (usual * 0.5).round(),
+                Equal => 3.0,
+                Removed if token % 2 == 1 && token + 1 < self.vocab => f32::NEG_INFINITY,
+                Removed => usual,
+                One if token + 1 < self.vocab => f32::NEG_INFINITY,
+                One => -2.0,
+            };
+            if dtype == DType::F16 { f16::from_f32(logit).to_f32() } else { logit }
+        };
+        (0..self.vocab).map(logit).collect()
+    }
+
+    /// Tokens that occurred before.
+    fn prompt(&self, row: usize) -> Vec<TokenId> {
+        [0, row, 3 * row + 1].map(|id| (id % self.vocab) as TokenId).to_vec()
+    }
+
+    fn sampling(&self) -> Sampling {
+        let settings = &self.settings;
+        Sampling {
+            repetition_penalty: settings.repetition_penalty,
+            temperature: settings.temperature,
+            top_k: if settings.do_sample { settings.top_k } else { 0 },
+            tail: 1.0 - settings.top_p,
+            min_p: settings.min_p.unwrap_or(0.0),
+            draws: settings.do_sample,
+        }
+    }
+
+    fn what(&self) -> String {
+        format!("{} {:?} {:?}", self.vocab, self.scores, self.sampling())
+    }
+
+    /// The host's scores, of what `settings` do; `None` where another rounding would remove other tokens.
+    fn scores(&self, logits: &[f32], ids: &[TokenId]) -> Option<Vec<f32>> {
+        let mut scores = logits.to_vec();
+        for processor in processors::build(&self.settings) {
+            if self.is_on_a_rounding(processor.name(), &scores) {
+                return None;
+            }
+            processor.apply(ids, &mut scores);
+        }
+        Some(scores)
+    }
+
+    fn is_on_a_rounding(&self, processor: &str, scores: &[f32]) -> bool {
+        let weights = weights(scores);
+        let total: f64 = weights.iter().sum();
+        let near = |a: f64, b: f64| (a - b).abs() < ROUNDING;
+        match (processor, self.settings.min_p) {
+            ("top_p", _) => {
+                let mut ascending = weights;
+                ascending.sort_by(f64::total_cmp);
+                // The last stays in any case.
+                ascending.pop();
+                let limit = f64::from(1.0 - self.settings.top_p);
+                let mut sum = 0.0;
+                ascending.into_iter().any(|weight| {
+                    sum += weight / total;
+                    near(sum, limit)
+                })
+            }
+            ("min_p", Some(limit)) => {
+                weights.into_iter().any(|weight| weight < 1.0 && near(weight, f64::from(limit)))
+            }
+            _ => false,
+        }
+    }
+
+    /// Why `token` is not what `word` draws from the host's scores.
+    fn wrong(&self, scores: &[f32], word: u32, token: i64) -> Option<String> {
+        let at = usize::try_from(token).ok().filter(|&at| at < scores.len());
+        let Some(at) = at else { return Some(format!("{token} is no token")) };
+        if !self.settings.do_sample {
+            let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let first = scores.iter().position(|score| *score == largest);
+            return (first != Some(at)).then(|| format!("{at} is not the first of the largest, {first:?}"));
+        }
+        let weights = weights(scores);
+        let total: f64 = weights.iter().sum();
+        let target = f64::from(word) / f64::from(1 << 24);
+        let before = weights[..at].iter().sum::<f64>() / total;
+        let after = before + weights[at] / total;
+        let off = (before - target).max(target - after);
+        if weights[at] == 0.0 {
+            return Some(format!("{at} was removed"));
+        }
+        (off > ROUNDING).then(|| format!("{at} is from {before} to {after}, {target} was drawn"))
+    }
+}
+
+fn weights(scores: &[f32]) -> Vec<f64> {
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    scores.iter().map(|&score| (f64::from(score) - f64::from(largest)).exp()).collect()
+}
+
+fn integers<const D: usize>(numbers: Vec<i32>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(numbers, shape), device)
+}
+
+fn tokens(tensor: Tensor<2, Int>) -> Vec<i64> {
+    read_back::read(tensor).unwrap().iter().collect()
+}
+
+fn every(mut check: impl FnMut(&str, &Device, &str, &Kernels)) {
+    for (name, device) in kiln_testkit::devices() {
+        // What `auto` takes is one of the others.
+        for (choice, kernels) in
+            choices(&name, &device).into_iter().filter(|(choice, _)| *choice != Choice::Auto)
+        {
+            check(&name, &device, &choice.to_string(), &kernels);
+        }
+    }
+}
+
+#[test]
+fn tokens_are_those_of_the_host() {
+    let mut failures = Vec::new();
+    let (mut drawn, mut passed_over) = (0, 0);
+    every(|name, device, choice, kernels| {
+        for dtype in [DType::F32, DType::F16] {
+            if !device.supports_dtype(dtype) {
+                continue;
+            }
+            // Cumulative sums of many numbers take Burn seconds on a GPU.
+            let most = if choice == "definition" && name != "cpu" { 300 } else { usize::MAX };
+            for given in cases().into_iter().filter(|given| given.vocab <= most) {
+                let (rows, vocab, logits) = (given.rows(), given.vocab, given.logits(dtype));
+                let tensor = Tensor::<3>::from_data(
+                    TensorData::new(logits.clone(), [1, 1, vocab]),
+                    (device, DType::F32),
+                );
+                let tensor = tensor.cast(dtype).expand([rows, 1, vocab]);
+                let mut next = random(7);
+                let mut words: Vec<u32> = (0..2 * rows).map(|_| next()).collect();
+                // The ends.
+                (words[0], words[2]) = (0, (1 << 24) - 1);
+                let mut ids: Vec<Vec<TokenId>> = (0..rows).map(|row| given.prompt(row)).collect();
+                let occurred = (given.settings.repetition_penalty != 1.0).then(|| {
+                    let mut occurred = vec![0; rows * vocab];
+                    for (row, ids) in ids.iter().enumerate() {
+                        ids.iter().for_each(|&id| occurred[row * vocab + id as usize] = 1);
+                    }
+                    integers(occurred, [rows, vocab], device)
+                });
+                let mut draws = Draws {
+                    words: integers(words.iter().map(|&word| word as i32).collect(), [rows, 2], device),
+                    used: integers(vec![0; rows], [rows], device),
+                    occurred,
+                };
+                for step in 0..2 {
+                    let (chosen, after) = kernels.sample(tensor.clone(), draws, &given.sampling());
+                    draws = after;
+                    assert_eq!(chosen.dims(), [rows, 1]);
+                    let mut scores = given.scores(&logits, &ids[0]);
+                    for (row, token) in tokens(chosen).into_iter().enumerate() {
+                        if given.settings.repetition_penalty != 1.0 {
+                            scores = given.scores(&logits, &ids[row]);
+                        }
+                        drawn += 1;
+                        ids[row].push(token.max(0) as TokenId);
+                        let Some(scores) = &scores else {
+                            passed_over += 1;
+                            continue;
+                        };
+                        if let Some(why) = given.wrong(scores, words[2 * row + step], token) {
+                            failures.push(format!(
+                                "{choice} on {name}, {dtype:?}, row {row}, step {step}: {}: {why}",
+                                given.what()
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+    });
+    assert!(passed_over * 20 < drawn, "{passed_over} of {drawn} draws are not looked at");
+    assert!(
+        failures.is_empty(),
+        "{} of {drawn} draws fail:\n{}",
+        failures.len(),
+        failures[..failures.len().min(40)].join("\n")
+    );
+}
+
+/// Ties of top_p beyond the border of the other test: how many of them stay is known.
+#[test]
+fn of_equals_the_first_are_removed_first() {
+    every(|name, device, choice, kernels| {
+        // Probabilities of 1/8: the first three reach 3/8, which is at most 1 - 0.6; a fourth would not.
+        let equal = [2.0; 8];
+        // The last of the largest stays, however little is to be kept.
+        let largest = [1.0, 5.0, 0.0, 5.0, 5.0, 1.0, -3.0, 2.0];
+        for (logits, top_p, stay) in [(equal, 0.6, 3..8), (largest, 1e-9, 4..5)] {
+            let sampling = Sampling {
+                repetition_penalty: 1.0,
+                temperature: 1.0,
+                top_k: 0,
+                tail: 1.0 - top_p,
+                min_p: 0.0,
+                draws: true,
+            };
+            let rows = 64;
+            let logits = Tensor::<1>::from_data(logits, (device, DType::F32));
+            let logits = logits.reshape([1, 1, 8]).expand([rows, 1, 8]);
+            let words = (0..rows).map(|row| (row << 18) as i32).collect();
+            let draws = Draws {
+                words: integers(words, [rows, 1], device),
+                used: integers(vec![0; rows], [rows], device),
+                occurred: None,
+            };
+            let mut drawn = tokens(kernels.sample(logits, draws, &sampling).0);
+            drawn.dedup();
+            assert_eq!(drawn, stay.collect::<Vec<_>>(), "{choice} on {name}");
+        }
+    });
+}
+
+#[test]
+fn what_is_no_distribution_gives_no_token() {
+    every(|name, device, choice, kernels| {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        let rows = [
+            [0.0, nan, 1.0],
+            [0.0, -nan, 1.0],
+            [0.0, inf, 1.0],
+            [-inf, -inf, -inf],
+            // Infinite after it was divided by the temperature.
+            [0.0, f32::MAX, 1.0],
+            [-inf, 0.0, -inf],
+        ];
+        let n = rows.len();
+        for (top_k, tail) in [(0, 0.0), (2, 0.0), (0, 0.5), (2, 0.5)] {
+            let logits = TensorData::new(rows.concat(), [n, 1, 3]);
+            let draws = Draws {
+                words: integers(vec![1 << 23; n], [n, 1], device),
+                used: integers(vec![0; n], [n], device),
+                occurred: Some(integers(vec![0; 3 * n], [n, 3], device)),
+            };
+            let sampling =
+                Sampling { repetition_penalty: 2.0, temperature: 0.5, top_k, tail, min_p: 0.0, draws: true };
+            let logits = Tensor::from_data(logits, (device, DType::F32));
+            let (chosen, draws) = kernels.sample(logits, draws, &sampling);
+            let what = format!("{choice} on {name}, {sampling:?}");
+            assert_eq!(tokens(chosen), [-1, -1, -1, -1, -1, 1], "{what}");
+            let mut marked = vec![0; 3 * n];
+            marked[3 * n - 2] = 1;
+            assert_eq!(tokens(draws.occurred.unwrap()), marked, "{what}");
+        }
+    });
+}
+
+/// Views that are not contiguous, and words that lie apart.
+#[test]
+fn layout_changes_no_token() {
+    every(|name, device, choice, kernels| {
+        let (rows, vocab) = (5, 300);
+        let mut next = random(3);
+        let logits: Vec<f32> = (0..rows * vocab).map(|_| next() as f32 / (1 << 20) as f32 - 8.0).collect();
+        let words: Vec<i32> = (0..2 * rows).map(|_| next() as i32).collect();
+        let sampling = Sampling {
+            repetition_penalty: 1.5,
+            temperature: 1.0,
+            top_k: 40,
+            tail: 0.1,
+            min_p: 0.01,
+            draws: true,
+        };
+        let run = |logits: Tensor<3>, swapped: bool| {
+            let swap = |tensor: Tensor<2, Int>| match swapped {
+                // Exchanged in memory, and back as a view.
+                true => (tensor.swap_dims(0, 1) + 0).swap_dims(0, 1),
+                false => tensor,
+            };
+            let occurred = (0..rows * vocab).map(|i| i32::from(i % 3 == 0)).collect();
+            let mut draws = Draws {
+                words: swap(integers(words.clone(), [rows, 2], device)),
+                used: integers(vec![0; rows], [rows], device),
+                occurred: Some(swap(integers(occurred, [rows, vocab], device))),
+            };
+            let mut all = Vec::new();
+            for _ in 0..2 {
+                let (chosen, after) = kernels.sample(logits.clone(), draws, &sampling);
+                draws = after;
+                all.extend(tokens(chosen));
+            }
+            (all, tokens(draws.occurred.unwrap()))
+        };
+        let logits = Tensor::<3>::from_data(TensorData::new(logits, [rows, 1, vocab]), (device, DType::F32));
+        let apart = (logits.clone().swap_dims(0, 2) * 1.0).swap_dims(0, 2);
+        let want = run(logits.clone(), false);
+        assert_eq!(run(logits, false), want, "{choice} on {name} repeats itself");
+        assert_eq!(run(apart, true), want, "{choice} on {name}");
+    });
+}
+
+#[test]
+fn tokens_come_as_often_as_they_are_likely() {
+    every(|name, device, choice, kernels| {
+        let (rows, vocab) = (20_000, 16);
+        let logits: Vec<f32> = (0..vocab).map(|token| (token * 7 % 11) as f32 / 4.0).collect();
+        let tensor = TensorData::new(logits.clone(), [1, 1, vocab]);
+        let tensor = Tensor::<3>::from_data(tensor, (device, DType::F32)).expand([rows, 1, vocab]);
+        let mut next = random(11);
+        let draws = Draws {
+            words: integers((0..rows).map(|_| next() as i32).collect(), [rows, 1], device),
+            used: integers(vec![0; rows], [rows], device),
+            occurred: None,
+        };
+        let sampling = Sampling {
+            repetition_penalty: 1.0,
+            temperature: 1.0,
+            top_k: 0,
+            tail: 0.0,
+            min_p: 0.0,
+            draws: true,
+        };
+        let mut counts = vec![0.0; vocab];
+        for token in tokens(kernels.sample(tensor, draws, &sampling).0) {
+            counts[token as usize] += 1.0;
+        }
+        let weights = weights(&logits);
+        let total: f64 = weights.iter().sum();
+        let wanted = weights.iter().map(|weight| rows as f64 * weight / total);
+        let squares: f64 = counts.iter().zip(wanted).map(|(got, want)| (got - want).powi(2) / want).sum();
+        // What chi-square with 15 degrees of freedom exceeds once in a thousand times.
+        assert!(squares < 37.7, "{choice} on {name}: {squares}, {counts:?}");
+    });
+}

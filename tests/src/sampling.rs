@@ -1,0 +1,152 @@
+//! Tokens that the device draws, in the loop that users call.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::{Int, Tensor};
+use kiln::{
+    Batch, CausalModel, Generation, GenerationConfig, GenerationOptions, Logits, Model, ModelCache, Plan,
+    Result, Step, TokenId, kernels::Choice, memory::LayerNeed,
+};
+
+use crate::support::llama_with;
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static kiln::device::Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+fn settings() -> Vec<GenerationConfig> {
+    let drawn = GenerationConfig {
+        max_new_tokens: Some(24),
+        do_sample: Some(true),
+        temperature: Some(2.0),
+        seed: Some(5),
+        // So that rows end at different steps.
+        eos_token_id: Some((0..97).step_by(12).collect()),
+        ..GenerationConfig::default()
+    };
+    vec![
+        drawn.clone(),
+        GenerationConfig { top_k: Some(0), top_p: Some(0.8), ..drawn.clone() },
+        GenerationConfig { repetition_penalty: Some(1.4), min_p: Some(0.05), ..drawn.clone() },
+        GenerationConfig { repetition_penalty: Some(1.4), do_sample: Some(false), ..drawn },
+    ]
+}
+
+fn padded() -> Vec<Vec<TokenId>> {
+    vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9], vec![5, 5, 5, 5, 5]]
+}
+
+fn generation<'a>(
+    causal: &'a dyn CausalModel,
+    model: &Model,
+    cache: &'a mut ModelCache,
+    wanted: &GenerationConfig,
+    options: GenerationOptions,
+) -> Generation<'a> {
+    let batch = Batch::left_padded(&padded(), 0, model.device()).unwrap();
+    let options = GenerationOptions {
+        settings: wanted.resolve().unwrap(),
+        kernels: Some(model.kernels().clone()),
+        ..options
+    };
+    Generation::new(causal, cache, batch, padded(), options).unwrap()
+}
+
+/// Words are used as the host uses them, one a step of each row, the first behind the prompt. (A draw on a rounding may
+/// be another token; none of these is.)
+#[test]
+fn the_device_draws_what_the_host_does() {
+    for (device, opened) in devices() {
+        let choices: &[Choice] = match device {
+            "cpu" => &[Choice::Auto],
+            "cuda" => &[Choice::Auto, Choice::Definition],
+            _ => &[Choice::Auto, Choice::Definition, Choice::Cube],
+        };
+        for &choice in choices {
+            let model = llama_with(opened, choice);
+            for wanted in settings() {
+                for plan in ["fixed", "none"] {
+                    let run = |keep_scores, lookahead, compile| {
+                        let mut cache = model.cache(&Plan::named(plan).unwrap()).unwrap();
+                        let options =
+                            GenerationOptions { keep_scores, lookahead, compile, ..Default::default() };
+                        let steps = generation(model.causal(), &model, &mut cache, &wanted, options).steps();
+                        steps.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
+                    };
+                    let what = format!("{choice} on {device}, {plan}, {wanted:?}");
+                    let want = run(true, false, false);
+                    assert_eq!(run(false, false, false), want, "{what}");
+                    let sampled = model.kernels().ran().iter().any(|ran| ran.kernel == "sample");
+                    assert_eq!(sampled, device != "cpu" && choice != Choice::Definition, "{what}");
+                    assert_eq!(run(false, true, false), want, "{what}: ahead");
+                    if opened.is_asynchronous() && plan == "fixed" {
+                        assert_eq!(run(false, true, true), want, "{what}: captured");
+                        assert_eq!(run(false, false, true), want, "{what}: captured, not ahead");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A model that gives one row no number, from one forward pass on.
+#[derive(Debug)]
+struct Broken<'a> {
+    model: &'a dyn CausalModel,
+    passes: AtomicUsize,
+    row: usize,
+}
+
+/// Passes that are right.
+const RIGHT: usize = 3;
+
+impl CausalModel for Broken<'_> {
+    fn needs(&self) -> Vec<LayerNeed> {
+        self.model.needs()
+    }
+
+    fn vocab(&self) -> usize {
+        self.model.vocab()
+    }
+
+    fn rotary_tables(
+        &self,
+        slots: std::ops::Range<usize>,
+        left_pad: &[usize],
+        device: &burn::tensor::Device,
+    ) -> Vec<(Tensor<3>, Tensor<3>)> {
+        self.model.rotary_tables(slots, left_pad, device)
+    }
+
+    fn compute(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+        let logits = self.model.compute(batch, logits, cache)?;
+        if self.passes.fetch_add(1, Ordering::Relaxed) < RIGHT {
+            return Ok(logits);
+        }
+        let row = Tensor::<1, Int>::from_data([self.row as i32], &logits.device());
+        let [_, _, vocab] = logits.dims();
+        let broken = logits.clone().select(0, row.clone()) * f32::NAN;
+        Ok(logits.slice_assign([self.row..self.row + 1, 0..1, 0..vocab], broken))
+    }
+}
+
+#[test]
+fn scores_that_are_no_numbers_are_an_error_in_their_own_turn() {
+    for (device, opened) in devices() {
+        let model = llama_with(opened, Choice::Auto);
+        for lookahead in [false, true] {
+            for row in 0..3 {
+                let broken = Broken { model: model.causal(), passes: AtomicUsize::new(0), row };
+                let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+                let wanted = GenerationConfig { eos_token_id: Some(Vec::new()), ..settings().swap_remove(0) };
+                let options = GenerationOptions { lookahead, ..Default::default() };
+                let steps: Vec<Result<Step>> =
+                    generation(&broken, &model, &mut cache, &wanted, options).steps().collect();
+                assert_eq!(steps.len(), RIGHT + 1, "on {device}");
+                let error = steps.last().unwrap().as_ref().unwrap_err().to_string();
+                assert!(error.contains("not finite"), "on {device}: {error}");
+                assert!(steps[..RIGHT].iter().all(Result::is_ok), "on {device}");
+            }
+        }
+    }
+}
