@@ -2,18 +2,21 @@
 """Measure prompt and decode speed of a model with Hugging Face Transformers, the way `kiln bench` measures it.
 
     python tools/bench_transformers.py --model DIR [-p 256] [-n 64] [-r 5] [--threads N] [--dtype float32]
-                                       [--device cpu] [--cache dynamic] [--json FILE]
+                                       [--depth 0] [--device cpu] [--cache dynamic] [--json FILE]
     python tools/bench_transformers.py --random LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB [--save DIR] [the same options]
 
 The tests, named as in llama-bench (-p and -n take comma separated lists; 0 skips):
 
     pp<P>        one forward over P random tokens from an empty cache, logits of the last position only; P / time
     tg<N>        N forwards of one token each from an empty cache, greedy argmax fed back, no generate(); N / time
+    tg<N>@<D>    the same behind D tokens, fed before the clock starts (--depth takes a list, too)
     generate<N>  model.generate() from a one-token prompt to exactly N new greedy tokens; N / time
 
 Every test is run once uncounted, then -r times; the table gives mean and sample standard deviation of tokens/s.
 Creating or clearing the cache is not timed. Attention is the Transformers default (sdpa where the model has it).
 With `--cache static --device cuda`, generate() compiles the forward by itself, as it does for any user.
+`--cache offloaded` is DynamicCache(offloading=True), what cache_implementation="offloaded" makes; beside `kiln bench -c offloaded`.
+It copies on streams of an accelerator, so it needs one.
 
 --random makes a Llama with random weights (seed 0); --save writes it as float32 with save_pretrained, so that
 `kiln bench` can load the same folder. Needs torch and transformers >= 5. Bad input: one line on stderr, exit status 2.
@@ -53,11 +56,12 @@ def arguments():
     ap.add_argument("--save", metavar="DIR", help="with --random: write the model here as float32")
     ap.add_argument("-p", type=counts, default=[256], help="prompt lengths (default 256)")
     ap.add_argument("-n", type=counts, default=[64], help="numbers of generated tokens (default 64)")
+    ap.add_argument("--depth", type=counts, default=[0], help="tokens in the cache before tg (default 0)")
     ap.add_argument("-r", type=positive, default=5, help="counted repetitions (default 5)")
     ap.add_argument("--threads", type=positive, help="CPU threads (default: PyTorch's own choice)")
     ap.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], default="float32")
     ap.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    ap.add_argument("--cache", choices=["dynamic", "static"], default="dynamic")
+    ap.add_argument("--cache", choices=["dynamic", "static", "offloaded"], default="dynamic")
     ap.add_argument("--json", metavar="FILE", help="write the results here as well")
     a = ap.parse_args()
     if bool(a.model) == bool(a.random): fail("give either --model DIR or --random " + ",".join(NAMES).upper())
@@ -85,7 +89,7 @@ def random_model(sizes, context):
 
 def load(a):
     if a.random:
-        model = random_model(a.random, max(a.p + a.n) + 1)
+        model = random_model(a.random, max(a.p + a.n) + max(a.depth) + 1)
         if a.save: model.save_pretrained(a.save)
         return model.to(getattr(torch, a.dtype))
     try:
@@ -107,6 +111,7 @@ class Bench:
         """A function that gives an empty cache: a new dynamic one, or the one static buffer cleared."""
         from transformers import DynamicCache, StaticCache
         if self.a.cache == "dynamic": return lambda: DynamicCache(config=self.config)
+        if self.a.cache == "offloaded": return lambda: DynamicCache(config=self.config, offloading=True)
         cache = StaticCache(config=self.config, max_cache_len=length)
         return lambda: (cache.reset(), cache)[1]
 
@@ -125,19 +130,26 @@ class Bench:
         out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self.cache_argument: cache})
         return out.logits[:, -1:].argmax(-1)
 
+    def numbers(self, n):
+        return torch.randint(0, self.config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0)).to(self.a.device)
+
     def prompt(self, n):
-        ids = torch.randint(0, self.config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0)).to(self.a.device)
+        ids = self.numbers(n)
         return self.timed(n, self.empty_cache(n), lambda cache: self.step(ids, cache))
 
-    def decode(self, n):
-        def work(cache):
-            ids = self.start()
+    def decode(self, n, depth=0):
+        empty, before = self.empty_cache(depth + n), self.numbers(depth)
+        def filled():
+            cache = empty()
+            return cache, self.step(before, cache) if depth else self.start()
+        def work(start):
+            cache, ids = start
             for _ in range(n): ids = self.step(ids, cache)
-        return self.timed(n, self.empty_cache(n), work)
+        return self.timed(n, filled, work)
 
     def generate(self, n):
         kw = dict(do_sample=False, min_new_tokens=n, max_new_tokens=n)
-        if self.a.cache == "static": kw["cache_implementation"] = "static"
+        if self.a.cache != "dynamic": kw["cache_implementation"] = self.a.cache
         def work(ids):
             new = self.model.generate(ids, attention_mask=torch.ones_like(ids), **kw).shape[1] - 1
             if new != n: fail(f"generate() gave {new} tokens instead of {n}")
@@ -148,7 +160,10 @@ class Bench:
 
     def results(self):
         tests = [(f"pp{n}", n, self.prompt) for n in self.a.p if n]
-        tests += [(f"{name}{n}", n, f) for n in self.a.n if n for name, f in (("tg", self.decode), ("generate", self.generate))]
+        for n in filter(None, self.a.n):
+            for d in self.a.depth:
+                tests.append((f"tg{n}@{d}" if d else f"tg{n}", n, lambda n, d=d: self.decode(n, d)))
+            tests.append((f"generate{n}", n, self.generate))
         for name, n, measure in tests:
             s = measure(n)
             yield dict(test=name, n=n, tokens_per_second=statistics.fmean(s), stddev=statistics.stdev(s) if len(s) > 1 else 0.0, samples=s)
@@ -156,6 +171,8 @@ class Bench:
 
 def main(a):
     if a.device == "cuda" and not torch.cuda.is_available(): fail("--device cuda: PyTorch sees no CUDA device")
+    if a.cache == "offloaded" and a.device == "cpu":
+        fail("--cache offloaded: transformers copies such a cache on streams of an accelerator, and on the CPU there are none; use --device cuda")
     if a.threads: torch.set_num_threads(a.threads)
     transformers.logging.set_verbosity_error()
     model = load(a)

@@ -13,6 +13,7 @@ mod models;
 mod offload;
 mod out_of_memory;
 mod quantized;
+mod refusals;
 mod sampling;
 mod saved;
 mod sequence;

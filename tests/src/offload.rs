@@ -1,7 +1,5 @@
 //! Layers in host memory: the same numbers, two layers on the device, and no more bytes moved than must be.
 
-use std::process::Command;
-
 use burn::tensor::{Device, Tensor};
 use kiln::{
     Batch, GenerationConfig, LoadOptions, Logits, Model, ModelCache, Offload, Plan, RandomLlama, RunOptions,
@@ -11,7 +9,7 @@ use kiln::{
     memory::{AttentionNeed, LayerNeed, Moved, Place},
 };
 
-use crate::support::{batch, forward, recorded};
+use crate::support::{alone, batch, forward, is_alone, recorded};
 
 const LAYERS: usize = 32;
 const NEED: AttentionNeed = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
@@ -65,17 +63,8 @@ fn a_step_moves_the_cache_up_and_its_own_tokens_down() {
 #[test]
 fn two_layers_are_on_the_device() {
     // In a process of its own: what other tests allocate would be counted.
-    if std::env::var("KILN_TEST_MEMORY").is_err() {
-        let this = std::env::current_exe().unwrap();
-        let alone = Command::new(this)
-            .args(["--exact", "offload::two_layers_are_on_the_device", "--nocapture"])
-            .env("KILN_TEST_MEMORY", "alone")
-            .output()
-            .unwrap();
-        let [out, err] =
-            [&alone.stdout, &alone.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
-        println!("{out}");
-        assert!(alone.status.success() && out.contains("1 passed"), "{out}{err}");
+    if !is_alone() {
+        println!("{}", alone("offload::two_layers_are_on_the_device", None, None));
         return;
     }
     for (device, opened) in devices() {
@@ -107,6 +96,65 @@ fn two_layers_are_on_the_device() {
             assert!(offloaded <= 2.2 && kept <= 6.2, "{device}: {offloaded}, {kept} layers");
         }
     }
+}
+
+/// Roll-back, snapshots, files and rows bring in a layer at a time, and leave none there.
+#[test]
+fn two_layers_are_on_the_device_whatever_is_done() {
+    if !is_alone() {
+        println!("{}", alone("offload::two_layers_are_on_the_device_whatever_is_done", None, None));
+        return;
+    }
+    for (device, opened) in devices() {
+        for plan in ["fixed:len=4096", "dynamic", "sink:window=4095"] {
+            let mut cache = cache(plan, Some(Offload::All), &opened.device);
+            cache.keep_history(1);
+            for n in [2000, 2000, 1] {
+                pass(&mut cache, n, &opened.device, &mut || {});
+            }
+            // The first layer is fetched for the next pass.
+            cache.roll_back(0).unwrap();
+            let layer = cache.host_bytes() as f64 / LAYERS as f64;
+            let Some(before) = given_back(&opened.device) else { break };
+            let done = |what: &str| {
+                let most = pages(&opened.device).unwrap() - before;
+                let left = given_back(&opened.device).unwrap() - before;
+                let [most, left] = [most, left].map(|bytes| bytes as f64 / layer);
+                println!("{device}, {plan}, {what}: pages for {most:.2} layers, {left:.2} are left");
+                assert!(most <= 2.2 && left <= 1.0, "{device}, {plan}, {what}: {most} and {left} layers");
+            };
+            cache.roll_back(1).unwrap();
+            done("rolled back");
+            drop(cache.snapshot());
+            done("a snapshot");
+            let state = cache.save().unwrap();
+            done("saved");
+            let mut restored = self::cache(plan, Some(Offload::All), &opened.device);
+            restored.restore(state, &opened.device).unwrap();
+            done("restored");
+            drop(restored);
+            let host = cache.export().unwrap();
+            done("exported");
+            cache.import(host, &opened.device).unwrap();
+            done("imported");
+            cache.select_rows(&[0, 0]).unwrap();
+            cache.select_rows(&[1]).unwrap();
+            done("rows selected");
+        }
+    }
+}
+
+/// Bytes of the pages that tensors are in. What was read is in others, in host memory.
+fn pages(device: &Device) -> Option<u64> {
+    device.sync().unwrap();
+    let pools = device.memory_pool_report()?;
+    Some(pools.iter().map(|pool| pool.page_size * pool.pages).sum())
+}
+
+/// The same without those that nothing is in.
+fn given_back(device: &Device) -> Option<u64> {
+    device.memory_cleanup();
+    pages(device)
 }
 
 fn in_use(device: &Device) -> Option<u64> {

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, path::Path};
 
 use kiln::{
-    Error, GenerationConfig, LoadOptions, Model, ModelCache, OnOutOfMemory, Plan, Result, RunOptions,
-    TokenId, device::Opened, memory::LayerCache,
+    Error, GenerationConfig, LoadOptions, Logits, Model, ModelCache, OnOutOfMemory, Plan, RandomLlama,
+    Result, RunOptions, TokenId, device::Opened, memory::LayerCache,
 };
 
 use crate::support::{batch, forward, recorded};
@@ -75,6 +75,8 @@ fn any_allocation_may_fail() {
             ("llama", "sink:window=64,sinks=2", &one, false),
             ("llama", "none", &one, false),
             ("llama", "offloaded", &one, false),
+            ("llama", "quantized:group=8,residual=8", &one, false),
+            ("llama", "quantized:group=8,residual=6,format=quanto,flush=requantize", &padded, false),
             // No word is used twice, and none passed over.
             ("llama", "dynamic", &padded, true),
             ("llama", "fixed", &one, true),
@@ -92,7 +94,7 @@ fn any_allocation_may_fail() {
             let allocations = budget.allocations() - before;
             assert!(allocations > 12, "{text} on {device}: {allocations}");
             for n in 0..allocations {
-                for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
+                for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload, OnOutOfMemory::Quantize] {
                     let what = format!("{name}, {text} on {device}, allocation {n}, {on_oom}");
                     let mut cache = model.cache(&plan).unwrap();
                     budget.fail_allocation(n);
@@ -100,7 +102,7 @@ fn any_allocation_may_fail() {
                         Ok(tokens) => assert_eq!(tokens, want, "{what}"),
                         Err(Error::OutOfMemory { .. }) => {
                             let rescued =
-                                on_oom == OnOutOfMemory::Offload && !["none", "offloaded"].contains(&text);
+                                on_oom != OnOutOfMemory::Fail && !["none", "offloaded"].contains(&text);
                             assert!(!rescued, "{what}: was to go on");
                         }
                         Err(other) => panic!("{what}: {other}"),
@@ -261,6 +263,78 @@ fn a_cache_is_packed_when_memory_runs_out() {
             assert_eq!(packed.seq_len(), cache.seq_len(), "on {device}");
             assert!(packed.device_bytes() < cache.device_bytes() && packed.host_bytes() == 0, "on {device}");
         }
+    }
+}
+
+/// A cache that nobody limits outgrows the largest buffer of the device: it goes on where it was, packed or not at all.
+#[test]
+fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
+    for (device, opened) in devices() {
+        let sizes =
+            RandomLlama { layers: 2, hidden: 128, heads: 2, kv_heads: 2, intermediate: 64, vocab: 97 };
+        let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
+        let plan = Plan::named("dynamic").unwrap();
+        let prompt = vec![(0..1020).map(|i| i * 7 % 97).collect::<Vec<_>>()];
+        let endless = GenerationConfig { eos_token_id: Some(Vec::new()), ..GenerationConfig::default() };
+        let go_on = |cache: &mut ModelCache, prompt: &[Vec<TokenId>], on_oom| {
+            let options = RunOptions { on_oom, ..RunOptions::default() };
+            let steps = model.generate(cache, prompt.to_vec(), &endless, options).unwrap().steps();
+            let (mut tokens, mut error) = (Vec::new(), None);
+            for step in steps.take(12) {
+                match step {
+                    Ok(step) => tokens.push(step.tokens),
+                    Err(refused) => error = Some(refused),
+                }
+            }
+            (tokens, error)
+        };
+        let (want, _) = go_on(&mut model.cache(&plan).unwrap(), &prompt, OnOutOfMemory::Fail);
+        assert_eq!(want.len(), 12);
+        // Keys of 1,024 tokens: two heads of 64 numbers.
+        let largest = 1024 * 2 * 64 * 4;
+        model.budget().set_largest_buffer(Some(largest));
+        for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
+            let mut cache = model.cache(&plan).unwrap();
+            let (tokens, error) = go_on(&mut cache, &prompt, on_oom);
+            assert_eq!(tokens, want[..5], "{on_oom} on {device}");
+            let refused = Error::BufferTooLarge { needed: 2 * largest, largest };
+            assert_eq!(error, Some(refused), "{on_oom} on {device}");
+            assert_eq!((cache.seq_len(), cache.host_bytes()), (1024, 0), "{on_oom} on {device}");
+            // It can be used at its size.
+            cache.roll_back(4).unwrap();
+            let next = vec![vec![tokens[0][0].unwrap()]];
+            let (again, _) = go_on(&mut cache, &next, on_oom);
+            assert_eq!(again, want[1..5], "{on_oom} on {device}");
+        }
+        let mut cache = model.cache(&plan).unwrap();
+        let (tokens, error) = go_on(&mut cache, &prompt, OnOutOfMemory::Quantize);
+        assert_eq!((tokens.len(), &tokens[..5], error), (12, &want[..5], None), "on {device}");
+        assert_eq!(name(&cache.layers_mut()[0]), "quantized", "on {device}");
+        // A size that is known is refused before the first token.
+        let wanted = GenerationConfig { max_new_tokens: Some(8), ..GenerationConfig::default() };
+        let mut cache = model.cache(&plan).unwrap();
+        let refused = model.generate(&mut cache, prompt, &wanted, RunOptions::default()).map(|_| ());
+        assert!(matches!(refused, Err(Error::BufferTooLarge { .. })), "{refused:?} on {device}");
+    }
+}
+
+/// A loop of one's own is counted as Kiln's is.
+#[test]
+fn a_forward_pass_claims_what_it_takes() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        let tokens = batch(&model, &[(0..40).collect()]);
+        model.budget().set_limit(Some(model.weight_bytes() + (20 << 10)));
+        let refused = model.causal().forward(&tokens, Logits::All, &mut cache);
+        assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "on {device}");
+        assert_eq!((cache.seq_len(), cache.device_bytes()), (0, 0), "nothing was changed on {device}");
+        model.budget().set_limit(Some(1 << 30));
+        model.causal().forward(&tokens, Logits::All, &mut cache).unwrap();
+        let (peak, held) = (model.budget().peak(), model.weight_bytes() + cache.device_bytes() as u64);
+        // Logits of forty tokens, before and after a softcap, and more.
+        assert!(peak > held + 2 * 4 * 97 * 40, "{peak} on {device}");
+        assert_eq!(model.budget().used(), held, "on {device}");
     }
 }
 

@@ -118,8 +118,8 @@ impl CausalModel for Broken<'_> {
         self.model.rotary_tables(slots, left_pad, device)
     }
 
-    fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
-        let logits = self.model.forward(batch, logits, cache)?;
+    fn compute(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+        let logits = self.model.compute(batch, logits, cache)?;
         if self.passes.fetch_add(1, Ordering::Relaxed) < RIGHT {
             return Ok(logits);
         }

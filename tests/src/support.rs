@@ -1,6 +1,6 @@
 //! Small models for tests.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process::Command};
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
@@ -60,4 +60,30 @@ pub(crate) fn assert_close(got: &[f32], want: &[f32], what: &str) {
     assert_eq!(got.len(), want.len(), "{what}");
     let largest = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(largest <= CLOSE, "{what}: differs by {largest}");
+}
+
+/// Runs the test `name` of this binary once more, in a process of its own: on `devices` only, where that is said, and with
+/// `limit` KiB of addresses. What it prints.
+#[track_caller]
+pub(crate) fn alone(name: &str, devices: Option<&str>, limit: Option<u64>) -> String {
+    let limit = limit.map_or_else(String::new, |kib| format!("ulimit -v {kib};"));
+    let mut child = Command::new("sh");
+    child.args(["-c", &format!("{limit} exec \"$0\" --exact {name} --nocapture")]);
+    child.arg(std::env::current_exe().unwrap()).env(ALONE, name);
+    if let Some(devices) = devices {
+        child.env("KILN_TEST_DEVICES", devices);
+    }
+    let child = child.output().unwrap();
+    let [out, err] = [&child.stdout, &child.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    let what = format!("{name}, {limit} {:?}\n{out}{err}", child.status);
+    assert!(child.status.success() && out.contains("1 passed"), "{what}");
+    assert!(!err.contains("panicked"), "{what}");
+    out
+}
+
+const ALONE: &str = "KILN_TEST_ALONE";
+
+/// Whether this is the process that [`alone`] started.
+pub(crate) fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
 }

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("error: {error}");
             match error {
-                kiln::Error::Execution(_) => ExitCode::FAILURE,
+                kiln::Error::Execution(_) | kiln::Error::DeviceLost(_) => ExitCode::FAILURE,
                 _ => ExitCode::from(BAD_INPUT),
             }
         }

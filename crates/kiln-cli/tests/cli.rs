@@ -255,6 +255,23 @@ fn a_cache_that_does_not_fit_moves_to_the_host_or_is_refused() {
 }
 
 #[test]
+fn memory_that_the_system_does_not_give_is_one_sentence() {
+    let limited = |args: &[&str]| {
+        let shell = "ulimit -v 1500000; exec \"$0\" run --device cpu --greedy \"$@\" ROMEO:";
+        let kiln = env!("CARGO_BIN_EXE_kiln");
+        Command::new("sh").args([&["-c", shell, kiln], args].concat()).output().unwrap()
+    };
+    let (few, many) = (["-n", "8"], ["-n", "8", "--memory", "100GiB", "--cache", "fixed:len=2000000"]);
+    let whole = limited(&few);
+    assert!(whole.status.success(), "{}", stderr(&whole));
+    let none = limited(&many);
+    refused(&none, "out of memory: a cache");
+    assert_eq!(stderr(&none).lines().count(), 1, "{}", stderr(&none));
+    let packed = limited(&[&many[..], &["--on-oom", "quantize"]].concat());
+    refused(&packed, "out of memory");
+}
+
+#[test]
 fn conformance_reports_and_fails_as_it_should() {
     let report = std::env::temp_dir().join(format!("kiln-conformance-{}.json", std::process::id()));
     let folder = fixture("transformers-5.23.0");
@@ -282,6 +299,14 @@ fn bench_prints_what_it_is_asked_to() {
     assert_eq!(csv.lines().count(), 3, "{csv}");
     let json: Value = serde_json::from_str(&stdout(&kiln(&[&small[..], &["-o", "json"]].concat()))).unwrap();
     assert_eq!(json["results"][0]["test"], "pp8");
+    // A step of two layers: up what they hold, down its own token.
+    let offloaded = ["-n", "6", "-p", "0", "--random", "2,32,2,1,48,97", "-c", "offloaded", "-o", "json"];
+    let offloaded = stdout(&kiln(&[&["bench", "--device", "cpu", "-r", "1"], &offloaded[..]].concat()));
+    let json: Value = serde_json::from_str(&offloaded).unwrap();
+    let copied = &json["results"][0]["copied"];
+    let token = 2 * 16 * 4;
+    assert!(copied["up"].as_u64().unwrap() >= 2 * 6 * token, "{copied}");
+    assert_eq!(copied["down"].as_u64(), Some(2 * token));
 
     let table = stdout(&kiln(&[&small[..], &["--temperature", "0.8"]].concat()));
     assert!(table.contains("| tg4 t=0.8"), "{table}");

@@ -19,6 +19,10 @@ pub struct Budget(Arc<Mutex<Ledger>>);
 struct Ledger {
     /// Bytes; `None`: nobody knows.
     limit: Option<u64>,
+    /// Bytes of the largest buffer; `None`: any number.
+    largest: Option<u64>,
+    /// Whether it is this process's own memory.
+    own: bool,
     used: u64,
     peak: u64,
     /// Allocations so far, and the one that is to fail.
@@ -32,8 +36,20 @@ impl Budget {
         Self(Arc::new(Mutex::new(Ledger { limit, ..Ledger::default() })))
     }
 
+    /// The same budget of memory that is this process's own. Where the system refuses an allocation of it, the process
+    /// ends; so large ones are tried when they are claimed.
+    pub fn of_this_process(self) -> Self {
+        self.ledger().own = true;
+        self
+    }
+
     pub fn limit(&self) -> Option<u64> {
         self.ledger().limit
+    }
+
+    /// Bytes of the largest buffer that the device has; `None`: any number.
+    pub fn largest_buffer(&self) -> Option<u64> {
+        self.ledger().largest
     }
 
     /// Allows another number of bytes from now on; what is claimed stays claimed.
@@ -41,6 +57,11 @@ impl Budget {
         let mut ledger = self.ledger();
         ledger.limit = limit;
         ledger.peak = ledger.used;
+    }
+
+    /// Bytes of the largest buffer that the device has; `None`: any number.
+    pub fn set_largest_buffer(&self, bytes: Option<u64>) {
+        self.ledger().largest = bytes;
     }
 
     /// Bytes that are claimed now.
@@ -92,7 +113,7 @@ impl Ledger {
         let (number, left) =
             (self.allocations, self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used)));
         self.allocations += 1;
-        let fails = self.fail_at == Some(number);
+        let fails = self.fail_at == Some(number) || self.own && !system_has(bytes);
         if fails || bytes > left {
             let available = if fails { 0 } else { left };
             return Err(Error::OutOfMemory { what: what.to_owned(), needed: bytes, available });
@@ -101,6 +122,14 @@ impl Ledger {
         self.peak = self.peak.max(self.used);
         Ok(())
     }
+}
+
+/// Whether the system gives this process as much memory, asked where it is much.
+pub fn system_has(bytes: u64) -> bool {
+    const MUCH: u64 = 16 << 20;
+
+    let tried = |bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
+    bytes < MUCH || usize::try_from(bytes).is_ok_and(tried)
 }
 
 /// Bytes of a [`Budget`] that are spoken for. Dropped, they are free again.
@@ -175,6 +204,16 @@ mod tests {
         assert_eq!((budget.used(), budget.peak(), budget.available()), (5, 100, Some(95)));
         drop(cache);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn what_the_system_does_not_have_is_refused() {
+        let budget = Budget::new(None).of_this_process();
+        // More than there are addresses.
+        let refused = budget.claim("the cache", 1 << 62);
+        assert!(matches!(refused, Err(Error::OutOfMemory { needed, .. }) if needed == 1 << 62));
+        assert!(budget.claim("the cache", 1 << 20).is_ok());
+        assert!(Budget::new(None).claim("the cache", 1 << 62).is_ok(), "another's memory");
     }
 
     #[test]

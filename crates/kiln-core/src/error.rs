@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::faults::REFUSAL;
+
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -78,26 +80,66 @@ pub enum Error {
     Prompt { why: String },
 
     /// More memory than is left, found before it was allocated or said by the device. Nothing was changed.
+    /// `needed` is 0 where nobody knows: the device refused it.
     #[error(
-        "out of memory: {what} would take {} more, and {} of the device's memory are left; allow more (--memory), keep \
-         layers in host memory (--offload), or choose a smaller cache or context",
-        bytes(*.needed), bytes(*.available)
+        "out of memory: {}; allow more (--memory), keep layers in host memory (--offload), or choose a smaller cache or \
+         context",
+        shortage(what, *.needed, *.available)
     )]
     OutOfMemory { what: String, needed: u64, available: u64 },
+
+    /// A cache whose buffers would be larger than any that the device has. Nothing was changed.
+    #[error(
+        "a layer's keys would take {} in one buffer, and those of this device have {} at most; choose a smaller context \
+         or cache, or one that is packed (--cache quantized, --on-oom quantize)",
+        bytes(*.needed), bytes(*.largest)
+    )]
+    BufferTooLarge { needed: u64, largest: u64 },
 
     /// The device failed while computing.
     #[error("the device failed: {0}")]
     Execution(String),
+
+    /// The device is gone, with all that it held; only a new process can use it again.
+    #[error(
+        "the device was lost ({0}); start again, with a smaller budget (--memory) if it ran out of memory"
+    )]
+    DeviceLost(String),
 }
 
 impl Error {
     /// What a device says of its work.
     pub fn of_device(error: impl std::fmt::Display) -> Self {
+        // The last is what cubecl says of memory whose allocation panicked.
+        const REFUSED: [&str; 3] = [REFUSAL, "out-of-memory", "Memory location was never initialized"];
+        const LOST: &str = "The device is poisoned";
+
         let text = error.to_string();
-        match text.contains("out of device memory") || text.contains("out-of-memory") {
-            true => Self::OutOfMemory { what: "a tensor".to_owned(), needed: 0, available: 0 },
+        if let Some((_, reasons)) = text.rsplit_once(LOST) {
+            let mut reasons = reasons.lines().map(str::trim).filter(|line| !line.is_empty());
+            return Self::DeviceLost(reasons.find(|line| *line != "Caused by:").unwrap_or(LOST).to_owned());
+        }
+        match REFUSED.iter().any(|refused| text.contains(refused)) {
+            true => Self::refused("a tensor"),
             false => Self::Execution(text),
         }
+    }
+
+    /// The device had no room for `what`.
+    pub fn refused(what: &str) -> Self {
+        Self::OutOfMemory { what: what.to_owned(), needed: 0, available: 0 }
+    }
+}
+
+fn shortage(what: &str, needed: u64, available: u64) -> String {
+    match (needed, available) {
+        (0, _) => format!("the device has no room for {what}"),
+        (_, 0) => format!("{what} would take {} more, and there is no room for it", bytes(needed)),
+        _ => format!(
+            "{what} would take {} more, and {} of the device's memory are left",
+            bytes(needed),
+            bytes(available)
+        ),
     }
 }
 
@@ -114,5 +156,24 @@ fn bytes(n: u64) -> String {
     match n {
         0..1024 => format!("{n} bytes"),
         _ => format!("{amount:.1} {}", UNITS[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_says_is_understood() {
+        let lost = "An error happened during execution\nCaused by:\n  The device is poisoned\nCaused by:\n  Unknown: gone\n\
+                    Backtrace:\n 1: main";
+        assert_eq!(Error::of_device(lost), Error::DeviceLost("Unknown: gone".to_owned()));
+        let refused =
+            "Caused by:\n  couldn't find resource for that handle: Memory location was never initialized";
+        assert_eq!(Error::of_device(refused), Error::refused("a tensor"));
+        assert!(
+            Error::refused("a tensor").to_string().contains("no room for a tensor; allow more (--memory)")
+        );
+        assert_eq!(Error::of_device("no such kernel"), Error::Execution("no such kernel".to_owned()));
     }
 }

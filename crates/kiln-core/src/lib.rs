@@ -5,6 +5,7 @@
 pub mod batch;
 pub mod budget;
 pub mod error;
+pub mod faults;
 pub mod layer;
 pub mod model;
 pub mod model_cache;

@@ -4,7 +4,7 @@ use std::{fmt, ops::Range};
 
 use burn::tensor::{Device, Tensor};
 
-use crate::{Result, batch::Batch, model_cache::ModelCache, need::LayerNeed};
+use crate::{Result, batch::Batch, layer::Feed, model_cache::ModelCache, need::LayerNeed};
 
 pub type TokenId = u32;
 
@@ -44,9 +44,27 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Logits `[rows, 1 or tokens, vocab]` in float32, after feeding `batch`.
+    /// Logits `[rows, 1 or tokens, vocab]` in float32, after feeding `batch`. What that takes is claimed first, in the
+    /// cache's budget.
     ///
     /// # Errors
-    /// Those of the cache; nothing else is checked here, and a failed step leaves the cache unusable but for `reset`.
-    fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>>;
+    /// Where the cache or its budget refuses, nothing was changed. After another error the cache can only be taken back
+    /// ([`undo_to`](ModelCache::undo_to)) or reset.
+    fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+        let (rows, tokens) = (batch.rows(), batch.len());
+        cache.admits(tokens)?;
+        let feed = Feed { rows, tokens, element: self.element_bytes(), last: false };
+        // In float32, before and after a softcap.
+        let others = match logits {
+            Logits::Last => 0,
+            Logits::All => 2 * 4 * self.vocab() * rows * tokens.saturating_sub(1),
+        };
+        cache.make_room(&feed, self.working_bytes(rows, tokens).saturating_add(others))?;
+        let logits = self.compute(batch, logits, cache);
+        cache.recount();
+        logits
+    }
+
+    /// The computation of [`forward`](Self::forward), which has asked whether there is room for it.
+    fn compute(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>>;
 }

@@ -42,8 +42,10 @@ impl ModelCache {
     /// Claims the memory that feeding `feed` takes at most, with `working` bytes of the model's own.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where there is not as much; then nothing was changed.
+    /// [`Error::OutOfMemory`] where there is not as much; those of [`check_buffers`](Self::check_buffers). Then nothing was
+    /// changed.
     pub fn make_room(&mut self, feed: &Feed, working: usize) -> Result<()> {
+        self.check_buffers(feed)?;
         let bytes = self.bytes_for(feed).saturating_add(working) as u64;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
@@ -88,9 +90,15 @@ impl ModelCache {
         stay.saturating_add(layers.iter().enumerate().map(pair).max().unwrap_or(0))
     }
 
-    /// Bytes of the largest tensor that a layer holds once `feed` is stored, about: its keys, or its values.
-    pub fn largest_tensor(&self, feed: &Feed) -> usize {
-        self.parts().map(|part| part.footprint(feed).held / 2).max().unwrap_or(0)
+    /// Whether the device has buffers as large as layers need to store `feed`.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooLarge`]. What is too large does not fail as an allocation does: wgpu refuses to bind it.
+    pub fn check_buffers(&self, feed: &Feed) -> Result<()> {
+        let Some(largest) = self.budget().and_then(Budget::largest_buffer) else { return Ok(()) };
+        // Of a layer's keys, or its values.
+        let needed = self.parts().map(|part| part.footprint(feed).held / 2).max().unwrap_or(0) as u64;
+        if needed <= largest { Ok(()) } else { Err(Error::BufferTooLarge { needed, largest }) }
     }
 
     /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.

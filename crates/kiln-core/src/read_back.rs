@@ -3,7 +3,7 @@
 //! Reads are futures, so that a browser can await them; natively they are blocked on, here.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
     task::{Context, Poll, Waker},
 };
@@ -11,7 +11,7 @@ use std::{
 use burn::tensor::{Tensor, TensorData, kind::Basic};
 use burn_std::{RuntimeKind, set_runtime_kind};
 
-use crate::{Error, Result};
+use crate::{Error, Result, faults::caught};
 
 /// A read that was started. The device goes on working while it is under way.
 pub struct ReadBack(State);
@@ -39,6 +39,9 @@ pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBa
     set_runtime_kind(RuntimeKind::Async);
     let mut read: Pin<Box<dyn Future<Output = _> + Send>> =
         Box::pin(async move { tensor.into_data_async().await.map_err(Error::of_device) });
+    let mut read: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(poll_fn(move |context| {
+        caught(|| read.as_mut().poll(context)).unwrap_or_else(|panic| Poll::Ready(Err(panic)))
+    }));
     // Burn enqueues the copy when the future is first polled, not when it is made.
     match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(data) => ReadBack(State::Done(data)),

@@ -15,7 +15,7 @@ use burn::{
 use libloading::Library;
 use memmap2::Mmap;
 
-use crate::{Error, Result};
+use crate::{Error, Result, faults::caught};
 
 /// Maps a file for reading.
 ///
@@ -53,13 +53,13 @@ impl Recording {
     /// Tells the allocator that what runs from now on will be recorded, so that it is there for every replay. A few runs
     /// must follow before [`record`](Self::record), which allocates nothing new.
     pub fn prepare(device: &Device) -> Result<()> {
-        Dispatch::graph_prepare(device.as_dispatch()).map_err(|e| Error::Execution(e.to_string()))
+        caught(|| Dispatch::graph_prepare(device.as_dispatch()))?.map_err(Error::of_device)
     }
 
     /// Takes back [`prepare`](Self::prepare), where nothing is going to be recorded after all.
     pub fn abandon(device: &Device) {
         // It has no graph to give, and says so.
-        _ = Dispatch::graph_stop_capture(device.as_dispatch());
+        _ = caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
     }
 
     /// Records what `launch` launches; nothing of it is executed. `None`, and nothing was launched, where the device has
@@ -68,13 +68,13 @@ impl Recording {
     /// # Errors
     /// That of `launch`, or of the device. What `launch` counted on the host is counted then, and was not executed.
     pub fn record<T>(device: &Device, launch: impl FnOnce() -> Result<T>) -> Result<Option<(Self, T)>> {
-        if Dispatch::graph_start_capture(device.as_dispatch()).is_err() {
+        if caught(|| Dispatch::graph_start_capture(device.as_dispatch()))?.is_err() {
             return Ok(None);
         }
         let output = launch();
         // Stopped also after an error: the device must not stay in this mode.
-        let graph = Dispatch::graph_stop_capture(device.as_dispatch());
-        let (output, graph) = (output?, graph.map_err(|e| Error::Execution(e.to_string()))?);
+        let graph = caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
+        let (output, graph) = (output?, graph?.map_err(Error::of_device)?);
         Ok(Some((Self { device: device.clone(), graph, thread: thread::current().id() }, output)))
     }
 
@@ -98,7 +98,7 @@ impl Recording {
             ));
         }
         // SAFETY: see above; the step that owns a recording holds the tensors, or borrows their owners.
-        unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }
-            .map_err(|e| Error::Execution(e.to_string()))
+        caught(|| unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) })?
+            .map_err(Error::of_device)
     }
 }

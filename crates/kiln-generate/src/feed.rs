@@ -6,6 +6,7 @@ use burn::tensor::{Int, Tensor};
 use kiln_core::{
     Error, Result,
     batch::Batch,
+    faults::Refusals,
     layer::Feed,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
@@ -62,6 +63,8 @@ pub(crate) struct Feeder<'a> {
     pub(crate) rescue: Option<Arc<dyn Rescue>>,
     /// Tokens that the cache was told the sequence will reach.
     reaches: usize,
+    /// Until when nothing that the cache holds is missing.
+    pub(crate) refusals: Refusals,
 }
 
 impl<'a> Feeder<'a> {
@@ -79,6 +82,7 @@ impl<'a> Feeder<'a> {
             chooser: None,
             rescue: None,
             reaches: 0,
+            refusals: Refusals::until_now(),
         }
     }
 
@@ -86,6 +90,15 @@ impl<'a> Feeder<'a> {
     pub(crate) fn reserve(&mut self, tokens: usize) {
         self.reaches = tokens;
         self.running.cache.reserve(tokens);
+    }
+
+    /// Forgets everything: what the cache holds cannot be trusted, because a device refused an allocation.
+    pub(crate) fn start_over(&mut self) {
+        (self.unseen, self.stepper) = (None, None);
+        self.running.cache.reset();
+        self.running.cache.keep_history(1);
+        self.running.cache.reserve(self.reaches);
+        self.refusals = Refusals::until_now();
     }
 
     /// See [`prefill`]; `chunk` is not 0.
@@ -107,7 +120,7 @@ impl<'a> Feeder<'a> {
                         return Ok(logits);
                     }
                 }
-                Err(error @ Error::OutOfMemory { .. }) => {
+                Err(error) if self.can_answer(&error) => {
                     if self.running.cache.undo_to(before).is_err() {
                         if began > 0 {
                             return Err(error);
@@ -117,9 +130,10 @@ impl<'a> Feeder<'a> {
                         self.running.cache.reserve(self.reaches);
                         (self.unseen, start) = (None, 0);
                     }
-                    match self.unseen.is_none() && self.rescue.is_some() && n > SMALLEST_CHUNK {
-                        true => chunk = (n / 2).max(SMALLEST_CHUNK),
-                        false => self.rescue(error, n)?,
+                    let may_shrink = self.unseen.is_none() && self.rescue.is_some() && n > SMALLEST_CHUNK;
+                    match error {
+                        Error::OutOfMemory { .. } if may_shrink => chunk = (n / 2).max(SMALLEST_CHUNK),
+                        error => self.rescue(error, n, n)?,
                     }
                 }
                 Err(error) => return Err(error),
@@ -127,15 +141,21 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Has the cache take less, so that `n` tokens that ran out of memory can be fed again.
+    /// Whether it is the cache that takes too much, and all that it holds is there.
+    fn can_answer(&self, error: &Error) -> bool {
+        let too_much = matches!(error, Error::OutOfMemory { .. } | Error::BufferTooLarge { .. });
+        too_much && self.refusals.none_since().is_ok()
+    }
+
+    /// Has the cache take less, so that `n` tokens that did not fit can be fed again, `chunk` at a time.
     ///
     /// # Errors
     /// `error`, where nothing can be done about it.
-    fn rescue(&mut self, error: Error, n: usize) -> Result<()> {
+    pub(crate) fn rescue(&mut self, error: Error, n: usize, chunk: usize) -> Result<()> {
         let Some(rescue) = self.rescue.clone() else { return Err(error) };
         let Running { model, cache, left_pad } = &mut self.running;
         let feed = Feed { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
-        match rescue.rescue(cache, &feed, model.working_bytes(feed.rows, n))? {
+        match rescue.rescue(cache, &feed, model.working_bytes(feed.rows, chunk))? {
             true => {
                 cache.recount();
                 Ok(())
@@ -165,13 +185,13 @@ impl<'a> Feeder<'a> {
         loop {
             let before = self.running.cache.seq_len();
             match stepper.step(&mut self.running, self.chooser.as_mut()) {
-                Err(error @ Error::OutOfMemory { .. }) => {
+                Err(error) if self.can_answer(&error) => {
                     if self.running.cache.undo_to(before).is_err() {
                         return Err(error);
                     }
                     // A recording would hold on to buffers that are to be given up.
                     let tokens = stepper.into_tokens();
-                    self.rescue(error, 1)?;
+                    self.rescue(error, 1, 1)?;
                     stepper = Stepper::new(&tokens, &self.running, self.capture);
                 }
                 output => {
@@ -191,7 +211,7 @@ impl<'a> Feeder<'a> {
         let Running { model, cache, left_pad } = &mut self.running;
         let batch = Batch { tokens, left_pad: left_pad.clone(), horizon, steps: None };
         let before = cache.seq_len();
-        let logits = forward(*model, &batch, cache)?;
+        let logits = model.forward(&batch, Logits::Last, cache)?;
         let seen = cache.seq_len().saturating_sub(before);
         self.unseen = None;
         if let Some(unseen @ 1..) = batch.len().checked_sub(seen) {
@@ -199,18 +219,4 @@ impl<'a> Feeder<'a> {
         }
         Ok(logits)
     }
-}
-
-/// Feeds `batch`, if the cache takes it and there is memory for it; logits of the last tokens.
-///
-/// # Errors
-/// Where the cache or the budget refuses, nothing was changed.
-pub(crate) fn forward(model: &dyn CausalModel, batch: &Batch, cache: &mut ModelCache) -> Result<Tensor<3>> {
-    let (rows, tokens) = (batch.rows(), batch.len());
-    cache.admits(tokens)?;
-    let feed = Feed { rows, tokens, element: model.element_bytes(), last: false };
-    cache.make_room(&feed, model.working_bytes(rows, tokens))?;
-    let logits = model.forward(batch, Logits::Last, cache);
-    cache.recount();
-    logits
 }

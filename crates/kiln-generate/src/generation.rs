@@ -5,12 +5,13 @@
 //! device has no kernel that draws, the scores come to the host, and the token goes back. Both give the same tokens, but
 //! for a draw that falls on a rounding (see [`sampler`](crate::sampler)).
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     batch::Batch,
+    faults,
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
     read_back::{self, ReadBack},
@@ -68,7 +69,8 @@ pub struct Step {
 /// It ends when every row has met a token that ends it, or has as many as it may have. The cache then holds the sequence
 /// without its last token, which was never fed, as transformers leaves it; the next prompt begins with that token. The
 /// same is true when the generation is dropped earlier. (Where a look ahead fed a token too many and the cache cannot
-/// roll back, it holds that one too: `seq_len` says so.)
+/// roll back, it holds that one too: `seq_len` says so.) Where a device refused an allocation that had been claimed, and the
+/// generation could not go on, the cache is empty.
 ///
 /// Rows that have ended go on being computed, with tokens that mean nothing.
 #[derive(Debug)]
@@ -85,8 +87,11 @@ pub struct Generation<'a> {
     next: Next,
     /// A step that the device is at, though the one before it was not delivered.
     ahead: Option<Result<ReadBack>>,
+    device: Device,
     /// Slots of the prompt, with what the cache held before it.
     prompt_end: usize,
+    /// Whether `ids` are all that was fed, so that it can be fed again.
+    whole: bool,
     /// Steps that may be made, were started on the device, were delivered.
     limit: Option<usize>,
     launched: usize,
@@ -151,19 +156,14 @@ impl<'a> Generation<'a> {
             ..Stats::default()
         };
         let processors = processors::build(&settings);
+        let device = batch.tokens.device();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
-        if !options.keep_logits && !options.keep_scores {
-            let samples = options.kernels.as_ref().filter(|kernels| kernels.samples());
-            feeder.chooser = match samples {
-                _ if sampler.is_none() && processors.is_empty() => Some(Chooser::likeliest()),
-                Some(kernels) => {
-                    let device = batch.tokens.device();
-                    Some(Chooser::new(kernels, &settings, sampler.take(), &prompts, model.vocab(), &device))
-                }
-                None => None,
-            };
-        }
+        let plain = processors.is_empty();
+        feeder.chooser = chooser(&options, &settings, plain, &mut sampler, &prompts, model.vocab(), &device);
+        let mut rows_and_pads = prompts.iter().zip(&batch.left_pad);
         let mut generation = Self {
+            device,
+            whole: rows_and_pads.all(|(row, pad)| row.len() + pad == prompt_end),
             processors,
             sampler,
             feeder,
@@ -208,15 +208,28 @@ impl<'a> Generation<'a> {
         }
         self.over = true;
         self.clock.start();
-        let chosen = match self.on_device() {
-            true => self.choose_on_device().await,
-            false => self.choose_on_host().await,
+        let chosen = loop {
+            let chosen = match self.on_device() {
+                true => self.choose_on_device().await,
+                false => self.choose_on_host().await,
+            };
+            match (chosen, self.feeder.refusals.none_since()) {
+                (Err(error), Err(refused)) if !matches!(error, Error::DeviceLost(_)) => {
+                    if let Err(error) = self.begin_again(refused) {
+                        break Err(error);
+                    }
+                }
+                (chosen, _) => break chosen,
+            }
         };
         let step = chosen.and_then(|chosen| self.deliver(chosen));
         match &step {
             Ok(step) if step.finished.iter().all(|&finished| finished) => self.settle(),
             Ok(_) => self.over = false,
-            Err(_) => self.failed = true,
+            Err(_) => {
+                self.failed = true;
+                self.forget_what_was_refused();
+            }
         }
         Some(step)
     }
@@ -240,6 +253,11 @@ impl<'a> Generation<'a> {
         self.stats
     }
 
+    /// The cache, for questions about it. It may be a step ahead.
+    pub fn cache(&self) -> &ModelCache {
+        self.feeder.running.cache
+    }
+
     /// Whether the scores never leave the device.
     fn on_device(&self) -> bool {
         self.feeder.chooser.is_some()
@@ -259,6 +277,7 @@ impl<'a> Generation<'a> {
             self.ahead = Some(self.launch());
         }
         let tokens: Vec<i64> = reading.finish().await?.iter().collect();
+        self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
         if tokens.iter().zip(&self.finished).any(|(id, finished)| *id < 0 && !finished) {
             return Err(sampler::no_distribution());
@@ -292,6 +311,7 @@ impl<'a> Generation<'a> {
         };
         let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
         let logits = read_back::start(logits).finish().await?;
+        self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
         let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;
         let mut chosen = Chosen::default();
@@ -317,6 +337,79 @@ impl<'a> Generation<'a> {
         let tokens: Vec<i32> = chosen.tokens.iter().map(|&id| id as i32).collect();
         self.next = Next::Tokens(Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device));
         Ok(chosen)
+    }
+
+    /// After a device refused an allocation: what the cache holds cannot be trusted, so all of it is fed once more, in
+    /// smaller pieces or to a cache that takes less.
+    ///
+    /// # Errors
+    /// `refused`, where that cannot be. The cache is empty then, and can be used.
+    fn begin_again(&mut self, refused: Error) -> Result<()> {
+        /// Prompt tokens of a row in one piece, from the second attempt on.
+        const PIECE: usize = 128;
+
+        self.ahead = None;
+        self.next = Next::Nothing;
+        // What is still under way has to do with what is given up, and so have its errors.
+        _ = faults::sync(&self.device);
+        self.feeder.start_over();
+        faults::give_back(&self.device);
+        if !self.whole {
+            return Err(refused);
+        }
+        let held = self.prompt_end + self.delivered;
+        let chunk = self.options.prefill_chunk.unwrap_or(held);
+        self.options.prefill_chunk = Some(chunk.min(PIECE));
+        if chunk.min(self.prompt_end) <= PIECE || self.feeder.rescue.is_none() {
+            self.feeder.rescue(refused, held, chunk.min(PIECE))?;
+        }
+        self.launched = self.delivered;
+        if self.on_device() {
+            // Words that were drawn for what was not delivered are drawn once more.
+            let mut sampler = self.stats.seed.map(|seed| Sampler::new(Some(seed))).transpose()?;
+            for row in 0..self.ids.len() {
+                (0..self.delivered).for_each(|_| _ = sampler.as_mut().map(|sampler| sampler.word(row)));
+            }
+            let settings = self.options.settings.clone().checked()?;
+            let (plain, vocab) = (self.processors.is_empty(), self.feeder.running.model.vocab());
+            self.feeder.chooser =
+                chooser(&self.options, &settings, plain, &mut sampler, &self.ids, vocab, &self.device);
+        }
+        let prompt = self.fed(0..self.prompt_end);
+        if self.delivered == 0 {
+            self.next = Next::Prompt(prompt);
+            return Ok(());
+        }
+        self.feeder.prefill(&prompt, self.options.prefill_chunk)?;
+        // One by one, as they came: what a sink cache keeps depends on it.
+        for slot in self.prompt_end..held - 1 {
+            self.feeder.prefill(&self.fed(slot..slot + 1), None)?;
+        }
+        self.next = Next::Tokens(self.fed(held - 1..held).tokens);
+        Ok(())
+    }
+
+    /// Empties the cache where a device refused a part of what it should hold; whether that was so.
+    fn forget_what_was_refused(&mut self) -> bool {
+        let refused = self.feeder.refusals.none_since().is_err();
+        if refused {
+            self.feeder.start_over();
+        }
+        refused
+    }
+
+    /// What was fed into `slots`.
+    fn fed(&self, slots: Range<usize>) -> Batch {
+        let left_pad = &self.feeder.running.left_pad;
+        let any = self.padding(self.feeder.running.model.vocab());
+        let token = |(ids, pad): (&Vec<TokenId>, usize), slot: usize| {
+            slot.checked_sub(pad).and_then(|i| ids.get(i)).map_or(any as i32, |&id| id as i32)
+        };
+        let rows = self.ids.iter().zip(left_pad.iter().copied());
+        let tokens: Vec<i32> = rows.flat_map(|row| slots.clone().map(move |slot| token(row, slot))).collect();
+        let shape = [self.ids.len(), slots.len()];
+        let tokens = Tensor::from_data(TensorData::new(tokens, shape), &self.device);
+        Batch { tokens, left_pad: left_pad.clone(), horizon: 0, steps: None }
     }
 
     fn feed(&mut self) -> Result<Output> {
@@ -371,6 +464,9 @@ impl<'a> Generation<'a> {
     /// Has the cache forget what was fed ahead of what was delivered.
     fn settle(&mut self) {
         self.ahead = None;
+        if self.forget_what_was_refused() {
+            return;
+        }
         let cache = &mut *self.feeder.running.cache;
         let ahead = cache.seq_len().saturating_sub(self.prompt_end + self.delivered.saturating_sub(1));
         if ahead > 0 && cache.can_roll_back(ahead) {
@@ -398,6 +494,11 @@ impl Steps<'_> {
     pub fn stats(&self) -> Stats {
         self.0.stats()
     }
+
+    /// See [`Generation::cache`].
+    pub fn cache(&self) -> &ModelCache {
+        self.0.cache()
+    }
 }
 
 impl Iterator for Steps<'_> {
@@ -409,6 +510,26 @@ impl Iterator for Steps<'_> {
 }
 
 impl std::iter::FusedIterator for Steps<'_> {}
+
+/// What chooses tokens on the device; `None`: the host does, with `sampler`. `plain`: whether no processor changes scores.
+fn chooser(
+    options: &Options,
+    settings: &Settings,
+    plain: bool,
+    sampler: &mut Option<Sampler>,
+    ids: &[Vec<TokenId>],
+    vocab: usize,
+    device: &Device,
+) -> Option<Chooser> {
+    if options.keep_logits || options.keep_scores {
+        return None;
+    }
+    if plain && sampler.is_none() {
+        return Some(Chooser::likeliest());
+    }
+    let kernels = options.kernels.as_ref().filter(|kernels| kernels.samples())?;
+    Some(Chooser::new(kernels, settings, sampler.take(), ids, vocab, device))
+}
 
 /// `before`: slots that the cache holds.
 fn check_rows(batch: &Batch, prompts: &[Vec<TokenId>], before: usize) -> Result<()> {

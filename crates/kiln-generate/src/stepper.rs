@@ -4,12 +4,12 @@ use burn::tensor::{Int, Tensor};
 use kiln_core::{
     Result,
     batch::{Batch, Steps},
-    model::CausalModel,
+    model::{CausalModel, Logits},
     model_cache::ModelCache,
     trusted::Recording,
 };
 
-use crate::{chooser::Chooser, feed::forward};
+use crate::chooser::Chooser;
 
 /// Steps that run before one is recorded: the allocator learns what a step needs.
 const WARM_UP: usize = 3;
@@ -141,7 +141,7 @@ impl Stepper {
             horizon: 0,
             steps: Some(self.steps.clone()),
         };
-        let logits = forward(running.model, &batch, running.cache)?;
+        let logits = running.model.forward(&batch, Logits::Last, running.cache)?;
         drop(batch);
         let output = match chooser {
             Some(chooser) => {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use kiln_core::Result;
+use kiln_core::{Result, budget::Claim};
 
 use crate::{ConfigFile, Part, Weights};
 
@@ -40,24 +40,25 @@ pub struct RandomWeights {
     pub device: Device,
     pub dtype: DType,
     pub largest_binding: usize,
-    /// Elements made so far.
-    pub parameters: u64,
+    /// To the memory of those made so far.
+    pub claim: Claim,
 }
 
 impl RandomWeights {
-    fn noise<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
-        self.parameters += shape.iter().product::<usize>() as u64;
-        Tensor::random(shape, Distribution::Normal(0.0, 0.02), (&self.device, self.dtype))
+    fn noise<const D: usize>(&mut self, shape: [usize; D]) -> Result<Tensor<D>> {
+        let bytes = shape.iter().product::<usize>() * self.dtype.size();
+        self.claim.resize(self.claim.bytes() + bytes as u64)?;
+        Ok(Tensor::random(shape, Distribution::Normal(0.0, 0.02), (&self.device, self.dtype)))
     }
 }
 
 impl Weights for RandomWeights {
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
-        Ok(self.noise([parts.iter().map(|part| part.rows).sum()]) + 1.0)
+        Ok(self.noise([parts.iter().map(|part| part.rows).sum()])? + 1.0)
     }
 
     fn matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
-        Ok(self.noise([range.len(), width]))
+        self.noise([range.len(), width])
     }
 
     fn largest_binding(&self) -> usize {

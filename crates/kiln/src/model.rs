@@ -14,6 +14,7 @@ use kiln_core::{
     Error, Result,
     batch::Batch,
     budget::{Budget, Claim},
+    faults::{self, Refusals},
     layer::Feed,
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
@@ -21,7 +22,7 @@ use kiln_core::{
 use kiln_generate::{ChatTemplates, Generation, GenerationConfig, Options, Rescue, Settings, TextStream};
 use kiln_kernels::{
     Choice, Kernels,
-    device::{self, DeviceName, Opened},
+    device::{self, DeviceClass, DeviceName, Opened},
 };
 use kiln_models::{
     Configured, RandomLlama, RandomWeights, Sizes,
@@ -155,7 +156,10 @@ impl LoadOptions<'_> {
     }
 
     fn budget(&self) -> Budget {
-        Budget::new(self.memory.or_else(|| usable(&self.device.info)))
+        let info = &self.device.info;
+        let budget = Budget::new(self.memory.or_else(|| usable(info)));
+        budget.set_largest_buffer(u64::try_from(info.largest_binding).ok());
+        if info.class == DeviceClass::Cpu { budget.of_this_process() } else { budget }
     }
 
     fn largest_binding(&self) -> usize {
@@ -216,6 +220,7 @@ impl Model {
             let least = plan.bytes_offloaded(&needs, options.tokens, dtype.size());
             budget.claim("a cache of as many tokens, even with its layers in host memory,", least as u64)?;
         }
+        let refusals = Refusals::until_now();
         let total = checkpoint.bytes();
         let mut read = 0;
         let mut watcher = options.on_progress.take();
@@ -237,7 +242,7 @@ impl Model {
         );
         let causal = configured.load(&mut loader, &kernels)?;
         let parameters = loader.finish()?;
-        options.device.device.sync().map_err(|e| Error::Execution(e.to_string()))?;
+        wait_for_weights(&options.device.device, refusals)?;
         tracing::debug!(target: "kiln::memory", usage = ?options.device.device.memory_pool_usage(), "loaded");
         Ok(Self {
             causal,
@@ -271,12 +276,11 @@ impl Model {
             device: options.device.device.clone(),
             dtype,
             largest_binding: options.largest_binding(),
-            parameters: 0,
+            claim: options.budget().claim("weights", 0)?,
         };
+        let refusals = Refusals::until_now();
         let causal = configured.load(&mut weights, &kernels)?;
-        // Nobody knows how many they are before they are made.
-        let claim = options.budget().claim("weights", weights.parameters * dtype.size() as u64)?;
-        options.device.device.sync().map_err(|e| Error::Execution(e.to_string()))?;
+        wait_for_weights(&options.device.device, refusals)?;
         Ok(Self {
             causal,
             name: "random".to_owned(),
@@ -288,8 +292,8 @@ impl Model {
             generation: GenerationConfig::default(),
             chat_templates: ChatTemplates::default(),
             fingerprint: None,
-            parameters: weights.parameters,
-            claim,
+            parameters: weights.claim.bytes() / dtype.size() as u64,
+            claim: weights.claim,
             load_time: started.elapsed(),
         })
     }
@@ -496,7 +500,7 @@ impl Model {
         let reaches = tokens.saturating_add(settings.max_new_tokens.unwrap_or(1).saturating_sub(1));
         let (element, fewest) = (self.dtype.size(), prefill_chunk.min(SMALLEST_CHUNK));
         let feed = Feed { rows, tokens: 0, element, last: settings.max_new_tokens.is_some() };
-        out_of_memory::check_tensors(cache, reaches, &feed, self.device.info.largest_binding)?;
+        out_of_memory::check_buffers(cache, reaches, &feed, options.on_oom)?;
         out_of_memory::check(cache, reaches, &feed, self.causal.working_bytes(rows, fewest), options.on_oom)?;
         if let Some(room) = self.room(cache, tokens)? {
             match settings.max_new_tokens {
@@ -589,4 +593,13 @@ impl Model {
         let stream = TextStream::after(self.tokenizer()?, &ids)?;
         GeneratedText::new(self.continue_from(sequence, vec![ids], wanted, options)?, stream)
     }
+}
+
+/// Waits until weights are on the device.
+///
+/// # Errors
+/// What the device says; [`Error::OutOfMemory`] where it had no room for them.
+fn wait_for_weights(device: &Device, before: Refusals) -> Result<()> {
+    faults::sync(device)?;
+    before.none_since().map_err(|_| Error::refused("the weights"))
 }

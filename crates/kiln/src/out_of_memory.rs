@@ -10,6 +10,8 @@ use burn::tensor::Device;
 use kiln_cache::{CacheSpec, Offload, offload, offload_one};
 use kiln_core::{
     Error, Result,
+    budget::system_has,
+    faults,
     layer::{Feed, KvLayer, Place},
     model_cache::{LayerCache, ModelCache},
     need::LayerNeed,
@@ -79,7 +81,15 @@ impl OffloadLayers {
 
 impl Rescue for OffloadLayers {
     fn rescue(&self, cache: &mut ModelCache, feed: &Feed, working: usize) -> Result<bool> {
+        // A layer is as large in host memory when it is brought in.
+        if cache.check_buffers(feed).is_err() {
+            return Ok(false);
+        }
         let before = cache.bytes_for(feed);
+        // Where the host has no room either, nothing can be done.
+        if !system_has(before as u64) {
+            return Ok(false);
+        }
         match cache.make_room(feed, working) {
             // The budget knows how much is missing: as few layers as that takes.
             Err(_) => while cache.make_room(feed, working).is_err() && offload_one(cache, &self.device)? {},
@@ -87,7 +97,7 @@ impl Rescue for OffloadLayers {
             Ok(()) => offload(cache, Offload::All, &self.device)?,
         }
         // So that what was given up can be had again.
-        self.device.memory_cleanup();
+        faults::give_back(&self.device);
         let helped = cache.bytes_for(feed) < before;
         if helped && !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -99,7 +109,7 @@ impl Rescue for OffloadLayers {
     }
 }
 
-/// Packs layers that keep everything, and offloads them if that is not enough.
+/// Packs layers that keep everything, and offloads them if that is not enough. A layer that holds nothing yet is a new one.
 #[derive(Debug)]
 pub(crate) struct QuantizeLayers {
     needs: Vec<LayerNeed>,
@@ -116,7 +126,8 @@ impl QuantizeLayers {
     fn packed(&self, layer: &dyn KvLayer, need: &LayerNeed, feed: &Feed) -> Result<Option<Box<dyn KvLayer>>> {
         let spec: CacheSpec = "quantized".parse()?;
         let (LayerNeed::Attention(need), held) = (need, layer.span(0)) else { return Ok(None) };
-        let whole = held.start == 0 && held.len == layer.seq_len() && held.len > 0;
+        let keeps_all = held.len > 0 || need.window.is_none() && !layer.is_endless();
+        let whole = held.start == 0 && held.len == layer.seq_len() && keeps_all;
         let tokens = held.len + feed.tokens;
         let takes = spec.factory.bytes(need, tokens, feed.element).saturating_mul(feed.rows);
         let smaller = takes < layer.footprint(feed).held;
@@ -143,7 +154,7 @@ impl Rescue for QuantizeLayers {
                 *kv = packed;
             }
         }
-        self.then.device.memory_cleanup();
+        faults::give_back(&self.then.device);
         if cache.bytes_for(feed) >= before {
             return self.then.rescue(cache, feed, working);
         }
@@ -155,27 +166,18 @@ impl Rescue for QuantizeLayers {
     }
 }
 
-/// Whether the device has buffers as large as a sequence of `tokens` tokens needs. One that is too large does not fail as
-/// an allocation does: wgpu loses the device by it.
+/// Whether the device has buffers as large as a sequence of `tokens` tokens needs, asked before the first is fed.
 ///
 /// # Errors
-/// [`Error::Setting`] with both sizes.
-pub(crate) fn check_tensors(cache: &ModelCache, tokens: usize, feed: &Feed, largest: usize) -> Result<()> {
+/// [`Error::BufferTooLarge`], where layers are not going to be packed when they outgrow theirs.
+pub(crate) fn check_buffers(
+    cache: &ModelCache,
+    tokens: usize,
+    feed: &Feed,
+    on_oom: OnOutOfMemory,
+) -> Result<()> {
     let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
-    let needed = cache.largest_tensor(&feed);
-    if needed <= largest {
-        return Ok(());
-    }
-    let mib = |bytes: usize| bytes >> 20;
-    Err(Error::Setting {
-        name: "--cache",
-        why: format!(
-            "a layer's keys would take {} MiB in one buffer, and those of this device have {} MiB at most; choose a \
-             smaller context or cache",
-            mib(needed),
-            mib(largest)
-        ),
-    })
+    if on_oom == OnOutOfMemory::Quantize { Ok(()) } else { cache.check_buffers(&feed) }
 }
 
 /// Whether a sequence of `tokens` tokens will fit, asked before the first is fed.

@@ -13,7 +13,7 @@ use std::{cell::RefCell, fmt, str::FromStr};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
-    Error, Result,
+    Error, Result, faults,
     layer::{
         CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState,
         StateLayer,
@@ -202,7 +202,9 @@ impl<L: CacheLayer + ?Sized> CacheLayer for Offloaded<L> {
             return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
         }
         // Some only count back, others cut or move what they hold; who knows.
-        self.brought_in(|inner| inner.roll_back(n))
+        self.brought_in(|inner| inner.roll_back(n))?;
+        // What is on its way up is held until it is there, and the next layer comes right behind.
+        self.device.as_ref().map_or(Ok(()), faults::sync)
     }
 
     fn keep_history(&mut self, n: usize) {

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Instant};
 
 use kiln::{
     Batch, Error, GenerationConfig, LoadOptions, Model, Plan, RandomLlama, Result, RunOptions, TokenId,
-    read_back,
+    device::CopyBandwidth, memory::Moved, read_back,
 };
 use serde::Serialize;
 
@@ -32,7 +32,17 @@ struct Report {
     threads: usize,
     /// Bytes a second that the device's memory gives, measured in this run; not where only prefill is
     bandwidth: Option<f64>,
+    /// The same between the host and the device, where a cache is in host memory
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copies: Option<Copies>,
     results: Vec<Measured>,
+}
+
+/// Bytes a second
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Copies {
+    up: f64,
+    down: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,11 +58,23 @@ struct Measured {
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    copied: Option<Copied>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<Steps>,
     /// Seconds of the first repetition, which is not counted: kernels are compiled in it
     warm_up: f64,
     /// How many times as fast as the first cache in the same test
     ratio: f64,
+}
+
+/// Bytes that a decode step copies between the host and the device
+#[derive(Debug, Serialize)]
+struct Copied {
+    up: u64,
+    down: u64,
+    /// Of the copy bandwidth, that decode reaches
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bandwidth_share: Option<f64>,
 }
 
 /// Milliseconds a decode step, over all steps of all repetitions
@@ -95,10 +117,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     // Its buffers are large, and would hide what prefill needs.
     let decodes = args.generate.iter().any(|&n| n > 0);
     let bandwidth = decodes.then(|| model.opened().measure_bandwidth()).transpose()?;
+    let offloads = decodes && plans.iter().any(|plan| plan.offload.is_some());
+    let copies = if offloads { model.opened().measure_copies()? } else { None };
 
     let mut results: Vec<Measured> = Vec::new();
     for plan in &plans {
-        let bench = Bench { args, model: &model, plan, bandwidth, cache: plan.label(&needs) };
+        let bench = Bench { args, model: &model, plan, bandwidth, copies, cache: plan.label(&needs) };
         for &n in args.prompt.iter().filter(|&&n| n > 0) {
             results.push(bench.prefill(n)?);
         }
@@ -128,6 +152,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         driver: info.driver.clone(),
         threads: kiln::device::threads(),
         bandwidth,
+        copies: copies.map(|CopyBandwidth { up, down }| Copies { up, down }),
         results,
     };
     match args.output {
@@ -139,7 +164,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
             let memory = report.bandwidth.map_or_else(String::new, |bandwidth| {
                 format!("{} of memory bandwidth, measured; ", print::rate(bandwidth))
             });
-            display::say(format_args!("{}: {memory}warm-up {warm_up:.2} s, not counted", info.name));
+            let copies = report.copies.map_or_else(String::new, |Copies { up, down }| {
+                format!("copies to it {}, from it {}; ", print::rate(up), print::rate(down))
+            });
+            display::say(format_args!("{}: {memory}{copies}warm-up {warm_up:.2} s, not counted", info.name));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -167,6 +195,7 @@ struct Bench<'a> {
     /// How it is called in the table.
     cache: String,
     bandwidth: Option<f64>,
+    copies: Option<CopyBandwidth>,
 }
 
 impl Bench<'_> {
@@ -192,10 +221,10 @@ impl Bench<'_> {
     /// `n` tokens after `depth` others, through the loop that users call.
     fn decode(&self, n: usize, depth: usize) -> Result<Measured> {
         let mut steps = Vec::new();
-        let warm_up = self.tokens(n, depth, &mut steps)?;
+        let (warm_up, moved) = self.tokens(n, depth, &mut steps)?;
         steps.clear();
         let samples = (0..self.args.repetitions)
-            .map(|_| Ok(n as f64 / self.tokens(n, depth, &mut steps)?))
+            .map(|_| Ok(n as f64 / self.tokens(n, depth, &mut steps)?.0))
             .collect::<Result<_>>()?;
         steps.sort_by(f64::total_cmp);
         let at = |share: f64| steps.get(((steps.len() - 1) as f64 * share).round() as usize).copied();
@@ -210,6 +239,11 @@ impl Bench<'_> {
             let floor = self.bytes_a_token(depth + n / 2) / bandwidth;
             measured.bandwidth_share = Some(floor * measured.tokens_per_second);
         }
+        if let Some(Moved { up, down }) = moved.filter(|moved| *moved != Moved::default()) {
+            let floor = |copies: CopyBandwidth| up as f64 / copies.up + down as f64 / copies.down;
+            let bandwidth_share = self.copies.map(|copies| floor(copies) * measured.tokens_per_second);
+            measured.copied = Some(Copied { up, down, bandwidth_share });
+        }
         measured.steps = at(0.5).zip(at(0.99)).zip(at(1.0)).map(|((median, p99), longest)| Steps {
             median: 1e3 * median,
             p99: 1e3 * p99,
@@ -218,8 +252,9 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Seconds for `n` tokens after the first that follows the prompt; those of each are added to `steps`.
-    fn tokens(&self, n: usize, depth: usize, steps: &mut Vec<f64>) -> Result<f64> {
+    /// Seconds for `n` tokens after the first that follows the prompt, and the bytes that one of them moved, in the mean;
+    /// the seconds of each are added to `steps`.
+    fn tokens(&self, n: usize, depth: usize, steps: &mut Vec<f64>) -> Result<(f64, Option<Moved>)> {
         let mut cache = self.model.cache(self.plan)?;
         let wanted = GenerationConfig {
             max_new_tokens: Some(n + 1),
@@ -237,15 +272,25 @@ impl Bench<'_> {
         let prompt = self.ids(depth.max(1));
         let mut generation = self.model.generate(&mut cache, vec![prompt], &wanted, options)?.steps();
         generation.next().transpose()?;
+        // Neither what the prompt left under way is counted, nor the last step, which has nothing to look ahead to.
+        let (mut before, mut after) = (Moved::default(), Moved::default());
         let start = Instant::now();
         let mut last = start;
-        for step in generation {
-            step?;
+        for i in 1..=n {
+            generation.next().transpose()?;
             let now = Instant::now();
             steps.push((now - last).as_secs_f64());
             last = now;
+            match i {
+                1 => before = generation.cache().moved(),
+                _ if i + 1 == n => after = generation.cache().moved(),
+                _ => {}
+            }
         }
-        Ok((last - start).as_secs_f64())
+        let a_step =
+            |before: u64, after: u64| after.saturating_sub(before) / (n as u64).saturating_sub(2).max(1);
+        let moved = Moved { up: a_step(before.up, after.up), down: a_step(before.down, after.down) };
+        Ok(((last - start).as_secs_f64(), (n > 2).then_some(moved)))
     }
 
     fn ids(&self, n: usize) -> Vec<TokenId> {
@@ -263,6 +308,7 @@ impl Bench<'_> {
             stddev: (squares / (samples.len().max(2) - 1) as f64).sqrt(),
             samples,
             bandwidth_share: None,
+            copied: None,
             steps: None,
             warm_up,
             ratio: 1.0,

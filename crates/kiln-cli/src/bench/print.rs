@@ -18,12 +18,16 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
         ["model", "size", "params", "device", "type", "threads", "cache", "test", "t/s", "of bandwidth"]
             .map(str::to_owned)
             .into();
-    let (several, decoded) = (
+    let (several, decoded, copied) = (
         report.results.iter().any(|measured| measured.cache != report.results[0].cache),
         report.results.iter().any(|measured| measured.steps.is_some()),
+        report.results.iter().any(|measured| measured.copied.is_some()),
     );
     if decoded {
         head.push("step: median, p99, longest".to_owned());
+    }
+    if copied {
+        head.push("copied a step: up, down, of copy bandwidth".to_owned());
     }
     if several {
         head.push(format!("times {}", report.results[0].cache));
@@ -50,6 +54,13 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
         if decoded {
             row.push(measured.steps.as_ref().map_or_else(String::new, |steps| {
                 format!("{:.2}, {:.2}, {:.2} ms", steps.median, steps.p99, steps.longest)
+            }));
+        }
+        if copied {
+            row.push(measured.copied.as_ref().map_or_else(String::new, |copied| {
+                let share = copied.bandwidth_share;
+                let share = share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
+                format!("{}, {}, {share}", display::bytes(copied.up), display::bytes(copied.down))
             }));
         }
         if several {
@@ -81,7 +92,8 @@ pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
 pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
     let mut text =
         "model,bytes,params,device,dtype,threads,cache,test,tokens_per_second,stddev,bandwidth_share,\
-                    median_ms,p99_ms,longest_ms,times_first_cache,peer_tokens_per_second,ratio\n"
+                    median_ms,p99_ms,longest_ms,bytes_up,bytes_down,copy_bandwidth_share,times_first_cache,\
+                    peer_tokens_per_second,ratio\n"
             .to_owned();
     // Names come from folders, which may hold a comma or a quote.
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
@@ -89,7 +101,7 @@ pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
         let theirs = peer.and_then(|peer| peer.tokens_per_second(&measured.test));
         let number = |n: Option<f64>| n.map_or_else(String::new, |n| format!("{n:.4}"));
         text.push_str(&format!(
-            "{},{},{},{},{},{},{},{},{:.4},{:.4},{},{},{},{},{:.4},{},{}\n",
+            "{},{},{},{},{},{},{},{},{:.4},{:.4},{},{},{},{},{},{},{},{:.4},{},{}\n",
             quoted(&report.model),
             report.bytes,
             report.params,
@@ -104,6 +116,9 @@ pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
             number(measured.steps.as_ref().map(|steps| steps.median)),
             number(measured.steps.as_ref().map(|steps| steps.p99)),
             number(measured.steps.as_ref().map(|steps| steps.longest)),
+            measured.copied.as_ref().map_or_else(String::new, |copied| copied.up.to_string()),
+            measured.copied.as_ref().map_or_else(String::new, |copied| copied.down.to_string()),
+            number(measured.copied.as_ref().and_then(|copied| copied.bandwidth_share)),
             measured.ratio,
             number(theirs),
             number(theirs.map(|theirs| measured.tokens_per_second / theirs)),

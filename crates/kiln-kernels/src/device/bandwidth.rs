@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use burn::tensor::{DType, Device, Tensor};
-use kiln_core::{Error, Result};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kiln_core::{Result, faults, read_back};
 
 #[cfg(feature = "cpu")]
 use super::DeviceClass;
@@ -64,6 +64,35 @@ fn read_and_write(opened: &Opened) -> Result<f64> {
     Ok((2 * BYTES * PASSES) as f64 / best)
 }
 
+/// Bytes a second between the host and a device of memory of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CopyBandwidth {
+    /// To the device.
+    pub up: f64,
+    /// To the host.
+    pub down: f64,
+}
+
+/// Best of a few copies of a buffer as large as a layer of a cache may be.
+pub(super) fn measure_copies(device: &Device) -> Result<CopyBandwidth> {
+    const COPIED: usize = 32 << 20;
+
+    let host = TensorData::new(vec![1.0f32; COPIED / 4], [COPIED / 4]);
+    let (mut up, mut down) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..REPETITIONS {
+        let data = host.clone();
+        wait(device)?;
+        let start = Instant::now();
+        let copy = Tensor::<1>::from_data(data, (device, DType::F32));
+        wait(device)?;
+        up = up.min(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        read_back::read(copy)?;
+        down = down.min(start.elapsed().as_secs_f64());
+    }
+    Ok(CopyBandwidth { up: COPIED as f64 / up, down: COPIED as f64 / down })
+}
+
 fn wait(device: &Device) -> Result<()> {
-    device.sync().map_err(|e| Error::Execution(e.to_string()))
+    faults::sync(device)
 }

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device};
 use kiln_core::{Error, Result};
 
 mod bandwidth;
+pub use bandwidth::CopyBandwidth;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "wgpu")]
@@ -128,6 +129,18 @@ impl Opened {
         bandwidth::measure(self)
     }
 
+    /// Bytes a second that are copied between the host and this device, measured; `None` where they share their memory, so
+    /// that nothing has to be.
+    ///
+    /// # Errors
+    /// What the device says of the work.
+    pub fn measure_copies(&self) -> Result<Option<CopyBandwidth>> {
+        match self.info.class {
+            DeviceClass::Cpu => Ok(None),
+            _ => bandwidth::measure_copies(&self.device).map(Some),
+        }
+    }
+
     /// Whether the host can go on while this device computes.
     pub fn is_asynchronous(&self) -> bool {
         self.info.class != DeviceClass::Cpu
@@ -216,6 +229,9 @@ fn cpu_info() -> Result<DeviceInfo> {
         .with_cpu(CpuRefreshKind::nothing())
         .with_memory(MemoryRefreshKind::nothing().with_ram());
     let system = System::new_with_specifics(what);
+    // A container may have less than the machine.
+    let memory =
+        system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory).min(system.total_memory());
     let brand = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).unwrap_or_default();
     Ok(DeviceInfo {
         name: DeviceName::Cpu,
@@ -223,7 +239,7 @@ fn cpu_info() -> Result<DeviceInfo> {
         adapter: format!("{brand} ({} threads)", rayon::current_num_threads()),
         driver: "burn-flex".to_owned(),
         api: "native".to_owned(),
-        memory: Some(system.total_memory()),
+        memory: Some(memory),
         f16: false,
         subgroups: None,
         largest_binding: usize::MAX,

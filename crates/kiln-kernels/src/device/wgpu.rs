@@ -1,12 +1,20 @@
 //! Adapters of Vulkan, Metal and DX12 (and OpenGL where nothing else is), through wgpu.
 
-use std::{collections::HashMap, sync::Mutex};
+use std::{
+    collections::HashMap,
+    panic::resume_unwind,
+    sync::{Arc, Mutex},
+};
 
 use burn::tensor::{
     Device, DeviceKind,
     wgpu::{WgpuBackend, wgpu},
 };
-use kiln_core::{Result, read_back::block_on};
+use kiln_core::{
+    Result,
+    faults::{REFUSAL, Refusals},
+    read_back::block_on,
+};
 
 use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
 
@@ -60,14 +68,32 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
     if let Some(device) = opened.get(&number) {
         return Ok(device.clone());
     }
-    let device = Device::wgpu_options()
+    let (device, setup) = Device::wgpu_options()
         .device_kind(adapter.kind)
         .graphics_api(adapter.backend)
-        .init()
+        .init_with_setup()
         .map_err(|e| unavailable(name, e))?;
+    setup.device.on_uncaptured_error(Arc::new(give_up));
     let device = Opened { device, info: adapter.info };
     opened.insert(number, device.clone());
     Ok(device)
+}
+
+/// Ends what the thread of the device is at by a panic, as Burn's own handler does. Tensors that were to be written count
+/// as unwritten: reading them, or what is computed from them, is an error.
+fn give_up(error: wgpu::Error) {
+    match error {
+        wgpu::Error::OutOfMemory { .. } => {
+            Refusals::report();
+            // Nobody has to be told by a trace.
+            resume_unwind(Box::new(REFUSAL.to_owned()))
+        }
+        // What became of another fault, which was told.
+        wgpu::Error::Validation { description, .. } if description.contains("is invalid") => {
+            resume_unwind(Box::new(description))
+        }
+        fault => panic!("{fault}"),
+    }
 }
 
 fn adapters() -> Vec<Adapter> {

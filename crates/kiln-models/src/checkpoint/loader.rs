@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Range};
 
 use burn::tensor::{DType, Device, Tensor, TensorData, s};
 use half::{bf16, f16};
-use kiln_core::{Error, Result};
+use kiln_core::{Error, Result, faults};
 
 use super::{Checkpoint, Entry, convert::Number};
 use crate::{Part, Weights};
@@ -198,7 +198,7 @@ impl<'a> Loader<'a> {
 
     fn wait(&mut self) -> Result<()> {
         self.in_flight = 0;
-        self.device.sync().map_err(|e| Error::Execution(e.to_string()))
+        faults::sync(self.device)
     }
 }
 

@@ -219,7 +219,7 @@ impl CausalModel for Decoder {
         ropes.map(|rope| rope.step_tables(slots.clone(), left_pad, device)).collect()
     }
 
-    fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+    fn compute(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
         let kernels = &self.kernels;
         let mut places = Places::new(batch, &self.config.ropes);
         let mut x = self.embed_tokens.select(batch.tokens.clone());

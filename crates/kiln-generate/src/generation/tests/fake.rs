@@ -55,7 +55,7 @@ impl CausalModel for Hashing {
         VOCAB
     }
 
-    fn forward(&self, batch: &Batch, which: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+    fn compute(&self, batch: &Batch, which: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
         assert_eq!(which, Logits::Last);
         let mut fed = self.fed.lock().unwrap();
         if self.fails_at == Some(fed.len()) {

@@ -1,0 +1,204 @@
+//! Allocations that the system or a device refuses: in processes of their own, which may have so much memory and no more.
+
+use std::collections::HashMap;
+
+use kiln::{
+    Error, GenerationConfig, LoadOptions, Model, ModelCache, OnOutOfMemory, Plan, RandomLlama, Result,
+    RunOptions, TokenId, device::Opened, memory::Refusals,
+};
+
+use crate::support::{alone, is_alone, recorded};
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+/// What a process prints of itself, by name.
+type Report = HashMap<String, String>;
+
+/// What the test `name` reports, run in a process of its own.
+fn reported(name: &str, device: &str, limit: Option<u64>) -> Report {
+    let out = alone(&format!("refusals::{name}"), Some(device), limit);
+    let lines = out.lines().filter_map(|line| line.strip_prefix("report ")?.split_once(": "));
+    lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+fn report(name: &str, value: impl std::fmt::Debug) {
+    println!("report {name}: {value:?}");
+}
+
+/// KiB of addresses that this process has.
+fn addresses() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+fn generate(
+    model: &Model,
+    cache: &mut ModelCache,
+    prompt: &[TokenId],
+    n: usize,
+    options: RunOptions,
+) -> Result<Vec<TokenId>> {
+    let wanted = GenerationConfig {
+        max_new_tokens: Some(n),
+        eos_token_id: Some(Vec::new()),
+        ..GenerationConfig::default()
+    };
+    let steps = model.generate(cache, vec![prompt.to_vec()], &wanted, options)?.steps();
+    steps.map(|step| Ok(step?.tokens[0].unwrap())).collect()
+}
+
+/// 128 MiB of keys and values a layer for 32,768 tokens of a row, in a model that computes little.
+const LARGE_CACHE: RandomLlama =
+    RandomLlama { layers: 8, hidden: 512, heads: 8, kv_heads: 8, intermediate: 64, vocab: 97 };
+
+/// 128 MiB for the two sides of the feed-forward of 2,048 tokens, which are one product.
+const LARGE_ACTIVATIONS: RandomLlama =
+    RandomLlama { layers: 1, hidden: 16, heads: 1, kv_heads: 1, intermediate: 8192, vocab: 97 };
+
+const MIB: u64 = 1 << 10;
+
+fn numbers(n: usize) -> Vec<TokenId> {
+    (0..n).map(|i| (i * 7 % 97) as TokenId).collect()
+}
+
+fn options(on_oom: OnOutOfMemory) -> RunOptions {
+    RunOptions { on_oom, ..RunOptions::default() }
+}
+
+fn is_out_of_memory<T: std::fmt::Debug>(result: Result<T>) -> bool {
+    match result {
+        Err(Error::OutOfMemory { .. }) => true,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A cache of a gigabyte in 600 MiB: an error, or a packed one; the model can be used afterwards, and so can the cache.
+#[test]
+fn a_cache() {
+    if is_alone() {
+        let (_, opened) = devices().next().unwrap();
+        let model = Model::random(&LARGE_CACHE, LoadOptions::float32(opened.clone())).unwrap();
+        let small = |name: &str| {
+            let mut cache = model.cache(&Plan::named(name).unwrap()).unwrap();
+            generate(&model, &mut cache, &numbers(5), 8, options(OnOutOfMemory::Fail)).unwrap()
+        };
+        let (want, packed) = (small("dynamic"), small("quantized"));
+        report("addresses", addresses());
+        let large = || model.cache(&Plan::named("fixed:len=32768").unwrap()).unwrap();
+        let run = |cache: &mut ModelCache, on_oom| generate(&model, cache, &numbers(5), 8, options(on_oom));
+        let mut cache = large();
+        match run(&mut cache, OnOutOfMemory::Fail) {
+            Ok(tokens) => {
+                assert_eq!(tokens, want);
+                return report("outcome", "room");
+            }
+            refused => assert!(is_out_of_memory(refused)),
+        }
+        assert_eq!(cache.seq_len(), 0);
+        assert!(is_out_of_memory(run(&mut cache, OnOutOfMemory::Fail)), "it is as large as it was");
+        // On a software device the host has no room for it either.
+        assert!(is_out_of_memory(run(&mut large(), OnOutOfMemory::Offload)));
+        assert_eq!(small("dynamic"), want);
+        assert_eq!(run(&mut large(), OnOutOfMemory::Quantize).unwrap(), packed);
+        return report("outcome", "refused");
+    }
+    for (device, _) in devices() {
+        let whole = reported("a_cache", device, None);
+        assert_eq!(whole["outcome"], "\"room\"", "on {device}");
+        let limit = whole["addresses"].parse::<u64>().unwrap() + 600 * MIB;
+        assert_eq!(reported("a_cache", device, Some(limit))["outcome"], "\"refused\"", "on {device}");
+    }
+}
+
+/// A prompt whose activations are refused is fed in smaller pieces.
+#[test]
+fn a_prompt() {
+    if is_alone() {
+        let (_, opened) = devices().next().unwrap();
+        let model = Model::random(&LARGE_ACTIVATIONS, LoadOptions::float32(opened.clone())).unwrap();
+        let run = |on_oom, chunk| {
+            let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+            let options = RunOptions { prefill_chunk: Some(chunk), ..options(on_oom) };
+            generate(&model, &mut cache, &numbers(2048), 2, options)
+        };
+        // In the pieces that are fed next: software Vulkan's compiler crashes where it has no memory.
+        let want = run(OnOutOfMemory::Fail, 128).unwrap();
+        report("addresses", addresses());
+        report("refused", run(OnOutOfMemory::Fail, 2048).is_err());
+        assert_eq!(run(OnOutOfMemory::Offload, 2048).unwrap(), want);
+        return;
+    }
+    for (device, _) in devices() {
+        let whole = reported("a_prompt", device, None);
+        assert_eq!(whole["refused"], "false", "on {device}");
+        let limit = whole["addresses"].parse::<u64>().unwrap() + 100 * MIB;
+        assert_eq!(reported("a_prompt", device, Some(limit))["refused"], "true", "on {device}");
+    }
+}
+
+/// Whatever a device refuses, and whenever: what was fed is fed again to a cache in host memory, and the tokens are those
+/// that would have come.
+#[test]
+fn at_any_token() {
+    if is_alone() {
+        return devices().for_each(|(_, opened)| refuse_at_any_token(opened));
+    }
+    // A process of its own, because others would hear of it.
+    alone("refusals::at_any_token", None, None);
+}
+
+fn refuse_at_any_token(opened: &Opened) {
+    let one = vec![numbers(20)];
+    let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
+    for (name, text, rows) in [
+        ("llama", "dynamic", &one),
+        ("llama", "fixed:len=64", &padded),
+        ("mistral", "sliding", &padded),
+        ("gemma2", "hybrid", &one),
+        ("llama", "sink:window=16,sinks=2", &one),
+        ("llama", "quantized", &one),
+        ("llama", "none", &padded),
+    ] {
+        let model = recorded(name, opened);
+        for sampled in [false, true] {
+            let wanted = GenerationConfig {
+                max_new_tokens: Some(8),
+                do_sample: Some(sampled),
+                seed: Some(7),
+                eos_token_id: Some(Vec::new()),
+                ..GenerationConfig::default()
+            };
+            // Refused before the `n`th step.
+            let run = |n: Option<usize>, on_oom| {
+                let mut cache = model.cache(&Plan::named(text).unwrap()).unwrap();
+                let mut steps = model.generate(&mut cache, rows.clone(), &wanted, options(on_oom))?.steps();
+                let mut tokens = Vec::new();
+                for i in 0.. {
+                    if n == Some(i) {
+                        Refusals::report();
+                    }
+                    match steps.next() {
+                        Some(step) => tokens.push(step?.tokens),
+                        None => break,
+                    }
+                }
+                drop(steps);
+                Ok::<_, Error>((tokens, cache.seq_len(), cache.host_bytes() > 0))
+            };
+            let (want, len, _) = run(None, OnOutOfMemory::Fail).unwrap();
+            for n in 0..8 {
+                let what = format!("{name}, {text}, sampled {sampled}, step {n}");
+                match run(Some(n), OnOutOfMemory::Offload) {
+                    Ok(got) => assert_eq!(got, (want.clone(), len, true), "{what}"),
+                    Err(Error::OutOfMemory { .. }) => assert_eq!(text, "none", "{what}: was to go on"),
+                    Err(other) => panic!("{what}: {other}"),
+                }
+                let refused = run(Some(n), OnOutOfMemory::Fail);
+                assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{what}: {refused:?}");
+            }
+        }
+    }
+}
