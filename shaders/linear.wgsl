@@ -84,14 +84,18 @@ fn main(
     let each = (columns + TOGETHER - 1u) / TOGETHER * 8u;
     let begin = lane % TOGETHER / 8u * each;
     let end = min(begin + each, columns);
+    var vectors: array<u32, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        let row = min(r, info.rows - 1u);
+        vectors[r] = row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y;
+    }
     for (var c = begin + lane % 8u; c < end; c += 8u) {
         let w_0 = w_at(weights.x, c);
         let w_1 = w_at(weights.y, c);
         let w_2 = w_at(weights.z, c);
         let w_3 = w_at(weights.w, c);
         for (var r = 0u; r < ROWS; r++) {
-            let row = min(r, info.rows - 1u);
-            let numbers = x_at(row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y, c);
+            let numbers = x_at(vectors[r], c);
             products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
         }
     }

@@ -1,5 +1,7 @@
 //! What the launches of GPU kernels share: tensors as the backend sees them, and bindings in the order of a shader.
 
+use std::sync::LazyLock;
+
 use burn::{
     backend::{Cube, DispatchDevice},
     tensor::{BackendPrimitive, DType, Device, Shape, Tensor, kind::Basic},
@@ -49,11 +51,16 @@ pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
     }
 }
 
-/// Whether a device imitates a GPU on the CPU: then more workgroups than threads are of no use, and cost.
-pub(crate) fn is_software(device: &Device) -> bool {
+/// Workgroups that keep a device busy: that many on any GPU. Where one is imitated on the CPU, a thread each: more cost
+/// more there.
+pub(crate) fn enough(device: &Device, on_gpus: usize) -> usize {
+    // Asking takes as long as a launch does.
+    static THREADS: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+
     match device.as_dispatch() {
-        DispatchDevice::Cube(CubeDevice::Wgpu(device)) => device.kind == WgpuDeviceKind::Cpu,
-        _ => false,
+        DispatchDevice::Cube(CubeDevice::Wgpu(device)) if device.kind == WgpuDeviceKind::Cpu => *THREADS,
+        _ => on_gpus,
     }
 }
 

@@ -99,6 +99,7 @@ pub(super) fn cases() -> Vec<Given> {
     for new in [1, 5, 33] {
         let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
         cases.push(long);
+        cases.push(Given { kv_heads: 1, ..long });
         cases.push(Given { batch: 2, head_dim: 128, first: 5000, start: 2100, origin: 17, ..long });
         cases.push(Given { window: Some(300), head_dim: 8, ..long });
         cases.push(Given { first: 3, ..long });

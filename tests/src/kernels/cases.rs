@@ -110,7 +110,9 @@ pub(super) fn table() -> Vec<Case> {
     cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Cut(2), n: 5, new: Cut(2), position: 3 });
 
     for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
-        for (input, output) in [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41), (520, 258)] {
+        for (input, output) in
+            [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41), (1032, 40), (520, 258)]
+        {
             let (bias, residual) = (output % 2 == 0, output % 3 == 0);
             cases.push(Linear { x: [rows, tokens, input], layout: Plain, output, bias, residual });
         }

@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::AttentionShape;
-use crate::launch::is_software;
+use crate::launch::enough;
 
 /// The longest vectors that there is memory for.
 pub(crate) const LARGEST_HEAD: usize = 256;
@@ -54,10 +54,8 @@ impl Sharing {
             (Kernel::Decode { fours }, 4 * fours)
         };
         let enough = match kernel {
-            _ if is_software(device) => 4 * std::thread::available_parallelism().map_or(1, usize::from),
-            // What keeps any GPU busy.
-            Kernel::Prefill => 256,
-            Kernel::Decode { .. } => 1024,
+            Kernel::Prefill => enough(device, 256),
+            Kernel::Decode { .. } => enough(device, 1024),
         };
         let tiles = rows.div_ceil(together);
         let seen = shape.window.map_or(slots, |window| slots.min(window.saturating_add(new)));

@@ -81,6 +81,7 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
 
 /// Ends what the thread of the device is at by a panic, as Burn's own handler does. Tensors that were to be written count
 /// as unwritten: reading them, or what is computed from them, is an error.
+#[allow(clippy::panic, reason = "other faults are mistakes of ours, and want a trace")]
 fn give_up(error: wgpu::Error) {
     match error {
         wgpu::Error::OutOfMemory { .. } => {

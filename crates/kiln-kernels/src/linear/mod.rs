@@ -15,8 +15,12 @@ pub(crate) use native::native;
 #[cfg(feature = "cube")]
 pub(crate) use twin::launch as cube;
 
+#[cfg(feature = "cube")]
+use burn::tensor::Device;
 use burn::tensor::Tensor;
 
+#[cfg(feature = "cube")]
+use crate::launch::enough;
 use crate::shader::{Lines, Shader};
 
 pub(crate) fn definition(
@@ -55,15 +59,13 @@ struct Sharing {
 
 #[cfg(feature = "cube")]
 impl Sharing {
-    fn new(input: usize, output: usize) -> Self {
+    fn new(input: usize, output: usize, device: &Device) -> Self {
         /// Numbers of a row of the result that a workgroup makes, where rows of the weight are not split.
         const OUTPUTS: usize = crate::launch::LANES / 8 * 4;
-        /// Workgroups that keep any GPU busy.
-        const ENOUGH: usize = 256;
         /// Numbers along which eight lanes are worth having.
         const WORTH: usize = 128;
 
-        let most = (input / WORTH).min(ENOUGH / output.div_ceil(OUTPUTS));
+        let most = (input / WORTH).min(enough(device, 256) * OUTPUTS / output);
         let splits = match most {
             0..2 => 1,
             2..4 => 2,
@@ -114,6 +116,7 @@ pub(crate) fn wgsl(
     let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let rows = batch * tokens;
     let (biased, added) = (bias.is_some(), residual.is_some());
+    let Sharing { splits, workgroups } = Sharing::new(input, output, &x.device());
     let (x, weight) = (primitive(x), primitive(weight));
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
@@ -121,7 +124,6 @@ pub(crate) fn wgsl(
     let fours = comes_in_fours(&x) && comes_in_fours(&weight);
     let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
     let [residual0, residual1, residual2] = strides(&residual);
-    let Sharing { splits, workgroups } = Sharing::new(input, output);
     #[rustfmt::skip]
     let info = [
         x0, x1, x2, tokens as u32,

@@ -140,13 +140,13 @@ pub(crate) fn launch(
     let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let rows = batch * tokens;
     let (biased, added) = (bias.is_some(), residual.is_some());
+    let Sharing { splits, workgroups } = Sharing::new(input, output, &x.device());
     let (x, weight) = (primitive(x), primitive(weight));
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, output], x.dtype);
     let elem = dtype_to_storage_type(x.dtype);
     let fours = comes_in_fours(&x) && comes_in_fours(&weight);
-    let Sharing { splits, workgroups } = Sharing::new(input, output);
     linear::launch(
         &y.client,
         count(workgroups),

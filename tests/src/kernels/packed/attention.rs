@@ -113,6 +113,7 @@ fn cases() -> Vec<Given> {
         let long = Given { new, group, slots: 3072, end: 2944, first: 3000, recent: 128, ..STEP };
         let long = Given { recent_origin: 2944, ..long };
         cases.push(long);
+        cases.push(Given { kv_heads: 1, ..long });
         cases.push(Given { head_dim: 128, batch: 2, pad: Some(500), ..long });
         cases.push(Given { window: Some(300), keys: (2, 64, Channels), ..long });
         cases.push(Given { recent: 1024, ..long });
