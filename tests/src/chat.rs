@@ -131,14 +131,19 @@ fn refused(source: &str) -> String {
 #[test]
 fn a_template_may_not_run_for_ever() {
     let loops = "{% for a in range(100000) %}".repeat(3) + &"{% endfor %}".repeat(3);
-    assert!(refused(&loops).contains("steps"));
+    // On a busy machine time is over first.
+    let over = |template: &str| {
+        let why = refused(template);
+        assert!(why.contains("steps") || why.contains("seconds"), "{why}");
+    };
+    over(&loops);
     // Few steps, each of which takes long.
     let find =
         "{% set x = 'a' * 30000000 %}{% for i in range(100000) %}{% set y = x.find('ab') %}{% endfor %}";
     assert!(refused(find).contains("seconds"));
     let fork =
         "{% macro f(n) %}{{ f(n - 1) if n else '' }}{{ f(n - 1) if n else '' }}{% endmacro %}{{ f(30) }}";
-    assert!(refused(fork).contains("steps"));
+    over(fork);
     for recursion in [
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",

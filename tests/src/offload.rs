@@ -64,7 +64,7 @@ fn a_step_moves_the_cache_up_and_its_own_tokens_down() {
 fn two_layers_are_on_the_device() {
     // In a process of its own: what other tests allocate would be counted.
     if !is_alone() {
-        println!("{}", alone("offload::two_layers_are_on_the_device", None, None));
+        alone("offload::two_layers_are_on_the_device", None);
         return;
     }
     for (device, opened) in devices() {
@@ -102,7 +102,7 @@ fn two_layers_are_on_the_device() {
 #[test]
 fn two_layers_are_on_the_device_whatever_is_done() {
     if !is_alone() {
-        println!("{}", alone("offload::two_layers_are_on_the_device_whatever_is_done", None, None));
+        alone("offload::two_layers_are_on_the_device_whatever_is_done", None);
         return;
     }
     for (device, opened) in devices() {

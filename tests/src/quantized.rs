@@ -1,7 +1,5 @@
 //! Quantized caches: what they hold, what they lose, and what is refused.
 
-use std::process::Command;
-
 use burn::tensor::{DType, Tensor};
 use kiln::{
     CacheSpec, GenerationConfig, Model, Plan, RunOptions, TokenId,
@@ -11,7 +9,7 @@ use kiln::{
     probe::probe,
 };
 
-use crate::support::recorded;
+use crate::support::{alone, is_alone, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -57,17 +55,8 @@ fn bytes_are_few() {
 fn no_dense_history_is_made_for_a_step() {
     // Not the end of a block, whose packing makes room.
     const TOKENS: usize = 16_392;
-    // In a process of its own: what other tests allocate would be counted.
-    if std::env::var("KILN_TEST_MEMORY").is_err() {
-        let alone = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "quantized::no_dense_history_is_made_for_a_step", "--nocapture"])
-            .env("KILN_TEST_MEMORY", "alone")
-            .output()
-            .unwrap();
-        let [out, err] =
-            [&alone.stdout, &alone.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
-        println!("{out}");
-        assert!(alone.status.success() && out.contains("1 passed"), "{out}{err}");
+    if !is_alone() {
+        alone("quantized::no_dense_history_is_made_for_a_step", None);
         return;
     }
     let need = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };

@@ -1,6 +1,6 @@
-//! Allocations that the system or a device refuses: in processes of their own, which may have so much memory and no more.
+//! Allocations that the system or a device refuses: in processes of their own, which have so much memory and no more.
 
-use std::collections::HashMap;
+use std::process::Command;
 
 use kiln::{
     Error, GenerationConfig, LoadOptions, Model, ModelCache, OnOutOfMemory, Plan, RandomLlama, Result,
@@ -13,25 +13,23 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// What a process prints of itself, by name.
-type Report = HashMap<String, String>;
-
-/// What the test `name` reports, run in a process of its own.
-fn reported(name: &str, device: &str, limit: Option<u64>) -> Report {
-    let out = alone(&format!("refusals::{name}"), Some(device), limit);
-    let lines = out.lines().filter_map(|line| line.strip_prefix("report ")?.split_once(": "));
-    lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-}
-
-fn report(name: &str, value: impl std::fmt::Debug) {
-    println!("report {name}: {value:?}");
-}
-
 /// KiB of addresses that this process has.
 fn addresses() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Lets this process have `more` KiB of addresses, and no more. What is compiled was compiled before: software Vulkan's
+/// compiler crashes where it has no memory.
+fn limit(opened: &Opened, more: u64) {
+    opened.device.memory_cleanup();
+    opened.device.sync().unwrap();
+    let bytes = (addresses() + more) * 1024;
+    let limited = Command::new("prlimit")
+        .args([format!("--pid={}", std::process::id()), format!("--as={bytes}")])
+        .status();
+    assert!(limited.unwrap().success());
 }
 
 fn generate(
@@ -78,65 +76,48 @@ fn is_out_of_memory<T: std::fmt::Debug>(result: Result<T>) -> bool {
 /// A cache of a gigabyte in 600 MiB: an error, or a packed one; the model can be used afterwards, and so can the cache.
 #[test]
 fn a_cache() {
-    if is_alone() {
-        let (_, opened) = devices().next().unwrap();
-        let model = Model::random(&LARGE_CACHE, LoadOptions::float32(opened.clone())).unwrap();
-        let small = |name: &str| {
-            let mut cache = model.cache(&Plan::named(name).unwrap()).unwrap();
-            generate(&model, &mut cache, &numbers(5), 8, options(OnOutOfMemory::Fail)).unwrap()
-        };
-        let (want, packed) = (small("dynamic"), small("quantized"));
-        report("addresses", addresses());
-        let large = || model.cache(&Plan::named("fixed:len=32768").unwrap()).unwrap();
-        let run = |cache: &mut ModelCache, on_oom| generate(&model, cache, &numbers(5), 8, options(on_oom));
-        let mut cache = large();
-        match run(&mut cache, OnOutOfMemory::Fail) {
-            Ok(tokens) => {
-                assert_eq!(tokens, want);
-                return report("outcome", "room");
-            }
-            refused => assert!(is_out_of_memory(refused)),
-        }
-        assert_eq!(cache.seq_len(), 0);
-        assert!(is_out_of_memory(run(&mut cache, OnOutOfMemory::Fail)), "it is as large as it was");
-        // On a software device the host has no room for it either.
-        assert!(is_out_of_memory(run(&mut large(), OnOutOfMemory::Offload)));
-        assert_eq!(small("dynamic"), want);
-        assert_eq!(run(&mut large(), OnOutOfMemory::Quantize).unwrap(), packed);
-        return report("outcome", "refused");
+    if !is_alone() {
+        return devices().for_each(|(device, _)| alone("refusals::a_cache", Some(device)));
     }
-    for (device, _) in devices() {
-        let whole = reported("a_cache", device, None);
-        assert_eq!(whole["outcome"], "\"room\"", "on {device}");
-        let limit = whole["addresses"].parse::<u64>().unwrap() + 600 * MIB;
-        assert_eq!(reported("a_cache", device, Some(limit))["outcome"], "\"refused\"", "on {device}");
-    }
+    let (_, opened) = devices().next().unwrap();
+    let model = Model::random(&LARGE_CACHE, LoadOptions::float32(opened.clone())).unwrap();
+    let run = |cache: &mut ModelCache, on_oom| generate(&model, cache, &numbers(5), 8, options(on_oom));
+    let cache = |name: &str| model.cache(&Plan::named(name).unwrap()).unwrap();
+    let (large, fail) = ("fixed:len=32768", OnOutOfMemory::Fail);
+    let [want, packed] = ["dynamic", "quantized"].map(|name| run(&mut cache(name), fail).unwrap());
+    assert_eq!(run(&mut cache(large), fail).unwrap(), want);
+
+    limit(opened, 600 * MIB);
+    let mut refused = cache(large);
+    assert!(is_out_of_memory(run(&mut refused, fail)));
+    assert_eq!(refused.seq_len(), 0);
+    assert!(is_out_of_memory(run(&mut refused, fail)), "it is as large as it was");
+    // On a software device the host has no room for it either.
+    assert!(is_out_of_memory(run(&mut cache(large), OnOutOfMemory::Offload)));
+    assert_eq!(run(&mut cache("dynamic"), fail).unwrap(), want);
+    assert_eq!(run(&mut cache(large), OnOutOfMemory::Quantize).unwrap(), packed);
 }
 
 /// A prompt whose activations are refused is fed in smaller pieces.
 #[test]
 fn a_prompt() {
-    if is_alone() {
-        let (_, opened) = devices().next().unwrap();
-        let model = Model::random(&LARGE_ACTIVATIONS, LoadOptions::float32(opened.clone())).unwrap();
-        let run = |on_oom, chunk| {
-            let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
-            let options = RunOptions { prefill_chunk: Some(chunk), ..options(on_oom) };
-            generate(&model, &mut cache, &numbers(2048), 2, options)
-        };
-        // In the pieces that are fed next: software Vulkan's compiler crashes where it has no memory.
-        let want = run(OnOutOfMemory::Fail, 128).unwrap();
-        report("addresses", addresses());
-        report("refused", run(OnOutOfMemory::Fail, 2048).is_err());
-        assert_eq!(run(OnOutOfMemory::Offload, 2048).unwrap(), want);
-        return;
+    if !is_alone() {
+        return devices().for_each(|(device, _)| alone("refusals::a_prompt", Some(device)));
     }
-    for (device, _) in devices() {
-        let whole = reported("a_prompt", device, None);
-        assert_eq!(whole["refused"], "false", "on {device}");
-        let limit = whole["addresses"].parse::<u64>().unwrap() + 100 * MIB;
-        assert_eq!(reported("a_prompt", device, Some(limit))["refused"], "true", "on {device}");
-    }
+    let (_, opened) = devices().next().unwrap();
+    let model = Model::random(&LARGE_ACTIVATIONS, LoadOptions::float32(opened.clone())).unwrap();
+    let run = |on_oom, chunk| {
+        let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        let options = RunOptions { prefill_chunk: Some(chunk), ..options(on_oom) };
+        generate(&model, &mut cache, &numbers(2048), 2, options)
+    };
+    // In the pieces that are fed next, and in one.
+    let want = run(OnOutOfMemory::Fail, 128).unwrap();
+    run(OnOutOfMemory::Fail, 2048).unwrap();
+
+    limit(opened, 100 * MIB);
+    assert!(is_out_of_memory(run(OnOutOfMemory::Fail, 2048)));
+    assert_eq!(run(OnOutOfMemory::Offload, 2048).unwrap(), want);
 }
 
 /// Whatever a device refuses, and whenever: what was fed is fed again to a cache in host memory, and the tokens are those
@@ -147,7 +128,7 @@ fn at_any_token() {
         return devices().for_each(|(_, opened)| refuse_at_any_token(opened));
     }
     // A process of its own, because others would hear of it.
-    alone("refusals::at_any_token", None, None);
+    alone("refusals::at_any_token", None);
 }
 
 fn refuse_at_any_token(opened: &Opened) {

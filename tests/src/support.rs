@@ -62,23 +62,20 @@ pub(crate) fn assert_close(got: &[f32], want: &[f32], what: &str) {
     assert!(largest <= CLOSE, "{what}: differs by {largest}");
 }
 
-/// Runs the test `name` of this binary once more, in a process of its own: on `devices` only, where that is said, and with
-/// `limit` KiB of addresses. What it prints.
+/// Runs the test `name` of this binary once more, in a process of its own: on `devices` only, where that is said.
 #[track_caller]
-pub(crate) fn alone(name: &str, devices: Option<&str>, limit: Option<u64>) -> String {
-    let limit = limit.map_or_else(String::new, |kib| format!("ulimit -v {kib};"));
-    let mut child = Command::new("sh");
-    child.args(["-c", &format!("{limit} exec \"$0\" --exact {name} --nocapture")]);
-    child.arg(std::env::current_exe().unwrap()).env(ALONE, name);
+pub(crate) fn alone(name: &str, devices: Option<&str>) {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", name, "--nocapture"]).env(ALONE, name);
     if let Some(devices) = devices {
         child.env("KILN_TEST_DEVICES", devices);
     }
     let child = child.output().unwrap();
     let [out, err] = [&child.stdout, &child.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
-    let what = format!("{name}, {limit} {:?}\n{out}{err}", child.status);
+    let what = format!("{name} on {devices:?}: {:?}\n{out}{err}", child.status);
     assert!(child.status.success() && out.contains("1 passed"), "{what}");
     assert!(!err.contains("panicked"), "{what}");
-    out
+    println!("{out}");
 }
 
 const ALONE: &str = "KILN_TEST_ALONE";
