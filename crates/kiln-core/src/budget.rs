@@ -43,6 +43,10 @@ impl Budget {
         self
     }
 
+    pub fn is_of_this_process(&self) -> bool {
+        self.ledger().own
+    }
+
     pub fn limit(&self) -> Option<u64> {
         self.ledger().limit
     }

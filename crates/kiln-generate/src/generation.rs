@@ -70,7 +70,8 @@ pub struct Step {
 /// without its last token, which was never fed, as transformers leaves it; the next prompt begins with that token. The
 /// same is true when the generation is dropped earlier. (Where a look ahead fed a token too many and the cache cannot
 /// roll back, it holds that one too: `seq_len` says so.) Where a device refused an allocation that had been claimed, and the
-/// generation could not go on, the cache is empty.
+/// generation could not go on, the cache is empty; also where that befell a step ahead of the last that was delivered, so
+/// ask `seq_len` before feeding more.
 ///
 /// Rows that have ended go on being computed, with tokens that mean nothing.
 #[derive(Debug)]

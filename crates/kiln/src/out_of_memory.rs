@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use kiln_cache::{CacheSpec, Offload, offload, offload_one};
 use kiln_core::{
     Error, Result,
-    budget::system_has,
+    budget::{Budget, system_has},
     faults,
     layer::{Feed, KvLayer, Place},
     model_cache::{LayerCache, ModelCache},
@@ -86,15 +86,18 @@ impl Rescue for OffloadLayers {
             return Ok(false);
         }
         let before = cache.bytes_for(feed);
-        // Where the host has no room either, nothing can be done.
-        if !system_has(before as u64) {
+        let over_budget = cache.make_room(feed, working).is_err();
+        // Where the host has no room either, nothing can be done: it has to be asked where all layers move, or where they
+        // are in its memory already.
+        let moves_all = !over_budget || cache.budget().is_some_and(Budget::is_of_this_process);
+        if moves_all && !system_has(before as u64) {
             return Ok(false);
         }
-        match cache.make_room(feed, working) {
+        match over_budget {
             // The budget knows how much is missing: as few layers as that takes.
-            Err(_) => while cache.make_room(feed, working).is_err() && offload_one(cache, &self.device)? {},
+            true => while cache.make_room(feed, working).is_err() && offload_one(cache, &self.device)? {},
             // It was the device that had no room, and nobody knows how much.
-            Ok(()) => offload(cache, Offload::All, &self.device)?,
+            false => offload(cache, Offload::All, &self.device)?,
         }
         // So that what was given up can be had again.
         faults::give_back(&self.device);
