@@ -2,7 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::{Four, Info, LOWEST, Place, cap, four, largest_of_lanes, sum_of_lanes, turn, write};
+use super::{
+    Four, Info, LOWEST, Place, cap,
+    few::{largest_of_lanes, sum_of_lanes},
+    four, turn, write,
+};
 use crate::launch::LANES;
 
 /// Lanes that read the vector of a key together.

@@ -2,7 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::{Four, LOWEST, cap, largest_of_lanes, sum_of_lanes, turn};
+use super::{
+    Four, LOWEST, cap,
+    few::{largest_of_lanes, sum_of_lanes},
+    turn,
+};
 use crate::{half::half_number, launch::LANES};
 
 /// Lanes that read the vector of a key together.
