@@ -82,8 +82,7 @@ pub enum Error {
     /// More memory than is left, found before it was allocated or said by the device. Nothing was changed.
     /// `needed` is 0 where nobody knows: the device refused it.
     #[error(
-        "out of memory: {}; allow more (--memory), keep layers in host memory (--offload), or choose a smaller cache or \
-         context",
+        "out of memory: {} keep layers in host memory (--offload), or choose a smaller cache or context",
         shortage(what, *.needed, *.available)
     )]
     OutOfMemory { what: String, needed: u64, available: u64 },
@@ -131,12 +130,19 @@ impl Error {
     }
 }
 
+/// What is missing, up to the first thing to do about it.
 fn shortage(what: &str, needed: u64, available: u64) -> String {
     match (needed, available) {
-        (0, _) => format!("the device has no room for {what}"),
-        (_, 0) => format!("{what} would take {} more, and there is no room for it", bytes(needed)),
+        // No budget would help.
+        (0, _) => format!("the device has no room for {what};"),
+        (_, 0) => {
+            format!(
+                "{what} would take {} more, and there is no room for it; allow more (--memory),",
+                bytes(needed)
+            )
+        }
         _ => format!(
-            "{what} would take {} more, and {} of the device's memory are left",
+            "{what} would take {} more, and {} of the device's memory are left; allow more (--memory),",
             bytes(needed),
             bytes(available)
         ),
@@ -171,9 +177,8 @@ mod tests {
         let refused =
             "Caused by:\n  couldn't find resource for that handle: Memory location was never initialized";
         assert_eq!(Error::of_device(refused), Error::refused("a tensor"));
-        assert!(
-            Error::refused("a tensor").to_string().contains("no room for a tensor; allow more (--memory)")
-        );
+        let text = Error::refused("a tensor").to_string();
+        assert!(text.contains("no room for a tensor; keep layers") && !text.contains("--memory"), "{text}");
         assert_eq!(Error::of_device("no such kernel"), Error::Execution("no such kernel".to_owned()));
     }
 }
