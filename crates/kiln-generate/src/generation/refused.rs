@@ -1,0 +1,84 @@
+//! Going on after a device refused an allocation that had been claimed.
+
+use std::ops::Range;
+
+use burn::tensor::{Tensor, TensorData};
+use kiln_core::{Error, Result, batch::Batch, faults, model::TokenId};
+
+use super::{Generation, Next, chooser};
+use crate::sampler::Sampler;
+
+impl Generation<'_> {
+    /// After a device refused an allocation: what the cache holds cannot be trusted, so all of it is fed once more, in
+    /// smaller pieces or to a cache that takes less.
+    ///
+    /// # Errors
+    /// `refused`, where that cannot be. The cache is empty then, and can be used.
+    pub(super) fn begin_again(&mut self, refused: Error) -> Result<()> {
+        /// Prompt tokens of a row in one piece, from the second attempt on.
+        const PIECE: usize = 128;
+
+        self.ahead = None;
+        self.next = Next::Nothing;
+        // What is still under way has to do with what is given up, and so have its errors.
+        _ = faults::sync(&self.device);
+        self.feeder.start_over();
+        faults::give_back(&self.device);
+        if !self.whole {
+            return Err(refused);
+        }
+        let held = self.prompt_end + self.delivered;
+        let chunk = self.options.prefill_chunk.unwrap_or(held);
+        self.options.prefill_chunk = Some(chunk.min(PIECE));
+        if chunk.min(self.prompt_end) <= PIECE || self.feeder.rescue.is_none() {
+            self.feeder.rescue(refused, held, chunk.min(PIECE))?;
+        }
+        self.launched = self.delivered;
+        if self.on_device() {
+            // Words that were drawn for what was not delivered are drawn once more.
+            let mut sampler = self.stats.seed.map(|seed| Sampler::new(Some(seed))).transpose()?;
+            for row in 0..self.ids.len() {
+                (0..self.delivered).for_each(|_| _ = sampler.as_mut().map(|sampler| sampler.word(row)));
+            }
+            let settings = self.options.settings.clone().checked()?;
+            let (plain, vocab) = (self.processors.is_empty(), self.feeder.running.model.vocab());
+            self.feeder.chooser =
+                chooser(&self.options, &settings, plain, &mut sampler, &self.ids, vocab, &self.device);
+        }
+        let prompt = self.fed(0..self.prompt_end);
+        if self.delivered == 0 {
+            self.next = Next::Prompt(prompt);
+            return Ok(());
+        }
+        self.feeder.prefill(&prompt, self.options.prefill_chunk)?;
+        // One by one, as they came: what a sink cache keeps depends on it.
+        for slot in self.prompt_end..held - 1 {
+            self.feeder.prefill(&self.fed(slot..slot + 1), None)?;
+        }
+        self.next = Next::Tokens(self.fed(held - 1..held).tokens);
+        Ok(())
+    }
+
+    /// Empties the cache where a device refused a part of what it should hold; whether that was so.
+    pub(super) fn forget_what_was_refused(&mut self) -> bool {
+        let refused = self.feeder.refusals.none_since().is_err();
+        if refused {
+            self.feeder.start_over();
+        }
+        refused
+    }
+
+    /// What was fed into `slots`.
+    fn fed(&self, slots: Range<usize>) -> Batch {
+        let left_pad = &self.feeder.running.left_pad;
+        let any = self.padding(self.feeder.running.model.vocab());
+        let token = |(ids, pad): (&Vec<TokenId>, usize), slot: usize| {
+            slot.checked_sub(pad).and_then(|i| ids.get(i)).map_or(any as i32, |&id| id as i32)
+        };
+        let rows = self.ids.iter().zip(left_pad.iter().copied());
+        let tokens: Vec<i32> = rows.flat_map(|row| slots.clone().map(move |slot| token(row, slot))).collect();
+        let shape = [self.ids.len(), slots.len()];
+        let tokens = Tensor::from_data(TensorData::new(tokens, shape), &self.device);
+        Batch { tokens, left_pad: left_pad.clone(), horizon: 0, steps: None }
+    }
+}
