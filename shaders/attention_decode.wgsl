@@ -40,6 +40,8 @@ struct Info {
     // All parts of a vector, and those before the first of these.
     parts: u32,
     before: u32,
+    // The first position that keys do not have, where those after it are in other buffers.
+    end: i32,
 }
 
 @group(0) @binding(0) var<storage, read_write> q: array<elem>;

@@ -40,6 +40,8 @@ struct Info {
     // All parts of a vector, and those before the first of these.
     parts: u32,
     before: u32,
+    // The first position that keys do not have, where those after it are in other buffers.
+    end: i32,
 }
 
 @group(0) @binding(0) var<storage, read_write> q: array<pack>;
@@ -97,8 +99,9 @@ fn main(
     let quartet = lane / 16u;
     let sixteenth = lane % 16u;
     let row = vec4(place.first_row + 4u * quartet) + vec4(0u, 1u, 2u, 3u);
-    let ends = vec4(first[0]) + vec4<i32>(row / info.group);
-    let begins = max(vec4(earliest), ends - info.window + 1);
+    let queries = vec4(first[0]) + vec4<i32>(row / info.group);
+    let begins = max(vec4(earliest), queries - info.window + 1);
+    let ends = min(queries, vec4(part.end - 1));
     var largest = vec4(LOWEST);
     // Of the keys of this lane.
     var sums = vec4(0.0);

@@ -1,4 +1,4 @@
-// keys[.., (position + i) mod capacity, ..] = new_keys[.., i, ..], and so for values. One invocation an element of each.
+// keys[.., (position - origin + i) mod capacity, ..] = new_keys[.., i, ..], and so for values. One invocation an element of each.
 
 alias elem = f32;
 
@@ -13,6 +13,7 @@ struct Info {
     tokens: u32,
     head_dim: u32,
     invocations: u32,
+    origin: i32,
 }
 
 @group(0) @binding(0) var<storage, read_write> keys: array<elem>;
@@ -40,7 +41,7 @@ fn main(
     let batch = invocation / info.head_dim / info.tokens / info.heads;
 
     let capacity = i32(info.capacity);
-    let slot = ((position[0] + i32(token)) % capacity + capacity) % capacity;
+    let slot = ((position[0] - info.origin + i32(token)) % capacity + capacity) % capacity;
     let to = vec4(batch, head, u32(slot), i);
     let place = vec4(batch, head, token, i);
     keys[dot(to, info.key_strides)] = new_keys[dot(place, info.new_key_strides)];

@@ -21,6 +21,8 @@ pub(crate) struct Buffer {
     kv: Slot<(Tensor<4>, Tensor<4>)>,
     /// Known also while the tensors are away.
     slots: usize,
+    /// Position p is in slot (p - origin) mod slots.
+    origin: usize,
     touched: Touched,
     need: AttentionNeed,
     kernels: Kernels,
@@ -29,7 +31,16 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn new(need: &AttentionNeed, kernels: &Kernels) -> Self {
         let touched = Touched::Nothing;
-        Self { kv: Slot::Empty, slots: 0, touched, need: need.clone(), kernels: kernels.clone() }
+        Self { kv: Slot::Empty, slots: 0, origin: 0, touched, need: need.clone(), kernels: kernels.clone() }
+    }
+
+    /// An empty one, for positions from `origin` on.
+    pub(crate) fn behind(&self, origin: usize) -> Self {
+        Self { origin, ..Self::new(&self.need, &self.kernels) }
+    }
+
+    pub(crate) fn origin(&self) -> usize {
+        self.origin
     }
 
     /// Takes over the tensors of a state; how many slots there are now.
@@ -87,14 +98,21 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes `keys` and `values` at `place` and behind it, where positions are slots modulo their number.
+    /// Holds these, and has no room for more.
+    pub(crate) fn hold(&mut self, keys: Tensor<4>, values: Tensor<4>) {
+        self.slots = keys.dims()[2];
+        self.kv = Slot::Here((keys, values));
+        self.touched = Touched::Everything;
+    }
+
+    /// Writes `keys` and `values` at `place` and behind it.
     pub(crate) fn write(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<()> {
         if let Some((k, v)) = self.kv.take()? {
-            let first = place.first % self.slots.max(1);
+            let first = place.first.saturating_sub(self.origin) % self.slots.max(1);
             let end = first + keys.dims()[2];
             self.touched.add(first..end.min(self.slots));
             self.touched.add(0..end.saturating_sub(self.slots));
-            let [k, v] = self.kernels.kv_append([k, v], [keys, values], place.on_device.clone());
+            let [k, v] = self.kernels.kv_append([k, v], [keys, values], place.on_device.clone(), self.origin);
             self.kv = Slot::Here((k, v));
         }
         Ok(())
@@ -108,10 +126,15 @@ impl Buffer {
             .ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))
     }
 
-    /// Keys and values of the positions in `span`, where positions are slots modulo their number.
-    pub(crate) fn in_order(&self, span: KvSpan) -> Result<(Tensor<4>, Tensor<4>)> {
+    /// The same, to be read from position `start` on.
+    pub(crate) fn view(&self, start: usize) -> Result<DenseKv> {
         let (keys, values) = self.get()?;
-        Ok(DenseKv { keys, values, start: 0, origin: 0 }.in_order(span))
+        Ok(DenseKv { keys, values, start, origin: self.origin })
+    }
+
+    /// Keys and values of the positions in `span`.
+    pub(crate) fn in_order(&self, span: KvSpan) -> Result<(Tensor<4>, Tensor<4>)> {
+        Ok(self.view(span.start)?.in_order(span))
     }
 
     /// The same where `span` is not empty.

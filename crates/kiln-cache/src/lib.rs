@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod chain;
 mod cross;
 mod offload;
 mod plan;

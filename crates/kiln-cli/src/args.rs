@@ -79,7 +79,7 @@ pub(crate) struct CacheArgs {
     /// `quantize` (pack it in 4 bits a number, and go on with others) or `fail`
     #[arg(long, default_value_t, value_name = "WHAT")]
     pub(crate) on_oom: OnOutOfMemory,
-    /// Capture the decode step and replay it [default: with caches whose buffers never grow]
+    /// Capture the decode step and replay it, where the device can and as long as buffers do not grow [default]
     #[arg(long, conflicts_with = "no_compile")]
     pub(crate) compile: bool,
     /// Launch every kernel of every step
@@ -356,7 +356,7 @@ pub(crate) struct BenchArgs {
     /// Caches to measure, one after the other; the ratio is to the first. As `kiln run --cache`
     #[arg(short, long, default_value = "dynamic", value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache: Vec<String>,
-    /// Capture the decode step and replay it [default: with caches whose buffers never grow]
+    /// Capture the decode step and replay it, where the device can and as long as buffers do not grow [default]
     #[arg(long, conflicts_with = "no_compile")]
     pub(crate) compile: bool,
     /// Launch every kernel of every step
@@ -371,6 +371,9 @@ pub(crate) struct BenchArgs {
     /// Tokens that the cache holds before decode is measured
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
     pub(crate) depth: Vec<usize>,
+    /// Measure decode behind a depth in a snapshot, too, of a cache that keeps what it holds
+    #[arg(long, requires = "depth")]
+    pub(crate) snapshot: bool,
     /// Draw the tokens of decode at this temperature, from the 50 likeliest [default: the likeliest token]
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,

@@ -312,6 +312,10 @@ fn bench_prints_what_it_is_asked_to() {
     assert!(table.contains("| tg4 t=0.8"), "{table}");
     refused(&kiln(&[&small[..], &["--temperature", "-1"]].concat()), "temperature");
 
+    let table = stdout(&kiln(&[&small[..], &["--depth", "0,300", "--snapshot"]].concat()));
+    assert_eq!(table.matches("dynamic, snapshot").count(), 1, "{table}");
+    refused(&kiln(&[&small[..], &["--snapshot"]].concat()), "--depth");
+
     let peer = std::env::temp_dir().join(format!("kiln-peer-{}.json", std::process::id()));
     std::fs::write(&peer, r#"{"tool": "other", "results": [{"test": "pp8", "tokens_per_second": 2.0}]}"#)
         .unwrap();

@@ -11,6 +11,9 @@ use crate::{layer::KvSpan, packed::PackedKv};
 #[allow(clippy::large_enum_variant, reason = "handed on at once, and never stored")]
 pub enum KvView {
     Dense(DenseKv),
+    /// Buffers that continue each other: each holds the positions from its origin to that of the next, in slots from 0 on.
+    /// It may have slots besides, which do not count.
+    Chained(Vec<DenseKv>),
     Packed(Box<PackedView>),
 }
 

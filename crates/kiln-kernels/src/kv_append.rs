@@ -1,6 +1,6 @@
 //! Writes the keys and values of new tokens into rings of slots, at a position that the device knows.
 //!
-//! `buffer[.., (position + i) mod capacity, ..] = new[.., i, ..]` for `[batch, kv_heads, capacity, head_dim]` and
+//! `buffer[.., (position - origin + i) mod capacity, ..] = new[.., i, ..]` for `[batch, kv_heads, capacity, head_dim]` and
 //! `[batch, kv_heads, n, head_dim]`, for keys and for values. Where the capacity is never reached, that is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
@@ -11,7 +11,8 @@ use crate::shader::Shader;
 type Both = [Tensor<4>; 2];
 
 /// Never in place, and moves the whole buffer: it is here to say what the others do.
-pub(crate) fn definition(buffers: Both, new: Both, position: Tensor<1, Int>) -> Both {
+pub(crate) fn definition(buffers: Both, new: Both, position: Tensor<1, Int>, origin: i32) -> Both {
+    let position = position - origin;
     let ([keys, values], [new_keys, new_values]) = (buffers, new);
     [written(keys, new_keys, position.clone()), written(values, new_values, position)]
 }
@@ -34,8 +35,9 @@ fn written(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tenso
 
 /// Copies vectors of a head. In place where a buffer has one owner, as are the launches below.
 #[cfg(feature = "cpu")]
-pub(crate) fn native(buffers: Both, new: Both, position: Tensor<1, Int>) -> Both {
+pub(crate) fn native(buffers: Both, new: Both, position: Tensor<1, Int>, origin: i32) -> Both {
     let position = crate::native::primitive(position).into_data().iter::<i64>().next().unwrap_or(0);
+    let position = position - i64::from(origin);
     let ([keys, values], [new_keys, new_values]) = (buffers, new);
     [copied(keys, new_keys, position), copied(values, new_values, position)]
 }
@@ -76,7 +78,7 @@ pub(crate) const SHADER: Shader =
     Shader { name: "kv_append", text: include_str!("../../../shaders/kv_append.wgsl"), options: &[] };
 
 #[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(buffers: Both, new: Both, position: Tensor<1, Int>) -> Both {
+pub(crate) fn wgsl(buffers: Both, new: Both, position: Tensor<1, Int>, origin: i32) -> Both {
     use burn::backend::Cube;
 
     use crate::launch::{LANES, Launch, primitive, strides, to_write};
@@ -96,7 +98,7 @@ pub(crate) fn wgsl(buffers: Both, new: Both, position: Tensor<1, Int>) -> Both {
         new_key0, new_key1, new_key2, new_key3,
         new_value0, new_value1, new_value2, new_value3,
         heads as u32, capacity as u32, tokens as u32, head_dim as u32,
-        invocations as u32,
+        invocations as u32, origin as u32,
     ];
     let launch = Launch::new(&SHADER, keys.dtype, &keys.client).updates(&keys).updates(&values);
     let launch = launch.reads(new_keys).reads(new_values).reads(primitive(position));
@@ -125,6 +127,7 @@ mod twin {
         new_values: &Tensor<E>,
         position: &Tensor<i32>,
         invocations: usize,
+        origin: i32,
         #[define(E)] _elem: ElemType,
     ) {
         if ABSOLUTE_POS >= invocations {
@@ -137,7 +140,7 @@ mod twin {
         let batch = ABSOLUTE_POS / head_dim / tokens / heads;
 
         let capacity = i32::cast_from(keys.shape(2));
-        let slot = ((position[0] + i32::cast_from(token)) % capacity + capacity) % capacity;
+        let slot = ((position[0] - origin + i32::cast_from(token)) % capacity + capacity) % capacity;
         let slot = usize::cast_from(slot);
         let to = batch * keys.stride(0) + head * keys.stride(1) + slot * keys.stride(2) + i * keys.stride(3);
         keys[to] = new_keys[batch * new_keys.stride(0)
@@ -158,6 +161,7 @@ mod twin {
         buffers: super::Both,
         new: super::Both,
         position: burn::tensor::Tensor<1, IntKind>,
+        origin: i32,
     ) -> super::Both {
         let invocations = new[0].shape().num_elements();
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
@@ -174,6 +178,7 @@ mod twin {
             new_values.into_tensor_arg(),
             primitive(position).into_tensor_arg(),
             invocations,
+            origin,
             elem,
         );
         [keys, values].map(burn::tensor::Tensor::from_primitive::<Cube>)

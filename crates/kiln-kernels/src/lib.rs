@@ -38,7 +38,7 @@ mod sample;
 mod shader;
 
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
-use kiln_core::Result;
+use kiln_core::{Result, view::DenseKv};
 
 pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
@@ -46,6 +46,7 @@ pub use gated::Activation;
 pub use rms_norm::NormOrder;
 pub use sample::{Draws, Sampling};
 
+use attention::Buffers;
 use choice::{Kernel, Recorder};
 
 /// The kernels of one device. A model holds them; clones share their counts.
@@ -107,7 +108,8 @@ impl Kernels {
         }
     }
 
-    /// Writes new keys and values into rings of slots: token `i` into slot `(position + i) mod capacity` of `buffers`.
+    /// Writes new keys and values into rings of slots: token `i` into slot `(position - origin + i) mod capacity` of
+    /// `buffers`.
     ///
     /// In place where a buffer is the only handle of its memory, else on a copy. The position stays on the device, so
     /// that a captured step can advance it.
@@ -121,6 +123,7 @@ impl Kernels {
         buffers: [Tensor<4>; 2],
         new: [Tensor<4>; 2],
         position: Tensor<1, Int>,
+        origin: usize,
     ) -> [Tensor<4>; 2] {
         let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffers[0].dims(), new[0].dims());
         assert_eq!(buffers[1].dims(), buffers[0].dims(), "kv_append: buffers of keys and of values");
@@ -130,14 +133,15 @@ impl Kernels {
         let dtype = buffers[0].dtype();
         assert_eq!(buffers[1].dtype(), dtype, "kv_append: buffers of keys and of values");
         let (new, position) = (new.map(|new| new.cast(dtype)), position.cast(IntDType::I32));
+        let origin = i32::try_from(origin % capacity.max(1)).unwrap_or(0);
         match self.recorder.run(Kernel::KvAppend, &new[0].dims()) {
             #[cfg(feature = "cpu")]
-            Path::Native => kv_append::native(buffers, new, position),
+            Path::Native => kv_append::native(buffers, new, position, origin),
             #[cfg(feature = "wgpu")]
-            Path::Wgsl => kv_append::wgsl(buffers, new, position),
+            Path::Wgsl => kv_append::wgsl(buffers, new, position, origin),
             #[cfg(feature = "cube")]
-            Path::Cube => kv_append::cube(buffers, new, position),
-            _ => kv_append::definition(buffers, new, position),
+            Path::Cube => kv_append::cube(buffers, new, position, origin),
+            _ => kv_append::definition(buffers, new, position, origin),
         }
     }
 
@@ -223,8 +227,25 @@ impl Kernels {
         left_pad: Option<Tensor<1, Int>>,
         shape: &AttentionShape,
     ) -> Tensor<4> {
+        let chain = vec![DenseKv { keys, values, start: shape.start, origin: shape.origin }];
+        self.attention_chained(q, chain, first, left_pad, shape)
+    }
+
+    /// [`attention`](Self::attention) over buffers that continue each other: each has the positions from its origin to that
+    /// of the next, in slots from 0 on, and maybe slots that do not count. Nothing is copied.
+    ///
+    /// # Shapes
+    /// As above; buffers differ in their slots only.
+    pub fn attention_chained(
+        &self,
+        q: Tensor<4>,
+        chain: Vec<DenseKv>,
+        first: Tensor<1, Int>,
+        left_pad: Option<Tensor<1, Int>>,
+        shape: &AttentionShape,
+    ) -> Tensor<4> {
         let dims = q.dims();
-        let (y, path) = self.attend(q, keys, values, first, left_pad, shape);
+        let (y, path) = self.attend(q, Buffers::chain(chain, shape), first, left_pad);
         self.recorder.record(Kernel::Attention, path, &dims);
         y
     }
@@ -233,36 +254,33 @@ impl Kernels {
     fn attend(
         &self,
         q: Tensor<4>,
-        keys: Tensor<4>,
-        values: Tensor<4>,
+        chain: Vec<Buffers>,
         first: Tensor<1, Int>,
         left_pad: Option<Tensor<1, Int>>,
-        shape: &AttentionShape,
     ) -> (Tensor<4>, Path) {
-        let ([batch, heads, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), keys.dims());
-        assert_eq!(keys.dims(), [batch, kv_heads, slots, head_dim], "attention: keys and q {:?}", q.dims());
-        assert_eq!(values.dims(), keys.dims(), "attention: values and keys");
-        assert!(heads.is_multiple_of(kv_heads), "attention: {heads} heads share {kv_heads} of keys");
-        let (keys, values) = (keys.cast(q.dtype()), values.cast(q.dtype()));
+        let chain: Vec<_> = chain.into_iter().map(|buffers| buffers.for_queries(&q)).collect();
         let (first, left_pad) =
             (first.cast(IntDType::I32), left_pad.map(|left_pad| left_pad.cast(IntDType::I32)));
         #[cfg(feature = "cpu")]
         if self.recorder.is_native()
-            && let Some(y) = attention::native([&q, &keys, &values], &first, left_pad.as_ref(), shape)
+            && let Some(y) = attention::native(&q, &chain, &first, left_pad.as_ref())
         {
             return (y, Path::Native);
         }
         #[cfg(feature = "cube")]
-        if head_dim > attention::LARGEST_HEAD || q.shape().num_elements() * slots == 0 {
-            return (attention::definition(q, keys, values, first, left_pad, shape), Path::Definition);
+        if q.dims()[3] > attention::LARGEST_HEAD
+            || q.shape().num_elements() == 0
+            || chain.iter().any(Buffers::are_empty)
+        {
+            return (attention::definition(q, chain, first, left_pad), Path::Definition);
         }
         let path = self.recorder.path(Kernel::Attention);
         let y = match path {
             #[cfg(feature = "wgpu")]
-            Path::Wgsl => attention::wgsl(q, keys, values, first, left_pad, shape),
+            Path::Wgsl => attention::wgsl(q, chain, first, left_pad),
             #[cfg(feature = "cube")]
-            Path::Cube => attention::cube(q, keys, values, first, left_pad, shape),
-            _ => attention::definition(q, keys, values, first, left_pad, shape),
+            Path::Cube => attention::cube(q, chain, first, left_pad),
+            _ => attention::definition(q, chain, first, left_pad),
         };
         (y, path)
     }

@@ -7,7 +7,7 @@ use kiln_core::packed::{PackedBuffer, PackedKv, Packing};
 
 use crate::{
     AttentionShape, Kernels,
-    attention::{self, packed},
+    attention::{self, Buffers, packed},
     choice::{Kernel, Path},
     kv_pack, kv_unpack,
 };
@@ -197,7 +197,8 @@ impl Kernels {
             [numbers(&packed.keys, packed.key_packing), numbers(&packed.values, packed.value_packing)];
         let left_pad = packed::hidden(packed, left_pad, batch);
         let ([keys, values], shape) = packed::in_one(packed, recent, dense, first.clone(), new, shape);
-        let (y, path) = self.attend(q, keys, values, first, Some(left_pad), &shape);
+        let chain = vec![Buffers::new([keys, values], &shape)];
+        let (y, path) = self.attend(q, chain, first, Some(left_pad));
         self.recorder.record(Kernel::AttentionPacked, path, &dims);
         y
     }

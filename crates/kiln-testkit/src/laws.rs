@@ -55,6 +55,7 @@ pub fn conforms(subject: &Subject<'_>) {
         an_exported_layer_refuses_keys(subject);
         if subject.exact {
             view_ends_with_the_latest_tokens(subject);
+            branches_of_a_tree_do_not_meet(subject);
         }
     }
 }
@@ -109,6 +110,67 @@ fn futures_of_a_snapshot_do_not_meet(subject: &Subject<'_>) {
         assert_eq!(push(subject, &mut *one, t..t + 1), want, "{subject:?}");
         let want = push(subject, &mut *other, t + 50..t + 51);
         assert_eq!(push(subject, &mut *snapshot, t + 50..t + 51), want, "{subject:?}");
+    }
+}
+
+/// Snapshots of snapshots, of as many tokens as strategies may share instead of copying them.
+fn branches_of_a_tree_do_not_meet(subject: &Subject<'_>) {
+    let mut trunk = Branch { layer: (subject.build)(), fed: Vec::new() };
+    let long = if trunk.layer.capacity().is_some() { 30 } else { 300 };
+    trunk.feed(subject, 0..long);
+    let mut twigs = Vec::new();
+    for n in 1..6 {
+        let mut twig = Branch { layer: trunk.layer.snapshot(), fed: trunk.fed.clone() };
+        let end = long * n;
+        twig.feed(subject, end + 3..end + 4);
+        trunk.feed(subject, end..end + 1);
+        trunk.feed(subject, end + 1..end + long);
+        twigs.push(twig);
+    }
+    for (n, twig) in twigs.iter_mut().enumerate() {
+        twig.feed(subject, 7..9 + n);
+        // Within what it was fed alone, and into what it shares.
+        for back in [n + 2, 40] {
+            if twig.layer.can_roll_back(back) {
+                twig.layer.roll_back(back).unwrap();
+                twig.fed.truncate(twig.fed.len() - back);
+                twig.feed(subject, 20..23);
+            }
+        }
+    }
+    // Moved, selected by rows, saved: each in one that shares, while the others are there.
+    let [away, rows, saved, ..] = &mut twigs[..] else { unreachable!("there are five") };
+    let state = away.layer.export().unwrap();
+    away.layer.import(state, subject.device).unwrap();
+    rows.layer.select_rows(&[0]).unwrap();
+    let state = saved.layer.save().unwrap();
+    let mut restored = Branch { layer: (subject.build)(), fed: saved.fed.clone() };
+    restored.layer.restore(state, subject.device).unwrap();
+    for branch in twigs.iter_mut().chain([&mut restored, &mut trunk]) {
+        branch.feed(subject, 30..31);
+        branch.feed(subject, 31..33);
+        let held = branch.layer.dense().unwrap().map_or(0, |(keys, _)| keys.dims()[2]);
+        assert_eq!(held, branch.layer.span(0).len, "{subject:?}");
+    }
+    trunk.layer.reset();
+    trunk.fed.clear();
+    trunk.feed(subject, 0..3);
+    twigs[0].feed(subject, 33..34);
+}
+
+/// A layer of an exact strategy, and what it was fed.
+struct Branch {
+    layer: Box<dyn KvLayer>,
+    fed: Vec<usize>,
+}
+
+impl Branch {
+    fn feed(&mut self, subject: &Subject<'_>, tokens: Range<usize>) {
+        self.fed.extend(tokens.clone());
+        let span = self.layer.span(tokens.len());
+        assert_eq!(span.start + span.len, self.fed.len(), "{subject:?}");
+        let want: Vec<f32> = self.fed[span.start..].iter().map(|&t| t as f32).collect();
+        assert_eq!(push(subject, &mut *self.layer, tokens), want, "{subject:?}");
     }
 }
 
@@ -445,6 +507,20 @@ fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Te
     let PackedView { packed, end, recent, rotation } = match view {
         KvView::Dense(recent) => PackedView { packed: None, end: 0, recent, rotation: None },
         KvView::Packed(view) => *view,
+        KvView::Chained(chain) => {
+            let ends = chain.iter().skip(1).map(|next| next.origin).chain([span.start + span.len]);
+            let spans: Vec<_> = chain.iter().zip(ends).map(|(kv, end)| kv.start..end).collect();
+            assert_eq!(spans.first().map(|first| first.start), Some(span.start), "{subject:?}");
+            let (keys, values) = chain
+                .into_iter()
+                .zip(spans)
+                .map(|(kv, Range { start, end })| {
+                    assert_eq!(kv.origin, start, "{subject:?}: a buffer begins with its first slot");
+                    kv.in_order(KvSpan { start, len: end - start })
+                })
+                .unzip();
+            return (Tensor::cat(keys, 2), Tensor::cat(values, 2));
+        }
     };
     assert!(recent.start <= span.start, "{subject:?} hides what it promised");
     let begin = if packed.is_some() { end.max(span.start) } else { span.start };

@@ -526,7 +526,7 @@ impl Model {
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
             kernels: Some(self.kernels.clone()),
-            compile: self.device.is_asynchronous() && options.compile.unwrap_or_else(|| cache.is_static()),
+            compile: self.device.is_asynchronous() && options.compile.unwrap_or(true),
         })
     }
 

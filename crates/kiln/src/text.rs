@@ -17,8 +17,8 @@ pub struct RunOptions {
     pub keep_logits: bool,
     /// Whether each step carries its scores after the processors.
     pub keep_scores: bool,
-    /// Whether the decode step is captured once and replayed, on devices that can; `None`: where the cache's buffers
-    /// never grow
+    /// Whether the decode step is captured once and replayed, where the device can and as long as the cache's buffers do
+    /// not grow; `None`: it is
     pub compile: Option<bool>,
     /// What is done when memory runs out.
     pub on_oom: OnOutOfMemory,

@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln::{
     kernels::{AttentionShape, Choice, Kernels},
+    memory::DenseKv,
     read_back,
 };
 
@@ -29,6 +30,8 @@ pub(super) struct Given {
     pad: Option<usize>,
     q: Layout,
     kv: Layout,
+    /// Positions at which other buffers continue. All but the last buffer have a few slots that do not count.
+    cuts: &'static [usize],
 }
 
 /// One query after 40 others.
@@ -47,6 +50,7 @@ const STEP: Given = Given {
     pad: None,
     q: Plain,
     kv: Plain,
+    cuts: &[],
 };
 
 /// The queries of a prompt, in the layout that projections give them.
@@ -105,6 +109,23 @@ pub(super) fn cases() -> Vec<Given> {
         cases.push(Given { first: 3, ..long });
     }
     cases.push(Given { new: 130, slots: 700, first: 500, group: 4, head_dim: 128, ..PROMPT });
+    // In several buffers: in the middle of what is seen, before and behind it, and more than a workgroup has.
+    for new in [1, 2, 33] {
+        let base = Given { new, slots: 130, first: 90, ..STEP };
+        for cuts in [&[1][..], &[50], &[64, 65, 89], &[30, 90]] {
+            cases.push(Given { cuts, ..base });
+            cases.push(Given { cuts, batch: 2, group: 4, pad: Some(40), head_dim: 12, ..base });
+            cases.push(Given { cuts, softcap: Some(2.5), kv: Swapped(1, 2), head_dim: 80, ..base });
+            // Some of them are out of sight.
+            cases.push(Given { cuts, window: Some(20), start: 9, ..base });
+        }
+        let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
+        cases.push(Given { cuts: &[300, 2200], ..long });
+        cases.push(Given { cuts: &[300, 2200, 2899], batch: 2, head_dim: 128, window: Some(1000), ..long });
+        // As many buffers as parts can be combined of: each has one.
+        cases.push(Given { cuts: &[10, 20, 30, 40, 50, 60, 70, 80], ..base });
+    }
+    cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
     // Longer vectors than GPU kernels have memory for, and no queries.
     cases.push(Given { head_dim: 300, ..STEP });
     cases.push(Given { new: 0, ..STEP });
@@ -165,7 +186,17 @@ impl Given {
         let first = Tensor::<1, Int>::from_data([self.first as i32], device);
         let left_pad = self.left_pad();
         let left_pad = left_pad.map(|pads| Tensor::from_data(TensorData::new(pads, [self.batch]), device));
-        kernels.attention(q, keys, values, first, left_pad, &self.shape())
+        if self.cuts.is_empty() {
+            return kernels.attention(q, keys, values, first, left_pad, &self.shape());
+        }
+        let begins = [0].into_iter().chain(self.cuts.iter().copied());
+        let ends = self.cuts.iter().map(|cut| cut + 3).chain([self.slots]);
+        let chain = begins.zip(ends).map(|(begin, end)| {
+            let [keys, values] =
+                [&keys, &values].map(|kv| kv.clone().narrow(2, begin, end.min(self.slots) - begin));
+            DenseKv { keys, values, start: self.start, origin: begin }
+        });
+        kernels.attention_chained(q, chain.collect(), first, left_pad, &self.shape())
     }
 
     /// What it means.

@@ -34,6 +34,7 @@ pub(super) enum Case {
         n: usize,
         new: Layout,
         position: usize,
+        origin: usize,
     },
     Linear {
         x: [usize; 3],
@@ -97,17 +98,42 @@ pub(super) fn table() -> Vec<Case> {
             // The first slot, one in the middle, the last, one from where the rest is at the front, and one that is
             // later than there are slots.
             for position in [0, 4, capacity - n, capacity - n + 1, 3 * capacity - 1] {
-                cases.push(KvAppend { buffer, layout: Plain, n, new: Plain, position });
+                cases.push(KvAppend { buffer, layout: Plain, n, new: Plain, position, origin: 0 });
             }
-            cases.push(KvAppend { buffer, layout: Plain, n, new: Swapped(1, 2), position: 3 });
+            cases.push(KvAppend { buffer, layout: Plain, n, new: Swapped(1, 2), position: 3, origin: 0 });
+            // Slots that begin at a later position, in the first turn and in another.
+            for position in [40, 47, 60] {
+                cases.push(KvAppend { buffer, layout: Plain, n, new: Plain, position, origin: 40 });
+            }
         }
     }
     // As many as there are slots.
-    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Plain, n: 11, new: Plain, position: 7 });
-    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Plain, n: 0, new: Plain, position: 7 });
-    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Swapped(1, 2), n: 5, new: Plain, position: 3 });
-    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Plain, n: 5, new: Swapped(2, 3), position: 3 });
-    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Cut(2), n: 5, new: Cut(2), position: 3 });
+    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Plain, n: 11, new: Plain, position: 7, origin: 0 });
+    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Plain, n: 0, new: Plain, position: 7, origin: 0 });
+    cases.push(KvAppend {
+        buffer: [3, 2, 11, 12],
+        layout: Swapped(1, 2),
+        n: 5,
+        new: Plain,
+        position: 3,
+        origin: 0,
+    });
+    cases.push(KvAppend {
+        buffer: [3, 2, 11, 12],
+        layout: Plain,
+        n: 5,
+        new: Swapped(2, 3),
+        position: 3,
+        origin: 0,
+    });
+    cases.push(KvAppend {
+        buffer: [3, 2, 11, 12],
+        layout: Cut(2),
+        n: 5,
+        new: Cut(2),
+        position: 3,
+        origin: 0,
+    });
 
     for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
         for (input, output) in
@@ -165,14 +191,14 @@ impl Case {
                 let (cos, sin) = (table(), table());
                 kernels.rotary(numbers.tensor(x, layout), cos, sin).reshape([-1])
             }
-            KvAppend { buffer, layout, n, new, position } => {
+            KvAppend { buffer, layout, n, new, position, origin } => {
                 let [batch, heads, _, dim] = buffer;
                 let position = Tensor::<1, Int>::from_data([position as i32], device);
                 // Values lie as others' keys do.
                 let buffers = [numbers.tensor(buffer, layout), numbers.tensor(buffer, Plain)];
                 let mut tokens = |layout| numbers.tensor([batch, heads, n, dim], layout);
                 let new = [tokens(new), tokens(Swapped(0, 3))];
-                Tensor::cat(kernels.kv_append(buffers, new, position).into(), 0).reshape([-1])
+                Tensor::cat(kernels.kv_append(buffers, new, position, origin).into(), 0).reshape([-1])
             }
             Linear { x, layout, output, bias, residual } => {
                 let weight = numbers.tensor([output, x[2]], Plain);

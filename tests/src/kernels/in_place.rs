@@ -19,11 +19,12 @@ fn kv_append_writes_in_place_where_nothing_else_holds_the_buffer() {
             let values = Tensor::<4>::ones([1, 2, 16, 8], (&device, DType::F32));
             let (buffers, before) = addresses([buffer, values], &name);
             let new = || [new(), new() * 2.0];
-            let (buffers, after) = addresses(kernels.kv_append(buffers, new(), position.clone()), &name);
+            let (buffers, after) = addresses(kernels.kv_append(buffers, new(), position.clone(), 0), &name);
             assert_eq!(before, after, "{choice} on {name} copies a buffer that is its own");
             assert_eq!(buffers.clone().map(sum), [32.0, 288.0], "{choice} on {name}");
 
-            let (appended, copy) = addresses(kernels.kv_append(buffers.clone(), new(), position + 1), &name);
+            let (appended, copy) =
+                addresses(kernels.kv_append(buffers.clone(), new(), position + 1, 0), &name);
             for i in 0..2 {
                 assert_ne!(
                     copy[i], after[i],

@@ -2,6 +2,7 @@
 //!
 //! Keys live in a buffer that doubles when it is full, so that a step writes its own tokens in place and copies
 //! nothing, and so that shapes repeat. Where it is known how far the sequence will go, the last doubling ends there.
+//! Behind what a snapshot shares, it is another buffer that doubles ([`Chain`]).
 
 use std::sync::Arc;
 
@@ -16,10 +17,7 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use super::{KvFactory, KvStrategy, Settings};
-use crate::{
-    buffer::{Buffer, Lives},
-    restored,
-};
+use crate::{chain::Chain, restored};
 
 /// Slots of the smallest buffer, where nobody knows how far the sequence will go.
 const SMALLEST: usize = 64;
@@ -64,36 +62,44 @@ impl KvFactory for Dynamic {
     }
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        Ok(Box::new(DynamicLayer { buffer: Buffer::new(need, kernels), reserved: 0, seq_len: 0 }))
+        Ok(Box::new(DynamicLayer { chain: Chain::new(need, kernels), reserved: 0, seq_len: 0 }))
     }
 }
 
 #[derive(Clone, Debug)]
 struct DynamicLayer {
-    /// The first `seq_len` slots count.
-    buffer: Buffer,
+    /// The first `seq_len` positions count.
+    chain: Chain,
     /// What it was told the sequence will reach.
     reserved: usize,
     seq_len: usize,
 }
 
 impl DynamicLayer {
-    /// Slots of the buffer once it holds `end` tokens of a sequence that is going to reach `reserved`, as far as is known.
-    fn slots_for(&self, end: usize, reserved: usize) -> usize {
-        match self.buffer.slots() {
-            slots if end <= slots => slots,
-            // What is reserved, halved as often as there is room: so the last doubling ends where the sequence does.
-            _ if end <= reserved => {
-                let mut slots = reserved;
-                while slots.div_ceil(2) >= end.max(AT_ONCE) {
-                    slots = slots.div_ceil(2);
-                }
-                slots
-            }
-            // Room for one more at least: a prompt is followed by a token.
-            _ => (end + 1).next_power_of_two().max(SMALLEST),
+    /// The first position that there is no room for once it holds `end` tokens of a sequence that is going to reach
+    /// `reserved`, as far as is known.
+    fn room_for(&self, end: usize, reserved: usize) -> usize {
+        // What snapshots share has all the room it will ever have.
+        let origin = self.chain.next_origin(self.seq_len);
+        if origin == self.chain.origin() && end <= self.chain.end() {
+            return self.chain.end();
         }
+        origin + slots_for(end - origin, reserved.saturating_sub(origin))
     }
+}
+
+/// Slots of a buffer once it holds `end` tokens of those `reserved` that it is going to hold, as far as is known.
+fn slots_for(end: usize, reserved: usize) -> usize {
+    if end > reserved {
+        // Room for one more at least: a prompt is followed by a token.
+        return (end + 1).next_power_of_two().max(SMALLEST);
+    }
+    // What is reserved, halved as often as there is room: so the last doubling ends where the sequence does.
+    let mut slots = reserved;
+    while slots.div_ceil(2) >= end.max(AT_ONCE) {
+        slots = slots.div_ceil(2);
+    }
+    slots
 }
 
 impl KvLayer for DynamicLayer {
@@ -102,24 +108,24 @@ impl KvLayer for DynamicLayer {
     }
 
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
-        self.buffer.check(&keys, self.seq_len)?;
+        self.chain.check(&keys, self.seq_len)?;
         let end = self.seq_len + keys.dims()[2];
-        if self.seq_len == 0 || end > self.buffer.slots() {
-            let slots = self.slots_for(end, self.reserved);
-            self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::UntilItGrows)?;
+        let room = self.room_for(end, self.reserved);
+        self.chain.branch(self.seq_len);
+        if self.seq_len == 0 || end > self.chain.end() {
+            self.chain.resize(room, self.seq_len, [&keys, &values])?;
         }
-        self.buffer.write(keys, values, place)?;
+        self.chain.write(keys, values, place)?;
         self.seq_len = end;
-        let (keys, values) = self.buffer.get()?;
-        Ok(KvView::from_zero(keys, values))
+        self.chain.view()
     }
 
     fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
-        self.buffer.dense(self.span(0))
+        self.chain.dense(self.seq_len)
     }
 
     fn repeats(&self) -> usize {
-        self.buffer.slots().saturating_sub(self.seq_len)
+        self.chain.end().saturating_sub(self.seq_len)
     }
 
     fn repeated(&mut self) {
@@ -149,6 +155,7 @@ impl CacheLayer for DynamicLayer {
             return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
         }
         self.seq_len -= n;
+        self.chain.keep(self.seq_len);
         Ok(())
     }
 
@@ -157,7 +164,7 @@ impl CacheLayer for DynamicLayer {
     fn reset(&mut self) {
         self.seq_len = 0;
         self.reserved = 0;
-        self.buffer.truncate(0);
+        self.chain.clear();
     }
 
     fn reserve(&mut self, tokens: usize) {
@@ -167,11 +174,11 @@ impl CacheLayer for DynamicLayer {
     fn footprint(&self, feed: &Feed) -> Footprint {
         let end = self.seq_len + feed.tokens;
         let reserved = if feed.last { end } else { self.reserved };
-        self.buffer.footprint(self.slots_for(end, reserved), feed)
+        self.chain.footprint(self.room_for(end, reserved), self.seq_len, feed)
     }
 
     fn compact(&mut self) {
-        self.buffer.truncate(self.seq_len);
+        self.chain.compact(self.seq_len);
     }
 
     fn counts(&self) -> Vec<usize> {
@@ -180,21 +187,25 @@ impl CacheLayer for DynamicLayer {
 
     fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
         let ([seq_len], [kv]) = restored::parts(state)?;
-        restored::check(restored::tokens(&kv, self.buffer.need())? >= seq_len)?;
-        self.buffer.restore(kv, device)?;
+        restored::check(restored::tokens(&kv, self.chain.need())? >= seq_len)?;
+        self.chain.restore(kv, device)?;
         self.seq_len = seq_len;
         Ok(())
     }
 
+    fn device_bytes(&self) -> usize {
+        self.chain.device_bytes()
+    }
+
     fn touched(&mut self) -> Vec<Touched> {
-        vec![self.buffer.touched()]
+        self.chain.touched()
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {
-        vec![self.buffer.slot()]
+        self.chain.slots()
     }
 
     fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-        vec![self.buffer.slot_mut()]
+        self.chain.slots_mut()
     }
 }

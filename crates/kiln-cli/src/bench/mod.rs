@@ -122,13 +122,26 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
 
     let mut results: Vec<Measured> = Vec::new();
     for plan in &plans {
-        let bench = Bench { args, model: &model, plan, bandwidth, copies, cache: plan.label(&needs) };
+        let bench = Bench {
+            args,
+            model: &model,
+            plan,
+            bandwidth,
+            copies,
+            cache: plan.label(&needs),
+            snapshot: false,
+        };
         for &n in args.prompt.iter().filter(|&&n| n > 0) {
             results.push(bench.prefill(n)?);
         }
         for &n in args.generate.iter().filter(|&&n| n > 0) {
             for &depth in &args.depth {
                 results.push(bench.decode(n, depth)?);
+                // One token must be left to be fed.
+                if args.snapshot && depth > 1 {
+                    let cache = format!("{}, snapshot", bench.cache);
+                    results.push(Bench { cache, snapshot: true, ..bench }.decode(n, depth)?);
+                }
             }
         }
     }
@@ -196,6 +209,8 @@ struct Bench<'a> {
     cache: String,
     bandwidth: Option<f64>,
     copies: Option<CopyBandwidth>,
+    /// Whether decode goes on in a snapshot of what holds the depth.
+    snapshot: bool,
 }
 
 impl Bench<'_> {
@@ -269,7 +284,21 @@ impl Bench<'_> {
             ..GenerationConfig::default()
         };
         let options = RunOptions { compile: self.args.compile(), ..RunOptions::default() };
-        let prompt = self.ids(depth.max(1));
+        let mut prompt = self.ids(depth.max(1));
+        let _trunk = match self.snapshot {
+            false => None,
+            true => {
+                let last = prompt.split_off(depth - 1);
+                let one = GenerationConfig { max_new_tokens: Some(1), ..wanted.clone() };
+                let held = std::mem::replace(&mut prompt, last);
+                self.model
+                    .generate(&mut cache, vec![held], &one, options)?
+                    .steps()
+                    .try_for_each(|step| step.map(drop))?;
+                let snapshot = cache.snapshot();
+                Some(std::mem::replace(&mut cache, snapshot))
+            }
+        };
         let mut generation = self.model.generate(&mut cache, vec![prompt], &wanted, options)?.steps();
         generation.next().transpose()?;
         // Neither what the prompt left under way is counted, nor the last step, which has nothing to look ahead to.

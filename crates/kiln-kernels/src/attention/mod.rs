@@ -26,6 +26,7 @@ pub(crate) use twin::{cube, cube_packed};
 pub(crate) use wgsl::wgsl;
 
 use burn::tensor::{DType, Int, Tensor, activation::softmax};
+use kiln_core::view::DenseKv;
 
 use crate::shader::{Lines, Shader};
 
@@ -48,14 +49,76 @@ pub struct AttentionShape {
 
 impl AttentionShape {
     fn limits(&self, slots: usize) -> Limits {
-        let position = |position| i32::try_from(position).unwrap_or(i32::MAX);
         Limits {
             scale: self.scale as f32,
             softcap: self.softcap.map(|cap| cap as f32),
             window: position(self.window.unwrap_or(usize::MAX)),
             start: position(self.start),
             origin: position(self.origin % slots),
+            end: i32::MAX,
         }
+    }
+}
+
+fn position(position: usize) -> i32 {
+    i32::try_from(position).unwrap_or(i32::MAX)
+}
+
+/// Keys and values in one buffer each, of a chain of such.
+pub(crate) struct Buffers {
+    keys: Tensor<4>,
+    values: Tensor<4>,
+    shape: AttentionShape,
+    /// The first position that they do not have, where the next of the chain begins.
+    end: Option<usize>,
+}
+
+impl Buffers {
+    pub(crate) fn new([keys, values]: [Tensor<4>; 2], shape: &AttentionShape) -> Self {
+        Self { keys, values, shape: *shape, end: None }
+    }
+
+    /// All that buffers have which continue each other, each from its origin on.
+    pub(crate) fn chain(chain: Vec<DenseKv>, shape: &AttentionShape) -> Vec<Self> {
+        let ends: Vec<_> = chain.iter().skip(1).map(|next| Some(next.origin)).chain([None]).collect();
+        let alone = chain.len() == 1;
+        let buffers = chain.into_iter().zip(ends).map(|(DenseKv { keys, values, start, origin }, end)| {
+            // A ring that is alone may have turned.
+            let start = if alone { start } else { start.max(origin) };
+            let shape = AttentionShape { start: start.max(shape.start), origin, ..*shape };
+            Self { keys, values, shape, end }
+        });
+        buffers.collect()
+    }
+
+    fn limits(&self) -> Limits {
+        let limits = self.shape.limits(self.keys.dims()[2]);
+        Limits { end: self.end.map_or(i32::MAX, position), ..limits }
+    }
+
+    /// The same in the type of `q`.
+    ///
+    /// # Panics
+    /// Where they do not fit it.
+    pub(crate) fn for_queries(self, q: &Tensor<4>) -> Self {
+        let ([batch, heads, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), self.keys.dims());
+        let want = [batch, kv_heads, slots, head_dim];
+        assert_eq!(self.keys.dims(), want, "attention: keys and q {:?}", q.dims());
+        assert_eq!(self.values.dims(), want, "attention: values and keys");
+        assert!(heads.is_multiple_of(kv_heads), "attention: {heads} heads share {kv_heads} of keys");
+        if let Some(end) = self.end {
+            let origin = self.shape.origin;
+            assert!(
+                (origin..=origin + slots).contains(&end),
+                "attention: {slots} slots from {origin} on do not end at {end}"
+            );
+        }
+        Self { keys: self.keys.cast(q.dtype()), values: self.values.cast(q.dtype()), ..self }
+    }
+
+    /// Whether there is nothing in them.
+    pub(crate) fn are_empty(&self) -> bool {
+        self.keys.shape().num_elements() == 0
     }
 }
 
@@ -68,6 +131,8 @@ struct Limits {
     start: i32,
     /// Less than there are slots.
     origin: i32,
+    /// The first position that is not here.
+    end: i32,
 }
 
 /// Bytes of scores that the definition holds at a time, where one query has not more.
@@ -76,18 +141,17 @@ const SCORES: usize = 16 << 20;
 /// Queries are computed in blocks, with scores for all slots; the heads that share keys are folded into rows.
 pub(crate) fn definition(
     q: Tensor<4>,
-    keys: Tensor<4>,
-    values: Tensor<4>,
+    chain: Vec<Buffers>,
     first: Tensor<1, Int>,
     left_pad: Option<Tensor<1, Int>>,
-    shape: &AttentionShape,
 ) -> Tensor<4> {
+    let Some((keys, values, shape)) = joined(chain) else { return q.zeros_like() };
     let ([batch, heads, new, head_dim], [_, kv_heads, slots, _]) = (q.dims(), keys.dims());
     if q.shape().num_elements() * slots == 0 {
         return q.zeros_like();
     }
     let (dtype, device) = (q.dtype(), q.device());
-    let Limits { scale, softcap, window, start, origin } = shape.limits(slots);
+    let Limits { scale, softcap, window, start, origin, .. } = shape.limits(slots);
     // Not `arange`: it uploads its numbers, which a captured step must not do.
     let count_to = |n: usize| Tensor::<1, Int>::ones([n], (&device, first.dtype())).cumsum(0) - 1;
 
@@ -136,6 +200,22 @@ pub(crate) fn definition(
         weights.reshape(folded(slots)).matmul(values.clone()).reshape([batch, heads, n, head_dim])
     });
     Tensor::cat(blocks.collect(), 2).cast(dtype)
+}
+
+/// A chain as one buffer of keys and one of values.
+fn joined(chain: Vec<Buffers>) -> Option<(Tensor<4>, Tensor<4>, AttentionShape)> {
+    let first = chain.first()?.shape;
+    if let [Buffers { keys, values, .. }] = &chain[..] {
+        return Some((keys.clone(), values.clone(), first));
+    }
+    let (keys, values): (Vec<_>, Vec<_>) = chain
+        .into_iter()
+        .map(|Buffers { keys, values, shape, end }| {
+            let slots = end.map_or(keys.dims()[2], |end| end.saturating_sub(shape.origin));
+            (keys.narrow(2, 0, slots), values.narrow(2, 0, slots))
+        })
+        .unzip();
+    Some((Tensor::cat(keys, 2), Tensor::cat(values, 2), first))
 }
 
 /// The first two have the queries, many and few; the last puts together what workgroups made that shared the keys.

@@ -3,14 +3,15 @@
 use burn::tensor::{Int, Tensor};
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
-use kiln_core::packed::{PackedKv, Packing};
+use kiln_core::packed::PackedKv;
+#[cfg(feature = "wgpu")]
+use kiln_core::packed::Packing;
 
 use super::AttentionShape;
 #[cfg(feature = "cube")]
-use super::{
-    Limits,
-    sharing::{Kernel, LARGEST_HEAD, Sharing},
-};
+use super::sharing::{Kernel, LARGEST_HEAD, Sharing};
+#[cfg(feature = "wgpu")]
+use super::{Buffers, Limits};
 use crate::shader::Shader;
 
 /// Everything in one dense buffer, for queries and for a kernel that need it so: keys, values, and the shape whose slots
@@ -151,7 +152,7 @@ pub(crate) fn wgsl(
 
     let pad = recent_pad(packed, left_pad.as_ref(), batch);
     let written = Written { to: &parts, parts: all, before: of_packed.splits };
-    launch(q.clone(), recent, first.clone(), Some(pad), shape, of_recent, written);
+    launch(q.clone(), Buffers::new(recent, shape), first.clone(), Some(pad), of_recent, written);
 
     let padded = left_pad.is_some();
     let (first, bounds) = (primitive(first), primitive(bounds(packed, left_pad)));
@@ -161,7 +162,7 @@ pub(crate) fn wgsl(
     let Sharing { kernel: Kernel::Decode { fours }, tiles, splits } = of_packed else {
         unreachable!("many queries have dense copies")
     };
-    let Limits { scale, softcap, window, start, origin } =
+    let Limits { scale, softcap, window, start, origin, .. } =
         AttentionShape { origin: packed.origin, ..*shape }.limits(slots);
     let workgroups = batch * kv_heads * tiles * splits;
     let widths = |packing: &Packing| {

@@ -1,9 +1,9 @@
 //! How the GPU kernels share the work.
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::AttentionShape;
+use super::{AttentionShape, Buffers};
 use crate::launch::enough;
 
 /// The longest vectors that there is memory for.
@@ -15,8 +15,11 @@ const FEW: usize = 16;
 /// Keys that are worth a workgroup.
 const WORTH: usize = 256;
 
-/// Parts of the keys that can be combined.
-const PARTS: usize = 128;
+/// Parts that can be combined.
+const COMBINED: usize = 256;
+
+/// Parts of the keys of a buffer: packed and recent keys are combined.
+const PARTS: usize = COMBINED / 2;
 
 /// Which workgroup has what. Shapes alone say it: a captured step is replayed with other positions.
 #[derive(Clone, Copy, Debug)]
@@ -62,9 +65,21 @@ impl Sharing {
         let splits = enough.div_ceil(batch * kv_heads * tiles).min(seen.div_ceil(WORTH)).min(PARTS);
         Self { kernel, tiles, splits }
     }
+
+    /// How the keys of each of a chain are shared, and all parts of them together.
+    pub(super) fn of_chain(q: &Tensor<4>, chain: &[Buffers]) -> (Vec<Self>, usize) {
+        let each = |Buffers { keys, shape, .. }: &Buffers| {
+            let sharing = Self::new(q.dims(), keys.dims(), shape, &q.device());
+            Self { splits: sharing.splits.min((COMBINED / chain.len()).max(1)), ..sharing }
+        };
+        let sharings: Vec<_> = chain.iter().map(each).collect();
+        let splits = sharings.iter().map(|sharing| sharing.splits).sum();
+        (sharings, splits)
+    }
 }
 
 /// Where a launch writes: the whole result, or parts of it, after those that others write.
+#[derive(Clone, Copy)]
 pub(super) struct Written<'a> {
     pub(super) to: &'a CubeTensor,
     pub(super) parts: usize,

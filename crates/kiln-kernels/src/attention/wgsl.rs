@@ -8,53 +8,50 @@ use burn::{
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{
-    AttentionShape, COMBINE, DECODE, Limits, PREFILL,
+    Buffers, COMBINE, DECODE, Limits, PREFILL,
     sharing::{Kernel, Sharing, Written},
 };
 use crate::launch::{Launch, comes_in_fours, empty, empty_like, primitive, strides};
 
 pub(crate) fn wgsl(
     q: Tensor<4>,
-    keys: Tensor<4>,
-    values: Tensor<4>,
+    chain: Vec<Buffers>,
     first: Tensor<1, Int>,
     left_pad: Option<Tensor<1, Int>>,
-    shape: &AttentionShape,
 ) -> Tensor<4> {
     let (dims, dtype) = (q.dims(), q.dtype());
     let [batch, heads, queries, head_dim] = dims;
-    let sharing = Sharing::new(dims, keys.dims(), shape, &q.device());
+    let (sharings, splits) = Sharing::of_chain(&q, &chain);
     let q = primitive(q);
-    let vectors = batch * heads * queries;
-    if sharing.splits == 1 {
-        let y = empty_like(&q);
-        let whole = Written { to: &y, parts: 1, before: 0 };
-        launch(q, [keys, values], first, left_pad, shape, sharing, whole);
-        return Tensor::from_primitive::<Cube>(y);
+    let to = match splits {
+        1 => empty_like(&q),
+        _ => empty(&q, [batch * heads * queries, splits, head_dim + 2], DType::F32),
+    };
+    let mut written = Written { to: &to, parts: splits, before: 0 };
+    for (buffers, sharing) in chain.into_iter().zip(sharings) {
+        launch(q.clone(), buffers, first.clone(), left_pad.clone(), sharing, written);
+        written.before += sharing.splits;
     }
-    let parts = empty(&q, [vectors, sharing.splits, head_dim + 2], DType::F32);
-    let written = Written { to: &parts, parts: sharing.splits, before: 0 };
-    launch(q, [keys, values], first, left_pad, shape, sharing, written);
-    combine(parts, dtype, dims)
+    if splits == 1 { Tensor::from_primitive::<Cube>(to) } else { combine(to, dtype, dims) }
 }
 
 pub(super) fn launch(
     q: CubeTensor,
-    [keys, values]: [Tensor<4>; 2],
+    buffers: Buffers,
     first: Tensor<1, Int>,
     left_pad: Option<Tensor<1, Int>>,
-    shape: &AttentionShape,
     Sharing { kernel, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
-    let [_, kv_heads, slots, head_dim] = keys.dims();
+    let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
+    let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
+    let Buffers { keys, values, .. } = buffers;
     let padded = left_pad.is_some();
     let (keys, values, first) = (primitive(keys), primitive(values), primitive(first));
     let left_pad = left_pad.map_or_else(|| empty(&first, [1], DType::I32), primitive);
     let workgroups = batch * kv_heads * tiles * splits;
 
-    let Limits { scale, softcap, window, start, origin } = shape.limits(slots);
     let [[q0, q1, q2, q3], [key0, key1, key2, key3], [value0, value1, value2, value3]] =
         [strides(&q), strides(&keys), strides(&values)];
     #[rustfmt::skip]
@@ -66,6 +63,7 @@ pub(super) fn launch(
         head_dim as u32, origin as u32, start as u32, window as u32,
         scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), u32::from(padded), tiles as u32,
         splits as u32, workgroups as u32, written.parts as u32, written.before as u32,
+        end as u32,
     ];
     let (shader, fours, size) = match kernel {
         Kernel::Decode { fours } => (&DECODE, [&keys, &values].into_iter().all(comes_in_fours), fours - 1),

@@ -143,6 +143,10 @@ fn attend(
     };
     let PackedView { packed, recent, rotation, .. } = match view {
         KvView::Dense(view) => return dense(queries, view, first, left_pad),
+        KvView::Chained(chain) => {
+            let shape = shape(chain.first().map_or(0, |oldest| oldest.start), 0);
+            return kernels.attention_chained(queries, chain, first, left_pad, &shape);
+        }
         KvView::Packed(view) => *view,
     };
     let rotate = |x: Tensor<4>| match &rotation {

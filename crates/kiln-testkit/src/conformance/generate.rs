@@ -74,7 +74,7 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
         lookahead: true,
         keep_logits: keep,
         keep_scores: keep,
-        compile: !keep && model.opened().is_asynchronous() && cache.is_static(),
+        compile: !keep && model.opened().is_asynchronous(),
         rescue: None,
         kernels: Some(model.kernels().clone()),
     };

@@ -15,7 +15,7 @@ use half::slice::HalfFloatSliceExt;
 
 use kiln_core::packed::{PackedKv, Packing};
 
-use super::{AttentionShape, Limits};
+use super::{AttentionShape, Buffers, Limits};
 use crate::native::{pieces, primitive, work};
 use packed::PackedView;
 use rows::{Mixed, Rows};
@@ -29,23 +29,35 @@ const PIECE: usize = 128;
 
 /// `None` for types that it is not made for, and where there is nothing to do.
 pub(crate) fn native(
-    [q, keys, values]: [&Tensor<4>; 3],
+    q: &Tensor<4>,
+    chain: &[Buffers],
     first: &Tensor<1, Int>,
     left_pad: Option<&Tensor<1, Int>>,
-    shape: &AttentionShape,
 ) -> Option<Tensor<4>> {
-    let (slots, new) = (keys.dims()[2], q.dims()[2]);
-    if q.shape().num_elements() * slots == 0 {
+    if q.shape().num_elements() == 0 || chain.iter().any(Buffers::are_empty) {
         return None;
     }
     let first = numbers(first).first().copied()?;
-    let places = Places {
-        first,
-        left_pad: left_pad.map(numbers),
-        held: first + new as i32 - slots as i32..i32::MAX,
-        limits: shape.limits(slots),
-    };
-    attend_any(q, [keys, values].map(|tensor| primitive(tensor.clone())), places, slots, None)
+    let left_pad = left_pad.map(numbers);
+    attend_any(q, chain.iter().map(|buffers| Dense::new(buffers, q, first, left_pad.clone())).collect(), None)
+}
+
+/// Keys and values as they are.
+struct Dense {
+    tensors: [FlexTensor; 2],
+    places: Places,
+    slots: usize,
+}
+
+impl Dense {
+    fn new(buffers: &Buffers, q: &Tensor<4>, first: i32, left_pad: Option<Vec<i32>>) -> Self {
+        let (slots, limits) = (buffers.keys.dims()[2], buffers.limits());
+        // Slots hold no more positions than there are.
+        let last = (first + q.dims()[2] as i32).min(limits.end);
+        let places = Places { first, left_pad, held: last - slots as i32..limits.end, limits };
+        let tensors = [&buffers.keys, &buffers.values].map(|tensor| primitive(tensor.clone()));
+        Self { tensors, places, slots }
+    }
 }
 
 /// The same over packed positions too.
@@ -57,18 +69,15 @@ pub(crate) fn native_packed(
     left_pad: Option<&Tensor<1, Int>>,
     shape: &AttentionShape,
 ) -> Option<Tensor<4>> {
-    let ([recent, held], new) = ([keys.dims()[2], kv.keys.slots()], q.dims()[2]);
+    let [recent, held] = [keys.dims()[2], kv.keys.slots()];
     if q.shape().num_elements() * recent * held == 0 {
         return None;
     }
     let (first, end) = (numbers(first).first().copied()?, numbers(&kv.end).first().copied()?);
     let left_pad = left_pad.map(numbers);
-    let places = Places {
-        first,
-        left_pad: left_pad.clone(),
-        held: end.max(first + new as i32 - recent as i32)..i32::MAX,
-        limits: shape.limits(recent),
-    };
+    let recent = Buffers::new([keys.clone(), values.clone()], shape);
+    let mut recent = Dense::new(&recent, q, first, left_pad.clone());
+    recent.places.held.start = end.max(recent.places.held.start);
     let limits = AttentionShape { origin: kv.origin, ..*shape }.limits(held);
     let packed_places = Places { first, left_pad, held: end - held as i32..end, limits };
     let tensors = [&kv.keys.codes, &kv.keys.scales, &kv.values.codes, &kv.values.scales].map(|words| {
@@ -78,7 +87,7 @@ pub(crate) fn native_packed(
     });
     let packings = [kv.key_packing, kv.value_packing];
     let packed = Packed { tensors, packings, places: packed_places, slots: held };
-    attend_any(q, [keys, values].map(|tensor| primitive(tensor.clone())), places, recent, Some(packed))
+    attend_any(q, vec![recent], Some(packed))
 }
 
 /// Keys and values that are packed.
@@ -94,36 +103,28 @@ fn numbers(tensor: &Tensor<1, Int>) -> Vec<i32> {
     primitive(tensor.clone()).into_data().iter::<i32>().collect()
 }
 
-fn attend_any(
-    q: &Tensor<4>,
-    dense: [FlexTensor; 2],
-    places: Places,
-    slots: usize,
-    packed: Option<Packed>,
-) -> Option<Tensor<4>> {
+fn attend_any(q: &Tensor<4>, dense: Vec<Dense>, packed: Option<Packed>) -> Option<Tensor<4>> {
     let (dtype, q) = (q.dtype(), primitive(q.clone()));
     let y = match dtype {
-        DType::F32 => attend::<f32>(&q, &dense, places, slots, packed.as_ref()),
-        DType::F16 => attend::<f16>(&q, &dense, places, slots, packed.as_ref()),
-        DType::BF16 => attend::<bf16>(&q, &dense, places, slots, packed.as_ref()),
+        DType::F32 => attend::<f32>(&q, &dense, packed.as_ref()),
+        DType::F16 => attend::<f16>(&q, &dense, packed.as_ref()),
+        DType::BF16 => attend::<bf16>(&q, &dense, packed.as_ref()),
         _ => return None,
     };
     Some(Tensor::from_primitive::<Flex>(FlexTensor::from_data(y)))
 }
 
-fn attend<E: Storage>(
-    q: &FlexTensor,
-    dense: &[FlexTensor; 2],
-    places: Places,
-    slots: usize,
-    packed: Option<&Packed>,
-) -> TensorData {
+fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) -> TensorData {
     let dims = |tensor: &FlexTensor| [0, 1, 2, 3].map(|dim| tensor.layout().shape()[dim]);
-    let ([batch, heads, new, head_dim], kv_heads) = (dims(q), dims(&dense[0])[1]);
+    let [batch, heads, new, head_dim] = dims(q);
+    let kv_heads = dense.first().map_or(heads, |dense| dims(&dense.tensors[0])[1]);
     let group = heads / kv_heads;
     let q = View::of(q);
-    let [keys, values] = dense.each_ref().map(|tensor| Source::Dense(View::of(tensor)));
-    let mut all = vec![Given { q, keys, values, places, group, slots, head_dim }];
+    let mut all = Vec::with_capacity(dense.len() + 1);
+    for Dense { tensors, places, slots } in dense {
+        let [keys, values] = tensors.each_ref().map(|tensor| Source::Dense(View::of(tensor)));
+        all.push(Given { q, keys, values, places: places.clone(), group, slots: *slots, head_dim });
+    }
     if let Some(Packed { tensors: [k, ks, v, vs], packings, places, slots }) = packed {
         let [keys, values] = [([k, ks], packings[0]), ([v, vs], packings[1])]
             .map(|(tensors, packing)| Source::Packed(PackedView::of(tensors, packing)));

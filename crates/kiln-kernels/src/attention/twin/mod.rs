@@ -17,7 +17,7 @@ use kiln_core::packed::{Along, PackedKv, Packing};
 
 use self::combine::combine_parts;
 use super::{
-    AttentionShape, Limits,
+    AttentionShape, Buffers, Limits,
     packed::{bounds, in_rows, recent_pad},
     sharing::{Kernel, Sharing, Written},
 };
@@ -52,6 +52,8 @@ struct Info {
     /// All parts of a vector, and those before the first of these.
     parts: usize,
     before: usize,
+    /// The first position that keys do not have, where those after it are in other buffers.
+    end: i32,
 }
 
 /// Where the rows of a workgroup are.
@@ -89,7 +91,8 @@ impl Place {
         let first_row = (info.tiles - 1 - workgroup % info.tiles) * rows;
         let last_row = min(first_row + rows, info.group * info.queries) - 1;
         let padding = left_pad[batch * info.padded] * i32::cast_from(info.padded);
-        let kept = first[0] + i32::cast_from(info.queries) - i32::cast_from(info.slots);
+        let last = min(first[0] + i32::cast_from(info.queries), info.end);
+        let kept = last - i32::cast_from(info.slots);
         let earliest = max(max(info.start, padding), kept);
         Place { batch, kv_head, split, first_row, last_row, earliest }
     }
@@ -97,7 +100,7 @@ impl Place {
     fn part(&self, first: &Tensor<i32>, info: &Info) -> Part {
         let begin =
             max(self.earliest, first[0] + i32::cast_from(self.first_row / info.group) - info.window + 1);
-        let end = first[0] + i32::cast_from(self.last_row / info.group) + 1;
+        let end = min(first[0] + i32::cast_from(self.last_row / info.group) + 1, info.end);
         let splits = i32::cast_from(info.splits);
         let split = i32::cast_from(self.split);
         let keys = (max(end - begin, 0) + splits - 1) / splits;
@@ -183,40 +186,38 @@ fn write<R: Float>(
 
 pub(crate) fn cube(
     q: BurnTensor<4>,
-    keys: BurnTensor<4>,
-    values: BurnTensor<4>,
+    chain: Vec<Buffers>,
     first: BurnTensor<1, IntKind>,
     left_pad: Option<BurnTensor<1, IntKind>>,
-    shape: &AttentionShape,
 ) -> BurnTensor<4> {
     let (dims, dtype) = (q.dims(), q.dtype());
     let [batch, heads, queries, head_dim] = dims;
-    let sharing = Sharing::new(dims, keys.dims(), shape, &q.device());
+    let (sharings, splits) = Sharing::of_chain(&q, &chain);
     let q = primitive(q);
-    if sharing.splits == 1 {
-        let y = empty_like(&q);
-        let whole = Written { to: &y, parts: 1, before: 0 };
-        launch(q, [keys, values], first, left_pad, shape, sharing, whole);
-        return BurnTensor::from_primitive::<Cube>(y);
+    let to = match splits {
+        1 => empty_like(&q),
+        _ => empty(&q, [batch * heads * queries, splits, head_dim + 2], DType::F32),
+    };
+    let mut written = Written { to: &to, parts: splits, before: 0 };
+    for (buffers, sharing) in chain.into_iter().zip(sharings) {
+        launch(q.clone(), buffers, first.clone(), left_pad.clone(), sharing, written);
+        written.before += sharing.splits;
     }
-    let parts = empty(&q, [batch * heads * queries, sharing.splits, head_dim + 2], DType::F32);
-    let written = Written { to: &parts, parts: sharing.splits, before: 0 };
-    launch(q, [keys, values], first, left_pad, shape, sharing, written);
-    combine_parts(parts, dtype, dims)
+    if splits == 1 { BurnTensor::from_primitive::<Cube>(to) } else { combine_parts(to, dtype, dims) }
 }
 
 fn launch(
     q: CubeTensor,
-    [keys, values]: [BurnTensor<4>; 2],
+    buffers: Buffers,
     first: BurnTensor<1, IntKind>,
     left_pad: Option<BurnTensor<1, IntKind>>,
-    shape: &AttentionShape,
     Sharing { kernel, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
-    let [_, kv_heads, slots, head_dim] = keys.dims();
+    let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
-    let Limits { scale, softcap, window, start, origin } = shape.limits(slots);
+    let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
+    let Buffers { keys, values, .. } = buffers;
     let padded = left_pad.is_some();
     let (keys, values, first) = (primitive(keys), primitive(values), primitive(first));
     let left_pad = left_pad.map_or_else(|| empty(&first, [1], DType::I32), primitive);
@@ -239,6 +240,7 @@ fn launch(
         workgroups,
         written.parts,
         written.before,
+        end,
     );
     let (client, lanes) = (q.client.clone(), CubeDim::new_1d(LANES as u32));
     let (mixed, is_split) = (written.to.clone(), written.parts > 1);
@@ -304,7 +306,7 @@ pub(crate) fn cube_packed(
 
     let pad = recent_pad(kv, left_pad.as_ref(), batch);
     let written = Written { to: &parts, parts: all, before: of_packed.splits };
-    launch(q.clone(), recent, first.clone(), Some(pad), shape, of_recent, written);
+    launch(q.clone(), Buffers::new(recent, shape), first.clone(), Some(pad), of_recent, written);
 
     let padded = left_pad.is_some();
     let (first, bounds) = (primitive(first), primitive(bounds(kv, left_pad)));
@@ -313,7 +315,7 @@ pub(crate) fn cube_packed(
             .map(|tensor| in_rows(primitive(tensor.clone())));
     let Sharing { kernel, tiles, splits } = of_packed;
     let Kernel::Decode { fours } = kernel else { unreachable!("many queries have dense copies") };
-    let Limits { scale, softcap, window, start, origin } =
+    let Limits { scale, softcap, window, start, origin, .. } =
         AttentionShape { origin: kv.origin, ..*shape }.limits(slots);
     let workgroups = batch * kv_heads * tiles * splits;
     let (key, value) = (kv.key_packing, kv.value_packing);

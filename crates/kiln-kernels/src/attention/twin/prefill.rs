@@ -51,7 +51,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     if comptime!(split) && begin >= end {
         // Nothing to see: no weight.
         if lane <= last_row - first_row {
-            let number = place.vector(first_row + lane, info) * info.splits + place.split;
+            let number = place.vector(first_row + lane, info) * info.parts + info.before + place.split;
             y[number * (dim + 2) + dim + 1] = R::cast_from(0.0f32);
         }
         terminate!();
@@ -64,8 +64,9 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     let mut ends = Array::<i32>::new(4usize);
     #[unroll]
     for r in 0..4usize {
-        ends[r] = first[0] + i32::cast_from((first_row + 4 * quartet + r) / info.group);
-        begins[r] = max(place.earliest, ends[r] - info.window + 1);
+        let query = first[0] + i32::cast_from((first_row + 4 * quartet + r) / info.group);
+        begins[r] = max(place.earliest, query - info.window + 1);
+        ends[r] = min(query, end - 1);
     }
     let mut largest = Four::new(LOWEST);
     // Of the keys of this lane.
@@ -239,7 +240,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
             for r in 0..4usize {
                 let row = first_row + 4 * quartet + r;
                 if row <= last_row {
-                    let number = place.vector(row, info) * info.splits + place.split;
+                    let number = place.vector(row, info) * info.parts + info.before + place.split;
                     write::<R>(
                         y,
                         number,
