@@ -1,0 +1,299 @@
+//! A model on a device, with what its folder says about using it.
+
+mod generating;
+mod loading;
+
+use std::{
+    fmt,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{DType, Device};
+use kiln_cache::Plan;
+use kiln_core::{
+    Error, Result,
+    budget::{Budget, Claim},
+    faults::{self, Refusals},
+    model::{CausalModel, TokenId},
+    model_cache::ModelCache,
+};
+use kiln_generate::{ChatTemplates, GenerationConfig, TextStream};
+use kiln_kernels::{Kernels, device::Opened};
+use kiln_models::{
+    RandomLlama, RandomWeights, Sizes,
+    checkpoint::{Checkpoint, Loader},
+    configure,
+};
+use tokenizers::Tokenizer;
+
+pub use loading::{DtypeChoice, LoadOptions, Progress};
+
+use crate::{
+    chat::chat_templates,
+    folder::{generation_config, own_plan, tokenizer},
+};
+
+/// A model on a device, its tokenizer, and what its folder says about generation.
+pub struct Model {
+    causal: Box<dyn CausalModel>,
+    name: String,
+    sizes: Sizes,
+    device: Opened,
+    dtype: DType,
+    kernels: Kernels,
+    tokenizer: Option<Tokenizer>,
+    generation: GenerationConfig,
+    chat_templates: ChatTemplates,
+    /// Of the weights; `None` where they were made up.
+    fingerprint: Option<String>,
+    parameters: u64,
+    /// To the memory of the weights.
+    claim: Claim,
+    load_time: Duration,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model").field("name", &self.name).field("sizes", &self.sizes).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Loads a Hugging Face folder.
+    ///
+    /// # Errors
+    /// [`Error::File`] for what is missing, damaged or contradicts itself; [`Error::Unknown`] for an architecture that
+    /// is not known; [`Error::Setting`] for what the device cannot do.
+    pub fn load(folder: &Path, mut options: LoadOptions<'_>) -> Result<Self> {
+        let started = Instant::now();
+        let kernels = Kernels::new(options.kernels, &options.device.device)?;
+        let checkpoint = Checkpoint::open(folder)?;
+        let configured = configure(&checkpoint.config)?;
+        let dtype = options.dtype(&*configured)?;
+        // Small files first, so that what is wrong with them is said before the long work.
+        let generation = generation_config(folder, &checkpoint)?;
+        let tokenizer = tokenizer(folder)?;
+        let own_plan = own_plan(&generation)?;
+        let (plan, needs) = (options.plan.as_ref().unwrap_or(&own_plan), configured.needs());
+        plan.check(&needs)?;
+        let chat_templates = chat_templates(folder)?;
+
+        let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
+        let budget = options.budget();
+        let claim = budget.claim("weights", elements * dtype.size() as u64)?;
+        if options.tokens > 0 {
+            let least = plan.bytes_offloaded(&needs, options.tokens, dtype.size());
+            budget.claim("a cache of as many tokens, even with its layers in host memory,", least as u64)?;
+        }
+        let refusals = Refusals::until_now();
+        let total = checkpoint.bytes();
+        let mut read = 0;
+        let mut watcher = options.on_progress.take();
+        let mut on_progress = |bytes: u64| {
+            read += bytes;
+            if let Some(watcher) = &mut watcher {
+                watcher(Progress { read, total });
+            }
+        };
+        let largest_binding = options.largest_binding();
+        let copied = options.device.is_asynchronous();
+        let mut loader = Loader::new(
+            &checkpoint,
+            &options.device.device,
+            dtype,
+            largest_binding,
+            copied,
+            &mut on_progress,
+        );
+        let causal = configured.load(&mut loader, &kernels)?;
+        let parameters = loader.finish()?;
+        wait_for_weights(&options.device.device, refusals)?;
+        tracing::debug!(target: "kiln::memory", usage = ?options.device.device.memory_pool_usage(), "loaded");
+        Ok(Self {
+            causal,
+            name: folder
+                .file_name()
+                .map_or_else(|| folder.display().to_string(), |n| n.display().to_string()),
+            sizes: configured.sizes(),
+            device: options.device,
+            dtype,
+            kernels,
+            tokenizer,
+            generation,
+            chat_templates,
+            fingerprint: Some(checkpoint.fingerprint()),
+            parameters,
+            claim,
+            load_time: started.elapsed(),
+        })
+    }
+
+    /// A Llama of random weights, made up on the device.
+    ///
+    /// # Errors
+    /// Sizes that no model can have.
+    pub fn random(sizes: &RandomLlama, options: LoadOptions<'_>) -> Result<Self> {
+        let started = Instant::now();
+        let kernels = Kernels::new(options.kernels, &options.device.device)?;
+        let configured = configure(&sizes.config())?;
+        let dtype = options.dtype(&*configured)?;
+        let mut weights = RandomWeights {
+            device: options.device.device.clone(),
+            dtype,
+            largest_binding: options.largest_binding(),
+            claim: options.budget().claim("weights", 0)?,
+        };
+        let refusals = Refusals::until_now();
+        let causal = configured.load(&mut weights, &kernels)?;
+        wait_for_weights(&options.device.device, refusals)?;
+        Ok(Self {
+            causal,
+            name: "random".to_owned(),
+            sizes: configured.sizes(),
+            device: options.device,
+            dtype,
+            kernels,
+            tokenizer: None,
+            generation: GenerationConfig::default(),
+            chat_templates: ChatTemplates::default(),
+            fingerprint: None,
+            parameters: weights.claim.bytes() / dtype.size() as u64,
+            claim: weights.claim,
+            load_time: started.elapsed(),
+        })
+    }
+
+    /// The weights, for a loop of one's own.
+    pub fn causal(&self) -> &dyn CausalModel {
+        &*self.causal
+    }
+
+    /// An empty cache for one sequence, or one batch of them.
+    pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
+        plan.build(&self.causal.needs(), &self.kernels)?.within(self.budget())
+    }
+
+    /// The caches that its folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
+    pub fn plan(&self) -> Result<Plan> {
+        own_plan(&self.generation)
+    }
+
+    /// The name of its folder.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device.device
+    }
+
+    /// The device and what is known of it.
+    pub fn opened(&self) -> &Opened {
+        &self.device
+    }
+
+    /// What weights and caches are held in.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Which kernels ran so far.
+    pub fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    /// The memory that its weights and caches are counted in.
+    pub fn budget(&self) -> &Budget {
+        self.claim.budget()
+    }
+
+    /// Elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        self.parameters
+    }
+
+    /// Bytes of all weights on the device.
+    pub fn weight_bytes(&self) -> u64 {
+        self.parameters * self.dtype.size() as u64
+    }
+
+    /// Bytes of the weights that a step multiplies by: all but the embedding, unless it is the head too.
+    pub fn multiplied_bytes(&self) -> u64 {
+        let embedding = (self.sizes.vocab * self.sizes.hidden) as u64;
+        let only_looked_up = if self.sizes.tied { 0 } else { embedding };
+        (self.parameters - only_looked_up.min(self.parameters)) * self.dtype.size() as u64
+    }
+
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+
+    /// What the folder's `generation_config.json` says.
+    pub fn generation_config(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// The Jinja templates that turn a conversation into a prompt, as far as the folder has any.
+    pub fn chat_templates(&self) -> &ChatTemplates {
+        &self.chat_templates
+    }
+
+    /// A name for its weights, that no other weights have.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for weights that came from no folder.
+    pub fn fingerprint(&self) -> Result<&str> {
+        self.fingerprint.as_deref().ok_or_else(|| Error::Setting {
+            name: "--model",
+            why: "is made up, so a cache saved with it could never be used again; load a folder".to_owned(),
+        })
+    }
+
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| Error::Prompt {
+            why: format!("{} has no tokenizer.json, so it takes token ids and no text", self.name),
+        })
+    }
+
+    /// The tokens of `text`, with the special tokens that the tokenizer adds.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
+        self.encoded(text, true)
+    }
+
+    /// The tokens of `text` alone, as it stands in the middle of another.
+    pub fn encode_more(&self, text: &str) -> Result<Vec<TokenId>> {
+        self.encoded(text, false)
+    }
+
+    fn encoded(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>> {
+        let encoding = self
+            .tokenizer()?
+            .encode(text, add_special_tokens)
+            .map_err(|e| Error::Prompt { why: e.to_string() })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `tokens`, special tokens left out.
+    pub fn decode(&self, tokens: &[TokenId]) -> Result<String> {
+        self.tokenizer()?.decode(tokens, true).map_err(|e| Error::Prompt { why: e.to_string() })
+    }
+
+    /// Turns tokens into text piece by piece.
+    pub fn text_stream(&self) -> Result<TextStream<'_>> {
+        Ok(TextStream::new(self.tokenizer()?))
+    }
+}
+
+/// Waits until weights are on the device.
+///
+/// # Errors
+/// What the device says; [`Error::OutOfMemory`] where it had no room for them.
+fn wait_for_weights(device: &Device, before: Refusals) -> Result<()> {
+    faults::sync(device)?;
+    before.none_since().map_err(|_| Error::refused("the weights"))
+}
