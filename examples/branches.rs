@@ -39,7 +39,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{seed}: {fed} fed, {:.0?}: {:?}", start.elapsed(), model.decode(&tokens)?);
         branches.push(branch);
     }
-    let all: usize = branches.iter().chain([&trunk]).map(|sequence| sequence.cache().device_bytes()).sum();
+    let own = |branch: &Sequence| branch.cache().device_bytes() - branch.cache().shared_bytes();
+    let all = alone + branches.iter().map(own).sum::<usize>();
     println!(
         "\n{BRANCHES} continuations and the prompt hold {all} bytes: {:.2} times the prompt",
         all as f64 / alone as f64

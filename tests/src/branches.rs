@@ -2,11 +2,11 @@
 
 use burn::tensor::Device;
 use kiln::{
-    GenerationConfig, LoadOptions, Model, Offload, Plan, RandomLlama, RunOptions, Sequence, TokenId,
-    device::Opened,
+    GenerationConfig, LoadOptions, Model, ModelCache, Offload, OnOutOfMemory, Plan, RandomLlama, RunOptions,
+    Sequence, TokenId, device::Opened, offload,
 };
 
-use crate::support::{TINY, alone, assert_close, is_alone};
+use crate::support::{TINY, alone, assert_close, batch, forward, is_alone, recorded};
 
 /// Longer than what is copied rather than shared, and than what a workgroup of attention goes over.
 const PROMPT: usize = 700;
@@ -19,6 +19,15 @@ fn text(n: usize, salt: usize) -> Vec<TokenId> {
     (0..n).map(|i| (i * i * 7 + i * 3 + salt * 31) as TokenId % 97).collect()
 }
 
+fn greedy(n: usize) -> GenerationConfig {
+    GenerationConfig {
+        max_new_tokens: Some(n),
+        do_sample: Some(false),
+        eos_token_id: Some(Vec::new()),
+        ..GenerationConfig::default()
+    }
+}
+
 /// Tokens and logits of `n` steps that follow `ids`.
 fn go_on(
     model: &Model,
@@ -27,13 +36,7 @@ fn go_on(
     n: usize,
     options: RunOptions,
 ) -> (Vec<TokenId>, Vec<f32>, usize) {
-    let wanted = GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(false),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    };
-    let steps = model.continue_from(sequence, vec![ids.to_vec()], &wanted, options).unwrap();
+    let steps = model.continue_from(sequence, vec![ids.to_vec()], &greedy(n), options).unwrap();
     let fed = steps.reuse().fed;
     let (mut tokens, mut logits) = (Vec::new(), Vec::new());
     for step in steps {
@@ -86,7 +89,95 @@ fn branches_say_what_they_say_alone() {
     }
 }
 
-/// Counted, and measured where the device says what is in use.
+/// Roll-backs to where a branch begins and beyond it, bare and moved to the host in between.
+#[test]
+fn a_branch_goes_back_to_where_it_began_and_beyond() {
+    for (device, opened) in devices() {
+        let model = Model::random(&TINY, LoadOptions::float32(opened.clone())).unwrap();
+        let feed =
+            |cache: &mut ModelCache, ids: &[TokenId]| forward(&model, &batch(&model, &[ids.to_vec()]), cache);
+        let new = || model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        let (prompt, more) = (text(PROMPT, 0), text(300, 1));
+        for back in [0, 1, 300, 350] {
+            for moves in [false, true] {
+                let mut trunk = new();
+                feed(&mut trunk, &prompt);
+                let mut branch = trunk.snapshot();
+                feed(&mut branch, &more);
+                feed(&mut trunk, &more[..5]);
+                if moves {
+                    offload(&mut branch, Offload::All, model.device()).unwrap();
+                }
+                branch.roll_back(back).unwrap();
+                let ids = [&prompt[..], &more].concat();
+                let ids = [&ids[..ids.len() - back], &text(20, 2)].concat();
+                let (start, what) = (ids.len() - 20, format!("{back} back on {device}, moved: {moves}"));
+                let got = [feed(&mut branch, &ids[start..start + 1]), feed(&mut branch, &ids[start + 1..])];
+                let all = feed(&mut new(), &ids);
+                assert_close(&got.concat(), &all[all.len() - 20 * 97..], &what);
+                // What it shared is as it was.
+                let got = feed(&mut trunk, &more[5..7]);
+                let all = feed(&mut new(), &[&prompt[..], &more[..7]].concat());
+                assert_close(&got, &all[all.len() - 2 * 97..], &what);
+            }
+        }
+    }
+}
+
+/// At any step of a generation, also where steps are being captured or replayed.
+#[test]
+fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
+    const STEPS: usize = 24;
+    for (device, opened) in devices() {
+        for (name, cache, prompt) in [
+            ("llama", "dynamic", 7),
+            ("llama", "fixed", 7),
+            ("mistral", "dynamic", 20),
+            ("llama", "quantized:group=8,residual=40", 7),
+        ] {
+            let model = recorded(name, opened);
+            let new = || model.cache(&Plan::named(cache).unwrap()).unwrap();
+            let prompt = text(prompt, 0);
+            let run = |at: Option<usize>| {
+                let (mut cache, mut snapshot) = (new(), None);
+                let wanted = greedy(STEPS);
+                let run = RunOptions::default();
+                let mut steps =
+                    model.generate(&mut cache, vec![prompt.clone()], &wanted, run).unwrap().steps();
+                let mut tokens = prompt.clone();
+                for step in 0.. {
+                    if at == Some(step) {
+                        snapshot = Some(steps.cache().snapshot());
+                    }
+                    let Some(step) = steps.next() else { break };
+                    tokens.extend(step.unwrap().tokens[0]);
+                }
+                (tokens, snapshot)
+            };
+            let (tokens, _) = run(None);
+            for at in 1..12 {
+                let what = format!("{cache} of {name} on {device}, a snapshot before step {at}");
+                let (same, snapshot) = run(Some(at));
+                assert_eq!(same, tokens, "{what}");
+                // It has not seen what came later.
+                let (mut snapshot, mut alone) = (snapshot.unwrap(), new());
+                let held = snapshot.seq_len();
+                forward(&model, &batch(&model, &[tokens[..prompt.len()].to_vec()]), &mut alone);
+                for &token in &tokens[prompt.len()..held] {
+                    forward(&model, &batch(&model, &[vec![token]]), &mut alone);
+                }
+                let next = batch(&model, &[vec![5]]);
+                assert_close(
+                    &forward(&model, &next, &mut snapshot),
+                    &forward(&model, &next, &mut alone),
+                    &what,
+                );
+            }
+        }
+    }
+}
+
+/// Counted, claimed, and measured where the device says what is in use.
 #[test]
 fn a_prompt_is_held_once() {
     // In a process of its own: what other tests allocate would be counted.
@@ -98,38 +189,43 @@ fn a_prompt_is_held_once() {
     let sizes = RandomLlama { hidden: 256, ..TINY };
     for (device, opened) in devices() {
         let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
-        let memory = |trunk: &Sequence, branches: &[Sequence]| {
-            let counted: usize =
-                branches.iter().chain([trunk]).map(|sequence| sequence.cache().device_bytes()).sum();
-            (counted, in_use(&opened.device))
-        };
-        let plan = Plan::named("dynamic").unwrap();
-        let mut trunk = Sequence::new(&model, &plan).unwrap();
+        let options = RunOptions { on_oom: OnOutOfMemory::Fail, ..RunOptions::default() };
+        let weights = model.budget().used();
+        let mut trunk = Sequence::new(&model, &Plan::named("dynamic").unwrap()).unwrap();
         let prompt = text(2000, 0);
-        go_on(&model, &mut trunk, &prompt, 1, RunOptions::default());
-        let one = memory(&trunk, &[]);
-        let branches: Vec<Sequence> = (0..BRANCHES)
-            .map(|n| {
-                let mut branch = trunk.snapshot();
-                let ids = [&prompt[..], &text(20, n + 1)].concat();
-                let (_, _, fed) = go_on(&model, &mut branch, &ids, 20, RunOptions::default());
-                assert_eq!(fed, 20);
-                branch
-            })
-            .collect();
-        let all = memory(&trunk, &branches);
-        println!(
-            "{device}: {one:?} bytes for a prompt of 2,000 tokens, {all:?} with {BRANCHES} branches of 40"
-        );
-        let room = one.0 + one.0 / 4;
-        assert!(all.0 > one.0 && all.0 < room, "{device}: {} bytes beside {}", all.0, one.0);
-        if let (Some(one_used), Some(all_used)) = (one.1, all.1) {
-            let more = all_used.saturating_sub(one_used);
-            assert!(more < one.0 as u64 / 2, "{device}: {more} bytes more are in use beside {}", one.0);
+        go_on(&model, &mut trunk, &prompt, 1, options);
+        let one = trunk.cache().device_bytes();
+        assert_eq!((trunk.cache().shared_bytes(), model.budget().used() - weights), (0, one as u64));
+        let used = in_use(&opened.device);
+
+        // Room for half a prompt, which is what a buffer of its layers might need to grow, and for what a pass takes.
+        let working = model.causal().working_bytes(1, 20);
+        model.budget().set_limit(Some(weights + (one + one / 2 + working) as u64));
+        let mut branches: Vec<Sequence> = (0..BRANCHES).map(|_| trunk.snapshot()).collect();
+        for (n, branch) in branches.iter_mut().enumerate() {
+            let ids = [&prompt[..], &text(20, n + 1)].concat();
+            assert_eq!(go_on(&model, branch, &ids, 20, options).2, 20);
         }
-        // Who is left alone counts all of it.
+        let own: usize = branches.iter().map(|branch| branch.cache().device_bytes() - one).sum();
+        println!("{device}: {one} bytes for a prompt of 2,000 tokens, {own} for {BRANCHES} branches of 40");
+        assert!(own > 0 && own < one / 4, "{device}: {own} bytes beside {one}");
+        assert!(branches.iter().all(|branch| branch.cache().shared_bytes() == one), "{device}");
+        assert_eq!(model.budget().used() - weights, (one + own) as u64, "{device}");
+        if let (Some(before), Some(after)) = (used, in_use(&opened.device)) {
+            let more = after.saturating_sub(before);
+            println!("{device}: {more} bytes more are in use");
+            assert!(more < one as u64 / 4, "{device}: {more} bytes more are in use beside {one}");
+        }
+
+        // Whoever is left counts the prompt.
+        drop(trunk);
+        let left = branches.split_off(BRANCHES - 1);
         drop(branches);
-        assert_eq!(memory(&trunk, &[]).0, one.0, "{device}");
+        let cache = left[0].cache();
+        assert_eq!((cache.shared_bytes(), cache.device_bytes()), (0, one + own / BRANCHES), "{device}");
+        assert_eq!(model.budget().used() - weights, cache.device_bytes() as u64, "{device}");
+        drop(left);
+        assert_eq!(model.budget().used(), weights, "{device}");
     }
 }
 

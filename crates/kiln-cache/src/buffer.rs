@@ -1,6 +1,6 @@
 //! Keys and values in one buffer each, written in place.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     layer::{Feed, Footprint, KvSpan, Place},
@@ -98,13 +98,6 @@ impl Buffer {
         Ok(())
     }
 
-    /// Holds these, and has no room for more.
-    pub(crate) fn hold(&mut self, keys: Tensor<4>, values: Tensor<4>) {
-        self.slots = keys.dims()[2];
-        self.kv = Slot::Here((keys, values));
-        self.touched = Touched::Everything;
-    }
-
     /// Writes `keys` and `values` at `place` and behind it.
     pub(crate) fn write(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<()> {
         if let Some((k, v)) = self.kv.take()? {
@@ -160,12 +153,18 @@ impl Buffer {
     pub(crate) fn footprint(&self, slots: usize, feed: &Feed) -> Footprint {
         let slot = self.need.token_bytes(feed.element).saturating_mul(feed.rows);
         let passing = if slots > self.slots { slot.saturating_mul(self.slots) } else { 0 };
-        Footprint { held: slot.saturating_mul(slots.max(self.slots)), passing }
+        let held = slot.saturating_mul(slots.max(self.slots));
+        Footprint { held, largest: held, passing }
     }
 
     /// What changed since this was asked before.
     pub(crate) fn touched(&mut self) -> Touched {
         std::mem::take(&mut self.touched)
+    }
+
+    /// The type of what it holds, also while that is away.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        self.kv.outlines().first().map(|&(_, dtype)| dtype)
     }
 
     pub(crate) fn slot(&self) -> &dyn AnySlot {

@@ -4,11 +4,12 @@
 //! behind it, and the shared one stays as it is for as long as anyone holds it. So a prompt is there once, whatever
 //! number of continuations it serves: copy on write, where what is copied is nothing but the room behind the prompt.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Result,
+    budget::Claim,
     layer::{Feed, Footprint, KvSpan, Place},
     need::AttentionNeed,
     slot::{AnySlot, Touched},
@@ -29,22 +30,47 @@ const MOST: usize = 4;
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
     /// Each holds the positions from its origin to that of the next.
-    shared: Vec<Arc<Buffer>>,
-    last: Arc<Buffer>,
+    shared: Vec<Arc<Link>>,
+    last: Arc<Link>,
+}
+
+/// A buffer that others may hold, too.
+#[derive(Debug)]
+struct Link {
+    buffer: Buffer,
+    /// To what it holds, where that is not claimed by a cache.
+    claim: OnceLock<Claim>,
+}
+
+impl Link {
+    fn new(buffer: Buffer) -> Arc<Self> {
+        Arc::new(Self { buffer, claim: OnceLock::new() })
+    }
+
+    fn bytes(&self) -> usize {
+        self.buffer.slot().device_bytes()
+    }
+}
+
+/// Tensors are shared, and counted by whoever has the copy.
+impl Clone for Link {
+    fn clone(&self) -> Self {
+        Self { buffer: self.buffer.clone(), claim: OnceLock::new() }
+    }
 }
 
 impl Chain {
     pub(crate) fn new(need: &AttentionNeed, kernels: &Kernels) -> Self {
-        Self { shared: Vec::new(), last: Arc::new(Buffer::new(need, kernels)) }
+        Self { shared: Vec::new(), last: Link::new(Buffer::new(need, kernels)) }
     }
 
     pub(crate) fn need(&self) -> &AttentionNeed {
-        self.last.need()
+        self.last.buffer.need()
     }
 
     /// The first position of the buffer that is written.
     pub(crate) fn origin(&self) -> usize {
-        self.last.origin()
+        self.last.buffer.origin()
     }
 
     /// The same once something was written behind the first `filled` positions.
@@ -54,7 +80,7 @@ impl Chain {
 
     /// The first position that there is no slot for.
     pub(crate) fn end(&self) -> usize {
-        self.last.origin() + self.last.slots()
+        self.origin() + self.last.buffer.slots()
     }
 
     /// Whether `keys` can follow the first `filled` positions.
@@ -73,25 +99,34 @@ impl Chain {
     /// To be called before anything is written behind the first `filled` positions: what snapshots hold stays as it is.
     pub(crate) fn branch(&mut self, filled: usize) {
         if self.branches(filled) {
-            let next = Arc::new(self.last.behind(filled));
+            let next = Link::new(self.last.buffer.behind(filled));
             self.shared.push(std::mem::replace(&mut self.last, next));
         }
     }
 
     /// Has room up to position `end`, for rows like those of `keys`; the first `filled` positions are kept.
-    pub(crate) fn resize(&mut self, end: usize, filled: usize, kv: [&Tensor<4>; 2]) -> Result<()> {
+    pub(crate) fn resize(
+        &mut self,
+        end: usize,
+        filled: usize,
+        [keys, values]: [&Tensor<4>; 2],
+    ) -> Result<()> {
         let origin = self.origin();
-        Arc::make_mut(&mut self.last).resize(end - origin, filled - origin, kv, Lives::UntilItGrows)
+        // All buffers of a chain have one type.
+        let dtype = self.shared.last().and_then(|before| before.buffer.dtype()).unwrap_or(keys.dtype());
+        let [keys, values] = [keys, values].map(|new| new.clone().cast(dtype));
+        let last = &mut Arc::make_mut(&mut self.last).buffer;
+        last.resize(end - origin, filled - origin, [&keys, &values], Lives::UntilItGrows)
     }
 
     pub(crate) fn write(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<()> {
-        Arc::make_mut(&mut self.last).write(keys, values, place)
+        Arc::make_mut(&mut self.last).buffer.write(keys, values, place)
     }
 
     /// Everything, slots that do not count included.
     pub(crate) fn view(&self) -> Result<KvView> {
         match self.shared.is_empty() {
-            true => self.last.view(0).map(KvView::Dense),
+            true => self.last.buffer.view(0).map(KvView::Dense),
             false => {
                 let views = self.buffers().map(|buffer| buffer.view(buffer.origin()));
                 views.collect::<Result<_>>().map(KvView::Chained)
@@ -101,23 +136,17 @@ impl Chain {
 
     /// The first `filled` positions in one piece; `None` where these are none.
     pub(crate) fn dense(&self, filled: usize) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
-        let origins = self.buffers().map(|buffer| buffer.origin());
-        let ends = origins.skip(1).chain([filled]);
+        let ends = self.buffers().map(Buffer::origin).skip(1).chain([filled]);
         let parts = self.buffers().zip(ends).filter_map(|(buffer, end)| {
             let start = buffer.origin();
-            buffer.dense(KvSpan { start, len: end.min(filled).saturating_sub(start) }).transpose()
+            buffer.dense(KvSpan { start, len: end.saturating_sub(start) }).transpose()
         });
-        let (mut keys, mut values): (Vec<_>, Vec<_>) = parts.collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        Ok(match (keys.len(), keys.pop(), values.pop()) {
-            (0, ..) => None,
-            (1, Some(keys), Some(values)) => Some((keys, values)),
-            (_, Some(last_keys), Some(last_values)) => {
-                keys.push(last_keys);
-                values.push(last_values);
-                Some((Tensor::cat(keys, 2), Tensor::cat(values, 2)))
-            }
-            _ => None,
-        })
+        let mut parts: Vec<_> = parts.collect::<Result<_>>()?;
+        if parts.len() < 2 {
+            return Ok(parts.pop());
+        }
+        let (keys, values) = parts.into_iter().unzip();
+        Ok(Some((Tensor::cat(keys, 2), Tensor::cat(values, 2))))
     }
 
     /// Only the first `filled` positions count from now on. What is behind them is overwritten.
@@ -129,48 +158,67 @@ impl Chain {
         }
     }
 
-    /// Holds the first `filled` positions in a buffer that has no room for more.
+    /// Has no room for more than the first `filled` positions, unless others have it, too.
     pub(crate) fn compact(&mut self, filled: usize) {
-        if !self.shared.is_empty()
-            && let Ok(Some((keys, values))) = self.dense(filled)
-        {
-            let mut one = self.last.behind(0);
-            one.hold(keys, values);
-            *self = Self { shared: Vec::new(), last: Arc::new(one) };
+        if let Some(last) = Arc::get_mut(&mut self.last) {
+            let origin = last.buffer.origin();
+            last.buffer.truncate(filled - origin);
         }
-        let origin = self.origin();
-        Arc::make_mut(&mut self.last).truncate(filled - origin);
     }
 
     /// Holds nothing.
     pub(crate) fn clear(&mut self) {
-        *self = Self { shared: Vec::new(), last: Arc::new(self.last.behind(0)) };
+        *self = Self { shared: Vec::new(), last: Link::new(self.last.buffer.behind(0)) };
     }
 
-    /// Takes over the tensors of a state; how many slots there are now.
-    pub(crate) fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<usize> {
+    /// Takes over the tensors of a state.
+    pub(crate) fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()> {
         self.clear();
-        Arc::make_mut(&mut self.last).restore(host, device)
+        Arc::make_mut(&mut self.last).buffer.restore(host, device).map(drop)
     }
 
-    /// What it takes to have room up to position `end`, once `feed` was stored behind the first `filled` ones.
+    /// What it takes to have room up to position `end`, once `feed` was stored behind the first `filled` ones. What others
+    /// hold, too, is counted here as well.
     pub(crate) fn footprint(&self, end: usize, filled: usize, feed: &Feed) -> Footprint {
-        let held: usize = self.shared.iter().map(share).sum();
-        let mut last = match self.branches(filled) {
-            false => self.last.footprint(end - self.origin(), feed),
-            true => {
-                let mut next = self.last.behind(filled).footprint(end - filled, feed);
-                next.held += share(&self.last);
-                next
-            }
+        let as_it_is = |link: &Arc<Link>| link.buffer.footprint(link.buffer.slots(), feed);
+        let mut kept: Vec<_> = self.shared.iter().map(as_it_is).collect();
+        let last = if self.branches(filled) {
+            kept.push(as_it_is(&self.last));
+            self.last.buffer.behind(filled).footprint(end - filled, feed)
+        } else {
+            self.last.buffer.footprint(end - self.origin(), feed)
         };
-        last.held += held;
-        last
+        kept.into_iter().fold(last, |sum, kept| Footprint {
+            held: sum.held.saturating_add(kept.held),
+            largest: sum.largest.max(kept.largest),
+            passing: sum.passing,
+        })
     }
 
-    /// Bytes on the device. Of what others hold too, everyone counts the same part.
-    pub(crate) fn device_bytes(&self) -> usize {
-        self.shared.iter().chain([&self.last]).map(share).sum()
+    /// Bytes on the device that others hold, too.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.links().filter(|link| Arc::strong_count(link) > 1).map(|link| link.bytes()).sum()
+    }
+
+    /// See [`CacheLayer::claim_shared`](kiln_core::layer::CacheLayer::claim_shared).
+    pub(crate) fn claim_shared(&self, all: &Claim) {
+        for link in self.links().filter(|link| link.claim.get().is_none()) {
+            if let Some(claim) = all.split(link.bytes() as u64) {
+                // If another thread was faster, this one is free again.
+                _ = link.claim.set(claim);
+            }
+        }
+    }
+
+    /// See [`CacheLayer::claimed_apart`](kiln_core::layer::CacheLayer::claimed_apart).
+    pub(crate) fn claimed_apart(&mut self) -> usize {
+        let claimed = |link: &mut Arc<Link>| {
+            if let Some(alone) = Arc::get_mut(link) {
+                alone.claim.take();
+            }
+            link.claim.get().map_or(0, |claim| claim.bytes() as usize)
+        };
+        self.shared.iter_mut().chain([&mut self.last]).map(claimed).sum()
     }
 
     pub(crate) fn touched(&mut self) -> Vec<Touched> {
@@ -185,17 +233,16 @@ impl Chain {
         self.buffers_mut().map(Buffer::slot_mut).collect()
     }
 
+    fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.shared.iter().chain([&self.last])
+    }
+
     fn buffers(&self) -> impl Iterator<Item = &Buffer> {
-        self.shared.iter().chain([&self.last]).map(|buffer| &**buffer)
+        self.links().map(|link| &link.buffer)
     }
 
-    /// Those that others hold, too, are others from now on.
+    /// What others hold, too, is theirs from now on, and this has a buffer of its own, of the same tensors.
     fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer> {
-        self.shared.iter_mut().chain([&mut self.last]).map(Arc::make_mut)
+        self.shared.iter_mut().chain([&mut self.last]).map(|link| &mut Arc::make_mut(link).buffer)
     }
-}
-
-/// Bytes of a buffer that one of its holders counts.
-fn share(buffer: &Arc<Buffer>) -> usize {
-    buffer.slot().device_bytes() / Arc::strong_count(buffer)
 }

@@ -371,7 +371,7 @@ pub(crate) struct BenchArgs {
     /// Tokens that the cache holds before decode is measured
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
     pub(crate) depth: Vec<usize>,
-    /// Measure decode behind a depth in a snapshot, too, of a cache that keeps what it holds
+    /// Measure decode behind a depth of 2 or more in a snapshot, too, of a cache that keeps what it holds
     #[arg(long, requires = "depth")]
     pub(crate) snapshot: bool,
     /// Draw the tokens of decode at this temperature, from the 50 likeliest [default: the likeliest token]

@@ -6,7 +6,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crate::{Error, Result};
@@ -89,7 +92,7 @@ impl Budget {
     /// # Errors
     /// [`Error::OutOfMemory`] where there are not as many left.
     pub fn claim(&self, what: &'static str, bytes: u64) -> Result<Claim> {
-        let mut claim = Claim { budget: self.clone(), what, bytes: 0 };
+        let mut claim = Claim { budget: self.clone(), what, bytes: AtomicU64::new(0) };
         claim.resize(bytes)?;
         Ok(claim)
     }
@@ -140,18 +143,19 @@ pub fn system_has(bytes: u64) -> bool {
 pub struct Claim {
     budget: Budget,
     what: &'static str,
-    bytes: u64,
+    /// Atomic, because some are split off where the claim is only seen.
+    bytes: AtomicU64,
 }
 
 impl fmt::Debug for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Claim({} bytes for {})", self.bytes, self.what)
+        write!(f, "Claim({} bytes for {})", self.bytes(), self.what)
     }
 }
 
 impl Claim {
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.load(Ordering::Relaxed)
     }
 
     pub fn budget(&self) -> &Budget {
@@ -163,14 +167,22 @@ impl Claim {
     /// # Errors
     /// [`Error::OutOfMemory`] where there are not as many left; then the claim is as it was.
     pub fn resize(&mut self, bytes: u64) -> Result<()> {
-        let mut ledger = self.budget.ledger();
-        match bytes.checked_sub(self.bytes) {
+        let (mut ledger, before) = (self.budget.ledger(), self.bytes());
+        match bytes.checked_sub(before) {
             Some(0) => {}
             Some(more) => ledger.allocate(self.what, more)?,
-            None => ledger.used -= self.bytes - bytes,
+            None => ledger.used -= before - bytes,
         }
-        self.bytes = bytes;
+        drop(ledger);
+        *self.bytes.get_mut() = bytes;
         Ok(())
+    }
+
+    /// Moves `bytes` into a claim of their own; `None` where they are more than this has.
+    pub fn split(&self, bytes: u64) -> Option<Self> {
+        let less = |have: u64| have.checked_sub(bytes);
+        self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
+        Some(Self { budget: self.budget.clone(), what: self.what, bytes: AtomicU64::new(bytes) })
     }
 
     /// Counts an allocation within the claim.
@@ -184,7 +196,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.budget.ledger().used -= self.bytes;
+        self.budget.ledger().used -= self.bytes();
     }
 }
 
@@ -206,7 +218,12 @@ mod tests {
         cache.resize(100).unwrap();
         cache.resize(5).unwrap();
         assert_eq!((budget.used(), budget.peak(), budget.available()), (5, 100, Some(95)));
+        let apart = cache.split(3).unwrap();
+        assert!(cache.split(3).is_none(), "there are two left");
+        assert_eq!((cache.bytes(), apart.bytes(), budget.used()), (2, 3, 5));
         drop(cache);
+        assert_eq!(budget.used(), 3);
+        drop(apart);
         assert_eq!(budget.used(), 0);
     }
 

@@ -6,6 +6,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::{
     Error, Result,
+    budget::Claim,
     slot::{AnySlot, Touched, checked_rows},
     view::KvView,
 };
@@ -139,7 +140,8 @@ pub trait CacheLayer: fmt::Debug + Send {
 
     /// What it is going to hold on the device while `feed` is stored.
     fn footprint(&self, _feed: &Feed) -> Footprint {
-        Footprint { held: self.device_bytes(), passing: 0 }
+        let held = self.device_bytes();
+        Footprint { held, largest: held, passing: 0 }
     }
 
     /// Hint: the sequence is going to reach `tokens` tokens.
@@ -148,6 +150,20 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// Bytes held on the device, room allocated ahead of need included.
     fn device_bytes(&self) -> usize {
         self.slots().into_iter().map(AnySlot::device_bytes).sum()
+    }
+
+    /// Of [`device_bytes`](CacheLayer::device_bytes), those that snapshots hold too.
+    fn shared_bytes(&self) -> usize {
+        0
+    }
+
+    /// A snapshot is about to be taken: what it may share for long gets a claim of its own, split off from `all`, which
+    /// lives for as long as anyone holds it.
+    fn claim_shared(&self, _all: &Claim) {}
+
+    /// Bytes it holds that are claimed apart; of what nobody shares any more, such claims end here.
+    fn claimed_apart(&mut self) -> usize {
+        0
     }
 
     /// Bytes held in host memory, in place of the device's.
@@ -189,6 +205,8 @@ pub struct Footprint {
     /// Held until the layer changes again, room allocated ahead of need included; of an offloaded layer only while it is in
     /// use, or the one before it is.
     pub held: usize,
+    /// Of these, what is in the largest buffer of keys and the one of values.
+    pub largest: usize,
     /// Held besides, while the layer is in use.
     pub passing: usize,
 }

@@ -61,6 +61,9 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         };
         cache.make_room(&feed, self.working_bytes(rows, tokens).saturating_add(others))?;
         let logits = self.compute(batch, logits, cache);
+        if logits.is_ok() {
+            cache.written();
+        }
         cache.recount();
         logits
     }

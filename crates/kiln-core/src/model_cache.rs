@@ -1,5 +1,7 @@
 //! One memory per block.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::{
@@ -14,6 +16,9 @@ pub struct ModelCache {
     layers: Vec<LayerCache>,
     /// To what the layers hold on the device; `None` where nobody counts.
     claim: Option<Claim>,
+    /// Whether tensors were handed out since the last pass, which others may hold still: a captured step writes where it was
+    /// recorded, also what they see.
+    lent: AtomicBool,
 }
 
 /// The kind of memory is the model's business, hence an enum; the strategy is not, hence boxes.
@@ -27,7 +32,7 @@ pub enum LayerCache {
 
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
-        Self { layers, claim: None }
+        Self { layers, claim: None, lent: AtomicBool::new(false) }
     }
 
     /// The same cache, counted in `budget`.
@@ -46,7 +51,9 @@ impl ModelCache {
     /// changed.
     pub fn make_room(&mut self, feed: &Feed, working: usize) -> Result<()> {
         self.check_buffers(feed)?;
-        let bytes = self.bytes_for(feed).saturating_add(working) as u64;
+        let bytes = self.bytes_for(feed).saturating_add(working);
+        let apart: usize = self.parts_mut().map(|part| part.claimed_apart()).sum();
+        let bytes = bytes.saturating_sub(apart) as u64;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
 
@@ -57,7 +64,8 @@ impl ModelCache {
 
     /// Claims what is held now: to be called when layers hold less than they did.
     pub fn recount(&mut self) {
-        let bytes = self.device_bytes() as u64;
+        let apart: usize = self.parts_mut().map(|part| part.claimed_apart()).sum();
+        let bytes = self.device_bytes().saturating_sub(apart) as u64;
         if let Some(claim) = self.claim.as_mut().filter(|claim| claim.bytes() > bytes) {
             // Less is never refused.
             _ = claim.resize(bytes);
@@ -97,13 +105,13 @@ impl ModelCache {
     pub fn check_buffers(&self, feed: &Feed) -> Result<()> {
         let Some(largest) = self.budget().and_then(Budget::largest_buffer) else { return Ok(()) };
         // Of a layer's keys, or its values.
-        let needed = self.parts().map(|part| part.footprint(feed).held / 2).max().unwrap_or(0) as u64;
+        let needed = self.parts().map(|part| part.footprint(feed).largest / 2).max().unwrap_or(0) as u64;
         if needed <= largest { Ok(()) } else { Err(Error::BufferTooLarge { needed, largest }) }
     }
 
     /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.
     pub fn bytes_growing(&self, feed: &Feed) -> usize {
-        let largest = self.parts().map(|part| part.footprint(feed).held).max().unwrap_or(0);
+        let largest = self.parts().map(|part| part.footprint(feed).largest).max().unwrap_or(0);
         if self.is_static() { 0 } else { largest / 2 }
     }
 
@@ -207,6 +215,9 @@ impl ModelCache {
 
     /// How many of the next steps, of one token each, a captured one can stand for. See [`KvLayer::repeats`].
     pub fn repeats(&self) -> usize {
+        if self.lent.load(Ordering::Relaxed) {
+            return 0;
+        }
         let only_keys =
             self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_) | LayerCache::Nothing));
         if only_keys { self.keys().map(KvLayer::repeats).min().unwrap_or(0) } else { 0 }
@@ -221,10 +232,19 @@ impl ModelCache {
         }
     }
 
+    /// A forward pass has written behind whatever was handed out.
+    pub(crate) fn written(&mut self) {
+        *self.lent.get_mut() = false;
+    }
+
     /// The same memory once more, at no cost: tensors are shared until one of the two writes to them.
     ///
     /// One prompt serves many continuations this way.
     pub fn snapshot(&self) -> Self {
+        self.lent.store(true, Ordering::Relaxed);
+        if let Some(claim) = &self.claim {
+            self.parts().for_each(|part| part.claim_shared(claim));
+        }
         let copy = |layer: &LayerCache| match layer {
             LayerCache::Attention(kv) => LayerCache::Attention(kv.snapshot()),
             LayerCache::EncoderDecoder { decoder, encoder } => {
@@ -233,9 +253,9 @@ impl ModelCache {
             LayerCache::Recurrent(state) => LayerCache::Recurrent(state.snapshot()),
             LayerCache::Nothing => LayerCache::Nothing,
         };
-        // Shared tensors are counted once, until the copy is fed.
+        // What it holds besides is claimed when it is fed.
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
-        Self { layers: self.layers.iter().map(copy).collect(), claim }
+        Self { layers: self.layers.iter().map(copy).collect(), claim, lent: AtomicBool::new(true) }
     }
 
     pub fn keep_history(&mut self, n: usize) {
@@ -274,6 +294,7 @@ impl ModelCache {
     /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
     /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
     pub fn to_legacy(&self) -> Result<Vec<(Tensor<4>, Tensor<4>)>> {
+        self.lent.store(true, Ordering::Relaxed);
         self.keys().filter_map(|layer| layer.dense().transpose()).collect()
     }
 
@@ -339,8 +360,14 @@ impl ModelCache {
         }
     }
 
+    /// Bytes held on the device, room allocated ahead of need included.
     pub fn device_bytes(&self) -> usize {
         self.parts().map(CacheLayer::device_bytes).sum()
+    }
+
+    /// Of these, the bytes that snapshots hold too. The budget counts them once.
+    pub fn shared_bytes(&self) -> usize {
+        self.parts().map(CacheLayer::shared_bytes).sum()
     }
 
     /// Bytes held in host memory, in place of the device's.

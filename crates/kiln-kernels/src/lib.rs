@@ -235,7 +235,7 @@ impl Kernels {
     /// of the next, in slots from 0 on, and maybe slots that do not count. Nothing is copied.
     ///
     /// # Shapes
-    /// As above; buffers differ in their slots only.
+    /// As above; buffers differ in their slots only, and are 256 at most.
     pub fn attention_chained(
         &self,
         q: Tensor<4>,
@@ -244,7 +244,8 @@ impl Kernels {
         left_pad: Option<Tensor<1, Int>>,
         shape: &AttentionShape,
     ) -> Tensor<4> {
-        let dims = q.dims();
+        let (dims, most) = (q.dims(), attention::LONGEST_CHAIN);
+        assert!((1..=most).contains(&chain.len()), "attention: {} buffers, not 1 to {most}", chain.len());
         let (y, path) = self.attend(q, Buffers::chain(chain, shape), first, left_pad);
         self.recorder.record(Kernel::Attention, path, &dims);
         y

@@ -299,9 +299,9 @@ impl<L: CacheLayer + ?Sized> CacheLayer for Offloaded<L> {
     }
 
     fn footprint(&self, feed: &Feed) -> Footprint {
-        let Footprint { held, passing } = self.inner.footprint(feed);
+        let Footprint { held, largest, passing } = self.inner.footprint(feed);
         // What the host holds is an estimate where the layer has none of its own.
-        Footprint { held: held.max(self.host_bytes()), passing }
+        Footprint { held: held.max(self.host_bytes()), largest, passing }
     }
 
     fn device_bytes(&self) -> usize {

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
+    budget::Claim,
     layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
     need::AttentionNeed,
-    slot::{AnySlot, Touched},
+    slot::{AnySlot, Slot, Touched},
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -79,7 +80,6 @@ impl DynamicLayer {
     /// The first position that there is no room for once it holds `end` tokens of a sequence that is going to reach
     /// `reserved`, as far as is known.
     fn room_for(&self, end: usize, reserved: usize) -> usize {
-        // What snapshots share has all the room it will ever have.
         let origin = self.chain.next_origin(self.seq_len);
         if origin == self.chain.origin() && end <= self.chain.end() {
             return self.chain.end();
@@ -110,9 +110,11 @@ impl KvLayer for DynamicLayer {
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
         self.chain.check(&keys, self.seq_len)?;
         let end = self.seq_len + keys.dims()[2];
-        let room = self.room_for(end, self.reserved);
-        self.chain.branch(self.seq_len);
+        if end > self.seq_len {
+            self.chain.branch(self.seq_len);
+        }
         if self.seq_len == 0 || end > self.chain.end() {
+            let room = self.room_for(end, self.reserved);
             self.chain.resize(room, self.seq_len, [&keys, &values])?;
         }
         self.chain.write(keys, values, place)?;
@@ -193,8 +195,23 @@ impl CacheLayer for DynamicLayer {
         Ok(())
     }
 
-    fn device_bytes(&self) -> usize {
-        self.chain.device_bytes()
+    /// In one piece, whatever it shares; the layer stays as it is.
+    fn save(&mut self) -> Result<LayerState> {
+        let mut kv = Vec::new();
+        Slot::from(self.chain.dense(self.seq_len)?).read(&mut kv)?;
+        Ok(LayerState { slots: vec![kv], counts: self.counts() })
+    }
+
+    fn shared_bytes(&self) -> usize {
+        self.chain.shared_bytes()
+    }
+
+    fn claim_shared(&self, all: &Claim) {
+        self.chain.claim_shared(all);
+    }
+
+    fn claimed_apart(&mut self) -> usize {
+        self.chain.claimed_apart()
     }
 
     fn touched(&mut self) -> Vec<Touched> {

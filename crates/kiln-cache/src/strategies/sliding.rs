@@ -230,12 +230,12 @@ impl CacheLayer for SlidingLayer {
     }
 
     fn footprint(&self, feed: &Feed) -> Footprint {
-        let Footprint { held, passing } =
+        let Footprint { held, largest, passing } =
             self.buffer.footprint(self.slots_for(self.seq_len + feed.tokens), feed);
         // A chunk that does not fit is laid out in order, too.
         let in_order = if self.fits(feed.tokens) { 0 } else { self.span(feed.tokens).len };
         let token = self.buffer.need().token_bytes(feed.element).saturating_mul(feed.rows);
-        Footprint { held, passing: passing + token.saturating_mul(in_order) }
+        Footprint { held, largest, passing: passing + token.saturating_mul(in_order) }
     }
 
     fn compact(&mut self) {

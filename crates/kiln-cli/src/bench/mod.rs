@@ -138,7 +138,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
             for &depth in &args.depth {
                 results.push(bench.decode(n, depth)?);
                 // One token must be left to be fed.
-                if args.snapshot && depth > 1 {
+                if args.snapshot && depth > 1 && plan.remembers(&needs) {
                     let cache = format!("{}, snapshot", bench.cache);
                     results.push(Bench { cache, snapshot: true, ..bench }.decode(n, depth)?);
                 }

@@ -30,6 +30,9 @@ use kiln_core::view::DenseKv;
 
 use crate::shader::{Lines, Shader};
 
+/// Buffers of a chain at most: each makes a part at least, and as many can be combined.
+pub(crate) const LONGEST_CHAIN: usize = 256;
+
 /// What a query may see, and how scores are made.
 ///
 /// A slot holds the latest of its positions that is not after the last query: what a ring has overwritten is not seen.

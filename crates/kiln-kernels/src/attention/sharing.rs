@@ -3,7 +3,7 @@
 use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{AttentionShape, Buffers};
+use super::{AttentionShape, Buffers, LONGEST_CHAIN};
 use crate::launch::enough;
 
 /// The longest vectors that there is memory for.
@@ -16,7 +16,7 @@ const FEW: usize = 16;
 const WORTH: usize = 256;
 
 /// Parts that can be combined.
-const COMBINED: usize = 256;
+const COMBINED: usize = LONGEST_CHAIN;
 
 /// Parts of the keys of a buffer: packed and recent keys are combined.
 const PARTS: usize = COMBINED / 2;

@@ -233,7 +233,7 @@ impl CacheLayer for RequantizeLayer {
         let tokens = self.seq_len() + feed.tokens;
         let all = self.need.token_bytes(feed.element).saturating_mul(feed.rows).saturating_mul(tokens);
         let packed = self.settled.repacked_bytes(&self.need, tokens, feed.element).saturating_mul(feed.rows);
-        Footprint { held: packed, passing: all.saturating_mul(2) }
+        Footprint { held: packed, largest: packed, passing: all.saturating_mul(2) }
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {

@@ -137,7 +137,7 @@ impl CacheLayer for CompatLayer {
     fn footprint(&self, feed: &Feed) -> Footprint {
         let token = self.need.token_bytes(feed.element).saturating_mul(feed.rows);
         let held = token.saturating_mul(self.held_after(feed.tokens));
-        Footprint { held, passing: token.saturating_mul(self.held) }
+        Footprint { held, largest: held, passing: token.saturating_mul(self.held) }
     }
 
     fn compact(&mut self) {

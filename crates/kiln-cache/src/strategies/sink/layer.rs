@@ -264,11 +264,12 @@ impl CacheLayer for SinkLayer {
 
     fn footprint(&self, feed: &Feed) -> Footprint {
         let end = self.shift_for(feed.tokens) + self.held + feed.tokens;
-        let Footprint { held, passing } = self.buffer.footprint(self.slots_for(end), feed);
+        let Footprint { held, passing, .. } = self.buffer.footprint(self.slots_for(end), feed);
         // Sinks and evicted tokens are held besides; the window is copied when it is moved back.
         let token = self.buffer.need().token_bytes(feed.element).saturating_mul(feed.rows);
         let beside = token.saturating_mul(self.sinks + self.history);
-        Footprint { held: held.saturating_add(beside), passing: passing + token.saturating_mul(self.window) }
+        let held = held.saturating_add(beside);
+        Footprint { held, largest: held, passing: passing + token.saturating_mul(self.window) }
     }
 
     fn compact(&mut self) {

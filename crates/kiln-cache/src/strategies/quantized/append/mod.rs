@@ -456,10 +456,8 @@ impl CacheLayer for AppendLayer {
         let chunk = if feed.tokens > 1 { self.settled.residual.saturating_add(feed.tokens) } else { 0 };
         let overruns = self.seq_len.saturating_add(feed.tokens) - self.end > self.room();
         let moved = if slots > self.slots || overruns { packed(self.slots) } else { 0 };
-        Footprint {
-            held: packed(slots).saturating_add(token.saturating_mul(self.room())),
-            passing: token.saturating_mul(chunk).saturating_add(moved),
-        }
+        let held = packed(slots).saturating_add(token.saturating_mul(self.room()));
+        Footprint { held, largest: held, passing: token.saturating_mul(chunk).saturating_add(moved) }
     }
 
     fn slots(&self) -> Vec<&dyn AnySlot> {
