@@ -2,8 +2,8 @@
 
 use burn::tensor::Device;
 use kiln::{
-    GenerationConfig, LoadOptions, Model, ModelCache, Offload, OnOutOfMemory, Plan, RandomLlama, RunOptions,
-    Sequence, TokenId, device::Opened, offload,
+    Error, GenerationConfig, LoadOptions, Logits, Model, ModelCache, Offload, OnOutOfMemory, Plan,
+    RandomLlama, RunOptions, Sequence, TokenId, device::Opened, offload,
 };
 
 use crate::support::{TINY, alone, assert_close, batch, forward, is_alone, recorded};
@@ -226,6 +226,66 @@ fn a_prompt_is_held_once() {
         assert_eq!(model.budget().used() - weights, cache.device_bytes() as u64, "{device}");
         drop(left);
         assert_eq!(model.budget().used(), weights, "{device}");
+    }
+}
+
+/// What is too short to be shared is copied by whoever is fed, and the copy is claimed before.
+#[test]
+fn short_prompts_are_copied_and_claimed() {
+    for (device, opened) in devices() {
+        let model = Model::random(&TINY, LoadOptions::float32(opened.clone())).unwrap();
+        let budget = model.budget();
+        let weights = budget.used();
+        let new = || model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        let ids = |n| batch(&model, &[text(n, 0)]);
+        let feed = |cache: &mut ModelCache, n| model.causal().forward(&ids(n), Logits::Last, cache).map(drop);
+        let claimed = |caches: &[&ModelCache]| {
+            let bytes: usize = caches.iter().map(|cache| cache.device_bytes()).sum();
+            assert_eq!(budget.used() - weights, bytes as u64, "{device}");
+        };
+
+        let mut trunk = new();
+        feed(&mut trunk, 100).unwrap();
+        let mut branch = trunk.snapshot();
+        let one = trunk.device_bytes();
+        assert_eq!((trunk.shared_bytes(), branch.shared_bytes()), (one, one));
+        // Not enough for a second one.
+        budget.set_limit(Some(weights + (one + model.causal().working_bytes(1, 1) + one / 2) as u64));
+        for cache in [&mut branch, &mut trunk] {
+            assert!(matches!(feed(cache, 1), Err(Error::OutOfMemory { .. })), "{device}");
+            assert_eq!(cache.seq_len(), 100);
+        }
+        assert_eq!(budget.used() - weights, one as u64, "{device}: nothing was changed");
+        // Alone it needs no copy.
+        drop(branch);
+        feed(&mut trunk, 1).unwrap();
+        claimed(&[&trunk]);
+        budget.set_limit(None);
+        let mut branch = trunk.snapshot();
+        feed(&mut branch, 1).unwrap();
+        feed(&mut trunk, 1).unwrap();
+        claimed(&[&trunk, &branch]);
+
+        // What was loaded is claimed, so that it can be shared.
+        feed(&mut trunk, PROMPT).unwrap();
+        let mut loaded = new();
+        loaded.restore(trunk.save().unwrap(), model.device()).unwrap();
+        claimed(&[&trunk, &branch, &loaded]);
+        let held = loaded.device_bytes();
+        let mut branches: Vec<ModelCache> = (0..3).map(|_| loaded.snapshot()).collect();
+        branches.iter_mut().for_each(|branch| feed(branch, 1).unwrap());
+        let own: usize = branches.iter().map(|branch| branch.device_bytes() - held).sum();
+        let all = trunk.device_bytes() + branch.device_bytes() + held + own;
+        assert_eq!(budget.used() - weights, all as u64, "{device}");
+        // A claim does not outlive what is moved to the host.
+        drop(branches);
+        offload(&mut loaded, Offload::All, model.device()).unwrap();
+        feed(&mut loaded, 1).unwrap();
+        drop((trunk, branch));
+        loaded.recount();
+        claimed(&[&loaded]);
+        drop(loaded);
+        assert_eq!(budget.used(), weights, "{device}");
     }
 }
 

@@ -186,7 +186,12 @@ impl Chain {
             kept.push(as_it_is(&self.last));
             self.last.buffer.behind(filled).footprint(end - filled, feed)
         } else {
-            self.last.buffer.footprint(end - self.origin(), feed)
+            let mut last = self.last.buffer.footprint(end - self.origin(), feed);
+            // What is copied stays where it is, too.
+            if Arc::strong_count(&self.last) > 1 && feed.tokens > 0 {
+                last.held = last.held.saturating_add(self.last.bytes());
+            }
+            last
         };
         kept.into_iter().fold(last, |sum, kept| Footprint {
             held: sum.held.saturating_add(kept.held),
@@ -211,10 +216,10 @@ impl Chain {
     }
 
     /// See [`CacheLayer::claimed_apart`](kiln_core::layer::CacheLayer::claimed_apart).
-    pub(crate) fn claimed_apart(&mut self) -> usize {
+    pub(crate) fn claimed_apart(&mut self, all: &Claim) -> usize {
         let claimed = |link: &mut Arc<Link>| {
-            if let Some(alone) = Arc::get_mut(link) {
-                alone.claim.take();
+            if let Some(claim) = Arc::get_mut(link).and_then(|alone| alone.claim.take()) {
+                all.join(claim);
             }
             link.claim.get().map_or(0, |claim| claim.bytes() as usize)
         };

@@ -185,6 +185,11 @@ impl Claim {
         Some(Self { budget: self.budget.clone(), what: self.what, bytes: AtomicU64::new(bytes) })
     }
 
+    /// Takes over what `other` claims, which is one of the same budget.
+    pub fn join(&self, mut other: Self) {
+        self.bytes.fetch_add(std::mem::take(other.bytes.get_mut()), Ordering::Relaxed);
+    }
+
     /// Counts an allocation within the claim.
     ///
     /// # Errors
@@ -223,7 +228,10 @@ mod tests {
         assert_eq!((cache.bytes(), apart.bytes(), budget.used()), (2, 3, 5));
         drop(cache);
         assert_eq!(budget.used(), 3);
-        drop(apart);
+        let all = budget.claim("cache", 1).unwrap();
+        all.join(apart);
+        assert_eq!((all.bytes(), budget.used()), (4, 4));
+        drop(all);
         assert_eq!(budget.used(), 0);
     }
 

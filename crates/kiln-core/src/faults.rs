@@ -7,7 +7,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use burn::tensor::Device;
@@ -66,10 +69,21 @@ pub fn sync(device: &Device) -> Result<()> {
     caught(|| device.sync())?.map_err(Error::of_device)
 }
 
-/// Has `device` give back memory that nothing uses.
+/// Has `device` give back memory that nothing uses; not while a step is about to be recorded anywhere, which needs what it
+/// was given before.
 pub fn give_back(device: &Device) {
-    // Where it fails, it fails again at whatever needs the memory.
-    _ = caught(|| device.memory_cleanup());
+    let preparing = preparing();
+    if *preparing == 0 {
+        // Where it fails, it fails again at whatever needs the memory.
+        _ = caught(|| device.memory_cleanup());
+    }
+}
+
+/// Steps that are about to be recorded: none is added while this is held.
+pub(crate) fn preparing() -> MutexGuard<'static, usize> {
+    static PREPARING: Mutex<usize> = Mutex::new(0);
+    // Whoever panicked held a number that is whole at any time.
+    PREPARING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

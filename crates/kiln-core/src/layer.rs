@@ -161,8 +161,8 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// lives for as long as anyone holds it.
     fn claim_shared(&self, _all: &Claim) {}
 
-    /// Bytes it holds that are claimed apart; of what nobody shares any more, such claims end here.
-    fn claimed_apart(&mut self) -> usize {
+    /// Bytes it holds that are claimed apart; the claim to what nobody shares any more becomes a part of `all`.
+    fn claimed_apart(&mut self, _all: &Claim) -> usize {
         0
     }
 

@@ -52,9 +52,22 @@ impl ModelCache {
     pub fn make_room(&mut self, feed: &Feed, working: usize) -> Result<()> {
         self.check_buffers(feed)?;
         let bytes = self.bytes_for(feed).saturating_add(working);
-        let apart: usize = self.parts_mut().map(|part| part.claimed_apart()).sum();
-        let bytes = bytes.saturating_sub(apart) as u64;
+        let bytes = bytes.saturating_sub(self.claimed_apart()) as u64;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
+    }
+
+    /// Bytes of what snapshots hold, too, which have claims of their own.
+    fn claimed_apart(&mut self) -> usize {
+        let Some(claim) = &self.claim else { return 0 };
+        self.layers.iter_mut().flat_map(LayerCache::parts_mut).map(|part| part.claimed_apart(claim)).sum()
+    }
+
+    /// Claims what layers were given, as far as there is room: what is missing is claimed when they are fed.
+    fn claim_given(&mut self) {
+        let bytes = self.device_bytes().saturating_sub(self.claimed_apart()) as u64;
+        if let Some(claim) = &mut self.claim {
+            _ = claim.resize(bytes);
+        }
     }
 
     /// The budget that it is counted in.
@@ -64,8 +77,7 @@ impl ModelCache {
 
     /// Claims what is held now: to be called when layers hold less than they did.
     pub fn recount(&mut self) {
-        let apart: usize = self.parts_mut().map(|part| part.claimed_apart()).sum();
-        let bytes = self.device_bytes().saturating_sub(apart) as u64;
+        let bytes = self.device_bytes().saturating_sub(self.claimed_apart()) as u64;
         if let Some(claim) = self.claim.as_mut().filter(|claim| claim.bytes() > bytes) {
             // Less is never refused.
             _ = claim.resize(bytes);
@@ -288,7 +300,9 @@ impl ModelCache {
             return Err(Error::Import { why: format!("{} layers stand where {parts} were", host.len()) });
         }
         self.parts().zip(&host).try_for_each(|(part, state)| part.check(state))?;
-        self.parts_mut().zip(host).try_for_each(|(part, state)| part.import(state, device))
+        self.parts_mut().zip(host).try_for_each(|(part, state)| part.import(state, device))?;
+        self.claim_given();
+        Ok(())
     }
 
     /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
@@ -331,6 +345,7 @@ impl ModelCache {
             let place = Place::new(layer.span(tokens).query(tokens), &[], &keys.device());
             layer.update(keys, values, &place)?;
         }
+        self.claim_given();
         Ok(())
     }
 
@@ -350,6 +365,7 @@ impl ModelCache {
             return Err(Error::Import { why: format!("{} layers stand where {parts} were", states.len()) });
         }
         self.parts_mut().zip(states).try_for_each(|(part, state)| part.restore(state, device))?;
+        self.claim_given();
         // Layers are fed together, so they have seen as much.
         let lens: Vec<usize> = self.layers.iter().filter_map(LayerCache::seq_len).collect();
         match lens.windows(2).all(|pair| pair[0] == pair[1]) {

@@ -15,7 +15,10 @@ use burn::{
 use libloading::Library;
 use memmap2::Mmap;
 
-use crate::{Error, Result, faults::caught};
+use crate::{
+    Error, Result,
+    faults::{caught, preparing},
+};
 
 /// Maps a file for reading.
 ///
@@ -53,13 +56,23 @@ impl Recording {
     /// Tells the allocator that what runs from now on will be recorded, so that it is there for every replay. A few runs
     /// must follow before [`record`](Self::record), which allocates nothing new.
     pub fn prepare(device: &Device) -> Result<()> {
-        caught(|| Dispatch::graph_prepare(device.as_dispatch()))?.map_err(Error::of_device)
+        let mut preparing = preparing();
+        caught(|| Dispatch::graph_prepare(device.as_dispatch()))?.map_err(Error::of_device)?;
+        *preparing += 1;
+        Ok(())
+    }
+
+    /// What was prepared was recorded, or will not be.
+    fn prepared() {
+        let mut preparing = preparing();
+        *preparing = preparing.saturating_sub(1);
     }
 
     /// Takes back [`prepare`](Self::prepare), where nothing is going to be recorded after all.
     pub fn abandon(device: &Device) {
         // It has no graph to give, and says so.
         _ = caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
+        Self::prepared();
     }
 
     /// Records what `launch` launches; nothing of it is executed. `None`, and nothing was launched, where the device has
@@ -68,12 +81,15 @@ impl Recording {
     /// # Errors
     /// That of `launch`, or of the device. What `launch` counted on the host is counted then, and was not executed.
     pub fn record<T>(device: &Device, launch: impl FnOnce() -> Result<T>) -> Result<Option<(Self, T)>> {
-        if caught(|| Dispatch::graph_start_capture(device.as_dispatch()))?.is_err() {
-            return Ok(None);
+        let started = caught(|| Dispatch::graph_start_capture(device.as_dispatch()));
+        if !matches!(started, Ok(Ok(()))) {
+            Self::prepared();
+            return started.map(|_| None);
         }
         let output = launch();
         // Stopped also after an error: the device must not stay in this mode.
         let graph = caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
+        Self::prepared();
         let (output, graph) = (output?, graph?.map_err(Error::of_device)?);
         Ok(Some((Self { device: device.clone(), graph, thread: thread::current().id() }, output)))
     }

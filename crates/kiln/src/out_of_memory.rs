@@ -195,8 +195,12 @@ pub(crate) fn check(
     on_oom: OnOutOfMemory,
 ) -> Result<()> {
     let Some(available) = cache.budget().and_then(|budget| budget.available()) else { return Ok(()) };
-    // What the cache holds already is a part of what it will hold.
-    let available = available + cache.device_bytes() as u64;
+    // What the cache holds already is a part of what it will hold; what others hold too does not go where it goes.
+    let held = match on_oom {
+        OnOutOfMemory::Fail => cache.device_bytes(),
+        OnOutOfMemory::Offload | OnOutOfMemory::Quantize => cache.device_bytes() - cache.shared_bytes(),
+    };
+    let available = available + held as u64;
     let bytes = |tokens: usize| {
         let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
         let bytes = match on_oom {

@@ -13,7 +13,9 @@ use std::{cell::RefCell, fmt, str::FromStr};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
-    Error, Result, faults,
+    Error, Result,
+    budget::Claim,
+    faults,
     layer::{
         CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState,
         StateLayer,
@@ -306,6 +308,10 @@ impl<L: CacheLayer + ?Sized> CacheLayer for Offloaded<L> {
 
     fn device_bytes(&self) -> usize {
         self.inner.device_bytes()
+    }
+
+    fn claimed_apart(&mut self, all: &Claim) -> usize {
+        self.inner.claimed_apart(all)
     }
 
     fn host_bytes(&self) -> usize {

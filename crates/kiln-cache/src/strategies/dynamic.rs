@@ -210,8 +210,8 @@ impl CacheLayer for DynamicLayer {
         self.chain.claim_shared(all);
     }
 
-    fn claimed_apart(&mut self) -> usize {
-        self.chain.claimed_apart()
+    fn claimed_apart(&mut self, all: &Claim) -> usize {
+        self.chain.claimed_apart(all)
     }
 
     fn touched(&mut self) -> Vec<Touched> {
