@@ -5,7 +5,7 @@ use kiln::{
     device::{self, DeviceName, Opened},
 };
 
-use crate::support::{ARCHITECTURES, TINY, assert_close, batch, fixtures, floats, recorded};
+use crate::support::{ARCHITECTURES, TINY, assert_close, batch, fixtures, floats, greedy, recorded};
 
 fn devices() -> impl Iterator<Item = &'static Opened> {
     kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
@@ -184,14 +184,5 @@ fn random_sizes_that_no_model_has_are_errors() {
         RandomLlama { vocab: 0, ..TINY },
     ] {
         assert!(Model::random(&sizes, LoadOptions::float32(opened.clone())).is_err(), "{sizes:?}");
-    }
-}
-
-fn greedy(n: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(false),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
     }
 }

@@ -2,14 +2,14 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln::{
-    CacheSpec, GenerationConfig, Model, Plan, RunOptions, TokenId,
+    CacheSpec, Model, Plan, RunOptions, TokenId,
     device::Opened,
     kernels::{AttentionShape, Choice, Kernels},
     memory::{AttentionNeed, DenseKv, KvView, PackedView, Place},
     probe::probe,
 };
 
-use crate::support::{alone, is_alone, recorded};
+use crate::support::{alone, greedy, is_alone, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -156,15 +156,6 @@ fn a_prompt_is_not_seen_packed() {
         ] {
             crate::support::assert_close(&first(cache), &dense, &format!("{cache} on {device}"));
         }
-    }
-}
-
-fn greedy(n: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(false),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
     }
 }
 

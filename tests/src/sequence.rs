@@ -17,18 +17,9 @@ use kiln::{
 };
 use kiln_testkit::devices;
 
-use crate::support::recorded;
+use crate::support::{greedy, recorded};
 
 const PROMPT: [TokenId; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
-
-fn greedy(n: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(false),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    }
-}
 
 /// The tokens that follow `rows`, row by row, and what was fed for them.
 fn go_on(

@@ -4,8 +4,8 @@ use std::{path::PathBuf, process::Command};
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
-    Batch, LoadOptions, Logits, Model, ModelCache, RandomLlama, TokenId, device::Opened, kernels::Choice,
-    read_back,
+    Batch, GenerationConfig, LoadOptions, Logits, Model, ModelCache, RandomLlama, TokenId, device::Opened,
+    kernels::Choice, read_back,
 };
 
 pub(crate) const TINY: RandomLlama =
@@ -30,6 +30,16 @@ pub(crate) fn recorded(name: &str, device: &Opened) -> Model {
 pub(crate) fn llama_with(device: &Opened, kernels: Choice) -> Model {
     let options = LoadOptions { kernels, ..LoadOptions::float32(device.clone()) };
     Model::load(&fixtures("5.23.0").join("models/llama"), options).unwrap()
+}
+
+/// `n` tokens, the likeliest each, whatever they are.
+pub(crate) fn greedy(n: usize) -> GenerationConfig {
+    GenerationConfig {
+        max_new_tokens: Some(n),
+        do_sample: Some(false),
+        eos_token_id: Some(Vec::new()),
+        ..GenerationConfig::default()
+    }
 }
 
 /// Logits of every token of `batch`, fed in as many pieces as the cache takes them in: `[rows, tokens, vocab]`.

@@ -1,10 +1,13 @@
 //! How the GPU kernels share the work.
 
-use burn::tensor::{Device, Tensor};
+use burn::{
+    backend::Cube,
+    tensor::{DType, Device, Tensor},
+};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{AttentionShape, Buffers, LONGEST_CHAIN};
-use crate::launch::enough;
+use crate::launch::{empty, empty_like, enough, primitive};
 
 /// The longest vectors that there is memory for.
 pub(crate) const LARGEST_HEAD: usize = 256;
@@ -65,17 +68,6 @@ impl Sharing {
         let splits = enough.div_ceil(batch * kv_heads * tiles).min(seen.div_ceil(WORTH)).min(PARTS);
         Self { kernel, tiles, splits }
     }
-
-    /// How the keys of each of a chain are shared, and all parts of them together.
-    pub(super) fn of_chain(q: &Tensor<4>, chain: &[Buffers]) -> (Vec<Self>, usize) {
-        let each = |Buffers { keys, shape, .. }: &Buffers| {
-            let sharing = Self::new(q.dims(), keys.dims(), shape, &q.device());
-            Self { splits: sharing.splits.min((COMBINED / chain.len()).max(1)), ..sharing }
-        };
-        let sharings: Vec<_> = chain.iter().map(each).collect();
-        let splits = sharings.iter().map(|sharing| sharing.splits).sum();
-        (sharings, splits)
-    }
 }
 
 /// Where a launch writes: the whole result, or parts of it, after those that others write.
@@ -84,4 +76,33 @@ pub(super) struct Written<'a> {
     pub(super) to: &'a CubeTensor,
     pub(super) parts: usize,
     pub(super) before: usize,
+}
+
+/// Goes over a chain of buffers: a launch for each and, where they make more than one part, one that combines these.
+pub(super) fn over_chain(
+    q: Tensor<4>,
+    chain: Vec<Buffers>,
+    launch: impl Fn(CubeTensor, Buffers, Sharing, Written<'_>),
+    combine: impl FnOnce(CubeTensor, DType, [usize; 4]) -> Tensor<4>,
+) -> Tensor<4> {
+    let (dims, dtype) = (q.dims(), q.dtype());
+    let [batch, heads, queries, head_dim] = dims;
+    let most = (COMBINED / chain.len()).max(1);
+    let share = |Buffers { keys, shape, .. }: &Buffers| {
+        let sharing = Sharing::new(dims, keys.dims(), shape, &q.device());
+        Sharing { splits: sharing.splits.min(most), ..sharing }
+    };
+    let sharings: Vec<_> = chain.iter().map(share).collect();
+    let splits = sharings.iter().map(|sharing| sharing.splits).sum();
+    let q = primitive(q);
+    let to = match splits {
+        1 => empty_like(&q),
+        _ => empty(&q, [batch * heads * queries, splits, head_dim + 2], DType::F32),
+    };
+    let mut written = Written { to: &to, parts: splits, before: 0 };
+    for (buffers, sharing) in chain.into_iter().zip(sharings) {
+        launch(q.clone(), buffers, sharing, written);
+        written.before += sharing.splits;
+    }
+    if splits == 1 { Tensor::from_primitive::<Cube>(to) } else { combine(to, dtype, dims) }
 }

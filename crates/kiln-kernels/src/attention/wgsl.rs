@@ -9,9 +9,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{
     Buffers, COMBINE, DECODE, Limits, PREFILL,
-    sharing::{Kernel, Sharing, Written},
+    sharing::{Kernel, Sharing, Written, over_chain},
 };
-use crate::launch::{Launch, comes_in_fours, empty, empty_like, primitive, strides};
+use crate::launch::{Launch, comes_in_fours, empty, primitive, strides};
 
 pub(crate) fn wgsl(
     q: Tensor<4>,
@@ -19,20 +19,10 @@ pub(crate) fn wgsl(
     first: Tensor<1, Int>,
     left_pad: Option<Tensor<1, Int>>,
 ) -> Tensor<4> {
-    let (dims, dtype) = (q.dims(), q.dtype());
-    let [batch, heads, queries, head_dim] = dims;
-    let (sharings, splits) = Sharing::of_chain(&q, &chain);
-    let q = primitive(q);
-    let to = match splits {
-        1 => empty_like(&q),
-        _ => empty(&q, [batch * heads * queries, splits, head_dim + 2], DType::F32),
+    let launch = |q, buffers, sharing, written: Written<'_>| {
+        launch(q, buffers, first.clone(), left_pad.clone(), sharing, written);
     };
-    let mut written = Written { to: &to, parts: splits, before: 0 };
-    for (buffers, sharing) in chain.into_iter().zip(sharings) {
-        launch(q.clone(), buffers, first.clone(), left_pad.clone(), sharing, written);
-        written.before += sharing.splits;
-    }
-    if splits == 1 { Tensor::from_primitive::<Cube>(to) } else { combine(to, dtype, dims) }
+    over_chain(q, chain, launch, combine)
 }
 
 pub(super) fn launch(

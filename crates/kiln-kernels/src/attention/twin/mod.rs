@@ -7,7 +7,7 @@ mod packed;
 mod prefill;
 
 use burn::{
-    backend::{Cube, cubecl::dtype_to_storage_type},
+    backend::cubecl::dtype_to_storage_type,
     tensor::{DType, Int as IntKind, Tensor as BurnTensor},
 };
 use cubecl::prelude::*;
@@ -19,9 +19,9 @@ use self::combine::combine_parts;
 use super::{
     AttentionShape, Buffers, Limits,
     packed::{bounds, in_rows, recent_pad},
-    sharing::{Kernel, Sharing, Written},
+    sharing::{Kernel, Sharing, Written, over_chain},
 };
-use crate::launch::{LANES, address_type, comes_in_fours, count, empty, empty_like, primitive};
+use crate::launch::{LANES, address_type, comes_in_fours, count, empty, primitive};
 
 /// As `vec4<f32>` of WGSL.
 type Four = Vector<f32, Const<4>>;
@@ -190,20 +190,10 @@ pub(crate) fn cube(
     first: BurnTensor<1, IntKind>,
     left_pad: Option<BurnTensor<1, IntKind>>,
 ) -> BurnTensor<4> {
-    let (dims, dtype) = (q.dims(), q.dtype());
-    let [batch, heads, queries, head_dim] = dims;
-    let (sharings, splits) = Sharing::of_chain(&q, &chain);
-    let q = primitive(q);
-    let to = match splits {
-        1 => empty_like(&q),
-        _ => empty(&q, [batch * heads * queries, splits, head_dim + 2], DType::F32),
+    let launch = |q, buffers, sharing, written: Written<'_>| {
+        launch(q, buffers, first.clone(), left_pad.clone(), sharing, written);
     };
-    let mut written = Written { to: &to, parts: splits, before: 0 };
-    for (buffers, sharing) in chain.into_iter().zip(sharings) {
-        launch(q.clone(), buffers, first.clone(), left_pad.clone(), sharing, written);
-        written.before += sharing.splits;
-    }
-    if splits == 1 { BurnTensor::from_primitive::<Cube>(to) } else { combine_parts(to, dtype, dims) }
+    over_chain(q, chain, launch, combine_parts)
 }
 
 fn launch(
