@@ -243,7 +243,9 @@ fn main(
         }
         let logit = f32(logits[dot(vec2(row, token), info.logit_strides)]);
         let key = key_of(processed(logit, penalized));
-        keys[first_key + token] = key;
+        if info.draws == 1u {
+            keys[first_key + token] = key;
+        }
         if key > top.x {
             top = vec2(key, token);
         }
@@ -286,8 +288,8 @@ fn main(
         let word = words[dot(vec2(row, step), info.word_strides)];
         let limit = f32(word) / 16777216.0 * total(WEIGHTS, lane);
         token = i32(find(WEIGHTS, limit, lane));
-        token = select(-1, token, largest > LOWEST && largest < HIGHEST);
     }
+    token = select(-1, token, largest > LOWEST && largest < HIGHEST);
     if lane == 0u {
         chosen[row] = token;
         used[row * info.used_stride] = i32(step) + 1;

@@ -2,11 +2,11 @@
 
 use burn::tensor::Device;
 use kiln::{
-    Error, GenerationConfig, LoadOptions, Logits, Model, ModelCache, Offload, OnOutOfMemory, Plan,
-    RandomLlama, RunOptions, Sequence, TokenId, device::Opened, offload,
+    Error, LoadOptions, Logits, Model, ModelCache, Offload, OnOutOfMemory, Plan, RandomLlama, RunOptions,
+    Sequence, TokenId, device::Opened, offload,
 };
 
-use crate::support::{TINY, alone, assert_close, batch, forward, is_alone, recorded};
+use crate::support::{TINY, alone, assert_close, batch, forward, greedy, is_alone, recorded};
 
 /// Longer than what is copied rather than shared, and than what a workgroup of attention goes over.
 const PROMPT: usize = 700;
@@ -17,15 +17,6 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
 
 fn text(n: usize, salt: usize) -> Vec<TokenId> {
     (0..n).map(|i| (i * i * 7 + i * 3 + salt * 31) as TokenId % 97).collect()
-}
-
-fn greedy(n: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(false),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    }
 }
 
 /// Tokens and logits of `n` steps that follow `ids`.
@@ -73,7 +64,8 @@ fn branches_say_what_they_say_alone() {
                 let (sequence, ids) = branches.last_mut().unwrap();
                 let what = format!("{cache}, offloaded {offload:?}, on {device}, branch of {more} at {keep}");
                 let (_, logits, fed) = run(sequence, ids, false, true);
-                assert_eq!(fed, more, "{what}");
+                // Or fewer, where the sequence happened to say what follows here.
+                assert!(fed <= more, "{what}: {fed}");
                 let (tokens, want, _) = run(&mut Sequence::new(&model, &plan).unwrap(), ids, false, true);
                 assert_close(&logits, &want, &what);
                 for compile in [false, true] {
@@ -114,11 +106,11 @@ fn a_branch_goes_back_to_where_it_began_and_beyond() {
                 let (start, what) = (ids.len() - 20, format!("{back} back on {device}, moved: {moves}"));
                 let got = [feed(&mut branch, &ids[start..start + 1]), feed(&mut branch, &ids[start + 1..])];
                 let all = feed(&mut new(), &ids);
-                assert_close(&got.concat(), &all[all.len() - 20 * 97..], &what);
+                assert_close(&got.concat(), &all[all.len() - 20 * TINY.vocab..], &what);
                 // What it shared is as it was.
                 let got = feed(&mut trunk, &more[5..7]);
                 let all = feed(&mut new(), &[&prompt[..], &more[..7]].concat());
-                assert_close(&got, &all[all.len() - 2 * 97..], &what);
+                assert_close(&got, &all[all.len() - 2 * TINY.vocab..], &what);
             }
         }
     }

@@ -12,6 +12,7 @@ fn run(version: &str, filter: &str, setup: &Setup) -> (Vec<Line>, Summary) {
             eprintln!("{} {line}", setup.device.info.name);
         }
         lines.push(line.clone());
+        Ok::<(), kiln::Error>(())
     })
     .unwrap();
     (lines, summary)
@@ -146,6 +147,8 @@ fn a_wrong_model_fails() {
     }
     let (_, device) = &kiln_testkit::devices::opened()[0];
     let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
-    let summary = conformance::run(folder.path(), "llama/greedy_dynamic", &setup, &mut |_| {}).unwrap();
+    let summary =
+        conformance::run(folder.path(), "llama/greedy_dynamic", &setup, &mut |_| Ok::<(), kiln::Error>(()))
+            .unwrap();
     assert_eq!(summary.failed, 1);
 }

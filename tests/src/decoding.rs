@@ -102,7 +102,7 @@ fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
             .steps();
         assert_eq!(steps.count(), 3);
         assert_eq!(cache.seq_len(), 10);
-        assert_eq!(cache.admits(1), Err(Error::Full { capacity: 10, needed: 11 }));
+        assert_eq!(cache.admits(1, false), Err(Error::Full { capacity: 10, needed: 11 }));
         // Without a number, as many as there is room for.
         cache.reset();
         let unbounded = GenerationConfig { max_new_tokens: None, ..wanted(1, false) };
@@ -156,5 +156,22 @@ fn a_sink_cache_goes_on_for_ever_in_the_same_memory() {
         bytes.push(cache.device_bytes());
         assert_eq!(bytes[0], bytes[1], "on {device}");
         assert_eq!(cache.seq_len(), 5 + 2 * 16 - 1 + n, "on {device}");
+    }
+}
+
+/// A pass that one layer would refuse is refused before any layer has stored a token.
+#[test]
+fn a_batch_that_a_layer_refuses_reaches_no_layer() {
+    for (device, opened) in kiln_testkit::devices::opened() {
+        // Layers with a window, which take padded rows, stand in front of those with sinks.
+        let model = recorded("gemma2", opened);
+        let plan =
+            Plan::new("sink:window=16,sinks=2".parse().unwrap(), Some("sliding".parse().unwrap())).unwrap();
+        let mut cache = model.cache(&plan).unwrap();
+        let padded =
+            kiln::Batch::left_padded(&[vec![5, 6, 7], vec![9, 8, 7, 6, 5]], 0, model.device()).unwrap();
+        let refused = model.causal().forward(&padded, kiln::Logits::Last, &mut cache);
+        assert!(matches!(refused, Err(Error::Prompt { .. })), "on {device}");
+        assert_eq!((cache.seq_len(), cache.device_bytes()), (0, 0), "on {device}");
     }
 }

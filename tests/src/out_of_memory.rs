@@ -7,7 +7,7 @@ use kiln::{
     Result, RunOptions, TokenId, device::Opened, memory::LayerCache,
 };
 
-use crate::support::{batch, forward, recorded};
+use crate::support::{batch, forward, greedy, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -35,15 +35,6 @@ fn begin(
 ) -> Result<Vec<Vec<Option<TokenId>>>> {
     let steps = model.generate(cache, rows.to_vec(), wanted, options)?.steps();
     steps.take(n).map(|step| step.map(|step| step.tokens)).collect()
-}
-
-fn greedy(n: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(false),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    }
 }
 
 /// Tokens that are drawn and penalized.
@@ -215,9 +206,9 @@ fn a_budget_is_kept() {
                     }
                     Err(error @ Error::OutOfMemory { .. }) => {
                         let text = error.to_string();
-                        assert!(text.contains("--memory"), "{text}");
+                        assert!(text.contains("allow at least") && text.contains("`memory`"), "{text}");
                         if on_oom == OnOutOfMemory::Offload {
-                            assert!(text.contains("would fit") && cache.seq_len() == 0, "{what}: {text}");
+                            assert!(text.contains("use at most") && cache.seq_len() == 0, "{what}: {text}");
                             refused += 1;
                         }
                     }

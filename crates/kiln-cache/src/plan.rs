@@ -113,7 +113,34 @@ impl Plan {
         specs.join(" + ")
     }
 
-    /// The same for people, with where the layers are kept.
+    /// The plan that [`describe`](Self::describe) wrote about a model of these needs.
+    ///
+    /// # Errors
+    /// Those of [`named`](Self::named).
+    pub fn described(text: &str, needs: &[LayerNeed]) -> Result<Self> {
+        let Some((first, second)) = text.split_once(" + ") else { return Self::named(text) };
+        let windowed_first = attention(needs).next().is_some_and(|need| need.window.is_some());
+        let (global, windowed) = if windowed_first { (second, first) } else { (first, second) };
+        Self::new(global.parse()?, Some(windowed.parse()?))
+    }
+
+    /// The plan that `cache`, built by this one, follows now: layers may have been packed when memory ran out.
+    ///
+    /// # Errors
+    /// None but those of [`named`](Self::named) for a layer that is of no registered strategy.
+    pub fn of_cache(&self, needs: &[LayerNeed], cache: &ModelCache) -> Result<Self> {
+        let mut plan = self.clone();
+        for (need, name) in needs.iter().zip(cache.strategies()) {
+            let LayerNeed::Attention(need) = need else { continue };
+            if let Some(name) = name.filter(|&name| name != self.spec(need).strategy.name()) {
+                let spec = name.parse()?;
+                if need.window.is_some() { plan.windowed = spec } else { plan.global = spec }
+            }
+        }
+        Ok(plan)
+    }
+
+    /// The description for people, with where the layers are kept.
     pub fn label(&self, needs: &[LayerNeed]) -> String {
         match self.offload {
             None | Some(Offload::AsNeeded) => self.describe(needs),

@@ -13,7 +13,9 @@ use kiln::{
     name = "kiln",
     version,
     about = "Runs language models on the GPU you own",
-    arg_required_else_help = true
+    arg_required_else_help = true,
+    // The last of a repeated option wins, so that an alias or a script can be overridden.
+    args_override_self = true
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -46,13 +48,15 @@ pub(crate) struct PlaceArgs {
     /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
     #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
     pub(crate) device: DeviceName,
-    /// auto (f16 on a GPU that computes it, else f32), f32, f16 or bf16
+    /// auto, f32, f16 or bf16
+    ///
+    /// `auto` is f16 on a GPU that computes it, else f32.
     #[arg(long, default_value_t, value_name = "TYPE")]
     pub(crate) dtype: DtypeChoice,
     /// Which implementation of each kernel runs: auto, definition, wgsl or cube
-    #[arg(long, default_value = "auto", value_name = "WHICH")]
+    #[arg(long, hide_short_help = true, default_value = "auto", value_name = "WHICH")]
     pub(crate) kernels: Choice,
-    /// Memory of the device to use at most, such as `6GiB` or `800MB` [default: 90 % of what it has, where that is known]
+    /// Memory of the device to use at most, such as `6GiB` [default: 90 % of what it has]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<u64>,
     /// CPU threads [default: all cores]
@@ -63,27 +67,31 @@ pub(crate) struct PlaceArgs {
 /// What is remembered of the tokens so far.
 #[derive(Debug, Args)]
 pub(crate) struct CacheArgs {
-    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]", help = caches())]
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]", help = caches(false), long_help = caches(true))]
     pub(crate) cache: Option<String>,
-    /// The same, for layers that see only a window [default: `sliding` beside `dynamic` and `fixed`]
-    #[arg(long, value_name = "NAME[:KEY=VALUE,..]")]
+    /// What is remembered by layers that see only a window [default: `sliding` beside `dynamic` and `fixed`]
+    #[arg(long, hide_short_help = true, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache_windowed: Option<String>,
     /// Count positions in a sink cache as this version of transformers did: 4.47
-    #[arg(long, value_name = "VERSION")]
+    #[arg(long, hide_short_help = true, value_name = "VERSION")]
     pub(crate) compat: Option<String>,
-    /// Keep layers in host memory while others are at work: `all` (or nothing); `layers=N`: all but the last N; `auto`: as
-    /// many as memory asks for
+    /// Keep the cache in host memory
+    ///
+    /// Layers are on the device only while they are at work. `all` (or nothing); `layers=N`: all but the last N; `auto`: as
+    /// many as memory asks for.
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
-    /// When memory runs out: `offload` (move layers of the cache to host memory, and go on with the same tokens),
-    /// `quantize` (pack it in 4 bits a number, and go on with others) or `fail`
+    /// When memory runs out: offload, quantize or fail
+    ///
+    /// `offload` moves layers of the cache to host memory and goes on with the same tokens; `quantize` packs it in 4 bits a
+    /// number and goes on with others; `fail` ends with an error.
     #[arg(long, default_value_t, value_name = "WHAT")]
     pub(crate) on_oom: OnOutOfMemory,
     /// Capture the decode step and replay it, where the device can and as long as buffers do not grow [default]
-    #[arg(long, conflicts_with = "no_compile")]
+    #[arg(long, hide_short_help = true, conflicts_with = "no_compile")]
     pub(crate) compile: bool,
     /// Launch every kernel of every step
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) no_compile: bool,
 }
 
@@ -171,29 +179,33 @@ impl BenchArgs {
     }
 }
 
-/// The names of the strategies, with what each does and can be told.
-fn caches() -> String {
-    let setting = |(key, meaning): &(&str, &str)| format!("{key}: {meaning}");
-    let line = |s: &&dyn KvStrategy| {
-        let settings: Vec<String> = s.settings().iter().map(setting).collect();
-        let settings =
-            if settings.is_empty() { String::new() } else { format!(" [{}]", settings.join("; ")) };
+/// The help of `--cache`: the names of the strategies and, if `whole`, what each does and its settings.
+fn caches(whole: bool) -> String {
+    let names: Vec<&str> = STRATEGIES.iter().map(|s| s.name()).collect();
+    let what = format!(
+        "What is remembered of the tokens so far: {} [default: the model's, else dynamic]",
+        names.join(", ")
+    );
+    if !whole {
+        return what;
+    }
+    let strategy = |s: &&dyn KvStrategy| {
         let offloaded = s.offloaded_aliases().iter().map(|alias| format!("{alias} (with --offload)"));
         let aliases: Vec<String> =
             s.aliases().iter().map(|&alias| alias.to_owned()).chain(offloaded).collect();
         let aliases = if aliases.is_empty() { String::new() } else { format!(", or {}", aliases.join(", ")) };
-        format!("{}{aliases} ({}){settings}", s.name(), s.summary())
+        let settings = s.settings().iter().map(|(key, meaning)| format!("\n    {key}: {meaning}"));
+        format!("\n{}{aliases}: {}{}", s.name(), s.summary(), settings.collect::<String>())
     };
-    let lines: Vec<String> = STRATEGIES.iter().map(line).collect();
-    format!(
-        "What is remembered of the tokens so far [default: the model's, else dynamic]: {}",
-        lines.join("; ")
-    )
+    format!("{what}\n{}", STRATEGIES.iter().map(strategy).collect::<String>())
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// The text to continue; `-` or nothing reads it from standard input
+    ///
+    /// A newline at the end of a file or of standard input is not part of the prompt. With --load-cache the prompt may be
+    /// left out.
     pub(crate) prompt: Option<String>,
     /// A Hugging Face model folder [default: the demo model that comes with Kiln]
     #[arg(short, long, value_name = "DIR")]
@@ -205,14 +217,18 @@ pub(crate) struct RunArgs {
     pub(crate) place: PlaceArgs,
     #[command(flatten)]
     pub(crate) memory: CacheArgs,
-    /// Go on from a cache that --save-cache left: the prompt follows what it holds
+    /// Go on from a cache that --save-cache left
+    ///
+    /// The prompt, if there is one, follows what the cache holds. Without --cache it is the kind of cache that was saved.
     #[arg(long, value_name = "FILE")]
     pub(crate) load_cache: Option<PathBuf>,
     /// Save the cache with what was generated, to go on from it later
+    ///
+    /// With `-n 0` it is the prompt that is cached.
     #[arg(long, value_name = "FILE")]
     pub(crate) save_cache: Option<PathBuf>,
     /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -243,7 +259,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) memory: CacheArgs,
     /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -252,11 +268,11 @@ pub(crate) struct ChatArgs {
 /// What overrides the folder's generation_config.json.
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
-    /// Most tokens to generate [default: the model's; else until it ends or its positions do]
-    #[arg(short = 'n', long, value_name = "N")]
-    pub(crate) max_new_tokens: Option<usize>,
+    /// Most tokens to generate; -1: until the text ends [default: the model's, else -1]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    pub(crate) max_new_tokens: Option<i64>,
     /// Always take the likeliest token
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p", "seed"])]
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"])]
     pub(crate) greedy: bool,
     /// Flatten (above 1) or sharpen (below 1) the distribution; 0 is greedy
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
@@ -273,7 +289,7 @@ pub(crate) struct SamplingArgs {
     /// Divide the scores of tokens that were already seen; 1 is off
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
-    /// Repeat a run exactly
+    /// Repeat a sampled run exactly
     #[arg(short, long, value_name = "SEED")]
     pub(crate) seed: Option<u64>,
     /// End at this text; may be given several times

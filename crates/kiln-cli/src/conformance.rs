@@ -1,26 +1,31 @@
 //! `kiln conformance`
 
-use std::{fs, process::ExitCode};
+use std::process::ExitCode;
 
-use kiln::{Error, Result, device};
+use kiln::{Error, device, files};
 use kiln_testkit::conformance::{self, Line, Setup};
 
-use crate::{args::ConformanceArgs, display};
+use crate::{
+    args::ConformanceArgs,
+    output::{Result, note, say},
+};
 
 pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
     let cache = args.cache.as_deref().map(str::parse).transpose()?;
+    args.json.as_deref().map_or(Ok(()), files::check_writable)?;
     let device = device::open(args.place.device)?;
-    eprintln!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api);
+    note(format_args!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api));
     let setup = Setup { device, kernels: args.place.kernels, cache, offload: args.offload };
     let mut lines: Vec<Line> = Vec::new();
     let summary = conformance::run(&args.folder, &args.filter, &setup, &mut |line| {
-        display::say(line);
         lines.push(line.clone());
+        say(line)
     })?;
     if lines.is_empty() {
         let why = format!("no case of {} has `{}` in its name", args.folder.display(), args.filter);
-        return Err(Error::Setting { name: "--filter", why });
+        return Err(Error::Setting { name: "--filter", why }.into());
     }
+    say(summary)?;
     if let Some(path) = &args.json {
         let report = serde_json::json!({
             "device": setup.device.info.name.to_string(),
@@ -28,9 +33,7 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
             "summary": summary,
             "cases": lines,
         });
-        fs::write(path, format!("{report:#}\n"))
-            .map_err(|e| Error::File { path: path.clone(), why: format!("cannot be written: {e}") })?;
+        files::write(path, format!("{report:#}\n").as_bytes())?;
     }
-    display::say(summary);
     Ok(if summary.failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -2,30 +2,31 @@
 
 use std::process::ExitCode;
 
-use kiln::{
-    Result,
-    device::{self, DeviceInfo, DeviceName},
-};
+use kiln::device::{self, DeviceInfo, DeviceName};
 
-use crate::{args::DevicesArgs, display};
+use crate::{
+    args::DevicesArgs,
+    display,
+    output::{Result, say},
+};
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<ExitCode> {
     let (found, missing) = device::list();
     if args.json {
         let devices: Vec<_> = found.iter().map(json).collect();
-        display::say(format_args!("{:#}", serde_json::Value::from(devices)));
+        say(format_args!("{:#}", serde_json::Value::from(devices)))?;
         return Ok(ExitCode::SUCCESS);
     }
     let head =
         ["device", "class", "adapter", "api", "driver", "memory", "f16", "subgroups", "largest binding"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(found.iter().map(row));
-    display::say(format_args!("{}", display::table(&rows)));
+    say(format_args!("{}", display::table(&rows)))?;
     if let Ok(auto) = device::open(DeviceName::Auto) {
-        display::say(format_args!("\nauto is {}", auto.info.name));
+        say(format_args!("\nauto is {}", auto.info.name))?;
     }
     for why in missing {
-        display::say(format_args!("{why}"));
+        say(why)?;
     }
     Ok(ExitCode::SUCCESS)
 }

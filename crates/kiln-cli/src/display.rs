@@ -1,15 +1,5 @@
 //! Numbers and lines for people.
 
-use std::{
-    fmt::Display,
-    io::{self, Write},
-};
-
-/// Prints a line. A reader that went away (`| head`) is no error of ours.
-pub(crate) fn say(line: impl Display) {
-    let _ = writeln!(io::stdout(), "{line}");
-}
-
 /// `1536` as `1.5 KiB`.
 pub(crate) fn bytes(n: u64) -> String {
     indicatif::BinaryBytes(n).to_string()

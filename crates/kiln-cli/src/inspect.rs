@@ -2,9 +2,13 @@
 
 use std::process::ExitCode;
 
-use kiln::{Ask, CacheSize, Inspection, Longest, Result, device, usable};
+use kiln::{Ask, CacheSize, Inspection, Longest, device, usable};
 
-use crate::{args::InspectArgs, display};
+use crate::{
+    args::InspectArgs,
+    display,
+    output::{Result, say},
+};
 
 /// Weights and caches are held in float32 on the CPU and in float16 on most GPUs.
 const ELEMENTS: [(&str, usize); 2] = [("f16", 2), ("f32", 4)];
@@ -20,33 +24,33 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let caches =
         |element| inspection.caches(plan.as_ref(), &Ask { tokens, rows: args.batch.max(1), element, memory });
     if args.json {
-        display::say(format_args!("{:#}", json(&inspection, args, tokens, memory, &caches)));
+        say(format_args!("{:#}", json(&inspection, args, tokens, memory, &caches)))?;
         return Ok(ExitCode::SUCCESS);
     }
     let sizes = &inspection.sizes;
-    display::say(format_args!("architecture   {}", inspection.model_type));
-    display::say(format_args!("parameters     {}", display::count(inspection.parameters)));
-    display::say(format_args!(
+    say(format_args!("architecture   {}", inspection.model_type))?;
+    say(format_args!("parameters     {}", display::count(inspection.parameters)))?;
+    say(format_args!(
         "shape          {} blocks, hidden {}, {} heads, {} key-value heads, head_dim {}, intermediate {}",
         sizes.layers, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.intermediate
-    ));
-    display::say(format_args!("vocabulary     {} tokens", sizes.vocab));
-    display::say(format_args!("positions      {}", sizes.positions));
+    ))?;
+    say(format_args!("vocabulary     {} tokens", sizes.vocab))?;
+    say(format_args!("positions      {}", sizes.positions))?;
     let files =
         if inspection.shards == 1 { "1 file".to_owned() } else { format!("{} files", inspection.shards) };
     for (dtype, (elements, bytes)) in &inspection.by_dtype {
-        display::say(format_args!(
+        say(format_args!(
             "weights        {} in {dtype}, {} in {files}",
             display::count(*elements),
             display::bytes(*bytes)
-        ));
+        ))?;
     }
     for (name, element) in ELEMENTS {
         let beside = inspection.beside_the_cache(args.batch.max(1), element);
-        display::say(format_args!("in {name}         {} for weights and a step", display::bytes(beside)));
+        say(format_args!("in {name}         {} for weights and a step", display::bytes(beside)))?;
     }
     let memory_text = memory.map_or_else(|| "not known; give --memory".to_owned(), display::bytes);
-    display::say(format_args!("memory         {memory_text}\n"));
+    say(format_args!("memory         {memory_text}\n"))?;
     let whole = format!("{tokens} tokens");
     let whole = if args.batch > 1 { format!("{} rows of {whole}", args.batch) } else { whole };
     let head = ["cache", "type", "a token", &whole, "offloaded", "longest", "longest offloaded"];
@@ -54,7 +58,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     for (name, element) in ELEMENTS {
         rows.extend(caches(element).iter().map(|cache| row(cache, name)));
     }
-    display::say(format_args!("{}", display::table(&rows)));
+    say(format_args!("{}", display::table(&rows)))?;
     Ok(ExitCode::SUCCESS)
 }
 

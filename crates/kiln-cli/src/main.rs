@@ -1,7 +1,10 @@
 //! The command line. Bad input is one sentence and exit code 2.
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+use std::{
+    io::{self, IsTerminal},
+    process::ExitCode,
+};
 
 use clap::{CommandFactory, Parser};
 
@@ -13,22 +16,39 @@ mod devices;
 mod display;
 mod inspect;
 mod load;
+mod output;
 mod probe;
 mod run;
 
 use args::{Cli, Command};
-
-/// Something was wrong with what the user gave.
-const BAD_INPUT: u8 = 2;
+use output::{Failure, Result, print};
 
 fn main() -> ExitCode {
     // Messages of the libraries below stay silent unless asked for: `KILN_LOG=kiln=debug`, or `trace`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG");
     let filter = filter.unwrap_or_else(|_| "error,kiln=warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let colours =
+        io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(colours)
+        // It would panic where standard error is closed.
+        .log_internal_errors(false)
+        .without_time()
+        .init();
 
-    let cli = Cli::parse();
-    let result = match &cli.command {
+    kiln::silence_wayland();
+
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(message) => return explain(&message),
+    };
+    dispatch(&cli).unwrap_or_else(|failure| failure.report())
+}
+
+fn dispatch(cli: &Cli) -> Result<ExitCode> {
+    match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Devices(args) => devices::run(args),
@@ -37,18 +57,19 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Probe(args) => probe::run(args),
         Command::Completions { shell } => {
-            clap_complete::generate(*shell, &mut Cli::command(), "kiln", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "kiln", &mut script);
+            print(String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
-    };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error}");
-            match error {
-                kiln::Error::Execution(_) | kiln::Error::DeviceLost(_) => ExitCode::FAILURE,
-                _ => ExitCode::from(BAD_INPUT),
-            }
-        }
+    }
+}
+
+/// Prints help, or what is wrong with the arguments.
+fn explain(message: &clap::Error) -> ExitCode {
+    let code = ExitCode::from(u8::try_from(message.exit_code()).unwrap_or(1));
+    match message.print() {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Failure::Output("the help", e).report(),
+        _ => code,
     }
 }

@@ -1,79 +1,129 @@
 //! `kiln run`
 
 use std::{
-    fs,
-    io::{self, IsTerminal, Read, Write},
+    io::{self, IsTerminal},
+    path::Path,
     process::ExitCode,
 };
 
 use kiln::{
-    Error, GenerationConfig, Model, Offload, OnOutOfMemory, Result, RunOptions, Sequence, Stats, StopReason,
+    Error, GeneratedText, GenerationConfig, Model, Offload, OnOutOfMemory, Plan, RunOptions, Sequence, Stats,
+    StopReason, UNTIL_IT_ENDS, files,
 };
 
 use crate::{
     args::{CacheArgs, RunArgs, SamplingArgs},
     display, load,
+    output::{Result, note, print, say, tell},
 };
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
-    // What can be wrong with the words is said before the model is loaded.
+    // What can be wrong with the arguments is said before the model is loaded.
     let plan = args.memory.plan()?;
-    let wanted = wanted(&args.sampling)?;
+    // Without new tokens, only the prompt is cached.
+    let caches_prompt = args.sampling.max_new_tokens == Some(0) && args.save_cache.is_some();
+    let wanted = if caches_prompt { GenerationConfig::default() } else { wanted(&args.sampling)? };
     let options = options(args.prefill_chunk, &args.memory)?;
     let folder = load::folder(args.model.as_deref())?;
+    args.save_cache.as_deref().map_or(Ok(()), files::check_writable)?;
+    args.load_cache.as_deref().map(files::open).transpose()?;
     let prompt = prompt(args)?;
+    if args.model.is_none() && looks_like_a_model(&prompt) {
+        note(format_args!("note: `{prompt}` is the prompt; a model is named with --model DIR"));
+    }
 
-    let least = args.sampling.max_new_tokens.unwrap_or(0);
+    let least = usize::try_from(args.sampling.max_new_tokens.unwrap_or(0)).unwrap_or(0);
     let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
     fail_allocation(&model)?;
-    let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
+    let plan = match (plan, &args.load_cache) {
+        (Some(plan), _) => plan,
+        (None, Some(path)) => model.plan_of_saved(path)?,
+        (None, None) => model.plan()?,
+    };
+    let plan = args.memory.offloaded(plan);
+    if let Some(path) = &args.save_cache {
+        model.check_saving(path, &plan)?;
+    }
     let mut sequence = match &args.load_cache {
         Some(path) => Sequence::load(&model, &plan, path)?,
         None => Sequence::new(&model, &plan)?,
     };
+    model.check_length(&prompt, sequence.cache())?;
     let mut ids = sequence.tokens().first().cloned().unwrap_or_default();
     ids.extend(match ids.is_empty() {
         true => model.encode(&prompt)?,
         // What begins a text begins it once.
         false => model.encode_more(&prompt)?,
     });
-    let mut pieces = model.continue_text(&mut sequence, ids, &wanted, options)?;
-
-    let mut out = io::stdout().lock();
-    let mut show =
-        |text: &str| args.json || out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
-    let mut heard = args.no_echo || show(&prompt);
-    let mut text = String::new();
-    for piece in &mut pieces {
-        let piece = piece?;
-        heard = heard && show(&piece);
-        text.push_str(&piece);
-        // The reader went away (`| head`): nobody wants the rest.
-        if !heard {
-            break;
-        }
-    }
-    show("\n");
-    let (stats, reason) = (pieces.stats(), pieces.stop_reason());
-    drop(pieces);
+    let printed = if caches_prompt {
+        model.feed(&mut sequence, vec![ids], options)?;
+        Ok(())
+    } else {
+        let pieces = model.continue_text(&mut sequence, ids, &wanted, options)?;
+        let generated = print_pieces(pieces, &prompt, args)?;
+        report(args, &model, &plan, &sequence, &prompt, generated)
+    };
+    // Also where nobody reads on.
     if let Some(path) = &args.save_cache {
         sequence.save(&model, &plan, path)?;
     }
+    printed.map(|()| ExitCode::SUCCESS)
+}
+
+/// What was generated, and whether all of it could be printed.
+struct Generated {
+    text: String,
+    stats: Stats,
+    reason: Option<StopReason>,
+    printed: Result<()>,
+}
+
+/// Prints pieces as they come, until they end or nobody reads them.
+fn print_pieces(mut pieces: GeneratedText<'_>, prompt: &str, args: &RunArgs) -> Result<Generated> {
+    let show = |text: &str| if args.json { Ok(()) } else { print(text) };
+    let mut text = String::new();
+    let mut shown = if args.no_echo { Ok(()) } else { show(prompt) };
+    while shown.is_ok()
+        && let Some(piece) = pieces.next()
+    {
+        let piece = match piece {
+            Ok(piece) => piece,
+            Err(error) => {
+                // The message is to begin a line of its own.
+                show("\n")?;
+                return Err(error.into());
+            }
+        };
+        text.push_str(&piece);
+        shown = show(&piece);
+    }
+    let printed = shown.and_then(|()| show("\n"));
+    Ok(Generated { text, stats: pieces.stats(), reason: pieces.stop_reason(), printed })
+}
+
+/// Prints the JSON and the figures that were asked for.
+fn report(
+    args: &RunArgs,
+    model: &Model,
+    plan: &Plan,
+    sequence: &Sequence,
+    prompt: &str,
+    Generated { text, stats, reason, printed }: Generated,
+) -> Result<()> {
     let report = Report {
-        model: &model,
+        model,
         stats: &stats,
         reason,
         cache: plan.label(&model.causal().needs()),
         cache_bytes: sequence.cache().device_bytes() as u64,
         host_bytes: sequence.cache().host_bytes() as u64,
     };
-    if args.json {
-        display::say(format_args!("{:#}", report.json(&prompt, &text)));
-    }
-    if args.verbose {
-        eprint!("{}", report.text());
-    }
-    Ok(ExitCode::SUCCESS)
+    let printed = match args.json {
+        true => printed.and_then(|()| say(format_args!("{:#}", report.json(prompt, &text)))),
+        false => printed,
+    };
+    let told = if args.verbose { tell(report.text()) } else { Ok(()) };
+    printed.and(told)
 }
 
 /// For tests of what happens when memory runs out: `KILN_FAIL_ALLOC_AT=N` has the Nth allocation fail.
@@ -82,32 +132,63 @@ fn fail_allocation(model: &Model) -> Result<()> {
 
     let Ok(text) = std::env::var(NAME) else { return Ok(()) };
     let why = |_| Error::Setting { name: NAME, why: format!("`{text}` is not a number") };
-    model.budget().fail_allocation(text.parse().map_err(why)?);
+    let number = text.parse().map_err(why)?;
+    model.budget().fail_allocation(number);
     Ok(())
 }
 
-/// The prompt from wherever it was given.
+/// The prompt from wherever it was given. It may be empty only where a saved cache is continued.
 fn prompt(args: &RunArgs) -> Result<String> {
+    let continued = args.load_cache.is_some();
     let text = match (&args.prompt, &args.file) {
-        (_, Some(path)) => {
-            fs::read_to_string(path).map_err(|e| Error::File { path: path.clone(), why: e.to_string() })?
-        }
+        (_, Some(path)) => files::read_input(path)?,
         (Some(text), None) if text != "-" => text.clone(),
+        (None, None) if continued && io::stdin().is_terminal() => String::new(),
         _ => {
             if io::stdin().is_terminal() {
-                eprintln!("reading the prompt from the terminal; end it with Ctrl-D");
+                note("reading the prompt from the terminal; end it with Ctrl-D");
             }
-            let mut text = String::new();
-            let why = |e: io::Error| Error::Prompt { why: format!("standard input: {e}") };
-            io::stdin().read_to_string(&mut text).map_err(why)?;
-            text
+            let why = |why| Error::Prompt { why: format!("standard input {why}") };
+            files::input(io::stdin()).map_err(why)?
         }
     };
-    if text.is_empty() {
+    if text.is_empty() && !continued {
         let why = "the prompt is empty; give it as an argument, with --file, or on standard input".to_owned();
-        return Err(Error::Prompt { why });
+        return Err(Error::Prompt { why }.into());
     }
     Ok(text)
+}
+
+/// Whether a prompt is more likely meant as the name of a model, as other tools take it.
+fn looks_like_a_model(prompt: &str) -> bool {
+    const FAMILIES: [&str; 12] = [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen",
+        "gemma",
+        "phi",
+        "smollm",
+        "tinyllama",
+        "deepseek",
+        "falcon",
+        "gpt",
+        "codellama",
+    ];
+
+    let one_word = !prompt.is_empty() && !prompt.contains(char::is_whitespace);
+    let lower = prompt.to_ascii_lowercase();
+    let name = lower.rsplit('/').next().unwrap_or(&lower);
+    // A family with a version behind it, such as llama3, qwen2.5:7b or gemma-2-2b.
+    let version = |family: &str| {
+        let behind = name.strip_prefix(family)?.trim_start_matches(['-', '_', ':']);
+        behind.chars().next().filter(char::is_ascii_digit)
+    };
+    one_word
+        && (FAMILIES.iter().any(|family| version(family).is_some())
+            || name.ends_with(".gguf")
+            || name.ends_with(".safetensors")
+            || Path::new(prompt).join("config.json").is_file())
 }
 
 pub(crate) fn options(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Result<RunOptions> {
@@ -117,7 +198,7 @@ pub(crate) fn options(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Resul
     };
     match prefill_chunk {
         Some(0) => {
-            Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() })
+            Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() }.into())
         }
         _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), on_oom, ..RunOptions::default() }),
     }
@@ -128,14 +209,11 @@ pub(crate) fn options(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Resul
 /// # Errors
 /// What [`GenerationConfig::resolve`] says.
 pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
-    // Whoever names a setting of sampling wants to sample.
-    let sampling = args.temperature.is_some()
-        || args.top_k.is_some()
-        || args.top_p.is_some()
-        || args.min_p.is_some()
-        || args.seed.is_some();
+    // Whoever shapes the distribution wants to sample. A seed does not: it says how, not whether.
+    let sampling =
+        args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some() || args.min_p.is_some();
     let wanted = GenerationConfig {
-        max_new_tokens: args.max_new_tokens,
+        max_new_tokens: args.max_new_tokens.map(|n| usize::try_from(n).unwrap_or(UNTIL_IT_ENDS)),
         do_sample: if args.greedy { Some(false) } else { sampling.then_some(true) },
         temperature: args.temperature,
         top_k: args.top_k,
@@ -146,7 +224,8 @@ pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
         stop_strings: (!args.stop.is_empty()).then(|| args.stop.clone()),
         ..GenerationConfig::default()
     };
-    wanted.resolve().map(|_| wanted)
+    wanted.resolve()?;
+    Ok(wanted)
 }
 
 struct Report<'a> {

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, error::at_least};
 
 /// The memory of a device that may be used. Clones are the same budget.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +22,8 @@ pub struct Budget(Arc<Mutex<Ledger>>);
 struct Ledger {
     /// Bytes; `None`: nobody knows.
     limit: Option<u64>,
+    /// Bytes that the device has in all; `None`: nobody knows. No limit beyond it helps.
+    device: Option<u64>,
     /// Bytes of the largest buffer; `None`: any number.
     largest: Option<u64>,
     /// Whether it is this process's own memory.
@@ -48,6 +50,17 @@ impl Budget {
 
     pub fn is_of_this_process(&self) -> bool {
         self.ledger().own
+    }
+
+    /// Sets the bytes that the device has in all, so that advice does not go beyond them.
+    pub fn set_device_memory(&self, bytes: Option<u64>) {
+        self.ledger().device = bytes;
+    }
+
+    /// How to get `missing` more bytes than are left: a higher limit, where the device has them. `None`: there is no limit,
+    /// or the device has no more.
+    pub fn raise_by(&self, missing: u64) -> Option<String> {
+        self.ledger().raise_by(missing)
     }
 
     pub fn limit(&self) -> Option<u64> {
@@ -115,6 +128,12 @@ impl Budget {
 }
 
 impl Ledger {
+    fn raise_by(&self, missing: u64) -> Option<String> {
+        let limit = self.limit?.saturating_add(missing);
+        let possible = self.device.is_none_or(|device| limit <= device);
+        possible.then(|| format!("allow at least {} (`memory`)", at_least(limit)))
+    }
+
     /// Counts an allocation of `bytes` beyond what is claimed.
     fn allocate(&mut self, what: &'static str, bytes: u64) -> Result<()> {
         let (number, left) =
@@ -123,7 +142,9 @@ impl Ledger {
         let fails = self.fail_at == Some(number) || self.own && !system_has(bytes);
         if fails || bytes > left {
             let available = if fails { 0 } else { left };
-            return Err(Error::OutOfMemory { what: what.to_owned(), needed: bytes, available });
+            let raise = if fails { None } else { self.raise_by(bytes - left) };
+            let advice = raise.unwrap_or_else(|| "use a smaller model, cache or context".to_owned());
+            return Err(Error::OutOfMemory { what: what.to_owned(), needed: bytes, available, advice });
         }
         self.used += bytes;
         self.peak = self.peak.max(self.used);
@@ -216,7 +237,8 @@ mod tests {
         let budget = Budget::new(Some(100));
         let weights = budget.claim("weights", 60).unwrap();
         let mut cache = budget.claim("cache", 30).unwrap();
-        let refused = Error::OutOfMemory { what: "cache".to_owned(), needed: 11, available: 10 };
+        let advice = "allow at least 101 bytes (`memory`)".to_owned();
+        let refused = Error::OutOfMemory { what: "cache".to_owned(), needed: 11, available: 10, advice };
         assert_eq!(cache.resize(41), Err(refused));
         assert_eq!((cache.bytes(), budget.used()), (30, 90), "refused, it is as it was");
         drop(weights);

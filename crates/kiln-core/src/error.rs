@@ -80,17 +80,15 @@ pub enum Error {
     Prompt { why: String },
 
     /// More memory than is left, found before it was allocated or said by the device. Nothing was changed.
-    /// `needed` is 0 where nobody knows: the device refused it.
-    #[error(
-        "out of memory: {} keep layers in host memory (--offload), or choose a smaller cache or context",
-        shortage(what, *.needed, *.available)
-    )]
-    OutOfMemory { what: String, needed: u64, available: u64 },
+    /// `needed` is 0 where nobody knows: the device refused it. `advice` is the smallest change that helps, as far as it is
+    /// known.
+    #[error("out of memory: {}; {advice}", shortage(what, *.needed, *.available))]
+    OutOfMemory { what: String, needed: u64, available: u64, advice: String },
 
     /// A cache whose buffers would be larger than any that the device has. Nothing was changed.
     #[error(
-        "a layer's keys would take {} in one buffer, and those of this device have {} at most; choose a smaller context \
-         or cache, or one that is packed (--cache quantized, --on-oom quantize)",
+        "a layer's keys need {} in one buffer, and those of this device have {} at most; use a smaller context, or a \
+         cache that is packed (`quantized`) or bounded (`sink`)",
         bytes(*.needed), bytes(*.largest)
     )]
     BufferTooLarge { needed: u64, largest: u64 },
@@ -101,7 +99,7 @@ pub enum Error {
 
     /// The device is gone, with all that it held; only a new process can use it again.
     #[error(
-        "the device was lost ({0}); start again, with a smaller budget (--memory) if it ran out of memory"
+        "the device was lost ({0}); start again, with a smaller limit (`memory`) if it ran out of memory"
     )]
     DeviceLost(String),
 }
@@ -126,31 +124,40 @@ impl Error {
 
     /// The device had no room for `what`.
     pub fn refused(what: &str) -> Self {
-        Self::OutOfMemory { what: what.to_owned(), needed: 0, available: 0 }
+        let advice =
+            "keep the cache in host memory (`offload`), or use a smaller cache or context".to_owned();
+        Self::OutOfMemory { what: what.to_owned(), needed: 0, available: 0, advice }
+    }
+
+    /// The same error with other advice, where more is known of what would help.
+    pub fn advised(mut self, with: impl Into<String>) -> Self {
+        if let Self::OutOfMemory { advice, .. } = &mut self {
+            *advice = with.into();
+        }
+        self
     }
 }
 
-/// What is missing, up to the first thing to do about it.
+/// What is too large, and by how much.
 fn shortage(what: &str, needed: u64, available: u64) -> String {
     match (needed, available) {
-        // No budget would help.
-        (0, _) => format!("the device has no room for {what};"),
-        (_, 0) => {
-            format!(
-                "{what} would take {} more, and there is no room for it; allow more (--memory),",
-                bytes(needed)
-            )
-        }
-        _ => format!(
-            "{what} would take {} more, and {} of the device's memory are left; allow more (--memory),",
-            bytes(needed),
-            bytes(available)
-        ),
+        (0, _) => format!("the device has no room for {what}"),
+        (_, 0) => format!("{what} needs {} more, and nothing is left", bytes(needed)),
+        _ => format!("{what} needs {} more, and {} are left", bytes(needed), bytes(available)),
     }
 }
 
 /// `1610612736` as `1.5 GiB`.
 fn bytes(n: u64) -> String {
+    in_units(n, |tenths| tenths.round())
+}
+
+/// An amount of memory to ask for, rounded up: what is written is enough.
+pub fn at_least(n: u64) -> String {
+    in_units(n, f64::ceil)
+}
+
+fn in_units(n: u64, round: impl Fn(f64) -> f64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
 
     let mut amount = n as f64 / 1024.0;
@@ -161,7 +168,7 @@ fn bytes(n: u64) -> String {
     }
     match n {
         0..1024 => format!("{n} bytes"),
-        _ => format!("{amount:.1} {}", UNITS[unit]),
+        _ => format!("{:.1} {}", round(10.0 * amount) / 10.0, UNITS[unit]),
     }
 }
 
@@ -178,7 +185,10 @@ mod tests {
             "Caused by:\n  couldn't find resource for that handle: Memory location was never initialized";
         assert_eq!(Error::of_device(refused), Error::refused("a tensor"));
         let text = Error::refused("a tensor").to_string();
-        assert!(text.contains("no room for a tensor; keep layers") && !text.contains("--memory"), "{text}");
+        assert!(
+            text.contains("no room for a tensor; keep the cache") && !text.contains("`memory`"),
+            "{text}"
+        );
         assert_eq!(Error::of_device("no such kernel"), Error::Execution("no such kernel".to_owned()));
     }
 }

@@ -130,11 +130,11 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// Gives up room that was allocated ahead of need.
     fn compact(&mut self) {}
 
-    /// Whether `n` more tokens will be taken at once.
+    /// Whether `n` more tokens of each row will be taken at once. `padded`: whether rows begin with padding.
     ///
     /// # Errors
-    /// What an update of `n` tokens would refuse them with.
-    fn admits(&self, _n: usize) -> Result<()> {
+    /// What an update of such tokens would refuse them with.
+    fn admits(&self, _n: usize, _padded: bool) -> Result<()> {
         Ok(())
     }
 

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod budget;
 pub mod error;
 pub mod faults;
+pub mod files;
 pub mod layer;
 pub mod model;
 pub mod model_cache;
@@ -13,6 +14,7 @@ pub mod need;
 pub mod packed;
 pub mod read_back;
 pub mod slot;
+pub mod tensor_file;
 pub mod trusted;
 pub mod view;
 

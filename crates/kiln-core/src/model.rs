@@ -52,7 +52,7 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     /// ([`undo_to`](ModelCache::undo_to)) or reset.
     fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
         let (rows, tokens) = (batch.rows(), batch.len());
-        cache.admits(tokens)?;
+        cache.admits(tokens, batch.left_pad.iter().any(|&pad| pad > 0))?;
         let feed = Feed { rows, tokens, element: self.element_bytes(), last: false };
         // In float32, before and after a softcap.
         let others = match logits {

@@ -192,12 +192,12 @@ impl ModelCache {
         self.parts_mut().try_for_each(|part| part.roll_back(n))
     }
 
-    /// Whether `n` more tokens will be taken at once, by every layer.
+    /// Whether `n` more tokens of each row will be taken at once by every layer. `padded`: whether rows begin with padding.
     ///
     /// # Errors
     /// That of the first layer that refuses. Asked before a forward pass, so that no layer is a step ahead of another.
-    pub fn admits(&self, n: usize) -> Result<()> {
-        self.parts().try_for_each(|part| part.admits(n))
+    pub fn admits(&self, n: usize, padded: bool) -> Result<()> {
+        self.parts().try_for_each(|part| part.admits(n, padded))
     }
 
     /// The most tokens that the sequence can have; `None`: any number.
@@ -336,7 +336,7 @@ impl ModelCache {
                 return wrong(format!("keys {:?} and values {:?} do not fit", keys.dims(), values.dims()));
             }
         }
-        self.admits(tokens)?;
+        self.admits(tokens, false)?;
         let kv = self.layers.iter_mut().filter_map(|layer| match layer {
             LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(kv),
             LayerCache::Recurrent(_) | LayerCache::Nothing => None,
@@ -374,6 +374,24 @@ impl ModelCache {
                 Err(Error::Import { why: "its layers have seen different numbers of tokens".to_owned() })
             }
         }
+    }
+
+    /// Whether what it holds is of that many rows.
+    pub fn is_of_rows(&self, rows: usize) -> bool {
+        self.parts().all(|part| match part.check_rows(&[rows]) {
+            Err(Error::NoSuchRow { rows: have, .. }) => have == rows,
+            // It has more rows, or holds nothing.
+            Ok(()) => part.seq_len() == 0,
+            Err(_) => false,
+        })
+    }
+
+    /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.
+    pub fn strategies(&self) -> impl Iterator<Item = Option<&'static str>> {
+        self.layers.iter().map(|layer| match layer {
+            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(kv.name()),
+            LayerCache::Recurrent(_) | LayerCache::Nothing => None,
+        })
     }
 
     /// Bytes held on the device, room allocated ahead of need included.

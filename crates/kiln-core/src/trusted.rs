@@ -1,34 +1,18 @@
 //! The one module with `unsafe`. Each function says what it trusts.
 #![allow(unsafe_code, reason = "everything else is forbidden to; see the lint table of the workspace")]
 
-use std::{
-    fs::File,
-    io,
-    path::Path,
-    thread::{self, ThreadId},
-};
+use std::thread::{self, ThreadId};
 
 use burn::{
     backend::{Backend, BackendTypes, Dispatch},
     tensor::Device,
 };
 use libloading::Library;
-use memmap2::Mmap;
 
 use crate::{
     Error, Result,
     faults::{caught, preparing},
 };
-
-/// Maps a file for reading.
-///
-/// Trusts that nobody truncates or rewrites the file while it is mapped: reading a page that is gone kills the
-/// process, as it does every runtime that maps its weights. The contents themselves are trusted with nothing.
-pub fn map_file(path: &Path) -> io::Result<Mmap> {
-    let file = File::open(path)?;
-    // SAFETY: the map is read-only and private to this process; see above for other writers.
-    unsafe { Mmap::map(&file) }
-}
 
 /// Whether the system's loader finds the shared library `name`.
 ///
@@ -36,6 +20,27 @@ pub fn map_file(path: &Path) -> io::Result<Mmap> {
 pub fn can_load(name: &str) -> bool {
     // SAFETY: see above; nothing of it is called.
     unsafe { Library::new(name) }.is_ok()
+}
+
+/// Keeps the Wayland library, which some Vulkan drivers load and ask for a display, from printing that there is none.
+///
+/// For programs without windows: no message of that library is printed from now on. Trusts that its logging hook is what
+/// its documentation says; the handler looks at none of its arguments.
+pub fn silence_wayland() {
+    /// `wl_log_func_t`; the second argument is a `va_list`.
+    type Handler = extern "C" fn(*const std::ffi::c_char, *mut std::ffi::c_void);
+    extern "C" fn ignore(_: *const std::ffi::c_char, _: *mut std::ffi::c_void) {}
+
+    if cfg!(target_os = "linux") {
+        // SAFETY: see above. The library is never unloaded, so that it does not forget the handler.
+        unsafe {
+            let Ok(library) = Library::new("libwayland-client.so.0") else { return };
+            if let Ok(set) = library.get::<unsafe extern "C" fn(Handler)>(b"wl_log_set_handler_client\0") {
+                set(ignore);
+            }
+            std::mem::forget(library);
+        }
+    }
 }
 
 /// Launches that were recorded once and are repeated as one (a CUDA graph, or wgpu's command list).

@@ -3,7 +3,7 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, model::TokenId};
-use kiln_kernels::{Draws, Kernels, Sampling};
+use kiln_kernels::{Draws, Kernels, Sampling, likeliest};
 
 use crate::{processors, sampler::Sampler, settings::Settings};
 
@@ -30,7 +30,7 @@ pub(crate) struct Sampled {
 }
 
 impl Chooser {
-    /// The likeliest token of each row. Of equal scores burn takes the first on every device, as torch does.
+    /// The likeliest token of each row, of equals the first, where there is no kernel for it.
     pub(crate) fn likeliest() -> Self {
         Self::Likeliest
     }
@@ -95,7 +95,7 @@ impl Chooser {
         self.prepare();
         let Self::Sampled(sampled) = self else {
             let [rows, _, vocab] = logits.dims();
-            return Ok(logits.reshape([rows, vocab]).argmax(1));
+            return Ok(likeliest(logits.reshape([rows, vocab])));
         };
         let Some(draws) = sampled.draws.take() else {
             return Err(Error::Execution("the step before was given up".into()));
@@ -114,11 +114,8 @@ impl Chooser {
     }
 
     /// What is fed for tokens that were chosen: any will do for those that are none.
-    pub(crate) fn to_feed(&self, tokens: Tensor<2, Int>) -> Tensor<2, Int> {
-        match self {
-            Self::Likeliest => tokens,
-            Self::Sampled(_) => tokens.clamp_min(0),
-        }
+    pub(crate) fn to_feed(tokens: Tensor<2, Int>) -> Tensor<2, Int> {
+        tokens.clamp_min(0)
     }
 }
 

@@ -1,20 +1,26 @@
 //! What a folder or a caller asks for: transformers' `GenerationConfig`, as far as it is acted on.
 
-use std::{fs, path::Path};
+mod not_applied;
 
-use kiln_core::{Error, Result, model::TokenId};
+use std::{collections::BTreeMap, path::Path};
+
+use kiln_core::{Error, Result, files, model::TokenId};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-/// Wishes, each of which may be absent: `generation_config.json`, or the arguments of a call.
+/// A `max_new_tokens` that sets no limit: the text goes on until it ends, or the model's positions do.
+pub const UNTIL_IT_ENDS: usize = usize::MAX;
+
+/// Settings of a generation, each of which may be absent: `generation_config.json`, or the arguments of a call.
 ///
-/// Keys that are not here are ignored, as a folder may ask for what this loop does not do. [`resolve`] checks the
-/// values and fills in the rest.
+/// Settings of transformers that change tokens and are not applied here are kept, so that [`not_applied`] can name them.
+/// [`resolve`] checks the values and fills in the rest.
 ///
+/// [`not_applied`]: GenerationConfig::not_applied
 /// [`resolve`]: GenerationConfig::resolve
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
-    /// Tokens to generate; wins over `max_length`.
+    /// Tokens to generate; wins over `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
     pub max_new_tokens: Option<usize>,
     /// Tokens of a row, its prompt and padding included.
     pub max_length: Option<usize>,
@@ -38,19 +44,21 @@ pub struct GenerationConfig {
     pub cache_implementation: Option<String>,
     /// See `cache_implementation`.
     pub cache_config: Option<Value>,
+    /// Settings of transformers that change tokens and are not applied here, by name.
+    pub others: BTreeMap<&'static str, Value>,
 }
 
 impl GenerationConfig {
-    /// Reads `generation_config.json`.
+    /// Reads `generation_config.json`; `None` if there is no such file.
     ///
     /// # Errors
     /// [`Error::File`] if it cannot be read, is no JSON object, or has a value of the wrong type.
-    pub fn from_file(path: &Path) -> Result<Self> {
+    pub fn from_file(path: &Path) -> Result<Option<Self>> {
         let error = |why: String| Error::File { path: path.to_owned(), why };
-        let text = fs::read_to_string(path).map_err(|e| error(e.to_string()))?;
+        let Some(text) = files::try_read_text(path)? else { return Ok(None) };
         let map: Map<String, Value> =
             serde_json::from_str(&text).map_err(|e| error(format!("is not a JSON object: {e}")))?;
-        read(&map).map_err(|(key, why)| error(format!("`{key}`: {why}")))
+        read(&map).map(Some).map_err(|(key, why)| error(format!("`{key}`: {why}")))
     }
 
     /// Reads keyword arguments of `generate()`.
@@ -88,6 +96,7 @@ impl GenerationConfig {
             use_cache: self.use_cache.or(defaults.use_cache),
             cache_implementation: self.cache_implementation.or(defaults.cache_implementation),
             cache_config: self.cache_config.or(defaults.cache_config),
+            others: defaults.others.into_iter().chain(self.others).collect(),
         }
     }
 
@@ -127,6 +136,7 @@ fn read(map: &Map<String, Value>) -> Result<GenerationConfig, WrongValue> {
         use_cache: value(map, "use_cache")?,
         cache_implementation: value(map, "cache_implementation")?,
         cache_config: value(map, "cache_config")?,
+        others: not_applied::named_in(map),
     })
 }
 

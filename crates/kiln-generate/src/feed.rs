@@ -133,12 +133,31 @@ impl<'a> Feeder<'a> {
                     let may_shrink = self.unseen.is_none() && self.rescue.is_some() && n > SMALLEST_CHUNK;
                     match error {
                         Error::OutOfMemory { .. } if may_shrink => chunk = (n / 2).max(SMALLEST_CHUNK),
-                        error => self.rescue(error, n, n)?,
+                        error => self.rescue(error, n, n).map_err(|error| match self.smaller_chunk(n) {
+                            Some(chunk) => error
+                                .advised(format!("feed {chunk} prompt tokens at a time (`prefill_chunk`)")),
+                            None => error,
+                        })?,
                     }
                 }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// The largest half, quarter or so on of `n` prompt tokens that there is memory for; `None` where there is none.
+    fn smaller_chunk(&mut self, n: usize) -> Option<usize> {
+        let Running { model, cache, left_pad } = &mut self.running;
+        let mut fits = |chunk: &usize| {
+            let feed =
+                Feed { rows: left_pad.len(), tokens: *chunk, element: model.element_bytes(), last: false };
+            cache.make_room(&feed, model.working_bytes(feed.rows, *chunk)).is_ok()
+        };
+        let chunk = std::iter::successors(Some(n / 2), |chunk| Some(chunk / 2))
+            .take_while(|&chunk| chunk > 0)
+            .find(|chunk| fits(chunk));
+        cache.recount();
+        chunk
     }
 
     /// Whether it is the cache that takes too much, and all that it holds is there.

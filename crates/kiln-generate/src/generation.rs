@@ -296,7 +296,7 @@ impl<'a> Generation<'a> {
             }
             (Output::Logits(logits), Some(chooser)) => {
                 let tokens = chooser.choose(logits)?;
-                self.next = Next::Tokens(chooser.to_feed(tokens.clone()));
+                self.next = Next::Tokens(Chooser::to_feed(tokens.clone()));
                 tokens
             }
             (Output::Logits(_), None) => {
@@ -329,7 +329,7 @@ impl<'a> Generation<'a> {
             self.processors.iter().for_each(|processor| processor.apply(ids, &mut scores));
             chosen.tokens.push(match &mut self.sampler {
                 Some(sampler) => sampler.sample(row, &scores)?,
-                None => greedy(&scores),
+                None => greedy(&scores).ok_or_else(sampler::no_distribution)?,
             });
             if self.options.keep_logits {
                 chosen.logits.push(logits.to_vec());
@@ -450,11 +450,10 @@ fn chooser(
     if options.keep_logits || options.keep_scores {
         return None;
     }
-    if plain && sampler.is_none() {
-        return Some(Chooser::likeliest());
+    match options.kernels.as_ref().filter(|kernels| kernels.samples()) {
+        Some(kernels) => Some(Chooser::new(kernels, settings, sampler.take(), ids, vocab, device)),
+        None => (plain && sampler.is_none()).then(Chooser::likeliest),
     }
-    let kernels = options.kernels.as_ref().filter(|kernels| kernels.samples())?;
-    Some(Chooser::new(kernels, settings, sampler.take(), ids, vocab, device))
 }
 
 /// `before`: slots that the cache holds.

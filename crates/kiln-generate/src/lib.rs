@@ -12,6 +12,7 @@ pub mod generation;
 pub mod processors;
 pub mod sampler;
 pub mod text;
+pub mod tokenizer;
 
 mod chooser;
 mod feed;
@@ -21,7 +22,7 @@ mod stats;
 mod stepper;
 
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
-pub use config::GenerationConfig;
+pub use config::{GenerationConfig, UNTIL_IT_ENDS};
 pub use feed::prefill;
 pub use generation::{Generation, Options, Step, Steps};
 pub use processors::Processor;
@@ -30,3 +31,4 @@ pub use sampler::Sampler;
 pub use settings::Settings;
 pub use stats::Stats;
 pub use text::{StopStrings, TextStream};
+pub use tokenizer::Tokenizer;

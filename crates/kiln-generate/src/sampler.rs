@@ -69,7 +69,7 @@ impl Sampler {
             cumulative > target
         });
         // `u` is at most 1 - 2^-24, and both sums are the same additions in the same order: one is always found.
-        Ok(drawn.map_or_else(|| greedy(scores), |(id, _)| *id as TokenId))
+        drawn.map(|(id, _)| *id as TokenId).or_else(|| greedy(scores)).ok_or_else(no_distribution)
     }
 
     /// The next 24 bits of `row`'s stream.
@@ -85,23 +85,25 @@ impl Sampler {
     }
 }
 
-/// What is said of scores that nothing can be drawn by.
-pub(crate) fn no_distribution() -> Error {
-    Error::Execution("the model's scores are not finite; try float32 (`--dtype f32`)".into())
+/// The error for scores that no token can be chosen by: NaN, or infinite.
+pub fn no_distribution() -> Error {
+    let why = "the model's scores are not finite numbers; its weights may be damaged, or overflow float16 (`dtype` f32 does not)";
+    Error::Execution(why.to_owned())
 }
 
-/// The likeliest token: of equal scores the first, and NaN before everything, as `torch.argmax` does.
-pub fn greedy(scores: &[f32]) -> TokenId {
+/// The likeliest token, of equal scores the first; `None` where the scores are no distribution: one is not a number, or
+/// the largest is infinite.
+pub fn greedy(scores: &[f32]) -> Option<TokenId> {
     let mut best = (0, f32::NEG_INFINITY);
     for (id, &score) in scores.iter().enumerate() {
         if score.is_nan() {
-            return id as TokenId;
+            return None;
         }
         if score > best.1 {
             best = (id, score);
         }
     }
-    best.0 as TokenId
+    best.1.is_finite().then_some(best.0 as TokenId)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use kiln_core::{Error, Result, model::TokenId};
 
-use crate::config::GenerationConfig;
+use crate::config::{GenerationConfig, UNTIL_IT_ENDS};
 
 /// What a generation runs by: every value is possible, none is missing.
 ///
@@ -57,8 +57,8 @@ impl GenerationConfig {
     pub fn resolve(&self) -> Result<Settings> {
         let default = Settings::default();
         let settings = Settings {
-            max_new_tokens: self.max_new_tokens,
-            max_length: self.max_length,
+            max_new_tokens: self.max_new_tokens.filter(|&most| most != UNTIL_IT_ENDS),
+            max_length: self.max_length.filter(|_| self.max_new_tokens != Some(UNTIL_IT_ENDS)),
             do_sample: self.do_sample.unwrap_or(default.do_sample),
             temperature: self.temperature.unwrap_or(default.temperature),
             top_k: self.top_k.unwrap_or(default.top_k),
@@ -86,6 +86,15 @@ impl Settings {
         at_least_one("max_new_tokens", self.max_new_tokens)?;
         at_least_one("max_length", self.max_length)?;
         positive("temperature", self.temperature)?;
+        if self.temperature < LOWEST_TEMPERATURE {
+            return Err(setting(
+                "temperature",
+                format!(
+                    "is {:e}, too small to divide scores by; 0 takes the likeliest token",
+                    self.temperature
+                ),
+            ));
+        }
         fraction("top_p", self.top_p)?;
         if self.top_p == 0.0 {
             return Err(setting("top_p", "is 0, which leaves no token; it must be above 0 and at most 1"));
@@ -116,6 +125,9 @@ impl Settings {
         }
     }
 }
+
+/// Scores up to 3e8, far more than any model gives, stay finite when they are divided by it.
+const LOWEST_TEMPERATURE: f32 = 1e-30;
 
 fn at_least_one(name: &'static str, value: Option<usize>) -> Result<()> {
     match value {

@@ -146,7 +146,7 @@ impl Stepper {
         let output = match chooser {
             Some(chooser) => {
                 let chosen = chooser.choose(logits)?;
-                self.give(chooser.to_feed(chosen.clone()));
+                self.give(Chooser::to_feed(chosen.clone()));
                 Output::Chosen(chosen)
             }
             None => Output::Logits(logits),

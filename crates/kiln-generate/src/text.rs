@@ -3,7 +3,8 @@
 use std::fmt;
 
 use kiln_core::{Error, Result, model::TokenId};
-use tokenizers::{Tokenizer, tokenizer::step_decode_stream};
+
+use crate::Tokenizer;
 
 /// Turns tokens into pieces of text, none of which ends inside a character. Special tokens have no text.
 ///
@@ -43,7 +44,7 @@ impl<'a> TextStream<'a> {
         const CONTEXT: usize = 8;
 
         let ids = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
-        let prefix = tokenizer.decode(&ids, true).map_err(|e| undecodable(&*e))?;
+        let prefix = tokenizer.decode(&ids, true)?;
         // A prompt that ends inside a character leaves it to the first piece.
         if prefix.ends_with('\u{FFFD}') {
             return Ok(Self::new(tokenizer));
@@ -56,9 +57,18 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// [`Error::Prompt`] if the tokenizer cannot decode, or takes back what it gave out.
     pub fn push(&mut self, id: TokenId) -> Result<Option<String>> {
-        let (ids, prefix, prefix_index) = (&mut self.ids, &mut self.prefix, &mut self.prefix_index);
-        step_decode_stream(self.tokenizer, vec![id], true, ids, prefix, prefix_index)
-            .map_err(|e| undecodable(&*e))
+        /// Tokens that complete no character together: a character has four bytes, so none will be completed.
+        const MOST_HELD: usize = 64;
+
+        if self.ids.len() >= MOST_HELD {
+            let held = self.finish()?;
+            let piece = self.tokenizer.step(id, &mut self.ids, &mut self.prefix, &mut self.prefix_index)?;
+            return Ok(match (held, piece) {
+                (None, piece) => piece,
+                (Some(held), piece) => Some(held + &piece.unwrap_or_default()),
+            });
+        }
+        self.tokenizer.step(id, &mut self.ids, &mut self.prefix, &mut self.prefix_index)
     }
 
     /// What was held back, incomplete characters as U+FFFD. The next token begins a new text.
@@ -66,15 +76,11 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// Those of [`push`](Self::push).
     pub fn finish(&mut self) -> Result<Option<String>> {
-        let text = self.tokenizer.decode(&self.ids, true).map_err(|e| undecodable(&*e))?;
+        let text = self.tokenizer.decode(&self.ids, true)?;
         let held = text.strip_prefix(&self.prefix).filter(|held| !held.is_empty()).map(str::to_owned);
         *self = Self::new(self.tokenizer);
         Ok(held)
     }
-}
-
-fn undecodable(error: &(dyn std::error::Error + Send + Sync)) -> Error {
-    Error::Prompt { why: format!("the tokenizer cannot turn the tokens into text: {error}") }
 }
 
 /// Ends a text at the first stop string, wherever pieces begin and end.

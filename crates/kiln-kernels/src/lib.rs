@@ -44,7 +44,7 @@ pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
 pub use gated::Activation;
 pub use rms_norm::NormOrder;
-pub use sample::{Draws, Sampling};
+pub use sample::{Draws, Sampling, likeliest};
 
 use attention::Buffers;
 use choice::{Kernel, Recorder};

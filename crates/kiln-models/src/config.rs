@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln_core::{Error, Result};
+use kiln_core::{Error, Result, files};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
+
+use crate::checkpoint::foreign::no_config;
 
 /// A config is a page of text; more than this is not one.
 const LARGEST_CONFIG: u64 = 16 << 20;
@@ -148,10 +150,9 @@ impl ConfigFile {
     /// Reads `config.json` in `folder`.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
-        let json = read_json(&path)?.ok_or_else(|| Error::File {
-            path: path.clone(),
-            why: "there is no such file; give a Hugging Face model folder".to_owned(),
-        })?;
+        // Asked before: the path of a file in what is a file itself is another error on each system.
+        let json = if folder.is_dir() { read_json(&path)? } else { None };
+        let json = json.ok_or_else(|| no_config(folder))?;
         Ok(Self { path, json })
     }
 
@@ -232,17 +233,8 @@ impl ConfigFile {
 
 /// The JSON in `path`; `None` if there is no such file.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
-    let error = |why: String| Error::File { path: path.to_owned(), why };
-    let len = match std::fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(error(e.to_string())),
-    };
-    if len > LARGEST_CONFIG {
-        return Err(error(format!(
-            "{len} bytes is too long for a config; at most {LARGEST_CONFIG} are read"
-        )));
-    }
-    let text = std::fs::read(path).map_err(|e| error(e.to_string()))?;
-    serde_json::from_slice(&text).map(Some).map_err(|e| error(format!("is not valid JSON: {e}")))
+    let Some(text) = files::try_read(path, LARGEST_CONFIG)? else { return Ok(None) };
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|e| Error::File { path: path.to_owned(), why: format!("is not valid JSON: {e}") })
 }

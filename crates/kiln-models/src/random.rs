@@ -19,6 +19,21 @@ pub struct RandomLlama {
 }
 
 impl RandomLlama {
+    /// Elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        let &Self { layers, hidden, heads, kv_heads, intermediate, vocab } = self;
+        // As far as they can be counted: sizes are checked elsewhere.
+        let product = |a: usize, b: usize| (a as u64).saturating_mul(b as u64);
+        let key_values = product(hidden / heads.max(1), 2 * kv_heads);
+        let matrices = [2 * hidden as u64, key_values, 3 * intermediate as u64, 2];
+        let block =
+            matrices.iter().fold(0u64, |sum, width| sum.saturating_add(width.saturating_mul(hidden as u64)));
+        block
+            .saturating_mul(layers as u64)
+            .saturating_add(product(hidden, vocab.saturating_mul(2)))
+            .saturating_add(hidden as u64)
+    }
+
     /// The config that transformers would write for these sizes.
     pub fn config(&self) -> ConfigFile {
         ConfigFile::from_json(serde_json::json!({

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use kiln_cache::Plan;
-use kiln_core::{Error, Result, model::TokenId};
+use kiln_core::{Error, Result, files, model::TokenId};
 use kiln_generate::{
     ChatTemplate, ChatTemplates, Conversation, GenerationConfig, Message, RenderOptions, Stats,
 };
@@ -24,13 +24,15 @@ const SPECIAL_TOKENS: [&str; 7] =
 pub(crate) fn chat_templates(folder: &Path) -> Result<ChatTemplates> {
     let config = json(&folder.join("tokenizer_config.json"))?;
     let mut by_name = BTreeMap::new();
-    if let Some(source) = text(&folder.join("chat_template.jinja"))? {
+    if let Some(source) = files::try_read_text(&folder.join("chat_template.jinja"))? {
         by_name.insert("default".to_owned(), source);
     }
     for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten().flatten() {
         let path = entry.path();
         if let (Some("jinja"), Some(name)) = (path.extension().and_then(|e| e.to_str()), path.file_stem()) {
-            by_name.extend(text(&path)?.map(|source| (name.to_string_lossy().into_owned(), source)));
+            by_name.extend(
+                files::try_read_text(&path)?.map(|source| (name.to_string_lossy().into_owned(), source)),
+            );
         }
     }
     if by_name.is_empty() {
@@ -66,19 +68,11 @@ fn special_tokens_of(config: &Value) -> BTreeMap<String, String> {
     SPECIAL_TOKENS.iter().filter_map(token).collect()
 }
 
-/// The text of a file; `None` where there is no such file.
-fn text(path: &Path) -> Result<Option<String>> {
-    match path.exists() {
-        true => fs::read_to_string(path).map(Some).map_err(|e| wrong(path, e.to_string())),
-        false => Ok(None),
-    }
-}
-
 /// The JSON of a file; null where there is no such file.
 fn json(path: &Path) -> Result<Value> {
     let read =
         |text: String| serde_json::from_str(&text).map_err(|e| wrong(path, format!("is no JSON: {e}")));
-    text(path)?.map_or(Ok(Value::Null), read)
+    files::try_read_text(path)?.map_or(Ok(Value::Null), read)
 }
 
 fn wrong(path: &Path, why: String) -> Error {
@@ -137,6 +131,26 @@ impl<'m> Chat<'m> {
         &self.sequence
     }
 
+    /// Tells the model `text` before anything else, in place of what it was told before.
+    ///
+    /// # Errors
+    /// [`Error::ChatTemplate`] where the template refuses system messages or leaves them out. Nothing is changed then.
+    pub fn set_system(&mut self, text: &str) -> Result<()> {
+        const SAID: &str = "what the system says";
+        let messages = vec![Message::new("system", SAID), Message::new("user", "a question")];
+        let conversation = Conversation { messages, ..Conversation::default() };
+        let rendering = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let special_tokens = &self.model.chat_templates().special_tokens;
+        if !self.template.render(&conversation, special_tokens, &rendering)?.contains(SAID) {
+            let why = "it leaves out the system message; say it in the first message instead".to_owned();
+            return Err(Error::ChatTemplate { why });
+        }
+        let messages = &mut self.conversation.messages;
+        messages.retain(|message| message.role() != "system");
+        messages.insert(0, Message::new("system", text));
+        Ok(())
+    }
+
     /// Says `text` as the user, and has the model answer.
     ///
     /// The answer becomes part of the conversation as it is read, up to where it is dropped. Without a word of it, and where
@@ -146,8 +160,7 @@ impl<'m> Chat<'m> {
     /// [`Error::ChatTemplate`], and those of [`Model::continue_text`].
     pub fn say(&mut self, text: &str, wanted: &GenerationConfig, options: RunOptions) -> Result<Answer<'_>> {
         self.conversation.messages.push(Message::new("user", text));
-        let rendering = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-        let ids = self.model.encode_chat(&self.template, &self.conversation, &rendering);
+        let ids = self.encoded();
         let wanted = ids.as_ref().map_or_else(|_| wanted.clone(), |ids| self.within_room(wanted, ids.len()));
         let Self { model, conversation: Conversation { messages, .. }, sequence, .. } = self;
         match ids.and_then(|ids| model.continue_text(sequence, ids, &wanted, options)) {
@@ -157,6 +170,15 @@ impl<'m> Chat<'m> {
                 Err(error)
             }
         }
+    }
+
+    /// The tokens of the conversation, up to where the answer begins.
+    fn encoded(&self) -> Result<Vec<TokenId>> {
+        let rendering = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let special_tokens = &self.model.chat_templates().special_tokens;
+        let prompt = self.template.render(&self.conversation, special_tokens, &rendering)?;
+        self.model.check_length(&prompt, self.sequence.cache())?;
+        self.model.encode_more(&prompt)
     }
 
     /// An answer ends where the template ends it, and where the model's positions do, however long it was to be.

@@ -3,11 +3,10 @@
 use std::{collections::BTreeMap, path::Path};
 
 use kiln_cache::{Plan, STRATEGIES};
-use kiln_core::{Error, Result, need::LayerNeed};
-use kiln_generate::GenerationConfig;
+use kiln_core::{Error, Result, files, need::LayerNeed};
+use kiln_generate::{GenerationConfig, Tokenizer};
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
 use serde_json::{Map, Value};
-use tokenizers::Tokenizer;
 
 /// Facts about a checkpoint, read from its config and headers.
 #[derive(Clone, Debug)]
@@ -129,10 +128,7 @@ fn longest(left: u64, bytes: &dyn Fn(usize) -> usize) -> Longest {
 /// `generation_config.json`, completed by the ids that only `config.json` has.
 pub(crate) fn generation_config(folder: &Path, checkpoint: &Checkpoint) -> Result<GenerationConfig> {
     let path = folder.join("generation_config.json");
-    let from_file = match path.exists() {
-        true => GenerationConfig::from_file(&path)?,
-        false => GenerationConfig::default(),
-    };
+    let from_file = GenerationConfig::from_file(&path)?.unwrap_or_default();
     let ids = |key: &str| checkpoint.config.get(key).cloned().map(|value| (key.to_owned(), value));
     let ids = ["eos_token_id", "pad_token_id", "bos_token_id"].into_iter().filter_map(ids).collect();
     Ok(from_file.merged_over(&GenerationConfig::from_arguments(&ids)?))
@@ -140,15 +136,8 @@ pub(crate) fn generation_config(folder: &Path, checkpoint: &Checkpoint) -> Resul
 
 pub(crate) fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     let path = folder.join("tokenizer.json");
-    if !path.exists() {
-        return Ok(None);
-    }
-    let wrong = |why: String| Error::File { path: path.clone(), why };
-    let mut tokenizer = Tokenizer::from_file(&path).map_err(|e| wrong(e.to_string()))?;
-    // Left over from training: a prompt is neither cut nor filled up, as in transformers.
-    tokenizer.with_padding(None);
-    tokenizer.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
-    Ok(Some(tokenizer))
+    let Some(file) = files::try_read(&path, files::LONGEST_TEXT)? else { return Ok(None) };
+    Tokenizer::load(&file).map(Some).map_err(|why| Error::File { path, why })
 }
 
 /// What transformers' `cache_implementation` and `cache_config` ask for, as the command line writes it. Numbers are

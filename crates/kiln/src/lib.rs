@@ -33,14 +33,16 @@ pub use kiln_core::{
     Error, Result,
     batch::Batch,
     budget::Budget,
+    files,
     model::{CausalModel, Logits, TokenId},
     model_cache::ModelCache,
     read_back,
+    trusted::silence_wayland,
 };
 pub use kiln_generate::{
     ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message,
     Options as GenerationOptions, RenderOptions, Rescue, Settings, Stats, Step, StopStrings, TextStream,
-    chat_template::Data, prefill, processors,
+    UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};

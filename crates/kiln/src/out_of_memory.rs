@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use kiln_cache::{CacheSpec, Offload, offload, offload_one};
 use kiln_core::{
     Error, Result,
-    budget::{Budget, system_has},
+    budget::{Budget, Claim, system_has},
     faults,
     layer::{Feed, KvLayer, Place},
     model_cache::{LayerCache, ModelCache},
@@ -186,7 +186,7 @@ pub(crate) fn check_buffers(
 /// Whether a sequence of `tokens` tokens will fit, asked before the first is fed.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] with the longest sequence that would.
+/// [`Error::OutOfMemory`] with the longest sequence that would, and the smallest change that helps.
 pub(crate) fn check(
     cache: &ModelCache,
     tokens: usize,
@@ -194,35 +194,82 @@ pub(crate) fn check(
     working: usize,
     on_oom: OnOutOfMemory,
 ) -> Result<()> {
-    let Some(available) = cache.budget().and_then(|budget| budget.available()) else { return Ok(()) };
-    // What the cache holds already is a part of what it will hold; what others hold too does not go where it goes.
-    let held = match on_oom {
-        OnOutOfMemory::Fail => cache.device_bytes(),
-        OnOutOfMemory::Offload | OnOutOfMemory::Quantize => cache.device_bytes() - cache.shared_bytes(),
-    };
-    let available = available + held as u64;
-    let bytes = |tokens: usize| {
-        let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
-        let bytes = match on_oom {
-            OnOutOfMemory::Fail => cache.bytes_for(&feed),
-            OnOutOfMemory::Offload | OnOutOfMemory::Quantize => cache.bytes_offloaded(&feed),
-        };
-        bytes.saturating_add(cache.bytes_growing(&feed)).saturating_add(working) as u64
-    };
-    let needed = bytes(tokens);
-    if needed <= available {
+    let Some(budget) = cache.budget() else { return Ok(()) };
+    let Some(available) = budget.available() else { return Ok(()) };
+    let fits = |tokens: usize, on_oom| takes(cache, tokens, feed, working, on_oom) <= available;
+    if fits(tokens, on_oom) {
         return Ok(());
     }
     // The first length that does not fit; more tokens never take less.
-    let (mut fits, mut too_long) = (0, tokens);
-    while fits + 1 < too_long {
-        let middle = fits + (too_long - fits) / 2;
-        if bytes(middle) <= available { fits = middle } else { too_long = middle }
+    let (mut fit, mut too_long) = (0, tokens);
+    while fit + 1 < too_long {
+        let middle = fit + (too_long - fit) / 2;
+        if fits(middle, on_oom) { fit = middle } else { too_long = middle }
     }
-    let way = match on_oom {
-        OnOutOfMemory::Fail => "",
-        OnOutOfMemory::Offload | OnOutOfMemory::Quantize => ", even with its layers in host memory,",
+    let needed = takes(cache, tokens, feed, working, on_oom);
+    let offload = on_oom == OnOutOfMemory::Fail && fits(tokens, OnOutOfMemory::Offload);
+    let ways = [
+        offload.then(|| "keep the cache in host memory (`offload`)".to_owned()),
+        budget.raise_by(needed - available),
+        (fit > 0).then(|| format!("use at most {fit} tokens, the prompt included")),
+    ];
+    let ways: Vec<String> = ways.into_iter().flatten().collect();
+    let advice = match ways.is_empty() {
+        true => "use a smaller model or cache".to_owned(),
+        false => ways.join(", or "),
     };
-    let what = format!("a cache of {tokens} tokens ({fits} would fit){way}");
-    Err(Error::OutOfMemory { what, needed, available })
+    let what = match on_oom {
+        OnOutOfMemory::Fail => format!("a cache of {tokens} tokens"),
+        OnOutOfMemory::Offload | OnOutOfMemory::Quantize => {
+            format!("a cache of {tokens} tokens, even with its layers in host memory,")
+        }
+    };
+    Err(Error::OutOfMemory { what, needed, available, advice })
+}
+
+/// Bytes that a sequence of `tokens` tokens takes beyond what is claimed, with `working` bytes of the model's own.
+fn takes(cache: &ModelCache, tokens: usize, feed: &Feed, working: usize, on_oom: OnOutOfMemory) -> u64 {
+    let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
+    // What the cache holds already is a part of what it will hold; what others hold too does not go where it goes.
+    let (bytes, held) = match on_oom {
+        OnOutOfMemory::Fail => (cache.bytes_for(&feed), cache.device_bytes()),
+        OnOutOfMemory::Offload | OnOutOfMemory::Quantize => {
+            (cache.bytes_offloaded(&feed), cache.device_bytes() - cache.shared_bytes())
+        }
+    };
+    let bytes = bytes.saturating_add(cache.bytes_growing(&feed)).saturating_add(working);
+    bytes.saturating_sub(held) as u64
+}
+
+/// Claims the memory of weights, and says no where a sequence of `tokens` tokens would not fit beside them. `cache` is an
+/// empty one.
+///
+/// # Errors
+/// [`Error::OutOfMemory`] with the smallest change that helps.
+pub(crate) fn claim_weights(
+    budget: &Budget,
+    weights: u64,
+    cache: ModelCache,
+    tokens: usize,
+    working: usize,
+    [element, half]: [usize; 2],
+) -> Result<Claim> {
+    let feed = Feed { rows: 1, tokens: 0, element, last: false };
+    let tokens = tokens.max(1);
+    let claim = budget.claim("the model's weights", weights).map_err(|error| {
+        let beside = takes(&cache, tokens, &feed, working, OnOutOfMemory::Offload);
+        let needed = weights.saturating_add(beside);
+        let limit = budget.limit().unwrap_or(u64::MAX);
+        let smaller = (half < element && needed / element as u64 * half as u64 <= limit)
+            .then(|| "load them as f16 (`dtype`)".to_owned());
+        let raise =
+            budget.raise_by(needed.saturating_sub(limit)).map(|raise| format!("{raise} for {tokens} tokens"));
+        let ways: Vec<String> = smaller.into_iter().chain(raise).collect();
+        match ways.is_empty() {
+            true => error.advised("use a smaller model"),
+            false => error.advised(ways.join(", or ")),
+        }
+    })?;
+    check(&cache.within(budget)?, tokens, &feed, working, OnOutOfMemory::Offload)?;
+    Ok(claim)
 }

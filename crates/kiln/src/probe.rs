@@ -11,7 +11,10 @@ use kiln_core::{
     model_cache::ModelCache,
     read_back,
 };
-use kiln_generate::GenerationConfig;
+use kiln_generate::{
+    GenerationConfig,
+    sampler::{greedy, no_distribution},
+};
 
 use crate::{Model, RunOptions};
 
@@ -59,12 +62,41 @@ pub struct Probe {
     pub caches: Vec<Probed>,
 }
 
-/// Divergence up to which a loss is not seen in what a model writes: the distributions differ less than those of a model
-/// in 8 bits and in 16.
+/// Mean divergence up to which a loss is not seen: distributions differ less than those of a model in 8 bits and in 16.
 pub const UNSEEN: f64 = 0.01;
 
-/// Divergence from which on a cache breaks the model.
+/// Share of tokens at which both caches must find the same token likeliest, for a loss that is not seen.
+pub const UNSEEN_AGREEMENT: f64 = 0.99;
+
+/// Mean divergence from which on a cache breaks the model.
 pub const BROKEN: f64 = 0.5;
+
+/// Caches whose sizes differ by less than this are of one size.
+const SAME_SIZE: f64 = 1.01;
+
+/// What a loss means for the text that a model writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Within [`UNSEEN`] and [`UNSEEN_AGREEMENT`].
+    Unseen,
+    /// Between the bounds: some tokens change, and the text is another of the same kind.
+    Seen,
+    /// Beyond [`BROKEN`].
+    Broken,
+}
+
+impl Probed {
+    /// What the measured loss means.
+    pub fn loss(&self) -> Loss {
+        if self.divergence <= UNSEEN && self.agreement >= UNSEEN_AGREEMENT {
+            Loss::Unseen
+        } else if self.divergence <= BROKEN {
+            Loss::Seen
+        } else {
+            Loss::Broken
+        }
+    }
+}
 
 impl Probe {
     /// The dense cache.
@@ -79,16 +111,21 @@ impl Probe {
         others
     }
 
-    /// The smallest cache whose loss is not seen; `None`: there is none.
+    /// Of the caches whose loss is not seen the smallest, and of one size the one that loses least; `None` where there is
+    /// none that is smaller than the dense cache.
     pub fn recommended(&self) -> Option<&Probed> {
-        let unseen = self.caches[1..].iter().filter(|probed| probed.divergence <= UNSEEN);
-        let smaller = unseen.filter(|probed| probed.bytes_per_token < self.dense().bytes_per_token);
-        smaller.min_by(|a, b| a.bytes_per_token.total_cmp(&b.bytes_per_token))
+        let smaller = |probed: &&&Probed| {
+            probed.loss() == Loss::Unseen && probed.bytes_per_token < self.dense().bytes_per_token
+        };
+        let ranked = self.ranked();
+        let smallest =
+            ranked.iter().filter(smaller).map(|probed| probed.bytes_per_token).min_by(f64::total_cmp)?;
+        ranked.iter().filter(smaller).find(|probed| probed.bytes_per_token <= SAME_SIZE * smallest).copied()
     }
 
     /// Those that break the model.
     pub fn broken(&self) -> impl Iterator<Item = &Probed> {
-        self.caches[1..].iter().filter(|probed| probed.divergence > BROKEN || probed.divergence.is_nan())
+        self.caches[1..].iter().filter(|probed| probed.loss() == Loss::Broken)
     }
 }
 
@@ -96,7 +133,8 @@ impl Probe {
 /// `caches`; `on_progress` is told how many tokens were fed.
 ///
 /// # Errors
-/// A text of fewer than two tokens, a window that the model has no positions for, caches that cannot serve the model.
+/// A text of fewer than two tokens, a window that the model has no positions for, caches that cannot serve the model or
+/// remember nothing, a model whose own scores are not finite numbers.
 pub fn probe(
     model: &Model,
     text: &[TokenId],
@@ -110,10 +148,16 @@ pub fn probe(
     }
     if !(2..=positions).contains(&window) {
         let why = format!("{window} is not between 2 and the model's {positions} positions");
-        return Err(Error::Setting { name: "--ctx", why });
+        return Err(Error::Setting { name: "window", why });
     }
     let needs = model.causal().needs();
-    caches.iter().try_for_each(|plan| plan.check(&needs))?;
+    for plan in caches {
+        plan.check(&needs)?;
+        if !plan.remembers(&needs) {
+            let why = format!("`{}` remembers nothing, so it has no loss to measure", plan.global);
+            return Err(Error::Setting { name: "cache", why });
+        }
+    }
     let plans: Vec<Plan> = std::iter::once(Plan::named("dynamic")?).chain(caches.iter().cloned()).collect();
     let mut counts: Vec<Counts> = plans.iter().map(|_| Counts::default()).collect();
     let mut fed = 0;
@@ -129,6 +173,9 @@ pub fn probe(
                 let (logits, took) = step(model, cache, pair[0])?;
                 if late {
                     counts.steps.push(took);
+                }
+                if dense.is_none() && greedy(&logits).is_none() {
+                    return Err(no_distribution());
                 }
                 let said = Distribution::of(&logits);
                 counts.add(&said, dense.as_ref().unwrap_or(&said), pair[1]);
@@ -243,5 +290,43 @@ impl Counts {
             perplexity: (self.surprise / n).exp(),
             step: self.steps.get(self.steps.len() / 2).copied().unwrap_or_default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probed(cache: &str, bytes_per_token: f64, divergence: f64, agreement: f64) -> Probed {
+        Probed {
+            cache: cache.to_owned(),
+            bytes_per_token,
+            divergence,
+            largest_divergence: divergence,
+            agreement,
+            perplexity: 1.0,
+            step: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn words_follow_from_bounds() {
+        assert_eq!(probed("a", 1.0, UNSEEN, UNSEEN_AGREEMENT).loss(), Loss::Unseen);
+        assert_eq!(probed("b", 1.0, 9e-4, 0.952).loss(), Loss::Seen, "one token in twenty changes");
+        assert_eq!(probed("c", 1.0, BROKEN, 0.2).loss(), Loss::Seen);
+        assert_eq!(probed("d", 1.0, f64::NAN, 1.0).loss(), Loss::Broken);
+        let dense = probed("dense", 100.0, 0.0, 1.0);
+        let of = |caches: &[Probed]| Probe {
+            tokens: 9,
+            window: 9,
+            caches: [std::slice::from_ref(&dense), caches].concat(),
+        };
+        let (eight, four) = (probed("8", 50.0, 1e-4, 0.999), probed("4", 30.0, 1e-3, 0.995));
+        let (close, coarse) = (probed("close", 29.9, 5e-3, 0.991), probed("2", 20.0, 0.03, 0.92));
+        let name = |probe: &Probe| probe.recommended().map(|best| best.cache.clone());
+        assert_eq!(name(&of(&[eight.clone(), coarse.clone()])).as_deref(), Some("8"));
+        let all = of(&[close, eight, four, coarse.clone()]);
+        assert_eq!(name(&all).as_deref(), Some("4"), "of one size the one that loses less");
+        assert_eq!(name(&of(&[coarse])), None);
     }
 }

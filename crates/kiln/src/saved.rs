@@ -3,12 +3,19 @@
 //! Tensors are named `LAYER.SLOT.NUMBER`. The metadata holds the fingerprint of the model's weights, the type of its
 //! numbers, the cache as the command line names it, the tokens, and a SHA-256 of all of it.
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{collections::HashMap, path::Path};
 
 use burn::tensor::{DType, TensorData};
 use kiln_cache::Plan;
-use kiln_core::{Error, Result, layer::LayerState, model::TokenId, model_cache::ModelCache, trusted};
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use kiln_core::{
+    Error, Result,
+    files::{self, NewFile},
+    layer::LayerState,
+    model::TokenId,
+    model_cache::ModelCache,
+    tensor_file::TensorFile,
+};
+use safetensors::{Dtype, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -39,11 +46,34 @@ struct Header {
 }
 
 impl Model {
+    /// Whether a cache built by `plan` could be saved to `path`, asked before the work whose result it is to hold.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a plan that remembers nothing, and for a model that came from no folder; [`Error::File`] for a
+    /// path that cannot be written.
+    pub fn check_saving(&self, path: &Path, plan: &Plan) -> Result<()> {
+        self.fingerprint()?;
+        if !plan.remembers(&self.causal().needs()) {
+            let why = format!("`{}` remembers nothing, so there is nothing to save", plan.global);
+            return Err(Error::Setting { name: "cache", why });
+        }
+        files::check_writable(path)
+    }
+
+    /// The plan that the cache in `path` was built by.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a file that is no saved cache.
+    pub fn plan_of_saved(&self, path: &Path) -> Result<Plan> {
+        let (_, header, ..) = opened(path)?;
+        Plan::described(&header.cache, &self.causal().needs())
+            .map_err(|e| Error::File { path: path.to_owned(), why: e.to_string() })
+    }
+
     /// Writes `cache`, which was built by `plan` and is the memory of `tokens`, to a file.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be written: then what was there before is still there. [`Error::Setting`] for a model
-    /// that came from no folder.
+    /// Those of [`check_saving`](Self::check_saving). What was there before is still there then.
     pub fn save_cache(
         &self,
         path: &Path,
@@ -53,11 +83,16 @@ impl Model {
         left_pad: &[usize],
     ) -> Result<()> {
         let wrong = |why: String| Error::File { path: path.to_owned(), why };
+        let needs = self.causal().needs();
+        // Layers may have been packed since, when memory ran out.
+        let plan = plan.of_cache(&needs, cache)?;
+        self.check_saving(path, &plan)?;
+        let new = NewFile::create(path)?;
         let states = cache.save()?;
         let header = Header {
             model: self.fingerprint()?.to_owned(),
             dtype: self.dtype().name().to_owned(),
-            cache: plan.describe(&self.causal().needs()),
+            cache: plan.describe(&needs),
             tokens: tokens.to_vec(),
             left_pad: left_pad.to_vec(),
             layers: (states.iter())
@@ -80,16 +115,9 @@ impl Model {
             ("header".to_owned(), header),
             ("sha256".to_owned(), hex(hash)),
         ]);
-        // Beside it first: a full disk must not cost what was saved before.
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".part");
-        let written = safetensors::serialize_to_file(views, Some(metadata), Path::new(&beside))
-            .map_err(|e| wrong(e.to_string()))
-            .and_then(|()| fs::rename(&beside, path).map_err(|e| wrong(e.to_string())));
-        if written.is_err() {
-            _ = fs::remove_file(&beside);
-        }
-        written
+        safetensors::serialize_to_file(views, Some(metadata), new.temporary())
+            .map_err(|e| wrong(format!("cannot be written: {e}")))?;
+        new.finish()
     }
 
     /// Reads a cache that this model and a plan like `plan` left.
@@ -98,15 +126,8 @@ impl Model {
     /// [`Error::File`] for a file that is damaged, or belongs to another model, type or cache.
     pub fn load_cache(&self, path: &Path, plan: &Plan) -> Result<SavedCache> {
         let wrong = |why: String| Error::File { path: path.to_owned(), why };
-        let map = trusted::map_file(path).map_err(|e| wrong(e.to_string()))?;
-        let damaged = |e: String| wrong(format!("is not a whole cache file ({e})"));
-        let (_, metadata) = SafeTensors::read_metadata(&map).map_err(|e| damaged(e.to_string()))?;
-        let metadata = metadata.metadata().clone().unwrap_or_default();
-        if metadata.get("format").map(String::as_str) != Some(FORMAT) {
-            return Err(wrong(format!("is not a cache that Kiln saved ({FORMAT})")));
-        }
-        let text = metadata.get("header").map_or("", String::as_str);
-        let header: Header = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
+        let damaged = |e: String| wrong(not_whole(&e));
+        let (file, header, text, sha256) = opened(path)?;
         let needs = self.causal().needs();
         for (what, saved, here) in [
             ("model", header.model.as_str(), self.fingerprint()?),
@@ -120,41 +141,71 @@ impl Model {
                 }));
             }
         }
-        let tensors = SafeTensors::deserialize(&map).map_err(|e| damaged(e.to_string()))?;
         let mut hash = Sha256::new();
         hash.update(text);
         let mut read = |name: String| {
-            let view = tensors.tensor(&name).map_err(|e| damaged(e.to_string()))?;
-            let dtype =
-                held(view.dtype()).ok_or_else(|| damaged(format!("{:?} in `{name}`", view.dtype())))?;
-            hash.update(view.data());
-            Ok(TensorData::from_bytes_vec(view.data().to_vec(), view.shape().to_vec(), dtype))
+            let info = file.tensor(&name).ok_or_else(|| damaged(format!("`{name}` is missing")))?;
+            let dtype = held(info.dtype).filter(|&dtype| dtype == DType::I32 || dtype == self.dtype());
+            let dtype = dtype.ok_or_else(|| damaged(format!("{:?} in `{name}`", info.dtype)))?;
+            let bytes = file.read_tensor(info)?;
+            hash.update(&bytes);
+            Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
         };
+        let tensors = file.tensors().len();
         let mut states = Vec::new();
         for (layer, (counts, slots)) in header.layers.iter().enumerate() {
             let mut state = LayerState { counts: counts.clone(), slots: Vec::new() };
             for (slot, &len) in slots.iter().enumerate() {
-                if len > tensors.len() {
+                if len > tensors {
                     return Err(damaged(format!("{len} tensors in a slot")));
                 }
                 state.slots.push((0..len).map(|i| read(name(layer, slot, i))).collect::<Result<_>>()?);
             }
             states.push(state);
         }
-        if metadata.get("sha256") != Some(&hex(hash)) {
+        if sha256 != hex(hash) {
             return Err(wrong("was altered since it was saved: its checksum is another".to_owned()));
         }
-        let mut cache = self.cache(plan)?;
-        cache.restore(states, self.device())?;
         let Header { tokens, left_pad, .. } = header;
-        let fits = |(row, pad): (&Vec<TokenId>, &usize)| {
-            row.len() + pad >= cache.seq_len() && row.iter().all(|&id| (id as usize) < self.sizes().vocab)
+        let mut cache = self.cache(plan)?;
+        cache.restore(states, self.device()).map_err(|e| match e {
+            Error::Import { why } => damaged(why),
+            other => other,
+        })?;
+        // Of rows that are continued together, all end at the same slot.
+        let fits = |(row, &pad): (&Vec<TokenId>, &usize)| {
+            let end = row.len().checked_add(pad);
+            pad <= cache.seq_len()
+                && end.is_some_and(|end| end >= cache.seq_len())
+                && row.iter().all(|&id| (id as usize) < self.sizes().vocab)
         };
-        if tokens.is_empty() || tokens.len() != left_pad.len() || !tokens.iter().zip(&left_pad).all(fits) {
+        if !cache.is_of_rows(tokens.len())
+            || tokens.is_empty()
+            || tokens.len() != left_pad.len()
+            || !tokens.iter().zip(&left_pad).all(fits)
+        {
             return Err(damaged("its tokens do not belong to its tensors".to_owned()));
         }
         Ok(SavedCache { cache, tokens, left_pad })
     }
+}
+
+/// A saved cache with its header, the header's text, and the checksum that it says it has.
+fn opened(path: &Path) -> Result<(TensorFile, Header, String, String)> {
+    let wrong = |why: String| Error::File { path: path.to_owned(), why };
+    let file = TensorFile::open(path)?;
+    let metadata = file.metadata().cloned().unwrap_or_default();
+    if metadata.get("format").map(String::as_str) != Some(FORMAT) {
+        return Err(wrong(format!("is not a cache that Kiln saved ({FORMAT})")));
+    }
+    let entry = |key: &str| metadata.get(key).cloned().unwrap_or_default();
+    let (text, sha256) = (entry("header"), entry("sha256"));
+    let header = serde_json::from_str(&text).map_err(|e| wrong(not_whole(&e.to_string())))?;
+    Ok((file, header, text, sha256))
+}
+
+fn not_whole(why: &str) -> String {
+    format!("is not a whole cache file ({why})")
 }
 
 fn name(layer: usize, slot: usize, i: usize) -> String {
@@ -175,7 +226,7 @@ fn stored(dtype: DType) -> Option<Dtype> {
         DType::F32 => Dtype::F32,
         DType::F16 => Dtype::F16,
         DType::BF16 => Dtype::BF16,
-        DType::U32 => Dtype::U32,
+        DType::I32 => Dtype::I32,
         _ => return None,
     })
 }
@@ -185,7 +236,7 @@ fn held(dtype: Dtype) -> Option<DType> {
         Dtype::F32 => DType::F32,
         Dtype::F16 => DType::F16,
         Dtype::BF16 => DType::BF16,
-        Dtype::U32 => DType::U32,
+        Dtype::I32 => DType::I32,
         _ => return None,
     })
 }

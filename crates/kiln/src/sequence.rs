@@ -191,6 +191,11 @@ impl Sequence {
         Ok(Batch { left_pad: self.held.left_pad.clone(), ..Batch::from_rows(&rest, model.device())? })
     }
 
+    /// What the sequence goes on with: the tokens that are fed, and one more of each row.
+    pub(crate) fn hold(&mut self, rows: Vec<Vec<TokenId>>) {
+        self.held.rows = rows;
+    }
+
     pub(crate) fn split(&mut self) -> (&mut ModelCache, &mut Held) {
         (&mut self.cache, &mut self.held)
     }

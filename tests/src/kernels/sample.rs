@@ -323,15 +323,17 @@ fn what_is_no_distribution_gives_no_token() {
             [-inf, 0.0, -inf],
         ];
         let n = rows.len();
-        for (top_k, tail) in [(0, 0.0), (2, 0.0), (0, 0.5), (2, 0.5)] {
+        for (draws, top_k, tail) in
+            [(false, 0, 0.0), (true, 0, 0.0), (true, 2, 0.0), (true, 0, 0.5), (true, 2, 0.5)]
+        {
+            let sampling =
+                Sampling { repetition_penalty: 2.0, temperature: 0.5, top_k, tail, min_p: 0.0, draws };
             let logits = TensorData::new(rows.concat(), [n, 1, 3]);
             let draws = Draws {
                 words: integers(vec![1 << 23; n], [n, 1], device),
                 used: integers(vec![0; n], [n], device),
                 occurred: Some(integers(vec![0; 3 * n], [n, 3], device)),
             };
-            let sampling =
-                Sampling { repetition_penalty: 2.0, temperature: 0.5, top_k, tail, min_p: 0.0, draws: true };
             let logits = Tensor::from_data(logits, (device, DType::F32));
             let (chosen, draws) = kernels.sample(logits, draws, &sampling);
             let what = format!("{choice} on {name}, {sampling:?}");

@@ -292,8 +292,8 @@ impl<L: CacheLayer + ?Sized> CacheLayer for Offloaded<L> {
         self.park()
     }
 
-    fn admits(&self, n: usize) -> Result<()> {
-        self.inner.admits(n)
+    fn admits(&self, n: usize, padded: bool) -> Result<()> {
+        self.inner.admits(n, padded)
     }
 
     fn reserve(&mut self, tokens: usize) {

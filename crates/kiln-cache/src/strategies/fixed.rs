@@ -100,7 +100,7 @@ impl KvLayer for FixedLayer {
 
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
         let n = keys.dims()[2];
-        self.admits(n)?;
+        self.admits(n, place.left_pad.is_some())?;
         self.buffer.check(&keys, self.seq_len)?;
         let slots = self.slots_for(self.seq_len + n);
         self.buffer.resize(slots, self.seq_len, [&keys, &values], Lives::AsLongAsTheSequence)?;
@@ -145,7 +145,7 @@ impl CacheLayer for FixedLayer {
         self.seq_len
     }
 
-    fn admits(&self, n: usize) -> Result<()> {
+    fn admits(&self, n: usize, _padded: bool) -> Result<()> {
         match self.len {
             Some(capacity) if self.seq_len + n > capacity => {
                 Err(Error::Full { capacity, needed: self.seq_len + n })

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use crate::{
     args::{BenchArgs, BenchOutput},
-    display, load,
+    load,
+    output::{self, say},
 };
 
 mod peer;
@@ -85,12 +86,13 @@ struct Steps {
     longest: f64,
 }
 
-pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     let plans: Vec<Plan> = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<_>>()?;
     let random = args.random.as_deref().map(sizes).transpose()?;
     let peer = args.against.as_deref().map(peer::read).transpose()?;
     if args.repetitions == 0 {
-        return Err(Error::Setting { name: "--repetitions", why: "is 0, must be at least 1".to_owned() });
+        let why = "is 0, must be at least 1".to_owned();
+        return Err(Error::Setting { name: "--repetitions", why }.into());
     }
     let device = load::open(&args.place)?;
     let model = match random {
@@ -112,7 +114,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let longest = args.generate.iter().map(|n| n + deepest).chain(args.prompt.iter().copied()).max();
     if let Some(long) = longest.filter(|&n| n > positions) {
         let why = format!("{long} tokens are more than the model's {positions} positions");
-        return Err(Error::Setting { name: "-p, -n, --depth", why });
+        return Err(Error::Setting { name: "-p, -n, --depth", why }.into());
     }
     // Its buffers are large, and would hide what prefill needs.
     let decodes = args.generate.iter().any(|&n| n > 0);
@@ -169,10 +171,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         results,
     };
     match args.output {
-        BenchOutput::Json => display::say(print::json(&report)),
-        BenchOutput::Csv => display::say(print::csv(&report, peer.as_ref()).trim_end()),
+        BenchOutput::Json => say(print::json(&report))?,
+        BenchOutput::Csv => say(print::csv(&report, peer.as_ref()).trim_end())?,
         BenchOutput::Md => {
-            display::say(format_args!("{}\n", print::markdown(&report, peer.as_ref())));
+            say(format_args!("{}\n", print::markdown(&report, peer.as_ref())))?;
             let warm_up: f64 = report.results.iter().map(|measured| measured.warm_up).sum();
             let memory = report.bandwidth.map_or_else(String::new, |bandwidth| {
                 format!("{} of memory bandwidth, measured; ", print::rate(bandwidth))
@@ -180,7 +182,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
             let copies = report.copies.map_or_else(String::new, |Copies { up, down }| {
                 format!("copies to it {}, from it {}; ", print::rate(up), print::rate(down))
             });
-            display::say(format_args!("{}: {memory}{copies}warm-up {warm_up:.2} s, not counted", info.name));
+            say(format_args!("{}: {memory}{copies}warm-up {warm_up:.2} s, not counted", info.name))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,8 +1,8 @@
 //! A peer's figures: what `tools/bench_transformers.py --json` writes.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use kiln::{Error, Result};
+use kiln::{Error, Result, files};
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
@@ -25,8 +25,8 @@ struct Figure {
 
 pub(super) fn read(path: &Path) -> Result<Peer> {
     let wrong = |why: String| Error::File { path: path.to_owned(), why };
-    let text = fs::read(path).map_err(|e| wrong(e.to_string()))?;
-    serde_json::from_slice(&text)
+    let text = files::read_input(path)?;
+    serde_json::from_str(&text)
         .map_err(|e| wrong(format!("is not a report of tools/bench_transformers.py --json: {e}")))
 }
 

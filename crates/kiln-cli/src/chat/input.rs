@@ -10,6 +10,8 @@ use etcetera::BaseStrategy;
 use kiln::{Error, Result};
 use rustyline::{DefaultEditor, error::ReadlineError};
 
+use crate::output::note;
+
 /// Opens and closes a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
@@ -87,7 +89,7 @@ impl Input {
             Self::Terminal { editor, .. } => match editor.readline(prompt) {
                 Ok(line) => Ok(Line::Text(line)),
                 Err(ReadlineError::Interrupted) => {
-                    eprintln!("(Ctrl-D or /exit leaves)");
+                    note("(Ctrl-D or /exit leaves)");
                     Ok(Line::GivenUp)
                 }
                 Err(ReadlineError::Eof) => Ok(Line::End),

@@ -1,8 +1,6 @@
 //! `kiln chat`
 
 use std::{
-    fs,
-    io::{self, Write},
     path::Path,
     process::ExitCode,
     sync::{
@@ -12,13 +10,13 @@ use std::{
 };
 
 use kiln::{
-    Chat, ChatTemplate, Error, GenerationConfig, Message, Model, Plan, Result, Reuse, RunOptions, Stats,
-    StopReason,
+    Chat, ChatTemplate, Error, GenerationConfig, Model, Plan, Reuse, RunOptions, Stats, StopReason, files,
 };
 
 use crate::{
     args::ChatArgs,
     display, load,
+    output::{Failure, Result, note, plain, print, say},
     run::{options, wanted},
 };
 
@@ -45,16 +43,16 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     let mut input = Input::new()?;
     if input.is_terminal() {
         let place = &model.opened().info.name;
-        eprintln!(
+        note(format_args!(
             "{} on {place}, {}. /help lists what can be typed beside messages.",
             model.name(),
             model.dtype().name()
-        );
+        ));
     }
     if args.model.is_none() {
         if input.is_terminal() {
-            eprintln!(
-                "It is a small base model, trained on plays and two old books: it goes on in their manner, and knows nothing."
+            note(
+                "It is a small base model, trained on plays and two old books: it goes on in their manner, and knows nothing.",
             );
         }
         // In its texts, an empty line ends a speech.
@@ -70,17 +68,17 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
         interrupts: Interrupts::new(),
         watched: input.is_terminal(),
     };
-    session.tell_system(args.system.as_deref());
+    session.tell_system(args.system.as_deref())?;
     while let Some(line) = input.next()? {
         match session.take(&line) {
             Ok(true) => {}
             Ok(false) => break,
             // A script is not to go on as if nothing had happened; a person can.
-            Err(error @ Error::Prompt { .. }) if session.watched => {
-                eprintln!("error: {error}; /reset begins a new conversation");
+            Err(Failure::Kiln(error @ Error::Prompt { .. })) if session.watched => {
+                note(format_args!("error: {}; /reset begins a new conversation", plain(error)));
             }
-            Err(error) if session.watched => eprintln!("error: {error}"),
-            Err(error) => return Err(error),
+            Err(Failure::Kiln(error)) if session.watched => note(format_args!("error: {}", plain(error))),
+            Err(failure) => return Err(failure),
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -91,8 +89,8 @@ fn given_template(name: &str) -> Result<Option<ChatTemplate>> {
     let path = Path::new(name);
     match path.exists() {
         true => {
-            let source = fs::read_to_string(path).map_err(|e| file(path, e))?;
-            ChatTemplate::new(&source).map(Some)
+            let source = files::read_input(path)?;
+            Ok(Some(ChatTemplate::new(&source)?))
         }
         false => Ok(None),
     }
@@ -102,16 +100,16 @@ fn given_template(name: &str) -> Result<Option<ChatTemplate>> {
 fn own_template(model: &Model, name: Option<&str>) -> Result<ChatTemplate> {
     let own = model.chat_templates();
     match name {
-        Some(name) if own.by_name.is_empty() => Err(file(name.as_ref(), "there is no such file")),
-        Some(name) => own.named(name),
+        Some(name) if own.by_name.is_empty() => Err(file(name.as_ref(), "there is no such file").into()),
+        Some(name) => Ok(own.named(name)?),
         None if own.by_name.is_empty() => {
-            eprintln!(
+            note(format_args!(
                 "{} has no chat template: using ChatML, as llama.cpp does; --template FILE gives another",
                 model.name()
-            );
+            ));
             Ok(ChatTemplate::chatml())
         }
-        None => own.choose(false),
+        None => Ok(own.choose(false)?),
     }
 }
 
@@ -161,10 +159,13 @@ impl Session<'_> {
     /// Takes a message or a command; whether to go on.
     fn take(&mut self, line: &str) -> Result<bool> {
         if !line.starts_with('/') {
-            return if line.trim().is_empty() { Ok(true) } else { self.answer(line) };
+            if !line.trim().is_empty() {
+                self.answer(line)?;
+            }
+            return Ok(true);
         }
         match line.parse()? {
-            Command::Help => display::say(command::help()),
+            Command::Help => say(command::help())?,
             Command::Reset => {
                 self.chat.conversation_mut().messages.retain(|message| message.role() == "system");
                 self.latest = None;
@@ -172,20 +173,20 @@ impl Session<'_> {
             Command::Save(path) => {
                 let text =
                     serde_json::to_string_pretty(self.chat.conversation()).map_err(|e| file(&path, e))?;
-                fs::write(&path, text + "\n").map_err(|e| file(&path, format!("cannot be written: {e}")))?;
+                files::write(&path, (text + "\n").as_bytes())?;
             }
             Command::Load(path) => {
-                let text = fs::read_to_string(&path).map_err(|e| file(&path, e))?;
+                let text = files::read_input(&path)?;
                 let conversation = serde_json::from_str(&text)
                     .map_err(|e| file(&path, format!("is no conversation: {e}")))?;
                 *self.chat.conversation_mut() = conversation;
             }
-            Command::Stats => display::say(self.stats()),
-            Command::Cache => display::say(self.cache()),
+            Command::Stats => say(self.stats())?,
+            Command::Cache => say(self.cache())?,
             Command::System(None) => {
-                display::say(self.system().unwrap_or_else(|| "no system message".to_owned()))
+                say(self.system().unwrap_or_else(|| "no system message".to_owned()))?;
             }
-            Command::System(text) => self.tell_system(text.as_deref()),
+            Command::System(text) => self.tell_system(text.as_deref())?,
             Command::Exit => return Ok(false),
         }
         Ok(true)
@@ -195,43 +196,37 @@ impl Session<'_> {
         self.chat.conversation().messages.iter().find(|message| message.role() == "system")?.content()
     }
 
-    /// The first message becomes, or is replaced by, `text`.
-    fn tell_system(&mut self, text: Option<&str>) {
-        let Some(text) = text else { return };
-        let messages = &mut self.chat.conversation_mut().messages;
-        messages.retain(|message| message.role() != "system");
-        messages.insert(0, Message::new("system", text));
+    /// Sets the system message.
+    fn tell_system(&mut self, text: Option<&str>) -> Result<()> {
+        Ok(text.map_or(Ok(()), |text| self.chat.set_system(text))?)
     }
 
-    /// Says `text`, and prints the answer as it comes; whether anybody reads on.
-    fn answer(&mut self, text: &str) -> Result<bool> {
+    /// Says `text`, and prints the answer as it comes.
+    fn answer(&mut self, text: &str) -> Result<()> {
         self.interrupts.pending.store(false, Ordering::Relaxed);
         let answered = self.print_answer(text);
         self.interrupts.pending.store(true, Ordering::Relaxed);
         answered
     }
 
-    fn print_answer(&mut self, text: &str) -> Result<bool> {
+    fn print_answer(&mut self, text: &str) -> Result<()> {
         let mut answer = self.chat.say(text, &self.wanted, self.options)?;
-        let mut out = io::stdout().lock();
-        let mut show = |text: &str| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok();
-        let mut heard = true;
         let mut stopped = false;
-        while heard && !stopped {
+        while !stopped {
             let Some(piece) = answer.next() else { break };
-            heard = show(&piece?);
+            print(piece?)?;
             stopped = self.interrupts.pending.load(Ordering::Relaxed);
         }
-        heard = show("\n") && heard;
+        print("\n")?;
         self.latest = Some((answer.stats(), answer.reuse()));
         match answer.stop_reason() {
             Some(StopReason::Length) if self.watched => {
-                eprintln!("(cut off after {} tokens; -n allows more)", answer.stats().generated);
+                note(format_args!("(cut off after {} tokens; -n allows more)", answer.stats().generated));
             }
-            _ if stopped => eprintln!("(stopped)"),
+            _ if stopped => note("(stopped)"),
             _ => {}
         }
-        Ok(heard)
+        Ok(())
     }
 
     fn stats(&self) -> String {

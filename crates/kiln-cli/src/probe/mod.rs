@@ -1,15 +1,19 @@
 //! `kiln probe`: what lossy caches cost on a model, and which to take.
 
-use std::{fs, process::ExitCode};
+use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    Error, Model, Plan, Result,
+    Error, Model, Plan, files,
     memory::LayerNeed,
-    probe::{BROKEN, PROBED, Probe, Probed, UNSEEN, own_text, probe},
+    probe::{BROKEN, Loss, PROBED, Probe, Probed, UNSEEN, UNSEEN_AGREEMENT, own_text, probe},
 };
 
-use crate::{args::ProbeArgs, display, load};
+use crate::{
+    args::ProbeArgs,
+    display, load,
+    output::{Result, say},
+};
 
 mod plot;
 
@@ -17,14 +21,12 @@ mod plot;
 const WINDOW: usize = 2048;
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
-    let asked = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<Vec<Plan>>>()?;
-    let text = args.text.as_ref().map(|path| {
-        fs::read_to_string(path).map_err(|e| Error::File { path: path.clone(), why: e.to_string() })
-    });
-    let text = text.transpose()?;
+    let asked = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<Vec<Plan>, Error>>()?;
+    let text = args.text.as_deref().map(files::read_input).transpose()?;
+    args.plot.as_deref().map_or(Ok(()), files::check_writable)?;
     if args.tokens < 2 {
         let why = format!("is {}, must be at least 2", args.tokens);
-        return Err(Error::Setting { name: "--tokens", why });
+        return Err(Error::Setting { name: "--tokens", why }.into());
     }
     let device = load::open(&args.place)?;
     let model = load::model(&load::folder(args.model.as_deref())?, &args.place, device, None, 0)?;
@@ -32,7 +34,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
     let positions = model.sizes().positions;
     if !(2..=positions).contains(&window) {
         let why = format!("{window} is not between 2 and the model's {positions} positions");
-        return Err(Error::Setting { name: "--ctx", why });
+        return Err(Error::Setting { name: "--ctx", why }.into());
     }
     let needs = model.causal().needs();
     let plans = match asked.is_empty() {
@@ -54,37 +56,51 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
     bar.finish_and_clear();
     let probed = probed?;
 
-    if let Some(path) = &args.plot {
-        let svg = plot::svg(&probed, model.name());
-        fs::write(path, svg).map_err(|e| Error::File { path: path.clone(), why: e.to_string() })?;
-    }
     match args.json {
-        true => display::say(format_args!("{:#}", json(&probed, &model))),
-        false => print(&probed, &model, args.text.is_none()),
+        true => say(format_args!("{:#}", json(&probed, &model)))?,
+        false => print(&probed, &model, args.text.is_none())?,
+    }
+    if let Some(path) = &args.plot {
+        files::write(path, plot::svg(&probed, model.name()).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The caches that are probed unasked, as far as they can serve a model of these needs.
 fn known(needs: &[LayerNeed]) -> Result<Vec<Plan>> {
-    let plans = PROBED.iter().map(|text| Plan::named(text)).collect::<Result<Vec<Plan>>>()?;
+    let plans = PROBED.iter().map(|text| Plan::named(text)).collect::<Result<Vec<Plan>, Error>>()?;
     Ok(plans.into_iter().filter(|plan| plan.check(needs).is_ok()).collect())
 }
 
-fn print(probe: &Probe, model: &Model, own: bool) {
+fn print(probe: &Probe, model: &Model, own: bool) -> Result<()> {
     let text = if own { " that the model made itself" } else { "" };
-    display::say(format_args!(
+    say(format_args!(
         "{} on {}: {} tokens{text}, in windows of {}\n",
         model.name(),
         model.opened().info.name,
         probe.tokens,
         probe.window
-    ));
-    let head =
-        ["cache", "bytes a token", "of dense", "KL divergence", "largest", "same token", "perplexity", "t/s"];
+    ))?;
+    let head = [
+        "cache",
+        "bytes a token",
+        "of dense",
+        "KL divergence",
+        "largest",
+        "same token",
+        "perplexity",
+        "t/s",
+        "loss",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let dense = probe.dense();
-    for probed in std::iter::once(dense).chain(probe.ranked()) {
+    for (place, probed) in std::iter::once(dense).chain(probe.ranked()).enumerate() {
+        let loss = match probed.loss() {
+            _ if place == 0 => "none",
+            Loss::Unseen => "not seen",
+            Loss::Seen => "seen",
+            Loss::Broken => "breaks the model",
+        };
         rows.push(vec![
             probed.cache.clone(),
             format!("{:.0}", probed.bytes_per_token),
@@ -94,25 +110,25 @@ fn print(probe: &Probe, model: &Model, own: bool) {
             format!("{:.2} %", 100.0 * probed.agreement),
             format!("{:.3}", probed.perplexity),
             format!("{:.1}", 1.0 / probed.step.as_secs_f64().max(1e-9)),
+            loss.to_owned(),
         ]);
     }
-    display::say(format_args!("{}\n", display::table(&rows)));
+    say(format_args!("{}\n", display::table(&rows)))?;
+    let same = 100.0 * UNSEEN_AGREEMENT;
+    say(format_args!(
+        "not seen: at most {UNSEEN} nats and the same likeliest token at {same} % of places or more; \
+         breaks the model: more than {BROKEN} nats"
+    ))?;
     for probed in probe.broken() {
-        display::say(format_args!(
-            "warning: `{}` breaks this model: {}",
-            probed.cache,
-            because(probe, probed)
-        ));
+        say(format_args!("warning: `{}` breaks this model: {}", probed.cache, because(probe, probed)))?;
     }
     match probe.recommended() {
-        Some(best) => display::say(format_args!(
-            "recommended: --cache {} ({:.1} times smaller, and its loss is not seen: below {UNSEEN} nats)",
+        Some(best) => say(format_args!(
+            "recommended: --cache {} ({:.1} times smaller than dense)",
             best.cache,
             dense.bytes_per_token / best.bytes_per_token
         )),
-        None => display::say(format_args!(
-            "recommended: --cache dynamic (none that was probed is smaller and loses less than {UNSEEN} nats a token)"
-        )),
+        None => say("recommended: --cache dynamic (the loss of every smaller cache is seen)"),
     }
 }
 

@@ -9,6 +9,15 @@ use std::{
 
 use serde_json::Value;
 
+mod hostile;
+
+/// The devices that are tested: `KILN_TEST_DEVICES`, else the CPU.
+fn devices() -> Vec<String> {
+    let named = std::env::var("KILN_TEST_DEVICES").unwrap_or_default();
+    let named: Vec<String> = named.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    if named.is_empty() { vec!["cpu".to_owned()] } else { named }
+}
+
 fn kiln(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kiln")).args(args).stdin(Stdio::null()).output().unwrap()
 }
@@ -153,9 +162,9 @@ fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&run(&["--file", "/nowhere", "x"]), "cannot be used with");
     refused(&run(&["--file", "/nowhere"]), "/nowhere");
     refused(&run(&["--prefill-chunk", "0", "x"]), "at least 1");
-    refused(&run(&["--threads", "0", "x"]), "at least 1");
+    refused(&run(&["--threads", "0", "x"]), "must be from 1 to");
     refused(&kiln(&["run", "--device", "cpu", "-n", "0", "x"]), "at least 1");
-    refused(&kiln(&["run", "--device", "cpu", "-n=-1", "x"]), "invalid");
+    refused(&kiln(&["run", "--device", "cpu", "-n=-2", "x"]), "invalid");
     refused(&run(&["--stop", "", "x"]), "stop");
     refused(&run(&["--repetition-penalty", "0", "x"]), "repetition_penalty");
     for (flag, value) in
@@ -234,8 +243,8 @@ fn a_cache_that_does_not_fit_moves_to_the_host_or_is_refused() {
     let told = stderr(&small);
     assert!(told.contains("move to host memory") && told.lines().count() == 1, "{told}");
     refused(&ask(&["--memory", "16.2MiB", "--on-oom", "fail"]), "out of memory: a cache of");
-    refused(&ask(&["--memory", "15.5MiB"]), "would fit");
-    refused(&ask(&["--memory", "15MiB"]), "out of memory: weights");
+    refused(&ask(&["--memory", "15.5MiB"]), "use at most");
+    refused(&ask(&["--memory", "15MiB"]), "out of memory: the model's weights");
     refused(&ask(&["--on-oom", "weep"]), "offload");
     // The same with layers in host memory from the start.
     for args in
@@ -265,10 +274,11 @@ fn memory_that_the_system_does_not_give_is_one_sentence() {
     let whole = limited(&few);
     assert!(whole.status.success(), "{}", stderr(&whole));
     let none = limited(&many);
-    refused(&none, "out of memory: a cache");
+    refused(&none, "out of memory: the cache");
     assert_eq!(stderr(&none).lines().count(), 1, "{}", stderr(&none));
     let packed = limited(&[&many[..], &["--on-oom", "quantize"]].concat());
-    refused(&packed, "out of memory");
+    assert!(packed.status.success(), "{}", stderr(&packed));
+    assert!(stderr(&packed).contains("packed in 4 bits"), "{}", stderr(&packed));
 }
 
 #[test]
@@ -345,7 +355,7 @@ fn a_saved_cache_is_gone_on_from() {
     }
     refused(&at(&["--cache", "dynamic", "--load-cache", path, "x"]), "`sink:window=16`");
     std::fs::write(&file, "nonsense").unwrap();
-    refused(&at(&["--load-cache", path, "x"]), "not a whole cache file");
+    refused(&at(&["--load-cache", path, "x"]), "not a whole");
     std::fs::remove_file(&file).unwrap();
     refused(&at(&["--load-cache", path, "x"]), path);
 }
@@ -388,6 +398,11 @@ fn chat(args: &[&str], lines: &str) -> Output {
     // A program that leaves early closes the pipe.
     let _ = child.stdin.take().unwrap().write_all(lines.as_bytes());
     child.wait_with_output().unwrap()
+}
+
+/// A chat template of the tests.
+fn template(name: &str) -> String {
+    fixture(&format!("../data/chat_templates/{name}.jinja"))
 }
 
 fn temporary(name: &str) -> PathBuf {
@@ -440,7 +455,9 @@ fn a_conversation_is_saved_and_gone_on_with() {
     let lines = format!(
         "{first}/save {file}\n/reset\n\"\"\"\nTwo\nlines\"\"\"\n/load {file}\n/save {again_file}\nWell?\n"
     );
-    let output = chat(&["--system", "Be brief."], &lines);
+    let template = template("chatml");
+    let brief = ["--template", &template, "--system", "Be brief."];
+    let output = chat(&brief, &lines);
     assert!(output.status.success(), "{}", stderr(&output));
     let read = |path: &PathBuf| std::fs::read_to_string(path).unwrap();
     let saved: Value = serde_json::from_str(&read(&path)).unwrap();
@@ -456,14 +473,16 @@ fn a_conversation_is_saved_and_gone_on_with() {
     let text = stdout(&output);
     assert!(text.starts_with(&format!("{answer}\n")), "{text}");
     // What was said in between is forgotten.
-    let want = stdout(&chat(&["--system", "Be brief."], &format!("{first}Well?\n")));
+    let want = stdout(&chat(&brief, &format!("{first}Well?\n")));
     assert!(text.ends_with(want.strip_prefix(&format!("{answer}\n")).unwrap()), "{text}\n{want}");
 }
 
 #[test]
 fn commands_answer() {
-    let output =
-        chat(&[], "/help\n/system\n/system Speak verse.\n/system\n/cache\n/stats\n/exit\nnever read\n");
+    let output = chat(
+        &["--template", &template("chatml")],
+        "/help\n/system\n/system Speak verse.\n/system\n/cache\n/stats\n/exit\nnever read\n",
+    );
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
     for words in [

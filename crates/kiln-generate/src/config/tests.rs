@@ -27,7 +27,7 @@ fn one_and_a_list_of_one_are_the_same() {
 fn absent_null_and_unknown_are_no_wishes() {
     let nothing = GenerationConfig::default();
     assert_eq!(
-        config(json!({"top_k": null, "eos_token_id": null, "transformers_version": "5", "num_beams": 4})),
+        config(json!({"top_k": null, "eos_token_id": null, "transformers_version": "5", "_from": 4})),
         nothing
     );
     assert_eq!(config(json!({"pad_token_id": -1, "bos_token_id": null})), nothing);
@@ -70,14 +70,14 @@ fn a_file_is_read_and_its_errors_name_it() {
         eos_token_id: Some(vec![1, 2]),
         ..GenerationConfig::default()
     };
-    assert_eq!(good, Ok(want));
+    assert_eq!(good, Ok(Some(want)));
     let wrong = read(r#"{"temperature": "hot"}"#).expect_err("a string").to_string();
     assert!(wrong.contains("generation_config.json") && wrong.contains("`temperature`"), "{wrong}");
     for text in ["[]", "{", ""] {
         assert!(matches!(read(text), Err(Error::File { .. })), "{text:?}");
     }
     std::fs::remove_dir_all(&folder).expect("removed");
-    assert!(matches!(GenerationConfig::from_file(&path), Err(Error::File { .. })), "gone");
+    assert_eq!(GenerationConfig::from_file(&path), Ok(None), "gone");
 }
 
 #[test]
@@ -131,4 +131,23 @@ fn a_length_with_the_prompt_leaves_the_rest() {
     assert_eq!(settings(json!({"max_length": 12})).new_tokens(10), Ok(Some(2)));
     assert_eq!(settings(json!({"max_length": 12, "max_new_tokens": 7})).new_tokens(100), Ok(Some(7)));
     assert!(settings(json!({"max_length": 12})).new_tokens(12).is_err());
+}
+
+#[test]
+fn what_is_not_applied_is_named() {
+    let config = |json: Value| arguments(json).expect("settings");
+    let named = |json: Value, sampling: bool| config(json).not_applied(sampling);
+    for neutral in [
+        json!({"num_beams": 1, "no_repeat_ngram_size": 0, "suppress_tokens": [], "bad_words_ids": null}),
+        json!({"typical_p": 1.0, "epsilon_cutoff": 0.0, "diversity_penalty": 0, "length_penalty": 2.0}),
+        json!({"renormalize_logits": true, "_from_model_config": true, "transformers_version": "5.0"}),
+    ] {
+        assert!(named(neutral.clone(), true).is_empty(), "{neutral}");
+    }
+    let json = json!({"no_repeat_ngram_size": 3, "num_beams": 4, "suppress_tokens": [7], "min_new_tokens": 5, "typical_p": 0.9});
+    let greedy = ["min_new_tokens", "no_repeat_ngram_size", "num_beams", "suppress_tokens"];
+    assert_eq!(named(json.clone(), false), greedy, "drawing tokens is not asked for");
+    assert_eq!(named(json.clone(), true), [&greedy[..], &["typical_p"]].concat());
+    let overridden = config(json!({"min_new_tokens": 0})).merged_over(&config(json));
+    assert!(!overridden.not_applied(false).contains(&"min_new_tokens"));
 }

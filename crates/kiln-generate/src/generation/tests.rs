@@ -60,7 +60,7 @@ fn one(options: Options) -> (Vec<TokenId>, usize) {
 fn expected(n: usize) -> Vec<TokenId> {
     let mut ids = PROMPT.to_vec();
     for _ in 0..n {
-        ids.push(crate::sampler::greedy(&fake::logits(&ids)));
+        ids.push(crate::sampler::greedy(&fake::logits(&ids)).unwrap());
     }
     ids.split_off(PROMPT.len())
 }
@@ -90,7 +90,7 @@ fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
             .unwrap()
             .unwrap()
             .apply(&ids, &mut scores);
-        let token = crate::sampler::greedy(&scores);
+        let token = crate::sampler::greedy(&scores).unwrap();
         assert_ne!(scores, logits, "the prompt counts");
         assert_eq!(step.tokens, [Some(token)]);
         assert_eq!((step.logits, step.scores), (Some(vec![logits]), Some(vec![scores])));

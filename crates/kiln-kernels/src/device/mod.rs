@@ -190,14 +190,21 @@ fn choose() -> Result<DeviceName> {
     }
 }
 
+/// Threads a core that are of any use: beyond that they wait for each other, for minutes.
+const THREADS_A_CORE: usize = 32;
+
 /// Computes with `threads` CPU threads. Only before the first computation.
 ///
 /// # Errors
-/// [`Error::Setting`] for 0, or when it is too late.
+/// [`Error::Setting`] for 0, for many times more than there are cores, or when it is too late.
 pub fn limit_threads(threads: usize) -> Result<()> {
-    let wrong = |why: String| Error::Setting { name: "--threads", why };
-    if threads == 0 {
-        return Err(wrong("is 0, must be at least 1".to_owned()));
+    let wrong = |why: String| Error::Setting { name: "threads", why };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = cores.saturating_mul(THREADS_A_CORE);
+    if threads == 0 || threads > most {
+        return Err(wrong(format!(
+            "is {threads}, must be from 1 to {most}; there are {cores} cores, and more threads than cores are not faster"
+        )));
     }
     #[cfg(feature = "cpu")]
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().map_err(|e| wrong(e.to_string()))?;

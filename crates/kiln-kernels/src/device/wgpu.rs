@@ -1,9 +1,13 @@
-//! Adapters of Vulkan, Metal and DX12 (and OpenGL where nothing else is), through wgpu.
+//! Adapters of Vulkan, Metal and DX12, through wgpu.
+//!
+//! Not of OpenGL, where definitions of kernels give wrong results in silence. One cause: `a % b` of negative integers is
+//! undefined in GLSL, naga 30 writes WGSL's as that, and drivers compute it unsigned, so that -99 % 7 is 3 and not -1. It
+//! is not the only one: definitions that take no remainder of negative integers still fail conformance.
 
 use std::{
     collections::HashMap,
     panic::resume_unwind,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use burn::tensor::{
@@ -21,6 +25,7 @@ use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
 /// Devices opened so far, by their number: Burn initialises a runtime once a process.
 static OPENED: Mutex<Option<HashMap<usize, Opened>>> = Mutex::new(None);
 
+#[derive(Clone)]
 struct Adapter {
     info: DeviceInfo,
     backend: WgpuBackend,
@@ -31,8 +36,8 @@ struct Adapter {
 pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
     let adapters = adapters();
     if adapters.is_empty() {
-        let why = "no Vulkan, Metal, DX12 or OpenGL driver offers an adapter; install the GPU's driver, or \
-                   mesa-vulkan-drivers for a software device";
+        let why = "no Vulkan, Metal or DX12 driver offers an adapter (OpenGL is not used: kernels give wrong results \
+                   on it); install the GPU's driver, or mesa-vulkan-drivers for a software device";
         return Err(unavailable(DeviceName::Wgpu(None), why));
     }
     Ok(adapters.into_iter().map(|adapter| adapter.info).collect())
@@ -97,7 +102,13 @@ fn give_up(error: wgpu::Error) {
     }
 }
 
+/// They are looked for once a process: it takes a while, and drivers may say something each time.
 fn adapters() -> Vec<Adapter> {
+    static FOUND: OnceLock<Vec<Adapter>> = OnceLock::new();
+    FOUND.get_or_init(find_adapters).clone()
+}
+
+fn find_adapters() -> Vec<Adapter> {
     let apis = [
         (wgpu::Backends::METAL, WgpuBackend::Metal),
         (wgpu::Backends::VULKAN, WgpuBackend::Vulkan),
@@ -105,9 +116,6 @@ fn adapters() -> Vec<Adapter> {
     ];
     let mut adapters: Vec<Adapter> =
         apis.into_iter().flat_map(|(backends, backend)| adapters_of(backends, backend)).collect();
-    if adapters.is_empty() {
-        adapters = adapters_of(wgpu::Backends::GL, WgpuBackend::Gl);
-    }
     for (number, adapter) in adapters.iter_mut().enumerate() {
         adapter.info.name = DeviceName::Wgpu(Some(number));
     }

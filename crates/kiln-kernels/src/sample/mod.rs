@@ -61,7 +61,7 @@ pub(crate) fn definition(logits: Tensor<3>, draws: Draws, sampling: &Sampling) -
             let step = draws.used.clone().reshape([rows, 1]);
             draw(scores, draws.words.clone().gather(1, step), sampling)
         }
-        false => scores.argmax(1),
+        false => likeliest(scores),
     };
     let chosen = chosen.cast(DType::I32);
     let occurred = draws.occurred.map(|occurred| {
@@ -72,14 +72,27 @@ pub(crate) fn definition(logits: Tensor<3>, draws: Draws, sampling: &Sampling) -
     (chosen, Draws { words: draws.words, used: draws.used + 1, occurred })
 }
 
+/// The likeliest token of each row of scores `[rows, vocab]`, of equals the first; -1 where the scores are no distribution.
+pub fn likeliest(scores: Tensor<2>) -> Tensor<2, Int> {
+    let (scores, _, is_one) = finite(scores);
+    scores.argmax(1).mask_fill(is_one.bool_not(), -1)
+}
+
+/// The scores with 0 in place of what is not a number, their largest, and whether each row is a distribution: all are
+/// numbers, and the largest is finite.
+fn finite(scores: Tensor<2>) -> (Tensor<2>, Tensor<2>, Tensor<2, Bool>) {
+    let not = scores.clone().is_nan();
+    let scores = scores.mask_fill(not.clone(), 0.0);
+    let largest = scores.clone().max_dim(1);
+    let is_one = not.any_dim(1).bool_not().bool_and(largest.clone().is_inf().bool_not());
+    (scores, largest, is_one)
+}
+
 /// A token of each row of scores `[rows, vocab]`, -1 where they are no distribution. `words`: `[rows, 1]`
 fn draw(scores: Tensor<2>, words: Tensor<2, Int>, sampling: &Sampling) -> Tensor<2, Int> {
     let [rows, vocab] = scores.dims();
     let count = |mask: Tensor<2, Bool>| mask.int().cast(DType::I32).sum_dim(1);
-    let number = scores.clone().is_nan().bool_not();
-    let scores = scores.mask_fill(number.clone().bool_not(), 0.0);
-    let largest = scores.clone().max_dim(1);
-    let is_one = number.all_dim(1).bool_and(largest.clone().is_inf().bool_not());
+    let (scores, largest, is_one) = finite(scores);
     let mut weights = (scores.clone() - largest).exp();
 
     if (1..vocab).contains(&sampling.top_k) {

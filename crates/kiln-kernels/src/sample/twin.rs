@@ -288,7 +288,9 @@ fn sample<E: Float>(
         }
         let logit = f32::cast_from(logits[row * logits.stride(0) + token * logits.stride(2)]);
         let key = key_of(processed(logit, penalize, info));
-        keys[first_key + token] = key;
+        if comptime!(draws) {
+            keys[first_key + token] = key;
+        }
         if key > top_key {
             top_key = key;
             top_token = u32::cast_from(token);
@@ -342,9 +344,9 @@ fn sample<E: Float>(
         let kept = Kept { first_key, largest, lowest, first, least: info.min_p };
         let word = words[row * words.stride(0) + step * words.stride(1)];
         let limit = f32::cast_from(word) / 16777216.0 * total(keys, vocab, &kept, &mut sums);
-        let drawn = i32::cast_from(find(keys, vocab, &kept, limit, &mut sums, WEIGHTS));
-        token = select(largest > LOWEST && largest < HIGHEST, drawn, -1);
+        token = i32::cast_from(find(keys, vocab, &kept, limit, &mut sums, WEIGHTS));
     }
+    token = select(largest > LOWEST && largest < HIGHEST, token, -1);
     if lane == 0 {
         chosen[row] = token;
         used[at_used] = i32::cast_from(step) + 1;

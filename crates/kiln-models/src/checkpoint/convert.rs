@@ -3,42 +3,57 @@
 use burn::tensor::Element;
 use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
+use kiln_core::Error;
 use safetensors::Dtype;
 
 /// Elements converted at a time, so that no second copy of a tensor is ever made.
-const BLOCK: usize = 1 << 14;
+const BLOCK: usize = 1 << 16;
+
+/// Fills a buffer with the next bytes of a file.
+pub(super) type Source<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<(), Error>;
+
+/// Why numbers could not be had.
+pub(super) enum Failed {
+    /// The file could not be read.
+    Read(Error),
+    /// A sentence about a type that is not read, or a value that the wanted type cannot hold.
+    Convert(String),
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Read(error)
+    }
+}
 
 /// What weights are held as.
 pub(super) trait Number: Pod + Element {
-    /// Decodes little-endian `bytes` of type `from` into `numbers`, which are as many.
-    ///
-    /// # Errors
-    /// A sentence about a type that cannot be read, or a value that this one cannot hold.
-    fn convert(bytes: &[u8], from: Dtype, numbers: &mut [Self]) -> Result<(), String>;
+    /// Decodes as many little-endian numbers of type `from` as there are in `numbers`.
+    fn convert(source: Source<'_>, from: Dtype, numbers: &mut [Self]) -> Result<(), Failed>;
 }
 
 impl Number for f32 {
-    fn convert(bytes: &[u8], from: Dtype, numbers: &mut [Self]) -> Result<(), String> {
+    fn convert(source: Source<'_>, from: Dtype, numbers: &mut [Self]) -> Result<(), Failed> {
         match from {
-            Dtype::F32 => copy(bytes, numbers),
-            Dtype::F16 => blocks::<f16, _>(bytes, numbers, |half, out| half.convert_to_f32_slice(out)),
-            Dtype::BF16 => blocks::<bf16, _>(bytes, numbers, |half, out| half.convert_to_f32_slice(out)),
-            _ => return Err(unreadable(from)),
+            Dtype::F32 => Ok(source(bytemuck::cast_slice_mut(numbers))?),
+            Dtype::F16 => blocks::<f16, _>(source, numbers, |half, out| half.convert_to_f32_slice(out)),
+            Dtype::BF16 => blocks::<bf16, _>(source, numbers, |half, out| half.convert_to_f32_slice(out)),
+            _ => Err(unreadable(from)),
         }
-        Ok(())
     }
 }
 
 impl Number for f16 {
-    fn convert(bytes: &[u8], from: Dtype, numbers: &mut [Self]) -> Result<(), String> {
+    fn convert(source: Source<'_>, from: Dtype, numbers: &mut [Self]) -> Result<(), Failed> {
         if from == Dtype::F16 {
-            copy(bytes, numbers);
-            return Ok(());
+            return Ok(source(bytemuck::cast_slice_mut(numbers))?);
         }
-        by_way_of_f32(bytes, from, numbers, |wide, out| {
+        by_way_of_f32(source, from, numbers, |wide, out| {
             out.convert_from_f32_slice(wide);
             match wide.iter().zip(&*out).find(|(w, h)| w.is_finite() && !h.is_finite()) {
-                Some((value, _)) => Err(format!("holds {value}, beyond float16; load it with --dtype f32")),
+                Some((value, _)) => {
+                    Err(Failed::Convert(format!("holds {value}, beyond float16; load it as f32 (`dtype`)")))
+                }
                 None => Ok(()),
             }
         })
@@ -46,46 +61,46 @@ impl Number for f16 {
 }
 
 impl Number for bf16 {
-    fn convert(bytes: &[u8], from: Dtype, numbers: &mut [Self]) -> Result<(), String> {
+    fn convert(source: Source<'_>, from: Dtype, numbers: &mut [Self]) -> Result<(), Failed> {
         if from == Dtype::BF16 {
-            copy(bytes, numbers);
-            return Ok(());
+            return Ok(source(bytemuck::cast_slice_mut(numbers))?);
         }
-        by_way_of_f32(bytes, from, numbers, |wide, out| {
+        by_way_of_f32(source, from, numbers, |wide, out| {
             out.convert_from_f32_slice(wide);
             Ok(())
         })
     }
 }
 
-fn unreadable(from: Dtype) -> String {
-    format!("is stored as {from:?}; F32, F16 and BF16 are read")
-}
-
-/// What is stored as it is held.
-fn copy<T: Pod>(bytes: &[u8], numbers: &mut [T]) {
-    bytemuck::cast_slice_mut(numbers).copy_from_slice(bytes);
+fn unreadable(from: Dtype) -> Failed {
+    Failed::Convert(format!("is stored as {from:?}; F32, F16 and BF16 are read"))
 }
 
 fn by_way_of_f32<T>(
-    bytes: &[u8],
+    source: Source<'_>,
     from: Dtype,
     numbers: &mut [T],
-    convert: impl Fn(&[f32], &mut [T]) -> Result<(), String>,
-) -> Result<(), String> {
+    convert: impl Fn(&[f32], &mut [T]) -> Result<(), Failed>,
+) -> Result<(), Failed> {
     let mut wide = vec![0.0; BLOCK.min(numbers.len())];
-    for (block, out) in bytes.chunks(BLOCK * from.bitsize() / 8).zip(numbers.chunks_mut(BLOCK)) {
+    for out in numbers.chunks_mut(BLOCK) {
         let wide = &mut wide[..out.len()];
-        f32::convert(block, from, wide)?;
+        f32::convert(source, from, wide)?;
         convert(wide, out)?;
     }
     Ok(())
 }
 
-fn blocks<T: Pod, U>(bytes: &[u8], numbers: &mut [U], convert: impl Fn(&[T], &mut [U])) {
-    for (block, out) in bytes.chunks(BLOCK * size_of::<T>()).zip(numbers.chunks_mut(BLOCK)) {
-        // A file may place a tensor at any byte.
-        let aligned: Vec<T> = bytemuck::pod_collect_to_vec(block);
-        convert(&aligned, out);
+fn blocks<T: Pod, U>(
+    source: Source<'_>,
+    numbers: &mut [U],
+    convert: impl Fn(&[T], &mut [U]),
+) -> Result<(), Failed> {
+    let mut stored: Vec<T> = bytemuck::zeroed_vec(BLOCK.min(numbers.len()));
+    for out in numbers.chunks_mut(BLOCK) {
+        let stored = &mut stored[..out.len()];
+        source(bytemuck::cast_slice_mut(stored))?;
+        convert(stored, out);
     }
+    Ok(())
 }

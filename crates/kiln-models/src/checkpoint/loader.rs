@@ -6,7 +6,10 @@ use burn::tensor::{DType, Device, Tensor, TensorData, s};
 use half::{bf16, f16};
 use kiln_core::{Error, Result, faults};
 
-use super::{Checkpoint, Entry, convert::Number};
+use super::{
+    Checkpoint, Entry,
+    convert::{Failed, Number},
+};
 use crate::{Part, Weights};
 
 /// Bytes that may be on their way to a GPU before the loader waits for it. What is under way is host memory, twice:
@@ -15,7 +18,7 @@ const IN_FLIGHT: usize = 4 << 20;
 
 /// Loads the tensors of a checkpoint one by one, and remembers which it was asked for.
 ///
-/// Host memory beyond the map: on the CPU none but the weights themselves, else a few times [`IN_FLIGHT`].
+/// Host memory: on the CPU none but the weights themselves, else a few times [`IN_FLIGHT`].
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     device: &'a Device,
@@ -35,7 +38,10 @@ struct Piece<'a> {
     name: &'a str,
     entry: &'a Entry,
     rows: usize,
-    bytes: &'a [u8],
+    /// Where its bytes begin, from the beginning of the data.
+    start: usize,
+    /// Bytes of a row in the file.
+    row: usize,
 }
 
 impl std::fmt::Debug for Loader<'_> {
@@ -118,10 +124,9 @@ impl<'a> Loader<'a> {
             start += part.rows;
             if first < end {
                 // The header was checked to give the tensor as many bytes as its shape needs.
-                let data = self.checkpoint.data(entry);
-                let row = data.len() / part.rows;
-                let bytes = data.get(first * row..end * row).unwrap_or_default();
-                pieces.push(Piece { name: &part.name, entry, rows: end - first, bytes });
+                let row = entry.range.len() / part.rows;
+                let start = entry.range.start + first * row;
+                pieces.push(Piece { name: &part.name, entry, rows: end - first, start, row });
             }
         }
         let mut shape = [range.len(); D];
@@ -142,12 +147,12 @@ impl<'a> Loader<'a> {
             device.memory_persistent_allocations(shape, |shape| Tensor::<D>::empty(shape, (device, dtype)));
         let mut start = 0;
         for piece in pieces {
-            let row_in_file = piece.bytes.len() / piece.rows;
-            for bytes in piece.bytes.chunks(rows * row_in_file) {
+            for first in (0..piece.rows).step_by(rows) {
                 let mut part_shape = shape;
-                part_shape[0] = bytes.len() / row_in_file;
+                part_shape[0] = rows.min(piece.rows - first);
                 let end = start + part_shape[0];
-                let part = self.send(&[Piece { rows: part_shape[0], bytes, ..*piece }], part_shape)?;
+                let block = Piece { rows: part_shape[0], start: piece.start + first * piece.row, ..*piece };
+                let part = self.send(&[block], part_shape)?;
                 // In place: nobody else holds the tensor.
                 whole = whole.slice_assign(s![start..end], part);
                 self.wait()?;
@@ -172,7 +177,7 @@ impl<'a> Loader<'a> {
         if self.in_flight >= IN_FLIGHT {
             self.wait()?;
         }
-        (self.on_progress)(pieces.iter().map(|piece| piece.bytes.len() as u64).sum());
+        (self.on_progress)(pieces.iter().map(|piece| (piece.rows * piece.row) as u64).sum());
         Ok(tensor)
     }
 
@@ -184,12 +189,20 @@ impl<'a> Loader<'a> {
     ) -> Result<TensorData> {
         let mut numbers = bytemuck::zeroed_vec::<T>(shape.iter().product());
         let mut rest = &mut numbers[..];
-        for Piece { name, entry, rows, bytes } in pieces {
+        for &Piece { name, entry, rows, start, .. } in pieces {
             let len = rows * shape[1..].iter().product::<usize>();
             let (converted, behind) = rest.split_at_mut(len);
-            T::convert(bytes, entry.dtype, converted).map_err(|why| Error::File {
-                path: self.checkpoint.path(entry),
-                why: format!("`{name}` {why}"),
+            let mut at = start;
+            let mut source = |bytes: &mut [u8]| {
+                self.checkpoint.read(entry, at, bytes)?;
+                at += bytes.len();
+                Ok(())
+            };
+            T::convert(&mut source, entry.dtype, converted).map_err(|failed| match failed {
+                Failed::Read(error) => error,
+                Failed::Convert(why) => {
+                    Error::File { path: self.checkpoint.path(entry), why: format!("`{name}` {why}") }
+                }
             })?;
             rest = behind;
         }

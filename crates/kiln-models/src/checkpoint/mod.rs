@@ -6,13 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiln_core::{Error, Result, trusted};
-use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensors};
+use kiln_core::{Error, Result, tensor_file::TensorFile};
+use safetensors::Dtype;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 mod convert;
+pub(crate) mod foreign;
 mod loader;
 
 pub use loader::Loader;
@@ -22,19 +22,13 @@ use crate::{ConfigFile, config::read_json};
 /// More tensors than any model has; a header may not ask for more.
 const MOST_TENSORS: usize = 1 << 16;
 
-/// The weights of a folder, mapped into memory, and its config. Nothing is copied until it is loaded.
+/// The config of a folder and the headers of its weights, whose files are open. Nothing is read until it is loaded.
 #[derive(Debug)]
 pub struct Checkpoint {
     pub folder: PathBuf,
     pub config: ConfigFile,
-    shards: Vec<Shard>,
+    shards: Vec<TensorFile>,
     tensors: BTreeMap<String, Entry>,
-}
-
-#[derive(Debug)]
-struct Shard {
-    path: PathBuf,
-    map: Mmap,
 }
 
 /// Where a tensor lies.
@@ -43,7 +37,7 @@ struct Entry {
     shard: usize,
     dtype: Dtype,
     shape: Vec<usize>,
-    /// Bytes of the shard's file
+    /// Bytes of the shard's data
     range: Range<usize>,
 }
 
@@ -54,12 +48,16 @@ impl Checkpoint {
     /// [`Error::File`] for what is missing, damaged or contradicts itself.
     pub fn open(folder: &Path) -> Result<Self> {
         let config = ConfigFile::read(folder)?;
+        foreign::check_packed(&config)?;
         let mut checkpoint =
             Self { folder: folder.to_owned(), config, shards: Vec::new(), tensors: BTreeMap::new() };
         let index = folder.join("model.safetensors.index.json");
         match read_json(&index)? {
             Some(json) => checkpoint.add_indexed(&index, &json)?,
-            None => checkpoint.add(&folder.join("model.safetensors"))?,
+            None if folder.join("model.safetensors").exists() => {
+                checkpoint.add(&folder.join("model.safetensors"))?;
+            }
+            None => return Err(foreign::no_weights(folder)),
         }
         Ok(checkpoint)
     }
@@ -82,7 +80,10 @@ impl Checkpoint {
 
     /// A name for these weights: the SHA-256 of the config, of every tensor's name, type and shape, and of samples of its
     /// numbers. Models that differ in any tensor have another, and no weight needs to be read in whole.
-    pub fn fingerprint(&self) -> String {
+    ///
+    /// # Errors
+    /// [`Error::File`] where a file cannot be read.
+    pub fn fingerprint(&self) -> Result<String> {
         /// Bytes of each sample; every tensor gives one at its beginning, its middle and its end.
         const SAMPLE: usize = 256;
 
@@ -90,12 +91,14 @@ impl Checkpoint {
         hash.update(self.config.text());
         for (name, entry) in &self.tensors {
             hash.update(format!("{name} {:?} {:?}\n", entry.dtype, entry.shape));
-            let data = self.data(entry);
-            for start in [0, data.len() / 2, data.len().saturating_sub(SAMPLE)] {
-                hash.update(&data[start..(start + SAMPLE).min(data.len())]);
+            let (len, mut sample) = (entry.range.len(), [0; SAMPLE]);
+            for start in [0, len / 2, len.saturating_sub(SAMPLE)] {
+                let sample = &mut sample[..SAMPLE.min(len - start)];
+                self.read(entry, entry.range.start + start, sample)?;
+                hash.update(sample);
             }
         }
-        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// How many files hold the weights.
@@ -130,43 +133,33 @@ impl Checkpoint {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
+        let file = TensorFile::open(path)?;
         let wrong = |why: String| Error::File { path: path.to_owned(), why };
-        let map = trusted::map_file(path).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => {
-                wrong("there is no such file; weights are read from safetensors files".to_owned())
-            }
-            _ => wrong(e.to_string()),
-        })?;
-        // Checks the header's length, that offsets lie in order without gaps, and that they cover the file exactly.
-        let (header, metadata) = SafeTensors::read_metadata(&map)
-            .map_err(|e| wrong(format!("is not a whole safetensors file ({e}); download it again")))?;
-        let data = header.checked_add(8).ok_or_else(|| wrong("its header has no end".to_owned()))?;
-        let tensors = metadata.tensors();
+        let tensors = file.tensors();
         if tensors.len() + self.tensors.len() > MOST_TENSORS {
             return Err(wrong(format!("more than {MOST_TENSORS} tensors are not read")));
         }
         for (name, info) in tensors {
-            let (start, end) = info.data_offsets;
-            let range = match (data.checked_add(start), data.checked_add(end)) {
-                (Some(start), Some(end)) if start <= end && end <= map.len() => start..end,
-                _ => return Err(wrong(format!("`{name}` lies outside the file"))),
-            };
+            let range = info.data_offsets.0..info.data_offsets.1;
             let entry =
                 Entry { shard: self.shards.len(), dtype: info.dtype, shape: info.shape.clone(), range };
             if self.tensors.insert(name.clone(), entry).is_some() {
                 return Err(wrong(format!("`{name}` is in another file too")));
             }
         }
-        self.shards.push(Shard { path: path.to_owned(), map });
+        self.shards.push(file);
         Ok(())
     }
 
-    /// The bytes of `entry`. Ranges were checked when the header was read.
-    fn data(&self, entry: &Entry) -> &[u8] {
-        self.shards.get(entry.shard).and_then(|shard| shard.map.get(entry.range.clone())).unwrap_or_default()
+    /// Reads from `start` on, which counts as the range of `entry` does.
+    fn read(&self, entry: &Entry, start: usize, bytes: &mut [u8]) -> Result<()> {
+        match self.shards.get(entry.shard) {
+            Some(file) => file.read(start as u64, bytes),
+            None => Err(Error::File { path: self.folder.clone(), why: "has lost a file".to_owned() }),
+        }
     }
 
     fn path(&self, entry: &Entry) -> PathBuf {
-        self.shards.get(entry.shard).map_or_else(|| self.folder.clone(), |shard| shard.path.clone())
+        self.shards.get(entry.shard).map_or(&*self.folder, TensorFile::path).to_owned()
     }
 }

@@ -1,12 +1,9 @@
 //! A folder of fixtures.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, TensorData};
-use kiln::{Error, Result};
+use kiln::{Error, Result, files};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{Mismatch, case::Case};
@@ -27,12 +24,12 @@ struct Cases {
     cases: Vec<Case>,
 }
 
+/// Bytes of a recording that are read: the largest there is takes a hundredth of it.
+const LARGEST: u64 = 1 << 30;
+
 impl Folder {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let read = |name: &str| {
-            let path = path.join(name);
-            fs::read(&path).map_err(|e| Error::File { path, why: e.to_string() })
-        };
+        let read = |name: &str| files::read(&path.join(name), LARGEST);
         let json = read("cases.json")?;
         let wrong = |why| Error::File { path: path.join("cases.json"), why };
         let Cases { transformers, cases } =

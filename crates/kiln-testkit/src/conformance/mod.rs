@@ -112,8 +112,13 @@ pub struct Setup {
 /// Runs every case of `folder` whose `MODEL/CASE` contains `filter`, and hands each line to `report` as it is known.
 ///
 /// # Errors
-/// A folder that is not one of fixtures. A case that goes wrong is a line, not an error.
-pub fn run(folder: &Path, filter: &str, setup: &Setup, report: &mut dyn FnMut(&Line)) -> Result<Summary> {
+/// A folder that is not one of fixtures, and what `report` returns. A case that goes wrong is a line, not an error.
+pub fn run<E: From<Error>>(
+    folder: &Path,
+    filter: &str,
+    setup: &Setup,
+    report: &mut dyn FnMut(&Line) -> Result<(), E>,
+) -> Result<Summary, E> {
     let folder = Folder::open(folder)?;
     let mut summary = Summary::default();
     // Cases of a model stand together: one is loaded at a time.
@@ -126,7 +131,7 @@ pub fn run(folder: &Path, filter: &str, setup: &Setup, report: &mut dyn FnMut(&L
         let (cache, outcome) = run_case(&folder, case, setup, &mut loaded);
         let line = Line { name, cache, outcome };
         summary.count(&line);
-        report(&line);
+        report(&line)?;
     }
     Ok(summary)
 }

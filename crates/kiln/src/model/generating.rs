@@ -1,6 +1,6 @@
 //! How a model is run: from a prompt, or from what a sequence holds.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use kiln_core::{Error, Result, batch::Batch, layer::Feed, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{Generation, GenerationConfig, Options, Rescue, Settings, TextStream};
@@ -77,6 +77,38 @@ impl Model {
         self.continue_from(sequence, rows, wanted, options)
     }
 
+    /// Feeds `rows` to `sequence` and generates nothing: the cache is ready for what follows them.
+    ///
+    /// Their last tokens are kept for the next generation, whose first token is chosen by them.
+    ///
+    /// # Errors
+    /// Those of [`generate`](Self::generate); [`Error::Prompt`] for rows of one token, of which nothing would be fed.
+    pub fn feed(
+        &self,
+        sequence: &mut Sequence,
+        rows: Vec<Vec<TokenId>>,
+        options: RunOptions,
+    ) -> Result<Reuse> {
+        let all_but_last = rows.iter().map(|row| row[..row.len().saturating_sub(1)].to_vec()).collect();
+        if rows.iter().any(|row| row.len() < 2) {
+            let why = "a prompt of one token leaves nothing to cache; give a longer one".to_owned();
+            return Err(Error::Prompt { why });
+        }
+        // The token that is chosen is not fed, and is dropped.
+        let one = GenerationConfig {
+            max_new_tokens: Some(1),
+            do_sample: Some(false),
+            repetition_penalty: Some(1.0),
+            ..GenerationConfig::default()
+        };
+        let mut generation = self.continue_from(sequence, all_but_last, &one, options)?;
+        let reuse = generation.reuse();
+        generation.try_for_each(|step| step.map(drop))?;
+        drop(generation);
+        sequence.hold(rows);
+        Ok(reuse)
+    }
+
     /// How to generate, once the cache holds `tokens` tokens of `rows` rows.
     fn options(
         &self,
@@ -86,19 +118,32 @@ impl Model {
         rows: usize,
         tokens: usize,
     ) -> Result<Options> {
-        let mut settings = wanted.clone().merged_over(&self.generation).resolve()?;
+        let wanted = wanted.clone().merged_over(&self.generation);
+        let mut settings = wanted.resolve()?;
+        self.name_what_is_not_applied(&wanted, settings.do_sample);
         settings.max_new_tokens = settings.new_tokens(tokens)?;
-        let prefill_chunk = options.prefill_chunk.unwrap_or_else(|| self.largest_chunk(rows));
         // The last token is not fed; without a limit nobody knows how many will be.
         let reaches = tokens.saturating_add(settings.max_new_tokens.unwrap_or(1).saturating_sub(1));
-        let (element, fewest) = (self.dtype.size(), prefill_chunk.min(SMALLEST_CHUNK));
-        let feed = Feed { rows, tokens: 0, element, last: settings.max_new_tokens.is_some() };
+        let feed =
+            Feed { rows, tokens: 0, element: self.dtype.size(), last: settings.max_new_tokens.is_some() };
         out_of_memory::check_buffers(cache, reaches, &feed, options.on_oom)?;
-        out_of_memory::check(cache, reaches, &feed, self.causal.working_bytes(rows, fewest), options.on_oom)?;
+        let fits = |chunk: usize| {
+            let working = self.causal.working_bytes(rows, chunk);
+            out_of_memory::check(cache, reaches, &feed, working, options.on_oom)
+        };
+        let prefill_chunk = match options.prefill_chunk {
+            Some(chunk) => chunk,
+            // As large as there is memory for beside the whole sequence.
+            None => std::iter::successors(Some(self.largest_chunk(rows)), |chunk| Some(chunk / 2))
+                .find(|&chunk| chunk <= SMALLEST_CHUNK || fits(chunk).is_ok())
+                .map_or(SMALLEST_CHUNK, |chunk| chunk.max(SMALLEST_CHUNK)),
+        };
+        fits(prefill_chunk.min(SMALLEST_CHUNK))?;
         if let Some(room) = self.room(cache, tokens)? {
             match settings.max_new_tokens {
                 None => settings.max_new_tokens = Some(room),
-                Some(asked) if asked > room => {
+                // A cache that is too small is refused, not warned of.
+                Some(asked) if asked > self.sizes.positions.saturating_sub(tokens) => {
                     tracing::warn!(asked, room, "generating beyond the positions the model was made for");
                 }
                 Some(_) => {}
@@ -121,6 +166,18 @@ impl Model {
             kernels: Some(self.kernels.clone()),
             compile: self.device.is_asynchronous() && options.compile.unwrap_or(true),
         })
+    }
+
+    /// Warns of settings that change tokens in transformers and not here, once.
+    fn name_what_is_not_applied(&self, wanted: &GenerationConfig, sampling: bool) {
+        let names = wanted.not_applied(sampling);
+        if !names.is_empty() && !self.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                target: "kiln::generation",
+                "not applied yet, so the tokens may differ from transformers': {}",
+                names.join(", ")
+            );
+        }
     }
 
     /// Padding is hidden, so any id of the vocabulary does.

@@ -121,16 +121,28 @@ impl LoadOptions<'_> {
             DtypeChoice::F16 => DType::F16,
             DtypeChoice::Bf16 => DType::BF16,
         };
+        let wrong = |why| Err(Error::Setting { name: "dtype", why });
         if !self.device.device.supports_dtype(dtype) {
-            let why = format!("{} does not compute {}; use f32", self.device.info.name, dtype.name());
-            return Err(Error::Setting { name: "--dtype", why });
+            return wrong(format!("{} does not compute {}; use f32", self.device.info.name, dtype.name()));
+        }
+        if self.device.info.class == DeviceClass::Cpu && dtype == DType::BF16 {
+            return wrong(
+                "the CPU computes bf16 ten times slower than f32; use f32, or f16 for half the memory"
+                    .to_owned(),
+            );
         }
         Ok(dtype)
+    }
+
+    /// Whether the model could be held in float16 here.
+    pub(super) fn computes_float16(&self, configured: &dyn Configured) -> bool {
+        configured.fits_float16() && self.device.device.supports_dtype(DType::F16)
     }
 
     pub(super) fn budget(&self) -> Budget {
         let info = &self.device.info;
         let budget = Budget::new(self.memory.or_else(|| usable(info)));
+        budget.set_device_memory(info.memory);
         budget.set_largest_buffer(u64::try_from(info.largest_binding).ok());
         if info.class == DeviceClass::Cpu { budget.of_this_process() } else { budget }
     }

@@ -6,6 +6,7 @@ mod loading;
 use std::{
     fmt,
     path::Path,
+    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
@@ -18,20 +19,20 @@ use kiln_core::{
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
 };
-use kiln_generate::{ChatTemplates, GenerationConfig, TextStream};
+use kiln_generate::{ChatTemplates, GenerationConfig, TextStream, Tokenizer};
 use kiln_kernels::{Kernels, device::Opened};
 use kiln_models::{
     RandomLlama, RandomWeights, Sizes,
     checkpoint::{Checkpoint, Loader},
     configure,
 };
-use tokenizers::Tokenizer;
 
 pub use loading::{DtypeChoice, LoadOptions, Progress};
 
 use crate::{
     chat::chat_templates,
-    folder::{generation_config, own_plan, tokenizer},
+    folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
+    out_of_memory::claim_weights,
 };
 
 /// A model on a device, its tokenizer, and what its folder says about generation.
@@ -51,6 +52,8 @@ pub struct Model {
     /// To the memory of the weights.
     claim: Claim,
     load_time: Duration,
+    /// Whether a warning named the settings of the folder that are not applied.
+    told: AtomicBool,
 }
 
 impl fmt::Debug for Model {
@@ -81,11 +84,15 @@ impl Model {
 
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
         let budget = options.budget();
-        let claim = budget.claim("weights", elements * dtype.size() as u64)?;
-        if options.tokens > 0 {
-            let least = plan.bytes_offloaded(&needs, options.tokens, dtype.size());
-            budget.claim("a cache of as many tokens, even with its layers in host memory,", least as u64)?;
-        }
+        let half = if options.computes_float16(&*configured) { DType::F16.size() } else { dtype.size() };
+        let claim = claim_weights(
+            &budget,
+            elements * dtype.size() as u64,
+            plan.build(&needs, &kernels)?,
+            options.tokens,
+            configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
+            [dtype.size(), half],
+        )?;
         let refusals = Refusals::until_now();
         let total = checkpoint.bytes();
         let mut read = 0;
@@ -122,10 +129,11 @@ impl Model {
             tokenizer,
             generation,
             chat_templates,
-            fingerprint: Some(checkpoint.fingerprint()),
+            fingerprint: Some(checkpoint.fingerprint()?),
             parameters,
             claim,
             load_time: started.elapsed(),
+            told: AtomicBool::new(false),
         })
     }
 
@@ -138,6 +146,12 @@ impl Model {
         let kernels = Kernels::new(options.kernels, &options.device.device)?;
         let configured = configure(&sizes.config())?;
         let dtype = options.dtype(&*configured)?;
+        // All of them first: made one by one, those that fit would take minutes until one does not.
+        drop(
+            options
+                .budget()
+                .claim("the model's weights", sizes.parameters().saturating_mul(dtype.size() as u64))?,
+        );
         let mut weights = RandomWeights {
             device: options.device.device.clone(),
             dtype,
@@ -161,6 +175,7 @@ impl Model {
             parameters: weights.claim.bytes() / dtype.size() as u64,
             claim: weights.claim,
             load_time: started.elapsed(),
+            told: AtomicBool::new(false),
         })
     }
 
@@ -249,7 +264,7 @@ impl Model {
     /// [`Error::Setting`] for weights that came from no folder.
     pub fn fingerprint(&self) -> Result<&str> {
         self.fingerprint.as_deref().ok_or_else(|| Error::Setting {
-            name: "--model",
+            name: "model",
             why: "is made up, so a cache saved with it could never be used again; load a folder".to_owned(),
         })
     }
@@ -262,25 +277,33 @@ impl Model {
 
     /// The tokens of `text`, with the special tokens that the tokenizer adds.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
-        self.encoded(text, true)
+        self.tokenizer()?.encode(text, true)
     }
 
     /// The tokens of `text` alone, as it stands in the middle of another.
     pub fn encode_more(&self, text: &str) -> Result<Vec<TokenId>> {
-        self.encoded(text, false)
+        self.tokenizer()?.encode(text, false)
     }
 
-    fn encoded(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>> {
-        let encoding = self
-            .tokenizer()?
-            .encode(text, add_special_tokens)
-            .map_err(|e| Error::Prompt { why: e.to_string() })?;
-        Ok(encoding.get_ids().to_vec())
+    /// Refuses a text that has more tokens than the model has positions, before they are made: tokens of a long text take a
+    /// hundred times its memory.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] for a text that is too long for `cache`, however few tokens it has.
+    pub fn check_length(&self, text: &str, cache: &ModelCache) -> Result<()> {
+        let (fewest, positions) = (self.tokenizer()?.fewest_tokens(text.len()), self.sizes.positions);
+        if cache.is_endless() || fewest <= positions {
+            return Ok(());
+        }
+        let why = format!(
+            "the prompt has at least {fewest} tokens and the model {positions} positions; shorten it, or use a sink cache"
+        );
+        Err(Error::Prompt { why })
     }
 
     /// The text of `tokens`, special tokens left out.
     pub fn decode(&self, tokens: &[TokenId]) -> Result<String> {
-        self.tokenizer()?.decode(tokens, true).map_err(|e| Error::Prompt { why: e.to_string() })
+        self.tokenizer()?.decode(tokens, true)
     }
 
     /// Turns tokens into text piece by piece.

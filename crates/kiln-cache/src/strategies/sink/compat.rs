@@ -47,9 +47,9 @@ impl KvLayer for CompatLayer {
         KvSpan { start: self.seq_len + n - len, len }
     }
 
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, _place: &Place) -> Result<KvView> {
+    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
         let ([rows, _, n, _], span) = (keys.dims(), self.span(keys.dims()[2]));
-        self.admits(n)?;
+        self.admits(n, place.left_pad.is_some())?;
         if let Some((here, _)) = self.kv.get()?
             && self.held > 0
             && here.dims()[0] != rows
@@ -104,7 +104,7 @@ impl CacheLayer for CompatLayer {
         self.seq_len
     }
 
-    fn admits(&self, n: usize) -> Result<()> {
+    fn admits(&self, n: usize, _padded: bool) -> Result<()> {
         // With more the reference takes a suffix of something else. With no room at all between sinks and window, one
         // token is all that is kept.
         match self.at_once() {

@@ -156,15 +156,8 @@ impl KvLayer for SinkLayer {
     }
 
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
-        if place.left_pad.is_some() {
-            return Err(Error::Prompt {
-                why: "rows of different lengths cannot share the sinks of a sink cache; run them one by one, or use \
-                      another cache"
-                    .to_owned(),
-            });
-        }
         let n = keys.dims()[2];
-        self.admits(n)?;
+        self.admits(n, place.left_pad.is_some())?;
         self.buffer.check(&keys, self.held)?;
         let (pushed_out, span, shift) = (self.pushed_out(n), self.span(n), self.shift_for(n));
         let moved = shift != self.shift;
@@ -217,7 +210,14 @@ impl CacheLayer for SinkLayer {
         self.seq_len
     }
 
-    fn admits(&self, n: usize) -> Result<()> {
+    fn admits(&self, n: usize, padded: bool) -> Result<()> {
+        if padded {
+            return Err(Error::Prompt {
+                why: "rows of different lengths cannot share the sinks of a sink cache; run them one by one, or use \
+                      another cache"
+                    .to_owned(),
+            });
+        }
         let most = self.at_once().unwrap_or(usize::MAX);
         if n > most { Err(Error::TooManyAtOnce { given: n, most }) } else { Ok(()) }
     }

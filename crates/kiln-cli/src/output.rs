@@ -1,0 +1,95 @@
+//! Standard output and standard error, and how a command can fail.
+
+use std::{
+    fmt::Display,
+    io::{self, ErrorKind, Write},
+    process::ExitCode,
+};
+
+use kiln::Error;
+
+/// Why a command ended early.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Kiln(Error),
+    /// What was asked for could not be written to the named stream.
+    Output(&'static str, io::Error),
+    /// The reader of standard output went away (`| head`). Nobody wants the rest, and nobody has to be told.
+    Closed,
+}
+
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Kiln(error)
+    }
+}
+
+impl Failure {
+    /// Says what went wrong on standard error, and returns the code that the process ends with.
+    pub(crate) fn report(&self) -> ExitCode {
+        /// Something was wrong with what the user gave.
+        const BAD_INPUT: u8 = 2;
+
+        match self {
+            Self::Closed => return ExitCode::SUCCESS,
+            Self::Kiln(error) => note(format_args!("error: {}", plain(error))),
+            Self::Output(stream, error) => note(format_args!("error: {stream} cannot be written: {error}")),
+        }
+        match self {
+            Self::Kiln(Error::Execution(_) | Error::DeviceLost(_)) | Self::Output(..) => ExitCode::FAILURE,
+            _ => ExitCode::from(BAD_INPUT),
+        }
+    }
+}
+
+/// Prints a line to standard output.
+///
+/// # Errors
+/// [`Failure::Output`], [`Failure::Closed`].
+pub(crate) fn say(line: impl Display) -> Result<()> {
+    print(format_args!("{line}\n"))
+}
+
+/// Prints to standard output, at once.
+///
+/// # Errors
+/// [`Failure::Output`], [`Failure::Closed`].
+pub(crate) fn print(text: impl Display) -> Result<()> {
+    let mut out = io::stdout().lock();
+    write!(out, "{text}").and_then(|()| out.flush()).map_err(|e| match e.kind() {
+        ErrorKind::BrokenPipe => Failure::Closed,
+        _ => Failure::Output("standard output", e),
+    })
+}
+
+/// Prints a report that was asked for to standard error. A reader that went away is no error.
+///
+/// # Errors
+/// [`Failure::Output`].
+pub(crate) fn tell(text: impl Display) -> Result<()> {
+    match write!(io::stderr(), "{text}") {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::Output("standard error", e)),
+        _ => Ok(()),
+    }
+}
+
+/// Prints a line beside the output to standard error. Where that cannot be written, nothing is lost.
+pub(crate) fn note(line: impl Display) {
+    _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Text on one line without control characters: parts of it may come from files, and a terminal would obey them.
+pub(crate) fn plain(text: impl Display) -> String {
+    let mut plain = String::new();
+    for c in text.to_string().trim_end().chars() {
+        match c {
+            '\n' | '\t' => plain.push(' '),
+            '\r' => {}
+            c if c.is_control() => plain.extend(c.escape_default()),
+            c => plain.push(c),
+        }
+    }
+    plain
+}

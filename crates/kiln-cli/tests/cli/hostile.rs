@@ -1,0 +1,433 @@
+//! Output that cannot be written, files that are not files, folders that are not models: nothing lost, nothing silent.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{fixture, kiln, refused, run, stderr, stdout};
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    command.stdin(Stdio::null());
+    command
+}
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")
+}
+
+/// A copy of the demo model, in which `change` may be made.
+fn copy_of_demo(change: impl FnOnce(&Path)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(demo()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    change(folder.path());
+    folder
+}
+
+fn of(folder: &tempfile::TempDir, args: &[&str]) -> Output {
+    run(&[&["--model", folder.path().to_str().unwrap()], args].concat())
+}
+
+/// A file of the folder with some of its keys set.
+fn set(folder: &Path, file: &str, values: Value) {
+    let path = folder.join(file);
+    let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for (key, value) in values.as_object().unwrap() {
+        json[key] = value.clone();
+    }
+    fs::write(path, json.to_string()).unwrap();
+}
+
+#[cfg(unix)]
+fn full() -> Stdio {
+    fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let demo = demo();
+    let run = ["run", "--device", "cpu", "-n", "3", "x"];
+    let commands: [&[&str]; 8] = [
+        &run,
+        &[&run[..], &["--json"]].concat(),
+        &["devices"],
+        &["--help"],
+        &["run", "-h"],
+        &["completions", "bash"],
+        &["inspect", demo.to_str().unwrap(), "--memory", "1GiB"],
+        &["bench", "--device", "cpu", "-p", "2", "-n", "0", "-r", "1"],
+    ];
+    for args in commands {
+        let output = command().args(args).stdout(full()).output().unwrap();
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
+        assert!(message.contains("cannot be written"), "{args:?}: {message}");
+    }
+    let output = command().args(run).arg("--verbose").stderr(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "the report was asked for");
+    let mut chat = command();
+    chat.args(["chat", "--device", "cpu", "-n", "3"])
+        .stdin(Stdio::piped())
+        .stdout(full())
+        .stderr(Stdio::piped());
+    let output = typed(chat.spawn().unwrap(), "hello\n");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+}
+
+fn typed(mut child: Child, text: &str) -> Output {
+    // It may be gone before it has read all.
+    _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), text.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_error() {
+    for args in [&["completions", "bash"][..], &["run", "--device", "cpu", "-n", "20", "--verbose", "x"]] {
+        let mut child = command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{args:?}");
+        assert!(!stderr(&output).contains("panicked") && !stderr(&output).contains("error"), "{args:?}");
+        let mut child = command().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stderr.take());
+        assert!(child.wait_with_output().unwrap().status.success(), "{args:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_is_said_before_anything_is_generated() {
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = folder.path().join("none/file");
+    let (nowhere, here) = (nowhere.to_str().unwrap(), folder.path().to_str().unwrap());
+    let fixtures = fixture("transformers-5.23.0");
+    let refusals: [(&[&str], &str); 6] = [
+        (&["run", "--device", "cpu", "--save-cache", nowhere, "x"], "there is no folder"),
+        (&["run", "--device", "cpu", "--save-cache", here, "x"], "is a folder"),
+        (&["run", "--device", "cpu", "--cache", "none", "--save-cache", "/tmp/x", "x"], "remembers nothing"),
+        (&["probe", "--device", "cpu", "--plot", nowhere], "there is no folder"),
+        (&["probe", "--device", "cpu", "--cache", "none"], "remembers nothing"),
+        (&["conformance", &fixtures, "--device", "cpu", "--json", nowhere], "there is no folder"),
+    ];
+    for (args, expected) in refusals {
+        let output = kiln(args);
+        refused(&output, expected);
+        assert_eq!(stdout(&output), "", "{args:?}");
+    }
+    #[cfg(unix)]
+    refused(&run(&["--save-cache", "/dev/null", "x"]), "not a regular file");
+}
+
+/// A full disk, as far as a limit on files is one.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_conversation_survives_a_full_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("talk.json");
+    let before = r#"{"messages":[{"role":"user","content":"what was said before"}]}"#;
+    fs::write(&path, before).unwrap();
+    let script =
+        format!("trap '' XFSZ; ulimit -f 0; exec {} chat --device cpu -n 3", env!("CARGO_BIN_EXE_kiln"));
+    let mut child = Command::new("bash");
+    child.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = typed(child.spawn().unwrap(), &format!("hello\n/save {}\n", path.display()));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("cannot be written"), "{}", stderr(&output));
+    assert_eq!(fs::read_to_string(&path).unwrap(), before);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[test]
+fn scores_that_are_not_numbers_are_an_error() {
+    let folder = copy_of_demo(|folder| {
+        let path = folder.join("model.safetensors");
+        let mut file = fs::read(&path).unwrap();
+        let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let json: Value = serde_json::from_slice(&file[8..8 + header]).unwrap();
+        let norm = &json["model.norm.weight"];
+        let at = 8 + header + norm["data_offsets"][0].as_u64().unwrap() as usize;
+        let nan: &[u8] = match norm["dtype"].as_str().unwrap() {
+            "F32" => &f32::NAN.to_le_bytes(),
+            "F16" => &[0x00, 0x7e],
+            _ => &[0xc0, 0x7f],
+        };
+        file[at..at + nan.len()].copy_from_slice(nan);
+        fs::write(&path, file).unwrap();
+    });
+    let model = folder.path().to_str().unwrap();
+    let devices = super::devices();
+    for device in devices.iter().map(String::as_str) {
+        for how in [&["--greedy"][..], &["--temperature", "0.7"], &["--greedy", "--kernels", "definition"]] {
+            let output = kiln(&[&["run", "-m", model, "-d", device, "-n", "5", "x"], how].concat());
+            assert_eq!(output.status.code(), Some(1), "{how:?} on {device}: {}", stdout(&output));
+            assert!(stderr(&output).contains("not finite numbers"), "{}", stderr(&output));
+        }
+        let output = kiln(&["probe", "-m", model, "-d", device, "--tokens", "20"]);
+        assert_eq!(output.status.code(), Some(1), "on {device}");
+        assert!(
+            stderr(&output).contains("not finite numbers"),
+            "the cache is not blamed: {}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
+fn settings_that_are_not_applied_are_named_once() {
+    let folder = copy_of_demo(|folder| {
+        let values = json!({"do_sample": false, "no_repeat_ngram_size": 3, "num_beams": 4, "typical_p": 0.5});
+        set(folder, "generation_config.json", values);
+    });
+    let message = stderr(&of(&folder, &["x"]));
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(message.contains("no_repeat_ngram_size, num_beams"), "{message}");
+    assert!(!message.contains("typical_p"), "nothing is drawn: {message}");
+    assert!(!message.contains('\x1b'), "no colours where nobody sees them: {message:?}");
+}
+
+#[test]
+fn a_system_message_that_the_template_leaves_out_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let without = folder.path().join("without.jinja");
+    fs::write(
+        &without,
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+    )
+    .unwrap();
+    let refusing = folder.path().join("refusing.jinja");
+    fs::write(&refusing, "{{ raise_exception('\x1b[31mno system \u{9b}31mrole') }}").unwrap();
+    for (template, expected) in [(without, "leaves out the system message"), (refusing, "no system")] {
+        let template = template.to_str().unwrap();
+        let output = kiln(&["chat", "--device", "cpu", "--template", template, "--system", "Be brief."]);
+        refused(&output, expected);
+        assert!(!stderr(&output).contains(['\x1b', '\u{9b}']), "{:?}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_seed_draws_nothing_by_itself() {
+    let folder = copy_of_demo(|folder| set(folder, "generation_config.json", json!({"do_sample": false})));
+    let model = folder.path().to_str().unwrap();
+    let with = |args: &[&str]| {
+        stdout(&kiln(&[&["run", "-m", model, "-d", "cpu", "-n", "12", "ROMEO:"], args].concat()))
+    };
+    assert_eq!(with(&["-s", "5"]), with(&["--greedy"]));
+    assert_ne!(with(&["-s", "5", "--temperature", "1.5"]), with(&["--greedy"]));
+}
+
+#[test]
+fn the_newline_at_the_end_of_a_prompt_is_not_part_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prompt");
+    for (text, prompt) in [("ROMEO:\n", "ROMEO:"), ("ROMEO:\r\n", "ROMEO:"), ("ROMEO:\n\n", "ROMEO:\n")] {
+        fs::write(&path, text).unwrap();
+        let output = run(&["--json", "--file", path.to_str().unwrap()]);
+        let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(report["prompt"], prompt);
+    }
+    refused(&run(&["--cache", "fixed:len=50", "-n", "100", "x"]), "room for 50 tokens");
+    assert!(!stderr(&run(&["--cache", "fixed:len=50", "-n", "100", "x"])).contains("positions"));
+}
+
+/// Libraries below have messages of their own for machines without a display.
+#[test]
+fn a_machine_without_a_display_is_no_error() {
+    let output = command()
+        .arg("devices")
+        .env_remove("XDG_RUNTIME_DIR")
+        .env_remove("WAYLAND_DISPLAY")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert_eq!(stderr(&output), "");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn files_that_are_not_files_are_refused_at_once() {
+    let started = Instant::now();
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ] {
+        for kind in ["pipe", "endless", "folder"] {
+            let folder = copy_of_demo(|folder| {
+                let path = folder.join(name);
+                fs::remove_file(&path).unwrap();
+                match kind {
+                    "pipe" => assert!(Command::new("mkfifo").arg(&path).status().unwrap().success()),
+                    "endless" => std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+                    _ => fs::create_dir(&path).unwrap(),
+                }
+            });
+            refused(&of(&folder, &["x"]), "not a");
+        }
+    }
+    assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+/// Whether there is an OpenGL driver or not.
+#[cfg(target_os = "linux")]
+#[test]
+fn opengl_does_not_stand_in_for_vulkan() {
+    let without_vulkan = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command.env("VK_DRIVER_FILES", "/nonexistent").env("VK_ICD_FILENAMES", "/nonexistent");
+        command.args(args).stdin(Stdio::null()).output().unwrap()
+    };
+    for device in ["wgpu", "wgpu:0"] {
+        refused(&without_vulkan(&["run", "--device", device, "x"]), "OpenGL is not used");
+    }
+    let listed = without_vulkan(&["devices"]);
+    let text = stdout(&listed);
+    assert_eq!(stderr(&listed), "");
+    assert!(listed.status.success() && text.contains("OpenGL is not used"), "{text}");
+    assert!(!text.contains("wgpu:0"), "{text}");
+}
+
+#[test]
+fn foreign_models_are_called_what_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = |name: &str| run(&["--model", folder.path().join(name).to_str().unwrap(), "x"]);
+    fs::write(folder.path().join("x.gguf"), "GGUF\0\0").unwrap();
+    refused(&model("x.gguf"), "is a GGUF file");
+    refused(&model(""), "holds GGUF files");
+    refused(&model("nowhere"), "there is no such folder");
+    for (method, said) in
+        [(json!({"quant_method": "gptq"}), "gptq"), (json!({"load_in_4bit": true}), "bitsandbytes")]
+    {
+        let folder =
+            copy_of_demo(|folder| set(folder, "config.json", json!({"quantization_config": method})));
+        refused(&of(&folder, &["x"]), said);
+    }
+    for name in ["model.safetensors", "tokenizer.json", "config.json"] {
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+        let folder = copy_of_demo(|folder| fs::write(folder.join(name), pointer).unwrap());
+        refused(&of(&folder, &["x"]), "git lfs pull");
+    }
+    let pickled = copy_of_demo(|folder| {
+        fs::rename(folder.join("model.safetensors"), folder.join("pytorch_model.bin")).unwrap();
+    });
+    refused(&of(&pickled, &["x"]), "pytorch_model.bin");
+}
+
+#[test]
+fn what_would_take_for_ever_is_refused_at_once() {
+    let started = Instant::now();
+    refused(&run(&["--threads", "100000", "x"]), "threads: is 100000");
+    let random = "4,1000000,10,10,4000000,100000";
+    refused(
+        &kiln(&["bench", "--device", "cpu", "--random", random, "--memory", "8GiB"]),
+        "the model's weights",
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prompt");
+    fs::write(&path, "word ".repeat(3 << 20)).unwrap();
+    refused(&run(&["--file", path.to_str().unwrap()]), "positions");
+    fs::write(&path, "word ".repeat(4 << 20)).unwrap();
+    refused(&run(&["--file", path.to_str().unwrap(), "--cache", "sink"]), "longer than the");
+    refused(&run(&["--dtype", "bf16", "x"]), "use f32");
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+}
+
+/// Each way out that a refusal names is tried.
+#[test]
+fn advice_about_memory_helps() {
+    let prompt = "word ".repeat(300);
+    let with =
+        |args: &[&str]| kiln(&[&["run", "-d", "cpu", "--greedy", "--no-echo", &prompt], args].concat());
+    let said = |args: &[&str], expected: &str| {
+        let output = with(args);
+        refused(&output, expected);
+        let message = stderr(&output);
+        assert!(!message.contains("--"), "settings, not flags: {message}");
+        message
+    };
+    let between = |message: &str, before: &str, behind: &str| {
+        let (_, rest) = message.split_once(before).unwrap_or_else(|| panic!("{before}: {message}"));
+        rest.split_once(behind).unwrap_or_else(|| panic!("{behind}: {message}")).0.replace(' ', "")
+    };
+    let succeeds = |args: &[&str]| {
+        let output = with(args);
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    };
+    // Weights alone are too much.
+    let message = said(&["--memory", "10MiB", "-n", "8"], "the model's weights");
+    assert!(!message.contains("offload") && !message.contains("smaller cache"), "{message}");
+    let memory = between(&message, "allow at least", "(`memory`)");
+    let output = kiln(&["run", "-d", "cpu", "--memory", &memory, "-n", "4", "x"]);
+    assert!(output.status.success(), "{memory}: {}", stderr(&output));
+    assert!(message.contains("`dtype`"), "{message}");
+    let output = kiln(&["run", "-d", "cpu", "--memory", "10MiB", "--dtype", "f16", "-n", "4", "x"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    // The cache.
+    for on_oom in ["offload", "fail"] {
+        let message = said(&["--memory", "16MiB", "-n", "150", "--on-oom", on_oom], "a cache of");
+        let memory = between(&message, "allow at least", "(`memory`)");
+        succeeds(&["--memory", &memory, "-n", "150", "--on-oom", on_oom]);
+    }
+    let message = said(&["--memory", "17MiB", "-n", "150", "--on-oom", "fail"], "a cache of");
+    assert!(message.contains("`offload`"), "{message}");
+    succeeds(&["--memory", "17MiB", "-n", "150", "--on-oom", "fail", "--offload"]);
+    let tokens: usize = between(&message, "use at most", "tokens").parse().unwrap();
+    let output = kiln(&[
+        "run",
+        "-d",
+        "cpu",
+        "--memory",
+        "17MiB",
+        "--on-oom",
+        "fail",
+        "-n",
+        &(tokens - 2).to_string(),
+        "ROMEO:",
+    ]);
+    assert!(output.status.success(), "{tokens}: {}", stderr(&output));
+    // The pass that feeds the prompt.
+    succeeds(&["--memory", "20MiB", "-n", "150", "--on-oom", "fail"]);
+    let large = ["--memory", "20MiB", "-n", "150", "--on-oom", "fail", "--prefill-chunk", "512"];
+    let message = said(&large, "`prefill_chunk`");
+    let chunk = between(&message, "feed", "prompt tokens at a time");
+    succeeds(&["--memory", "20MiB", "-n", "150", "--on-oom", "fail", "--prefill-chunk", &chunk]);
+    refused(&kiln(&["run", "-d", "cpu", "-t", "1e-40", "x"]), "temperature");
+}
+
+#[test]
+fn what_other_tools_do_works_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.kv");
+    let path = path.to_str().unwrap();
+    let prompt = "ROMEO: what light";
+    let whole = stdout(&run(&[prompt]));
+    let cached = run(&["-n", "0", "--save-cache", path, prompt]);
+    assert!(cached.status.success(), "{}", stderr(&cached));
+    assert_eq!(stdout(&cached), "");
+    let rest = run(&["--load-cache", path]);
+    assert_eq!(format!("{prompt}{}", stdout(&rest)), whole, "{}", stderr(&rest));
+    // It is the kind that was saved.
+    let quantized = ["--cache", "quantized:nbits=8", "--save-cache", path, prompt];
+    assert!(run(&quantized).status.success());
+    let verbose = stderr(&run(&["--load-cache", path, "--verbose"]));
+    assert!(verbose.contains("quantized:nbits=8"), "{verbose}");
+
+    assert_eq!(stdout(&run(&["-n", "3", "-n", "8", prompt])), whole, "the last one wins");
+    assert!(stderr(&run(&["llama3.2:1b"])).contains("--model"));
+    assert_eq!(stderr(&run(&["llamas"])), "");
+    let ended = kiln(&["run", "-d", "cpu", "--greedy", "-n", "-1", "--json", "x"]);
+    let report: Value = serde_json::from_str(&stdout(&ended)).unwrap();
+    assert!(report["generated_tokens"].as_u64().unwrap() > 0, "{report}");
+    let [short, long] = ["-h", "--help"].map(|flag| stdout(&kiln(&["run", flag])));
+    assert!(short.lines().count() * 2 < long.lines().count(), "{short}");
+    assert!(long.contains("window: ") && !short.contains("window: "));
+}

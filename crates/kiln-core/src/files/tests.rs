@@ -1,0 +1,86 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use super::*;
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T>, expected: &str) {
+    let why = result.unwrap_err().to_string();
+    assert!(why.contains(expected), "{why}");
+}
+
+#[test]
+fn only_so_much_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, "12345").unwrap();
+    assert_eq!(read(&path, 5).unwrap(), b"12345");
+    refused(read(&path, 4), "longer than the 4 bytes");
+    refused(read(folder.path(), 4), "is a folder");
+    refused(read(&folder.path().join("none"), 4), "no such file");
+    assert_eq!(try_read(&folder.path().join("none"), 4), Ok(None));
+    fs::write(&path, [0xff, 0xfe]).unwrap();
+    refused(read_text(&path), "UTF-8");
+    fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n").unwrap();
+    refused(read_text(&path), "git lfs pull");
+}
+
+#[test]
+fn what_was_there_stays_until_the_new_file_is_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    write(&path, b"first").unwrap();
+    let (one, other) = (NewFile::create(&path).unwrap(), NewFile::create(&path).unwrap());
+    assert_ne!(one.temporary(), other.temporary(), "two processes may write the same file");
+    drop(one);
+    assert_eq!(fs::read(&path).unwrap(), b"first");
+    other.finish().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no temporary file is left");
+    refused(write(&folder.path().join("none/file"), b""), "there is no folder");
+    refused(write(folder.path(), b""), "is a folder");
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn devices_and_pipes_are_neither_read_nor_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let zero = folder.path().join("zero");
+        symlink("/dev/zero", &zero).unwrap();
+        for path in [&pipe, &zero] {
+            refused(read(path, 10), "not a regular file");
+            refused(write(path, b"x"), "not a regular file");
+            refused(check_writable(path), "not a regular file");
+        }
+        assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+        assert!(fs::symlink_metadata(&zero).unwrap().is_symlink());
+    }
+
+    #[test]
+    fn links_are_followed_and_modes_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        // It leads to nothing yet, and is relative.
+        symlink("file", &link).unwrap();
+        write(&link, b"first").unwrap();
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o600, 0o600);
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
+        write(&link, b"second").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"second");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+        fs::set_permissions(&file, PermissionsExt::from_mode(0o444)).unwrap();
+        refused(write(&link, b"third"), "read-only");
+        assert_eq!(fs::read(&file).unwrap(), b"second");
+        let itself = folder.path().join("itself");
+        symlink("itself", &itself).unwrap();
+        refused(write(&itself, b""), "leads to itself");
+    }
+}

@@ -1,0 +1,78 @@
+//! Says what a path is that Kiln cannot load: another format, or another kind of folder.
+
+use std::{fs, path::Path};
+
+use kiln_core::{Error, files};
+
+use crate::ConfigFile;
+
+/// What to give instead.
+const WANTED: &str = "give a Hugging Face folder with config.json and safetensors weights";
+
+/// Why `folder`, which has no config.json, is no model folder.
+pub(crate) fn no_config(folder: &Path) -> Error {
+    let error = |why: String| Error::File { path: folder.to_owned(), why };
+    if folder.is_file() {
+        return error(
+            match (&beginning(folder).unwrap_or_default(), folder.extension().and_then(|name| name.to_str()))
+            {
+                (b"GGUF", _) | (_, Some("gguf")) => {
+                    format!("is a GGUF file, which is not read yet; {WANTED}")
+                }
+                (_, Some("safetensors")) => "is a file of weights; give the folder it is in".to_owned(),
+                _ => format!("is a file; {WANTED}"),
+            },
+        );
+    }
+    let Ok(entries) = fs::read_dir(folder) else {
+        return error(format!("there is no such folder; {WANTED}"));
+    };
+    let names: Vec<String> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let has = |found: fn(&str) -> bool| names.iter().any(|name| found(name));
+    error(if has(|name| name.ends_with(".gguf")) {
+        format!("holds GGUF files, which are not read yet; {WANTED}")
+    } else if has(|name| name == "adapter_config.json") {
+        "holds an adapter (adapter_config.json), not a model; merge it into its base model first".to_owned()
+    } else if has(|name| name == "params.json") {
+        format!("holds a model in its makers' own format (params.json); {WANTED}")
+    } else {
+        format!("has no config.json; {WANTED}")
+    })
+}
+
+/// Why `folder` has no weights that are read.
+pub(super) fn no_weights(folder: &Path) -> Error {
+    let pickled =
+        ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| folder.join(name).exists());
+    let why = match pickled {
+        true => "its weights are a pytorch_model.bin, which is not read; save them as safetensors",
+        false => "there is no model.safetensors; weights are read from safetensors files",
+    };
+    Error::File { path: folder.to_owned(), why: why.to_owned() }
+}
+
+/// Refuses weights that were packed by another program: their tensors are no plain matrices.
+///
+/// # Errors
+/// [`Error::File`] with the method's name.
+pub(super) fn check_packed(config: &ConfigFile) -> Result<(), Error> {
+    let Some(packed) = config.get("quantization_config") else { return Ok(()) };
+    let method = packed.get("quant_method").and_then(|method| method.as_str());
+    let method = method.unwrap_or(match packed.get("load_in_4bit").or(packed.get("load_in_8bit")) {
+        Some(_) => "bitsandbytes",
+        None => "an unknown method",
+    });
+    Err(config.error(&format!(
+        "its weights were quantized by {method} (`quantization_config`), which is not read yet; give the folder of the \
+         unquantized model"
+    )))
+}
+
+fn beginning(file: &Path) -> Option<[u8; 4]> {
+    use std::io::Read;
+
+    let mut beginning = [0; 4];
+    files::open(file).ok()?.0.read_exact(&mut beginning).ok()?;
+    Some(beginning)
+}
