@@ -1,0 +1,368 @@
+//! A round: all that is done with one loaded model, and what came of it, compared with the first time.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    hash::{DefaultHasher, Hash, Hasher},
+    path::PathBuf,
+};
+
+use kiln::{
+    Chat, ChatTemplate, Error, GenerationConfig, Message, Model, Offload, OnOutOfMemory, Plan, Result,
+    RunOptions, STRATEGIES, Sequence, Step, TokenId, memory::Refusals,
+};
+use tempfile::TempDir;
+
+/// Caches beside each strategy's own default: windows, capacities and blocks that the few tokens here go beyond.
+const MORE: [&str; 7] = [
+    "fixed:len=128",
+    "sink:window=24,sinks=4",
+    "quantized:group=16,residual=16",
+    "quantized:format=quanto,nbits=2,group=32,residual=16",
+    "quantized:format=hqq,group=16,residual=16",
+    "quantized:format=quanto,group=64,residual=16,flush=requantize",
+    "quantized:format=kivi,group=16,residual=16,rotate=on",
+];
+
+/// Caches that are also kept in host memory.
+const OFFLOADED: [(&str, Offload); 3] = [
+    ("dynamic", Offload::All),
+    ("quantized:group=16,residual=16", Offload::All),
+    ("sink:window=24,sinks=4", Offload::AllBut(2)),
+];
+
+/// Caches whose memory is refused.
+const REFUSED: [&str; 4] =
+    ["dynamic", "fixed:len=128", "sink:window=24,sinks=4", "quantized:group=16,residual=16"];
+
+/// Tokens of a generation.
+const NEW: usize = 4;
+
+/// Prompts, of which the second goes beyond the windows and the residuals above.
+const SHORT: &str = "The Constitution";
+const LONG: &str = "KING HENRY V:\nOnce more unto the breach, dear friends, once more.\n";
+
+/// What came of everything so far.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// Each piece's outcome when it was first seen. Whole, so that a difference can be shown; all together are small.
+    first: BTreeMap<String, String>,
+    /// Outcomes that were compared with another, and those that differed or failed.
+    pub(crate) compared: u64,
+    pub(crate) wrong: u64,
+    /// The first of what was wrong.
+    pub(crate) problems: Vec<String>,
+    /// Hash of all outcomes of the first round, for a look at two reports side by side.
+    pub(crate) first_round: u64,
+    round: u64,
+}
+
+impl Ledger {
+    /// Notes what came of `piece`, which is always the same: in this round, if it was noted before, and in all others.
+    fn note(&mut self, piece: &str, outcome: Result<impl Debug>) {
+        let outcome = match outcome {
+            Ok(outcome) => format!("{outcome:?}"),
+            Err(error) => return self.wrong(format!("{piece}: {error}")),
+        };
+        match self.first.get(piece) {
+            None => _ = self.first.insert(piece.to_owned(), outcome),
+            Some(first) => {
+                self.compared += 1;
+                if *first != outcome {
+                    let problem = format!("{piece}: was {first}, is {outcome}");
+                    self.wrong(problem);
+                }
+            }
+        }
+    }
+
+    fn wrong(&mut self, problem: String) {
+        /// More are counted, not kept: memory is measured here.
+        const KEPT: usize = 20;
+
+        self.wrong += 1;
+        if self.problems.len() < KEPT {
+            self.problems.push(format!("round {}, {problem}", self.round));
+        }
+    }
+}
+
+/// What a round is made with.
+pub(crate) struct Rounds<'m> {
+    model: &'m Model,
+    /// By the names that pieces are called by.
+    plans: Vec<(String, Plan)>,
+    /// A row, rows of different lengths, and rows of one length.
+    one: Vec<Vec<TokenId>>,
+    padded: Vec<Vec<TokenId>>,
+    even: Vec<Vec<TokenId>>,
+    /// For saved caches; removed in the end.
+    folder: TempDir,
+}
+
+impl<'m> Rounds<'m> {
+    pub(crate) fn new(model: &'m Model) -> Result<Self> {
+        let needs = model.causal().needs();
+        let mut plans = Vec::new();
+        for text in STRATEGIES.iter().map(|strategy| strategy.name()).chain(MORE) {
+            plans.push(Plan::named(text)?);
+        }
+        for (text, offload) in OFFLOADED {
+            plans.push(Plan::named(text)?.offloaded(offload));
+        }
+        // Such as `sliding`, where no layer has a window.
+        plans.retain(|plan| plan.check(&needs).is_ok());
+        let [short, long] = [model.encode(SHORT)?, model.encode(LONG)?];
+        let folder = tempfile::tempdir()
+            .map_err(|e| Error::File { path: std::env::temp_dir(), why: e.to_string() })?;
+        Ok(Self {
+            model,
+            plans: plans.into_iter().map(|plan| (plan.label(&needs), plan)).collect(),
+            one: vec![long.clone()],
+            even: vec![long.iter().rev().copied().collect(), long.clone()],
+            padded: vec![short, long],
+            folder,
+        })
+    }
+
+    /// The caches that are gone through.
+    pub(crate) fn caches(&self) -> impl Iterator<Item = &str> {
+        self.plans.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Makes the round of this number, from 0 on.
+    pub(crate) fn make(&self, number: u64, ledger: &mut Ledger) {
+        ledger.round = number;
+        for (i, (name, plan)) in self.plans.iter().enumerate() {
+            // Neighbours in the list are much alike, so every other one shows it for all.
+            if i % 2 == 0 {
+                ledger.note(&format!("{name}: a chat"), self.converse(plan));
+            }
+            // Rows of different lengths share no sinks.
+            let padded = if plan.global.strategy.name() == "sink" { &self.even } else { &self.padded };
+            for (rows, sampled) in [(&self.one, false), (padded, true)] {
+                let tokens = self.generate(plan, rows, &wanted(NEW, sampled, 1), RunOptions::default());
+                ledger.note(&format!("{name}: {} rows", rows.len()), tokens);
+            }
+            let rows = if i / 2 % 2 == 0 { &self.one } else { padded };
+            let piece = format!("{name}: a sequence of {} rows", rows.len());
+            if let Err(error) = self.live(plan, rows, &piece, ledger) {
+                ledger.note(&piece, Err::<(), _>(error));
+            }
+        }
+        for text in REFUSED {
+            let refused = self.refuse(text, number, ledger);
+            ledger.note(&format!("{text}: refusals"), refused);
+        }
+        let limited = self.limit(ledger);
+        ledger.note("a low budget", limited);
+        if number == 0 {
+            let mut hasher = DefaultHasher::new();
+            ledger.first.hash(&mut hasher);
+            ledger.first_round = hasher.finish();
+        }
+    }
+
+    /// Turns of a chat: one is given up in its middle, one is taken back and said otherwise.
+    fn converse(&self, plan: &Plan) -> Result<Vec<String>> {
+        let templates = self.model.chat_templates();
+        let template = templates.choose(false).unwrap_or_else(|_| ChatTemplate::chatml());
+        let mut chat = Chat::new(self.model, template, plan)?;
+        let mut said = Vec::new();
+        let mut say = |chat: &mut Chat<'_>, text: &str, pieces: usize, seed| {
+            let mut answer = chat.say(text, &wanted(NEW, true, seed), RunOptions::default())?;
+            said.push(answer.by_ref().take(pieces).collect::<Result<String>>()?);
+            said.push(format!("{:?}", answer.reuse()));
+            Ok::<_, Error>(())
+        };
+        say(&mut chat, "What news from Rome?", usize::MAX, 1)?;
+        say(&mut chat, "And who told you so?", 2, 2)?;
+        // As an editor of the conversation does it: the first answer becomes another one.
+        let messages = &mut chat.conversation_mut().messages;
+        messages.truncate(1);
+        messages.push(Message::new("assistant", "None that is good."));
+        say(&mut chat, "Then speak of Athens.", usize::MAX, 3)?;
+        Ok(said)
+    }
+
+    /// The tokens that follow `rows`, with a cache of their own.
+    fn generate(
+        &self,
+        plan: &Plan,
+        rows: &[Vec<TokenId>],
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<Vec<Vec<TokenId>>> {
+        let mut cache = self.model.cache(plan)?;
+        let steps = self.model.generate(&mut cache, rows.to_vec(), wanted, options)?.steps();
+        tokens(steps, rows.len())
+    }
+
+    /// The tokens that follow `rows`, with a sequence that may hold a part of them.
+    fn go_on(
+        &self,
+        sequence: &mut Sequence,
+        rows: Vec<Vec<TokenId>>,
+        wanted: &GenerationConfig,
+        options: RunOptions,
+    ) -> Result<Vec<Vec<TokenId>>> {
+        let count = rows.len();
+        tokens(self.model.continue_from(sequence, rows, wanted, options)?, count)
+    }
+
+    /// A sequence: given up in its middle and continued, split into two futures, saved and loaded.
+    fn live(&self, plan: &Plan, rows: &[Vec<TokenId>], piece: &str, ledger: &mut Ledger) -> Result<()> {
+        let options = RunOptions::default();
+        let mut sequence = Sequence::new(self.model, plan)?;
+        let given_up =
+            self.model.continue_from(&mut sequence, rows.to_vec(), &wanted(50, false, 0), options)?;
+        let first = tokens(given_up.take(NEW / 2), rows.len());
+        ledger.note(&format!("{piece}, given up"), first);
+        let said: Vec<TokenId> = rows.iter().flatten().copied().take(4).collect();
+        let more = |sequence: &Sequence| -> Vec<Vec<TokenId>> {
+            sequence.tokens().iter().map(|row| [row.as_slice(), &said].concat()).collect()
+        };
+        let next = more(&sequence);
+        let rest = self.go_on(&mut sequence, next, &wanted(NEW / 2, false, 0), options);
+        ledger.note(&format!("{piece}, continued"), rest);
+
+        let mut other = sequence.snapshot();
+        let mut again = sequence.snapshot();
+        for (name, sequence, seed) in
+            [("one", &mut sequence, 1), ("other", &mut other, 2), ("one", &mut again, 1)]
+        {
+            let next = more(sequence);
+            let future = self.go_on(sequence, next, &wanted(NEW / 2, true, seed), options);
+            ledger.note(&format!("{piece}, {name} future"), future);
+        }
+
+        let path: PathBuf = self.folder.path().join("cache.safetensors");
+        match self.model.check_saving(&path, plan) {
+            // What remembers nothing cannot be saved.
+            Err(Error::Setting { .. }) => return Ok(()),
+            checked => checked?,
+        }
+        sequence.save(self.model, plan, &path)?;
+        let mut loaded = Sequence::load(self.model, plan, &path)?;
+        for sequence in [&mut sequence, &mut loaded] {
+            let next = more(sequence);
+            let future = self.go_on(sequence, next, &wanted(NEW / 2, true, 3), options);
+            ledger.note(&format!("{piece}, saved"), future);
+        }
+        Ok(())
+    }
+
+    /// One allocation fails, another in each round, and is answered in every way.
+    fn refuse(&self, text: &str, round: u64, ledger: &mut Ledger) -> Result<u64> {
+        let (plan, budget) = (Plan::named(text)?, self.model.budget());
+        let piece = format!("{text}: memory that is refused");
+        let whole = wanted(NEW, false, 0);
+        // So short that it is fed at once, also after a refusal: in smaller pieces, roundings might differ.
+        let rows: Vec<Vec<TokenId>> =
+            self.one.iter().map(|row| row.iter().copied().take(16).collect()).collect();
+        let options = |on_oom| RunOptions { on_oom, ..RunOptions::default() };
+
+        let before = budget.allocations();
+        let mut sequence = Sequence::new(self.model, &plan)?;
+        let undisturbed = self.go_on(&mut sequence, rows.clone(), &whole, options(OnOutOfMemory::Fail));
+        ledger.note(&piece, undisturbed);
+        let allocations = budget.allocations() - before;
+        // A prime step, so that a few rounds reach all of a step's layers.
+        let n = round * 7 % allocations.max(1);
+
+        let refused = |on_oom, sequence: &mut Sequence| {
+            budget.fail_allocation(n);
+            let outcome = self.go_on(sequence, rows.clone(), &whole, options(on_oom));
+            // Where there were fewer, nothing may fail later.
+            budget.fail_allocation(NEVER);
+            outcome
+        };
+        let mut sequence = Sequence::new(self.model, &plan)?;
+        let failed = refused(OnOutOfMemory::Fail, &mut sequence);
+        ledger.note(&format!("{piece}, allocation {n}, fail"), or_out_of_memory(failed));
+        let again = self.go_on(&mut sequence, rows.clone(), &whole, options(OnOutOfMemory::Fail));
+        ledger.note(&piece, again);
+        let mut sequence = Sequence::new(self.model, &plan)?;
+        ledger.note(&piece, refused(OnOutOfMemory::Offload, &mut sequence));
+        let mut sequence = Sequence::new(self.model, &plan)?;
+        let packed = refused(OnOutOfMemory::Quantize, &mut sequence);
+        ledger.note(&format!("{piece}, allocation {n}, quantize"), packed);
+
+        // The device itself refuses what the budget allowed.
+        let step = round as usize % NEW;
+        let mut sequence = Sequence::new(self.model, &plan)?;
+        let mut steps =
+            self.model.continue_from(&mut sequence, rows.clone(), &whole, options(OnOutOfMemory::Offload))?;
+        let mut at = 0;
+        let reporting = std::iter::from_fn(|| {
+            if at == step {
+                Refusals::report();
+            }
+            at += 1;
+            steps.next()
+        });
+        ledger.note(&piece, tokens(reporting, rows.len()));
+        Ok(allocations)
+    }
+
+    /// Budgets that are too low for some of what is asked: the right tokens or an error, and then the whole again.
+    fn limit(&self, ledger: &mut Ledger) -> Result<()> {
+        let (plan, budget) = (Plan::named("dynamic")?, self.model.budget());
+        let run = |on_oom| {
+            let options = RunOptions { on_oom, ..RunOptions::default() };
+            self.generate(&plan, &self.one, &wanted(NEW, false, 0), options)
+        };
+        let limit = budget.limit();
+        // Also has the peak begin anew.
+        budget.set_limit(limit);
+        let held = budget.used();
+        ledger.note("a budget for everything", run(OnOutOfMemory::Fail));
+        let whole = budget.peak().saturating_sub(held);
+        for percent in [80, 50, 10] {
+            for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload, OnOutOfMemory::Quantize] {
+                budget.set_limit(Some(held + whole * percent / 100));
+                let outcome = run(on_oom);
+                budget.set_limit(limit);
+                ledger.note(&format!("a budget for {percent} %, {on_oom}"), or_out_of_memory(outcome));
+            }
+        }
+        ledger.note("a budget for everything", run(OnOutOfMemory::Fail));
+        Ok(())
+    }
+}
+
+/// An allocation that is never made; a sum with it does not overflow.
+const NEVER: u64 = u64::MAX / 2;
+
+/// No token ends a text, so that as many are chosen whatever they are.
+fn wanted(tokens: usize, sampled: bool, seed: u64) -> GenerationConfig {
+    GenerationConfig {
+        max_new_tokens: Some(tokens),
+        do_sample: Some(sampled),
+        temperature: Some(0.8),
+        top_k: Some(40),
+        repetition_penalty: Some(if sampled { 1.1 } else { 1.0 }),
+        eos_token_id: Some(Vec::new()),
+        seed: Some(seed),
+        ..GenerationConfig::default()
+    }
+}
+
+/// Row by row.
+fn tokens(steps: impl Iterator<Item = Result<Step>>, rows: usize) -> Result<Vec<Vec<TokenId>>> {
+    let mut tokens = vec![Vec::new(); rows];
+    for step in steps {
+        for (row, token) in tokens.iter_mut().zip(step?.tokens) {
+            row.extend(token);
+        }
+    }
+    Ok(tokens)
+}
+
+/// Where memory may run out, the error is what came of it, with the bytes that it names.
+fn or_out_of_memory<T>(outcome: Result<T>) -> Result<Result<T, String>> {
+    match outcome {
+        Err(error @ Error::OutOfMemory { .. }) => Ok(Err(error.to_string())),
+        other => other.map(Ok),
+    }
+}
