@@ -8,6 +8,7 @@ mod chat;
 mod checkpoints;
 mod conformance;
 mod decoding;
+mod fuzz;
 mod kernels;
 mod laws;
 mod models;

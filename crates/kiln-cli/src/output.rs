@@ -80,16 +80,7 @@ pub(crate) fn note(line: impl Display) {
     _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Text on one line without control characters: parts of it may come from files, and a terminal would obey them.
-pub(crate) fn plain(text: impl Display) -> String {
-    let mut plain = String::new();
-    for c in text.to_string().trim_end().chars() {
-        match c {
-            '\n' | '\t' => plain.push(' '),
-            '\r' => {}
-            c if c.is_control() => plain.extend(c.escape_default()),
-            c => plain.push(c),
-        }
-    }
-    plain
+/// An error as it can be shown to a terminal.
+pub(crate) fn plain(error: &Error) -> String {
+    kiln::plain(&error.to_string())
 }

@@ -138,6 +138,20 @@ impl Error {
     }
 }
 
+/// Text on one line without control characters: parts of a message may come from files, and a terminal would obey them.
+pub fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    for c in text.trim_end().chars() {
+        match c {
+            '\n' | '\t' => plain.push(' '),
+            '\r' => {}
+            c if c.is_control() => plain.extend(c.escape_default()),
+            c => plain.push(c),
+        }
+    }
+    plain
+}
+
 /// What is too large, and by how much.
 fn shortage(what: &str, needed: u64, available: u64) -> String {
     match (needed, available) {

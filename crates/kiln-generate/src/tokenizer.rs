@@ -33,9 +33,9 @@ const MOST_PARTS: usize = 64;
 /// Bytes of all patterns: they compile to far more, 1800 bytes of look-arounds to 0.6 GB. Llama 3's takes about 120.
 const MOST_PATTERN: usize = 2048;
 /// Bytes that a byte of text, or of tokens, may become. ALBERT's normalizer, with SentencePiece's character map, is counted as 242.
-const MOST_GROWTH: f64 = 4096.0;
+const MOST_GROWTH: f64 = 1024.0;
 /// Bytes that a text may become in the worst case. The crate takes about twenty times as much memory for them.
-const MOST_BYTES: f64 = (256 << 20) as f64;
+const MOST_BYTES: f64 = (64 << 20) as f64;
 /// Bytes of a token, and of all that the crate builds a trie of.
 const MOST_TOKEN: usize = 16 << 10;
 const MOST_ADDED: usize = 16 << 20;
@@ -468,7 +468,12 @@ fn longest_token(root: &Fields) -> Option<usize> {
         && root.get("normalizer").is_none_or(Value::is_null)
         && is_byte_level(root.get("pre_tokenizer")?);
     // A character stands for each byte, so tokens have as many characters as they stand for bytes.
-    let vocab = model.get("vocab")?.as_object()?.keys().map(|token| token.chars().count());
+    let vocab = model.get("vocab")?.as_object()?;
+    // What has no letter is left out.
+    if !byte_letters().all(|letter| vocab.contains_key(&letter.to_string())) {
+        return None;
+    }
+    let vocab = vocab.keys().map(|token| token.chars().count());
     let added = root.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
     // Added tokens may take the white space around them, too.
     let strips =
@@ -478,6 +483,13 @@ fn longest_token(root: &Fields) -> Option<usize> {
     }
     let added = added.filter_map(|token| token.get("content")?.as_str()).map(str::len);
     vocab.chain(added).max()
+}
+
+/// The characters that stand for bytes (GPT-2's): printable ones for themselves, and as many others.
+fn byte_letters() -> impl Iterator<Item = char> {
+    let printable = (33..=126).chain(161..=172).chain(174..=255);
+    let others = 256..256 + (256 - printable.clone().count() as u32);
+    printable.chain(others).filter_map(char::from_u32)
 }
 
 /// Whether a pre-tokenizer turns every byte of a text into a character.

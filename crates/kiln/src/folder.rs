@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use kiln_cache::{Plan, STRATEGIES};
-use kiln_core::{Error, Result, files, need::LayerNeed};
+use kiln_core::{Error, Result, error::plain, files, need::LayerNeed};
 use kiln_generate::{GenerationConfig, Tokenizer};
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
 use serde_json::{Map, Value};
@@ -171,6 +171,7 @@ pub(crate) fn own_plan(config: &GenerationConfig) -> Result<Plan> {
     match asked.map(|name| Plan::named(&cache_text(name, config.cache_config.as_ref()))) {
         Some(Ok(plan)) => Ok(plan),
         Some(Err(error)) => {
+            let error = plain(&error.to_string());
             tracing::warn!(%error, "the folder's cache_implementation is not used");
             Plan::named("dynamic")
         }

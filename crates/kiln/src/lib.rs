@@ -33,6 +33,7 @@ pub use kiln_core::{
     Error, Result,
     batch::Batch,
     budget::Budget,
+    error::plain,
     files,
     model::{CausalModel, Logits, TokenId},
     model_cache::ModelCache,
@@ -42,7 +43,7 @@ pub use kiln_core::{
 pub use kiln_generate::{
     ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message,
     Options as GenerationOptions, RenderOptions, Rescue, Settings, Stats, Step, StopStrings, TextStream,
-    UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
+    Tokenizer, UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};

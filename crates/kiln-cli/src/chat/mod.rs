@@ -75,9 +75,9 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
             Ok(false) => break,
             // A script is not to go on as if nothing had happened; a person can.
             Err(Failure::Kiln(error @ Error::Prompt { .. })) if session.watched => {
-                note(format_args!("error: {}; /reset begins a new conversation", plain(error)));
+                note(format_args!("error: {}; /reset begins a new conversation", plain(&error)));
             }
-            Err(Failure::Kiln(error)) if session.watched => note(format_args!("error: {}", plain(error))),
+            Err(Failure::Kiln(error)) if session.watched => note(format_args!("error: {}", plain(&error))),
             Err(failure) => return Err(failure),
         }
     }

@@ -46,6 +46,8 @@ pub struct Model {
     tokenizer: Option<Tokenizer>,
     generation: GenerationConfig,
     chat_templates: ChatTemplates,
+    /// The caches that the folder asks for.
+    plan: Plan,
     /// Of the weights; `None` where they were made up.
     fingerprint: Option<String>,
     parameters: u64,
@@ -129,6 +131,7 @@ impl Model {
             tokenizer,
             generation,
             chat_templates,
+            plan: own_plan,
             fingerprint: Some(checkpoint.fingerprint()?),
             parameters,
             claim,
@@ -171,6 +174,7 @@ impl Model {
             tokenizer: None,
             generation: GenerationConfig::default(),
             chat_templates: ChatTemplates::default(),
+            plan: Plan::named("dynamic")?,
             fingerprint: None,
             parameters: weights.claim.bytes() / dtype.size() as u64,
             claim: weights.claim,
@@ -191,7 +195,7 @@ impl Model {
 
     /// The caches that its folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
     pub fn plan(&self) -> Result<Plan> {
-        own_plan(&self.generation)
+        Ok(self.plan.clone())
     }
 
     /// The name of its folder.

@@ -113,6 +113,9 @@ struct Outlined {
 impl Outlined {
     /// `None` where rows are named that are not there.
     fn read(data: &TensorData) -> Option<Self> {
+        if data.dtype() != DType::I32 {
+            return None;
+        }
         let numbers: Vec<usize> = data.iter::<i64>().map(usize::try_from).collect::<Result<_, _>>().ok()?;
         let (shape, rows) = numbers.split_first_chunk::<4>()?;
         let there =

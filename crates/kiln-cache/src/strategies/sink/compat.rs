@@ -63,9 +63,13 @@ impl KvLayer for CompatLayer {
                     (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2))
                 } else {
                     let kept = self.window - self.sinks - n;
-                    let from = self.held - kept;
-                    let moved = self.rotation.shift(k.clone().narrow(2, from, kept), -(n as i64));
-                    let mut parts = [vec![moved, keys], vec![v.clone().narrow(2, from, kept), values]];
+                    let mut parts = [vec![keys], vec![values]];
+                    if kept > 0 {
+                        let from = self.held - kept;
+                        let moved = self.rotation.shift(k.clone().narrow(2, from, kept), -(n as i64));
+                        parts[0].insert(0, moved);
+                        parts[1].insert(0, v.clone().narrow(2, from, kept));
+                    }
                     if self.sinks > 0 {
                         parts[0].insert(0, k.narrow(2, 0, self.sinks));
                         parts[1].insert(0, v.narrow(2, 0, self.sinks));

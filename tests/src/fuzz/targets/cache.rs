@@ -1,0 +1,150 @@
+//! Saved caches whose checksum is right, whatever else is wrong with them.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use kiln::{GenerationConfig, Model, Plan, RunOptions, STRATEGIES, SavedCache, Sequence, TokenId};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::{PROMPT, cpu, fed, model_folder, options};
+use crate::{
+    fuzz::{
+        Run, Target,
+        mutate::{
+            Format,
+            tensors::{joined, parts},
+        },
+        put,
+    },
+    support::{batch, forward},
+};
+
+pub(in crate::fuzz) const TARGET: Target =
+    Target { name: "cache_file", format: Format::Tensors, seeds, prepare };
+
+/// The second has layers with a window.
+const MODELS: [&str; 2] = ["llama", "gemma2"];
+
+/// Every strategy, with settings by which it evicts or packs what [`PROMPT`] holds.
+fn plans() -> Vec<String> {
+    let others = [
+        "fixed:len=64",
+        "sink:window=12,sinks=3",
+        "sink:window=12,sinks=3,compat=4.47",
+        "quantized:nbits=4,residual=16,group=16",
+        "quantized:nbits=2,residual=16,group=16,rotate=on",
+        "quantized:format=quanto,nbits=4,residual=8,group=16,flush=requantize",
+        "quantized:format=hqq,nbits=2,residual=8,group=16,flush=requantize,axis_key=1,axis_value=1",
+    ];
+    STRATEGIES.iter().map(|strategy| strategy.name()).chain(others).map(str::to_owned).collect()
+}
+
+fn loaded(name: &str) -> Model {
+    Model::load(&model_folder(name), options(&cpu())).unwrap()
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache");
+    let mut seeds = Vec::new();
+    for name in MODELS {
+        let model = loaded(name);
+        let needs = model.causal().needs();
+        for plan in plans().iter().map(|text| Plan::named(text).unwrap()) {
+            if plan.check(&needs).is_err() || !plan.remembers(&needs) {
+                continue;
+            }
+            for rows in
+                [vec![PROMPT[..3].to_vec()], vec![PROMPT.to_vec()], vec![PROMPT.to_vec(), PROMPT.to_vec()]]
+            {
+                let mut cache = model.cache(&plan).unwrap();
+                forward(&model, &batch(&model, &rows), &mut cache);
+                model.save_cache(&path, &plan, &mut cache, &rows, &vec![0; rows.len()]).unwrap();
+                seeds.push(named_for(name, &fs::read(&path).unwrap()));
+            }
+        }
+    }
+    seeds
+}
+
+/// The file with the model's name in place of its fingerprint, so that it does not change with the way that is made.
+fn named_for(model: &str, file: &[u8]) -> Vec<u8> {
+    let (mut header, data) = parts(file).unwrap();
+    let metadata = &mut header["__metadata__"];
+    let mut text: Value = serde_json::from_str(metadata["header"].as_str().unwrap()).unwrap();
+    text["model"] = json!(model);
+    metadata["header"] = json!(text.to_string());
+    joined(&Value::Object(header).to_string(), data)
+}
+
+/// The file with its model's fingerprint in place of the name, and with the checksum that belongs to it; `None` for what
+/// has no place for these.
+pub(in crate::fuzz) fn signed(file: &[u8], fingerprints: &BTreeMap<&str, String>) -> Option<Vec<u8>> {
+    let (mut header, data) = parts(file)?;
+    let text = header.get("__metadata__")?.get("header")?.as_str()?.to_owned();
+    let mut within: Value = serde_json::from_str(&text).ok()?;
+    // Left as it was written where it names another model.
+    let text = match within.get("model").and_then(Value::as_str).and_then(|name| fingerprints.get(name)) {
+        Some(fingerprint) => {
+            within["model"] = json!(fingerprint);
+            within.to_string()
+        }
+        None => text,
+    };
+    let mut hash = Sha256::new();
+    hash.update(&text);
+    for (layer, counts) in within.get("layers")?.as_array()?.iter().enumerate() {
+        for (slot, count) in counts.get(1)?.as_array()?.iter().enumerate() {
+            for i in 0..count.as_u64()?.min(99) {
+                let offsets =
+                    header.get(&format!("{layer}.{slot}.{i}")).and_then(|info| info.get("data_offsets"));
+                let offset = |at: usize| offsets?.get(at)?.as_u64().map(|offset| offset as usize);
+                if let Some(bytes) = offset(0).zip(offset(1)).and_then(|(start, end)| data.get(start..end)) {
+                    hash.update(bytes);
+                }
+            }
+        }
+    }
+    let metadata = header.get_mut("__metadata__")?.as_object_mut()?;
+    metadata.insert("header".to_owned(), json!(text));
+    let sha256: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    metadata.insert("sha256".to_owned(), json!(sha256));
+    Some(joined(&Value::Object(header).to_string(), data))
+}
+
+pub(in crate::fuzz) fn fingerprints() -> BTreeMap<&'static str, String> {
+    MODELS.iter().map(|name| (*name, loaded(name).fingerprint().unwrap().to_owned())).collect()
+}
+
+fn prepare(folder: &Path) -> Run {
+    let models = MODELS.map(loaded);
+    let fingerprints = fingerprints();
+    let plans: Vec<Plan> = plans().iter().map(|text| Plan::named(text).unwrap()).collect();
+    let path = folder.join("cache.safetensors");
+    Box::new(move |input| {
+        put(&path, signed(input, &fingerprints).as_deref().unwrap_or(input));
+        models.iter().fold(false, |any, model| {
+            let needs = model.causal().needs();
+            let own = model.plan_of_saved(&path).ok();
+            let possible = own.iter().chain(&plans).filter(|plan| plan.check(&needs).is_ok());
+            possible.fold(any, |any, plan| goes_on(model, plan, &path) | any)
+        })
+    })
+}
+
+/// Loads a cache and feeds it two tokens; then once more, to generate from it.
+fn goes_on(model: &Model, plan: &Plan, path: &Path) -> bool {
+    let Ok(SavedCache { mut cache, left_pad, .. }) = model.load_cache(path, plan) else { return false };
+    for token in [7, 8] {
+        if fed(model, &mut cache, token, &left_pad).is_err() {
+            break;
+        }
+    }
+    let Ok(mut sequence) = Sequence::load(model, plan, path) else { return true };
+    let rows: Vec<Vec<TokenId>> = sequence.tokens().iter().map(|row| [row, &[7, 8][..]].concat()).collect();
+    let wanted = GenerationConfig { max_new_tokens: Some(2), ..GenerationConfig::default() };
+    if let Ok(steps) = model.continue_from(&mut sequence, rows, &wanted, RunOptions::default()) {
+        steps.take_while(Result::is_ok).for_each(drop);
+    }
+    true
+}

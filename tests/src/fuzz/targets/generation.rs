@@ -1,0 +1,76 @@
+//! `generation_config.json`, and the arguments of a call: read, merged, resolved, and generated with.
+
+use std::{fs, path::Path};
+
+use kiln::{GenerationConfig, Model, Plan, RunOptions, cache_text};
+use serde_json::{Value, json};
+
+use super::{PROMPT, copied, cpu, options, tokenizer::of_recorded};
+use crate::{
+    fuzz::{Run, Target, mutate::Format, put},
+    support::{ARCHITECTURES, fixtures},
+};
+
+pub(in crate::fuzz) const TARGET: Target =
+    Target { name: "generation_config", format: Format::Json, seeds, prepare };
+
+fn seeds() -> Vec<Vec<u8>> {
+    let recorded = ARCHITECTURES
+        .map(|name| fs::read(fixtures("5.23.0").join("models").join(name).join("generation_config.json")));
+    let written = [
+        json!({"max_new_tokens": 3, "do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05,
+               "repetition_penalty": 1.1, "seed": 7, "eos_token_id": [2, 5], "pad_token_id": 0, "bos_token_id": 1}),
+        json!({"max_length": 40, "do_sample": true, "temperature": 1.5, "top_k": 0, "seed": 1, "stop_strings": ["ab", "b"]}),
+        json!({"max_length": 20, "do_sample": false, "eos_token_id": 2, "stop_strings": "a", "use_cache": false}),
+        json!({"do_sample": true, "top_k": 1, "top_p": 0.1, "eos_token_id": -1, "pad_token_id": -1, "seed": 0}),
+        json!({"cache_implementation": "quantized", "cache_config": {"backend": "quanto", "nbits": 4, "axis_key": 0,
+               "axis_value": 0, "q_group_size": 16, "residual_length": 16, "device": "cpu", "compute_dtype": "float16"}}),
+        json!({"cache_implementation": "quantized", "cache_config": {"backend": "HQQ", "nbits": 2, "axis_key": 1,
+               "axis_value": 1}}),
+        json!({"cache_implementation": "static", "max_new_tokens": 3, "num_beams": 4, "no_repeat_ngram_size": 2}),
+        json!({"cache_implementation": "offloaded", "max_new_tokens": 3, "repetition_penalty": 0.5}),
+        json!({"cache_implementation": "sliding_window", "temperature": 0.0, "max_new_tokens": 3}),
+    ];
+    let recorded = recorded.into_iter().map(|file| file.unwrap());
+    recorded.chain(written.iter().map(|config| config.to_string().into_bytes())).collect()
+}
+
+fn prepare(folder: &Path) -> Run {
+    let folder = copied("llama", folder, "model");
+    fs::write(folder.join("tokenizer.json"), of_recorded().to_string()).unwrap();
+    let model = Model::load(&folder, options(&cpu())).unwrap();
+    let path = folder.join("generation_config.json");
+    Box::new(move |input| {
+        put(&path, input);
+        // As a caller asks, and as a folder does.
+        let asked: Option<GenerationConfig> = serde_json::from_slice(input).ok();
+        let Ok(Some(config)) = GenerationConfig::from_file(&path) else { return false };
+        if let Ok(Value::Object(arguments)) = serde_json::from_slice(input) {
+            assert_eq!(GenerationConfig::from_arguments(&arguments).ok(), asked);
+        }
+        _ = model.generation_config().merged_with(config.clone()).resolve();
+        config.not_applied(true);
+        let plan = match config.cache_implementation.as_deref() {
+            Some(name) => Plan::named(&cache_text(name, config.cache_config.as_ref())),
+            None => Plan::named("dynamic"),
+        };
+        let plan = plan.unwrap_or_else(|_| Plan::named("dynamic").unwrap());
+        let Ok(mut cache) = model.cache(&plan) else { return false };
+        if config.resolve().is_err() {
+            return false;
+        }
+        match model.generate_text(&mut cache, PROMPT[..5].to_vec(), &config, RunOptions::default()) {
+            Ok(text) => text.take(3).take_while(Result::is_ok).for_each(drop),
+            Err(_) => return false,
+        }
+        // Several rows, whose scores are read.
+        let wanted = GenerationConfig { max_new_tokens: Some(3), ..config };
+        let options = RunOptions { keep_logits: true, keep_scores: true, ..RunOptions::default() };
+        let rows = vec![PROMPT[..2].to_vec(), PROMPT[..7].to_vec()];
+        cache.reset();
+        if let Ok(generation) = model.generate(&mut cache, rows, &wanted, options) {
+            generation.steps().take(3).take_while(Result::is_ok).for_each(drop);
+        }
+        true
+    })
+}

@@ -1,0 +1,77 @@
+//! What is fuzzed: one file for each kind of input.
+
+pub(super) mod cache;
+pub(super) mod chat;
+pub(super) mod config;
+pub(super) mod generation;
+pub(super) mod tokenizer;
+pub(super) mod weights;
+pub(super) mod words;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use kiln::{
+    Ask, Batch, GenerationConfig, Inspection, LoadOptions, Logits, Model, ModelCache, Plan, RunOptions,
+    TokenId,
+    device::{self, DeviceName, Opened},
+    read_back,
+};
+
+use crate::support::fixtures;
+
+/// Bytes that a model and its caches may have: far less than a process may.
+const MEMORY: u64 = 1 << 30;
+
+/// Tokens that the recorded models know, and more than their windows hold.
+const PROMPT: [TokenId; 20] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58, 96, 79, 32, 38, 46, 26, 43, 38, 32];
+
+/// Without a look at GPUs, whose drivers take more addresses than a process has here.
+fn cpu() -> Opened {
+    device::open(DeviceName::Cpu).unwrap()
+}
+
+fn options(device: &Opened) -> LoadOptions<'static> {
+    LoadOptions { memory: Some(MEMORY), ..LoadOptions::float32(device.clone()) }
+}
+
+fn model_folder(name: &str) -> PathBuf {
+    fixtures("5.23.0").join("models").join(name)
+}
+
+/// A folder `name` with the files of a recorded model.
+fn copied(model: &str, folder: &Path, name: &str) -> PathBuf {
+    let to = folder.join(name);
+    fs::create_dir_all(&to).unwrap();
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(model_folder(model).join(file), to.join(file)).unwrap();
+    }
+    to
+}
+
+/// Looks at a folder, loads it and generates two tokens, as far as that goes. Returns whether it was loaded.
+fn used(folder: &Path, device: &Opened) -> bool {
+    let Ok(inspection) = Inspection::of(folder) else { return false };
+    let ask = Ask { tokens: inspection.sizes.positions, rows: 3, element: 4, memory: Some(MEMORY) };
+    inspection.caches(None, &ask);
+    let Ok(model) = Model::load(folder, options(device)) else { return false };
+    let plan = model.plan().unwrap_or_else(|_| Plan::named("dynamic").unwrap());
+    let prompt: Vec<TokenId> =
+        PROMPT.iter().copied().filter(|&id| (id as usize) < model.sizes().vocab).collect();
+    let wanted = GenerationConfig { max_new_tokens: Some(2), ..GenerationConfig::default() };
+    if let Ok(mut cache) = model.cache(&plan)
+        && let Ok(generation) = model.generate(&mut cache, vec![prompt], &wanted, RunOptions::default())
+    {
+        generation.steps().take_while(Result::is_ok).for_each(drop);
+    }
+    true
+}
+
+/// Feeds one token to each row, and reads the logits.
+fn fed(model: &Model, cache: &mut ModelCache, token: TokenId, left_pad: &[usize]) -> kiln::Result<()> {
+    let mut batch = Batch::from_rows(&vec![vec![token]; left_pad.len()], model.device())?;
+    batch.left_pad = left_pad.to_vec();
+    read_back::read(model.causal().forward(&batch, Logits::Last, cache)?).map(drop)
+}
