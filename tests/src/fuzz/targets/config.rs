@@ -30,7 +30,7 @@ fn prepare(folder: &Path) -> Run {
         let folder = json["model_type"].as_str().and_then(|name| folders.get(name));
         let folder = folder.unwrap_or(&folders["llama"]);
         if let Ok(configured) = configure(&ConfigFile::from_json(json)) {
-            (configured.sizes(), configured.needs(), configured.ropes().is_some());
+            _ = (configured.sizes(), configured.needs(), configured.ropes());
         }
         put(&folder.join("config.json"), input);
         used(folder, &device)
