@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::samples::{QUANTITIES, Quantity, Sample, Verdict};
 
-const WIDTH: f64 = 1000.0;
+const WIDTH: f64 = 1020.0;
 /// Of a panel, with what is written around its field.
 const PANEL: [f64; 2] = [500.0, 210.0];
 /// Left, right, top and bottom of a panel's field.
