@@ -452,7 +452,8 @@ fn chooser(
     }
     match options.kernels.as_ref().filter(|kernels| kernels.samples()) {
         Some(kernels) => Some(Chooser::new(kernels, settings, sampler.take(), ids, vocab, device)),
-        None => (plain && sampler.is_none()).then(Chooser::likeliest),
+        // Where the host would wait for the device, it looks at the scores itself: one pass over them, instead of several.
+        None => (plain && sampler.is_none() && options.lookahead).then(Chooser::likeliest),
     }
 }
 
