@@ -129,7 +129,7 @@ impl Error {
         Self::OutOfMemory { what: what.to_owned(), needed: 0, available: 0, advice }
     }
 
-    /// The same error with other advice, where more is known of what would help.
+    /// Replaces the advice of an out-of-memory error, for callers that know what would help. Other errors stay as they are.
     pub fn advised(mut self, with: impl Into<String>) -> Self {
         if let Self::OutOfMemory { advice, .. } = &mut self {
             *advice = with.into();
