@@ -3,7 +3,7 @@
 
     python3 tools/peak_memory.py [--interval SECONDS] COMMAND [ARGUMENT ..]
 
-`/usr/bin/time -v` counts mapped files too, which says nothing about a program that maps its weights. Memory is sampled
+`/usr/bin/time -v` counts mapped files too, which say nothing about what a program allocates. Memory is sampled
 from /proc/PID/status (RssAnon) every few milliseconds, so a shorter peak may be missed. Prints to standard error, and
 exits as the command does.
 """

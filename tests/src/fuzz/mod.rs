@@ -5,8 +5,8 @@
 //! mutations, for `KILN_FUZZ_SECONDS` (3) from the seed `KILN_FUZZ_SEED` on; `KILN_FUZZ_TARGETS=a,b` runs only some. What
 //! failed is saved in `target/tmp/fuzz/TARGET`, and belongs into the corpus once it is understood.
 //!
-//! Why no `cargo fuzz`: it needs a nightly compiler, and would build burn and all other dependencies a second time with
-//! instrumentation on every machine. What is fuzzed here is mostly JSON, in JSON, in safetensors, with checksums; mutations
+//! Why no `cargo fuzz`: it would build burn and all other dependencies a second time, with instrumentation, on every
+//! machine. What is fuzzed here is mostly JSON, in JSON, in safetensors, with checksums; mutations
 //! that know these formats get behind the parsers, where bytes alone with the help of coverage hardly do. So this is a part
 //! of the test binary as any other, at the cost of seconds.
 
