@@ -1,0 +1,153 @@
+//! Exact texts that users read, compared with the files in `snapshots`.
+//!
+//! `INSTA_UPDATE=always cargo test --release --test cli snapshots` rewrites these files. Review the difference before you commit it.
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use super::{stderr, stdout};
+
+/// One command per line, with its input before a `|`.
+const REFUSED: &str = "
+    nothing
+    run
+    run --model /nowhere x
+    run --model tests/fixtures/transformers-5.23.0/models/llama x
+    run --model tests/fixtures/transformers-5.23.0/models/mamba x
+    run --model Cargo.toml x
+    run --file /nowhere
+    run --file /nowhere x
+    run --device abacus x
+    run --dtype f12 x
+    run --dtype bf16 x
+    run --kernels magic x
+    run --kernels wgsl x
+    run --memory lots x
+    run --memory 10MiB x
+    run --memory 16MiB --on-oom fail -n 150 x
+    run --on-oom pray x
+    run --offload=some x
+    run --cache elastic x
+    run --cache dynamic:len=4 x
+    run --cache fixed:len=0 x
+    run --cache fixed:len=3 ROMEO:whatlightisthis
+    run --memory 1GiB --cache fixed:len=4294967296 x
+    run --cache sliding x
+    run --cache sink:window x
+    run --cache sink:window=0 x
+    run --cache sink:window=4,sinks=4 x
+    run --cache sink:window=many x
+    run --cache sink:windows=9 x
+    run --cache quantized:nbits=5 x
+    run --memory 1GiB --cache quantized:residual=4294967296 x
+    run --cache-windowed elastic x
+    run --cache dynamic --compat 4.47 x
+    run --cache sink --compat 3.0 x
+    run --cache none --save-cache cache.kv x
+    run --load-cache /nowhere x
+    run --load-cache Cargo.toml x
+    run --save-cache /nowhere/cache.kv x
+    run --save-cache tests x
+    run --compile --no-compile x
+    run --prefill-chunk 0 x
+    run -n 0 x
+    run -n=-2 x
+    run --greedy --temperature 1 x
+    run --temperature -1 x
+    run --temperature nan x
+    run --temperature 1e-40 x
+    run --top-k -1 x
+    run --top-p 0 x
+    run --top-p 1.5 x
+    run --min-p -0.1 x
+    run --repetition-penalty 0 x
+    run --stop= x
+    chat --cache elastic
+    chat --temperature -1
+    chat --prefill-chunk 0
+    chat --template nothing
+    chat --model /nowhere
+    /nothing | chat
+    /save | chat
+    /load /nowhere | chat
+    /load Cargo.toml | chat
+    \"\"\"never closed | chat
+    inspect /nowhere
+    inspect assets/demo --batch 0
+    inspect assets/demo --cache elastic
+    bench --random 1,2,3
+    bench --against /nowhere
+    bench --snapshot
+    bench -r 0
+    bench -o xml
+    probe --cache none
+    probe --plot /nowhere/loss.svg
+    probe --text /nowhere
+    completions tcsh
+";
+
+/// Runs in the root of the repository, on the CPU, with lines of the same width everywhere.
+fn kiln(args: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    command
+        .args(args.split_whitespace())
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+        .env("COLUMNS", "100")
+        .env("KILN_DEVICE", "cpu")
+        .env_remove("KILN_LOG")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+fn snapshot(name: &str, text: &str) {
+    insta::with_settings!({ omit_expression => true, prepend_module_to_snapshot => false }, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+#[test]
+fn help() {
+    for command in ["", "run", "chat", "devices", "inspect", "conformance", "bench", "probe", "completions"] {
+        let [short, long] = ["-h", "--help"].map(|flag| {
+            // Help would print its value.
+            let output = kiln(&format!("{command} {flag}")).env_remove("KILN_DEVICE").output().unwrap();
+            assert!(output.status.success(), "{}", stderr(&output));
+            stdout(&output)
+        });
+        snapshot(format!("help_{command}").trim_end_matches('_'), &long);
+        if short != long {
+            snapshot(&format!("help_{command}_short"), &short);
+        }
+    }
+}
+
+#[test]
+fn tables() {
+    for (name, args) in [
+        ("inspect", "inspect assets/demo --memory 1GiB"),
+        ("inspect_cache", "inspect assets/demo --memory 64MiB --cache sink:window=64 --ctx 100000 --batch 3"),
+    ] {
+        let output = kiln(args).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        snapshot(name, &stdout(&output));
+    }
+}
+
+#[test]
+fn refusals() {
+    let mut said = String::new();
+    for line in REFUSED.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (typed, args) = line.split_once(" | ").unwrap_or(("", line));
+        let mut child = kiln(args).spawn().unwrap();
+        // It may exit before it reads anything.
+        _ = child.stdin.take().unwrap().write_all(typed.as_bytes());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line}: {}", stderr(&output));
+        said += &format!("$ {}\n{}\n", line.replace(args, &format!("kiln {args}")), stderr(&output));
+    }
+    snapshot("refusals", &said);
+}
