@@ -3,7 +3,7 @@
 //! There are two ways to choose a token. Where nobody wants to see the scores, the device chooses it and feeds it on by
 //! itself; the host only reads along, at will one step behind, so that the device never waits. Otherwise, and where the
 //! device has no kernel that draws, the scores come to the host, and the token goes back. Both give the same tokens, but
-//! for a draw that falls on a rounding (see [`sampler`](crate::sampler)).
+//! for a draw that falls on a rounding (see [`sampler`]).
 
 mod refused;
 

@@ -18,7 +18,7 @@ const IN_FLIGHT: usize = 4 << 20;
 
 /// Loads the tensors of a checkpoint one by one, and remembers which it was asked for.
 ///
-/// Host memory: on the CPU none but the weights themselves, else a few times [`IN_FLIGHT`].
+/// Host memory: on the CPU none but the weights themselves, else a few times `IN_FLIGHT`.
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     device: &'a Device,
