@@ -30,20 +30,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            max_new_tokens: None,
-            max_length: None,
-            do_sample: false,
-            temperature: 1.0,
-            top_k: 50,
-            top_p: 1.0,
-            min_p: None,
-            repetition_penalty: 1.0,
-            eos_token_id: Vec::new(),
-            pad_token_id: None,
-            stop_strings: Vec::new(),
-            seed: None,
-        }
+        GenerationConfig::default().filled_in()
     }
 }
 
@@ -55,25 +42,28 @@ impl GenerationConfig {
     /// # Errors
     /// [`Error::Setting`] for the first value that is impossible.
     pub fn resolve(&self) -> Result<Settings> {
-        let default = Settings::default();
-        let settings = Settings {
-            max_new_tokens: self.max_new_tokens.filter(|&most| most != UNTIL_IT_ENDS),
-            max_length: self.max_length.filter(|_| self.max_new_tokens != Some(UNTIL_IT_ENDS)),
-            do_sample: self.do_sample.unwrap_or(default.do_sample),
-            temperature: self.temperature.unwrap_or(default.temperature),
-            top_k: self.top_k.unwrap_or(default.top_k),
-            top_p: self.top_p.unwrap_or(default.top_p),
+        match self.temperature {
+            Some(0.0) => Self { do_sample: None, temperature: None, ..self.clone() }.filled_in().checked(),
+            _ => self.filled_in().checked(),
+        }
+    }
+
+    fn filled_in(&self) -> Settings {
+        let endless = self.max_new_tokens == Some(UNTIL_IT_ENDS);
+        Settings {
+            max_new_tokens: self.max_new_tokens.filter(|_| !endless),
+            max_length: self.max_length.filter(|_| !endless),
+            do_sample: self.do_sample.unwrap_or(false),
+            temperature: self.temperature.unwrap_or(1.0),
+            top_k: self.top_k.unwrap_or(50),
+            top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty.unwrap_or(default.repetition_penalty),
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
             eos_token_id: self.eos_token_id.clone().unwrap_or_default(),
             pad_token_id: self.pad_token_id,
             stop_strings: self.stop_strings.clone().unwrap_or_default(),
             seed: self.seed,
-        };
-        if settings.temperature == 0.0 {
-            return Settings { do_sample: false, temperature: default.temperature, ..settings }.checked();
         }
-        settings.checked()
     }
 }
 
