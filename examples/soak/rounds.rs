@@ -104,7 +104,7 @@ impl<'m> Rounds<'m> {
     pub(crate) fn new(model: &'m Model) -> Result<Self> {
         let needs = model.causal().needs();
         let mut plans = Vec::new();
-        for text in STRATEGIES.iter().map(|strategy| strategy.name()).chain(MORE) {
+        for text in STRATEGIES.iter().map(|strategy| strategy.name).chain(MORE) {
             plans.push(Plan::named(text)?);
         }
         for (text, offload) in OFFLOADED {
@@ -139,7 +139,7 @@ impl<'m> Rounds<'m> {
                 ledger.note(&format!("{name}: a chat"), self.converse(plan));
             }
             // Rows of different lengths share no sinks.
-            let padded = if plan.global.strategy.name() == "sink" { &self.even } else { &self.padded };
+            let padded = if plan.global.strategy.name == "sink" { &self.even } else { &self.padded };
             for (rows, sampled) in [(&self.one, false), (padded, true)] {
                 let tokens = self.generate(plan, rows, &wanted(NEW, sampled, 1), RunOptions::default());
                 ledger.note(&format!("{name}: {} rows", rows.len()), tokens);

@@ -98,9 +98,9 @@ fn a_branch_goes_back_to_where_it_began_and_beyond() {
                 feed(&mut branch, &more);
                 feed(&mut trunk, &more[..5]);
                 if moves {
-                    offload(&mut branch, Offload::All, model.device()).unwrap();
+                    offload(&mut branch, Offload::All).unwrap();
                 }
-                branch.roll_back(back).unwrap();
+                branch.truncate(branch.seq_len() - back).unwrap();
                 let ids = [&prompt[..], &more].concat();
                 let ids = [&ids[..ids.len() - back], &text(20, 2)].concat();
                 let (start, what) = (ids.len() - 20, format!("{back} back on {device}, moved: {moves}"));
@@ -261,7 +261,7 @@ fn short_prompts_are_copied_and_claimed() {
         // What was loaded is claimed, so that it can be shared.
         feed(&mut trunk, PROMPT).unwrap();
         let mut loaded = new();
-        loaded.restore(trunk.save().unwrap(), model.device()).unwrap();
+        loaded.restore(trunk.save().unwrap()).unwrap();
         claimed(&[&trunk, &branch, &loaded]);
         let held = loaded.device_bytes();
         let mut branches: Vec<ModelCache> = (0..3).map(|_| loaded.snapshot()).collect();
@@ -271,7 +271,7 @@ fn short_prompts_are_copied_and_claimed() {
         assert_eq!(budget.used() - weights, all as u64, "{device}");
         // A claim does not outlive what is moved to the host.
         drop(branches);
-        offload(&mut loaded, Offload::All, model.device()).unwrap();
+        offload(&mut loaded, Offload::All).unwrap();
         feed(&mut loaded, 1).unwrap();
         drop((trunk, branch));
         loaded.recount();

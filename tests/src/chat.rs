@@ -389,14 +389,14 @@ fn every_turn_feeds_only_what_is_new() {
     };
     let plain = talk(&Plan::named("none").unwrap());
     for strategy in STRATEGIES {
-        let plan = Plan::named(strategy.name()).unwrap();
+        let plan = Plan::named(strategy.name).unwrap();
         // The demo model has no windows to slide.
         if plan.check(&model.causal().needs()).is_err() {
             continue;
         }
         let turns = talk(&plan);
         for (turn, ((said, reuse), (want, whole))) in turns.iter().zip(&plain).enumerate() {
-            let what = format!("turn {turn} with {}", strategy.name());
+            let what = format!("turn {turn} with {}", strategy.name);
             if plan.global.factory.exact() {
                 assert_eq!(said, want, "{what}");
                 assert_eq!(reuse.reused + reuse.fed, whole.fed, "{what}");

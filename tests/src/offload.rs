@@ -6,7 +6,7 @@ use kiln::{
     TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
-    memory::{AttentionNeed, LayerNeed, Moved, Place},
+    memory::{AttentionNeed, LayerNeed, Moved, Place, StepShape},
 };
 
 use crate::support::{alone, batch, forward, is_alone, recorded};
@@ -29,14 +29,17 @@ fn cache(plan: &str, offload: Option<Offload>, device: &Device) -> ModelCache {
 
 /// What a forward pass over `n` tokens does to a cache; `watch` is called while each layer is in use.
 fn pass(cache: &mut ModelCache, n: usize, device: &Device, watch: &mut dyn FnMut()) {
+    let step = StepShape { rows: 1, tokens: n, element: 4, last: false };
+    let mut pass = cache.begin(&step, false, 0).unwrap();
     for layer in 0..LAYERS {
-        let layer = cache.attention(layer).unwrap();
+        let layer = pass.attention(layer).unwrap();
         let keys = Tensor::<4>::ones([1, NEED.kv_heads, n, NEED.head_dim], device);
         let place = Place::new(layer.span(n).query(n), &[], device);
         let view = layer.update(keys.clone(), keys, &place).unwrap();
         watch();
         drop(view);
     }
+    pass.commit();
 }
 
 #[test]
@@ -112,8 +115,8 @@ fn two_layers_are_on_the_device_whatever_is_done() {
             for n in [2000, 2000, 1] {
                 pass(&mut cache, n, &opened.device, &mut || {});
             }
-            // The first layer is fetched for the next pass.
-            cache.roll_back(0).unwrap();
+            // The first layer was fetched for the next pass.
+            cache.reorder(&[0]).unwrap();
             let layer = cache.host_bytes() as f64 / LAYERS as f64;
             let Some(before) = given_back(&opened.device) else { break };
             let done = |what: &str| {
@@ -123,22 +126,18 @@ fn two_layers_are_on_the_device_whatever_is_done() {
                 println!("{device}, {plan}, {what}: pages for {most:.2} layers, {left:.2} are left");
                 assert!(most <= 2.2 && left <= 1.0, "{device}, {plan}, {what}: {most} and {left} layers");
             };
-            cache.roll_back(1).unwrap();
-            done("rolled back");
+            cache.truncate(cache.seq_len() - 1).unwrap();
+            done("truncated");
             drop(cache.snapshot());
             done("a snapshot");
             let state = cache.save().unwrap();
             done("saved");
             let mut restored = self::cache(plan, Some(Offload::All), &opened.device);
-            restored.restore(state, &opened.device).unwrap();
+            restored.restore(state).unwrap();
             done("restored");
             drop(restored);
-            let host = cache.export().unwrap();
-            done("exported");
-            cache.import(host, &opened.device).unwrap();
-            done("imported");
-            cache.select_rows(&[0, 0]).unwrap();
-            cache.select_rows(&[1]).unwrap();
+            cache.reorder(&[0, 0]).unwrap();
+            cache.reorder(&[1]).unwrap();
             done("rows selected");
         }
     }
@@ -187,7 +186,7 @@ fn offloaded_is_the_same_to_the_bit() {
                     }
                     // A beam's rows, which the host permutes.
                     for cache in [&mut bare, &mut away] {
-                        cache.select_rows(&[1, 1, 0]).unwrap();
+                        cache.reorder(&[1, 1, 0]).unwrap();
                     }
                     let next = batch(&model, &[vec![8], vec![9], vec![10]]);
                     if *text != "none" {
@@ -214,7 +213,7 @@ fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
                 feed(cache, &[3, 1, 4, 1, 5]);
                 (0..6).for_each(|token| _ = feed(cache, &[token]));
             }
-            kiln::offload(&mut moved, Offload::All, model.device()).unwrap();
+            kiln::offload(&mut moved, Offload::All).unwrap();
             assert_eq!(moved.device_bytes(), 0, "{text} on {device}");
             assert!(moved.host_bytes() > 0, "{text} on {device}");
             let mut snapshot = moved.snapshot();
@@ -224,7 +223,7 @@ fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
             feed(&mut snapshot, &[9]);
             assert_eq!(snapshot.save().unwrap(), want, "{text} on {device}: the snapshot goes the same way");
             let mut loaded = model.cache(&plan).unwrap();
-            loaded.restore(want, model.device()).unwrap();
+            loaded.restore(want).unwrap();
             assert_eq!(feed(&mut loaded, &[2]), feed(&mut bare, &[2]), "{text} on {device}");
         }
     }

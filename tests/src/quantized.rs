@@ -42,7 +42,7 @@ fn bytes_are_few() {
                         layer.update(x.clone(), x, &place).unwrap();
                     }
                     let held = spec.factory.bytes(&need, TOKENS, 4);
-                    assert_eq!(layer.device_bytes(), held, "{text}");
+                    assert_eq!(layer.usage().device, held, "{text}");
                 }
             }
         }

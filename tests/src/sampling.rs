@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::{Int, Tensor};
 use kiln::{
     Batch, CausalModel, Generation, GenerationConfig, GenerationOptions, Logits, Model, ModelCache, Plan,
-    Result, Step, TokenId, kernels::Choice, memory::LayerNeed,
+    Result, Step, TokenId,
+    kernels::Choice,
+    memory::{LayerNeed, Pass},
 };
 
 use crate::support::llama_with;
@@ -123,8 +125,8 @@ impl CausalModel for Broken<'_> {
         self.model.rotary_tables(slots, left_pad, device)
     }
 
-    fn compute(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
-        let logits = self.model.compute(batch, logits, cache)?;
+    fn compute(&self, batch: &Batch, logits: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
+        let logits = self.model.compute(batch, logits, pass)?;
         if self.passes.fetch_add(1, Ordering::Relaxed) < RIGHT {
             return Ok(logits);
         }

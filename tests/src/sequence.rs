@@ -8,12 +8,12 @@ use std::{
     },
 };
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use kiln::{
     CacheSpec, Error, GenerationConfig, KvFactory, Model, Plan, Result, Reuse, RunOptions, STRATEGIES,
     Sequence, TokenId,
     kernels::Kernels,
-    memory::{AttentionNeed, CacheLayer, KvLayer, KvSpan, KvView, LayerState, Place},
+    memory::{AttentionNeed, Kv, KvLayer, KvPolicy, KvView, Memory, Place, Policy, Progress, Slot},
 };
 use kiln_testkit::devices;
 
@@ -52,7 +52,7 @@ fn everywhere(mut test: impl FnMut(&Model, &Plan, &str)) {
     for (place, (device, opened)) in devices::opened().iter().enumerate() {
         for name in ["llama", "mistral"].into_iter().take(if place == 0 { 2 } else { 1 }) {
             let model = recorded(name, opened);
-            for text in STRATEGIES.iter().map(|strategy| strategy.name()).chain(MORE) {
+            for text in STRATEGIES.iter().map(|strategy| strategy.name).chain(MORE) {
                 let plan = Plan::named(text).unwrap();
                 if plan.check(&model.causal().needs()).is_ok() {
                     test(&model, &plan, &format!("{text} of {name} on {device}"));
@@ -253,19 +253,12 @@ fn what_cannot_be_continued_is_refused_and_changes_nothing() {
     assert_eq!(sequence.ids(), [&said[..said.len() - 1]]);
 }
 
-/// A strategy made for tests: another one's memory, with something it does not do.
-#[derive(Debug)]
+/// A strategy made for tests: it keeps everything, and cannot do everything.
+#[derive(Clone, Debug)]
 struct Lacks {
-    /// It can be rolled back to multiples of this, or not at all.
+    /// It can be truncated to multiples of this; 0: not at all.
     grain: usize,
     /// Fails once, at the first update after it is set.
-    fails: &'static AtomicBool,
-}
-
-#[derive(Debug)]
-struct LacksLayer {
-    inner: Box<dyn KvLayer>,
-    grain: usize,
     fails: &'static AtomicBool,
 }
 
@@ -274,9 +267,8 @@ impl KvFactory for Lacks {
         need.token_bytes(element) * tokens
     }
 
-    fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        let inner = Plan::named("dynamic")?.global.factory.build(need, kernels)?;
-        Ok(Box::new(LacksLayer { inner, grain: self.grain, fails: self.fails }))
+    fn build(&self, _need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
+        Ok(Box::new(Memory::new(self.clone(), kernels.device())))
     }
 }
 
@@ -287,71 +279,46 @@ fn lacking(grain: usize, fails: &'static AtomicBool) -> Plan {
     Plan { global: spec.clone(), windowed: spec, offload: None }
 }
 
-impl KvLayer for LacksLayer {
-    fn span(&self, n: usize) -> KvSpan {
-        self.inner.span(n)
-    }
+impl Policy for Lacks {
+    const NAME: &'static str = "lacks";
+    type Counts = ();
+    type Tensors = Slot<Kv>;
 
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
-        match self.fails.swap(false, Ordering::Relaxed) {
-            true => Err(Error::Execution("as asked".into())),
-            false => self.inner.update(keys, values, place),
+    fn rewind_point(&self, at: &Progress<()>, at_most: usize) -> Option<usize> {
+        match self.grain {
+            _ if at_most == at.seq_len => Some(at_most),
+            0 => None,
+            grain => Some(at_most / grain * grain),
         }
     }
 
-    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
-        self.inner.dense()
+    fn rewind(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, len: usize) -> Result<()> {
+        if let Some((keys, values)) = kv.take()? {
+            kv.set((keys.narrow(2, 0, len), values.narrow(2, 0, len)));
+        }
+        Ok(())
     }
 
-    fn snapshot(&self) -> Box<dyn KvLayer> {
-        let (inner, grain, fails) = (self.inner.snapshot(), self.grain, self.fails);
-        Box::new(Self { inner, grain, fails })
+    fn validate(&self, _: &Progress<()>, _: &Slot<Kv>) -> Result<()> {
+        Ok(())
     }
 }
 
-impl CacheLayer for LacksLayer {
-    fn name(&self) -> &'static str {
-        "lacks"
-    }
-
-    fn seq_len(&self) -> usize {
-        self.inner.seq_len()
-    }
-
-    fn can_roll_back(&self, n: usize) -> bool {
-        let to = self.seq_len().checked_sub(n);
-        n == 0 || to.is_some_and(|to| self.grain > 0 && to % self.grain == 0)
-    }
-
-    fn roll_back(&mut self, n: usize) -> Result<()> {
-        match self.can_roll_back(n) {
-            true => self.inner.roll_back(n),
-            false => Err(Error::CannotRollBack { layer: self.name(), tokens: n }),
+impl KvPolicy for Lacks {
+    fn append(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, new: Kv, _: &Place) -> Result<KvView> {
+        if self.fails.swap(false, Ordering::Relaxed) {
+            return Err(Error::Execution("as asked".into()));
         }
+        let (keys, values) = match kv.take()? {
+            Some((k, v)) => (Tensor::cat(vec![k, new.0], 2), Tensor::cat(vec![v, new.1], 2)),
+            None => new,
+        };
+        kv.set((keys.clone(), values.clone()));
+        Ok(KvView::from_zero(keys, values))
     }
 
-    fn keep_history(&mut self, n: usize) {
-        self.inner.keep_history(n);
-    }
-
-    fn reset(&mut self) {
-        self.inner.reset();
-    }
-
-    fn counts(&self) -> Vec<usize> {
-        self.inner.counts()
-    }
-
-    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
-        self.inner.restore(state, device)
-    }
-
-    fn slots(&self) -> Vec<&dyn kiln::memory::AnySlot> {
-        self.inner.slots()
-    }
-
-    fn slots_mut(&mut self) -> Vec<&mut dyn kiln::memory::AnySlot> {
-        self.inner.slots_mut()
+    fn gather(&self, _: &Progress<()>, kv: &Slot<Kv>) -> Result<Option<Kv>> {
+        Ok(kv.get()?.cloned())
     }
 }
 

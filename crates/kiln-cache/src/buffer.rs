@@ -1,179 +1,171 @@
 //! Keys and values in one buffer each, written in place.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{Feed, Footprint, KvSpan, Place},
+    layer::{Footprint, Kv, KvSpan, Place, StepShape},
     need::AttentionNeed,
-    slot::{AnySlot, Slot, Touched},
-    view::DenseKv,
+    slot::{AnySlot, Slot},
+    view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
 
-use crate::restored;
+use crate::memory::TensorTree;
 
 /// A buffer of keys and one of values, `[batch, kv_heads, slots, head_dim]`.
 ///
 /// It is written through [`Kernels::kv_append`]: in place while nothing else holds it, else on a copy. So a snapshot
 /// costs nothing until one of the two writes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Buffer {
-    kv: Slot<(Tensor<4>, Tensor<4>)>,
-    /// Known also while the tensors are away.
-    slots: usize,
+    kv: Slot<Kv>,
     /// Position p is in slot (p - origin) mod slots.
     origin: usize,
-    touched: Touched,
-    need: AttentionNeed,
-    kernels: Kernels,
 }
 
 impl Buffer {
-    pub(crate) fn new(need: &AttentionNeed, kernels: &Kernels) -> Self {
-        let touched = Touched::Nothing;
-        Self { kv: Slot::Empty, slots: 0, origin: 0, touched, need: need.clone(), kernels: kernels.clone() }
-    }
-
     /// An empty one, for positions from `origin` on.
-    pub(crate) fn behind(&self, origin: usize) -> Self {
-        Self { origin, ..Self::new(&self.need, &self.kernels) }
+    pub(crate) fn behind(origin: usize) -> Self {
+        Self { origin, ..Self::default() }
     }
 
     pub(crate) fn origin(&self) -> usize {
         self.origin
     }
 
-    /// Takes over the tensors of a state; how many slots there are now.
-    pub(crate) fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<usize> {
-        let slots = restored::tokens(&host, &self.need)?;
-        self.kv.restore(host, device)?;
-        self.touched = Touched::Everything;
-        self.slots = slots;
-        Ok(slots)
-    }
-
-    pub(crate) fn need(&self) -> &AttentionNeed {
-        &self.need
-    }
-
     pub(crate) fn slots(&self) -> usize {
-        self.slots
+        self.kv.tokens()
     }
 
-    /// Whether `keys` can follow what is here, of which `filled` slots count.
-    ///
-    /// # Errors
-    /// [`Error::WrongRows`], [`Error::Exported`].
-    pub(crate) fn check(&self, keys: &Tensor<4>, filled: usize) -> Result<()> {
-        match self.kv.get()? {
-            Some((here, _)) if filled > 0 && here.dims()[0] != keys.dims()[0] => {
-                Err(Error::WrongRows { rows: here.dims()[0], given: keys.dims()[0] })
-            }
-            _ => Ok(()),
-        }
+    /// Holds these keys and values, from its first slot on.
+    pub(crate) fn set(&mut self, kv: Kv) {
+        self.kv.set(kv);
     }
 
-    /// Makes it `slots` slots long, for rows like those of `keys`; the first `filled` slots are kept.
+    /// Makes it `slots` slots long, for rows like those of `new`; the first `filled` slots are kept.
     pub(crate) fn resize(
         &mut self,
         slots: usize,
         filled: usize,
-        [keys, values]: [&Tensor<4>; 2],
+        (keys, values): &Kv,
         lives: Lives,
     ) -> Result<()> {
         let fits = |have: &Tensor<4>, new: &Tensor<4>| {
             let ([rows, heads, have, dim], [new_rows, new_heads, _, new_dim]) = (have.dims(), new.dims());
             [rows, heads, have, dim] == [new_rows, new_heads, slots, new_dim]
         };
-        let old = self.kv.take()?;
-        self.kv = Slot::Here(match old {
-            Some((k, v)) if fits(&k, keys) && fits(&v, values) => (k, v),
+        match self.kv.take()? {
+            Some((k, v)) if fits(&k, keys) && fits(&v, values) => self.kv.set_written((k, v), []),
             old => {
-                self.touched = Touched::Everything;
                 let (k, v) = old.filter(|_| filled > 0).unzip();
-                (resized(k, slots, filled, keys, lives), resized(v, slots, filled, values, lives))
+                self.kv
+                    .set((resized(k, slots, filled, keys, lives), resized(v, slots, filled, values, lives)));
             }
-        });
-        self.slots = slots;
-        Ok(())
-    }
-
-    /// Writes `keys` and `values` at `place` and behind it.
-    pub(crate) fn write(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<()> {
-        if let Some((k, v)) = self.kv.take()? {
-            let first = place.first.saturating_sub(self.origin) % self.slots.max(1);
-            let end = first + keys.dims()[2];
-            self.touched.add(first..end.min(self.slots));
-            self.touched.add(0..end.saturating_sub(self.slots));
-            let [k, v] = self.kernels.kv_append([k, v], [keys, values], place.on_device.clone(), self.origin);
-            self.kv = Slot::Here((k, v));
         }
         Ok(())
     }
 
-    /// The whole buffers, slots that do not count included.
-    pub(crate) fn get(&self) -> Result<(Tensor<4>, Tensor<4>)> {
-        self.kv
-            .get()?
-            .cloned()
-            .ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))
+    /// Writes `new` at `place` and behind it.
+    pub(crate) fn write(&mut self, kernels: &Kernels, (keys, values): Kv, place: &Place) -> Result<()> {
+        let slots = self.slots();
+        if let Some((k, v)) = self.kv.take()? {
+            let first = place.first.saturating_sub(self.origin) % slots.max(1);
+            let end = first + keys.dims()[2];
+            let [k, v] = kernels.kv_append([k, v], [keys, values], place.on_device.clone(), self.origin);
+            self.kv.set_written((k, v), [first..end.min(slots), 0..end.saturating_sub(slots)]);
+        }
+        Ok(())
     }
 
-    /// The same, to be read from position `start` on.
-    pub(crate) fn view(&self, start: usize) -> Result<DenseKv> {
-        let (keys, values) = self.get()?;
+    /// The whole buffers, to be read from position `start` on. Some slots may not count.
+    pub(crate) fn dense(&self, start: usize) -> Result<DenseKv> {
+        let kv = self.kv.get()?.cloned();
+        let (keys, values) =
+            kv.ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))?;
         Ok(DenseKv { keys, values, start, origin: self.origin })
     }
 
-    /// Keys and values of the positions in `span`.
-    pub(crate) fn in_order(&self, span: KvSpan) -> Result<(Tensor<4>, Tensor<4>)> {
-        Ok(self.view(span.start)?.in_order(span))
+    pub(crate) fn view(&self, start: usize) -> Result<KvView> {
+        self.dense(start).map(KvView::Dense)
     }
 
-    /// The same where `span` is not empty.
-    pub(crate) fn dense(&self, span: KvSpan) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+    /// Keys and values of the positions in `span`.
+    pub(crate) fn in_order(&self, span: KvSpan) -> Result<Kv> {
+        Ok(self.dense(span.start)?.in_order(span))
+    }
+
+    /// Like [`in_order`](Self::in_order), but `None` for an empty span.
+    pub(crate) fn gather(&self, span: KvSpan) -> Result<Option<Kv>> {
         if span.len == 0 { Ok(None) } else { self.in_order(span).map(Some) }
     }
 
     /// Keeps the first `slots` slots only.
-    pub(crate) fn truncate(&mut self, slots: usize) {
+    pub(crate) fn truncate(&mut self, slots: usize) -> Result<()> {
         if slots == 0 {
-            self.kv = Slot::Empty;
-            self.slots = 0;
-        } else if slots < self.slots
-            && let Slot::Here((k, v)) = &mut self.kv
+            self.kv.clear();
+        } else if slots < self.slots()
+            && let Some((k, v)) = self.kv.take()?
         {
-            k.inplace(|k| k.narrow(2, 0, slots));
-            v.inplace(|v| v.narrow(2, 0, slots));
-            self.slots = slots;
+            self.kv.set((k.narrow(2, 0, slots), v.narrow(2, 0, slots)));
         }
+        Ok(())
     }
 
-    /// What it takes to be `slots` slots long for such a feed; one that grows is there twice meanwhile.
-    pub(crate) fn footprint(&self, slots: usize, feed: &Feed) -> Footprint {
-        let slot = self.need.token_bytes(feed.element).saturating_mul(feed.rows);
-        let passing = if slots > self.slots { slot.saturating_mul(self.slots) } else { 0 };
-        let held = slot.saturating_mul(slots.max(self.slots));
-        Footprint { held, largest: held, passing }
-    }
-
-    /// What changed since this was asked before.
-    pub(crate) fn touched(&mut self) -> Touched {
-        std::mem::take(&mut self.touched)
-    }
-
-    /// The type of what it holds, also while that is away.
+    /// The type of what it holds.
     pub(crate) fn dtype(&self) -> Option<DType> {
-        self.kv.outlines().first().map(|&(_, dtype)| dtype)
+        self.kv.dtype()
     }
 
-    pub(crate) fn slot(&self) -> &dyn AnySlot {
-        &self.kv
+    /// Slots of a buffer that was read from a file, if it is one of a block of this need.
+    ///
+    /// # Errors
+    /// [`Error::Import`].
+    pub(crate) fn validate(&self, need: &AttentionNeed) -> Result<usize> {
+        validate(&self.kv, need)
     }
 
-    pub(crate) fn slot_mut(&mut self) -> &mut dyn AnySlot {
-        &mut self.kv
+    pub(crate) fn device_bytes(&self) -> usize {
+        self.kv.device_bytes()
     }
+}
+
+impl TensorTree for Buffer {
+    fn slots(&self) -> Vec<&dyn AnySlot> {
+        vec![&self.kv]
+    }
+
+    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
+        vec![&mut self.kv]
+    }
+}
+
+/// Tokens of keys and values that were read from a file, if they are of a block of this need; 0 for none.
+///
+/// # Errors
+/// [`Error::Import`].
+pub(crate) fn validate(kv: &Slot<Kv>, need: &AttentionNeed) -> Result<usize> {
+    let outlines = kv.outlines();
+    let [(keys, dtype), values] = &outlines[..] else { return Ok(0) };
+    match keys[..] {
+        [rows, heads, tokens, dim]
+            if rows > 0
+                && tokens > 0
+                && (heads, dim) == (need.kv_heads, need.head_dim)
+                && (keys, dtype) == (&values.0, &values.1)
+                && dtype.is_float() =>
+        {
+            Ok(tokens)
+        }
+        _ => Err(Error::Import { why: "keys and values do not have the model's shape".to_owned() }),
+    }
+}
+
+/// What a buffer of `have` slots takes to become `slots` slots long; one that grows is there twice meanwhile.
+pub(crate) fn footprint(need: &AttentionNeed, have: usize, slots: usize, step: &StepShape) -> Footprint {
+    let slot = need.token_bytes(step.element).saturating_mul(step.rows);
+    let passing = if slots > have { slot.saturating_mul(have) } else { 0 };
+    let held = slot.saturating_mul(slots.max(have));
+    Footprint { held, largest: held, passing }
 }
 
 /// How long a buffer of this length is going to be needed.

@@ -5,14 +5,13 @@
 
 mod buffer;
 mod chain;
-mod cross;
+pub mod memory;
 mod offload;
 mod plan;
 pub mod quantizers;
-mod recurrent;
-mod restored;
 pub mod strategies;
 
-pub use offload::{Offload, offload, offload_one, offloaded};
+pub use memory::Memory;
+pub use offload::{Offload, offload, offload_one};
 pub use plan::{CacheSpec, Plan};
-pub use strategies::{KvFactory, KvStrategy, STRATEGIES, Settings};
+pub use strategies::{KvFactory, KvStrategy, STRATEGIES, Settings, samples};

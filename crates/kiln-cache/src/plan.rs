@@ -10,14 +10,14 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use crate::{
-    KvFactory, KvStrategy, Offload, STRATEGIES, Settings, cross::WriteOnceLayer, offload,
-    recurrent::RecurrentLayer,
+    KvFactory, KvStrategy, Offload, STRATEGIES, Settings,
+    memory::{Memory, Trail, WriteOnce},
 };
 
 /// A strategy and its settings, as the command line writes them: `NAME[:key=value,..]`.
 #[derive(Clone, Debug)]
 pub struct CacheSpec {
-    pub strategy: &'static dyn KvStrategy,
+    pub strategy: &'static KvStrategy,
     pub factory: Arc<dyn KvFactory>,
     /// How it was asked for.
     pub text: String,
@@ -32,21 +32,21 @@ impl FromStr for CacheSpec {
     /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
     fn from_str(text: &str) -> Result<Self> {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
-        let offloaded = |strategy: &&&dyn KvStrategy| strategy.offloaded_aliases().contains(&name);
-        let named = |strategy: &&&dyn KvStrategy| {
-            strategy.name() == name || strategy.aliases().contains(&name) || offloaded(strategy)
+        let offloaded = |strategy: &&&KvStrategy| strategy.offloaded_aliases.contains(&name);
+        let named = |strategy: &&&KvStrategy| {
+            strategy.name == name || strategy.aliases.contains(&name) || offloaded(strategy)
         };
         let strategy = *STRATEGIES.iter().find(named).ok_or_else(|| Error::Unknown {
             what: "cache strategy",
             name: name.to_owned(),
-            known: STRATEGIES.iter().map(|s| s.name().to_owned()).collect(),
+            known: STRATEGIES.iter().map(|s| s.name.to_owned()).collect(),
         })?;
-        let factory = strategy.configure(Settings::parse(strategy, settings)?)?;
+        let factory = (strategy.configure)(Settings::parse(strategy, settings)?)?;
         let offloaded = offloaded(&&strategy);
         let text = match (offloaded, settings) {
             (false, _) => text.to_owned(),
-            (true, "") => strategy.name().to_owned(),
-            (true, settings) => format!("{}:{settings}", strategy.name()),
+            (true, "") => strategy.name.to_owned(),
+            (true, settings) => format!("{}:{settings}", strategy.name),
         };
         Ok(Self { strategy, factory, text, offloaded })
     }
@@ -73,7 +73,7 @@ impl Plan {
     /// The plan that `--cache` and `--cache-windowed` ask for. Blocks with a window get a `sliding` cache beside
     /// `dynamic` and `fixed` ones, unless it is said otherwise.
     pub fn new(global: CacheSpec, windowed: Option<CacheSpec>) -> Result<Self> {
-        let windowed = match (windowed, global.strategy.windowed()) {
+        let windowed = match (windowed, global.strategy.windowed) {
             (Some(windowed), _) => windowed,
             (None, Some(name)) => name.parse()?,
             (None, None) => global.clone(),
@@ -132,7 +132,7 @@ impl Plan {
         let mut plan = self.clone();
         for (need, name) in needs.iter().zip(cache.strategies()) {
             let LayerNeed::Attention(need) = need else { continue };
-            if let Some(name) = name.filter(|&name| name != self.spec(need).strategy.name()) {
+            if let Some(name) = name.filter(|&name| name != self.spec(need).strategy.name) {
                 let spec = name.parse()?;
                 if need.window.is_some() { plan.windowed = spec } else { plan.global = spec }
             }
@@ -199,16 +199,18 @@ impl Plan {
                     LayerNeed::Attention(need) => LayerCache::Attention(attention(need)?),
                     LayerNeed::EncoderDecoder(need) => LayerCache::EncoderDecoder {
                         decoder: attention(need)?,
-                        encoder: Box::<WriteOnceLayer>::default(),
+                        encoder: Box::new(Memory::new(WriteOnce, kernels.device())),
                     },
-                    LayerNeed::Recurrent(_) => LayerCache::Recurrent(Box::<RecurrentLayer>::default()),
+                    LayerNeed::Recurrent(_) => {
+                        LayerCache::Recurrent(Box::new(Memory::new(Trail, kernels.device())))
+                    }
                     LayerNeed::Nothing => LayerCache::Nothing,
                 })
             })
             .collect();
         let mut layers = layers?;
         let count = self.offload.map_or(0, |offload| offload.count(layers.len()));
-        layers.iter_mut().take(count).try_for_each(|layer| offload::park(layer, None))?;
+        layers.iter_mut().take(count).try_for_each(LayerCache::offload)?;
         Ok(ModelCache::new(layers))
     }
 }

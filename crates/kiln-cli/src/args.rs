@@ -116,7 +116,7 @@ impl CacheArgs {
     fn spec(&self, text: &str) -> Result<CacheSpec> {
         let spec: CacheSpec = text.parse()?;
         match &self.compat {
-            Some(version) if spec.strategy.settings().iter().any(|(key, _)| *key == "compat") => {
+            Some(version) if spec.strategy.settings.iter().any(|(key, _)| *key == "compat") => {
                 let separator = if text.contains(':') { ',' } else { ':' };
                 format!("{text}{separator}compat={version}").parse()
             }
@@ -124,7 +124,7 @@ impl CacheArgs {
                 name: "--compat",
                 why: format!(
                     "`{}` is the same in every version; it goes with --cache sink",
-                    spec.strategy.name()
+                    spec.strategy.name
                 ),
             }),
             None => Ok(spec),
@@ -181,7 +181,7 @@ impl BenchArgs {
 
 /// The help of `--cache`: the names of the strategies and, if `whole`, what each does and its settings.
 fn caches(whole: bool) -> String {
-    let names: Vec<&str> = STRATEGIES.iter().map(|s| s.name()).collect();
+    let names: Vec<&str> = STRATEGIES.iter().map(|s| s.name).collect();
     let what = format!(
         "What is remembered of the tokens so far: {} [default: the model's, else dynamic]",
         names.join(", ")
@@ -189,13 +189,12 @@ fn caches(whole: bool) -> String {
     if !whole {
         return what;
     }
-    let strategy = |s: &&dyn KvStrategy| {
-        let offloaded = s.offloaded_aliases().iter().map(|alias| format!("{alias} (with --offload)"));
-        let aliases: Vec<String> =
-            s.aliases().iter().map(|&alias| alias.to_owned()).chain(offloaded).collect();
+    let strategy = |s: &&KvStrategy| {
+        let offloaded = s.offloaded_aliases.iter().map(|alias| format!("{alias} (with --offload)"));
+        let aliases: Vec<String> = s.aliases.iter().map(|&alias| alias.to_owned()).chain(offloaded).collect();
         let aliases = if aliases.is_empty() { String::new() } else { format!(", or {}", aliases.join(", ")) };
-        let settings = s.settings().iter().map(|(key, meaning)| format!("\n    {key}: {meaning}"));
-        format!("\n{}{aliases}: {}{}", s.name(), s.summary(), settings.collect::<String>())
+        let settings = s.settings.iter().map(|(key, meaning)| format!("\n    {key}: {meaning}"));
+        format!("\n{}{aliases}: {}{}", s.name, s.summary, settings.collect::<String>())
     };
     format!("{what}\n{}", STRATEGIES.iter().map(strategy).collect::<String>())
 }

@@ -10,8 +10,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The layer no longer holds what it would have to return to. Nothing was changed.
-    #[error("the {layer} layer cannot forget {tokens} tokens; call keep_history before they are seen")]
-    CannotRollBack { layer: &'static str, tokens: usize },
+    #[error("the {layer} layer cannot return to {len} tokens; call keep_history before more are fed")]
+    CannotTruncate { layer: &'static str, len: usize },
+
+    /// A pass failed in the middle, and the cache could not be taken back to where it was.
+    #[error("the cache failed in the middle of a forward pass; reset it")]
+    Poisoned,
 
     /// The model asked a block for memory of another kind.
     #[error("layer {layer} has no {wanted} memory; build the cache from this model's needs")]
@@ -21,13 +25,9 @@ pub enum Error {
     #[error("the encoder's output is already stored; reset the cache before another input")]
     AlreadyConditioned,
 
-    /// Exported state does not belong to the layer it was given to. Nothing was changed.
-    #[error("the exported state does not fit the layer: {why}")]
+    /// Saved state does not belong to the layer it was given to.
+    #[error("the saved state does not fit the layer: {why}")]
     Import { why: String },
-
-    /// The layer's state is on the host. Nothing was changed.
-    #[error("the layer's state was exported; import it before the layer is used")]
-    Exported,
 
     /// Another batch than the one the cache was filled with. Nothing was stored.
     #[error("the cache holds {rows} rows and {given} are fed; reset it, or select as many rows first")]

@@ -4,198 +4,94 @@ use std::fmt;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::{
-    Error, Result,
-    budget::Claim,
-    slot::{AnySlot, Touched, checked_rows},
-    view::KvView,
-};
+use crate::{Result, budget::Claim, view::KvView};
 
-/// What every memory can do, whatever it holds.
+/// Memory of one block, whatever it holds.
 ///
 /// **Invariant:** an operation that returns `Err` has changed nothing.
+///
+/// **Invariant:** a question that takes `&self` is answered without reading a tensor, so that a layer in host memory can
+/// answer it. [`save`](Self::save) and [`gather`](KvLayer::gather) copy what they are asked for.
 pub trait CacheLayer: fmt::Debug + Send {
     /// Name of the strategy, for messages and profiles.
     fn name(&self) -> &'static str;
 
-    /// Tokens seen so far, including those no longer stored.
+    /// Tokens seen so far, including those no longer stored. Always 0 for a stateless layer.
     fn seq_len(&self) -> usize;
 
-    /// Whether the latest `n` tokens can be forgotten exactly.
-    fn can_roll_back(&self, n: usize) -> bool;
+    /// Rows of the batch; `None` while nothing is stored.
+    fn rows(&self) -> Option<usize>;
 
-    /// Forgets the latest `n` tokens, as if they had never been seen.
-    fn roll_back(&mut self, n: usize) -> Result<()>;
-
-    /// Promise: from the next update on, up to `n` tokens can be forgotten. An earlier, larger promise stays.
-    fn keep_history(&mut self, n: usize);
-
-    /// Back to the state of a new layer.
-    fn reset(&mut self);
-
-    /// Everything this layer stores, always in the same order.
-    fn slots(&self) -> Vec<&dyn AnySlot>;
-    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot>;
-
-    /// Rebuilds the batch: new row `i` is old row `rows[i]`.
-    ///
-    /// Beam search permutes and repeats rows, pruning passes fewer, fan-out passes more.
-    fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
-        self.check_rows(rows)?;
-        self.slots_mut().into_iter().for_each(|slot| slot.select_rows(rows));
-        Ok(())
-    }
-
-    /// Whether the batch can be rebuilt so.
+    /// Whether `tokens` more tokens of each row can be stored at once. `padded`: whether rows begin with padding.
     ///
     /// # Errors
-    /// [`Error::NoSuchRow`]; [`Error::Exported`].
-    fn check_rows(&self, rows: &[usize]) -> Result<()> {
-        checked_rows(&self.slots(), rows)
-    }
+    /// [`Error::Full`](crate::Error::Full), [`Error::TooManyAtOnce`](crate::Error::TooManyAtOnce),
+    /// [`Error::Prompt`](crate::Error::Prompt).
+    fn admits(&self, tokens: usize, padded: bool) -> Result<()>;
 
-    /// What changed in each slot since this was asked before, so that a copy elsewhere can follow at little cost. Where
-    /// the shape of a tensor changed, all of it did, whatever is said here.
-    fn touched(&mut self) -> Vec<Touched> {
-        vec![Touched::Everything; self.slots().len()]
-    }
+    /// Bytes on the device while `step` is stored.
+    fn footprint(&self, step: &StepShape) -> Footprint;
 
-    /// Moves all tensors to host memory; only [`import`] may change the layer next.
-    ///
-    /// **Invariant:** every `&self` question but `device_bytes` is answered as before. So layers keep counts, and
-    /// never ask a tensor for its shape to answer one.
-    ///
-    /// [`import`]: CacheLayer::import
-    fn export(&mut self) -> Result<Vec<TensorData>> {
-        let host = self.read()?;
-        self.release();
-        Ok(host)
-    }
+    /// The largest length, `at_most` or less, that the layer can return to exactly. 0 is always possible.
+    fn rewind_point(&self, at_most: usize) -> usize;
 
-    /// The first half of [`export`](CacheLayer::export): copies all tensors to the host; they stay.
-    fn read(&mut self) -> Result<Vec<TensorData>> {
-        self.compact();
-        let mut host = Vec::new();
-        self.slots().into_iter().try_for_each(|slot| slot.read(&mut host))?;
-        Ok(host)
-    }
-
-    /// The second half: gives up the device's copy of what was read.
-    fn release(&mut self) {
-        self.slots_mut().into_iter().for_each(|slot| slot.release());
-    }
-
-    /// Puts back what [`export`](CacheLayer::export) returned.
+    /// Forgets all tokens behind the first `len`, as if they had never been seen. Does nothing if there are no more.
     ///
     /// # Errors
-    /// What [`check`](CacheLayer::check) says.
-    fn import(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()> {
-        self.check(&host)?;
-        let mut host = host.into_iter();
-        self.slots_mut().into_iter().for_each(|slot| slot.import(&mut host, device));
-        Ok(())
-    }
+    /// [`Error::CannotTruncate`](crate::Error::CannotTruncate) where `len` is no [`rewind_point`](Self::rewind_point).
+    fn truncate(&mut self, len: usize) -> Result<()>;
 
-    /// Whether `host` is what was exported.
-    ///
-    /// # Errors
-    /// [`Error::Import`] where the data are not as many, or not of the shape and type, that were.
-    fn check(&self, mut host: &[TensorData]) -> Result<()> {
-        self.slots().into_iter().try_for_each(|slot| slot.check(&mut host))?;
-        match host.len() {
-            0 => Ok(()),
-            left => Err(Error::Import { why: format!("{left} tensors are left over") }),
-        }
-    }
-
-    /// Copies all that a new layer needs to go on in this one's place.
-    fn save(&mut self) -> Result<LayerState> {
-        self.compact();
-        let slots = self.slots().into_iter().map(|slot| {
-            let mut host = Vec::new();
-            slot.read(&mut host).map(|()| host)
-        });
-        Ok(LayerState { slots: slots.collect::<Result<_>>()?, counts: self.counts() })
-    }
-
-    /// The numbers that a layer keeps beside its tensors.
-    fn counts(&self) -> Vec<usize>;
-
-    /// Becomes the layer that `state` was copied from. To be called on a new layer.
-    ///
-    /// # Errors
-    /// [`Error::Import`] where it is the state of another kind of layer, or of none.
-    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()>;
-
-    /// Gives up room that was allocated ahead of need.
-    fn compact(&mut self) {}
-
-    /// Whether `n` more tokens of each row will be taken at once. `padded`: whether rows begin with padding.
-    ///
-    /// # Errors
-    /// What an update of such tokens would refuse them with.
-    fn admits(&self, _n: usize, _padded: bool) -> Result<()> {
-        Ok(())
-    }
-
-    /// What it is going to hold on the device while `feed` is stored.
-    fn footprint(&self, _feed: &Feed) -> Footprint {
-        let held = self.device_bytes();
-        Footprint { held, largest: held, passing: 0 }
-    }
+    /// Promises that up to `tokens` tokens can be truncated at any time from the next update on. A larger promise stays.
+    fn keep_history(&mut self, tokens: usize);
 
     /// Hint: the sequence is going to reach `tokens` tokens.
-    fn reserve(&mut self, _tokens: usize) {}
+    fn reserve(&mut self, tokens: usize);
 
-    /// Bytes held on the device, room allocated ahead of need included.
-    fn device_bytes(&self) -> usize {
-        self.slots().into_iter().map(AnySlot::device_bytes).sum()
-    }
+    /// Forgets everything. Promises stay.
+    fn reset(&mut self);
 
-    /// Of [`device_bytes`](CacheLayer::device_bytes), those that snapshots hold too.
-    fn shared_bytes(&self) -> usize {
-        0
-    }
+    /// Rebuilds the batch: new row `i` is old row `rows[i]`. Rows may be repeated and left out.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRow`](crate::Error::NoSuchRow).
+    fn reorder(&mut self, rows: &[usize]) -> Result<()>;
 
-    /// A snapshot is about to be taken: what it may share for long gets a claim of its own, split off from `all`, which
-    /// lives for as long as anyone holds it.
-    fn claim_shared(&self, _all: &Claim) {}
+    /// Copies all that a new layer needs to continue in this one's place.
+    fn save(&self) -> Result<LayerState>;
 
-    /// Bytes it holds that are claimed apart; the claim to what nobody shares any more becomes a part of `all`.
-    fn claimed_apart(&mut self, _all: &Claim) -> usize {
-        0
-    }
+    /// Becomes the layer that `state` was copied from.
+    ///
+    /// # Errors
+    /// [`Error::Import`](crate::Error::Import) for the state of another kind of layer, and for one that contradicts itself;
+    /// [`Error::Full`](crate::Error::Full).
+    fn restore(&mut self, state: LayerState) -> Result<()>;
 
-    /// Bytes held in host memory, in place of the device's.
-    fn host_bytes(&self) -> usize {
-        0
-    }
-
-    /// Whether it is on the device only while it is used.
-    fn is_offloaded(&self) -> bool {
-        false
-    }
-
-    /// Bytes that went between the host and the device so far.
-    fn moved(&self) -> Moved {
-        Moved::default()
-    }
+    /// Moves all tensors to host memory. From then on they are on the device only while the layer is used.
+    fn offload(&mut self) -> Result<()>;
 
     /// Hint: this layer is used next.
-    fn prefetch(&mut self) -> Result<()> {
-        Ok(())
-    }
+    fn prefetch(&mut self) -> Result<()>;
+
+    /// Bytes held, and bytes moved so far.
+    fn usage(&self) -> Usage;
+
+    /// Called before a snapshot: gives what the snapshot may share a claim of its own, split off from `all`. The claim
+    /// lives as long as anyone holds the shared tensors.
+    fn claim_shared(&self, all: &Claim);
+
+    /// Bytes held under such claims. A claim to what nobody else holds any more is returned to `all`.
+    fn claimed_apart(&mut self, all: &Claim) -> usize;
 }
 
 /// Tokens that are about to be fed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Feed {
+pub struct StepShape {
     pub rows: usize,
-    /// Of each row.
+    /// Tokens of each row.
     pub tokens: usize,
-    /// Bytes of a number of the keys.
+    /// Bytes of one number in keys and values.
     pub element: usize,
-    /// Whether they are known to be the last of the sequence, whatever was reserved.
+    /// Whether the sequence is known to end with them, whatever was reserved.
     pub last: bool,
 }
 
@@ -226,59 +122,75 @@ impl std::iter::Sum for Moved {
     }
 }
 
-/// A layer on the host.
+/// Bytes of a layer, now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// On the device, room allocated ahead of need included.
+    pub device: usize,
+    /// Of these, shared with snapshots.
+    pub shared: usize,
+    /// In host memory, in place of the device's.
+    pub host: usize,
+    /// Copied between the host and the device so far.
+    pub moved: Moved,
+    /// Whether the layer is on the device only while it is used.
+    pub offloaded: bool,
+}
+
+/// A copy of a layer in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerState {
-    pub counts: Vec<usize>,
-    /// What each slot holds.
+    /// Tokens seen.
+    pub seq_len: usize,
+    /// Tokens that can be truncated at any time.
+    pub history: usize,
+    /// What the strategy counts besides, by name.
+    pub counts: serde_json::Value,
+    /// The tensors of each slot.
     pub slots: Vec<Vec<TensorData>>,
 }
 
+/// Keys and values, both `[batch, kv_heads, tokens, head_dim]`.
+pub type Kv = (Tensor<4>, Tensor<4>);
+
 /// Keys and values of one attention block. Tensors are `[batch, kv_heads, tokens, head_dim]`.
 pub trait KvLayer: CacheLayer {
-    /// Where the keys returned by an update of `n` tokens will sit in the sequence ("mask sizes").
+    /// Positions of the keys that an update of `n` tokens will return ("mask sizes").
     fn span(&self, n: usize) -> KvSpan;
 
-    /// Stores `n` new tokens, which stand at `place`, and returns everything attention may look at.
+    /// What the layer can take.
+    fn limits(&self) -> Limits;
+
+    /// Stores new tokens, which stand at `place`, and returns everything attention may look at.
     ///
     /// **Invariant:** the view is exactly `self.span(n)`, asked before the call.
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView>;
 
-    /// What it holds now, one position after the other: exactly `self.span(0)`, `[batch, kv_heads, len, head_dim]`; `None`
-    /// where it holds nothing.
-    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>>;
+    /// The stored keys and values in the order of their positions: exactly `self.span(0)`; `None` if nothing is stored.
+    fn gather(&self) -> Result<Option<Kv>>;
 
-    /// The most tokens that an update takes; `None`: any number.
-    fn at_once(&self) -> Option<usize> {
-        None
-    }
+    /// How many of the next one-token updates repeat the launches of the next one: same buffers, same shapes, different
+    /// position. One captured step can be replayed for all of them.
+    fn replayable(&self) -> usize;
 
-    /// Whether its buffers never grow, so that a step is the same launches for ever.
-    fn is_static(&self) -> bool {
-        false
-    }
+    /// Counts a token that a replayed step stored.
+    fn replayed(&mut self);
 
-    /// Whether positions stay below a bound, however many tokens are seen.
-    fn is_endless(&self) -> bool {
-        false
-    }
-
-    /// The most tokens it can hold in all; `None`: any number.
-    fn capacity(&self) -> Option<usize> {
-        None
-    }
-
-    /// How many of the next updates, of one token each, will be the very launches of the next one: the same buffers and
-    /// shapes, and nothing different but the position on the device. A captured step can stand for as many.
-    fn repeats(&self) -> usize {
-        0
-    }
-
-    /// Counts a token that a captured step stored.
-    fn repeated(&mut self) {}
-
-    /// The same memory once more. Tensors are shared until one of the two writes.
+    /// A copy of this layer. The two share tensors until one of them writes.
     fn snapshot(&self) -> Box<dyn KvLayer>;
+}
+
+/// What a layer of keys and values can take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens it can hold in all; `None`: any number.
+    pub capacity: Option<usize>,
+    /// Tokens that one update takes; `None`: any number.
+    pub at_once: Option<usize>,
+    /// Whether positions stay below a bound, however many tokens are seen.
+    pub endless: bool,
+    /// Whether buffers never grow, so that every step is the same launches.
+    pub fixed_buffers: bool,
 }
 
 /// Where the new tokens of one pass stand, for every layer that counts positions alike.

@@ -4,7 +4,13 @@ use std::{fmt, ops::Range};
 
 use burn::tensor::{Device, Tensor};
 
-use crate::{Result, batch::Batch, layer::Feed, model_cache::ModelCache, need::LayerNeed};
+use crate::{
+    Result,
+    batch::Batch,
+    layer::StepShape,
+    model_cache::{ModelCache, Pass},
+    need::LayerNeed,
+};
 
 pub type TokenId = u32;
 
@@ -48,26 +54,22 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     /// cache's budget.
     ///
     /// # Errors
-    /// Where the cache or its budget refuses, nothing was changed. After another error the cache can only be taken back
-    /// ([`undo_to`](ModelCache::undo_to)) or reset.
+    /// The cache is as it was before; where it cannot be, it is poisoned and can only be reset.
     fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
         let (rows, tokens) = (batch.rows(), batch.len());
-        cache.admits(tokens, batch.left_pad.iter().any(|&pad| pad > 0))?;
-        let feed = Feed { rows, tokens, element: self.element_bytes(), last: false };
+        let step = StepShape { rows, tokens, element: self.element_bytes(), last: false };
         // In float32, before and after a softcap.
         let others = match logits {
             Logits::Last => 0,
             Logits::All => 2 * 4 * self.vocab() * rows * tokens.saturating_sub(1),
         };
-        cache.make_room(&feed, self.working_bytes(rows, tokens).saturating_add(others))?;
-        let logits = self.compute(batch, logits, cache);
-        if logits.is_ok() {
-            cache.written();
-        }
-        cache.recount();
-        logits
+        let working = self.working_bytes(rows, tokens).saturating_add(others);
+        let mut pass = cache.begin(&step, batch.left_pad.iter().any(|&pad| pad > 0), working)?;
+        let logits = self.compute(batch, logits, &mut pass)?;
+        pass.commit();
+        Ok(logits)
     }
 
-    /// The computation of [`forward`](Self::forward), which has asked whether there is room for it.
-    fn compute(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>>;
+    /// The computation of [`forward`](Self::forward), which has begun the pass and commits it.
+    fn compute(&self, batch: &Batch, logits: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>>;
 }

@@ -1,13 +1,18 @@
 //! One memory per block.
 
+mod pass;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::tensor::{Device, Tensor, TensorData};
+pub use pass::Pass;
 
 use crate::{
     Error, Result,
     budget::{Budget, Claim},
-    layer::{CacheLayer, CrossLayer, Feed, Footprint, KvLayer, LayerState, Moved, Place, StateLayer},
+    layer::{
+        CacheLayer, CrossLayer, Footprint, Kv, KvLayer, LayerState, Limits, Moved, Place, StateLayer,
+        StepShape,
+    },
 };
 
 /// The memory of a whole model. Models index it by block; callers move it through time.
@@ -19,6 +24,8 @@ pub struct ModelCache {
     /// Whether tensors were handed out since the last pass, which others may hold still: a captured step writes where it was
     /// recorded, also what they see.
     lent: AtomicBool,
+    /// Whether a pass failed in the middle and could not be taken back.
+    poisoned: bool,
 }
 
 /// The kind of memory is the model's business, hence an enum; the strategy is not, hence boxes.
@@ -32,7 +39,7 @@ pub enum LayerCache {
 
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
-        Self { layers, claim: None, lent: AtomicBool::new(false) }
+        Self { layers, claim: None, lent: AtomicBool::new(false), poisoned: false }
     }
 
     /// The same cache, counted in `budget`.
@@ -44,14 +51,14 @@ impl ModelCache {
         Ok(self)
     }
 
-    /// Claims the memory that feeding `feed` takes at most, with `working` bytes of the model's own.
+    /// Claims the memory that feeding `step` takes at most, with `working` bytes of the model's own.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] where there is not as much; those of [`check_buffers`](Self::check_buffers). Then nothing was
     /// changed.
-    pub fn make_room(&mut self, feed: &Feed, working: usize) -> Result<()> {
-        self.check_buffers(feed)?;
-        let bytes = self.bytes_for(feed).saturating_add(working);
+    pub fn make_room(&mut self, step: &StepShape, working: usize) -> Result<()> {
+        self.check_buffers(step)?;
+        let bytes = self.bytes_for(step).saturating_add(working);
         let bytes = bytes.saturating_sub(self.claimed_apart()) as u64;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
@@ -84,15 +91,15 @@ impl ModelCache {
         }
     }
 
-    /// Bytes on the device while `feed` is stored, at most: what layers hold, of offloaded ones the largest two in a row,
+    /// Bytes on the device while `step` is stored, at most: what layers hold, of offloaded ones the largest two in a row,
     /// and what one of them takes besides.
-    pub fn bytes_for(&self, feed: &Feed) -> usize {
-        Self::at_most(self.parts().map(|part| (part.footprint(feed), part.is_offloaded())))
+    pub fn bytes_for(&self, step: &StepShape) -> usize {
+        Self::at_most(self.parts().map(|part| (part.footprint(step), part.usage().offloaded)))
     }
 
     /// The same, if every layer were offloaded.
-    pub fn bytes_offloaded(&self, feed: &Feed) -> usize {
-        Self::at_most(self.parts().map(|part| (part.footprint(feed), true)))
+    pub fn bytes_offloaded(&self, step: &StepShape) -> usize {
+        Self::at_most(self.parts().map(|part| (part.footprint(step), true)))
     }
 
     fn at_most(layers: impl Iterator<Item = (Footprint, bool)>) -> usize {
@@ -110,37 +117,47 @@ impl ModelCache {
         stay.saturating_add(layers.iter().enumerate().map(pair).max().unwrap_or(0))
     }
 
-    /// Whether the device has buffers as large as layers need to store `feed`.
+    /// Whether the device has buffers as large as layers need to store `step`.
     ///
     /// # Errors
     /// [`Error::BufferTooLarge`]. What is too large does not fail as an allocation does: wgpu refuses to bind it.
-    pub fn check_buffers(&self, feed: &Feed) -> Result<()> {
+    pub fn check_buffers(&self, step: &StepShape) -> Result<()> {
         let Some(largest) = self.budget().and_then(Budget::largest_buffer) else { return Ok(()) };
         // Of a layer's keys, or its values.
-        let needed = self.parts().map(|part| part.footprint(feed).largest / 2).max().unwrap_or(0) as u64;
+        let needed = self.parts().map(|part| part.footprint(step).largest / 2).max().unwrap_or(0) as u64;
         if needed <= largest { Ok(()) } else { Err(Error::BufferTooLarge { needed, largest }) }
     }
 
     /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.
-    pub fn bytes_growing(&self, feed: &Feed) -> usize {
-        let largest = self.parts().map(|part| part.footprint(feed).largest).max().unwrap_or(0);
+    pub fn bytes_growing(&self, step: &StepShape) -> usize {
+        let largest = self.parts().map(|part| part.footprint(step).largest).max().unwrap_or(0);
         if self.is_static() { 0 } else { largest / 2 }
     }
 
-    /// Takes back what a forward pass that failed in the middle did: layers that have seen more than `tokens` tokens
-    /// forget what they have seen since.
+    /// Forgets all tokens behind the first `len`, in every layer or in none. Layers that have seen no more stay as they are:
+    /// so this also takes back a forward pass that failed in the middle.
     ///
     /// # Errors
-    /// [`Error::CannotRollBack`] where a layer cannot; then nothing was changed, and the cache can only be reset.
-    pub fn undo_to(&mut self, tokens: usize) -> Result<()> {
-        let ahead = |part: &dyn CacheLayer| part.seq_len().saturating_sub(tokens);
-        if let Some(stuck) = self.parts().find(|part| !part.can_roll_back(ahead(*part))) {
-            return Err(Error::CannotRollBack { layer: stuck.name(), tokens: ahead(stuck) });
+    /// [`Error::CannotTruncate`] where a layer cannot return to `len`: see [`rewind_point`](Self::rewind_point).
+    pub fn truncate(&mut self, len: usize) -> Result<()> {
+        self.check_usable()?;
+        let stuck = |layer: &&dyn CacheLayer| layer.seq_len() > len && layer.rewind_point(len) != len;
+        if let Some(stuck) = self.timed().find(stuck) {
+            return Err(Error::CannotTruncate { layer: stuck.name(), len });
         }
-        self.parts_mut().try_for_each(|part| {
-            let ahead = part.seq_len().saturating_sub(tokens);
-            if ahead > 0 { part.roll_back(ahead) } else { Ok(()) }
-        })
+        self.layers.iter_mut().filter_map(LayerCache::timed_mut).try_for_each(|layer| layer.truncate(len))
+    }
+
+    /// The largest length, `at_most` or less, that every layer can return to exactly. 0 is always possible.
+    pub fn rewind_point(&self, at_most: usize) -> usize {
+        let mut len = at_most.min(self.seq_len());
+        loop {
+            let shorter = self.timed().map(|layer| layer.rewind_point(len)).min().unwrap_or(len);
+            if shorter == len {
+                return len;
+            }
+            len = shorter;
+        }
     }
 
     /// The layers, to wrap or replace them: block by block, as the model indexes them.
@@ -148,61 +165,50 @@ impl ModelCache {
         &mut self.layers
     }
 
-    /// Tokens seen so far. 0 for ever where nothing is remembered.
+    /// Tokens seen so far. Always 0 for a stateless cache, and for one that can only be reset.
     pub fn seq_len(&self) -> usize {
-        self.layers.iter().find_map(LayerCache::seq_len).unwrap_or(0)
-    }
-
-    /// The keys and values of block `layer`.
-    pub fn attention(&mut self, layer: usize) -> Result<&mut dyn KvLayer> {
-        self.hint(layer)?;
-        match self.layers.get_mut(layer) {
-            Some(LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. }) => Ok(&mut **kv),
-            _ => Err(Error::WrongMemory { layer, wanted: "attention" }),
+        if self.poisoned {
+            return 0;
         }
+        self.timed().next().map_or(0, CacheLayer::seq_len)
     }
 
-    /// The encoder's keys and values for block `layer`.
-    pub fn encoder(&mut self, layer: usize) -> Result<&mut dyn CrossLayer> {
-        match self.layers.get_mut(layer) {
-            Some(LayerCache::EncoderDecoder { encoder, .. }) => Ok(&mut **encoder),
-            _ => Err(Error::WrongMemory { layer, wanted: "encoder" }),
-        }
-    }
-
-    /// The recurrent state of block `layer`.
-    pub fn recurrent(&mut self, layer: usize) -> Result<&mut dyn StateLayer> {
-        self.hint(layer)?;
-        match self.layers.get_mut(layer) {
-            Some(LayerCache::Recurrent(state)) => Ok(&mut **state),
-            _ => Err(Error::WrongMemory { layer, wanted: "recurrent" }),
-        }
-    }
-
-    /// Whether the latest `n` tokens can be forgotten exactly.
-    pub fn can_roll_back(&self, n: usize) -> bool {
-        self.parts().all(|part| part.can_roll_back(n))
-    }
-
-    /// Forgets the latest `n` tokens in every layer, or in none.
-    pub fn roll_back(&mut self, n: usize) -> Result<()> {
-        if let Some(stuck) = self.parts().find(|part| !part.can_roll_back(n)) {
-            return Err(Error::CannotRollBack { layer: stuck.name(), tokens: n });
-        }
-        self.parts_mut().try_for_each(|part| part.roll_back(n))
-    }
-
-    /// Whether `n` more tokens of each row will be taken at once by every layer. `padded`: whether rows begin with padding.
+    /// Begins a forward pass that stores `step`, with `working` bytes of the model's own. `padded`: whether rows begin with
+    /// padding.
     ///
     /// # Errors
-    /// That of the first layer that refuses. Asked before a forward pass, so that no layer is a step ahead of another.
-    pub fn admits(&self, n: usize, padded: bool) -> Result<()> {
-        self.parts().try_for_each(|part| part.admits(n, padded))
+    /// Those of [`admits`](Self::admits) and [`make_room`](Self::make_room); [`Error::Poisoned`]. Then nothing was changed.
+    pub fn begin(&mut self, step: &StepShape, padded: bool, working: usize) -> Result<Pass<'_>> {
+        self.check_usable()?;
+        self.admits(step.tokens, padded)?;
+        self.make_room(step, working)?;
+        Ok(Pass { before: self.seq_len(), committed: false, cache: self })
+    }
+
+    /// Says that what is held cannot be trusted: nothing but [`reset`](Self::reset) can follow.
+    pub fn poison(&mut self) {
+        self.poisoned = true;
+    }
+
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        if self.poisoned { Err(Error::Poisoned) } else { Ok(()) }
+    }
+
+    /// Whether every layer can store `tokens` more tokens of each row at once. `padded`: whether rows begin with padding.
+    ///
+    /// # Errors
+    /// That of the first layer that cannot. Asked before a forward pass, so that no layer is a step ahead of another.
+    pub fn admits(&self, tokens: usize, padded: bool) -> Result<()> {
+        self.timed().try_for_each(|layer| layer.admits(tokens, padded))
     }
 
     /// The most tokens that the sequence can have; `None`: any number.
     pub fn capacity(&self) -> Option<usize> {
-        self.keys().filter_map(KvLayer::capacity).min()
+        self.limits().filter_map(|limits| limits.capacity).min()
     }
 
     /// Hint: the sequence is going to reach `tokens` tokens.
@@ -212,41 +218,36 @@ impl ModelCache {
 
     /// The most tokens that a forward pass may feed now; `None`: any number.
     pub fn at_once(&self) -> Option<usize> {
-        self.keys().filter_map(KvLayer::at_once).min()
+        self.limits().filter_map(|limits| limits.at_once).min()
     }
 
     /// Whether the sequence may go on for ever: rotary positions stay below a bound.
     pub fn is_endless(&self) -> bool {
-        self.keys().next().is_some() && self.keys().all(KvLayer::is_endless)
+        self.limits().next().is_some() && self.limits().all(|limits| limits.endless)
     }
 
     /// Whether no buffer ever grows, so that a step is the same launches for ever.
     pub fn is_static(&self) -> bool {
-        self.keys().next().is_some() && self.keys().all(KvLayer::is_static)
+        self.limits().next().is_some() && self.limits().all(|limits| limits.fixed_buffers)
     }
 
-    /// How many of the next steps, of one token each, a captured one can stand for. See [`KvLayer::repeats`].
-    pub fn repeats(&self) -> usize {
+    /// How many of the next one-token steps one captured step can be replayed for. See [`KvLayer::replayable`].
+    pub fn replayable(&self) -> usize {
         if self.lent.load(Ordering::Relaxed) {
             return 0;
         }
         let only_keys =
             self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_) | LayerCache::Nothing));
-        if only_keys { self.keys().map(KvLayer::repeats).min().unwrap_or(0) } else { 0 }
+        if only_keys { self.keys().map(KvLayer::replayable).min().unwrap_or(0) } else { 0 }
     }
 
-    /// Counts a token that a captured step stored in every layer.
-    pub fn repeated(&mut self) {
+    /// Counts a token that a replayed step stored in every layer.
+    pub fn replayed(&mut self) {
         for layer in &mut self.layers {
             if let LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } = layer {
-                kv.repeated();
+                kv.replayed();
             }
         }
-    }
-
-    /// A forward pass has written behind whatever was handed out.
-    pub(crate) fn written(&mut self) {
-        *self.lent.get_mut() = false;
     }
 
     /// The same memory once more, at no cost: tensors are shared until one of the two writes to them.
@@ -267,49 +268,39 @@ impl ModelCache {
         };
         // What it holds besides is claimed when it is fed.
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
-        Self { layers: self.layers.iter().map(copy).collect(), claim, lent: AtomicBool::new(true) }
+        let layers = self.layers.iter().map(copy).collect();
+        Self { layers, claim, lent: AtomicBool::new(true), poisoned: self.poisoned }
     }
 
     pub fn keep_history(&mut self, n: usize) {
         self.parts_mut().for_each(|part| part.keep_history(n));
     }
 
-    /// New row `i` is old row `rows[i]`, in every layer or, if a row is not there, in none.
-    pub fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
-        self.parts().try_for_each(|part| part.check_rows(rows))?;
-        self.parts_mut().try_for_each(|part| part.select_rows(rows))
+    /// Rebuilds the batch, in every layer or in none: new row `i` is old row `rows[i]`. Rows may be repeated and left out.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRow`].
+    pub fn reorder(&mut self, rows: &[usize]) -> Result<()> {
+        for have in self.parts().filter_map(CacheLayer::rows) {
+            if let Some(&row) = rows.iter().find(|&&row| row >= have) {
+                return Err(Error::NoSuchRow { row, rows: have });
+            }
+        }
+        self.parts_mut().try_for_each(|part| part.reorder(rows))
     }
 
+    /// Forgets everything.
     pub fn reset(&mut self) {
+        self.poisoned = false;
         self.parts_mut().for_each(|part| part.reset());
         self.recount();
     }
 
-    /// Moves everything to host memory, one entry a memory; only [`import`](Self::import) may follow.
-    pub fn export(&mut self) -> Result<Vec<Vec<TensorData>>> {
-        let host = self.parts_mut().map(|part| part.read()).collect::<Result<_>>()?;
-        self.parts_mut().for_each(|part| part.release());
-        self.recount();
-        Ok(host)
-    }
-
-    /// Puts back what [`export`](Self::export) returned.
-    pub fn import(&mut self, host: Vec<Vec<TensorData>>, device: &Device) -> Result<()> {
-        let parts = self.parts().count();
-        if host.len() != parts {
-            return Err(Error::Import { why: format!("{} layers stand where {parts} were", host.len()) });
-        }
-        self.parts().zip(&host).try_for_each(|(part, state)| part.check(state))?;
-        self.parts_mut().zip(host).try_for_each(|(part, state)| part.import(state, device))?;
-        self.claim_given();
-        Ok(())
-    }
-
     /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
     /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
-    pub fn to_legacy(&self) -> Result<Vec<(Tensor<4>, Tensor<4>)>> {
+    pub fn to_legacy(&self) -> Result<Vec<Kv>> {
         self.lent.store(true, Ordering::Relaxed);
-        self.keys().filter_map(|layer| layer.dense().transpose()).collect()
+        self.keys().filter_map(|layer| layer.gather().transpose()).collect()
     }
 
     /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a new cache.
@@ -320,7 +311,7 @@ impl ModelCache {
     /// # Errors
     /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; after an error the cache can
     /// only be reset.
-    pub fn from_legacy(&mut self, layers: Vec<(Tensor<4>, Tensor<4>)>) -> Result<()> {
+    pub fn from_legacy(&mut self, layers: Vec<Kv>) -> Result<()> {
         let wrong = |why: String| Err(Error::Import { why });
         let blocks = self.keys().count();
         if self.seq_len() > 0 {
@@ -350,8 +341,9 @@ impl ModelCache {
     }
 
     /// Copies all that a new cache needs to go on in this one's place.
-    pub fn save(&mut self) -> Result<Vec<LayerState>> {
-        self.parts_mut().map(|part| part.save()).collect()
+    pub fn save(&self) -> Result<Vec<LayerState>> {
+        self.check_usable()?;
+        self.parts().map(|part| part.save()).collect()
     }
 
     /// Becomes the cache that `states` were copied from. To be called on a new cache of the same plan; after an error it
@@ -359,15 +351,15 @@ impl ModelCache {
     ///
     /// # Errors
     /// [`Error::Import`] where they are the state of another kind of cache, or of none.
-    pub fn restore(&mut self, states: Vec<LayerState>, device: &Device) -> Result<()> {
+    pub fn restore(&mut self, states: Vec<LayerState>) -> Result<()> {
         let parts = self.parts().count();
         if states.len() != parts {
             return Err(Error::Import { why: format!("{} layers stand where {parts} were", states.len()) });
         }
-        self.parts_mut().zip(states).try_for_each(|(part, state)| part.restore(state, device))?;
+        self.parts_mut().zip(states).try_for_each(|(part, state)| part.restore(state))?;
         self.claim_given();
         // Layers are fed together, so they have seen as much.
-        let lens: Vec<usize> = self.layers.iter().filter_map(LayerCache::seq_len).collect();
+        let lens: Vec<usize> = self.timed().map(CacheLayer::seq_len).collect();
         match lens.windows(2).all(|pair| pair[0] == pair[1]) {
             true => Ok(()),
             false => {
@@ -378,12 +370,7 @@ impl ModelCache {
 
     /// Whether what it holds is of that many rows.
     pub fn is_of_rows(&self, rows: usize) -> bool {
-        self.parts().all(|part| match part.check_rows(&[rows]) {
-            Err(Error::NoSuchRow { rows: have, .. }) => have == rows,
-            // It has more rows, or holds nothing.
-            Ok(()) => part.seq_len() == 0,
-            Err(_) => false,
-        })
+        self.parts().filter_map(CacheLayer::rows).all(|have| have == rows)
     }
 
     /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.
@@ -396,28 +383,22 @@ impl ModelCache {
 
     /// Bytes held on the device, room allocated ahead of need included.
     pub fn device_bytes(&self) -> usize {
-        self.parts().map(CacheLayer::device_bytes).sum()
+        self.parts().map(|part| part.usage().device).sum()
     }
 
     /// Of these, the bytes that snapshots hold too. The budget counts them once.
     pub fn shared_bytes(&self) -> usize {
-        self.parts().map(CacheLayer::shared_bytes).sum()
+        self.parts().map(|part| part.usage().shared).sum()
     }
 
     /// Bytes held in host memory, in place of the device's.
     pub fn host_bytes(&self) -> usize {
-        self.parts().map(CacheLayer::host_bytes).sum()
+        self.parts().map(|part| part.usage().host).sum()
     }
 
     /// Bytes that went between the host and the device so far.
     pub fn moved(&self) -> Moved {
-        self.parts().map(CacheLayer::moved).sum()
-    }
-
-    fn hint(&mut self, layer: usize) -> Result<()> {
-        self.claim.as_ref().map_or(Ok(()), Claim::allocates)?;
-        let next = (layer + 1) % self.layers.len().max(1);
-        self.layers.get_mut(next).map_or(Ok(()), |next| next.parts_mut().try_for_each(|part| part.prefetch()))
+        self.parts().map(|part| part.usage().moved).sum()
     }
 
     fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {
@@ -425,6 +406,15 @@ impl ModelCache {
             LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
             LayerCache::Recurrent(_) | LayerCache::Nothing => None,
         })
+    }
+
+    fn limits(&self) -> impl Iterator<Item = Limits> {
+        self.keys().map(KvLayer::limits)
+    }
+
+    /// The layers that count the sequence's tokens. An encoder's keys do not: decoding leaves no trace there.
+    fn timed(&self) -> impl Iterator<Item = &dyn CacheLayer> {
+        self.layers.iter().filter_map(LayerCache::timed)
     }
 
     fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {
@@ -439,13 +429,26 @@ impl ModelCache {
 impl LayerCache {
     /// Whether it is on the device only while it is used.
     pub fn is_offloaded(&self) -> bool {
-        self.parts().any(CacheLayer::is_offloaded)
+        self.parts().any(|part| part.usage().offloaded)
     }
 
-    fn seq_len(&self) -> Option<usize> {
+    /// Moves it to host memory. From then on it is on the device only while it is used.
+    pub fn offload(&mut self) -> Result<()> {
+        self.parts_mut().try_for_each(|part| part.offload())
+    }
+
+    fn timed(&self) -> Option<&dyn CacheLayer> {
         match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(kv.seq_len()),
-            Self::Recurrent(state) => Some(state.seq_len()),
+            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
+            Self::Recurrent(state) => Some(&**state),
+            Self::Nothing => None,
+        }
+    }
+
+    fn timed_mut(&mut self) -> Option<&mut dyn CacheLayer> {
+        match self {
+            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
+            Self::Recurrent(state) => Some(&mut **state),
             Self::Nothing => None,
         }
     }

@@ -1,8 +1,8 @@
 //! Where layers keep tensors. Moving, reordering and measuring them is written here, once.
 
-use std::{fmt, ops::Range};
+use std::{any::TypeId, fmt, ops::Range};
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic};
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData, kind::Basic};
 
 use crate::{
     Error, Result,
@@ -10,75 +10,117 @@ use crate::{
     read_back::{self, ReadBack},
 };
 
-/// Shape and type of a tensor that is away.
+/// Shape and type of a tensor.
 pub type Outline = (Vec<usize>, DType);
 
-/// A tensor, or a few that belong together, first dimension the batch.
+/// A tensor, or a few that belong together. The first dimension is the batch.
 pub trait Tensors: fmt::Debug + Clone + Send + Sized {
     /// Whether rows can be selected of each tensor by itself, along its first dimension.
     const BY_ROWS: bool = true;
 
-    /// What [`from_host`](Tensors::from_host) must be given back, in the order of [`to_host`](Tensors::to_host).
+    /// What [`from_host`](Tensors::from_host) must be given, in the order of [`to_host`](Tensors::to_host).
     fn outlines(&self) -> Vec<Outline>;
     fn rows(&self) -> usize;
     fn select_rows(self, rows: &[usize]) -> Self;
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
-    /// Starts copying them to the host, each whole or only these entries of its dimension 2.
+    /// Starts copying the tensors to the host: all of each, or these entries of dimension 2.
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>);
-    /// `None` where there are too few, or of another rank.
+    /// `None` where tensors are missing, or of another rank or kind.
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self>;
     fn bytes(&self) -> usize;
 }
 
-/// A place for tensors that may not be there yet, or be away on the host.
-#[derive(Clone, Debug, Default)]
-pub enum Slot<T> {
-    #[default]
+/// A place for tensors, which notes what was written since it was last asked.
+#[derive(Clone, Debug)]
+pub struct Slot<T> {
+    state: State<T>,
+    dirty: Dirty,
+}
+
+#[derive(Clone, Debug)]
+enum State<T> {
     Empty,
-    Here(T),
-    Away(Vec<Outline>),
+    Device(T),
+    /// In host memory; the copy is somebody else's.
+    Offloaded {
+        outlines: Vec<Outline>,
+        rows: usize,
+    },
+}
+
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Self { state: State::Empty, dirty: Dirty::Nothing }
+    }
 }
 
 impl<T> Slot<T> {
-    /// Takes the tensors out, so that the caller is their only owner and may write in place.
-    ///
-    /// `None` if there are none yet.
+    /// The tensors; `None` if the slot is empty.
     ///
     /// # Errors
-    /// [`Error::Exported`] if they are on the host: an exported layer is imported before it is used.
+    /// [`Error::Execution`] if they are in host memory: a layer is brought to the device before it is used.
+    pub fn get(&self) -> Result<Option<&T>> {
+        match &self.state {
+            State::Device(tensors) => Ok(Some(tensors)),
+            State::Empty => Ok(None),
+            State::Offloaded { .. } => Err(in_host_memory()),
+        }
+    }
+
+    /// Takes the tensors out, so that the caller is their only owner and may write in place.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
     pub fn take(&mut self) -> Result<Option<T>> {
-        match std::mem::take(self) {
-            Self::Here(tensors) => Ok(Some(tensors)),
-            Self::Empty => Ok(None),
-            Self::Away(outlines) => {
-                *self = Self::Away(outlines);
-                Err(Error::Exported)
+        match std::mem::replace(&mut self.state, State::Empty) {
+            State::Device(tensors) => Ok(Some(tensors)),
+            State::Empty => Ok(None),
+            offloaded @ State::Offloaded { .. } => {
+                self.state = offloaded;
+                Err(in_host_memory())
             }
         }
     }
 
-    /// The tensors, or `None` if there are none yet.
-    ///
-    /// # Errors
-    /// [`Error::Exported`] if they are on the host.
-    pub fn get(&self) -> Result<Option<&T>> {
-        match self {
-            Self::Here(tensors) => Ok(Some(tensors)),
-            Self::Empty => Ok(None),
-            Self::Away(_) => Err(Error::Exported),
-        }
+    /// Stores tensors that are new in all their entries.
+    pub fn set(&mut self, tensors: T) {
+        *self = Self { state: State::Device(tensors), dirty: Dirty::Everything };
+    }
+
+    /// Stores tensors that were taken, after `written` entries of dimension 2 were written.
+    pub fn set_written(&mut self, tensors: T, written: impl IntoIterator<Item = Range<usize>>) {
+        self.state = State::Device(tensors);
+        written.into_iter().for_each(|tokens| self.dirty.add(tokens));
+    }
+
+    pub fn clear(&mut self) {
+        *self = Self::default();
     }
 }
 
-impl<T> From<Option<T>> for Slot<T> {
-    fn from(tensors: Option<T>) -> Self {
-        tensors.map_or(Self::Empty, Self::Here)
+impl<T: Tensors> Slot<T> {
+    /// Entries of dimension 2 of the first tensor: tokens, in most. 0 if the slot is empty.
+    pub fn tokens(&self) -> usize {
+        self.outline().and_then(|(shape, _)| shape.get(2).copied()).unwrap_or(0)
     }
+
+    /// The type of the first tensor; `None` if the slot is empty.
+    pub fn dtype(&self) -> Option<DType> {
+        self.outline().map(|(_, dtype)| dtype)
+    }
+
+    fn outline(&self) -> Option<Outline> {
+        self.outlines().into_iter().next()
+    }
+}
+
+fn in_host_memory() -> Error {
+    Error::Execution("a layer was used while its tensors were in host memory".to_owned())
 }
 
 /// What changed of what a slot holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Touched {
+pub enum Dirty {
     #[default]
     Nothing,
     /// These entries of dimension 2 of every tensor: tokens, in most.
@@ -86,12 +128,11 @@ pub enum Touched {
     Everything,
 }
 
-impl Touched {
-    /// More pieces than a few are not worth telling apart.
+impl Dirty {
+    /// More pieces are not worth telling apart.
     const PIECES: usize = 4;
 
-    /// Notes that `tokens` changed, too.
-    pub fn add(&mut self, tokens: Range<usize>) {
+    fn add(&mut self, tokens: Range<usize>) {
         match self {
             _ if tokens.is_empty() => {}
             Self::Nothing => *self = Self::Tokens(vec![tokens]),
@@ -105,52 +146,78 @@ impl Touched {
     }
 }
 
-/// A [`Slot`] of whatever.
+/// A [`Slot`] of any type.
 pub trait AnySlot {
-    /// Rows of the batch, where the slot holds any; an error where it is on the host.
-    fn rows(&self) -> Result<Option<usize>>;
-    fn select_rows(&mut self, rows: &[usize]);
-    /// Copies the tensors to the host; they stay.
-    fn read(&self, host: &mut Vec<TensorData>) -> Result<()>;
-    /// Starts copying the tensors to the host, each whole or only these entries of its dimension 2.
-    ///
-    /// # Errors
-    /// [`Error::Exported`] if they are there already.
-    fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>>;
-    /// Shapes and types of what it holds, here or away.
+    /// Shapes and types of what the slot holds, wherever that is.
     fn outlines(&self) -> Vec<Outline>;
-    fn is_away(&self) -> bool;
+    /// Rows of the batch; `None` if the slot is empty.
+    fn rows(&self) -> Option<usize>;
     /// See [`Tensors::BY_ROWS`].
     fn is_by_rows(&self) -> bool;
-    /// Gives up the device's copy of what was read.
+    fn is_offloaded(&self) -> bool;
+    /// Selects rows on the device; of what is in host memory it only notes how many there are.
+    fn select_rows(&mut self, rows: &[usize]);
+    /// Copies the tensors to the host; they stay.
+    fn read(&self) -> Result<Vec<TensorData>>;
+    /// Starts copying the tensors to the host: all of each, or these entries of dimension 2.
+    fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>>;
+    /// What changed since this was asked before. Where a shape changed, everything did, whatever is said here.
+    fn take_dirty(&mut self) -> Dirty;
+    /// Says that everything changed.
+    fn mark_dirty(&mut self);
+    /// Gives up the device's tensors, which were copied to the host.
     fn release(&mut self);
-    /// Holds nothing from now on.
-    fn clear(&mut self);
-    /// Takes from the front of `host` what [`import`](AnySlot::import) would, or says why it cannot.
-    fn check(&self, host: &mut &[TensorData]) -> Result<()>;
-    fn import(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device);
+    /// Takes back what was released, from the front of `host`.
+    fn fill(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device);
     /// Holds `host`, or nothing if it is empty.
     ///
     /// # Errors
     /// [`Error::Import`] if these are not as many tensors, or not of as many dimensions, as the slot holds.
     fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()>;
+    fn clear(&mut self);
     fn device_bytes(&self) -> usize;
 }
 
 impl<T: Tensors> AnySlot for Slot<T> {
-    fn rows(&self) -> Result<Option<usize>> {
-        Ok(self.get()?.map(T::rows))
+    fn outlines(&self) -> Vec<Outline> {
+        match &self.state {
+            State::Empty => Vec::new(),
+            State::Device(tensors) => tensors.outlines(),
+            State::Offloaded { outlines, .. } => outlines.clone(),
+        }
+    }
+
+    fn rows(&self) -> Option<usize> {
+        match &self.state {
+            State::Empty => None,
+            State::Device(tensors) => Some(tensors.rows()),
+            State::Offloaded { rows, .. } => Some(*rows),
+        }
+    }
+
+    fn is_by_rows(&self) -> bool {
+        T::BY_ROWS
+    }
+
+    fn is_offloaded(&self) -> bool {
+        matches!(self.state, State::Offloaded { .. })
     }
 
     fn select_rows(&mut self, rows: &[usize]) {
-        *self = match std::mem::take(self) {
-            Self::Here(tensors) => Self::Here(tensors.select_rows(rows)),
-            other => other,
-        };
+        match std::mem::replace(&mut self.state, State::Empty) {
+            State::Empty => {}
+            State::Device(tensors) => self.set(tensors.select_rows(rows)),
+            State::Offloaded { mut outlines, .. } => {
+                outlines.iter_mut().filter_map(|(shape, _)| shape.first_mut()).for_each(|n| *n = rows.len());
+                self.state = State::Offloaded { outlines, rows: rows.len() };
+            }
+        }
     }
 
-    fn read(&self, host: &mut Vec<TensorData>) -> Result<()> {
-        self.get()?.map_or(Ok(()), |tensors| tensors.to_host(host))
+    fn read(&self) -> Result<Vec<TensorData>> {
+        let mut host = Vec::new();
+        self.get()?.map_or(Ok(()), |tensors| tensors.to_host(&mut host))?;
+        Ok(host)
     }
 
     fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>> {
@@ -161,89 +228,52 @@ impl<T: Tensors> AnySlot for Slot<T> {
         Ok(reads)
     }
 
-    fn outlines(&self) -> Vec<Outline> {
-        match self {
-            Self::Empty => Vec::new(),
-            Self::Here(tensors) => tensors.outlines(),
-            Self::Away(outlines) => outlines.clone(),
-        }
+    fn take_dirty(&mut self) -> Dirty {
+        std::mem::take(&mut self.dirty)
     }
 
-    fn is_away(&self) -> bool {
-        matches!(self, Self::Away(_))
-    }
-
-    fn is_by_rows(&self) -> bool {
-        T::BY_ROWS
+    fn mark_dirty(&mut self) {
+        self.dirty = Dirty::Everything;
     }
 
     fn release(&mut self) {
-        if let Self::Here(tensors) = self {
-            *self = Self::Away(tensors.outlines());
+        if let State::Device(tensors) = &self.state {
+            self.state = State::Offloaded { outlines: tensors.outlines(), rows: tensors.rows() };
         }
     }
 
-    fn clear(&mut self) {
-        *self = Self::Empty;
-    }
-
-    fn check(&self, host: &mut &[TensorData]) -> Result<()> {
-        let Self::Away(outlines) = self else { return Ok(()) };
-        let (mine, rest) = host
-            .split_at_checked(outlines.len())
-            .ok_or_else(|| Error::Import { why: "tensors are missing".to_owned() })?;
-        for (data, (shape, dtype)) in mine.iter().zip(outlines) {
-            if data.shape().as_slice() != shape || data.dtype() != *dtype {
-                let (got, is) = (data.shape(), data.dtype().name());
-                let why =
-                    format!("{is} of shape {got:?} stands where {} of shape {shape:?} was", dtype.name());
-                return Err(Error::Import { why });
-            }
-        }
-        *host = rest;
-        Ok(())
-    }
-
-    fn import(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device) {
-        if matches!(self, Self::Away(_)) {
-            *self = T::from_host(host, device).into();
+    fn fill(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device) {
+        if self.is_offloaded() {
+            self.state = T::from_host(host, device).map_or(State::Empty, State::Device);
         }
     }
 
     fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()> {
-        let why = || Error::Import { why: "tensors are missing, or of the wrong rank".to_owned() };
-        *self = match host.is_empty() {
-            true => Self::Empty,
-            false => {
-                let mut host = host.into_iter();
-                let tensors = T::from_host(&mut host, device).ok_or_else(why)?;
-                if host.next().is_some() {
-                    return Err(Error::Import { why: "tensors are left over".to_owned() });
-                }
-                Self::Here(tensors)
-            }
-        };
+        let wrong = |why: &str| Error::Import { why: why.to_owned() };
+        if host.is_empty() {
+            self.clear();
+            return Ok(());
+        }
+        let mut host = host.into_iter();
+        let tensors = T::from_host(&mut host, device);
+        let tensors = tensors.ok_or_else(|| wrong("tensors are missing, or of the wrong rank or type"))?;
+        match host.next() {
+            None => self.set(tensors),
+            Some(_) => return Err(wrong("tensors are left over")),
+        }
         Ok(())
     }
 
-    fn device_bytes(&self) -> usize {
-        match self {
-            Self::Here(tensors) => tensors.bytes(),
-            Self::Empty | Self::Away(_) => 0,
-        }
+    fn clear(&mut self) {
+        Self::clear(self);
     }
-}
 
-/// Says whether `rows` can be taken from what the slots hold.
-pub(crate) fn checked_rows(slots: &[&dyn AnySlot], rows: &[usize]) -> Result<()> {
-    for slot in slots {
-        if let Some(have) = slot.rows()?
-            && let Some(&row) = rows.iter().find(|&&row| row >= have)
-        {
-            return Err(Error::NoSuchRow { row, rows: have });
+    fn device_bytes(&self) -> usize {
+        match &self.state {
+            State::Device(tensors) => tensors.bytes(),
+            State::Empty | State::Offloaded { .. } => 0,
         }
     }
-    Ok(())
 }
 
 impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
@@ -275,7 +305,9 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
     }
 
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
-        host.next().filter(|data| data.shape().rank() == D).map(|data| {
+        let is_float = TypeId::of::<K>() == TypeId::of::<Float>();
+        let fits = |data: &TensorData| data.shape().rank() == D && data.dtype().is_float() == is_float;
+        host.next().filter(fits).map(|data| {
             let dtype = data.dtype();
             Tensor::from_data(data, (device, dtype))
         })

@@ -7,7 +7,7 @@ use kiln_core::{
     Error, Result,
     batch::Batch,
     faults::Refusals,
-    layer::Feed,
+    layer::StepShape,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
 };
@@ -29,7 +29,7 @@ const SMALLEST_CHUNK: usize = 16;
 /// nothing is fed everything with the last chunk.
 ///
 /// # Errors
-/// [`Error::Setting`] for chunks of 0 tokens; those of [`CausalModel::forward`], after which the cache can only be reset.
+/// [`Error::Setting`] for chunks of 0 tokens; those of [`CausalModel::forward`].
 pub async fn prefill(
     model: &dyn CausalModel,
     cache: &mut ModelCache,
@@ -112,7 +112,6 @@ impl<'a> Feeder<'a> {
             // Chunks do not save anything where each would be fed again with the next.
             let n = if self.unseen.is_some() { len } else { chunk };
             let n = n.min(self.running.cache.at_once().unwrap_or(len)).clamp(1, len - start);
-            let before = self.running.cache.seq_len();
             match self.feed(batch.tokens.clone().narrow(1, start, n), horizon) {
                 Ok(logits) => {
                     start += n;
@@ -121,7 +120,7 @@ impl<'a> Feeder<'a> {
                     }
                 }
                 Err(error) if self.can_answer(&error) => {
-                    if self.running.cache.undo_to(before).is_err() {
+                    if self.running.cache.is_poisoned() {
                         if began > 0 {
                             return Err(error);
                         }
@@ -149,9 +148,13 @@ impl<'a> Feeder<'a> {
     fn smaller_chunk(&mut self, n: usize) -> Option<usize> {
         let Running { model, cache, left_pad } = &mut self.running;
         let mut fits = |chunk: &usize| {
-            let feed =
-                Feed { rows: left_pad.len(), tokens: *chunk, element: model.element_bytes(), last: false };
-            cache.make_room(&feed, model.working_bytes(feed.rows, *chunk)).is_ok()
+            let step = StepShape {
+                rows: left_pad.len(),
+                tokens: *chunk,
+                element: model.element_bytes(),
+                last: false,
+            };
+            cache.make_room(&step, model.working_bytes(step.rows, *chunk)).is_ok()
         };
         let chunk = std::iter::successors(Some(n / 2), |chunk| Some(chunk / 2))
             .take_while(|&chunk| chunk > 0)
@@ -173,8 +176,8 @@ impl<'a> Feeder<'a> {
     pub(crate) fn rescue(&mut self, error: Error, n: usize, chunk: usize) -> Result<()> {
         let Some(rescue) = self.rescue.clone() else { return Err(error) };
         let Running { model, cache, left_pad } = &mut self.running;
-        let feed = Feed { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
-        match rescue.rescue(cache, &feed, model.working_bytes(feed.rows, chunk))? {
+        let step = StepShape { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
+        match rescue.rescue(cache, &step, model.working_bytes(step.rows, chunk))? {
             true => {
                 cache.recount();
                 Ok(())
@@ -202,10 +205,9 @@ impl<'a> Feeder<'a> {
             }
         };
         loop {
-            let before = self.running.cache.seq_len();
             match stepper.step(&mut self.running, self.chooser.as_mut()) {
                 Err(error) if self.can_answer(&error) => {
-                    if self.running.cache.undo_to(before).is_err() {
+                    if self.running.cache.is_poisoned() {
                         return Err(error);
                     }
                     // A recording would hold on to buffers that are to be given up.

@@ -68,11 +68,10 @@ pub struct Step {
 /// A generation under way.
 ///
 /// It ends when every row has met a token that ends it, or has as many as it may have. The cache then holds the sequence
-/// without its last token, which was never fed, as transformers leaves it; the next prompt begins with that token. The
-/// same is true when the generation is dropped earlier. (Where a look ahead fed a token too many and the cache cannot
-/// roll back, it holds that one too: `seq_len` says so.) Where a device refused an allocation that had been claimed, and the
-/// generation could not go on, the cache is empty; also where that befell a step ahead of the last that was delivered, so
-/// ask `seq_len` before feeding more.
+/// without its last token, which was never fed, as transformers leaves it; the next prompt begins with that token. This
+/// also holds when the generation is dropped earlier. If a look ahead fed a token too many and the cache cannot be
+/// truncated, it holds that token, too. After an unrecoverable out-of-memory error the cache is empty. Check `seq_len`
+/// before feeding more.
 ///
 /// Rows that have ended go on being computed, with tokens that mean nothing.
 #[derive(Debug)]
@@ -100,7 +99,6 @@ pub struct Generation<'a> {
     delivered: usize,
     /// Also while a step is made, so that one that was given up is the last.
     over: bool,
-    failed: bool,
     stats: Stats,
     clock: Clock,
 }
@@ -179,7 +177,6 @@ impl<'a> Generation<'a> {
             launched: 0,
             delivered: 0,
             over: false,
-            failed: false,
             stats,
             clock: Clock::default(),
         };
@@ -228,8 +225,10 @@ impl<'a> Generation<'a> {
         match &step {
             Ok(step) if step.finished.iter().all(|&finished| finished) => self.settle(),
             Ok(_) => self.over = false,
-            Err(_) => {
-                self.failed = true;
+            Err(error) => {
+                if matches!(error, Error::Execution(_) | Error::DeviceLost(_)) {
+                    self.feeder.running.cache.poison();
+                }
                 self.forget_what_was_refused();
             }
         }
@@ -396,18 +395,14 @@ impl<'a> Generation<'a> {
         if self.forget_what_was_refused() {
             return;
         }
-        // By layer: a step that failed ahead of its turn reached some of them and not others. Where a cache cannot roll back,
-        // its `seq_len` tells.
-        _ = self.feeder.running.cache.undo_to(self.prompt_end + self.delivered.saturating_sub(1));
+        // Where a cache cannot be truncated, its `seq_len` tells.
+        _ = self.feeder.running.cache.truncate(self.prompt_end + self.delivered.saturating_sub(1));
     }
 }
 
 impl Drop for Generation<'_> {
     fn drop(&mut self) {
-        // A cache that failed can only be reset.
-        if !self.failed {
-            self.settle();
-        }
+        self.settle();
     }
 }
 

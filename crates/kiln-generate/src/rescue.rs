@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use kiln_core::{Result, layer::Feed, model_cache::ModelCache};
+use kiln_core::{Result, layer::StepShape, model_cache::ModelCache};
 
 /// Makes a cache take less memory in the middle of a generation, which then goes on from the same token.
 pub trait Rescue: fmt::Debug + Send + Sync {
-    /// Makes `cache` take less while `feed` is stored, beside `working` bytes of the model's own; whether it does now.
+    /// Makes `cache` take less while `step` is stored, beside `working` bytes of the model's own; whether it does now.
     ///
     /// # Errors
     /// What the device says; the cache can only be reset then.
-    fn rescue(&self, cache: &mut ModelCache, feed: &Feed, working: usize) -> Result<bool>;
+    fn rescue(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool>;
 }

@@ -94,11 +94,11 @@ impl Stepper {
             self.stop_replaying();
         }
         // A buffer that has to grow is another one afterwards.
-        let repeats = running.cache.repeats() > 0;
+        let repeats = running.cache.replayable() > 0;
         match &self.capture {
             Capture::On(recording, output) if repeats && recording.is_of_this_thread() => {
                 recording.replay()?;
-                running.cache.repeated();
+                running.cache.replayed();
                 self.steps.next += 1;
                 if let Some(chooser) = chooser {
                     chooser.repeated();

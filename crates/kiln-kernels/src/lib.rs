@@ -57,13 +57,18 @@ use choice::{Kernel, Recorder};
 #[derive(Clone, Debug)]
 pub struct Kernels {
     recorder: Recorder,
+    device: Device,
 }
 
 impl Kernels {
     /// # Errors
     /// [`kiln_core::Error::Setting`] where `device` cannot run `choice`.
     pub fn new(choice: Choice, device: &Device) -> Result<Self> {
-        Ok(Self { recorder: Recorder::new(choice, device)? })
+        Ok(Self { recorder: Recorder::new(choice, device)?, device: device.clone() })
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// `x / sqrt(mean(x²) + eps)` times the weight, over the last dimension; statistics in float32.

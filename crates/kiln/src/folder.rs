@@ -44,7 +44,7 @@ impl Inspection {
     pub fn caches(&self, plan: Option<&Plan>, ask: &Ask) -> Vec<CacheSize> {
         let plans: Vec<Plan> = match plan {
             Some(plan) => vec![plan.clone()],
-            None => STRATEGIES.iter().filter_map(|strategy| Plan::named(strategy.name()).ok()).collect(),
+            None => STRATEGIES.iter().filter_map(|strategy| Plan::named(strategy.name).ok()).collect(),
         };
         let possible = plans.iter().filter(|plan| plan.check(&self.needs).is_ok());
         possible.map(|plan| self.cache_size(plan, ask)).collect()

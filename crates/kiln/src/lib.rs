@@ -27,7 +27,7 @@ mod text;
 
 pub use kiln_cache::{
     CacheSpec, KvFactory, KvStrategy, Offload, Plan, STRATEGIES, Settings as CacheSettings, offload,
-    offloaded, quantizers,
+    quantizers, samples as cache_samples,
 };
 pub use kiln_core::{
     Error, Result,
@@ -65,16 +65,17 @@ pub mod kernels {
 
 /// What a block remembers: for those who write a strategy or a loop of their own.
 pub mod memory {
+    pub use kiln_cache::memory::{KvPolicy, Memory, Policy, Progress, TensorTree};
     pub use kiln_core::{
         faults::Refusals,
         layer::{
-            CacheLayer, CrossLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Moved, Place, SsmState,
-            StateLayer,
+            CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Place,
+            SsmState, StateLayer, StepShape, Usage,
         },
-        model_cache::LayerCache,
+        model_cache::{LayerCache, Pass},
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
         packed::{Along, PackedBuffer, PackedKv, Packing},
-        slot::{AnySlot, Touched},
+        slot::{AnySlot, Dirty, Slot},
         view::{DenseKv, KvView, PackedView},
     };
 }

@@ -12,7 +12,7 @@ use kiln_core::{
     Error, Result,
     budget::{Budget, Claim, system_has},
     faults,
-    layer::{Feed, KvLayer, Place},
+    layer::{KvLayer, Place, StepShape},
     model_cache::{LayerCache, ModelCache},
     need::LayerNeed,
 };
@@ -80,13 +80,13 @@ impl OffloadLayers {
 }
 
 impl Rescue for OffloadLayers {
-    fn rescue(&self, cache: &mut ModelCache, feed: &Feed, working: usize) -> Result<bool> {
+    fn rescue(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
         // A layer is as large in host memory when it is brought in.
-        if cache.check_buffers(feed).is_err() {
+        if cache.check_buffers(step).is_err() {
             return Ok(false);
         }
-        let before = cache.bytes_for(feed);
-        let over_budget = cache.make_room(feed, working).is_err();
+        let before = cache.bytes_for(step);
+        let over_budget = cache.make_room(step, working).is_err();
         // Where the host has no room either, nothing can be done: it has to be asked where all layers move, or where they
         // are in its memory already.
         let moves_all = !over_budget || cache.budget().is_some_and(Budget::is_of_this_process);
@@ -95,13 +95,13 @@ impl Rescue for OffloadLayers {
         }
         match over_budget {
             // The budget knows how much is missing: as few layers as that takes.
-            true => while cache.make_room(feed, working).is_err() && offload_one(cache, &self.device)? {},
+            true => while cache.make_room(step, working).is_err() && offload_one(cache)? {},
             // It was the device that had no room, and nobody knows how much.
-            false => offload(cache, Offload::All, &self.device)?,
+            false => offload(cache, Offload::All)?,
         }
         // So that what was given up can be had again.
         faults::give_back(&self.device);
-        let helped = cache.bytes_for(feed) < before;
+        let helped = cache.bytes_for(step) < before;
         if helped && !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 target: "kiln::memory",
@@ -126,20 +126,25 @@ impl QuantizeLayers {
     }
 
     /// What `layer` holds, packed; `None` where that is not smaller, or where it holds a part of the sequence only.
-    fn packed(&self, layer: &dyn KvLayer, need: &LayerNeed, feed: &Feed) -> Result<Option<Box<dyn KvLayer>>> {
+    fn packed(
+        &self,
+        layer: &dyn KvLayer,
+        need: &LayerNeed,
+        step: &StepShape,
+    ) -> Result<Option<Box<dyn KvLayer>>> {
         let spec: CacheSpec = "quantized".parse()?;
         let (LayerNeed::Attention(need), held) = (need, layer.span(0)) else { return Ok(None) };
-        let keeps_all = held.len > 0 || need.window.is_none() && !layer.is_endless();
+        let keeps_all = held.len > 0 || need.window.is_none() && !layer.limits().endless;
         let whole = held.start == 0 && held.len == layer.seq_len() && keeps_all;
-        let tokens = held.len + feed.tokens;
-        let takes = spec.factory.bytes(need, tokens, feed.element).saturating_mul(feed.rows);
-        let smaller = takes < layer.footprint(feed).held;
-        if !whole || !smaller || layer.name() == spec.strategy.name() || spec.factory.check(need).is_err() {
+        let tokens = held.len + step.tokens;
+        let takes = spec.factory.bytes(need, tokens, step.element).saturating_mul(step.rows);
+        let smaller = takes < layer.footprint(step).held;
+        if !whole || !smaller || layer.name() == spec.strategy.name || spec.factory.check(need).is_err() {
             return Ok(None);
         }
         let mut packed = spec.factory.build(need, &self.kernels)?;
         packed.keep_history(1);
-        if let Some((keys, values)) = layer.dense()? {
+        if let Some((keys, values)) = layer.gather()? {
             let place = Place::new(0, &[], &keys.device());
             packed.update(keys, values, &place)?;
         }
@@ -148,18 +153,18 @@ impl QuantizeLayers {
 }
 
 impl Rescue for QuantizeLayers {
-    fn rescue(&self, cache: &mut ModelCache, feed: &Feed, working: usize) -> Result<bool> {
-        let before = cache.bytes_for(feed);
+    fn rescue(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
+        let before = cache.bytes_for(step);
         for (layer, need) in cache.layers_mut().iter_mut().zip(&self.needs) {
             if let LayerCache::Attention(kv) = layer
-                && let Some(packed) = self.packed(&**kv, need, feed)?
+                && let Some(packed) = self.packed(&**kv, need, step)?
             {
                 *kv = packed;
             }
         }
         faults::give_back(&self.then.device);
-        if cache.bytes_for(feed) >= before {
-            return self.then.rescue(cache, feed, working);
+        if cache.bytes_for(step) >= before {
+            return self.then.rescue(cache, step, working);
         }
         tracing::warn!(
             target: "kiln::memory",
@@ -176,11 +181,11 @@ impl Rescue for QuantizeLayers {
 pub(crate) fn check_buffers(
     cache: &ModelCache,
     tokens: usize,
-    feed: &Feed,
+    step: &StepShape,
     on_oom: OnOutOfMemory,
 ) -> Result<()> {
-    let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
-    if on_oom == OnOutOfMemory::Quantize { Ok(()) } else { cache.check_buffers(&feed) }
+    let step = StepShape { tokens: tokens.saturating_sub(cache.seq_len()), ..*step };
+    if on_oom == OnOutOfMemory::Quantize { Ok(()) } else { cache.check_buffers(&step) }
 }
 
 /// Whether a sequence of `tokens` tokens will fit, asked before the first is fed.
@@ -190,13 +195,13 @@ pub(crate) fn check_buffers(
 pub(crate) fn check(
     cache: &ModelCache,
     tokens: usize,
-    feed: &Feed,
+    step: &StepShape,
     working: usize,
     on_oom: OnOutOfMemory,
 ) -> Result<()> {
     let Some(budget) = cache.budget() else { return Ok(()) };
     let Some(available) = budget.available() else { return Ok(()) };
-    let fits = |tokens: usize, on_oom| takes(cache, tokens, feed, working, on_oom) <= available;
+    let fits = |tokens: usize, on_oom| takes(cache, tokens, step, working, on_oom) <= available;
     if fits(tokens, on_oom) {
         return Ok(());
     }
@@ -206,7 +211,7 @@ pub(crate) fn check(
         let middle = fit + (too_long - fit) / 2;
         if fits(middle, on_oom) { fit = middle } else { too_long = middle }
     }
-    let needed = takes(cache, tokens, feed, working, on_oom);
+    let needed = takes(cache, tokens, step, working, on_oom);
     let offload = on_oom == OnOutOfMemory::Fail && fits(tokens, OnOutOfMemory::Offload);
     let ways = [
         offload.then(|| "keep the cache in host memory (`offload`)".to_owned()),
@@ -228,16 +233,16 @@ pub(crate) fn check(
 }
 
 /// Bytes that a sequence of `tokens` tokens takes beyond what is claimed, with `working` bytes of the model's own.
-fn takes(cache: &ModelCache, tokens: usize, feed: &Feed, working: usize, on_oom: OnOutOfMemory) -> u64 {
-    let feed = Feed { tokens: tokens.saturating_sub(cache.seq_len()), ..*feed };
+fn takes(cache: &ModelCache, tokens: usize, step: &StepShape, working: usize, on_oom: OnOutOfMemory) -> u64 {
+    let step = StepShape { tokens: tokens.saturating_sub(cache.seq_len()), ..*step };
     // What the cache holds already is a part of what it will hold; what others hold too does not go where it goes.
     let (bytes, held) = match on_oom {
-        OnOutOfMemory::Fail => (cache.bytes_for(&feed), cache.device_bytes()),
+        OnOutOfMemory::Fail => (cache.bytes_for(&step), cache.device_bytes()),
         OnOutOfMemory::Offload | OnOutOfMemory::Quantize => {
-            (cache.bytes_offloaded(&feed), cache.device_bytes() - cache.shared_bytes())
+            (cache.bytes_offloaded(&step), cache.device_bytes() - cache.shared_bytes())
         }
     };
-    let bytes = bytes.saturating_add(cache.bytes_growing(&feed)).saturating_add(working);
+    let bytes = bytes.saturating_add(cache.bytes_growing(&step)).saturating_add(working);
     bytes.saturating_sub(held) as u64
 }
 
@@ -254,10 +259,10 @@ pub(crate) fn claim_weights(
     working: usize,
     [element, half]: [usize; 2],
 ) -> Result<Claim> {
-    let feed = Feed { rows: 1, tokens: 0, element, last: false };
+    let step = StepShape { rows: 1, tokens: 0, element, last: false };
     let tokens = tokens.max(1);
     let claim = budget.claim("the model's weights", weights).map_err(|error| {
-        let beside = takes(&cache, tokens, &feed, working, OnOutOfMemory::Offload);
+        let beside = takes(&cache, tokens, &step, working, OnOutOfMemory::Offload);
         let needed = weights.saturating_add(beside);
         let limit = budget.limit().unwrap_or(u64::MAX);
         let smaller = (half < element && needed / element as u64 * half as u64 <= limit)
@@ -270,6 +275,6 @@ pub(crate) fn claim_weights(
             false => error.advised(ways.join(", or ")),
         }
     })?;
-    check(&cache.within(budget)?, tokens, &feed, working, OnOutOfMemory::Offload)?;
+    check(&cache.within(budget)?, tokens, &step, working, OnOutOfMemory::Offload)?;
     Ok(claim)
 }

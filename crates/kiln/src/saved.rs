@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use crate::Model;
 
-const FORMAT: &str = "kiln.cache/1";
+const FORMAT: &str = "kiln.cache/2";
 
 /// A cache, and the text that it is the memory of.
 #[derive(Debug)]
@@ -41,8 +41,18 @@ struct Header {
     cache: String,
     tokens: Vec<Vec<TokenId>>,
     left_pad: Vec<usize>,
-    /// Of each layer: its counts, and how many tensors each of its slots holds.
-    layers: Vec<(Vec<usize>, Vec<usize>)>,
+    layers: Vec<LayerHeader>,
+}
+
+/// A [`LayerState`] without its tensors.
+#[derive(Debug, Serialize, Deserialize)]
+struct LayerHeader {
+    seq_len: usize,
+    history: usize,
+    /// What the strategy counts besides, by name.
+    counts: serde_json::Value,
+    /// How many tensors each slot holds.
+    slots: Vec<usize>,
 }
 
 impl Model {
@@ -96,7 +106,12 @@ impl Model {
             tokens: tokens.to_vec(),
             left_pad: left_pad.to_vec(),
             layers: (states.iter())
-                .map(|state| (state.counts.clone(), state.slots.iter().map(Vec::len).collect()))
+                .map(|LayerState { seq_len, history, counts, slots }| LayerHeader {
+                    seq_len: *seq_len,
+                    history: *history,
+                    counts: counts.clone(),
+                    slots: slots.iter().map(Vec::len).collect(),
+                })
                 .collect(),
         };
         let header = serde_json::to_string(&header).map_err(|e| wrong(e.to_string()))?;
@@ -153,22 +168,24 @@ impl Model {
         };
         let tensors = file.tensors().len();
         let mut states = Vec::new();
-        for (layer, (counts, slots)) in header.layers.iter().enumerate() {
-            let mut state = LayerState { counts: counts.clone(), slots: Vec::new() };
-            for (slot, &len) in slots.iter().enumerate() {
+        for (layer, LayerHeader { seq_len, history, counts, slots: lens }) in
+            header.layers.into_iter().enumerate()
+        {
+            let mut slots = Vec::new();
+            for (slot, len) in lens.into_iter().enumerate() {
                 if len > tensors {
                     return Err(damaged(format!("{len} tensors in a slot")));
                 }
-                state.slots.push((0..len).map(|i| read(name(layer, slot, i))).collect::<Result<_>>()?);
+                slots.push((0..len).map(|i| read(name(layer, slot, i))).collect::<Result<_>>()?);
             }
-            states.push(state);
+            states.push(LayerState { seq_len, history, counts, slots });
         }
         if sha256 != hex(hash) {
             return Err(wrong("was altered since it was saved: its checksum is another".to_owned()));
         }
         let Header { tokens, left_pad, .. } = header;
         let mut cache = self.cache(plan)?;
-        cache.restore(states, self.device()).map_err(|e| match e {
+        cache.restore(states).map_err(|e| match e {
             Error::Import { why } => damaged(why),
             other => other,
         })?;
@@ -195,8 +212,14 @@ fn opened(path: &Path) -> Result<(TensorFile, Header, String, String)> {
     let wrong = |why: String| Error::File { path: path.to_owned(), why };
     let file = TensorFile::open(path)?;
     let metadata = file.metadata().cloned().unwrap_or_default();
-    if metadata.get("format").map(String::as_str) != Some(FORMAT) {
-        return Err(wrong(format!("is not a cache that Kiln saved ({FORMAT})")));
+    match metadata.get("format").map(String::as_str) {
+        Some(FORMAT) => {}
+        Some(other) if other.starts_with("kiln.cache/") => {
+            return Err(wrong(format!(
+                "was saved by another version of Kiln ({other}; this one reads {FORMAT}); save it again"
+            )));
+        }
+        _ => return Err(wrong(format!("is not a cache that Kiln saved ({FORMAT})"))),
     }
     let entry = |key: &str| metadata.get(key).cloned().unwrap_or_default();
     let (text, sha256) = (entry("header"), entry("sha256"));

@@ -25,8 +25,6 @@ pub(crate) struct Held {
     /// fed tokens that mean nothing, and those are not here.
     rows: Vec<Vec<TokenId>>,
     left_pad: Vec<usize>,
-    /// A cache that failed in the middle of a step can only be reset.
-    failed: bool,
 }
 
 /// What of the tokens that were asked for was there already. Padding is not counted.
@@ -73,7 +71,7 @@ impl Sequence {
     /// Those of [`Model::load_cache`].
     pub fn load(model: &Model, plan: &Plan, path: &Path) -> Result<Self> {
         let SavedCache { cache, tokens, left_pad } = model.load_cache(path, plan)?;
-        Ok(Self { cache, held: Held { rows: tokens, left_pad, failed: false } })
+        Ok(Self { cache, held: Held { rows: tokens, left_pad } })
     }
 
     /// All tokens of each row, also those that were chosen last and are not held yet.
@@ -88,7 +86,7 @@ impl Sequence {
 
     /// Tokens of a row that were fed, padding included, whether or not the cache still has them all.
     pub fn len(&self) -> usize {
-        if self.held.failed { 0 } else { self.cache.seq_len() }
+        self.cache.seq_len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -143,12 +141,11 @@ impl Sequence {
         }
         let asked = rows.iter().map(Vec::len).sum::<usize>();
         let tokens = |sequence: &Self| sequence.ids().iter().map(|row| row.len()).sum::<usize>();
-        let (before, len, common) = (tokens(self), self.len(), self.common(rows));
-        let shorter = (0..=common).rev().find(|&stay| self.cache.can_roll_back(len - stay));
-        let stay = shorter.filter(|&stay| stay > 0 && !self.held.failed);
+        let (before, common) = (tokens(self), self.common(rows));
+        let stay = Some(self.cache.rewind_point(common)).filter(|&stay| stay > 0);
         match stay {
             Some(stay) => {
-                self.cache.roll_back(len - stay)?;
+                self.cache.truncate(stay)?;
                 for (row, pad) in self.held.rows.iter_mut().zip(&self.held.left_pad) {
                     row.truncate(stay.saturating_sub(*pad));
                 }
@@ -179,7 +176,7 @@ impl Sequence {
         let stay = self.len();
         if stay == 0 {
             let batch = Batch::left_padded(rows, pad, model.device())?;
-            self.held = Held { rows: rows.to_vec(), left_pad: batch.left_pad.clone(), failed: false };
+            self.held = Held { rows: rows.to_vec(), left_pad: batch.left_pad.clone() };
             return Ok(batch);
         }
         let rest = |(row, left): (&Vec<TokenId>, &usize)| {
@@ -236,15 +233,9 @@ impl<'a> Continuation<'a> {
     }
 
     fn record(&mut self, step: Option<&Result<Step>>) {
-        let Some(held) = &mut self.held else { return };
-        match step {
-            Some(Ok(step)) => {
-                for (row, token) in held.rows.iter_mut().zip(&step.tokens) {
-                    row.extend(token);
-                }
-            }
-            Some(Err(_)) => held.failed = true,
-            None => {}
+        let (Some(held), Some(Ok(step))) = (&mut self.held, step) else { return };
+        for (row, token) in held.rows.iter_mut().zip(&step.tokens) {
+            row.extend(token);
         }
     }
 }

@@ -11,9 +11,6 @@ use super::{
     rounding::{half_to_even, rounded},
 };
 
-#[derive(Debug)]
-pub(super) struct Hqq;
-
 /// Scales above are lowered, for they are kept as float16.
 const LARGEST_SCALE: f32 = 2e4;
 
@@ -22,40 +19,28 @@ const SMALLEST_RANGE: f32 = 1e-4;
 
 const ITERATIONS: usize = 20;
 
-impl Format for Hqq {
-    fn name(&self) -> &'static str {
-        "hqq"
-    }
+pub(super) static HQQ: Format = Format {
+    name: "hqq",
+    summary: "zero points refined by a solver; scales of a channel's tokens (axis 0) or a token's channels (axis 1)",
+    bits: &[1, 2, 3, 4, 8],
+    axes: &[(0, Grouping::Strided), (1, Grouping::Neighbours)],
+    default_axes: [0, 0],
+    optimizers: &[Optimizer::On, Optimizer::Off, Optimizer::Legacy],
+    backend: Some(&Hqq),
+    refined,
+};
 
-    fn summary(&self) -> &'static str {
-        "zero points refined by a solver; scales of a channel's tokens (axis 0) or a token's channels (axis 1)"
+fn refined(x: Tensor<2>, recipe: &Recipe) -> Option<[Tensor<2>; 2]> {
+    if recipe.optimizer == Optimizer::Off {
+        return None;
     }
-
-    fn bits(&self) -> &'static [usize] {
-        &[1, 2, 3, 4, 8]
-    }
-
-    fn axes(&self) -> &'static [(i64, Grouping)] {
-        &[(0, Grouping::Strided), (1, Grouping::Neighbours)]
-    }
-
-    fn optimizers(&self) -> &'static [Optimizer] {
-        &[Optimizer::On, Optimizer::Off, Optimizer::Legacy]
-    }
-
-    fn backend(&self) -> Option<&'static dyn Backend> {
-        Some(&Hqq)
-    }
-
-    fn refined(&self, x: Tensor<2>, recipe: &Recipe) -> Option<[Tensor<2>; 2]> {
-        if recipe.optimizer == Optimizer::Off {
-            return None;
-        }
-        let [scale, zero] = solve(&x, recipe, Until::EachGrows);
-        let scale = scale.recip();
-        Some([scale.clone(), -zero * scale])
-    }
+    let [scale, zero] = solve(&x, recipe, Until::EachGrows);
+    let scale = scale.recip();
+    Some([scale.clone(), -zero * scale])
 }
+
+#[derive(Debug)]
+struct Hqq;
 
 impl Backend for Hqq {
     /// The scale is kept inverted.

@@ -3,34 +3,16 @@
 //!
 //! Some channels of keys are large for every token; a scale of their own keeps them from hiding the others.
 
-use super::{Backend, Format, Grouping};
+use super::{Format, Grouping, Optimizer};
 
-#[derive(Debug)]
-pub(super) struct Kivi;
-
-impl Format for Kivi {
-    fn name(&self) -> &'static str {
-        "kivi"
-    }
-
-    fn summary(&self) -> &'static str {
-        "scales keys by channel over tokens and values by token over channels"
-    }
-
-    fn bits(&self) -> &'static [usize] {
-        &[2, 4, 8]
-    }
-
-    fn axes(&self) -> &'static [(i64, Grouping)] {
-        &[(-1, Grouping::PerChannel), (0, Grouping::Neighbours)]
-    }
-
-    fn default_axes(&self) -> [i64; 2] {
-        [-1, 0]
-    }
-
-    /// History is never touched again.
-    fn backend(&self) -> Option<&'static dyn Backend> {
-        None
-    }
-}
+pub(super) static KIVI: Format = Format {
+    name: "kivi",
+    summary: "scales keys by channel over tokens and values by token over channels",
+    bits: &[2, 4, 8],
+    axes: &[(-1, Grouping::PerChannel), (0, Grouping::Neighbours)],
+    default_axes: [-1, 0],
+    optimizers: &[Optimizer::Off],
+    // History is never touched again.
+    backend: None,
+    refined: |_, _| None,
+};

@@ -16,38 +16,26 @@ pub(crate) use words::Words;
 pub use {grouping::Grouping, rounding::rounded};
 
 /// A number format as the command line knows it.
-pub trait Format: fmt::Debug + Sync {
+#[derive(Debug)]
+pub struct Format {
     /// Name on the command line; transformers' `backend`.
-    fn name(&self) -> &'static str;
-
+    pub name: &'static str,
     /// What it does, in a phrase.
-    fn summary(&self) -> &'static str;
-
+    pub summary: &'static str,
     /// Bits that a code may have.
-    fn bits(&self) -> &'static [usize];
-
-    /// Transformers' names of the axes it can group along, with the groups that each means; the first is the default.
-    fn axes(&self) -> &'static [(i64, Grouping)];
-
+    pub bits: &'static [usize],
+    /// Transformers' names of the axes it can group along, with the groups that each means.
+    pub axes: &'static [(i64, Grouping)],
     /// The axes of keys and of values where the user does not say.
-    fn default_axes(&self) -> [i64; 2] {
-        [self.axes()[0].0; 2]
-    }
-
+    pub default_axes: [i64; 2],
     /// How it can find scales and zero points; the first is the default.
-    fn optimizers(&self) -> &'static [Optimizer] {
-        &[Optimizer::Off]
-    }
-
-    /// The backend of that name in transformers, where there is one: its rule, which packs the whole history again and again,
-    /// computes with it.
-    fn backend(&self) -> Option<&'static dyn Backend>;
-
+    pub optimizers: &'static [Optimizer],
+    /// The backend of that name in transformers, where there is one: its rule, which packs the whole history again and
+    /// again, computes with it.
+    pub backend: Option<&'static dyn Backend>,
     /// Scales and offsets of `x` `[groups, group]`, each `[groups, 1]`, for codes that mean `code · scale + offset`; `None`
     /// where they are those of the smallest and the largest number.
-    fn refined(&self, _x: Tensor<2>, _recipe: &Recipe) -> Option<[Tensor<2>; 2]> {
-        None
-    }
+    pub refined: fn(Tensor<2>, &Recipe) -> Option<[Tensor<2>; 2]>,
 }
 
 /// A format as transformers computes it.
@@ -60,18 +48,18 @@ pub trait Backend: fmt::Debug + Sync {
 }
 
 /// Every format. A line here makes it selectable.
-pub static FORMATS: &[&dyn Format] = &[&kivi::Kivi, &quanto::Quanto, &hqq::Hqq];
+pub static FORMATS: &[&Format] = &[&kivi::KIVI, &quanto::QUANTO, &hqq::HQQ];
 
 /// The format of that name.
 ///
 /// # Errors
 /// [`Error::Unknown`] with the known names.
-pub fn format(name: &str) -> Result<&'static dyn Format> {
-    let found = FORMATS.iter().find(|format| format.name().eq_ignore_ascii_case(name));
+pub fn format(name: &str) -> Result<&'static Format> {
+    let found = FORMATS.iter().find(|format| format.name.eq_ignore_ascii_case(name));
     found.copied().ok_or_else(|| Error::Unknown {
         what: "number format",
         name: name.to_owned(),
-        known: FORMATS.iter().map(|format| format.name().to_owned()).collect(),
+        known: FORMATS.iter().map(|format| format.name.to_owned()).collect(),
     })
 }
 

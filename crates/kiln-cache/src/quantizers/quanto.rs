@@ -6,34 +6,23 @@
 use burn::tensor::Tensor;
 
 use super::{
-    Backend, Format, Grouping, Quantized, Recipe, range,
+    Backend, Format, Grouping, Optimizer, Quantized, Recipe, range,
     rounding::{half_to_even, rounded},
 };
 
+pub(super) static QUANTO: Format = Format {
+    name: "quanto",
+    summary: "scales from the smallest and largest number, of a token's channels (axis 0) or a channel's tokens (axis -1)",
+    bits: &[2, 4],
+    axes: &[(0, Grouping::Neighbours), (-1, Grouping::PerChannel)],
+    default_axes: [0, 0],
+    optimizers: &[Optimizer::Off],
+    backend: Some(&Quanto),
+    refined: |_, _| None,
+};
+
 #[derive(Debug)]
-pub(super) struct Quanto;
-
-impl Format for Quanto {
-    fn name(&self) -> &'static str {
-        "quanto"
-    }
-
-    fn summary(&self) -> &'static str {
-        "scales from the smallest and largest number, of a token's channels (axis 0) or a channel's tokens (axis -1)"
-    }
-
-    fn bits(&self) -> &'static [usize] {
-        &[2, 4]
-    }
-
-    fn axes(&self) -> &'static [(i64, Grouping)] {
-        &[(0, Grouping::Neighbours), (-1, Grouping::PerChannel)]
-    }
-
-    fn backend(&self) -> Option<&'static dyn Backend> {
-        Some(&Quanto)
-    }
-}
+struct Quanto;
 
 impl Backend for Quanto {
     /// The zero point is what is added before scaling.

@@ -11,35 +11,23 @@ mod sink;
 mod sliding;
 
 /// A strategy as the command line knows it.
-pub trait KvStrategy: fmt::Debug + Sync {
-    /// Name on the command line.
-    fn name(&self) -> &'static str;
-
+#[derive(Debug)]
+pub struct KvStrategy {
+    pub name: &'static str,
     /// Other names for it: those of transformers.
-    fn aliases(&self) -> &'static [&'static str] {
-        &[]
-    }
-
+    pub aliases: &'static [&'static str],
     /// Names for it with its layers kept in host memory: those of transformers.
-    fn offloaded_aliases(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// What it does, in a phrase: the help of the command line.
-    fn summary(&self) -> &'static str;
-
+    pub offloaded_aliases: &'static [&'static str],
+    /// What it does, in a phrase.
+    pub summary: &'static str,
     /// Its settings (`key=value`), with what each means.
-    fn settings(&self) -> &'static [(&'static str, &'static str)] {
-        &[]
-    }
-
-    /// What serves the layers that have a window, where the user does not say; `None`: this one.
-    fn windowed(&self) -> Option<&'static str> {
-        None
-    }
-
+    pub settings: &'static [(&'static str, &'static str)],
+    /// Settings with which it evicts or packs within a few tokens: tests go over them.
+    pub samples: &'static [&'static str],
+    /// What serves the layers that have a window, where the user does not say; `None`: this strategy.
+    pub windowed: Option<&'static str>,
     /// Takes every setting, and says what is wrong with them.
-    fn configure(&self, settings: Settings) -> Result<Arc<dyn KvFactory>>;
+    pub configure: fn(Settings) -> Result<Arc<dyn KvFactory>>,
 }
 
 /// A strategy with its settings: builds the memory of attention blocks.
@@ -66,36 +54,44 @@ pub trait KvFactory: fmt::Debug + Send + Sync {
 }
 
 /// Every strategy. A line here makes it selectable and puts it through the laws.
-pub static STRATEGIES: &[&dyn KvStrategy] = &[
-    &dynamic::Dynamic, //
-    &fixed::Fixed,
-    &sliding::Sliding,
-    &sink::Sink,
-    &quantized::Quantized,
-    &none::NoCache,
+pub static STRATEGIES: &[&KvStrategy] = &[
+    &dynamic::DYNAMIC, //
+    &fixed::FIXED,
+    &sliding::SLIDING,
+    &sink::SINK,
+    &quantized::QUANTIZED,
+    &none::NONE,
 ];
+
+/// Every strategy as the command line names it, with its default settings and with its samples.
+pub fn samples() -> impl Iterator<Item = String> {
+    STRATEGIES.iter().flat_map(|strategy| {
+        let sample = |settings: &&str| format!("{}:{settings}", strategy.name);
+        std::iter::once(strategy.name.to_owned()).chain(strategy.samples.iter().map(sample))
+    })
+}
 
 /// The settings that the user gave a strategy: `NAME:key=value,key=value`.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    strategy: &'static dyn KvStrategy,
+    strategy: &'static KvStrategy,
     given: Vec<(String, String)>,
 }
 
 impl Settings {
     /// Reads the part behind the name.
-    pub(crate) fn parse(strategy: &'static dyn KvStrategy, text: &str) -> Result<Self> {
+    pub(crate) fn parse(strategy: &'static KvStrategy, text: &str) -> Result<Self> {
         let mut settings = Self { strategy, given: Vec::new() };
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let Some((key, value)) = pair.split_once('=') else {
                 return Err(settings.wrong(format!("`{pair}` is not of the form key=value")));
             };
             let (key, value) = (key.trim().to_owned(), value.trim().to_owned());
-            if !strategy.settings().iter().any(|(known, _)| *known == key) {
+            if !strategy.settings.iter().any(|(known, _)| *known == key) {
                 return Err(Error::Unknown {
                     what: "cache setting",
-                    name: format!("{}:{key}", strategy.name()),
-                    known: strategy.settings().iter().map(|(known, _)| (*known).to_owned()).collect(),
+                    name: format!("{}:{key}", strategy.name),
+                    known: strategy.settings.iter().map(|(known, _)| (*known).to_owned()).collect(),
                 });
             }
             if settings.given.iter().any(|(given, _)| *given == key) {
@@ -159,7 +155,7 @@ impl Settings {
     }
 
     pub(crate) fn wrong(&self, why: String) -> Error {
-        Error::Setting { name: "--cache", why: format!("{}: {why}", self.strategy.name()) }
+        Error::Setting { name: "--cache", why: format!("{}: {why}", self.strategy.name) }
     }
 
     /// All were taken.

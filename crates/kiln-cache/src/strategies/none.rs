@@ -4,36 +4,33 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
 use kiln_core::{
-    Error, Result,
-    layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+    Result,
+    layer::{Kv, KvLayer, Place},
     need::AttentionNeed,
-    slot::AnySlot,
     view::KvView,
 };
 use kiln_kernels::Kernels;
 
-use super::{KvFactory, KvStrategy, Settings};
-use crate::restored;
+use super::{KvFactory, KvStrategy};
+use crate::memory::{KvPolicy, Memory, Policy, Progress};
 
-#[derive(Debug)]
-pub(super) struct NoCache;
-
-impl KvStrategy for NoCache {
-    fn name(&self) -> &'static str {
-        "none"
-    }
-
-    fn summary(&self) -> &'static str {
-        "remembers nothing and recomputes the whole sequence at every step"
-    }
-
-    fn configure(&self, settings: Settings) -> Result<Arc<dyn KvFactory>> {
+pub(super) static NONE: KvStrategy = KvStrategy {
+    name: "none",
+    aliases: &[],
+    offloaded_aliases: &[],
+    summary: "remembers nothing and recomputes the whole sequence at every step",
+    settings: &[],
+    samples: &[],
+    windowed: None,
+    configure: |settings| {
         settings.done()?;
-        Ok(Arc::new(Self))
-    }
-}
+        Ok(Arc::new(NoCache))
+    },
+};
+
+#[derive(Clone, Debug)]
+struct NoCache;
 
 impl KvFactory for NoCache {
     fn remembers(&self) -> bool {
@@ -44,69 +41,30 @@ impl KvFactory for NoCache {
         0
     }
 
-    fn build(&self, _need: &AttentionNeed, _kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        Ok(Box::new(NoLayer))
+    fn build(&self, _need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
+        Ok(Box::new(Memory::new(Self, kernels.device())))
     }
 }
 
-#[derive(Debug)]
-struct NoLayer;
+impl Policy for NoCache {
+    const NAME: &'static str = "none";
+    type Counts = ();
+    type Tensors = ();
 
-impl KvLayer for NoLayer {
-    fn span(&self, n: usize) -> KvSpan {
-        KvSpan { start: 0, len: n }
+    fn validate(&self, _: &Progress<()>, _: &()) -> Result<()> {
+        Ok(())
     }
+}
 
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, _place: &Place) -> Result<KvView> {
+impl KvPolicy for NoCache {
+    fn append(&self, _: &mut Progress<()>, _: &mut (), (keys, values): Kv, _: &Place) -> Result<KvView> {
         Ok(KvView::from_zero(keys, values))
     }
 
-    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+    /// No token was seen.
+    fn advance(&self, _: &mut Progress<()>, _: &(), _n: usize) {}
+
+    fn gather(&self, _: &Progress<()>, _: &()) -> Result<Option<Kv>> {
         Ok(None)
-    }
-
-    fn snapshot(&self) -> Box<dyn KvLayer> {
-        Box::new(Self)
-    }
-}
-
-impl CacheLayer for NoLayer {
-    fn name(&self) -> &'static str {
-        "none"
-    }
-
-    fn seq_len(&self) -> usize {
-        0
-    }
-
-    fn can_roll_back(&self, n: usize) -> bool {
-        n == 0
-    }
-
-    fn roll_back(&mut self, n: usize) -> Result<()> {
-        if !self.can_roll_back(n) {
-            return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
-        }
-        Ok(())
-    }
-
-    fn keep_history(&mut self, _n: usize) {}
-
-    fn reset(&mut self) {}
-
-    fn counts(&self) -> Vec<usize> {
-        Vec::new()
-    }
-
-    fn restore(&mut self, state: LayerState, _device: &Device) -> Result<()> {
-        restored::parts::<0, 0>(state).map(|_| ())
-    }
-
-    fn slots(&self) -> Vec<&dyn AnySlot> {
-        Vec::new()
-    }
-
-    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-        Vec::new()
     }
 }

@@ -1,50 +1,45 @@
 //! Keeps the latest tokens that a query may see (transformers' `SlidingWindowCache`, and its sliding layers of today).
 //!
 //! A ring: position `p` is in slot `p mod slots`, and nothing is ever moved. A query sees the `window` latest tokens,
-//! itself included, so the ring has `window` slots, and as many more as may be rolled back beyond one.
+//! itself included, so the ring has `window` slots, and as many more as may be truncated beyond one.
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
+    layer::{Footprint, Kv, KvLayer, KvSpan, Limits, Place, StepShape},
     need::AttentionNeed,
-    slot::{AnySlot, Touched},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
 
-use super::{KvFactory, KvStrategy, Settings};
+use super::{KvFactory, KvStrategy};
 use crate::{
-    buffer::{Buffer, Lives},
-    restored,
+    buffer::{self, Buffer, Lives},
+    memory::{KvPolicy, Memory, Policy, Progress, check},
 };
 
 /// Slots of the smallest buffer, while the ring is not full.
 const SMALLEST: usize = 64;
 
-#[derive(Debug)]
-pub(super) struct Sliding;
-
-impl KvStrategy for Sliding {
-    fn name(&self) -> &'static str {
-        "sliding"
-    }
-
-    fn aliases(&self) -> &'static [&'static str] {
-        &["sliding_window"]
-    }
-
-    fn summary(&self) -> &'static str {
-        "keeps the window that the model's queries may see, in a ring"
-    }
-
-    fn configure(&self, settings: Settings) -> Result<Arc<dyn KvFactory>> {
+pub(super) static SLIDING: KvStrategy = KvStrategy {
+    name: "sliding",
+    aliases: &["sliding_window"],
+    offloaded_aliases: &[],
+    summary: "keeps the window that the model's queries may see, in a ring",
+    settings: &[],
+    samples: &[],
+    windowed: None,
+    configure: |settings| {
         settings.done()?;
-        Ok(Arc::new(Self))
-    }
-}
+        Ok(Arc::new(Sliding))
+    },
+};
+
+#[derive(Debug)]
+struct Sliding;
 
 impl KvFactory for Sliding {
     fn check(&self, need: &AttentionNeed) -> Result<()> {
@@ -56,13 +51,8 @@ impl KvFactory for Sliding {
     }
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        Ok(Box::new(SlidingLayer {
-            buffer: Buffer::new(need, kernels),
-            window: window(need)?,
-            history: 1,
-            seq_len: 0,
-            oldest: 0,
-        }))
+        let policy = SlidingPolicy { need: need.clone(), kernels: kernels.clone(), window: window(need)? };
+        Ok(Box::new(Memory::new(policy, kernels.device())))
     }
 }
 
@@ -76,201 +66,145 @@ fn window(need: &AttentionNeed) -> Result<usize> {
 }
 
 #[derive(Clone, Debug)]
-struct SlidingLayer {
-    buffer: Buffer,
+struct SlidingPolicy {
+    need: AttentionNeed,
+    kernels: Kernels,
     /// Latest tokens that a query may see, itself included.
     window: usize,
-    /// Tokens that can be rolled back at any time, at least 1.
-    history: usize,
-    seq_len: usize,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Counts {
     /// The first position that was not overwritten.
     oldest: usize,
 }
 
-impl SlidingLayer {
+impl SlidingPolicy {
     /// Slots of the full ring.
-    fn full(&self) -> usize {
-        self.window - 1 + self.history
+    fn full(&self, at: &Progress<Counts>) -> usize {
+        self.window - 1 + at.history.max(1)
     }
 
-    /// The first position that the next query may see.
-    fn visible(&self) -> usize {
-        (self.seq_len + 1).saturating_sub(self.window)
+    /// The first position that a query behind `len` tokens may see.
+    fn visible(&self, len: usize) -> usize {
+        (len + 1).saturating_sub(self.window)
     }
 
     /// Whether `n` tokens can be written without overwriting a key that one of their queries sees.
-    fn fits(&self, n: usize) -> bool {
-        self.seq_len + n <= self.visible() + self.full()
+    fn fits(&self, n: usize, at: &Progress<Counts>) -> bool {
+        at.seq_len + n <= self.visible(at.seq_len) + self.full(at)
     }
 
     /// Slots of the buffer once it was fed up to `end`.
-    fn slots_for(&self, end: usize) -> usize {
-        match self.buffer.slots() {
+    fn slots_for(&self, end: usize, at: &Progress<Counts>, buffer: &Buffer) -> usize {
+        match buffer.slots() {
             have if end <= have => have,
-            have => end.next_power_of_two().max(SMALLEST).min(self.full()).max(have),
+            have => end.next_power_of_two().max(SMALLEST).min(self.full(at)).max(have),
         }
     }
 
     /// Has the buffer as long as `end` positions need it.
-    fn grow(&mut self, end: usize, keys: &Tensor<4>, values: &Tensor<4>) -> Result<()> {
-        let (have, full) = (self.buffer.slots(), self.full());
-        if self.seq_len <= have {
+    fn grow(&self, end: usize, at: &Progress<Counts>, buffer: &mut Buffer, new: &Kv) -> Result<()> {
+        let (have, full) = (buffer.slots(), self.full(at));
+        if at.seq_len <= have {
             // Nothing was wrapped yet: slots are positions.
-            return self.buffer.resize(
-                self.slots_for(end),
-                self.seq_len,
-                [keys, values],
-                Lives::UntilItGrows,
-            );
+            return buffer.resize(self.slots_for(end, at, buffer), at.seq_len, new, Lives::UntilItGrows);
         }
         if have >= full {
             return Ok(());
         }
         // A ring that has to become longer, because more history was promised.
-        let (first, kept) = (self.oldest, self.seq_len - self.oldest);
-        let (old_keys, old_values) = self.buffer.in_order(KvSpan { start: first, len: kept })?;
-        self.buffer.resize(full, 0, [keys, values], Lives::UntilItGrows)?;
-        let place = Place::new(first, &[], &keys.device());
-        self.buffer.write(old_keys, old_values, &place)
+        let first = at.counts.oldest;
+        let old = buffer.in_order(KvSpan { start: first, len: at.seq_len - first })?;
+        buffer.resize(full, 0, new, Lives::UntilItGrows)?;
+        buffer.write(&self.kernels, old, &Place::new(first, &[], self.kernels.device()))
     }
 }
 
-impl KvLayer for SlidingLayer {
-    fn span(&self, n: usize) -> KvSpan {
-        let start = self.visible();
-        KvSpan { start, len: self.seq_len + n - start }
-    }
+impl Policy for SlidingPolicy {
+    const NAME: &'static str = "sliding";
+    type Counts = Counts;
+    type Tensors = Buffer;
 
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
-        self.buffer.check(&keys, self.seq_len)?;
-        let n = keys.dims()[2];
-        let span = self.span(n);
-        let end = self.seq_len + n;
-        let view = if self.fits(n) {
-            self.grow(end, &keys, &values)?;
-            self.buffer.write(keys, values, place)?;
-            let (keys, values) = self.buffer.get()?;
-            DenseKv { keys, values, start: span.start, origin: 0 }
-        } else {
-            // A chunk that overwrites what its own queries see: they get it in order, the ring gets its end.
-            let (all_keys, all_values) = match span.len - n {
-                0 => (keys.clone(), values.clone()),
-                before => {
-                    let before = KvSpan { start: span.start, len: before };
-                    let (k, v) = self.buffer.in_order(before)?;
-                    (Tensor::cat(vec![k, keys.clone()], 2), Tensor::cat(vec![v, values.clone()], 2))
-                }
-            };
-            self.grow(end, &keys, &values)?;
-            let skipped = n.saturating_sub(self.buffer.slots());
-            let tail = |new: Tensor<4>| new.narrow(2, skipped, n - skipped);
-            self.buffer.write(tail(keys), tail(values), &place.behind(skipped))?;
-            DenseKv { keys: all_keys, values: all_values, start: span.start, origin: span.start }
-        };
-        self.seq_len = end;
-        self.oldest = self.oldest.max(end.saturating_sub(self.buffer.slots()));
-        Ok(KvView::Dense(view))
-    }
-
-    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
-        self.buffer.dense(self.span(0))
-    }
-
-    fn is_static(&self) -> bool {
-        true
-    }
-
-    fn repeats(&self) -> usize {
-        match self.buffer.slots() {
-            slots if slots >= self.full() => usize::MAX,
-            slots => slots.saturating_sub(self.seq_len),
-        }
-    }
-
-    fn repeated(&mut self) {
-        self.seq_len += 1;
-        self.oldest = self.oldest.max(self.seq_len.saturating_sub(self.buffer.slots()));
-    }
-
-    fn snapshot(&self) -> Box<dyn KvLayer> {
-        Box::new(self.clone())
-    }
-}
-
-impl CacheLayer for SlidingLayer {
-    fn name(&self) -> &'static str {
-        "sliding"
-    }
-
-    fn seq_len(&self) -> usize {
-        self.seq_len
-    }
-
-    fn can_roll_back(&self, n: usize) -> bool {
-        // What the next query sees must still be here.
-        n <= self.seq_len && (self.seq_len - n + 1).saturating_sub(self.window) >= self.oldest
-    }
-
-    fn roll_back(&mut self, n: usize) -> Result<()> {
-        if !self.can_roll_back(n) {
-            return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
-        }
-        self.seq_len -= n;
-        Ok(())
-    }
-
-    fn keep_history(&mut self, n: usize) {
-        self.history = self.history.max(n);
-    }
-
-    fn reset(&mut self) {
-        self.buffer.truncate(0);
-        self.seq_len = 0;
-        self.oldest = 0;
-    }
-
-    fn footprint(&self, feed: &Feed) -> Footprint {
-        let Footprint { held, largest, passing } =
-            self.buffer.footprint(self.slots_for(self.seq_len + feed.tokens), feed);
+    fn footprint(&self, at: &Progress<Counts>, buffer: &Buffer, step: &StepShape) -> Footprint {
+        let slots = self.slots_for(at.seq_len + step.tokens, at, buffer);
+        let Footprint { held, largest, passing } = buffer::footprint(&self.need, buffer.slots(), slots, step);
         // A chunk that does not fit is laid out in order, too.
-        let in_order = if self.fits(feed.tokens) { 0 } else { self.span(feed.tokens).len };
-        let token = self.buffer.need().token_bytes(feed.element).saturating_mul(feed.rows);
+        let in_order = if self.fits(step.tokens, at) { 0 } else { self.span(at, step.tokens).len };
+        let token = self.need.token_bytes(step.element).saturating_mul(step.rows);
         Footprint { held, largest, passing: passing + token.saturating_mul(in_order) }
     }
 
-    fn compact(&mut self) {
-        if self.seq_len < self.buffer.slots() && self.oldest == 0 {
-            self.buffer.truncate(self.seq_len);
+    /// What the next query sees must still be here.
+    fn rewind_point(&self, at: &Progress<Counts>, at_most: usize) -> Option<usize> {
+        (self.visible(at_most) >= at.counts.oldest).then_some(at_most)
+    }
+
+    fn trim(&self, at: &mut Progress<Counts>, buffer: &mut Buffer) -> Result<()> {
+        match at.counts.oldest {
+            0 if at.seq_len < buffer.slots() => buffer.truncate(at.seq_len),
+            _ => Ok(()),
         }
     }
 
-    fn counts(&self) -> Vec<usize> {
-        vec![self.seq_len, self.oldest, self.history]
+    fn validate(&self, at: &Progress<Counts>, buffer: &Buffer) -> Result<()> {
+        let (slots, oldest) = (buffer.validate(&self.need)?, at.counts.oldest);
+        let held = oldest <= at.seq_len && at.seq_len - oldest <= slots;
+        check(held && self.visible(at.seq_len) >= oldest)
+    }
+}
+
+impl KvPolicy for SlidingPolicy {
+    fn span(&self, at: &Progress<Counts>, n: usize) -> KvSpan {
+        let start = self.visible(at.seq_len);
+        KvSpan { start, len: at.seq_len + n - start }
     }
 
-    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
-        let ([seq_len, oldest, history], [kv]) = restored::parts(state)?;
-        let slots = restored::tokens(&kv, self.buffer.need())?;
-        let here = oldest <= seq_len
-            && seq_len - oldest <= slots
-            && (seq_len + 1).saturating_sub(self.window) >= oldest;
-        // Slots are positions, or positions modulo the length of a full ring.
-        let ring = oldest == 0 || slots == self.window - 1 + history;
-        restored::check(here && ring)?;
-        self.buffer.restore(kv, device)?;
-        (self.seq_len, self.oldest, self.history) = (seq_len, oldest, history.max(self.history));
-        Ok(())
+    fn limits(&self, _: &Progress<Counts>) -> Limits {
+        Limits { fixed_buffers: true, ..Limits::default() }
     }
 
-    fn touched(&mut self) -> Vec<Touched> {
-        vec![self.buffer.touched()]
+    fn append(
+        &self,
+        at: &mut Progress<Counts>,
+        buffer: &mut Buffer,
+        new: Kv,
+        place: &Place,
+    ) -> Result<KvView> {
+        let n = new.0.dims()[2];
+        let (span, end) = (self.span(at, n), at.seq_len + n);
+        if self.fits(n, at) {
+            self.grow(end, at, buffer, &new)?;
+            buffer.write(&self.kernels, new, place)?;
+            return buffer.view(span.start);
+        }
+        // A chunk that overwrites what its own queries see: they get it in order, the ring gets its end.
+        let before = buffer.gather(KvSpan { start: span.start, len: span.len - n })?;
+        let (keys, values) = match before {
+            None => new.clone(),
+            Some((k, v)) => (Tensor::cat(vec![k, new.0.clone()], 2), Tensor::cat(vec![v, new.1.clone()], 2)),
+        };
+        self.grow(end, at, buffer, &new)?;
+        let skipped = n.saturating_sub(buffer.slots());
+        let tail = |new: Tensor<4>| new.narrow(2, skipped, n - skipped);
+        buffer.write(&self.kernels, (tail(new.0), tail(new.1)), &place.behind(skipped))?;
+        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
     }
 
-    fn slots(&self) -> Vec<&dyn AnySlot> {
-        vec![self.buffer.slot()]
+    fn advance(&self, at: &mut Progress<Counts>, buffer: &Buffer, n: usize) {
+        at.seq_len += n;
+        at.counts.oldest = at.counts.oldest.max(at.seq_len.saturating_sub(buffer.slots()));
     }
 
-    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-        vec![self.buffer.slot_mut()]
+    fn gather(&self, at: &Progress<Counts>, buffer: &Buffer) -> Result<Option<Kv>> {
+        buffer.gather(self.span(at, 0))
+    }
+
+    fn replayable(&self, at: &Progress<Counts>, buffer: &Buffer) -> usize {
+        match buffer.slots() {
+            slots if slots >= self.full(at) => usize::MAX,
+            slots => slots.saturating_sub(at.seq_len),
+        }
     }
 }

@@ -114,10 +114,10 @@ fn a_token_that_ends_the_text_is_the_last() {
 }
 
 #[test]
-fn a_cache_that_cannot_roll_back_is_left_as_it_is() {
+fn a_cache_that_cannot_be_truncated_is_left_as_it_is() {
     let eos = expected(3)[2];
     let config = GenerationConfig { eos_token_id: Some(vec![eos]), ..Default::default() };
-    let mut cache = cache::cannot_roll_back();
+    let mut cache = cache::cannot_truncate();
     let options = Options { lookahead: true, ..options(config) };
     let tokens = row(&run(&Hashing::default(), &mut cache, &[PROMPT.to_vec()], options), 0);
     assert_eq!(cache.seq_len(), PROMPT.len() + tokens.len(), "one too many");

@@ -9,7 +9,7 @@ use kiln_core::{
     batch::Batch,
     layer::KvLayer,
     model::{CausalModel, Logits},
-    model_cache::ModelCache,
+    model_cache::Pass,
     need::{AttentionNeed, LayerNeed},
 };
 use kiln_kernels::{Kernels, NormOrder};
@@ -219,7 +219,7 @@ impl CausalModel for Decoder {
         ropes.map(|rope| rope.step_tables(slots.clone(), left_pad, device)).collect()
     }
 
-    fn compute(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+    fn compute(&self, batch: &Batch, logits: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let kernels = &self.kernels;
         let mut places = Places::new(batch, &self.config.ropes);
         let mut x = self.embed_tokens.select(batch.tokens.clone());
@@ -228,7 +228,7 @@ impl CausalModel for Decoder {
             x = x * scale;
         }
         for (i, block) in self.layers.iter().enumerate() {
-            x = block.forward(x, &mut places, cache.attention(i)?, kernels)?;
+            x = block.forward(x, &mut places, pass.attention(i)?, kernels)?;
         }
         let x = match logits {
             Logits::Last => x.narrow(1, batch.len() - 1, 1),

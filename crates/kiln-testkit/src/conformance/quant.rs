@@ -16,9 +16,9 @@ const INPUT: &str = "quant.x";
 pub(super) fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mismatch> {
     let wanted = case.quantized.as_ref().ok_or_else(|| Mismatch::new("fields of the case are missing"))?;
     let format = quantizers::format(&wanted.backend)?;
-    let backend = format.backend();
+    let backend = format.backend;
     let backend = backend.ok_or_else(|| Mismatch::new(format!("{} is no backend", wanted.backend)))?;
-    let axis = format.axes().iter().find(|(axis, _)| *axis == wanted.axis);
+    let axis = format.axes.iter().find(|(axis, _)| *axis == wanted.axis);
     let &(_, grouping) = axis.ok_or_else(|| Mismatch::new(format!("axis {} is unknown", wanted.axis)))?;
     let optimizer = if folder.is_4_47() { Optimizer::Off } else { Optimizer::On };
     let (dtype, rounding) = match case.case.ends_with("float16") {

@@ -28,7 +28,7 @@ pub(super) fn feed(
 ) -> (Tensor<4>, Tensor<4>) {
     let (mut start, len) = (0, keys.dims()[2]);
     loop {
-        let n = layer.at_once().unwrap_or(len).min(len - start);
+        let n = layer.limits().at_once.unwrap_or(len).min(len - start);
         assert!(n > 0, "{subject:?} takes no token at all");
         let span = layer.span(n);
         let piece = keys.clone().narrow(2, start, n);

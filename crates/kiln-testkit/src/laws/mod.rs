@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln::{
     Error, ModelCache,
     kernels::Kernels,
-    memory::{KvLayer, KvSpan, KvView, LayerState, StateLayer},
+    memory::{CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, StateLayer},
 };
 
 pub use feeding::DIM;
@@ -41,24 +41,22 @@ impl std::fmt::Debug for Subject<'_> {
 /// Every law that `subject` is under.
 pub fn conforms(subject: &Subject<'_>) {
     view_is_what_span_promised(subject);
-    refused_roll_back_changes_nothing(subject);
-    questions_survive_export(subject);
-    export_import_is_identity(subject);
-    import_refuses_what_was_not_exported(subject);
+    a_refused_truncation_changes_nothing(subject);
+    questions_are_answered_from_host_memory(subject);
+    offloading_changes_nothing(subject);
+    what_is_empty_can_be_offloaded(subject);
     a_restored_layer_goes_on(subject);
     reset_is_new(subject);
     if subject.remembers {
         chunks_equal_one_pass(subject);
-        roll_back_is_as_if_never_seen(subject);
-        a_promised_roll_back_is_exact(subject);
+        what_was_truncated_was_never_seen(subject);
+        a_truncation_is_exact(subject);
         a_late_promise_is_exact(subject);
         what_forgot_everything_is_new(subject);
         futures_of_a_snapshot_do_not_meet(subject);
-        rows_can_be_selected(subject);
+        rows_can_be_reordered(subject);
         a_row_that_is_not_there_is_refused(subject);
         another_batch_is_refused(subject);
-        export_of_nothing_is_nothing(subject);
-        an_exported_layer_refuses_keys(subject);
         if subject.exact {
             view_ends_with_the_latest_tokens(subject);
             branches_of_a_tree_do_not_meet(subject);
@@ -69,13 +67,13 @@ pub fn conforms(subject: &Subject<'_>) {
 fn view_is_what_span_promised(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     let mut next = 0;
-    assert!(layer.dense().unwrap().is_none(), "{subject:?} holds nothing yet");
+    assert!(layer.gather().unwrap().is_none(), "{subject:?} holds nothing yet");
     for n in [1, 3, 1, 7, 2, 1, 1, 90, 1] {
         // `push` compares.
         let got = push(subject, &mut *layer, next..next + n);
         next += n;
         let held = layer.span(0);
-        match layer.dense().unwrap() {
+        match layer.gather().unwrap() {
             None => assert!(!subject.remembers || held.len == 0, "{subject:?} at {next}"),
             Some((keys, values)) => {
                 assert_eq!(keys.dims()[2], held.len, "{subject:?} at {next}");
@@ -122,7 +120,7 @@ fn futures_of_a_snapshot_do_not_meet(subject: &Subject<'_>) {
 /// Snapshots of snapshots, of as many tokens as strategies may share instead of copying them.
 fn branches_of_a_tree_do_not_meet(subject: &Subject<'_>) {
     let mut trunk = Branch { layer: (subject.build)(), fed: Vec::new() };
-    let long = if trunk.layer.capacity().is_some() { 30 } else { 300 };
+    let long = if trunk.layer.limits().capacity.is_some() { 30 } else { 300 };
     trunk.feed(subject, 0..long);
     let mut twigs = Vec::new();
     for n in 1..6 {
@@ -137,25 +135,25 @@ fn branches_of_a_tree_do_not_meet(subject: &Subject<'_>) {
         twig.feed(subject, 7..9 + n);
         // Within what it was fed alone, and into what it shares.
         for back in [n + 2, 40] {
-            if twig.layer.can_roll_back(back) {
-                twig.layer.roll_back(back).unwrap();
-                twig.fed.truncate(twig.fed.len() - back);
+            let len = twig.fed.len() - back;
+            if twig.layer.rewind_point(len) == len {
+                twig.layer.truncate(len).unwrap();
+                twig.fed.truncate(len);
                 twig.feed(subject, 20..23);
             }
         }
     }
     // Moved, selected by rows, saved: each in one that shares, while the others are there.
     let [away, rows, saved, ..] = &mut twigs[..] else { unreachable!("there are five") };
-    let state = away.layer.export().unwrap();
-    away.layer.import(state, subject.device).unwrap();
-    rows.layer.select_rows(&[0]).unwrap();
+    away.layer.offload().unwrap();
+    rows.layer.reorder(&[0]).unwrap();
     let state = saved.layer.save().unwrap();
     let mut restored = Branch { layer: (subject.build)(), fed: saved.fed.clone() };
-    restored.layer.restore(state, subject.device).unwrap();
+    restored.layer.restore(state).unwrap();
     for branch in twigs.iter_mut().chain([&mut restored, &mut trunk]) {
         branch.feed(subject, 30..31);
         branch.feed(subject, 31..33);
-        let held = branch.layer.dense().unwrap().map_or(0, |(keys, _)| keys.dims()[2]);
+        let held = branch.layer.gather().unwrap().map_or(0, |(keys, _)| keys.dims()[2]);
         assert_eq!(held, branch.layer.span(0).len, "{subject:?}");
     }
     trunk.layer.reset();
@@ -190,31 +188,31 @@ fn chunks_equal_one_pass(subject: &Subject<'_>) {
     assert_eq!(push(subject, &mut *chunked, 12..13), want, "{subject:?}");
 }
 
-fn roll_back_is_as_if_never_seen(subject: &Subject<'_>) {
+fn what_was_truncated_was_never_seen(subject: &Subject<'_>) {
     for n in 0..4 {
         let (mut straight, mut detour) = ((subject.build)(), (subject.build)());
         detour.keep_history(4);
         push(subject, &mut *straight, 0..9);
         push(subject, &mut *detour, 0..9);
         push(subject, &mut *detour, 100..100 + n);
-        assert!(detour.can_roll_back(n), "{subject:?} kept history");
-        detour.roll_back(n).unwrap();
+        assert_eq!(detour.rewind_point(9), 9, "{subject:?} kept history");
+        detour.truncate(9).unwrap();
         assert_eq!(detour.seq_len(), straight.seq_len());
         let want = push(subject, &mut *straight, 9..11);
         assert_eq!(push(subject, &mut *detour, 9..11), want, "{subject:?} after {n}");
     }
 }
 
-fn a_promised_roll_back_is_exact(subject: &Subject<'_>) {
+fn a_truncation_is_exact(subject: &Subject<'_>) {
     for len in [0, 1, 4, 7] {
         for n in 0..=len {
             let (mut straight, mut detour) = ((subject.build)(), (subject.build)());
             (0..len).for_each(|t| _ = push(subject, &mut *detour, t..t + 1));
-            if !detour.can_roll_back(n) {
+            if detour.rewind_point(len - n) != len - n {
                 continue;
             }
             (0..len - n).for_each(|t| _ = push(subject, &mut *straight, t..t + 1));
-            detour.roll_back(n).unwrap();
+            detour.truncate(len - n).unwrap();
             let want = push(subject, &mut *straight, 70..72);
             assert_eq!(push(subject, &mut *detour, 70..72), want, "{subject:?} {len}-{n}");
         }
@@ -231,12 +229,13 @@ fn a_late_promise_is_exact(subject: &Subject<'_>) {
             }
             push(subject, &mut *detour, t..t + 1);
         }
-        assert!(n > 5 || detour.can_roll_back(n), "{subject:?} kept history");
-        if !detour.can_roll_back(n) {
+        let reached = detour.rewind_point(30 - n);
+        assert!(n > 5 || reached == 30 - n, "{subject:?} kept history");
+        if reached != 30 - n {
             continue;
         }
         (0..30 - n).for_each(|t| _ = push(subject, &mut *straight, t..t + 1));
-        detour.roll_back(n).unwrap();
+        detour.truncate(30 - n).unwrap();
         for t in 70..80 {
             let want = push(subject, &mut *straight, t..t + 1);
             assert_eq!(push(subject, &mut *detour, t..t + 1), want, "{subject:?} after {n}");
@@ -244,35 +243,78 @@ fn a_late_promise_is_exact(subject: &Subject<'_>) {
     }
 }
 
+fn a_refused_truncation_changes_nothing(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    push(subject, &mut *layer, 0..20);
+    for len in (1..20).rev() {
+        let (before, point) = (layer.span(1), layer.rewind_point(len));
+        assert!(point <= len, "{subject:?} {len}");
+        if point != len && subject.remembers {
+            assert!(matches!(layer.truncate(len), Err(Error::CannotTruncate { .. })), "{subject:?} {len}");
+            assert_eq!(layer.span(1), before, "{subject:?} {len}");
+        }
+    }
+    layer.truncate(20).unwrap();
+    layer.truncate(21).unwrap();
+    assert_eq!(layer.seq_len(), if subject.remembers { 20 } else { 0 }, "{subject:?} has nothing to forget");
+}
+
+fn questions_are_answered_from_host_memory(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    layer.keep_history(4);
+    push(subject, &mut *layer, 0..10);
+    push(subject, &mut *layer, 10..12);
+    let ask = |layer: &dyn KvLayer| {
+        (layer.seq_len(), layer.rows(), layer.span(3), [0, 7, 10, 11, 12].map(|len| layer.rewind_point(len)))
+    };
+    let before = ask(&*layer);
+    layer.offload().unwrap();
+    assert_eq!(ask(&*layer), before, "{subject:?} in host memory");
+    layer.prefetch().unwrap();
+    assert_eq!(ask(&*layer), before, "{subject:?} on the device again");
+}
+
+fn offloading_changes_nothing(subject: &Subject<'_>) {
+    let (mut stayed, mut moved) = ((subject.build)(), (subject.build)());
+    push(subject, &mut *stayed, 0..10);
+    push(subject, &mut *moved, 0..10);
+    moved.offload().unwrap();
+    let usage = moved.usage();
+    assert_eq!((usage.device, usage.offloaded), (0, true), "{subject:?} left nothing behind");
+    for t in 10..30 {
+        let want = push(subject, &mut *stayed, t..t + 1);
+        assert_eq!(push(subject, &mut *moved, t..t + 1), want, "{subject:?}");
+    }
+}
+
+fn what_is_empty_can_be_offloaded(subject: &Subject<'_>) {
+    let mut layer = (subject.build)();
+    layer.keep_history(3);
+    push(subject, &mut *layer, 0..3);
+    layer.truncate(0).unwrap();
+    layer.offload().unwrap();
+    assert_eq!(push(subject, &mut *layer, 5..7), [5.0, 6.0], "{subject:?}");
+}
+
 fn what_forgot_everything_is_new(subject: &Subject<'_>) {
     let (mut new, mut used) = ((subject.build)(), (subject.build)());
     (0..30).for_each(|t| _ = push(subject, &mut *used, t..t + 1));
-    if !used.can_roll_back(30) {
-        return;
-    }
-    used.roll_back(30).unwrap();
-    assert!(used.dense().unwrap().is_none(), "{subject:?} holds nothing any more");
+    used.truncate(0).unwrap();
+    assert!(used.gather().unwrap().is_none(), "{subject:?} holds nothing any more");
     for t in 50..62 {
         let want = push(subject, &mut *new, t..t + 1);
         assert_eq!(push(subject, &mut *used, t..t + 1), want, "{subject:?}");
-        assert_eq!(used.can_roll_back(1), new.can_roll_back(1), "{subject:?}");
-        assert_eq!(used.dense().unwrap().is_some(), used.span(0).len > 0, "{subject:?}");
+        let before = new.seq_len() - 1;
+        assert_eq!(used.rewind_point(before), new.rewind_point(before), "{subject:?}");
+        assert_eq!(used.gather().unwrap().is_some(), used.span(0).len > 0, "{subject:?}");
     }
     let state = used.save().unwrap();
     let mut restored = (subject.build)();
-    restored.restore(state, subject.device).unwrap();
+    restored.restore(state).unwrap();
     assert_eq!(restored.span(2), new.span(2), "{subject:?}");
 }
 
-fn refused_roll_back_changes_nothing(subject: &Subject<'_>) {
-    let mut layer = (subject.build)();
-    push(subject, &mut *layer, 0..20);
-    let before: KvSpan = layer.span(1);
-    assert!(matches!(layer.roll_back(21), Err(Error::CannotRollBack { tokens: 21, .. })), "{subject:?}");
-    assert_eq!(layer.span(1), before, "{subject:?}");
-}
-
-fn rows_can_be_selected(subject: &Subject<'_>) {
+fn rows_can_be_reordered(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     let rows = |firsts: &[usize], n| {
         Tensor::cat(firsts.iter().map(|&first| keys(subject.device, first..first + n)).collect(), 0)
@@ -280,7 +322,7 @@ fn rows_can_be_selected(subject: &Subject<'_>) {
     for start in [0, 100] {
         feed(subject, &mut *layer, rows(&[start, start + 6], 6));
     }
-    layer.select_rows(&[1, 0, 1]).unwrap();
+    layer.reorder(&[1, 0, 1]).unwrap();
     let (keys, values) = feed(subject, &mut *layer, rows(&[90, 91, 92], 1));
     let row = |b| tokens_of(subject, keys.clone().narrow(0, b, 1), values.clone().narrow(0, b, 1));
     for (b, want) in [[111.0, 90.0], [105.0, 91.0], [111.0, 92.0]].into_iter().enumerate() {
@@ -302,48 +344,13 @@ fn another_batch_is_refused(subject: &Subject<'_>) {
     assert_eq!(push(subject, &mut *layer, 3..4), want, "{subject:?}");
 }
 
-fn export_of_nothing_is_nothing(subject: &Subject<'_>) {
-    let mut layer = (subject.build)();
-    layer.keep_history(3);
-    push(subject, &mut *layer, 0..3);
-    layer.roll_back(3).unwrap();
-    let host = layer.export().unwrap();
-    layer.import(host, subject.device).unwrap();
-    assert_eq!(push(subject, &mut *layer, 5..7), [5.0, 6.0], "{subject:?}");
-}
-
 fn a_row_that_is_not_there_is_refused(subject: &Subject<'_>) {
     let (mut asked, mut never) = ((subject.build)(), (subject.build)());
     push(subject, &mut *asked, 0..3);
     push(subject, &mut *never, 0..3);
-    assert_eq!(asked.select_rows(&[0, 1]), Err(Error::NoSuchRow { row: 1, rows: 1 }), "{subject:?}");
+    assert_eq!(asked.reorder(&[0, 1]), Err(Error::NoSuchRow { row: 1, rows: 1 }), "{subject:?}");
     let want = push(subject, &mut *never, 3..4);
     assert_eq!(push(subject, &mut *asked, 3..4), want, "{subject:?}");
-}
-
-fn questions_survive_export(subject: &Subject<'_>) {
-    let mut layer = (subject.build)();
-    layer.keep_history(4);
-    push(subject, &mut *layer, 0..10);
-    push(subject, &mut *layer, 10..12);
-    let ask =
-        |layer: &dyn KvLayer| (layer.seq_len(), layer.span(3), [0, 1, 2, 5].map(|n| layer.can_roll_back(n)));
-    let before = ask(&*layer);
-    let state = layer.export().unwrap();
-    assert_eq!(ask(&*layer), before, "{subject:?} while away");
-    layer.import(state, subject.device).unwrap();
-    assert_eq!(ask(&*layer), before, "{subject:?} back again");
-}
-
-fn export_import_is_identity(subject: &Subject<'_>) {
-    let (mut stayed, mut moved) = ((subject.build)(), (subject.build)());
-    push(subject, &mut *stayed, 0..10);
-    push(subject, &mut *moved, 0..10);
-    let state = moved.export().unwrap();
-    assert_eq!(moved.device_bytes(), 0, "{subject:?} left nothing behind");
-    moved.import(state, subject.device).unwrap();
-    let want = push(subject, &mut *stayed, 10..12);
-    assert_eq!(push(subject, &mut *moved, 10..12), want, "{subject:?}");
 }
 
 fn a_restored_layer_goes_on(subject: &Subject<'_>) {
@@ -353,7 +360,7 @@ fn a_restored_layer_goes_on(subject: &Subject<'_>) {
         push(subject, &mut *never, 0..len);
         let state = saved.save().unwrap();
         let mut restored = (subject.build)();
-        restored.restore(state.clone(), subject.device).unwrap();
+        restored.restore(state.clone()).unwrap();
         assert_eq!((restored.seq_len(), restored.span(2)), (never.seq_len(), never.span(2)), "{subject:?}");
         for t in len..len + 9 {
             let want = push(subject, &mut *never, t..t + 1);
@@ -362,8 +369,10 @@ fn a_restored_layer_goes_on(subject: &Subject<'_>) {
         }
         // What is no state of such a layer is refused.
         let mut wrong = state.clone();
-        wrong.counts.push(0);
-        assert!(refuses(subject, wrong), "{subject:?}: a count too many");
+        wrong.counts = serde_json::json!({ "of": "another cache" });
+        assert!(refuses(subject, wrong), "{subject:?}: counts of another cache");
+        let wrong = LayerState { seq_len: 1 << 50, ..state.clone() };
+        assert!(refuses(subject, wrong), "{subject:?}: more tokens than there are");
         for slot in (0..state.slots.len()).filter(|&slot| !state.slots[slot].is_empty()) {
             let mut wrong = state.clone();
             wrong.slots[slot].pop();
@@ -376,46 +385,15 @@ fn a_restored_layer_goes_on(subject: &Subject<'_>) {
 }
 
 fn refuses(subject: &Subject<'_>, state: LayerState) -> bool {
-    matches!((subject.build)().restore(state, subject.device), Err(Error::Import { .. }))
-}
-
-fn import_refuses_what_was_not_exported(subject: &Subject<'_>) {
-    let mut layer = (subject.build)();
-    push(subject, &mut *layer, 0..4);
-    let mut state = layer.export().unwrap();
-    state.push(TensorData::new(vec![0f32], [1]));
-    let refused = |layer: &mut dyn KvLayer, state: &[TensorData]| {
-        matches!(layer.import(state.to_vec(), subject.device), Err(Error::Import { .. }))
-    };
-    assert!(refused(&mut *layer, &state), "{subject:?}");
-    state.pop();
-    if let Some(first) = state.first().cloned() {
-        assert!(refused(&mut *layer, &state[1..]), "{subject:?}");
-        state[0] = TensorData::new(vec![0f32; 8], [1, 2, 2, 2]);
-        assert!(refused(&mut *layer, &state), "{subject:?}: of another length");
-        state[0] = first;
-    }
-    layer.import(state, subject.device).unwrap();
-    push(subject, &mut *layer, 4..5);
-}
-
-fn an_exported_layer_refuses_keys(subject: &Subject<'_>) {
-    let mut layer = (subject.build)();
-    push(subject, &mut *layer, 0..4);
-    let state = layer.export().unwrap();
-    let refused = update(subject, &mut *layer, keys(subject.device, 4..5)).map(|_| ());
-    assert_eq!(refused, Err(Error::Exported), "{subject:?}");
-    assert_eq!(layer.select_rows(&[0]), Err(Error::Exported), "{subject:?}");
-    layer.import(state, subject.device).unwrap();
-    assert_eq!(push(subject, &mut *layer, 4..5).last(), Some(&4.0), "{subject:?}");
+    matches!((subject.build)().restore(state), Err(Error::Import { .. }))
 }
 
 fn reset_is_new(subject: &Subject<'_>) {
     let (mut used, mut new) = ((subject.build)(), (subject.build)());
     push(subject, &mut *used, 50..60);
-    let before = used.device_bytes();
+    let before = used.usage().device;
     used.reset();
-    let kept = used.device_bytes();
+    let kept = used.usage().device;
     assert!(
         kept == 0 || kept == before,
         "{subject:?} frees its buffers, or keeps them for the next sequence"
@@ -423,7 +401,7 @@ fn reset_is_new(subject: &Subject<'_>) {
     assert_eq!((used.seq_len(), used.span(3)), (0, new.span(3)), "{subject:?}");
     let want = push(subject, &mut *new, 0..3);
     assert_eq!(push(subject, &mut *used, 0..3), want, "{subject:?}");
-    assert!(kept == 0 || used.device_bytes() == kept, "{subject:?} uses the buffers that it kept");
+    assert!(kept == 0 || used.usage().device == kept, "{subject:?} uses the buffers that it kept");
 }
 
 /// Laws of every recurrent layer. `layer` is new.
@@ -440,40 +418,53 @@ pub fn state_conforms(layer: &mut dyn StateLayer, device: &Device) {
     };
 
     layer.keep_history(4);
-    for t in 1..6 {
+    for t in 1..9 {
         layer.store(state(t as f32, 10.0 * t as f32), 1).unwrap();
     }
-    layer.roll_back(2).unwrap();
-    assert_eq!((layer.seq_len(), now(layer)), (3, Some(vec![3.0, 30.0])));
+    layer.truncate(6).unwrap();
+    assert_eq!((layer.seq_len(), now(layer)), (6, Some(vec![6.0, 60.0])));
 
-    let host = layer.export().unwrap();
-    assert_eq!(layer.device_bytes(), 0, "{} left nothing behind", layer.name());
-    assert!(layer.can_roll_back(1), "{} answers while away", layer.name());
-    assert_eq!(layer.state().map(|_| ()), Err(Error::Exported));
-    assert_eq!(layer.store(state(0.0, 0.0), 1), Err(Error::Exported));
-    layer.import(host, device).unwrap();
-    layer.select_rows(&[1, 0]).unwrap();
-    assert_eq!(now(layer), Some(vec![30.0, 3.0]));
-    layer.roll_back(1).unwrap();
-    assert_eq!(now(layer), Some(vec![20.0, 2.0]), "the past is reordered too");
+    layer.offload().unwrap();
+    assert_eq!(layer.usage().device, 0, "{} left nothing behind", layer.name());
+    assert_eq!(layer.rewind_point(5), 5, "{} answers from host memory", layer.name());
+    assert_eq!(layer.rewind_point(2), 0, "{} kept no more than was promised", layer.name());
+    layer.reorder(&[1, 0]).unwrap();
+    assert_eq!(now(layer), Some(vec![60.0, 6.0]));
+    layer.truncate(5).unwrap();
+    assert_eq!(now(layer), Some(vec![50.0, 5.0]), "the past is reordered too");
 
+    let saved = layer.save().unwrap();
     layer.reset();
     assert_eq!((layer.seq_len(), now(layer)), (0, None));
+    layer.restore(saved).unwrap();
+    assert_eq!((layer.seq_len(), now(layer)), (5, Some(vec![50.0, 5.0])));
+}
+
+fn encoder(cache: &mut ModelCache) -> &mut dyn CrossLayer {
+    match cache.layers_mut() {
+        [LayerCache::EncoderDecoder { encoder, .. }] => &mut **encoder,
+        _ => unreachable!("there is one block, with an encoder"),
+    }
 }
 
 /// Laws of an encoder's memory in `cache`, block 0, which is new.
 pub fn cross_conforms(cache: &mut ModelCache, device: &Device) {
-    let layer = cache.encoder(0).unwrap();
+    let layer = encoder(cache);
     assert!(layer.view().unwrap().is_none());
     let heard = keys(device, 0..5);
     layer.fill(heard.clone(), heard.clone()).unwrap();
     assert_eq!(layer.fill(heard.clone(), heard), Err(Error::AlreadyConditioned), "written once");
-    layer.roll_back(3).unwrap();
-    let KvView::Dense(stored) = layer.view().unwrap().unwrap() else {
-        unreachable!("an encoder's keys are dense")
+    cache.truncate(0).unwrap();
+    let saved = cache.save().unwrap();
+    let stored = |cache: &mut ModelCache| {
+        let KvView::Dense(stored) = encoder(cache).view().unwrap().unwrap() else {
+            unreachable!("an encoder's keys are dense")
+        };
+        floats(stored.in_order(KvSpan { start: 0, len: 5 }).0)
     };
-    let (stored, _) = stored.in_order(KvSpan { start: 0, len: 5 });
-    assert_eq!(floats(stored), floats(keys(device, 0..5)), "decoded tokens leave no trace");
+    assert_eq!(stored(cache), floats(keys(device, 0..5)), "decoded tokens leave no trace");
     cache.reset();
-    assert!(cache.encoder(0).unwrap().view().unwrap().is_none());
+    assert!(encoder(cache).view().unwrap().is_none());
+    cache.restore(saved).unwrap();
+    assert_eq!(stored(cache), floats(keys(device, 0..5)), "saved and restored");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use kiln_core::{Error, Result, batch::Batch, layer::Feed, model::TokenId, model_cache::ModelCache};
+use kiln_core::{Error, Result, batch::Batch, layer::StepShape, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{Generation, GenerationConfig, Options, Rescue, Settings, TextStream};
 
 use super::Model;
@@ -124,12 +124,16 @@ impl Model {
         settings.max_new_tokens = settings.new_tokens(tokens)?;
         // The last token is not fed; without a limit nobody knows how many will be.
         let reaches = tokens.saturating_add(settings.max_new_tokens.unwrap_or(1).saturating_sub(1));
-        let feed =
-            Feed { rows, tokens: 0, element: self.dtype.size(), last: settings.max_new_tokens.is_some() };
-        out_of_memory::check_buffers(cache, reaches, &feed, options.on_oom)?;
+        let step = StepShape {
+            rows,
+            tokens: 0,
+            element: self.dtype.size(),
+            last: settings.max_new_tokens.is_some(),
+        };
+        out_of_memory::check_buffers(cache, reaches, &step, options.on_oom)?;
         let fits = |chunk: usize| {
             let working = self.causal.working_bytes(rows, chunk);
-            out_of_memory::check(cache, reaches, &feed, working, options.on_oom)
+            out_of_memory::check(cache, reaches, &step, working, options.on_oom)
         };
         let prefill_chunk = match options.prefill_chunk {
             Some(chunk) => chunk,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use kiln::{GenerationConfig, Model, Plan, RunOptions, STRATEGIES, SavedCache, Sequence, TokenId};
+use kiln::{GenerationConfig, Model, Plan, RunOptions, SavedCache, Sequence, TokenId};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -25,20 +25,6 @@ pub(in crate::fuzz) const TARGET: Target =
 /// The second has layers with a window.
 const MODELS: [&str; 2] = ["llama", "gemma2"];
 
-/// Every strategy, with settings by which it evicts or packs what [`PROMPT`] holds.
-fn plans() -> Vec<String> {
-    let others = [
-        "fixed:len=64",
-        "sink:window=12,sinks=3",
-        "sink:window=12,sinks=3,compat=4.47",
-        "quantized:nbits=4,residual=16,group=16",
-        "quantized:nbits=2,residual=16,group=16,rotate=on",
-        "quantized:format=quanto,nbits=4,residual=8,group=16,flush=requantize",
-        "quantized:format=hqq,nbits=2,residual=8,group=16,flush=requantize,axis_key=1,axis_value=1",
-    ];
-    STRATEGIES.iter().map(|strategy| strategy.name()).chain(others).map(str::to_owned).collect()
-}
-
 fn loaded(name: &str) -> Model {
     Model::load(&model_folder(name), options(&cpu())).unwrap()
 }
@@ -50,7 +36,7 @@ fn seeds() -> Vec<Vec<u8>> {
     for name in MODELS {
         let model = loaded(name);
         let needs = model.causal().needs();
-        for plan in plans().iter().map(|text| Plan::named(text).unwrap()) {
+        for plan in kiln::cache_samples().map(|text| Plan::named(&text).unwrap()) {
             if plan.check(&needs).is_err() || !plan.remembers(&needs) {
                 continue;
             }
@@ -93,8 +79,8 @@ pub(in crate::fuzz) fn signed(file: &[u8], fingerprints: &BTreeMap<&str, String>
     };
     let mut hash = Sha256::new();
     hash.update(&text);
-    for (layer, counts) in within.get("layers")?.as_array()?.iter().enumerate() {
-        for (slot, count) in counts.get(1)?.as_array()?.iter().enumerate() {
+    for (layer, state) in within.get("layers")?.as_array()?.iter().enumerate() {
+        for (slot, count) in state.get("slots")?.as_array()?.iter().enumerate() {
             for i in 0..count.as_u64()?.min(99) {
                 let offsets =
                     header.get(&format!("{layer}.{slot}.{i}")).and_then(|info| info.get("data_offsets"));
@@ -119,7 +105,7 @@ pub(in crate::fuzz) fn fingerprints() -> BTreeMap<&'static str, String> {
 fn prepare(folder: &Path) -> Run {
     let models = MODELS.map(loaded);
     let fingerprints = fingerprints();
-    let plans: Vec<Plan> = plans().iter().map(|text| Plan::named(text).unwrap()).collect();
+    let plans: Vec<Plan> = kiln::cache_samples().map(|text| Plan::named(&text).unwrap()).collect();
     let path = folder.join("cache.safetensors");
     Box::new(move |input| {
         put(&path, signed(input, &fingerprints).as_deref().unwrap_or(input));

@@ -10,11 +10,7 @@ use kiln_core::{
     slot::{Outline, Tensors},
 };
 
-use super::Settled;
-use crate::{
-    quantizers::{Backend, Grouping, Quantized, Recipe, Words},
-    restored,
-};
+use crate::quantizers::{Backend, Grouping, Quantized, Recipe, Words};
 
 /// Keys or values of all tokens but the recent ones.
 ///
@@ -66,42 +62,25 @@ impl History {
         self.dtype
     }
 
-    /// What `host` holds, if it is the keys and the values of a model of this need.
-    pub(super) fn check(host: &[TensorData], settled: &Settled, need: &AttentionNeed) -> Result<Held> {
-        let [keys, values] = match host.len() {
-            0 => return Ok(Held { tokens: 0, rows: 0, dtype: DType::F32 }),
-            8 => [&host[..4], &host[4..]],
-            _ => return Err(restored::wrong("tensors are missing or left over")),
+    /// Whether it is the history of keys or values of a block of this need, packed so.
+    pub(super) fn fits(&self, how: &Packed, need: &AttentionNeed) -> bool {
+        let [_, heads, _, dim] = self.shape;
+        let Some(numbers) = self.shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len)) else {
+            return false;
         };
-        let held = |host: &[TensorData], bits| {
-            let outline = Outlined::read(&host[3])?;
-            let [_, heads, tokens, dim] = outline.shape;
-            let numbers = outline.shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len))?;
-            let groups = numbers / settled.group;
-            let shapes = [vec![Words::count(numbers, bits)], vec![groups, 1], vec![groups, 1]];
-            let same = shapes.iter().zip(host).all(|(shape, data)| data.shape().as_slice() == shape);
-            let fits =
-                (heads, dim) == (need.kv_heads, need.head_dim) && numbers.is_multiple_of(settled.group);
-            let types = host[0].dtype() == DType::I32 && host[1].dtype().is_float();
-            (same && fits && types && host[1].dtype() == host[2].dtype()).then(|| Held {
-                tokens,
-                rows: outline.rows.len(),
-                dtype: host[1].dtype(),
-            })
-        };
-        match (held(keys, settled.bits[0]), held(values, settled.bits[1])) {
-            (Some(of_keys), Some(of_values)) if of_keys == of_values => Ok(of_keys),
-            _ => Err(restored::wrong("packed keys and values do not have the model's shape")),
-        }
+        let groups = [numbers / how.group, 1];
+        (heads, dim) == (need.kv_heads, need.head_dim)
+            && numbers.is_multiple_of(how.group)
+            && self.words.dims() == [Words::count(numbers, how.recipe.bits)]
+            && (self.scale.dims(), self.zero.dims()) == (groups, groups)
+            && self.dtype.is_float()
+            && self.zero.dtype() == self.dtype
     }
-}
 
-/// What a history that was read holds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Held {
-    pub(super) tokens: usize,
-    pub(super) rows: usize,
-    pub(super) dtype: DType,
+    /// Tokens that were packed.
+    pub(super) fn tokens(&self) -> usize {
+        self.shape[2]
+    }
 }
 
 /// The numbers beside the tensors, as a tensor of their own.

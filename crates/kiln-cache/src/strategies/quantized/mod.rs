@@ -15,59 +15,61 @@ use burn::tensor::DType;
 use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
 use kiln_kernels::Kernels;
 
-use self::{append::AppendLayer, requantize::RequantizeLayer};
+use self::{append::AppendPolicy, requantize::RequantizePolicy};
 use super::{KvFactory, KvStrategy, Settings};
-use crate::quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe, format};
+use crate::{
+    memory::Memory,
+    quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe, format},
+};
 
-#[derive(Debug)]
-pub(super) struct Quantized;
-
-impl KvStrategy for Quantized {
-    fn name(&self) -> &'static str {
-        "quantized"
-    }
-
-    fn summary(&self) -> &'static str {
-        "keeps history in 1 to 8 bits a number, and the latest tokens as they are"
-    }
-
-    fn settings(&self) -> &'static [(&'static str, &'static str)] {
-        &[
-            ("k", "bits of a number in keys (default 4)"),
-            ("v", "bits of a number in values (default 4)"),
-            ("nbits", "both"),
-            ("format", "kivi (default), quanto or hqq"),
-            ("backend", "the same"),
-            ("group", "numbers that share a scale (default 64)"),
-            ("q_group_size", "the same"),
-            ("residual", "latest tokens that are kept as they are (default 128)"),
-            ("residual_length", "the same"),
-            ("axis_key", "what groups of keys lie along, as transformers counts it: 0 or -1; for hqq 0 or 1"),
-            ("axis_value", "the same for values"),
-            (
-                "rotate",
-                "on: rotate heads by a Hadamard matrix, so that no channel stands out; auto: where keys are grouped by token (default off)",
-            ),
-            ("optimize", "hqq's solver: on (default), off, or 0.2.2 for that version's"),
-            (
-                "flush",
-                "append (default): pack a block once; requantize: all anew each time, as transformers does",
-            ),
-            ("compat", "4.47: count chunks as transformers 4.47 did"),
-        ]
-    }
-
-    fn configure(&self, mut settings: Settings) -> Result<Arc<dyn KvFactory>> {
+pub(super) static QUANTIZED: KvStrategy = KvStrategy {
+    name: "quantized",
+    aliases: &[],
+    offloaded_aliases: &[],
+    summary: "keeps history in 1 to 8 bits a number, and the latest tokens as they are",
+    settings: &[
+        ("k", "bits of a number in keys (default 4)"),
+        ("v", "bits of a number in values (default 4)"),
+        ("nbits", "both"),
+        ("format", "kivi (default), quanto or hqq"),
+        ("backend", "the same"),
+        ("group", "numbers that share a scale (default 64)"),
+        ("q_group_size", "the same"),
+        ("residual", "latest tokens that are kept as they are (default 128)"),
+        ("residual_length", "the same"),
+        ("axis_key", "what groups of keys lie along, as transformers counts it: 0 or -1; for hqq 0 or 1"),
+        ("axis_value", "the same for values"),
+        (
+            "rotate",
+            "on: rotate heads by a Hadamard matrix, so that no channel stands out; auto: where keys are grouped by token (default off)",
+        ),
+        ("optimize", "hqq's solver: on (default), off, or 0.2.2 for that version's"),
+        (
+            "flush",
+            "append (default): pack a block once; requantize: all anew each time, as transformers does",
+        ),
+        ("compat", "4.47: count chunks as transformers 4.47 did"),
+    ],
+    samples: &[
+        "k=8,v=8,group=8,residual=8",
+        "nbits=8,group=8,residual=5,format=hqq,axis_key=1,axis_value=1",
+        "rotate=on",
+        "nbits=8,group=8,residual=8,rotate=on",
+        "group=8,residual=6,format=quanto,flush=requantize",
+        "nbits=8,group=8,residual=6,format=hqq,flush=requantize,axis_key=1,axis_value=1",
+    ],
+    windowed: None,
+    configure: |mut settings| {
         let settled = Settled::read(&mut settings)?;
         settings.done()?;
         Ok(Arc::new(settled))
-    }
-}
+    },
+};
 
 /// The settings of a quantized cache. Pairs are of keys and of values.
 #[derive(Clone, Debug)]
 struct Settled {
-    format: &'static dyn Format,
+    format: &'static Format,
     bits: [usize; 2],
     axes: [i64; 2],
     group: usize,
@@ -112,37 +114,38 @@ impl Settled {
         let mut bits = [0; 2];
         for (bits, key) in bits.iter_mut().zip(["k", "v"]) {
             *bits = settings.positive(key)?.or(nbits).unwrap_or(4);
-            if !format.bits().contains(bits) {
-                let known = list(format.bits());
+            if !format.bits.contains(bits) {
+                let known = list(format.bits);
                 return Err(
-                    settings.wrong(format!("{} has no codes of {bits} bits; known: {known}", format.name()))
+                    settings.wrong(format!("{} has no codes of {bits} bits; known: {known}", format.name))
                 );
             }
         }
-        let mut axes = format.default_axes();
+        let mut axes = format.default_axes;
         for (axis, key) in axes.iter_mut().zip(["axis_key", "axis_value"]) {
             let Some(text) = settings.take(key) else { continue };
-            let known: Vec<i64> = format.axes().iter().map(|(axis, _)| *axis).collect();
+            let known: Vec<i64> = format.axes.iter().map(|(axis, _)| *axis).collect();
             match text.parse().ok().filter(|axis| known.contains(axis)) {
                 Some(given) => *axis = given,
                 None => {
                     let known = list(&known);
-                    return Err(settings
-                        .wrong(format!("`{key}={text}` is none of {}'s axes: {known}", format.name())));
+                    return Err(
+                        settings.wrong(format!("`{key}={text}` is none of {}'s axes: {known}", format.name))
+                    );
                 }
             }
         }
         let group = settings.positive_of("group", "q_group_size")?.unwrap_or(64);
         let residual = settings.positive_of("residual", "residual_length")?.unwrap_or(128);
-        let optimizers = format.optimizers();
+        let optimizers = format.optimizers;
         let names: Vec<&str> = optimizers.iter().map(|optimizer| optimizer.name()).collect();
         let optimizer = optimizers[settings.one_of("optimize", &names)?];
         let requantize = match settings.one_of("flush", &["append", "requantize"])? {
             0 => None,
-            _ => Some(format.backend().ok_or_else(|| {
+            _ => Some(format.backend.ok_or_else(|| {
                 settings.wrong(format!(
                     "`flush=requantize` is transformers' rule, which has no format `{}`; use quanto or hqq",
-                    format.name()
+                    format.name
                 ))
             })?),
         };
@@ -188,7 +191,7 @@ impl Settled {
     /// How keys (0) or values (1) are grouped.
     fn grouping(&self, which: usize) -> Grouping {
         let of = |(axis, grouping): &(i64, Grouping)| (*axis == self.axes[which]).then_some(*grouping);
-        self.format.axes().iter().find_map(of).unwrap_or(Grouping::Neighbours)
+        self.format.axes.iter().find_map(of).unwrap_or(Grouping::Neighbours)
     }
 
     /// For keys and for values of type `dtype`.
@@ -252,8 +255,11 @@ impl KvFactory for Settled {
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
         self.check(need)?;
         Ok(match self.requantize {
-            Some(backend) => Box::new(RequantizeLayer::new(self, backend, need)),
-            None => Box::new(AppendLayer::new(self, need, kernels)?),
+            Some(backend) => {
+                let policy = RequantizePolicy { settled: self.clone(), backend, need: need.clone() };
+                Box::new(Memory::new(policy, kernels.device()))
+            }
+            None => Box::new(Memory::new(AppendPolicy::new(self, need, kernels)?, kernels.device())),
         })
     }
 }

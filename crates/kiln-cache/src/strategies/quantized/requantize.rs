@@ -5,91 +5,94 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use kiln_core::{
-    Error, Result,
-    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
+    Result,
+    layer::{Footprint, Kv, Place, StepShape},
     need::AttentionNeed,
-    slot::{AnySlot, Slot, Tensors},
+    slot::{AnySlot, Slot},
     view::KvView,
 };
+use serde::{Deserialize, Serialize};
 
 use super::{
     Settled,
     history::{History, Packed},
 };
-use crate::{quantizers::Backend, restored};
+use crate::{
+    buffer,
+    memory::{KvPolicy, Policy, Progress, TensorTree, check, tensor_tree},
+    quantizers::Backend,
+};
 
 #[derive(Clone, Debug)]
-pub(super) struct RequantizeLayer {
-    settled: Settled,
-    backend: &'static dyn Backend,
-    need: AttentionNeed,
-    /// The present, and before it the states that a roll-back may return to, oldest first.
-    states: VecDeque<State>,
-    /// Tokens that can be rolled back at any time, at least 1.
-    history: usize,
+pub(super) struct RequantizePolicy {
+    pub(super) settled: Settled,
+    pub(super) backend: &'static dyn Backend,
+    pub(super) need: AttentionNeed,
 }
 
-#[derive(Clone, Debug, Default)]
-struct State {
-    packed: Slot<(History, History)>,
-    recent: Slot<(Tensor<4>, Tensor<4>)>,
+/// The states that a truncation may return to, oldest first; the last is the present. None before the first token.
+pub(super) type States = VecDeque<State>;
+
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct State {
     seq_len: usize,
     /// How many of them are recent.
     fresh: usize,
 }
 
 impl State {
-    /// Whether it still knows the sequence as it was at `len` tokens.
-    fn reaches(&self, len: usize) -> bool {
-        (self.seq_len - self.fresh..=self.seq_len).contains(&len) && (len > 0 || self.seq_len == self.fresh)
+    /// The shortest sequence that it still knows.
+    fn from(&self) -> usize {
+        // What is packed is packed as a whole.
+        self.seq_len - self.fresh
     }
 
-    fn rewind(&mut self, len: usize) {
-        self.fresh -= self.seq_len - len;
-        self.seq_len = len;
-        let recent = std::mem::take(&mut self.recent);
-        self.recent = match recent {
-            Slot::Here(_) if self.fresh == 0 => Slot::Empty,
-            Slot::Here((keys, values)) => {
-                Slot::Here((keys.narrow(2, 0, self.fresh), values.narrow(2, 0, self.fresh)))
-            }
-            other => other,
-        };
-        if len == 0 {
-            self.packed = Slot::Empty;
-        }
+    fn reaches(&self, len: usize) -> bool {
+        (self.from().max(1)..=self.seq_len).contains(&len)
     }
 }
 
-impl RequantizeLayer {
-    pub(super) fn new(settled: &Settled, backend: &'static dyn Backend, need: &AttentionNeed) -> Self {
-        let states = VecDeque::from([State::default()]);
-        Self { settled: settled.clone(), backend, need: need.clone(), states, history: 1 }
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tensors(VecDeque<StateTensors>);
+
+#[derive(Clone, Debug, Default)]
+struct StateTensors {
+    packed: Slot<(History, History)>,
+    recent: Slot<Kv>,
+}
+
+tensor_tree!(StateTensors { packed, recent });
+
+impl TensorTree for Tensors {
+    fn slots(&self) -> Vec<&dyn AnySlot> {
+        self.0.iter().flat_map(TensorTree::slots).collect()
     }
 
-    fn now(&self) -> &State {
-        // There is always the present.
-        &self.states[self.states.len() - 1]
+    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
+        self.0.iter_mut().flat_map(TensorTree::slots_mut).collect()
     }
+}
 
-    fn dense(&self, state: &State) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
+type At = Progress<States>;
+
+impl RequantizePolicy {
+    fn dense(&self, state: &StateTensors) -> Result<Option<Kv>> {
         let packed = state.packed.get()?.map(|(keys, values)| {
             let [key, value] = self.recipes(keys.dtype());
             (keys.unpack(&key), values.unpack(&value))
         });
-        let recent = state.recent.get()?.cloned();
-        let join = |a, b| Tensor::cat(vec![a, b], 2);
-        Ok(match (packed, recent) {
-            (Some((k, v)), Some((keys, values))) => Some((join(k, keys), join(v, values))),
-            (packed, recent) => packed.or(recent),
+        Ok(match state.recent.get()?.cloned() {
+            Some(recent) => Some(behind(packed, recent)),
+            None => packed,
         })
     }
 
-    fn pack(&self, keys: Tensor<4>, values: Tensor<4>) -> Slot<(History, History)> {
+    fn pack(&self, (keys, values): Kv) -> (History, History) {
         let [key, value] = self.recipes(keys.dtype());
-        Slot::Here((History::pack(keys, &key), History::pack(values, &value)))
+        (History::pack(keys, &key), History::pack(values, &value))
     }
 
     /// How keys and values of type `dtype` are packed.
@@ -102,147 +105,109 @@ impl RequantizeLayer {
             group: self.settled.group,
         })
     }
+
+    fn validate_state(&self, state: &State, tensors: &StateTensors) -> Result<()> {
+        check(state.fresh <= state.seq_len)?;
+        check(buffer::validate(&tensors.recent, &self.need)? == state.fresh)?;
+        let Some((keys, values)) = tensors.packed.get()? else { return check(state.from() == 0) };
+        let [key, value] = self.recipes(keys.dtype());
+        let fits = keys.fits(&key, &self.need) && values.fits(&value, &self.need);
+        let alike = (keys.tokens(), keys.dtype()) == (values.tokens(), values.dtype());
+        let recent = tensors.recent.dtype().is_none_or(|dtype| dtype == keys.dtype());
+        check(fits && alike && recent && keys.tokens() == state.from())
+    }
 }
 
-impl KvLayer for RequantizeLayer {
-    fn span(&self, n: usize) -> KvSpan {
-        KvSpan { start: 0, len: self.seq_len() + n }
+/// `new` behind `old`.
+fn behind(old: Option<Kv>, (keys, values): Kv) -> Kv {
+    match old {
+        Some((k, v)) => (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)),
+        None => (keys, values),
+    }
+}
+
+impl Policy for RequantizePolicy {
+    const NAME: &'static str = "quantized";
+    type Counts = States;
+    type Tensors = Tensors;
+
+    fn empty(&self, states: &States) -> Tensors {
+        Tensors(states.iter().map(|_| StateTensors::default()).collect())
     }
 
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, _place: &Place) -> Result<KvView> {
-        let n = keys.dims()[2];
-        let now = self.now();
-        let rows = match (now.packed.get()?, now.recent.get()?) {
-            (Some((packed, _)), _) => Some(packed.rows()),
-            (None, recent) => recent.map(|(keys, _)| keys.dims()[0]),
-        };
-        if let Some(rows) = rows.filter(|&rows| rows != keys.dims()[0]) {
-            return Err(Error::WrongRows { rows, given: keys.dims()[0] });
+    /// At every step all of it is there as numbers, too, and once more while it is packed.
+    fn footprint(&self, at: &At, _: &Tensors, step: &StepShape) -> Footprint {
+        let tokens = at.seq_len + step.tokens;
+        let all = self.need.token_bytes(step.element).saturating_mul(step.rows).saturating_mul(tokens);
+        let packed = self.settled.repacked_bytes(&self.need, tokens, step.element).saturating_mul(step.rows);
+        Footprint { held: packed, largest: packed, passing: all.saturating_mul(2) }
+    }
+
+    fn rewind_point(&self, at: &At, at_most: usize) -> Option<usize> {
+        let known = at.counts.iter().rev().find(|state| state.from().max(1) <= at_most);
+        known.map(|state| state.seq_len.min(at_most))
+    }
+
+    fn rewind(&self, at: &mut At, tensors: &mut Tensors, len: usize) -> Result<()> {
+        while at.counts.back().is_some_and(|state| !state.reaches(len)) {
+            at.counts.pop_back();
+            tensors.0.pop_back();
         }
-        let mut next = State { seq_len: now.seq_len + n, ..now.clone() };
-        let all = match self.dense(now)? {
-            None => (keys, values),
-            Some((old_keys, old_values)) => {
-                let recent = match now.recent.get()?.cloned() {
-                    None => (keys.clone(), values.clone()),
-                    Some((k, v)) => {
-                        (Tensor::cat(vec![k, keys.clone()], 2), Tensor::cat(vec![v, values.clone()], 2))
-                    }
-                };
-                (next.recent, next.fresh) = (Slot::Here(recent), now.fresh + n);
-                (Tensor::cat(vec![old_keys, keys], 2), Tensor::cat(vec![old_values, values], 2))
+        if let (Some(state), Some(tensors)) = (at.counts.back_mut(), tensors.0.back_mut()) {
+            state.fresh -= state.seq_len - len;
+            state.seq_len = len;
+            match tensors.recent.take()? {
+                Some((keys, values)) if state.fresh > 0 => {
+                    tensors.recent.set((keys.narrow(2, 0, state.fresh), values.narrow(2, 0, state.fresh)));
+                }
+                _ => tensors.recent.clear(),
             }
-        };
+        }
+        Ok(())
+    }
+
+    fn validate(&self, at: &At, tensors: &Tensors) -> Result<()> {
+        check(at.counts.back().map_or(0, |state| state.seq_len) == at.seq_len)?;
+        let mut states = at.counts.iter().zip(&tensors.0);
+        states.try_for_each(|(state, tensors)| self.validate_state(state, tensors))
+    }
+}
+
+impl KvPolicy for RequantizePolicy {
+    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, _: &Place) -> Result<KvView> {
+        let n = new.0.dims()[2];
+        let now = at.counts.back().copied().unwrap_or_default();
+        let before = tensors.0.back().cloned().unwrap_or_default();
+        let (mut next, mut next_tensors) =
+            (State { seq_len: now.seq_len + n, ..now }, StateTensors::default());
+        let all = behind(self.dense(&before)?, new.clone());
         // 4.47 counts a chunk as one token, and the first behind a packed history as none.
+        next.fresh += n;
         let full = match self.settled.compat {
             false => next.fresh >= self.settled.residual,
             true => now.fresh > 0 && now.fresh + 1 >= self.settled.residual,
         };
         if now.seq_len == 0 || full {
-            next.packed = self.pack(all.0.clone(), all.1.clone());
-            (next.recent, next.fresh) = (Slot::Empty, 0);
+            next_tensors.packed.set(self.pack(all.clone()));
+            next.fresh = 0;
+        } else {
+            next_tensors.packed = before.packed;
+            next_tensors.recent.set(behind(before.recent.get()?.cloned(), new));
         }
+        at.counts.push_back(next);
+        tensors.0.push_back(next_tensors);
 
         // An older state is of use until the one after it reaches back as far as was promised.
-        let target = next.seq_len.saturating_sub(self.history);
-        self.states.push_back(next);
-        while self.states.len() > 1 && self.states.range(1..).any(|state| state.reaches(target)) {
-            self.states.pop_front();
-        }
+        let target = next.seq_len.saturating_sub(at.history.max(1));
+        let useful = at.counts.iter().rposition(|state| state.reaches(target)).unwrap_or(0);
+        at.counts.drain(..useful);
+        tensors.0.drain(..useful);
+        // They are in other places now.
+        tensors.slots_mut().into_iter().for_each(AnySlot::mark_dirty);
         Ok(KvView::from_zero(all.0, all.1))
     }
 
-    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
-        self.dense(self.now())
-    }
-
-    fn snapshot(&self) -> Box<dyn KvLayer> {
-        Box::new(self.clone())
-    }
-}
-
-impl CacheLayer for RequantizeLayer {
-    fn name(&self) -> &'static str {
-        "quantized"
-    }
-
-    fn seq_len(&self) -> usize {
-        self.now().seq_len
-    }
-
-    fn can_roll_back(&self, n: usize) -> bool {
-        let target = self.seq_len().checked_sub(n);
-        target.is_some_and(|target| self.states.iter().any(|state| state.reaches(target)))
-    }
-
-    fn roll_back(&mut self, n: usize) -> Result<()> {
-        if !self.can_roll_back(n) {
-            return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
-        }
-        let target = self.seq_len() - n;
-        while self.states.len() > 1 && !self.now().reaches(target) {
-            self.states.pop_back();
-        }
-        if let Some(state) = self.states.back_mut() {
-            state.rewind(target);
-        }
-        Ok(())
-    }
-
-    fn keep_history(&mut self, n: usize) {
-        self.history = self.history.max(n);
-    }
-
-    fn reset(&mut self) {
-        self.states = VecDeque::from([State::default()]);
-    }
-
-    fn counts(&self) -> Vec<usize> {
-        let states = self.states.iter().flat_map(|state| [state.seq_len, state.fresh]);
-        std::iter::once(self.history).chain(states).collect()
-    }
-
-    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
-        let LayerState { counts, slots } = state;
-        let [history, ref counts @ ..] = counts[..] else {
-            return Err(restored::wrong("it is the state of another kind of cache"));
-        };
-        let fits = counts.len() == slots.len() && !counts.is_empty() && counts.len().is_multiple_of(2);
-        restored::check(fits && counts.iter().all(|&count| count < restored::MOST_TOKENS))?;
-        let mut slots = slots.into_iter();
-        let mut states = VecDeque::new();
-        for pair in counts.chunks_exact(2) {
-            let (seq_len, fresh) = (pair[0], pair[1]);
-            let (packed, recent) = (slots.next().unwrap_or_default(), slots.next().unwrap_or_default());
-            restored::check(fresh <= seq_len && restored::tokens(&recent, &self.need)? == fresh)?;
-            let old = History::check(&packed, &self.settled, &self.need)?;
-            let alike =
-                |data: &TensorData| old.rows == 0 || (data.shape()[0], data.dtype()) == (old.rows, old.dtype);
-            restored::check(old.tokens == seq_len - fresh && recent.iter().all(alike))?;
-            let mut state = State { seq_len, fresh, ..State::default() };
-            state.packed.restore(packed, device)?;
-            state.recent.restore(recent, device)?;
-            states.push_back(state);
-        }
-        (self.states, self.history) = (states, history.max(self.history));
-        Ok(())
-    }
-
-    /// At every step all of it is there as numbers, too, and once more while it is packed.
-    fn footprint(&self, feed: &Feed) -> Footprint {
-        let tokens = self.seq_len() + feed.tokens;
-        let all = self.need.token_bytes(feed.element).saturating_mul(feed.rows).saturating_mul(tokens);
-        let packed = self.settled.repacked_bytes(&self.need, tokens, feed.element).saturating_mul(feed.rows);
-        Footprint { held: packed, largest: packed, passing: all.saturating_mul(2) }
-    }
-
-    fn slots(&self) -> Vec<&dyn AnySlot> {
-        let slots = self.states.iter().flat_map(|state| [&state.packed as &dyn AnySlot, &state.recent]);
-        slots.collect()
-    }
-
-    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-        let states = self.states.iter_mut();
-        states.flat_map(|state| [&mut state.packed as &mut dyn AnySlot, &mut state.recent]).collect()
+    fn gather(&self, _: &At, tensors: &Tensors) -> Result<Option<Kv>> {
+        tensors.0.back().map_or(Ok(None), |now| self.dense(now))
     }
 }

@@ -4,174 +4,132 @@
 //! back by as many positions as tokens came; so distances between queries and kept keys grow. Keys also move in the
 //! step that fills the window, where nothing is evicted yet.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
-    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
+    layer::{Footprint, Kv, KvSpan, Limits, Place, StepShape},
     need::AttentionNeed,
-    slot::{AnySlot, Slot},
+    slot::Slot,
     view::{DenseKv, KvView},
 };
-
-use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
 
 use super::rotation::Rotation;
-use crate::restored;
+use crate::{
+    buffer,
+    memory::{KvPolicy, Policy, Progress, check},
+};
 
 #[derive(Clone, Debug)]
-pub(super) struct CompatLayer {
-    kv: Slot<(Tensor<4>, Tensor<4>)>,
-    window: usize,
-    sinks: usize,
+pub(super) struct CompatPolicy {
+    pub(super) need: AttentionNeed,
+    pub(super) rotation: Rotation,
+    pub(super) window: usize,
+    pub(super) sinks: usize,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Counts {
     held: usize,
-    seq_len: usize,
-    need: AttentionNeed,
-    rotation: Rotation,
 }
 
-impl CompatLayer {
-    pub(super) fn new(window: usize, sinks: usize, need: &AttentionNeed, kernels: &Kernels) -> Self {
-        let rotation = Rotation::new(need, kernels);
-        Self { kv: Slot::Empty, window, sinks, held: 0, seq_len: 0, need: need.clone(), rotation }
-    }
+type At = Progress<Counts>;
 
+impl CompatPolicy {
     /// Tokens held after `n` more.
-    fn held_after(&self, n: usize) -> usize {
-        if self.held == 0 { n } else { (self.held + n).min(self.window) }
-    }
-}
-
-impl KvLayer for CompatLayer {
-    fn span(&self, n: usize) -> KvSpan {
-        let len = self.held_after(n);
-        KvSpan { start: self.seq_len + n - len, len }
-    }
-
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
-        let ([rows, _, n, _], span) = (keys.dims(), self.span(keys.dims()[2]));
-        self.admits(n, place.left_pad.is_some())?;
-        if let Some((here, _)) = self.kv.get()?
-            && self.held > 0
-            && here.dims()[0] != rows
-        {
-            return Err(Error::WrongRows { rows: here.dims()[0], given: rows });
+    fn held_after(&self, at: &At, n: usize) -> usize {
+        match at.counts.held {
+            0 => n,
+            held => (held + n).min(self.window),
         }
-        let (keys, values) = match self.kv.take()? {
-            Some((k, v)) if self.held > 0 => {
-                let (k, v) = (k.narrow(2, 0, self.held), v.narrow(2, 0, self.held));
-                if self.held + n < self.window {
-                    (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2))
-                } else {
-                    let kept = self.window - self.sinks - n;
-                    let mut parts = [vec![keys], vec![values]];
-                    if kept > 0 {
-                        let from = self.held - kept;
-                        let moved = self.rotation.shift(k.clone().narrow(2, from, kept), -(n as i64));
-                        parts[0].insert(0, moved);
-                        parts[1].insert(0, v.clone().narrow(2, from, kept));
-                    }
-                    if self.sinks > 0 {
-                        parts[0].insert(0, k.narrow(2, 0, self.sinks));
-                        parts[1].insert(0, v.narrow(2, 0, self.sinks));
-                    }
-                    let [k, v] = parts.map(|parts| Tensor::cat(parts, 2));
-                    (k, v)
-                }
-            }
-            _ => (keys, values),
-        };
-        self.kv = Slot::Here((keys.clone(), values.clone()));
-        self.seq_len += n;
-        self.held = span.len;
-        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
-    }
-
-    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
-        Ok(self.kv.get()?.cloned().filter(|_| self.held > 0))
-    }
-
-    fn at_once(&self) -> Option<usize> {
-        (self.held > 0).then_some((self.window - self.sinks).saturating_sub(1).max(1))
-    }
-
-    fn snapshot(&self) -> Box<dyn KvLayer> {
-        Box::new(self.clone())
     }
 }
 
-impl CacheLayer for CompatLayer {
-    fn name(&self) -> &'static str {
-        "sink"
-    }
+impl Policy for CompatPolicy {
+    const NAME: &'static str = "sink";
+    type Counts = Counts;
+    type Tensors = Slot<Kv>;
 
-    fn seq_len(&self) -> usize {
-        self.seq_len
-    }
-
-    fn admits(&self, n: usize, _padded: bool) -> Result<()> {
+    fn admits(&self, at: &At, tokens: usize, _padded: bool) -> Result<()> {
         // With more the reference takes a suffix of something else. With no room at all between sinks and window, one
         // token is all that is kept.
-        match self.at_once() {
-            Some(most) if n > most => Err(Error::TooManyAtOnce { given: n, most }),
+        match self.limits(at).at_once {
+            Some(most) if tokens > most => Err(Error::TooManyAtOnce { given: tokens, most }),
             _ => Ok(()),
         }
     }
 
-    fn can_roll_back(&self, n: usize) -> bool {
-        n == 0 || (n <= self.held && self.held == self.seq_len && self.held < self.window)
-    }
-
-    fn roll_back(&mut self, n: usize) -> Result<()> {
-        if !self.can_roll_back(n) {
-            return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
-        }
-        self.seq_len -= n;
-        self.held -= n;
-        Ok(())
-    }
-
-    fn keep_history(&mut self, _n: usize) {}
-
-    fn reset(&mut self) {
-        self.kv = Slot::Empty;
-        (self.held, self.seq_len) = (0, 0);
-    }
-
     /// It is put together anew at every step.
-    fn footprint(&self, feed: &Feed) -> Footprint {
-        let token = self.need.token_bytes(feed.element).saturating_mul(feed.rows);
-        let held = token.saturating_mul(self.held_after(feed.tokens));
-        Footprint { held, largest: held, passing: token.saturating_mul(self.held) }
+    fn footprint(&self, at: &At, _: &Slot<Kv>, step: &StepShape) -> Footprint {
+        let token = self.need.token_bytes(step.element).saturating_mul(step.rows);
+        let held = token.saturating_mul(self.held_after(at, step.tokens));
+        Footprint { held, largest: held, passing: token.saturating_mul(at.counts.held) }
     }
 
-    fn compact(&mut self) {
-        if let Slot::Here((k, v)) = &mut self.kv {
-            if self.held == 0 {
-                self.kv = Slot::Empty;
-            } else {
-                k.inplace(|k| k.narrow(2, 0, self.held));
-                v.inplace(|v| v.narrow(2, 0, self.held));
-            }
+    /// Until something is evicted, or moved.
+    fn rewind_point(&self, at: &At, at_most: usize) -> Option<usize> {
+        let untouched = at.counts.held == at.seq_len && at.seq_len < self.window;
+        (at_most == at.seq_len || untouched).then_some(at_most)
+    }
+
+    fn rewind(&self, at: &mut At, kv: &mut Slot<Kv>, len: usize) -> Result<()> {
+        if let Some((keys, values)) = kv.take()?
+            && len > 0
+        {
+            kv.set((keys.narrow(2, 0, len), values.narrow(2, 0, len)));
         }
-    }
-
-    fn counts(&self) -> Vec<usize> {
-        vec![self.held, self.seq_len]
-    }
-
-    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
-        let ([held, seq_len], [kv]) = restored::parts(state)?;
-        restored::check(restored::tokens(&kv, &self.need)? == held && held <= seq_len)?;
-        self.kv.restore(kv, device)?;
-        (self.held, self.seq_len) = (held, seq_len);
+        at.counts.held = len;
         Ok(())
     }
 
-    fn slots(&self) -> Vec<&dyn AnySlot> {
-        vec![&self.kv]
+    fn validate(&self, at: &At, kv: &Slot<Kv>) -> Result<()> {
+        check(buffer::validate(kv, &self.need)? == at.counts.held && at.counts.held <= at.seq_len)
+    }
+}
+
+impl KvPolicy for CompatPolicy {
+    fn span(&self, at: &At, n: usize) -> KvSpan {
+        let len = self.held_after(at, n);
+        KvSpan { start: at.seq_len + n - len, len }
     }
 
-    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-        vec![&mut self.kv]
+    fn limits(&self, at: &At) -> Limits {
+        let room = (self.window - self.sinks).saturating_sub(1).max(1);
+        Limits { at_once: (at.counts.held > 0).then_some(room), ..Limits::default() }
+    }
+
+    fn append(&self, at: &mut At, kv: &mut Slot<Kv>, (keys, values): Kv, _: &Place) -> Result<KvView> {
+        let n = keys.dims()[2];
+        let (held, span) = (at.counts.held, self.span(at, n));
+        let (keys, values) = match kv.take()? {
+            None => (keys, values),
+            Some((k, v)) if held + n < self.window => {
+                (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2))
+            }
+            Some((k, v)) => {
+                let kept = self.window - self.sinks - n;
+                let mut parts = [vec![keys], vec![values]];
+                if kept > 0 {
+                    let from = held - kept;
+                    let moved = self.rotation.shift(k.clone().narrow(2, from, kept), -(n as i64));
+                    parts[0].insert(0, moved);
+                    parts[1].insert(0, v.clone().narrow(2, from, kept));
+                }
+                if self.sinks > 0 {
+                    parts[0].insert(0, k.narrow(2, 0, self.sinks));
+                    parts[1].insert(0, v.narrow(2, 0, self.sinks));
+                }
+                let [k, v] = parts.map(|parts| Tensor::cat(parts, 2));
+                (k, v)
+            }
+        };
+        kv.set((keys.clone(), values.clone()));
+        at.counts.held = span.len;
+        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
+    }
+
+    fn gather(&self, _: &At, kv: &Slot<Kv>) -> Result<Option<Kv>> {
+        Ok(kv.get()?.cloned())
     }
 }

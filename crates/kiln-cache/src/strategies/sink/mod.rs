@@ -5,7 +5,7 @@
 //! `compat=4.47` counts them as transformers 4.47 did.
 
 mod compat;
-mod layer;
+mod policy;
 mod rotation;
 
 use std::sync::Arc;
@@ -13,44 +13,39 @@ use std::sync::Arc;
 use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
 use kiln_kernels::Kernels;
 
-use self::{compat::CompatLayer, layer::SinkLayer};
+use self::{compat::CompatPolicy, policy::SinkPolicy, rotation::Rotation};
 use super::{KvFactory, KvStrategy, Settings};
+use crate::memory::Memory;
 
-#[derive(Debug)]
-pub(super) struct Sink;
+pub(super) static SINK: KvStrategy = KvStrategy {
+    name: "sink",
+    aliases: &[],
+    offloaded_aliases: &[],
+    summary: "keeps the first tokens and the latest ones, and goes on for ever",
+    settings: &[
+        ("window", "tokens it holds, sinks included (default 1024)"),
+        ("sinks", "first tokens that are never evicted (default 4)"),
+        ("compat", "4.47: count positions as transformers 4.47 did"),
+    ],
+    samples: &["window=6,sinks=2", "window=6,sinks=0", "window=200,sinks=4", "window=12,sinks=3,compat=4.47"],
+    windowed: None,
+    configure,
+};
 
-impl KvStrategy for Sink {
-    fn name(&self) -> &'static str {
-        "sink"
+fn configure(mut settings: Settings) -> Result<Arc<dyn KvFactory>> {
+    let window = settings.positive("window")?.unwrap_or(1024);
+    let sinks = settings.number("sinks")?.unwrap_or(4);
+    let compat = match settings.take("compat").as_deref() {
+        None => false,
+        Some("4.47") => true,
+        Some(other) => return Err(settings.wrong(format!("`compat={other}` is unknown; known: 4.47"))),
+    };
+    if sinks >= window {
+        let why = format!("{sinks} sinks leave no room in a window of {window}, which includes them");
+        return Err(settings.wrong(why));
     }
-
-    fn summary(&self) -> &'static str {
-        "keeps the first tokens and the latest ones, and goes on for ever"
-    }
-
-    fn settings(&self) -> &'static [(&'static str, &'static str)] {
-        &[
-            ("window", "tokens it holds, sinks included (default 1024)"),
-            ("sinks", "first tokens that are never evicted (default 4)"),
-            ("compat", "4.47: count positions as transformers 4.47 did"),
-        ]
-    }
-
-    fn configure(&self, mut settings: Settings) -> Result<Arc<dyn KvFactory>> {
-        let window = settings.positive("window")?.unwrap_or(1024);
-        let sinks = settings.number("sinks")?.unwrap_or(4);
-        let compat = match settings.take("compat").as_deref() {
-            None => false,
-            Some("4.47") => true,
-            Some(other) => return Err(settings.wrong(format!("`compat={other}` is unknown; known: 4.47"))),
-        };
-        if sinks >= window {
-            let why = format!("{sinks} sinks leave no room in a window of {window}, which includes them");
-            return Err(settings.wrong(why));
-        }
-        settings.done()?;
-        Ok(Arc::new(Window { window, sinks, compat }))
-    }
+    settings.done()?;
+    Ok(Arc::new(Window { window, sinks, compat }))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,11 +83,14 @@ impl KvFactory for Window {
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
         self.check(need)?;
         let Self { window, sinks, compat } = *self;
+        let (slack, need) = (self.slack(need), need.clone());
+        let rotation = Rotation::new(&need, kernels);
         if compat {
-            return Ok(Box::new(CompatLayer::new(window, sinks, need, kernels)));
+            let policy = CompatPolicy { need, rotation, window, sinks };
+            return Ok(Box::new(Memory::new(policy, kernels.device())));
         }
-        let slack = self.slack(need);
-        Ok(Box::new(SinkLayer::new([window, sinks, slack], need, kernels)))
+        let policy = SinkPolicy { need, kernels: kernels.clone(), rotation, window, sinks, slack };
+        Ok(Box::new(Memory::new(policy, kernels.device())))
     }
 }
 

@@ -8,7 +8,7 @@ use kiln_core::{
     batch::Batch,
     layer::Place,
     model::{CausalModel, Logits, TokenId},
-    model_cache::ModelCache,
+    model_cache::Pass,
     need::{AttentionNeed, LayerNeed},
     read_back,
     view::KvView,
@@ -55,7 +55,7 @@ impl CausalModel for Hashing {
         VOCAB
     }
 
-    fn compute(&self, batch: &Batch, which: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+    fn compute(&self, batch: &Batch, which: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         assert_eq!(which, Logits::Last);
         let mut fed = self.fed.lock().unwrap();
         if self.fails_at == Some(fed.len()) {
@@ -66,7 +66,7 @@ impl CausalModel for Hashing {
         let tokens: Vec<f32> = read_back::read(batch.tokens.clone())?.iter::<f32>().collect();
         assert!(tokens.iter().all(|&id| id < VOCAB as f32), "{tokens:?}");
         let keys = Tensor::from_data(TensorData::new(tokens, [rows, 1, batch.len(), 1]), &device);
-        let layer = cache.attention(0)?;
+        let layer = pass.attention(0)?;
         let span = layer.span(batch.len());
         let place = Place::new(span.query(batch.len()), &batch.left_pad, &device);
         let KvView::Dense(view) = layer.update(keys.clone(), keys, &place)? else {
@@ -82,112 +82,80 @@ impl CausalModel for Hashing {
 }
 
 pub(super) mod cache {
-    use burn::tensor::{Device, Tensor};
+    use burn::tensor::Tensor;
+    use kiln_cache::memory::{KvPolicy, Memory, Policy, Progress};
     use kiln_core::{
-        Error, Result,
-        layer::{CacheLayer, KvLayer, KvSpan, LayerState, Place},
+        Result,
+        layer::{Kv, Place},
         model_cache::{LayerCache, ModelCache},
-        slot::{AnySlot, Slot},
+        slot::Slot,
         view::KvView,
     };
 
     pub(in super::super) fn keeps() -> ModelCache {
-        cache(Layer { remembers: true, rolls_back: true, ..Layer::default() })
+        cache(Fake { remembers: true, truncates: true })
     }
 
-    pub(in super::super) fn cannot_roll_back() -> ModelCache {
-        cache(Layer { remembers: true, ..Layer::default() })
+    pub(in super::super) fn cannot_truncate() -> ModelCache {
+        cache(Fake { remembers: true, truncates: false })
     }
 
     pub(in super::super) fn forgets() -> ModelCache {
-        cache(Layer::default())
+        cache(Fake { remembers: false, truncates: false })
     }
 
-    fn cache(layer: Layer) -> ModelCache {
+    fn cache(policy: Fake) -> ModelCache {
+        let layer = Memory::new(policy, &super::device());
         ModelCache::new(vec![LayerCache::Attention(Box::new(layer))])
     }
 
-    /// Rolls back no further than it was asked to keep.
-    #[derive(Clone, Debug, Default)]
-    struct Layer {
+    /// Truncates no further than was promised.
+    #[derive(Clone, Debug)]
+    struct Fake {
         remembers: bool,
-        rolls_back: bool,
-        history: usize,
-        kv: Slot<(Tensor<4>, Tensor<4>)>,
+        truncates: bool,
     }
 
-    impl KvLayer for Layer {
-        fn span(&self, n: usize) -> KvSpan {
-            KvSpan { start: 0, len: self.seq_len() + n }
+    impl Policy for Fake {
+        const NAME: &'static str = "fake";
+        type Counts = ();
+        type Tensors = Slot<Kv>;
+
+        fn rewind_point(&self, at: &Progress<()>, at_most: usize) -> Option<usize> {
+            let back = at.seq_len - at_most;
+            (back == 0 || self.truncates && back <= at.history).then_some(at_most)
         }
 
-        fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, _place: &Place) -> Result<KvView> {
-            let (keys, values) = match self.kv.take()? {
-                Some((k, v)) => (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)),
-                None => (keys, values),
-            };
-            if self.remembers {
-                self.kv = Slot::Here((keys.clone(), values.clone()));
-            }
-            Ok(KvView::from_zero(keys, values))
-        }
-
-        fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
-            Ok(self.kv.get()?.cloned())
-        }
-
-        fn snapshot(&self) -> Box<dyn KvLayer> {
-            Box::new(self.clone())
-        }
-    }
-
-    impl CacheLayer for Layer {
-        fn name(&self) -> &'static str {
-            "fake"
-        }
-
-        fn seq_len(&self) -> usize {
-            self.kv.get().ok().flatten().map_or(0, |(keys, _)| keys.dims()[2])
-        }
-
-        fn can_roll_back(&self, n: usize) -> bool {
-            n == 0 || self.rolls_back && n <= self.history
-        }
-
-        fn roll_back(&mut self, n: usize) -> Result<()> {
-            if !self.can_roll_back(n) {
-                return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
-            }
-            let len = self.seq_len() - n;
-            if let Some((keys, values)) = self.kv.take()? {
-                self.kv = Slot::Here((keys.narrow(2, 0, len), values.narrow(2, 0, len)));
+        fn rewind(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, len: usize) -> Result<()> {
+            if let Some((keys, values)) = kv.take()? {
+                kv.set((keys.narrow(2, 0, len), values.narrow(2, 0, len)));
             }
             Ok(())
         }
 
-        fn keep_history(&mut self, n: usize) {
-            self.history = n;
+        fn validate(&self, _: &Progress<()>, _: &Slot<Kv>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    impl KvPolicy for Fake {
+        fn append(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, new: Kv, _: &Place) -> Result<KvView> {
+            let (keys, values) = match kv.take()? {
+                Some((k, v)) => (Tensor::cat(vec![k, new.0], 2), Tensor::cat(vec![v, new.1], 2)),
+                None => new,
+            };
+            if self.remembers {
+                kv.set((keys.clone(), values.clone()));
+            }
+            Ok(KvView::from_zero(keys, values))
         }
 
-        fn reset(&mut self) {
-            self.kv = Slot::Empty;
+        fn advance(&self, at: &mut Progress<()>, _: &Slot<Kv>, n: usize) {
+            at.seq_len += if self.remembers { n } else { 0 };
         }
 
-        fn counts(&self) -> Vec<usize> {
-            Vec::new()
-        }
-
-        fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
-            let _ = (state, device);
-            Err(Error::Import { why: "never asked".into() })
-        }
-
-        fn slots(&self) -> Vec<&dyn AnySlot> {
-            vec![&self.kv]
-        }
-
-        fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-            vec![&mut self.kv]
+        fn gather(&self, _: &Progress<()>, kv: &Slot<Kv>) -> Result<Option<Kv>> {
+            Ok(kv.get()?.cloned())
         }
     }
 }

@@ -1,27 +1,28 @@
 //! The rule of KIVI: a block of tokens is packed once, when it is full, and never touched again.
 //!
 //! A query at position `q` sees the positions before `q - q mod residual` as codes and those behind as they are: what it
-//! sees depends on where it stands only, so that a roll-back is exact. The queries of a chunk see what its first one sees,
+//! sees depends on where it stands only, so that a truncation is exact. The queries of a chunk see what its first one sees,
 //! and all of the chunk: a prompt fed at once sees nothing packed.
 
 mod blocks;
-mod saved;
 
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use kiln_core::{
-    Error, Result,
-    layer::{CacheLayer, Feed, Footprint, KvLayer, KvSpan, LayerState, Place},
+    Result,
+    layer::{Footprint, Kv, KvSpan, Limits, Place, StepShape},
     need::AttentionNeed,
     packed::{Along, PackedBuffer, PackedKv, Packing},
-    slot::{AnySlot, Slot, Touched},
+    slot::Slot,
     view::{DenseKv, KvView, PackedView},
 };
 use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
 
 use self::blocks::{copy_blocks, refined_scales};
 use super::{Settled, rotation};
 use crate::{
     buffer::{Buffer, Lives},
+    memory::{KvPolicy, Policy, Progress, check, tensor_tree},
     quantizers::Grouping,
 };
 
@@ -57,59 +58,51 @@ fn ring(window: usize, history: usize, block: usize) -> usize {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct AppendLayer {
+pub(super) struct AppendPolicy {
     settled: Settled,
     packings: [Packing; 2],
+    need: AttentionNeed,
     kernels: Kernels,
-    packed: Slot<Packed>,
-    /// Slots of it, known also while it is away.
-    slots: usize,
-    /// Whether it changed since that was asked before.
-    repacked: bool,
-    /// A ring of the latest tokens: position `p` is in slot `p mod slots`.
-    recent: Buffer,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Counts {
     /// The first position that is not packed, as far as queries know.
     end: usize,
-    /// The same for kernels, once they have asked.
-    end_on_device: Option<Tensor<1, Int>>,
     /// The most that `end` has been: what the ring of a window has been written up to.
     written: usize,
-    /// The first position that was copied when the packed part last grew; 0 as long as it did not.
-    copied: usize,
+    /// The first position that the packed part still holds.
+    begin: usize,
     /// The first position that the recent tokens still hold.
     oldest: usize,
-    seq_len: usize,
-    /// Tokens that can be rolled back at any time, at least 1.
-    history: usize,
-    /// What it was told the sequence will reach.
-    reserved: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tensors {
+    packed: Slot<Packed>,
+    /// A ring of the latest tokens: position `p` is in slot `p mod slots`.
+    recent: Buffer,
+    /// What follows from counts and settings, once a kernel has asked for it.
+    derived: Derived,
+}
+
+tensor_tree!(Tensors { packed, recent });
+
+#[derive(Clone, Debug, Default)]
+struct Derived {
+    /// [`Counts::end`]
+    end: Option<(usize, Tensor<1, Int>)>,
+    /// What keys and values are multiplied by, where they are.
     rotation: Option<Tensor<2>>,
 }
 
-impl AppendLayer {
-    pub(super) fn new(settled: &Settled, need: &AttentionNeed, kernels: &Kernels) -> Result<Self> {
-        Ok(Self {
-            settled: settled.clone(),
-            packings: packings(settled)?,
-            kernels: kernels.clone(),
-            packed: Slot::Empty,
-            slots: 0,
-            repacked: false,
-            recent: Buffer::new(need, kernels),
-            end: 0,
-            end_on_device: None,
-            written: 0,
-            copied: 0,
-            oldest: 0,
-            seq_len: 0,
-            history: 1,
-            reserved: 0,
-            rotation: None,
-        })
-    }
+type At = Progress<Counts>;
 
-    fn need(&self) -> &AttentionNeed {
-        self.recent.need()
+impl AppendPolicy {
+    pub(super) fn new(settled: &Settled, need: &AttentionNeed, kernels: &Kernels) -> Result<Self> {
+        let packings = packings(settled)?;
+        Ok(Self { settled: settled.clone(), packings, need: need.clone(), kernels: kernels.clone() })
     }
 
     /// Where the block begins that a token at `position` is in.
@@ -117,362 +110,327 @@ impl AppendLayer {
         position - position % self.settled.residual
     }
 
-    /// Slots of the recent tokens: a block, and what may be rolled back beyond one.
-    fn room(&self) -> usize {
-        self.settled.residual + self.history - 1
+    /// Slots of the recent tokens: a block, and what may be truncated beyond one.
+    fn room(&self, at: &At) -> usize {
+        self.settled.residual + at.history.max(1) - 1
     }
 
-    /// The first position that the next query may see.
-    fn visible(&self) -> usize {
-        self.need().window.map_or(0, |window| (self.seq_len + 1).saturating_sub(window))
+    /// The first position that a query behind `len` tokens may see.
+    fn visible(&self, len: usize) -> usize {
+        self.need.window.map_or(0, |window| (len + 1).saturating_sub(window))
     }
 
-    /// The first position that the packed part still holds.
-    fn held(&self) -> usize {
-        match self.need().window {
-            Some(_) => self.written.saturating_sub(self.slots).max(self.copied),
-            None => 0,
-        }
-    }
-
-    /// Packs the positions from `self.end` to `end`, both the beginning of a block. They are in `keys` and `values`, which
-    /// begin with position `self.end`.
-    fn pack(&mut self, end: usize, [keys, values]: [Tensor<4>; 2]) -> Result<()> {
-        if end == self.end {
+    /// Packs the positions from `counts.end` to `end`, both the beginning of a block. `all` begins with position
+    /// `counts.end`.
+    fn pack(&self, at: &mut At, tensors: &mut Tensors, end: usize, (keys, values): Kv) -> Result<()> {
+        if end == at.counts.end {
             return Ok(());
         }
-        self.make_room(end, &keys)?;
-        self.repacked = true;
+        self.make_room(at, tensors, end, &keys)?;
         // What the ring of a window would overwrite again is left out.
-        let begin = self.end.max(end.saturating_sub(self.slots));
-        let Some((k, v)) = self.packed.take()? else { return Ok(()) };
-        let [key_packing, value_packing] = self.packings;
-        let part = |x: Tensor<4>| x.narrow(2, begin - self.end, end - begin);
-        let k = self.packed_into(k, part(keys), begin, key_packing, 0);
-        let v = self.packed_into(v, part(values), begin, value_packing, 1);
-        self.packed = Slot::Here((k, v));
-        (self.end, self.end_on_device) = (end, None);
-        self.written = self.written.max(end);
+        let begin = at.counts.end.max(end.saturating_sub(tensors.packed.tokens()));
+        let Some((k, v)) = tensors.packed.take()? else { return Ok(()) };
+        let part = |x: Tensor<4>| x.narrow(2, begin - at.counts.end, end - begin);
+        let k = self.packed_into(k, part(keys), begin, 0);
+        let v = self.packed_into(v, part(values), begin, 1);
+        tensors.packed.set((k, v));
+        at.counts.end = end;
+        at.counts.written = at.counts.written.max(end);
+        at.counts.begin = at.counts.begin.max(at.counts.written.saturating_sub(tensors.packed.tokens()));
         Ok(())
     }
 
+    /// `which`: keys (0) or values (1).
     fn packed_into(
         &self,
         buffer: PackedBuffer,
         tokens: Tensor<4>,
         position: usize,
-        packing: Packing,
         which: usize,
     ) -> PackedBuffer {
-        let slot = position % buffer.slots();
+        let (slot, packing) = (position % buffer.slots(), self.packings[which]);
         let recipe = self.settled.recipes(DType::F32)[which];
-        let refined = |x: Tensor<2>| self.settled.format.refined(x, &recipe);
+        let refined = |x: Tensor<2>| (self.settled.format.refined)(x, &recipe);
         match refined_scales(&tokens, packing, refined) {
             Some([scale, offset]) => self.kernels.pack_given(buffer, tokens, scale, offset, slot, packing),
             None => self.kernels.pack(buffer, tokens, slot, packing),
         }
     }
 
-    /// Slots that hold the positions before `end`.
-    fn slots_for(&self, end: usize) -> usize {
-        match self.need().window {
-            Some(window) => ring(window, self.history, self.settled.residual),
-            None if end <= self.slots => self.slots,
+    /// Slots that hold the positions before `end`; `have`: slots now.
+    fn slots_for(&self, at: &At, have: usize, end: usize) -> usize {
+        match self.need.window {
+            Some(window) => ring(window, at.history.max(1), self.settled.residual),
+            None if end <= have => have,
             // Copies are rare, and little is held in advance.
-            None => {
-                let expected = self.block(self.reserved.saturating_sub(1));
-                end.max(expected).max(self.slots + self.block(self.slots / 16))
-            }
+            None => end.max(self.block(at.horizon.saturating_sub(1))).max(have + self.block(have / 16)),
         }
     }
 
     /// Has slots for the positions before `end`, for rows like those of `keys`.
-    fn make_room(&mut self, end: usize, keys: &Tensor<4>) -> Result<()> {
-        let slots = self.slots_for(end);
+    fn make_room(&self, at: &mut At, tensors: &mut Tensors, end: usize, keys: &Tensor<4>) -> Result<()> {
+        let have = tensors.packed.tokens();
+        let slots = self.slots_for(at, have, end);
         let [rows, heads, _, dim] = keys.dims();
-        let device = keys.device();
-        let old = self.packed.take()?;
-        let same = |(k, _): &Packed| k.codes.dims()[0] == rows && k.slots() == slots;
-        let old = match old {
-            Some(old) if same(&old) => {
-                self.packed = Slot::Here(old);
+        let old = match tensors.packed.take()? {
+            Some((k, v)) if (k.codes.dims()[0], have) == (rows, slots) => {
+                tensors.packed.set_written((k, v), []);
                 return Ok(());
             }
-            old => old.filter(|_| self.end > 0),
+            old => old.filter(|_| at.counts.end > 0),
         };
+        at.counts.begin =
+            if old.is_some() { at.counts.begin.max(at.counts.end.saturating_sub(slots)) } else { 0 };
         let shape = [rows, heads, slots, dim];
-        let [mut k, mut v] = self.packings.map(|packing| PackedBuffer::zeros(shape, packing, &device));
+        let [mut k, mut v] = self.packings.map(|packing| PackedBuffer::zeros(shape, packing, &keys.device()));
         if let Some((old_k, old_v)) = old {
-            let (from, to) = (self.held().max(self.end.saturating_sub(slots)), self.end);
-            self.copied = from;
+            let range = [at.counts.begin, at.counts.end];
             for (new, old, packing) in [(&mut k, old_k, self.packings[0]), (&mut v, old_v, self.packings[1])]
             {
-                copy_blocks(new, &old, packing.slots_together(), [from, to]);
+                copy_blocks(new, &old, packing.slots_together(), range);
             }
         }
-        self.packed = Slot::Here((k, v));
-        self.slots = slots;
-        self.written = self.end;
+        tensors.packed.set((k, v));
+        at.counts.written = at.counts.end;
         Ok(())
     }
 
     /// What attention reads: what is packed, and `recent`.
-    fn seen(&mut self, keys: Tensor<4>, values: Tensor<4>, start: usize, origin: usize) -> Result<KvView> {
-        let recent = DenseKv { keys, values, start, origin };
-        let packed = match self.packed.get()?.cloned().filter(|_| self.end > 0) {
-            None if self.rotation.is_none() => return Ok(KvView::Dense(recent)),
+    fn seen(&self, at: &At, tensors: &mut Tensors, recent: DenseKv) -> Result<KvView> {
+        let end = at.counts.end;
+        let rotation = tensors.derived.rotation.clone();
+        let packed = match tensors.packed.get()?.cloned().filter(|_| end > 0) {
+            None if rotation.is_none() => return Ok(KvView::Dense(recent)),
             None => None,
             Some((keys, values)) => {
-                let device = recent.keys.device();
-                let end = self.end_on_device.get_or_insert_with(|| {
-                    Tensor::from_data(TensorData::new(vec![self.end as i32], [1]), (&device, DType::I32))
-                });
                 let [key_packing, value_packing] = self.packings;
-                Some(PackedKv { keys, values, key_packing, value_packing, origin: 0, end: end.clone() })
+                let end = tensors.derived.end(end, &recent.keys);
+                Some(PackedKv { keys, values, key_packing, value_packing, origin: 0, end })
             }
         };
-        let rotation = self.rotation.clone();
-        Ok(KvView::Packed(Box::new(PackedView { packed, end: self.end, recent, rotation })))
+        Ok(KvView::Packed(Box::new(PackedView { packed, end, recent, rotation })))
     }
 
-    /// Has the matrix that keys like these are rotated by, if they are.
-    fn prepare_rotation(&mut self, keys: &Tensor<4>) -> Result<()> {
-        if self.rotation.is_none() && self.settled.rotates(self.need()) {
-            let matrix = rotation::matrix(self.need().head_dim, keys.dtype(), &keys.device())?;
-            self.rotation = Some(matrix);
-        }
-        Ok(())
-    }
-
-    fn rotated(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<[Tensor<4>; 2]> {
-        self.prepare_rotation(&keys)?;
-        let rotate = |x: Tensor<4>| match &self.rotation {
-            Some(matrix) => x.matmul(matrix.clone().unsqueeze()),
-            None => x,
-        };
-        Ok([rotate(keys), rotate(values)])
-    }
-}
-
-impl KvLayer for AppendLayer {
-    fn span(&self, n: usize) -> KvSpan {
-        let start = self.visible();
-        KvSpan { start, len: self.seq_len + n - start }
-    }
-
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
-        self.recent.check(&keys, self.seq_len)?;
-        // Nothing was changed so far, and nothing fails from here on but the device.
-        self.packed.get()?;
-        let (n, first, start) = (keys.dims()[2], self.seq_len, self.visible());
-        let [keys, values] = self.rotated(keys, values)?;
-
-        let due = self.block(first);
-        if self.end < due {
-            let (k, v) = self.recent.in_order(KvSpan { start: self.end, len: due - self.end })?;
-            self.pack(due, [k, v])?;
-        }
-        let view = if first + n - self.end <= self.room() {
-            self.grow_recent([&keys, &values])?;
-            self.recent.write(keys, values, place)?;
-            self.seq_len = first + n;
-            let (keys, values) = self.recent.get()?;
-            self.seen(keys, values, start, 0)?
-        } else {
-            // A chunk longer than the ring: its queries get it in order, the ring gets its end, and the rest is packed.
-            let before = KvSpan { start: self.end, len: first - self.end };
-            let all = match before.len {
-                0 => [keys, values],
-                _ => {
-                    let (k, v) = self.recent.in_order(before)?;
-                    [Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)]
-                }
-            };
-            let [k, v] = all.clone();
-            let (begin, last) = (self.end, first + n);
-            let view = self.seen(k, v, start, begin)?;
-            self.seq_len = last;
-            let kept = (last - begin).min(self.room());
-            self.recent.truncate(0);
-            self.grow_recent([&all[0], &all[1]])?;
-            let [k, v] = all.clone().map(|x| x.narrow(2, last - begin - kept, kept));
-            let position = Place::new(last - kept, &[], &k.device());
-            self.recent.write(k, v, &position)?;
-            self.pack(self.block(last - 1), all)?;
-            self.oldest = last - kept;
-            view
-        };
-        self.oldest = self.oldest.max(self.seq_len.saturating_sub(self.recent.slots()));
-        Ok(view)
-    }
-
-    fn dense(&self) -> Result<Option<(Tensor<4>, Tensor<4>)>> {
-        let span = self.span(0);
-        if span.len == 0 {
-            return Ok(None);
-        }
-        let end = self.end.max(span.start);
-        let recent = match self.seq_len - end {
-            0 => None,
-            len => Some(self.recent.in_order(KvSpan { start: end, len })?),
-        };
-        let dtype = self.recent.get()?.0.dtype();
-        let both = match (self.packed.get()?.filter(|_| end > span.start), recent) {
-            (None, None) => return Ok(None),
-            (None, Some(recent)) => recent,
-            (Some((keys, values)), recent) => {
-                let unpack = |buffer: &PackedBuffer, packing| {
-                    self.kernels.unpack(buffer, packing, self.need().head_dim, 0..self.slots, FloatDType::F32)
-                };
-                let (keys, values) = (unpack(keys, self.packings[0]), unpack(values, self.packings[1]));
-                let old = KvSpan { start: span.start, len: end - span.start };
-                let (keys, values) = DenseKv { keys, values, start: 0, origin: 0 }.in_order(old);
-                let (keys, values) = (keys.cast(dtype), values.cast(dtype));
-                match recent {
-                    None => (keys, values),
-                    Some((k, v)) => (Tensor::cat(vec![keys, k], 2), Tensor::cat(vec![values, v], 2)),
-                }
+    /// What keys and values like these are multiplied by before they are stored, if they are. The matrix is its own inverse.
+    fn rotation(&self, derived: &Derived, like: &Tensor<4>) -> Result<Option<Tensor<2>>> {
+        match &derived.rotation {
+            None if self.settled.rotates(&self.need) => {
+                rotation::matrix(self.need.head_dim, like.dtype(), &like.device()).map(Some)
             }
-        };
-        let back = |x: Tensor<4>| match &self.rotation {
-            Some(matrix) => x.matmul(matrix.clone().unsqueeze()),
-            None => x,
-        };
-        Ok(Some((back(both.0), back(both.1))))
+            known => Ok(known.clone()),
+        }
     }
 
-    fn is_static(&self) -> bool {
-        true
-    }
-
-    fn repeats(&self) -> usize {
-        let begin = self.block(self.seq_len);
-        let ready = self.seq_len > 0 && self.end == begin && self.recent.slots() == self.room();
-        // Where nothing is packed yet, the first token behind the block is another launch.
-        if ready { begin + self.settled.residual - self.seq_len } else { 0 }
-    }
-
-    fn repeated(&mut self) {
-        self.seq_len += 1;
-        self.oldest = self.oldest.max(self.seq_len.saturating_sub(self.recent.slots()));
-    }
-
-    fn snapshot(&self) -> Box<dyn KvLayer> {
-        Box::new(self.clone())
-    }
-}
-
-impl AppendLayer {
     /// Has the ring as long as it has to be, with what it holds.
-    fn grow_recent(&mut self, [keys, values]: [&Tensor<4>; 2]) -> Result<()> {
-        let (have, room) = (self.recent.slots(), self.room());
+    fn grow_recent(&self, at: &At, recent: &mut Buffer, new: &Kv) -> Result<()> {
+        let (have, room) = (recent.slots(), self.room(at));
         if have == room {
-            return self.recent.resize(room, self.seq_len, [keys, values], Lives::AsLongAsTheSequence);
+            return recent.resize(room, at.seq_len, new, Lives::AsLongAsTheSequence);
         }
-        let first = self.oldest;
-        let kept = KvSpan { start: first, len: self.seq_len - first };
-        if have == 0 || kept.len == 0 {
-            return self.recent.resize(room, 0, [keys, values], Lives::AsLongAsTheSequence);
+        let first = at.counts.oldest;
+        let kept = if have == 0 { 0 } else { at.seq_len - first };
+        let old = recent.gather(KvSpan { start: first, len: kept })?;
+        recent.resize(room, 0, new, Lives::AsLongAsTheSequence)?;
+        match old {
+            Some(old) => recent.write(&self.kernels, old, &self.place(first)),
+            None => Ok(()),
         }
-        let (old_keys, old_values) = self.recent.in_order(kept)?;
-        self.recent.resize(room, 0, [keys, values], Lives::AsLongAsTheSequence)?;
-        let place = Place::new(first, &[], &keys.device());
-        self.recent.write(old_keys, old_values, &place)
+    }
+
+    /// Slots of a packed part that was read from a file; 0 for none.
+    fn packed_slots(&self, packed: &Slot<Packed>) -> Result<usize> {
+        let Some((keys, values)) = packed.get()? else { return Ok(0) };
+        let fits = |buffer: &PackedBuffer, packing: &Packing| {
+            let [rows, heads, slots, _] = buffer.codes.dims();
+            let shape = [rows, heads, slots, self.need.head_dim];
+            rows > 0
+                && slots > 0
+                && slots.is_multiple_of(packing.slots_together())
+                && heads == self.need.kv_heads
+                && buffer.codes.dims() == packing.codes_shape(shape)
+                && buffer.scales.dims() == packing.scales_shape(shape)
+        };
+        check(fits(keys, &self.packings[0]) && fits(values, &self.packings[1]))?;
+        check(keys.slots() == values.slots())?;
+        Ok(keys.slots())
+    }
+
+    fn place(&self, first: usize) -> Place {
+        Place::new(first, &[], self.kernels.device())
     }
 }
 
-impl CacheLayer for AppendLayer {
-    fn name(&self) -> &'static str {
-        "quantized"
+impl Derived {
+    fn end(&mut self, end: usize, like: &Tensor<4>) -> Tensor<1, Int> {
+        let known = self.end.take().filter(|(known, _)| *known == end);
+        let (_, on_device) = self.end.insert(known.unwrap_or_else(|| {
+            let data = TensorData::new(vec![end as i32], [1]);
+            (end, Tensor::from_data(data, (&like.device(), DType::I32)))
+        }));
+        on_device.clone()
     }
+}
 
-    fn seq_len(&self) -> usize {
-        self.seq_len
-    }
+fn rotated((keys, values): Kv, rotation: Option<&Tensor<2>>) -> Kv {
+    let rotate = |x: Tensor<4>| match rotation {
+        Some(matrix) => x.matmul(matrix.clone().unsqueeze()),
+        None => x,
+    };
+    (rotate(keys), rotate(values))
+}
 
-    fn can_roll_back(&self, n: usize) -> bool {
-        let Some(target) = self.seq_len.checked_sub(n) else { return false };
-        let end = self.end.min(self.block(target));
-        let visible = self.need().window.map_or(0, |window| (target + 1).saturating_sub(window));
-        (end >= self.oldest || end == target) && visible.min(end) >= self.held().min(end)
-    }
-
-    fn roll_back(&mut self, n: usize) -> Result<()> {
-        if !self.can_roll_back(n) {
-            return Err(Error::CannotRollBack { layer: self.name(), tokens: n });
-        }
-        if n == self.seq_len {
-            self.forget();
-            return Ok(());
-        }
-        self.seq_len -= n;
-        let end = self.end.min(self.block(self.seq_len));
-        if end != self.end {
-            (self.end, self.end_on_device) = (end, None);
-        }
-        // A ring that was written from there on holds nothing older.
-        self.oldest = self.oldest.min(self.seq_len);
-        Ok(())
-    }
-
-    fn keep_history(&mut self, n: usize) {
-        self.history = self.history.max(n);
-    }
-
-    fn reserve(&mut self, tokens: usize) {
-        self.reserved = self.reserved.max(tokens);
-    }
-
-    fn reset(&mut self) {
-        self.forget();
-        self.reserved = 0;
-    }
-
-    fn counts(&self) -> Vec<usize> {
-        vec![self.seq_len, self.end, self.written, self.copied, self.oldest, self.history]
-    }
-
-    fn restore(&mut self, state: LayerState, device: &Device) -> Result<()> {
-        self.restored(state, device)
-    }
-
-    fn touched(&mut self) -> Vec<Touched> {
-        let packed = if std::mem::take(&mut self.repacked) { Touched::Everything } else { Touched::Nothing };
-        vec![packed, self.recent.touched()]
-    }
+impl Policy for AppendPolicy {
+    const NAME: &'static str = "quantized";
+    type Counts = Counts;
+    type Tensors = Tensors;
 
     /// While a chunk is stored it is there as it is, and what is packed twice: as its queries see it, and with what became
     /// of the chunk.
-    fn footprint(&self, feed: &Feed) -> Footprint {
-        let need = self.need();
+    fn footprint(&self, at: &At, tensors: &Tensors, step: &StepShape) -> Footprint {
+        let need = &self.need;
         let packed = |slots: usize| {
-            let shape = [feed.rows, need.kv_heads, slots, need.head_dim];
+            let shape = [step.rows, need.kv_heads, slots, need.head_dim];
             let [keys, values] = self.packings.map(|packing| packing.bytes(shape));
             keys.saturating_add(values)
         };
-        let end = self.block(self.seq_len.saturating_add(feed.tokens).saturating_sub(1));
-        let slots = if end == 0 { self.slots } else { self.slots_for(end) };
-        let token = need.token_bytes(feed.element).saturating_mul(feed.rows);
-        let chunk = if feed.tokens > 1 { self.settled.residual.saturating_add(feed.tokens) } else { 0 };
-        let overruns = self.seq_len.saturating_add(feed.tokens) - self.end > self.room();
-        let moved = if slots > self.slots || overruns { packed(self.slots) } else { 0 };
-        let held = packed(slots).saturating_add(token.saturating_mul(self.room()));
+        let have = tensors.packed.tokens();
+        let after = at.seq_len.saturating_add(step.tokens);
+        let end = self.block(after.saturating_sub(1));
+        let slots = if end == 0 { have } else { self.slots_for(at, have, end) };
+        let token = need.token_bytes(step.element).saturating_mul(step.rows);
+        let chunk = if step.tokens > 1 { self.settled.residual.saturating_add(step.tokens) } else { 0 };
+        let overruns = after - at.counts.end > self.room(at);
+        let moved = if slots > have || overruns { packed(have) } else { 0 };
+        let held = packed(slots).saturating_add(token.saturating_mul(self.room(at)));
         Footprint { held, largest: held, passing: token.saturating_mul(chunk).saturating_add(moved) }
     }
 
-    fn slots(&self) -> Vec<&dyn AnySlot> {
-        vec![&self.packed, self.recent.slot()]
+    fn rewind_point(&self, at: &At, at_most: usize) -> Option<usize> {
+        let Counts { end, oldest, begin, .. } = at.counts;
+        let now = end.min(self.block(at_most));
+        let recent = now >= oldest || now == at_most;
+        let held = self.visible(at_most).min(now) >= begin.min(now);
+        (at_most > 0 && recent && held).then_some(at_most)
     }
 
-    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-        vec![&mut self.packed, self.recent.slot_mut()]
+    fn rewind(&self, at: &mut At, _: &mut Tensors, len: usize) -> Result<()> {
+        at.counts.end = at.counts.end.min(self.block(len));
+        // A ring that was written from there on holds nothing older.
+        at.counts.oldest = at.counts.oldest.min(len);
+        Ok(())
+    }
+
+    fn validate(&self, at: &At, tensors: &Tensors) -> Result<()> {
+        let (seq_len, Counts { end, written, begin, oldest }) = (at.seq_len, at.counts.clone());
+        let room = tensors.recent.validate(&self.need)?;
+        let slots = self.packed_slots(&tensors.packed)?;
+        let block = self.settled.residual;
+        check(
+            end.is_multiple_of(block)
+                && end <= seq_len
+                && end <= written
+                && written.is_multiple_of(block)
+                && oldest <= seq_len
+                && (oldest <= end || end == seq_len)
+                && (room == 0) == (seq_len == 0)
+                && seq_len - oldest <= room,
+        )?;
+        check(match self.need.window {
+            None => slots >= written && begin == 0,
+            Some(_) => {
+                let visible = self.visible(seq_len).min(end);
+                slots.is_multiple_of(block) && written.saturating_sub(slots) <= begin && begin <= visible
+            }
+        })
     }
 }
 
-impl AppendLayer {
-    fn forget(&mut self) {
-        self.recent.truncate(0);
-        (self.packed, self.slots, self.end_on_device, self.repacked) = (Slot::Empty, 0, None, true);
-        (self.end, self.written, self.copied, self.oldest, self.seq_len) = (0, 0, 0, 0, 0);
+impl KvPolicy for AppendPolicy {
+    fn span(&self, at: &At, n: usize) -> KvSpan {
+        let start = self.visible(at.seq_len);
+        KvSpan { start, len: at.seq_len + n - start }
+    }
+
+    fn limits(&self, _: &At) -> Limits {
+        Limits { fixed_buffers: true, ..Limits::default() }
+    }
+
+    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, place: &Place) -> Result<KvView> {
+        let (n, first, start) = (new.0.dims()[2], at.seq_len, self.visible(at.seq_len));
+        tensors.derived.rotation = self.rotation(&tensors.derived, &new.0)?;
+        let new = rotated(new, tensors.derived.rotation.as_ref());
+        let due = self.block(first);
+        if at.counts.end < due {
+            let full = KvSpan { start: at.counts.end, len: due - at.counts.end };
+            let full = tensors.recent.in_order(full)?;
+            self.pack(at, tensors, due, full)?;
+        }
+        let begin = at.counts.end;
+        if first + n - begin <= self.room(at) {
+            self.grow_recent(at, &mut tensors.recent, &new)?;
+            tensors.recent.write(&self.kernels, new, place)?;
+            let recent = tensors.recent.dense(start)?;
+            return self.seen(at, tensors, recent);
+        }
+        // A chunk longer than the ring: its queries get it in order, the ring gets its end, and the rest is packed.
+        let all = match tensors.recent.gather(KvSpan { start: begin, len: first - begin })? {
+            None => new,
+            Some((k, v)) => (Tensor::cat(vec![k, new.0], 2), Tensor::cat(vec![v, new.1], 2)),
+        };
+        let (keys, values) = all.clone();
+        let view = self.seen(at, tensors, DenseKv { keys, values, start, origin: begin })?;
+        let last = first + n;
+        let kept = (last - begin).min(self.room(at));
+        tensors.recent.truncate(0)?;
+        self.grow_recent(at, &mut tensors.recent, &all)?;
+        let tail = |x: &Tensor<4>| x.clone().narrow(2, last - begin - kept, kept);
+        tensors.recent.write(&self.kernels, (tail(&all.0), tail(&all.1)), &self.place(last - kept))?;
+        self.pack(at, tensors, self.block(last - 1), all)?;
+        at.counts.oldest = last - kept;
+        Ok(view)
+    }
+
+    fn advance(&self, at: &mut At, tensors: &Tensors, n: usize) {
+        at.seq_len += n;
+        at.counts.oldest = at.counts.oldest.max(at.seq_len.saturating_sub(tensors.recent.slots()));
+    }
+
+    fn gather(&self, at: &At, tensors: &Tensors) -> Result<Option<Kv>> {
+        let (span, end) = (self.span(at, 0), at.counts.end);
+        if span.len == 0 {
+            return Ok(None);
+        }
+        let begin = end.max(span.start);
+        let recent = tensors.recent.gather(KvSpan { start: begin, len: at.seq_len - begin })?;
+        let packed = match tensors.packed.get()?.filter(|_| begin > span.start) {
+            None => None,
+            Some((keys, values)) => {
+                let dtype = tensors.recent.dtype().unwrap_or(DType::F32);
+                let unpack = |buffer: &PackedBuffer, packing| {
+                    let slots = 0..buffer.slots();
+                    self.kernels.unpack(buffer, packing, self.need.head_dim, slots, FloatDType::F32)
+                };
+                let (keys, values) = (unpack(keys, self.packings[0]), unpack(values, self.packings[1]));
+                let old = KvSpan { start: span.start, len: begin - span.start };
+                let (keys, values) = DenseKv { keys, values, start: 0, origin: 0 }.in_order(old);
+                Some((keys.cast(dtype), values.cast(dtype)))
+            }
+        };
+        let both = match (packed, recent) {
+            (Some((k, v)), Some((keys, values))) => {
+                Some((Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)))
+            }
+            (packed, recent) => packed.or(recent),
+        };
+        let Some(both) = both else { return Ok(None) };
+        let rotation = self.rotation(&tensors.derived, &both.0)?;
+        Ok(Some(rotated(both, rotation.as_ref())))
+    }
+
+    fn replayable(&self, at: &At, tensors: &Tensors) -> usize {
+        let begin = self.block(at.seq_len);
+        let ready = at.seq_len > 0 && at.counts.end == begin && tensors.recent.slots() == self.room(at);
+        // Where nothing is packed yet, the first token behind the block is another launch.
+        if ready { begin + self.settled.residual - at.seq_len } else { 0 }
     }
 }

@@ -7,7 +7,7 @@ use kiln_core::{
     Error, Result,
     layer::Moved,
     read_back::{ReadBack, block_on},
-    slot::{AnySlot, Outline, Touched},
+    slot::{AnySlot, Dirty, Outline},
 };
 
 /// Bytes that may be under way: they are held on the device until they are here. More are waited for at once.
@@ -34,16 +34,16 @@ struct Arriving {
 }
 
 impl Host {
-    /// Has the copy follow what the device holds: starts reading what was touched, and all of what has another shape.
-    pub(super) fn follow(&mut self, slots: &[&dyn AnySlot], touched: &[Touched]) -> Result<()> {
+    /// Has the copy follow what the device holds: starts reading what is dirty, and all of what has another shape.
+    pub(super) fn follow(&mut self, slots: &[&dyn AnySlot], dirty: &[Dirty]) -> Result<()> {
         self.settle()?;
         self.slots.resize(slots.len(), Vec::new());
         for (i, slot) in slots.iter().enumerate() {
             let outlines = slot.outlines();
             let known = self.slots[i].iter().map(HostTensor::outline).eq(outlines.iter().cloned());
-            match touched.get(i) {
-                Some(Touched::Nothing) if known => {}
-                Some(Touched::Tokens(pieces)) if known => {
+            match dirty.get(i) {
+                Some(Dirty::Nothing) if known => {}
+                Some(Dirty::Tokens(pieces)) if known => {
                     pieces.iter().try_for_each(|piece| self.expect(i, *slot, Some(piece)))?;
                 }
                 _ => {
@@ -89,18 +89,11 @@ impl Host {
     /// Puts copies into the slots that are away.
     pub(super) fn fill(&mut self, slots: Vec<&mut dyn AnySlot>, device: &Device) -> Result<()> {
         self.settle()?;
-        for (slot, here) in slots.into_iter().zip(&self.slots).filter(|(slot, _)| slot.is_away()) {
+        for (slot, here) in slots.into_iter().zip(&self.slots).filter(|(slot, _)| slot.is_offloaded()) {
             self.moved.up += here.iter().map(|tensor| tensor.len() as u64).sum::<u64>();
-            slot.import(&mut here.iter().map(HostTensor::to_data), device);
+            slot.fill(&mut here.iter().map(HostTensor::to_data), device);
         }
         Ok(())
-    }
-
-    /// Takes over data in the order of the slots that are away.
-    pub(super) fn take_over(&mut self, slots: &[&dyn AnySlot], data: Vec<TensorData>) {
-        let mut data = data.into_iter().map(HostTensor::new);
-        let away = |slot: &&dyn AnySlot| if slot.is_away() { slot.outlines().len() } else { 0 };
-        self.slots = slots.iter().map(|slot| data.by_ref().take(away(slot)).collect()).collect();
     }
 
     /// Drops the copies of slots that are not away.
@@ -113,7 +106,7 @@ impl Host {
             self.empty();
         }
         for (i, here) in self.slots.iter_mut().enumerate() {
-            if !slots.get(i).is_some_and(|slot| slot.is_away()) {
+            if !slots.get(i).is_some_and(|slot| slot.is_offloaded()) {
                 here.clear();
             }
         }
@@ -125,7 +118,7 @@ impl Host {
         *self = Self { moved: self.moved, ..Self::default() };
     }
 
-    /// The same once more.
+    /// A copy, which shares its tensors until one of the two changes.
     pub(super) fn share(&mut self) -> Self {
         // An error is kept, and given to whoever uses the copy.
         _ = self.settle();

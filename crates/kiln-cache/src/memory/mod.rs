@@ -1,0 +1,329 @@
+//! Memory of one block: a [`Policy`] that decides, its tensors, and where these are.
+//!
+//! Rows, promises, saving, claims, snapshots and offloading are written here, once for all strategies.
+
+mod cross;
+mod host;
+mod policy;
+mod recurrent;
+
+use std::cell::RefCell;
+
+use burn::tensor::{Device, Tensor};
+use kiln_core::{
+    Error, Result,
+    budget::Claim,
+    faults,
+    layer::{CacheLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Place, StepShape, Usage},
+    slot::AnySlot,
+    view::KvView,
+};
+
+pub use self::policy::{KvPolicy, Policy, Progress, TensorTree};
+pub(crate) use self::policy::{check, tensor_tree};
+pub(crate) use self::{cross::WriteOnce, recurrent::Trail};
+
+use self::host::Host;
+
+/// More tokens than any sequence has. A file that counts more is refused.
+const MOST_TOKENS: u64 = 1 << 40;
+
+/// The memory of one block, which does what `policy` decides.
+///
+/// In host memory ([`offload`](CacheLayer::offload)) the host's copy is the one that counts: tensors are brought to the
+/// device before they are used and given up there right after, and only what the use changed is copied back (transformers'
+/// `OffloadedCache` and `OffloadedStaticCache`).
+#[derive(Debug)]
+pub struct Memory<P: Policy> {
+    policy: P,
+    at: Progress<P::Counts>,
+    tensors: P::Tensors,
+    device: Device,
+    /// The copy in host memory; `None`: the memory stays on the device. Behind a cell, because a question may have to wait
+    /// for what is on its way there.
+    host: Option<RefCell<Host>>,
+}
+
+impl<P: Policy> Memory<P> {
+    /// An empty memory on `device`.
+    pub fn new(policy: P, device: &Device) -> Self {
+        let at = Progress::default();
+        Self { tensors: policy.empty(&at.counts), policy, at, device: device.clone(), host: None }
+    }
+
+    /// Runs `work` with the tensors on the device.
+    fn on_device<T>(
+        &mut self,
+        work: impl FnOnce(&P, &mut Progress<P::Counts>, &mut P::Tensors) -> Result<T>,
+    ) -> Result<T> {
+        self.fetch()?;
+        let done = work(&self.policy, &mut self.at, &mut self.tensors);
+        self.park()?;
+        done
+    }
+
+    /// Brings what is in host memory to the device.
+    fn fetch(&mut self) -> Result<()> {
+        match &mut self.host {
+            Some(host) => host.get_mut().fill(self.tensors.slots_mut(), &self.device),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives up the device's tensors where they belong in host memory, after copying what changed.
+    fn park(&mut self) -> Result<()> {
+        let Some(host) = &mut self.host else { return Ok(()) };
+        if self.tensors.slots().into_iter().any(AnySlot::is_offloaded) {
+            return Ok(());
+        }
+        let dirty: Vec<_> = self.tensors.slots_mut().into_iter().map(AnySlot::take_dirty).collect();
+        host.get_mut().follow(&self.tensors.slots(), &dirty)?;
+        self.tensors.slots_mut().into_iter().for_each(AnySlot::release);
+        Ok(())
+    }
+
+    fn host_bytes(&self) -> usize {
+        self.host.as_ref().map_or(0, |host| host.borrow().bytes())
+    }
+
+    /// The tensors on the device, shared with those that are there.
+    fn copied(&self) -> Result<P::Tensors> {
+        let mut copy = self.tensors.clone();
+        if let Some(host) = &self.host {
+            host.borrow_mut().fill(copy.slots_mut(), &self.device)?;
+        }
+        Ok(copy)
+    }
+}
+
+/// Shares tensors until one of the two writes.
+impl<P: Policy> Clone for Memory<P> {
+    fn clone(&self) -> Self {
+        let mut tensors = self.tensors.clone();
+        let host = self.host.as_ref().map(|host| {
+            tensors.slots_mut().into_iter().for_each(AnySlot::release);
+            RefCell::new(host.borrow_mut().share())
+        });
+        Self { policy: self.policy.clone(), at: self.at.clone(), tensors, device: self.device.clone(), host }
+    }
+}
+
+impl<P: Policy> CacheLayer for Memory<P> {
+    fn name(&self) -> &'static str {
+        P::NAME
+    }
+
+    fn seq_len(&self) -> usize {
+        self.at.seq_len
+    }
+
+    fn rows(&self) -> Option<usize> {
+        // Buffers that a reset memory kept are of rows that are gone.
+        if self.at.seq_len > 0 { self.tensors.slots().into_iter().find_map(AnySlot::rows) } else { None }
+    }
+
+    fn admits(&self, tokens: usize, padded: bool) -> Result<()> {
+        self.policy.admits(&self.at, tokens, padded)
+    }
+
+    fn footprint(&self, step: &StepShape) -> Footprint {
+        let Footprint { held, largest, passing } = self.policy.footprint(&self.at, &self.tensors, step);
+        // Where the policy has no estimate, the copy is one.
+        Footprint { held: held.max(self.host_bytes()), largest, passing }
+    }
+
+    fn rewind_point(&self, at_most: usize) -> usize {
+        // What forgot everything is new.
+        self.policy.rewind_point(&self.at, at_most.min(self.at.seq_len)).unwrap_or(0)
+    }
+
+    fn truncate(&mut self, len: usize) -> Result<()> {
+        if len >= self.at.seq_len {
+            return Ok(());
+        }
+        match self.policy.rewind_point(&self.at, len) {
+            Some(point) if point == len => {
+                self.on_device(|policy, at, tensors| policy.rewind(at, tensors, len))?;
+                self.at.seq_len = len;
+                // What is on its way up is held until it is there, and the next layer comes right behind.
+                self.host.as_ref().map_or(Ok(()), |_| faults::sync(&self.device))
+            }
+            _ if len == 0 => {
+                let horizon = self.at.horizon;
+                self.reset();
+                self.at.horizon = horizon;
+                Ok(())
+            }
+            _ => Err(Error::CannotTruncate { layer: self.name(), len }),
+        }
+    }
+
+    fn keep_history(&mut self, tokens: usize) {
+        self.at.history = self.at.history.max(tokens);
+    }
+
+    fn reserve(&mut self, tokens: usize) {
+        self.at.horizon = tokens;
+    }
+
+    fn reset(&mut self) {
+        self.at = Progress { history: self.at.history, ..Progress::default() };
+        self.policy.reset(&mut self.tensors);
+        if let Some(host) = &mut self.host
+            && host.get_mut().forget(&self.tensors.slots()).is_err()
+        {
+            // The copy is lost, and what it was a copy of is gone.
+            self.tensors.slots_mut().into_iter().for_each(AnySlot::clear);
+        }
+    }
+
+    fn reorder(&mut self, rows: &[usize]) -> Result<()> {
+        let Some(have) = self.rows() else { return Ok(()) };
+        if let Some(&row) = rows.iter().find(|&&row| row >= have) {
+            return Err(Error::NoSuchRow { row, rows: have });
+        }
+        // In host memory every tensor has a dimension of rows, and nothing has to be brought in; but for groups that reach
+        // over rows.
+        self.park()?;
+        match &mut self.host {
+            Some(host) if self.tensors.slots().into_iter().all(AnySlot::is_by_rows) => {
+                host.get_mut().select_rows(rows)?;
+                self.tensors.slots_mut().into_iter().for_each(|slot| slot.select_rows(rows));
+                Ok(())
+            }
+            _ => self.on_device(|_, _, tensors| {
+                tensors.slots_mut().into_iter().for_each(|slot| slot.select_rows(rows));
+                Ok(())
+            }),
+        }
+    }
+
+    fn save(&self) -> Result<LayerState> {
+        let (mut at, mut tensors) = (self.at.clone(), self.copied()?);
+        self.policy.trim(&mut at, &mut tensors)?;
+        let counts = serde_json::to_value(at.counts).map_err(|e| wrong(&e.to_string()))?;
+        let slots = tensors.slots().into_iter().map(AnySlot::read).collect::<Result<_>>()?;
+        Ok(LayerState { seq_len: at.seq_len, history: at.history, counts, slots })
+    }
+
+    fn restore(&mut self, state: LayerState) -> Result<()> {
+        let LayerState { seq_len, history, counts, slots } = state;
+        let other = |_| wrong("it is the state of another kind of cache");
+        check_counts(&counts)?;
+        check(seq_len as u64 <= MOST_TOKENS)?;
+        let counts: P::Counts = serde_json::from_value(counts).map_err(other)?;
+        let mut tensors = self.policy.empty(&counts);
+        let places = tensors.slots_mut();
+        if places.len() != slots.len() {
+            return Err(wrong("it is the state of another kind of cache"));
+        }
+        for (place, host) in places.into_iter().zip(slots) {
+            place.restore(host, &self.device)?;
+        }
+        let mut rows = tensors.slots().into_iter().filter_map(AnySlot::rows);
+        let first = rows.next();
+        if rows.any(|rows| Some(rows) != first) {
+            return Err(wrong("its tensors are of different batches"));
+        }
+        let mut at = Progress { seq_len, counts, ..self.at.clone() };
+        self.policy.validate(&at, &tensors)?;
+        // A file may promise any number of tokens, and buffers are as long as what was promised.
+        let tokens =
+            |slot: &dyn AnySlot| slot.outlines().first().and_then(|(shape, _)| shape.get(2).copied());
+        let longest = tensors.slots().into_iter().filter_map(tokens).max().unwrap_or(0);
+        at.history = at.history.max(history.min(longest));
+        (self.at, self.tensors) = (at, tensors);
+        if let Some(host) = &mut self.host {
+            host.get_mut().empty();
+        }
+        self.park()
+    }
+
+    fn offload(&mut self) -> Result<()> {
+        self.host.get_or_insert_default();
+        self.park()
+    }
+
+    fn prefetch(&mut self) -> Result<()> {
+        self.fetch()
+    }
+
+    fn usage(&self) -> Usage {
+        let device = self.tensors.slots().into_iter().map(AnySlot::device_bytes).sum();
+        let host = self.host.as_ref().map(RefCell::borrow);
+        Usage {
+            device,
+            shared: if host.is_some() { 0 } else { self.tensors.shared_bytes() },
+            host: self.host_bytes(),
+            moved: host.as_ref().map_or(Moved::default(), |host| host.moved()),
+            offloaded: host.is_some(),
+        }
+    }
+
+    fn claim_shared(&self, all: &Claim) {
+        if self.host.is_none() {
+            self.tensors.claim_shared(all);
+        }
+    }
+
+    fn claimed_apart(&mut self, all: &Claim) -> usize {
+        self.tensors.claimed_apart(all)
+    }
+}
+
+impl<P: KvPolicy> KvLayer for Memory<P> {
+    fn span(&self, n: usize) -> KvSpan {
+        self.policy.span(&self.at, n)
+    }
+
+    fn limits(&self) -> Limits {
+        let limits = self.policy.limits(&self.at);
+        Limits { fixed_buffers: limits.fixed_buffers && self.host.is_none(), ..limits }
+    }
+
+    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
+        let [given, _, tokens, _] = keys.dims();
+        if let Some(rows) = self.rows().filter(|&rows| rows != given) {
+            return Err(Error::WrongRows { rows, given });
+        }
+        self.admits(tokens, place.left_pad.is_some())?;
+        self.on_device(|policy, at, tensors| {
+            let view = policy.append(at, tensors, (keys, values), place)?;
+            policy.advance(at, tensors, tokens);
+            Ok(view)
+        })
+    }
+
+    fn gather(&self) -> Result<Option<Kv>> {
+        self.policy.gather(&self.at, &self.copied()?)
+    }
+
+    /// A recording holds on to its buffers, and those of a memory on the host change.
+    fn replayable(&self) -> usize {
+        if self.host.is_some() { 0 } else { self.policy.replayable(&self.at, &self.tensors) }
+    }
+
+    fn replayed(&mut self) {
+        self.policy.advance(&mut self.at, &self.tensors, 1);
+    }
+
+    fn snapshot(&self) -> Box<dyn KvLayer> {
+        Box::new(self.clone())
+    }
+}
+
+fn wrong(why: &str) -> Error {
+    Error::Import { why: why.to_owned() }
+}
+
+/// Whether all numbers are ones that a sequence can have, so that sums of them do not overflow.
+fn check_counts(counts: &serde_json::Value) -> Result<()> {
+    match counts {
+        serde_json::Value::Number(number) if number.as_u64().is_none_or(|number| number > MOST_TOKENS) => {
+            Err(wrong("a count is out of range"))
+        }
+        serde_json::Value::Array(all) => all.iter().try_for_each(check_counts),
+        serde_json::Value::Object(all) => all.values().try_for_each(check_counts),
+        _ => Ok(()),
+    }
+}

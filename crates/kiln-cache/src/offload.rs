@@ -1,0 +1,80 @@
+//! Which layers are kept in host memory (transformers' `OffloadedCache` and `OffloadedStaticCache`). How they move is in
+//! [`Memory`](crate::Memory).
+
+use std::{fmt, str::FromStr};
+
+use kiln_core::{
+    Error, Result,
+    model_cache::{LayerCache, ModelCache},
+};
+
+/// Which layers are kept in host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    All,
+    /// All but the last so many.
+    AllBut(usize),
+    /// None at first; as many as are asked for when memory runs out.
+    AsNeeded,
+}
+
+impl FromStr for Offload {
+    type Err = Error;
+
+    /// `all`; `layers=N`: the last N stay on the device; `auto`.
+    fn from_str(text: &str) -> Result<Self> {
+        match (text, text.strip_prefix("layers=").map(str::parse)) {
+            ("all", _) => Ok(Self::All),
+            ("auto", _) => Ok(Self::AsNeeded),
+            (_, Some(Ok(kept))) => Ok(Self::AllBut(kept)),
+            _ => Err(Error::Unknown {
+                what: "way to offload",
+                name: text.to_owned(),
+                known: ["all", "auto", "layers=N"].map(str::to_owned).into(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Offload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::AsNeeded => f.write_str("auto"),
+            Self::AllBut(kept) => write!(f, "layers={kept}"),
+        }
+    }
+}
+
+impl Offload {
+    /// Layers of `layers` that are kept in host memory: the first ones.
+    pub(crate) fn count(self, layers: usize) -> usize {
+        match self {
+            Self::All => layers,
+            Self::AllBut(kept) => layers.saturating_sub(kept),
+            Self::AsNeeded => 0,
+        }
+    }
+}
+
+/// Moves the layers of `cache` that `offload` names to host memory.
+///
+/// # Errors
+/// What the device says of reading a layer; that layer is lost then, and the cache can only be reset.
+pub fn offload(cache: &mut ModelCache, offload: Offload) -> Result<()> {
+    let layers = cache.layers_mut();
+    let count = offload.count(layers.len());
+    layers.iter_mut().take(count).try_for_each(LayerCache::offload)
+}
+
+/// Moves the first layer of `cache` that is on the device to host memory; whether there was one.
+///
+/// # Errors
+/// Those of [`offload`].
+pub fn offload_one(cache: &mut ModelCache) -> Result<bool> {
+    let here = |layer: &&mut LayerCache| !matches!(layer, LayerCache::Nothing) && !layer.is_offloaded();
+    match cache.layers_mut().iter_mut().find(here) {
+        Some(layer) => layer.offload().map(|()| true),
+        None => Ok(false),
+    }
+}

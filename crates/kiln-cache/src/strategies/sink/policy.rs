@@ -1,0 +1,270 @@
+//! The memory of one block, in the semantics of the paper.
+//!
+//! Only distances count for rotary positions. So the kept tokens stay where they are, and copies of the sinks follow
+//! them instead: a few keys a step, always turned from the originals, so that no error gathers. When the tokens have
+//! drifted to the end of the buffer, all of them are moved back, once in many steps.
+//!
+//! ```text
+//! slot:  0 ...... shift ........................ shift + held ...... window + slack + history
+//!        free     sinks (copies) | kept tokens | free
+//! ```
+
+use burn::tensor::Tensor;
+use kiln_core::{
+    Error, Result,
+    layer::{Footprint, Kv, KvSpan, Limits, Place, StepShape},
+    need::AttentionNeed,
+    slot::Slot,
+    view::KvView,
+};
+use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
+
+use super::rotation::Rotation;
+use crate::{
+    buffer::{self, Buffer, Lives},
+    memory::{KvPolicy, Policy, Progress, check, tensor_tree},
+};
+
+#[derive(Clone, Debug)]
+pub(super) struct SinkPolicy {
+    pub(super) need: AttentionNeed,
+    pub(super) kernels: Kernels,
+    pub(super) rotation: Rotation,
+    /// Tokens held, sinks included.
+    pub(super) window: usize,
+    pub(super) sinks: usize,
+    /// Positions beyond the window that tokens may drift to before they are moved back.
+    pub(super) slack: usize,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Counts {
+    shift: usize,
+    held: usize,
+    /// Of the evicted tokens, those that can come back.
+    remembered: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tensors {
+    /// Slots are positions; those from `shift` to `shift + held` count.
+    buffer: Buffer,
+    /// Keys and values of the sinks, the keys as rotated for the positions from 0 on; there once something was evicted.
+    originals: Slot<Kv>,
+    /// The latest tokens that were evicted, as many as may have to come back; keys as rotated where they stood.
+    evicted: Slot<Kv>,
+}
+
+tensor_tree!(Tensors { buffer, originals, evicted });
+
+type At = Progress<Counts>;
+
+impl SinkPolicy {
+    /// Tokens that `n` more push out.
+    fn pushed_out(&self, at: &At, n: usize) -> usize {
+        (at.counts.held + n).saturating_sub(self.window)
+    }
+
+    /// Slots of the longest buffer.
+    fn most(&self, at: &At) -> usize {
+        self.window + self.slack + at.history
+    }
+
+    /// Where the window begins before `n` more tokens are written: back where it can begin, if they have no place.
+    fn shift_for(&self, at: &At, n: usize) -> usize {
+        let Counts { shift, held, .. } = at.counts;
+        if shift + held + n > self.most(at) { shift.min(at.history) } else { shift }
+    }
+
+    /// Slots of the buffer once it was fed up to position `end`.
+    fn slots_for(&self, at: &At, end: usize, buffer: &Buffer) -> usize {
+        match buffer.slots() {
+            slots if end <= slots => slots,
+            slots => (end + 1).next_power_of_two().min(self.most(at)).max(slots),
+        }
+    }
+
+    /// Moves the window to begin at `to`; the sinks are still to be placed.
+    fn move_to(&self, at: &mut At, tensors: &mut Tensors, to: usize) -> Result<()> {
+        let Counts { shift, held, .. } = at.counts;
+        let by = to as i64 - shift as i64;
+        let kept = KvSpan { start: shift + self.sinks, len: held.saturating_sub(self.sinks) };
+        if let Some((keys, values)) = tensors.buffer.gather(kept)? {
+            let kept = (self.rotation.shift(own(keys), by), own(values));
+            tensors.buffer.write(&self.kernels, kept, &self.place(to + self.sinks))?;
+        }
+        if let Some((keys, values)) = tensors.evicted.take()? {
+            tensors.evicted.set((self.rotation.shift(keys, by), values));
+        }
+        at.counts.shift = to;
+        Ok(())
+    }
+
+    /// Remembers the `n` oldest of the kept tokens, as far as they may have to come back.
+    fn evict(&self, at: &mut At, tensors: &mut Tensors, n: usize) -> Result<()> {
+        let remembered = n.min(at.history);
+        if remembered > 0 {
+            let start = at.counts.shift + self.sinks + n - remembered;
+            let (keys, values) = tensors.buffer.in_order(KvSpan { start, len: remembered })?;
+            let (mut keys, mut values) = (own(keys), own(values));
+            let have = at.counts.remembered;
+            let before = have.min(at.history - remembered);
+            if let Some((k, v)) = tensors.evicted.take()?
+                && before > 0
+            {
+                let tail = |t: Tensor<4>| t.narrow(2, have - before, before);
+                (keys, values) = (Tensor::cat(vec![tail(k), keys], 2), Tensor::cat(vec![tail(v), values], 2));
+            }
+            tensors.evicted.set((keys, values));
+            at.counts.remembered = before + remembered;
+        }
+        if self.sinks > 0 && tensors.originals.get()?.is_none() {
+            // The first eviction: they are still where they were written.
+            let (keys, values) = tensors.buffer.in_order(KvSpan { start: 0, len: self.sinks })?;
+            tensors.originals.set((own(keys), own(values)));
+        }
+        at.counts.shift += n;
+        Ok(())
+    }
+
+    /// Puts copies of the sinks in front of the kept tokens.
+    fn place_sinks(&self, at: &At, tensors: &mut Tensors) -> Result<()> {
+        if let Some((keys, values)) = tensors.originals.get()?.cloned() {
+            let shift = at.counts.shift;
+            let turned = (self.rotation.shift(keys, shift as i64), values);
+            tensors.buffer.write(&self.kernels, turned, &self.place(shift))?;
+        }
+        Ok(())
+    }
+
+    /// Evictions that returning to `len` tokens undoes.
+    fn undone(&self, at: &At, len: usize) -> usize {
+        let evicted = at.seq_len - at.counts.held;
+        evicted - len.saturating_sub(self.window).min(evicted)
+    }
+
+    fn place(&self, first: usize) -> Place {
+        Place::new(first, &[], self.kernels.device())
+    }
+}
+
+/// A copy with memory of its own, so that the buffer it was cut from has one owner again.
+fn own(tensor: Tensor<4>) -> Tensor<4> {
+    tensor * 1.0
+}
+
+impl Policy for SinkPolicy {
+    const NAME: &'static str = "sink";
+    type Counts = Counts;
+    type Tensors = Tensors;
+
+    fn admits(&self, at: &At, tokens: usize, padded: bool) -> Result<()> {
+        if padded {
+            return Err(Error::Prompt {
+                why: "rows of different lengths cannot share the sinks of a sink cache; run them one by one, or use \
+                      another cache"
+                    .to_owned(),
+            });
+        }
+        match self.limits(at).at_once {
+            Some(most) if tokens > most => Err(Error::TooManyAtOnce { given: tokens, most }),
+            _ => Ok(()),
+        }
+    }
+
+    fn footprint(&self, at: &At, tensors: &Tensors, step: &StepShape) -> Footprint {
+        let end = self.shift_for(at, step.tokens) + at.counts.held + step.tokens;
+        let slots = self.slots_for(at, end, &tensors.buffer);
+        let Footprint { held, passing, .. } =
+            buffer::footprint(&self.need, tensors.buffer.slots(), slots, step);
+        // Sinks and evicted tokens are held besides; the window is copied when it is moved back.
+        let token = self.need.token_bytes(step.element).saturating_mul(step.rows);
+        let held = held.saturating_add(token.saturating_mul(self.sinks + at.history));
+        Footprint { held, largest: held, passing: passing + token.saturating_mul(self.window) }
+    }
+
+    /// As many evictions can be undone as tokens were remembered.
+    fn rewind_point(&self, at: &At, at_most: usize) -> Option<usize> {
+        (self.undone(at, at_most) <= at.counts.remembered).then_some(at_most)
+    }
+
+    fn rewind(&self, at: &mut At, tensors: &mut Tensors, len: usize) -> Result<()> {
+        let undone = self.undone(at, len);
+        if undone > 0
+            && let Some((keys, values)) = tensors.evicted.take()?
+        {
+            let stay = at.counts.remembered - undone;
+            let cut = |t: &Tensor<4>, from, len| own(t.clone().narrow(2, from, len));
+            let back = (cut(&keys, stay, undone), cut(&values, stay, undone));
+            at.counts.shift -= undone;
+            tensors.buffer.write(&self.kernels, back, &self.place(at.counts.shift + self.sinks))?;
+            if stay > 0 {
+                tensors.evicted.set((cut(&keys, 0, stay), cut(&values, 0, stay)));
+            }
+            at.counts.remembered = stay;
+            self.place_sinks(at, tensors)?;
+        }
+        at.counts.held -= at.seq_len - len - undone;
+        Ok(())
+    }
+
+    fn trim(&self, at: &mut At, tensors: &mut Tensors) -> Result<()> {
+        tensors.buffer.truncate(at.counts.shift + at.counts.held)
+    }
+
+    fn validate(&self, at: &At, tensors: &Tensors) -> Result<()> {
+        let Counts { shift, held, remembered } = at.counts;
+        let evicted = at.seq_len > held;
+        let sinks = buffer::validate(&tensors.originals, &self.need)?;
+        check(
+            held <= self.window.min(at.seq_len)
+                && shift + held <= tensors.buffer.validate(&self.need)?
+                && buffer::validate(&tensors.evicted, &self.need)? == remembered
+                && (sinks == self.sinks || sinks == 0 && !evicted)
+                && (!evicted || held >= self.sinks),
+        )
+    }
+}
+
+impl KvPolicy for SinkPolicy {
+    fn span(&self, at: &At, n: usize) -> KvSpan {
+        let pushed_out = self.pushed_out(at, n);
+        KvSpan { start: self.shift_for(at, n) + pushed_out, len: at.counts.held + n - pushed_out }
+    }
+
+    fn limits(&self, at: &At) -> Limits {
+        // As long as nothing is evicted, the window; then a part of it, for a query misses what its chunk evicted.
+        let room = self.window - at.counts.held;
+        let at_once = room.max((self.window - self.sinks).div_ceil(4).min(self.slack));
+        Limits { at_once: Some(at_once), endless: true, ..Limits::default() }
+    }
+
+    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, place: &Place) -> Result<KvView> {
+        let n = new.0.dims()[2];
+        let (pushed_out, span, shift) = (self.pushed_out(at, n), self.span(at, n), self.shift_for(at, n));
+        let moved = shift != at.counts.shift;
+        if moved {
+            self.move_to(at, tensors, shift)?;
+        }
+        let filled = at.counts.shift + at.counts.held;
+        if at.counts.held == 0 || filled + n > tensors.buffer.slots() {
+            let slots = self.slots_for(at, filled + n, &tensors.buffer);
+            tensors.buffer.resize(slots, filled, &new, Lives::UntilItGrows)?;
+        }
+        tensors.buffer.write(&self.kernels, new, place)?;
+        if pushed_out > 0 {
+            self.evict(at, tensors, pushed_out)?;
+        }
+        if moved || pushed_out > 0 {
+            self.place_sinks(at, tensors)?;
+        }
+        at.counts.held += n - pushed_out;
+        tensors.buffer.view(span.start)
+    }
+
+    fn gather(&self, at: &At, tensors: &Tensors) -> Result<Option<Kv>> {
+        tensors.buffer.gather(self.span(at, 0))
+    }
+}
