@@ -105,7 +105,8 @@ fn parts(value: &Value, depth: usize, count: &mut usize) -> Made<()> {
                 inside(&value)?;
             }
         }
-        ValueKind::Seq => value.try_iter()?.try_for_each(|item| inside(&item))?,
+        // A list that is repeated is an iterable of any length.
+        ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.try_for_each(|item| inside(&item))?,
         _ => {}
     }
     Ok(())
