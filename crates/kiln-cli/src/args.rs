@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{
-    CacheSpec, DtypeChoice, Error, KvStrategy, Offload, OnOutOfMemory, Plan, Result, STRATEGIES,
-    device::DeviceName, kernels::Choice,
+    CacheSpec, DtypeChoice, Error, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName,
+    kernels::Choice,
 };
 
 #[derive(Debug, Parser)]
@@ -30,13 +30,15 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// List the devices of this machine
     Devices(DevicesArgs),
-    /// Say what a model folder holds
+    /// Describe the caches and their settings
+    Caches(CachesArgs),
+    /// Show what a model folder holds, and what fits into memory
     Inspect(InspectArgs),
-    /// Compare with what transformers did
+    /// Check the tokens and logits against recordings of transformers
     Conformance(ConformanceArgs),
     /// Measure prefill and decode
     Bench(BenchArgs),
-    /// Measure what quantized caches cost on a model, and say which to take
+    /// Measure the loss of quantized caches on a model, and recommend one
     Probe(ProbeArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
@@ -64,12 +66,12 @@ pub(crate) struct PlaceArgs {
     pub(crate) threads: Option<usize>,
 }
 
-/// What is remembered of the tokens so far.
+/// The KV cache, and where it is.
 #[derive(Debug, Args)]
 pub(crate) struct CacheArgs {
-    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]", help = caches(false), long_help = caches(true))]
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]", help = caches())]
     pub(crate) cache: Option<String>,
-    /// What is remembered by layers that see only a window [default: `sliding` beside `dynamic` and `fixed`]
+    /// Cache of the layers that see only a window [default: `sliding` beside `dynamic` and `fixed`]
     #[arg(long, hide_short_help = true, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache_windowed: Option<String>,
     /// Count positions in a sink cache as this version of transformers did: 4.47
@@ -77,20 +79,20 @@ pub(crate) struct CacheArgs {
     pub(crate) compat: Option<String>,
     /// Keep the cache in host memory
     ///
-    /// Layers are on the device only while they are at work. `all` (or nothing); `layers=N`: all but the last N; `auto`: as
-    /// many as memory asks for.
+    /// A layer is on the device only while it computes. `all` is the default; `layers=N` keeps the last N layers on the
+    /// device; `auto` moves layers when memory runs out.
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
     /// When memory runs out: offload, quantize or fail
     ///
-    /// `offload` moves layers of the cache to host memory and goes on with the same tokens; `quantize` packs it in 4 bits a
-    /// number and goes on with others; `fail` ends with an error.
+    /// `offload` moves layers of the cache to host memory: the tokens stay the same. `quantize` packs the cache in 4 bits a
+    /// number: the tokens change. `fail` ends with an error.
     #[arg(long, default_value_t, value_name = "WHAT")]
     pub(crate) on_oom: OnOutOfMemory,
-    /// Capture the decode step and replay it, where the device can and as long as buffers do not grow [default]
+    /// Capture the decode step once and replay it, where the device supports it [default]
     #[arg(long, hide_short_help = true, conflicts_with = "no_compile")]
     pub(crate) compile: bool,
-    /// Launch every kernel of every step
+    /// Launch each kernel of each step
     #[arg(long, hide_short_help = true)]
     pub(crate) no_compile: bool,
 }
@@ -179,24 +181,13 @@ impl BenchArgs {
     }
 }
 
-/// The help of `--cache`: the names of the strategies and, if `whole`, what each does and its settings.
-fn caches(whole: bool) -> String {
-    let names: Vec<&str> = STRATEGIES.iter().map(|s| s.name).collect();
-    let what = format!(
-        "What is remembered of the tokens so far: {} [default: the model's, else dynamic]",
+/// The help of `--cache`.
+fn caches() -> String {
+    let names: Vec<&str> = STRATEGIES.iter().map(|strategy| strategy.name).collect();
+    format!(
+        "KV cache: {}; `kiln caches` describes them [default: the model's, else dynamic]",
         names.join(", ")
-    );
-    if !whole {
-        return what;
-    }
-    let strategy = |s: &&KvStrategy| {
-        let offloaded = s.offloaded_aliases.iter().map(|alias| format!("{alias} (with --offload)"));
-        let aliases: Vec<String> = s.aliases.iter().map(|&alias| alias.to_owned()).chain(offloaded).collect();
-        let aliases = if aliases.is_empty() { String::new() } else { format!(", or {}", aliases.join(", ")) };
-        let settings = s.settings.iter().map(|(key, meaning)| format!("\n    {key}: {meaning}"));
-        format!("\n{}{aliases}: {}{}", s.name, s.summary, settings.collect::<String>())
-    };
-    format!("{what}\n{}", STRATEGIES.iter().map(strategy).collect::<String>())
+    )
 }
 
 #[derive(Debug, Args)]
@@ -226,7 +217,7 @@ pub(crate) struct RunArgs {
     /// With `-n 0` it is the prompt that is cached.
     #[arg(long, value_name = "FILE")]
     pub(crate) save_cache: Option<PathBuf>,
-    /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
+    /// Prompt tokens per forward pass [default: as many as activations of 32 MiB allow]
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]
@@ -257,7 +248,7 @@ pub(crate) struct ChatArgs {
     pub(crate) place: PlaceArgs,
     #[command(flatten)]
     pub(crate) memory: CacheArgs,
-    /// Prompt tokens a forward pass [default: as many as activations of 32 MiB allow]
+    /// Prompt tokens per forward pass [default: as many as activations of 32 MiB allow]
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]
@@ -267,7 +258,7 @@ pub(crate) struct ChatArgs {
 /// What overrides the folder's generation_config.json.
 #[derive(Debug, Args)]
 pub(crate) struct SamplingArgs {
-    /// Most tokens to generate; -1: until the text ends [default: the model's, else -1]
+    /// Maximum number of tokens to generate; -1: until the text ends [default: the model's, else -1]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub(crate) max_new_tokens: Option<i64>,
     /// Always take the likeliest token
@@ -277,7 +268,7 @@ pub(crate) struct SamplingArgs {
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Sample from the K likeliest tokens; 0 for all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub(crate) top_k: Option<usize>,
     /// Sample from the likeliest tokens that together reach probability P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -292,12 +283,19 @@ pub(crate) struct SamplingArgs {
     #[arg(short, long, value_name = "SEED")]
     pub(crate) seed: Option<u64>,
     /// End at this text; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, alias = "stop-strings", value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CachesArgs {
     /// Print a JSON array
     #[arg(long)]
     pub(crate) json: bool,
@@ -333,10 +331,10 @@ pub(crate) struct ConformanceArgs {
     pub(crate) folder: PathBuf,
     #[command(flatten)]
     pub(crate) place: ConformancePlaceArgs,
-    /// Run the cases that use the `dynamic` cache with this one, which must give the same
+    /// Run the cases of the `dynamic` cache with this cache; the results must be the same
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache: Option<String>,
-    /// Keep layers in host memory, which must give the same: `all`, or `layers=N`: all but the last N
+    /// Keep layers in host memory: `all`, or `layers=N` for all but the last N; the results must be the same
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
     /// Run only the cases whose MODEL/CASE contains this
@@ -368,13 +366,13 @@ pub(crate) struct BenchArgs {
     pub(crate) random: Option<String>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
-    /// Caches to measure, one after the other; the ratio is to the first. As `kiln run --cache`
+    /// Caches to measure, one after the other; the ratio is to the first; see `kiln caches`
     #[arg(short, long, default_value = "dynamic", value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache: Vec<String>,
-    /// Capture the decode step and replay it, where the device can and as long as buffers do not grow [default]
+    /// Capture the decode step once and replay it, where the device supports it [default]
     #[arg(long, conflicts_with = "no_compile")]
     pub(crate) compile: bool,
-    /// Launch every kernel of every step
+    /// Launch each kernel of each step
     #[arg(long)]
     pub(crate) no_compile: bool,
     /// Prompt lengths to measure prefill at; 0 for none
@@ -386,19 +384,19 @@ pub(crate) struct BenchArgs {
     /// Tokens that the cache holds before decode is measured
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
     pub(crate) depth: Vec<usize>,
-    /// Measure decode behind a depth of 2 or more in a snapshot, too, of a cache that keeps what it holds
+    /// Also measure decode in a copy of the cache (a snapshot) that shares the tokens of --depth
     #[arg(long, requires = "depth")]
     pub(crate) snapshot: bool,
     /// Draw the tokens of decode at this temperature, from the 50 likeliest [default: the likeliest token]
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
-    /// Counted repetitions of each; one more comes first, to compile kernels, and is reported as warm-up
+    /// Repetitions to count; one more runs first, compiles kernels and is reported as warm-up
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     pub(crate) repetitions: usize,
-    /// How to print
-    #[arg(short, long, default_value = "md")]
+    /// Format of the report
+    #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     pub(crate) output: BenchOutput,
-    /// Print a peer's figures beside ours: the JSON of tools/bench_transformers.py
+    /// Print the figures of another runtime beside these: a file of tools/bench_transformers.py
     #[arg(long, value_name = "FILE")]
     pub(crate) against: Option<PathBuf>,
 }
@@ -410,19 +408,19 @@ pub(crate) struct ProbeArgs {
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
-    /// A text to feed [default: one that the model makes itself]
+    /// Text to measure on [default: the model writes one]
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
-    /// Most tokens to feed
+    /// Maximum number of tokens to measure on
     #[arg(long, default_value_t = 2048, value_name = "N")]
     pub(crate) tokens: usize,
-    /// Tokens to feed before caches are emptied [default: the model's positions, at most 2048]
-    #[arg(long, value_name = "N")]
+    /// Tokens of one sequence; the cache is reset after them [default: the model's positions, at most 2048]
+    #[arg(long, alias = "window", value_name = "N")]
     pub(crate) ctx: Option<usize>,
-    /// Caches to probe [default: each format at each width]. As `kiln run --cache`
+    /// Caches to measure; see `kiln caches` [default: each format at each width]
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache: Vec<String>,
-    /// Draw loss against bytes into this file, as SVG
+    /// Write a chart of loss against bytes to this SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
     /// Print one JSON object instead of the table

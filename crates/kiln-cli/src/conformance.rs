@@ -14,7 +14,9 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
     let cache = args.cache.as_deref().map(str::parse).transpose()?;
     args.json.as_deref().map_or(Ok(()), files::check_writable)?;
     let device = device::open(args.place.device)?;
-    note(format_args!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api));
+    if args.folder.is_dir() {
+        note(format_args!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api));
+    }
     let setup = Setup { device, kernels: args.place.kernels, cache, offload: args.offload };
     let mut lines: Vec<Line> = Vec::new();
     let summary = conformance::run(&args.folder, &args.filter, &setup, &mut |line| {

@@ -10,6 +10,7 @@ use clap::{CommandFactory, Parser};
 
 mod args;
 mod bench;
+mod caches;
 mod chat;
 mod conformance;
 mod devices;
@@ -52,6 +53,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Caches(args) => caches::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Conformance(args) => conformance::run(args),
         Command::Bench(args) => bench::run(args),

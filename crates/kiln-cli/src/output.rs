@@ -6,7 +6,10 @@ use std::{
     process::ExitCode,
 };
 
+use clap::CommandFactory;
 use kiln::Error;
+
+use crate::args::Cli;
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -34,6 +37,9 @@ impl Failure {
 
         match self {
             Self::Closed => return ExitCode::SUCCESS,
+            Self::Kiln(Error::Setting { name, why }) => {
+                note(format_args!("error: {}: {}", flag(name), kiln::plain(why)));
+            }
             Self::Kiln(error) => note(format_args!("error: {}", plain(error))),
             Self::Output(stream, error) => note(format_args!("error: {stream} cannot be written: {error}")),
         }
@@ -42,6 +48,19 @@ impl Failure {
             _ => ExitCode::from(BAD_INPUT),
         }
     }
+}
+
+/// The option that a setting of the library is given by; the setting's name where there is none.
+fn flag(setting: &str) -> String {
+    let name = setting.replace('_', "-");
+    let command = Cli::command();
+    let mut options = command.get_subcommands().flat_map(clap::Command::get_arguments);
+    let named = |option: &&clap::Arg| {
+        let other = |alias: &&str| *alias == name;
+        option.get_long() == Some(&name) || option.get_all_aliases().unwrap_or_default().iter().any(other)
+    };
+    let long = options.find(named).and_then(clap::Arg::get_long);
+    long.map_or_else(|| setting.to_owned(), |long| format!("--{long}"))
 }
 
 /// Prints a line to standard output.

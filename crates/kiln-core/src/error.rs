@@ -156,8 +156,8 @@ pub fn plain(text: &str) -> String {
 fn shortage(what: &str, needed: u64, available: u64) -> String {
     match (needed, available) {
         (0, _) => format!("the device has no room for {what}"),
-        (_, 0) => format!("{what} needs {} more, and nothing is left", bytes(needed)),
-        _ => format!("{what} needs {} more, and {} are left", bytes(needed), bytes(available)),
+        (_, 0) => format!("no room for {what}: {} more needed, nothing left", bytes(needed)),
+        _ => format!("no room for {what}: {} more needed, {} left", bytes(needed), bytes(available)),
     }
 }
 

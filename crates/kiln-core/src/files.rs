@@ -103,7 +103,10 @@ pub fn try_read_text(path: &Path) -> Result<Option<String>> {
 /// # Errors
 /// [`Error::File`] where it cannot be read, is not UTF-8, or is longer than [`LONGEST_INPUT`].
 pub fn read_input(path: &Path) -> Result<String> {
-    let file = File::open(path).map_err(|e| error(path, reason(&e)))?;
+    let file = File::open(path).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => error(path, "there is no such file"),
+        _ => error(path, reason(&e)),
+    })?;
     input(file).map_err(|why| error(path, why))
 }
 

@@ -75,7 +75,10 @@ impl Settings {
     pub fn checked(self) -> Result<Self> {
         at_least_one("max_new_tokens", self.max_new_tokens)?;
         at_least_one("max_length", self.max_length)?;
-        positive("temperature", self.temperature)?;
+        if !(self.temperature.is_finite() && self.temperature > 0.0) {
+            let why = format!("is {}, must be 0 (greedy) or above", self.temperature);
+            return Err(setting("temperature", why));
+        }
         if self.temperature < LOWEST_TEMPERATURE {
             return Err(setting(
                 "temperature",

@@ -155,7 +155,7 @@ impl Recorder {
                 let devices = if choice == Choice::Wgsl { "wgpu" } else { "wgpu and cuda" };
                 let why =
                     format!("`{choice}` runs on {devices} devices only; use `auto` or `definition` here");
-                return Err(Error::Setting { name: "--kernels", why });
+                return Err(Error::Setting { name: "kernels", why });
             }
         };
         Ok(Self { path, counts: Arc::default() })

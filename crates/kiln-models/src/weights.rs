@@ -48,7 +48,7 @@ pub trait Weights {
             let why = format!(
                 "a row of `{name}` has {row} bytes and this device binds at most {most}; try the CPU"
             );
-            return Err(Error::Setting { name: "--device", why });
+            return Err(Error::Setting { name: "device", why });
         }
         let block = most / row;
         let blocks: Result<_> = (0..rows)

@@ -223,10 +223,11 @@ pub(crate) fn check(
         true => "use a smaller model or cache".to_owned(),
         false => ways.join(", or "),
     };
+    let tokens = if tokens == 1 { "one token".to_owned() } else { format!("{tokens} tokens") };
     let what = match on_oom {
-        OnOutOfMemory::Fail => format!("a cache of {tokens} tokens"),
+        OnOutOfMemory::Fail => format!("a cache of {tokens}"),
         OnOutOfMemory::Offload | OnOutOfMemory::Quantize => {
-            format!("a cache of {tokens} tokens, even with its layers in host memory,")
+            format!("a cache of {tokens}, even with its layers in host memory")
         }
     };
     Err(Error::OutOfMemory { what, needed, available, advice })
@@ -267,8 +268,10 @@ pub(crate) fn claim_weights(
         let limit = budget.limit().unwrap_or(u64::MAX);
         let smaller = (half < element && needed / element as u64 * half as u64 <= limit)
             .then(|| "load them as f16 (`dtype`)".to_owned());
-        let raise =
-            budget.raise_by(needed.saturating_sub(limit)).map(|raise| format!("{raise} for {tokens} tokens"));
+        let raise = budget.raise_by(needed.saturating_sub(limit)).map(|raise| match tokens {
+            1 => format!("{raise} for one token"),
+            _ => format!("{raise} for {tokens} tokens"),
+        });
         let ways: Vec<String> = smaller.into_iter().chain(raise).collect();
         match ways.is_empty() {
             true => error.advised("use a smaller model"),

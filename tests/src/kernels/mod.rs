@@ -28,7 +28,7 @@ fn choices(name: &str, device: &Device) -> Vec<(Choice, Kernels)> {
     for choice in Choice::ALL {
         match Kernels::new(choice, device) {
             Ok(_) if !takes.contains(&choice) => panic!("{name} takes {choice}"),
-            Err(Error::Setting { name: "--kernels", .. }) if !takes.contains(&choice) => {}
+            Err(Error::Setting { name: "kernels", .. }) if !takes.contains(&choice) => {}
             made => kernels.push((choice, made.unwrap())),
         }
     }

@@ -87,6 +87,9 @@ impl Settings {
                 return Err(settings.wrong(format!("`{pair}` is not of the form key=value")));
             };
             let (key, value) = (key.trim().to_owned(), value.trim().to_owned());
+            if strategy.settings.is_empty() {
+                return Err(settings.wrong(format!("has no settings, so `{key}` does not apply")));
+            }
             if !strategy.settings.iter().any(|(known, _)| *known == key) {
                 return Err(Error::Unknown {
                     what: "cache setting",
@@ -120,7 +123,7 @@ impl Settings {
         }
     }
 
-    /// The same, at least 1.
+    /// The value of `key` as a positive number of tokens.
     pub(crate) fn positive(&mut self, key: &str) -> Result<Option<usize>> {
         match self.number(key)? {
             Some(0) => Err(self.wrong(format!("`{key}` is 0, must be at least 1"))),
@@ -132,17 +135,20 @@ impl Settings {
     pub(crate) fn either(&mut self, key: &str, other: &str) -> Result<Option<String>> {
         match (self.take(key), self.take(other)) {
             (Some(_), Some(_)) => {
-                Err(self.wrong(format!("`{key}` and `{other}` are the same; give one of them")))
+                Err(self
+                    .wrong(format!("`{key}` and `{other}` are two names of one setting; give one of them")))
             }
             (one, another) => Ok(one.or(another)),
         }
     }
 
-    /// The same, as a number of at least 1.
+    /// The value of `key`, or of its other name, as a positive number.
     pub(crate) fn positive_of(&mut self, key: &str, other: &str) -> Result<Option<usize>> {
         let (one, another) = (self.positive(key)?, self.positive(other)?);
         if one.is_some() && another.is_some() {
-            return Err(self.wrong(format!("`{key}` and `{other}` are the same; give one of them")));
+            return Err(
+                self.wrong(format!("`{key}` and `{other}` are two names of one setting; give one of them"))
+            );
         }
         Ok(one.or(another))
     }
@@ -155,14 +161,14 @@ impl Settings {
     }
 
     pub(crate) fn wrong(&self, why: String) -> Error {
-        Error::Setting { name: "--cache", why: format!("{}: {why}", self.strategy.name) }
+        Error::Setting { name: "cache", why: format!("{}: {why}", self.strategy.name) }
     }
 
     /// All were taken.
     pub(crate) fn done(self) -> Result<()> {
         match self.given.first() {
             None => Ok(()),
-            Some((key, _)) => Err(self.wrong(format!("`{key}` is of no use here"))),
+            Some((key, _)) => Err(self.wrong(format!("`{key}` does not apply to this strategy"))),
         }
     }
 }

@@ -204,9 +204,9 @@ fn a_cache_that_does_not_fit_moves_to_the_host_or_is_refused() {
     assert_eq!(stdout(&small), stdout(&whole));
     let told = stderr(&small);
     assert!(told.contains("move to host memory") && told.lines().count() == 1, "{told}");
-    refused(&ask(&["--memory", "16.2MiB", "--on-oom", "fail"]), "out of memory: a cache of");
+    refused(&ask(&["--memory", "16.2MiB", "--on-oom", "fail"]), "out of memory: no room for a cache of");
     refused(&ask(&["--memory", "15.5MiB"]), "use at most");
-    refused(&ask(&["--memory", "15MiB"]), "out of memory: the model's weights");
+    refused(&ask(&["--memory", "15MiB"]), "out of memory: no room for the model's weights");
     refused(&ask(&["--on-oom", "weep"]), "offload");
     // The same with layers in host memory from the start.
     for args in
@@ -236,7 +236,7 @@ fn memory_that_the_system_does_not_give_is_one_sentence() {
     let whole = limited(&few);
     assert!(whole.status.success(), "{}", stderr(&whole));
     let none = limited(&many);
-    refused(&none, "out of memory: the cache");
+    refused(&none, "out of memory: no room for the cache");
     assert_eq!(stderr(&none).lines().count(), 1, "{}", stderr(&none));
     let packed = limited(&[&many[..], &["--on-oom", "quantize"]].concat());
     assert!(packed.status.success(), "{}", stderr(&packed));
@@ -334,11 +334,6 @@ fn every_cache_runs() {
         ["run", "--device", "cpu", "--cache", "sink:window=32", "-n", "600", "--greedy", "--json", "ROMEO:"];
     let report: Value = serde_json::from_str(&stdout(&kiln(&sink))).unwrap();
     assert_eq!((&report["generated_tokens"], &report["cache"]), (&600.into(), &"sink:window=32".into()));
-    // As wide as the help is, lines break anywhere.
-    let help = stdout(&kiln(&["run", "--help"])).split_whitespace().collect::<Vec<_>>().join(" ");
-    for word in ["dynamic", "fixed", "sliding", "sinks: first tokens", "--cache-windowed", "--no-compile"] {
-        assert!(help.contains(word), "{word} is missing in {help}");
-    }
 }
 
 #[test]

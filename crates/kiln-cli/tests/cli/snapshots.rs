@@ -111,7 +111,9 @@ fn snapshot(name: &str, text: &str) {
 
 #[test]
 fn help() {
-    for command in ["", "run", "chat", "devices", "inspect", "conformance", "bench", "probe", "completions"] {
+    for command in
+        ["", "run", "chat", "devices", "caches", "inspect", "conformance", "bench", "probe", "completions"]
+    {
         let [short, long] = ["-h", "--help"].map(|flag| {
             // Help would print its value.
             let output = kiln(&format!("{command} {flag}")).env_remove("KILN_DEVICE").output().unwrap();
@@ -128,6 +130,7 @@ fn help() {
 #[test]
 fn tables() {
     for (name, args) in [
+        ("caches", "caches"),
         ("inspect", "inspect assets/demo --memory 1GiB"),
         ("inspect_cache", "inspect assets/demo --memory 64MiB --cache sink:window=64 --ctx 100000 --batch 3"),
     ] {

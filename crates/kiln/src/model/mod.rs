@@ -275,7 +275,10 @@ impl Model {
 
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer> {
         self.tokenizer.as_ref().ok_or_else(|| Error::Prompt {
-            why: format!("{} has no tokenizer.json, so it takes token ids and no text", self.name),
+            why: format!(
+                "{} has no tokenizer.json, which text needs; add the file to the model folder",
+                self.name
+            ),
         })
     }
 

@@ -30,25 +30,25 @@ pub(super) static QUANTIZED: KvStrategy = KvStrategy {
     settings: &[
         ("k", "bits of a number in keys (default 4)"),
         ("v", "bits of a number in values (default 4)"),
-        ("nbits", "both"),
+        ("nbits", "sets both `k` and `v`"),
         ("format", "kivi (default), quanto or hqq"),
-        ("backend", "the same"),
+        ("backend", "transformers' name for `format`"),
         ("group", "numbers that share a scale (default 64)"),
-        ("q_group_size", "the same"),
-        ("residual", "latest tokens that are kept as they are (default 128)"),
-        ("residual_length", "the same"),
-        ("axis_key", "what groups of keys lie along, as transformers counts it: 0 or -1; for hqq 0 or 1"),
-        ("axis_value", "the same for values"),
+        ("q_group_size", "transformers' name for `group`"),
+        ("residual", "latest tokens that are not packed (default 128)"),
+        ("residual_length", "transformers' name for `residual`"),
+        ("axis_key", "axis that groups of keys lie along, as transformers counts: 0 or -1; for hqq 0 or 1"),
+        ("axis_value", "axis that groups of values lie along, counted the same way"),
         (
             "rotate",
-            "on: rotate heads by a Hadamard matrix, so that no channel stands out; auto: where keys are grouped by token (default off)",
+            "on rotates heads by a Hadamard matrix, so that no channel stands out; auto does so where keys are grouped by token (default off)",
         ),
-        ("optimize", "hqq's solver: on (default), off, or 0.2.2 for that version's"),
+        ("optimize", "hqq's solver: on (default), off, or 0.2.2 for the solver of that version"),
         (
             "flush",
-            "append (default): pack a block once; requantize: all anew each time, as transformers does",
+            "append (default) packs a block once; requantize packs everything anew each time, as transformers does",
         ),
-        ("compat", "4.47: count chunks as transformers 4.47 did"),
+        ("compat", "4.47 counts chunks as transformers 4.47 did"),
     ],
     samples: &[
         "k=8,v=8,group=8,residual=8",
@@ -56,7 +56,7 @@ pub(super) static QUANTIZED: KvStrategy = KvStrategy {
         "rotate=on",
         "nbits=8,group=8,residual=8,rotate=on",
         "group=8,residual=6,format=quanto,flush=requantize",
-        "nbits=8,group=8,residual=6,format=hqq,flush=requantize,axis_key=1,axis_value=1",
+        "nbits=8,group=8,residual=6,format=hqq,optimize=off,flush=requantize,axis_key=1,axis_value=1",
     ],
     windowed: None,
     configure: |mut settings| {
@@ -170,7 +170,7 @@ impl Settled {
             };
         }
         if self.compat {
-            return Err("`compat=4.47` is of use with `flush=requantize` only".to_owned());
+            return Err("`compat=4.47` applies to `flush=requantize` only".to_owned());
         }
         append::packings(self).map_err(|error| match error {
             Error::Setting { why, .. } => why,
@@ -200,7 +200,7 @@ impl Settled {
     }
 
     fn wrong(why: String) -> Error {
-        Error::Setting { name: "--cache", why: format!("quantized: {why}") }
+        Error::Setting { name: "cache", why: format!("quantized: {why}") }
     }
 }
 

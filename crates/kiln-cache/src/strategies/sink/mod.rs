@@ -21,11 +21,11 @@ pub(super) static SINK: KvStrategy = KvStrategy {
     name: "sink",
     aliases: &[],
     offloaded_aliases: &[],
-    summary: "keeps the first tokens and the latest ones, and goes on for ever",
+    summary: "keeps the first tokens and the latest ones; a text can have any length",
     settings: &[
         ("window", "tokens it holds, sinks included (default 1024)"),
         ("sinks", "first tokens that are never evicted (default 4)"),
-        ("compat", "4.47: count positions as transformers 4.47 did"),
+        ("compat", "4.47 counts positions as transformers 4.47 did"),
     ],
     samples: &["window=6,sinks=2", "window=6,sinks=0", "window=200,sinks=4", "window=12,sinks=3,compat=4.47"],
     windowed: None,
@@ -65,7 +65,7 @@ impl KvFactory for Window {
         let up_to = need.rotary.as_ref().and_then(|rotary| rotary.up_to);
         match up_to {
             Some(up_to) if !self.compat && self.window >= up_to => Err(Error::Setting {
-                name: "--cache",
+                name: "cache",
                 why: format!(
                     "a sink window of {} does not fit the {up_to} positions that the model's rotary frequencies are \
                      trained for; make it smaller",
