@@ -4,11 +4,11 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
-mod chain;
 pub mod memory;
 mod offload;
 mod plan;
 pub mod quantizers;
+mod shared_prefix;
 pub mod strategies;
 
 pub use memory::Memory;

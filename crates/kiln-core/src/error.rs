@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::faults::REFUSAL;
+use crate::device_error::REFUSAL;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -4,8 +4,8 @@
 
 pub mod batch;
 pub mod budget;
+pub mod device_error;
 pub mod error;
-pub mod faults;
 pub mod files;
 pub mod layer;
 pub mod model;
@@ -15,7 +15,7 @@ pub mod packed;
 pub mod read_back;
 pub mod slot;
 pub mod tensor_file;
-pub mod trusted;
+pub mod unsafe_ops;
 pub mod view;
 
 pub use error::{Error, Result};

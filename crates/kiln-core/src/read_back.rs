@@ -11,7 +11,7 @@ use std::{
 use burn::tensor::{Tensor, TensorData, kind::Basic};
 use burn_std::{RuntimeKind, set_runtime_kind};
 
-use crate::{Error, Result, faults::caught};
+use crate::{Error, Result, device_error::caught};
 
 /// A read that was started. The device goes on working while it is under way.
 pub struct ReadBack(State);

@@ -20,14 +20,14 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use crate::{
-    Rescue,
-    chooser::Chooser,
-    feed::{Feeder, checked_chunk},
+    OomPolicy,
+    decode::Output,
+    device_sampler::DeviceSampler,
+    prefill::{Feeder, checked_chunk},
     processors::{self, Processor},
     sampler::{self, Sampler, greedy},
     settings::Settings,
     stats::{Clock, Stats},
-    stepper::Output,
 };
 
 /// How to generate.
@@ -47,7 +47,7 @@ pub struct Options {
     /// buffers stay the same. It changes no token.
     pub compile: bool,
     /// What is done when memory runs out; `None`: the generation ends with the error.
-    pub rescue: Option<Arc<dyn Rescue>>,
+    pub oom_policy: Option<Arc<dyn OomPolicy>>,
     /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
     pub kernels: Option<Kernels>,
 }
@@ -159,7 +159,8 @@ impl<'a> Generation<'a> {
         let device = batch.tokens.device();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
         let plain = processors.is_empty();
-        feeder.chooser = chooser(&options, &settings, plain, &mut sampler, &prompts, model.vocab(), &device);
+        feeder.device_sampler =
+            device_sampler(&options, &settings, plain, &mut sampler, &prompts, model.vocab(), &device);
         let mut rows_and_pads = prompts.iter().zip(&batch.left_pad);
         let mut generation = Self {
             device,
@@ -181,7 +182,7 @@ impl<'a> Generation<'a> {
             clock: Clock::default(),
         };
         let looks_ahead = generation.looks_ahead();
-        let rescued = generation.options.rescue.clone();
+        let oom_policy = generation.options.oom_policy.clone();
         let feeder = &mut generation.feeder;
         if let Some(limit) = limit {
             // The last token is not fed.
@@ -191,10 +192,10 @@ impl<'a> Generation<'a> {
             }
             feeder.reserve(reaches);
         }
-        if looks_ahead || rescued.is_some() {
+        if looks_ahead || oom_policy.is_some() {
             feeder.running.cache.keep_history(1);
         }
-        feeder.rescue = rescued;
+        feeder.oom_policy = oom_policy;
         Ok(generation)
     }
 
@@ -261,7 +262,7 @@ impl<'a> Generation<'a> {
 
     /// Whether the scores never leave the device.
     fn on_device(&self) -> bool {
-        self.feeder.chooser.is_some()
+        self.feeder.device_sampler.is_some()
     }
 
     fn looks_ahead(&self) -> bool {
@@ -288,14 +289,14 @@ impl<'a> Generation<'a> {
 
     /// Starts a step on the device, and the reading of its tokens.
     fn launch(&mut self) -> Result<ReadBack> {
-        let tokens = match (self.feed()?, &mut self.feeder.chooser) {
+        let tokens = match (self.feed()?, &mut self.feeder.device_sampler) {
             (Output::Chosen(tokens), _) => {
                 self.next = Next::OnDevice;
                 tokens
             }
-            (Output::Logits(logits), Some(chooser)) => {
-                let tokens = chooser.choose(logits)?;
-                self.next = Next::Tokens(Chooser::to_feed(tokens.clone()));
+            (Output::Logits(logits), Some(device_sampler)) => {
+                let tokens = device_sampler.choose(logits)?;
+                self.next = Next::Tokens(DeviceSampler::to_feed(tokens.clone()));
                 tokens
             }
             (Output::Logits(_), None) => {
@@ -433,7 +434,7 @@ impl Iterator for Steps<'_> {
 impl std::iter::FusedIterator for Steps<'_> {}
 
 /// What chooses tokens on the device; `None`: the host does, with `sampler`. `plain`: whether no processor changes scores.
-fn chooser(
+fn device_sampler(
     options: &Options,
     settings: &Settings,
     plain: bool,
@@ -441,14 +442,14 @@ fn chooser(
     ids: &[Vec<TokenId>],
     vocab: usize,
     device: &Device,
-) -> Option<Chooser> {
+) -> Option<DeviceSampler> {
     if options.keep_logits || options.keep_scores {
         return None;
     }
     match options.kernels.as_ref().filter(|kernels| kernels.samples()) {
-        Some(kernels) => Some(Chooser::new(kernels, settings, sampler.take(), ids, vocab, device)),
+        Some(kernels) => Some(DeviceSampler::new(kernels, settings, sampler.take(), ids, vocab, device)),
         // Where the host would wait for the device, it looks at the scores itself: one pass over them, instead of several.
-        None => (plain && sampler.is_none() && options.lookahead).then(Chooser::likeliest),
+        None => (plain && sampler.is_none() && options.lookahead).then(DeviceSampler::likeliest),
     }
 }
 

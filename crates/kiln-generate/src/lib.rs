@@ -14,19 +14,19 @@ pub mod sampler;
 pub mod text;
 pub mod tokenizer;
 
-mod chooser;
-mod feed;
-mod rescue;
+mod decode;
+mod device_sampler;
+mod oom_policy;
+mod prefill;
 mod settings;
 mod stats;
-mod stepper;
 
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
-pub use feed::prefill;
 pub use generation::{Generation, Options, Step, Steps};
+pub use oom_policy::OomPolicy;
+pub use prefill::prefill;
 pub use processors::Processor;
-pub use rescue::Rescue;
 pub use sampler::Sampler;
 pub use settings::Settings;
 pub use stats::Stats;

@@ -38,12 +38,12 @@ pub use kiln_core::{
     model::{CausalModel, Logits, TokenId},
     model_cache::ModelCache,
     read_back,
-    trusted::silence_wayland,
+    unsafe_ops::silence_wayland,
 };
 pub use kiln_generate::{
-    ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message,
-    Options as GenerationOptions, RenderOptions, Rescue, Settings, Stats, Step, StopStrings, TextStream,
-    Tokenizer, UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
+    ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message, OomPolicy,
+    Options as GenerationOptions, RenderOptions, Settings, Stats, Step, StopStrings, TextStream, Tokenizer,
+    UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
@@ -67,7 +67,7 @@ pub mod kernels {
 pub mod memory {
     pub use kiln_cache::memory::{KvPolicy, Memory, Policy, Progress, TensorTree};
     pub use kiln_core::{
-        faults::Refusals,
+        device_error::Refusals,
         layer::{
             CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Place,
             SsmState, StateLayer, StepShape, Usage,

@@ -11,12 +11,12 @@ use kiln_cache::{CacheSpec, Offload, offload, offload_one};
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim, system_has},
-    faults,
+    device_error,
     layer::{KvLayer, Place, StepShape},
     model_cache::{LayerCache, ModelCache},
     need::LayerNeed,
 };
-use kiln_generate::Rescue;
+use kiln_generate::OomPolicy;
 use kiln_kernels::{Kernels, device::DeviceInfo};
 
 /// What is done when a cache does not fit.
@@ -79,8 +79,8 @@ impl OffloadLayers {
     }
 }
 
-impl Rescue for OffloadLayers {
-    fn rescue(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
+impl OomPolicy for OffloadLayers {
+    fn shrink(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
         // A layer is as large in host memory when it is brought in.
         if cache.check_buffers(step).is_err() {
             return Ok(false);
@@ -100,7 +100,7 @@ impl Rescue for OffloadLayers {
             false => offload(cache, Offload::All)?,
         }
         // So that what was given up can be had again.
-        faults::give_back(&self.device);
+        device_error::give_back(&self.device);
         let helped = cache.bytes_for(step) < before;
         if helped && !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -152,8 +152,8 @@ impl QuantizeLayers {
     }
 }
 
-impl Rescue for QuantizeLayers {
-    fn rescue(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
+impl OomPolicy for QuantizeLayers {
+    fn shrink(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
         let before = cache.bytes_for(step);
         for (layer, need) in cache.layers_mut().iter_mut().zip(&self.needs) {
             if let LayerCache::Attention(kv) = layer
@@ -162,9 +162,9 @@ impl Rescue for QuantizeLayers {
                 *kv = packed;
             }
         }
-        faults::give_back(&self.then.device);
+        device_error::give_back(&self.then.device);
         if cache.bytes_for(step) >= before {
-            return self.then.rescue(cache, step, working);
+            return self.then.shrink(cache, step, working);
         }
         tracing::warn!(
             target: "kiln::memory",

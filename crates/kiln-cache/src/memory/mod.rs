@@ -13,7 +13,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
     budget::Claim,
-    faults,
+    device_error,
     layer::{CacheLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Place, StepShape, Usage},
     slot::AnySlot,
     view::KvView,
@@ -146,7 +146,7 @@ impl<P: Policy> CacheLayer for Memory<P> {
                 self.on_device(|policy, at, tensors| policy.rewind(at, tensors, len))?;
                 self.at.seq_len = len;
                 // What is on its way up is held until it is there, and the next layer comes right behind.
-                self.host.as_ref().map_or(Ok(()), |_| faults::sync(&self.device))
+                self.host.as_ref().map_or(Ok(()), |_| device_error::sync(&self.device))
             }
             _ if len == 0 => {
                 let horizon = self.at.horizon;

@@ -2,7 +2,7 @@
 //!
 //! Keys live in a buffer that doubles when it is full, so that a step writes its own tokens in place and copies
 //! nothing, and so that shapes repeat. Where it is known how far the sequence will go, the last doubling ends there.
-//! Behind what a snapshot shares, it is another buffer that doubles ([`Chain`]).
+//! Behind what a snapshot shares, it is another buffer that doubles ([`SharedPrefix`]).
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use kiln_kernels::Kernels;
 
 use super::{KvFactory, KvStrategy};
 use crate::{
-    chain::Chain,
     memory::{KvPolicy, Memory, Policy, Progress, check},
+    shared_prefix::SharedPrefix,
 };
 
 /// Slots of the smallest buffer, where nobody knows how far the sequence will go.
@@ -64,7 +64,7 @@ struct DynamicPolicy {
 
 /// The first position that there is no room for once the chain holds `end` tokens of a sequence that is going to reach
 /// `horizon`, as far as is known.
-fn room_for(end: usize, horizon: usize, filled: usize, chain: &Chain) -> usize {
+fn room_for(end: usize, horizon: usize, filled: usize, chain: &SharedPrefix) -> usize {
     let origin = chain.next_origin(filled);
     if origin == chain.origin() && end <= chain.end() {
         return chain.end();
@@ -89,30 +89,36 @@ fn slots_for(end: usize, horizon: usize) -> usize {
 impl Policy for DynamicPolicy {
     const NAME: &'static str = "dynamic";
     type Counts = ();
-    type Tensors = Chain;
+    type Tensors = SharedPrefix;
 
-    fn footprint(&self, at: &Progress<()>, chain: &Chain, step: &StepShape) -> Footprint {
+    fn footprint(&self, at: &Progress<()>, chain: &SharedPrefix, step: &StepShape) -> Footprint {
         let end = at.seq_len + step.tokens;
         let horizon = if step.last { end } else { at.horizon };
         chain.footprint(&self.need, room_for(end, horizon, at.seq_len, chain), at.seq_len, step)
     }
 
-    fn rewind(&self, _: &mut Progress<()>, chain: &mut Chain, len: usize) -> Result<()> {
+    fn rewind(&self, _: &mut Progress<()>, chain: &mut SharedPrefix, len: usize) -> Result<()> {
         chain.keep(len);
         Ok(())
     }
 
-    fn trim(&self, at: &mut Progress<()>, chain: &mut Chain) -> Result<()> {
+    fn trim(&self, at: &mut Progress<()>, chain: &mut SharedPrefix) -> Result<()> {
         chain.unite(at.seq_len)
     }
 
-    fn validate(&self, at: &Progress<()>, chain: &Chain) -> Result<()> {
+    fn validate(&self, at: &Progress<()>, chain: &SharedPrefix) -> Result<()> {
         check(chain.validate(&self.need)? == at.seq_len)
     }
 }
 
 impl KvPolicy for DynamicPolicy {
-    fn append(&self, at: &mut Progress<()>, chain: &mut Chain, new: Kv, place: &Place) -> Result<KvView> {
+    fn append(
+        &self,
+        at: &mut Progress<()>,
+        chain: &mut SharedPrefix,
+        new: Kv,
+        place: &Place,
+    ) -> Result<KvView> {
         let (filled, end) = (at.seq_len, at.seq_len + new.0.dims()[2]);
         if end > filled {
             chain.branch(filled);
@@ -124,11 +130,11 @@ impl KvPolicy for DynamicPolicy {
         chain.view()
     }
 
-    fn gather(&self, at: &Progress<()>, chain: &Chain) -> Result<Option<Kv>> {
+    fn gather(&self, at: &Progress<()>, chain: &SharedPrefix) -> Result<Option<Kv>> {
         chain.gather(at.seq_len)
     }
 
-    fn replayable(&self, at: &Progress<()>, chain: &Chain) -> usize {
+    fn replayable(&self, at: &Progress<()>, chain: &SharedPrefix) -> usize {
         chain.end().saturating_sub(at.seq_len)
     }
 }

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use burn::tensor::{Tensor, TensorData};
-use kiln_core::{Error, Result, batch::Batch, faults, model::TokenId};
+use kiln_core::{Error, Result, batch::Batch, device_error, model::TokenId};
 
-use super::{Generation, Next, chooser};
+use super::{Generation, Next, device_sampler};
 use crate::sampler::Sampler;
 
 impl Generation<'_> {
@@ -21,17 +21,17 @@ impl Generation<'_> {
         self.ahead = None;
         self.next = Next::Nothing;
         // What is still under way has to do with what is given up, and so have its errors.
-        _ = faults::sync(&self.device);
+        _ = device_error::sync(&self.device);
         self.feeder.start_over();
-        faults::give_back(&self.device);
+        device_error::give_back(&self.device);
         if !self.whole {
             return Err(refused);
         }
         let held = self.prompt_end + self.delivered;
         let chunk = self.options.prefill_chunk.unwrap_or(held);
         self.options.prefill_chunk = Some(chunk.min(PIECE));
-        if chunk.min(self.prompt_end) <= PIECE || self.feeder.rescue.is_none() {
-            self.feeder.rescue(refused, held, chunk.min(PIECE))?;
+        if chunk.min(self.prompt_end) <= PIECE || self.feeder.oom_policy.is_none() {
+            self.feeder.free_memory(refused, held, chunk.min(PIECE))?;
         }
         self.launched = self.delivered;
         if self.on_device() {
@@ -42,8 +42,8 @@ impl Generation<'_> {
             }
             let settings = self.options.settings.clone().checked()?;
             let (plain, vocab) = (self.processors.is_empty(), self.feeder.running.model.vocab());
-            self.feeder.chooser =
-                chooser(&self.options, &settings, plain, &mut sampler, &self.ids, vocab, &self.device);
+            self.feeder.device_sampler =
+                device_sampler(&self.options, &settings, plain, &mut sampler, &self.ids, vocab, &self.device);
         }
         let prompt = self.fed(0..self.prompt_end);
         if self.delivered == 0 {

@@ -26,7 +26,7 @@ pub(super) fn open(index: usize) -> Result<Opened> {
         return Err(unavailable(name, why));
     }
     // Kernels are compiled when they are first launched, which is too late to say what is missing.
-    if !cudarc::get_lib_name_candidates("nvrtc").iter().any(|library| trusted::can_load(library)) {
+    if !cudarc::get_lib_name_candidates("nvrtc").iter().any(|library| unsafe_ops::can_load(library)) {
         let why = "NVRTC, CUDA's run-time compiler, is not installed; install the CUDA toolkit (libnvrtc)";
         return Err(unavailable(name, why));
     }
@@ -41,7 +41,7 @@ pub(super) fn open(index: usize) -> Result<Opened> {
 /// How many GPUs the driver shows.
 fn count() -> Result<usize> {
     let name = DeviceName::Cuda(0);
-    if !cudarc::get_lib_name_candidates("cuda").iter().any(|library| trusted::can_load(library)) {
+    if !cudarc::get_lib_name_candidates("cuda").iter().any(|library| unsafe_ops::can_load(library)) {
         return Err(unavailable(name, "the NVIDIA driver (libcuda) is not installed"));
     }
     match cubecl::Device::enumerate(cubecl::Device::Cuda(CudaDevice::new(0)).to_id()).len() {

@@ -16,7 +16,7 @@ use burn::tensor::{
 };
 use kiln_core::{
     Result,
-    faults::{REFUSAL, Refusals},
+    device_error::{REFUSAL, Refusals},
     read_back::block_on,
 };
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Range};
 
 use burn::tensor::{DType, Device, Tensor, TensorData, s};
 use half::{bf16, f16};
-use kiln_core::{Error, Result, faults};
+use kiln_core::{Error, Result, device_error};
 
 use super::{
     Checkpoint, Entry,
@@ -211,7 +211,7 @@ impl<'a> Loader<'a> {
 
     fn wait(&mut self) -> Result<()> {
         self.in_flight = 0;
-        faults::sync(self.device)
+        device_error::sync(self.device)
     }
 }
 

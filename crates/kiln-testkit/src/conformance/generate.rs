@@ -75,7 +75,7 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
         keep_logits: keep,
         keep_scores: keep,
         compile: !keep && model.opened().is_asynchronous(),
-        rescue: None,
+        oom_policy: None,
         kernels: Some(model.kernels().clone()),
     };
     let batch = batch.slice(prefix..batch.len());

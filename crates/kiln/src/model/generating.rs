@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use kiln_core::{Error, Result, batch::Batch, layer::StepShape, model::TokenId, model_cache::ModelCache};
-use kiln_generate::{Generation, GenerationConfig, Options, Rescue, Settings, TextStream};
+use kiln_generate::{Generation, GenerationConfig, OomPolicy, Options, Settings, TextStream};
 
 use super::Model;
 use crate::{
@@ -153,7 +153,7 @@ impl Model {
                 Some(_) => {}
             }
         }
-        let rescue: Option<Arc<dyn Rescue>> = match options.on_oom {
+        let oom_policy: Option<Arc<dyn OomPolicy>> = match options.on_oom {
             OnOutOfMemory::Fail => None,
             OnOutOfMemory::Offload => Some(Arc::new(OffloadLayers::new(self.device()))),
             OnOutOfMemory::Quantize => {
@@ -161,7 +161,7 @@ impl Model {
             }
         };
         Ok(Options {
-            rescue,
+            oom_policy,
             settings,
             prefill_chunk: Some(prefill_chunk),
             lookahead: self.device.is_asynchronous(),

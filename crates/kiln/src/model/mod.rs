@@ -15,7 +15,7 @@ use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim},
-    faults::{self, Refusals},
+    device_error::{self, Refusals},
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
 };
@@ -324,6 +324,6 @@ impl Model {
 /// # Errors
 /// What the device says; [`Error::OutOfMemory`] where it had no room for them.
 fn wait_for_weights(device: &Device, before: Refusals) -> Result<()> {
-    faults::sync(device)?;
+    device_error::sync(device)?;
     before.none_since().map_err(|_| Error::refused("the weights"))
 }

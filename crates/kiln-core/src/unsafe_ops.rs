@@ -11,7 +11,7 @@ use libloading::Library;
 
 use crate::{
     Error, Result,
-    faults::{caught, preparing},
+    device_error::{caught, preparing},
 };
 
 /// Whether the system's loader finds the shared library `name`.

@@ -6,16 +6,16 @@ use burn::tensor::{Int, Tensor};
 use kiln_core::{
     Error, Result,
     batch::Batch,
-    faults::Refusals,
+    device_error::Refusals,
     layer::StepShape,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
 };
 
 use crate::{
-    Rescue,
-    chooser::Chooser,
-    stepper::{Output, Running, Stepper},
+    OomPolicy,
+    decode::{DecodeLoop, Output, Running},
+    device_sampler::DeviceSampler,
 };
 
 /// Prompt tokens of a row that are always fed at once, however little memory there is.
@@ -54,13 +54,13 @@ pub(crate) struct Feeder<'a> {
     /// `[rows, tokens]`: the latest that were fed, where the cache has not seen them. They are fed again, in front.
     unseen: Option<Tensor<2, Int>>,
     /// Of the steps behind the prompt.
-    stepper: Option<Stepper>,
+    decode: Option<DecodeLoop>,
     /// Whether steps are captured.
     capture: bool,
     /// What chooses tokens on the device; `None`: the host does.
-    pub(crate) chooser: Option<Chooser>,
+    pub(crate) device_sampler: Option<DeviceSampler>,
     /// What is done when memory runs out; `None`: nothing.
-    pub(crate) rescue: Option<Arc<dyn Rescue>>,
+    pub(crate) oom_policy: Option<Arc<dyn OomPolicy>>,
     /// Tokens that the cache was told the sequence will reach.
     reaches: usize,
     /// Until when nothing that the cache holds is missing.
@@ -77,10 +77,10 @@ impl<'a> Feeder<'a> {
         Self {
             running: Running { model, cache, left_pad },
             unseen: None,
-            stepper: None,
+            decode: None,
             capture,
-            chooser: None,
-            rescue: None,
+            device_sampler: None,
+            oom_policy: None,
             reaches: 0,
             refusals: Refusals::until_now(),
         }
@@ -94,7 +94,7 @@ impl<'a> Feeder<'a> {
 
     /// Forgets everything: what the cache holds cannot be trusted, because a device refused an allocation.
     pub(crate) fn start_over(&mut self) {
-        (self.unseen, self.stepper) = (None, None);
+        (self.unseen, self.decode) = (None, None);
         self.running.cache.reset();
         self.running.cache.keep_history(1);
         self.running.cache.reserve(self.reaches);
@@ -129,14 +129,17 @@ impl<'a> Feeder<'a> {
                         self.running.cache.reserve(self.reaches);
                         (self.unseen, start) = (None, 0);
                     }
-                    let may_shrink = self.unseen.is_none() && self.rescue.is_some() && n > SMALLEST_CHUNK;
+                    let may_shrink = self.unseen.is_none() && self.oom_policy.is_some() && n > SMALLEST_CHUNK;
                     match error {
                         Error::OutOfMemory { .. } if may_shrink => chunk = (n / 2).max(SMALLEST_CHUNK),
-                        error => self.rescue(error, n, n).map_err(|error| match self.smaller_chunk(n) {
-                            Some(chunk) => error
-                                .advised(format!("feed {chunk} prompt tokens at a time (`prefill_chunk`)")),
-                            None => error,
-                        })?,
+                        error => {
+                            self.free_memory(error, n, n).map_err(|error| match self.smaller_chunk(n) {
+                                Some(chunk) => error.advised(format!(
+                                    "feed {chunk} prompt tokens at a time (`prefill_chunk`)"
+                                )),
+                                None => error,
+                            })?
+                        }
                     }
                 }
                 Err(error) => return Err(error),
@@ -173,11 +176,11 @@ impl<'a> Feeder<'a> {
     ///
     /// # Errors
     /// `error`, where nothing can be done about it.
-    pub(crate) fn rescue(&mut self, error: Error, n: usize, chunk: usize) -> Result<()> {
-        let Some(rescue) = self.rescue.clone() else { return Err(error) };
+    pub(crate) fn free_memory(&mut self, error: Error, n: usize, chunk: usize) -> Result<()> {
+        let Some(policy) = self.oom_policy.clone() else { return Err(error) };
         let Running { model, cache, left_pad } = &mut self.running;
         let step = StepShape { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
-        match rescue.rescue(cache, &step, model.working_bytes(step.rows, chunk))? {
+        match policy.shrink(cache, &step, model.working_bytes(step.rows, chunk))? {
             true => {
                 cache.recount();
                 Ok(())
@@ -193,30 +196,30 @@ impl<'a> Feeder<'a> {
         if let (Some(_), Some(tokens)) = (&self.unseen, &tokens) {
             return self.feed(tokens.clone(), 0).map(Output::Logits);
         }
-        let mut stepper = match (self.stepper.take(), tokens) {
-            (Some(mut stepper), Some(tokens)) => {
-                stepper.give(tokens);
-                stepper
+        let mut decode = match (self.decode.take(), tokens) {
+            (Some(mut decode), Some(tokens)) => {
+                decode.give(tokens);
+                decode
             }
-            (Some(stepper), None) => stepper,
-            (None, Some(tokens)) => Stepper::new(&tokens, &self.running, self.capture),
+            (Some(decode), None) => decode,
+            (None, Some(tokens)) => DecodeLoop::new(&tokens, &self.running, self.capture),
             (None, None) => {
                 return Err(Error::Execution("a step was asked for before a token was fed".into()));
             }
         };
         loop {
-            match stepper.step(&mut self.running, self.chooser.as_mut()) {
+            match decode.step(&mut self.running, self.device_sampler.as_mut()) {
                 Err(error) if self.can_answer(&error) => {
                     if self.running.cache.is_poisoned() {
                         return Err(error);
                     }
                     // A recording would hold on to buffers that are to be given up.
-                    let tokens = stepper.into_tokens();
-                    self.rescue(error, 1, 1)?;
-                    stepper = Stepper::new(&tokens, &self.running, self.capture);
+                    let tokens = decode.into_tokens();
+                    self.free_memory(error, 1, 1)?;
+                    decode = DecodeLoop::new(&tokens, &self.running, self.capture);
                 }
                 output => {
-                    self.stepper = Some(stepper);
+                    self.decode = Some(decode);
                     return output;
                 }
             }

@@ -12,7 +12,7 @@ const TABLE: usize = 2048;
 
 /// What chooses the tokens of steps, one after the other. Nothing of a step that failed before it is used up.
 #[derive(Debug)]
-pub(crate) enum Chooser {
+pub(crate) enum DeviceSampler {
     Likeliest,
     Sampled(Box<Sampled>),
 }
@@ -29,7 +29,7 @@ pub(crate) struct Sampled {
     left: usize,
 }
 
-impl Chooser {
+impl DeviceSampler {
     /// The likeliest token of each row, of equals the first, where there is no kernel for it.
     pub(crate) fn likeliest() -> Self {
         Self::Likeliest
@@ -157,13 +157,14 @@ mod tests {
         let logits: Vec<f32> = (0..23).map(|token| (token * 7 % 11) as f32 / 3.0 - 1.0).collect();
         let [mut host, draws] = [(); 2].map(|()| Sampler::new(Some(4)).unwrap());
         let mut ids = vec![vec![3, 1, 4], vec![1, 5]];
-        let mut chooser = Chooser::new(&kernels, &settings, Some(draws), &ids, logits.len(), &device);
+        let mut device_sampler =
+            DeviceSampler::new(&kernels, &settings, Some(draws), &ids, logits.len(), &device);
         let processors = processors::build(&settings);
         let mut others = 0;
         for step in 0..2 * TABLE + 5 {
             let tensor = TensorData::new(logits.repeat(2), [2, 1, 23]);
-            others += usize::from(chooser.prepare());
-            let tokens = chooser.choose(Tensor::from_data(tensor, &device)).unwrap();
+            others += usize::from(device_sampler.prepare());
+            let tokens = device_sampler.choose(Tensor::from_data(tensor, &device)).unwrap();
             let tokens: Vec<TokenId> = read_back::read(tokens).unwrap().iter().collect();
             for (row, (&token, ids)) in tokens.iter().zip(&mut ids).enumerate() {
                 let mut scores = logits.clone();

@@ -6,10 +6,10 @@ use kiln_core::{
     batch::{Batch, Steps},
     model::{CausalModel, Logits},
     model_cache::ModelCache,
-    trusted::Recording,
+    unsafe_ops::Recording,
 };
 
-use crate::chooser::Chooser;
+use crate::device_sampler::DeviceSampler;
 
 /// Steps that run before one is recorded: the allocator learns what a step needs.
 const WARM_UP: usize = 3;
@@ -21,9 +21,9 @@ const TABLE: usize = 2048;
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are two of it")]
 pub(crate) enum Output {
-    /// What the device chose, `[rows, 1]`; see [`Chooser::choose`]. It is what the next step is fed.
+    /// What the device chose, `[rows, 1]`; see [`DeviceSampler::choose`]. It is what the next step is fed.
     Chosen(Tensor<2, Int>),
-    /// Logits `[rows, 1, vocab]`. The next step is fed what [`Stepper::give`] is given.
+    /// Logits `[rows, 1, vocab]`. The next step is fed what [`DecodeLoop::give`] is given.
     Logits(Tensor<3>),
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Running<'a> {
 
 /// Feeds one token after the other to a model.
 #[derive(Debug)]
-pub(crate) struct Stepper {
+pub(crate) struct DecodeLoop {
     /// What is fed next, `[rows, 1]`. Nothing else ever holds it, so that it is written in place.
     tokens: Tensor<2, Int>,
     steps: Steps,
@@ -54,7 +54,7 @@ enum Capture {
     On(Recording, Output),
 }
 
-impl Stepper {
+impl DecodeLoop {
     /// Prepares to feed `tokens` `[rows, 1]`.
     pub(crate) fn new(tokens: &Tensor<2, Int>, running: &Running<'_>, capture: bool) -> Self {
         let (device, rows) = (tokens.device(), tokens.dims()[0]);
@@ -78,14 +78,14 @@ impl Stepper {
         self.tokens.inplace(|buffer| buffer.slice_assign([0..rows, 0..1], tokens));
     }
 
-    /// Feeds a token to every row. `chooser`: what chooses the next on the device; `None`: the host does.
+    /// Feeds a token to every row. `device_sampler`: what chooses the next on the device; `None`: the host does.
     pub(crate) fn step(
         &mut self,
         running: &mut Running<'_>,
-        mut chooser: Option<&mut Chooser>,
+        mut device_sampler: Option<&mut DeviceSampler>,
     ) -> Result<Output> {
         let device = self.tokens.device();
-        if chooser.as_mut().is_some_and(|chooser| chooser.prepare()) {
+        if device_sampler.as_mut().is_some_and(|device_sampler| device_sampler.prepare()) {
             self.stop_replaying();
         }
         if self.steps.next >= self.steps.slots.end {
@@ -100,14 +100,14 @@ impl Stepper {
                 recording.replay()?;
                 running.cache.replayed();
                 self.steps.next += 1;
-                if let Some(chooser) = chooser {
-                    chooser.repeated();
+                if let Some(device_sampler) = device_sampler {
+                    device_sampler.repeated();
                 }
                 return Ok(output.clone());
             }
             Capture::On(..) => self.stop_replaying(),
             Capture::WarmingUp(WARM_UP..) if repeats => {
-                match Recording::record(&device, || self.launch(running, chooser.as_deref_mut()))? {
+                match Recording::record(&device, || self.launch(running, device_sampler.as_deref_mut()))? {
                     Some((recording, output)) => {
                         recording.replay()?;
                         self.capture = Capture::On(recording, output.clone());
@@ -125,7 +125,7 @@ impl Stepper {
             Capture::WarmingUp(steps) => *steps += 1,
             Capture::Off | Capture::On(..) => {}
         }
-        self.launch(running, chooser)
+        self.launch(running, device_sampler)
     }
 
     fn stop_replaying(&mut self) {
@@ -134,7 +134,11 @@ impl Stepper {
         }
     }
 
-    fn launch(&mut self, running: &mut Running<'_>, chooser: Option<&mut Chooser>) -> Result<Output> {
+    fn launch(
+        &mut self,
+        running: &mut Running<'_>,
+        device_sampler: Option<&mut DeviceSampler>,
+    ) -> Result<Output> {
         let batch = Batch {
             tokens: self.tokens.clone(),
             left_pad: running.left_pad.clone(),
@@ -143,10 +147,10 @@ impl Stepper {
         };
         let logits = running.model.forward(&batch, Logits::Last, running.cache)?;
         drop(batch);
-        let output = match chooser {
-            Some(chooser) => {
-                let chosen = chooser.choose(logits)?;
-                self.give(Chooser::to_feed(chosen.clone()));
+        let output = match device_sampler {
+            Some(device_sampler) => {
+                let chosen = device_sampler.choose(logits)?;
+                self.give(DeviceSampler::to_feed(chosen.clone()));
                 Output::Chosen(chosen)
             }
             None => Output::Logits(logits),
@@ -156,7 +160,7 @@ impl Stepper {
     }
 }
 
-impl Drop for Stepper {
+impl Drop for DecodeLoop {
     fn drop(&mut self) {
         if matches!(self.capture, Capture::WarmingUp(1..)) {
             Recording::abandon(&self.tokens.device());

@@ -31,7 +31,7 @@ const MOST: usize = 4;
 
 /// Keys and values of all positions from 0 on.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Chain {
+pub(crate) struct SharedPrefix {
     /// Each holds the positions from its origin to that of the next.
     shared: Vec<Arc<Link>>,
     last: Arc<Link>,
@@ -62,7 +62,7 @@ impl Clone for Link {
     }
 }
 
-impl Chain {
+impl SharedPrefix {
     /// The first position of the buffer that is written.
     pub(crate) fn origin(&self) -> usize {
         self.last.buffer.origin()
@@ -202,7 +202,7 @@ impl Chain {
     }
 }
 
-impl TensorTree for Chain {
+impl TensorTree for SharedPrefix {
     fn shared_bytes(&self) -> usize {
         self.links().filter(|link| Arc::strong_count(link) > 1).map(|link| link.bytes()).sum()
     }
