@@ -8,7 +8,7 @@ docs/terminal.svg, after `cargo build --release`:
 
     PATH=target/release:$PATH python3 tools/terminal_svg.py --title kiln --columns 104 --output docs/terminal.svg \\
         'kiln run "ROMEO:" -n 20 --greedy' \\
-        'kiln run "ROMEO:" -n 20 --greedy --device wgpu --cache fixed' \\
+        'kiln run "ROMEO:" -n 20 --greedy --device wgpu --cache static' \\
         'for c in dynamic sink:window=64 quantized; do kiln run -v -t 0 -n 500 -c $c ROMEO: |& grep cache; done' \\
         'kiln conformance tests/fixtures/transformers-5.23.0 | grep -E "greedy_(static|sliding_long) |passed"'
 

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 /// Caches beside each strategy's own default: windows, capacities and blocks that the few tokens here go beyond.
 const MORE: [&str; 7] = [
-    "fixed:len=128",
+    "static:len=128",
     "sink:window=24,sinks=4",
     "quantized:group=16,residual=16",
     "quantized:format=quanto,nbits=2,group=32,residual=16",
@@ -33,7 +33,7 @@ const OFFLOADED: [(&str, Offload); 3] = [
 
 /// Caches whose memory is refused.
 const REFUSED: [&str; 4] =
-    ["dynamic", "fixed:len=128", "sink:window=24,sinks=4", "quantized:group=16,residual=16"];
+    ["dynamic", "static:len=128", "sink:window=24,sinks=4", "quantized:group=16,residual=16"];
 
 /// Tokens of a generation.
 const NEW: usize = 4;

@@ -43,7 +43,8 @@ fn go_on(
 fn branches_say_what_they_say_alone() {
     for (device, opened) in devices() {
         let model = Model::random(&TINY, LoadOptions::float32(opened.clone())).unwrap();
-        for (cache, offload) in [("dynamic", None), ("dynamic", Some(Offload::All)), ("fixed:len=2000", None)]
+        for (cache, offload) in
+            [("dynamic", None), ("dynamic", Some(Offload::All)), ("static:len=2000", None)]
         {
             let plan = Plan { offload, ..Plan::named(cache).unwrap() };
             let run = |sequence: &mut Sequence, ids: &[TokenId], compile: bool, keep_logits: bool| {
@@ -123,7 +124,7 @@ fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
     for (device, opened) in devices() {
         for (name, cache, prompt) in [
             ("llama", "dynamic", 7),
-            ("llama", "fixed", 7),
+            ("llama", "static", 7),
             ("mistral", "dynamic", 20),
             ("llama", "quantized:group=8,residual=40", 7),
         ] {

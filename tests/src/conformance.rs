@@ -96,7 +96,7 @@ fn every_case_passes_or_is_not_implemented_yet() {
 #[test]
 fn every_exact_cache_gives_what_dynamic_gives() {
     for (_, device) in kiln_testkit::devices::opened() {
-        for cache in ["fixed", "fixed:len=64", "sink:window=100,sinks=4"] {
+        for cache in ["static", "static:len=64", "sink:window=100,sinks=4"] {
             let cache = Some(cache.parse().unwrap());
             let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache, offload: None };
             for model in

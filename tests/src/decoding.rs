@@ -56,10 +56,10 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9], vec![5, 5, 5, 5, 5]];
     for (device, opened) in devices() {
         for (name, caches) in [
-            ("llama", &["fixed", "fixed:len=90", "dynamic", "quantized:group=8,residual=40"][..]),
-            ("mistral", &["sliding", "fixed", "dynamic"]),
-            ("gemma2", &["fixed"]),
-            ("llama_rope_dynamic", &["fixed"]),
+            ("llama", &["static", "static:len=90", "dynamic", "quantized:group=8,residual=40"][..]),
+            ("mistral", &["sliding", "static", "dynamic"]),
+            ("gemma2", &["static"]),
+            ("llama_rope_dynamic", &["static"]),
         ] {
             let model = recorded(name, opened);
             for cache in caches {
@@ -89,7 +89,7 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
 fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
     for (_, opened) in devices() {
         let model = recorded("llama", opened);
-        let mut cache = model.cache(&Plan::named("fixed:len=10").unwrap()).unwrap();
+        let mut cache = model.cache(&Plan::named("static:len=10").unwrap()).unwrap();
         let refused = model
             .generate(&mut cache, vec![vec![1; 8]], &wanted(4, false), RunOptions::default())
             .map(|_| ())
@@ -117,9 +117,9 @@ fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
 fn a_generation_that_is_given_up_leaves_the_device_usable() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
-        let whole = run(&model, "fixed", &[vec![1, 2, 3]], &wanted(12, false), None);
+        let whole = run(&model, "static", &[vec![1, 2, 3]], &wanted(12, false), None);
         for taken in [0, 1, 2, 5, 8] {
-            for cache in ["dynamic", "fixed"] {
+            for cache in ["dynamic", "static"] {
                 let mut cache = model.cache(&Plan::named(cache).unwrap()).unwrap();
                 let generation = model
                     .generate(&mut cache, vec![vec![1, 2, 3]], &wanted(12, false), RunOptions::default())

@@ -45,7 +45,7 @@ fn pass(cache: &mut ModelCache, n: usize, device: &Device, watch: &mut dyn FnMut
 #[test]
 fn a_step_moves_the_cache_up_and_its_own_tokens_down() {
     for (device, opened) in devices() {
-        for (plan, kept) in [("fixed:len=512", 0), ("fixed:len=512", 8), ("dynamic", 0)] {
+        for (plan, kept) in [("static:len=512", 0), ("static:len=512", 8), ("dynamic", 0)] {
             let mut cache = cache(plan, Some(Offload::AllBut(kept)), &opened.device);
             pass(&mut cache, 300, &opened.device, &mut || {});
             pass(&mut cache, 1, &opened.device, &mut || {});
@@ -87,7 +87,7 @@ fn two_layers_are_on_the_device() {
             }
             (peak - start) as f64 / layer as f64
         };
-        for plan in ["fixed:len=4096", "dynamic"] {
+        for plan in ["static:len=4096", "dynamic"] {
             let (offloaded, kept) = (peak(plan, Some(Offload::All)), peak(plan, Some(Offload::AllBut(4))));
             let bare = peak(plan, None);
             let reserved = opened.device.memory_pool_usage().map(|usage| usage.bytes_reserved);
@@ -109,7 +109,7 @@ fn two_layers_are_on_the_device_whatever_is_done() {
         return;
     }
     for (device, opened) in devices() {
-        for plan in ["fixed:len=4096", "dynamic", "sink:window=4095"] {
+        for plan in ["static:len=4096", "dynamic", "sink:window=4095"] {
             let mut cache = cache(plan, Some(Offload::All), &opened.device);
             cache.keep_history(1);
             for n in [2000, 2000, 1] {
@@ -166,8 +166,8 @@ fn in_use(device: &Device) -> Option<u64> {
 fn offloaded_is_the_same_to_the_bit() {
     for (device, opened) in devices() {
         for (name, caches) in [
-            ("llama", &["dynamic", "fixed:len=64", "sink:window=8,sinks=2", "none"] as &[&str]),
-            ("mistral", &["dynamic", "sliding", "fixed:len=64"]),
+            ("llama", &["dynamic", "static:len=64", "sink:window=8,sinks=2", "none"] as &[&str]),
+            ("mistral", &["dynamic", "sliding", "static:len=64"]),
             ("gemma2", &["hybrid"]),
         ] {
             let model = recorded(name, opened);
@@ -203,7 +203,7 @@ fn offloaded_is_the_same_to_the_bit() {
 fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
-        for text in ["dynamic", "fixed:len=64", "sink:window=8,sinks=2"] {
+        for text in ["dynamic", "static:len=64", "sink:window=8,sinks=2"] {
             let plan = Plan::named(text).unwrap();
             let (mut bare, mut moved) = (model.cache(&plan).unwrap(), model.cache(&plan).unwrap());
             let feed = |cache: &mut ModelCache, ids: &[TokenId]| {
@@ -234,7 +234,7 @@ fn padded_rows_generate_the_same_tokens_offloaded() {
     let sizes = RandomLlama { layers: 3, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
     for (device, opened) in devices() {
         let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
-        for text in ["dynamic", "fixed"] {
+        for text in ["dynamic", "static"] {
             let generate = |plan: &Plan, compile| {
                 let wanted = GenerationConfig { max_new_tokens: Some(80), ..GenerationConfig::default() };
                 let options = RunOptions { compile, ..RunOptions::default() };
@@ -255,7 +255,7 @@ fn padded_rows_generate_the_same_tokens_offloaded() {
 
 #[test]
 fn transformers_names_are_accepted() {
-    for (name, strategy) in [("offloaded", "dynamic"), ("offloaded_static:len=9", "fixed:len=9")] {
+    for (name, strategy) in [("offloaded", "dynamic"), ("offloaded_static:len=9", "static:len=9")] {
         let plan = Plan::named(name).unwrap();
         assert_eq!((plan.global.to_string().as_str(), plan.offload), (strategy, Some(Offload::All)));
     }

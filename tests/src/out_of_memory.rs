@@ -60,7 +60,7 @@ fn any_allocation_may_fail() {
     for (device, opened) in devices() {
         for (name, text, rows, sample) in [
             ("llama", "dynamic", &one, false),
-            ("llama", "fixed", &padded, false),
+            ("llama", "static", &padded, false),
             ("mistral", "sliding", &one, false),
             ("gemma2", "hybrid", &padded, false),
             ("llama", "sink:window=64,sinks=2", &one, false),
@@ -70,7 +70,7 @@ fn any_allocation_may_fail() {
             ("llama", "quantized:group=8,residual=6,format=quanto,flush=requantize", &padded, false),
             // No word is used twice, and none passed over.
             ("llama", "dynamic", &padded, true),
-            ("llama", "fixed", &one, true),
+            ("llama", "static", &one, true),
             ("llama", "none", &one, true),
         ] {
             let model = recorded(name, opened);
@@ -114,7 +114,7 @@ fn any_allocation_may_fail() {
 fn a_step_that_failed_was_never_made() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
-        for text in ["dynamic", "fixed:len=64", "sink:window=16,sinks=2"] {
+        for text in ["dynamic", "static:len=64", "sink:window=16,sinks=2"] {
             let plan = Plan::named(text).unwrap();
             let mut cache = model.cache(&plan).unwrap();
             let mut want = model.cache(&plan).unwrap();

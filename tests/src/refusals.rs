@@ -83,7 +83,7 @@ fn a_cache() {
     let model = Model::random(&LARGE_CACHE, LoadOptions::float32(opened.clone())).unwrap();
     let run = |cache: &mut ModelCache, on_oom| generate(&model, cache, &numbers(5), 8, options(on_oom));
     let cache = |name: &str| model.cache(&Plan::named(name).unwrap()).unwrap();
-    let (large, fail) = ("fixed:len=32768", OnOutOfMemory::Fail);
+    let (large, fail) = ("static:len=32768", OnOutOfMemory::Fail);
     let [want, packed] = ["dynamic", "quantized"].map(|name| run(&mut cache(name), fail).unwrap());
     assert_eq!(run(&mut cache(large), fail).unwrap(), want);
 
@@ -136,7 +136,7 @@ fn refuse_at_any_token(opened: &Opened) {
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
     for (name, text, rows) in [
         ("llama", "dynamic", &one),
-        ("llama", "fixed:len=64", &padded),
+        ("llama", "static:len=64", &padded),
         ("mistral", "sliding", &padded),
         ("gemma2", "hybrid", &one),
         ("llama", "sink:window=16,sinks=2", &one),

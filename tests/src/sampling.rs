@@ -67,7 +67,7 @@ fn the_device_draws_what_the_host_does() {
         for &choice in choices {
             let model = llama_with(opened, choice);
             for wanted in settings() {
-                for plan in ["fixed", "none"] {
+                for plan in ["static", "none"] {
                     let run = |keep_scores, lookahead, compile| {
                         let mut cache = model.cache(&Plan::named(plan).unwrap()).unwrap();
                         let options =
@@ -86,7 +86,7 @@ fn the_device_draws_what_the_host_does() {
                     let on_device = device != "cpu" && choice != Choice::Definition;
                     assert_eq!(sampled() > before, on_device, "{what}");
                     assert_eq!(run(false, true, false), want, "{what}: ahead");
-                    if opened.is_asynchronous() && plan == "fixed" {
+                    if opened.is_asynchronous() && plan == "static" {
                         assert_eq!(run(false, true, true), want, "{what}: captured");
                         assert_eq!(run(false, false, true), want, "{what}: captured, not ahead");
                     }

@@ -192,11 +192,11 @@ fn what_does_not_belong_together_is_refused() {
         }
     }
     // Too small for what was saved.
-    let fixed = Plan::named("fixed:len=64").unwrap();
+    let fixed = Plan::named("static:len=64").unwrap();
     let mut cache = filled(&model, &fixed);
     model.save_cache(&path, &fixed, &mut cache, &[PROMPT.to_vec()], &[0]).unwrap();
     let bytes = std::fs::read(&path).unwrap();
-    assert!(refused(&model, "fixed:len=8", &bytes).contains("`fixed:len=64`"));
+    assert!(refused(&model, "static:len=8", &bytes).contains("`static:len=64`"));
 }
 
 /// Files whose checksum is right and whose contents no layer could have held.

@@ -45,7 +45,7 @@ fn anew(model: &Model, plan: &Plan, rows: &[Vec<TokenId>], wanted: &GenerationCo
 }
 
 /// Settings beside each strategy's own: windows and capacities that these sequences cross.
-const MORE: [&str; 3] = ["sink:window=6,sinks=2", "sink:window=200,sinks=4", "fixed:len=256"];
+const MORE: [&str; 3] = ["sink:window=6,sinks=2", "sink:window=200,sinks=4", "static:len=256"];
 
 /// Every cache on every device, for a model without windows and, on one of them, for one with.
 fn everywhere(mut test: impl FnMut(&Model, &Plan, &str)) {

@@ -71,7 +71,7 @@ pub struct Plan {
 
 impl Plan {
     /// The plan that `--cache` and `--cache-windowed` ask for. Blocks with a window get a `sliding` cache beside
-    /// `dynamic` and `fixed` ones, unless it is said otherwise.
+    /// `dynamic` and `static` ones, unless it is said otherwise.
     pub fn new(global: CacheSpec, windowed: Option<CacheSpec>) -> Result<Self> {
         let windowed = match (windowed, global.strategy.windowed) {
             (Some(windowed), _) => windowed,

@@ -71,7 +71,7 @@ pub(crate) struct PlaceArgs {
 pub(crate) struct CacheArgs {
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]", help = caches())]
     pub(crate) cache: Option<String>,
-    /// Cache of the layers that see only a window [default: `sliding` beside `dynamic` and `fixed`]
+    /// Cache of the layers that see only a window [default: `sliding` beside `dynamic` and `static`]
     #[arg(long, hide_short_help = true, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache_windowed: Option<String>,
     /// Count positions in a sink cache as this version of transformers did: 4.47

@@ -4,11 +4,11 @@ use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
 use kiln_kernels::Kernels;
 
 mod dynamic;
-mod fixed;
 mod none;
 mod quantized;
 mod sink;
 mod sliding;
+mod r#static;
 
 /// A strategy as the command line knows it.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub trait KvFactory: fmt::Debug + Send + Sync {
 /// Every strategy. A line here makes it selectable and puts it through the laws.
 pub static STRATEGIES: &[&KvStrategy] = &[
     &dynamic::DYNAMIC, //
-    &fixed::FIXED,
+    &r#static::STATIC,
     &sliding::SLIDING,
     &sink::SINK,
     &quantized::QUANTIZED,

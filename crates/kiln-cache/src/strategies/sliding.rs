@@ -60,7 +60,7 @@ fn window(need: &AttentionNeed) -> Result<usize> {
     need.window.filter(|&window| window > 0).ok_or_else(|| Error::Setting {
         name: "cache",
         why: "`sliding` needs a model whose layers have a window, and this model has layers without one; use `dynamic`, \
-              `fixed`, or `sink:window=N`"
+              `static`, or `sink:window=N`"
             .to_owned(),
     })
 }

@@ -233,8 +233,8 @@ fn the_newline_at_the_end_of_a_prompt_is_not_part_of_it() {
         let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
         assert_eq!(report["prompt"], prompt);
     }
-    refused(&run(&["--cache", "fixed:len=50", "-n", "100", "x"]), "room for 50 tokens");
-    assert!(!stderr(&run(&["--cache", "fixed:len=50", "-n", "100", "x"])).contains("positions"));
+    refused(&run(&["--cache", "static:len=50", "-n", "100", "x"]), "room for 50 tokens");
+    assert!(!stderr(&run(&["--cache", "static:len=50", "-n", "100", "x"])).contains("positions"));
 }
 
 /// Libraries below have messages of their own for machines without a display.

@@ -232,7 +232,7 @@ fn memory_that_the_system_does_not_give_is_one_sentence() {
         let kiln = env!("CARGO_BIN_EXE_kiln");
         Command::new("sh").args([&["-c", shell, kiln], args].concat()).output().unwrap()
     };
-    let (few, many) = (["-n", "8"], ["-n", "8", "--memory", "100GiB", "--cache", "fixed:len=2000000"]);
+    let (few, many) = (["-n", "8"], ["-n", "8", "--memory", "100GiB", "--cache", "static:len=2000000"]);
     let whole = limited(&few);
     assert!(whole.status.success(), "{}", stderr(&whole));
     let none = limited(&many);
@@ -307,7 +307,7 @@ fn a_saved_cache_is_gone_on_from() {
     let at =
         |args: &[&str]| kiln(&[&["run", "--device", "cpu", "--greedy", "--json", "-n", "8"], args].concat());
     let json = |output: &Output| -> Value { serde_json::from_str(&stdout(output)).unwrap() };
-    for cache in ["dynamic", "fixed", "sink:window=16"] {
+    for cache in ["dynamic", "static", "sink:window=16"] {
         let first = json(&at(&["--cache", cache, "--save-cache", path, "ROMEO: what light through"]));
         let second = json(&at(&["--cache", cache, "--load-cache", path, "--save-cache", path, " And then"]));
         // The last token of the first answer, and what was said now.
@@ -326,7 +326,7 @@ fn a_saved_cache_is_gone_on_from() {
 fn every_cache_runs() {
     let text = |cache: &str| stdout(&run(&["--cache", cache, "--greedy", "--verbose", "ROMEO:"]));
     let dynamic = text("dynamic");
-    for cache in ["fixed", "static", "fixed:len=64", "hybrid", "sink", "sink:window=64,sinks=2", "none"] {
+    for cache in ["fixed", "static", "static:len=64", "hybrid", "sink", "sink:window=64,sinks=2", "none"] {
         assert_eq!(text(cache), dynamic, "{cache}");
     }
     // More tokens than positions, in a window.

@@ -31,9 +31,9 @@ const REFUSED: &str = "
     run --offload=some x
     run --cache elastic x
     run --cache dynamic:len=4 x
-    run --cache fixed:len=0 x
-    run --cache fixed:len=3 ROMEO:whatlightisthis
-    run --memory 1GiB --cache fixed:len=4294967296 x
+    run --cache static:len=0 x
+    run --cache static:len=3 ROMEO:whatlightisthis
+    run --memory 1GiB --cache static:len=4294967296 x
     run --cache sliding x
     run --cache sink:window x
     run --cache sink:window=0 x

@@ -91,7 +91,7 @@ impl Case {
                 format!("{text},flush=requantize{version}")
             }
             (_, cache) => match number("max_cache_len") {
-                Some(len) => format!("fixed:len={len}"),
+                Some(len) => format!("static:len={len}"),
                 None => known(cache.unwrap_or("dynamic")).unwrap_or("dynamic").to_owned(),
             },
         }
@@ -141,7 +141,7 @@ impl Case {
 fn known(cache: &str) -> Option<&'static str> {
     Some(match cache {
         "DynamicCache" | "dynamic" => "dynamic",
-        "StaticCache" | "static" => "fixed",
+        "StaticCache" | "static" => "static",
         "SlidingWindowCache" | "sliding_window" => "sliding",
         "HybridCache" | "hybrid" => "hybrid",
         "SinkCache" => "sink",

@@ -17,9 +17,9 @@ use crate::{
     memory::{KvPolicy, Memory, Policy, Progress, check},
 };
 
-pub(super) static FIXED: KvStrategy = KvStrategy {
-    name: "fixed",
-    aliases: &["static"],
+pub(super) static STATIC: KvStrategy = KvStrategy {
+    name: "static",
+    aliases: &["fixed"],
     offloaded_aliases: &["offloaded_static"],
     summary: "keeps every key and value, in a buffer allocated once; decoding is captured and replayed",
     settings: &[("len", "tokens it holds; unset: what the generation is going to reach")],
@@ -28,36 +28,36 @@ pub(super) static FIXED: KvStrategy = KvStrategy {
     configure: |mut settings| {
         let len = settings.positive("len")?;
         settings.done()?;
-        Ok(Arc::new(Fixed { len }))
+        Ok(Arc::new(Static { len }))
     },
 };
 
 #[derive(Debug)]
-struct Fixed {
+struct Static {
     len: Option<usize>,
 }
 
-impl KvFactory for Fixed {
+impl KvFactory for Static {
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
         need.token_bytes(element).saturating_mul(self.len.unwrap_or(tokens))
     }
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        let policy = FixedPolicy { need: need.clone(), kernels: kernels.clone(), len: self.len };
+        let policy = StaticPolicy { need: need.clone(), kernels: kernels.clone(), len: self.len };
         Ok(Box::new(Memory::new(policy, kernels.device())))
     }
 }
 
 /// The first `seq_len` slots of the buffer count.
 #[derive(Clone, Debug)]
-struct FixedPolicy {
+struct StaticPolicy {
     need: AttentionNeed,
     kernels: Kernels,
     /// As the user set it.
     len: Option<usize>,
 }
 
-impl FixedPolicy {
+impl StaticPolicy {
     /// Slots of the buffer once it holds `end` tokens. Without a length of its own it is as long as the sequence is going to
     /// be; where nobody says, as long as what is fed.
     fn slots_for(&self, end: usize, at: &Progress<()>, buffer: &Buffer) -> usize {
@@ -65,8 +65,8 @@ impl FixedPolicy {
     }
 }
 
-impl Policy for FixedPolicy {
-    const NAME: &'static str = "fixed";
+impl Policy for StaticPolicy {
+    const NAME: &'static str = "static";
     type Counts = ();
     type Tensors = Buffer;
 
@@ -96,7 +96,7 @@ impl Policy for FixedPolicy {
     }
 }
 
-impl KvPolicy for FixedPolicy {
+impl KvPolicy for StaticPolicy {
     fn limits(&self, _: &Progress<()>) -> Limits {
         Limits { capacity: self.len, fixed_buffers: true, ..Limits::default() }
     }
