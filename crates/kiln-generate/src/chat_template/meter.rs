@@ -59,7 +59,7 @@ impl Meter {
         }
         if matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
             self.makes(value.len().unwrap_or(0).saturating_mul(size_of::<Value>()))?;
-            parts(value, 0, &mut 0)?;
+            check_parts(value)?;
         }
         Ok(())
     }
@@ -82,6 +82,11 @@ pub(super) fn wrong(why: impl Into<Cow<'static, str>>) -> Error {
 
 pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+}
+
+/// Whether `value` is of no more values, and no deeper, than a template may make.
+pub(super) fn check_parts(value: &Value) -> Made<()> {
+    parts(value, 0, &mut 0)
 }
 
 /// Counts the values within `value`. A namespace may stand nowhere but in a variable: only through one could a value

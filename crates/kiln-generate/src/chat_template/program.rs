@@ -12,7 +12,7 @@ use minijinja::{
     syntax::SyntaxConfig,
 };
 
-use super::operators::DICT_METHODS;
+use super::{meter, operators::DICT_METHODS};
 
 /// The functions that a program calls, under names that no template can spell.
 pub(super) const METER: &str = "|made";
@@ -34,11 +34,15 @@ pub(super) fn compiled(source: &str) -> Result<Program<'_>, Error> {
     let mut generator = CodeGenerator::new("chat template", source);
     generator.compile_stmt(&tree);
     let (program, blocks) = generator.finish();
-    Ok((metered(&program), blocks.iter().map(|(name, block)| (*name, metered(block))).collect()))
+    let blocks = blocks.iter().map(|(name, block)| Ok((*name, metered(block)?)));
+    Ok((metered(&program)?, blocks.collect::<Result<_, Error>>()?))
 }
 
 /// The same program, with whatever it makes counted, and with Python's meaning where minijinja has another.
-fn metered<'s>(program: &Instructions<'s>) -> Instructions<'s> {
+///
+/// # Errors
+/// For a constant that the compiler made too large.
+fn metered<'s>(program: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     use Instruction::{
         Add, ApplyFilter, BuildList, BuildMacro, BuildMap, BuildTuple, CallFunction, CallMethod, CallObject,
         Emit, EmitRaw, EndCapture, GetAttr, GetItem, Iterate, Jump, JumpIfFalse, JumpIfFalseOrPop,
@@ -50,6 +54,9 @@ fn metered<'s>(program: &Instructions<'s>) -> Instructions<'s> {
     while let Some(instruction) = program.get(rewritten.len() as u32) {
         let instruction = instruction.clone();
         let line = program.get_line(rewritten.len() as u32);
+        if let LoadConst(value) = &instruction {
+            meter::check_parts(value)?;
+        }
         let parts = match instruction {
             EmitRaw(text) => vec![LoadConst(Value::from(text)), Emit],
             StringConcat => vec![CallFunction(CONCAT, Some(2)), CallFunction(METER, Some(1))],
@@ -92,5 +99,5 @@ fn metered<'s>(program: &Instructions<'s>) -> Instructions<'s> {
             };
         }
     }
-    out
+    Ok(out)
 }
