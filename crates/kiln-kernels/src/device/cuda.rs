@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::tensor::{DType, Device};
 use cubecl::cuda::{CudaDevice, install};
 use cudarc::driver::result::device;
-use kiln_core::{Result, trusted};
+use kiln_core::{Result, unsafe_ops};
 use nvml_wrapper::Nvml;
 
 use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
