@@ -243,6 +243,27 @@ fn what_was_forged_is_refused() {
                 bytes.truncate(shape.iter().product::<usize>() * 2);
             }
         });
+        let whole_tensors = SafeTensors::deserialize(&whole).unwrap();
+        for name in whole_tensors.names() {
+            if whole_tensors.tensor(name).unwrap().shape().len() < 4 {
+                continue;
+            }
+            refused(&format!("{name} of twice the rows"), &|_, tensors| {
+                let (_, shape, bytes) = tensors.get_mut(name).unwrap();
+                shape[0] *= 2;
+                bytes.extend(bytes.clone());
+            });
+        }
+        let none = Plan::named("none").unwrap();
+        let stateless = forged(&whole, &|header, tensors| {
+            tensors.clear();
+            header["cache"] = serde_json::json!("none");
+            for layer in header["layers"].as_array_mut().unwrap() {
+                (layer["counts"], layer["slots"]) = (serde_json::Value::Null, serde_json::json!([]));
+            }
+        });
+        std::fs::write(&path, stateless).unwrap();
+        assert!(model.load_cache(&path, &none).is_err(), "{text}: a length of what holds nothing");
         refused("integers where there were floats", &|_, tensors| {
             for (dtype, ..) in tensors.values_mut() {
                 *dtype = if *dtype == safetensors::Dtype::F32 {

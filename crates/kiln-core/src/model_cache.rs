@@ -370,7 +370,7 @@ impl ModelCache {
 
     /// Whether what it holds is of that many rows.
     pub fn is_of_rows(&self, rows: usize) -> bool {
-        self.parts().filter_map(CacheLayer::rows).all(|have| have == rows)
+        self.parts().all(|part| part.rows().map_or(part.seq_len() == 0, |have| have == rows))
     }
 
     /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.

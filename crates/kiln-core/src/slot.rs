@@ -250,6 +250,9 @@ impl<T: Tensors> AnySlot for Slot<T> {
 
     fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()> {
         let wrong = |why: &str| Error::Import { why: why.to_owned() };
+        if host.iter().any(|data| data.shape().num_elements() == 0) {
+            return Err(wrong("a tensor is empty"));
+        }
         if host.is_empty() {
             self.clear();
             return Ok(());

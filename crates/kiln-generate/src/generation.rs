@@ -278,13 +278,22 @@ impl<'a> Generation<'a> {
         if self.looks_ahead() && self.limit.is_none_or(|limit| self.launched < limit) {
             self.ahead = Some(self.launch());
         }
-        let tokens: Vec<i64> = reading.finish().await?.iter().collect();
+        let read = reading.finish().await;
+        let tokens: Vec<i64> = self.trusted(read)?.iter().collect();
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
         if tokens.iter().zip(&self.finished).any(|(id, finished)| *id < 0 && !finished) {
             return Err(sampler::no_distribution());
         }
         Ok(Chosen { tokens: tokens.into_iter().map(|id| id as TokenId).collect(), ..Chosen::default() })
+    }
+
+    /// What was read. Where the device failed, what the cache holds may never have been written.
+    fn trusted<T>(&mut self, read: Result<T>) -> Result<T> {
+        if read.is_err() {
+            self.feeder.running.cache.poison();
+        }
+        read
     }
 
     /// Starts a step on the device, and the reading of its tokens.
@@ -312,7 +321,8 @@ impl<'a> Generation<'a> {
             return Err(Error::Execution("a step kept its scores on the device".into()));
         };
         let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
-        let logits = read_back::start(logits).finish().await?;
+        let read = read_back::start(logits).finish().await;
+        let logits = self.trusted(read)?;
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
         let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;

@@ -180,7 +180,11 @@ impl<'a> Feeder<'a> {
         let Some(policy) = self.oom_policy.clone() else { return Err(error) };
         let Running { model, cache, left_pad } = &mut self.running;
         let step = StepShape { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
-        match policy.shrink(cache, &step, model.working_bytes(step.rows, chunk))? {
+        let shrunk = policy.shrink(cache, &step, model.working_bytes(step.rows, chunk));
+        if shrunk.is_err() {
+            cache.poison();
+        }
+        match shrunk? {
             true => {
                 cache.recount();
                 Ok(())
@@ -208,9 +212,11 @@ impl<'a> Feeder<'a> {
             }
         };
         loop {
+            let before = self.running.cache.seq_len();
             match decode.step(&mut self.running, self.device_sampler.as_mut()) {
                 Err(error) if self.can_answer(&error) => {
-                    if self.running.cache.is_poisoned() {
+                    // A step may fail behind its pass, when it is recorded.
+                    if self.running.cache.truncate(before).is_err() {
                         return Err(error);
                     }
                     // A recording would hold on to buffers that are to be given up.

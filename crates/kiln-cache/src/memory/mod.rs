@@ -225,13 +225,13 @@ impl<P: Policy> CacheLayer for Memory<P> {
         if rows.any(|rows| Some(rows) != first) {
             return Err(wrong("its tensors are of different batches"));
         }
-        let mut at = Progress { seq_len, counts, ..self.at.clone() };
-        self.policy.validate(&at, &tensors)?;
         // A file may promise any number of tokens, and buffers are as long as what was promised.
         let tokens =
             |slot: &dyn AnySlot| slot.outlines().first().and_then(|(shape, _)| shape.get(2).copied());
         let longest = tensors.slots().into_iter().filter_map(tokens).max().unwrap_or(0);
-        at.history = at.history.max(history.min(longest));
+        let history = self.at.history.max(history.min(longest));
+        let at = Progress { seq_len, history, counts, ..self.at.clone() };
+        self.policy.validate(&at, &tensors)?;
         (self.at, self.tensors) = (at, tensors);
         if let Some(host) = &mut self.host {
             host.get_mut().empty();

@@ -13,7 +13,7 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use super::{KvFactory, KvStrategy};
-use crate::memory::{KvPolicy, Memory, Policy, Progress};
+use crate::memory::{KvPolicy, Memory, Policy, Progress, check};
 
 pub(super) static NONE: KvStrategy = KvStrategy {
     name: "none",
@@ -51,8 +51,8 @@ impl Policy for NoCache {
     type Counts = ();
     type Tensors = ();
 
-    fn validate(&self, _: &Progress<()>, _: &()) -> Result<()> {
-        Ok(())
+    fn validate(&self, at: &Progress<()>, _: &()) -> Result<()> {
+        check(at.seq_len == 0)
     }
 }
 

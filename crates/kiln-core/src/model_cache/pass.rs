@@ -1,5 +1,7 @@
 //! A forward pass, as a transaction on the cache.
 
+use std::thread;
+
 use super::{LayerCache, ModelCache};
 use crate::{
     Error, Result,
@@ -61,7 +63,8 @@ impl Pass<'_> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        if !self.committed && self.cache.truncate(self.before).is_err() {
+        // A layer that panicked may have lost its tensors.
+        if !self.committed && (thread::panicking() || self.cache.truncate(self.before).is_err()) {
             self.cache.poison();
         }
         self.cache.recount();

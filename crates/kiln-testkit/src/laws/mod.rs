@@ -52,6 +52,7 @@ pub fn conforms(subject: &Subject<'_>) {
         what_was_truncated_was_never_seen(subject);
         a_truncation_is_exact(subject);
         a_late_promise_is_exact(subject);
+        other_first_tokens_are_those_that_count(subject);
         what_forgot_everything_is_new(subject);
         futures_of_a_snapshot_do_not_meet(subject);
         rows_can_be_reordered(subject);
@@ -216,6 +217,23 @@ fn a_truncation_is_exact(subject: &Subject<'_>) {
             let want = push(subject, &mut *straight, 70..72);
             assert_eq!(push(subject, &mut *detour, 70..72), want, "{subject:?} {len}-{n}");
         }
+    }
+}
+
+/// Tokens that stay for ever, once they are there, may be others after a truncation.
+fn other_first_tokens_are_those_that_count(subject: &Subject<'_>) {
+    let (mut straight, mut detour) = ((subject.build)(), (subject.build)());
+    detour.keep_history(8);
+    straight.keep_history(8);
+    (0..9).for_each(|t| _ = push(subject, &mut *detour, t..t + 1));
+    if detour.rewind_point(1) != 1 {
+        return;
+    }
+    detour.truncate(1).unwrap();
+    push(subject, &mut *straight, 0..1);
+    for t in 50..64 {
+        let want = push(subject, &mut *straight, t..t + 1);
+        assert_eq!(push(subject, &mut *detour, t..t + 1), want, "{subject:?} at {t}");
     }
 }
 

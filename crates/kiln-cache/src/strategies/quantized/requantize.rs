@@ -10,7 +10,7 @@ use kiln_core::{
     Result,
     layer::{Footprint, Kv, Place, StepShape},
     need::AttentionNeed,
-    slot::{AnySlot, Slot},
+    slot::{AnySlot, Slot, Tensors as _},
     view::KvView,
 };
 use serde::{Deserialize, Serialize};
@@ -112,9 +112,11 @@ impl RequantizePolicy {
         let Some((keys, values)) = tensors.packed.get()? else { return check(state.from() == 0) };
         let [key, value] = self.recipes(keys.dtype());
         let fits = keys.fits(&key, &self.need) && values.fits(&value, &self.need);
-        let alike = (keys.tokens(), keys.dtype()) == (values.tokens(), values.dtype());
+        let alike = |other: &History| {
+            (keys.tokens(), keys.rows(), keys.dtype()) == (other.tokens(), other.rows(), other.dtype())
+        };
         let recent = tensors.recent.dtype().is_none_or(|dtype| dtype == keys.dtype());
-        check(fits && alike && recent && keys.tokens() == state.from())
+        check(fits && alike(values) && recent && keys.tokens() == state.from())
     }
 }
 
@@ -199,7 +201,7 @@ impl KvPolicy for RequantizePolicy {
 
         // An older state is of use until the one after it reaches back as far as was promised.
         let target = next.seq_len.saturating_sub(at.history.max(1));
-        let useful = at.counts.iter().rposition(|state| state.reaches(target)).unwrap_or(0);
+        let useful = at.counts.iter().rposition(|state| state.from().max(1) <= target).unwrap_or(0);
         at.counts.drain(..useful);
         tensors.0.drain(..useful);
         // They are in other places now.

@@ -187,7 +187,7 @@ impl Policy for SinkPolicy {
 
     /// As many evictions can be undone as tokens were remembered.
     fn rewind_point(&self, at: &At, at_most: usize) -> Option<usize> {
-        (self.undone(at, at_most) <= at.counts.remembered).then_some(at_most)
+        (self.undone(at, at_most) <= at.counts.remembered.min(at.counts.shift)).then_some(at_most)
     }
 
     fn rewind(&self, at: &mut At, tensors: &mut Tensors, len: usize) -> Result<()> {
@@ -207,6 +207,10 @@ impl Policy for SinkPolicy {
             self.place_sinks(at, tensors)?;
         }
         at.counts.held -= at.seq_len - len - undone;
+        if len < self.sinks {
+            // Other tokens may take their place.
+            tensors.originals.clear();
+        }
         Ok(())
     }
 
@@ -223,7 +227,8 @@ impl Policy for SinkPolicy {
                 && shift + held <= tensors.buffer.validate(&self.need)?
                 && buffer::validate(&tensors.evicted, &self.need)? == remembered
                 && (sinks == self.sinks || sinks == 0 && !evicted)
-                && (!evicted || held >= self.sinks),
+                && (!evicted || held == self.window)
+                && remembered <= at.history,
         )
     }
 }

@@ -227,7 +227,7 @@ impl AppendPolicy {
         if have == room {
             return recent.resize(room, at.seq_len, new, Lives::AsLongAsTheSequence);
         }
-        let first = at.counts.oldest;
+        let first = at.counts.oldest.max(at.seq_len.saturating_sub(room));
         let kept = if have == 0 { 0 } else { at.seq_len - first };
         let old = recent.gather(KvSpan { start: first, len: kept })?;
         recent.resize(room, 0, new, Lives::AsLongAsTheSequence)?;
@@ -251,7 +251,7 @@ impl AppendPolicy {
                 && buffer.scales.dims() == packing.scales_shape(shape)
         };
         check(fits(keys, &self.packings[0]) && fits(values, &self.packings[1]))?;
-        check(keys.slots() == values.slots())?;
+        check(keys.codes.dims()[..3] == values.codes.dims()[..3])?;
         Ok(keys.slots())
     }
 
