@@ -31,8 +31,8 @@ struct Info {
     scale: f32,
     // 0: none.
     softcap: f32,
-    // 1: positions below left_pad[batch] are hidden.
-    padded: u32,
+    // 1: positions below bound[0] are not here.
+    bounded: u32,
     // Workgroups for all rows, and parts of the keys.
     tiles: u32,
     splits: u32,
@@ -42,13 +42,16 @@ struct Info {
     before: u32,
     // The first position that keys do not have, where those after it are in other buffers.
     end: i32,
+    // Rows of the batch.
+    batch: u32,
 }
 
 @group(0) @binding(0) var<storage, read_write> q: array<elem>;
 @group(0) @binding(1) var<storage, read_write> keys: array<pack>;
 @group(0) @binding(2) var<storage, read_write> values: array<pack>;
-@group(0) @binding(3) var<storage, read_write> first: array<i32>;
-@group(0) @binding(4) var<storage, read_write> left_pad: array<i32>;
+// [2, batch]: the position of the first query of each row, and the first position that the row may see.
+@group(0) @binding(3) var<storage, read_write> positions: array<i32>;
+@group(0) @binding(4) var<storage, read_write> bound: array<i32>;
 @group(0) @binding(5) var<storage, read_write> y: array<mixed>;
 @group(0) @binding(6) var<uniform> info: Info;
 
@@ -86,7 +89,7 @@ fn main(
     var vectors: array<mat4x4<f32>, FOURS>;
     for (var j = 0u; j < FOURS; j++) {
         let row = vec4(place.first_row + 4u * j) + vec4(0u, 1u, 2u, 3u);
-        ends[j] = vec4(first[0]) + vec4<i32>(row / info.group);
+        ends[j] = vec4(positions[place.batch]) + vec4<i32>(row / info.group);
         begins[j] = max(vec4(earliest), ends[j] - info.window + 1);
         largest[j] = vec4(LOWEST);
     }

@@ -29,14 +29,14 @@ fn value_at(at: u32, c: u32) -> vec4<f32> {
 // The positions of a workgroup, and the first that any row may see. Slots hold no more positions than there are, padding
 // is hidden.
 fn earliest_of(place: Place) -> i32 {
-    let padding = left_pad[place.batch * info.padded] * i32(info.padded);
-    let last = min(first[0] + i32(info.queries), info.end);
-    return max(max(info.start, padding), last - i32(info.slots));
+    let visible_from = max(positions[info.batch + place.batch], bound[0] * i32(info.bounded));
+    let last = min(positions[place.batch] + i32(info.queries), info.end);
+    return max(max(info.start, visible_from), last - i32(info.slots));
 }
 
 fn share(place: Place, earliest: i32) -> Part {
-    let begin = max(earliest, first[0] + i32(place.first_row / info.group) - info.window + 1);
-    let end = min(first[0] + i32(place.last_row / info.group) + 1, info.end);
+    let begin = max(earliest, positions[place.batch] + i32(place.first_row / info.group) - info.window + 1);
+    let end = min(positions[place.batch] + i32(place.last_row / info.group) + 1, info.end);
     return part_of(place, begin, end, (info.head_dim + 3u) / 4u);
 }
 

@@ -34,8 +34,8 @@ struct Info {
     scale: f32,
     // 0: none.
     softcap: f32,
-    // 1: positions below bounds[1 + batch] are hidden.
-    padded: u32,
+    // Rows of the batch.
+    batch: u32,
     // Workgroups for all rows, and parts of the keys.
     tiles: u32,
     splits: u32,
@@ -58,9 +58,10 @@ struct Info {
 @group(0) @binding(2) var<storage, read_write> key_scales: array<u32>;
 @group(0) @binding(3) var<storage, read_write> values: array<u32>;
 @group(0) @binding(4) var<storage, read_write> value_scales: array<u32>;
-@group(0) @binding(5) var<storage, read_write> first: array<i32>;
-// The first position that is not packed; then those below which rows are padded.
-@group(0) @binding(6) var<storage, read_write> bounds: array<i32>;
+// [2, batch]: the position of the first query of each row, and the first position that the row may see.
+@group(0) @binding(5) var<storage, read_write> positions: array<i32>;
+// The first position that is not packed.
+@group(0) @binding(6) var<storage, read_write> beyond_packed: array<i32>;
 @group(0) @binding(7) var<storage, read_write> y: array<f32>;
 @group(0) @binding(8) var<uniform> info: Info;
 
@@ -98,11 +99,11 @@ fn main(
     }
     let place = place_of(workgroup);
     // Slots hold no more positions than there are, padding is hidden.
-    let packed_end = bounds[0];
-    let padding = bounds[(1u + place.batch) * info.padded] * i32(info.padded);
-    let earliest = max(max(info.start, padding), packed_end - i32(info.slots));
+    let packed_end = beyond_packed[0];
+    let visible_from = positions[info.batch + place.batch];
+    let earliest = max(max(info.start, visible_from), packed_end - i32(info.slots));
     if lane == 0u {
-        var begin = max(earliest, first[0] + i32(place.first_row / info.group) - info.window + 1);
+        var begin = max(earliest, positions[place.batch] + i32(place.first_row / info.group) - info.window + 1);
         if KEYS_ALONG_TOKENS {
             // Four keys of a lane are in one group.
             begin = max(begin - (begin + i32(info.slots - info.origin)) % 4, 0);
@@ -143,7 +144,7 @@ fn main(
     var high: array<mat4x4<f32>, FOURS>;
     for (var j = 0u; j < FOURS; j++) {
         let row = vec4(place.first_row + 4u * j) + vec4(0u, 1u, 2u, 3u);
-        begins[j] = max(vec4(earliest), vec4(first[0]) + vec4<i32>(row / info.group) - info.window + 1);
+        begins[j] = max(vec4(earliest), vec4(positions[place.batch]) + vec4<i32>(row / info.group) - info.window + 1);
         largest[j] = vec4(LOWEST);
     }
     let key_vectors = dot(vec2(place.batch, place.kv_head), info.key_strides.xy);

@@ -1,4 +1,5 @@
-// keys[.., (position - origin + i) mod capacity, ..] = new_keys[.., i, ..], and so for values. One invocation an element of each.
+// keys[b, .., (first[b] - origin + i) mod capacity, ..] = new_keys[b, .., i, ..], and so for values. One invocation an
+// element of each.
 
 alias elem = f32;
 
@@ -20,7 +21,8 @@ struct Info {
 @group(0) @binding(1) var<storage, read_write> values: array<elem>;
 @group(0) @binding(2) var<storage, read_write> new_keys: array<elem>;
 @group(0) @binding(3) var<storage, read_write> new_values: array<elem>;
-@group(0) @binding(4) var<storage, read_write> position: array<i32>;
+// [2, batch]: the position of the first new token of each row; then what attention reads.
+@group(0) @binding(4) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(5) var<uniform> info: Info;
 
 const LANES = 256u;
@@ -41,7 +43,7 @@ fn main(
     let batch = invocation / info.head_dim / info.tokens / info.heads;
 
     let capacity = i32(info.capacity);
-    let slot = ((position[0] - info.origin + i32(token)) % capacity + capacity) % capacity;
+    let slot = ((positions[batch] - info.origin + i32(token)) % capacity + capacity) % capacity;
     let to = vec4(batch, head, u32(slot), i);
     let place = vec4(batch, head, token, i);
     keys[dot(to, info.key_strides)] = new_keys[dot(place, info.new_key_strides)];

@@ -6,7 +6,7 @@ use kiln::{
     TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
-    memory::{AttentionNeed, LayerNeed, Moved, Place, StepShape},
+    memory::{AttentionNeed, LayerNeed, Moved, Positions, StepShape},
 };
 
 use crate::support::{alone, batch, forward, is_alone, recorded};
@@ -34,8 +34,8 @@ fn pass(cache: &mut ModelCache, n: usize, device: &Device, watch: &mut dyn FnMut
     for layer in 0..LAYERS {
         let layer = pass.attention(layer).unwrap();
         let keys = Tensor::<4>::ones([1, NEED.kv_heads, n, NEED.head_dim], device);
-        let place = Place::new(layer.span(n).query(n), &[], device);
-        let view = layer.update(keys.clone(), keys, &place).unwrap();
+        let positions = Positions::all_at(layer.span(n).query(n), keys.dims()[0], device);
+        let view = layer.update(keys.clone(), keys, &positions).unwrap();
         watch();
         drop(view);
     }

@@ -5,7 +5,7 @@ use kiln::{
     CacheSpec, Model, Plan, RunOptions, TokenId,
     device::Opened,
     kernels::{AttentionShape, Choice, Kernels},
-    memory::{AttentionNeed, DenseKv, KvView, PackedView, Place},
+    memory::{AttentionNeed, DenseKv, KvView, PackedView, Positions},
     probe::probe,
 };
 
@@ -37,9 +37,9 @@ fn bytes_are_few() {
                 for parts in [vec![TOKENS], vec![1000, 1, 2000, 1095]] {
                     let mut layer = spec.factory.build(&need, &kernels).unwrap();
                     for n in parts {
-                        let place = Place::new(layer.seq_len(), &[], &opened.device);
+                        let positions = Positions::all_at(layer.seq_len(), 1, &opened.device);
                         let x = Tensor::<4>::ones([1, 2, n, head_dim], (&opened.device, DType::F32));
-                        layer.update(x.clone(), x, &place).unwrap();
+                        layer.update(x.clone(), x, &positions).unwrap();
                     }
                     let held = spec.factory.bytes(&need, TOKENS, 4);
                     assert_eq!(layer.usage().device, held, "{text}");
@@ -80,14 +80,14 @@ fn no_dense_history_is_made_for_a_step() {
             let mut layer = spec.factory.build(&need, &Kernels::new(Choice::Auto, device).unwrap()).unwrap();
             let kernels = Kernels::new(choice, device).unwrap();
             let mut update = |n| {
-                let place = Place::new(layer.seq_len(), &[], device);
+                let positions = Positions::all_at(layer.seq_len(), 1, device);
                 let x = Tensor::<4>::ones([1, need.kv_heads, n, need.head_dim], (device, DType::F32));
-                (layer.update(x.clone(), x, &place).unwrap(), place)
+                (layer.update(x.clone(), x, &positions).unwrap(), positions)
             };
             update(TOKENS);
             device.memory_cleanup();
             let before = reserved().unwrap();
-            let (KvView::Packed(view), place) = update(1) else { panic!("{cache}: nothing is packed") };
+            let (KvView::Packed(view), positions) = update(1) else { panic!("{cache}: nothing is packed") };
             let PackedView { packed: Some(packed), recent: DenseKv { keys, values, start, origin }, .. } =
                 *view
             else {
@@ -95,7 +95,7 @@ fn no_dense_history_is_made_for_a_step() {
             };
             let q = Tensor::<4>::ones([1, 8, 1, need.head_dim], (device, DType::F32));
             let shape = AttentionShape { scale: 0.125, softcap: None, window: None, start, origin };
-            let y = kernels.attention_packed(q, &packed, [keys, values], place.on_device, None, &shape);
+            let y = kernels.attention_packed(q, &packed, [keys, values], &positions, &shape);
             let more = reserved().unwrap().saturating_sub(before);
             drop((y, packed));
             let share = more as f64 / history as f64;

@@ -13,7 +13,7 @@ use kiln::{
     CacheSpec, Error, GenerationConfig, KvFactory, Model, Plan, Result, Reuse, RunOptions, STRATEGIES,
     Sequence, TokenId,
     kernels::Kernels,
-    memory::{AttentionNeed, Kv, KvLayer, KvPolicy, KvView, Memory, Place, Policy, Progress, Slot},
+    memory::{AttentionNeed, Kv, KvLayer, KvPolicy, KvView, Memory, Policy, Positions, Progress, Slot},
 };
 use kiln_testkit::devices;
 
@@ -305,7 +305,7 @@ impl Policy for Lacks {
 }
 
 impl KvPolicy for Lacks {
-    fn append(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, new: Kv, _: &Place) -> Result<KvView> {
+    fn append(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, new: Kv, _: &Positions) -> Result<KvView> {
         if self.fails.swap(false, Ordering::Relaxed) {
             return Err(Error::Execution("as asked".into()));
         }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{Footprint, Kv, KvSpan, Place, StepShape},
+    layer::{Footprint, Kv, KvSpan, Positions, StepShape},
     need::AttentionNeed,
     slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
@@ -65,14 +65,24 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes `new` at `place` and behind it.
-    pub(crate) fn write(&mut self, kernels: &Kernels, (keys, values): Kv, place: &Place) -> Result<()> {
+    /// Writes `new` at `positions` and behind them.
+    pub(crate) fn write(
+        &mut self,
+        kernels: &Kernels,
+        (keys, values): Kv,
+        positions: &Positions,
+    ) -> Result<()> {
         let slots = self.slots();
         if let Some((k, v)) = self.kv.take()? {
-            let first = place.first.saturating_sub(self.origin) % slots.max(1);
-            let end = first + keys.dims()[2];
-            let [k, v] = kernels.kv_append([k, v], [keys, values], place.on_device.clone(), self.origin);
-            self.kv.set_written((k, v), [first..end.min(slots), 0..end.saturating_sub(slots)]);
+            let n = keys.dims()[2];
+            let [k, v] = kernels.kv_append([k, v], [keys, values], positions, self.origin);
+            let mut firsts: Vec<usize> = positions.on_host.iter().map(|row| row.first).collect();
+            firsts.dedup();
+            let written = firsts.into_iter().flat_map(|first| {
+                let first = first.saturating_sub(self.origin) % slots.max(1);
+                [first..(first + n).min(slots), 0..(first + n).saturating_sub(slots)]
+            });
+            self.kv.set_written((k, v), written);
         }
         Ok(())
     }

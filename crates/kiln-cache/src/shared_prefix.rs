@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use kiln_core::{
     Result,
     budget::Claim,
-    layer::{Footprint, Kv, KvSpan, Place, StepShape},
+    layer::{Footprint, Kv, KvSpan, Positions, StepShape},
     need::AttentionNeed,
     slot::AnySlot,
     view::KvView,
@@ -101,8 +101,8 @@ impl SharedPrefix {
         last.resize(end - origin, filled - origin, &(keys, values), Lives::UntilItGrows)
     }
 
-    pub(crate) fn write(&mut self, kernels: &Kernels, new: Kv, place: &Place) -> Result<()> {
-        Arc::make_mut(&mut self.last).buffer.write(kernels, new, place)
+    pub(crate) fn write(&mut self, kernels: &Kernels, new: Kv, positions: &Positions) -> Result<()> {
+        Arc::make_mut(&mut self.last).buffer.write(kernels, new, positions)
     }
 
     /// Everything, slots that do not count included.

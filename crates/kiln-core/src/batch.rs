@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::{
     Error, Result,
-    layer::Place,
+    layer::Positions,
     model::{CausalModel, TokenId},
 };
 
@@ -35,12 +35,12 @@ pub struct Batch {
 pub struct Steps {
     /// Slot of the next token.
     pub next: usize,
-    /// The same on the device, `[1]`; every step advances it there.
-    pub position: Tensor<1, Int>,
+    /// Positions of the next tokens; every step advances them on the device.
+    pub positions: Positions,
+    /// What a step adds to them there, `[2, rows]`.
+    one: Tensor<2, Int>,
     /// Slots that the tables are for.
     pub slots: Range<usize>,
-    /// `[rows]`: padding at the start of each row; `None` where nothing is padded.
-    pub left_pad: Option<Tensor<1, Int>>,
     /// Cosines and sines `[1 or rows, slots, pairs]`, for each kind of rotary positions that the model has.
     pub tables: Vec<(Tensor<3>, Tensor<3>)>,
 }
@@ -48,20 +48,33 @@ pub struct Steps {
 impl Steps {
     /// Prepares the steps that feed `slots`.
     pub fn new(model: &dyn CausalModel, slots: Range<usize>, left_pad: &[usize], device: &Device) -> Self {
-        let place = Place::new(slots.start, left_pad, device);
+        let rows = left_pad.len();
+        let one = [vec![1i32; rows], vec![0; rows]].concat();
         Self {
             next: slots.start,
-            position: place.on_device,
-            left_pad: place.left_pad,
+            positions: Positions::even(slots.start, left_pad, device),
+            one: Tensor::from_data(TensorData::new(one, [2, rows]), device),
             tables: model.rotary_tables(slots.clone(), left_pad, device),
             slots,
         }
     }
 
+    /// Steps between the first slot of the tables and the next token, `[1]`.
+    pub fn taken(&self) -> Tensor<1, Int> {
+        self.positions.on_device.clone().slice([0..1, 0..1]).reshape([1]) - self.slots.start as i64
+    }
+
     /// After a step was launched.
     pub fn advance(&mut self) {
+        self.launched();
+        let one = self.one.clone();
+        self.positions.on_device.inplace(|positions| positions + one);
+    }
+
+    /// After a recorded step was replayed, which advances what is on the device.
+    pub fn launched(&mut self) {
         self.next += 1;
-        self.position.inplace(|position| position + 1);
+        self.positions.on_host.iter_mut().for_each(|row| row.first += 1);
     }
 }
 

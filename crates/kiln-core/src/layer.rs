@@ -69,6 +69,9 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// Moves all tensors to host memory. From then on they are on the device only while the layer is used.
     fn offload(&mut self) -> Result<()>;
 
+    /// Whether it is on the device only while it is used.
+    fn is_offloaded(&self) -> bool;
+
     /// Hint: this layer is used next.
     fn prefetch(&mut self) -> Result<()>;
 
@@ -133,8 +136,6 @@ pub struct Usage {
     pub host: usize,
     /// Copied between the host and the device so far.
     pub moved: Moved,
-    /// Whether the layer is on the device only while it is used.
-    pub offloaded: bool,
 }
 
 /// A copy of a layer in host memory.
@@ -161,10 +162,10 @@ pub trait KvLayer: CacheLayer {
     /// What the layer can take.
     fn limits(&self) -> Limits;
 
-    /// Stores new tokens, which stand at `place`, and returns everything attention may look at.
+    /// Stores new tokens, which stand at `positions`, and returns everything attention may look at.
     ///
     /// **Invariant:** the view is exactly `self.span(n)`, asked before the call.
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView>;
+    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, positions: &Positions) -> Result<KvView>;
 
     /// The stored keys and values in the order of their positions: exactly `self.span(0)`; `None` if nothing is stored.
     fn gather(&self) -> Result<Option<Kv>>;
@@ -193,43 +194,61 @@ pub struct Limits {
     pub fixed_buffers: bool,
 }
 
-/// Where the new tokens of one pass stand, for every layer that counts positions alike.
+/// Where the new tokens of one pass stand in each row, for every layer that counts positions alike.
 #[derive(Clone, Debug)]
-pub struct Place {
-    /// Position of the first.
-    pub first: usize,
-    /// The same, `[1]`, for kernels: they read it on the device, so that a captured step can be repeated for the next
-    /// token.
-    pub on_device: Tensor<1, Int>,
-    /// `[batch]`: positions below it are padding in that row; `None` where nothing is padded.
-    pub left_pad: Option<Tensor<1, Int>>,
+pub struct Positions {
+    /// `[2, rows]`: the position of the first new token of each row, then the first position that the row may see. Kernels
+    /// read them on the device, so that a captured step can be replayed for the next token.
+    pub on_device: Tensor<2, Int>,
+    /// The same numbers, by row.
+    pub on_host: Vec<RowPosition>,
 }
 
-impl Place {
-    /// The place of the token that stands `n` behind the first.
-    pub fn behind(&self, n: usize) -> Self {
-        match n {
-            0 => self.clone(),
-            n => Self {
-                first: self.first + n,
-                on_device: self.on_device.clone() + n as i64,
-                left_pad: self.left_pad.clone(),
-            },
-        }
+/// Where the new tokens of one row stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowPosition {
+    /// Position of the first new token.
+    pub first: usize,
+    /// Positions before it are padding.
+    pub visible_from: usize,
+}
+
+impl Positions {
+    /// Uploads the positions of each row.
+    pub fn new(on_host: Vec<RowPosition>, device: &Device) -> Self {
+        let firsts = on_host.iter().map(|row| row.first as i32);
+        let numbers: Vec<i32> = firsts.chain(on_host.iter().map(|row| row.visible_from as i32)).collect();
+        let on_device = Tensor::from_data(TensorData::new(numbers, [2, on_host.len()]), device);
+        Self { on_device, on_host }
     }
 
-    /// A place whose numbers are uploaded now.
-    pub fn new(first: usize, left_pad: &[usize], device: &Device) -> Self {
-        let upload = |numbers: Vec<i32>| {
-            let len = numbers.len();
-            Tensor::<1, Int>::from_data(TensorData::new(numbers, [len]), device)
-        };
-        let padded = left_pad.iter().any(|&pad| pad > 0);
-        Self {
-            first,
-            on_device: upload(vec![first as i32]),
-            left_pad: padded.then(|| upload(left_pad.iter().map(|&pad| pad as i32).collect())),
+    /// Rows that all stand at `first`; `left_pad`: padding at the start of each.
+    pub fn even(first: usize, left_pad: &[usize], device: &Device) -> Self {
+        let row = |&visible_from: &usize| RowPosition { first, visible_from };
+        Self::new(left_pad.iter().map(row).collect(), device)
+    }
+
+    /// `rows` rows without padding that all stand at `first`.
+    pub fn all_at(first: usize, rows: usize, device: &Device) -> Self {
+        Self::even(first, &vec![0; rows], device)
+    }
+
+    pub fn rows(&self) -> usize {
+        self.on_host.len()
+    }
+
+    /// Whether a row begins with padding.
+    pub fn is_padded(&self) -> bool {
+        self.on_host.iter().any(|row| row.visible_from > 0)
+    }
+
+    /// Positions of the tokens that stand `n` behind the first.
+    pub fn behind(&self, n: usize) -> Self {
+        if n == 0 {
+            return self.clone();
         }
+        let row = |row: &RowPosition| RowPosition { first: row.first + n, ..*row };
+        Self::new(self.on_host.iter().map(row).collect(), &self.on_device.device())
     }
 }
 

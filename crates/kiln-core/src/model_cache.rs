@@ -10,7 +10,7 @@ use crate::{
     Error, Result,
     budget::{Budget, Claim},
     layer::{
-        CacheLayer, CrossLayer, Footprint, Kv, KvLayer, LayerState, Limits, Moved, Place, StateLayer,
+        CacheLayer, CrossLayer, Footprint, Kv, KvLayer, LayerState, Limits, Moved, Positions, StateLayer,
         StepShape,
     },
 };
@@ -57,8 +57,9 @@ impl ModelCache {
     /// [`Error::OutOfMemory`] where there is not as much; those of [`check_buffers`](Self::check_buffers). Then nothing was
     /// changed.
     pub fn make_room(&mut self, step: &StepShape, working: usize) -> Result<()> {
-        self.check_buffers(step)?;
-        let bytes = self.bytes_for(step).saturating_add(working);
+        let layers = self.footprints(step);
+        self.check_largest(&layers)?;
+        let bytes = Self::at_most(&layers).saturating_add(working);
         let bytes = bytes.saturating_sub(self.claimed_apart()) as u64;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
@@ -94,16 +95,22 @@ impl ModelCache {
     /// Bytes on the device while `step` is stored, at most: what layers hold, of offloaded ones the largest two in a row,
     /// and what one of them takes besides.
     pub fn bytes_for(&self, step: &StepShape) -> usize {
-        Self::at_most(self.parts().map(|part| (part.footprint(step), part.usage().offloaded)))
+        Self::at_most(&self.footprints(step))
     }
 
-    /// The same, if every layer were offloaded.
+    /// [`bytes_for`](Self::bytes_for) if every layer were offloaded.
     pub fn bytes_offloaded(&self, step: &StepShape) -> usize {
-        Self::at_most(self.parts().map(|part| (part.footprint(step), true)))
+        let mut layers = self.footprints(step);
+        layers.iter_mut().for_each(|(_, offloaded)| *offloaded = true);
+        Self::at_most(&layers)
     }
 
-    fn at_most(layers: impl Iterator<Item = (Footprint, bool)>) -> usize {
-        let layers: Vec<_> = layers.collect();
+    /// What each layer takes while `step` is stored, and whether it is offloaded.
+    fn footprints(&self, step: &StepShape) -> Vec<(Footprint, bool)> {
+        self.parts().map(|part| (part.footprint(step), part.is_offloaded())).collect()
+    }
+
+    fn at_most(layers: &[(Footprint, bool)]) -> usize {
         let here = |&(layer, away): &(Footprint, bool)| if away { 0 } else { layer.held };
         let in_use = |&(layer, away): &(Footprint, bool)| if away { layer.held } else { 0 };
         let pair = |(i, layer): (usize, &(Footprint, bool))| match layers.get((i + 1) % layers.len()) {
@@ -122,9 +129,13 @@ impl ModelCache {
     /// # Errors
     /// [`Error::BufferTooLarge`]. What is too large does not fail as an allocation does: wgpu refuses to bind it.
     pub fn check_buffers(&self, step: &StepShape) -> Result<()> {
+        self.check_largest(&self.footprints(step))
+    }
+
+    fn check_largest(&self, layers: &[(Footprint, bool)]) -> Result<()> {
         let Some(largest) = self.budget().and_then(Budget::largest_buffer) else { return Ok(()) };
         // Of a layer's keys, or its values.
-        let needed = self.parts().map(|part| part.footprint(step).largest / 2).max().unwrap_or(0) as u64;
+        let needed = layers.iter().map(|(layer, _)| layer.largest / 2).max().unwrap_or(0) as u64;
         if needed <= largest { Ok(()) } else { Err(Error::BufferTooLarge { needed, largest }) }
     }
 
@@ -333,8 +344,9 @@ impl ModelCache {
             LayerCache::Recurrent(_) | LayerCache::Nothing => None,
         });
         for (layer, (keys, values)) in kv.zip(layers) {
-            let place = Place::new(layer.span(tokens).query(tokens), &[], &keys.device());
-            layer.update(keys, values, &place)?;
+            let first = layer.span(tokens).query(tokens);
+            let positions = Positions::all_at(first, rows, &keys.device());
+            layer.update(keys, values, &positions)?;
         }
         self.claim_given();
         Ok(())
@@ -429,7 +441,7 @@ impl ModelCache {
 impl LayerCache {
     /// Whether it is on the device only while it is used.
     pub fn is_offloaded(&self) -> bool {
-        self.parts().any(|part| part.usage().offloaded)
+        self.parts().any(CacheLayer::is_offloaded)
     }
 
     /// Moves it to host memory. From then on it is on the device only while it is used.

@@ -21,6 +21,10 @@ pub trait Tensors: fmt::Debug + Clone + Send + Sized {
     /// What [`from_host`](Tensors::from_host) must be given, in the order of [`to_host`](Tensors::to_host).
     fn outlines(&self) -> Vec<Outline>;
     fn rows(&self) -> usize;
+    /// Size of dimension 2 of the first tensor: tokens, in most. 0 where there is no such dimension.
+    fn tokens(&self) -> usize;
+    /// The type of the first tensor.
+    fn dtype(&self) -> DType;
     fn select_rows(self, rows: &[usize]) -> Self;
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
     /// Starts copying the tensors to the host: all of each, or these entries of dimension 2.
@@ -98,19 +102,26 @@ impl<T> Slot<T> {
     }
 }
 
+// Asked several times per layer and step: nothing is allocated.
 impl<T: Tensors> Slot<T> {
-    /// Entries of dimension 2 of the first tensor: tokens, in most. 0 if the slot is empty.
+    /// Size of dimension 2 of the first tensor: tokens, in most. 0 if the slot is empty.
     pub fn tokens(&self) -> usize {
-        self.outline().and_then(|(shape, _)| shape.get(2).copied()).unwrap_or(0)
+        match &self.state {
+            State::Empty => 0,
+            State::Device(tensors) => tensors.tokens(),
+            State::Offloaded { outlines, .. } => {
+                outlines.first().and_then(|(shape, _)| shape.get(2).copied()).unwrap_or(0)
+            }
+        }
     }
 
     /// The type of the first tensor; `None` if the slot is empty.
     pub fn dtype(&self) -> Option<DType> {
-        self.outline().map(|(_, dtype)| dtype)
-    }
-
-    fn outline(&self) -> Option<Outline> {
-        self.outlines().into_iter().next()
+        match &self.state {
+            State::Empty => None,
+            State::Device(tensors) => Some(tensors.dtype()),
+            State::Offloaded { outlines, .. } => outlines.first().map(|&(_, dtype)| dtype),
+        }
     }
 }
 
@@ -288,6 +299,14 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
         self.dims()[0]
     }
 
+    fn tokens(&self) -> usize {
+        self.dims().get(2).copied().unwrap_or(0)
+    }
+
+    fn dtype(&self) -> DType {
+        Self::dtype(self)
+    }
+
     fn select_rows(self, rows: &[usize]) -> Self {
         let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
         let len = rows.len();
@@ -332,6 +351,14 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
         self.0.rows()
     }
 
+    fn tokens(&self) -> usize {
+        self.0.tokens()
+    }
+
+    fn dtype(&self) -> DType {
+        self.0.dtype()
+    }
+
     fn select_rows(self, rows: &[usize]) -> Self {
         (self.0.select_rows(rows), self.1.select_rows(rows))
     }
@@ -362,6 +389,14 @@ impl Tensors for PackedBuffer {
 
     fn rows(&self) -> usize {
         self.codes.rows()
+    }
+
+    fn tokens(&self) -> usize {
+        self.codes.tokens()
+    }
+
+    fn dtype(&self) -> DType {
+        self.codes.dtype()
     }
 
     fn select_rows(self, rows: &[usize]) -> Self {

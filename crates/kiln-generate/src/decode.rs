@@ -99,7 +99,7 @@ impl DecodeLoop {
             Capture::On(recording, output) if repeats && recording.is_of_this_thread() => {
                 recording.replay()?;
                 running.cache.replayed();
-                self.steps.next += 1;
+                self.steps.launched();
                 if let Some(device_sampler) = device_sampler {
                     device_sampler.repeated();
                 }

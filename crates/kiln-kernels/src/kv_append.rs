@@ -1,7 +1,7 @@
-//! Writes the keys and values of new tokens into rings of slots, at a position that the device knows.
+//! Writes the keys and values of new tokens into rings of slots, at positions that the device knows.
 //!
-//! `buffer[.., (position - origin + i) mod capacity, ..] = new[.., i, ..]` for `[batch, kv_heads, capacity, head_dim]` and
-//! `[batch, kv_heads, n, head_dim]`, for keys and for values. Where the capacity is never reached, that is `StaticCache.update` of transformers.
+//! `buffer[b, .., (first[b] - origin + i) mod capacity, ..] = new[b, .., i, ..]` for
+//! `[batch, kv_heads, capacity, head_dim]` and `[batch, kv_heads, n, head_dim]`, for keys and for values. Where the capacity is never reached, that is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
 
@@ -11,39 +11,41 @@ use crate::shader::Shader;
 type Both = [Tensor<4>; 2];
 
 /// Never in place, and moves the whole buffer: it is here to say what the others do.
-pub(crate) fn definition(buffers: Both, new: Both, position: Tensor<1, Int>, origin: i32) -> Both {
-    let position = position - origin;
+pub(crate) fn definition(buffers: Both, new: Both, positions: Tensor<2, Int>, origin: i32) -> Both {
+    let firsts = positions.narrow(0, 0, 1).transpose() - origin;
     let ([keys, values], [new_keys, new_values]) = (buffers, new);
-    [written(keys, new_keys, position.clone()), written(values, new_values, position)]
+    [written(keys, new_keys, firsts.clone()), written(values, new_values, firsts)]
 }
 
-fn written(buffer: Tensor<4>, new: Tensor<4>, position: Tensor<1, Int>) -> Tensor<4> {
+/// `firsts`: `[batch, 1]`
+fn written(buffer: Tensor<4>, new: Tensor<4>, firsts: Tensor<2, Int>) -> Tensor<4> {
     let [batch, heads, capacity, dim] = buffer.dims();
     let [_, _, n, _] = new.dims();
     if n == 0 {
         return buffer;
     }
     // Not `arange`: it uploads its numbers, which a captured step must not do.
-    let slots = Tensor::<1, Int>::ones([capacity], (&buffer.device(), position.dtype())).cumsum(0) - 1;
+    let slots = Tensor::<1, Int>::ones([capacity], (&buffer.device(), firsts.dtype())).cumsum(0) - 1;
     // Which new token a slot would get, if there are that many.
-    let token = (slots - position).remainder_scalar(capacity as i64);
+    let token = (slots.unsqueeze() - firsts).remainder_scalar(capacity as i64);
+    let token = token.reshape([batch, 1, capacity, 1]).expand([batch, heads, capacity, dim]);
     let last = n as i64 - 1;
     let is_new = token.clone().lower_equal_elem(last);
-    let is_new = is_new.reshape([1, 1, capacity, 1]).expand([batch, heads, capacity, dim]);
-    buffer.mask_where(is_new, new.select(2, token.clamp_max(last)))
+    buffer.mask_where(is_new, new.gather(2, token.clamp_max(last)))
 }
 
 /// Copies vectors of a head. In place where a buffer has one owner, as are the launches below.
 #[cfg(feature = "cpu")]
-pub(crate) fn native(buffers: Both, new: Both, position: Tensor<1, Int>, origin: i32) -> Both {
-    let position = crate::native::primitive(position).into_data().iter::<i64>().next().unwrap_or(0);
-    let position = position - i64::from(origin);
+pub(crate) fn native(buffers: Both, new: Both, positions: Tensor<2, Int>, origin: i32) -> Both {
+    let positions = crate::native::primitive(positions).into_data();
+    let firsts: Vec<i64> = positions.iter::<i64>().map(|first| first - i64::from(origin)).collect();
     let ([keys, values], [new_keys, new_values]) = (buffers, new);
-    [copied(keys, new_keys, position), copied(values, new_values, position)]
+    [copied(keys, new_keys, &firsts), copied(values, new_values, &firsts)]
 }
 
+/// `firsts`: where the tokens of each row go.
 #[cfg(feature = "cpu")]
-fn copied(buffer: Tensor<4>, new: Tensor<4>, position: i64) -> Tensor<4> {
+fn copied(buffer: Tensor<4>, new: Tensor<4>, firsts: &[i64]) -> Tensor<4> {
     use burn::{
         backend::{Flex, flex::FlexTensor},
         tensor::TensorData,
@@ -62,7 +64,7 @@ fn copied(buffer: Tensor<4>, new: Tensor<4>, position: i64) -> Tensor<4> {
     let (start, strides) = (new.layout().start_offset() as isize, new.layout().strides());
     for row in 0..batch * heads {
         for token in 0..n {
-            let slot = (position + token as i64).rem_euclid(capacity as i64) as usize;
+            let slot = (firsts[row / heads] + token as i64).rem_euclid(capacity as i64) as usize;
             let [batch, head, token] = [row / heads, row % heads, token].map(|i| i as isize);
             let from = (start + batch * strides[0] + head * strides[1] + token * strides[2]) as usize;
             let from = from * dtype.size();
@@ -78,10 +80,10 @@ pub(crate) const SHADER: Shader =
     Shader { name: "kv_append", text: include_str!("../../../shaders/kv_append.wgsl"), options: &[] };
 
 #[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(buffers: Both, new: Both, position: Tensor<1, Int>, origin: i32) -> Both {
+pub(crate) fn wgsl(buffers: Both, new: Both, positions: Tensor<2, Int>, origin: i32) -> Both {
     use burn::backend::Cube;
 
-    use crate::launch::{LANES, Launch, primitive, strides, to_write};
+    use crate::launch::{LANES, Launch, in_order, primitive, strides, to_write};
 
     let [_, heads, capacity, _] = buffers[0].dims();
     let [_, _, tokens, head_dim] = new[0].dims();
@@ -101,7 +103,7 @@ pub(crate) fn wgsl(buffers: Both, new: Both, position: Tensor<1, Int>, origin: i
         invocations as u32, origin as u32,
     ];
     let launch = Launch::new(&SHADER, keys.dtype, &keys.client).updates(&keys).updates(&values);
-    let launch = launch.reads(new_keys).reads(new_values).reads(primitive(position));
+    let launch = launch.reads(new_keys).reads(new_values).reads(in_order(positions));
     launch.run(invocations.div_ceil(LANES), &info);
     [keys, values].map(Tensor::from_primitive::<Cube>)
 }
@@ -117,7 +119,7 @@ mod twin {
     };
     use cubecl::prelude::*;
 
-    use crate::launch::{LANES, address_type, count, primitive, to_write};
+    use crate::launch::{LANES, address_type, count, in_order, primitive, to_write};
 
     #[cube(launch, address_type = "dynamic")]
     fn kv_append<E: Numeric>(
@@ -125,7 +127,7 @@ mod twin {
         values: &mut Tensor<E>,
         new_keys: &Tensor<E>,
         new_values: &Tensor<E>,
-        position: &Tensor<i32>,
+        positions: &Tensor<i32>,
         invocations: usize,
         origin: i32,
         #[define(E)] _elem: ElemType,
@@ -140,7 +142,7 @@ mod twin {
         let batch = ABSOLUTE_POS / head_dim / tokens / heads;
 
         let capacity = i32::cast_from(keys.shape(2));
-        let slot = ((position[0] - origin + i32::cast_from(token)) % capacity + capacity) % capacity;
+        let slot = ((positions[batch] - origin + i32::cast_from(token)) % capacity + capacity) % capacity;
         let slot = usize::cast_from(slot);
         let to = batch * keys.stride(0) + head * keys.stride(1) + slot * keys.stride(2) + i * keys.stride(3);
         keys[to] = new_keys[batch * new_keys.stride(0)
@@ -160,7 +162,7 @@ mod twin {
     pub(crate) fn launch(
         buffers: super::Both,
         new: super::Both,
-        position: burn::tensor::Tensor<1, IntKind>,
+        positions: burn::tensor::Tensor<2, IntKind>,
         origin: i32,
     ) -> super::Both {
         let invocations = new[0].shape().num_elements();
@@ -176,7 +178,7 @@ mod twin {
             values.clone().into_tensor_arg(),
             new_keys.into_tensor_arg(),
             new_values.into_tensor_arg(),
-            primitive(position).into_tensor_arg(),
+            in_order(positions).into_tensor_arg(),
             invocations,
             origin,
             elem,

@@ -6,7 +6,9 @@ use burn::{
     backend::{Cube, DispatchDevice},
     tensor::{BackendPrimitive, DType, Device, Shape, Tensor, kind::Basic},
 };
-use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
+use burn_cubecl::{
+    CubeDevice, kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
+};
 use cubecl::{
     device::WgpuDeviceKind,
     prelude::{AddressType, CubeCount},
@@ -25,6 +27,14 @@ where
     K: Basic + BackendPrimitive<Cube, Primitive = CubeTensor>,
 {
     tensor.try_into_primitive::<Cube>().expect("the tensors of a kernel are on its device")
+}
+
+/// A tensor whose elements are in order and without gaps in memory.
+pub(crate) fn in_order<const D: usize, K>(tensor: Tensor<D, K>) -> CubeTensor
+where
+    K: Basic + BackendPrimitive<Cube, Primitive = CubeTensor>,
+{
+    into_contiguous(primitive(tensor))
 }
 
 /// Memory for a result of the shape and type of `tensor`, without gaps.

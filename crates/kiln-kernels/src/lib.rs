@@ -38,7 +38,7 @@ mod sample;
 mod shader;
 
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
-use kiln_core::{Result, view::DenseKv};
+use kiln_core::{Result, layer::Positions, view::DenseKv};
 
 pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
@@ -113,21 +113,21 @@ impl Kernels {
         }
     }
 
-    /// Writes new keys and values into rings of slots: token `i` into slot `(position - origin + i) mod capacity` of
-    /// `buffers`.
+    /// Writes new keys and values into rings of slots: token `i` of row `b` into slot `(first[b] - origin + i) mod capacity`
+    /// of `buffers`.
     ///
-    /// In place where a buffer is the only handle of its memory, else on a copy. The position stays on the device, so
-    /// that a captured step can advance it.
+    /// In place where a buffer is the only handle of its memory, else on a copy. The positions stay on the device, so
+    /// that a captured step can advance them.
     ///
     /// # Shapes
     /// - buffers, of keys and of values: `[batch, kv_heads, capacity, head_dim]`, and so are the results
     /// - new, cast to the type of the first buffer: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`
-    /// - position: `[1]`, an integer of any type
+    /// - positions: those of `batch` rows
     pub fn kv_append(
         &self,
         buffers: [Tensor<4>; 2],
         new: [Tensor<4>; 2],
-        position: Tensor<1, Int>,
+        positions: &Positions,
         origin: usize,
     ) -> [Tensor<4>; 2] {
         let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffers[0].dims(), new[0].dims());
@@ -137,16 +137,16 @@ impl Kernels {
         assert!(n <= capacity, "kv_append: {n} tokens into {capacity} slots");
         let dtype = buffers[0].dtype();
         assert_eq!(buffers[1].dtype(), dtype, "kv_append: buffers of keys and of values");
-        let (new, position) = (new.map(|new| new.cast(dtype)), position.cast(IntDType::I32));
+        let (new, positions) = (new.map(|new| new.cast(dtype)), on_device("kv_append", positions, batch));
         let origin = i32::try_from(origin % capacity.max(1)).unwrap_or(0);
         match self.recorder.run(Kernel::KvAppend, &new[0].dims()) {
             #[cfg(feature = "cpu")]
-            Path::Native => kv_append::native(buffers, new, position, origin),
+            Path::Native => kv_append::native(buffers, new, positions, origin),
             #[cfg(feature = "wgpu")]
-            Path::Wgsl => kv_append::wgsl(buffers, new, position, origin),
+            Path::Wgsl => kv_append::wgsl(buffers, new, positions, origin),
             #[cfg(feature = "cube")]
-            Path::Cube => kv_append::cube(buffers, new, position, origin),
-            _ => kv_append::definition(buffers, new, position, origin),
+            Path::Cube => kv_append::cube(buffers, new, positions, origin),
+            _ => kv_append::definition(buffers, new, positions, origin),
         }
     }
 
@@ -210,10 +210,10 @@ impl Kernels {
 
     /// `softmax(scale · q kᵀ) v` over the keys that each query sees, in a buffer of which only some slots count.
     ///
-    /// Query `i` of row `b` stands at `first + i` and sees the positions `p` with
-    /// `max(start, left_pad[b], first + i - window + 1) <= p <= first + i`, as far as slots still hold them. A query that
-    /// sees nothing, a padded one, gives zeros. What `first` is stays on the device, so that a captured step can advance
-    /// it. Nothing that is as large as `new * slots` is held in memory.
+    /// Query `i` of row `b` stands at `first[b] + i` and sees the positions `p` with
+    /// `max(start, visible_from[b], first[b] + i - window + 1) <= p <= first[b] + i`, as far as slots still hold them. A
+    /// query that sees nothing, a padded one, gives zeros. The positions stay on the device, so that a captured step can
+    /// advance them. Nothing that is as large as `new * slots` is held in memory.
     ///
     /// Vectors of more than 256 numbers take the definition on a GPU, whatever the choice.
     ///
@@ -221,19 +221,17 @@ impl Kernels {
     /// - q: `[batch, heads, new, head_dim]`, and so is the result
     /// - keys, values: `[batch, kv_heads, slots, head_dim]`, cast to the type of q; query head `h` sees those of
     ///   `h / (heads / kv_heads)`
-    /// - first: `[1]`, an integer of any type: the position of query 0
-    /// - left_pad: `[batch]`, integers of any type: positions below are hidden in that row; `None` where nothing is padded
+    /// - positions: those of `batch` rows
     pub fn attention(
         &self,
         q: Tensor<4>,
         keys: Tensor<4>,
         values: Tensor<4>,
-        first: Tensor<1, Int>,
-        left_pad: Option<Tensor<1, Int>>,
+        positions: &Positions,
         shape: &AttentionShape,
     ) -> Tensor<4> {
         let chain = vec![DenseKv { keys, values, start: shape.start, origin: shape.origin }];
-        self.attention_chained(q, chain, first, left_pad, shape)
+        self.attention_chained(q, chain, positions, shape)
     }
 
     /// [`attention`](Self::attention) over buffers that continue each other: each has the positions from its origin to that
@@ -245,31 +243,23 @@ impl Kernels {
         &self,
         q: Tensor<4>,
         chain: Vec<DenseKv>,
-        first: Tensor<1, Int>,
-        left_pad: Option<Tensor<1, Int>>,
+        positions: &Positions,
         shape: &AttentionShape,
     ) -> Tensor<4> {
         let (dims, most) = (q.dims(), attention::LONGEST_CHAIN);
         assert!((1..=most).contains(&chain.len()), "attention: {} buffers, not 1 to {most}", chain.len());
-        let (y, path) = self.attend(q, Buffers::chain(chain, shape), first, left_pad);
+        let positions = on_device("attention", positions, dims[0]);
+        let (y, path) = self.attend(q, Buffers::chain(chain, shape), positions);
         self.recorder.record(Kernel::Attention, path, &dims);
         y
     }
 
     /// The path beside the result, which is not recorded.
-    fn attend(
-        &self,
-        q: Tensor<4>,
-        chain: Vec<Buffers>,
-        first: Tensor<1, Int>,
-        left_pad: Option<Tensor<1, Int>>,
-    ) -> (Tensor<4>, Path) {
+    fn attend(&self, q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> (Tensor<4>, Path) {
         let chain: Vec<_> = chain.into_iter().map(|buffers| buffers.for_queries(&q)).collect();
-        let (first, left_pad) =
-            (first.cast(IntDType::I32), left_pad.map(|left_pad| left_pad.cast(IntDType::I32)));
         #[cfg(feature = "cpu")]
         if self.recorder.is_native()
-            && let Some(y) = attention::native(&q, &chain, &first, left_pad.as_ref())
+            && let Some(y) = attention::native(&q, &chain, &positions)
         {
             return (y, Path::Native);
         }
@@ -278,15 +268,15 @@ impl Kernels {
             || q.shape().num_elements() == 0
             || chain.iter().any(Buffers::are_empty)
         {
-            return (attention::definition(q, chain, first, left_pad), Path::Definition);
+            return (attention::definition(q, chain, positions), Path::Definition);
         }
         let path = self.recorder.path(Kernel::Attention);
         let y = match path {
             #[cfg(feature = "wgpu")]
-            Path::Wgsl => attention::wgsl(q, chain, first, left_pad),
+            Path::Wgsl => attention::wgsl(q, chain, positions),
             #[cfg(feature = "cube")]
-            Path::Cube => attention::cube(q, chain, first, left_pad),
-            _ => attention::definition(q, chain, first, left_pad),
+            Path::Cube => attention::cube(q, chain, positions),
+            _ => attention::definition(q, chain, positions),
         };
         (y, path)
     }
@@ -333,6 +323,12 @@ impl Kernels {
     pub fn ran(&self) -> Vec<Ran> {
         self.recorder.ran()
     }
+}
+
+/// The positions of `rows` rows, as kernels read them.
+fn on_device(kernel: &str, positions: &Positions, rows: usize) -> Tensor<2, Int> {
+    assert_eq!(positions.on_device.dims(), [2, rows], "{kernel}: positions");
+    positions.on_device.clone().cast(IntDType::I32)
 }
 
 /// The finished text of every WGSL shader in every permutation, under a name that says which.

@@ -3,13 +3,16 @@
 use std::ops::Range;
 
 use burn::tensor::{FloatDType, Int, IntDType, Tensor};
-use kiln_core::packed::{PackedBuffer, PackedKv, Packing};
+use kiln_core::{
+    layer::Positions,
+    packed::{PackedBuffer, PackedKv, Packing},
+};
 
 use crate::{
     AttentionShape, Kernels,
     attention::{self, Buffers, packed},
     choice::{Kernel, Path},
-    kv_pack, kv_unpack,
+    kv_pack, kv_unpack, on_device,
 };
 
 impl Kernels {
@@ -116,7 +119,7 @@ impl Kernels {
 
     /// [`Kernels::attention`] over packed positions before `packed.end`, and over recent ones from there on.
     ///
-    /// Query `i` of row `b` stands at `first + i >= packed.end` and sees what it would see of one buffer that held both.
+    /// Query `i` of row `b` stands at `first[b] + i >= packed.end` and sees what it would see of one buffer that held both.
     /// Where queries are few, numbers are made of codes only where they are used: nothing as large as the packed buffers
     /// is held in memory.
     ///
@@ -125,15 +128,14 @@ impl Kernels {
     /// - packed: buffers of `[batch, kv_heads, slots, head_dim]`
     /// - recent: keys and values `[batch, kv_heads, slots, head_dim]` of all positions from `packed.end` on; position `p`
     ///   is in slot `(p - shape.origin) mod slots`
-    /// - first, left_pad: as for [`Kernels::attention`]
+    /// - positions: as for [`Kernels::attention`]
     /// - shape: its `start` is the first position that counts, packed or recent
     pub fn attention_packed(
         &self,
         q: Tensor<4>,
         packed: &PackedKv,
         recent: [Tensor<4>; 2],
-        first: Tensor<1, Int>,
-        left_pad: Option<Tensor<1, Int>>,
+        positions: &Positions,
         shape: &AttentionShape,
     ) -> Tensor<4> {
         let ([batch, _, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), packed.keys.codes.dims());
@@ -150,14 +152,12 @@ impl Kernels {
             assert_eq!(recent.dims(), want, "attention_packed: recent and q {:?}", q.dims());
         }
         let recent = recent.map(|recent| recent.cast(q.dtype()));
-        let first = first.cast(IntDType::I32);
-        let left_pad = left_pad.map(|left_pad| left_pad.cast(IntDType::I32));
+        let positions = on_device("attention_packed", positions, batch);
         let packed = &PackedKv { end: packed.end.clone().cast(IntDType::I32), ..packed.clone() };
         #[cfg(feature = "cpu")]
         if self.recorder.is_native()
             && let [keys, values] = &recent
-            && let Some(y) =
-                attention::native_packed(&q, packed, [keys, values], &first, left_pad.as_ref(), shape)
+            && let Some(y) = attention::native_packed(&q, packed, [keys, values], &positions, shape)
         {
             self.recorder.record(Kernel::AttentionPacked, Path::Native, &q.dims());
             return y;
@@ -168,14 +168,14 @@ impl Kernels {
             let path = self.recorder.path(Kernel::AttentionPacked);
             let y = match path {
                 #[cfg(feature = "wgpu")]
-                Path::Wgsl => packed::wgsl(q, packed, recent, first, left_pad, shape, sharing),
-                Path::Cube => attention::cube_packed(q, packed, recent, first, left_pad, shape, sharing),
-                _ => return self.attend_unpacked(q, packed, recent, first, left_pad, shape),
+                Path::Wgsl => packed::wgsl(q, packed, recent, positions, shape, sharing),
+                Path::Cube => attention::cube_packed(q, packed, recent, positions, shape, sharing),
+                _ => return self.attend_unpacked(q, packed, recent, positions, shape),
             };
             self.recorder.record(Kernel::AttentionPacked, path, &dims);
             return y;
         }
-        self.attend_unpacked(q, packed, recent, first, left_pad, shape)
+        self.attend_unpacked(q, packed, recent, positions, shape)
     }
 
     /// With dense copies.
@@ -184,21 +184,19 @@ impl Kernels {
         q: Tensor<4>,
         packed: &PackedKv,
         recent: [Tensor<4>; 2],
-        first: Tensor<1, Int>,
-        left_pad: Option<Tensor<1, Int>>,
+        positions: Tensor<2, Int>,
         shape: &AttentionShape,
     ) -> Tensor<4> {
         let (dims, dtype, slots) = (q.dims(), q.dtype(), packed.keys.slots());
-        let [batch, _, new, head_dim] = dims;
+        let [_, _, new, head_dim] = dims;
         let numbers = |buffer: &PackedBuffer, packing| {
             self.numbers(buffer, packing, head_dim, 0..slots, FloatDType::F32).cast(dtype)
         };
         let dense =
             [numbers(&packed.keys, packed.key_packing), numbers(&packed.values, packed.value_packing)];
-        let left_pad = packed::hidden(packed, left_pad, batch);
-        let ([keys, values], shape) = packed::in_one(packed, recent, dense, first.clone(), new, shape);
-        let chain = vec![Buffers::new([keys, values], &shape)];
-        let (y, path) = self.attend(q, chain, first, Some(left_pad));
+        let (both, shape) = packed::in_one(packed, recent, dense, &positions, new, shape);
+        let kept = packed.end.clone() - slots as i64;
+        let (y, path) = self.attend(q, vec![Buffers::new(both, &shape).from(kept)], positions);
         self.recorder.record(Kernel::AttentionPacked, path, &dims);
         y
     }

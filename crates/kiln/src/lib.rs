@@ -69,8 +69,8 @@ pub mod memory {
     pub use kiln_core::{
         device_error::Refusals,
         layer::{
-            CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Place,
-            SsmState, StateLayer, StepShape, Usage,
+            CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Positions,
+            RowPosition, SsmState, StateLayer, StepShape, Usage,
         },
         model_cache::{LayerCache, Pass},
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},

@@ -12,7 +12,7 @@ use kiln_core::{
     Error, Result,
     budget::{Budget, Claim, system_has},
     device_error,
-    layer::{KvLayer, Place, StepShape},
+    layer::{KvLayer, Positions, StepShape},
     model_cache::{LayerCache, ModelCache},
     need::LayerNeed,
 };
@@ -145,8 +145,8 @@ impl QuantizeLayers {
         let mut packed = spec.factory.build(need, &self.kernels)?;
         packed.keep_history(1);
         if let Some((keys, values)) = layer.gather()? {
-            let place = Place::new(0, &[], &keys.device());
-            packed.update(keys, values, &place)?;
+            let positions = Positions::all_at(0, keys.dims()[0], &keys.device());
+            packed.update(keys, values, &positions)?;
         }
         Ok(Some(packed))
     }

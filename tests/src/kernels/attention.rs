@@ -1,9 +1,9 @@
 //! Attention: what it is given, and what it means, in plain loops.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln::{
     kernels::{AttentionShape, Choice, Kernels},
-    memory::DenseKv,
+    memory::{DenseKv, Positions, RowPosition},
     read_back,
 };
 
@@ -28,6 +28,8 @@ pub(super) struct Given {
     softcap: Option<f64>,
     /// Row `b` is padded below `pad · b`.
     pad: Option<usize>,
+    /// Row `b` stands `apart · b` behind the first.
+    apart: usize,
     q: Layout,
     kv: Layout,
     /// Positions at which other buffers continue. All but the last buffer have a few slots that do not count.
@@ -48,6 +50,7 @@ const STEP: Given = Given {
     window: None,
     softcap: None,
     pad: None,
+    apart: 0,
     q: Plain,
     kv: Plain,
     cuts: &[],
@@ -125,6 +128,16 @@ pub(super) fn cases() -> Vec<Given> {
         // As many buffers as parts can be combined of: each has one.
         cases.push(Given { cuts: &[10, 20, 30, 40, 50, 60, 70, 80], ..base });
     }
+    // Rows of different lengths: with room, in a ring that has turned, split, padded, and in several buffers.
+    for new in [1, 3, 33] {
+        let base = Given { batch: 3, new, apart: 7, slots: 150, first: 17, group: 4, ..STEP };
+        cases.push(base);
+        cases.push(Given { apart: 40, head_dim: 12, window: Some(11), ..base });
+        cases.push(Given { first: 0, apart: 50, pad: Some(20), softcap: Some(2.5), ..base });
+        cases.push(Given { first: 900, start: 800, origin: 40, ..base });
+        cases.push(Given { cuts: &[10, 30], kv: Swapped(1, 2), ..base });
+        cases.push(Given { slots: 3000, first: 900, apart: 1000, head_dim: 128, ..base });
+    }
     cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
     // Longer vectors than GPU kernels have memory for, and no queries.
     cases.push(Given { head_dim: 300, ..STEP });
@@ -137,21 +150,26 @@ impl Given {
         self.new > 0 && (device == "cpu" || self.head_dim <= 256)
     }
 
-    fn last(&self) -> usize {
-        self.first + self.new - 1
+    fn positions(&self, device: &Device) -> Positions {
+        let row = |row| RowPosition { first: self.first_of(row), visible_from: self.visible_from(row) };
+        Positions::new((0..self.batch).map(row).collect(), device)
     }
 
-    fn left_pad(&self) -> Option<Vec<i32>> {
-        self.pad.map(|pad| (0..self.batch).map(|row| (row * pad) as i32).collect())
+    /// The position of the first query of a row.
+    fn first_of(&self, row: usize) -> usize {
+        self.first + row * self.apart
+    }
+
+    fn visible_from(&self, row: usize) -> usize {
+        self.pad.map_or(0, |pad| row * pad)
     }
 
     /// The positions that query `i` of a row sees.
     fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
-        let query = self.first + i;
-        let kept = (self.last() + 1).saturating_sub(self.slots);
+        let query = self.first_of(row) + i;
+        let kept = (self.first_of(row) + self.new).saturating_sub(self.slots);
         let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
-        let pad = self.pad.map_or(0, |pad| row * pad);
-        self.start.max(kept).max(window).max(pad)..=query
+        self.start.max(kept).max(window).max(self.visible_from(row))..=query
     }
 
     fn slot(&self, position: usize) -> usize {
@@ -183,11 +201,9 @@ impl Given {
 
     pub(super) fn run(&self, kernels: &Kernels, device: &Device, dtype: DType) -> Tensor<4> {
         let [q, keys, values] = self.tensors(device, dtype);
-        let first = Tensor::<1, Int>::from_data([self.first as i32], device);
-        let left_pad = self.left_pad();
-        let left_pad = left_pad.map(|pads| Tensor::from_data(TensorData::new(pads, [self.batch]), device));
+        let positions = self.positions(device);
         if self.cuts.is_empty() {
-            return kernels.attention(q, keys, values, first, left_pad, &self.shape());
+            return kernels.attention(q, keys, values, &positions, &self.shape());
         }
         let begins = [0].into_iter().chain(self.cuts.iter().copied());
         let ends = self.cuts.iter().map(|cut| cut + 3).chain([self.slots]);
@@ -196,7 +212,7 @@ impl Given {
                 [&keys, &values].map(|kv| kv.clone().narrow(2, begin, end.min(self.slots) - begin));
             DenseKv { keys, values, start: self.start, origin: begin }
         });
-        kernels.attention_chained(q, chain.collect(), first, left_pad, &self.shape())
+        kernels.attention_chained(q, chain.collect(), &positions, &self.shape())
     }
 
     /// What it means.

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln::{
     Result,
     kernels::{Activation, Choice, Kernels, NormOrder, Path},
+    memory::{Positions, RowPosition},
     read_back,
 };
 
@@ -35,6 +36,8 @@ pub(super) enum Case {
         new: Layout,
         position: usize,
         origin: usize,
+        /// Row `b` stands `apart · b` behind the first.
+        apart: usize,
     },
     Linear {
         x: [usize; 3],
@@ -98,18 +101,54 @@ pub(super) fn table() -> Vec<Case> {
             // The first slot, one in the middle, the last, one from where the rest is at the front, and one that is
             // later than there are slots.
             for position in [0, 4, capacity - n, capacity - n + 1, 3 * capacity - 1] {
-                cases.push(KvAppend { buffer, layout: Plain, n, new: Plain, position, origin: 0 });
+                cases.push(KvAppend { buffer, layout: Plain, n, new: Plain, position, origin: 0, apart: 0 });
             }
-            cases.push(KvAppend { buffer, layout: Plain, n, new: Swapped(1, 2), position: 3, origin: 0 });
+            cases.push(KvAppend {
+                buffer,
+                layout: Plain,
+                n,
+                new: Swapped(1, 2),
+                position: 3,
+                origin: 0,
+                apart: 0,
+            });
             // Slots that begin at a later position, in the first turn and in another.
             for position in [40, 47, 60] {
-                cases.push(KvAppend { buffer, layout: Plain, n, new: Plain, position, origin: 40 });
+                cases.push(KvAppend { buffer, layout: Plain, n, new: Plain, position, origin: 40, apart: 0 });
+            }
+            // Rows of different lengths.
+            for apart in [1, 4, capacity + 3] {
+                cases.push(KvAppend {
+                    buffer,
+                    layout: Plain,
+                    n,
+                    new: Plain,
+                    position: 45,
+                    origin: 40,
+                    apart,
+                });
             }
         }
     }
     // As many as there are slots.
-    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Plain, n: 11, new: Plain, position: 7, origin: 0 });
-    cases.push(KvAppend { buffer: [3, 2, 11, 12], layout: Plain, n: 0, new: Plain, position: 7, origin: 0 });
+    cases.push(KvAppend {
+        buffer: [3, 2, 11, 12],
+        layout: Plain,
+        n: 11,
+        new: Plain,
+        position: 7,
+        origin: 0,
+        apart: 0,
+    });
+    cases.push(KvAppend {
+        buffer: [3, 2, 11, 12],
+        layout: Plain,
+        n: 0,
+        new: Plain,
+        position: 7,
+        origin: 0,
+        apart: 0,
+    });
     cases.push(KvAppend {
         buffer: [3, 2, 11, 12],
         layout: Swapped(1, 2),
@@ -117,6 +156,7 @@ pub(super) fn table() -> Vec<Case> {
         new: Plain,
         position: 3,
         origin: 0,
+        apart: 0,
     });
     cases.push(KvAppend {
         buffer: [3, 2, 11, 12],
@@ -125,6 +165,7 @@ pub(super) fn table() -> Vec<Case> {
         new: Swapped(2, 3),
         position: 3,
         origin: 0,
+        apart: 0,
     });
     cases.push(KvAppend {
         buffer: [3, 2, 11, 12],
@@ -133,6 +174,7 @@ pub(super) fn table() -> Vec<Case> {
         new: Cut(2),
         position: 3,
         origin: 0,
+        apart: 0,
     });
 
     for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
@@ -191,14 +233,15 @@ impl Case {
                 let (cos, sin) = (table(), table());
                 kernels.rotary(numbers.tensor(x, layout), cos, sin).reshape([-1])
             }
-            KvAppend { buffer, layout, n, new, position, origin } => {
+            KvAppend { buffer, layout, n, new, position, origin, apart } => {
                 let [batch, heads, _, dim] = buffer;
-                let position = Tensor::<1, Int>::from_data([position as i32], device);
+                let row = |row| RowPosition { first: position + row * apart, visible_from: 0 };
+                let positions = Positions::new((0..batch).map(row).collect(), device);
                 // Values lie as others' keys do.
                 let buffers = [numbers.tensor(buffer, layout), numbers.tensor(buffer, Plain)];
                 let mut tokens = |layout| numbers.tensor([batch, heads, n, dim], layout);
                 let new = [tokens(new), tokens(Swapped(0, 3))];
-                Tensor::cat(kernels.kv_append(buffers, new, position, origin).into(), 0).reshape([-1])
+                Tensor::cat(kernels.kv_append(buffers, new, &positions, origin).into(), 0).reshape([-1])
             }
             Linear { x, layout, output, bias, residual } => {
                 let weight = numbers.tensor([output, x[2]], Plain);

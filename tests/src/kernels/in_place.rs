@@ -1,7 +1,11 @@
 //! What kernels write in place, and what they do not.
 
-use burn::tensor::{DType, Int, Tensor};
-use kiln::{kernels::Choice, read_back};
+use burn::tensor::{DType, Tensor};
+use kiln::{
+    kernels::Choice,
+    memory::{Positions, RowPosition},
+    read_back,
+};
 
 use super::choices;
 
@@ -14,17 +18,17 @@ fn kv_append_writes_in_place_where_nothing_else_holds_the_buffer() {
             }
             let new = || Tensor::<4>::ones([1, 2, 2, 8], (&device, DType::F32));
             // Into the last slot and the first.
-            let position = Tensor::<1, Int>::from_data([15], &device);
+            let positions = |first| Positions::all_at(first, 1, &device);
             let buffer = Tensor::<4>::zeros([1, 2, 16, 8], (&device, DType::F32));
             let values = Tensor::<4>::ones([1, 2, 16, 8], (&device, DType::F32));
             let (buffers, before) = addresses([buffer, values], &name);
             let new = || [new(), new() * 2.0];
-            let (buffers, after) = addresses(kernels.kv_append(buffers, new(), position.clone(), 0), &name);
+            let (buffers, after) = addresses(kernels.kv_append(buffers, new(), &positions(15), 0), &name);
             assert_eq!(before, after, "{choice} on {name} copies a buffer that is its own");
             assert_eq!(buffers.clone().map(sum), [32.0, 288.0], "{choice} on {name}");
 
             let (appended, copy) =
-                addresses(kernels.kv_append(buffers.clone(), new(), position + 1, 0), &name);
+                addresses(kernels.kv_append(buffers.clone(), new(), &positions(16), 0), &name);
             for i in 0..2 {
                 assert_ne!(
                     copy[i], after[i],
@@ -33,6 +37,22 @@ fn kv_append_writes_in_place_where_nothing_else_holds_the_buffer() {
             }
             assert_eq!(buffers.map(sum), [32.0, 288.0], "{choice} on {name}");
             assert_eq!(appended.map(sum), [48.0, 304.0], "{choice} on {name}");
+        }
+    }
+}
+
+#[test]
+fn kv_append_writes_each_row_where_it_stands() {
+    for (name, device) in kiln_testkit::devices() {
+        for (choice, kernels) in choices(&name, &device) {
+            let zeros = || Tensor::<4>::zeros([3, 1, 4, 1], (&device, DType::F32));
+            let new = Tensor::<4>::from_data([[[[1.0], [2.0]]], [[[3.0], [4.0]]], [[[5.0], [6.0]]]], &device);
+            let rows = [5, 0, 3].map(|first| RowPosition { first, visible_from: 0 });
+            let positions = Positions::new(rows.into(), &device);
+            let [keys, _] = kernels.kv_append([zeros(), zeros()], [new.clone(), new], &positions, 0);
+            let keys: Vec<f32> = read_back::read(keys).unwrap().try_into_vec().unwrap();
+            let want = [0.0, 1.0, 2.0, 0.0, 3.0, 4.0, 0.0, 0.0, 6.0, 0.0, 0.0, 5.0];
+            assert_eq!(keys, want, "{choice} on {name}");
         }
     }
 }

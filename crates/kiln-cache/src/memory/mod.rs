@@ -14,7 +14,9 @@ use kiln_core::{
     Error, Result,
     budget::Claim,
     device_error,
-    layer::{CacheLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Place, StepShape, Usage},
+    layer::{
+        CacheLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Positions, StepShape, Usage,
+    },
     slot::AnySlot,
     view::KvView,
 };
@@ -244,6 +246,10 @@ impl<P: Policy> CacheLayer for Memory<P> {
         self.park()
     }
 
+    fn is_offloaded(&self) -> bool {
+        self.host.is_some()
+    }
+
     fn prefetch(&mut self) -> Result<()> {
         self.fetch()
     }
@@ -256,7 +262,6 @@ impl<P: Policy> CacheLayer for Memory<P> {
             shared: if host.is_some() { 0 } else { self.tensors.shared_bytes() },
             host: self.host_bytes(),
             moved: host.as_ref().map_or(Moved::default(), |host| host.moved()),
-            offloaded: host.is_some(),
         }
     }
 
@@ -281,14 +286,14 @@ impl<P: KvPolicy> KvLayer for Memory<P> {
         Limits { fixed_buffers: limits.fixed_buffers && self.host.is_none(), ..limits }
     }
 
-    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, place: &Place) -> Result<KvView> {
+    fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, positions: &Positions) -> Result<KvView> {
         let [given, _, tokens, _] = keys.dims();
         if let Some(rows) = self.rows().filter(|&rows| rows != given) {
             return Err(Error::WrongRows { rows, given });
         }
-        self.admits(tokens, place.left_pad.is_some())?;
+        self.admits(tokens, positions.is_padded())?;
         self.on_device(|policy, at, tensors| {
-            let view = policy.append(at, tensors, (keys, values), place)?;
+            let view = policy.append(at, tensors, (keys, values), positions)?;
             policy.advance(at, tensors, tokens);
             Ok(view)
         })

@@ -5,7 +5,7 @@ use std::fmt;
 use kiln_core::{
     Error, Result,
     budget::Claim,
-    layer::{Footprint, Kv, KvSpan, Limits, Place, StepShape},
+    layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
     slot::{AnySlot, Slot, Tensors},
     view::KvView,
 };
@@ -83,14 +83,14 @@ pub trait KvPolicy: Policy {
         Limits::default()
     }
 
-    /// Stores new tokens, which stand at `place`, and returns what attention may look at: exactly the
+    /// Stores new tokens, which stand at `positions`, and returns what attention may look at: exactly the
     /// [`span`](Self::span), asked before. `at` is advanced by the caller.
     fn append(
         &self,
         at: &mut Progress<Self::Counts>,
         tensors: &mut Self::Tensors,
         new: Kv,
-        place: &Place,
+        positions: &Positions,
     ) -> Result<KvView>;
 
     /// Called when `n` tokens were stored, by this pass or by a replayed one.

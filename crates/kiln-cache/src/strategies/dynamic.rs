@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kiln_core::{
     Result,
-    layer::{Footprint, Kv, KvLayer, Place, StepShape},
+    layer::{Footprint, Kv, KvLayer, Positions, StepShape},
     need::AttentionNeed,
     view::KvView,
 };
@@ -117,7 +117,7 @@ impl KvPolicy for DynamicPolicy {
         at: &mut Progress<()>,
         chain: &mut SharedPrefix,
         new: Kv,
-        place: &Place,
+        positions: &Positions,
     ) -> Result<KvView> {
         let (filled, end) = (at.seq_len, at.seq_len + new.0.dims()[2]);
         if end > filled {
@@ -126,7 +126,7 @@ impl KvPolicy for DynamicPolicy {
         if filled == 0 || end > chain.end() {
             chain.resize(room_for(end, at.horizon, filled, chain), filled, &new)?;
         }
-        chain.write(&self.kernels, new, place)?;
+        chain.write(&self.kernels, new, positions)?;
         chain.view()
     }
 

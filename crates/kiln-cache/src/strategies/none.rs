@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kiln_core::{
     Result,
-    layer::{Kv, KvLayer, Place},
+    layer::{Kv, KvLayer, Positions},
     need::AttentionNeed,
     view::KvView,
 };
@@ -57,7 +57,7 @@ impl Policy for NoCache {
 }
 
 impl KvPolicy for NoCache {
-    fn append(&self, _: &mut Progress<()>, _: &mut (), (keys, values): Kv, _: &Place) -> Result<KvView> {
+    fn append(&self, _: &mut Progress<()>, _: &mut (), (keys, values): Kv, _: &Positions) -> Result<KvView> {
         Ok(KvView::from_zero(keys, values))
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
-    layer::{Footprint, Kv, KvLayer, KvSpan, Limits, Place, StepShape},
+    layer::{Footprint, Kv, KvLayer, KvSpan, Limits, Positions, StepShape},
     need::AttentionNeed,
     view::{DenseKv, KvView},
 };
@@ -118,7 +118,8 @@ impl SlidingPolicy {
         let first = at.counts.oldest;
         let old = buffer.in_order(KvSpan { start: first, len: at.seq_len - first })?;
         buffer.resize(full, 0, new, Lives::UntilItGrows)?;
-        buffer.write(&self.kernels, old, &Place::new(first, &[], self.kernels.device()))
+        let positions = Positions::all_at(first, old.0.dims()[0], self.kernels.device());
+        buffer.write(&self.kernels, old, &positions)
     }
 }
 
@@ -170,13 +171,13 @@ impl KvPolicy for SlidingPolicy {
         at: &mut Progress<Counts>,
         buffer: &mut Buffer,
         new: Kv,
-        place: &Place,
+        positions: &Positions,
     ) -> Result<KvView> {
         let n = new.0.dims()[2];
         let (span, end) = (self.span(at, n), at.seq_len + n);
         if self.fits(n, at) {
             self.grow(end, at, buffer, &new)?;
-            buffer.write(&self.kernels, new, place)?;
+            buffer.write(&self.kernels, new, positions)?;
             return buffer.view(span.start);
         }
         // A chunk that overwrites what its own queries see: they get it in order, the ring gets its end.
@@ -188,7 +189,7 @@ impl KvPolicy for SlidingPolicy {
         self.grow(end, at, buffer, &new)?;
         let skipped = n.saturating_sub(buffer.slots());
         let tail = |new: Tensor<4>| new.narrow(2, skipped, n - skipped);
-        buffer.write(&self.kernels, (tail(new.0), tail(new.1)), &place.behind(skipped))?;
+        buffer.write(&self.kernels, (tail(new.0), tail(new.1)), &positions.behind(skipped))?;
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kiln_core::{
     Error, Result,
-    layer::{Footprint, Kv, KvLayer, Limits, Place, StepShape},
+    layer::{Footprint, Kv, KvLayer, Limits, Positions, StepShape},
     need::AttentionNeed,
     view::KvView,
 };
@@ -101,10 +101,16 @@ impl KvPolicy for StaticPolicy {
         Limits { capacity: self.len, fixed_buffers: true, ..Limits::default() }
     }
 
-    fn append(&self, at: &mut Progress<()>, buffer: &mut Buffer, new: Kv, place: &Place) -> Result<KvView> {
+    fn append(
+        &self,
+        at: &mut Progress<()>,
+        buffer: &mut Buffer,
+        new: Kv,
+        positions: &Positions,
+    ) -> Result<KvView> {
         let slots = self.slots_for(at.seq_len + new.0.dims()[2], at, buffer);
         buffer.resize(slots, at.seq_len, &new, Lives::AsLongAsTheSequence)?;
-        buffer.write(&self.kernels, new, place)?;
+        buffer.write(&self.kernels, new, positions)?;
         buffer.view(0)
     }
 

@@ -74,11 +74,18 @@ pub(crate) struct Buffers {
     shape: AttentionShape,
     /// The first position that they do not have, where the next of the chain begins.
     end: Option<usize>,
+    /// `[1]`: the first position that they have, where only the device knows it.
+    from: Option<Tensor<1, Int>>,
 }
 
 impl Buffers {
     pub(crate) fn new([keys, values]: [Tensor<4>; 2], shape: &AttentionShape) -> Self {
-        Self { keys, values, shape: *shape, end: None }
+        Self { keys, values, shape: *shape, end: None, from: None }
+    }
+
+    /// Positions before `from` `[1]` are not in them.
+    pub(crate) fn from(self, from: Tensor<1, Int>) -> Self {
+        Self { from: Some(from), ..self }
     }
 
     /// All that buffers have which continue each other, each from its origin on.
@@ -89,7 +96,7 @@ impl Buffers {
             // A ring that is alone may have turned.
             let start = if alone { start } else { start.max(origin) };
             let shape = AttentionShape { start: start.max(shape.start), origin, ..*shape };
-            Self { keys, values, shape, end }
+            Self { keys, values, shape, end, from: None }
         });
         buffers.collect()
     }
@@ -142,12 +149,8 @@ struct Limits {
 const SCORES: usize = 16 << 20;
 
 /// Queries are computed in blocks, with scores for all slots; the heads that share keys are folded into rows.
-pub(crate) fn definition(
-    q: Tensor<4>,
-    chain: Vec<Buffers>,
-    first: Tensor<1, Int>,
-    left_pad: Option<Tensor<1, Int>>,
-) -> Tensor<4> {
+pub(crate) fn definition(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
+    let from = chain.first().and_then(|buffers| buffers.from.clone());
     let Some((keys, values, shape)) = joined(chain) else { return q.zeros_like() };
     let ([batch, heads, new, head_dim], [_, kv_heads, slots, _]) = (q.dims(), keys.dims());
     if q.shape().num_elements() * slots == 0 {
@@ -156,40 +159,34 @@ pub(crate) fn definition(
     let (dtype, device) = (q.dtype(), q.device());
     let Limits { scale, softcap, window, start, origin, .. } = shape.limits(slots);
     // Not `arange`: it uploads its numbers, which a captured step must not do.
-    let count_to = |n: usize| Tensor::<1, Int>::ones([n], (&device, first.dtype())).cumsum(0) - 1;
-
-    // The position that each slot holds.
-    let last = first.clone() + (new as i64 - 1);
-    let age = (last.clone() - origin - count_to(slots)).remainder_scalar(slots as i64);
-    let positions: Tensor<4, Int> = (last - age).reshape([1, 1, 1, slots]);
-    let visible = positions.clone().greater_equal_elem(start);
-    let visible = match left_pad {
-        Some(left_pad) => {
-            let unpadded = positions.clone().greater_equal(left_pad.reshape([batch, 1, 1, 1]));
-            visible.bool_and(unpadded)
-        }
-        None => visible,
+    let count_to = |n: usize| Tensor::<1, Int>::ones([n], (&device, positions.dtype())).cumsum(0) - 1;
+    let of_rows = |which| positions.clone().narrow(0, which, 1).reshape([batch, 1, 1, 1]);
+    let (first, visible_from) = (of_rows(0), of_rows(1).clamp_min(start));
+    let visible_from = match from {
+        Some(from) => visible_from.max_pair(from.reshape([1, 1, 1, 1]).expand([batch, 1, 1, 1])),
+        None => visible_from,
     };
-    let earliest = (first.clone() - window).unsqueeze();
-    let visible = visible.bool_and(positions.clone().greater(earliest));
+
+    // The position that each slot of a row holds.
+    let last = first.clone() + (new as i64 - 1);
+    let age = last.clone() - origin - count_to(slots).reshape([1, 1, 1, slots]);
+    let held = last - age.remainder_scalar(slots as i64);
+    let visible =
+        held.clone().greater_equal(visible_from).bool_and(held.clone().greater(first.clone() - window));
     // What no query sees may be anything, and not a number times 0 is not 0.
-    let unused = visible.clone().bool_not().swap_dims(2, 3);
-    let rows = unused.dims()[0];
-    let unused = unused.expand([rows, kv_heads, slots, head_dim]).expand([batch, kv_heads, slots, head_dim]);
+    let unused = visible.clone().bool_not().swap_dims(2, 3).expand([batch, kv_heads, slots, head_dim]);
     let values = values.cast(DType::F32).mask_fill(unused, 0.0);
     let keys = keys.cast(DType::F32).transpose();
 
     let block = (SCORES / 4 / (batch * heads * slots)).clamp(1, new);
     let blocks = (0..new).step_by(block).map(|i| {
         let n = block.min(new - i);
-        let queries = (first.clone() + count_to(n) + i as i64).reshape([1, 1, n, 1]);
+        let queries = first.clone() + count_to(n).reshape([1, 1, n, 1]) + i as i64;
         let visible = visible
             .clone()
-            .bool_and(positions.clone().lower_equal(queries.clone()))
-            .bool_and(positions.clone().greater(queries - window));
-        let hidden = visible.bool_not();
-        let rows = hidden.dims()[0];
-        let hidden = hidden.expand([rows, heads, n, slots]).expand([batch, heads, n, slots]);
+            .bool_and(held.clone().lower_equal(queries.clone()))
+            .bool_and(held.clone().greater(queries - window));
+        let hidden = visible.bool_not().expand([batch, heads, n, slots]);
 
         let folded = |width| [batch, kv_heads, heads / kv_heads * n, width];
         let q = q.clone().narrow(2, i, n).cast(DType::F32).reshape(folded(head_dim));
@@ -213,7 +210,7 @@ fn joined(chain: Vec<Buffers>) -> Option<(Tensor<4>, Tensor<4>, AttentionShape)>
     }
     let (keys, values): (Vec<_>, Vec<_>) = chain
         .into_iter()
-        .map(|Buffers { keys, values, shape, end }| {
+        .map(|Buffers { keys, values, shape, end, .. }| {
             let slots = end.map_or(keys.dims()[2], |end| end.saturating_sub(shape.origin));
             (keys.narrow(2, 0, slots), values.narrow(2, 0, slots))
         })

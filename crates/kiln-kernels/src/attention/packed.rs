@@ -22,33 +22,33 @@ pub(crate) fn in_one(
     packed: &PackedKv,
     [keys, values]: [Tensor<4>; 2],
     [packed_keys, packed_values]: [Tensor<4>; 2],
-    first: Tensor<1, Int>,
+    positions: &Tensor<2, Int>,
     new: usize,
     shape: &AttentionShape,
 ) -> ([Tensor<4>; 2], AttentionShape) {
-    let (held, recent) = (packed_keys.dims()[2], keys.dims()[2]);
+    let ([batch, kv_heads, held, head_dim], recent) = (packed_keys.dims(), keys.dims()[2]);
     let slots = held + recent;
-    // The position that each slot holds, as `attention` has it, and where that is in the one buffer or the other.
-    let count = Tensor::<1, Int>::ones([slots], (&first.device(), first.dtype())).cumsum(0) - 1;
-    let last = first + (new as i64 - 1);
-    let positions = last.clone() - (last - count).remainder_scalar(slots as i64);
+    // The position that each slot of a row holds, as `attention` has it, and where that is in the one buffer or the other.
+    let count = Tensor::<1, Int>::ones([slots], (&positions.device(), positions.dtype())).cumsum(0) - 1;
+    let last = positions.clone().narrow(0, 0, 1).transpose() + (new as i64 - 1);
+    let positions = last.clone() - (last - count.unsqueeze()).remainder_scalar(slots as i64);
     let place = |origin: usize, slots: usize| {
         (positions.clone() - (origin % slots.max(1)) as i64).remainder_scalar(slots.max(1) as i64)
     };
-    let is_recent = positions.clone().greater_equal(packed.end.clone().cast(positions.dtype()));
+    let is_recent = positions.clone().greater_equal(packed.end.clone().cast(positions.dtype()).unsqueeze());
     let place = place(packed.origin, held).mask_where(is_recent, place(shape.origin, recent) + held as i64);
-    let join = |packed, recent| Tensor::cat(vec![packed, recent], 2).select(2, place.clone());
+    let join = |packed, recent| {
+        let all = Tensor::cat(vec![packed, recent], 2);
+        match batch {
+            1 => all.select(2, place.clone().reshape([slots])),
+            _ => all.gather(
+                2,
+                place.clone().reshape([batch, 1, slots, 1]).expand([batch, kv_heads, slots, head_dim]),
+            ),
+        }
+    };
     let shape = AttentionShape { origin: 0, ..*shape };
     ([join(packed_keys, keys), join(packed_values, values)], shape)
-}
-
-/// For each row, the first position that padding does not hide and that slots still hold.
-pub(crate) fn hidden(packed: &PackedKv, left_pad: Option<Tensor<1, Int>>, batch: usize) -> Tensor<1, Int> {
-    let kept = (packed.end.clone() - packed.keys.slots() as i64).expand([batch]);
-    match left_pad {
-        Some(left_pad) => kept.max_pair(left_pad),
-        None => kept,
-    }
 }
 
 /// The shader of the packed keys. The recent ones have that of dense steps; both make parts of the result.
@@ -99,36 +99,12 @@ pub(crate) fn sharing(
     (head_dim <= LARGEST_HEAD && few(&packed)).then_some([packed, recent])
 }
 
-/// For each row, the first recent position that it may see.
-#[cfg(feature = "cube")]
-pub(super) fn recent_pad(
-    packed: &PackedKv,
-    left_pad: Option<&Tensor<1, Int>>,
-    batch: usize,
-) -> Tensor<1, Int> {
-    match left_pad {
-        Some(left_pad) => left_pad.clone().max_pair(packed.end.clone()),
-        None if batch == 1 => packed.end.clone(),
-        None => packed.end.clone().repeat(&[batch]),
-    }
-}
-
-/// As shaders read it: the end, then the padding of each row.
-#[cfg(feature = "cube")]
-pub(super) fn bounds(packed: &PackedKv, left_pad: Option<Tensor<1, Int>>) -> Tensor<1, Int> {
-    match left_pad {
-        Some(left_pad) => Tensor::cat(vec![packed.end.clone(), left_pad], 0),
-        None => packed.end.clone(),
-    }
-}
-
 #[cfg(feature = "wgpu")]
 pub(crate) fn wgsl(
     q: Tensor<4>,
     packed: &PackedKv,
     recent: [Tensor<4>; 2],
-    first: Tensor<1, Int>,
-    left_pad: Option<Tensor<1, Int>>,
+    positions: Tensor<2, Int>,
     shape: &AttentionShape,
     [of_packed, of_recent]: [Sharing; 2],
 ) -> Tensor<4> {
@@ -140,7 +116,7 @@ pub(crate) fn wgsl(
     };
     use crate::{
         kv_pack::picks,
-        launch::{Launch, empty, primitive, strides},
+        launch::{Launch, empty, in_order, primitive, strides},
     };
 
     let (dims, dtype) = (q.dims(), q.dtype());
@@ -150,12 +126,11 @@ pub(crate) fn wgsl(
     let all = of_packed.splits + of_recent.splits;
     let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
 
-    let pad = recent_pad(packed, left_pad.as_ref(), batch);
+    let recent = Buffers::new(recent, shape).from(packed.end.clone());
     let written = Written { to: &parts, parts: all, before: of_packed.splits };
-    launch(q.clone(), Buffers::new(recent, shape), first.clone(), Some(pad), of_recent, written);
+    launch(q.clone(), recent, positions.clone(), of_recent, written);
 
-    let padded = left_pad.is_some();
-    let (first, bounds) = (primitive(first), primitive(bounds(packed, left_pad)));
+    let (positions, end) = (in_order(positions), primitive(packed.end.clone()));
     let [keys, key_scales, values, value_scales] =
         [&packed.keys.codes, &packed.keys.scales, &packed.values.codes, &packed.values.scales]
             .map(|tensor| in_rows(primitive(tensor.clone())));
@@ -173,7 +148,7 @@ pub(crate) fn wgsl(
     let scalars = [
         kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
         head_dim as u32, origin as u32, start as u32, window as u32,
-        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), u32::from(padded), tiles as u32,
+        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), batch as u32, tiles as u32,
         splits as u32, workgroups as u32, all as u32,
     ];
     let tensors = [&q, &keys, &values, &key_scales, &value_scales].map(strides::<4>);
@@ -190,7 +165,7 @@ pub(crate) fn wgsl(
         fours - 1,
     ]);
     let launch = launch.reads(q).reads(keys).reads(key_scales).reads(values).reads(value_scales);
-    launch.reads(first).reads(bounds).writes(&parts).run(workgroups, &info);
+    launch.reads(positions).reads(end).writes(&parts).run(workgroups, &info);
     combine(parts, dtype, dims)
 }
 

@@ -11,16 +11,11 @@ use super::{
     Buffers, COMBINE, DECODE, Limits, PREFILL,
     sharing::{Kernel, Sharing, Written, over_chain},
 };
-use crate::launch::{Launch, comes_in_fours, empty, primitive, strides};
+use crate::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides};
 
-pub(crate) fn wgsl(
-    q: Tensor<4>,
-    chain: Vec<Buffers>,
-    first: Tensor<1, Int>,
-    left_pad: Option<Tensor<1, Int>>,
-) -> Tensor<4> {
+pub(crate) fn wgsl(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {
-        launch(q, buffers, first.clone(), left_pad.clone(), sharing, written);
+        launch(q, buffers, positions.clone(), sharing, written);
     };
     over_chain(q, chain, launch, combine)
 }
@@ -28,18 +23,17 @@ pub(crate) fn wgsl(
 pub(super) fn launch(
     q: CubeTensor,
     buffers: Buffers,
-    first: Tensor<1, Int>,
-    left_pad: Option<Tensor<1, Int>>,
+    positions: Tensor<2, Int>,
     Sharing { kernel, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
     let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
-    let Buffers { keys, values, .. } = buffers;
-    let padded = left_pad.is_some();
-    let (keys, values, first) = (primitive(keys), primitive(values), primitive(first));
-    let left_pad = left_pad.map_or_else(|| empty(&first, [1], DType::I32), primitive);
+    let Buffers { keys, values, from, .. } = buffers;
+    let bounded = from.is_some();
+    let (keys, values, positions) = (primitive(keys), primitive(values), in_order(positions));
+    let from = from.map_or_else(|| empty(&positions, [1], DType::I32), primitive);
     let workgroups = batch * kv_heads * tiles * splits;
 
     let [[q0, q1, q2, q3], [key0, key1, key2, key3], [value0, value1, value2, value3]] =
@@ -51,9 +45,9 @@ pub(super) fn launch(
         value0, value1, value2, value3,
         kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
         head_dim as u32, origin as u32, start as u32, window as u32,
-        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), u32::from(padded), tiles as u32,
+        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), u32::from(bounded), tiles as u32,
         splits as u32, workgroups as u32, written.parts as u32, written.before as u32,
-        end as u32,
+        end as u32, batch as u32,
     ];
     let (shader, fours, size) = match kernel {
         Kernel::Decode { fours } => (&DECODE, [&keys, &values].into_iter().all(comes_in_fours), fours - 1),
@@ -69,7 +63,7 @@ pub(super) fn launch(
     let client = q.client.clone();
     let launch = Launch::new(shader, q.dtype, &client);
     let launch = launch.with(&[usize::from(!fours), usize::from(written.parts > 1), size]);
-    let launch = launch.reads(q).reads(keys).reads(values).reads(first).reads(left_pad);
+    let launch = launch.reads(q).reads(keys).reads(values).reads(positions).reads(from);
     launch.writes(written.to).run(workgroups, &info);
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Result,
     batch::{Batch, Steps},
-    layer::{KvLayer, KvSpan, Place},
+    layer::{KvLayer, KvSpan, Positions},
     view::{DenseKv, KvView, PackedView},
 };
 use kiln_kernels::{AttentionShape, Kernels};
@@ -99,7 +99,7 @@ impl Attention {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
         let span = layer.span(tokens);
-        let place = places.place(span);
+        let positions = places.positions(span);
         let (cos, sin) = places.rotary(span, self.window);
 
         let all_heads = heads + 2 * kv_heads;
@@ -121,31 +121,30 @@ impl Attention {
             }
         };
 
-        let view = layer.update(keys, values, &place)?;
-        let mixed = attend(queries, view, place, (scale, softcap, self.window), kernels);
+        let view = layer.update(keys, values, &positions)?;
+        let mixed = attend(queries, view, &positions, (scale, softcap, self.window), kernels);
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward_onto(residual, merged, kernels))
     }
 }
 
-/// What the queries at `place` make of all that they see.
+/// What the queries at `positions` make of all that they see.
 fn attend(
     queries: Tensor<4>,
     view: KvView,
-    place: Place,
+    positions: &Positions,
     (scale, softcap, window): (f64, Option<f64>, Option<usize>),
     kernels: &Kernels,
 ) -> Tensor<4> {
-    let Place { on_device: first, left_pad, .. } = place;
     let shape = |start, origin| AttentionShape { scale, softcap, window, start, origin };
-    let dense = |queries, DenseKv { keys, values, start, origin }, first, left_pad| {
-        kernels.attention(queries, keys, values, first, left_pad, &shape(start, origin))
+    let dense = |queries, DenseKv { keys, values, start, origin }| {
+        kernels.attention(queries, keys, values, positions, &shape(start, origin))
     };
     let PackedView { packed, recent, rotation, .. } = match view {
-        KvView::Dense(view) => return dense(queries, view, first, left_pad),
+        KvView::Dense(view) => return dense(queries, view),
         KvView::Chained(chain) => {
             let shape = shape(chain.first().map_or(0, |oldest| oldest.start), 0);
-            return kernels.attention_chained(queries, chain, first, left_pad, &shape);
+            return kernels.attention_chained(queries, chain, positions, &shape);
         }
         KvView::Packed(view) => *view,
     };
@@ -155,11 +154,11 @@ fn attend(
     };
     let queries = rotate(queries);
     rotate(match packed {
-        None => dense(queries, recent, first, left_pad),
+        None => dense(queries, recent),
         Some(packed) => {
             let DenseKv { keys, values, start, origin } = recent;
             let shape = shape(start, origin);
-            kernels.attention_packed(queries, &packed, [keys, values], first, left_pad, &shape)
+            kernels.attention_packed(queries, &packed, [keys, values], positions, &shape)
         }
     })
 }
@@ -170,7 +169,8 @@ pub(crate) struct Places<'a> {
     batch: &'a Batch,
     ropes: &'a Ropes,
     device: Device,
-    places: Vec<Place>,
+    /// By the position of the first token.
+    positions: Vec<(usize, Positions)>,
     /// By the kind of rope and the position of the first token.
     tables: Vec<((usize, usize), Tables)>,
 }
@@ -181,22 +181,21 @@ type Tables = (Tensor<3>, Tensor<3>);
 impl<'a> Places<'a> {
     pub(crate) fn new(batch: &'a Batch, ropes: &'a Ropes) -> Self {
         let device = batch.tokens.device();
-        Self { batch, ropes, device, places: Vec::new(), tables: Vec::new() }
+        Self { batch, ropes, device, positions: Vec::new(), tables: Vec::new() }
     }
 
-    /// The place of the new tokens in a view of this span.
-    pub(crate) fn place(&mut self, span: KvSpan) -> Place {
+    /// The positions of the new tokens in a view of this span.
+    pub(crate) fn positions(&mut self, span: KvSpan) -> Positions {
         let first = span.query(self.batch.len());
         if let Some(steps) = self.steps(first) {
-            let (on_device, left_pad) = (steps.position.clone(), steps.left_pad.clone());
-            return Place { first, on_device, left_pad };
+            return steps.positions.clone();
         }
-        if let Some(place) = self.places.iter().find(|place| place.first == first) {
-            return place.clone();
+        if let Some((_, positions)) = self.positions.iter().find(|(at, _)| *at == first) {
+            return positions.clone();
         }
-        let place = Place::new(first, &self.batch.left_pad, &self.device);
-        self.places.push(place.clone());
-        place
+        let positions = Positions::even(first, &self.batch.left_pad, &self.device);
+        self.positions.push((first, positions.clone()));
+        positions
     }
 
     /// The rotary tables of the new tokens, in a block with this window.
@@ -207,7 +206,7 @@ impl<'a> Places<'a> {
         }
         let prepared = self.steps(first).and_then(|steps| {
             let (cos, sin) = steps.tables.get(kind)?;
-            let row = steps.position.clone() - steps.slots.start as i64;
+            let row = steps.taken();
             Some((cos.clone().select(1, row.clone()), sin.clone().select(1, row)))
         });
         let tables = prepared.unwrap_or_else(|| self.upload(first, window));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use kiln::memory::{DenseKv, KvLayer, KvSpan, KvView, PackedBuffer, PackedView, Place};
+use kiln::memory::{DenseKv, KvLayer, KvSpan, KvView, PackedBuffer, PackedView, Positions};
 
 use super::Subject;
 
@@ -96,8 +96,9 @@ pub(super) fn update(
     layer: &mut dyn KvLayer,
     keys: Tensor<4>,
 ) -> kiln::Result<KvView> {
-    let place = Place::new(layer.span(keys.dims()[2]).query(keys.dims()[2]), &[], subject.device);
-    layer.update(keys.clone(), values_of(keys), &place)
+    let [rows, _, n, _] = keys.dims();
+    let positions = Positions::all_at(layer.span(n).query(n), rows, subject.device);
+    layer.update(keys.clone(), values_of(keys), &positions)
 }
 
 /// Which tokens keys and values are of, after checking that they are whole and belong together.

@@ -298,7 +298,7 @@ fn offloading_changes_nothing(subject: &Subject<'_>) {
     push(subject, &mut *moved, 0..10);
     moved.offload().unwrap();
     let usage = moved.usage();
-    assert_eq!((usage.device, usage.offloaded), (0, true), "{subject:?} left nothing behind");
+    assert_eq!((usage.device, moved.is_offloaded()), (0, true), "{subject:?} left nothing behind");
     for t in 10..30 {
         let want = push(subject, &mut *stayed, t..t + 1);
         assert_eq!(push(subject, &mut *moved, t..t + 1), want, "{subject:?}");

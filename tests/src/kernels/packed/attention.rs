@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln::{
     kernels::{AttentionShape, Choice, Kernels, Path, Ran},
-    memory::{Along, PackedBuffer, PackedKv, Packing},
+    memory::{Along, PackedBuffer, PackedKv, Packing, Positions, RowPosition},
     read_back,
 };
 
@@ -36,6 +36,8 @@ struct Given {
     softcap: Option<f64>,
     /// Row `b` is padded below `pad · b`.
     pad: Option<usize>,
+    /// Row `b` stands `apart · b` behind the first.
+    apart: usize,
 }
 
 use Along::{Channels, Tokens};
@@ -59,6 +61,7 @@ const STEP: Given = Given {
     window: None,
     softcap: None,
     pad: None,
+    apart: 0,
 };
 
 fn cases() -> Vec<Given> {
@@ -94,6 +97,8 @@ fn cases() -> Vec<Given> {
         cases.push(Given { end: 128, first: 128, ..base });
         cases.push(Given { softcap: Some(2.5), batch: 3, pad: Some(30), ..base });
         cases.push(Given { pad: Some(70), batch: 2, ..base });
+        cases.push(Given { apart: 3, batch: 3, ..base });
+        cases.push(Given { apart: 4, batch: 2, pad: Some(40), window: Some(30), ..base });
         cases.push(Given { pad: Some(81), batch: 2, ..base });
         cases.push(Given { start: 13, ..base });
         for window in [1, 5, 40, 4096] {
@@ -129,7 +134,7 @@ impl Given {
 
     /// The positions that query `i` of a row sees.
     fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
-        let query = self.first + i;
+        let query = self.first + row * self.apart + i;
         let kept = self.end.saturating_sub(self.slots);
         let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
         let pad = self.pad.map_or(0, |pad| row * pad);
@@ -178,12 +183,12 @@ impl Given {
 
     fn run(&self, kernels: &Kernels, maker: &Kernels, device: &Device, dtype: DType) -> TensorData {
         let (q, packed, recent) = self.tensors(maker, device, dtype);
-        let first = Tensor::<1, Int>::from_data([self.first as i32], device);
-        let left_pad = self.pad.map(|pad| {
-            let pads = (0..self.batch).map(|row| (row * pad) as i32).collect();
-            Tensor::from_data(TensorData::new::<i32, _>(pads, [self.batch]), device)
-        });
-        read_back::read(kernels.attention_packed(q, &packed, recent, first, left_pad, &self.shape())).unwrap()
+        let row = |row: usize| RowPosition {
+            first: self.first + row * self.apart,
+            visible_from: self.pad.map_or(0, |pad| row * pad),
+        };
+        let positions = Positions::new((0..self.batch).map(row).collect(), device);
+        read_back::read(kernels.attention_packed(q, &packed, recent, &positions, &self.shape())).unwrap()
     }
 
     /// What it means.

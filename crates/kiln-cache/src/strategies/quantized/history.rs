@@ -128,6 +128,14 @@ impl Tensors for History {
         self.rows.len()
     }
 
+    fn tokens(&self) -> usize {
+        self.words.tokens()
+    }
+
+    fn dtype(&self) -> DType {
+        self.words.dtype()
+    }
+
     fn select_rows(mut self, rows: &[usize]) -> Self {
         self.rows = rows.iter().map(|&row| self.rows[row]).collect();
         self

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
     Result,
-    layer::{Footprint, Kv, Place, StepShape},
+    layer::{Footprint, Kv, Positions, StepShape},
     need::AttentionNeed,
     slot::{AnySlot, Slot, Tensors as _},
     view::KvView,
@@ -176,7 +176,7 @@ impl Policy for RequantizePolicy {
 }
 
 impl KvPolicy for RequantizePolicy {
-    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, _: &Place) -> Result<KvView> {
+    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, _: &Positions) -> Result<KvView> {
         let n = new.0.dims()[2];
         let now = at.counts.back().copied().unwrap_or_default();
         let before = tensors.0.back().cloned().unwrap_or_default();

@@ -7,7 +7,7 @@
 use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
-    layer::{Footprint, Kv, KvSpan, Limits, Place, StepShape},
+    layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
     need::AttentionNeed,
     slot::Slot,
     view::{DenseKv, KvView},
@@ -99,7 +99,7 @@ impl KvPolicy for CompatPolicy {
         Limits { at_once: (at.counts.held > 0).then_some(room), ..Limits::default() }
     }
 
-    fn append(&self, at: &mut At, kv: &mut Slot<Kv>, (keys, values): Kv, _: &Place) -> Result<KvView> {
+    fn append(&self, at: &mut At, kv: &mut Slot<Kv>, (keys, values): Kv, _: &Positions) -> Result<KvView> {
         let n = keys.dims()[2];
         let (held, span) = (at.counts.held, self.span(at, n));
         let (keys, values) = match kv.take()? {

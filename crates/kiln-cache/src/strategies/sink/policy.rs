@@ -12,7 +12,7 @@
 use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
-    layer::{Footprint, Kv, KvSpan, Limits, Place, StepShape},
+    layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
     need::AttentionNeed,
     slot::Slot,
     view::KvView,
@@ -93,7 +93,8 @@ impl SinkPolicy {
         let kept = KvSpan { start: shift + self.sinks, len: held.saturating_sub(self.sinks) };
         if let Some((keys, values)) = tensors.buffer.gather(kept)? {
             let kept = (self.rotation.shift(own(keys), by), own(values));
-            tensors.buffer.write(&self.kernels, kept, &self.place(to + self.sinks))?;
+            let positions = self.positions(to + self.sinks, &kept);
+            tensors.buffer.write(&self.kernels, kept, &positions)?;
         }
         if let Some((keys, values)) = tensors.evicted.take()? {
             tensors.evicted.set((self.rotation.shift(keys, by), values));
@@ -134,7 +135,8 @@ impl SinkPolicy {
         if let Some((keys, values)) = tensors.originals.get()?.cloned() {
             let shift = at.counts.shift;
             let turned = (self.rotation.shift(keys, shift as i64), values);
-            tensors.buffer.write(&self.kernels, turned, &self.place(shift))?;
+            let positions = self.positions(shift, &turned);
+            tensors.buffer.write(&self.kernels, turned, &positions)?;
         }
         Ok(())
     }
@@ -145,8 +147,9 @@ impl SinkPolicy {
         evicted - len.saturating_sub(self.window).min(evicted)
     }
 
-    fn place(&self, first: usize) -> Place {
-        Place::new(first, &[], self.kernels.device())
+    /// Where the rows of `kv` stand, if that is `first`.
+    fn positions(&self, first: usize, kv: &Kv) -> Positions {
+        Positions::all_at(first, kv.0.dims()[0], self.kernels.device())
     }
 }
 
@@ -199,7 +202,8 @@ impl Policy for SinkPolicy {
             let cut = |t: &Tensor<4>, from, len| own(t.clone().narrow(2, from, len));
             let back = (cut(&keys, stay, undone), cut(&values, stay, undone));
             at.counts.shift -= undone;
-            tensors.buffer.write(&self.kernels, back, &self.place(at.counts.shift + self.sinks))?;
+            let positions = self.positions(at.counts.shift + self.sinks, &back);
+            tensors.buffer.write(&self.kernels, back, &positions)?;
             if stay > 0 {
                 tensors.evicted.set((cut(&keys, 0, stay), cut(&values, 0, stay)));
             }
@@ -246,7 +250,7 @@ impl KvPolicy for SinkPolicy {
         Limits { at_once: Some(at_once), endless: true, ..Limits::default() }
     }
 
-    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, place: &Place) -> Result<KvView> {
+    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, positions: &Positions) -> Result<KvView> {
         let n = new.0.dims()[2];
         let (pushed_out, span, shift) = (self.pushed_out(at, n), self.span(at, n), self.shift_for(at, n));
         let moved = shift != at.counts.shift;
@@ -258,7 +262,7 @@ impl KvPolicy for SinkPolicy {
             let slots = self.slots_for(at, filled + n, &tensors.buffer);
             tensors.buffer.resize(slots, filled, &new, Lives::UntilItGrows)?;
         }
-        tensors.buffer.write(&self.kernels, new, place)?;
+        tensors.buffer.write(&self.kernels, new, positions)?;
         if pushed_out > 0 {
             self.evict(at, tensors, pushed_out)?;
         }

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     batch::Batch,
-    layer::Place,
+    layer::Positions,
     model::{CausalModel, Logits, TokenId},
     model_cache::Pass,
     need::{AttentionNeed, LayerNeed},
@@ -68,8 +68,8 @@ impl CausalModel for Hashing {
         let keys = Tensor::from_data(TensorData::new(tokens, [rows, 1, batch.len(), 1]), &device);
         let layer = pass.attention(0)?;
         let span = layer.span(batch.len());
-        let place = Place::new(span.query(batch.len()), &batch.left_pad, &device);
-        let KvView::Dense(view) = layer.update(keys.clone(), keys, &place)? else {
+        let positions = Positions::even(span.query(batch.len()), &batch.left_pad, &device);
+        let KvView::Dense(view) = layer.update(keys.clone(), keys, &positions)? else {
             return Err(Error::Execution("these layers are dense".to_owned()));
         };
         let (keys, _) = view.in_order(span);
@@ -86,7 +86,7 @@ pub(super) mod cache {
     use kiln_cache::memory::{KvPolicy, Memory, Policy, Progress};
     use kiln_core::{
         Result,
-        layer::{Kv, Place},
+        layer::{Kv, Positions},
         model_cache::{LayerCache, ModelCache},
         slot::Slot,
         view::KvView,
@@ -139,7 +139,7 @@ pub(super) mod cache {
     }
 
     impl KvPolicy for Fake {
-        fn append(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, new: Kv, _: &Place) -> Result<KvView> {
+        fn append(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, new: Kv, _: &Positions) -> Result<KvView> {
             let (keys, values) = match kv.take()? {
                 Some((k, v)) => (Tensor::cat(vec![k, new.0], 2), Tensor::cat(vec![v, new.1], 2)),
                 None => new,

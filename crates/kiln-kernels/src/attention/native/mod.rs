@@ -28,18 +28,12 @@ const ROWS: usize = 64;
 const PIECE: usize = 128;
 
 /// `None` for types that it is not made for, and where there is nothing to do.
-pub(crate) fn native(
-    q: &Tensor<4>,
-    chain: &[Buffers],
-    first: &Tensor<1, Int>,
-    left_pad: Option<&Tensor<1, Int>>,
-) -> Option<Tensor<4>> {
+pub(crate) fn native(q: &Tensor<4>, chain: &[Buffers], positions: &Tensor<2, Int>) -> Option<Tensor<4>> {
     if q.shape().num_elements() == 0 || chain.iter().any(Buffers::are_empty) {
         return None;
     }
-    let first = numbers(first).first().copied()?;
-    let left_pad = left_pad.map(numbers);
-    attend_any(q, chain.iter().map(|buffers| Dense::new(buffers, q, first, left_pad.clone())).collect(), None)
+    let positions = numbers(positions);
+    attend_any(q, chain.iter().map(|buffers| Dense::new(buffers, q, &positions)).collect(), None)
 }
 
 /// Keys and values as they are.
@@ -50,36 +44,34 @@ struct Dense {
 }
 
 impl Dense {
-    fn new(buffers: &Buffers, q: &Tensor<4>, first: i32, left_pad: Option<Vec<i32>>) -> Self {
-        let (slots, limits) = (buffers.keys.dims()[2], buffers.limits());
+    fn new(buffers: &Buffers, q: &Tensor<4>, positions: &[i32]) -> Self {
+        let (slots, limits, new) = (buffers.keys.dims()[2], buffers.limits(), q.dims()[2]);
         // Slots hold no more positions than there are.
-        let last = (first + q.dims()[2] as i32).min(limits.end);
-        let places = Places { first, left_pad, held: last - slots as i32..limits.end, limits };
+        let kept = |first: i32| (first + new as i32).min(limits.end) - slots as i32;
+        let places = Places::new(positions, kept, limits.end, limits);
         let tensors = [&buffers.keys, &buffers.values].map(|tensor| primitive(tensor.clone()));
         Self { tensors, places, slots }
     }
 }
 
-/// The same over packed positions too.
+/// [`native`] over packed positions and recent ones.
 pub(crate) fn native_packed(
     q: &Tensor<4>,
     kv: &PackedKv,
     [keys, values]: [&Tensor<4>; 2],
-    first: &Tensor<1, Int>,
-    left_pad: Option<&Tensor<1, Int>>,
+    positions: &Tensor<2, Int>,
     shape: &AttentionShape,
 ) -> Option<Tensor<4>> {
     let [recent, held] = [keys.dims()[2], kv.keys.slots()];
     if q.shape().num_elements() * recent * held == 0 {
         return None;
     }
-    let (first, end) = (numbers(first).first().copied()?, numbers(&kv.end).first().copied()?);
-    let left_pad = left_pad.map(numbers);
+    let (positions, end) = (numbers(positions), numbers(&kv.end).first().copied()?);
     let recent = Buffers::new([keys.clone(), values.clone()], shape);
-    let mut recent = Dense::new(&recent, q, first, left_pad.clone());
-    recent.places.held.start = end.max(recent.places.held.start);
+    let mut recent = Dense::new(&recent, q, &positions);
+    recent.places.rows.iter_mut().for_each(|row| row.from = row.from.max(end));
     let limits = AttentionShape { origin: kv.origin, ..*shape }.limits(held);
-    let packed_places = Places { first, left_pad, held: end - held as i32..end, limits };
+    let packed_places = Places::new(&positions, |_| end - held as i32, end, limits);
     let tensors = [&kv.keys.codes, &kv.keys.scales, &kv.values.codes, &kv.values.scales].map(|words| {
         let words = primitive(words.clone());
         let neighbours = words.layout().strides()[3] == 1 || words.layout().shape()[3] == 1;
@@ -99,7 +91,7 @@ struct Packed {
     slots: usize,
 }
 
-fn numbers(tensor: &Tensor<1, Int>) -> Vec<i32> {
+fn numbers<const D: usize>(tensor: &Tensor<D, Int>) -> Vec<i32> {
     primitive(tensor.clone()).into_data().iter::<i32>().collect()
 }
 
@@ -137,7 +129,8 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
         let queries = (0..new).step_by(together).map(move |query| query..new.min(query + together));
         queries.map(move |queries| Block { row: i / kv_heads, kv_head: i % kv_heads, queries })
     });
-    let visible: Vec<usize> = all.iter().map(|given| given.keys(0, &(0..new)).len()).collect();
+    let of_rows = |given: &Given<'_, E>| (0..batch).map(|row| given.keys(row, &(0..new)).len()).max();
+    let visible: Vec<usize> = all.iter().map(|given| of_rows(given).unwrap_or(0)).collect();
     let products = batch * heads * new * visible.iter().sum::<usize>() * head_dim;
     let number = batch * kv_heads * new.div_ceil(together);
     let splits = |visible: &usize| pieces(products).div_ceil(number).min(visible / PIECE).max(1);
@@ -211,14 +204,33 @@ struct Block {
     queries: Range<usize>,
 }
 
-/// Where queries stand.
+/// Where queries stand, and what they may see of a buffer.
 #[derive(Clone)]
 struct Places {
-    first: i32,
-    left_pad: Option<Vec<i32>>,
-    /// The positions that are here.
-    held: Range<i32>,
+    rows: Vec<RowPlace>,
+    /// The first position that is not here.
+    end: i32,
     limits: Limits,
+}
+
+#[derive(Clone, Copy)]
+struct RowPlace {
+    /// The position of the first query.
+    first: i32,
+    /// The first position that is here and not hidden.
+    from: i32,
+}
+
+impl Places {
+    /// `positions` `[2, rows]`; `kept`: the first position that slots still hold in a row whose first query has that one.
+    fn new(positions: &[i32], kept: impl Fn(i32) -> i32, end: i32, limits: Limits) -> Self {
+        let (firsts, visible_from) = positions.split_at(positions.len() / 2);
+        let row = |(&first, &visible_from): (&i32, &i32)| RowPlace {
+            first,
+            from: limits.start.max(visible_from).max(kept(first)),
+        };
+        Self { rows: firsts.iter().zip(visible_from).map(row).collect(), end, limits }
+    }
 }
 
 struct Given<'a, E> {
@@ -238,11 +250,10 @@ impl<E> Given<'_, E> {
 
     /// The first and the last position that a query sees; none where they are the other way round.
     fn seen(&self, row: usize, query: usize) -> (i32, i32) {
-        let Places { first, left_pad, held, limits } = &self.places;
+        let Places { rows, end, limits } = &self.places;
+        let RowPlace { first, from } = rows[row];
         let position = first + query as i32;
-        let pad = left_pad.as_ref().map_or(0, |pads| pads[row]);
-        let from = limits.start.max(held.start).max(pad).max(position - limits.window + 1);
-        (from, position.min(held.end - 1))
+        (from.max(position - limits.window + 1), position.min(end - 1))
     }
 
     /// The positions that any of `queries` sees.

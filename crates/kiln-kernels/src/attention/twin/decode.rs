@@ -17,8 +17,8 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     q: &Tensor<E>,
     keys: &Tensor<Vector<E, N>>,
     values: &Tensor<Vector<E, N>>,
-    first: &Tensor<i32>,
-    left_pad: &Tensor<i32>,
+    positions: &Tensor<i32>,
+    bound: &Tensor<i32>,
     y: &mut Tensor<R>,
     info: &Info,
     // Rows of a workgroup, in fours.
@@ -32,7 +32,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let lane = UNIT_POS as usize;
     let dim = info.head_dim;
     let columns = dim.div_ceil(4);
-    let place = Place::new(CUBE_POS, comptime!(4 * fours), first, left_pad, info);
+    let place = Place::new(CUBE_POS, comptime!(4 * fours), positions, bound, info);
     let (first_row, last_row) = (place.first_row, place.last_row);
 
     // Numbers of the rows for each dimension.
@@ -42,7 +42,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let mut results = Shared::<[Four]>::new_slice(comptime!(16 * fours));
     let mut bounds = Shared::<[i32]>::new_slice(2usize);
     if lane == 0 {
-        let part = place.part(first, info);
+        let part = place.part(info);
         bounds[0] = part.begin;
         bounds[1] = part.end;
     }
@@ -85,7 +85,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let mut vectors = Array::<Four>::new(comptime!(4 * fours));
     #[unroll]
     for r in 0..comptime!(4 * fours) {
-        ends[r] = first[0] + i32::cast_from((first_row + r) / info.group);
+        ends[r] = place.first + i32::cast_from((first_row + r) / info.group);
         begins[r] = max(place.earliest, ends[r] - info.window + 1);
         vectors[r] = Four::new(0.0);
     }

@@ -18,10 +18,10 @@ use kiln_core::packed::{Along, PackedKv, Packing};
 use self::combine::combine_parts;
 use super::{
     AttentionShape, Buffers, Limits,
-    packed::{bounds, in_rows, recent_pad},
+    packed::in_rows,
     sharing::{Kernel, Sharing, Written, over_chain},
 };
-use crate::launch::{LANES, address_type, comes_in_fours, count, empty, primitive};
+use crate::launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive};
 
 /// As `vec4<f32>` of WGSL.
 type Four = Vector<f32, Const<4>>;
@@ -43,8 +43,8 @@ struct Info {
     scale: f32,
     /// 0: none.
     softcap: f32,
-    /// 1: positions below those of `left_pad` are hidden.
-    padded: usize,
+    /// 1: positions below `bound` are not here.
+    bounded: usize,
     /// Workgroups for all rows, and parts of the keys.
     tiles: usize,
     splits: usize,
@@ -54,6 +54,8 @@ struct Info {
     before: usize,
     /// The first position that keys do not have, where those after it are in other buffers.
     end: i32,
+    /// Rows of the batch.
+    batch: usize,
 }
 
 /// Where the rows of a workgroup are.
@@ -64,6 +66,8 @@ struct Place {
     split: usize,
     first_row: usize,
     last_row: usize,
+    /// The position of the first query.
+    first: i32,
     /// Slots hold no more positions than there are, padding is hidden.
     earliest: i32,
 }
@@ -80,8 +84,8 @@ impl Place {
     fn new(
         workgroup: usize,
         #[comptime] rows: usize,
-        first: &Tensor<i32>,
-        left_pad: &Tensor<i32>,
+        positions: &Tensor<i32>,
+        bound: &Tensor<i32>,
         info: &Info,
     ) -> Place {
         let split = workgroup / info.tiles % info.splits;
@@ -90,17 +94,18 @@ impl Place {
         // The last rows see the most keys: they begin first.
         let first_row = (info.tiles - 1 - workgroup % info.tiles) * rows;
         let last_row = min(first_row + rows, info.group * info.queries) - 1;
-        let padding = left_pad[batch * info.padded] * i32::cast_from(info.padded);
-        let last = min(first[0] + i32::cast_from(info.queries), info.end);
+        let first = positions[batch];
+        let visible_from = max(positions[info.batch + batch], bound[0] * i32::cast_from(info.bounded));
+        let last = min(first + i32::cast_from(info.queries), info.end);
         let kept = last - i32::cast_from(info.slots);
-        let earliest = max(max(info.start, padding), kept);
-        Place { batch, kv_head, split, first_row, last_row, earliest }
+        let earliest = max(max(info.start, visible_from), kept);
+        Place { batch, kv_head, split, first_row, last_row, first, earliest }
     }
 
-    fn part(&self, first: &Tensor<i32>, info: &Info) -> Part {
+    fn part(&self, info: &Info) -> Part {
         let begin =
-            max(self.earliest, first[0] + i32::cast_from(self.first_row / info.group) - info.window + 1);
-        let end = min(first[0] + i32::cast_from(self.last_row / info.group) + 1, info.end);
+            max(self.earliest, self.first + i32::cast_from(self.first_row / info.group) - info.window + 1);
+        let end = min(self.first + i32::cast_from(self.last_row / info.group) + 1, info.end);
         let splits = i32::cast_from(info.splits);
         let split = i32::cast_from(self.split);
         let keys = (max(end - begin, 0) + splits - 1) / splits;
@@ -187,11 +192,10 @@ fn write<R: Float>(
 pub(crate) fn cube(
     q: BurnTensor<4>,
     chain: Vec<Buffers>,
-    first: BurnTensor<1, IntKind>,
-    left_pad: Option<BurnTensor<1, IntKind>>,
+    positions: BurnTensor<2, IntKind>,
 ) -> BurnTensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {
-        launch(q, buffers, first.clone(), left_pad.clone(), sharing, written);
+        launch(q, buffers, positions.clone(), sharing, written);
     };
     over_chain(q, chain, launch, combine_parts)
 }
@@ -199,18 +203,17 @@ pub(crate) fn cube(
 fn launch(
     q: CubeTensor,
     buffers: Buffers,
-    first: BurnTensor<1, IntKind>,
-    left_pad: Option<BurnTensor<1, IntKind>>,
+    positions: BurnTensor<2, IntKind>,
     Sharing { kernel, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
     let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
-    let Buffers { keys, values, .. } = buffers;
-    let padded = left_pad.is_some();
-    let (keys, values, first) = (primitive(keys), primitive(values), primitive(first));
-    let left_pad = left_pad.map_or_else(|| empty(&first, [1], DType::I32), primitive);
+    let Buffers { keys, values, from, .. } = buffers;
+    let bounded = from.is_some();
+    let (keys, values, positions) = (primitive(keys), primitive(values), in_order(positions));
+    let bound = from.map_or_else(|| empty(&positions, [1], DType::I32), primitive);
 
     let workgroups = batch * kv_heads * tiles * splits;
     let info = InfoLaunch::new(
@@ -224,13 +227,14 @@ fn launch(
         window,
         scale,
         softcap.unwrap_or(0.0),
-        usize::from(padded),
+        usize::from(bounded),
         tiles,
         splits,
         workgroups,
         written.parts,
         written.before,
         end,
+        batch,
     );
     let (client, lanes) = (q.client.clone(), CubeDim::new_1d(LANES as u32));
     let (mixed, is_split) = (written.to.clone(), written.parts > 1);
@@ -249,8 +253,8 @@ fn launch(
             q.into_tensor_arg(),
             keys.into_tensor_arg(),
             values.into_tensor_arg(),
-            first.into_tensor_arg(),
-            left_pad.into_tensor_arg(),
+            positions.into_tensor_arg(),
+            bound.into_tensor_arg(),
             mixed.into_tensor_arg(),
             info,
             fours,
@@ -266,8 +270,8 @@ fn launch(
             q.into_tensor_arg(),
             keys.into_tensor_arg(),
             values.into_tensor_arg(),
-            first.into_tensor_arg(),
-            left_pad.into_tensor_arg(),
+            positions.into_tensor_arg(),
+            bound.into_tensor_arg(),
             mixed.into_tensor_arg(),
             info,
             head_dim.div_ceil(64),
@@ -282,8 +286,7 @@ pub(crate) fn cube_packed(
     q: BurnTensor<4>,
     kv: &PackedKv,
     recent: [BurnTensor<4>; 2],
-    first: BurnTensor<1, IntKind>,
-    left_pad: Option<BurnTensor<1, IntKind>>,
+    positions: BurnTensor<2, IntKind>,
     shape: &AttentionShape,
     [of_packed, of_recent]: [Sharing; 2],
 ) -> BurnTensor<4> {
@@ -294,12 +297,11 @@ pub(crate) fn cube_packed(
     let all = of_packed.splits + of_recent.splits;
     let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
 
-    let pad = recent_pad(kv, left_pad.as_ref(), batch);
+    let recent = Buffers::new(recent, shape).from(kv.end.clone());
     let written = Written { to: &parts, parts: all, before: of_packed.splits };
-    launch(q.clone(), Buffers::new(recent, shape), first.clone(), Some(pad), of_recent, written);
+    launch(q.clone(), recent, positions.clone(), of_recent, written);
 
-    let padded = left_pad.is_some();
-    let (first, bounds) = (primitive(first), primitive(bounds(kv, left_pad)));
+    let (positions, end) = (in_order(positions), primitive(kv.end.clone()));
     let [keys, key_scales, values, value_scales] =
         [&kv.keys.codes, &kv.keys.scales, &kv.values.codes, &kv.values.scales]
             .map(|tensor| in_rows(primitive(tensor.clone())));
@@ -320,7 +322,7 @@ pub(crate) fn cube_packed(
         window,
         scale,
         softcap.unwrap_or(0.0),
-        usize::from(padded),
+        batch,
         tiles,
         splits,
         workgroups,
@@ -351,8 +353,8 @@ pub(crate) fn cube_packed(
         key_scales.into_tensor_arg(),
         values.into_tensor_arg(),
         value_scales.into_tensor_arg(),
-        first.into_tensor_arg(),
-        bounds.into_tensor_arg(),
+        positions.into_tensor_arg(),
+        end.into_tensor_arg(),
         parts.clone().into_tensor_arg(),
         info,
         fours,

@@ -30,8 +30,8 @@ pub(crate) struct PackedInfo {
     scale: f32,
     /// 0: none.
     softcap: f32,
-    /// 1: positions below those of `bounds` are hidden.
-    padded: usize,
+    /// Rows of the batch.
+    batch: usize,
     /// Workgroups for all rows, and parts of the keys.
     tiles: usize,
     splits: usize,
@@ -76,8 +76,9 @@ pub(super) fn decode_codes<E: Float>(
     key_scales: &Tensor<u32>,
     values: &Tensor<u32>,
     value_scales: &Tensor<u32>,
-    first: &Tensor<i32>,
-    bounds: &Tensor<i32>,
+    positions: &Tensor<i32>,
+    // The first position that is not packed.
+    beyond_packed: &Tensor<i32>,
     y: &mut Tensor<f32>,
     info: &PackedInfo,
     // Rows of a workgroup, in fours.
@@ -108,9 +109,9 @@ pub(super) fn decode_codes<E: Float>(
     let first_head = (batch * info.kv_heads + kv_head) * info.group;
 
     // Slots hold no more positions than there are, padding is hidden.
-    let all_end = bounds[0];
-    let padding = bounds[(1 + batch) * info.padded] * i32::cast_from(info.padded);
-    let earliest = max(max(info.start, padding), all_end - i32::cast_from(info.slots));
+    let all_end = beyond_packed[0];
+    let first = positions[batch];
+    let earliest = max(max(info.start, positions[info.batch + batch]), all_end - i32::cast_from(info.slots));
 
     let mut rows = Shared::<[Four]>::new_slice(ROOM);
     let mut rows_of_words = Shared::<[Four]>::new_slice(64usize);
@@ -118,7 +119,7 @@ pub(super) fn decode_codes<E: Float>(
     let mut results = Shared::<[Four]>::new_slice(comptime!(16 * fours));
     let mut part = Shared::<[i32]>::new_slice(2usize);
     if lane == 0 {
-        let mut begin = max(earliest, first[0] + i32::cast_from(first_row / info.group) - info.window + 1);
+        let mut begin = max(earliest, first + i32::cast_from(first_row / info.group) - info.window + 1);
         if comptime!(key_codes.along_tokens) {
             // Four keys of a lane are in one group.
             begin = max(begin - (begin + i32::cast_from(info.slots - info.origin)) % 4, 0);
@@ -185,7 +186,7 @@ pub(super) fn decode_codes<E: Float>(
     let mut vectors = Array::<Four>::new(comptime!(piece * fours));
     #[unroll]
     for r in 0..comptime!(4 * fours) {
-        let position = first[0] + i32::cast_from((first_row + r) / info.group);
+        let position = first + i32::cast_from((first_row + r) / info.group);
         begins[r] = max(earliest, position - info.window + 1);
     }
     #[unroll]

@@ -19,8 +19,8 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     q: &Tensor<Vector<E, N>>,
     keys: &Tensor<Vector<E, N>>,
     values: &Tensor<Vector<E, N>>,
-    first: &Tensor<i32>,
-    left_pad: &Tensor<i32>,
+    positions: &Tensor<i32>,
+    bound: &Tensor<i32>,
     y: &mut Tensor<R>,
     info: &Info,
     // Parts of 64 dimensions that a vector has.
@@ -34,7 +34,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     let lane = UNIT_POS as usize;
     let dim = info.head_dim;
     let columns = dim.div_ceil(4);
-    let place = Place::new(CUBE_POS, ROWS, first, left_pad, info);
+    let place = Place::new(CUBE_POS, ROWS, positions, bound, info);
     let (first_row, last_row) = (place.first_row, place.last_row);
 
     // First queries and keys [4 fours of dimensions, 64]. Then the largest scores of each lane. Then, for 16 keys,
@@ -42,7 +42,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     let mut memory = Shared::<[Four]>::new_slice(comptime!(VALUES + 2 * LANES));
     let mut bounds = Shared::<[i32]>::new_slice(2usize);
     if lane == 0 {
-        let part = place.part(first, info);
+        let part = place.part(info);
         bounds[0] = part.begin;
         bounds[1] = part.end;
     }
@@ -64,7 +64,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     let mut ends = Array::<i32>::new(4usize);
     #[unroll]
     for r in 0..4usize {
-        let query = first[0] + i32::cast_from((first_row + 4 * quartet + r) / info.group);
+        let query = place.first + i32::cast_from((first_row + 4 * quartet + r) / info.group);
         begins[r] = max(place.earliest, query - info.window + 1);
         ends[r] = min(query, end - 1);
     }

@@ -9,7 +9,7 @@ mod blocks;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use kiln_core::{
     Result,
-    layer::{Footprint, Kv, KvSpan, Limits, Place, StepShape},
+    layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
     need::AttentionNeed,
     packed::{Along, PackedBuffer, PackedKv, Packing},
     slot::Slot,
@@ -232,7 +232,10 @@ impl AppendPolicy {
         let old = recent.gather(KvSpan { start: first, len: kept })?;
         recent.resize(room, 0, new, Lives::AsLongAsTheSequence)?;
         match old {
-            Some(old) => recent.write(&self.kernels, old, &self.place(first)),
+            Some(old) => {
+                let positions = self.positions(first, &old);
+                recent.write(&self.kernels, old, &positions)
+            }
             None => Ok(()),
         }
     }
@@ -255,8 +258,9 @@ impl AppendPolicy {
         Ok(keys.slots())
     }
 
-    fn place(&self, first: usize) -> Place {
-        Place::new(first, &[], self.kernels.device())
+    /// Where the rows of `new` stand, if that is `first`.
+    fn positions(&self, first: usize, new: &Kv) -> Positions {
+        Positions::all_at(first, new.0.dims()[0], self.kernels.device())
     }
 }
 
@@ -355,7 +359,7 @@ impl KvPolicy for AppendPolicy {
         Limits { fixed_buffers: true, ..Limits::default() }
     }
 
-    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, place: &Place) -> Result<KvView> {
+    fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, positions: &Positions) -> Result<KvView> {
         let (n, first, start) = (new.0.dims()[2], at.seq_len, self.visible(at.seq_len));
         tensors.derived.rotation = self.rotation(&tensors.derived, &new.0)?;
         let new = rotated(new, tensors.derived.rotation.as_ref());
@@ -368,7 +372,7 @@ impl KvPolicy for AppendPolicy {
         let begin = at.counts.end;
         if first + n - begin <= self.room(at) {
             self.grow_recent(at, &mut tensors.recent, &new)?;
-            tensors.recent.write(&self.kernels, new, place)?;
+            tensors.recent.write(&self.kernels, new, positions)?;
             let recent = tensors.recent.dense(start)?;
             return self.seen(at, tensors, recent);
         }
@@ -384,7 +388,11 @@ impl KvPolicy for AppendPolicy {
         tensors.recent.truncate(0)?;
         self.grow_recent(at, &mut tensors.recent, &all)?;
         let tail = |x: &Tensor<4>| x.clone().narrow(2, last - begin - kept, kept);
-        tensors.recent.write(&self.kernels, (tail(&all.0), tail(&all.1)), &self.place(last - kept))?;
+        tensors.recent.write(
+            &self.kernels,
+            (tail(&all.0), tail(&all.1)),
+            &self.positions(last - kept, &all),
+        )?;
         self.pack(at, tensors, self.block(last - 1), all)?;
         at.counts.oldest = last - kept;
         Ok(view)
