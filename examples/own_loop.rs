@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let [count, _, vocab] = logits.dims();
         let next = logits.reshape([count, vocab]).argmax(1);
         // The cache holds what came before: only the new token of each row is fed, the padding stays what it was.
-        batch = Batch { tokens: next.clone(), left_pad: batch.left_pad, horizon: 0, steps: None };
+        batch = Batch { left_pad: batch.left_pad, ..Batch::new(next.clone()) };
         for (row, token) in rows.iter_mut().zip(read_back::read(next)?.iter::<i64>()) {
             row.push(TokenId::try_from(token)?);
         }

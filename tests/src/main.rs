@@ -15,6 +15,7 @@ mod models;
 mod offload;
 mod out_of_memory;
 mod quantized;
+mod ragged;
 mod refusals;
 mod sampling;
 mod saved;

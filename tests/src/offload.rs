@@ -30,9 +30,9 @@ fn cache(plan: &str, offload: Option<Offload>, device: &Device) -> ModelCache {
 /// What a forward pass over `n` tokens does to a cache; `watch` is called while each layer is in use.
 fn pass(cache: &mut ModelCache, n: usize, device: &Device, watch: &mut dyn FnMut()) {
     let step = StepShape { rows: 1, tokens: n, element: 4, last: false };
-    let mut pass = cache.begin(&step, false, 0).unwrap();
+    let mut pass = cache.begin(&step, &[0], false, 0).unwrap();
     for layer in 0..LAYERS {
-        let layer = pass.attention(layer).unwrap();
+        let layer = pass.attention(layer).unwrap().remove(0).layer;
         let keys = Tensor::<4>::ones([1, NEED.kv_heads, n, NEED.head_dim], device);
         let positions = Positions::all_at(layer.span(n).query(n), keys.dims()[0], device);
         let view = layer.update(keys.clone(), keys, &positions).unwrap();

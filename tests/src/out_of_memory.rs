@@ -249,7 +249,7 @@ fn a_cache_is_packed_when_memory_runs_out() {
             let tokens = run(&model, &mut packed, &prompt, 6, options).unwrap();
             assert_eq!(tokens.len(), dense.len(), "on {device}");
             assert_eq!(tokens[..2], dense[..2], "what was chosen before, on {device}");
-            let names: Vec<&str> = packed.layers_mut().iter().map(name).collect();
+            let names: Vec<&str> = packed.layers_mut().map(|(_, layer)| name(layer)).collect();
             assert!(names.iter().all(|name| *name == "quantized"), "{names:?} on {device}, allocation {n}");
             assert_eq!(packed.seq_len(), cache.seq_len(), "on {device}");
             assert!(packed.device_bytes() < cache.device_bytes() && packed.host_bytes() == 0, "on {device}");
@@ -300,7 +300,11 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
         let mut cache = model.cache(&plan).unwrap();
         let (tokens, error) = go_on(&mut cache, &prompt, OnOutOfMemory::Quantize);
         assert_eq!((tokens.len(), &tokens[..5], error), (12, &want[..5], None), "on {device}");
-        assert_eq!(name(&cache.layers_mut()[0]), "quantized", "on {device}");
+        assert_eq!(
+            cache.layers_mut().next().map(|(_, layer)| name(layer)).unwrap(),
+            "quantized",
+            "on {device}"
+        );
         // A size that is known is refused before the first token.
         let wanted = GenerationConfig { max_new_tokens: Some(8), ..GenerationConfig::default() };
         let mut cache = model.cache(&plan).unwrap();

@@ -7,7 +7,7 @@ use kiln::{
     Batch, CausalModel, Generation, GenerationConfig, GenerationOptions, Logits, Model, ModelCache, Plan,
     Result, Step, TokenId,
     kernels::Choice,
-    memory::{LayerNeed, Pass},
+    memory::{LayerNeed, Pass, RowPosition},
 };
 
 use crate::support::llama_with;
@@ -118,11 +118,11 @@ impl CausalModel for Broken<'_> {
 
     fn rotary_tables(
         &self,
-        slots: std::ops::Range<usize>,
-        left_pad: &[usize],
+        rows: &[RowPosition],
+        steps: usize,
         device: &burn::tensor::Device,
     ) -> Vec<(Tensor<3>, Tensor<3>)> {
-        self.model.rotary_tables(slots, left_pad, device)
+        self.model.rotary_tables(rows, steps, device)
     }
 
     fn compute(&self, batch: &Batch, logits: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {

@@ -62,19 +62,19 @@ impl Offload {
 /// # Errors
 /// What the device says of reading a layer; that layer is lost then, and the cache can only be reset.
 pub fn offload(cache: &mut ModelCache, offload: Offload) -> Result<()> {
-    let layers = cache.layers_mut();
-    let count = offload.count(layers.len());
-    layers.iter_mut().take(count).try_for_each(LayerCache::offload)
+    let count = offload.count(cache.blocks());
+    cache.layers_mut().filter(|(block, _)| *block < count).try_for_each(|(_, layer)| layer.offload())
 }
 
-/// Moves the first layer of `cache` that is on the device to host memory; whether there was one.
+/// Moves the first block of `cache` that is on the device to host memory; whether there was one.
 ///
 /// # Errors
 /// Those of [`offload`].
 pub fn offload_one(cache: &mut ModelCache) -> Result<bool> {
-    let here = |layer: &&mut LayerCache| !matches!(layer, LayerCache::Nothing) && !layer.is_offloaded();
-    match cache.layers_mut().iter_mut().find(here) {
-        Some(layer) => layer.offload().map(|()| true),
-        None => Ok(false),
-    }
+    let here = |layer: &LayerCache| !matches!(layer, LayerCache::Nothing) && !layer.is_offloaded();
+    let Some(first) = cache.layers_mut().find_map(|(block, layer)| here(layer).then_some(block)) else {
+        return Ok(false);
+    };
+    cache.layers_mut().filter(|(block, _)| *block == first).try_for_each(|(_, layer)| layer.offload())?;
+    Ok(true)
 }

@@ -24,6 +24,11 @@ mod run;
 use args::{Cli, Command};
 use output::{Failure, Result, print};
 
+/// Keeps the memory of one step for the next. That of the C library is given back to the system and cleared again in every
+/// step, which takes up to half of the time on the CPU (docs/performance.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     // Messages of the libraries below stay silent unless asked for: `KILN_LOG=kiln=debug`, or `trace`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG");

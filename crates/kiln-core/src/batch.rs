@@ -6,25 +6,28 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::{
     Error, Result,
-    layer::Positions,
+    layer::{Positions, RowPosition},
     model::{CausalModel, TokenId},
 };
 
-/// Tokens of several rows, shorter rows padded on the left.
+/// New tokens of several rows, side by side. They end together: shorter rows have columns in front that are no tokens of
+/// theirs.
 ///
-/// Slots count padding, rotary positions do not, masks hide it. So the padding travels with the tokens, and never
-/// a bare tensor.
+/// Such columns are either padding that is stored, as transformers stores it, and hidden ([`left_padded`](Self::left_padded)), or
+/// they are skipped, and rows are of different lengths ([`ragged`](Self::ragged)).
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// `[rows, tokens]`
     pub tokens: Tensor<2, Int>,
-    /// Padding slots at the start of each row's sequence (not of this batch).
+    /// Padding slots at the start of each row's sequence (not of this batch). Slots count padding, rotary positions do not.
     pub left_pad: Vec<usize>,
-    /// Slots that the sequence is known to reach with this prompt, 0 if that is not known.
+    /// Columns at the start of each row of this batch that are skipped: nothing of them is stored.
+    pub skip: Vec<usize>,
+    /// Slots that each row is known to reach with this prompt; empty where that is not known.
     ///
     /// Rotary frequencies that depend on the length are chosen for it, so that a prompt fed in chunks equals the
     /// prompt fed whole.
-    pub horizon: usize,
+    pub horizon: Vec<usize>,
     /// What is on the device already for a step of one token; `None`: the pass uploads its positions.
     pub steps: Option<Steps>,
 }
@@ -33,53 +36,59 @@ pub struct Batch {
 /// and can be captured.
 #[derive(Clone, Debug)]
 pub struct Steps {
-    /// Slot of the next token.
-    pub next: usize,
     /// Positions of the next tokens; every step advances them on the device.
     pub positions: Positions,
     /// What a step adds to them there, `[2, rows]`.
     one: Tensor<2, Int>,
-    /// Slots that the tables are for.
-    pub slots: Range<usize>,
-    /// Cosines and sines `[1 or rows, slots, pairs]`, for each kind of rotary positions that the model has.
+    /// Position of row 0 in the first of the steps.
+    first: usize,
+    /// Steps that there are tables for, and that were taken of them.
+    number: usize,
+    taken: usize,
+    /// Cosines and sines `[1 or rows, steps, pairs]`, for each kind of rotary positions that the model has.
     pub tables: Vec<(Tensor<3>, Tensor<3>)>,
 }
 
 impl Steps {
-    /// Prepares the steps that feed `slots`.
-    pub fn new(model: &dyn CausalModel, slots: Range<usize>, left_pad: &[usize], device: &Device) -> Self {
-        let rows = left_pad.len();
-        let one = [vec![1i32; rows], vec![0; rows]].concat();
+    /// Prepares `number` steps for rows that stand there.
+    pub fn new(model: &dyn CausalModel, rows: Vec<RowPosition>, number: usize, device: &Device) -> Self {
+        let one = [vec![1i32; rows.len()], vec![0; rows.len()]].concat();
         Self {
-            next: slots.start,
-            positions: Positions::even(slots.start, left_pad, device),
-            one: Tensor::from_data(TensorData::new(one, [2, rows]), device),
-            tables: model.rotary_tables(slots.clone(), left_pad, device),
-            slots,
+            one: Tensor::from_data(TensorData::new(one, [2, rows.len()]), device),
+            first: rows.first().map_or(0, |row| row.first),
+            number,
+            taken: 0,
+            tables: model.rotary_tables(&rows, number, device),
+            positions: Positions::new(rows, device),
         }
     }
 
-    /// Steps between the first slot of the tables and the next token, `[1]`.
+    /// Whether there are tables for another step.
+    pub fn has_next(&self) -> bool {
+        self.taken < self.number
+    }
+
+    /// Steps taken, `[1]`, counted on the device.
     pub fn taken(&self) -> Tensor<1, Int> {
-        self.positions.on_device.clone().slice([0..1, 0..1]).reshape([1]) - self.slots.start as i64
+        self.positions.on_device.clone().slice([0..1, 0..1]).reshape([1]) - self.first as i64
     }
 
     /// After a step was launched.
     pub fn advance(&mut self) {
-        self.launched();
+        self.replayed();
         let one = self.one.clone();
         self.positions.on_device.inplace(|positions| positions + one);
     }
 
     /// After a recorded step was replayed, which advances what is on the device.
-    pub fn launched(&mut self) {
-        self.next += 1;
+    pub fn replayed(&mut self) {
+        self.taken += 1;
         self.positions.on_host.iter_mut().for_each(|row| row.first += 1);
     }
 }
 
 impl Batch {
-    /// Rows of equal length, nothing padded.
+    /// Rows of equal length.
     pub fn from_rows(rows: &[Vec<TokenId>], device: &Device) -> Result<Self> {
         let len = rows.first().map_or(0, Vec::len);
         if len == 0 || rows.iter().any(|row| row.len() != len) {
@@ -87,23 +96,50 @@ impl Batch {
                 why: "a batch needs rows of equal length, at least one token".into(),
             });
         }
-        Ok(Self {
-            tokens: upload(rows.iter().flatten(), rows.len(), len, device),
-            left_pad: vec![0; rows.len()],
-            horizon: len,
-            steps: None,
-        })
+        Ok(Self::new(upload(rows.iter().flatten(), rows.len(), len, device)))
     }
 
-    /// Rows of any length, the shorter ones padded on the left with `pad`.
+    /// Rows of any length, the shorter ones padded on the left with `pad`, as transformers pads them: padding is stored, and
+    /// hidden.
     pub fn left_padded(rows: &[Vec<TokenId>], pad: TokenId, device: &Device) -> Result<Self> {
+        let batch = Self::ragged(rows, pad, device)?;
+        let horizon = vec![batch.len(); batch.rows()];
+        Ok(Self { left_pad: batch.skip, skip: batch.left_pad, horizon, ..batch })
+    }
+
+    /// Rows of any length, each as if it were alone. `fill` is any token.
+    pub fn ragged(rows: &[Vec<TokenId>], fill: TokenId, device: &Device) -> Result<Self> {
         if rows.is_empty() || rows.iter().any(Vec::is_empty) {
             return Err(Error::Prompt { why: "the prompt is empty; give at least one token".into() });
         }
         let len = rows.iter().map(Vec::len).max().unwrap_or(0);
-        let left_pad: Vec<usize> = rows.iter().map(|row| len - row.len()).collect();
-        let padded = rows.iter().zip(&left_pad).flat_map(|(row, &n)| std::iter::repeat_n(&pad, n).chain(row));
-        Ok(Self { tokens: upload(padded, rows.len(), len, device), left_pad, horizon: len, steps: None })
+        let skip: Vec<usize> = rows.iter().map(|row| len - row.len()).collect();
+        let filled = rows.iter().zip(&skip).flat_map(|(row, &n)| std::iter::repeat_n(&fill, n).chain(row));
+        let tokens = upload(filled, rows.len(), len, device);
+        let horizon = rows.iter().map(Vec::len).collect();
+        Ok(Self { skip, horizon, ..Self::new(tokens) })
+    }
+
+    /// All of `[rows, tokens]`, behind sequences without padding.
+    pub fn new(tokens: Tensor<2, Int>) -> Self {
+        let [rows, len] = tokens.dims();
+        let none = || vec![0; rows];
+        Self { tokens, left_pad: none(), skip: none(), horizon: vec![len; rows], steps: None }
+    }
+
+    /// # Errors
+    /// [`Error::Prompt`] unless all that is said of rows is said of each, and each has a token.
+    pub(crate) fn check(&self) -> Result<()> {
+        let [rows, len] = self.tokens.dims();
+        let (pads, skips) = (self.left_pad.len(), self.skip.len());
+        if (pads, skips) != (rows, rows) {
+            let why = format!("the batch has {rows} rows, paddings of {pads} and skipped columns of {skips}");
+            return Err(Error::Prompt { why });
+        }
+        if rows == 0 || self.skip.iter().all(|&skip| skip >= len) {
+            return Err(Error::Prompt { why: "the batch has no token".to_owned() });
+        }
+        Ok(())
     }
 
     /// Tokens of each row in this batch.
@@ -116,10 +152,40 @@ impl Batch {
         self.tokens.dims()[0]
     }
 
-    /// The same rows, with only the tokens of `range`.
+    /// The columns of `range`.
     pub fn slice(&self, range: Range<usize>) -> Self {
         let tokens = self.tokens.clone().narrow(1, range.start, range.len());
-        Self { tokens, left_pad: self.left_pad.clone(), horizon: self.horizon, steps: None }
+        let skip = self.skip.iter().map(|skip| skip.saturating_sub(range.start).min(range.len())).collect();
+        Self { tokens, left_pad: self.left_pad.clone(), skip, horizon: self.horizon.clone(), steps: None }
+    }
+
+    /// Other columns of each row, which end together.
+    pub fn columns(&self, of_rows: &[Range<usize>]) -> Self {
+        let len = of_rows.iter().map(Range::len).max().unwrap_or(0);
+        if let Some(first) = of_rows.first()
+            && of_rows.iter().all(|columns| columns == first)
+        {
+            return self.slice(first.clone());
+        }
+        let row = |(row, columns): (usize, &Range<usize>)| {
+            let tokens = self.tokens.clone().narrow(0, row, 1);
+            let own = (!columns.is_empty()).then(|| tokens.clone().narrow(1, columns.start, columns.len()));
+            // Any token will do where there is none.
+            let fill = len - columns.len();
+            let fill = (fill > 0).then(|| tokens.narrow(1, 0, 1).repeat(&[1, fill]));
+            Tensor::cat(fill.into_iter().chain(own).collect(), 1)
+        };
+        let tokens = Tensor::cat(of_rows.iter().enumerate().map(row).collect(), 0);
+        let skip = of_rows.iter().zip(&self.skip).map(|(columns, skip)| {
+            len - columns.len() + skip.saturating_sub(columns.start).min(columns.len())
+        });
+        Self {
+            tokens,
+            skip: skip.collect(),
+            left_pad: self.left_pad.clone(),
+            horizon: self.horizon.clone(),
+            steps: None,
+        }
     }
 }
 

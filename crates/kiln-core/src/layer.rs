@@ -1,6 +1,6 @@
 //! Memory of a single block.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -205,7 +205,7 @@ pub struct Positions {
 }
 
 /// Where the new tokens of one row stand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RowPosition {
     /// Position of the first new token.
     pub first: usize,
@@ -235,6 +235,15 @@ impl Positions {
 
     pub fn rows(&self) -> usize {
         self.on_host.len()
+    }
+
+    /// Those of some rows.
+    pub fn narrow(&self, rows: Range<usize>) -> Self {
+        if rows.len() == self.rows() {
+            return self.clone();
+        }
+        let on_device = self.on_device.clone().narrow(1, rows.start, rows.len());
+        Self { on_device, on_host: self.on_host[rows].to_vec() }
     }
 
     /// Whether a row begins with padding.

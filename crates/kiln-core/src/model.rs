@@ -1,13 +1,13 @@
 //! What the generation loop knows about a model.
 
-use std::{fmt, ops::Range};
+use std::fmt;
 
 use burn::tensor::{Device, Tensor};
 
 use crate::{
     Result,
     batch::Batch,
-    layer::StepShape,
+    layer::{RowPosition, StepShape},
     model_cache::{ModelCache, Pass},
     need::LayerNeed,
 };
@@ -39,12 +39,12 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         0
     }
 
-    /// Cosines and sines for tokens fed one at a time into `slots`, `[1 or rows, slots, pairs]`, for each kind of rotary
-    /// positions that the model has.
+    /// Cosines and sines for `steps` tokens that are fed one at a time to rows that stand there, `[1 or rows, steps, pairs]`,
+    /// for each kind of rotary positions that the model has.
     fn rotary_tables(
         &self,
-        _slots: Range<usize>,
-        _left_pad: &[usize],
+        _rows: &[RowPosition],
+        _steps: usize,
         _device: &Device,
     ) -> Vec<(Tensor<3>, Tensor<3>)> {
         Vec::new()
@@ -56,6 +56,7 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     /// # Errors
     /// The cache is as it was before; where it cannot be, it is poisoned and can only be reset.
     fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+        batch.check()?;
         let (rows, tokens) = (batch.rows(), batch.len());
         let step = StepShape { rows, tokens, element: self.element_bytes(), last: false };
         // In float32, before and after a softcap.
@@ -64,7 +65,7 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
             Logits::All => 2 * 4 * self.vocab() * rows * tokens.saturating_sub(1),
         };
         let working = self.working_bytes(rows, tokens).saturating_add(others);
-        let mut pass = cache.begin(&step, batch.left_pad.iter().any(|&pad| pad > 0), working)?;
+        let mut pass = cache.begin(&step, &batch.skip, batch.left_pad.iter().any(|&pad| pad > 0), working)?;
         let logits = self.compute(batch, logits, &mut pass)?;
         pass.commit();
         Ok(logits)

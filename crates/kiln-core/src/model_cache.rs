@@ -1,24 +1,26 @@
 //! One memory per block.
 
+mod block;
+mod groups;
 mod pass;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use pass::Pass;
+pub use block::LayerCache;
+pub use pass::{Pass, RowPart};
 
 use crate::{
     Error, Result,
     budget::{Budget, Claim},
-    layer::{
-        CacheLayer, CrossLayer, Footprint, Kv, KvLayer, LayerState, Limits, Moved, Positions, StateLayer,
-        StepShape,
-    },
+    layer::{CacheLayer, Footprint, Kv, KvLayer, LayerState, Limits, Moved, Positions, StepShape},
 };
+use groups::RowGroup;
 
 /// The memory of a whole model. Models index it by block; callers move it through time.
 #[derive(Debug)]
 pub struct ModelCache {
-    layers: Vec<LayerCache>,
+    /// At least one.
+    groups: Vec<RowGroup>,
     /// To what the layers hold on the device; `None` where nobody counts.
     claim: Option<Claim>,
     /// Whether tensors were handed out since the last pass, which others may hold still: a captured step writes where it was
@@ -28,18 +30,19 @@ pub struct ModelCache {
     poisoned: bool,
 }
 
-/// The kind of memory is the model's business, hence an enum; the strategy is not, hence boxes.
-#[derive(Debug)]
-pub enum LayerCache {
-    Attention(Box<dyn KvLayer>),
-    EncoderDecoder { decoder: Box<dyn KvLayer>, encoder: Box<dyn CrossLayer> },
-    Recurrent(Box<dyn StateLayer>),
-    Nothing,
+/// A copy of a cache in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheState {
+    /// Rows of each group of rows that have seen as many tokens; empty where all have.
+    pub rows: Vec<usize>,
+    /// The layers of the first group, then those of the next.
+    pub layers: Vec<LayerState>,
 }
 
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
-        Self { layers, claim: None, lent: AtomicBool::new(false), poisoned: false }
+        let groups = vec![RowGroup { rows: None, layers }];
+        Self { groups, claim: None, lent: AtomicBool::new(false), poisoned: false }
     }
 
     /// The same cache, counted in `budget`.
@@ -67,7 +70,7 @@ impl ModelCache {
     /// Bytes of what snapshots hold, too, which have claims of their own.
     fn claimed_apart(&mut self) -> usize {
         let Some(claim) = &self.claim else { return 0 };
-        self.layers.iter_mut().flat_map(LayerCache::parts_mut).map(|part| part.claimed_apart(claim)).sum()
+        self.groups.iter_mut().flat_map(RowGroup::parts_mut).map(|part| part.claimed_apart(claim)).sum()
     }
 
     /// Claims what layers were given, as far as there is room: what is missing is claimed when they are fed.
@@ -105,9 +108,25 @@ impl ModelCache {
         Self::at_most(&layers)
     }
 
-    /// What each layer takes while `step` is stored, and whether it is offloaded.
+    /// What each layer takes while `step` is stored, in all groups together, and whether it is offloaded.
     fn footprints(&self, step: &StepShape) -> Vec<(Footprint, bool)> {
-        self.parts().map(|part| (part.footprint(step), part.is_offloaded())).collect()
+        let mut all: Vec<(Footprint, bool)> = Vec::new();
+        for group in &self.groups {
+            let step = group.step(step);
+            for (i, part) in group.parts().enumerate() {
+                let Footprint { held, largest, passing } = part.footprint(&step);
+                match all.get_mut(i) {
+                    Some((sum, _)) => {
+                        sum.held = sum.held.saturating_add(held);
+                        sum.largest = sum.largest.max(largest);
+                        // Groups are fed one after the other.
+                        sum.passing = sum.passing.max(passing);
+                    }
+                    None => all.push((Footprint { held, largest, passing }, part.is_offloaded())),
+                }
+            }
+        }
+        all
     }
 
     fn at_most(layers: &[(Footprint, bool)]) -> usize {
@@ -141,7 +160,7 @@ impl ModelCache {
 
     /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.
     pub fn bytes_growing(&self, step: &StepShape) -> usize {
-        let largest = self.parts().map(|part| part.footprint(step).largest).max().unwrap_or(0);
+        let largest = self.footprints(step).iter().map(|(part, _)| part.largest).max().unwrap_or(0);
         if self.is_static() { 0 } else { largest / 2 }
     }
 
@@ -152,18 +171,48 @@ impl ModelCache {
     /// [`Error::CannotTruncate`] where a layer cannot return to `len`: see [`rewind_point`](Self::rewind_point).
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         self.check_usable()?;
-        let stuck = |layer: &&dyn CacheLayer| layer.seq_len() > len && layer.rewind_point(len) != len;
-        if let Some(stuck) = self.timed().find(stuck) {
-            return Err(Error::CannotTruncate { layer: stuck.name(), len });
+        if let Some(layer) = self.groups.iter().find_map(|group| group.stuck_at(len)) {
+            return Err(Error::CannotTruncate { layer, len });
         }
-        self.layers.iter_mut().filter_map(LayerCache::timed_mut).try_for_each(|layer| layer.truncate(len))
+        self.groups.iter_mut().try_for_each(|group| group.truncate(len))
     }
 
-    /// The largest length, `at_most` or less, that every layer can return to exactly. 0 is always possible.
+    /// Forgets all tokens of each row behind its first `lens[row]`, in every layer or in none. Rows that have seen no more
+    /// stay as they are. From then on rows may be of different lengths.
+    ///
+    /// # Errors
+    /// [`Error::CannotTruncate`] where a layer cannot return to one of the lengths; [`Error::WrongRows`] unless there is one
+    /// for each row.
+    pub fn truncate_rows(&mut self, lens: &[usize]) -> Result<()> {
+        self.check_usable()?;
+        self.check_rows(lens.len())?;
+        let lens: Vec<usize> =
+            lens.iter().zip(self.seq_lens(lens.len())).map(|(&len, seen)| len.min(seen)).collect();
+        let mut row = 0;
+        for group in &self.groups {
+            for &len in &lens[row..row + group.rows.unwrap_or(lens.len())] {
+                if let Some(layer) = group.stuck_at(len) {
+                    return Err(Error::CannotTruncate { layer, len });
+                }
+                row += 1;
+            }
+        }
+        self.split_by(&lens)?;
+        let mut row = 0;
+        for group in &mut self.groups {
+            group.truncate(lens[row])?;
+            row += group.rows.unwrap_or(lens.len());
+        }
+        self.recount();
+        Ok(())
+    }
+
+    /// The largest length, `at_most` or less, that every row that is longer can return to exactly. 0 is always possible.
     pub fn rewind_point(&self, at_most: usize) -> usize {
         let mut len = at_most.min(self.seq_len());
         loop {
-            let shorter = self.timed().map(|layer| layer.rewind_point(len)).min().unwrap_or(len);
+            let longer = self.groups.iter().filter(|group| group.seq_len() > len);
+            let shorter = longer.map(|group| group.rewind_point(len)).min().unwrap_or(len);
             if shorter == len {
                 return len;
             }
@@ -171,29 +220,104 @@ impl ModelCache {
         }
     }
 
-    /// The layers, to wrap or replace them: block by block, as the model indexes them.
-    pub fn layers_mut(&mut self) -> &mut [LayerCache] {
-        &mut self.layers
+    /// For each row, the largest length, `at_most[row]` or less, that every layer can return to exactly.
+    pub fn rewind_points(&self, at_most: &[usize]) -> Vec<usize> {
+        let mut row = 0;
+        let mut points = Vec::with_capacity(at_most.len());
+        for group in &self.groups {
+            let rows = group.rows.unwrap_or(at_most.len()).min(at_most.len() - row);
+            points.extend(at_most[row..row + rows].iter().map(|&len| group.rewind_point(len)));
+            row += rows;
+        }
+        points.resize(at_most.len(), 0);
+        points
     }
 
-    /// Tokens seen so far. Always 0 for a stateless cache, and for one that can only be reset.
+    pub fn blocks(&self) -> usize {
+        self.groups.first().map_or(0, |group| group.layers.len())
+    }
+
+    /// The layers, to wrap or replace them, with the numbers of their blocks. A block has several where rows are of
+    /// different lengths.
+    pub fn layers_mut(&mut self) -> impl Iterator<Item = (usize, &mut LayerCache)> {
+        self.groups.iter_mut().flat_map(|group| group.layers.iter_mut().enumerate())
+    }
+
+    /// Tokens that the longest row has seen so far. Always 0 for a stateless cache, and for one that can only be reset.
     pub fn seq_len(&self) -> usize {
         if self.poisoned {
             return 0;
         }
-        self.timed().next().map_or(0, CacheLayer::seq_len)
+        self.groups.iter().map(RowGroup::seq_len).max().unwrap_or(0)
     }
 
-    /// Begins a forward pass that stores `step`, with `working` bytes of the model's own. `padded`: whether rows begin with
-    /// padding.
+    /// Tokens that each of `rows` rows has seen so far.
+    pub fn seq_lens(&self, rows: usize) -> Vec<usize> {
+        if self.poisoned {
+            return vec![0; rows];
+        }
+        let of_group = |group: &RowGroup| std::iter::repeat_n(group.seq_len(), group.rows.unwrap_or(rows));
+        self.groups.iter().flat_map(of_group).collect()
+    }
+
+    /// Begins a forward pass that stores `step`, with `working` bytes of the model's own. Of the tokens of each row, the
+    /// first `skip[row]` are none and are not stored. `padded`: whether rows begin with padding that is.
     ///
     /// # Errors
-    /// Those of [`admits`](Self::admits) and [`make_room`](Self::make_room); [`Error::Poisoned`]. Then nothing was changed.
-    pub fn begin(&mut self, step: &StepShape, padded: bool, working: usize) -> Result<Pass<'_>> {
+    /// Those of [`admits`](Self::admits) and [`make_room`](Self::make_room); [`Error::WrongRows`]; [`Error::Poisoned`]. Then
+    /// nothing was changed.
+    pub fn begin(
+        &mut self,
+        step: &StepShape,
+        skip: &[usize],
+        padded: bool,
+        working: usize,
+    ) -> Result<Pass<'_>> {
         self.check_usable()?;
-        self.admits(step.tokens, padded)?;
+        if self.groups.len() > 1 || skip.iter().any(|&skip| skip > 0) {
+            self.check_rows(skip.len())?;
+            self.split_by(skip)?;
+        }
+        let mut row = 0;
+        let mut groups = Vec::with_capacity(self.groups.len());
+        for group in &self.groups {
+            let skip = skip.get(row).map_or(0, |&skip| skip.min(step.tokens));
+            group.admits(step.tokens - skip, padded)?;
+            groups.push((skip, group.seq_len()));
+            row += group.rows.unwrap_or(0);
+        }
         self.make_room(step, working)?;
-        Ok(Pass { before: self.seq_len(), committed: false, cache: self })
+        Ok(Pass { cache: self, rows: step.rows, groups, committed: false })
+    }
+
+    /// # Errors
+    /// [`Error::WrongRows`] where the cache is of another number of rows.
+    fn check_rows(&self, given: usize) -> Result<()> {
+        let known = match &self.groups[..] {
+            [group] => group.rows.or_else(|| group.stored_rows()),
+            groups => Some(groups.iter().filter_map(|group| group.rows).sum()),
+        };
+        match known.filter(|&rows| rows != given) {
+            Some(rows) => Err(Error::WrongRows { rows, given }),
+            None => Ok(()),
+        }
+    }
+
+    /// Splits groups, so that the rows of each have the same entry in `keys`, which has one a row.
+    fn split_by<K: PartialEq>(&mut self, keys: &[K]) -> Result<()> {
+        let mut begin = 0;
+        let mut split = Vec::new();
+        for (i, group) in self.groups.iter().enumerate() {
+            let keys = &keys[begin..begin + group.rows.unwrap_or(keys.len())];
+            begin += keys.len();
+            if keys.windows(2).any(|pair| pair[0] != pair[1]) {
+                split.push((i, group.split_by(keys)?));
+            }
+        }
+        for (i, groups) in split.into_iter().rev() {
+            self.groups.splice(i..=i, groups);
+        }
+        Ok(())
     }
 
     /// Says that what is held cannot be trusted: nothing but [`reset`](Self::reset) can follow.
@@ -214,7 +338,7 @@ impl ModelCache {
     /// # Errors
     /// That of the first layer that cannot. Asked before a forward pass, so that no layer is a step ahead of another.
     pub fn admits(&self, tokens: usize, padded: bool) -> Result<()> {
-        self.timed().try_for_each(|layer| layer.admits(tokens, padded))
+        self.groups.iter().try_for_each(|group| group.admits(tokens, padded))
     }
 
     /// The most tokens that the sequence can have; `None`: any number.
@@ -232,6 +356,15 @@ impl ModelCache {
         self.limits().filter_map(|limits| limits.at_once).min()
     }
 
+    /// The most tokens of each row that a forward pass may feed now; `usize::MAX`: any number.
+    pub fn at_once_by_row(&self, rows: usize) -> Vec<usize> {
+        let of_group = |group: &RowGroup| {
+            let most = group.keys().filter_map(|layer| layer.limits().at_once).min();
+            std::iter::repeat_n(most.unwrap_or(usize::MAX), group.rows.unwrap_or(rows))
+        };
+        self.groups.iter().flat_map(of_group).collect()
+    }
+
     /// Whether the sequence may go on for ever: rotary positions stay below a bound.
     pub fn is_endless(&self) -> bool {
         self.limits().next().is_some() && self.limits().all(|limits| limits.endless)
@@ -247,18 +380,15 @@ impl ModelCache {
         if self.lent.load(Ordering::Relaxed) {
             return 0;
         }
-        let only_keys =
-            self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_) | LayerCache::Nothing));
+        let mut layers = self.groups.iter().flat_map(|group| &group.layers);
+        let only_keys = layers.all(|layer| matches!(layer, LayerCache::Attention(_) | LayerCache::Nothing));
         if only_keys { self.keys().map(KvLayer::replayable).min().unwrap_or(0) } else { 0 }
     }
 
     /// Counts a token that a replayed step stored in every layer.
     pub fn replayed(&mut self) {
-        for layer in &mut self.layers {
-            if let LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } = layer {
-                kv.replayed();
-            }
-        }
+        let layers = self.groups.iter_mut().flat_map(|group| &mut group.layers);
+        layers.filter_map(LayerCache::keys_mut).for_each(KvLayer::replayed);
     }
 
     /// The same memory once more, at no cost: tensors are shared until one of the two writes to them.
@@ -269,18 +399,10 @@ impl ModelCache {
         if let Some(claim) = &self.claim {
             self.parts().for_each(|part| part.claim_shared(claim));
         }
-        let copy = |layer: &LayerCache| match layer {
-            LayerCache::Attention(kv) => LayerCache::Attention(kv.snapshot()),
-            LayerCache::EncoderDecoder { decoder, encoder } => {
-                LayerCache::EncoderDecoder { decoder: decoder.snapshot(), encoder: encoder.snapshot() }
-            }
-            LayerCache::Recurrent(state) => LayerCache::Recurrent(state.snapshot()),
-            LayerCache::Nothing => LayerCache::Nothing,
-        };
         // What it holds besides is claimed when it is fed.
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
-        let layers = self.layers.iter().map(copy).collect();
-        Self { layers, claim, lent: AtomicBool::new(true), poisoned: self.poisoned }
+        let groups = self.groups.iter().map(RowGroup::snapshot).collect();
+        Self { groups, claim, lent: AtomicBool::new(true), poisoned: self.poisoned }
     }
 
     pub fn keep_history(&mut self, n: usize) {
@@ -292,24 +414,45 @@ impl ModelCache {
     /// # Errors
     /// [`Error::NoSuchRow`].
     pub fn reorder(&mut self, rows: &[usize]) -> Result<()> {
-        for have in self.parts().filter_map(CacheLayer::rows) {
-            if let Some(&row) = rows.iter().find(|&&row| row >= have) {
-                return Err(Error::NoSuchRow { row, rows: have });
+        if let [group] = &mut self.groups[..] {
+            for have in group.parts().filter_map(CacheLayer::rows) {
+                check_row(rows, have)?;
             }
+            group.parts_mut().try_for_each(|part| part.reorder(rows))?;
+            group.rows = group.rows.map(|_| rows.len());
+            return Ok(());
         }
-        self.parts_mut().try_for_each(|part| part.reorder(rows))
+        // Where each row is: its group, and the number that it has there.
+        let of_group = |(i, group): (usize, &RowGroup)| (0..group.rows.unwrap_or(0)).map(move |row| (i, row));
+        let places: Vec<(usize, usize)> = self.groups.iter().enumerate().flat_map(of_group).collect();
+        check_row(rows, places.len())?;
+        let places: Vec<(usize, usize)> = rows.iter().map(|&row| places[row]).collect();
+        let select = |run: &[(usize, usize)]| {
+            self.groups[run[0].0].select(&run.iter().map(|(_, row)| *row).collect::<Vec<_>>())
+        };
+        let groups: Result<Vec<_>> = places.chunk_by(|a, b| a.0 == b.0).map(select).collect();
+        self.groups = groups?;
+        Ok(())
     }
 
     /// Forgets everything.
     pub fn reset(&mut self) {
         self.poisoned = false;
+        self.groups.truncate(1);
+        self.groups.iter_mut().for_each(|group| group.rows = None);
         self.parts_mut().for_each(|part| part.reset());
         self.recount();
     }
 
     /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
     /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where rows are of different lengths.
     pub fn to_legacy(&self) -> Result<Vec<Kv>> {
+        if self.groups.len() > 1 {
+            return Err(Error::Import { why: "rows of different lengths have no legacy format".to_owned() });
+        }
         self.lent.store(true, Ordering::Relaxed);
         self.keys().filter_map(|layer| layer.gather().transpose()).collect()
     }
@@ -325,7 +468,7 @@ impl ModelCache {
     pub fn from_legacy(&mut self, layers: Vec<Kv>) -> Result<()> {
         let wrong = |why: String| Err(Error::Import { why });
         let blocks = self.keys().count();
-        if self.seq_len() > 0 {
+        if self.seq_len() > 0 || self.groups.len() > 1 {
             return wrong("the cache is not empty; reset it".to_owned());
         }
         if layers.len() != blocks {
@@ -339,11 +482,8 @@ impl ModelCache {
             }
         }
         self.admits(tokens, false)?;
-        let kv = self.layers.iter_mut().filter_map(|layer| match layer {
-            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(kv),
-            LayerCache::Recurrent(_) | LayerCache::Nothing => None,
-        });
-        for (layer, (keys, values)) in kv.zip(layers) {
+        let own = self.groups.iter_mut().flat_map(|group| &mut group.layers);
+        for (layer, (keys, values)) in own.filter_map(LayerCache::keys_mut).zip(layers) {
             let first = layer.span(tokens).query(tokens);
             let positions = Positions::all_at(first, rows, &keys.device());
             layer.update(keys, values, &positions)?;
@@ -353,44 +493,60 @@ impl ModelCache {
     }
 
     /// Copies all that a new cache needs to go on in this one's place.
-    pub fn save(&self) -> Result<Vec<LayerState>> {
+    pub fn save(&self) -> Result<CacheState> {
         self.check_usable()?;
-        self.parts().map(|part| part.save()).collect()
+        let rows = self.groups.iter().filter_map(|group| group.rows).collect();
+        Ok(CacheState { rows, layers: self.parts().map(CacheLayer::save).collect::<Result<_>>()? })
     }
 
-    /// Becomes the cache that `states` were copied from. To be called on a new cache of the same plan; after an error it
+    /// Becomes the cache that `state` was copied from. To be called on a new cache of the same plan; after an error it
     /// can only be reset.
     ///
     /// # Errors
-    /// [`Error::Import`] where they are the state of another kind of cache, or of none.
-    pub fn restore(&mut self, states: Vec<LayerState>) -> Result<()> {
-        let parts = self.parts().count();
-        if states.len() != parts {
-            return Err(Error::Import { why: format!("{} layers stand where {parts} were", states.len()) });
+    /// [`Error::Import`] where it is the state of another kind of cache, or of none.
+    pub fn restore(&mut self, state: CacheState) -> Result<()> {
+        let wrong = |why: String| Error::Import { why };
+        let CacheState { rows, layers } = state;
+        self.groups.truncate(1);
+        let (parts, groups) = (self.parts().count(), rows.len().max(1));
+        if Some(layers.len()) != parts.checked_mul(groups) {
+            return Err(wrong(format!("{} layers stand where {parts} were", layers.len())));
         }
-        self.parts_mut().zip(states).try_for_each(|(part, state)| part.restore(state))?;
+        self.groups.extend((1..groups).map(|_| self.groups[0].snapshot()).collect::<Vec<_>>());
+        for (group, rows) in self.groups.iter_mut().zip(rows) {
+            group.rows = Some(rows);
+        }
+        self.parts_mut().zip(layers).try_for_each(|(part, state)| part.restore(state))?;
         self.claim_given();
-        // Layers are fed together, so they have seen as much.
-        let lens: Vec<usize> = self.timed().map(CacheLayer::seq_len).collect();
-        match lens.windows(2).all(|pair| pair[0] == pair[1]) {
-            true => Ok(()),
-            false => {
-                Err(Error::Import { why: "its layers have seen different numbers of tokens".to_owned() })
+        for group in &self.groups {
+            // Layers are fed together, so they have seen as much.
+            let lens: Vec<usize> = group.timed().map(CacheLayer::seq_len).collect();
+            if lens.windows(2).any(|pair| pair[0] != pair[1]) {
+                return Err(wrong("its layers have seen different numbers of tokens".to_owned()));
+            }
+            if group
+                .rows
+                .is_some_and(|rows| rows == 0 || group.stored_rows().is_some_and(|have| have != rows))
+            {
+                return Err(wrong("its tensors are of another number of rows".to_owned()));
             }
         }
+        Ok(())
     }
 
     /// Whether what it holds is of that many rows.
     pub fn is_of_rows(&self, rows: usize) -> bool {
-        self.parts().all(|part| part.rows().map_or(part.seq_len() == 0, |have| have == rows))
+        let is_whole = |group: &RowGroup| {
+            let rows = group.rows.unwrap_or(rows);
+            group.parts().all(|part| part.rows().map_or(part.seq_len() == 0, |have| have == rows))
+        };
+        self.check_rows(rows).is_ok() && self.groups.iter().all(is_whole)
     }
 
     /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.
     pub fn strategies(&self) -> impl Iterator<Item = Option<&'static str>> {
-        self.layers.iter().map(|layer| match layer {
-            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(kv.name()),
-            LayerCache::Recurrent(_) | LayerCache::Nothing => None,
-        })
+        let blocks = self.groups.iter().take(1).flat_map(|group| &group.layers);
+        blocks.map(|layer| layer.keys().map(CacheLayer::name))
     }
 
     /// Bytes held on the device, room allocated ahead of need included.
@@ -414,74 +570,25 @@ impl ModelCache {
     }
 
     fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {
-        self.layers.iter().filter_map(|layer| match layer {
-            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
-            LayerCache::Recurrent(_) | LayerCache::Nothing => None,
-        })
+        self.groups.iter().flat_map(RowGroup::keys)
     }
 
     fn limits(&self) -> impl Iterator<Item = Limits> {
         self.keys().map(KvLayer::limits)
     }
 
-    /// The layers that count the sequence's tokens. An encoder's keys do not: decoding leaves no trace there.
-    fn timed(&self) -> impl Iterator<Item = &dyn CacheLayer> {
-        self.layers.iter().filter_map(LayerCache::timed)
-    }
-
     fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {
-        self.layers.iter().flat_map(LayerCache::parts)
+        self.groups.iter().flat_map(RowGroup::parts)
     }
 
     fn parts_mut(&mut self) -> impl Iterator<Item = &mut dyn CacheLayer> {
-        self.layers.iter_mut().flat_map(LayerCache::parts_mut)
+        self.groups.iter_mut().flat_map(RowGroup::parts_mut)
     }
 }
 
-impl LayerCache {
-    /// Whether it is on the device only while it is used.
-    pub fn is_offloaded(&self) -> bool {
-        self.parts().any(CacheLayer::is_offloaded)
-    }
-
-    /// Moves it to host memory. From then on it is on the device only while it is used.
-    pub fn offload(&mut self) -> Result<()> {
-        self.parts_mut().try_for_each(|part| part.offload())
-    }
-
-    fn timed(&self) -> Option<&dyn CacheLayer> {
-        match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
-            Self::Recurrent(state) => Some(&**state),
-            Self::Nothing => None,
-        }
-    }
-
-    fn timed_mut(&mut self) -> Option<&mut dyn CacheLayer> {
-        match self {
-            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
-            Self::Recurrent(state) => Some(&mut **state),
-            Self::Nothing => None,
-        }
-    }
-
-    fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {
-        let parts: [Option<&dyn CacheLayer>; 2] = match self {
-            Self::Attention(kv) => [Some(&**kv), None],
-            Self::EncoderDecoder { decoder, encoder } => [Some(&**decoder), Some(&**encoder)],
-            Self::Recurrent(state) => [Some(&**state), None],
-            Self::Nothing => [None, None],
-        };
-        parts.into_iter().flatten()
-    }
-
-    fn parts_mut(&mut self) -> impl Iterator<Item = &mut dyn CacheLayer> {
-        let parts: [Option<&mut dyn CacheLayer>; 2] = match self {
-            Self::Attention(kv) => [Some(&mut **kv), None],
-            Self::EncoderDecoder { decoder, encoder } => [Some(&mut **decoder), Some(&mut **encoder)],
-            Self::Recurrent(state) => [Some(&mut **state), None],
-            Self::Nothing => [None, None],
-        };
-        parts.into_iter().flatten()
+fn check_row(rows: &[usize], have: usize) -> Result<()> {
+    match rows.iter().find(|&&row| row >= have) {
+        Some(&row) => Err(Error::NoSuchRow { row, rows: have }),
+        None => Ok(()),
     }
 }

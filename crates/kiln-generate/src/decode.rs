@@ -1,9 +1,10 @@
 //! Steps of one token each, fed from a buffer on the device: launched one by one, or captured once and replayed.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use kiln_core::{
     Result,
     batch::{Batch, Steps},
+    layer::RowPosition,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
     unsafe_ops::Recording,
@@ -14,7 +15,7 @@ use crate::device_sampler::DeviceSampler;
 /// Steps that run before one is recorded: the allocator learns what a step needs.
 const WARM_UP: usize = 3;
 
-/// Slots that rotary tables are made for at once.
+/// Steps that rotary tables are made for at once.
 const TABLE: usize = 2048;
 
 /// What a step leaves on the device.
@@ -34,6 +35,16 @@ pub(crate) struct Running<'a> {
     pub(crate) cache: &'a mut ModelCache,
     /// Padding slots at the start of each row.
     pub(crate) left_pad: Vec<usize>,
+}
+
+impl Running<'_> {
+    /// The next steps, from where the rows stand.
+    fn steps(&self, device: &Device) -> Steps {
+        let seen = self.cache.seq_lens(self.left_pad.len());
+        let rows = seen.into_iter().zip(&self.left_pad);
+        let rows = rows.map(|(first, &visible_from)| RowPosition { first, visible_from }).collect();
+        Steps::new(self.model, rows, TABLE, device)
+    }
 }
 
 /// Feeds one token after the other to a model.
@@ -58,11 +69,10 @@ impl DecodeLoop {
     /// Prepares to feed `tokens` `[rows, 1]`.
     pub(crate) fn new(tokens: &Tensor<2, Int>, running: &Running<'_>, capture: bool) -> Self {
         let (device, rows) = (tokens.device(), tokens.dims()[0]);
-        let next = running.cache.seq_len();
         let buffer = Tensor::zeros([rows, 1], (&device, tokens.dtype()));
         Self {
             tokens: buffer.slice_assign([0..rows, 0..1], tokens.clone()),
-            steps: Steps::new(running.model, next..next + TABLE, &running.left_pad, &device),
+            steps: running.steps(&device),
             capture: if capture { Capture::WarmingUp(0) } else { Capture::Off },
         }
     }
@@ -88,9 +98,8 @@ impl DecodeLoop {
         if device_sampler.as_mut().is_some_and(|device_sampler| device_sampler.prepare()) {
             self.stop_replaying();
         }
-        if self.steps.next >= self.steps.slots.end {
-            let next = self.steps.next;
-            self.steps = Steps::new(running.model, next..next + TABLE, &running.left_pad, &device);
+        if !self.steps.has_next() {
+            self.steps = running.steps(&device);
             self.stop_replaying();
         }
         // A buffer that has to grow is another one afterwards.
@@ -99,7 +108,7 @@ impl DecodeLoop {
             Capture::On(recording, output) if repeats && recording.is_of_this_thread() => {
                 recording.replay()?;
                 running.cache.replayed();
-                self.steps.launched();
+                self.steps.replayed();
                 if let Some(device_sampler) = device_sampler {
                     device_sampler.repeated();
                 }
@@ -140,10 +149,10 @@ impl DecodeLoop {
         device_sampler: Option<&mut DeviceSampler>,
     ) -> Result<Output> {
         let batch = Batch {
-            tokens: self.tokens.clone(),
             left_pad: running.left_pad.clone(),
-            horizon: 0,
+            horizon: Vec::new(),
             steps: Some(self.steps.clone()),
+            ..Batch::new(self.tokens.clone())
         };
         let logits = running.model.forward(&batch, Logits::Last, running.cache)?;
         drop(batch);

@@ -89,8 +89,8 @@ pub struct Generation<'a> {
     /// A step that the device is at, though the one before it was not delivered.
     ahead: Option<Result<ReadBack>>,
     device: Device,
-    /// Slots of the prompt, with what the cache held before it.
-    prompt_end: usize,
+    /// Slots that each row has seen after the prompt.
+    prompt_ends: Vec<usize>,
     /// Whether `ids` are all that was fed, so that it can be fed again.
     whole: bool,
     /// Steps that may be made, were started on the device, were delivered.
@@ -141,17 +141,21 @@ impl<'a> Generation<'a> {
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
         let settings = options.settings.clone().checked()?;
-        let before = cache.seq_len();
-        check_rows(&batch, &prompts, before)?;
-        check_vocabulary(&prompts, model.vocab())?;
         let rows = batch.rows();
-        let prompt_end = before + batch.len();
+        let before = cache.seq_lens(rows);
+        check_rows(&batch, &prompts, &before)?;
+        check_vocabulary(&prompts, model.vocab())?;
+        let prompt_ends: Vec<usize> =
+            before.iter().zip(&batch.skip).map(|(before, skip)| before + batch.len() - skip).collect();
+        let prompt_end = prompt_ends.iter().max().copied().unwrap_or(0);
         let limit = settings.new_tokens(prompt_end)?;
         let mut sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
-        let padding: usize = batch.left_pad.iter().map(|pad| pad.saturating_sub(before)).sum();
+        let padding = |(pad, before): (&usize, &usize)| pad.saturating_sub(*before);
+        let padding: usize = batch.left_pad.iter().zip(&before).map(padding).sum();
+        let skipped: usize = batch.skip.iter().sum();
         let stats = Stats {
             rows,
-            prompt_tokens: rows * batch.len() - padding,
+            prompt_tokens: rows * batch.len() - padding - skipped,
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
@@ -161,10 +165,10 @@ impl<'a> Generation<'a> {
         let plain = processors.is_empty();
         feeder.device_sampler =
             device_sampler(&options, &settings, plain, &mut sampler, &prompts, model.vocab(), &device);
-        let mut rows_and_pads = prompts.iter().zip(&batch.left_pad);
+        let mut rows_and_pads = prompts.iter().zip(&batch.left_pad).zip(&prompt_ends);
         let mut generation = Self {
             device,
-            whole: rows_and_pads.all(|(row, pad)| row.len() + pad == prompt_end),
+            whole: rows_and_pads.all(|((row, pad), end)| row.len() + pad == *end),
             processors,
             sampler,
             feeder,
@@ -173,7 +177,7 @@ impl<'a> Generation<'a> {
             finished: vec![false; rows],
             next: Next::Prompt(batch),
             ahead: None,
-            prompt_end,
+            prompt_ends,
             limit,
             launched: 0,
             delivered: 0,
@@ -407,7 +411,9 @@ impl<'a> Generation<'a> {
             return;
         }
         // Where a cache cannot be truncated, its `seq_len` tells.
-        _ = self.feeder.running.cache.truncate(self.prompt_end + self.delivered.saturating_sub(1));
+        let delivered = self.delivered.saturating_sub(1);
+        let ends: Vec<usize> = self.prompt_ends.iter().map(|end| end + delivered).collect();
+        _ = self.feeder.running.cache.truncate_rows(&ends);
     }
 }
 
@@ -463,19 +469,24 @@ fn device_sampler(
     }
 }
 
-/// `before`: slots that the cache holds.
-fn check_rows(batch: &Batch, prompts: &[Vec<TokenId>], before: usize) -> Result<()> {
+/// `before`: slots of each row that the cache holds.
+fn check_rows(batch: &Batch, prompts: &[Vec<TokenId>], before: &[usize]) -> Result<()> {
     let error = |why: String| Err(Error::Prompt { why });
     let [rows, len] = batch.tokens.dims();
     if rows == 0 || len == 0 {
         return error("the prompt is empty; give at least one token".into());
     }
-    if batch.left_pad.len() != rows || prompts.len() != rows {
-        let (pads, prompts) = (batch.left_pad.len(), prompts.len());
-        return error(format!("the batch has {rows} rows, paddings of {pads} and prompts of {prompts}"));
+    let counts = [batch.left_pad.len(), batch.skip.len(), prompts.len(), before.len()];
+    if counts != [rows; 4] {
+        let [pads, skips, prompts, before] = counts;
+        return error(format!(
+            "the batch has {rows} rows, paddings of {pads}, skipped columns of {skips} and prompts of {prompts}; the cache \
+             has {before} rows"
+        ));
     }
-    for (row, (&pad, prompt)) in batch.left_pad.iter().zip(prompts).enumerate() {
-        let fed = len.saturating_sub(pad.saturating_sub(before));
+    for (row, prompt) in prompts.iter().enumerate() {
+        let unfed = batch.skip[row].saturating_add(batch.left_pad[row].saturating_sub(before[row]));
+        let fed = len.saturating_sub(unfed);
         if fed == 0 {
             return error(format!("row {row} is nothing but padding; give at least one token"));
         }

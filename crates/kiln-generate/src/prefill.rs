@@ -1,6 +1,6 @@
 //! Feeding tokens to a model.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::{
@@ -51,8 +51,8 @@ pub(crate) fn checked_chunk(chunk: Option<usize>) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Feeder<'a> {
     pub(crate) running: Running<'a>,
-    /// `[rows, tokens]`: the latest that were fed, where the cache has not seen them. They are fed again, in front.
-    unseen: Option<Tensor<2, Int>>,
+    /// The latest tokens that were fed, where the cache has not seen them. They are fed again, in front.
+    unseen: Option<Unseen>,
     /// Of the steps behind the prompt.
     decode: Option<DecodeLoop>,
     /// Whether steps are captured.
@@ -104,30 +104,36 @@ impl<'a> Feeder<'a> {
     /// See [`prefill`]; `chunk` is not 0.
     pub(crate) fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
-        let began = self.running.cache.seq_len();
-        let horizon = began + len;
+        let began = self.running.cache.seq_lens(batch.rows());
         let mut chunk = chunk.unwrap_or(len);
-        let mut start = 0;
+        let mut left = Left::of(batch);
+        // What a cache that remembers nothing was fed before is fed again in front, so chunks save nothing.
+        let mut at_once = self.unseen.is_some();
         loop {
-            // Chunks do not save anything where each would be fed again with the next.
-            let n = if self.unseen.is_some() { len } else { chunk };
-            let n = n.min(self.running.cache.at_once().unwrap_or(len)).clamp(1, len - start);
-            match self.feed(batch.tokens.clone().narrow(1, start, n), horizon) {
+            let limits = self.running.cache.at_once_by_row(batch.rows());
+            let limit = |limit: usize| if at_once { len } else { limit.min(chunk).max(1) };
+            let next = left.next(limits.into_iter().map(limit));
+            let n = next.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+            let mut piece = batch.columns(&next);
+            piece.horizon = began.iter().zip(&batch.skip).map(|(began, skip)| began + len - skip).collect();
+            match self.feed(piece) {
                 Ok(logits) => {
-                    start += n;
-                    if start >= len {
+                    if let Some(logits) = left.fed(next, logits) {
                         return Ok(logits);
+                    }
+                    if self.unseen.is_some() && !at_once {
+                        (self.unseen, left, at_once) = (None, Left::of(batch), true);
                     }
                 }
                 Err(error) if self.can_answer(&error) => {
                     if self.running.cache.is_poisoned() {
-                        if began > 0 {
+                        if began.iter().any(|&began| began > 0) {
                             return Err(error);
                         }
                         // What was there before the prompt is nothing, so the prompt can be fed again.
                         self.running.cache.reset();
                         self.running.cache.reserve(self.reaches);
-                        (self.unseen, start) = (None, 0);
+                        (self.unseen, left) = (None, Left::of(batch));
                     }
                     let may_shrink = self.unseen.is_none() && self.oom_policy.is_some() && n > SMALLEST_CHUNK;
                     match error {
@@ -198,7 +204,9 @@ impl<'a> Feeder<'a> {
     /// Where the cache keeps nothing, the output is logits also if the device is to choose.
     pub(crate) fn step(&mut self, tokens: Option<Tensor<2, Int>>) -> Result<Output> {
         if let (Some(_), Some(tokens)) = (&self.unseen, &tokens) {
-            return self.feed(tokens.clone(), 0).map(Output::Logits);
+            return self
+                .feed(Batch { horizon: Vec::new(), ..Batch::new(tokens.clone()) })
+                .map(Output::Logits);
         }
         let mut decode = match (self.decode.take(), tokens) {
             (Some(mut decode), Some(tokens)) => {
@@ -212,11 +220,11 @@ impl<'a> Feeder<'a> {
             }
         };
         loop {
-            let before = self.running.cache.seq_len();
+            let before = self.running.cache.seq_lens(self.running.left_pad.len());
             match decode.step(&mut self.running, self.device_sampler.as_mut()) {
                 Err(error) if self.can_answer(&error) => {
                     // A step may fail behind its pass, when it is recorded.
-                    if self.running.cache.truncate(before).is_err() {
+                    if self.running.cache.truncate_rows(&before).is_err() {
                         return Err(error);
                     }
                     // A recording would hold on to buffers that are to be given up.
@@ -232,21 +240,76 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Feeds `[rows, new]` tokens; logits `[rows, 1, vocab]` of the last. `horizon`: see [`Batch`].
-    fn feed(&mut self, tokens: Tensor<2, Int>, horizon: usize) -> Result<Tensor<3>> {
-        let tokens = match &self.unseen {
-            Some(unseen) => Tensor::cat(vec![unseen.clone(), tokens], 1),
-            None => tokens,
-        };
+    /// Feeds new tokens; logits `[rows, 1, vocab]` of the last.
+    fn feed(&mut self, new: Batch) -> Result<Tensor<3>> {
         let Running { model, cache, left_pad } = &mut self.running;
-        let batch = Batch { tokens, left_pad: left_pad.clone(), horizon, steps: None };
+        let (tokens, skip) = match &self.unseen {
+            Some(Unseen { tokens, skip }) => {
+                let skip = skip.iter().zip(&new.skip).map(|(unseen, new)| unseen + new).collect();
+                (Tensor::cat(vec![tokens.clone(), new.tokens], 1), skip)
+            }
+            None => (new.tokens, new.skip),
+        };
+        let batch = Batch { tokens, skip, left_pad: left_pad.clone(), horizon: new.horizon, steps: None };
         let before = cache.seq_len();
         let logits = model.forward(&batch, Logits::Last, cache)?;
         let seen = cache.seq_len().saturating_sub(before);
-        self.unseen = None;
-        if let Some(unseen @ 1..) = batch.len().checked_sub(seen) {
-            self.unseen = Some(batch.tokens.narrow(1, seen, unseen));
-        }
+        let Batch { tokens, skip, .. } = batch;
+        self.unseen = match tokens.dims()[1].checked_sub(seen) {
+            Some(unseen @ 1..) => Some(Unseen { tokens: tokens.narrow(1, seen, unseen), skip }),
+            _ => None,
+        };
         Ok(logits)
     }
+}
+
+/// What of a prompt is still to be fed. Each row is cut into the chunks that it would be alone.
+#[derive(Debug)]
+struct Left {
+    /// Columns of each row.
+    columns: Vec<Range<usize>>,
+    /// Logits of the rows that are through, `[1, 1, vocab]` each.
+    logits: Vec<Option<Tensor<3>>>,
+}
+
+impl Left {
+    fn of(batch: &Batch) -> Self {
+        let columns = batch.skip.iter().map(|&skip| skip..batch.len()).collect();
+        Self { columns, logits: vec![None; batch.rows()] }
+    }
+
+    /// Columns of the next chunk, up to `limits` of each row.
+    fn next(&self, limits: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
+        let of_row = |(left, limit): (&Range<usize>, usize)| left.start..left.end.min(left.start + limit);
+        self.columns.iter().zip(limits).map(of_row).collect()
+    }
+
+    /// Once nothing is left after a chunk, the logits of the last token of each row.
+    fn fed(&mut self, chunk: Vec<Range<usize>>, logits: Tensor<3>) -> Option<Tensor<3>> {
+        let (before, all) = (self.logits.iter().flatten().count(), self.columns.len());
+        let mut ended = Vec::new();
+        for (row, fed) in chunk.into_iter().enumerate().filter(|(_, fed)| !fed.is_empty()) {
+            self.columns[row].start = fed.end;
+            if self.columns[row].is_empty() {
+                ended.push(row);
+            }
+        }
+        if ended.len() == all {
+            return Some(logits);
+        }
+        for &row in &ended {
+            self.logits[row] = Some(logits.clone().narrow(0, row, 1));
+        }
+        let all_ended = before + ended.len() == all;
+        all_ended.then(|| Tensor::cat(self.logits.iter().flatten().cloned().collect(), 0))
+    }
+}
+
+/// Tokens that a cache which remembers nothing was fed.
+#[derive(Debug)]
+struct Unseen {
+    /// `[rows, tokens]`
+    tokens: Tensor<2, Int>,
+    /// Columns of each row that are no tokens.
+    skip: Vec<usize>,
 }

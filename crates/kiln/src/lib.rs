@@ -72,7 +72,7 @@ pub mod memory {
             CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Positions,
             RowPosition, SsmState, StateLayer, StepShape, Usage,
         },
-        model_cache::{LayerCache, Pass},
+        model_cache::{CacheState, LayerCache, Pass, RowPart},
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},
         packed::{Along, PackedBuffer, PackedKv, Packing},
         slot::{AnySlot, Dirty, Slot},

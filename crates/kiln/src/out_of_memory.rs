@@ -155,8 +155,8 @@ impl QuantizeLayers {
 impl OomPolicy for QuantizeLayers {
     fn shrink(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
         let before = cache.bytes_for(step);
-        for (layer, need) in cache.layers_mut().iter_mut().zip(&self.needs) {
-            if let LayerCache::Attention(kv) = layer
+        for (block, layer) in cache.layers_mut() {
+            if let (LayerCache::Attention(kv), Some(need)) = (layer, self.needs.get(block))
                 && let Some(packed) = self.packed(&**kv, need, step)?
             {
                 *kv = packed;

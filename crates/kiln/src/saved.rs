@@ -12,7 +12,7 @@ use kiln_core::{
     files::{self, NewFile},
     layer::LayerState,
     model::TokenId,
-    model_cache::ModelCache,
+    model_cache::{CacheState, ModelCache},
     tensor_file::TensorFile,
 };
 use safetensors::{Dtype, tensor::TensorView};
@@ -41,6 +41,9 @@ struct Header {
     cache: String,
     tokens: Vec<Vec<TokenId>>,
     left_pad: Vec<usize>,
+    /// Rows of each group of rows that are of one length; empty where all are. Each group has all layers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    groups: Vec<usize>,
     layers: Vec<LayerHeader>,
 }
 
@@ -98,13 +101,14 @@ impl Model {
         let plan = plan.of_cache(&needs, cache)?;
         self.check_saving(path, &plan)?;
         let new = NewFile::create(path)?;
-        let states = cache.save()?;
+        let CacheState { rows: groups, layers: states } = cache.save()?;
         let header = Header {
             model: self.fingerprint()?.to_owned(),
             dtype: self.dtype().name().to_owned(),
             cache: plan.describe(&needs),
             tokens: tokens.to_vec(),
             left_pad: left_pad.to_vec(),
+            groups,
             layers: (states.iter())
                 .map(|LayerState { seq_len, history, counts, slots }| LayerHeader {
                     seq_len: *seq_len,
@@ -167,7 +171,7 @@ impl Model {
             Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
         };
         let tensors = file.tensors().len();
-        let mut states = Vec::new();
+        let mut layers = Vec::new();
         for (layer, LayerHeader { seq_len, history, counts, slots: lens }) in
             header.layers.into_iter().enumerate()
         {
@@ -178,28 +182,27 @@ impl Model {
                 }
                 slots.push((0..len).map(|i| read(name(layer, slot, i))).collect::<Result<_>>()?);
             }
-            states.push(LayerState { seq_len, history, counts, slots });
+            layers.push(LayerState { seq_len, history, counts, slots });
         }
         if sha256 != hex(hash) {
             return Err(wrong("was altered since it was saved: its checksum is another".to_owned()));
         }
-        let Header { tokens, left_pad, .. } = header;
+        let Header { tokens, left_pad, groups: rows, .. } = header;
         let mut cache = self.cache(plan)?;
-        cache.restore(states).map_err(|e| match e {
+        cache.restore(CacheState { rows, layers }).map_err(|e| match e {
             Error::Import { why } => damaged(why),
             other => other,
         })?;
-        // Of rows that are continued together, all end at the same slot.
-        let fits = |(row, &pad): (&Vec<TokenId>, &usize)| {
+        let fits = |((row, &pad), seen): ((&Vec<TokenId>, &usize), usize)| {
             let end = row.len().checked_add(pad);
-            pad <= cache.seq_len()
-                && end.is_some_and(|end| end >= cache.seq_len())
+            pad <= seen
+                && end.is_some_and(|end| end >= seen)
                 && row.iter().all(|&id| (id as usize) < self.sizes().vocab)
         };
         if !cache.is_of_rows(tokens.len())
             || tokens.is_empty()
             || tokens.len() != left_pad.len()
-            || !tokens.iter().zip(&left_pad).all(fits)
+            || !tokens.iter().zip(&left_pad).zip(cache.seq_lens(tokens.len())).all(fits)
         {
             return Err(damaged("its tokens do not belong to its tensors".to_owned()));
         }

@@ -21,7 +21,7 @@ pub struct Sequence {
 /// What a cache was fed, and what it is about to be fed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held {
-    /// Without padding, in the order they are fed in; how many were is in the cache's `seq_len`. A row that has ended is
+    /// Without padding, in the order they are fed in; how many were is in the cache's `seq_lens`. A row that has ended is
     /// fed tokens that mean nothing, and those are not here.
     rows: Vec<Vec<TokenId>>,
     left_pad: Vec<usize>,
@@ -84,7 +84,7 @@ impl Sequence {
         (0..self.held.rows.len()).map(|row| self.row(row)).collect()
     }
 
-    /// Tokens of a row that were fed, padding included, whether or not the cache still has them all.
+    /// Tokens of the longest row that were fed, padding included, whether or not the cache still has them all.
     pub fn len(&self) -> usize {
         self.cache.seq_len()
     }
@@ -103,25 +103,38 @@ impl Sequence {
         self.held = Held::default();
     }
 
+    /// Slots of each row that were fed, padding included.
+    fn lens(&self) -> Vec<usize> {
+        self.cache.seq_lens(self.held.rows.len())
+    }
+
     fn row(&self, row: usize) -> &[TokenId] {
-        let fed = self.len().saturating_sub(self.held.left_pad.get(row).copied().unwrap_or(0));
+        let fed = self.lens().get(row).copied().unwrap_or(0);
+        let fed = fed.saturating_sub(self.held.left_pad.get(row).copied().unwrap_or(0));
         self.held.rows.get(row).map_or(&[], |ids| ids.get(..fed).unwrap_or(ids))
     }
 
-    /// Slots that can stay if `rows` are to be held: those before the first token that differs, all but one of `rows`.
-    fn common(&self, rows: &[Vec<TokenId>]) -> usize {
-        let pads = &self.held.left_pad;
-        let ends = || rows.iter().zip(pads).map(|(row, pad)| row.len() + pad);
+    /// Slots of each row that can stay if `rows` are to be held: those before the first token that differs, all but one of
+    /// `rows`.
+    fn common(&self, rows: &[Vec<TokenId>]) -> Vec<usize> {
+        let (pads, lens) = (&self.held.left_pad, self.lens());
+        let ends: Vec<usize> = rows.iter().zip(pads).map(|(row, pad)| row.len() + pad).collect();
+        let alike = |numbers: &[usize]| numbers.windows(2).all(|pair| pair[0] == pair[1]);
+        let padded = pads.iter().any(|&pad| pad > 0);
         // Rows that grew by different lengths would need other padding in front, and that was fed.
-        let aligned = ends().all(|end| Some(end) == ends().next());
-        if self.is_empty() || rows.len() != pads.len() || !aligned {
-            return 0;
+        if self.is_empty() || rows.len() != pads.len() || padded && !alike(&ends) {
+            return vec![0; rows.len()];
         }
-        let alike = rows.iter().zip(pads).enumerate().map(|(i, (row, pad))| {
+        let common = rows.iter().zip(pads).enumerate().map(|(i, (row, pad))| {
             let same = self.row(i).iter().zip(row).take_while(|(held, asked)| held == asked).count();
-            pad + same.min(row.len().saturating_sub(1))
+            (pad + same.min(row.len().saturating_sub(1))).min(lens[i])
         });
-        alike.min().unwrap_or(0).min(self.len())
+        let common: Vec<usize> = common.collect();
+        // Rows that can stay of one length do: they are fed together.
+        match alike(&lens) && alike(&ends) {
+            true => vec![common.iter().min().copied().unwrap_or(0); rows.len()],
+            false => common,
+        }
     }
 
     /// Forgets what is not the beginning of `rows`, and at least their last token; returns how many tokens of a row stay,
@@ -142,50 +155,60 @@ impl Sequence {
         let asked = rows.iter().map(Vec::len).sum::<usize>();
         let tokens = |sequence: &Self| sequence.ids().iter().map(|row| row.len()).sum::<usize>();
         let (before, common) = (tokens(self), self.common(rows));
-        let stay = Some(self.cache.rewind_point(common)).filter(|&stay| stay > 0);
-        match stay {
-            Some(stay) => {
-                self.cache.truncate(stay)?;
-                for (row, pad) in self.held.rows.iter_mut().zip(&self.held.left_pad) {
-                    row.truncate(stay.saturating_sub(*pad));
-                }
+        let stay: Vec<usize> = self.cache.rewind_points(&common);
+        let reset = stay.iter().all(|&stay| stay == 0);
+        if reset {
+            self.reset();
+        } else {
+            self.cache.truncate_rows(&stay)?;
+            for ((row, pad), stay) in self.held.rows.iter_mut().zip(&self.held.left_pad).zip(stay) {
+                row.truncate(stay.saturating_sub(*pad));
             }
-            None => self.reset(),
         }
         let reused = tokens(self);
         Ok(Reuse {
             reused,
             fed: asked - reused,
             forgotten: before - reused,
-            reset: stay.is_none() && common > 0,
+            reset: reset && common.iter().any(|&common| common > 0),
         })
     }
 
     /// # Errors
     /// [`Error::NotAContinuation`] unless `rows` begin with all that is held and go on from there.
     pub fn check_continued_by(&self, rows: &[Vec<TokenId>]) -> Result<()> {
-        let (common, held) = (self.common(rows), self.len());
-        match common == held {
-            true => Ok(()),
-            false => Err(Error::NotAContinuation { common, held }),
+        let held = self.lens();
+        let differs = self.common(rows).into_iter().zip(&held).find(|(common, held)| common != *held);
+        match differs {
+            _ if rows.len() != held.len() && !self.is_empty() => {
+                Err(Error::NotAContinuation { common: 0, held: self.len() })
+            }
+            Some((common, &held)) => Err(Error::NotAContinuation { common, held }),
+            None => Ok(()),
         }
     }
 
     /// What of `rows` is not held, after [`rewind`](Self::rewind). From here on they count as being fed.
-    pub(crate) fn rest(&mut self, rows: &[Vec<TokenId>], pad: TokenId, model: &Model) -> Result<Batch> {
-        let stay = self.len();
-        if stay == 0 {
-            let batch = Batch::left_padded(rows, pad, model.device())?;
+    pub(crate) fn rest(
+        &mut self,
+        rows: &[Vec<TokenId>],
+        settings: &Settings,
+        model: &Model,
+    ) -> Result<Batch> {
+        if self.is_empty() {
+            let batch = model.batch(rows, settings, &self.cache)?;
             self.held = Held { rows: rows.to_vec(), left_pad: batch.left_pad.clone() };
             return Ok(batch);
         }
-        let rest = |(row, left): (&Vec<TokenId>, &usize)| {
-            let padding = std::iter::repeat_n(pad, left.saturating_sub(stay));
+        let fill = model.padding(settings);
+        let rest = |((row, left), stay): ((&Vec<TokenId>, &usize), usize)| {
+            let padding = std::iter::repeat_n(fill, left.saturating_sub(stay));
             padding.chain(row.iter().copied().skip(stay.saturating_sub(*left))).collect()
         };
-        let rest: Vec<Vec<TokenId>> = rows.iter().zip(&self.held.left_pad).map(rest).collect();
+        let rest: Vec<Vec<TokenId>> =
+            rows.iter().zip(&self.held.left_pad).zip(self.lens()).map(rest).collect();
         self.held.rows = rows.to_vec();
-        Ok(Batch { left_pad: self.held.left_pad.clone(), ..Batch::from_rows(&rest, model.device())? })
+        Ok(Batch { left_pad: self.held.left_pad.clone(), ..Batch::ragged(&rest, fill, model.device())? })
     }
 
     /// What the sequence goes on with: the tokens that are fed, and one more of each row.

@@ -1,8 +1,8 @@
 //! A forward pass, as a transaction on the cache.
 
-use std::thread;
+use std::{ops::Range, thread};
 
-use super::{LayerCache, ModelCache};
+use super::{LayerCache, ModelCache, groups::RowGroup};
 use crate::{
     Error, Result,
     budget::Claim,
@@ -14,34 +14,45 @@ use crate::{
 #[derive(Debug)]
 pub struct Pass<'a> {
     pub(super) cache: &'a mut ModelCache,
-    /// Tokens that had been seen.
-    pub(super) before: usize,
+    /// Of the batch.
+    pub(super) rows: usize,
+    /// For each group of rows, columns of the batch that are no tokens of it, and tokens that it had seen.
+    pub(super) groups: Vec<(usize, usize)>,
     pub(super) committed: bool,
 }
 
+/// Memory of a block, for some rows of the batch.
+#[derive(Debug)]
+pub struct RowPart<'a, L: ?Sized> {
+    pub rows: Range<usize>,
+    /// Columns of the batch before the first token of these rows: they are not stored.
+    pub skip: usize,
+    pub layer: &'a mut L,
+}
+
 impl Pass<'_> {
-    /// The keys and values of block `layer`.
-    pub fn attention(&mut self, layer: usize) -> Result<&mut dyn KvLayer> {
-        match self.layer(layer)? {
-            Some(LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. }) => Ok(&mut **kv),
-            _ => Err(Error::WrongMemory { layer, wanted: "attention" }),
-        }
+    /// The keys and values of block `layer`: one part for all rows, or one for each length that rows have.
+    pub fn attention(&mut self, layer: usize) -> Result<Vec<RowPart<'_, dyn KvLayer>>> {
+        self.parts(layer, "attention", |cache| match cache {
+            LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
+            _ => None,
+        })
     }
 
     /// The encoder's keys and values for block `layer`.
-    pub fn encoder(&mut self, layer: usize) -> Result<&mut dyn CrossLayer> {
-        match self.layer(layer)? {
-            Some(LayerCache::EncoderDecoder { encoder, .. }) => Ok(&mut **encoder),
-            _ => Err(Error::WrongMemory { layer, wanted: "encoder" }),
-        }
+    pub fn encoder(&mut self, layer: usize) -> Result<Vec<RowPart<'_, dyn CrossLayer>>> {
+        self.parts(layer, "encoder", |cache| match cache {
+            LayerCache::EncoderDecoder { encoder, .. } => Some(&mut **encoder),
+            _ => None,
+        })
     }
 
     /// The recurrent state of block `layer`.
-    pub fn recurrent(&mut self, layer: usize) -> Result<&mut dyn StateLayer> {
-        match self.layer(layer)? {
-            Some(LayerCache::Recurrent(state)) => Ok(&mut **state),
-            _ => Err(Error::WrongMemory { layer, wanted: "recurrent" }),
-        }
+    pub fn recurrent(&mut self, layer: usize) -> Result<Vec<RowPart<'_, dyn StateLayer>>> {
+        self.parts(layer, "recurrent", |cache| match cache {
+            LayerCache::Recurrent(state) => Some(&mut **state),
+            _ => None,
+        })
     }
 
     /// The pass counts.
@@ -52,19 +63,44 @@ impl Pass<'_> {
     }
 
     /// A layer, which is used now, while the next one is brought to the device.
-    fn layer(&mut self, layer: usize) -> Result<Option<&mut LayerCache>> {
+    fn parts<L: ?Sized>(
+        &mut self,
+        layer: usize,
+        wanted: &'static str,
+        of: impl Fn(&mut LayerCache) -> Option<&mut L>,
+    ) -> Result<Vec<RowPart<'_, L>>> {
         self.cache.claim.as_ref().map_or(Ok(()), Claim::allocates)?;
-        let layers = &mut self.cache.layers;
-        let next = (layer + 1) % layers.len().max(1);
-        layers.get_mut(next).map_or(Ok(()), |next| next.parts_mut().try_for_each(|part| part.prefetch()))?;
-        Ok(layers.get_mut(layer))
+        let mut parts = Vec::with_capacity(self.groups.len());
+        let mut row = 0;
+        for (group, &(skip, _)) in self.cache.groups.iter_mut().zip(&self.groups) {
+            let layers = &mut group.layers;
+            let next = (layer + 1) % layers.len().max(1);
+            if let Some(next) = layers.get_mut(next) {
+                next.parts_mut().try_for_each(|part| part.prefetch())?;
+            }
+            let rows = row..row + group.rows.unwrap_or(self.rows);
+            row = rows.end;
+            let layer = layers.get_mut(layer).and_then(&of).ok_or(Error::WrongMemory { layer, wanted })?;
+            parts.push(RowPart { rows, skip, layer });
+        }
+        Ok(parts)
+    }
+
+    /// Takes back what was stored.
+    fn undo(&mut self) -> Result<()> {
+        let before = self.groups.iter().map(|(_, before)| *before);
+        let stuck = |(group, before): (&RowGroup, usize)| group.stuck_at(before);
+        if self.cache.groups.iter().zip(before.clone()).find_map(stuck).is_some() {
+            return Err(Error::Poisoned);
+        }
+        self.cache.groups.iter_mut().zip(before).try_for_each(|(group, before)| group.truncate(before))
     }
 }
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
         // A layer that panicked may have lost its tensors.
-        if !self.committed && (thread::panicking() || self.cache.truncate(self.before).is_err()) {
+        if !self.committed && (thread::panicking() || self.undo().is_err()) {
             self.cache.poison();
         }
         self.cache.recount();

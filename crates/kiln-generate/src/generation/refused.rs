@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Tensor, TensorData};
-use kiln_core::{Error, Result, batch::Batch, device_error, model::TokenId};
+use kiln_core::{Error, Result, batch::Batch, device_error};
 
 use super::{Generation, Next, device_sampler};
 use crate::sampler::Sampler;
@@ -27,10 +27,11 @@ impl Generation<'_> {
         if !self.whole {
             return Err(refused);
         }
-        let held = self.prompt_end + self.delivered;
+        let prompt = self.prompt_ends.iter().max().copied().unwrap_or(0);
+        let held = prompt + self.delivered;
         let chunk = self.options.prefill_chunk.unwrap_or(held);
         self.options.prefill_chunk = Some(chunk.min(PIECE));
-        if chunk.min(self.prompt_end) <= PIECE || self.feeder.oom_policy.is_none() {
+        if chunk.min(prompt) <= PIECE || self.feeder.oom_policy.is_none() {
             self.feeder.free_memory(refused, held, chunk.min(PIECE))?;
         }
         self.launched = self.delivered;
@@ -45,15 +46,14 @@ impl Generation<'_> {
             self.feeder.device_sampler =
                 device_sampler(&self.options, &settings, plain, &mut sampler, &self.ids, vocab, &self.device);
         }
-        let prompt = self.fed(0..self.prompt_end);
         if self.delivered == 0 {
-            self.next = Next::Prompt(prompt);
+            self.next = Next::Prompt(self.fed(0..prompt));
             return Ok(());
         }
-        self.feeder.prefill(&prompt, self.options.prefill_chunk)?;
+        self.feeder.prefill(&self.fed(0..prompt), self.options.prefill_chunk)?;
         // One by one, as they came: what a sink cache keeps depends on it.
-        for slot in self.prompt_end..held - 1 {
-            self.feeder.prefill(&self.fed(slot..slot + 1), None)?;
+        for column in prompt..held - 1 {
+            self.feeder.prefill(&self.fed(column..column + 1), None)?;
         }
         self.next = Next::Tokens(self.fed(held - 1..held).tokens);
         Ok(())
@@ -68,17 +68,24 @@ impl Generation<'_> {
         refused
     }
 
-    /// What was fed into `slots`.
-    fn fed(&self, slots: Range<usize>) -> Batch {
+    /// What was fed in these columns, of which the longest row has tokens in all.
+    fn fed(&self, columns: Range<usize>) -> Batch {
         let left_pad = &self.feeder.running.left_pad;
         let any = self.padding(self.feeder.running.model.vocab());
-        let token = |(ids, pad): (&Vec<TokenId>, usize), slot: usize| {
-            slot.checked_sub(pad).and_then(|i| ids.get(i)).map_or(any as i32, |&id| id as i32)
+        let longest = self.prompt_ends.iter().max().copied().unwrap_or(0);
+        let skip: Vec<usize> = self.prompt_ends.iter().map(|end| longest - end).collect();
+        let token = |row: usize, column: usize| {
+            let token = column.checked_sub(skip[row] + left_pad[row]).and_then(|i| self.ids[row].get(i));
+            token.map_or(any as i32, |&id| id as i32)
         };
-        let rows = self.ids.iter().zip(left_pad.iter().copied());
-        let tokens: Vec<i32> = rows.flat_map(|row| slots.clone().map(move |slot| token(row, slot))).collect();
-        let shape = [self.ids.len(), slots.len()];
+        let rows = 0..self.ids.len();
+        let tokens: Vec<i32> = rows
+            .flat_map(|row| columns.clone().map(move |column| (row, column)))
+            .map(|(row, column)| token(row, column))
+            .collect();
+        let shape = [self.ids.len(), columns.len()];
         let tokens = Tensor::from_data(TensorData::new(tokens, shape), &self.device);
-        Batch { tokens, left_pad: left_pad.clone(), horizon: 0, steps: None }
+        let skip = skip.iter().map(|skip| skip.saturating_sub(columns.start).min(columns.len())).collect();
+        Batch { left_pad: left_pad.clone(), skip, horizon: Vec::new(), ..Batch::new(tokens) }
     }
 }

@@ -1,10 +1,10 @@
-//! Grouped attention with rotary positions, and where its tokens stand.
+//! Grouped attention with rotary positions.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use kiln_core::{
     Result,
-    batch::{Batch, Steps},
-    layer::{KvLayer, KvSpan, Positions},
+    layer::{KvLayer, Positions},
+    model_cache::RowPart,
     view::{DenseKv, KvView, PackedView},
 };
 use kiln_kernels::{AttentionShape, Kernels};
@@ -12,7 +12,7 @@ use kiln_kernels::{AttentionShape, Kernels};
 use super::{
     linear::Linear,
     norm::{NormKind, RmsNorm},
-    rope::Ropes,
+    places::{Frame, Places},
 };
 use crate::{Sizes, Weights};
 
@@ -93,14 +93,13 @@ impl Attention {
         residual: Option<Tensor<3>>,
         x: Tensor<3>,
         places: &mut Places<'_>,
-        layer: &mut dyn KvLayer,
+        parts: Vec<RowPart<'_, dyn KvLayer>>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
-        let span = layer.span(tokens);
-        let positions = places.positions(span);
-        let (cos, sin) = places.rotary(span, self.window);
+        let frames: Vec<Frame> = parts.iter().map(|part| Frame::of(part, tokens)).collect();
+        let (cos, sin) = places.rotary(&frames, self.window);
 
         let all_heads = heads + 2 * kv_heads;
         let all = self.qkv_proj.forward(x, kernels).reshape([batch, tokens, all_heads, head_dim]);
@@ -121,8 +120,19 @@ impl Attention {
             }
         };
 
-        let view = layer.update(keys, values, &positions)?;
-        let mixed = attend(queries, view, &positions, (scale, softcap, self.window), kernels);
+        let mut mixed = Vec::with_capacity(parts.len());
+        for (part, frame) in parts.into_iter().zip(&frames) {
+            if frame.new_tokens() == 0 {
+                mixed.push(frame.nothing(&queries));
+                continue;
+            }
+            let positions = places.positions(frame);
+            let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own(x));
+            let view = part.layer.update(keys, values, &positions)?;
+            let y = attend(queries, view, &positions, (scale, softcap, self.window), kernels);
+            mixed.push(frame.whole(y));
+        }
+        let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward_onto(residual, merged, kernels))
     }
@@ -161,74 +171,4 @@ fn attend(
             kernels.attention_packed(queries, &packed, [keys, values], positions, &shape)
         }
     })
-}
-
-/// Where the tokens of one forward pass stand: made once for all blocks that count positions alike.
-#[derive(Debug)]
-pub(crate) struct Places<'a> {
-    batch: &'a Batch,
-    ropes: &'a Ropes,
-    device: Device,
-    /// By the position of the first token.
-    positions: Vec<(usize, Positions)>,
-    /// By the kind of rope and the position of the first token.
-    tables: Vec<((usize, usize), Tables)>,
-}
-
-/// Cosines and sines, `[1 or batch, new, rotated / 2]`.
-type Tables = (Tensor<3>, Tensor<3>);
-
-impl<'a> Places<'a> {
-    pub(crate) fn new(batch: &'a Batch, ropes: &'a Ropes) -> Self {
-        let device = batch.tokens.device();
-        Self { batch, ropes, device, positions: Vec::new(), tables: Vec::new() }
-    }
-
-    /// The positions of the new tokens in a view of this span.
-    pub(crate) fn positions(&mut self, span: KvSpan) -> Positions {
-        let first = span.query(self.batch.len());
-        if let Some(steps) = self.steps(first) {
-            return steps.positions.clone();
-        }
-        if let Some((_, positions)) = self.positions.iter().find(|(at, _)| *at == first) {
-            return positions.clone();
-        }
-        let positions = Positions::even(first, &self.batch.left_pad, &self.device);
-        self.positions.push((first, positions.clone()));
-        positions
-    }
-
-    /// The rotary tables of the new tokens, in a block with this window.
-    pub(crate) fn rotary(&mut self, span: KvSpan, window: Option<usize>) -> Tables {
-        let (kind, first) = (self.ropes.kind(window), span.query(self.batch.len()));
-        if let Some((_, tables)) = self.tables.iter().find(|(at, _)| *at == (kind, first)) {
-            return tables.clone();
-        }
-        let prepared = self.steps(first).and_then(|steps| {
-            let (cos, sin) = steps.tables.get(kind)?;
-            let row = steps.taken();
-            Some((cos.clone().select(1, row.clone()), sin.clone().select(1, row)))
-        });
-        let tables = prepared.unwrap_or_else(|| self.upload(first, window));
-        self.tables.push(((kind, first), tables.clone()));
-        tables
-    }
-
-    /// What is on the device already, if it is for this pass.
-    fn steps(&self, first: usize) -> Option<&'a Steps> {
-        self.batch.steps.as_ref().filter(|steps| self.batch.len() == 1 && steps.next == first)
-    }
-
-    fn upload(&self, first: usize, window: Option<usize>) -> Tables {
-        let new = self.batch.len();
-        // Slots count padding, rotary positions do not.
-        let positions = |pad: usize| (first..first + new).map(|slot| slot.saturating_sub(pad)).collect();
-        let padded = self.batch.left_pad.iter().any(|&pad| pad > 0);
-        let pads: &[usize] = if padded { &self.batch.left_pad } else { &[0] };
-        let positions: Vec<Vec<usize>> = pads.iter().map(|&pad| positions(pad)).collect();
-        let reached = positions.iter().filter_map(|row| row.last()).max().map_or(0, |last| last + 1);
-        let shortest = pads.iter().min().copied().unwrap_or(0);
-        let len = reached.max(self.batch.horizon.saturating_sub(shortest));
-        self.ropes.of(window).tables(&positions, len, &self.device)
-    }
 }

@@ -1,23 +1,22 @@
 //! A decoder of equal blocks, as most language models are: what its architecture says of it, its weights, its pass.
 
-use std::ops::Range;
-
 use burn::tensor::{DType, Device, Tensor};
 use half::{bf16, f16};
 use kiln_core::{
     Result,
     batch::Batch,
-    layer::KvLayer,
+    layer::{KvLayer, RowPosition},
     model::{CausalModel, Logits},
-    model_cache::Pass,
+    model_cache::{Pass, RowPart},
     need::{AttentionNeed, LayerNeed},
 };
 use kiln_kernels::{Kernels, NormOrder};
 
 use super::{
-    attention::{Attention, AttentionConfig, Places},
+    attention::{Attention, AttentionConfig},
     mlp::{GatedMlp, MlpConfig},
     norm::{NormKind, RmsNorm},
+    places::Places,
     rope::Ropes,
 };
 use crate::{Configured, Part, Rows, Sizes, Weights, config::Common};
@@ -164,14 +163,14 @@ impl Block {
         &self,
         x: Tensor<3>,
         places: &mut Places<'_>,
-        layer: &mut dyn KvLayer,
+        parts: Vec<RowPart<'_, dyn KvLayer>>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let normed = self.input_layernorm.forward(x.clone(), kernels);
         let x = match &self.attention_norm {
-            None => self.self_attn.forward(Some(x), normed, places, layer, kernels)?,
+            None => self.self_attn.forward(Some(x), normed, places, parts, kernels)?,
             Some(norm) => {
-                x + norm.forward(self.self_attn.forward(None, normed, places, layer, kernels)?, kernels)
+                x + norm.forward(self.self_attn.forward(None, normed, places, parts, kernels)?, kernels)
             }
         };
         let normed = self.mlp_input_norm.forward(x.clone(), kernels);
@@ -211,12 +210,12 @@ impl CausalModel for Decoder {
 
     fn rotary_tables(
         &self,
-        slots: Range<usize>,
-        left_pad: &[usize],
+        rows: &[RowPosition],
+        steps: usize,
         device: &Device,
     ) -> Vec<(Tensor<3>, Tensor<3>)> {
         let ropes = self.config.ropes.all();
-        ropes.map(|rope| rope.step_tables(slots.clone(), left_pad, device)).collect()
+        ropes.map(|rope| rope.step_tables(rows, steps, device)).collect()
     }
 
     fn compute(&self, batch: &Batch, logits: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {

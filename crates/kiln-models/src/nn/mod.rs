@@ -5,4 +5,5 @@ pub(crate) mod decoder;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod norm;
+pub(crate) mod places;
 pub(crate) mod rope;

@@ -3,10 +3,8 @@
 //! Frequencies, angles, sines and cosines are float32, computed on the host: they are few, and devices disagree about
 //! sines of large angles.
 
-use std::ops::Range;
-
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln_core::{Result, need::RotaryNeed};
+use kiln_core::{Result, layer::RowPosition, need::RotaryNeed};
 use serde::Deserialize;
 
 use crate::ConfigFile;
@@ -245,27 +243,28 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines `[1 or rows, slots, rotated / 2]` for tokens that are fed one at a time: those of a slot are
-    /// for a sequence that ends with it.
+    /// Cosines and sines `[1 or rows, steps, rotated / 2]` for tokens that are fed one at a time, the first at `rows`: those
+    /// of a token are for a sequence that ends with it.
     pub(crate) fn step_tables(
         &self,
-        slots: Range<usize>,
-        left_pad: &[usize],
+        rows: &[RowPosition],
+        steps: usize,
         device: &Device,
     ) -> (Tensor<3>, Tensor<3>) {
-        let shortest = left_pad.iter().min().copied().unwrap_or(0);
-        let padded = left_pad.iter().any(|&pad| pad > 0);
-        let pads = if padded { left_pad } else { &[0] };
+        // Rows that are alike share their tables.
+        let alike = rows.windows(2).all(|pair| pair[0] == pair[1]);
+        let own = if alike { &rows[..rows.len().min(1)] } else { rows };
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for pad in pads {
-            for slot in slots.clone() {
-                let frequencies = self.inverse_frequencies((slot + 1).saturating_sub(shortest));
-                self.push_angles(slot.saturating_sub(*pad), &frequencies, &mut cos, &mut sin);
+        for row in own {
+            // Of rows that are padded to one length, the longest says how long the sequence is.
+            let together = rows.iter().filter(|other| other.first == row.first);
+            let shortest_pad = together.map(|other| other.visible_from).min().unwrap_or(0);
+            for slot in row.first..row.first + steps {
+                let frequencies = self.inverse_frequencies((slot + 1).saturating_sub(shortest_pad));
+                self.push_angles(slot.saturating_sub(row.visible_from), &frequencies, &mut cos, &mut sin);
             }
         }
-        let shape = [pads.len(), slots.len(), cos.len() / (pads.len() * slots.len()).max(1)];
-        let upload = |table: Vec<f32>| Tensor::from_data(TensorData::new(table, shape), device);
-        (upload(cos), upload(sin))
+        upload([own.len(), steps], cos, sin, device)
     }
 
     fn push_angles(&self, position: usize, frequencies: &[f32], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
@@ -285,23 +284,29 @@ impl Rope {
         RotaryNeed { frequencies: self.inverse_frequencies(1), up_to }
     }
 
-    /// Cosines and sines `[rows, tokens, rotated / 2]` for positions of each row, in a sequence that reaches `len`.
-    pub(crate) fn tables(
-        &self,
-        positions: &[Vec<usize>],
-        len: usize,
-        device: &Device,
-    ) -> (Tensor<3>, Tensor<3>) {
-        let frequencies = self.inverse_frequencies(len);
-        let tokens = positions.first().map_or(0, Vec::len);
-        let shape = [positions.len(), tokens, frequencies.len()];
+    /// Cosines and sines `[rows, tokens, rotated / 2]` for positions of each row, in a sequence that reaches that length.
+    pub(crate) fn tables(&self, rows: &[(Vec<usize>, usize)], device: &Device) -> (Tensor<3>, Tensor<3>) {
+        let tokens = rows.first().map_or(0, |(positions, _)| positions.len());
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for &position in positions.iter().flatten() {
-            self.push_angles(position, &frequencies, &mut cos, &mut sin);
+        for (positions, len) in rows {
+            let frequencies = self.inverse_frequencies(*len);
+            for &position in positions {
+                self.push_angles(position, &frequencies, &mut cos, &mut sin);
+            }
         }
-        let upload = |table: Vec<f32>| Tensor::from_data(TensorData::new(table, shape), device);
-        (upload(cos), upload(sin))
+        upload([rows.len(), tokens], cos, sin, device)
     }
+}
+
+fn upload(
+    [rows, tokens]: [usize; 2],
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    device: &Device,
+) -> (Tensor<3>, Tensor<3>) {
+    let shape = [rows, tokens, cos.len() / (rows * tokens).max(1)];
+    let upload = |table: Vec<f32>| Tensor::from_data(TensorData::new(table, shape), device);
+    (upload(cos), upload(sin))
 }
 
 /// `base^(-2i / dim)`, in the float32 arithmetic of the reference.

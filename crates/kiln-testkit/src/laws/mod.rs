@@ -459,8 +459,8 @@ pub fn state_conforms(layer: &mut dyn StateLayer, device: &Device) {
 }
 
 fn encoder(cache: &mut ModelCache) -> &mut dyn CrossLayer {
-    match cache.layers_mut() {
-        [LayerCache::EncoderDecoder { encoder, .. }] => &mut **encoder,
+    match cache.layers_mut().next() {
+        Some((0, LayerCache::EncoderDecoder { encoder, .. })) => &mut **encoder,
         _ => unreachable!("there is one block, with an encoder"),
     }
 }

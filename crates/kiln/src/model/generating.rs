@@ -37,7 +37,7 @@ impl Model {
         }
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         let options = self.options(wanted, options, cache, prompts.len(), longest + cache.seq_len())?;
-        let batch = Batch::left_padded(&prompts, self.padding(&options.settings), self.device())?;
+        let batch = self.batch(&prompts, &options.settings, cache)?;
         Generation::new(self.causal(), cache, batch, prompts, options)
     }
 
@@ -57,7 +57,7 @@ impl Model {
         let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
         let options = self.options(wanted, options, sequence.cache(), rows.len(), longest)?;
         let reuse = sequence.rewind(&rows)?;
-        let batch = sequence.rest(&rows, self.padding(&options.settings), self)?;
+        let batch = sequence.rest(&rows, &options.settings, self)?;
         let (cache, held) = sequence.split();
         Ok(Continuation::new(Generation::new(self.causal(), cache, batch, rows, options)?, Some(held), reuse))
     }
@@ -184,8 +184,23 @@ impl Model {
         }
     }
 
-    /// Padding is hidden, so any id of the vocabulary does.
-    fn padding(&self, settings: &Settings) -> TokenId {
+    /// The prompts of a new sequence. Shorter ones are padded, as transformers pads them; for a cache that takes no padding,
+    /// rows are of different lengths.
+    pub(crate) fn batch(
+        &self,
+        rows: &[Vec<TokenId>],
+        settings: &Settings,
+        cache: &ModelCache,
+    ) -> Result<Batch> {
+        let fill = self.padding(settings);
+        match cache.admits(0, true) {
+            Ok(()) => Batch::left_padded(rows, fill, self.device()),
+            Err(_) => Batch::ragged(rows, fill, self.device()),
+        }
+    }
+
+    /// Padding is hidden or skipped, so any id of the vocabulary does.
+    pub(crate) fn padding(&self, settings: &Settings) -> TokenId {
         settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0)
     }
 

@@ -166,8 +166,7 @@ impl Policy for SinkPolicy {
     fn admits(&self, at: &At, tokens: usize, padded: bool) -> Result<()> {
         if padded {
             return Err(Error::Prompt {
-                why: "rows of different lengths cannot share the sinks of a sink cache; run them one by one, or use \
-                      another cache"
+                why: "a sink cache holds no padding; feed rows of different lengths without it (`Batch::ragged`)"
                     .to_owned(),
             });
         }

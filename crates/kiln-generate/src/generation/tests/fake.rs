@@ -61,12 +61,12 @@ impl CausalModel for Hashing {
         if self.fails_at == Some(fed.len()) {
             return Err(Error::Execution("as asked".into()));
         }
-        fed.push((batch.len(), batch.horizon));
+        fed.push((batch.len(), batch.horizon.first().copied().unwrap_or(0)));
         let (rows, device) = (batch.rows(), batch.tokens.device());
         let tokens: Vec<f32> = read_back::read(batch.tokens.clone())?.iter::<f32>().collect();
         assert!(tokens.iter().all(|&id| id < VOCAB as f32), "{tokens:?}");
         let keys = Tensor::from_data(TensorData::new(tokens, [rows, 1, batch.len(), 1]), &device);
-        let layer = pass.attention(0)?;
+        let layer = pass.attention(0)?.remove(0).layer;
         let span = layer.span(batch.len());
         let positions = Positions::even(span.query(batch.len()), &batch.left_pad, &device);
         let KvView::Dense(view) = layer.update(keys.clone(), keys, &positions)? else {

@@ -1,0 +1,91 @@
+//! Memory of one block, of whatever kind.
+
+use crate::{
+    Result,
+    layer::{CacheLayer, CrossLayer, KvLayer, StateLayer},
+};
+
+/// The kind of memory is the model's business, hence an enum; the strategy is not, hence boxes.
+#[derive(Debug)]
+pub enum LayerCache {
+    Attention(Box<dyn KvLayer>),
+    EncoderDecoder { decoder: Box<dyn KvLayer>, encoder: Box<dyn CrossLayer> },
+    Recurrent(Box<dyn StateLayer>),
+    Nothing,
+}
+
+impl LayerCache {
+    /// Whether it is on the device only while it is used.
+    pub fn is_offloaded(&self) -> bool {
+        self.parts().any(CacheLayer::is_offloaded)
+    }
+
+    /// Moves it to host memory. From then on it is on the device only while it is used.
+    pub fn offload(&mut self) -> Result<()> {
+        self.parts_mut().try_for_each(|part| part.offload())
+    }
+
+    /// Itself once more, at no cost until one of the two writes.
+    pub(super) fn snapshot(&self) -> Self {
+        match self {
+            Self::Attention(kv) => Self::Attention(kv.snapshot()),
+            Self::EncoderDecoder { decoder, encoder } => {
+                Self::EncoderDecoder { decoder: decoder.snapshot(), encoder: encoder.snapshot() }
+            }
+            Self::Recurrent(state) => Self::Recurrent(state.snapshot()),
+            Self::Nothing => Self::Nothing,
+        }
+    }
+
+    /// Its keys and values.
+    pub(super) fn keys(&self) -> Option<&dyn KvLayer> {
+        match self {
+            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
+            Self::Recurrent(_) | Self::Nothing => None,
+        }
+    }
+
+    pub(super) fn keys_mut(&mut self) -> Option<&mut dyn KvLayer> {
+        match self {
+            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
+            Self::Recurrent(_) | Self::Nothing => None,
+        }
+    }
+
+    /// What counts the sequence's tokens. An encoder's keys do not: decoding leaves no trace there.
+    pub(super) fn timed(&self) -> Option<&dyn CacheLayer> {
+        match self {
+            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
+            Self::Recurrent(state) => Some(&**state),
+            Self::Nothing => None,
+        }
+    }
+
+    pub(super) fn timed_mut(&mut self) -> Option<&mut dyn CacheLayer> {
+        match self {
+            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
+            Self::Recurrent(state) => Some(&mut **state),
+            Self::Nothing => None,
+        }
+    }
+
+    pub(super) fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {
+        let parts: [Option<&dyn CacheLayer>; 2] = match self {
+            Self::Attention(kv) => [Some(&**kv), None],
+            Self::EncoderDecoder { decoder, encoder } => [Some(&**decoder), Some(&**encoder)],
+            Self::Recurrent(state) => [Some(&**state), None],
+            Self::Nothing => [None, None],
+        };
+        parts.into_iter().flatten()
+    }
+
+    pub(super) fn parts_mut(&mut self) -> impl Iterator<Item = &mut dyn CacheLayer> {
+        let parts: [Option<&mut dyn CacheLayer>; 2] = match self {
+            Self::Attention(kv) => [Some(&mut **kv), None],
+            Self::EncoderDecoder { decoder, encoder } => [Some(&mut **decoder), Some(&mut **encoder)],
+            Self::Recurrent(state) => [Some(&mut **state), None],
+            Self::Nothing => [None, None],
+        };
+        parts.into_iter().flatten()
+    }
+}

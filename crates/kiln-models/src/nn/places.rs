@@ -1,0 +1,142 @@
+//! Where the tokens of a forward pass stand.
+
+use std::ops::Range;
+
+use burn::tensor::{Device, Tensor};
+use kiln_core::{
+    batch::{Batch, Steps},
+    layer::{KvLayer, Positions, RowPosition},
+    model_cache::RowPart,
+};
+
+use super::rope::Ropes;
+
+/// Neighbouring rows of the batch that stand at one position in a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    rows: Range<usize>,
+    /// Columns before the first of their tokens.
+    skip: usize,
+    /// All columns.
+    columns: usize,
+    /// Position of that token.
+    first: usize,
+}
+
+impl Frame {
+    pub(crate) fn of(part: &RowPart<'_, dyn KvLayer>, columns: usize) -> Self {
+        let new = columns - part.skip;
+        let first = part.layer.span(new).query(new);
+        Self { rows: part.rows.clone(), skip: part.skip, columns, first }
+    }
+
+    pub(crate) fn new_tokens(&self) -> usize {
+        self.columns - self.skip
+    }
+
+    /// Its part of `[batch, heads, columns, head_dim]`.
+    pub(crate) fn own(&self, x: &Tensor<4>) -> Tensor<4> {
+        let x = match self.rows.len() == x.dims()[0] {
+            true => x.clone(),
+            false => x.clone().narrow(0, self.rows.start, self.rows.len()),
+        };
+        if self.skip == 0 { x } else { x.narrow(2, self.skip, self.new_tokens()) }
+    }
+
+    /// `[rows, heads, new tokens, head_dim]` with all columns; those that are no tokens are 0.
+    pub(crate) fn whole(&self, x: Tensor<4>) -> Tensor<4> {
+        if self.skip == 0 { x } else { Tensor::cat(vec![self.nothing(&x), x], 2) }
+    }
+
+    /// What the columns that are no tokens become: zeros, in the shape and type of `x` otherwise.
+    pub(crate) fn nothing(&self, x: &Tensor<4>) -> Tensor<4> {
+        let [_, heads, _, head_dim] = x.dims();
+        Tensor::zeros([self.rows.len(), heads, self.skip, head_dim], (&x.device(), x.dtype()))
+    }
+}
+
+/// Positions and rotary tables of one forward pass: made once for all layers that count positions alike.
+#[derive(Debug)]
+pub(crate) struct Places<'a> {
+    batch: &'a Batch,
+    ropes: &'a Ropes,
+    device: Device,
+    positions: Vec<(Frame, Positions)>,
+    /// By the kind of rope and where rows stand.
+    tables: Vec<(usize, Vec<Frame>, Tables)>,
+}
+
+/// Cosines and sines, `[1 or batch, new, rotated / 2]`.
+type Tables = (Tensor<3>, Tensor<3>);
+
+impl<'a> Places<'a> {
+    pub(crate) fn new(batch: &'a Batch, ropes: &'a Ropes) -> Self {
+        let device = batch.tokens.device();
+        Self { batch, ropes, device, positions: Vec::new(), tables: Vec::new() }
+    }
+
+    /// The positions of the new tokens of a frame.
+    pub(crate) fn positions(&mut self, frame: &Frame) -> Positions {
+        if let Some((_, positions)) = self.positions.iter().find(|(known, _)| known == frame) {
+            return positions.clone();
+        }
+        let positions = match self.steps(frame) {
+            Some(steps) => steps.positions.narrow(frame.rows.clone()),
+            None => {
+                let left_pad = &self.batch.left_pad[frame.rows.clone()];
+                let row = |&visible_from: &usize| RowPosition { first: frame.first, visible_from };
+                Positions::new(left_pad.iter().map(row).collect(), &self.device)
+            }
+        };
+        self.positions.push((frame.clone(), positions.clone()));
+        positions
+    }
+
+    /// The rotary tables of all columns, in a block with this window.
+    pub(crate) fn rotary(&mut self, frames: &[Frame], window: Option<usize>) -> Tables {
+        let kind = self.ropes.kind(window);
+        let known = |(of, at, _): &&(usize, Vec<Frame>, Tables)| *of == kind && at[..] == *frames;
+        if let Some((.., tables)) = self.tables.iter().find(known) {
+            return tables.clone();
+        }
+        let steps = frames.iter().map(|frame| self.steps(frame)).collect::<Option<Vec<_>>>();
+        let prepared = steps.and_then(|steps| {
+            let steps = steps.first()?;
+            let (cos, sin) = steps.tables.get(kind)?;
+            let taken = steps.taken();
+            Some((cos.clone().select(1, taken.clone()), sin.clone().select(1, taken)))
+        });
+        let tables = prepared.unwrap_or_else(|| self.upload(frames, window));
+        self.tables.push((kind, frames.to_vec(), tables.clone()));
+        tables
+    }
+
+    /// What is on the device already, if it is for this frame.
+    fn steps(&self, frame: &Frame) -> Option<&'a Steps> {
+        let steps = self.batch.steps.as_ref().filter(|_| frame.columns == 1 && frame.skip == 0)?;
+        let rows = &steps.positions.on_host[frame.rows.clone()];
+        rows.iter().all(|row| row.first == frame.first).then_some(steps)
+    }
+
+    fn upload(&self, frames: &[Frame], window: Option<usize>) -> Tables {
+        let mut rows = Vec::with_capacity(self.batch.rows());
+        for frame in frames {
+            let left_pad = &self.batch.left_pad[frame.rows.clone()];
+            let shortest_pad = left_pad.iter().min().copied().unwrap_or(0);
+            let end = frame.first + frame.new_tokens();
+            for (row, pad) in frame.rows.clone().zip(left_pad) {
+                // Slots count padding, rotary positions do not.
+                let before = frame.skip + pad;
+                let columns = frame.first..frame.first + frame.columns;
+                let horizon = self.batch.horizon.get(row).copied().unwrap_or(0);
+                let len = end.max(horizon).saturating_sub(shortest_pad);
+                rows.push((columns.map(|slot| slot.saturating_sub(before)).collect::<Vec<_>>(), len));
+            }
+        }
+        // Rows that are alike share their table, if all are.
+        if rows.windows(2).all(|pair| pair[0] == pair[1]) {
+            rows.truncate(1);
+        }
+        self.ropes.of(window).tables(&rows, &self.device)
+    }
+}

@@ -1,0 +1,250 @@
+//! Rows of different lengths: each is what it would be alone, with every cache, on every device.
+
+use burn::tensor::Tensor;
+use kiln::{
+    Batch, Generation, GenerationOptions, Logits, Model, ModelCache, Plan, RunOptions, Sequence, TokenId,
+    device::Opened, read_back,
+};
+
+use crate::{
+    laws::{plans, remembering},
+    support::{assert_close, batch, floats, forward, greedy, recorded},
+};
+
+/// Lengths below, at and beyond what windows and residuals of the samples hold.
+const LENS: [usize; 4] = [9, 3, 26, 14];
+
+fn prompt(row: usize) -> Vec<TokenId> {
+    (0..LENS[row] as TokenId).map(|i| (7 * i + 13 * row as TokenId + 3) % 97).collect()
+}
+
+fn prompts() -> Vec<Vec<TokenId>> {
+    (0..LENS.len()).map(prompt).collect()
+}
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+/// Rows that are fed together, and each in a cache of its own.
+struct Rows<'a> {
+    model: &'a Model,
+    together: ModelCache,
+    alone: Vec<ModelCache>,
+    what: String,
+}
+
+impl<'a> Rows<'a> {
+    fn new(model: &'a Model, plan: &Plan, what: String) -> Self {
+        let cache = || {
+            let mut cache = model.cache(plan).unwrap();
+            cache.keep_history(4);
+            cache
+        };
+        Self { model, together: cache(), alone: LENS.map(|_| cache()).into(), what }
+    }
+
+    /// Feeds these tokens to the rows, in pieces of `chunk` columns; the last of each row must see what it sees alone.
+    fn feed(&mut self, rows: &[Vec<TokenId>], chunk: usize) {
+        let fed = Batch::ragged(rows, 0, self.model.device()).unwrap();
+        let logits = floats(prefilled(self.model, &mut self.together, &fed, Some(chunk)));
+        let vocab = self.model.sizes().vocab;
+        for (row, (tokens, alone)) in rows.iter().zip(&mut self.alone).enumerate() {
+            let own = batch(self.model, std::slice::from_ref(tokens));
+            let want = floats(prefilled(self.model, alone, &own, None));
+            assert_close(&logits[row * vocab..][..vocab], &want, &format!("{}, row {row}", self.what));
+        }
+        let lens: Vec<usize> = self.alone.iter().map(ModelCache::seq_len).collect();
+        assert_eq!(self.together.seq_lens(rows.len()), lens, "{}", self.what);
+    }
+
+    fn step(&mut self, token: TokenId) {
+        let rows: Vec<Vec<TokenId>> = (0..self.alone.len()).map(|row| vec![token + row as TokenId]).collect();
+        self.feed(&rows, 1);
+    }
+}
+
+fn prefilled(model: &Model, cache: &mut ModelCache, fed: &Batch, chunk: Option<usize>) -> Tensor<3> {
+    read_back::block_on(kiln::prefill(model.causal(), cache, fed, chunk)).unwrap()
+}
+
+#[test]
+fn rows_of_different_lengths_are_what_they_are_alone() {
+    for (place, (device, opened)) in devices().enumerate() {
+        for name in ["llama", "mistral"].into_iter().take(if place == 0 { 2 } else { 1 }) {
+            let model = recorded(name, opened);
+            for (text, plan, _) in remembering(&model) {
+                let mut rows = Rows::new(&model, &plan, format!("{text} of {name} on {device}"));
+                rows.feed(&prompts(), 100);
+                (20..26).for_each(|token| rows.step(token));
+
+                // Each forgets as much as it likes.
+                let lens: Vec<usize> = LENS.iter().zip([2, 0, 3, 1]).map(|(len, n)| len + 6 - n).collect();
+                if rows.together.rewind_points(&lens) == lens {
+                    rows.together.truncate_rows(&lens).unwrap();
+                    for (alone, &len) in rows.alone.iter_mut().zip(&lens) {
+                        alone.truncate(len).unwrap();
+                    }
+                    (40..42).for_each(|token| rows.step(token));
+                }
+
+                // Saved and restored, or as they are, in another order, with more than a token for some.
+                let state = rows.together.save().unwrap();
+                rows.together = model.cache(&plan).unwrap();
+                rows.together.restore(state).unwrap();
+                rows.together.reorder(&[2, 0, 0, 3]).unwrap();
+                rows.alone = [2, 0, 0, 3].map(|row: usize| rows.alone[row].snapshot()).into();
+                rows.feed(&[vec![5, 6], vec![7], vec![8, 9, 10], vec![11]], 100);
+                (50..53).for_each(|token| rows.step(token));
+                rows.together.reset();
+                assert_eq!(
+                    (rows.together.seq_len(), rows.together.seq_lens(4)),
+                    (0, vec![0; 4]),
+                    "{}",
+                    rows.what
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn long_and_short_prompts_are_fed_in_chunks() {
+    for (device, opened) in devices() {
+        for name in ["llama", "llama_rope_dynamic"] {
+            let model = recorded(name, opened);
+            for (text, plan, exact) in remembering(&model).filter(|(text, ..)| !text.contains("offloaded")) {
+                // What depends on how it was fed is fed alike.
+                let chunks: &[usize] = if exact && name == "llama" { &[1, 5, 11, 100] } else { &[100] };
+                for &chunk in chunks {
+                    let what = format!("{text} of {name} on {device}, chunks of {chunk}");
+                    let mut rows = Rows::new(&model, &plan, what);
+                    rows.feed(&prompts(), chunk);
+                    rows.step(30);
+                }
+            }
+        }
+    }
+}
+
+/// Through the loop: the device draws, steps are captured where they can be, and tokens are read a step behind.
+#[test]
+fn a_generation_gives_every_row_its_own_tokens() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        for (text, plan, _) in plans(&model).filter(|(text, ..)| !text.contains("offloaded")) {
+            let generate = |rows: &[Vec<TokenId>], cache: &mut ModelCache| {
+                let options = GenerationOptions {
+                    settings: greedy(12).resolve().unwrap(),
+                    lookahead: true,
+                    compile: true,
+                    kernels: Some(model.kernels().clone()),
+                    ..GenerationOptions::default()
+                };
+                let batch = Batch::ragged(rows, 0, model.device()).unwrap();
+                let steps =
+                    Generation::new(model.causal(), cache, batch, rows.to_vec(), options).unwrap().steps();
+                let steps: Vec<_> = steps.map(|step| step.unwrap().tokens).collect();
+                (0..rows.len()).map(|row| steps.iter().filter_map(|step| step[row]).collect()).collect()
+            };
+            let mut cache = model.cache(&plan).unwrap();
+            let together: Vec<Vec<TokenId>> = generate(&prompts(), &mut cache);
+            for (row, tokens) in together.iter().enumerate() {
+                let alone = generate(&[prompt(row)], &mut model.cache(&plan).unwrap());
+                assert_eq!(*tokens, alone[0], "{text} on {device}, row {row}");
+            }
+            if plan.global.factory.remembers() {
+                assert_eq!(cache.seq_lens(4), LENS.map(|len| len + 11), "{text} on {device}");
+            }
+        }
+    }
+}
+
+/// Prompts of different lengths for a cache that takes no padding, and conversations that grow apart.
+#[test]
+fn conversations_grow_by_different_lengths() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        for text in ["dynamic", "sink:window=12,sinks=2"] {
+            let plan = Plan::named(text).unwrap();
+            let ask = |sequence: &mut Sequence, rows: &[Vec<TokenId>]| {
+                let steps =
+                    model.continue_from(sequence, rows.to_vec(), &greedy(4), RunOptions::default()).unwrap();
+                let reuse = steps.reuse();
+                let steps: Vec<_> = steps.map(|step| step.unwrap().tokens).collect();
+                let new = |row: usize| steps.iter().filter_map(|step| step[row]).collect::<Vec<_>>();
+                ((0..rows.len()).map(new).collect::<Vec<_>>(), reuse)
+            };
+            let mut rows = vec![prompt(0), prompt(0)];
+            let mut together = Sequence::new(&model, &plan).unwrap();
+            let mut alone = [0, 1].map(|_| Sequence::new(&model, &plan).unwrap());
+            for turn in 0..3 {
+                let (new, reuse) = ask(&mut together, &rows);
+                for (row, sequence) in alone.iter_mut().enumerate() {
+                    let (own, _) = ask(sequence, std::slice::from_ref(&rows[row]));
+                    assert_eq!(new[row], own[0], "{text} on {device}, turn {turn}, row {row}");
+                }
+                assert_eq!(reuse.forgotten, 0, "{text} on {device}, turn {turn}");
+                assert_eq!(reuse.reused > 0, turn > 0, "{text} on {device}, turn {turn}");
+                rows.iter_mut().zip(new).for_each(|(row, new)| row.extend(new));
+                rows[0].extend([5, 6, 7]);
+                rows[1].extend([8]);
+            }
+        }
+        // A prompt that is shorter, from the start.
+        let plan = Plan::named("sink:window=12,sinks=2").unwrap();
+        let generate = |rows: Vec<Vec<TokenId>>| {
+            let mut cache = model.cache(&plan).unwrap();
+            let steps = model.generate(&mut cache, rows, &greedy(4), RunOptions::default()).unwrap().steps();
+            steps.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
+        };
+        let together = generate(vec![prompt(0), prompt(1)]);
+        for row in 0..2 {
+            let alone = generate(vec![prompt(row)]);
+            let own: Vec<_> = together.iter().map(|step| vec![step[row]]).collect();
+            assert_eq!(own, alone, "on {device}, row {row}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_rows_is_refused() {
+    let (_, opened) = devices().next().unwrap();
+    let model = recorded("llama", opened);
+    let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+    let fed = Batch::ragged(&prompts(), 0, model.device()).unwrap();
+    model.causal().forward(&fed, Logits::Last, &mut cache).unwrap();
+    let wrong = kiln::Error::WrongRows { rows: 4, given: 2 };
+    let two = Batch::ragged(&prompts()[..2], 0, model.device()).unwrap();
+    let refused = model.causal().forward(&two, Logits::Last, &mut cache).map(|_: Tensor<3>| ());
+    assert_eq!(refused, Err(wrong.clone()));
+    assert_eq!(cache.truncate_rows(&[1, 2]), Err(wrong));
+    assert_eq!(cache.reorder(&[4]), Err(kiln::Error::NoSuchRow { row: 4, rows: 4 }));
+    assert!(cache.to_legacy().is_err(), "a rectangle cannot hold them");
+    assert_eq!(cache.seq_lens(4), LENS, "nothing was changed");
+
+    let mut state = cache.save().unwrap();
+    state.rows[0] = 2;
+    let mut other = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+    assert!(matches!(other.restore(state), Err(kiln::Error::Import { .. })), "rows of another number");
+}
+
+/// A saved file holds rows of different lengths.
+#[test]
+fn rows_of_different_lengths_are_saved() {
+    let (_, opened) = devices().next().unwrap();
+    let model = recorded("llama", opened);
+    let folder = tempfile::tempdir().unwrap();
+    for text in ["dynamic", "sink:window=12,sinks=2", "quantized:group=8,residual=8"] {
+        let (plan, path) = (Plan::named(text).unwrap(), folder.path().join("cache.safetensors"));
+        let mut cache = model.cache(&plan).unwrap();
+        let fed = Batch::ragged(&prompts(), 0, model.device()).unwrap();
+        prefilled(&model, &mut cache, &fed, None);
+        model.save_cache(&path, &plan, &mut cache, &prompts(), &[0; 4]).unwrap();
+        let mut loaded = model.load_cache(&path, &plan).unwrap();
+        assert_eq!((loaded.tokens, loaded.cache.seq_lens(4)), (prompts(), LENS.to_vec()), "{text}");
+        let next = batch(&model, &[vec![1], vec![2], vec![3], vec![4]]);
+        let want = forward(&model, &next, &mut cache);
+        assert_close(&forward(&model, &next, &mut loaded.cache), &want, text);
+    }
+}
