@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use kiln::{
     Batch, Generation, GenerationOptions, Logits, Model, ModelCache, Plan, RunOptions, Sequence, TokenId,
-    device::Opened, read_back,
+    device::Opened, memory::CacheState, read_back,
 };
 
 use crate::{
@@ -115,7 +115,7 @@ fn long_and_short_prompts_are_fed_in_chunks() {
             let model = recorded(name, opened);
             for (text, plan, exact) in remembering(&model).filter(|(text, ..)| !text.contains("offloaded")) {
                 // What depends on how it was fed is fed alike.
-                let chunks: &[usize] = if exact && name == "llama" { &[1, 5, 11, 100] } else { &[100] };
+                let chunks: &[usize] = if exact { &[1, 5, 11, 100] } else { &[100] };
                 for &chunk in chunks {
                     let what = format!("{text} of {name} on {device}, chunks of {chunk}");
                     let mut rows = Rows::new(&model, &plan, what);
@@ -175,20 +175,24 @@ fn conversations_grow_by_different_lengths() {
                 let new = |row: usize| steps.iter().filter_map(|step| step[row]).collect::<Vec<_>>();
                 ((0..rows.len()).map(new).collect::<Vec<_>>(), reuse)
             };
-            let mut rows = vec![prompt(0), prompt(0)];
-            let mut together = Sequence::new(&model, &plan).unwrap();
-            let mut alone = [0, 1].map(|_| Sequence::new(&model, &plan).unwrap());
-            for turn in 0..3 {
-                let (new, reuse) = ask(&mut together, &rows);
-                for (row, sequence) in alone.iter_mut().enumerate() {
-                    let (own, _) = ask(sequence, std::slice::from_ref(&rows[row]));
-                    assert_eq!(new[row], own[0], "{text} on {device}, turn {turn}, row {row}");
+            // Alike at first, and padded where the cache takes that.
+            for first in [[0, 0], [0, 1]] {
+                let mut rows = first.map(prompt).to_vec();
+                let mut together = Sequence::new(&model, &plan).unwrap();
+                let mut alone = [0, 1].map(|_| Sequence::new(&model, &plan).unwrap());
+                // The longer row grows more, then the shorter one does, then both alike.
+                for (turn, grow) in [[3, 1], [1, 4], [2, 2], [1, 9]].into_iter().enumerate() {
+                    let what = format!("{text} on {device}, from {first:?}, turn {turn}");
+                    let (new, reuse) = ask(&mut together, &rows);
+                    for (row, sequence) in alone.iter_mut().enumerate() {
+                        let (own, _) = ask(sequence, std::slice::from_ref(&rows[row]));
+                        assert_eq!(new[row], own[0], "{what}, row {row}");
+                    }
+                    assert_eq!((reuse.forgotten, reuse.reused > 0), (0, turn > 0), "{what}");
+                    for ((row, new), grow) in rows.iter_mut().zip(new).zip(grow) {
+                        row.extend(new.into_iter().chain((0..grow).map(|i| 5 + i)));
+                    }
                 }
-                assert_eq!(reuse.forgotten, 0, "{text} on {device}, turn {turn}");
-                assert_eq!(reuse.reused > 0, turn > 0, "{text} on {device}, turn {turn}");
-                rows.iter_mut().zip(new).for_each(|(row, new)| row.extend(new));
-                rows[0].extend([5, 6, 7]);
-                rows[1].extend([8]);
             }
         }
         // A prompt that is shorter, from the start.
@@ -223,10 +227,59 @@ fn what_does_not_fit_the_rows_is_refused() {
     assert!(cache.to_legacy().is_err(), "a rectangle cannot hold them");
     assert_eq!(cache.seq_lens(4), LENS, "nothing was changed");
 
-    let mut state = cache.save().unwrap();
-    state.rows[0] = 2;
-    let mut other = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
-    assert!(matches!(other.restore(state), Err(kiln::Error::Import { .. })), "rows of another number");
+    let prefill = |rows: &[Vec<TokenId>], cache: &mut ModelCache| {
+        let fed = Batch::ragged(rows, 0, model.device()).unwrap();
+        read_back::block_on(kiln::prefill(model.causal(), cache, &fed, Some(usize::MAX))).map(|_| ())
+    };
+    let five = [prompts(), vec![prompt(0)]].concat();
+    assert_eq!(prefill(&five, &mut cache), Err(kiln::Error::WrongRows { rows: 4, given: 5 }));
+    let mut fed = Batch::ragged(&prompts(), 0, model.device()).unwrap();
+    fed.skip[1] = fed.len();
+    let refused = read_back::block_on(kiln::prefill(model.causal(), &mut cache, &fed, None)).map(|_| ());
+    assert!(matches!(refused, Err(kiln::Error::Prompt { .. })), "a row without a token");
+    fed.left_pad.clear();
+    let refused = model.causal().forward(&fed, Logits::Last, &mut cache).map(|_| ());
+    assert!(matches!(refused, Err(kiln::Error::Prompt { .. })), "paddings of no row");
+    assert_eq!(cache.seq_lens(4), LENS, "nothing was changed");
+
+    let saved = cache.save().unwrap();
+    for rows in [vec![2, 1, 1, 1], vec![1, 1, 1], vec![1 << 63, 1 << 63, 3, 1], vec![0, 1, 1, 1], vec![1]] {
+        let state = CacheState { rows: rows.clone(), ..saved.clone() };
+        let mut other = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        assert!(matches!(other.restore(state), Err(kiln::Error::Import { .. })), "{rows:?}");
+    }
+
+    // One row that is left is a batch as any other.
+    cache.reorder(&[2]).unwrap();
+    assert_eq!(prefill(&[vec![1], vec![2]], &mut cache), Err(kiln::Error::WrongRows { rows: 1, given: 2 }));
+    prefill(&[vec![1]], &mut cache).unwrap();
+    cache.truncate_rows(&[5]).unwrap();
+    assert_eq!((cache.seq_len(), cache.to_legacy().is_ok()), (5, true));
+}
+
+/// What was refused, and what holds nothing, is of any rows.
+#[test]
+fn an_empty_cache_takes_any_rows() {
+    let (_, opened) = devices().next().unwrap();
+    let model = recorded("llama", opened);
+    let forward = |rows: &[Vec<TokenId>], cache: &mut ModelCache| {
+        let fed = Batch::ragged(rows, 0, model.device()).unwrap();
+        model.causal().forward(&fed, Logits::Last, cache).map(|_| ())
+    };
+    let two = [vec![1, 2], vec![3]];
+    for text in ["static:len=8", "none", "dynamic"] {
+        let mut cache = model.cache(&Plan::named(text).unwrap()).unwrap();
+        cache.truncate_rows(&[]).unwrap();
+        assert_eq!(forward(&prompts(), &mut cache).is_err(), text == "static:len=8", "{text}");
+        cache.truncate(0).unwrap();
+        forward(&two, &mut cache).unwrap();
+        cache.reset();
+        forward(&prompts()[1..2], &mut cache).unwrap();
+        let mut ragged = model.cache(&Plan::named(text).unwrap()).unwrap();
+        forward(&two, &mut ragged).unwrap();
+        ragged.reorder(&[]).unwrap();
+        forward(&prompts()[1..2], &mut ragged).unwrap();
+    }
 }
 
 /// A saved file holds rows of different lengths.

@@ -40,11 +40,10 @@ pub struct Steps {
     pub positions: Positions,
     /// What a step adds to them there, `[2, rows]`.
     one: Tensor<2, Int>,
-    /// Position of row 0 in the first of the steps.
-    first: usize,
-    /// Steps that there are tables for, and that were taken of them.
-    number: usize,
-    taken: usize,
+    /// Steps taken, `[1]`, counted on the device.
+    pub taken: Tensor<1, Int>,
+    /// Steps that there are tables for yet.
+    left: usize,
     /// Cosines and sines `[1 or rows, steps, pairs]`, for each kind of rotary positions that the model has.
     pub tables: Vec<(Tensor<3>, Tensor<3>)>,
 }
@@ -54,10 +53,10 @@ impl Steps {
     pub fn new(model: &dyn CausalModel, rows: Vec<RowPosition>, number: usize, device: &Device) -> Self {
         let one = [vec![1i32; rows.len()], vec![0; rows.len()]].concat();
         Self {
-            one: Tensor::from_data(TensorData::new(one, [2, rows.len()]), device),
-            first: rows.first().map_or(0, |row| row.first),
-            number,
-            taken: 0,
+            one: Tensor::<1, Int>::from_data(TensorData::new(one, [2 * rows.len()]), device)
+                .reshape([2, rows.len()]),
+            taken: Tensor::from_data(TensorData::new(vec![0i32], [1]), device),
+            left: number,
             tables: model.rotary_tables(&rows, number, device),
             positions: Positions::new(rows, device),
         }
@@ -65,12 +64,7 @@ impl Steps {
 
     /// Whether there are tables for another step.
     pub fn has_next(&self) -> bool {
-        self.taken < self.number
-    }
-
-    /// Steps taken, `[1]`, counted on the device.
-    pub fn taken(&self) -> Tensor<1, Int> {
-        self.positions.on_device.clone().slice([0..1, 0..1]).reshape([1]) - self.first as i64
+        self.left > 0
     }
 
     /// After a step was launched.
@@ -78,11 +72,12 @@ impl Steps {
         self.replayed();
         let one = self.one.clone();
         self.positions.on_device.inplace(|positions| positions + one);
+        self.taken.inplace(|taken| taken + 1);
     }
 
     /// After a recorded step was replayed, which advances what is on the device.
     pub fn replayed(&mut self) {
-        self.taken += 1;
+        self.left = self.left.saturating_sub(1);
         self.positions.on_host.iter_mut().for_each(|row| row.first += 1);
     }
 }
@@ -142,7 +137,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Tokens of each row in this batch.
+    /// Columns of this batch: tokens of its longest row.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.tokens.dims()[1]

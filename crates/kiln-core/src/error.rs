@@ -30,7 +30,9 @@ pub enum Error {
     Import { why: String },
 
     /// Another batch than the one the cache was filled with. Nothing was stored.
-    #[error("the cache holds {rows} rows and {given} are fed; reset it, or select as many rows first")]
+    #[error(
+        "the cache holds {rows} rows and {given} are given; reset it, or reorder it to as many rows first"
+    )]
     WrongRows { rows: usize, given: usize },
 
     /// A cache of fixed size that is used up. Nothing was stored.

@@ -90,7 +90,7 @@ pub trait CacheLayer: fmt::Debug + Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepShape {
     pub rows: usize,
-    /// Tokens of each row.
+    /// Tokens of each row, at most.
     pub tokens: usize,
     /// Bytes of one number in keys and values.
     pub element: usize,
@@ -218,8 +218,9 @@ impl Positions {
     pub fn new(on_host: Vec<RowPosition>, device: &Device) -> Self {
         let firsts = on_host.iter().map(|row| row.first as i32);
         let numbers: Vec<i32> = firsts.chain(on_host.iter().map(|row| row.visible_from as i32)).collect();
-        let on_device = Tensor::from_data(TensorData::new(numbers, [2, on_host.len()]), device);
-        Self { on_device, on_host }
+        // In one piece: some devices would put space between the two.
+        let on_device = Tensor::<1, Int>::from_data(TensorData::new(numbers, [2 * on_host.len()]), device);
+        Self { on_device: on_device.reshape([2, on_host.len()]), on_host }
     }
 
     /// Rows that all stand at `first`; `left_pad`: padding at the start of each.

@@ -30,6 +30,9 @@ pub struct ModelCache {
     poisoned: bool,
 }
 
+/// More rows than any batch has. A file that says more is refused.
+const MOST_ROWS: usize = 1 << 24;
+
 /// A copy of a cache in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheState {
@@ -60,9 +63,13 @@ impl ModelCache {
     /// [`Error::OutOfMemory`] where there is not as much; those of [`check_buffers`](Self::check_buffers). Then nothing was
     /// changed.
     pub fn make_room(&mut self, step: &StepShape, working: usize) -> Result<()> {
-        let layers = self.footprints(step);
-        self.check_largest(&layers)?;
-        let bytes = Self::at_most(&layers).saturating_add(working);
+        let layers = self.footprints(step, &[]);
+        self.claim_for(&layers, working)
+    }
+
+    fn claim_for(&mut self, layers: &[(Footprint, bool)], working: usize) -> Result<()> {
+        self.check_largest(layers)?;
+        let bytes = Self::at_most(layers).saturating_add(working);
         let bytes = bytes.saturating_sub(self.claimed_apart()) as u64;
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
@@ -98,21 +105,23 @@ impl ModelCache {
     /// Bytes on the device while `step` is stored, at most: what layers hold, of offloaded ones the largest two in a row,
     /// and what one of them takes besides.
     pub fn bytes_for(&self, step: &StepShape) -> usize {
-        Self::at_most(&self.footprints(step))
+        Self::at_most(&self.footprints(step, &[]))
     }
 
     /// [`bytes_for`](Self::bytes_for) if every layer were offloaded.
     pub fn bytes_offloaded(&self, step: &StepShape) -> usize {
-        let mut layers = self.footprints(step);
+        let mut layers = self.footprints(step, &[]);
         layers.iter_mut().for_each(|(_, offloaded)| *offloaded = true);
         Self::at_most(&layers)
     }
 
-    /// What each layer takes while `step` is stored, in all groups together, and whether it is offloaded.
-    fn footprints(&self, step: &StepShape) -> Vec<(Footprint, bool)> {
+    /// What each layer takes while `step` is stored, in all groups together, and whether it is offloaded. `tokens`: how many
+    /// of them each group stores, if that is less.
+    fn footprints(&self, step: &StepShape, tokens: &[usize]) -> Vec<(Footprint, bool)> {
         let mut all: Vec<(Footprint, bool)> = Vec::new();
-        for group in &self.groups {
-            let step = group.step(step);
+        for (i, group) in self.groups.iter().enumerate() {
+            let rows = group.rows.unwrap_or(step.rows);
+            let step = StepShape { rows, tokens: tokens.get(i).copied().unwrap_or(step.tokens), ..*step };
             for (i, part) in group.parts().enumerate() {
                 let Footprint { held, largest, passing } = part.footprint(&step);
                 match all.get_mut(i) {
@@ -148,7 +157,7 @@ impl ModelCache {
     /// # Errors
     /// [`Error::BufferTooLarge`]. What is too large does not fail as an allocation does: wgpu refuses to bind it.
     pub fn check_buffers(&self, step: &StepShape) -> Result<()> {
-        self.check_largest(&self.footprints(step))
+        self.check_largest(&self.footprints(step, &[]))
     }
 
     fn check_largest(&self, layers: &[(Footprint, bool)]) -> Result<()> {
@@ -160,7 +169,7 @@ impl ModelCache {
 
     /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.
     pub fn bytes_growing(&self, step: &StepShape) -> usize {
-        let largest = self.footprints(step).iter().map(|(part, _)| part.largest).max().unwrap_or(0);
+        let largest = self.footprints(step, &[]).iter().map(|(part, _)| part.largest).max().unwrap_or(0);
         if self.is_static() { 0 } else { largest / 2 }
     }
 
@@ -186,6 +195,9 @@ impl ModelCache {
     pub fn truncate_rows(&mut self, lens: &[usize]) -> Result<()> {
         self.check_usable()?;
         self.check_rows(lens.len())?;
+        if lens.is_empty() || self.seq_len() == 0 {
+            return Ok(());
+        }
         let lens: Vec<usize> =
             lens.iter().zip(self.seq_lens(lens.len())).map(|(&len, seen)| len.min(seen)).collect();
         let mut row = 0;
@@ -274,27 +286,51 @@ impl ModelCache {
         working: usize,
     ) -> Result<Pass<'_>> {
         self.check_usable()?;
-        if self.groups.len() > 1 || skip.iter().any(|&skip| skip > 0) {
-            self.check_rows(skip.len())?;
+        if skip.len() != step.rows {
+            return Err(Error::WrongRows { rows: step.rows, given: skip.len() });
+        }
+        if self.groups.len() > 1 && self.groups.iter().all(|group| group.seq_len() == 0) {
+            // What holds nothing is of any rows.
+            self.groups.truncate(1);
+            self.groups[0].rows = None;
+        }
+        let ragged = self.groups.len() > 1 || skip.iter().any(|&skip| skip > 0);
+        if ragged {
+            self.check_rows(step.rows)?;
+        }
+        // The most tokens that a row of each group stores.
+        let mut tokens = Vec::with_capacity(self.groups.len());
+        let mut row = 0;
+        for group in &self.groups {
+            let rows = group.rows.unwrap_or(step.rows);
+            let own = skip[row..row + rows].iter().map(|&skip| step.tokens.saturating_sub(skip));
+            own.clone().try_for_each(|tokens| group.admits(tokens, padded))?;
+            tokens.push(own.max().unwrap_or(0));
+            row += rows;
+        }
+        let layers = self.footprints(step, &tokens);
+        // A layer is there twice while it is split.
+        let splits = ragged && skip.windows(2).any(|pair| pair[0] != pair[1]);
+        let split = layers.iter().map(|(layer, _)| layer.held).max().filter(|_| splits).unwrap_or(0);
+        self.claim_for(&layers, working.max(split))?;
+        if ragged {
             self.split_by(skip)?;
         }
-        let mut row = 0;
         let mut groups = Vec::with_capacity(self.groups.len());
+        let mut row = 0;
         for group in &self.groups {
-            let skip = skip.get(row).map_or(0, |&skip| skip.min(step.tokens));
-            group.admits(step.tokens - skip, padded)?;
-            groups.push((skip, group.seq_len()));
-            row += group.rows.unwrap_or(0);
+            groups.push((skip[row].min(step.tokens), group.seq_len()));
+            row += group.rows.unwrap_or(step.rows);
         }
-        self.make_room(step, working)?;
-        Ok(Pass { cache: self, rows: step.rows, groups, committed: false })
+        Ok(Pass { cache: self, rows: step.rows, tokens: step.tokens, groups, committed: false })
     }
 
     /// # Errors
-    /// [`Error::WrongRows`] where the cache is of another number of rows.
-    fn check_rows(&self, given: usize) -> Result<()> {
+    /// [`Error::WrongRows`] where the cache holds another number of rows.
+    pub fn check_rows(&self, given: usize) -> Result<()> {
         let known = match &self.groups[..] {
-            [group] => group.rows.or_else(|| group.stored_rows()),
+            [group] => group.stored_rows(),
+            groups if groups.iter().all(|group| group.seq_len() == 0) => None,
             groups => Some(groups.iter().filter_map(|group| group.rows).sum()),
         };
         match known.filter(|&rows| rows != given) {
@@ -306,17 +342,24 @@ impl ModelCache {
     /// Splits groups, so that the rows of each have the same entry in `keys`, which has one a row.
     fn split_by<K: PartialEq>(&mut self, keys: &[K]) -> Result<()> {
         let mut begin = 0;
-        let mut split = Vec::new();
-        for (i, group) in self.groups.iter().enumerate() {
+        let mut groups = Vec::with_capacity(self.groups.len());
+        for group in std::mem::take(&mut self.groups) {
             let keys = &keys[begin..begin + group.rows.unwrap_or(keys.len())];
             begin += keys.len();
-            if keys.windows(2).any(|pair| pair[0] != pair[1]) {
-                split.push((i, group.split_by(keys)?));
+            match keys.windows(2).all(|pair| pair[0] == pair[1]) {
+                true => groups.push(group),
+                false => match group.split_by(keys) {
+                    Ok(split) => groups.extend(split),
+                    Err((error, group)) => {
+                        groups.push(group);
+                        self.groups = groups;
+                        self.poison();
+                        return Err(error);
+                    }
+                },
             }
         }
-        for (i, groups) in split.into_iter().rev() {
-            self.groups.splice(i..=i, groups);
-        }
+        self.groups = groups;
         Ok(())
     }
 
@@ -418,9 +461,7 @@ impl ModelCache {
             for have in group.parts().filter_map(CacheLayer::rows) {
                 check_row(rows, have)?;
             }
-            group.parts_mut().try_for_each(|part| part.reorder(rows))?;
-            group.rows = group.rows.map(|_| rows.len());
-            return Ok(());
+            return group.parts_mut().try_for_each(|part| part.reorder(rows));
         }
         // Where each row is: its group, and the number that it has there.
         let of_group = |(i, group): (usize, &RowGroup)| (0..group.rows.unwrap_or(0)).map(move |row| (i, row));
@@ -430,8 +471,15 @@ impl ModelCache {
         let select = |run: &[(usize, usize)]| {
             self.groups[run[0].0].select(&run.iter().map(|(_, row)| *row).collect::<Vec<_>>())
         };
-        let groups: Result<Vec<_>> = places.chunk_by(|a, b| a.0 == b.0).map(select).collect();
-        self.groups = groups?;
+        let mut groups: Vec<_> = places.chunk_by(|a, b| a.0 == b.0).map(select).collect::<Result<_>>()?;
+        match &mut groups[..] {
+            [] => self.reset(),
+            [only] => {
+                only.rows = None;
+                self.groups = groups;
+            }
+            _ => self.groups = groups,
+        }
         Ok(())
     }
 
@@ -509,6 +557,10 @@ impl ModelCache {
         let CacheState { rows, layers } = state;
         self.groups.truncate(1);
         let (parts, groups) = (self.parts().count(), rows.len().max(1));
+        let all = rows.iter().try_fold(0usize, |all, &rows| all.checked_add(rows));
+        if rows.len() == 1 || rows.contains(&0) || all.is_none_or(|all| all > MOST_ROWS) {
+            return Err(wrong("its rows are impossible".to_owned()));
+        }
         if Some(layers.len()) != parts.checked_mul(groups) {
             return Err(wrong(format!("{} layers stand where {parts} were", layers.len())));
         }
@@ -524,10 +576,7 @@ impl ModelCache {
             if lens.windows(2).any(|pair| pair[0] != pair[1]) {
                 return Err(wrong("its layers have seen different numbers of tokens".to_owned()));
             }
-            if group
-                .rows
-                .is_some_and(|rows| rows == 0 || group.stored_rows().is_some_and(|have| have != rows))
-            {
+            if group.rows.is_some_and(|rows| group.stored_rows().is_some_and(|have| have != rows)) {
                 return Err(wrong("its tensors are of another number of rows".to_owned()));
             }
         }

@@ -104,6 +104,10 @@ impl<'a> Feeder<'a> {
     /// See [`prefill`]; `chunk` is not 0.
     pub(crate) fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
+        self.running.cache.check_rows(batch.rows())?;
+        if batch.skip.iter().any(|&skip| skip >= len) {
+            return Err(Error::Prompt { why: "a row of the prompt has no token; give at least one".into() });
+        }
         let began = self.running.cache.seq_lens(batch.rows());
         let mut chunk = chunk.unwrap_or(len);
         let mut left = Left::of(batch);
@@ -251,14 +255,12 @@ impl<'a> Feeder<'a> {
             None => (new.tokens, new.skip),
         };
         let batch = Batch { tokens, skip, left_pad: left_pad.clone(), horizon: new.horizon, steps: None };
-        let before = cache.seq_len();
+        let before = cache.seq_lens(batch.rows());
         let logits = model.forward(&batch, Logits::Last, cache)?;
-        let seen = cache.seq_len().saturating_sub(before);
         let Batch { tokens, skip, .. } = batch;
-        self.unseen = match tokens.dims()[1].checked_sub(seen) {
-            Some(unseen @ 1..) => Some(Unseen { tokens: tokens.narrow(1, seen, unseen), skip }),
-            _ => None,
-        };
+        // A cache that remembers nothing has seen nothing.
+        let remembered = cache.seq_lens(before.len()) != before;
+        self.unseen = (!remembered).then_some(Unseen { tokens, skip });
         Ok(logits)
     }
 }
@@ -280,7 +282,9 @@ impl Left {
 
     /// Columns of the next chunk, up to `limits` of each row.
     fn next(&self, limits: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
-        let of_row = |(left, limit): (&Range<usize>, usize)| left.start..left.end.min(left.start + limit);
+        let of_row = |(left, limit): (&Range<usize>, usize)| {
+            left.start..left.end.min(left.start.saturating_add(limit))
+        };
         self.columns.iter().zip(limits).map(of_row).collect()
     }
 

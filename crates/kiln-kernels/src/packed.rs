@@ -152,6 +152,7 @@ impl Kernels {
             assert_eq!(recent.dims(), want, "attention_packed: recent and q {:?}", q.dims());
         }
         let recent = recent.map(|recent| recent.cast(q.dtype()));
+        let alike = positions.on_host.windows(2).all(|pair| pair[0].first == pair[1].first);
         let positions = on_device("attention_packed", positions, batch);
         let packed = &PackedKv { end: packed.end.clone().cast(IntDType::I32), ..packed.clone() };
         #[cfg(feature = "cpu")]
@@ -170,12 +171,12 @@ impl Kernels {
                 #[cfg(feature = "wgpu")]
                 Path::Wgsl => packed::wgsl(q, packed, recent, positions, shape, sharing),
                 Path::Cube => attention::cube_packed(q, packed, recent, positions, shape, sharing),
-                _ => return self.attend_unpacked(q, packed, recent, positions, shape),
+                _ => return self.attend_unpacked(q, packed, recent, (positions, alike), shape),
             };
             self.recorder.record(Kernel::AttentionPacked, path, &dims);
             return y;
         }
-        self.attend_unpacked(q, packed, recent, positions, shape)
+        self.attend_unpacked(q, packed, recent, (positions, alike), shape)
     }
 
     /// With dense copies.
@@ -184,7 +185,7 @@ impl Kernels {
         q: Tensor<4>,
         packed: &PackedKv,
         recent: [Tensor<4>; 2],
-        positions: Tensor<2, Int>,
+        (positions, alike): (Tensor<2, Int>, bool),
         shape: &AttentionShape,
     ) -> Tensor<4> {
         let (dims, dtype, slots) = (q.dims(), q.dtype(), packed.keys.slots());
@@ -194,7 +195,7 @@ impl Kernels {
         };
         let dense =
             [numbers(&packed.keys, packed.key_packing), numbers(&packed.values, packed.value_packing)];
-        let (both, shape) = packed::in_one(packed, recent, dense, &positions, new, shape);
+        let (both, shape) = packed::in_one(packed, recent, dense, &positions, alike, new, shape);
         let kept = packed.end.clone() - slots as i64;
         let (y, path) = self.attend(q, vec![Buffers::new(both, &shape).from(kept)], positions);
         self.recorder.record(Kernel::AttentionPacked, path, &dims);

@@ -14,7 +14,7 @@ use kiln_core::{
     device_error,
     layer::{KvLayer, Positions, StepShape},
     model_cache::{LayerCache, ModelCache},
-    need::LayerNeed,
+    need::{AttentionNeed, LayerNeed},
 };
 use kiln_generate::OomPolicy;
 use kiln_kernels::{Kernels, device::DeviceInfo};
@@ -125,41 +125,66 @@ impl QuantizeLayers {
         Self { needs, kernels: kernels.clone(), then: OffloadLayers::new(device) }
     }
 
-    /// What `layer` holds, packed; `None` where that is not smaller, or where it holds a part of the sequence only.
+    /// Whether what a block holds, for rows of all lengths, can be packed and takes less then.
+    fn helps(
+        &self,
+        layers: &[&dyn KvLayer],
+        need: &AttentionNeed,
+        spec: &CacheSpec,
+        step: &StepShape,
+    ) -> bool {
+        let can_be_packed = |layer: &&dyn KvLayer| {
+            let held = layer.span(0);
+            let keeps_all = held.len > 0 || need.window.is_none() && !layer.limits().endless;
+            let whole = held.start == 0 && held.len == layer.seq_len() && keeps_all;
+            whole && layer.name() != spec.strategy.name
+        };
+        let takes = |layer: &&dyn KvLayer| {
+            let (rows, tokens) = (layer.rows().unwrap_or(step.rows), layer.span(0).len + step.tokens);
+            let step = StepShape { rows, ..*step };
+            let packed = spec.factory.bytes(need, tokens, step.element).saturating_mul(rows);
+            (packed, layer.footprint(&step).held)
+        };
+        let sum = |(a, b): (usize, usize), (c, d)| (a.saturating_add(c), b.saturating_add(d));
+        let (packed, held) = layers.iter().map(takes).fold((0, 0), sum);
+        layers.iter().all(can_be_packed) && packed < held && spec.factory.check(need).is_ok()
+    }
+
+    /// What `layer` holds, packed.
     fn packed(
         &self,
         layer: &dyn KvLayer,
-        need: &LayerNeed,
-        step: &StepShape,
-    ) -> Result<Option<Box<dyn KvLayer>>> {
-        let spec: CacheSpec = "quantized".parse()?;
-        let (LayerNeed::Attention(need), held) = (need, layer.span(0)) else { return Ok(None) };
-        let keeps_all = held.len > 0 || need.window.is_none() && !layer.limits().endless;
-        let whole = held.start == 0 && held.len == layer.seq_len() && keeps_all;
-        let tokens = held.len + step.tokens;
-        let takes = spec.factory.bytes(need, tokens, step.element).saturating_mul(step.rows);
-        let smaller = takes < layer.footprint(step).held;
-        if !whole || !smaller || layer.name() == spec.strategy.name || spec.factory.check(need).is_err() {
-            return Ok(None);
-        }
+        need: &AttentionNeed,
+        spec: &CacheSpec,
+    ) -> Result<Box<dyn KvLayer>> {
         let mut packed = spec.factory.build(need, &self.kernels)?;
         packed.keep_history(1);
         if let Some((keys, values)) = layer.gather()? {
             let positions = Positions::all_at(0, keys.dims()[0], &keys.device());
             packed.update(keys, values, &positions)?;
         }
-        Ok(Some(packed))
+        Ok(packed)
     }
 }
 
 impl OomPolicy for QuantizeLayers {
     fn shrink(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
         let before = cache.bytes_for(step);
-        for (block, layer) in cache.layers_mut() {
-            if let (LayerCache::Attention(kv), Some(need)) = (layer, self.needs.get(block))
-                && let Some(packed) = self.packed(&**kv, need, step)?
-            {
-                *kv = packed;
+        let spec: CacheSpec = "quantized".parse()?;
+        for (block, need) in self.needs.iter().enumerate() {
+            let LayerNeed::Attention(need) = need else { continue };
+            let own = cache.layers_mut().filter(|(i, _)| *i == block);
+            let layers: Vec<&mut Box<dyn KvLayer>> = own
+                .filter_map(|(_, layer)| match layer {
+                    LayerCache::Attention(kv) => Some(kv),
+                    _ => None,
+                })
+                .collect();
+            let views: Vec<&dyn KvLayer> = layers.iter().map(|layer| &***layer).collect();
+            if self.helps(&views, need, &spec, step) {
+                for layer in layers {
+                    *layer = self.packed(&**layer, need, &spec)?;
+                }
             }
         }
         device_error::give_back(&self.then.device);

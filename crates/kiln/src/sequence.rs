@@ -120,9 +120,7 @@ impl Sequence {
         let (pads, lens) = (&self.held.left_pad, self.lens());
         let ends: Vec<usize> = rows.iter().zip(pads).map(|(row, pad)| row.len() + pad).collect();
         let alike = |numbers: &[usize]| numbers.windows(2).all(|pair| pair[0] == pair[1]);
-        let padded = pads.iter().any(|&pad| pad > 0);
-        // Rows that grew by different lengths would need other padding in front, and that was fed.
-        if self.is_empty() || rows.len() != pads.len() || padded && !alike(&ends) {
+        if self.is_empty() || rows.len() != pads.len() {
             return vec![0; rows.len()];
         }
         let common = rows.iter().zip(pads).enumerate().map(|(i, (row, pad))| {
@@ -137,7 +135,7 @@ impl Sequence {
         }
     }
 
-    /// Forgets what is not the beginning of `rows`, and at least their last token; returns how many tokens of a row stay,
+    /// Forgets what is not the beginning of `rows`, and at least their last token; returns how many tokens of the longest row stay,
     /// padding included.
     ///
     /// A cache that cannot forget so much and no more forgets more, or everything.

@@ -6,14 +6,14 @@
 
 use super::LayerCache;
 use crate::{
-    Result,
-    layer::{CacheLayer, KvLayer, StepShape},
+    Error, Result,
+    layer::{CacheLayer, KvLayer},
 };
 
 /// Neighbouring rows that have seen as many tokens, with their memory of each block.
 #[derive(Debug)]
 pub(super) struct RowGroup {
-    /// How many rows; `None`: the whole batch, whatever it is.
+    /// How many rows; `None` for the only group, which is the whole batch.
     pub(super) rows: Option<usize>,
     pub(super) layers: Vec<LayerCache>,
 }
@@ -27,24 +27,35 @@ impl RowGroup {
         Ok(group)
     }
 
-    /// A copy for each run of rows that have the same entry in `keys`, which has one a row.
-    pub(super) fn split_by<K: PartialEq>(&self, keys: &[K]) -> Result<Vec<Self>> {
+    /// A group for each run of rows that have the same entry in `keys`, which has one a row. Layer by layer, so that no more
+    /// than one of them is there twice.
+    ///
+    /// # Errors
+    /// What the device says of copying a layer, with what is left of the group.
+    pub(super) fn split_by<K: PartialEq>(self, keys: &[K]) -> std::result::Result<Vec<Self>, (Error, Self)> {
         let mut begin = 0;
         let runs = keys.chunk_by(PartialEq::eq).map(|run| {
-            let rows: Vec<usize> = (begin..begin + run.len()).collect();
             begin += run.len();
-            self.select(&rows)
+            (begin - run.len()..begin).collect::<Vec<usize>>()
         });
-        runs.collect()
+        let runs: Vec<Vec<usize>> = runs.collect();
+        let new = |rows: &Vec<usize>| Self { rows: Some(rows.len()), layers: Vec::new() };
+        let mut groups: Vec<Self> = runs.iter().map(new).collect();
+        for layer in self.layers {
+            for (group, rows) in groups.iter_mut().zip(&runs) {
+                let mut own = layer.snapshot();
+                let copied = own.parts_mut().try_for_each(|part| part.reorder(rows));
+                group.layers.push(own);
+                if let Err(error) = copied {
+                    return Err((error, Self { rows: self.rows, layers: std::mem::take(&mut group.layers) }));
+                }
+            }
+        }
+        Ok(groups)
     }
 
     pub(super) fn snapshot(&self) -> Self {
         Self { rows: self.rows, layers: self.layers.iter().map(LayerCache::snapshot).collect() }
-    }
-
-    /// `step` for its rows.
-    pub(super) fn step(&self, step: &StepShape) -> StepShape {
-        StepShape { rows: self.rows.unwrap_or(step.rows), ..*step }
     }
 
     /// Tokens seen so far. Always 0 for a stateless cache.

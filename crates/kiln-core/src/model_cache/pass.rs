@@ -16,6 +16,8 @@ pub struct Pass<'a> {
     pub(super) cache: &'a mut ModelCache,
     /// Of the batch.
     pub(super) rows: usize,
+    /// Columns of the batch.
+    pub(super) tokens: usize,
     /// For each group of rows, columns of the batch that are no tokens of it, and tokens that it had seen.
     pub(super) groups: Vec<(usize, usize)>,
     pub(super) committed: bool,
@@ -75,7 +77,8 @@ impl Pass<'_> {
         for (group, &(skip, _)) in self.cache.groups.iter_mut().zip(&self.groups) {
             let layers = &mut group.layers;
             let next = (layer + 1) % layers.len().max(1);
-            if let Some(next) = layers.get_mut(next) {
+            // What stores nothing is not used, and stays where it is.
+            if let Some(next) = layers.get_mut(next).filter(|_| skip < self.tokens) {
                 next.parts_mut().try_for_each(|part| part.prefetch())?;
             }
             let rows = row..row + group.rows.unwrap_or(self.rows);

@@ -17,12 +17,14 @@ use crate::shader::Shader;
 /// Everything in one dense buffer, for queries and for a kernel that need it so: keys, values, and the shape whose slots
 /// are positions. `unpack` makes numbers of a packed buffer.
 ///
-/// Positions that the packed buffers no longer hold get anything: the mask hides them ([`hidden`]).
+/// Positions that the packed buffers no longer hold get anything: [`Buffers::from`] hides them. `alike`: all rows stand at one
+/// position.
 pub(crate) fn in_one(
     packed: &PackedKv,
     [keys, values]: [Tensor<4>; 2],
     [packed_keys, packed_values]: [Tensor<4>; 2],
     positions: &Tensor<2, Int>,
+    alike: bool,
     new: usize,
     shape: &AttentionShape,
 ) -> ([Tensor<4>; 2], AttentionShape) {
@@ -39,9 +41,9 @@ pub(crate) fn in_one(
     let place = place(packed.origin, held).mask_where(is_recent, place(shape.origin, recent) + held as i64);
     let join = |packed, recent| {
         let all = Tensor::cat(vec![packed, recent], 2);
-        match batch {
-            1 => all.select(2, place.clone().reshape([slots])),
-            _ => all.gather(
+        match alike {
+            true => all.select(2, place.clone().narrow(0, 0, 1).reshape([slots])),
+            false => all.gather(
                 2,
                 place.clone().reshape([batch, 1, slots, 1]).expand([batch, kv_heads, slots, head_dim]),
             ),

@@ -103,7 +103,7 @@ impl<'a> Places<'a> {
         let prepared = steps.and_then(|steps| {
             let steps = steps.first()?;
             let (cos, sin) = steps.tables.get(kind)?;
-            let taken = steps.taken();
+            let taken = steps.taken.clone();
             Some((cos.clone().select(1, taken.clone()), sin.clone().select(1, taken)))
         });
         let tables = prepared.unwrap_or_else(|| self.upload(frames, window));

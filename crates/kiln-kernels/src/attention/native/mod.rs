@@ -47,7 +47,11 @@ impl Dense {
     fn new(buffers: &Buffers, q: &Tensor<4>, positions: &[i32]) -> Self {
         let (slots, limits, new) = (buffers.keys.dims()[2], buffers.limits(), q.dims()[2]);
         // Slots hold no more positions than there are.
-        let kept = |first: i32| (first + new as i32).min(limits.end) - slots as i32;
+        let from = buffers.from.as_ref().and_then(|from| numbers(from).first().copied());
+        let kept = |first: i32| {
+            let held = (first + new as i32).min(limits.end) - slots as i32;
+            from.map_or(held, |from| held.max(from))
+        };
         let places = Places::new(positions, kept, limits.end, limits);
         let tensors = [&buffers.keys, &buffers.values].map(|tensor| primitive(tensor.clone()));
         Self { tensors, places, slots }
