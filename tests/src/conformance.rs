@@ -62,7 +62,7 @@ const MUST_5_23: &[&str] = &[
     "gemma3_text/leftpad_b2",
 ];
 
-/// The same of the folder of rotary positions: lengths that cross the trained one, and a head_dim of 80.
+/// Cases of the folder of rotary positions that must not be skipped: lengths that cross the trained one, a head_dim of 80.
 const MUST_ROPE: &[&str] = &[
     "llama_rope_longrope_short/greedy_cross",
     "llama_rope_longrope_long/greedy_long_prompt",

@@ -150,7 +150,7 @@ fn pages(device: &Device) -> Option<u64> {
     Some(pools.iter().map(|pool| pool.page_size * pool.pages).sum())
 }
 
-/// The same without those that nothing is in.
+/// [`pages`] once empty ones were given back.
 fn given_back(device: &Device) -> Option<u64> {
     device.memory_cleanup();
     pages(device)

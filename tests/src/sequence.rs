@@ -41,7 +41,7 @@ fn go_on(
     (out, reuse)
 }
 
-/// The same from an empty cache.
+/// [`go_on`] from an empty cache.
 fn anew(model: &Model, plan: &Plan, rows: &[Vec<TokenId>], wanted: &GenerationConfig) -> Vec<Vec<TokenId>> {
     go_on(model, &mut Sequence::new(model, plan).unwrap(), rows, wanted).0
 }

@@ -82,7 +82,7 @@ impl Plan {
         Ok(Self { global, windowed, offload })
     }
 
-    /// The same plan, with these layers in host memory.
+    /// Keeps these layers in host memory.
     pub fn offloaded(self, offload: Offload) -> Self {
         Self { offload: Some(offload), ..self }
     }
@@ -171,7 +171,7 @@ impl Plan {
         needs.iter().map(|need| self.layer_bytes(need, tokens, element)).fold(0, usize::saturating_add)
     }
 
-    /// The same on the device, where every layer is in host memory while it is not used: the largest two in a row.
+    /// Bytes on the device for `tokens` tokens of one row if all layers are offloaded: those of the two largest neighbours.
     pub fn bytes_offloaded(&self, needs: &[LayerNeed], tokens: usize, element: usize) -> usize {
         let layer = |need: &LayerNeed| self.layer_bytes(need, tokens, element);
         let next = needs.iter().cycle().skip(1);

@@ -41,8 +41,8 @@ impl Budget {
         Self(Arc::new(Mutex::new(Ledger { limit, ..Ledger::default() })))
     }
 
-    /// The same budget of memory that is this process's own. Where the system refuses an allocation of it, the process
-    /// ends; so large ones are tried when they are claimed.
+    /// Marks it as a budget of host memory. There, a refused allocation ends the process, so a large one is tried when it is
+    /// claimed.
     pub fn of_this_process(self) -> Self {
         self.ledger().own = true;
         self

@@ -200,7 +200,7 @@ pub struct Positions {
     /// `[2, rows]`: the position of the first new token of each row, then the first position that the row may see. Kernels
     /// read them on the device, so that a captured step can be replayed for the next token.
     pub on_device: Tensor<2, Int>,
-    /// The same numbers, by row.
+    /// These numbers on the host, by row.
     pub on_host: Vec<RowPosition>,
 }
 

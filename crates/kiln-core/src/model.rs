@@ -21,6 +21,15 @@ pub enum Logits {
     All,
 }
 
+/// Bytes of weights on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// All of them.
+    pub held: usize,
+    /// Those that each step reads: all but embeddings of which a few rows are looked up.
+    pub multiplied: usize,
+}
+
 /// A decoder. Weights only: all state lives in the cache, so one model serves many sequences.
 pub trait CausalModel: fmt::Debug + Send + Sync {
     /// One entry per block, from the config alone.
@@ -32,6 +41,11 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     /// Bytes of a number of the keys and values that it makes.
     fn element_bytes(&self) -> usize {
         4
+    }
+
+    /// Bytes of its weights.
+    fn weight_bytes(&self) -> WeightBytes {
+        WeightBytes::default()
     }
 
     /// Bytes that a forward pass over `tokens` tokens of `rows` rows takes beside weights and cache, at most; an estimate.

@@ -48,7 +48,7 @@ impl ModelCache {
         Self { groups, claim: None, lent: AtomicBool::new(false), poisoned: false }
     }
 
-    /// The same cache, counted in `budget`.
+    /// Counts this cache in `budget`.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] where it holds more than is left.
@@ -434,7 +434,7 @@ impl ModelCache {
         layers.filter_map(LayerCache::keys_mut).for_each(KvLayer::replayed);
     }
 
-    /// The same memory once more, at no cost: tensors are shared until one of the two writes to them.
+    /// A copy that costs nothing: tensors are shared until one of the two writes to them.
     ///
     /// One prompt serves many continuations this way.
     pub fn snapshot(&self) -> Self {

@@ -40,7 +40,7 @@ impl DeviceSampler {
         kernels: &Kernels,
         settings: &Settings,
         mut sampler: Option<Sampler>,
-        prompts: &[Vec<TokenId>],
+        prompts: &[&[TokenId]],
         vocab: usize,
         device: &Device,
     ) -> Self {
@@ -61,7 +61,7 @@ impl DeviceSampler {
         let occurred = (settings.repetition_penalty != 1.0).then(|| {
             let mut occurred = vec![0i32; rows * vocab];
             for (row, prompt) in occurred.chunks_exact_mut(vocab).zip(prompts) {
-                for &id in prompt {
+                for &id in *prompt {
                     row[id as usize] = 1;
                 }
             }
@@ -158,7 +158,7 @@ mod tests {
         let [mut host, draws] = [(); 2].map(|()| Sampler::new(Some(4)).unwrap());
         let mut ids = vec![vec![3, 1, 4], vec![1, 5]];
         let mut device_sampler =
-            DeviceSampler::new(&kernels, &settings, Some(draws), &ids, logits.len(), &device);
+            DeviceSampler::new(&kernels, &settings, Some(draws), &[&ids[0], &ids[1]], logits.len(), &device);
         let processors = processors::build(&settings);
         let mut others = 0;
         for step in 0..2 * TABLE + 5 {

@@ -82,16 +82,12 @@ pub struct Generation<'a> {
     processors: Vec<Box<dyn Processor>>,
     /// `None`: the likeliest token, or the device draws.
     sampler: Option<Sampler>,
-    /// The rows so far, without padding.
-    ids: Vec<Vec<TokenId>>,
-    finished: Vec<bool>,
+    rows: Vec<Row>,
     next: Next,
     /// A step that the device is at, though the one before it was not delivered.
     ahead: Option<Result<ReadBack>>,
     device: Device,
-    /// Slots that each row has seen after the prompt.
-    prompt_ends: Vec<usize>,
-    /// Whether `ids` are all that was fed, so that it can be fed again.
+    /// Whether the rows are all that was fed, so that it can be fed again.
     whole: bool,
     /// Steps that may be made, were started on the device, were delivered.
     limit: Option<usize>,
@@ -101,6 +97,16 @@ pub struct Generation<'a> {
     over: bool,
     stats: Stats,
     clock: Clock,
+}
+
+/// A row of the batch.
+#[derive(Debug)]
+struct Row {
+    /// The prompt and the tokens so far, without padding.
+    ids: Vec<TokenId>,
+    /// Slots that it has seen after the prompt, padding included.
+    prompt_end: usize,
+    finished: bool,
 }
 
 /// What is fed next.
@@ -141,21 +147,21 @@ impl<'a> Generation<'a> {
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
         let settings = options.settings.clone().checked()?;
-        let rows = batch.rows();
-        let before = cache.seq_lens(rows);
+        let before = cache.seq_lens(batch.rows());
         check_rows(&batch, &prompts, &before)?;
         check_vocabulary(&prompts, model.vocab())?;
-        let prompt_ends: Vec<usize> =
-            before.iter().zip(&batch.skip).map(|(before, skip)| before + batch.len() - skip).collect();
-        let prompt_end = prompt_ends.iter().max().copied().unwrap_or(0);
+        let ends = before.iter().zip(&batch.skip).map(|(before, skip)| before + batch.len() - skip);
+        let row = |(ids, prompt_end)| Row { ids, prompt_end, finished: false };
+        let rows: Vec<Row> = prompts.into_iter().zip(ends).map(row).collect();
+        let prompt_end = rows.iter().map(|row| row.prompt_end).max().unwrap_or(0);
         let limit = settings.new_tokens(prompt_end)?;
         let mut sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
         let padding = |(pad, before): (&usize, &usize)| pad.saturating_sub(*before);
         let padding: usize = batch.left_pad.iter().zip(&before).map(padding).sum();
         let skipped: usize = batch.skip.iter().sum();
         let stats = Stats {
-            rows,
-            prompt_tokens: rows * batch.len() - padding - skipped,
+            rows: rows.len(),
+            prompt_tokens: rows.len() * batch.len() - padding - skipped,
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
@@ -164,20 +170,18 @@ impl<'a> Generation<'a> {
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
         let plain = processors.is_empty();
         feeder.device_sampler =
-            device_sampler(&options, &settings, plain, &mut sampler, &prompts, model.vocab(), &device);
-        let mut rows_and_pads = prompts.iter().zip(&batch.left_pad).zip(&prompt_ends);
+            device_sampler(&options, &settings, plain, &mut sampler, &rows, model.vocab(), &device);
+        let mut rows_and_pads = rows.iter().zip(&batch.left_pad);
         let mut generation = Self {
             device,
-            whole: rows_and_pads.all(|((row, pad), end)| row.len() + pad == *end),
+            whole: rows_and_pads.all(|(row, pad)| row.ids.len() + pad == row.prompt_end),
             processors,
             sampler,
             feeder,
             options,
-            ids: prompts,
-            finished: vec![false; rows],
+            rows,
             next: Next::Prompt(batch),
             ahead: None,
-            prompt_ends,
             limit,
             launched: 0,
             delivered: 0,
@@ -201,6 +205,11 @@ impl<'a> Generation<'a> {
         }
         feeder.oom_policy = oom_policy;
         Ok(generation)
+    }
+
+    /// Slots that the longest row has seen after the prompt.
+    fn longest_prompt(&self) -> usize {
+        self.rows.iter().map(|row| row.prompt_end).max().unwrap_or(0)
     }
 
     /// The next step; `None` after the last, and after an error.
@@ -286,7 +295,7 @@ impl<'a> Generation<'a> {
         let tokens: Vec<i64> = self.trusted(read)?.iter().collect();
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
-        if tokens.iter().zip(&self.finished).any(|(id, finished)| *id < 0 && !finished) {
+        if tokens.iter().zip(&self.rows).any(|(id, row)| *id < 0 && !row.finished) {
             return Err(sampler::no_distribution());
         }
         Ok(Chosen { tokens: tokens.into_iter().map(|id| id as TokenId).collect(), ..Chosen::default() })
@@ -331,18 +340,17 @@ impl<'a> Generation<'a> {
         self.clock.scored(&mut self.stats);
         let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;
         let mut chosen = Chosen::default();
-        for (row, logits) in logits.chunks_exact(vocab).enumerate() {
-            if self.finished.get(row).is_none_or(|&finished| finished) {
+        for (i, logits) in logits.chunks_exact(vocab).enumerate() {
+            let Some(row) = self.rows.get(i).filter(|row| !row.finished) else {
                 chosen.tokens.push(self.padding(vocab));
                 chosen.logits.push(Vec::new());
                 chosen.scores.push(Vec::new());
                 continue;
-            }
+            };
             let mut scores = logits.to_vec();
-            let ids = self.ids.get(row).map_or(&[] as &[TokenId], Vec::as_slice);
-            self.processors.iter().for_each(|processor| processor.apply(ids, &mut scores));
+            self.processors.iter().for_each(|processor| processor.apply(&row.ids, &mut scores));
             chosen.tokens.push(match &mut self.sampler {
-                Some(sampler) => sampler.sample(row, &scores)?,
+                Some(sampler) => sampler.sample(i, &scores)?,
                 None => greedy(&scores).ok_or_else(sampler::no_distribution)?,
             });
             if self.options.keep_logits {
@@ -377,28 +385,26 @@ impl<'a> Generation<'a> {
 
     /// Ends the rows that chose to end.
     fn deliver(&mut self, chosen: Chosen) -> Result<Step> {
-        if chosen.tokens.len() != self.finished.len() {
-            let (rows, got) = (self.finished.len(), chosen.tokens.len());
+        if chosen.tokens.len() != self.rows.len() {
+            let (rows, got) = (self.rows.len(), chosen.tokens.len());
             return Err(Error::Execution(format!(
                 "the model gave logits for {got} rows where {rows} were fed"
             )));
         }
-        let had_finished = self.finished.clone();
-        let tokens =
-            chosen.tokens.into_iter().zip(had_finished).map(|(id, finished)| (!finished).then_some(id));
+        let tokens = chosen.tokens.into_iter().zip(&self.rows).map(|(id, row)| (!row.finished).then_some(id));
         let tokens: Vec<Option<TokenId>> = tokens.collect();
         self.delivered += 1;
         let out_of_room = self.limit.is_some_and(|limit| self.delivered >= limit);
-        for ((token, finished), ids) in tokens.iter().zip(&mut self.finished).zip(&mut self.ids) {
+        for (token, row) in tokens.iter().zip(&mut self.rows) {
             if let Some(id) = token {
-                ids.push(*id);
+                row.ids.push(*id);
                 self.stats.generated += 1;
-                *finished = self.options.settings.eos_token_id.contains(id);
+                row.finished = self.options.settings.eos_token_id.contains(id);
             }
-            *finished |= out_of_room;
+            row.finished |= out_of_room;
         }
         self.clock.chosen(&mut self.stats);
-        let finished = self.finished.clone();
+        let finished = self.rows.iter().map(|row| row.finished).collect();
         let logits = self.options.keep_logits.then_some(chosen.logits);
         let scores = self.options.keep_scores.then_some(chosen.scores);
         Ok(Step { tokens, finished, logits, scores })
@@ -412,7 +418,7 @@ impl<'a> Generation<'a> {
         }
         // Where a cache cannot be truncated, its `seq_len` tells.
         let delivered = self.delivered.saturating_sub(1);
-        let ends: Vec<usize> = self.prompt_ends.iter().map(|end| end + delivered).collect();
+        let ends: Vec<usize> = self.rows.iter().map(|row| row.prompt_end + delivered).collect();
         _ = self.feeder.running.cache.truncate_rows(&ends);
     }
 }
@@ -455,7 +461,7 @@ fn device_sampler(
     settings: &Settings,
     plain: bool,
     sampler: &mut Option<Sampler>,
-    ids: &[Vec<TokenId>],
+    rows: &[Row],
     vocab: usize,
     device: &Device,
 ) -> Option<DeviceSampler> {
@@ -463,7 +469,10 @@ fn device_sampler(
         return None;
     }
     match options.kernels.as_ref().filter(|kernels| kernels.samples()) {
-        Some(kernels) => Some(DeviceSampler::new(kernels, settings, sampler.take(), ids, vocab, device)),
+        Some(kernels) => {
+            let ids: Vec<&[TokenId]> = rows.iter().map(|row| &row.ids[..]).collect();
+            Some(DeviceSampler::new(kernels, settings, sampler.take(), &ids, vocab, device))
+        }
         // Where the host would wait for the device, it looks at the scores itself: one pass over them, instead of several.
         None => (plain && sampler.is_none() && options.lookahead).then(DeviceSampler::likeliest),
     }

@@ -29,6 +29,7 @@ mod kv_unpack;
 #[cfg(feature = "cube")]
 mod launch;
 mod linear;
+mod matrix;
 #[cfg(feature = "cpu")]
 mod native;
 mod packed;
@@ -43,6 +44,7 @@ use kiln_core::{Result, layer::Positions, view::DenseKv};
 pub use attention::AttentionShape;
 pub use choice::{Choice, Path, Ran};
 pub use gated::Activation;
+pub use matrix::Matrix;
 pub use rms_norm::NormOrder;
 pub use sample::{Draws, Sampling, likeliest};
 
@@ -162,16 +164,17 @@ impl Kernels {
     pub fn linear(
         &self,
         x: Tensor<3>,
-        weight: Tensor<2>,
+        weight: &Matrix,
         bias: Option<Tensor<1>>,
         residual: Option<Tensor<3>>,
     ) -> Tensor<3> {
-        let ([rows, tokens, input], [output, columns]) = (x.dims(), weight.dims());
-        assert_eq!(columns, input, "linear: columns of the weight and x");
+        let ([rows, tokens, input], output) = (x.dims(), weight.rows());
+        assert_eq!(weight.columns(), input, "linear: columns of the weight and x");
         assert!(
             residual.as_ref().is_none_or(|residual| residual.dims() == [rows, tokens, output]),
             "linear: the residual and the result"
         );
+        let Matrix::Dense(weight) = weight.clone();
         #[cfg(feature = "cpu")]
         if self.recorder.is_native()
             && let Some(y) = linear::native(&x, &weight, bias.as_ref(), residual.as_ref())

@@ -220,7 +220,7 @@ impl ConfigFile {
         }
     }
 
-    /// The same of a field that null turns off, and that is `default` where it is left out.
+    /// [`positive`](Self::positive) for a field that null turns off and that is `default` where it is left out.
     pub(crate) fn positive_unless_null(
         &self,
         name: &str,

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_core::{Result, budget::Claim};
+use kiln_kernels::Matrix;
 
 use crate::{ConfigFile, Part, Weights};
 
@@ -72,8 +73,8 @@ impl Weights for RandomWeights {
         Ok(self.noise([parts.iter().map(|part| part.rows).sum()])? + 1.0)
     }
 
-    fn matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
-        self.noise([range.len(), width])
+    fn matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
+        self.noise([range.len(), width]).map(Matrix::Dense)
     }
 
     fn largest_binding(&self) -> usize {

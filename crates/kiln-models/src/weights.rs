@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::{Error, Result};
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, Matrix};
 
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub trait Weights {
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>>;
 
     /// Rows `range` of the matrix of all `parts`, `[rows of all, width]`.
-    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>>;
+    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix>;
 
     /// Bytes of the largest tensor that a kernel can be given.
     fn largest_binding(&self) -> usize;
@@ -63,7 +63,7 @@ pub trait Weights {
 /// buffer many GPUs can bind (128 MiB is common).
 #[derive(Clone, Debug)]
 pub struct Rows {
-    blocks: Vec<Tensor<2>>,
+    blocks: Vec<Matrix>,
 }
 
 impl Rows {
@@ -71,16 +71,17 @@ impl Rows {
     pub(crate) fn select(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let [batch, tokens] = ids.dims();
         let ids = ids.reshape([batch * tokens]);
+        let width = self.blocks.first().map_or(0, Matrix::columns);
         // Ids were checked to be in the vocabulary.
         if let [whole] = &self.blocks[..] {
-            return whole.clone().select(0, ids).reshape([batch, tokens, whole.dims()[1]]);
+            return whole.select(ids).reshape([batch, tokens, width]);
         }
         let mut start = 0;
         let mut found: Option<Tensor<2>> = None;
         for block in &self.blocks {
-            let [len, width] = block.dims();
+            let len = block.rows();
             let local = ids.clone() - start as i64;
-            let rows = block.clone().select(0, local.clone().clamp(0, len as i64 - 1));
+            let rows = block.select(local.clone().clamp(0, len as i64 - 1));
             found = Some(match found {
                 None => rows,
                 Some(before) => {
@@ -90,7 +91,6 @@ impl Rows {
             });
             start += len;
         }
-        let width = self.blocks.first().map_or(0, |block| block.dims()[1]);
         match found {
             Some(rows) => rows.reshape([batch, tokens, width]),
             None => Tensor::zeros([batch, tokens, 0], &ids.device()),
@@ -106,17 +106,22 @@ impl Rows {
         kernels: &Kernels,
     ) -> Tensor<3> {
         if let [whole] = &self.blocks[..] {
-            return kernels.linear(x, whole.clone(), bias.cloned(), residual);
+            return kernels.linear(x, whole, bias.cloned(), residual);
         }
         let mut start = 0;
-        let project = |block: &Tensor<2>| {
-            let (first, rows) = (start, block.dims()[0]);
+        let project = |block: &Matrix| {
+            let (first, rows) = (start, block.rows());
             start += rows;
             let bias = bias.map(|bias| bias.clone().narrow(0, first, rows));
             let residual = residual.as_ref().map(|residual| residual.clone().narrow(2, first, rows));
-            kernels.linear(x.clone(), block.clone(), bias, residual)
+            kernels.linear(x.clone(), block, bias, residual)
         };
         Tensor::cat(self.blocks.iter().map(project).collect(), 2)
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        self.blocks.iter().map(Matrix::bytes).sum()
     }
 
     /// How many blocks the matrix was cut into.

@@ -20,7 +20,7 @@ pub fn devices() -> Vec<(String, Device)> {
     opened().iter().map(|(name, opened)| (name.clone(), opened.device.clone())).collect()
 }
 
-/// The same, with what is known of each.
+/// The devices of [`devices`], with what is known of each.
 #[allow(clippy::panic, reason = "see `devices`")]
 pub fn opened() -> &'static [(String, Opened)] {
     static DEVICES: OnceLock<Vec<(String, Opened)>> = OnceLock::new();

@@ -35,7 +35,7 @@ pub use kiln_core::{
     budget::Budget,
     error::plain,
     files,
-    model::{CausalModel, Logits, TokenId},
+    model::{CausalModel, Logits, TokenId, WeightBytes},
     model_cache::ModelCache,
     read_back,
     unsafe_ops::silence_wayland,
@@ -59,7 +59,7 @@ pub use text::{GeneratedText, RunOptions, StopReason};
 /// Which implementation of a kernel runs.
 pub mod kernels {
     pub use kiln_kernels::{
-        Activation, AttentionShape, Choice, Draws, Kernels, NormOrder, Path, Ran, Sampling, shaders,
+        Activation, AttentionShape, Choice, Draws, Kernels, Matrix, NormOrder, Path, Ran, Sampling, shaders,
     };
 }
 

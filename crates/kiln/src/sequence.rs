@@ -49,7 +49,7 @@ impl Sequence {
         Ok(Self { cache: model.cache(plan)?, held: Held::default() })
     }
 
-    /// The same sequence once more, at no cost until one of the two goes on: one prompt serves many continuations.
+    /// A copy that costs nothing until one of the two goes on: one prompt serves many continuations.
     pub fn snapshot(&self) -> Self {
         Self { cache: self.cache.snapshot(), held: self.held.clone() }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln::{
     Result,
-    kernels::{Activation, Choice, Kernels, NormOrder, Path},
+    kernels::{Activation, Choice, Kernels, Matrix, NormOrder, Path},
     memory::{Positions, RowPosition},
     read_back,
 };
@@ -244,10 +244,10 @@ impl Case {
                 Tensor::cat(kernels.kv_append(buffers, new, &positions, origin).into(), 0).reshape([-1])
             }
             Linear { x, layout, output, bias, residual } => {
-                let weight = numbers.tensor([output, x[2]], Plain);
+                let weight = Matrix::Dense(numbers.tensor([output, x[2]], Plain));
                 let bias = bias.then(|| numbers.tensor([output], Plain));
                 let residual = residual.then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
-                kernels.linear(numbers.tensor(x, layout), weight, bias, residual).reshape([-1])
+                kernels.linear(numbers.tensor(x, layout), &weight, bias, residual).reshape([-1])
             }
             Gated { gate, layout, activation, times } => {
                 let up = numbers.tensor(gate, Plain);

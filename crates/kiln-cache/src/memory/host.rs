@@ -170,7 +170,7 @@ impl HostTensor {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
 
-    /// The same of entries `tokens` of dimension 2, or of everything.
+    /// Bytes of the entries `tokens` of dimension 2, or of everything.
     fn bytes_of(&self, tokens: &Option<Range<usize>>) -> usize {
         match (tokens, self.shape.get(2)) {
             (Some(tokens), Some(&all)) => self.len() / all.max(1) * tokens.len(),

@@ -33,7 +33,7 @@ struct Report {
     threads: usize,
     /// Bytes a second that the device's memory gives, measured in this run; not where only prefill is
     bandwidth: Option<f64>,
-    /// The same between the host and the device, where a cache is in host memory
+    /// Bytes a second between the host and the device, where a cache is in host memory
     #[serde(skip_serializing_if = "Option::is_none")]
     copies: Option<Copies>,
     results: Vec<Measured>,

@@ -38,7 +38,7 @@ pub(super) fn compiled(source: &str) -> Result<Program<'_>, Error> {
     Ok((metered(&program)?, blocks.collect::<Result<_, Error>>()?))
 }
 
-/// The same program, with whatever it makes counted, and with Python's meaning where minijinja has another.
+/// Rewrites a program so that whatever it makes is counted, and so that it has Python's meaning where minijinja has another.
 ///
 /// # Errors
 /// For a constant that the compiler made too large.

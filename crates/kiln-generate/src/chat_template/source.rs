@@ -9,7 +9,7 @@ const TAG: usize = 4096;
 /// `{% elif %}`s; likewise.
 const ALTERNATIVES: usize = 500;
 
-/// The same template, its lines ended by `\n`, and with two tags as minijinja takes them. `{% generation %}` marks what the
+/// Ends the lines of a template by `\n` and writes two tags as minijinja takes them. `{% generation %}` marks what the
 /// model said, for training, and is a scope. Behind `{% raw %}`, Jinja keeps the end of the line.
 pub(super) fn respelled(source: &str) -> Made<String> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");

@@ -27,7 +27,7 @@ impl Generation<'_> {
         if !self.whole {
             return Err(refused);
         }
-        let prompt = self.prompt_ends.iter().max().copied().unwrap_or(0);
+        let prompt = self.longest_prompt();
         let held = prompt + self.delivered;
         let chunk = self.options.prefill_chunk.unwrap_or(held);
         self.options.prefill_chunk = Some(chunk.min(PIECE));
@@ -38,13 +38,20 @@ impl Generation<'_> {
         if self.on_device() {
             // Words that were drawn for what was not delivered are drawn once more.
             let mut sampler = self.stats.seed.map(|seed| Sampler::new(Some(seed))).transpose()?;
-            for row in 0..self.ids.len() {
+            for row in 0..self.rows.len() {
                 (0..self.delivered).for_each(|_| _ = sampler.as_mut().map(|sampler| sampler.word(row)));
             }
             let settings = self.options.settings.clone().checked()?;
             let (plain, vocab) = (self.processors.is_empty(), self.feeder.running.model.vocab());
-            self.feeder.device_sampler =
-                device_sampler(&self.options, &settings, plain, &mut sampler, &self.ids, vocab, &self.device);
+            self.feeder.device_sampler = device_sampler(
+                &self.options,
+                &settings,
+                plain,
+                &mut sampler,
+                &self.rows,
+                vocab,
+                &self.device,
+            );
         }
         if self.delivered == 0 {
             self.next = Next::Prompt(self.fed(0..prompt));
@@ -72,18 +79,18 @@ impl Generation<'_> {
     fn fed(&self, columns: Range<usize>) -> Batch {
         let left_pad = &self.feeder.running.left_pad;
         let any = self.padding(self.feeder.running.model.vocab());
-        let longest = self.prompt_ends.iter().max().copied().unwrap_or(0);
-        let skip: Vec<usize> = self.prompt_ends.iter().map(|end| longest - end).collect();
+        let longest = self.longest_prompt();
+        let skip: Vec<usize> = self.rows.iter().map(|row| longest - row.prompt_end).collect();
         let token = |row: usize, column: usize| {
-            let token = column.checked_sub(skip[row] + left_pad[row]).and_then(|i| self.ids[row].get(i));
+            let token = column.checked_sub(skip[row] + left_pad[row]).and_then(|i| self.rows[row].ids.get(i));
             token.map_or(any as i32, |&id| id as i32)
         };
-        let rows = 0..self.ids.len();
+        let rows = 0..self.rows.len();
         let tokens: Vec<i32> = rows
             .flat_map(|row| columns.clone().map(move |column| (row, column)))
             .map(|(row, column)| token(row, column))
             .collect();
-        let shape = [self.ids.len(), columns.len()];
+        let shape = [self.rows.len(), columns.len()];
         let tokens = Tensor::from_data(TensorData::new(tokens, shape), &self.device);
         let skip = skip.iter().map(|skip| skip.saturating_sub(columns.start).min(columns.len())).collect();
         Batch { left_pad: left_pad.clone(), skip, horizon: Vec::new(), ..Batch::new(tokens) }

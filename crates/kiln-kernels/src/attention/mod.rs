@@ -106,7 +106,7 @@ impl Buffers {
         Limits { end: self.end.map_or(i32::MAX, position), ..limits }
     }
 
-    /// The same in the type of `q`.
+    /// Casts them to the type of `q`.
     ///
     /// # Panics
     /// Where they do not fit it.
@@ -132,7 +132,7 @@ impl Buffers {
     }
 }
 
-/// The same, in the numbers that kernels have. Positions are not negative, so nothing overflows.
+/// An [`AttentionShape`] in the numbers that kernels have. Positions are not negative, so nothing overflows.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     scale: f32,

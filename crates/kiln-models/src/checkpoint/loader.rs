@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, ops::Range};
 use burn::tensor::{DType, Device, Tensor, TensorData, s};
 use half::{bf16, f16};
 use kiln_core::{Error, Result, device_error};
+use kiln_kernels::Matrix;
 
 use super::{
     Checkpoint, Entry,
@@ -220,8 +221,8 @@ impl Weights for Loader<'_> {
         self.stack(parts, &[], 0..parts.iter().map(|part| part.rows).sum())
     }
 
-    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
-        self.stack(parts, &[width], range)
+    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
+        self.stack(parts, &[width], range).map(Matrix::Dense)
     }
 
     fn largest_binding(&self) -> usize {

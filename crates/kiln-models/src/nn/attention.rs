@@ -84,6 +84,11 @@ impl Attention {
         Ok(Self { qkv_proj, o_proj, head_norms, config: *config, window })
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        let norms = self.head_norms.iter().flatten().map(RmsNorm::bytes).sum::<usize>();
+        self.qkv_proj.bytes() + self.o_proj.bytes() + norms
+    }
+
     /// What it makes of `x`, added to `residual` where there is one.
     ///
     /// # Shapes

@@ -5,16 +5,17 @@ use half::{bf16, f16};
 use kiln_core::{
     Result,
     batch::Batch,
-    layer::{KvLayer, RowPosition},
-    model::{CausalModel, Logits},
-    model_cache::{Pass, RowPart},
+    layer::RowPosition,
+    model::{CausalModel, Logits, WeightBytes},
+    model_cache::Pass,
     need::{AttentionNeed, LayerNeed},
 };
 use kiln_kernels::{Kernels, NormOrder};
 
 use super::{
-    attention::{Attention, AttentionConfig},
-    mlp::{GatedMlp, MlpConfig},
+    attention::AttentionConfig,
+    block::Block,
+    mlp::MlpConfig,
     norm::{NormKind, RmsNorm},
     places::Places,
     rope::Ropes,
@@ -111,77 +112,6 @@ impl Configured for DecoderConfig {
 }
 
 #[derive(Debug)]
-struct Block {
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
-    /// `post_attention_layernorm` where there are norms after
-    attention_norm: Option<RmsNorm>,
-    /// `pre_feedforward_layernorm` where there are norms after, else `post_attention_layernorm`
-    mlp_input_norm: RmsNorm,
-    mlp: GatedMlp,
-    /// `post_feedforward_layernorm`
-    mlp_norm: Option<RmsNorm>,
-}
-
-impl Block {
-    fn load(
-        weights: &mut dyn Weights,
-        name: &str,
-        window: Option<usize>,
-        config: &DecoderConfig,
-    ) -> Result<Self> {
-        let norm = |weights: &mut dyn Weights, part: &str| {
-            RmsNorm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm)
-        };
-        let mut norm_after = |part: &str| match config.norms_after {
-            true => norm(weights, part).map(Some),
-            false => Ok(None),
-        };
-        let attention_norm = norm_after("post_attention_layernorm")?;
-        let mlp_norm = norm_after("post_feedforward_layernorm")?;
-        let before_mlp =
-            if config.norms_after { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
-        Ok(Self {
-            attention_norm,
-            mlp_norm,
-            input_layernorm: norm(weights, "input_layernorm")?,
-            self_attn: Attention::load(
-                weights,
-                &format!("{name}.self_attn"),
-                &config.attention,
-                config.norm,
-                window,
-            )?,
-            mlp_input_norm: norm(weights, before_mlp)?,
-            mlp: GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?,
-        })
-    }
-
-    /// # Shapes
-    /// `[batch, tokens, hidden]`, unchanged
-    fn forward(
-        &self,
-        x: Tensor<3>,
-        places: &mut Places<'_>,
-        parts: Vec<RowPart<'_, dyn KvLayer>>,
-        kernels: &Kernels,
-    ) -> Result<Tensor<3>> {
-        let normed = self.input_layernorm.forward(x.clone(), kernels);
-        let x = match &self.attention_norm {
-            None => self.self_attn.forward(Some(x), normed, places, parts, kernels)?,
-            Some(norm) => {
-                x + norm.forward(self.self_attn.forward(None, normed, places, parts, kernels)?, kernels)
-            }
-        };
-        let normed = self.mlp_input_norm.forward(x.clone(), kernels);
-        Ok(match &self.mlp_norm {
-            None => self.mlp.forward(Some(x), normed, kernels),
-            Some(norm) => x + norm.forward(self.mlp.forward(None, normed, kernels), kernels),
-        })
-    }
-}
-
-#[derive(Debug)]
 struct Decoder {
     embed_tokens: Rows,
     layers: Vec<Block>,
@@ -202,6 +132,13 @@ impl CausalModel for Decoder {
 
     fn element_bytes(&self) -> usize {
         self.norm.dtype().size()
+    }
+
+    fn weight_bytes(&self) -> WeightBytes {
+        let blocks = self.layers.iter().map(Block::bytes).sum::<usize>();
+        let multiplied = blocks + self.norm.bytes() + self.lm_head.bytes();
+        let looked_up = if self.config.sizes.tied { 0 } else { self.embed_tokens.bytes() };
+        WeightBytes { held: multiplied + looked_up, multiplied }
     }
 
     fn working_bytes(&self, rows: usize, tokens: usize) -> usize {
@@ -227,7 +164,7 @@ impl CausalModel for Decoder {
             x = x * scale;
         }
         for (i, block) in self.layers.iter().enumerate() {
-            x = block.forward(x, &mut places, pass.attention(i)?, kernels)?;
+            x = block.forward(x, i, &mut places, pass, kernels)?;
         }
         let x = match logits {
             Logits::Last => x.narrow(1, batch.len() - 1, 1),

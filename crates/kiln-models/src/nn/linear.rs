@@ -24,8 +24,7 @@ impl Linear {
         Self::stacked(weights, &[(name, output)], input, bias)
     }
 
-    /// The same for several, by name and output, which are one matrix from now on: what they make of a vector comes
-    /// side by side, and takes one launch.
+    /// Reads several by name and output, which become one matrix: their results come side by side, and take one launch.
     pub(crate) fn stacked(
         weights: &mut dyn Weights,
         parts: &[(&str, usize)],
@@ -40,13 +39,18 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        let bias = self.bias.as_ref().map_or(0, |bias| bias.shape().num_elements() * bias.dtype().size());
+        self.weight.bytes() + bias
+    }
+
     /// # Shapes
     /// `[batch, tokens, in]` to `[batch, tokens, out]`
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         self.weight.project(x, self.bias.as_ref(), None, kernels)
     }
 
-    /// The same, added to `residual` where there is one, of the shape of the result.
+    /// [`forward`](Self::forward), added to `residual` where there is one, of the shape of the result.
     pub(crate) fn forward_onto(
         &self,
         residual: Option<Tensor<3>>,

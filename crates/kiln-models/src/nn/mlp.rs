@@ -61,6 +61,10 @@ impl GatedMlp {
         Ok(Self { gate_up_proj, down_proj, activation })
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.gate_up_proj.bytes() + self.down_proj.bytes()
+    }
+
     /// What it makes of `x`, added to `residual` where there is one.
     ///
     /// # Shapes

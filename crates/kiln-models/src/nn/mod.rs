@@ -1,6 +1,7 @@
 //! Blocks that models share.
 
 pub(crate) mod attention;
+pub(crate) mod block;
 pub(crate) mod decoder;
 pub(crate) mod linear;
 pub(crate) mod mlp;

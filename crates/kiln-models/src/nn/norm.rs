@@ -30,6 +30,10 @@ impl RmsNorm {
         self.weight.dtype()
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.weight.shape().num_elements() * self.weight.dtype().size()
+    }
+
     /// # Shapes
     /// `[batch, tokens, len]`, unchanged
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {

@@ -238,14 +238,12 @@ impl Model {
 
     /// Bytes of all weights on the device.
     pub fn weight_bytes(&self) -> u64 {
-        self.parameters * self.dtype.size() as u64
+        self.causal.weight_bytes().held as u64
     }
 
     /// Bytes of the weights that a step multiplies by: all but the embedding, unless it is the head too.
     pub fn multiplied_bytes(&self) -> u64 {
-        let embedding = (self.sizes.vocab * self.sizes.hidden) as u64;
-        let only_looked_up = if self.sizes.tied { 0 } else { embedding };
-        (self.parameters - only_looked_up.min(self.parameters)) * self.dtype.size() as u64
+        self.causal.weight_bytes().multiplied as u64
     }
 
     pub fn load_time(&self) -> Duration {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use kiln::{GenerationConfig, Model, Plan, RunOptions, SavedCache, Sequence, TokenId};
+use kiln::{Batch, GenerationConfig, Model, Plan, RunOptions, SavedCache, Sequence, TokenId};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -16,7 +16,7 @@ use crate::{
         },
         put,
     },
-    support::{batch, forward},
+    support::forward,
 };
 
 pub(in crate::fuzz) const TARGET: Target =
@@ -40,11 +40,11 @@ fn seeds() -> Vec<Vec<u8>> {
             if plan.check(&needs).is_err() || !plan.remembers(&needs) {
                 continue;
             }
-            for rows in
-                [vec![PROMPT[..3].to_vec()], vec![PROMPT.to_vec()], vec![PROMPT.to_vec(), PROMPT.to_vec()]]
-            {
+            let (short, whole) = (PROMPT[..3].to_vec(), PROMPT.to_vec());
+            for rows in [vec![&short], vec![&whole], vec![&whole, &whole], vec![&short, &whole, &whole]] {
+                let rows: Vec<Vec<TokenId>> = rows.into_iter().cloned().collect();
                 let mut cache = model.cache(&plan).unwrap();
-                forward(&model, &batch(&model, &rows), &mut cache);
+                forward(&model, &Batch::ragged(&rows, 0, model.device()).unwrap(), &mut cache);
                 model.save_cache(&path, &plan, &mut cache, &rows, &vec![0; rows.len()]).unwrap();
                 seeds.push(named_for(name, &fs::read(&path).unwrap()));
             }
