@@ -2,17 +2,20 @@
 
 mod block;
 mod groups;
+mod memory;
 mod pass;
+mod saving;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use block::LayerCache;
 pub use pass::{Pass, RowPart};
+pub use saving::CacheState;
 
 use crate::{
     Error, Result,
-    budget::{Budget, Claim},
-    layer::{CacheLayer, Footprint, Kv, KvLayer, LayerState, Limits, Moved, Positions, StepShape},
+    budget::Claim,
+    layer::{CacheLayer, KvLayer, Limits, StepShape},
 };
 use groups::RowGroup;
 
@@ -30,147 +33,10 @@ pub struct ModelCache {
     poisoned: bool,
 }
 
-/// More rows than any batch has. A file that says more is refused.
-const MOST_ROWS: usize = 1 << 24;
-
-/// A copy of a cache in host memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CacheState {
-    /// Rows of each group of rows that have seen as many tokens; empty where all have.
-    pub rows: Vec<usize>,
-    /// The layers of the first group, then those of the next.
-    pub layers: Vec<LayerState>,
-}
-
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
         let groups = vec![RowGroup { rows: None, layers }];
         Self { groups, claim: None, lent: AtomicBool::new(false), poisoned: false }
-    }
-
-    /// Counts this cache in `budget`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] where it holds more than is left.
-    pub fn within(mut self, budget: &Budget) -> Result<Self> {
-        self.claim = Some(budget.claim("the cache", self.device_bytes() as u64)?);
-        Ok(self)
-    }
-
-    /// Claims the memory that feeding `step` takes at most, with `working` bytes of the model's own.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] where there is not as much; those of [`check_buffers`](Self::check_buffers). Then nothing was
-    /// changed.
-    pub fn make_room(&mut self, step: &StepShape, working: usize) -> Result<()> {
-        let layers = self.footprints(step, &[]);
-        self.claim_for(&layers, working)
-    }
-
-    fn claim_for(&mut self, layers: &[(Footprint, bool)], working: usize) -> Result<()> {
-        self.check_largest(layers)?;
-        let bytes = Self::at_most(layers).saturating_add(working);
-        let bytes = bytes.saturating_sub(self.claimed_apart()) as u64;
-        self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
-    }
-
-    /// Bytes of what snapshots hold, too, which have claims of their own.
-    fn claimed_apart(&mut self) -> usize {
-        let Some(claim) = &self.claim else { return 0 };
-        self.groups.iter_mut().flat_map(RowGroup::parts_mut).map(|part| part.claimed_apart(claim)).sum()
-    }
-
-    /// Claims what layers were given, as far as there is room: what is missing is claimed when they are fed.
-    fn claim_given(&mut self) {
-        let bytes = self.device_bytes().saturating_sub(self.claimed_apart()) as u64;
-        if let Some(claim) = &mut self.claim {
-            _ = claim.resize(bytes);
-        }
-    }
-
-    /// The budget that it is counted in.
-    pub fn budget(&self) -> Option<&Budget> {
-        self.claim.as_ref().map(Claim::budget)
-    }
-
-    /// Claims what is held now: to be called when layers hold less than they did.
-    pub fn recount(&mut self) {
-        let bytes = self.device_bytes().saturating_sub(self.claimed_apart()) as u64;
-        if let Some(claim) = self.claim.as_mut().filter(|claim| claim.bytes() > bytes) {
-            // Less is never refused.
-            _ = claim.resize(bytes);
-        }
-    }
-
-    /// Bytes on the device while `step` is stored, at most: what layers hold, of offloaded ones the largest two in a row,
-    /// and what one of them takes besides.
-    pub fn bytes_for(&self, step: &StepShape) -> usize {
-        Self::at_most(&self.footprints(step, &[]))
-    }
-
-    /// [`bytes_for`](Self::bytes_for) if every layer were offloaded.
-    pub fn bytes_offloaded(&self, step: &StepShape) -> usize {
-        let mut layers = self.footprints(step, &[]);
-        layers.iter_mut().for_each(|(_, offloaded)| *offloaded = true);
-        Self::at_most(&layers)
-    }
-
-    /// What each layer takes while `step` is stored, in all groups together, and whether it is offloaded. `tokens`: how many
-    /// of them each group stores, if that is less.
-    fn footprints(&self, step: &StepShape, tokens: &[usize]) -> Vec<(Footprint, bool)> {
-        let mut all: Vec<(Footprint, bool)> = Vec::new();
-        for (i, group) in self.groups.iter().enumerate() {
-            let rows = group.rows.unwrap_or(step.rows);
-            let step = StepShape { rows, tokens: tokens.get(i).copied().unwrap_or(step.tokens), ..*step };
-            for (i, part) in group.parts().enumerate() {
-                let Footprint { held, largest, passing } = part.footprint(&step);
-                match all.get_mut(i) {
-                    Some((sum, _)) => {
-                        sum.held = sum.held.saturating_add(held);
-                        sum.largest = sum.largest.max(largest);
-                        // Groups are fed one after the other.
-                        sum.passing = sum.passing.max(passing);
-                    }
-                    None => all.push((Footprint { held, largest, passing }, part.is_offloaded())),
-                }
-            }
-        }
-        all
-    }
-
-    fn at_most(layers: &[(Footprint, bool)]) -> usize {
-        let here = |&(layer, away): &(Footprint, bool)| if away { 0 } else { layer.held };
-        let in_use = |&(layer, away): &(Footprint, bool)| if away { layer.held } else { 0 };
-        let pair = |(i, layer): (usize, &(Footprint, bool))| match layers.get((i + 1) % layers.len()) {
-            Some(next) if layers.len() > 1 => {
-                in_use(layer).saturating_add(in_use(next)).saturating_add(layer.0.passing)
-            }
-            _ => in_use(layer).saturating_add(layer.0.passing),
-        };
-        // Users ask for any number of tokens.
-        let stay = layers.iter().map(here).fold(0, usize::saturating_add);
-        stay.saturating_add(layers.iter().enumerate().map(pair).max().unwrap_or(0))
-    }
-
-    /// Whether the device has buffers as large as layers need to store `step`.
-    ///
-    /// # Errors
-    /// [`Error::BufferTooLarge`]. What is too large does not fail as an allocation does: wgpu refuses to bind it.
-    pub fn check_buffers(&self, step: &StepShape) -> Result<()> {
-        self.check_largest(&self.footprints(step, &[]))
-    }
-
-    fn check_largest(&self, layers: &[(Footprint, bool)]) -> Result<()> {
-        let Some(largest) = self.budget().and_then(Budget::largest_buffer) else { return Ok(()) };
-        // Of a layer's keys, or its values.
-        let needed = layers.iter().map(|(layer, _)| layer.largest / 2).max().unwrap_or(0) as u64;
-        if needed <= largest { Ok(()) } else { Err(Error::BufferTooLarge { needed, largest }) }
-    }
-
-    /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.
-    pub fn bytes_growing(&self, step: &StepShape) -> usize {
-        let largest = self.footprints(step, &[]).iter().map(|(part, _)| part.largest).max().unwrap_or(0);
-        if self.is_static() { 0 } else { largest / 2 }
     }
 
     /// Forgets all tokens behind the first `len`, in every layer or in none. Layers that have seen no more stay as they are:
@@ -492,130 +358,10 @@ impl ModelCache {
         self.recount();
     }
 
-    /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
-    /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
-    ///
-    /// # Errors
-    /// [`Error::Import`] where rows are of different lengths.
-    pub fn to_legacy(&self) -> Result<Vec<Kv>> {
-        if self.groups.len() > 1 {
-            return Err(Error::Import { why: "rows of different lengths have no legacy format".to_owned() });
-        }
-        self.lent.store(true, Ordering::Relaxed);
-        self.keys().filter_map(|layer| layer.gather().transpose()).collect()
-    }
-
-    /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a new cache.
-    ///
-    /// They must stand at positions from 0 on: a sliding window that has left tokens behind cannot be taken over this
-    /// way, but saved and restored.
-    ///
-    /// # Errors
-    /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; after an error the cache can
-    /// only be reset.
-    pub fn from_legacy(&mut self, layers: Vec<Kv>) -> Result<()> {
-        let wrong = |why: String| Err(Error::Import { why });
-        let blocks = self.keys().count();
-        if self.seq_len() > 0 || self.groups.len() > 1 {
-            return wrong("the cache is not empty; reset it".to_owned());
-        }
-        if layers.len() != blocks {
-            return wrong(format!("{} layers are given for {blocks} attention blocks", layers.len()));
-        }
-        let [rows, _, tokens, _] = layers.first().map_or([0; 4], |(keys, _)| keys.dims());
-        for (keys, values) in &layers {
-            let ([r, heads, t, _], [vr, vheads, vt, _]) = (keys.dims(), values.dims());
-            if (r, t) != (rows, tokens) || (vr, vheads, vt) != (rows, heads, tokens) {
-                return wrong(format!("keys {:?} and values {:?} do not fit", keys.dims(), values.dims()));
-            }
-        }
-        self.admits(tokens, false)?;
-        let own = self.groups.iter_mut().flat_map(|group| &mut group.layers);
-        for (layer, (keys, values)) in own.filter_map(LayerCache::keys_mut).zip(layers) {
-            let first = layer.span(tokens).query(tokens);
-            let positions = Positions::all_at(first, rows, &keys.device());
-            layer.update(keys, values, &positions)?;
-        }
-        self.claim_given();
-        Ok(())
-    }
-
-    /// Copies all that a new cache needs to go on in this one's place.
-    pub fn save(&self) -> Result<CacheState> {
-        self.check_usable()?;
-        let rows = self.groups.iter().filter_map(|group| group.rows).collect();
-        Ok(CacheState { rows, layers: self.parts().map(CacheLayer::save).collect::<Result<_>>()? })
-    }
-
-    /// Becomes the cache that `state` was copied from. To be called on a new cache of the same plan; after an error it
-    /// can only be reset.
-    ///
-    /// # Errors
-    /// [`Error::Import`] where it is the state of another kind of cache, or of none.
-    pub fn restore(&mut self, state: CacheState) -> Result<()> {
-        let wrong = |why: String| Error::Import { why };
-        let CacheState { rows, layers } = state;
-        self.groups.truncate(1);
-        let (parts, groups) = (self.parts().count(), rows.len().max(1));
-        let all = rows.iter().try_fold(0usize, |all, &rows| all.checked_add(rows));
-        if rows.len() == 1 || rows.contains(&0) || all.is_none_or(|all| all > MOST_ROWS) {
-            return Err(wrong("its rows are impossible".to_owned()));
-        }
-        if Some(layers.len()) != parts.checked_mul(groups) {
-            return Err(wrong(format!("{} layers stand where {parts} were", layers.len())));
-        }
-        self.groups.extend((1..groups).map(|_| self.groups[0].snapshot()).collect::<Vec<_>>());
-        for (group, rows) in self.groups.iter_mut().zip(rows) {
-            group.rows = Some(rows);
-        }
-        self.parts_mut().zip(layers).try_for_each(|(part, state)| part.restore(state))?;
-        self.claim_given();
-        for group in &self.groups {
-            // Layers are fed together, so they have seen as much.
-            let lens: Vec<usize> = group.timed().map(CacheLayer::seq_len).collect();
-            if lens.windows(2).any(|pair| pair[0] != pair[1]) {
-                return Err(wrong("its layers have seen different numbers of tokens".to_owned()));
-            }
-            if group.rows.is_some_and(|rows| group.stored_rows().is_some_and(|have| have != rows)) {
-                return Err(wrong("its tensors are of another number of rows".to_owned()));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether what it holds is of that many rows.
-    pub fn is_of_rows(&self, rows: usize) -> bool {
-        let is_whole = |group: &RowGroup| {
-            let rows = group.rows.unwrap_or(rows);
-            group.parts().all(|part| part.rows().map_or(part.seq_len() == 0, |have| have == rows))
-        };
-        self.check_rows(rows).is_ok() && self.groups.iter().all(is_whole)
-    }
-
     /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.
     pub fn strategies(&self) -> impl Iterator<Item = Option<&'static str>> {
         let blocks = self.groups.iter().take(1).flat_map(|group| &group.layers);
         blocks.map(|layer| layer.keys().map(CacheLayer::name))
-    }
-
-    /// Bytes held on the device, room allocated ahead of need included.
-    pub fn device_bytes(&self) -> usize {
-        self.parts().map(|part| part.usage().device).sum()
-    }
-
-    /// Of these, the bytes that snapshots hold too. The budget counts them once.
-    pub fn shared_bytes(&self) -> usize {
-        self.parts().map(|part| part.usage().shared).sum()
-    }
-
-    /// Bytes held in host memory, in place of the device's.
-    pub fn host_bytes(&self) -> usize {
-        self.parts().map(|part| part.usage().host).sum()
-    }
-
-    /// Bytes that went between the host and the device so far.
-    pub fn moved(&self) -> Moved {
-        self.parts().map(|part| part.usage().moved).sum()
     }
 
     fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {

@@ -1,0 +1,123 @@
+//! Copies of a cache: all of it, or keys and values in transformers' legacy format.
+
+use std::sync::atomic::Ordering;
+
+use super::{LayerCache, ModelCache, groups::RowGroup};
+use crate::{
+    Error, Result,
+    layer::{CacheLayer, Kv, LayerState, Positions},
+};
+
+/// More rows than any batch has. A file that says more is refused.
+const MOST_ROWS: usize = 1 << 24;
+
+/// A copy of a cache in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheState {
+    /// Rows of each group of rows that have seen as many tokens; empty where all have.
+    pub rows: Vec<usize>,
+    /// The layers of the first group, then those of the next.
+    pub layers: Vec<LayerState>,
+}
+
+impl ModelCache {
+    /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
+    /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where rows are of different lengths.
+    pub fn to_legacy(&self) -> Result<Vec<Kv>> {
+        if self.groups.len() > 1 {
+            return Err(Error::Import { why: "rows of different lengths have no legacy format".to_owned() });
+        }
+        self.lent.store(true, Ordering::Relaxed);
+        self.keys().filter_map(|layer| layer.gather().transpose()).collect()
+    }
+
+    /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a new cache.
+    ///
+    /// They must stand at positions from 0 on: a sliding window that has left tokens behind cannot be taken over this
+    /// way, but saved and restored.
+    ///
+    /// # Errors
+    /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; after an error the cache can
+    /// only be reset.
+    pub fn from_legacy(&mut self, layers: Vec<Kv>) -> Result<()> {
+        let wrong = |why: String| Err(Error::Import { why });
+        let blocks = self.keys().count();
+        if self.seq_len() > 0 || self.groups.len() > 1 {
+            return wrong("the cache is not empty; reset it".to_owned());
+        }
+        if layers.len() != blocks {
+            return wrong(format!("{} layers are given for {blocks} attention blocks", layers.len()));
+        }
+        let [rows, _, tokens, _] = layers.first().map_or([0; 4], |(keys, _)| keys.dims());
+        for (keys, values) in &layers {
+            let ([r, heads, t, _], [vr, vheads, vt, _]) = (keys.dims(), values.dims());
+            if (r, t) != (rows, tokens) || (vr, vheads, vt) != (rows, heads, tokens) {
+                return wrong(format!("keys {:?} and values {:?} do not fit", keys.dims(), values.dims()));
+            }
+        }
+        self.admits(tokens, false)?;
+        let own = self.groups.iter_mut().flat_map(|group| &mut group.layers);
+        for (layer, (keys, values)) in own.filter_map(LayerCache::keys_mut).zip(layers) {
+            let first = layer.span(tokens).query(tokens);
+            let positions = Positions::all_at(first, rows, &keys.device());
+            layer.update(keys, values, &positions)?;
+        }
+        self.claim_given();
+        Ok(())
+    }
+
+    /// Copies all that a new cache needs to go on in this one's place.
+    pub fn save(&self) -> Result<CacheState> {
+        self.check_usable()?;
+        let rows = self.groups.iter().filter_map(|group| group.rows).collect();
+        Ok(CacheState { rows, layers: self.parts().map(CacheLayer::save).collect::<Result<_>>()? })
+    }
+
+    /// Becomes the cache that `state` was copied from. To be called on a new cache of the same plan; after an error it
+    /// can only be reset.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where it is the state of another kind of cache, or of none.
+    pub fn restore(&mut self, state: CacheState) -> Result<()> {
+        let wrong = |why: String| Error::Import { why };
+        let CacheState { rows, layers } = state;
+        self.groups.truncate(1);
+        let (parts, groups) = (self.parts().count(), rows.len().max(1));
+        let all = rows.iter().try_fold(0usize, |all, &rows| all.checked_add(rows));
+        if rows.len() == 1 || rows.contains(&0) || all.is_none_or(|all| all > MOST_ROWS) {
+            return Err(wrong("its rows are impossible".to_owned()));
+        }
+        if Some(layers.len()) != parts.checked_mul(groups) {
+            return Err(wrong(format!("{} layers stand where {parts} were", layers.len())));
+        }
+        self.groups.extend((1..groups).map(|_| self.groups[0].snapshot()).collect::<Vec<_>>());
+        for (group, rows) in self.groups.iter_mut().zip(rows) {
+            group.rows = Some(rows);
+        }
+        self.parts_mut().zip(layers).try_for_each(|(part, state)| part.restore(state))?;
+        self.claim_given();
+        for group in &self.groups {
+            // Layers are fed together, so they have seen as much.
+            let lens: Vec<usize> = group.timed().map(CacheLayer::seq_len).collect();
+            if lens.windows(2).any(|pair| pair[0] != pair[1]) {
+                return Err(wrong("its layers have seen different numbers of tokens".to_owned()));
+            }
+            if group.rows.is_some_and(|rows| group.stored_rows().is_some_and(|have| have != rows)) {
+                return Err(wrong("its tensors are of another number of rows".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what it holds is of that many rows.
+    pub fn is_of_rows(&self, rows: usize) -> bool {
+        let is_whole = |group: &RowGroup| {
+            let rows = group.rows.unwrap_or(rows);
+            group.parts().all(|part| part.rows().map_or(part.seq_len() == 0, |have| have == rows))
+        };
+        self.check_rows(rows).is_ok() && self.groups.iter().all(is_whole)
+    }
+}
