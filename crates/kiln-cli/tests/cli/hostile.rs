@@ -106,13 +106,14 @@ fn a_reader_that_went_away_is_no_error() {
 #[test]
 fn what_cannot_be_saved_is_said_before_anything_is_generated() {
     let folder = tempfile::tempdir().unwrap();
-    let nowhere = folder.path().join("none/file");
-    let (nowhere, here) = (nowhere.to_str().unwrap(), folder.path().to_str().unwrap());
+    let (nowhere, file) = (folder.path().join("none/file"), folder.path().join("file"));
+    let (nowhere, file) = (nowhere.to_str().unwrap(), file.to_str().unwrap());
+    let here = folder.path().to_str().unwrap();
     let fixtures = fixture("transformers-5.23.0");
     let refusals: [(&[&str], &str); 6] = [
         (&["run", "--device", "cpu", "--save-cache", nowhere, "x"], "there is no folder"),
         (&["run", "--device", "cpu", "--save-cache", here, "x"], "is a folder"),
-        (&["run", "--device", "cpu", "--cache", "none", "--save-cache", "/tmp/x", "x"], "remembers nothing"),
+        (&["run", "--device", "cpu", "--cache", "none", "--save-cache", file, "x"], "remembers nothing"),
         (&["probe", "--device", "cpu", "--plot", nowhere], "there is no folder"),
         (&["probe", "--device", "cpu", "--cache", "none"], "remembers nothing"),
         (&["conformance", &fixtures, "--device", "cpu", "--json", nowhere], "there is no folder"),
