@@ -73,7 +73,7 @@ fn rows_of_different_lengths_are_what_they_are_alone() {
     for (place, (device, opened)) in devices().enumerate() {
         for name in ["llama", "mistral"].into_iter().take(if place == 0 { 2 } else { 1 }) {
             let model = recorded(name, opened);
-            // Where layers are is the cache's business and no device's: one device shows it.
+            // Offloaded ones on one device only, to save time: the laws of layers test offloading on every device.
             let all = remembering(&model).filter(|(text, ..)| place == 0 || !text.contains("offloaded"));
             for (text, plan, _) in all {
                 let mut rows = Rows::new(&model, &plan, format!("{text} of {name} on {device}"));

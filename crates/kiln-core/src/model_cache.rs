@@ -139,11 +139,11 @@ impl ModelCache {
     }
 
     /// Begins a forward pass that stores `step`, with `working` bytes of the model's own. Of the tokens of each row, the
-    /// first `skip[row]` are none and are not stored. `padded`: whether rows begin with padding that is.
+    /// first `skip[row]` are none and are not stored. `padded`: whether rows begin with padding, which is stored.
     ///
     /// # Errors
     /// Those of [`admits`](Self::admits) and [`make_room`](Self::make_room); [`Error::WrongRows`]; [`Error::Poisoned`]. Then
-    /// nothing was changed.
+    /// nothing was changed. Where the device fails while rows are moved into layers of their own, the cache is poisoned.
     pub fn begin(
         &mut self,
         step: &StepShape,
@@ -185,7 +185,8 @@ impl ModelCache {
         let mut groups = Vec::with_capacity(self.groups.len());
         let mut row = 0;
         for group in &self.groups {
-            groups.push((skip[row].min(step.tokens), group.seq_len()));
+            let skip = skip.get(row).copied().unwrap_or(0);
+            groups.push((skip.min(step.tokens), group.seq_len()));
             row += group.rows.unwrap_or(step.rows);
         }
         Ok(Pass { cache: self, rows: step.rows, tokens: step.tokens, groups, committed: false })
