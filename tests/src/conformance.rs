@@ -117,9 +117,9 @@ fn every_exact_cache_gives_what_dynamic_gives() {
 fn forced_kernels_conform_too() {
     for (name, device) in kiln_testkit::devices::opened() {
         let choices: &[Choice] = match name.as_str() {
-            "cpu" => &[Choice::Definition],
-            "wgpu" => &[Choice::Definition, Choice::Cube],
-            _ => &[Choice::Definition],
+            "cpu" => &[Choice::Reference],
+            "wgpu" => &[Choice::Reference, Choice::Cube],
+            _ => &[Choice::Reference],
         };
         for &kernels in choices {
             let setup = Setup { device: device.clone(), kernels, cache: None, offload: None };

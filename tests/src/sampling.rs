@@ -61,8 +61,8 @@ fn the_device_draws_what_the_host_does() {
     for (device, opened) in devices() {
         let choices: &[Choice] = match device {
             "cpu" => &[Choice::Auto],
-            "cuda" => &[Choice::Auto, Choice::Definition],
-            _ => &[Choice::Auto, Choice::Definition, Choice::Cube],
+            "cuda" => &[Choice::Auto, Choice::Reference],
+            _ => &[Choice::Auto, Choice::Reference, Choice::Cube],
         };
         for &choice in choices {
             let model = llama_with(opened, choice);
@@ -83,7 +83,7 @@ fn the_device_draws_what_the_host_does() {
                     let want = run(true, false, false);
                     let before = sampled();
                     assert_eq!(run(false, false, false), want, "{what}");
-                    let on_device = device != "cpu" && choice != Choice::Definition;
+                    let on_device = device != "cpu" && choice != Choice::Reference;
                     assert_eq!(sampled() > before, on_device, "{what}");
                     assert_eq!(run(false, true, false), want, "{what}: ahead");
                     if opened.is_asynchronous() && plan == "static" {

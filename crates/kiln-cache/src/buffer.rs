@@ -8,7 +8,7 @@ use kiln_core::{
     slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, KvAppend};
 
 use crate::memory::TensorTree;
 
@@ -75,8 +75,11 @@ impl Buffer {
         let slots = self.slots();
         if let Some((k, v)) = self.kv.take()? {
             let n = keys.dims()[2];
-            let [k, v] = kernels.kv_append([k, v], [keys, values], positions, self.origin);
-            let mut firsts: Vec<usize> = positions.on_host.iter().map(|row| row.first).collect();
+            let (positions, origin) = (positions.clone(), self.origin);
+            let firsts = positions.on_host.clone();
+            let append = KvAppend { buffers: [k, v], new: [keys, values], positions, origin };
+            let [k, v] = kernels.run(append);
+            let mut firsts: Vec<usize> = firsts.iter().map(|row| row.first).collect();
             firsts.dedup();
             let written = firsts.into_iter().flat_map(|first| {
                 let first = first.saturating_sub(self.origin) % slots.max(1);

@@ -55,7 +55,7 @@ pub(crate) struct PlaceArgs {
     /// `auto` is f16 on a GPU that computes it, else f32.
     #[arg(long, default_value_t, value_name = "TYPE")]
     pub(crate) dtype: DtypeChoice,
-    /// Which implementation of each kernel runs: auto, definition, wgsl or cube
+    /// Which implementation of each kernel runs: auto, reference, wgsl or cube
     #[arg(long, hide_short_help = true, default_value = "auto", value_name = "WHICH")]
     pub(crate) kernels: Choice,
     /// Memory of the device to use at most, such as `6GiB` [default: 90 % of what it has]
@@ -351,7 +351,7 @@ pub(crate) struct ConformancePlaceArgs {
     /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
     #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
     pub(crate) device: DeviceName,
-    /// Which implementation of each kernel runs: auto, definition, wgsl or cube
+    /// Which implementation of each kernel runs: auto, reference, wgsl or cube
     #[arg(long, default_value = "auto", value_name = "WHICH")]
     pub(crate) kernels: Choice,
 }

@@ -1,6 +1,6 @@
 //! Tokens on their way into a model.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -78,7 +78,7 @@ impl Steps {
     /// After a recorded step was replayed, which advances what is on the device.
     pub fn replayed(&mut self) {
         self.left = self.left.saturating_sub(1);
-        self.positions.on_host.iter_mut().for_each(|row| row.first += 1);
+        Arc::make_mut(&mut self.positions.on_host).iter_mut().for_each(|row| row.first += 1);
     }
 }
 

@@ -80,7 +80,7 @@ pub fn give_back(device: &Device) {
 }
 
 /// Steps that are about to be recorded: none is added while this is held.
-pub(crate) fn preparing() -> MutexGuard<'static, usize> {
+pub fn preparing() -> MutexGuard<'static, usize> {
     static PREPARING: Mutex<usize> = Mutex::new(0);
     // Whoever panicked held a number that is whole at any time.
     PREPARING.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,6 +1,6 @@
 //! Memory of a single block.
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
@@ -201,7 +201,7 @@ pub struct Positions {
     /// read them on the device, so that a captured step can be replayed for the next token.
     pub on_device: Tensor<2, Int>,
     /// These numbers on the host, by row.
-    pub on_host: Vec<RowPosition>,
+    pub on_host: Arc<[RowPosition]>,
 }
 
 /// Where the new tokens of one row stand.
@@ -220,7 +220,7 @@ impl Positions {
         let numbers: Vec<i32> = firsts.chain(on_host.iter().map(|row| row.visible_from as i32)).collect();
         // In one piece: some devices would put space between the two.
         let on_device = Tensor::<1, Int>::from_data(TensorData::new(numbers, [2 * on_host.len()]), device);
-        Self { on_device: on_device.reshape([2, on_host.len()]), on_host }
+        Self { on_device: on_device.reshape([2, on_host.len()]), on_host: on_host.into() }
     }
 
     /// Rows that all stand at `first`; `left_pad`: padding at the start of each.
@@ -244,7 +244,7 @@ impl Positions {
             return self.clone();
         }
         let on_device = self.on_device.clone().narrow(1, rows.start, rows.len());
-        Self { on_device, on_host: self.on_host[rows].to_vec() }
+        Self { on_device, on_host: self.on_host[rows].into() }
     }
 
     /// Whether a row begins with padding.

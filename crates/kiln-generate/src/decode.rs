@@ -7,8 +7,8 @@ use kiln_core::{
     layer::RowPosition,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
-    unsafe_ops::Recording,
 };
+use kiln_kernels::Recording;
 
 use crate::device_sampler::DeviceSampler;
 

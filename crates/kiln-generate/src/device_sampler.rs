@@ -3,7 +3,7 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, model::TokenId};
-use kiln_kernels::{Draws, Kernels, Sampling, likeliest};
+use kiln_kernels::{Draws, Kernels, Sample, Sampling, likeliest};
 
 use crate::{processors, sampler::Sampler, settings::Settings};
 
@@ -100,7 +100,7 @@ impl DeviceSampler {
         let Some(draws) = sampled.draws.take() else {
             return Err(Error::Execution("the step before was given up".into()));
         };
-        let (tokens, draws) = sampled.kernels.sample(logits, draws, &sampled.sampling);
+        let (tokens, draws) = sampled.kernels.run(Sample { logits, draws, sampling: sampled.sampling });
         sampled.draws = Some(draws);
         sampled.left -= 1;
         Ok(tokens)
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn each_row_takes_a_word_a_step() {
         let device = Device::flex();
-        let kernels = Kernels::new(Choice::Definition, &device).unwrap();
+        let kernels = Kernels::new(Choice::Reference, &device).unwrap();
         let settings = Settings {
             do_sample: true,
             top_k: 9,

@@ -468,7 +468,7 @@ fn device_sampler(
     if options.keep_logits || options.keep_scores {
         return None;
     }
-    match options.kernels.as_ref().filter(|kernels| kernels.samples()) {
+    match options.kernels.as_ref().filter(|kernels| kernels.path().is_on_gpu()) {
         Some(kernels) => {
             let ids: Vec<&[TokenId]> = rows.iter().map(|row| &row.ids[..]).collect();
             Some(DeviceSampler::new(kernels, settings, sampler.take(), &ids, vocab, device))

@@ -10,7 +10,24 @@ use burn::tensor::{
     activation::{gelu, silu},
 };
 
-use crate::shader::Shader;
+use crate::{
+    Kernel,
+    cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
+    shader::Shader,
+};
+
+/// `act(gate) · up`, which a gated feed-forward block computes between its projections.
+///
+/// # Shapes
+/// The result has the shape of the gate.
+#[derive(Clone, Debug)]
+pub struct Gated {
+    /// `[rows, tokens, width]`
+    pub gate: Tensor<3>,
+    /// As the gate, and cast to its type.
+    pub up: Tensor<3>,
+    pub activation: Activation,
+}
 
 /// The function between the projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,58 +40,107 @@ pub enum Activation {
     GeluTanh,
 }
 
-pub(crate) fn definition(gate: Tensor<3>, up: Tensor<3>, activation: Activation) -> Tensor<3> {
-    let dtype = gate.dtype();
-    let x = gate.cast(DType::F32);
-    let activated = match activation {
-        Activation::Silu => silu(x),
-        Activation::Gelu => gelu(x),
-        Activation::GeluTanh => {
-            // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): fewer operations, and no tanh of large numbers.
-            let u = (x.clone().square() * 0.044715 + 1.0) * x.clone() * (2.0 / PI).sqrt();
-            x / ((u * -2.0).exp() + 1.0)
+impl Kernel for Gated {
+    const NAME: &'static str = "gated";
+    type Output = Tensor<3>;
+
+    fn checked(self) -> Self {
+        assert_eq!(self.gate.dims(), self.up.dims(), "gated: gate and up");
+        Self { up: self.up.cast(self.gate.dtype()), ..self }
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.gate.dims().into()
+    }
+
+    fn reference(self) -> Tensor<3> {
+        let Self { gate, up, activation } = self;
+        let dtype = gate.dtype();
+        let x = gate.cast(DType::F32);
+        let activated = match activation {
+            Activation::Silu => silu(x),
+            Activation::Gelu => gelu(x),
+            Activation::GeluTanh => {
+                // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): fewer operations, and no tanh of large numbers.
+                let u = (x.clone().square() * 0.044715 + 1.0) * x.clone() * (2.0 / PI).sqrt();
+                x / ((u * -2.0).exp() + 1.0)
+            }
+        };
+        activated.cast(dtype) * up
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgsl(self) -> Result<Tensor<3>, Self> {
+        use burn::backend::Cube;
+
+        use crate::launch::{LANES, Launch, empty_like, primitive, strides};
+
+        let Self { gate, up, activation } = self;
+        let [_, tokens, width] = gate.dims();
+        let invocations = gate.shape().num_elements();
+        let (gate, up) = (primitive(gate), primitive(up));
+        let y = empty_like(&gate);
+        let [[gate0, gate1, gate2], [up0, up1, up2]] = [strides(&gate), strides(&up)];
+        #[rustfmt::skip]
+        let info = [
+            gate0, gate1, gate2, tokens as u32,
+            up0, up1, up2, width as u32,
+            invocations as u32,
+        ];
+        let launch = Launch::new(&SHADER, gate.dtype, &y.client).with(&[activation as usize]);
+        launch.reads(gate).reads(up).writes(&y).run(invocations.div_ceil(LANES), &info);
+        Ok(Tensor::from_primitive::<Cube>(y))
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<Tensor<3>, Self> {
+        Ok(cube::launch(self))
+    }
+
+    fn shaders() -> &'static [Shader] {
+        &[SHADER]
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        // The gate is `times` times as large as other numbers are.
+        let case = |gate: [usize; 3], layout: Layout, activation, times: f64| {
+            let inputs = Case::new((gate, layout, activation, times), move |numbers| {
+                let up = numbers.tensor(gate, Plain);
+                Self { gate: numbers.tensor(gate, layout) * times, up, activation }
+            });
+            // The activation is off by a few roundings of its argument, and by the error of an approximation of the normal
+            // distribution, and rounded; then multiplied by at most LARGEST, and rounded.
+            inputs.without_native().within(move |want, Rounding { single, ulp, .. }| {
+                let off = LARGEST * times * (16.0 * single + 2e-7);
+                LARGEST * off + want.abs() * 2.0 * ulp
+            })
+        };
+        let mut cases = Vec::new();
+        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+            for gate in [[1, 1, 1], [1, 1, 640], [3, 5, 257]] {
+                let layouts = [Plain, Cut(2), Swapped(0, 1), Swapped(1, 2)];
+                cases.extend(layouts.map(|layout| case(gate, layout, activation, 1.0)));
+            }
+            // Where exponentials are larger than any number.
+            cases.push(case([1, 1, 640], Plain, activation, 100.0));
+            cases.push(case([1, 0, 640], Plain, activation, 1.0));
         }
-    };
-    activated.cast(dtype) * up
+        cases
+    }
 }
 
-pub(crate) const SHADER: Shader = Shader {
+const SHADER: Shader = Shader {
     name: "gated",
     text: include_str!("../../../shaders/gated.wgsl"),
     options: &[&["const ACTIVATION = 0u;", "const ACTIVATION = 1u;", "const ACTIVATION = 2u;"]],
 };
 
-#[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(gate: Tensor<3>, up: Tensor<3>, activation: Activation) -> Tensor<3> {
-    use burn::backend::Cube;
-
-    use crate::launch::{LANES, Launch, empty_like, primitive, strides};
-
-    let [_, tokens, width] = gate.dims();
-    let invocations = gate.shape().num_elements();
-    let (gate, up) = (primitive(gate), primitive(up));
-    let y = empty_like(&gate);
-    let [[gate0, gate1, gate2], [up0, up1, up2]] = [strides(&gate), strides(&up)];
-    #[rustfmt::skip]
-    let info = [
-        gate0, gate1, gate2, tokens as u32,
-        up0, up1, up2, width as u32,
-        invocations as u32,
-    ];
-    let launch = Launch::new(&SHADER, gate.dtype, &y.client).with(&[activation as usize]);
-    launch.reads(gate).reads(up).writes(&y).run(invocations.div_ceil(LANES), &info);
-    Tensor::from_primitive::<Cube>(y)
-}
-
 #[cfg(feature = "cube")]
-pub(crate) use twin::launch as cube;
-
-#[cfg(feature = "cube")]
-mod twin {
+mod cube {
     use burn::backend::{Cube, cubecl::dtype_to_storage_type};
     use cubecl::prelude::*;
 
-    use super::Activation;
+    use super::{Activation, Gated};
     use crate::launch::{LANES, address_type, count, empty_like, primitive};
 
     const ROOT_OF_HALF: f32 = std::f32::consts::FRAC_1_SQRT_2;
@@ -116,11 +182,7 @@ mod twin {
             E::cast_from(activated) * up[row * up.stride(0) + token * up.stride(1) + i * up.stride(2)];
     }
 
-    pub(crate) fn launch(
-        gate: burn::tensor::Tensor<3>,
-        up: burn::tensor::Tensor<3>,
-        activation: Activation,
-    ) -> burn::tensor::Tensor<3> {
+    pub(super) fn launch(Gated { gate, up, activation }: Gated) -> burn::tensor::Tensor<3> {
         let invocations = gate.shape().num_elements();
         let (gate, up) = (primitive(gate), primitive(up));
         let y = empty_like(&gate);

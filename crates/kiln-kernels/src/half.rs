@@ -58,11 +58,11 @@ pub(crate) fn numbers<const D: usize>(bits: Tensor<D, Int>) -> Tensor<D> {
 }
 
 #[cfg(feature = "cube")]
-pub(crate) use twin::{DOWN, NEAREST, UP, finite, half_bits, half_number};
+pub(crate) use cube::{DOWN, NEAREST, UP, finite, half_bits, half_number};
 
-/// What shaders have written out, for the twins.
+/// What shaders have written out, for the `#[cube]` functions.
 #[cfg(feature = "cube")]
-mod twin {
+mod cube {
     use cubecl::prelude::*;
 
     use super::SMALLEST;

@@ -4,17 +4,139 @@
 //! `[batch, kv_heads, capacity, head_dim]` and `[batch, kv_heads, n, head_dim]`, for keys and for values. Where the capacity is never reached, that is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
+use kiln_core::layer::{Positions, RowPosition};
 
-use crate::shader::Shader;
+use crate::{
+    Kernel,
+    cases::{Case, Cut, Layout, Numbers, Plain, Swapped},
+    kernel::checked_positions,
+    shader::Shader,
+};
 
-/// Keys and values.
-type Both = [Tensor<4>; 2];
+/// Writes new keys and values into rings of slots: token `i` of row `b` into slot `(first[b] - origin + i) mod capacity` of the
+/// buffers. Returns the buffers.
+///
+/// In place if a buffer is the only handle of its memory, else on a copy. The positions stay on the device, so that a captured
+/// step can advance them.
+#[derive(Clone, Debug)]
+pub struct KvAppend {
+    /// Of keys and of values: `[batch, kv_heads, capacity, head_dim]`
+    pub buffers: [Tensor<4>; 2],
+    /// Of keys and of values: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`; cast to the type of the buffers
+    pub new: [Tensor<4>; 2],
+    /// Of `batch` rows.
+    pub positions: Positions,
+    /// The position whose slot is 0.
+    pub origin: usize,
+}
 
-/// Never in place, and moves the whole buffer: it is here to say what the others do.
-pub(crate) fn definition(buffers: Both, new: Both, positions: Tensor<2, Int>, origin: i32) -> Both {
-    let firsts = positions.narrow(0, 0, 1).transpose() - origin;
-    let ([keys, values], [new_keys, new_values]) = (buffers, new);
-    [written(keys, new_keys, firsts.clone()), written(values, new_values, firsts)]
+impl Kernel for KvAppend {
+    const NAME: &'static str = "kv_append";
+    type Output = [Tensor<4>; 2];
+
+    fn checked(self) -> Self {
+        let Self { buffers, new, positions, origin } = self;
+        let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffers[0].dims(), new[0].dims());
+        assert_eq!(buffers[1].dims(), buffers[0].dims(), "kv_append: buffers of keys and of values");
+        assert_eq!(new[1].dims(), new[0].dims(), "kv_append: new keys and values");
+        assert_eq!(new[0].dims(), [batch, heads, n, head_dim], "kv_append: new and buffers");
+        assert!(n <= capacity, "kv_append: {n} tokens into {capacity} slots");
+        let dtype = buffers[0].dtype();
+        assert_eq!(buffers[1].dtype(), dtype, "kv_append: buffers of keys and of values");
+        let (new, positions) =
+            (new.map(|new| new.cast(dtype)), checked_positions(positions, batch, Self::NAME));
+        Self { buffers, new, positions, origin: origin % capacity.max(1) }
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.new[0].dims().into()
+    }
+
+    /// Moves the whole buffers, and never writes in place.
+    fn reference(self) -> [Tensor<4>; 2] {
+        let firsts = self.positions.on_device.narrow(0, 0, 1).transpose() - self.origin as i64;
+        let ([keys, values], [new_keys, new_values]) = (self.buffers, self.new);
+        [written(keys, new_keys, firsts.clone()), written(values, new_values, firsts)]
+    }
+
+    /// Copies the vectors of each head.
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<[Tensor<4>; 2], Self> {
+        let positions = crate::native::primitive(self.positions.on_device).into_data();
+        let firsts: Vec<i64> = positions.iter::<i64>().map(|first| first - self.origin as i64).collect();
+        let ([keys, values], [new_keys, new_values]) = (self.buffers, self.new);
+        Ok([copied(keys, new_keys, &firsts), copied(values, new_values, &firsts)])
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgsl(self) -> Result<[Tensor<4>; 2], Self> {
+        use burn::backend::Cube;
+
+        use crate::launch::{LANES, Launch, in_order, primitive, strides, to_write};
+
+        let Self { buffers, new, positions, origin } = self;
+        let [_, heads, capacity, _] = buffers[0].dims();
+        let [_, _, tokens, head_dim] = new[0].dims();
+        let invocations = new[0].shape().num_elements();
+        let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
+        let [new_keys, new_values] = new.map(primitive);
+        let [[key0, key1, key2, key3], [value0, value1, value2, value3]] = [strides(&keys), strides(&values)];
+        let [[new_key0, new_key1, new_key2, new_key3], [new_value0, new_value1, new_value2, new_value3]] =
+            [strides(&new_keys), strides(&new_values)];
+        #[rustfmt::skip]
+        let info = [
+            key0, key1, key2, key3,
+            value0, value1, value2, value3,
+            new_key0, new_key1, new_key2, new_key3,
+            new_value0, new_value1, new_value2, new_value3,
+            heads as u32, capacity as u32, tokens as u32, head_dim as u32,
+            invocations as u32, origin as u32,
+        ];
+        let launch = Launch::new(&SHADER, keys.dtype, &keys.client).updates(&keys).updates(&values);
+        let launch = launch.reads(new_keys).reads(new_values).reads(in_order(positions.on_device));
+        launch.run(invocations.div_ceil(LANES), &info);
+        Ok([keys, values].map(Tensor::from_primitive::<Cube>))
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<[Tensor<4>; 2], Self> {
+        Ok(cube::launch(self))
+    }
+
+    fn shaders() -> &'static [Shader] {
+        &[SHADER]
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        let mut cases = Vec::new();
+        let capacity = 11;
+        for head_dim in [8, 12, 64, 80, 96, 128, 256] {
+            for (batch, heads, n) in [(1, 1, 1), (3, 2, 1), (1, 8, 5), (3, 2, 5)] {
+                let base = Given { buffer: [batch, heads, capacity, head_dim], n, ..GIVEN };
+                // The first slot, one in the middle, the last, one from where the rest is at the front, and one that is
+                // later than there are slots.
+                for position in [0, 4, capacity - n, capacity - n + 1, 3 * capacity - 1] {
+                    cases.push(Given { position, ..base });
+                }
+                cases.push(Given { new: Swapped(1, 2), position: 3, ..base });
+                // Slots that begin at a later position, in the first turn and in another.
+                for position in [40, 47, 60] {
+                    cases.push(Given { position, origin: 40, ..base });
+                }
+                // Rows of different lengths.
+                for apart in [1, 4, capacity + 3] {
+                    cases.push(Given { position: 45, origin: 40, apart, ..base });
+                }
+            }
+        }
+        // As many as there are slots, none, and layouts.
+        cases.push(Given { n: 11, position: 7, ..GIVEN });
+        cases.push(Given { n: 0, position: 7, ..GIVEN });
+        cases.push(Given { layout: Swapped(1, 2), ..GIVEN });
+        cases.push(Given { new: Swapped(2, 3), ..GIVEN });
+        cases.push(Given { layout: Cut(2), new: Cut(2), ..GIVEN });
+        cases.into_iter().map(|given| Case::new(given, move |numbers| given.inputs(numbers))).collect()
+    }
 }
 
 /// `firsts`: `[batch, 1]`
@@ -32,15 +154,6 @@ fn written(buffer: Tensor<4>, new: Tensor<4>, firsts: Tensor<2, Int>) -> Tensor<
     let last = n as i64 - 1;
     let is_new = token.clone().lower_equal_elem(last);
     buffer.mask_where(is_new, new.gather(2, token.clamp_max(last)))
-}
-
-/// Copies vectors of a head. In place where a buffer has one owner, as are the launches below.
-#[cfg(feature = "cpu")]
-pub(crate) fn native(buffers: Both, new: Both, positions: Tensor<2, Int>, origin: i32) -> Both {
-    let positions = crate::native::primitive(positions).into_data();
-    let firsts: Vec<i64> = positions.iter::<i64>().map(|first| first - i64::from(origin)).collect();
-    let ([keys, values], [new_keys, new_values]) = (buffers, new);
-    [copied(keys, new_keys, &firsts), copied(values, new_values, &firsts)]
 }
 
 /// `firsts`: where the tokens of each row go.
@@ -76,49 +189,45 @@ fn copied(buffer: Tensor<4>, new: Tensor<4>, firsts: &[i64]) -> Tensor<4> {
     Tensor::from_primitive::<Flex>(buffer)
 }
 
-pub(crate) const SHADER: Shader =
-    Shader { name: "kv_append", text: include_str!("../../../shaders/kv_append.wgsl"), options: &[] };
-
-#[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(buffers: Both, new: Both, positions: Tensor<2, Int>, origin: i32) -> Both {
-    use burn::backend::Cube;
-
-    use crate::launch::{LANES, Launch, in_order, primitive, strides, to_write};
-
-    let [_, heads, capacity, _] = buffers[0].dims();
-    let [_, _, tokens, head_dim] = new[0].dims();
-    let invocations = new[0].shape().num_elements();
-    let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
-    let [new_keys, new_values] = new.map(primitive);
-    let [[key0, key1, key2, key3], [value0, value1, value2, value3]] = [strides(&keys), strides(&values)];
-    let [[new_key0, new_key1, new_key2, new_key3], [new_value0, new_value1, new_value2, new_value3]] =
-        [strides(&new_keys), strides(&new_values)];
-    #[rustfmt::skip]
-    let info = [
-        key0, key1, key2, key3,
-        value0, value1, value2, value3,
-        new_key0, new_key1, new_key2, new_key3,
-        new_value0, new_value1, new_value2, new_value3,
-        heads as u32, capacity as u32, tokens as u32, head_dim as u32,
-        invocations as u32, origin as u32,
-    ];
-    let launch = Launch::new(&SHADER, keys.dtype, &keys.client).updates(&keys).updates(&values);
-    let launch = launch.reads(new_keys).reads(new_values).reads(in_order(positions));
-    launch.run(invocations.div_ceil(LANES), &info);
-    [keys, values].map(Tensor::from_primitive::<Cube>)
+/// Inputs of a case.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    buffer: [usize; 4],
+    layout: Layout,
+    n: usize,
+    new: Layout,
+    position: usize,
+    origin: usize,
+    /// Row `b` stands `apart · b` behind the first.
+    apart: usize,
 }
 
-#[cfg(feature = "cube")]
-pub(crate) use twin::launch as cube;
+const GIVEN: Given =
+    Given { buffer: [3, 2, 11, 12], layout: Plain, n: 5, new: Plain, position: 3, origin: 0, apart: 0 };
+
+impl Given {
+    fn inputs(&self, numbers: &mut Numbers) -> KvAppend {
+        let Self { buffer, layout, n, new, position, origin, apart } = *self;
+        let [batch, heads, _, dim] = buffer;
+        let row = |row| RowPosition { first: position + row * apart, visible_from: 0 };
+        let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
+        // Values have other layouts than keys.
+        let buffers = [numbers.tensor(buffer, layout), numbers.tensor(buffer, Plain)];
+        let mut tokens = |layout| numbers.tensor([batch, heads, n, dim], layout);
+        let new = [tokens(new), tokens(Swapped(0, 3))];
+        KvAppend { buffers, new, positions, origin }
+    }
+}
+
+const SHADER: Shader =
+    Shader { name: "kv_append", text: include_str!("../../../shaders/kv_append.wgsl"), options: &[] };
 
 #[cfg(feature = "cube")]
-mod twin {
-    use burn::{
-        backend::{Cube, cubecl::dtype_to_storage_type},
-        tensor::Int as IntKind,
-    };
+mod cube {
+    use burn::backend::{Cube, cubecl::dtype_to_storage_type};
     use cubecl::prelude::*;
 
+    use super::KvAppend;
     use crate::launch::{LANES, address_type, count, in_order, primitive, to_write};
 
     #[cube(launch, address_type = "dynamic")]
@@ -159,12 +268,9 @@ mod twin {
             + i * new_values.stride(3)];
     }
 
-    pub(crate) fn launch(
-        buffers: super::Both,
-        new: super::Both,
-        positions: burn::tensor::Tensor<2, IntKind>,
-        origin: i32,
-    ) -> super::Both {
+    pub(super) fn launch(
+        KvAppend { buffers, new, positions, origin }: KvAppend,
+    ) -> [burn::tensor::Tensor<4>; 2] {
         let invocations = new[0].shape().num_elements();
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
         let [new_keys, new_values] = new.map(primitive);
@@ -178,9 +284,9 @@ mod twin {
             values.clone().into_tensor_arg(),
             new_keys.into_tensor_arg(),
             new_values.into_tensor_arg(),
-            in_order(positions).into_tensor_arg(),
+            in_order(positions.on_device).into_tensor_arg(),
             invocations,
-            origin,
+            origin as i32,
             elem,
         );
         [keys, values].map(burn::tensor::Tensor::from_primitive::<Cube>)

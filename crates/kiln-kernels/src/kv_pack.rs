@@ -14,39 +14,218 @@ use burn::tensor::{DType, Int, Tensor};
 use kiln_core::packed::{Along, PackedBuffer, Packing};
 
 use crate::{
+    Kernel,
+    cases::{Case, Cut, Layout, Numbers, Plain, Swapped},
     half::{self, Rounding, SMALLEST},
     shader::{Lines, Shader},
 };
 
-/// `given`: the scales and offsets instead of those that the numbers have.
-pub(crate) fn definition(
-    buffer: PackedBuffer,
-    tokens: Tensor<4>,
-    slot: usize,
-    packing: Packing,
-    given: Option<[Tensor<4>; 2]>,
-) -> PackedBuffer {
-    let dims = tokens.dims();
-    if tokens.shape().num_elements() == 0 {
-        return buffer;
-    }
-    let numbers = finite(tokens);
-    let scales = match given {
-        Some([scale, offset]) => {
-            let scale = half::bits(finite(scale).clamp_min(0.0), Rounding::Nearest);
-            words(scale, half::bits(finite(offset), Rounding::Nearest))
+/// Packs new tokens into a ring of slots: token `i` into slot `(slot + i) mod slots`. Returns the buffer.
+///
+/// In place if `buffer` is the only handle of its memory, else on a copy. The words are equal on every device.
+#[derive(Clone, Debug)]
+pub struct KvPack {
+    /// Packed `[batch, kv_heads, slots, head_dim]`
+    pub buffer: PackedBuffer,
+    /// `[batch, kv_heads, n, head_dim]`, with `n <= slots`; groups along tokens divide `n`
+    pub tokens: Tensor<4>,
+    /// Groups along tokens divide it.
+    pub slot: usize,
+    pub packing: Packing,
+    /// Scales and offsets of the tokens ([`Packing::scales_shape`]), instead of those that the numbers have. They are rounded
+    /// to the nearest float16; a scale below 0 counts as 0.
+    pub given: Option<[Tensor<4>; 2]>,
+}
+
+impl Kernel for KvPack {
+    const NAME: &'static str = "kv_pack";
+    type Output = PackedBuffer;
+
+    fn checked(self) -> Self {
+        let Self { buffer, tokens, slot, packing, given } = &self;
+        let ([batch, heads, n, head_dim], slots) = (tokens.dims(), buffer.slots());
+        fits(Self::NAME, buffer, *packing, [batch, heads, slots, head_dim]);
+        let together = packing.slots_together();
+        assert!(n <= slots, "kv_pack: {n} tokens into {slots} slots");
+        assert!(
+            n.is_multiple_of(together) && slot.is_multiple_of(together),
+            "kv_pack: {n} tokens from slot {slot} on are no groups of {together}"
+        );
+        for given in given.iter().flatten() {
+            let shape = packing.scales_shape(tokens.dims());
+            assert_eq!(given.dims(), shape, "kv_pack: scales of tokens {:?}", tokens.dims());
         }
-        None => scales(&numbers, packing),
-    };
-    let scale = spread(half::numbers(scales.clone()), packing, dims);
-    let offset = spread(half::numbers(scales.clone().bitwise_right_shift_scalar(16)), packing, dims);
-    let codes = codes(numbers, scale, offset, packing);
-    let slots = buffer.slots();
-    let group = packing.slots_together();
-    PackedBuffer {
-        codes: write(buffer.codes, pack(codes, packing), slot % slots),
-        scales: write(buffer.scales, scales, slot % slots / group),
+        self
     }
+
+    fn shape(&self) -> Vec<usize> {
+        self.tokens.dims().into()
+    }
+
+    fn reference(self) -> PackedBuffer {
+        let Self { buffer, tokens, slot, packing, given } = self;
+        let dims = tokens.dims();
+        if tokens.shape().num_elements() == 0 {
+            return buffer;
+        }
+        let numbers = finite(tokens);
+        let scales = match given {
+            Some([scale, offset]) => {
+                let scale = half::bits(finite(scale).clamp_min(0.0), Rounding::Nearest);
+                words(scale, half::bits(finite(offset), Rounding::Nearest))
+            }
+            None => scales(&numbers, packing),
+        };
+        let scale = spread(half::numbers(scales.clone()), packing, dims);
+        let offset = spread(half::numbers(scales.clone().bitwise_right_shift_scalar(16)), packing, dims);
+        let codes = codes(numbers, scale, offset, packing);
+        let slots = buffer.slots();
+        let group = packing.slots_together();
+        PackedBuffer {
+            codes: write(buffer.codes, pack(codes, packing), slot % slots),
+            scales: write(buffer.scales, scales, slot % slots / group),
+        }
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgsl(self) -> Result<PackedBuffer, Self> {
+        use burn::backend::Cube;
+
+        use crate::launch::{LANES, Launch, primitive, strides, to_write};
+
+        let Self { buffer, tokens, slot, packing, given } = self;
+        let [batch, heads, n, dim] = tokens.dims();
+        if tokens.shape().num_elements() == 0 {
+            return Ok(buffer);
+        }
+        let slots = buffer.slots();
+        let [_, _, all_rows, columns] = buffer.scales.dims();
+        let rows = n / packing.slots_together();
+        let words = packing.words(dim);
+        let is_given = given.is_some();
+        let measured =
+            given.map_or_else(|| tokens.clone(), |given| Tensor::cat(given.to_vec(), 3).cast(DType::F32));
+        let (tokens, measured) = (primitive(tokens), primitive(measured));
+        let (codes, scales) = (to_write(primitive(buffer.codes)), to_write(primitive(buffer.scales)));
+        let client = codes.client.clone();
+        let [along, bits] = picks(packing);
+
+        let invocations = batch * heads * rows * columns;
+        let [token0, token1, token2, token3] = strides(&measured);
+        let [scale0, scale1, scale2, scale3] = strides(&scales);
+        #[rustfmt::skip]
+        let info = [
+            token0, token1, token2, token3,
+            scale0, scale1, scale2, scale3,
+            heads as u32, rows as u32, columns as u32, dim as u32,
+            packing.group() as u32, (slot % slots / packing.slots_together()) as u32, all_rows as u32, invocations as u32,
+            (1.0 / packing.largest() as f32).to_bits(),
+        ];
+        let launch = Launch::new(&SCALES, measured.dtype, &client).with(&[along, usize::from(is_given)]);
+        launch.reads(measured).updates(&scales).run(invocations.div_ceil(LANES), &info);
+
+        let invocations = batch * heads * n * words;
+        let [token0, token1, token2, token3] = strides(&tokens);
+        let [code0, code1, code2, code3] = strides(&codes);
+        #[rustfmt::skip]
+        let info = [
+            token0, token1, token2, token3,
+            code0, code1, code2, code3,
+            scale0, scale1, scale2, scale3,
+            heads as u32, n as u32, dim as u32, words as u32,
+            packing.group() as u32, packing.channels_together(dim) as u32, packing.words_together(dim) as u32,
+            (slot % slots) as u32,
+            slots as u32, invocations as u32,
+        ];
+        let launch = Launch::new(&CODES, tokens.dtype, &client).with(&[along, bits]);
+        let launch = launch.reads(tokens).updates(&codes).reads(scales.clone());
+        launch.run(invocations.div_ceil(LANES), &info);
+        Ok(PackedBuffer {
+            codes: Tensor::from_primitive::<Cube>(codes),
+            scales: Tensor::from_primitive::<Cube>(scales),
+        })
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<PackedBuffer, Self> {
+        Ok(cube::launch(self))
+    }
+
+    fn shaders() -> &'static [Shader] {
+        &[SCALES, CODES]
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        let mut cases = Vec::new();
+        for bits in Packing::BITS {
+            for along in [Along::Channels, Along::Tokens] {
+                for (layout, given) in [(Plain, false), (Plain, true), (Swapped(1, 2), false), (Cut(2), true)]
+                {
+                    cases.push(Given {
+                        shape: [2, 2, 64, 64],
+                        n: 32,
+                        slot: 0,
+                        group: 32,
+                        bits,
+                        along,
+                        layout,
+                        given,
+                    });
+                    let (n, slot) = if along == Along::Tokens { (24, 48) } else { (7, 45) };
+                    cases.push(Given {
+                        shape: [1, 3, 48, 80],
+                        n,
+                        slot,
+                        group: 24,
+                        bits,
+                        along,
+                        layout,
+                        given,
+                    });
+                }
+            }
+        }
+        let case = |given: Given| {
+            let packing = Packing::new(given.bits, given.group, given.along).ok()?;
+            Some(Case::new(given, move |numbers| given.inputs(packing, numbers)).without_native())
+        };
+        cases.into_iter().filter_map(case).collect()
+    }
+}
+
+/// Inputs of a case.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    /// `[batch, kv_heads, slots, head_dim]`
+    shape: [usize; 4],
+    n: usize,
+    slot: usize,
+    bits: usize,
+    group: usize,
+    along: Along,
+    layout: Layout,
+    /// Whether scales are given.
+    given: bool,
+}
+
+impl Given {
+    fn inputs(&self, packing: Packing, numbers: &mut Numbers) -> KvPack {
+        let [batch, heads, _, head_dim] = self.shape;
+        let new = [batch, heads, self.n, head_dim];
+        let mut scales = |layout| numbers.tensor(packing.scales_shape(new), layout);
+        let given = self.given.then(|| [scales(Plain).abs(), scales(Plain)]);
+        let (buffer, tokens) = (numbers.packed(self.shape, packing), numbers.tensor(new, self.layout));
+        KvPack { buffer, tokens, slot: self.slot, packing, given }
+    }
+}
+
+/// # Panics
+/// If `buffer` is none of this shape and packing.
+pub(crate) fn fits(kernel: &str, buffer: &PackedBuffer, packing: Packing, shape: [usize; 4]) {
+    assert_eq!(buffer.codes.dims(), packing.codes_shape(shape), "{kernel}: codes of {shape:?}");
+    assert_eq!(buffer.scales.dims(), packing.scales_shape(shape), "{kernel}: scales of {shape:?}");
+    let together = packing.slots_together();
+    assert!(shape[2].is_multiple_of(together), "{kernel}: {} slots are no groups of {together}", shape[2]);
 }
 
 /// Float32 numbers that float16 has a neighbour for. Devices may take what is below the smallest normal number for 0.
@@ -166,8 +345,6 @@ const ALONG: Lines = &["const ALONG_TOKENS = false;", "const ALONG_TOKENS = true
 const BITS: Lines =
     &["const BITS = 4u;", "const BITS = 1u;", "const BITS = 2u;", "const BITS = 3u;", "const BITS = 8u;"];
 
-pub(crate) const SHADERS: [Shader; 2] = [SCALES, CODES];
-
 const SCALES: Shader = Shader {
     name: "kv_scales",
     text: include_str!("../../../shaders/kv_scales.wgsl"),
@@ -193,82 +370,16 @@ pub(crate) fn picks(packing: Packing) -> [usize; 2] {
     [usize::from(packing.along() == Along::Tokens), bits]
 }
 
-#[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(
-    buffer: PackedBuffer,
-    tokens: Tensor<4>,
-    slot: usize,
-    packing: Packing,
-    given: Option<[Tensor<4>; 2]>,
-) -> PackedBuffer {
-    use burn::backend::Cube;
-
-    use crate::launch::{LANES, Launch, primitive, strides, to_write};
-
-    let [batch, heads, n, dim] = tokens.dims();
-    if tokens.shape().num_elements() == 0 {
-        return buffer;
-    }
-    let slots = buffer.slots();
-    let [_, _, all_rows, columns] = buffer.scales.dims();
-    let rows = n / packing.slots_together();
-    let words = packing.words(dim);
-    let is_given = given.is_some();
-    let measured =
-        given.map_or_else(|| tokens.clone(), |given| Tensor::cat(given.to_vec(), 3).cast(DType::F32));
-    let (tokens, measured) = (primitive(tokens), primitive(measured));
-    let (codes, scales) = (to_write(primitive(buffer.codes)), to_write(primitive(buffer.scales)));
-    let client = codes.client.clone();
-    let [along, bits] = picks(packing);
-
-    let invocations = batch * heads * rows * columns;
-    let [token0, token1, token2, token3] = strides(&measured);
-    let [scale0, scale1, scale2, scale3] = strides(&scales);
-    #[rustfmt::skip]
-    let info = [
-        token0, token1, token2, token3,
-        scale0, scale1, scale2, scale3,
-        heads as u32, rows as u32, columns as u32, dim as u32,
-        packing.group() as u32, (slot % slots / packing.slots_together()) as u32, all_rows as u32, invocations as u32,
-        (1.0 / packing.largest() as f32).to_bits(),
-    ];
-    let launch = Launch::new(&SCALES, measured.dtype, &client).with(&[along, usize::from(is_given)]);
-    launch.reads(measured).updates(&scales).run(invocations.div_ceil(LANES), &info);
-
-    let invocations = batch * heads * n * words;
-    let [token0, token1, token2, token3] = strides(&tokens);
-    let [code0, code1, code2, code3] = strides(&codes);
-    #[rustfmt::skip]
-    let info = [
-        token0, token1, token2, token3,
-        code0, code1, code2, code3,
-        scale0, scale1, scale2, scale3,
-        heads as u32, n as u32, dim as u32, words as u32,
-        packing.group() as u32, packing.channels_together(dim) as u32, packing.words_together(dim) as u32,
-        (slot % slots) as u32,
-        slots as u32, invocations as u32,
-    ];
-    let launch = Launch::new(&CODES, tokens.dtype, &client).with(&[along, bits]);
-    let launch = launch.reads(tokens).updates(&codes).reads(scales.clone());
-    launch.run(invocations.div_ceil(LANES), &info);
-    PackedBuffer {
-        codes: Tensor::from_primitive::<Cube>(codes),
-        scales: Tensor::from_primitive::<Cube>(scales),
-    }
-}
-
 #[cfg(feature = "cube")]
-pub(crate) use twin::launch as cube;
-
-#[cfg(feature = "cube")]
-mod twin {
+mod cube {
     use burn::{
         backend::{Cube, cubecl::dtype_to_storage_type},
         tensor::{DType, Tensor as BurnTensor},
     };
     use cubecl::prelude::*;
-    use kiln_core::packed::{Along, PackedBuffer, Packing};
+    use kiln_core::packed::{Along, PackedBuffer};
 
+    use super::KvPack;
     use crate::{
         half::{DOWN, NEAREST, SMALLEST, UP, finite, half_bits, half_number},
         launch::{LANES, address_type, count, primitive, to_write},
@@ -404,13 +515,7 @@ mod twin {
         codes[at] = packed;
     }
 
-    pub(crate) fn launch(
-        buffer: PackedBuffer,
-        tokens: BurnTensor<4>,
-        slot: usize,
-        packing: Packing,
-        given: Option<[BurnTensor<4>; 2]>,
-    ) -> PackedBuffer {
+    pub(super) fn launch(KvPack { buffer, tokens, slot, packing, given }: KvPack) -> PackedBuffer {
         let [batch, heads, n, dim] = tokens.dims();
         if tokens.shape().num_elements() == 0 {
             return buffer;

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-/// A weight `[rows, columns]`. Vectors are multiplied by its rows ([`Kernels::linear`](crate::Kernels::linear)), or its rows are
+/// A weight `[rows, columns]`. Vectors are multiplied by its rows ([`Linear`](crate::Linear)), or its rows are
 /// looked up.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

@@ -5,7 +5,25 @@
 
 use burn::tensor::{DType, Tensor};
 
-use crate::shader::Shader;
+use crate::{
+    Kernel,
+    cases::{Case, Cut, Layout, Plain, Rounding, Swapped},
+    shader::Shader,
+};
+
+/// `x / sqrt(mean(x²) + eps)` times the weight, over the last dimension.
+///
+/// # Shapes
+/// The result has the shape of x.
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    /// `[rows, tokens, hidden]`
+    pub x: Tensor<3>,
+    /// `[hidden]`, cast to the type of x
+    pub weight: Tensor<1>,
+    pub eps: f64,
+    pub order: NormOrder,
+}
 
 /// When the normalised values are rounded to the type of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,52 +34,102 @@ pub enum NormOrder {
     ScaleThenCast,
 }
 
-pub(crate) fn definition(x: Tensor<3>, weight: Tensor<1>, eps: f64, order: NormOrder) -> Tensor<3> {
-    let dtype = x.dtype();
-    let x = x.cast(DType::F32);
-    let rms = (x.clone().square().mean_dim(2) + eps).sqrt();
-    let normal = x / rms;
-    let weight = weight.reshape([1, 1, -1]);
-    match order {
-        NormOrder::CastThenScale => normal.cast(dtype) * weight,
-        NormOrder::ScaleThenCast => (normal * (weight.cast(DType::F32) + 1.0)).cast(dtype),
+impl Kernel for RmsNorm {
+    const NAME: &'static str = "rms_norm";
+    type Output = Tensor<3>;
+
+    fn checked(self) -> Self {
+        assert_eq!(self.weight.dims(), [self.x.dims()[2]], "rms_norm: weight and x {:?}", self.x.dims());
+        Self { weight: self.weight.cast(self.x.dtype()), ..self }
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.x.dims().into()
+    }
+
+    fn reference(self) -> Tensor<3> {
+        let Self { x, weight, eps, order } = self;
+        let dtype = x.dtype();
+        let x = x.cast(DType::F32);
+        let rms = (x.clone().square().mean_dim(2) + eps).sqrt();
+        let normal = x / rms;
+        let weight = weight.reshape([1, 1, -1]);
+        match order {
+            NormOrder::CastThenScale => normal.cast(dtype) * weight,
+            NormOrder::ScaleThenCast => (normal * (weight.cast(DType::F32) + 1.0)).cast(dtype),
+        }
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgsl(self) -> Result<Tensor<3>, Self> {
+        use burn::backend::Cube;
+
+        use crate::launch::{Launch, empty_like, primitive, strides};
+
+        let Self { x, weight, eps, order } = self;
+        let [rows, tokens, hidden] = x.dims();
+        let (x, weight) = (primitive(x), primitive(weight));
+        let y = empty_like(&x);
+        let ([x0, x1, x2], [weight0]) = (strides(&x), strides(&weight));
+        let vectors = rows * tokens;
+        #[rustfmt::skip]
+        let info = [
+            vectors as u32, hidden as u32, tokens as u32, u32::from(order == NormOrder::ScaleThenCast),
+            x0, x1, x2, (eps as f32).to_bits(),
+            weight0,
+        ];
+        let launch = Launch::new(&SHADER, x.dtype, &y.client).reads(x).reads(weight).writes(&y);
+        launch.run(vectors, &info);
+        Ok(Tensor::from_primitive::<Cube>(y))
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<Tensor<3>, Self> {
+        Ok(cube::launch(self))
+    }
+
+    fn shaders() -> &'static [Shader] {
+        &[SHADER]
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        let case = |x: [usize; 3], layout: Layout, order| {
+            let inputs = Case::new((x, layout, order), move |numbers| {
+                let weight = numbers.tensor([x[2]], Plain);
+                Self { x: numbers.tensor(x, layout), weight, eps: 0.01, order }
+            });
+            // A sum of n squares in another order is off by sqrt(n) roundings; the square root, the quotient and the products
+            // by a few, since a GPU's are not the nearest ones.
+            let roundings = if order == NormOrder::CastThenScale { 2.0 } else { 1.0 };
+            let n = x[2] as f64;
+            inputs.without_native().within(move |want, Rounding { single, ulp, .. }| {
+                want.abs() * (single * (n.sqrt() + 8.0) + ulp * roundings)
+            })
+        };
+        let mut cases = Vec::new();
+        for order in [NormOrder::CastThenScale, NormOrder::ScaleThenCast] {
+            for hidden in [1, 7, 80, 96, 257, 4096] {
+                cases.extend([[1, 1, hidden], [3, 5, hidden]].map(|x| case(x, Plain, order)));
+            }
+            cases
+                .extend([Swapped(0, 1), Swapped(1, 2), Cut(1)].map(|layout| case([3, 5, 80], layout, order)));
+            cases.push(case([1, 0, 8], Plain, order));
+        }
+        // More rows than workgroups along one axis.
+        cases.push(case([3, 30_000, 2], Plain, NormOrder::CastThenScale));
+        cases
     }
 }
 
-pub(crate) const SHADER: Shader =
+const SHADER: Shader =
     Shader { name: "rms_norm", text: include_str!("../../../shaders/rms_norm.wgsl"), options: &[] };
 
-#[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(x: Tensor<3>, weight: Tensor<1>, eps: f64, order: NormOrder) -> Tensor<3> {
-    use burn::backend::Cube;
-
-    use crate::launch::{Launch, empty_like, primitive, strides};
-
-    let [rows, tokens, hidden] = x.dims();
-    let (x, weight) = (primitive(x), primitive(weight));
-    let y = empty_like(&x);
-    let ([x0, x1, x2], [weight0]) = (strides(&x), strides(&weight));
-    let vectors = rows * tokens;
-    #[rustfmt::skip]
-    let info = [
-        vectors as u32, hidden as u32, tokens as u32, u32::from(order == NormOrder::ScaleThenCast),
-        x0, x1, x2, (eps as f32).to_bits(),
-        weight0,
-    ];
-    let launch = Launch::new(&SHADER, x.dtype, &y.client).reads(x).reads(weight).writes(&y);
-    launch.run(vectors, &info);
-    Tensor::from_primitive::<Cube>(y)
-}
-
 #[cfg(feature = "cube")]
-pub(crate) use twin::launch as cube;
-
-#[cfg(feature = "cube")]
-mod twin {
+mod cube {
     use burn::backend::{Cube, cubecl::dtype_to_storage_type};
     use cubecl::prelude::*;
 
-    use super::NormOrder;
+    use super::{NormOrder, RmsNorm};
     use crate::launch::{LANES, address_type, count, empty_like, primitive};
 
     #[cube(launch, address_type = "dynamic")]
@@ -116,12 +184,7 @@ mod twin {
         }
     }
 
-    pub(crate) fn launch(
-        x: burn::tensor::Tensor<3>,
-        weight: burn::tensor::Tensor<1>,
-        eps: f64,
-        order: NormOrder,
-    ) -> burn::tensor::Tensor<3> {
+    pub(super) fn launch(RmsNorm { x, weight, eps, order }: RmsNorm) -> burn::tensor::Tensor<3> {
         let [rows, tokens, _] = x.dims();
         let (x, weight) = (primitive(x), primitive(weight));
         let y = empty_like(&x);

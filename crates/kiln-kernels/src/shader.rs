@@ -5,7 +5,7 @@ use burn::tensor::DType;
 /// A file of `shaders/`, with what it shares with others behind it. As it stands it is valid WGSL for float32; other
 /// texts have other lines in some places.
 #[derive(Debug)]
-pub(crate) struct Shader {
+pub struct Shader {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
     /// Lines of the text, each with what a launch may put in their place.
@@ -30,7 +30,8 @@ impl Shader {
         text
     }
 
-    pub(crate) fn permutations(self) -> impl Iterator<Item = (String, String)> {
+    /// The text in every permutation, with a name that says which.
+    pub fn permutations(&self) -> impl Iterator<Item = (String, String)> + use<'_> {
         let mut all = vec![vec![]];
         for lines in self.options {
             let longer = |picks: Vec<usize>| (0..lines.len()).map(move |pick| [&picks[..], &[pick]].concat());

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::{Error, Result};
-use kiln_kernels::{Kernels, Matrix};
+use kiln_kernels::{Kernels, Linear, Matrix};
 
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Rows {
         kernels: &Kernels,
     ) -> Tensor<3> {
         if let [whole] = &self.blocks[..] {
-            return kernels.linear(x, whole, bias.cloned(), residual);
+            return kernels.run(Linear { x, weight: whole.clone(), bias: bias.cloned(), residual });
         }
         let mut start = 0;
         let project = |block: &Matrix| {
@@ -114,7 +114,7 @@ impl Rows {
             start += rows;
             let bias = bias.map(|bias| bias.clone().narrow(0, first, rows));
             let residual = residual.as_ref().map(|residual| residual.clone().narrow(2, first, rows));
-            kernels.linear(x.clone(), block, bias, residual)
+            kernels.run(Linear { x: x.clone(), weight: block.clone(), bias, residual })
         };
         Tensor::cat(self.blocks.iter().map(project).collect(), 2)
     }

@@ -59,7 +59,9 @@ pub use text::{GeneratedText, RunOptions, StopReason};
 /// Which implementation of a kernel runs.
 pub mod kernels {
     pub use kiln_kernels::{
-        Activation, AttentionShape, Choice, Draws, Kernels, Matrix, NormOrder, Path, Ran, Sampling, shaders,
+        Activation, Attention, AttentionPacked, AttentionShape, Choice, Draws, Gated, KERNELS, Kernel,
+        KernelInfo, Kernels, KvAppend, KvPack, KvUnpack, Linear, Matrix, NormOrder, Path, Ran, RmsNorm,
+        Rotary, Sample, Sampling, cases,
     };
 }
 

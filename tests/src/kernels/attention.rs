@@ -1,276 +1,113 @@
-//! Attention: what it is given, and what it means, in plain loops.
+//! What attention means, in plain loops.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use kiln::{
-    kernels::{AttentionShape, Choice, Kernels},
-    memory::{DenseKv, Positions, RowPosition},
+    kernels::{Attention, AttentionPacked, AttentionShape, Kernel, KvUnpack},
+    memory::{PackedBuffer, Packing, Positions},
     read_back,
 };
 
-use super::{
-    cases::{Case, difference},
-    numbers::{Cut, LARGEST, Layout, Numbers, Plain, Swapped},
-};
+fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
+    read_back::read(tensor.clone()).unwrap().iter().collect()
+}
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Given {
-    batch: usize,
+/// The slot of a position in a ring.
+fn slot(position: usize, origin: usize, slots: usize) -> usize {
+    (position as i64 - origin as i64).rem_euclid(slots as i64) as usize
+}
+
+/// `softmax(scale · q kᵀ) v`, one query after the other. `oldest`: the first position that a row holds; `at`: the key and the
+/// value of a head (of all rows) at a position.
+fn loops<'a>(
+    q: &Tensor<4>,
     kv_heads: usize,
-    /// Query heads of each of them.
-    group: usize,
-    new: usize,
-    slots: usize,
-    head_dim: usize,
-    first: usize,
-    start: usize,
-    origin: usize,
-    window: Option<usize>,
-    softcap: Option<f64>,
-    /// Row `b` is padded below `pad · b`.
-    pad: Option<usize>,
-    /// Row `b` stands `apart · b` behind the first.
-    apart: usize,
-    q: Layout,
-    kv: Layout,
-    /// Positions at which other buffers continue. All but the last buffer have a few slots that do not count.
-    cuts: &'static [usize],
-}
-
-/// One query after 40 others.
-const STEP: Given = Given {
-    batch: 1,
-    kv_heads: 2,
-    group: 2,
-    new: 1,
-    slots: 64,
-    head_dim: 64,
-    first: 40,
-    start: 0,
-    origin: 0,
-    window: None,
-    softcap: None,
-    pad: None,
-    apart: 0,
-    q: Plain,
-    kv: Plain,
-    cuts: &[],
-};
-
-/// The queries of a prompt, in the layout that projections give them.
-const PROMPT: Given = Given { new: 33, slots: 33, first: 0, q: Swapped(1, 2), kv: Swapped(1, 2), ..STEP };
-
-pub(super) fn cases() -> Vec<Given> {
-    let mut cases = Vec::new();
-    for head_dim in [1, 8, 12, 80, 96, 128, 256] {
-        for base in [STEP, PROMPT] {
-            cases.push(Given { head_dim, ..base });
-            cases.push(Given { head_dim, batch: 3, group: 4, pad: Some(3), softcap: Some(2.5), ..base });
-        }
-    }
-    for group in [1, 2, 4, 7] {
-        for new in [1, 2, 5, 33, 130] {
-            let base = Given { batch: 2, group, new, slots: 150, first: 17, head_dim: 12, ..STEP };
-            cases.push(base);
-            // The ring is turned in the middle of what is seen.
-            cases.push(Given { origin: 100, softcap: Some(3.0), pad: Some(20), ..base });
-            cases.push(Given { origin: 5, start: 9, window: Some(11), ..base });
-        }
-    }
-    for base in [STEP, PROMPT, Given { new: 5, ..STEP }] {
-        let end = base.first + base.new;
-        // Rings that keep less than there was, and views that begin late.
-        let slots = base.new + 10;
-        let late = Given { first: 1000, slots, start: 1000 + base.new - slots, ..base };
-        for origin in [0, 7, late.start, 990, 1000 + base.new] {
-            cases.push(Given { origin, ..late });
-            cases.push(Given { origin, window: Some(11), ..late });
-        }
-        // What slots no longer hold is not seen, though nothing else hides it.
-        cases.push(Given { start: 0, ..late });
-        cases.push(Given { start: 1000, origin: 1000, ..late });
-        // Padded so far that the first queries see nothing, and so far that none does.
-        for pad in [1, base.first + 1, end - 1, end] {
-            cases.push(Given { batch: 2, pad: Some(pad), ..base });
-        }
-        for window in [1, 2, 16, 4096] {
-            cases.push(Given { window: Some(window), ..base });
-        }
-        for layout in [Swapped(1, 2), Swapped(2, 3), Cut(0), Cut(2), Cut(3)] {
-            cases.push(Given { batch: 2, q: layout, ..base });
-            cases.push(Given { batch: 2, kv: layout, ..base });
-        }
-        cases.push(Given { softcap: Some(0.5), ..base });
-        cases.push(Given { softcap: Some(50.0), ..base });
-    }
-    // Long enough to be split, in a buffer with room, and one that has wrapped.
-    for new in [1, 5, 33] {
-        let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
-        cases.push(long);
-        cases.push(Given { kv_heads: 1, ..long });
-        cases.push(Given { batch: 2, head_dim: 128, first: 5000, start: 2100, origin: 17, ..long });
-        cases.push(Given { window: Some(300), head_dim: 8, ..long });
-        cases.push(Given { first: 3, ..long });
-    }
-    cases.push(Given { new: 130, slots: 700, first: 500, group: 4, head_dim: 128, ..PROMPT });
-    // In several buffers: in the middle of what is seen, before and behind it, and more than a workgroup has.
-    for new in [1, 2, 33] {
-        let base = Given { new, slots: 130, first: 90, ..STEP };
-        for cuts in [&[1][..], &[50], &[64, 65, 89], &[30, 90]] {
-            cases.push(Given { cuts, ..base });
-            cases.push(Given { cuts, batch: 2, group: 4, pad: Some(40), head_dim: 12, ..base });
-            cases.push(Given { cuts, softcap: Some(2.5), kv: Swapped(1, 2), head_dim: 80, ..base });
-            // Some of them are out of sight.
-            cases.push(Given { cuts, window: Some(20), start: 9, ..base });
-        }
-        let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
-        cases.push(Given { cuts: &[300, 2200], ..long });
-        cases.push(Given { cuts: &[300, 2200, 2899], batch: 2, head_dim: 128, window: Some(1000), ..long });
-        // As many buffers as parts can be combined of: each has one.
-        cases.push(Given { cuts: &[10, 20, 30, 40, 50, 60, 70, 80], ..base });
-    }
-    // Rows of different lengths: with room, in a ring that has turned, split, padded, and in several buffers.
-    for new in [1, 3, 33] {
-        let base = Given { batch: 3, new, apart: 7, slots: 150, first: 17, group: 4, ..STEP };
-        cases.push(base);
-        cases.push(Given { apart: 40, head_dim: 12, window: Some(11), ..base });
-        cases.push(Given { first: 0, apart: 50, pad: Some(20), softcap: Some(2.5), ..base });
-        cases.push(Given { first: 900, start: 800, origin: 40, ..base });
-        cases.push(Given { cuts: &[10, 30], kv: Swapped(1, 2), ..base });
-        cases.push(Given { slots: 3000, first: 900, apart: 1000, head_dim: 128, ..base });
-    }
-    cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
-    // Longer vectors than GPU kernels have memory for, and no queries.
-    cases.push(Given { head_dim: 300, ..STEP });
-    cases.push(Given { new: 0, ..STEP });
-    cases
-}
-
-impl Given {
-    pub(super) fn has_kernel(&self, device: &str) -> bool {
-        self.new > 0 && (device == "cpu" || self.head_dim <= 256)
-    }
-
-    fn positions(&self, device: &Device) -> Positions {
-        let row = |row| RowPosition { first: self.first_of(row), visible_from: self.visible_from(row) };
-        Positions::new((0..self.batch).map(row).collect(), device)
-    }
-
-    /// The position of the first query of a row.
-    fn first_of(&self, row: usize) -> usize {
-        self.first + row * self.apart
-    }
-
-    fn visible_from(&self, row: usize) -> usize {
-        self.pad.map_or(0, |pad| row * pad)
-    }
-
-    /// The positions that query `i` of a row sees.
-    fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
-        let query = self.first_of(row) + i;
-        let kept = (self.first_of(row) + self.new).saturating_sub(self.slots);
-        let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
-        self.start.max(kept).max(window).max(self.visible_from(row))..=query
-    }
-
-    fn slot(&self, position: usize) -> usize {
-        (position as i64 - self.origin as i64).rem_euclid(self.slots as i64) as usize
-    }
-
-    /// Queries, keys and values. What no query sees is not a number.
-    fn tensors(&self, device: &Device, dtype: DType) -> [Tensor<4>; 3] {
-        let Self { batch, kv_heads, group, new, slots, head_dim, .. } = *self;
-        let mut used = vec![vec![false; slots]; batch];
-        for (row, used) in used.iter_mut().enumerate() {
-            for position in (0..new).flat_map(|i| self.seen(row, i)) {
-                used[self.slot(position)] = true;
-            }
-        }
-        let mut numbers = Numbers::new(device, dtype);
-        let queries = numbers.tensor([batch, kv_heads * group, new, head_dim], self.q);
-        let mut buffer = || {
-            let shape = [batch, kv_heads, slots, head_dim];
-            numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
+    (positions, shape): (&Positions, &AttentionShape),
+    oldest: impl Fn(usize) -> usize,
+    at: impl Fn(usize, usize) -> [&'a [f64]; 2],
+) -> TensorData {
+    let [batch, heads, new, head_dim] = q.dims();
+    let q = numbers(q);
+    let mut result = vec![0.0; q.len()];
+    for vector in 0..batch * heads * new {
+        let (head, i) = (vector / new, vector % new);
+        let row = positions.on_host[head / heads];
+        let query = row.first + i;
+        let window = shape.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        let first = oldest(head / heads).max(window).max(row.visible_from);
+        let seen: Vec<_> = (first..=query).map(|position| at(head / (heads / kv_heads), position)).collect();
+        let q = &q[vector * head_dim..][..head_dim];
+        let score = |[key, _]: &[&[f64]; 2]| {
+            let score = q.iter().zip(*key).map(|(q, k)| q * k).sum::<f64>() * shape.scale;
+            shape.softcap.map_or(score, |cap| cap * (score / cap).tanh())
         };
-        [queries, buffer(), buffer()]
-    }
-
-    fn shape(&self) -> AttentionShape {
-        let Self { head_dim, softcap, window, start, origin, .. } = *self;
-        AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window, start, origin }
-    }
-
-    pub(super) fn run(&self, kernels: &Kernels, device: &Device, dtype: DType) -> Tensor<4> {
-        let [q, keys, values] = self.tensors(device, dtype);
-        let positions = self.positions(device);
-        if self.cuts.is_empty() {
-            return kernels.attention(q, keys, values, &positions, &self.shape());
+        let scores: Vec<f64> = seen.iter().map(score).collect();
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
+        let result = &mut result[vector * head_dim..][..head_dim];
+        for ([_, value], score) in seen.iter().zip(scores) {
+            let weight = (score - most).exp() / sum;
+            result.iter_mut().zip(*value).for_each(|(result, value)| *result += weight * value);
         }
-        let begins = [0].into_iter().chain(self.cuts.iter().copied());
-        let ends = self.cuts.iter().map(|cut| cut + 3).chain([self.slots]);
-        let chain = begins.zip(ends).map(|(begin, end)| {
-            let [keys, values] =
-                [&keys, &values].map(|kv| kv.clone().narrow(2, begin, end.min(self.slots) - begin));
-            DenseKv { keys, values, start: self.start, origin: begin }
-        });
-        kernels.attention_chained(q, chain.collect(), &positions, &self.shape())
     }
+    TensorData::new(result, [batch, heads, new, head_dim])
+}
 
-    /// What it means.
-    fn meaning(&self, device: &Device, dtype: DType) -> TensorData {
-        let Self { batch, kv_heads, group, new, slots, head_dim, .. } = *self;
-        let read = |tensor| read_back::read(tensor).unwrap().iter::<f64>().collect::<Vec<_>>();
-        let [q, keys, values] = self.tensors(device, dtype).map(read);
-        let AttentionShape { scale, softcap, .. } = self.shape();
-        let mut result = vec![0.0; q.len()];
-        for vector in 0..batch * kv_heads * group * new {
-            let (head, i) = (vector / new, vector % new);
-            let (row, kv_head) = (head / group / kv_heads, head / group);
-            let seen: Vec<usize> = self.seen(row, i).map(|p| kv_head * slots + self.slot(p)).collect();
-            let score = |key: &usize| {
-                let [q, key] = [&q[vector * head_dim..], &keys[key * head_dim..]];
-                let score = q[..head_dim].iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale;
-                softcap.map_or(score, |cap| cap * (score / cap).tanh())
-            };
-            let scores: Vec<f64> = seen.iter().map(score).collect();
-            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|score| (score - most).exp()).sum();
-            for (key, score) in seen.iter().zip(scores) {
-                let weight = (score - most).exp() / sum;
-                let result = &mut result[vector * head_dim..][..head_dim];
-                let value = &values[key * head_dim..][..head_dim];
-                result.iter_mut().zip(value).for_each(|(result, value)| *result += weight * value);
-            }
-        }
-        TensorData::new(result, [batch, kv_heads * group, new, head_dim])
-    }
+fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
+    let [_, kv_heads, slots, head_dim] = chain[0].keys.dims();
+    let new = q.dims()[2];
+    let alone = chain.len() == 1;
+    let start = chain[0].start;
+    let buffers: Vec<_> = chain.iter().map(|kv| [&kv.keys, &kv.values].map(numbers)).collect();
+    let oldest = |row: usize| match alone {
+        // Slots hold the latest positions.
+        true => start.max((positions.on_host[row].first + new).saturating_sub(slots)),
+        false => start,
+    };
+    let at = |head: usize, position: usize| {
+        let (kv, numbers) =
+            chain.iter().zip(&buffers).rfind(|(kv, _)| alone || kv.origin <= position).unwrap();
+        let slots = kv.keys.dims()[2];
+        let vector = head * slots + slot(position, kv.origin, slots);
+        numbers.each_ref().map(|numbers| &numbers[vector * head_dim..][..head_dim])
+    };
+    loops(&q, kv_heads, (&positions, &shape), oldest, at)
+}
 
-    /// How far an element may be off before it is rounded to its type.
-    pub(super) fn tolerance(&self) -> f64 {
-        let single = f64::from(f32::EPSILON);
-        let (n, keys) = (self.head_dim as f64, self.slots as f64);
-        // A sum of n products in another order, as in `linear`, scaled by n^-1/2; a hyperbolic tangent, which GPUs
-        // compute from exponentials, of up to the cap.
-        let score = LARGEST * LARGEST * (n.sqrt() + 1.0) * single
-            + self.softcap.map_or(0.0, |cap| 4.0 * cap * single);
-        // WGSL allows an error of 3 + 2 |x| roundings of exp(x), which is at most 3 of the largest weight and no more
-        // than this of their sum, for scores of a few units.
-        let weight = score + 16.0 * single;
-        // The value is off by what all weights are, above and below the bar, and by a sum in another order.
-        LARGEST * (2.0 * weight + (keys.sqrt() + 8.0) * single)
-    }
+fn packed(AttentionPacked { q, packed, recent, positions, shape }: AttentionPacked) -> TensorData {
+    let ([_, kv_heads, slots, _], head_dim) = (packed.keys.codes.dims(), q.dims()[3]);
+    let unpacked = |buffer: &PackedBuffer, packing: Packing| {
+        let (buffer, dtype) = (buffer.clone(), FloatDType::F32);
+        numbers(&KvUnpack { buffer, packing, head_dim, slots: 0..slots, dtype }.reference())
+    };
+    let codes = [unpacked(&packed.keys, packed.key_packing), unpacked(&packed.values, packed.value_packing)];
+    let later = [&recent.keys, &recent.values].map(numbers);
+    let end = read_back::read(packed.end.clone()).unwrap().iter::<i64>().next().unwrap() as usize;
+    let at = |head: usize, position: usize| {
+        let (numbers, origin, slots) = match position < end {
+            true => (&codes, packed.origin, slots),
+            false => (&later, recent.origin, recent.keys.dims()[2]),
+        };
+        let vector = head * slots + slot(position, origin, slots);
+        numbers.each_ref().map(|numbers| &numbers[vector * head_dim..][..head_dim])
+    };
+    let oldest = |_| recent.start.max(end.saturating_sub(slots));
+    loops(&q, kv_heads, (&positions, &shape), oldest, at)
 }
 
 #[test]
 fn attention_means_what_the_loops_say() {
     let devices = kiln_testkit::devices();
-    let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("definitions run on the CPU");
-    let definition = Kernels::new(Choice::Definition, cpu).unwrap();
+    let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("references run on the CPU");
     for dtype in [DType::F32, DType::F16] {
-        for given in cases() {
-            let got = read_back::read(given.run(&definition, cpu, dtype)).unwrap();
-            let want = given.meaning(cpu, dtype);
-            let wrong = difference(&Case::Attention(given), dtype, &got, &want);
-            assert_eq!(wrong, None, "{dtype:?}: {given:?}");
+        for case in Attention::cases() {
+            let inputs = case.inputs(cpu, dtype).checked();
+            let got = read_back::read(inputs.clone().reference()).unwrap();
+            assert_eq!(case.difference(dtype, &got, &dense(inputs)), None, "{dtype:?}: {case:?}");
+        }
+        for case in AttentionPacked::cases() {
+            let inputs = case.inputs(cpu, dtype).checked();
+            let got = read_back::read(inputs.clone().reference()).unwrap();
+            assert_eq!(case.difference(dtype, &got, &packed(inputs)), None, "{dtype:?}: {case:?}");
         }
     }
 }

@@ -166,7 +166,7 @@ fn scores_that_are_not_numbers_are_an_error() {
     let model = folder.path().to_str().unwrap();
     let devices = super::devices();
     for device in devices.iter().map(String::as_str) {
-        for how in [&["--greedy"][..], &["--temperature", "0.7"], &["--greedy", "--kernels", "definition"]] {
+        for how in [&["--greedy"][..], &["--temperature", "0.7"], &["--greedy", "--kernels", "reference"]] {
             let output = kiln(&[&["run", "-m", model, "-d", device, "-n", "5", "x"], how].concat());
             assert_eq!(output.status.code(), Some(1), "{how:?} on {device}: {}", stdout(&output));
             assert!(stderr(&output).contains("not finite numbers"), "{}", stderr(&output));

@@ -83,7 +83,7 @@ fn the_prompt_may_come_from_a_file_or_standard_input() {
 fn no_cache_and_chunks_change_no_token() {
     let want = stdout(&run(&["The Constitution of the United States"]));
     for args in
-        [["--cache", "none"], ["--prefill-chunk", "3"], ["--kernels", "definition"], ["--threads", "1"]]
+        [["--cache", "none"], ["--prefill-chunk", "3"], ["--kernels", "reference"], ["--threads", "1"]]
     {
         let output = run(&[&args[..], &["The Constitution of the United States"]].concat());
         assert_eq!(stdout(&output), want, "{args:?}: {}", stderr(&output));

@@ -6,36 +6,57 @@
 //!
 //! Scores, softmax and sums are float32 whatever the type of the queries; the result is rounded to it once.
 
+mod cases;
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "cpu")]
 mod native;
-pub(crate) mod packed;
+mod packed;
 #[cfg(feature = "cube")]
 mod sharing;
-#[cfg(feature = "cube")]
-mod twin;
 #[cfg(feature = "wgpu")]
 mod wgsl;
 
-#[cfg(feature = "cpu")]
-pub(crate) use native::{native, native_packed};
-#[cfg(feature = "cube")]
-pub(crate) use sharing::LARGEST_HEAD;
-#[cfg(feature = "cube")]
-pub(crate) use twin::{cube, cube_packed};
-#[cfg(feature = "wgpu")]
-pub(crate) use wgsl::wgsl;
+pub use packed::AttentionPacked;
 
 use burn::tensor::{DType, Int, Tensor, activation::softmax};
-use kiln_core::view::DenseKv;
+use kiln_core::{layer::Positions, view::DenseKv};
 
-use crate::shader::{Lines, Shader};
+#[cfg(feature = "cube")]
+use self::sharing::LARGEST_HEAD;
+use crate::{
+    Kernel,
+    cases::Case,
+    kernel::checked_positions,
+    shader::{Lines, Shader},
+};
 
 /// Buffers of a chain at most: each makes a part at least, and as many can be combined.
-pub(crate) const LONGEST_CHAIN: usize = 256;
+const LONGEST_CHAIN: usize = 256;
 
-/// What a query may see, and how scores are made.
+/// `softmax(scale · q kᵀ) v` over the keys that each query sees: `[batch, heads, new, head_dim]`.
 ///
-/// A slot holds the latest of its positions that is not after the last query: what a ring has overwritten is not seen.
+/// Query `i` of row `b` stands at `first[b] + i` and sees the positions `p` with
+/// `max(start, visible_from[b], first[b] + i - window + 1) <= p <= first[b] + i`, as far as slots still hold them: a slot holds
+/// the latest of its positions that is not after the last query. A query that sees nothing, a padded one, gives zeros. The
+/// positions stay on the device, so that a captured step can advance them. Nothing that is as large as `new * slots` is held
+/// in memory.
+///
+/// The GPU kernels take vectors of up to 256 numbers.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// `[batch, heads, new, head_dim]`
+    pub q: Tensor<4>,
+    /// Keys and values, `[batch, kv_heads, slots, head_dim]`, cast to the type of q; query head `h` sees those of
+    /// `h / (heads / kv_heads)`. One buffer, or up to 256 that continue each other: each has the positions from its origin to
+    /// that of the next, in slots from 0 on, and maybe slots that do not count. Nothing is copied.
+    pub chain: Vec<DenseKv>,
+    /// Of `batch` rows.
+    pub positions: Positions,
+    pub shape: AttentionShape,
+}
+
+/// How scores are made, and which keys a query may see.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Scores are `scale * q·k`.
@@ -44,34 +65,99 @@ pub struct AttentionShape {
     pub softcap: Option<f64>,
     /// Latest positions a query may see, itself included.
     pub window: Option<usize>,
-    /// First position that the view holds.
-    pub start: usize,
-    /// The key of position p is in slot (p - origin) mod slots.
-    pub origin: usize,
 }
 
-impl AttentionShape {
-    fn limits(&self, slots: usize) -> Limits {
-        Limits {
-            scale: self.scale as f32,
-            softcap: self.softcap.map(|cap| cap as f32),
-            window: position(self.window.unwrap_or(usize::MAX)),
-            start: position(self.start),
-            origin: position(self.origin % slots),
-            end: i32::MAX,
+impl Kernel for Attention {
+    const NAME: &'static str = "attention";
+    type Output = Tensor<4>;
+
+    fn checked(self) -> Self {
+        let Self { q, chain, positions, shape } = self;
+        assert!(
+            (1..=LONGEST_CHAIN).contains(&chain.len()),
+            "attention: {} buffers, not 1 to {LONGEST_CHAIN}",
+            chain.len()
+        );
+        let [batch, heads, _, head_dim] = q.dims();
+        let positions = checked_positions(positions, batch, Self::NAME);
+        let checked = |kv: DenseKv| {
+            let [_, kv_heads, slots, _] = kv.keys.dims();
+            let want = [batch, kv_heads, slots, head_dim];
+            assert_eq!(kv.keys.dims(), want, "attention: keys and q {:?}", q.dims());
+            assert_eq!(kv.values.dims(), want, "attention: values and keys");
+            assert!(heads.is_multiple_of(kv_heads), "attention: {heads} heads share {kv_heads} of keys");
+            DenseKv { keys: kv.keys.cast(q.dtype()), values: kv.values.cast(q.dtype()), ..kv }
+        };
+        let chain: Vec<_> = chain.into_iter().map(checked).collect();
+        for pair in chain.windows(2) {
+            let (origin, slots, end) = (pair[0].origin, pair[0].keys.dims()[2], pair[1].origin);
+            assert!(
+                (origin..=origin + slots).contains(&end),
+                "attention: {slots} slots from {origin} on do not end at {end}"
+            );
         }
+        Self { q, chain, positions, shape }
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.q.dims().into()
+    }
+
+    fn reference(self) -> Tensor<4> {
+        reference(self.q, Buffers::chain(self.chain, &self.shape), self.positions.on_device)
+    }
+
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<Tensor<4>, Self> {
+        let chain = Buffers::chain(self.chain.clone(), &self.shape);
+        native::dense(&self.q, &chain, &self.positions.on_device).ok_or(self)
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgsl(self) -> Result<Tensor<4>, Self> {
+        if !self.is_for_gpus() {
+            return Err(self);
+        }
+        Ok(wgsl::dense(self.q, Buffers::chain(self.chain, &self.shape), self.positions.on_device))
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<Tensor<4>, Self> {
+        if !self.is_for_gpus() {
+            return Err(self);
+        }
+        Ok(cube::dense(self.q, Buffers::chain(self.chain, &self.shape), self.positions.on_device))
+    }
+
+    /// The first two have the queries, many and few; the last puts together what workgroups made that shared the keys.
+    fn shaders() -> &'static [Shader] {
+        &[PREFILL, DECODE, COMBINE]
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        cases::dense::cases()
     }
 }
 
-fn position(position: usize) -> i32 {
-    i32::try_from(position).unwrap_or(i32::MAX)
+#[cfg(feature = "cube")]
+impl Attention {
+    fn is_for_gpus(&self) -> bool {
+        let is_empty = |kv: &DenseKv| kv.keys.shape().num_elements() == 0;
+        self.q.dims()[3] <= LARGEST_HEAD
+            && self.q.shape().num_elements() > 0
+            && !self.chain.iter().any(is_empty)
+    }
 }
 
 /// Keys and values in one buffer each, of a chain of such.
-pub(crate) struct Buffers {
+struct Buffers {
     keys: Tensor<4>,
     values: Tensor<4>,
     shape: AttentionShape,
+    /// The first position that counts.
+    start: usize,
+    /// The key of position p is in slot (p - origin) mod slots.
+    origin: usize,
     /// The first position that they do not have, where the next of the chain begins.
     end: Option<usize>,
     /// `[1]`: the first position that they have, where only the device knows it.
@@ -79,60 +165,40 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    pub(crate) fn new([keys, values]: [Tensor<4>; 2], shape: &AttentionShape) -> Self {
-        Self { keys, values, shape: *shape, end: None, from: None }
+    fn new(DenseKv { keys, values, start, origin }: DenseKv, shape: &AttentionShape) -> Self {
+        Self { keys, values, shape: *shape, start, origin, end: None, from: None }
     }
 
     /// Positions before `from` `[1]` are not in them.
-    pub(crate) fn from(self, from: Tensor<1, Int>) -> Self {
+    fn from(self, from: Tensor<1, Int>) -> Self {
         Self { from: Some(from), ..self }
     }
 
     /// All that buffers have which continue each other, each from its origin on.
-    pub(crate) fn chain(chain: Vec<DenseKv>, shape: &AttentionShape) -> Vec<Self> {
+    fn chain(chain: Vec<DenseKv>, shape: &AttentionShape) -> Vec<Self> {
         let ends: Vec<_> = chain.iter().skip(1).map(|next| Some(next.origin)).chain([None]).collect();
-        let alone = chain.len() == 1;
-        let buffers = chain.into_iter().zip(ends).map(|(DenseKv { keys, values, start, origin }, end)| {
+        let (alone, oldest) = (chain.len() == 1, chain.first().map_or(0, |oldest| oldest.start));
+        let buffers = chain.into_iter().zip(ends).map(|(kv, end)| {
             // A ring that is alone may have turned.
-            let start = if alone { start } else { start.max(origin) };
-            let shape = AttentionShape { start: start.max(shape.start), origin, ..*shape };
-            Self { keys, values, shape, end, from: None }
+            let start = if alone { kv.start } else { kv.start.max(kv.origin).max(oldest) };
+            Self { end, start, ..Self::new(kv, shape) }
         });
         buffers.collect()
     }
 
     fn limits(&self) -> Limits {
-        let limits = self.shape.limits(self.keys.dims()[2]);
+        let limits = self.shape.limits(self.start, self.origin, self.keys.dims()[2]);
         Limits { end: self.end.map_or(i32::MAX, position), ..limits }
     }
 
-    /// Casts them to the type of `q`.
-    ///
-    /// # Panics
-    /// Where they do not fit it.
-    pub(crate) fn for_queries(self, q: &Tensor<4>) -> Self {
-        let ([batch, heads, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), self.keys.dims());
-        let want = [batch, kv_heads, slots, head_dim];
-        assert_eq!(self.keys.dims(), want, "attention: keys and q {:?}", q.dims());
-        assert_eq!(self.values.dims(), want, "attention: values and keys");
-        assert!(heads.is_multiple_of(kv_heads), "attention: {heads} heads share {kv_heads} of keys");
-        if let Some(end) = self.end {
-            let origin = self.shape.origin;
-            assert!(
-                (origin..=origin + slots).contains(&end),
-                "attention: {slots} slots from {origin} on do not end at {end}"
-            );
-        }
-        Self { keys: self.keys.cast(q.dtype()), values: self.values.cast(q.dtype()), ..self }
-    }
-
     /// Whether there is nothing in them.
-    pub(crate) fn are_empty(&self) -> bool {
+    #[cfg(feature = "cpu")]
+    fn are_empty(&self) -> bool {
         self.keys.shape().num_elements() == 0
     }
 }
 
-/// An [`AttentionShape`] in the numbers that kernels have. Positions are not negative, so nothing overflows.
+/// What a query may see of a buffer, in the numbers that kernels have. Positions are not negative, so nothing overflows.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     scale: f32,
@@ -145,19 +211,38 @@ struct Limits {
     end: i32,
 }
 
-/// Bytes of scores that the definition holds at a time, where one query has not more.
+impl AttentionShape {
+    fn limits(&self, start: usize, origin: usize, slots: usize) -> Limits {
+        Limits {
+            scale: self.scale as f32,
+            softcap: self.softcap.map(|cap| cap as f32),
+            window: position(self.window.unwrap_or(usize::MAX)),
+            start: position(start),
+            origin: position(origin % slots.max(1)),
+            end: i32::MAX,
+        }
+    }
+}
+
+fn position(position: usize) -> i32 {
+    i32::try_from(position).unwrap_or(i32::MAX)
+}
+
+/// Bytes of scores that the reference holds at a time, where one query has not more.
 const SCORES: usize = 16 << 20;
 
 /// Queries are computed in blocks, with scores for all slots; the heads that share keys are folded into rows.
-pub(crate) fn definition(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
+fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
     let from = chain.first().and_then(|buffers| buffers.from.clone());
-    let Some((keys, values, shape)) = joined(chain) else { return q.zeros_like() };
+    let Some(Buffers { keys, values, shape, start, origin, .. }) = joined(chain) else {
+        return q.zeros_like();
+    };
     let ([batch, heads, new, head_dim], [_, kv_heads, slots, _]) = (q.dims(), keys.dims());
     if q.shape().num_elements() * slots == 0 {
         return q.zeros_like();
     }
     let (dtype, device) = (q.dtype(), q.device());
-    let Limits { scale, softcap, window, start, origin, .. } = shape.limits(slots);
+    let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, origin, slots);
     // Not `arange`: it uploads its numbers, which a captured step must not do.
     let count_to = |n: usize| Tensor::<1, Int>::ones([n], (&device, positions.dtype())).cumsum(0) - 1;
     let of_rows = |which| positions.clone().narrow(0, which, 1).reshape([batch, 1, 1, 1]);
@@ -203,23 +288,21 @@ pub(crate) fn definition(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2,
 }
 
 /// A chain as one buffer of keys and one of values.
-fn joined(chain: Vec<Buffers>) -> Option<(Tensor<4>, Tensor<4>, AttentionShape)> {
-    let first = chain.first()?.shape;
-    if let [Buffers { keys, values, .. }] = &chain[..] {
-        return Some((keys.clone(), values.clone(), first));
+fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
+    if chain.len() == 1 {
+        return chain.pop();
     }
+    let Buffers { shape, start, origin, .. } = *chain.first()?;
     let (keys, values): (Vec<_>, Vec<_>) = chain
         .into_iter()
-        .map(|Buffers { keys, values, shape, end, .. }| {
-            let slots = end.map_or(keys.dims()[2], |end| end.saturating_sub(shape.origin));
+        .map(|Buffers { keys, values, origin, end, .. }| {
+            let slots = end.map_or(keys.dims()[2], |end| end.saturating_sub(origin));
             (keys.narrow(2, 0, slots), values.narrow(2, 0, slots))
         })
         .unzip();
-    Some((Tensor::cat(keys, 2), Tensor::cat(values, 2), first))
+    let (keys, values) = (Tensor::cat(keys, 2), Tensor::cat(values, 2));
+    Some(Buffers { keys, values, shape, start, origin, end: None, from: None })
 }
-
-/// The first two have the queries, many and few; the last puts together what workgroups made that shared the keys.
-pub(crate) const SHADERS: [Shader; 4] = [PREFILL, DECODE, COMBINE, packed::SHADER];
 
 /// How tensors are read: by fours where their layout allows.
 const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];

@@ -1,60 +1,182 @@
 //! Attention over packed keys and values, and over recent ones that are not packed.
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{FloatDType, Int, IntDType, Tensor};
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
-use kiln_core::packed::PackedKv;
 #[cfg(feature = "wgpu")]
 use kiln_core::packed::Packing;
+use kiln_core::{layer::Positions, packed::PackedKv, view::DenseKv};
 
-use super::AttentionShape;
-#[cfg(feature = "cube")]
-use super::sharing::{Kernel, LARGEST_HEAD, Sharing};
 #[cfg(feature = "wgpu")]
-use super::{Buffers, Limits};
-use crate::shader::Shader;
+use super::Limits;
+#[cfg(feature = "cube")]
+use super::sharing::{LARGEST_HEAD, Rows, Sharing};
+use super::{AttentionShape, Buffers, cases, reference};
+use crate::{Kernel, KvUnpack, cases::Case, kernel::checked_positions, kv_pack::fits, shader::Shader};
 
-/// Everything in one dense buffer, for queries and for a kernel that need it so: keys, values, and the shape whose slots
-/// are positions. `unpack` makes numbers of a packed buffer.
+/// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there on:
+/// `[batch, heads, new, head_dim]`.
 ///
-/// Positions that the packed buffers no longer hold get anything: [`Buffers::from`] hides them. `alike`: all rows stand at one
-/// position.
-pub(crate) fn in_one(
-    packed: &PackedKv,
-    [keys, values]: [Tensor<4>; 2],
-    [packed_keys, packed_values]: [Tensor<4>; 2],
-    positions: &Tensor<2, Int>,
-    alike: bool,
-    new: usize,
-    shape: &AttentionShape,
-) -> ([Tensor<4>; 2], AttentionShape) {
-    let ([batch, kv_heads, held, head_dim], recent) = (packed_keys.dims(), keys.dims()[2]);
-    let slots = held + recent;
-    // The position that each slot of a row holds, as `attention` has it, and where that is in the one buffer or the other.
-    let count = Tensor::<1, Int>::ones([slots], (&positions.device(), positions.dtype())).cumsum(0) - 1;
-    let last = positions.clone().narrow(0, 0, 1).transpose() + (new as i64 - 1);
-    let positions = last.clone() - (last - count.unsqueeze()).remainder_scalar(slots as i64);
-    let place = |origin: usize, slots: usize| {
-        (positions.clone() - (origin % slots.max(1)) as i64).remainder_scalar(slots.max(1) as i64)
-    };
-    let is_recent = positions.clone().greater_equal(packed.end.clone().cast(positions.dtype()).unsqueeze());
-    let place = place(packed.origin, held).mask_where(is_recent, place(shape.origin, recent) + held as i64);
-    let join = |packed, recent| {
-        let all = Tensor::cat(vec![packed, recent], 2);
-        match alike {
-            true => all.select(2, place.clone().narrow(0, 0, 1).reshape([slots])),
-            false => all.gather(
-                2,
-                place.clone().reshape([batch, 1, slots, 1]).expand([batch, kv_heads, slots, head_dim]),
-            ),
+/// Query `i` of row `b` stands at `first[b] + i >= packed.end` and sees what it would see of one buffer that held both. Where
+/// queries are few, codes are unpacked only where they are used: nothing as large as the packed buffers is held in memory.
+#[derive(Clone, Debug)]
+pub struct AttentionPacked {
+    /// `[batch, heads, new, head_dim]`
+    pub q: Tensor<4>,
+    /// Buffers of `[batch, kv_heads, slots, head_dim]`
+    pub packed: PackedKv,
+    /// Keys and values of all positions from `packed.end` on. Its start is the first position that counts, packed or recent.
+    pub recent: DenseKv,
+    /// Of `batch` rows.
+    pub positions: Positions,
+    pub shape: AttentionShape,
+}
+
+impl Kernel for AttentionPacked {
+    const NAME: &'static str = "attention_packed";
+    type Output = Tensor<4>;
+
+    fn checked(self) -> Self {
+        let Self { q, packed, recent, positions, shape } = self;
+        let ([batch, _, _, head_dim], [_, kv_heads, slots, _]) = (q.dims(), packed.keys.codes.dims());
+        let held = [batch, kv_heads, slots, head_dim];
+        fits("attention_packed: keys", &packed.keys, packed.key_packing, held);
+        fits("attention_packed: values", &packed.values, packed.value_packing, held);
+        for packing in [packed.key_packing, packed.value_packing] {
+            let whole = packed.origin.is_multiple_of(packing.slots_together());
+            assert!(whole, "attention_packed: the origin {} is inside a group", packed.origin);
         }
-    };
-    let shape = AttentionShape { origin: 0, ..*shape };
-    ([join(packed_keys, keys), join(packed_values, values)], shape)
+        let want = [batch, kv_heads, recent.keys.dims()[2], head_dim];
+        for recent in [&recent.keys, &recent.values] {
+            assert_eq!(recent.dims(), want, "attention_packed: recent and q {:?}", q.dims());
+        }
+        let cast = |recent: Tensor<4>| recent.cast(q.dtype());
+        let recent = DenseKv { keys: cast(recent.keys), values: cast(recent.values), ..recent };
+        let packed = PackedKv { end: packed.end.cast(IntDType::I32), ..packed };
+        Self { positions: checked_positions(positions, batch, Self::NAME), q, packed, recent, shape }
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.q.dims().into()
+    }
+
+    fn reference(self) -> Tensor<4> {
+        let (q, buffers, positions) = self.unpacked(KvUnpack::reference);
+        reference(q, vec![buffers], positions)
+    }
+
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<Tensor<4>, Self> {
+        super::native::packed(&self).ok_or(self)
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgsl(self) -> Result<Tensor<4>, Self> {
+        if let Some(sharings) = self.sharings() {
+            return Ok(wgsl(self, sharings));
+        }
+        if !self.is_for_gpus() {
+            return Err(self);
+        }
+        let unpack = |codes: KvUnpack| codes.wgsl().unwrap_or_else(KvUnpack::reference);
+        let (q, buffers, positions) = self.unpacked(unpack);
+        Ok(super::wgsl::dense(q, vec![buffers], positions))
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<Tensor<4>, Self> {
+        if let Some(sharings) = self.sharings() {
+            return Ok(super::cube::packed(self, sharings));
+        }
+        if !self.is_for_gpus() {
+            return Err(self);
+        }
+        let unpack = |codes: KvUnpack| codes.cube().unwrap_or_else(KvUnpack::reference);
+        let (q, buffers, positions) = self.unpacked(unpack);
+        Ok(super::cube::dense(q, vec![buffers], positions))
+    }
+
+    fn shaders() -> &'static [Shader] {
+        &[SHADER]
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        cases::packed::cases()
+    }
+}
+
+impl AttentionPacked {
+    /// Everything in one dense buffer, whose slots are positions. `unpack` makes numbers of codes.
+    ///
+    /// Positions that the packed buffers no longer hold get anything: [`Buffers::from`] hides them.
+    fn unpacked(self, unpack: impl Fn(KvUnpack) -> Tensor<4>) -> (Tensor<4>, Buffers, Tensor<2, Int>) {
+        let Self { q, packed, recent, positions, shape } = self;
+        let ([batch, _, new, head_dim], [_, kv_heads, held, _]) = (q.dims(), packed.keys.codes.dims());
+        let (recent_slots, dtype) = (recent.keys.dims()[2], q.dtype());
+        let numbers = |buffer, packing| {
+            unpack(KvUnpack { buffer, packing, head_dim, slots: 0..held, dtype: FloatDType::F32 }).cast(dtype)
+        };
+        let packed_keys = numbers(packed.keys, packed.key_packing);
+        let packed_values = numbers(packed.values, packed.value_packing);
+        let alike = positions.on_host.windows(2).all(|pair| pair[0].first == pair[1].first);
+
+        let slots = held + recent_slots;
+        // The position that each slot of a row holds, as `attention` has it, and where that is in the one buffer or the other.
+        let on_device = &positions.on_device;
+        let count = Tensor::<1, Int>::ones([slots], (&q.device(), on_device.dtype())).cumsum(0) - 1;
+        let last = on_device.clone().narrow(0, 0, 1).transpose() + (new as i64 - 1);
+        let held_positions = last.clone() - (last - count.unsqueeze()).remainder_scalar(slots as i64);
+        let place = |origin: usize, slots: usize| {
+            (held_positions.clone() - (origin % slots.max(1)) as i64).remainder_scalar(slots.max(1) as i64)
+        };
+        let end = packed.end.clone().cast(on_device.dtype()).unsqueeze();
+        let is_recent = held_positions.clone().greater_equal(end);
+        let place = place(packed.origin, held)
+            .mask_where(is_recent, place(recent.origin, recent_slots) + held as i64);
+        let join = |packed, recent| {
+            let all = Tensor::cat(vec![packed, recent], 2);
+            match alike {
+                true => all.select(2, place.clone().narrow(0, 0, 1).reshape([slots])),
+                false => all.gather(
+                    2,
+                    place.clone().reshape([batch, 1, slots, 1]).expand([batch, kv_heads, slots, head_dim]),
+                ),
+            }
+        };
+        let both = DenseKv {
+            keys: join(packed_keys, recent.keys),
+            values: join(packed_values, recent.values),
+            start: recent.start,
+            origin: 0,
+        };
+        (q, Buffers::new(both, &shape).from(packed.end - held as i64), positions.on_device)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl AttentionPacked {
+    /// Whether GPU kernels compute it, from codes or from dense copies.
+    fn is_for_gpus(&self) -> bool {
+        let slots = self.packed.keys.slots() + self.recent.keys.dims()[2];
+        self.q.dims()[3] <= LARGEST_HEAD && self.q.shape().num_elements() * slots > 0
+    }
+
+    /// How packed and recent keys are shared, where queries are few.
+    fn sharings(&self) -> Option<[Sharing; 2]> {
+        let [batch, kv_heads, slots, _] = self.packed.keys.codes.dims();
+        let (device, q, recent) = (self.q.device(), self.q.dims(), self.recent.keys.dims());
+        let nothing = q.iter().product::<usize>() * slots * recent[2] == 0;
+        if nothing || q[3] > LARGEST_HEAD {
+            return None;
+        }
+        let sharings =
+            [[batch, kv_heads, slots, q[3]], recent].map(|keys| Sharing::new(q, keys, &self.shape, &device));
+        matches!(sharings[0].rows, Rows::Few { .. }).then_some(sharings)
+    }
 }
 
 /// The shader of the packed keys. The recent ones have that of dense steps; both make parts of the result.
-pub(crate) const SHADER: Shader = Shader {
+const SHADER: Shader = Shader {
     name: "attention_packed",
     text: concat!(
         include_str!("../../../../shaders/attention_packed.wgsl"),
@@ -82,32 +204,9 @@ pub(crate) const SHADER: Shader = Shader {
     ],
 };
 
-/// How packed and recent keys are shared, where queries are few.
-#[cfg(feature = "cube")]
-pub(crate) fn sharing(
-    q: &Tensor<4>,
-    packed: &PackedKv,
-    recent: [usize; 4],
-    shape: &AttentionShape,
-) -> Option<[Sharing; 2]> {
-    let [batch, kv_heads, slots, _] = packed.keys.codes.dims();
-    let (device, q) = (q.device(), q.dims());
-    let head_dim = q[3];
-    let few = |sharing: &Sharing| matches!(sharing.kernel, Kernel::Decode { .. });
-    let nothing = q.iter().product::<usize>() * slots * recent[2] == 0;
-    let sharings = [[batch, kv_heads, slots, head_dim], recent]
-        .map(|keys| (!nothing).then(|| Sharing::new(q, keys, shape, &device)));
-    let [Some(packed), Some(recent)] = sharings else { return None };
-    (head_dim <= LARGEST_HEAD && few(&packed)).then_some([packed, recent])
-}
-
 #[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(
-    q: Tensor<4>,
-    packed: &PackedKv,
-    recent: [Tensor<4>; 2],
-    positions: Tensor<2, Int>,
-    shape: &AttentionShape,
+fn wgsl(
+    AttentionPacked { q, packed, recent, positions, shape }: AttentionPacked,
     [of_packed, of_recent]: [Sharing; 2],
 ) -> Tensor<4> {
     use burn::tensor::DType;
@@ -128,19 +227,19 @@ pub(crate) fn wgsl(
     let all = of_packed.splits + of_recent.splits;
     let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
 
-    let recent = Buffers::new(recent, shape).from(packed.end.clone());
+    let start = recent.start;
+    let recent = Buffers::new(recent, &shape).from(packed.end.clone());
     let written = Written { to: &parts, parts: all, before: of_packed.splits };
-    launch(q.clone(), recent, positions.clone(), of_recent, written);
+    launch(q.clone(), recent, positions.on_device.clone(), of_recent, written);
 
-    let (positions, end) = (in_order(positions), primitive(packed.end.clone()));
+    let (positions, end) = (in_order(positions.on_device), primitive(packed.end));
     let [keys, key_scales, values, value_scales] =
-        [&packed.keys.codes, &packed.keys.scales, &packed.values.codes, &packed.values.scales]
-            .map(|tensor| in_rows(primitive(tensor.clone())));
-    let Sharing { kernel: Kernel::Decode { fours }, tiles, splits } = of_packed else {
+        [packed.keys.codes, packed.keys.scales, packed.values.codes, packed.values.scales]
+            .map(|tensor| in_rows(primitive(tensor)));
+    let Sharing { rows: Rows::Few { fours }, tiles, splits } = of_packed else {
         unreachable!("many queries have dense copies")
     };
-    let Limits { scale, softcap, window, start, origin, .. } =
-        AttentionShape { origin: packed.origin, ..*shape }.limits(slots);
+    let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, packed.origin, slots);
     let workgroups = batch * kv_heads * tiles * splits;
     let widths = |packing: &Packing| {
         let together = [packing.channels_together(head_dim), packing.words_together(head_dim)];

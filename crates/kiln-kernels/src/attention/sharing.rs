@@ -10,7 +10,7 @@ use super::{AttentionShape, Buffers, LONGEST_CHAIN};
 use crate::launch::{empty, empty_like, enough, primitive};
 
 /// The longest vectors that there is memory for.
-pub(crate) const LARGEST_HEAD: usize = 256;
+pub(super) const LARGEST_HEAD: usize = 256;
 
 /// Rows, which are the queries of heads that share keys, that are few.
 const FEW: usize = 16;
@@ -26,8 +26,8 @@ const PARTS: usize = COMBINED / 2;
 
 /// Which workgroup has what. Shapes alone say it: a captured step is replayed with other positions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sharing {
-    pub(super) kernel: Kernel,
+pub(super) struct Sharing {
+    pub(super) rows: Rows,
     /// Workgroups for all rows of a head of keys.
     pub(super) tiles: usize,
     /// Workgroups for all keys of each of them. Positions that are seen are shared evenly, whatever they are; where
@@ -36,10 +36,10 @@ pub(crate) struct Sharing {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kernel {
+pub(super) enum Rows {
     /// 64 rows a workgroup.
-    Prefill,
-    Decode {
+    Many,
+    Few {
         /// Rows of a workgroup, in fours.
         fours: usize,
     },
@@ -53,20 +53,20 @@ impl Sharing {
         device: &Device,
     ) -> Self {
         let rows = heads / kv_heads * new;
-        let (kernel, together) = if rows > FEW {
-            (Kernel::Prefill, 64)
+        let (which, together) = if rows > FEW {
+            (Rows::Many, 64)
         } else {
             let fours = if rows > 4 && 2 * head_dim <= LARGEST_HEAD { 2 } else { 1 };
-            (Kernel::Decode { fours }, 4 * fours)
+            (Rows::Few { fours }, 4 * fours)
         };
-        let enough = match kernel {
-            Kernel::Prefill => enough(device, 256),
-            Kernel::Decode { .. } => enough(device, 1024),
+        let enough = match which {
+            Rows::Many => enough(device, 256),
+            Rows::Few { .. } => enough(device, 1024),
         };
         let tiles = rows.div_ceil(together);
         let seen = shape.window.map_or(slots, |window| slots.min(window.saturating_add(new)));
         let splits = enough.div_ceil(batch * kv_heads * tiles).min(seen.div_ceil(WORTH)).min(PARTS);
-        Self { kernel, tiles, splits }
+        Self { rows: which, tiles, splits }
     }
 }
 

@@ -9,11 +9,11 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::{
     Buffers, COMBINE, DECODE, Limits, PREFILL,
-    sharing::{Kernel, Sharing, Written, over_chain},
+    sharing::{Rows, Sharing, Written, over_chain},
 };
 use crate::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides};
 
-pub(crate) fn wgsl(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
+pub(super) fn dense(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {
         launch(q, buffers, positions.clone(), sharing, written);
     };
@@ -24,7 +24,7 @@ pub(super) fn launch(
     q: CubeTensor,
     buffers: Buffers,
     positions: Tensor<2, Int>,
-    Sharing { kernel, tiles, splits }: Sharing,
+    Sharing { rows, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
     let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
@@ -49,9 +49,9 @@ pub(super) fn launch(
         splits as u32, workgroups as u32, written.parts as u32, written.before as u32,
         end as u32, batch as u32,
     ];
-    let (shader, fours, size) = match kernel {
-        Kernel::Decode { fours } => (&DECODE, [&keys, &values].into_iter().all(comes_in_fours), fours - 1),
-        Kernel::Prefill => {
+    let (shader, fours, size) = match rows {
+        Rows::Few { fours } => (&DECODE, [&keys, &values].into_iter().all(comes_in_fours), fours - 1),
+        Rows::Many => {
             let parts = match head_dim.div_ceil(64) {
                 1 => 2,
                 2 => 1,

@@ -1,8 +1,8 @@
 //! Adapters of Vulkan, Metal and DX12, through wgpu.
 //!
-//! Not of OpenGL, where definitions of kernels give wrong results in silence. One cause: `a % b` of negative integers is
+//! Not of OpenGL, where references of kernels give wrong results in silence. One cause: `a % b` of negative integers is
 //! undefined in GLSL, naga 30 writes WGSL's as that, and drivers compute it unsigned, so that -99 % 7 is 3 and not -1. It
-//! is not the only one: definitions that take no remainder of negative integers still fail conformance.
+//! is not the only one: references that take no remainder of negative integers still fail conformance.
 
 use std::{
     collections::HashMap,

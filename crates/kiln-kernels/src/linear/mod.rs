@@ -5,42 +5,171 @@
 //! neither, which is what a general product spends its time on where there are few rows. So do the GPU kernels, which
 //! are for few rows alone.
 
+#[cfg(feature = "cube")]
+mod cube;
 #[cfg(feature = "cpu")]
 mod native;
-#[cfg(feature = "cube")]
-mod twin;
-
-#[cfg(feature = "cpu")]
-pub(crate) use native::native;
-#[cfg(feature = "cube")]
-pub(crate) use twin::launch as cube;
 
 #[cfg(feature = "cube")]
 use burn::tensor::Device;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 #[cfg(feature = "cube")]
 use crate::launch::enough;
-use crate::shader::{Lines, Shader};
+use crate::{
+    Kernel, Matrix, Path,
+    cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
+    shader::{Lines, Shader},
+};
 
-pub(crate) fn definition(
-    x: Tensor<3>,
-    weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
-    residual: Option<Tensor<3>>,
-) -> Tensor<3> {
-    let [rows, tokens, input] = x.dims();
-    let [output, _] = weight.dims();
-    // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
-    let y = x.reshape([rows * tokens, input]).matmul(weight.transpose());
-    let y = match bias {
-        Some(bias) => y + bias.unsqueeze(),
-        None => y,
-    };
-    let y = y.reshape([rows, tokens, output]);
-    match residual {
-        Some(residual) => y + residual,
-        None => y,
+/// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
+///
+/// The GPU kernels take up to 4 rows of tokens. For more, the reference runs: Burn's matrix products are faster there.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    /// `[rows, tokens, in]`
+    pub x: Tensor<3>,
+    /// `[out, in]`, as checkpoints store it
+    pub weight: Matrix,
+    /// `[out]`
+    pub bias: Option<Tensor<1>>,
+    /// `[rows, tokens, out]`
+    pub residual: Option<Tensor<3>>,
+}
+
+impl Kernel for Linear {
+    const NAME: &'static str = "linear";
+    type Output = Tensor<3>;
+
+    fn checked(self) -> Self {
+        let [rows, tokens, input] = self.x.dims();
+        let result = [rows, tokens, self.weight.rows()];
+        assert_eq!(self.weight.columns(), input, "linear: columns of the weight and x");
+        let fits = self.residual.as_ref().is_none_or(|residual| residual.dims() == result);
+        assert!(fits, "linear: the residual and the result");
+        self
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.x.dims().into()
+    }
+
+    fn reference(self) -> Tensor<3> {
+        let Self { x, weight: Matrix::Dense(weight), bias, residual } = self;
+        let [rows, tokens, input] = x.dims();
+        let [output, _] = weight.dims();
+        // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
+        let y = x.reshape([rows * tokens, input]).matmul(weight.transpose());
+        let y = match bias {
+            Some(bias) => y + bias.unsqueeze(),
+            None => y,
+        };
+        let y = y.reshape([rows, tokens, output]);
+        match residual {
+            Some(residual) => y + residual,
+            None => y,
+        }
+    }
+
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<Tensor<3>, Self> {
+        native::products_of(&self).ok_or(self)
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgsl(self) -> Result<Tensor<3>, Self> {
+        use burn::backend::Cube;
+
+        use crate::launch::{Launch, comes_in_fours, empty, primitive, strides};
+
+        if !self.is_for_few_rows() {
+            return Err(self);
+        }
+        let Self { x, weight: Matrix::Dense(weight), bias, residual } = self;
+        let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
+        let rows = batch * tokens;
+        let (biased, added) = (bias.is_some(), residual.is_some());
+        let Sharing { splits, workgroups } = Sharing::new(input, output, &x.device());
+        let (x, weight) = (primitive(x), primitive(weight));
+        let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
+        let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
+        let y = empty(&x, [batch, tokens, output], x.dtype);
+        let fours = comes_in_fours(&x) && comes_in_fours(&weight);
+        let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
+        let [residual0, residual1, residual2] = strides(&residual);
+        #[rustfmt::skip]
+        let info = [
+            x0, x1, x2, tokens as u32,
+            w0, w1, input as u32, output as u32,
+            residual0, residual1, residual2, u32::from(added),
+            rows as u32, u32::from(biased), bias0, workgroups as u32,
+        ];
+        let picks = [usize::from(!fours), rows.next_power_of_two().ilog2() as usize, splits.ilog2() as usize];
+        let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&picks);
+        launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y).run(workgroups, &info);
+        Ok(Tensor::from_primitive::<Cube>(y))
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<Tensor<3>, Self> {
+        if self.is_for_few_rows() { Ok(cube::launch(self)) } else { Err(self) }
+    }
+
+    fn shaders() -> &'static [Shader] {
+        &[SHADER]
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        let case = |x: [usize; 3], layout: Layout, output: usize, bias: bool, residual: bool| {
+            let inputs = Case::new((x, layout, output, bias, residual), move |numbers| {
+                let weight = Matrix::Dense(numbers.tensor([output, x[2]], Plain));
+                let bias = bias.then(|| numbers.tensor([output], Plain));
+                let residual = residual.then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
+                Self { x: numbers.tensor(x, layout), weight, bias, residual }
+            });
+            // A dimension of length 1 can be exchanged with its neighbour without moving anything.
+            let plain = match layout {
+                Swapped(a, b) => x[a] == 1 || x[b] == 1,
+                layout => layout == Plain,
+            };
+            let lacks = move |path, dtype| match path {
+                Path::Native => dtype != DType::F32 || !plain,
+                _ => x[0] * x[1] > 4,
+            };
+            // Sums of n products in another order, some devices' in the type itself; they are rounded before a residual is
+            // added, or only then.
+            inputs.without(lacks).within(move |want, Rounding { single, ulp, .. }| {
+                let n = x[2] as f64;
+                LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
+            })
+        };
+        let mut cases = Vec::new();
+        for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
+            for (input, output) in
+                [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41), (1032, 40), (520, 258)]
+            {
+                let (bias, residual) = (output % 2 == 0, output % 3 == 0);
+                cases.push(case([rows, tokens, input], Plain, output, bias, residual));
+            }
+            cases.push(case([rows, tokens, 96], Swapped(0, 1), 7, true, false));
+            cases.push(case([rows, tokens, 96], Swapped(1, 2), 7, true, true));
+        }
+        // Rows that lie apart, by a number that four divides and by one that it does not.
+        cases.push(case([2, 2, 96], Cut(1), 70, true, false));
+        cases.push(case([2, 2, 96], Cut(2), 70, false, true));
+        cases
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Linear {
+    /// Whether the GPU kernels take it.
+    fn is_for_few_rows(&self) -> bool {
+        let Self { x, weight: Matrix::Dense(weight), bias, residual } = self;
+        let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
+        let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
+        let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
+        of_one_type && rows * tokens <= FEW && rows * tokens * input * output > 0
     }
 }
 
@@ -75,24 +204,10 @@ impl Sharing {
     }
 }
 
-/// Whether there is a GPU kernel for these.
-#[cfg(feature = "cube")]
-pub(crate) fn has_kernel(
-    x: &Tensor<3>,
-    weight: &Tensor<2>,
-    bias: Option<&Tensor<1>>,
-    residual: Option<&Tensor<3>>,
-) -> bool {
-    let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
-    let others = bias.map(Tensor::dtype).into_iter().chain(residual.map(Tensor::dtype));
-    let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
-    of_one_type && rows * tokens <= FEW && rows * tokens * input * output > 0
-}
-
 /// How tensors are read: by fours where their layout allows.
 const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
-pub(crate) const SHADER: Shader = Shader {
+const SHADER: Shader = Shader {
     name: "linear",
     text: include_str!("../../../../shaders/linear.wgsl"),
     options: &[
@@ -101,38 +216,3 @@ pub(crate) const SHADER: Shader = Shader {
         &["const SPLITS = 1u;", "const SPLITS = 2u;", "const SPLITS = 4u;"],
     ],
 };
-
-#[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(
-    x: Tensor<3>,
-    weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
-    residual: Option<Tensor<3>>,
-) -> Tensor<3> {
-    use burn::backend::Cube;
-
-    use crate::launch::{Launch, comes_in_fours, empty, primitive, strides};
-
-    let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
-    let rows = batch * tokens;
-    let (biased, added) = (bias.is_some(), residual.is_some());
-    let Sharing { splits, workgroups } = Sharing::new(input, output, &x.device());
-    let (x, weight) = (primitive(x), primitive(weight));
-    let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
-    let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
-    let y = empty(&x, [batch, tokens, output], x.dtype);
-    let fours = comes_in_fours(&x) && comes_in_fours(&weight);
-    let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
-    let [residual0, residual1, residual2] = strides(&residual);
-    #[rustfmt::skip]
-    let info = [
-        x0, x1, x2, tokens as u32,
-        w0, w1, input as u32, output as u32,
-        residual0, residual1, residual2, u32::from(added),
-        rows as u32, u32::from(biased), bias0, workgroups as u32,
-    ];
-    let picks = [usize::from(!fours), rows.next_power_of_two().ilog2() as usize, splits.ilog2() as usize];
-    let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&picks);
-    launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y).run(workgroups, &info);
-    Tensor::from_primitive::<Cube>(y)
-}

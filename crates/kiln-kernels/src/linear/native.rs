@@ -10,7 +10,11 @@ use burn::{
 };
 use pulp::{Simd, WithSimd};
 
-use crate::native::{pieces, primitive, work};
+use super::Linear;
+use crate::{
+    Matrix,
+    native::{pieces, primitive, work},
+};
 
 /// Vectors that are multiplied by a weight while it is in a register.
 const ROWS: usize = 4;
@@ -22,26 +26,22 @@ const CHUNK: usize = 1024;
 const TILE: usize = 128 << 10;
 
 /// `None` for what it is not made for: types other than float32, views with gaps, nothing at all.
-pub(crate) fn native(
-    x: &Tensor<3>,
-    weight: &Tensor<2>,
-    bias: Option<&Tensor<1>>,
-    residual: Option<&Tensor<3>>,
-) -> Option<Tensor<3>> {
+pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
+    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear;
     let [rows, tokens, input] = x.dims();
     let [output, _] = weight.dims();
     let is_f32 = |dtype| dtype == DType::F32;
-    let others = bias.map(Tensor::dtype).into_iter().chain(residual.map(Tensor::dtype));
+    let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
     let all_f32 = others.chain([x.dtype(), weight.dtype()]).all(is_f32);
     if !all_f32 || rows * tokens * input * output == 0 {
         return None;
     }
-    let (x, weight, bias) = (primitive(x.clone()), primitive(weight.clone()), bias.cloned().map(primitive));
+    let (x, weight, bias) = (primitive(x.clone()), primitive(weight.clone()), bias.clone().map(primitive));
     let bias = match &bias {
         Some(bias) => Some(bias.as_slice()?),
         None => None,
     };
-    let residual = residual.map(|residual| primitive(residual.clone()).to_contiguous());
+    let residual = residual.as_ref().map(|residual| primitive(residual.clone()).to_contiguous());
     let residual = match &residual {
         Some(residual) => Some(residual.as_slice()?),
         None => None,

@@ -9,14 +9,28 @@
 //! of two tokens. One implementation on one device repeats itself bit for bit.
 
 #[cfg(feature = "cube")]
-mod twin;
+mod cube;
 
-#[cfg(feature = "cube")]
-pub(crate) use twin::launch as cube;
+use burn::tensor::{Bool, DType, Int, IntDType, Tensor, TensorData};
+use kiln_core::{Result as KilnResult, read_back};
 
-use burn::tensor::{Bool, DType, Int, Tensor};
+use crate::{
+    Kernel,
+    cases::{Case, Layout, Plain, Read, Swapped},
+    shader::Shader,
+};
 
-use crate::shader::Shader;
+/// The next token of each row, `[rows, 1]`, int32: as transformers' processors and a draw make it of logits. -1 where the scores
+/// are no distribution: one of them is not a number or infinite, or none is left. With it, the draws after this step.
+///
+/// In place if `draws` holds the only handles of its memory: a captured step goes on from the step before.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// `[rows, 1, vocab]`
+    pub logits: Tensor<3>,
+    pub draws: Draws,
+    pub sampling: Sampling,
+}
 
 /// What is done to the scores of a row before its token is chosen, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,30 +60,160 @@ pub struct Draws {
     pub occurred: Option<Tensor<2, Int>>,
 }
 
-pub(crate) fn definition(logits: Tensor<3>, draws: Draws, sampling: &Sampling) -> (Tensor<2, Int>, Draws) {
-    let [rows, _, vocab] = logits.dims();
-    let mut scores = logits.reshape([rows, vocab]).cast(DType::F32);
-    if let Some(occurred) = &draws.occurred {
-        let negative = scores.clone().lower_elem(0.0);
-        let penalized = (scores.clone() / sampling.repetition_penalty)
-            .mask_where(negative, scores.clone() * sampling.repetition_penalty);
-        scores = scores.mask_where(occurred.clone().not_equal_elem(0), penalized);
+impl Kernel for Sample {
+    const NAME: &'static str = "sample";
+    type Output = (Tensor<2, Int>, Draws);
+
+    fn checked(self) -> Self {
+        let Self { logits, mut draws, sampling } = self;
+        let [rows, tokens, vocab] = logits.dims();
+        assert!(tokens == 1 && vocab > 0, "sample: logits {:?}", logits.dims());
+        assert!(draws.words.dims()[0] == rows && draws.words.dims()[1] > 0, "sample: words");
+        assert_eq!(draws.used.dims(), [rows], "sample: steps of each row");
+        draws.words = draws.words.cast(IntDType::I32);
+        draws.used = draws.used.cast(IntDType::I32);
+        draws.occurred = draws.occurred.map(|occurred| {
+            assert_eq!(occurred.dims(), [rows, vocab], "sample: tokens that occurred");
+            occurred.cast(IntDType::I32)
+        });
+        Self { logits, draws, sampling }
     }
-    let scores = scores / sampling.temperature;
-    let chosen = match sampling.draws {
-        true => {
-            let step = draws.used.clone().reshape([rows, 1]);
-            draw(scores, draws.words.clone().gather(1, step), sampling)
+
+    fn shape(&self) -> Vec<usize> {
+        self.logits.dims().into()
+    }
+
+    fn reference(self) -> (Tensor<2, Int>, Draws) {
+        let Self { logits, draws, sampling } = self;
+        let [rows, _, vocab] = logits.dims();
+        let mut scores = logits.reshape([rows, vocab]).cast(DType::F32);
+        if let Some(occurred) = &draws.occurred {
+            let negative = scores.clone().lower_elem(0.0);
+            let penalized = (scores.clone() / sampling.repetition_penalty)
+                .mask_where(negative, scores.clone() * sampling.repetition_penalty);
+            scores = scores.mask_where(occurred.clone().not_equal_elem(0), penalized);
         }
-        false => likeliest(scores),
-    };
-    let chosen = chosen.cast(DType::I32);
-    let occurred = draws.occurred.map(|occurred| {
-        let tokens = Tensor::<2, Int>::ones([1, vocab], (&occurred.device(), DType::I32)).cumsum(1) - 1;
-        let now = tokens.expand([rows, vocab]).equal(chosen.clone().expand([rows, vocab]));
-        occurred.mask_fill(now, 1)
-    });
-    (chosen, Draws { words: draws.words, used: draws.used + 1, occurred })
+        let scores = scores / sampling.temperature;
+        let chosen = match sampling.draws {
+            true => {
+                let step = draws.used.clone().reshape([rows, 1]);
+                draw(scores, draws.words.clone().gather(1, step), &sampling)
+            }
+            false => likeliest(scores),
+        };
+        let chosen = chosen.cast(DType::I32);
+        let occurred = draws.occurred.map(|occurred| {
+            let tokens = Tensor::<2, Int>::ones([1, vocab], (&occurred.device(), DType::I32)).cumsum(1) - 1;
+            let now = tokens.expand([rows, vocab]).equal(chosen.clone().expand([rows, vocab]));
+            occurred.mask_fill(now, 1)
+        });
+        (chosen, Draws { words: draws.words, used: draws.used + 1, occurred })
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgsl(self) -> Result<(Tensor<2, Int>, Draws), Self> {
+        use burn::backend::Cube;
+
+        use crate::launch::{Launch, empty, primitive, strides, to_write};
+
+        let Self { logits, draws, sampling } = self;
+        let ([rows, _, vocab], [_, steps]) = (logits.dims(), draws.words.dims());
+        let penalized = draws.occurred.is_some();
+        let (logits, words) = (primitive(logits), primitive(draws.words));
+        let used = to_write(primitive(draws.used));
+        let occurred = draws
+            .occurred
+            .map_or_else(|| empty(&logits, [1, 1], DType::I32), |occurred| to_write(primitive(occurred)));
+        let keys = empty(&logits, [rows, vocab], DType::U32);
+        let chosen = empty(&logits, [rows, 1], DType::I32);
+        let [[logit0, _, logit2]] = [strides(&logits)];
+        let ([word0, word1], [occurred0, occurred1], [used0]) =
+            (strides(&words), strides(&occurred), strides(&used));
+        #[rustfmt::skip]
+        let info = [
+            rows as u32, vocab as u32, steps as u32, sampling.top_k.min(vocab) as u32,
+            logit0, logit2, word0, word1,
+            occurred0, occurred1, used0, u32::from(penalized),
+            sampling.repetition_penalty.to_bits(), sampling.temperature.to_bits(), sampling.tail.to_bits(), sampling.min_p.to_bits(),
+            u32::from(sampling.draws),
+        ];
+        let launch = Launch::new(&SHADER, logits.dtype, &chosen.client).reads(logits).reads(words.clone());
+        launch.updates(&used).updates(&occurred).writes(&keys).writes(&chosen).run(rows, &info);
+        let draws = Draws {
+            words: Tensor::from_primitive::<Cube>(words),
+            used: Tensor::from_primitive::<Cube>(used),
+            occurred: penalized.then(|| Tensor::from_primitive::<Cube>(occurred)),
+        };
+        Ok((Tensor::from_primitive::<Cube>(chosen), draws))
+    }
+
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<(Tensor<2, Int>, Draws), Self> {
+        Ok(cube::launch(self))
+    }
+
+    fn shaders() -> &'static [Shader] {
+        &[SHADER]
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        let all = Sampling {
+            repetition_penalty: 1.0,
+            temperature: 1.0,
+            top_k: 0,
+            tail: 0.0,
+            min_p: 0.0,
+            draws: true,
+        };
+        let samplings = [
+            Sampling { draws: false, ..all },
+            Sampling { draws: false, repetition_penalty: 1.7, ..all },
+            all,
+            Sampling { temperature: 0.3, ..all },
+            Sampling { top_k: 3, ..all },
+            Sampling { tail: 0.1, ..all },
+            Sampling { min_p: 0.1, ..all },
+            Sampling {
+                repetition_penalty: 1.7,
+                temperature: 0.8,
+                top_k: 40,
+                tail: 0.13,
+                min_p: 0.03,
+                draws: true,
+            },
+        ];
+        let case = |sampling: Sampling, vocab: usize, layout: Layout| {
+            let case = Case::new((sampling, vocab, layout), move |numbers| {
+                let rows = 3;
+                let logits = numbers.tensor([rows, 1, vocab], layout) * 4.0;
+                let device = numbers.device();
+                let integers = |n: usize, number: fn(usize) -> i32| {
+                    let numbers: Vec<i32> = (0..n).map(number).collect();
+                    Tensor::<1, Int>::from_data(TensorData::new(numbers, [n]), (device, DType::I32))
+                };
+                let occurred = integers(rows * vocab, |i| i32::from(i % 3 == 0)).reshape([rows, vocab]);
+                let draws = Draws {
+                    words: integers(rows, |row| 0x2f_1b3d * (row as i32 + 1)).reshape([rows, 1]),
+                    used: integers(rows, |_| 0),
+                    occurred: (sampling.repetition_penalty != 1.0).then_some(occurred),
+                };
+                Self { logits, draws, sampling }
+            });
+            case.without_native()
+        };
+        let layouts = [(1, Plain), (7, Swapped(0, 2)), (257, Plain), (2048, Swapped(0, 2))];
+        let of = |sampling| layouts.map(|(vocab, layout)| case(sampling, vocab, layout));
+        samplings.into_iter().flat_map(of).collect()
+    }
+}
+
+impl Read for (Tensor<2, Int>, Draws) {
+    fn read(self) -> KilnResult<Vec<TensorData>> {
+        let (tokens, Draws { used, occurred, .. }) = self;
+        let mut all = vec![read_back::read(tokens)?, read_back::read(used)?];
+        all.extend(occurred.map(read_back::read).transpose()?);
+        Ok(all)
+    }
 }
 
 /// The likeliest token of each row of scores `[rows, vocab]`, of equals the first; -1 where the scores are no distribution.
@@ -123,41 +267,5 @@ fn draw(scores: Tensor<2>, words: Tensor<2, Int>, sampling: &Sampling) -> Tensor
     token.mask_where(beyond, last).mask_fill(is_one.bool_not(), -1)
 }
 
-pub(crate) const SHADER: Shader =
+const SHADER: Shader =
     Shader { name: "sample", text: include_str!("../../../../shaders/sample.wgsl"), options: &[] };
-
-#[cfg(feature = "wgpu")]
-pub(crate) fn wgsl(logits: Tensor<3>, draws: Draws, sampling: &Sampling) -> (Tensor<2, Int>, Draws) {
-    use burn::backend::Cube;
-
-    use crate::launch::{Launch, empty, primitive, strides, to_write};
-
-    let ([rows, _, vocab], [_, steps]) = (logits.dims(), draws.words.dims());
-    let penalized = draws.occurred.is_some();
-    let (logits, words) = (primitive(logits), primitive(draws.words));
-    let used = to_write(primitive(draws.used));
-    let occurred = draws
-        .occurred
-        .map_or_else(|| empty(&logits, [1, 1], DType::I32), |occurred| to_write(primitive(occurred)));
-    let keys = empty(&logits, [rows, vocab], DType::U32);
-    let chosen = empty(&logits, [rows, 1], DType::I32);
-    let [[logit0, _, logit2]] = [strides(&logits)];
-    let ([word0, word1], [occurred0, occurred1], [used0]) =
-        (strides(&words), strides(&occurred), strides(&used));
-    #[rustfmt::skip]
-    let info = [
-        rows as u32, vocab as u32, steps as u32, sampling.top_k.min(vocab) as u32,
-        logit0, logit2, word0, word1,
-        occurred0, occurred1, used0, u32::from(penalized),
-        sampling.repetition_penalty.to_bits(), sampling.temperature.to_bits(), sampling.tail.to_bits(), sampling.min_p.to_bits(),
-        u32::from(sampling.draws),
-    ];
-    let launch = Launch::new(&SHADER, logits.dtype, &chosen.client).reads(logits).reads(words.clone());
-    launch.updates(&used).updates(&occurred).writes(&keys).writes(&chosen).run(rows, &info);
-    let draws = Draws {
-        words: Tensor::from_primitive::<Cube>(words),
-        used: Tensor::from_primitive::<Cube>(used),
-        occurred: penalized.then(|| Tensor::from_primitive::<Cube>(occurred)),
-    };
-    (Tensor::from_primitive::<Cube>(chosen), draws)
-}

@@ -5,9 +5,9 @@ use kiln_core::{
     Result,
     layer::{KvLayer, Positions},
     model_cache::RowPart,
-    view::{DenseKv, KvView, PackedView},
+    view::{KvView, PackedView},
 };
-use kiln_kernels::{AttentionShape, Kernels};
+use kiln_kernels::{AttentionPacked, AttentionShape, Kernels, Rotary};
 
 use super::{
     linear::Linear,
@@ -103,6 +103,7 @@ impl Attention {
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
+        let shape = AttentionShape { scale, softcap, window: self.window };
         let frames: Vec<Frame> = parts.iter().map(|part| Frame::of(part, tokens)).collect();
         let (cos, sin) = places.rotary(&frames, self.window);
 
@@ -112,7 +113,7 @@ impl Attention {
         let [queries, keys] = match &self.head_norms {
             None => {
                 let both = all.narrow(2, 0, heads + kv_heads).swap_dims(1, 2);
-                let both = kernels.rotary(both, cos, sin);
+                let both = kernels.run(Rotary { x: both, cos, sin });
                 [both.clone().narrow(1, 0, heads), both.narrow(1, heads, kv_heads)]
             }
             Some([q_norm, k_norm]) => {
@@ -120,7 +121,7 @@ impl Attention {
                 [(q_norm, 0, heads), (k_norm, heads, kv_heads)].map(|(norm, first, heads)| {
                     let x = norm.forward(vectors.clone().narrow(1, first, heads), kernels);
                     let x = x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
-                    kernels.rotary(x, cos.clone(), sin.clone())
+                    kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone() })
                 })
             }
         };
@@ -134,7 +135,7 @@ impl Attention {
             let positions = places.positions(frame);
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own(x));
             let view = part.layer.update(keys, values, &positions)?;
-            let y = attend(queries, view, &positions, (scale, softcap, self.window), kernels);
+            let y = attend(queries, view, positions, shape, kernels);
             mixed.push(frame.whole(y));
         }
         let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
@@ -145,21 +146,18 @@ impl Attention {
 
 /// What the queries at `positions` make of all that they see.
 fn attend(
-    queries: Tensor<4>,
+    q: Tensor<4>,
     view: KvView,
-    positions: &Positions,
-    (scale, softcap, window): (f64, Option<f64>, Option<usize>),
+    positions: Positions,
+    shape: AttentionShape,
     kernels: &Kernels,
 ) -> Tensor<4> {
-    let shape = |start, origin| AttentionShape { scale, softcap, window, start, origin };
-    let dense = |queries, DenseKv { keys, values, start, origin }| {
-        kernels.attention(queries, keys, values, positions, &shape(start, origin))
-    };
     let PackedView { packed, recent, rotation, .. } = match view {
-        KvView::Dense(view) => return dense(queries, view),
+        KvView::Dense(kv) => {
+            return kernels.run(kiln_kernels::Attention { q, chain: vec![kv], positions, shape });
+        }
         KvView::Chained(chain) => {
-            let shape = shape(chain.first().map_or(0, |oldest| oldest.start), 0);
-            return kernels.attention_chained(queries, chain, positions, &shape);
+            return kernels.run(kiln_kernels::Attention { q, chain, positions, shape });
         }
         KvView::Packed(view) => *view,
     };
@@ -167,13 +165,9 @@ fn attend(
         Some(matrix) => x.matmul(matrix.clone().unsqueeze()),
         None => x,
     };
-    let queries = rotate(queries);
+    let q = rotate(q);
     rotate(match packed {
-        None => dense(queries, recent),
-        Some(packed) => {
-            let DenseKv { keys, values, start, origin } = recent;
-            let shape = shape(start, origin);
-            kernels.attention_packed(queries, &packed, [keys, values], positions, &shape)
-        }
+        None => kernels.run(kiln_kernels::Attention { q, chain: vec![recent], positions, shape }),
+        Some(packed) => kernels.run(AttentionPacked { q, packed, recent, positions, shape }),
     })
 }

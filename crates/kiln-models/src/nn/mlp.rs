@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use kiln_core::Result;
-use kiln_kernels::{Activation, Kernels};
+use kiln_kernels::{Activation, Gated, Kernels};
 
 use super::linear::Linear;
 use crate::{ConfigFile, Sizes, Weights};
@@ -73,6 +73,10 @@ impl GatedMlp {
         let both = self.gate_up_proj.forward(x, kernels);
         let half = both.dims()[2] / 2;
         let (gate, up) = (both.clone().narrow(2, 0, half), both.narrow(2, half, half));
-        self.down_proj.forward_onto(residual, kernels.gated(gate, up, self.activation), kernels)
+        self.down_proj.forward_onto(
+            residual,
+            kernels.run(Gated { gate, up, activation: self.activation }),
+            kernels,
+        )
     }
 }

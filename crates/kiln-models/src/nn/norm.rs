@@ -37,6 +37,7 @@ impl RmsNorm {
     /// # Shapes
     /// `[batch, tokens, len]`, unchanged
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        kernels.rms_norm(x, self.weight.clone(), self.kind.eps, self.kind.order)
+        let NormKind { eps, order, .. } = self.kind;
+        kernels.run(kiln_kernels::RmsNorm { x, weight: self.weight.clone(), eps, order })
     }
 }

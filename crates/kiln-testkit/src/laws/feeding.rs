@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use kiln::kernels::KvUnpack;
 use kiln::memory::{DenseKv, KvLayer, KvSpan, KvView, PackedBuffer, PackedView, Positions};
 
 use super::Subject;
@@ -71,7 +72,13 @@ fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Te
             let on_device: Vec<i64> = packed.end.into_data().iter().collect();
             assert_eq!(on_device, [end as i64], "{subject:?} says the same to kernels");
             let unpack = |buffer: &PackedBuffer, packing| {
-                subject.kernels.unpack(buffer, packing, DIM, 0..buffer.slots(), FloatDType::F32)
+                subject.kernels.run(KvUnpack {
+                    buffer: buffer.clone(),
+                    packing,
+                    head_dim: DIM,
+                    slots: 0..buffer.slots(),
+                    dtype: FloatDType::F32,
+                })
             };
             let old = DenseKv {
                 keys: unpack(&packed.keys, packed.key_packing),

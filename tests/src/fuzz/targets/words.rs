@@ -47,7 +47,7 @@ fn seeds() -> Vec<Vec<u8>> {
         "fail",
         "offload",
         "quantize",
-        "definition",
+        "reference",
         "wgsl",
         "cube",
         "-1",

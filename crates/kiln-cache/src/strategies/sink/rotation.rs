@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 use kiln_core::need::AttentionNeed;
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, Rotary};
 
 /// Turns keys that were rotated for one position into keys rotated for another.
 #[derive(Clone, Debug)]
@@ -31,6 +31,6 @@ impl Rotation {
             Tensor::<3>::from_data(TensorData::new(table, shape), &device).expand(all)
         };
         let (cos, sin) = (upload(cos), upload(sin));
-        self.kernels.rotary(keys, cos, sin)
+        self.kernels.run(Rotary { x: keys, cos, sin })
     }
 }

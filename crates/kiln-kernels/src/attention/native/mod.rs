@@ -13,9 +13,9 @@ use burn::{
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 
-use kiln_core::packed::{PackedKv, Packing};
+use kiln_core::packed::Packing;
 
-use super::{AttentionShape, Buffers, Limits};
+use super::{AttentionPacked, Buffers, Limits};
 use crate::native::{pieces, primitive, work};
 use packed::PackedView;
 use rows::{Mixed, Rows};
@@ -28,7 +28,7 @@ const ROWS: usize = 64;
 const PIECE: usize = 128;
 
 /// `None` for types that it is not made for, and where there is nothing to do.
-pub(crate) fn native(q: &Tensor<4>, chain: &[Buffers], positions: &Tensor<2, Int>) -> Option<Tensor<4>> {
+pub(super) fn dense(q: &Tensor<4>, chain: &[Buffers], positions: &Tensor<2, Int>) -> Option<Tensor<4>> {
     if q.shape().num_elements() == 0 || chain.iter().any(Buffers::are_empty) {
         return None;
     }
@@ -58,23 +58,17 @@ impl Dense {
     }
 }
 
-/// [`native`] over packed positions and recent ones.
-pub(crate) fn native_packed(
-    q: &Tensor<4>,
-    kv: &PackedKv,
-    [keys, values]: [&Tensor<4>; 2],
-    positions: &Tensor<2, Int>,
-    shape: &AttentionShape,
-) -> Option<Tensor<4>> {
-    let [recent, held] = [keys.dims()[2], kv.keys.slots()];
-    if q.shape().num_elements() * recent * held == 0 {
+/// [`dense`] over packed positions and recent ones.
+pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
+    let AttentionPacked { q, packed: kv, recent, positions, shape } = attention;
+    let (start, held) = (recent.start, kv.keys.slots());
+    if q.shape().num_elements() * recent.keys.dims()[2] * held == 0 {
         return None;
     }
-    let (positions, end) = (numbers(positions), numbers(&kv.end).first().copied()?);
-    let recent = Buffers::new([keys.clone(), values.clone()], shape);
-    let mut recent = Dense::new(&recent, q, &positions);
+    let (positions, end) = (numbers(&positions.on_device), numbers(&kv.end).first().copied()?);
+    let mut recent = Dense::new(&Buffers::new(recent.clone(), shape), q, &positions);
     recent.places.rows.iter_mut().for_each(|row| row.from = row.from.max(end));
-    let limits = AttentionShape { origin: kv.origin, ..*shape }.limits(held);
+    let limits = shape.limits(start, kv.origin, held);
     let packed_places = Places::new(&positions, |_| end - held as i32, end, limits);
     let tensors = [&kv.keys.codes, &kv.keys.scales, &kv.values.codes, &kv.values.scales].map(|words| {
         let words = primitive(words.clone());

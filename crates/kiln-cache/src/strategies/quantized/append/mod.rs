@@ -15,7 +15,7 @@ use kiln_core::{
     slot::Slot,
     view::{DenseKv, KvView, PackedView},
 };
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, KvPack, KvUnpack};
 use serde::{Deserialize, Serialize};
 
 use self::blocks::{copy_blocks, refined_scales};
@@ -151,10 +151,8 @@ impl AppendPolicy {
         let (slot, packing) = (position % buffer.slots(), self.packings[which]);
         let recipe = self.settled.recipes(DType::F32)[which];
         let refined = |x: Tensor<2>| (self.settled.format.refined)(x, &recipe);
-        match refined_scales(&tokens, packing, refined) {
-            Some([scale, offset]) => self.kernels.pack_given(buffer, tokens, scale, offset, slot, packing),
-            None => self.kernels.pack(buffer, tokens, slot, packing),
-        }
+        let given = refined_scales(&tokens, packing, refined);
+        self.kernels.run(KvPack { buffer, tokens, slot, packing, given })
     }
 
     /// Slots that hold the positions before `end`; `have`: slots now.
@@ -415,8 +413,9 @@ impl KvPolicy for AppendPolicy {
             Some((keys, values)) => {
                 let dtype = tensors.recent.dtype().unwrap_or(DType::F32);
                 let unpack = |buffer: &PackedBuffer, packing| {
-                    let slots = 0..buffer.slots();
-                    self.kernels.unpack(buffer, packing, self.need.head_dim, slots, FloatDType::F32)
+                    let (buffer, slots) = (buffer.clone(), 0..buffer.slots());
+                    let (head_dim, dtype) = (self.need.head_dim, FloatDType::F32);
+                    self.kernels.run(KvUnpack { buffer, packing, head_dim, slots, dtype })
                 };
                 let (keys, values) = (unpack(keys, self.packings[0]), unpack(values, self.packings[1]));
                 let old = KvSpan { start: span.start, len: begin - span.start };

@@ -1,4 +1,4 @@
-//! The twins of the shaders, step by step the same.
+//! The `#[cube]` functions, which take the steps of the shaders.
 
 mod combine;
 mod decode;
@@ -13,13 +13,13 @@ use burn::{
 use cubecl::prelude::*;
 
 use burn_cubecl::tensor::CubeTensor;
-use kiln_core::packed::{Along, PackedKv, Packing};
+use kiln_core::packed::{Along, Packing};
 
 use self::combine::combine_parts;
 use super::{
-    AttentionShape, Buffers, Limits,
+    AttentionPacked, Buffers, Limits,
     packed::in_rows,
-    sharing::{Kernel, Sharing, Written, over_chain},
+    sharing::{Rows, Sharing, Written, over_chain},
 };
 use crate::launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive};
 
@@ -189,7 +189,7 @@ fn write<R: Float>(
     }
 }
 
-pub(crate) fn cube(
+pub(super) fn dense(
     q: BurnTensor<4>,
     chain: Vec<Buffers>,
     positions: BurnTensor<2, IntKind>,
@@ -204,7 +204,7 @@ fn launch(
     q: CubeTensor,
     buffers: Buffers,
     positions: BurnTensor<2, IntKind>,
-    Sharing { kernel, tiles, splits }: Sharing,
+    Sharing { rows, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
     let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
@@ -243,8 +243,8 @@ fn launch(
     let pack = |fours| if fours { 4 } else { 1 };
     let buffers = pack([&keys, &values].into_iter().all(comes_in_fours));
     let all = pack([&q, &keys, &values].into_iter().all(comes_in_fours));
-    match kernel {
-        Kernel::Decode { fours } => decode::decode::launch(
+    match rows {
+        Rows::Few { fours } => decode::decode::launch(
             &client,
             count(workgroups),
             lanes,
@@ -261,7 +261,7 @@ fn launch(
             is_split,
             elems,
         ),
-        Kernel::Prefill => prefill::prefill::launch(
+        Rows::Many => prefill::prefill::launch(
             &client,
             count(workgroups),
             lanes,
@@ -282,12 +282,8 @@ fn launch(
 }
 
 /// As the launch of the shader.
-pub(crate) fn cube_packed(
-    q: BurnTensor<4>,
-    kv: &PackedKv,
-    recent: [BurnTensor<4>; 2],
-    positions: BurnTensor<2, IntKind>,
-    shape: &AttentionShape,
+pub(super) fn packed(
+    AttentionPacked { q, packed: kv, recent, positions, shape }: AttentionPacked,
     [of_packed, of_recent]: [Sharing; 2],
 ) -> BurnTensor<4> {
     let (dims, dtype) = (q.dims(), q.dtype());
@@ -297,18 +293,19 @@ pub(crate) fn cube_packed(
     let all = of_packed.splits + of_recent.splits;
     let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
 
-    let recent = Buffers::new(recent, shape).from(kv.end.clone());
+    let start = recent.start;
+    let recent = Buffers::new(recent, &shape).from(kv.end.clone());
     let written = Written { to: &parts, parts: all, before: of_packed.splits };
-    launch(q.clone(), recent, positions.clone(), of_recent, written);
+    launch(q.clone(), recent, positions.on_device.clone(), of_recent, written);
 
-    let (positions, end) = (in_order(positions), primitive(kv.end.clone()));
+    let (positions, end) = (in_order(positions.on_device), primitive(kv.end));
     let [keys, key_scales, values, value_scales] =
-        [&kv.keys.codes, &kv.keys.scales, &kv.values.codes, &kv.values.scales]
-            .map(|tensor| in_rows(primitive(tensor.clone())));
-    let Sharing { kernel, tiles, splits } = of_packed;
-    let Kernel::Decode { fours } = kernel else { unreachable!("many queries have dense copies") };
-    let Limits { scale, softcap, window, start, origin, .. } =
-        AttentionShape { origin: kv.origin, ..*shape }.limits(slots);
+        [kv.keys.codes, kv.keys.scales, kv.values.codes, kv.values.scales]
+            .map(|tensor| in_rows(primitive(tensor)));
+    let Sharing { rows: Rows::Few { fours }, tiles, splits } = of_packed else {
+        unreachable!("many queries have dense copies")
+    };
+    let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, kv.origin, slots);
     let workgroups = batch * kv_heads * tiles * splits;
     let (key, value) = (kv.key_packing, kv.value_packing);
     let info = packed::PackedInfoLaunch::new(

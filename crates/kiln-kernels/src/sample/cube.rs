@@ -1,4 +1,4 @@
-//! The twin of the shader, step by step the same.
+//! The `#[cube]` function, which takes the steps of the shader.
 
 use burn::{
     backend::{Cube, cubecl::dtype_to_storage_type},
@@ -6,7 +6,7 @@ use burn::{
 };
 use cubecl::prelude::*;
 
-use super::{Draws, Sampling};
+use super::{Draws, Sample};
 use crate::launch::{LANES, address_type, count, empty, primitive, to_write};
 
 /// Bins of three bits, and parts of the vocabulary; each has some of the lanes.
@@ -357,11 +357,7 @@ fn sample<E: Float>(
     }
 }
 
-pub(crate) fn launch(
-    logits: BurnTensor<3>,
-    draws: Draws,
-    sampling: &Sampling,
-) -> (BurnTensor<2, IntKind>, Draws) {
+pub(super) fn launch(Sample { logits, draws, sampling }: Sample) -> (BurnTensor<2, IntKind>, Draws) {
     let [rows, _, vocab] = logits.dims();
     let penalized = draws.occurred.is_some();
     let (logits, words) = (primitive(logits), primitive(draws.words));

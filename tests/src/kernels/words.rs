@@ -5,15 +5,15 @@ use std::sync::LazyLock;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use half::f16;
 use kiln::{
-    kernels::Choice,
+    kernels::{
+        Choice, KvPack, KvUnpack,
+        cases::{Cut, Layout, Plain, Swapped},
+    },
     memory::{Along, PackedBuffer, Packing},
     read_back,
 };
 
-use super::super::{
-    choices,
-    numbers::{Cut, Layout, Plain, Swapped},
-};
+use super::choices;
 
 #[derive(Clone, Copy, Debug)]
 struct Given {
@@ -281,7 +281,7 @@ fn packed_words_are_the_same_everywhere_and_those_that_the_loops_make() {
                 }
                 for (choice, kernels) in choices(&name, &device) {
                     // Hundreds of launches; and what `auto` is on a device need not run twice.
-                    let slow = choice == Choice::Definition && name != "cpu" && given.bits != 4;
+                    let slow = choice == Choice::Reference && name != "cpu" && given.bits != 4;
                     if slow || choice == Choice::Wgsl {
                         continue;
                     }
@@ -291,22 +291,24 @@ fn packed_words_are_the_same_everywhere_and_those_that_the_loops_make() {
                     let [tokens, scale, offset] = given.numbers();
                     let tokens = given.tensor(tokens, [batch, heads, given.n, dim], &device, dtype);
                     let buffer = PackedBuffer::zeros(given.buffer, packing, &device);
-                    let buffer = if given.given {
-                        let shape = given.scales([batch, heads, given.n, dim]);
-                        let scales = |numbers| {
-                            Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::F32))
-                        };
-                        let (scale, offset) = (scales(scale), scales(offset));
-                        kernels.pack_given(buffer, tokens, scale, offset, given.slot(), packing)
-                    } else {
-                        kernels.pack(buffer, tokens, given.slot(), packing)
-                    };
+                    let shape = given.scales([batch, heads, given.n, dim]);
+                    let scales_of =
+                        |numbers| Tensor::from_data(TensorData::new(numbers, shape), (&device, DType::F32));
+                    let (slot, scales_given) = (given.slot(), [scale, offset].map(scales_of));
+                    let scales_given = given.given.then_some(scales_given);
+                    let buffer = kernels.run(KvPack { buffer, tokens, slot, packing, given: scales_given });
                     assert_eq!(words(buffer.codes.clone()), codes, "codes: {what}");
                     assert_eq!(words(buffer.scales.clone()), scales, "scales: {what}");
 
                     // All, and some that begin and end within groups.
                     for some in [0..slots, slots / 3..slots - 1, 3..3] {
-                        let got = kernels.unpack(&buffer, packing, dim, some.clone(), FloatDType::F32);
+                        let got = kernels.run(KvUnpack {
+                            buffer: buffer.clone(),
+                            packing,
+                            head_dim: dim,
+                            slots: some.clone(),
+                            dtype: FloatDType::F32,
+                        });
                         let got: Vec<f32> = read_back::read(got).unwrap().iter::<f32>().collect();
                         let heads = numbers.chunks(slots * dim);
                         let want: Vec<f32> =

@@ -1,10 +1,13 @@
-//! The twin of the shader, step by step the same.
+//! The `#[cube]` function, which takes the steps of the shader.
 
 use burn::backend::{Cube, cubecl::dtype_to_storage_type};
 use cubecl::prelude::*;
 
-use super::Sharing;
-use crate::launch::{LANES, address_type, comes_in_fours, count, empty, primitive};
+use super::{Linear, Sharing};
+use crate::{
+    Matrix,
+    launch::{LANES, address_type, comes_in_fours, count, empty, primitive},
+};
 
 /// As `vec4<f32>` of WGSL.
 type Four = Vector<f32, Const<4>>;
@@ -131,11 +134,8 @@ fn linear<E: Float, N: Size>(
     }
 }
 
-pub(crate) fn launch(
-    x: burn::tensor::Tensor<3>,
-    weight: burn::tensor::Tensor<2>,
-    bias: Option<burn::tensor::Tensor<1>>,
-    residual: Option<burn::tensor::Tensor<3>>,
+pub(super) fn launch(
+    Linear { x, weight: Matrix::Dense(weight), bias, residual }: Linear,
 ) -> burn::tensor::Tensor<3> {
     let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let rows = batch * tokens;

@@ -1,0 +1,236 @@
+//! Inputs with which implementations of attention over dense buffers are compared.
+
+use burn::tensor::{Device, Tensor};
+use kiln_core::{
+    layer::{Positions, RowPosition},
+    view::DenseKv,
+};
+
+use crate::{
+    Attention, AttentionShape, Path,
+    cases::{Case, Cut, LARGEST, Layout, Numbers, Plain, Rounding, Swapped},
+};
+
+pub(crate) fn cases() -> Vec<Case<Attention>> {
+    let case = |given: Given| {
+        let lacks = move |path, _| given.new == 0 || (path != Path::Native && given.head_dim > 256);
+        let tolerance = move |want: f64, Rounding { ulp, .. }| given.tolerance() + want.abs() * ulp;
+        Case::new(given, move |numbers| given.inputs(numbers)).without(lacks).within(tolerance)
+    };
+    all().into_iter().map(case).collect()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    batch: usize,
+    kv_heads: usize,
+    /// Query heads of each of them.
+    group: usize,
+    new: usize,
+    slots: usize,
+    head_dim: usize,
+    first: usize,
+    start: usize,
+    origin: usize,
+    window: Option<usize>,
+    softcap: Option<f64>,
+    /// Row `b` is padded below `pad · b`.
+    pad: Option<usize>,
+    /// Row `b` stands `apart · b` behind the first.
+    apart: usize,
+    q: Layout,
+    kv: Layout,
+    /// Positions at which other buffers continue. All but the last buffer have a few slots that do not count.
+    cuts: &'static [usize],
+}
+
+/// One query after 40 others.
+const STEP: Given = Given {
+    batch: 1,
+    kv_heads: 2,
+    group: 2,
+    new: 1,
+    slots: 64,
+    head_dim: 64,
+    first: 40,
+    start: 0,
+    origin: 0,
+    window: None,
+    softcap: None,
+    pad: None,
+    apart: 0,
+    q: Plain,
+    kv: Plain,
+    cuts: &[],
+};
+
+/// The queries of a prompt, in the layout that projections give them.
+const PROMPT: Given = Given { new: 33, slots: 33, first: 0, q: Swapped(1, 2), kv: Swapped(1, 2), ..STEP };
+
+fn all() -> Vec<Given> {
+    let mut cases = Vec::new();
+    for head_dim in [1, 8, 12, 80, 96, 128, 256] {
+        for base in [STEP, PROMPT] {
+            cases.push(Given { head_dim, ..base });
+            cases.push(Given { head_dim, batch: 3, group: 4, pad: Some(3), softcap: Some(2.5), ..base });
+        }
+    }
+    for group in [1, 2, 4, 7] {
+        for new in [1, 2, 5, 33, 130] {
+            let base = Given { batch: 2, group, new, slots: 150, first: 17, head_dim: 12, ..STEP };
+            cases.push(base);
+            // The ring is turned in the middle of what is seen.
+            cases.push(Given { origin: 100, softcap: Some(3.0), pad: Some(20), ..base });
+            cases.push(Given { origin: 5, start: 9, window: Some(11), ..base });
+        }
+    }
+    for base in [STEP, PROMPT, Given { new: 5, ..STEP }] {
+        let end = base.first + base.new;
+        // Rings that keep less than there was, and views that begin late.
+        let slots = base.new + 10;
+        let late = Given { first: 1000, slots, start: 1000 + base.new - slots, ..base };
+        for origin in [0, 7, late.start, 990, 1000 + base.new] {
+            cases.push(Given { origin, ..late });
+            cases.push(Given { origin, window: Some(11), ..late });
+        }
+        // What slots no longer hold is not seen, though nothing else hides it.
+        cases.push(Given { start: 0, ..late });
+        cases.push(Given { start: 1000, origin: 1000, ..late });
+        // Padded so far that the first queries see nothing, and so far that none does.
+        for pad in [1, base.first + 1, end - 1, end] {
+            cases.push(Given { batch: 2, pad: Some(pad), ..base });
+        }
+        for window in [1, 2, 16, 4096] {
+            cases.push(Given { window: Some(window), ..base });
+        }
+        for layout in [Swapped(1, 2), Swapped(2, 3), Cut(0), Cut(2), Cut(3)] {
+            cases.push(Given { batch: 2, q: layout, ..base });
+            cases.push(Given { batch: 2, kv: layout, ..base });
+        }
+        cases.push(Given { softcap: Some(0.5), ..base });
+        cases.push(Given { softcap: Some(50.0), ..base });
+    }
+    // Long enough to be split, in a buffer with room, and one that has wrapped.
+    for new in [1, 5, 33] {
+        let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
+        cases.push(long);
+        cases.push(Given { kv_heads: 1, ..long });
+        cases.push(Given { batch: 2, head_dim: 128, first: 5000, start: 2100, origin: 17, ..long });
+        cases.push(Given { window: Some(300), head_dim: 8, ..long });
+        cases.push(Given { first: 3, ..long });
+    }
+    cases.push(Given { new: 130, slots: 700, first: 500, group: 4, head_dim: 128, ..PROMPT });
+    // In several buffers: in the middle of what is seen, before and behind it, and more than a workgroup has.
+    for new in [1, 2, 33] {
+        let base = Given { new, slots: 130, first: 90, ..STEP };
+        for cuts in [&[1][..], &[50], &[64, 65, 89], &[30, 90]] {
+            cases.push(Given { cuts, ..base });
+            cases.push(Given { cuts, batch: 2, group: 4, pad: Some(40), head_dim: 12, ..base });
+            cases.push(Given { cuts, softcap: Some(2.5), kv: Swapped(1, 2), head_dim: 80, ..base });
+            // Some of them are out of sight.
+            cases.push(Given { cuts, window: Some(20), start: 9, ..base });
+        }
+        let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
+        cases.push(Given { cuts: &[300, 2200], ..long });
+        cases.push(Given { cuts: &[300, 2200, 2899], batch: 2, head_dim: 128, window: Some(1000), ..long });
+        // As many buffers as parts can be combined of: each has one.
+        cases.push(Given { cuts: &[10, 20, 30, 40, 50, 60, 70, 80], ..base });
+    }
+    // Rows of different lengths: with room, in a ring that has turned, split, padded, and in several buffers.
+    for new in [1, 3, 33] {
+        let base = Given { batch: 3, new, apart: 7, slots: 150, first: 17, group: 4, ..STEP };
+        cases.push(base);
+        cases.push(Given { apart: 40, head_dim: 12, window: Some(11), ..base });
+        cases.push(Given { first: 0, apart: 50, pad: Some(20), softcap: Some(2.5), ..base });
+        cases.push(Given { first: 900, start: 800, origin: 40, ..base });
+        cases.push(Given { cuts: &[10, 30], kv: Swapped(1, 2), ..base });
+        cases.push(Given { slots: 3000, first: 900, apart: 1000, head_dim: 128, ..base });
+    }
+    cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
+    // Longer vectors than GPU kernels have memory for, and no queries.
+    cases.push(Given { head_dim: 300, ..STEP });
+    cases.push(Given { new: 0, ..STEP });
+    cases
+}
+
+impl Given {
+    fn positions(&self, device: &Device) -> Positions {
+        let row = |row| RowPosition { first: self.first_of(row), visible_from: self.visible_from(row) };
+        Positions::new((0..self.batch).map(row).collect(), device)
+    }
+
+    /// The position of the first query of a row.
+    fn first_of(&self, row: usize) -> usize {
+        self.first + row * self.apart
+    }
+
+    fn visible_from(&self, row: usize) -> usize {
+        self.pad.map_or(0, |pad| row * pad)
+    }
+
+    /// The positions that query `i` of a row sees.
+    fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
+        let query = self.first_of(row) + i;
+        let kept = (self.first_of(row) + self.new).saturating_sub(self.slots);
+        let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        self.start.max(kept).max(window).max(self.visible_from(row))..=query
+    }
+
+    fn slot(&self, position: usize) -> usize {
+        (position as i64 - self.origin as i64).rem_euclid(self.slots as i64) as usize
+    }
+
+    /// Queries, keys and values. What no query sees is not a number.
+    fn tensors(&self, numbers: &mut Numbers) -> [Tensor<4>; 3] {
+        let Self { batch, kv_heads, group, new, slots, head_dim, .. } = *self;
+        let mut used = vec![vec![false; slots]; batch];
+        for (row, used) in used.iter_mut().enumerate() {
+            for position in (0..new).flat_map(|i| self.seen(row, i)) {
+                used[self.slot(position)] = true;
+            }
+        }
+        let queries = numbers.tensor([batch, kv_heads * group, new, head_dim], self.q);
+        let mut buffer = || {
+            let shape = [batch, kv_heads, slots, head_dim];
+            numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
+        };
+        [queries, buffer(), buffer()]
+    }
+
+    fn shape(&self) -> AttentionShape {
+        let Self { head_dim, softcap, window, .. } = *self;
+        AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window }
+    }
+
+    fn inputs(&self, numbers: &mut Numbers) -> Attention {
+        let [q, keys, values] = self.tensors(numbers);
+        let (positions, shape) = (self.positions(numbers.device()), self.shape());
+        if self.cuts.is_empty() {
+            let kv = DenseKv { keys, values, start: self.start, origin: self.origin };
+            return Attention { q, chain: vec![kv], positions, shape };
+        }
+        let begins = [0].into_iter().chain(self.cuts.iter().copied());
+        let ends = self.cuts.iter().map(|cut| cut + 3).chain([self.slots]);
+        let chain = begins.zip(ends).map(|(begin, end)| {
+            let [keys, values] =
+                [&keys, &values].map(|kv| kv.clone().narrow(2, begin, end.min(self.slots) - begin));
+            DenseKv { keys, values, start: self.start, origin: begin }
+        });
+        Attention { q, chain: chain.collect(), positions, shape }
+    }
+
+    /// How far an element may be off before it is rounded to its type.
+    fn tolerance(&self) -> f64 {
+        let single = f64::from(f32::EPSILON);
+        let (n, keys) = (self.head_dim as f64, self.slots as f64);
+        // A sum of n products in another order, as in `linear`, scaled by n^-1/2; a hyperbolic tangent, which GPUs
+        // compute from exponentials, of up to the cap.
+        let score = LARGEST * LARGEST * (n.sqrt() + 1.0) * single
+            + self.softcap.map_or(0.0, |cap| 4.0 * cap * single);
+        // WGSL allows an error of 3 + 2 |x| roundings of exp(x), which is at most 3 of the largest weight and no more
+        // than this of their sum, for scores of a few units.
+        let weight = score + 16.0 * single;
+        // The value is off by what all weights are, above and below the bar, and by a sum in another order.
+        LARGEST * (2.0 * weight + (keys.sqrt() + 8.0) * single)
+    }
+}

@@ -1,0 +1,4 @@
+//! Inputs with which implementations are compared.
+
+pub(super) mod dense;
+pub(super) mod packed;

@@ -1,0 +1,195 @@
+//! Inputs with which implementations of attention over packed buffers are compared.
+
+use burn::tensor::{Int, Tensor};
+use kiln_core::{
+    layer::{Positions, RowPosition},
+    packed::{Along, PackedKv, Packing},
+    view::DenseKv,
+};
+
+use crate::{
+    AttentionPacked, AttentionShape,
+    cases::{Case, LARGEST, Numbers, Plain, Rounding},
+};
+
+pub(crate) fn cases() -> Vec<Case<AttentionPacked>> {
+    let case = |given: Given| {
+        let tolerance = move |want, rounding| given.tolerance(want, rounding);
+        Case::new(given, move |numbers| given.inputs(numbers)).within(tolerance)
+    };
+    all().into_iter().map(case).collect()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    batch: usize,
+    kv_heads: usize,
+    /// Query heads of each of them.
+    group: usize,
+    new: usize,
+    head_dim: usize,
+    /// Bits, size and direction of groups, of keys and values.
+    keys: (usize, usize, Along),
+    values: (usize, usize, Along),
+    /// Slots of the packed buffers, and of the recent ones.
+    slots: usize,
+    recent: usize,
+    /// The position of the first query, and the first one that is not packed.
+    first: usize,
+    end: usize,
+    start: usize,
+    origin: usize,
+    recent_origin: usize,
+    window: Option<usize>,
+    softcap: Option<f64>,
+    /// Row `b` is padded below `pad · b`.
+    pad: Option<usize>,
+    /// Row `b` stands `apart · b` behind the first.
+    apart: usize,
+}
+
+use Along::{Channels, Tokens};
+
+/// One query after 64 packed tokens and 16 recent ones, the way of KIVI.
+const STEP: Given = Given {
+    batch: 1,
+    kv_heads: 2,
+    group: 2,
+    new: 1,
+    head_dim: 64,
+    keys: (4, 32, Tokens),
+    values: (4, 32, Channels),
+    slots: 128,
+    recent: 32,
+    first: 80,
+    end: 64,
+    start: 0,
+    origin: 0,
+    recent_origin: 64,
+    window: None,
+    softcap: None,
+    pad: None,
+    apart: 0,
+};
+
+fn all() -> Vec<Given> {
+    let mut cases = Vec::new();
+    for head_dim in [1, 8, 12, 64, 80, 96, 128, 256] {
+        for (group, new) in [(1, 1), (2, 1), (4, 2), (7, 1)] {
+            cases.push(Given { head_dim, group, new, ..STEP });
+        }
+        cases.push(Given { head_dim, keys: (2, 64, Channels), values: (2, 64, Tokens), ..STEP });
+        cases.push(Given { head_dim, keys: (3, 64, Channels), values: (3, 128, Channels), ..STEP });
+    }
+    for bits in Packing::BITS {
+        for along in [Channels, Tokens] {
+            for group in [8, 24, 64] {
+                let slots = if group == 24 { 96 } else { 128 };
+                let base = Given { slots, end: slots / group * group, first: slots + 3, ..STEP };
+                let base = Given { recent_origin: base.end, head_dim: 80, ..base };
+                cases.push(Given { keys: (bits, group, along), values: (4, 8, Channels), ..base });
+                cases.push(Given { keys: (8, 8, Channels), values: (bits, group, along), ..base });
+                cases.push(Given {
+                    keys: (bits, group, along),
+                    values: (bits, group, along),
+                    group: 8,
+                    ..base
+                });
+            }
+        }
+    }
+    for new in [1, 3, 20] {
+        let base = Given { new, recent: 60, ..STEP };
+        // Nothing packed, everything packed, and nothing else than the queries.
+        cases.push(Given { end: 0, first: 10, recent_origin: 0, ..base });
+        cases.push(Given { end: 128, first: 128, ..base });
+        cases.push(Given { softcap: Some(2.5), batch: 3, pad: Some(30), ..base });
+        cases.push(Given { pad: Some(70), batch: 2, ..base });
+        cases.push(Given { apart: 3, batch: 3, ..base });
+        cases.push(Given { apart: 4, batch: 2, pad: Some(40), window: Some(30), ..base });
+        cases.push(Given { pad: Some(81), batch: 2, ..base });
+        cases.push(Given { start: 13, ..base });
+        for window in [1, 5, 40, 4096] {
+            cases.push(Given { window: Some(window), ..base });
+        }
+        // Rings.
+        let ring = Given { first: 500, end: 480, origin: 96, recent_origin: 7, start: 400, ..base };
+        for origin in [0, 32, 96, 480] {
+            cases.push(Given { origin, ..ring });
+            cases.push(Given { origin, window: Some(50), batch: 2, pad: Some(430), ..ring });
+        }
+        // What the packed ring no longer holds is not seen.
+        cases.push(Given { start: 0, ..ring });
+    }
+    // Long enough to be split.
+    for (new, group) in [(1, 4), (5, 1), (33, 2)] {
+        let long = Given { new, group, slots: 3072, end: 2944, first: 3000, recent: 128, ..STEP };
+        let long = Given { recent_origin: 2944, ..long };
+        cases.push(long);
+        cases.push(Given { kv_heads: 1, ..long });
+        cases.push(Given { head_dim: 128, batch: 2, pad: Some(500), ..long });
+        cases.push(Given { window: Some(300), keys: (2, 64, Channels), ..long });
+        cases.push(Given { recent: 1024, ..long });
+        cases.push(Given { end: 32, first: 40, recent_origin: 32, ..long });
+    }
+    cases
+}
+
+impl Given {
+    fn slot(position: usize, origin: usize, slots: usize) -> usize {
+        (position as i64 - origin as i64).rem_euclid(slots as i64) as usize
+    }
+
+    /// The positions that query `i` of a row sees.
+    fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
+        let query = self.first + row * self.apart + i;
+        let kept = self.end.saturating_sub(self.slots);
+        let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        let pad = self.pad.map_or(0, |pad| row * pad);
+        self.start.max(kept).max(window).max(pad)..=query
+    }
+
+    /// What no query sees is not a number where it can be none.
+    fn inputs(&self, numbers: &mut Numbers) -> AttentionPacked {
+        let Self { batch, kv_heads, group, new, slots, recent, head_dim, .. } = *self;
+        let q = numbers.tensor([batch, kv_heads * group, new, head_dim], Plain);
+        let packing = |(bits, group, along)| Packing::new(bits, group, along).expect("it is possible");
+        let (key_packing, value_packing) = (packing(self.keys), packing(self.values));
+        let mut packed = |packing| numbers.packed([batch, kv_heads, slots, head_dim], packing);
+        let (keys, values) = (packed(key_packing), packed(value_packing));
+        let end = Tensor::<1, Int>::from_data([self.end as i32], numbers.device());
+        let packed = PackedKv { keys, values, key_packing, value_packing, origin: self.origin, end };
+
+        let mut used = vec![vec![false; recent]; batch];
+        for (row, used) in used.iter_mut().enumerate() {
+            for position in (0..new).flat_map(|i| self.seen(row, i)).filter(|p| *p >= self.end) {
+                used[Self::slot(position, self.recent_origin, recent)] = true;
+            }
+        }
+        let mut buffer = || {
+            let shape = [batch, kv_heads, recent, head_dim];
+            numbers.tensor_where(shape, Plain, |[row, _, slot, _]| used[row][slot])
+        };
+        let recent =
+            DenseKv { keys: buffer(), values: buffer(), start: self.start, origin: self.recent_origin };
+        let row = |row: usize| RowPosition {
+            first: self.first + row * self.apart,
+            visible_from: self.pad.map_or(0, |pad| row * pad),
+        };
+        let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
+        let Self { softcap, window, .. } = *self;
+        let shape = AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window };
+        AttentionPacked { q, packed, recent, positions, shape }
+    }
+
+    /// How far an element may be off before it is rounded to its type; what is unpacked first is rounded to it, too.
+    fn tolerance(&self, want: f64, Rounding { single, ulp, .. }: Rounding) -> f64 {
+        let (n, keys) = (self.head_dim as f64, (self.slots + self.recent) as f64);
+        // As for dense attention; scales and offsets are multiplied after sums here, of numbers up to the largest code
+        // times the scale and the offset, which are less than three times the largest number together.
+        let score = 3.0 * LARGEST * LARGEST * ((n.sqrt() + 1.0) * single + ulp / 2.0)
+            + self.softcap.map_or(0.0, |cap| 4.0 * cap * single);
+        let weight = score + 16.0 * single;
+        3.0 * LARGEST * (2.0 * weight + (keys.sqrt() + 8.0) * single + ulp) + want.abs() * ulp
+    }
+}

@@ -1,0 +1,123 @@
+//! What a kernel is, and the list of all of them.
+
+use burn::tensor::IntDType;
+use kiln_core::layer::Positions;
+
+use crate::{
+    attention::{Attention, AttentionPacked},
+    cases::{AnyCase, Case, Read},
+    gated::Gated,
+    kv_append::KvAppend,
+    kv_pack::KvPack,
+    kv_unpack::KvUnpack,
+    linear::Linear,
+    rms_norm::RmsNorm,
+    rotary::Rotary,
+    sample::Sample,
+    shader::Shader,
+};
+
+/// Every kernel. A line here gives it the tests that all kernels have to pass.
+pub static KERNELS: &[KernelInfo] = &[
+    KernelInfo::of::<RmsNorm>(),
+    KernelInfo::of::<Rotary>(),
+    KernelInfo::of::<KvAppend>(),
+    KernelInfo::of::<Linear>(),
+    KernelInfo::of::<Gated>(),
+    KernelInfo::of::<Attention>(),
+    KernelInfo::of::<KvPack>(),
+    KernelInfo::of::<KvUnpack>(),
+    KernelInfo::of::<AttentionPacked>(),
+    KernelInfo::of::<Sample>(),
+];
+
+/// The inputs of a computation that has up to four implementations. They agree with each other.
+///
+/// [`Kernels::run`](crate::Kernels::run) selects the implementation.
+#[allow(clippy::result_large_err, reason = "an implementation that a kernel lacks gives its inputs back")]
+pub trait Kernel: Sized + 'static {
+    /// The name of its file, of its shader, and in traces.
+    const NAME: &'static str;
+    type Output: Read;
+
+    /// Casts inputs to the types that the implementations take.
+    ///
+    /// # Panics
+    /// If inputs do not fit together, as every operation of Burn does.
+    fn checked(self) -> Self;
+
+    /// The shape of the main input, for traces.
+    fn shape(&self) -> Vec<usize>;
+
+    /// Computes it in plain Burn operations, on any device. This defines what the other implementations compute.
+    fn reference(self) -> Self::Output;
+
+    /// Computes it on the CPU.
+    ///
+    /// # Errors
+    /// The inputs, if this implementation does not support them.
+    fn native(self) -> Result<Self::Output, Self> {
+        Err(self)
+    }
+
+    /// Computes it on wgpu, with a shader.
+    ///
+    /// # Errors
+    /// The inputs, if this implementation does not support them.
+    fn wgsl(self) -> Result<Self::Output, Self> {
+        Err(self)
+    }
+
+    /// Computes it on CUDA or wgpu, with a `#[cube]` function.
+    ///
+    /// # Errors
+    /// The inputs, if this implementation does not support them.
+    fn cube(self) -> Result<Self::Output, Self> {
+        Err(self)
+    }
+
+    /// The shaders that `wgsl` launches.
+    fn shaders() -> &'static [Shader] {
+        &[]
+    }
+
+    /// Inputs with which every implementation is compared with the reference.
+    fn cases() -> Vec<Case<Self>>;
+}
+
+/// A kernel of the list [`KERNELS`].
+#[derive(Clone, Copy, Debug)]
+pub struct KernelInfo {
+    pub name: &'static str,
+    shaders: fn() -> &'static [Shader],
+    cases: fn() -> Vec<AnyCase>,
+}
+
+impl KernelInfo {
+    const fn of<K: Kernel>() -> Self {
+        Self {
+            name: K::NAME,
+            shaders: K::shaders,
+            cases: || K::cases().into_iter().map(AnyCase::of).collect(),
+        }
+    }
+
+    /// The text of each of its shaders in every permutation, with a name that says which.
+    pub fn shaders(&self) -> impl Iterator<Item = (String, String)> {
+        (self.shaders)().iter().flat_map(Shader::permutations)
+    }
+
+    /// Inputs with which every implementation is compared with the reference.
+    pub fn cases(&self) -> Vec<AnyCase> {
+        (self.cases)()
+    }
+}
+
+/// Casts the positions of `rows` rows as kernels read them.
+///
+/// # Panics
+/// If they are those of another number of rows.
+pub(crate) fn checked_positions(positions: Positions, rows: usize, kernel: &str) -> Positions {
+    assert_eq!(positions.on_device.dims(), [2, rows], "{kernel}: positions");
+    Positions { on_device: positions.on_device.cast(IntDType::I32), ..positions }
+}

@@ -1,0 +1,106 @@
+//! Runs kernels on a device.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use burn::{backend::DispatchDevice, tensor::Device};
+use kiln_core::{Error, Result};
+
+use crate::{Choice, Kernel, Path, Ran};
+
+/// Runs kernels on one device. A model holds it; clones share their counts.
+///
+/// # Panics
+/// If tensors are on another device, or their shapes do not fit together, as every operation of Burn does.
+#[derive(Clone, Debug)]
+pub struct Kernels {
+    device: Device,
+    /// The implementation that runs, where a kernel has it.
+    path: Path,
+    counts: Arc<Mutex<BTreeMap<(&'static str, Path), u64>>>,
+}
+
+impl Kernels {
+    /// Kernels on `device`, with the implementation that `choice` says.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if `device` cannot run `choice`.
+    pub fn new(choice: Choice, device: &Device) -> Result<Self> {
+        let runtime = Runtime::of(device);
+        let path = match (choice, runtime) {
+            (Choice::Reference, _) | (Choice::Auto, Runtime::Other) => Path::Reference,
+            (Choice::Auto, Runtime::Cpu) => Path::Native,
+            (Choice::Auto | Choice::Wgsl, Runtime::Wgpu) => Path::Wgsl,
+            (Choice::Auto | Choice::Cube, Runtime::Cuda) | (Choice::Cube, Runtime::Wgpu) => Path::Cube,
+            (Choice::Wgsl | Choice::Cube, _) => {
+                let devices = if choice == Choice::Wgsl { "wgpu" } else { "wgpu and cuda" };
+                let why =
+                    format!("`{choice}` runs on {devices} devices only; use `auto` or `reference` here");
+                return Err(Error::Setting { name: "kernels", why });
+            }
+        };
+        Ok(Self { device: device.clone(), path, counts: Arc::default() })
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The implementation that runs, where a kernel has it; else its reference runs.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// Computes a kernel, and counts which implementation ran.
+    pub fn run<K: Kernel>(&self, kernel: K) -> K::Output {
+        let kernel = kernel.checked();
+        let shape = tracing::enabled!(target: "kiln::kernels", tracing::Level::TRACE).then(|| kernel.shape());
+        let done = match self.path {
+            Path::Reference => Err(kernel),
+            Path::Native => kernel.native(),
+            Path::Wgsl => kernel.wgsl(),
+            Path::Cube => kernel.cube(),
+        };
+        let (output, path) = match done {
+            Ok(output) => (output, self.path),
+            Err(kernel) => (kernel.reference(), Path::Reference),
+        };
+        tracing::trace!(target: "kiln::kernels", kernel = K::NAME, %path, ?shape);
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((K::NAME, path)).or_default() += 1;
+        output
+    }
+
+    /// What ran so far, here and in clones. What a captured graph repeats is not counted again.
+    pub fn ran(&self) -> Vec<Ran> {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.iter().map(|(&(kernel, path), &count)| Ran { kernel, path, count }).collect()
+    }
+}
+
+/// What executes the kernels of a device.
+#[allow(dead_code, reason = "which of them can be there depends on the features")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Runtime {
+    Cpu,
+    Wgpu,
+    Cuda,
+    /// Nothing this crate has kernels for.
+    Other,
+}
+
+impl Runtime {
+    fn of(device: &Device) -> Self {
+        match device.as_dispatch() {
+            #[cfg(feature = "cpu")]
+            DispatchDevice::Flex(_) => Self::Cpu,
+            #[cfg(feature = "cube")]
+            DispatchDevice::Cube(cubecl::Device::Wgpu(_)) => Self::Wgpu,
+            #[cfg(feature = "cube")]
+            DispatchDevice::Cube(cubecl::Device::Cuda(_)) => Self::Cuda,
+            #[allow(unreachable_patterns, reason = "which variants there are depends on the features")]
+            _ => Self::Other,
+        }
+    }
+}
