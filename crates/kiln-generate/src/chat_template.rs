@@ -17,8 +17,8 @@ mod filters;
 mod meter;
 mod methods;
 mod operators;
-mod program;
 mod python;
+mod respelling;
 mod source;
 
 /// What a template sees: JSON, with its keys in the order they were written in.

@@ -3,20 +3,15 @@
 //! A template is a program from a stranger. It sees plain data and no object of the host; it may take so many steps, call
 //! itself so deeply, and make so much text.
 
-use std::{sync::Arc, time::SystemTime};
+use std::time::SystemTime;
 
 use kiln_core::{Error, Result};
-use minijinja::{
-    AutoEscape, Environment, ErrorKind, Output, State, Value,
-    machinery::{eval, make_string_output},
-};
+use minijinja::{Environment, ErrorKind, Output, State, Template, Value};
 
 use super::{
     filters,
-    meter::{LONGEST, Meter, is_namespace, too_much, wrong},
-    methods, operators,
-    program::{self, compiled},
-    python, source,
+    meter::{LONGEST, Meter, too_much, wrong},
+    methods, operators, python, source,
 };
 
 /// Instructions of a rendering; Qwen 3 with a conversation of 2,000 messages takes under 200,000.
@@ -38,7 +33,7 @@ pub(super) fn prepared(source: &str) -> Result<String> {
         return Err(Error::ChatTemplate { why });
     }
     let prepared = source::respelled(source).map_err(|e| told(&e))?;
-    compiled(&prepared).map_err(|e| told(&e))?;
+    compiled(&Environment::empty(), &prepared)?;
     Ok(prepared)
 }
 
@@ -48,15 +43,15 @@ pub(super) fn prepared(source: &str) -> Result<String> {
 /// [`Error::ChatTemplate`] for what the template refuses, gets wrong, or does too much of.
 pub(super) fn rendered(source: &str, variables: Value, now: Option<SystemTime>) -> Result<String> {
     let env = environment(now);
-    let (program, blocks) = compiled(source).map_err(|e| told(&e))?;
-    let mut text = String::new();
-    let mut out = make_string_output(&mut text);
-    eval(&env, &program, variables, &blocks, &mut out, AutoEscape::None).map_err(|e| told(&e))?;
-    drop(out);
+    let text = compiled(&env, source)?.render(variables).map_err(|e| told(&e))?;
     match text.len() {
         ..=LONGEST => Ok(text),
         _ => Err(told(&too_much())),
     }
+}
+
+fn compiled<'s>(env: &'s Environment<'s>, source: &'s str) -> Result<Template<'s, 's>, Error> {
+    env.template_from_named_str("chat template", source).map_err(|e| told(&e))
 }
 
 /// What one rendering runs in.
@@ -66,8 +61,12 @@ fn environment(now: Option<SystemTime>) -> Environment<'static> {
     env.set_recursion_limit(DEPTH);
     env.set_unknown_method_callback(methods::call);
     filters::add(&mut env);
-    add_meter(&mut env);
     operators::add(&mut env);
+    env.set_formatter(|out: &mut Output, state: &mut State, value: &Value| {
+        let text = python::text(value)?;
+        Meter::of(state).writes(text.len())?;
+        out.write_str(&text).map_err(minijinja::Error::from)
+    });
     env.add_function("raise_exception", |why: String| Err::<Value, _>(wrong(why)));
     env.add_function("strftime_now", move |format: &str| {
         let now = now.or_else(clock).ok_or_else(|| wrong("strftime_now: there is no clock here"))?;
@@ -81,22 +80,6 @@ fn environment(now: Option<SystemTime>) -> Environment<'static> {
 /// The time, where the platform has a clock: asking for it panics in a browser.
 fn clock() -> Option<SystemTime> {
     (!cfg!(target_family = "wasm")).then(SystemTime::now)
-}
-
-/// Counts what is written and made.
-fn add_meter(env: &mut Environment<'_>) {
-    let meter = Arc::new(Meter::new());
-    let counts = meter.clone();
-    env.set_formatter(move |out: &mut Output, _: &mut State, value: &Value| {
-        let text = python::text(value)?;
-        counts.writes(text.len())?;
-        out.write_str(&text).map_err(minijinja::Error::from)
-    });
-    env.add_function(program::METER, move |value: Value| meter.makes_value(&value).map(|()| value));
-    env.add_function(program::STORE, |value: Value| match is_namespace(&value) {
-        true => Err(wrong("it puts a namespace into another value")),
-        false => Ok(value),
-    });
 }
 
 /// minijinja's error in a sentence.

@@ -1,12 +1,8 @@
 //! How much a template may make and take, counted while it runs.
 
-use std::{
-    borrow::Cow,
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Instant,
-};
+use std::{borrow::Cow, time::Instant};
 
-use minijinja::{Error, ErrorKind, Value, value::ValueKind};
+use minijinja::{Error, ErrorKind, State, Value, value::ValueKind};
 
 use crate::stats::now;
 
@@ -22,53 +18,66 @@ const MADE: usize = 2 << 30;
 const SECONDS: u64 = 5;
 /// Lists and dicts within each other; JSON that is read may be 128 deep.
 const NESTED: usize = 150;
-/// Values within a value.
+/// Values within a value; long texts are several.
 const PARTS: usize = 1 << 20;
+/// Bytes of a text that are one.
+const PART: usize = 128;
 
 /// What a rendering has taken so far.
 #[derive(Debug)]
 pub(super) struct Meter {
-    written: AtomicUsize,
-    made: AtomicUsize,
-    /// Where there is a clock.
-    started: Option<Instant>,
+    written: usize,
+    made: usize,
+    pub(super) started: Started,
 }
 
 impl Meter {
-    pub(super) fn new() -> Self {
-        Self { written: AtomicUsize::new(0), made: AtomicUsize::new(0), started: now() }
+    /// The meter of a rendering, started when it is first asked for.
+    pub(super) fn of<'s>(state: &'s mut State<'_, '_>) -> &'s mut Self {
+        state.get_or_insert_extension_with(|| Self { written: 0, made: 0, started: Started(now()) })
     }
 
-    pub(super) fn writes(&self, bytes: usize) -> Made<()> {
-        count(&self.written, bytes, WRITTEN)
+    pub(super) fn writes(&mut self, bytes: usize) -> Made<()> {
+        self.started.in_time()?;
+        count(&mut self.written, bytes, WRITTEN)
     }
 
-    pub(super) fn makes(&self, bytes: usize) -> Made<()> {
-        match bytes {
-            ..=LONGEST => count(&self.made, bytes, MADE),
-            _ => Err(too_much()),
-        }
+    /// `value`, counted.
+    pub(super) fn made(&mut self, value: Value) -> Made<Value> {
+        self.makes(&value).map(|()| value)
     }
 
-    pub(super) fn makes_value(&self, value: &Value) -> Made<()> {
-        if self.started.is_some_and(|started| started.elapsed().as_secs() >= SECONDS) {
-            return Err(wrong(format!("it takes more than {SECONDS} seconds")));
-        }
+    fn makes(&mut self, value: &Value) -> Made<()> {
+        self.started.in_time()?;
         if let Some(text) = value.as_str() {
-            return self.makes(text.len());
+            return match text.len() {
+                bytes @ ..=LONGEST => count(&mut self.made, bytes, MADE),
+                _ => Err(too_much()),
+            };
         }
         if matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
-            self.makes(value.len().unwrap_or(0).saturating_mul(size_of::<Value>()))?;
             check_parts(value)?;
+            count(&mut self.made, value.len().unwrap_or(0).saturating_mul(size_of::<Value>()), MADE)?;
         }
         Ok(())
     }
 }
 
-fn count(counter: &AtomicUsize, bytes: usize, most: usize) -> Made<()> {
-    match counter.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) <= most {
-        true => Ok(()),
-        false => Err(too_much()),
+fn count(counter: &mut usize, bytes: usize, most: usize) -> Made<()> {
+    *counter = counter.saturating_add(bytes);
+    if *counter > most { Err(too_much()) } else { Ok(()) }
+}
+
+/// When a rendering started, where there is a clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Started(Option<Instant>);
+
+impl Started {
+    pub(super) fn in_time(self) -> Made<()> {
+        match self.0.is_some_and(|started| started.elapsed().as_secs() >= SECONDS) {
+            true => Err(wrong(format!("it takes more than {SECONDS} seconds"))),
+            false => Ok(()),
+        }
     }
 }
 
@@ -92,7 +101,7 @@ pub(super) fn check_parts(value: &Value) -> Made<()> {
 /// Counts the values within `value`. A namespace may stand nowhere but in a variable: only through one could a value
 /// come to hold itself.
 fn parts(value: &Value, depth: usize, count: &mut usize) -> Made<()> {
-    *count += 1;
+    *count += 1 + value.as_str().map_or(0, |text| text.len() / PART);
     if *count > PARTS || depth > NESTED {
         return Err(wrong(format!(
             "it makes a value of more than {PARTS} parts, or nested over {NESTED} deep"

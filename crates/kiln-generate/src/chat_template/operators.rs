@@ -1,14 +1,14 @@
 //! What Python's operators do where minijinja's do something else.
 
 use minijinja::{
-    Environment, Value,
+    Environment, State, Value,
     formatting::{FormatStyle, format},
     value::{Tuple, ValueKind},
 };
 
 use super::{
-    meter::{is_namespace, wrong},
-    program, python,
+    meter::{Meter, is_namespace, wrong},
+    python,
 };
 
 type Made<T> = Result<T, minijinja::Error>;
@@ -17,30 +17,63 @@ type Made<T> = Result<T, minijinja::Error>;
 pub(super) const DICT_METHODS: [&str; 11] =
     ["items", "keys", "values", "get", "pop", "update", "copy", "clear", "setdefault", "popitem", "fromkeys"];
 
-/// The functions that stand in for instructions.
+/// The filters that stand in for operators, and those that count what is made otherwise.
 pub(super) fn add(env: &mut Environment<'_>) {
-    env.add_function(program::CONCAT, |left: Value, right: Value| {
-        Ok::<_, minijinja::Error>(Value::from(python::text(&left)?.into_owned() + &python::text(&right)?))
+    env.add_filter("_made", |state: &mut State, value: Value| Meter::of(state).made(value));
+    env.add_filter("_sum", |state: &mut State, left: Value, right: Value| {
+        Meter::of(state).made(sum(left, right)?)
     });
-    env.add_function(program::SUM, sum);
-    env.add_function(program::REMAINDER, remainder);
-    env.add_function(program::SLICE, slice);
-    env.add_function(program::LOOP, |value: Value| match value.as_str() {
-        // A list knows which of its items is the last.
-        Some(text) => Ok(text.chars().map(Value::from).collect()),
-        None if value.is_none() => Err(wrong("it goes through a value that is none")),
-        None => Ok(value),
+    env.add_filter("_concat", |state: &mut State, left: Value, right: Value| {
+        let text = python::text(&left)?.into_owned() + &python::text(&right)?;
+        Meter::of(state).made(Value::from(text))
     });
-    // A dict that has no such key may have such a method; Jinja looks there next.
-    env.add_function(program::ITEM, |value: Value, key: Value| {
-        let item = value.get_item(&key)?;
-        let method = key.as_str().filter(|_| item.is_undefined()).and_then(|name| dict_method(&value, name));
+    env.add_filter("_remainder", |state: &mut State, left: Value, right: Value| {
+        Meter::of(state).made(remainder(left, right)?)
+    });
+    env.add_filter("_in_time", |state: &mut State, value: Value| {
+        Meter::of(state).started.in_time().map(|()| value)
+    });
+    // A repeated list is a list.
+    env.add_filter("_product", |state: &mut State, value: Value| match Meter::of(state).made(value)? {
+        items if items.kind() == ValueKind::Iterable => Ok(items.try_iter()?.collect()),
+        value => Ok::<_, minijinja::Error>(value),
+    });
+    env.add_filter("_slice", |state: &mut State, value: Value, start: Value, stop: Value, step: Value| {
+        Meter::of(state).made(slice(value, start, stop, step)?)
+    });
+    // `value['items']`: a dict that has no such key may have such a method; Jinja looks there next.
+    env.add_filter("_item", |value: Value, name: &str| {
+        let item = value.get_item(&Value::from(name))?;
+        let method = dict_method(&value, name).filter(|_| item.is_undefined());
         Ok::<_, minijinja::Error>(method.unwrap_or(item))
     });
-    env.add_function(program::METHOD, |value: Value, name: &str| match dict_method(&value, name) {
+    // `value.items`
+    env.add_filter("_method", |value: Value, name: &str| match dict_method(&value, name) {
         Some(method) => Ok(method),
         None => value.get_attr(name),
     });
+    // What an attribute of a namespace is set to.
+    env.add_filter("_stored", |value: Value| match is_namespace(&value) {
+        true => Err(wrong("it puts a namespace into another value")),
+        false => Ok(value),
+    });
+    env.add_filter("_loop", looped);
+}
+
+/// What a loop goes through, with a look at the clock before each item.
+fn looped(state: &mut State, value: Value) -> Made<Value> {
+    let started = Meter::of(state).started;
+    let items = match value.as_str() {
+        Some(text) => text.chars().map(Value::from).collect(),
+        None if value.is_none() => return Err(wrong("it goes through a value that is none")),
+        None => value,
+    };
+    items.try_iter()?;
+    let in_time = move |item| started.in_time().map_or_else(Value::from, |()| item);
+    Ok(Value::make_object_iterable(items, move |items| match items.try_iter() {
+        Ok(items) => Box::new(items.map(in_time)),
+        Err(error) => Box::new(std::iter::once(Value::from(error))),
+    }))
 }
 
 /// `value.name`, where that is a method of a dict.
@@ -134,7 +167,10 @@ fn remainder(left: Value, right: Value) -> Made<Value> {
     }
     match (f64::try_from(left), f64::try_from(right)) {
         (Ok(_), Ok(0.0)) => Err(wrong("it divides by zero")),
-        (Ok(a), Ok(b)) => Ok(Value::from(a - b * (a / b).floor())),
+        (Ok(a), Ok(b)) => {
+            let rest = a % b;
+            Ok(Value::from(if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest }))
+        }
         _ => Err(wrong("`%` takes two numbers, or a text and what to format with it")),
     }
 }
