@@ -1,6 +1,6 @@
 //! The recorded cases, on every device and with every kind of kernel.
 
-use kiln::kernels::Choice;
+use kiln::{Plan, kernels::Choice};
 use kiln_testkit::conformance::{self, Line, Outcome, Setup, Summary};
 
 use crate::support::fixtures;
@@ -97,13 +97,15 @@ fn every_case_passes_or_is_not_implemented_yet() {
 fn every_exact_cache_gives_what_dynamic_gives() {
     for (_, device) in kiln_testkit::devices::opened() {
         for cache in ["static", "static:len=64", "sink:window=100,sinks=4"] {
-            let cache = Some(cache.parse().unwrap());
+            let cache = Some(Plan::named(cache).unwrap());
             let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache, offload: None };
             for model in
                 ["llama/greedy_dynamic", "llama/prefix_reuse", "gemma3_text/greedy", "qwen3/leftpad_b2"]
             {
                 // Rows of different lengths share no sinks.
-                if model.ends_with("leftpad_b2") && setup.cache.as_ref().unwrap().strategy.name == "sink" {
+                if model.ends_with("leftpad_b2")
+                    && setup.cache.as_ref().unwrap().global.strategy.name == "sink"
+                {
                     continue;
                 }
                 let (_, summary) = run("5.23.0", model, &setup);

@@ -165,8 +165,7 @@ fn a_batch_that_a_layer_refuses_reaches_no_layer() {
     for (device, opened) in kiln_testkit::devices::opened() {
         // Layers with a window, which take padded rows, stand in front of those with sinks.
         let model = recorded("gemma2", opened);
-        let plan =
-            Plan::new("sink:window=16,sinks=2".parse().unwrap(), Some("sliding".parse().unwrap())).unwrap();
+        let plan = Plan::sink(16, 2).unwrap().windowed(Plan::sliding());
         let mut cache = model.cache(&plan).unwrap();
         let padded =
             kiln::Batch::left_padded(&[vec![5, 6, 7], vec![9, 8, 7, 6, 5]], 0, model.device()).unwrap();

@@ -1,7 +1,7 @@
 //! The laws, for every strategy, on every device. No strategy is named here.
 
 use kiln::{
-    CacheSpec, GenerationConfig, LoadOptions, Model, Offload, Plan, RandomLlama, RunOptions, TokenId,
+    GenerationConfig, LoadOptions, Model, Offload, Plan, RandomLlama, RunOptions, TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
     memory::{AttentionNeed, LayerCache, LayerNeed, RecurrentNeed},
@@ -53,7 +53,7 @@ fn layers_conform() {
     for (device, opened) in devices() {
         let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap();
         for text in caches() {
-            let spec: CacheSpec = text.parse().unwrap();
+            let spec = Plan::named(&text).unwrap().global;
             for window in WINDOWS {
                 let need = need(window);
                 let serves = |window| spec.factory.check(&self::need(window)).is_ok();
@@ -255,8 +255,7 @@ fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
     for (device, opened) in devices() {
         for name in ["mistral", "gemma2", "gemma3_text"] {
             let model = recorded(name, opened);
-            let sliding = Plan::named("dynamic").unwrap();
-            let banded = Plan::new("dynamic".parse().unwrap(), Some("dynamic".parse().unwrap())).unwrap();
+            let (sliding, banded) = (Plan::dynamic(), Plan::dynamic().windowed(Plan::dynamic()));
             assert_eq!(sliding.windowed.strategy.name, "sliding");
             let rows = [vec![3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58, 9, 7, 9, 3, 2, 3], vec![8, 4, 6, 2, 6, 4]];
             let padded = kiln::Batch::left_padded(&rows, 0, model.device()).unwrap();

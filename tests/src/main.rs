@@ -20,4 +20,5 @@ mod refusals;
 mod sampling;
 mod saved;
 mod sequence;
+mod settings;
 mod support;

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln::{
-    CacheSpec, Model, Plan, RunOptions, TokenId,
+    Model, Plan, QuantizedSettings, RunOptions, TokenId,
     device::Opened,
     kernels::{AttentionPacked, AttentionShape, Choice, Kernels},
     memory::{AttentionNeed, KvView, PackedView, Positions},
@@ -27,8 +27,8 @@ fn bytes_are_few() {
         let need = AttentionNeed { kv_heads: 2, head_dim, window: None, rotary: None };
         let dense = need.token_bytes(2) * TOKENS;
         for (bits, most) in [(8, 0.56), (4, 0.31), (2, 0.19)] {
-            let text = format!("quantized:nbits={bits},group=64,residual=128");
-            let spec: CacheSpec = text.parse().unwrap();
+            let plan = Plan::quantized(QuantizedSettings::default().nbits(bits)).unwrap();
+            let (text, spec) = (plan.to_string(), plan.global);
             let computed = spec.factory.bytes(&need, TOKENS, 2);
             assert!((computed as f64) < most * dense as f64, "{text}: {computed} of {dense}");
             // What is computed is what is held: fed at once, and fed in parts.
@@ -76,7 +76,7 @@ fn no_dense_history_is_made_for_a_step() {
             ("quantized:format=quanto,k=4,v=2", Choice::Auto),
             ("quantized", Choice::Reference),
         ] {
-            let spec: CacheSpec = cache.parse().unwrap();
+            let spec = Plan::named(cache).unwrap().global;
             let mut layer = spec.factory.build(&need, &Kernels::new(Choice::Auto, device).unwrap()).unwrap();
             let kernels = Kernels::new(choice, device).unwrap();
             let mut update = |n| {
@@ -207,9 +207,9 @@ fn rows_are_packed_apart() {
 #[test]
 fn what_is_impossible_is_said_with_what_is_possible() {
     let need = |kv_heads, head_dim, window| AttentionNeed { kv_heads, head_dim, window, rotary: None };
-    let refused = |text: &str, need: &AttentionNeed| match text.parse::<CacheSpec>() {
+    let refused = |text: &str, need: &AttentionNeed| match Plan::named(text) {
         Err(error) => error.to_string(),
-        Ok(spec) => spec.factory.check(need).unwrap_err().to_string(),
+        Ok(plan) => plan.global.factory.check(need).unwrap_err().to_string(),
     };
     let usual = need(2, 64, None);
     for (text, need, said) in [

@@ -1,17 +1,14 @@
 //! Sequences: what is continued gives the tokens of what is fed anew, and only what is new is fed.
 
-use std::{
-    str::FromStr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use burn::tensor::Tensor;
 use kiln::{
-    CacheSpec, Error, GenerationConfig, KvFactory, Model, Plan, Result, Reuse, RunOptions, STRATEGIES,
-    Sequence, TokenId,
+    Error, GenerationConfig, KvFactory, Model, Plan, Result, Reuse, RunOptions, STRATEGIES, Sequence,
+    TokenId,
     kernels::Kernels,
     memory::{
         AttentionNeed, Kv, KvLayer, KvPolicy, KvView, LayerNeed, Memory, Policy, Positions, Progress, Slot,
@@ -282,9 +279,10 @@ impl KvFactory for Lacks {
 
 /// A plan that knows nothing but a memory that lacks something.
 fn lacking(grain: usize, fails: &'static AtomicBool) -> Plan {
-    let spec =
-        CacheSpec { factory: Arc::new(Lacks { grain, fails }), ..CacheSpec::from_str("dynamic").unwrap() };
-    Plan { global: spec.clone(), windowed: spec, offload: None }
+    let mut plan = Plan::dynamic().windowed(Plan::dynamic());
+    plan.global.factory = Arc::new(Lacks { grain, fails });
+    plan.windowed.factory = plan.global.factory.clone();
+    plan
 }
 
 impl Policy for Lacks {

@@ -14,4 +14,7 @@ pub mod strategies;
 pub use memory::Memory;
 pub use offload::{Offload, offload, offload_one};
 pub use plan::{CacheSpec, Plan};
-pub use strategies::{KvFactory, KvStrategy, STRATEGIES, Settings, samples};
+pub use strategies::{
+    CacheSettings, Compat, Flush, KvFactory, KvStrategy, QuantizedSettings, Rotate, STRATEGIES, SinkSettings,
+    StaticSettings, samples,
+};

@@ -1,6 +1,6 @@
 //! From what a model needs to what it gets.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use kiln_core::{
     Error, Result,
@@ -10,56 +10,73 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use crate::{
-    KvFactory, KvStrategy, Offload, STRATEGIES, Settings,
+    CacheSettings, KvFactory, KvStrategy, Offload, QuantizedSettings, STRATEGIES, SinkSettings,
+    StaticSettings,
     memory::{Memory, Trail, WriteOnce},
+    strategies::{Dynamic, NoCache, Sliding, settings},
 };
 
-/// A strategy and its settings, as the command line writes them: `NAME[:key=value,..]`.
+/// A strategy and its settings. Its text is that of the command line: `NAME[:key=value,..]`.
 #[derive(Clone, Debug)]
 pub struct CacheSpec {
     pub strategy: &'static KvStrategy,
     pub factory: Arc<dyn KvFactory>,
-    /// How it was asked for.
-    pub text: String,
-    /// Whether it was asked for by a name that says so.
-    pub offloaded: bool,
+    /// As they were asked for.
+    settings: String,
+    /// Those that are not the default, by which two are compared.
+    canonical: String,
 }
 
-impl FromStr for CacheSpec {
-    type Err = Error;
-
+impl CacheSpec {
     /// # Errors
-    /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
-    fn from_str(text: &str) -> Result<Self> {
-        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
-        let offloaded = |strategy: &&&KvStrategy| strategy.offloaded_aliases.contains(&name);
-        let named = |strategy: &&&KvStrategy| {
-            strategy.name == name || strategy.aliases.contains(&name) || offloaded(strategy)
-        };
-        let strategy = *STRATEGIES.iter().find(named).ok_or_else(|| Error::Unknown {
-            what: "cache strategy",
-            name: name.to_owned(),
-            known: STRATEGIES.iter().map(|s| s.name.to_owned()).collect(),
-        })?;
-        let factory = (strategy.configure)(Settings::parse(strategy, settings)?)?;
-        let offloaded = offloaded(&&strategy);
-        let text = match (offloaded, settings) {
-            (false, _) => text.to_owned(),
-            (true, "") => strategy.name.to_owned(),
-            (true, settings) => format!("{}:{settings}", strategy.name),
-        };
-        Ok(Self { strategy, factory, text, offloaded })
+    /// [`Error::Setting`] for values that are impossible.
+    pub fn new<S: CacheSettings>(settings: S) -> Result<Self> {
+        settings.validate().map_err(|why| S::STRATEGY.wrong(why))?;
+        Ok(Self::of_possible(settings))
+    }
+
+    pub(crate) fn default_of<S: CacheSettings>() -> Self {
+        Self::of_possible(S::default())
+    }
+
+    pub(crate) fn read<S: CacheSettings>(text: &str) -> Result<Self> {
+        Ok(Self { settings: text.to_owned(), ..Self::new(settings::read::<S>(S::STRATEGY, text)?)? })
+    }
+
+    fn of_possible<S: CacheSettings>(settings: S) -> Self {
+        let canonical = settings::write(S::STRATEGY, &settings);
+        let factory = Arc::new(settings);
+        Self { strategy: S::STRATEGY, factory, settings: canonical.clone(), canonical }
+    }
+}
+
+impl PartialEq for CacheSpec {
+    fn eq(&self, other: &Self) -> bool {
+        (self.strategy.name, &self.canonical) == (other.strategy.name, &other.canonical)
     }
 }
 
 impl fmt::Display for CacheSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        match &*self.settings {
+            "" => f.write_str(self.strategy.name),
+            settings => write!(f, "{}:{settings}", self.strategy.name),
+        }
     }
 }
 
 /// Which strategy serves which attention blocks. Two of them are what transformers calls a hybrid cache.
-#[derive(Clone, Debug)]
+///
+/// ```
+/// use kiln_cache::{Offload, Plan, QuantizedSettings};
+///
+/// let plan = Plan::sink(1024, 4)?.windowed(Plan::sliding()).offloaded(Offload::All);
+/// assert_eq!(plan, Plan::named("sink + sliding + offload=all")?);
+/// let plan = Plan::quantized(QuantizedSettings::default().nbits(2).group(32))?;
+/// assert_eq!(plan.to_string(), "quantized:nbits=2,group=32");
+/// # Ok::<(), kiln_core::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// For blocks that see the whole sequence.
     pub global: CacheSpec,
@@ -69,17 +86,113 @@ pub struct Plan {
     pub offload: Option<Offload>,
 }
 
+/// Blocks with a window get a `sliding` cache beside `dynamic` and `static` ones.
+impl From<CacheSpec> for Plan {
+    fn from(global: CacheSpec) -> Self {
+        let windowed = global.strategy.windowed.map_or_else(|| global.clone(), |windowed| windowed());
+        Self { global, windowed, offload: None }
+    }
+}
+
+/// The text that [`Plan::named`] reads.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.global)?;
+        if self.windowed != Self::from(self.global.clone()).windowed {
+            write!(f, " + {}", self.windowed)?;
+        }
+        self.offload.map_or(Ok(()), |offload| write!(f, "{OFFLOADED}{offload}"))
+    }
+}
+
+/// What separates a plan's strategies from what is kept in host memory.
+const OFFLOADED: &str = " + offload=";
+
 impl Plan {
-    /// The plan that `--cache` and `--cache-windowed` ask for. Blocks with a window get a `sliding` cache beside
-    /// `dynamic` and `static` ones, unless it is said otherwise.
-    pub fn new(global: CacheSpec, windowed: Option<CacheSpec>) -> Result<Self> {
-        let windowed = match (windowed, global.strategy.windowed) {
-            (Some(windowed), _) => windowed,
-            (None, Some(name)) => name.parse()?,
-            (None, None) => global.clone(),
+    /// Keeps every key and value (transformers' `DynamicCache`).
+    pub fn dynamic() -> Self {
+        CacheSpec::default_of::<Dynamic>().into()
+    }
+
+    /// Keeps every key and value in a buffer for `len` tokens that is allocated once (transformers' `StaticCache`).
+    /// `None`: for as many tokens as the generation is going to reach.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for 0 tokens, and for more than 2^32.
+    pub fn static_cache(len: Option<usize>) -> Result<Self> {
+        Self::of(StaticSettings { len })
+    }
+
+    /// Keeps the window that the model's queries may see (transformers' `SlidingWindowCache`). It serves only models whose
+    /// layers all have a window.
+    pub fn sliding() -> Self {
+        CacheSpec::default_of::<Sliding>().into()
+    }
+
+    /// Keeps the latest tokens and the first `sinks`, `window` together (transformers'
+    /// `SinkCache(window_length=window, num_sink_tokens=sinks)`).
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the sinks leave no room in the window, or the window is above 2^32.
+    pub fn sink(window: usize, sinks: usize) -> Result<Self> {
+        Self::of(SinkSettings::default().window(window).sinks(sinks))
+    }
+
+    /// Keeps history in codes of a few bits (transformers' `QuantizedCache`).
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for values that are impossible, alone or together.
+    pub fn quantized(settings: QuantizedSettings) -> Result<Self> {
+        Self::of(settings)
+    }
+
+    /// Remembers nothing, and recomputes the whole sequence at every step (transformers' `use_cache=False`).
+    pub fn none() -> Self {
+        CacheSpec::default_of::<NoCache>().into()
+    }
+
+    /// The plan of a strategy with these settings.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for values that are impossible, alone or together.
+    pub fn of(settings: impl CacheSettings) -> Result<Self> {
+        CacheSpec::new(settings).map(Self::from)
+    }
+
+    /// The plan that `text` asks for: `NAME[:key=value,..]`, or two of them, `GLOBAL + WINDOWED`. ` + offload=all` behind
+    /// them keeps layers in host memory.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
+    pub fn named(text: &str) -> Result<Self> {
+        if let Some((text, offload)) = text.split_once(OFFLOADED) {
+            return Ok(Self::named(text)?.offloaded(offload.parse()?));
+        }
+        match text.split_once(" + ") {
+            Some((global, windowed)) => Ok(Self::one(global)?.windowed(Self::one(windowed)?)),
+            None => Self::one(text),
+        }
+    }
+
+    fn one(text: &str) -> Result<Self> {
+        let (name, settings) = text.split_once(':').unwrap_or((text, ""));
+        let named = |strategy: &KvStrategy| {
+            strategy.name == name
+                || strategy.aliases.contains(&name)
+                || strategy.offloaded_aliases.contains(&name)
         };
-        let offload = (global.offloaded || windowed.offloaded).then_some(Offload::All);
-        Ok(Self { global, windowed, offload })
+        let strategy = STRATEGIES.iter().find(|strategy| named(strategy)).ok_or_else(|| Error::Unknown {
+            what: "cache strategy",
+            name: name.to_owned(),
+            known: STRATEGIES.iter().map(|s| s.name.to_owned()).collect(),
+        })?;
+        let offload = strategy.offloaded_aliases.contains(&name).then_some(Offload::All);
+        Ok(Self { offload, ..(strategy.read)(settings)?.into() })
+    }
+
+    /// Gives blocks with a window what `plan` gives the others.
+    pub fn windowed(self, plan: Self) -> Self {
+        Self { windowed: plan.global, offload: self.offload.or(plan.offload), ..self }
     }
 
     /// Keeps these layers in host memory.
@@ -87,41 +200,25 @@ impl Plan {
         Self { offload: Some(offload), ..self }
     }
 
-    /// The plan that `--cache TEXT` asks for.
-    ///
-    /// # Errors
-    /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
-    pub fn named(text: &str) -> Result<Self> {
-        Self::new(text.parse()?, None)
-    }
-
     /// What serves a block of this need.
     pub fn spec(&self, need: &AttentionNeed) -> &CacheSpec {
         if need.window.is_some() { &self.windowed } else { &self.global }
     }
 
-    /// What a model of these needs gets, as the command line would ask for it. Where layers are kept changes nothing of
-    /// what they hold, and is not said.
-    pub fn describe(&self, needs: &[LayerNeed]) -> String {
-        let mut specs: Vec<String> = Vec::new();
-        for need in attention(needs) {
-            let text = self.spec(need).to_string();
-            if !specs.contains(&text) {
-                specs.push(text);
-            }
-        }
-        specs.join(" + ")
+    /// The strategies that a model of these needs gets: one, or two that differ.
+    pub fn used(&self, needs: &[LayerNeed]) -> Vec<&CacheSpec> {
+        let used = |windowed| attention(needs).any(|need| need.window.is_some() == windowed);
+        let both = [(&self.global, used(false)), (&self.windowed, used(true))];
+        let mut specs: Vec<&CacheSpec> =
+            both.into_iter().filter_map(|(spec, used)| used.then_some(spec)).collect();
+        specs.dedup();
+        specs
     }
 
-    /// The plan that [`describe`](Self::describe) wrote about a model of these needs.
-    ///
-    /// # Errors
-    /// Those of [`named`](Self::named).
-    pub fn described(text: &str, needs: &[LayerNeed]) -> Result<Self> {
-        let Some((first, second)) = text.split_once(" + ") else { return Self::named(text) };
-        let windowed_first = attention(needs).next().is_some_and(|need| need.window.is_some());
-        let (global, windowed) = if windowed_first { (second, first) } else { (first, second) };
-        Self::new(global.parse()?, Some(windowed.parse()?))
+    /// The text of the strategies that a model of these needs gets. Where layers are kept changes nothing of what they hold,
+    /// and is not said.
+    pub fn describe(&self, needs: &[LayerNeed]) -> String {
+        self.used(needs).iter().map(|spec| spec.to_string()).collect::<Vec<_>>().join(" + ")
     }
 
     /// The plan that `cache`, built by this one, follows now: layers may have been packed when memory ran out.
@@ -133,7 +230,7 @@ impl Plan {
         for (need, name) in needs.iter().zip(cache.strategies()) {
             let LayerNeed::Attention(need) = need else { continue };
             if let Some(name) = name.filter(|&name| name != self.spec(need).strategy.name) {
-                let spec = name.parse()?;
+                let spec = Self::named(name)?.global;
                 if need.window.is_some() { plan.windowed = spec } else { plan.global = spec }
             }
         }

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{
-    CacheSpec, DtypeChoice, Error, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName,
-    kernels::Choice,
+    DtypeChoice, Error, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName, kernels::Choice,
 };
 
 #[derive(Debug, Parser)]
@@ -108,28 +107,33 @@ impl CacheArgs {
 
     /// The plan that was asked for; `None`: the model's own.
     pub(crate) fn plan(&self) -> Result<Option<Plan>> {
-        let windowed = self.cache_windowed.as_deref().map(|text| self.spec(text)).transpose()?;
-        match (self.cache.as_deref(), windowed) {
-            (None, None) if self.compat.is_none() => Ok(None),
-            (text, windowed) => Plan::new(self.spec(text.unwrap_or("dynamic"))?, windowed).map(Some),
+        let windowed = self.cache_windowed.as_deref().map(|text| self.named(text)).transpose()?;
+        if self.cache.is_none() && windowed.is_none() && self.compat.is_none() {
+            return Ok(None);
         }
+        let plan = self.named(self.cache.as_deref().unwrap_or("dynamic"))?;
+        Ok(Some(match windowed {
+            Some(windowed) => plan.windowed(windowed),
+            None => plan,
+        }))
     }
 
-    fn spec(&self, text: &str) -> Result<CacheSpec> {
-        let spec: CacheSpec = text.parse()?;
+    fn named(&self, text: &str) -> Result<Plan> {
+        let plan = Plan::named(text)?;
         match &self.compat {
-            Some(version) if spec.strategy.settings.iter().any(|(key, _)| *key == "compat") => {
-                let separator = if text.contains(':') { ',' } else { ':' };
-                format!("{text}{separator}compat={version}").parse()
+            Some(version) if plan.global.strategy.settings.iter().any(|(key, _)| *key == "compat") => {
+                let (global, rest) = text.split_at(text.find(" + ").unwrap_or(text.len()));
+                let separator = if global.contains(':') { ',' } else { ':' };
+                Plan::named(&format!("{global}{separator}compat={version}{rest}"))
             }
             Some(_) => Err(Error::Setting {
                 name: "--compat",
                 why: format!(
                     "`{}` is the same in every version; it goes with --cache sink",
-                    spec.strategy.name
+                    plan.global.strategy.name
                 ),
             }),
-            None => Ok(spec),
+            None => Ok(plan),
         }
     }
 

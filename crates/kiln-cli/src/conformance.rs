@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use kiln::{Error, device, files};
+use kiln::{Error, Plan, device, files};
 use kiln_testkit::conformance::{self, Line, Setup};
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
-    let cache = args.cache.as_deref().map(str::parse).transpose()?;
+    let cache = args.cache.as_deref().map(Plan::named).transpose()?;
     args.json.as_deref().map_or(Ok(()), files::check_writable)?;
     let device = device::open(args.place.device)?;
     if args.folder.is_dir() {

@@ -13,6 +13,7 @@ pub mod model_cache;
 pub mod need;
 pub mod packed;
 pub mod read_back;
+mod setters;
 pub mod slot;
 pub mod tensor_file;
 pub mod unsafe_ops;

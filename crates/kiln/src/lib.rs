@@ -26,8 +26,8 @@ mod sequence;
 mod text;
 
 pub use kiln_cache::{
-    CacheSpec, KvFactory, KvStrategy, Offload, Plan, STRATEGIES, Settings as CacheSettings, offload,
-    quantizers, samples as cache_samples,
+    CacheSettings, CacheSpec, Compat, Flush, KvFactory, KvStrategy, Offload, Plan, QuantizedSettings, Rotate,
+    STRATEGIES, SinkSettings, StaticSettings, offload, quantizers, samples as cache_samples,
 };
 pub use kiln_core::{
     Error, Result,

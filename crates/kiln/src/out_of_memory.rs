@@ -7,7 +7,7 @@ use std::{
 };
 
 use burn::tensor::Device;
-use kiln_cache::{CacheSpec, Offload, offload, offload_one};
+use kiln_cache::{CacheSpec, Offload, Plan, QuantizedSettings, offload, offload_one};
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim, system_has},
@@ -170,7 +170,7 @@ impl QuantizeLayers {
 impl OomPolicy for QuantizeLayers {
     fn shrink(&self, cache: &mut ModelCache, step: &StepShape, working: usize) -> Result<bool> {
         let before = cache.bytes_for(step);
-        let spec: CacheSpec = "quantized".parse()?;
+        let spec = Plan::quantized(QuantizedSettings::default())?.global;
         for (block, need) in self.needs.iter().enumerate() {
             let LayerNeed::Attention(need) = need else { continue };
             let own = cache.layers_mut().filter(|(i, _)| *i == block);

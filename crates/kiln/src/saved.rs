@@ -79,8 +79,7 @@ impl Model {
     /// [`Error::File`] for a file that is no saved cache.
     pub fn plan_of_saved(&self, path: &Path) -> Result<Plan> {
         let (_, header, ..) = opened(path)?;
-        Plan::described(&header.cache, &self.causal().needs())
-            .map_err(|e| Error::File { path: path.to_owned(), why: e.to_string() })
+        saved_plan(&header, path)
     }
 
     /// Writes `cache`, which was built by `plan` and is the memory of `tokens`, to a file.
@@ -105,7 +104,8 @@ impl Model {
         let header = Header {
             model: self.fingerprint()?.to_owned(),
             dtype: self.dtype().name().to_owned(),
-            cache: plan.describe(&needs),
+            // Where layers are kept changes nothing of what they hold.
+            cache: Plan { offload: None, ..plan }.to_string(),
             tokens: tokens.to_vec(),
             left_pad: left_pad.to_vec(),
             groups,
@@ -148,17 +148,18 @@ impl Model {
         let damaged = |e: String| wrong(not_whole(&e));
         let (file, header, text, sha256) = opened(path)?;
         let needs = self.causal().needs();
-        for (what, saved, here) in [
-            ("model", header.model.as_str(), self.fingerprint()?),
-            ("type of numbers", header.dtype.as_str(), self.dtype().name()),
-            ("cache", header.cache.as_str(), plan.describe(&needs).as_str()),
-        ] {
-            if saved != here {
-                return Err(wrong(match what {
-                    "model" => "was saved with another model's weights".to_owned(),
-                    _ => format!("was saved with the {what} `{saved}`, and this is `{here}`"),
-                }));
-            }
+        let saved = saved_plan(&header, path)?;
+        let other = |what, saved: &str, here: &str| {
+            Err(wrong(format!("was saved with the {what} `{saved}`, and this is `{here}`")))
+        };
+        if header.model != self.fingerprint()? {
+            return Err(wrong("was saved with another model's weights".to_owned()));
+        }
+        if header.dtype != self.dtype().name() {
+            return other("type of numbers", &header.dtype, self.dtype().name());
+        }
+        if saved.used(&needs) != plan.used(&needs) {
+            return other("cache", &saved.describe(&needs), &plan.describe(&needs));
         }
         let mut hash = Sha256::new();
         hash.update(text);
@@ -208,6 +209,11 @@ impl Model {
         }
         Ok(SavedCache { cache, tokens, left_pad })
     }
+}
+
+/// The plan that a saved cache was built by.
+fn saved_plan(header: &Header, path: &Path) -> Result<Plan> {
+    Plan::named(&header.cache).map_err(|e| Error::File { path: path.to_owned(), why: e.to_string() })
 }
 
 /// A saved cache with its header, the header's text, and the checksum that it says it has.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use burn::tensor::{DType, Int, Tensor};
 use kiln_core::{Error, Result};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 mod grouping;
 mod hqq;
@@ -36,6 +37,25 @@ pub struct Format {
     /// Scales and offsets of `x` `[groups, group]`, each `[groups, 1]`, for codes that mean `code · scale + offset`; `None`
     /// where they are those of the smallest and the largest number.
     pub refined: fn(Tensor<2>, &Recipe) -> Option<[Tensor<2>; 2]>,
+}
+
+/// Formats are known by their names.
+impl PartialEq for Format {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Serialize for Format {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for &'static Format {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        format(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
 }
 
 /// A format as transformers computes it.
@@ -80,13 +100,15 @@ impl Recipe {
 }
 
 /// How scales and zero points are found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Optimizer {
     /// From the smallest and the largest number alone: what hqq up to 0.2.6 does unasked. Ranges have no lower bound.
     Off,
     /// Refined by hqq's proximal solver, as it does from 0.2.7 on.
     On,
     /// Refined as hqq 0.2.2 did where it was asked to: its steps become smaller.
+    #[serde(rename = "0.2.2")]
     Legacy,
 }
 

@@ -4,8 +4,6 @@
 //! nothing, and so that shapes repeat. Where it is known how far the sequence will go, the last doubling ends there.
 //! Behind what a snapshot shares, it is another buffer that doubles ([`SharedPrefix`]).
 
-use std::sync::Arc;
-
 use kiln_core::{
     Result,
     layer::{Footprint, Kv, KvLayer, Positions, StepShape},
@@ -13,9 +11,11 @@ use kiln_core::{
     view::KvView,
 };
 use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
 
-use super::{KvFactory, KvStrategy};
+use super::{CacheSettings, KvFactory, KvStrategy, Sliding};
 use crate::{
+    CacheSpec,
     memory::{KvPolicy, Memory, Policy, Progress, check},
     shared_prefix::SharedPrefix,
 };
@@ -34,15 +34,17 @@ pub(super) static DYNAMIC: KvStrategy = KvStrategy {
     summary: "keeps every key and value, in a buffer that doubles",
     settings: &[],
     samples: &[],
-    windowed: Some("sliding"),
-    configure: |settings| {
-        settings.done()?;
-        Ok(Arc::new(Dynamic))
-    },
+    windowed: Some(CacheSpec::default_of::<Sliding>),
+    read: CacheSpec::read::<Dynamic>,
 };
 
-#[derive(Debug)]
-struct Dynamic;
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Dynamic {}
+
+impl CacheSettings for Dynamic {
+    const STRATEGY: &'static KvStrategy = &DYNAMIC;
+}
 
 impl KvFactory for Dynamic {
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {

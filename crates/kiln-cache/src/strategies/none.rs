@@ -2,8 +2,6 @@
 //!
 //! The slow way that every other strategy is compared with.
 
-use std::sync::Arc;
-
 use kiln_core::{
     Result,
     layer::{Kv, KvLayer, Positions},
@@ -11,9 +9,13 @@ use kiln_core::{
     view::KvView,
 };
 use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
 
-use super::{KvFactory, KvStrategy};
-use crate::memory::{KvPolicy, Memory, Policy, Progress, check};
+use super::{CacheSettings, KvFactory, KvStrategy};
+use crate::{
+    CacheSpec,
+    memory::{KvPolicy, Memory, Policy, Progress, check},
+};
 
 pub(super) static NONE: KvStrategy = KvStrategy {
     name: "none",
@@ -23,14 +25,16 @@ pub(super) static NONE: KvStrategy = KvStrategy {
     settings: &[],
     samples: &[],
     windowed: None,
-    configure: |settings| {
-        settings.done()?;
-        Ok(Arc::new(NoCache))
-    },
+    read: CacheSpec::read::<NoCache>,
 };
 
-#[derive(Clone, Debug)]
-struct NoCache;
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NoCache {}
+
+impl CacheSettings for NoCache {
+    const STRATEGY: &'static KvStrategy = &NONE;
+}
 
 impl KvFactory for NoCache {
     fn remembers(&self) -> bool {
@@ -42,7 +46,7 @@ impl KvFactory for NoCache {
     }
 
     fn build(&self, _need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
-        Ok(Box::new(Memory::new(Self, kernels.device())))
+        Ok(Box::new(Memory::new(Self {}, kernels.device())))
     }
 }
 

@@ -3,8 +3,6 @@
 //! A ring: position `p` is in slot `p mod slots`, and nothing is ever moved. A query sees the `window` latest tokens,
 //! itself included, so the ring has `window` slots, and as many more as may be truncated beyond one.
 
-use std::sync::Arc;
-
 use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
@@ -15,8 +13,9 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 use serde::{Deserialize, Serialize};
 
-use super::{KvFactory, KvStrategy};
+use super::{CacheSettings, KvFactory, KvStrategy};
 use crate::{
+    CacheSpec,
     buffer::{self, Buffer, Lives},
     memory::{KvPolicy, Memory, Policy, Progress, check},
 };
@@ -32,14 +31,16 @@ pub(super) static SLIDING: KvStrategy = KvStrategy {
     settings: &[],
     samples: &[],
     windowed: None,
-    configure: |settings| {
-        settings.done()?;
-        Ok(Arc::new(Sliding))
-    },
+    read: CacheSpec::read::<Sliding>,
 };
 
-#[derive(Debug)]
-struct Sliding;
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Sliding {}
+
+impl CacheSettings for Sliding {
+    const STRATEGY: &'static KvStrategy = &SLIDING;
+}
 
 impl KvFactory for Sliding {
     fn check(&self, need: &AttentionNeed) -> Result<()> {

@@ -1,18 +1,19 @@
 //! A buffer of fixed length, allocated once (transformers' `StaticCache`): so that a step is the same launches for
 //! ever, and can be captured.
 
-use std::sync::Arc;
-
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvLayer, Limits, Positions, StepShape},
     need::AttentionNeed,
+    setters,
     view::KvView,
 };
 use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
 
-use super::{KvFactory, KvStrategy};
+use super::{CacheSettings, KvFactory, KvStrategy, Sliding, settings::check_count};
 use crate::{
+    CacheSpec,
     buffer::{self, Buffer, Lives},
     memory::{KvPolicy, Memory, Policy, Progress, check},
 };
@@ -24,20 +25,30 @@ pub(super) static STATIC: KvStrategy = KvStrategy {
     summary: "keeps every key and value, in a buffer allocated once; decoding is captured and replayed",
     settings: &[("len", "tokens it holds; unset: what the generation is going to reach")],
     samples: &["len=256"],
-    windowed: Some("sliding"),
-    configure: |mut settings| {
-        let len = settings.positive("len")?;
-        settings.done()?;
-        Ok(Arc::new(Static { len }))
-    },
+    windowed: Some(CacheSpec::default_of::<Sliding>),
+    read: CacheSpec::read::<StaticSettings>,
 };
 
-#[derive(Debug)]
-struct Static {
-    len: Option<usize>,
+/// The settings of a `static` cache.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct StaticSettings {
+    /// Tokens that it holds, 1 or more; unset: as many as the generation is going to reach.
+    pub len: Option<usize>,
 }
 
-impl KvFactory for Static {
+setters!(StaticSettings { len: usize });
+
+impl CacheSettings for StaticSettings {
+    const STRATEGY: &'static KvStrategy = &STATIC;
+
+    fn validate(&self) -> Result<(), String> {
+        self.len.map_or(Ok(()), |len| check_count("len", len))
+    }
+}
+
+impl KvFactory for StaticSettings {
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
         need.token_bytes(element).saturating_mul(self.len.unwrap_or(tokens))
     }

@@ -5,7 +5,7 @@
 
 use std::{fmt, path::Path};
 
-use kiln::{CacheSpec, Error, LoadOptions, Model, Offload, Plan, Result, device::Opened, kernels::Choice};
+use kiln::{Error, LoadOptions, Model, Offload, Plan, Result, device::Opened, kernels::Choice};
 use serde::Serialize;
 
 mod case;
@@ -104,7 +104,7 @@ pub struct Setup {
     pub device: Opened,
     pub kernels: Choice,
     /// A cache to run every case with that names none of its own, or `dynamic`: it must give the same.
-    pub cache: Option<CacheSpec>,
+    pub cache: Option<Plan>,
     /// What every case keeps in host memory: it must change nothing.
     pub offload: Option<Offload>,
 }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use kiln::{
-    Ask, CacheSpec, DtypeChoice, GenerationConfig, Inspection, Model, Offload, OnOutOfMemory, Plan,
-    RunOptions, cache_text, device::DeviceName, kernels::Choice,
+    Ask, DtypeChoice, GenerationConfig, Inspection, Model, Offload, OnOutOfMemory, Plan, RunOptions,
+    cache_text, device::DeviceName, kernels::Choice,
 };
 
 use super::{MEMORY, PROMPT, cpu, model_folder, options};
@@ -74,13 +74,14 @@ fn prepare(_: &Path) -> Run {
             assert_eq!(offload.to_string().parse(), Ok(offload));
         }
         cache_text(text, None);
-        let spec = text.parse::<CacheSpec>().is_ok();
-        let (mut taken, mut plans) = (spec, vec![Plan::named(text)]);
+        let plan = Plan::named(text);
+        if let Ok(plan) = &plan {
+            assert_eq!(Plan::named(&plan.to_string()).as_ref(), Ok(plan));
+        }
+        let mut taken = plan.is_ok();
         for (model, inspection) in &models {
             let needs = model.causal().needs();
-            plans.truncate(1);
-            plans.push(Plan::described(text, &needs));
-            for plan in plans.iter().flatten() {
+            if let Ok(plan) = &plan {
                 let plan = offload.as_ref().map_or(plan.clone(), |offload| plan.clone().offloaded(*offload));
                 plan.label(&needs);
                 for tokens in [0, 1, 128, usize::MAX] {

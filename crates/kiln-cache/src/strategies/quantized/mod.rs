@@ -9,17 +9,17 @@ mod history;
 mod requantize;
 mod rotation;
 
-use std::sync::Arc;
-
 use burn::tensor::DType;
-use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
+use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed, setters};
 use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
 
 use self::{append::AppendPolicy, requantize::RequantizePolicy};
-use super::{KvFactory, KvStrategy, Settings};
+use super::{CacheSettings, Compat, KvFactory, KvStrategy, settings::check_count};
 use crate::{
+    CacheSpec,
     memory::Memory,
-    quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe, format},
+    quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe},
 };
 
 pub(super) static QUANTIZED: KvStrategy = KvStrategy {
@@ -59,32 +59,79 @@ pub(super) static QUANTIZED: KvStrategy = KvStrategy {
         "nbits=8,group=8,residual=6,format=hqq,optimize=off,flush=requantize,axis_key=1,axis_value=1",
     ],
     windowed: None,
-    configure: |mut settings| {
-        let settled = Settled::read(&mut settings)?;
-        settings.done()?;
-        Ok(Arc::new(settled))
-    },
+    read: CacheSpec::read::<QuantizedSettings>,
 };
 
-/// The settings of a quantized cache. Pairs are of keys and of values.
-#[derive(Clone, Debug)]
-struct Settled {
-    format: &'static Format,
-    bits: [usize; 2],
-    axes: [i64; 2],
-    group: usize,
+/// The settings of a `quantized` cache (transformers' `QuantizedCacheConfig`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct QuantizedSettings {
+    /// Bits of a number, in keys and in values.
+    pub nbits: usize,
+    /// Bits of a number in keys; unset: `nbits`.
+    pub k: Option<usize>,
+    /// Bits of a number in values; unset: `nbits`.
+    pub v: Option<usize>,
+    #[serde(alias = "backend")]
+    pub format: &'static Format,
+    /// Numbers that share a scale.
+    #[serde(alias = "q_group_size")]
+    pub group: usize,
     /// Latest tokens that are kept as they are, at most.
+    #[serde(alias = "residual_length")]
+    pub residual: usize,
+    /// The axis that groups of keys lie along, as transformers counts; unset: what is best for the format.
+    pub axis_key: Option<i64>,
+    /// The axis that groups of values lie along, as transformers counts; unset: what is best for the format.
+    pub axis_value: Option<i64>,
+    /// Whether heads are rotated before they are packed.
+    pub rotate: Rotate,
+    /// How scales are found; unset: as the format does.
+    pub optimize: Option<Optimizer>,
+    pub flush: Flush,
+    /// Counts chunks as this version did.
+    pub compat: Option<Compat>,
+}
+
+setters!(QuantizedSettings {
+    nbits: usize,
+    k: usize,
+    v: usize,
+    format: &'static Format,
+    group: usize,
     residual: usize,
-    optimizer: Optimizer,
-    /// What computes it, if the whole history is packed anew each time.
-    requantize: Option<&'static dyn Backend>,
+    axis_key: i64,
+    axis_value: i64,
     rotate: Rotate,
-    compat: bool,
+    optimize: Optimizer,
+    flush: Flush,
+    compat: Compat,
+});
+
+impl Default for QuantizedSettings {
+    fn default() -> Self {
+        Self {
+            nbits: 4,
+            k: None,
+            v: None,
+            format: FORMATS[0],
+            group: 64,
+            residual: 128,
+            axis_key: None,
+            axis_value: None,
+            rotate: Rotate::Off,
+            optimize: None,
+            flush: Flush::Append,
+            compat: None,
+        }
+    }
 }
 
 /// Whether heads are rotated before they are packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rotate {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rotate {
     Off,
     On,
     /// Where it was measured to help: keys that share a scale with the other channels of their token, as far as the size of
@@ -92,84 +139,56 @@ enum Rotate {
     Auto,
 }
 
-impl Settled {
-    /// Whether a block of this need rotates.
-    fn rotates(&self, need: &AttentionNeed) -> bool {
-        match self.rotate {
-            Rotate::Off => false,
-            Rotate::On => true,
-            Rotate::Auto => {
-                let by_token = self.grouping(0) == Grouping::Neighbours;
-                by_token && self.requantize.is_none() && rotation::block(need.head_dim).is_ok()
+/// When tokens are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Flush {
+    /// A block of tokens is packed once.
+    Append,
+    /// Everything is packed anew each time, as transformers does.
+    Requantize,
+}
+
+impl CacheSettings for QuantizedSettings {
+    const STRATEGY: &'static KvStrategy = &QUANTIZED;
+
+    fn validate(&self) -> Result<(), String> {
+        let Self { format, group, residual, .. } = *self;
+        check_count("group", group)?;
+        check_count("residual", residual)?;
+        if let Some(bits) = self.bits().into_iter().find(|bits| !format.bits.contains(bits)) {
+            return Err(format!("{} has no codes of {bits} bits; known: {}", format.name, list(format.bits)));
+        }
+        let known: Vec<i64> = format.axes.iter().map(|(axis, _)| *axis).collect();
+        for (key, axis) in ["axis_key", "axis_value"].into_iter().zip(self.axes()) {
+            if !known.contains(&axis) {
+                return Err(format!("`{key}={axis}` is none of {}'s axes: {}", format.name, list(&known)));
             }
+        }
+        if !format.optimizers.contains(&self.optimizer()) {
+            let known: Vec<&str> = format.optimizers.iter().map(|optimizer| optimizer.name()).collect();
+            let optimizer = self.optimizer().name();
+            return Err(format!("{} has no `optimize={optimizer}`; known: {}", format.name, list(&known)));
+        }
+        match self.flush {
+            Flush::Append => self.validate_append(),
+            Flush::Requantize if format.backend.is_none() => Err(format!(
+                "`flush=requantize` is transformers' rule, which has no format `{}`; use quanto or hqq",
+                format.name
+            )),
+            Flush::Requantize if self.rotate == Rotate::On => {
+                Err("`rotate=on` needs `flush=append`".to_owned())
+            }
+            Flush::Requantize => Ok(()),
         }
     }
+}
 
-    fn read(settings: &mut Settings) -> Result<Self> {
-        let format = match settings.either("format", "backend")? {
-            Some(name) => format(&name)?,
-            None => FORMATS[0],
-        };
-        let nbits = settings.positive("nbits")?;
-        let mut bits = [0; 2];
-        for (bits, key) in bits.iter_mut().zip(["k", "v"]) {
-            *bits = settings.positive(key)?.or(nbits).unwrap_or(4);
-            if !format.bits.contains(bits) {
-                let known = list(format.bits);
-                return Err(
-                    settings.wrong(format!("{} has no codes of {bits} bits; known: {known}", format.name))
-                );
-            }
-        }
-        let mut axes = format.default_axes;
-        for (axis, key) in axes.iter_mut().zip(["axis_key", "axis_value"]) {
-            let Some(text) = settings.take(key) else { continue };
-            let known: Vec<i64> = format.axes.iter().map(|(axis, _)| *axis).collect();
-            match text.parse().ok().filter(|axis| known.contains(axis)) {
-                Some(given) => *axis = given,
-                None => {
-                    let known = list(&known);
-                    return Err(
-                        settings.wrong(format!("`{key}={text}` is none of {}'s axes: {known}", format.name))
-                    );
-                }
-            }
-        }
-        let group = settings.positive_of("group", "q_group_size")?.unwrap_or(64);
-        let residual = settings.positive_of("residual", "residual_length")?.unwrap_or(128);
-        let optimizers = format.optimizers;
-        let names: Vec<&str> = optimizers.iter().map(|optimizer| optimizer.name()).collect();
-        let optimizer = optimizers[settings.one_of("optimize", &names)?];
-        let requantize = match settings.one_of("flush", &["append", "requantize"])? {
-            0 => None,
-            _ => Some(format.backend.ok_or_else(|| {
-                settings.wrong(format!(
-                    "`flush=requantize` is transformers' rule, which has no format `{}`; use quanto or hqq",
-                    format.name
-                ))
-            })?),
-        };
-        let rotate = settings.one_of("rotate", &["off", "on", "auto"])?;
-        let rotate = [Rotate::Off, Rotate::On, Rotate::Auto][rotate];
-        let compat = match settings.take("compat").as_deref() {
-            None => false,
-            Some("4.47") => true,
-            Some(other) => return Err(settings.wrong(format!("`compat={other}` is unknown; known: 4.47"))),
-        };
-        let settled = Self { format, bits, axes, group, residual, optimizer, requantize, rotate, compat };
-        settled.fits_together().map_err(|why| settings.wrong(why))?;
-        Ok(settled)
-    }
-
-    fn fits_together(&self) -> Result<(), String> {
-        let &Self { group, residual, .. } = self;
-        if self.requantize.is_some() {
-            return match self.rotate {
-                Rotate::On => Err("`rotate=on` needs `flush=append`".to_owned()),
-                Rotate::Off | Rotate::Auto => Ok(()),
-            };
-        }
-        if self.compat {
+/// Pairs are of keys and of values.
+impl QuantizedSettings {
+    fn validate_append(&self) -> Result<(), String> {
+        let Self { group, residual, .. } = *self;
+        if self.compat.is_some() {
             return Err("`compat=4.47` applies to `flush=requantize` only".to_owned());
         }
         append::packings(self).map_err(|error| match error {
@@ -188,19 +207,45 @@ impl Settled {
         Ok(())
     }
 
+    fn bits(&self) -> [usize; 2] {
+        [self.k, self.v].map(|bits| bits.unwrap_or(self.nbits))
+    }
+
+    fn axes(&self) -> [i64; 2] {
+        let [keys, values] = self.format.default_axes;
+        [self.axis_key.unwrap_or(keys), self.axis_value.unwrap_or(values)]
+    }
+
+    fn optimizer(&self) -> Optimizer {
+        self.optimize.unwrap_or(self.format.optimizers[0])
+    }
+
+    /// What computes it, if the whole history is packed anew each time.
+    fn backend(&self) -> Option<&'static dyn Backend> {
+        self.format.backend.filter(|_| self.flush == Flush::Requantize)
+    }
+
+    /// Whether a block of this need rotates.
+    fn rotates(&self, need: &AttentionNeed) -> bool {
+        match self.rotate {
+            Rotate::Off => false,
+            Rotate::On => true,
+            Rotate::Auto => {
+                let by_token = self.grouping(0) == Grouping::Neighbours;
+                by_token && self.flush == Flush::Append && rotation::block(need.head_dim).is_ok()
+            }
+        }
+    }
+
     /// How keys (0) or values (1) are grouped.
     fn grouping(&self, which: usize) -> Grouping {
-        let of = |(axis, grouping): &(i64, Grouping)| (*axis == self.axes[which]).then_some(*grouping);
+        let of = |(axis, grouping): &(i64, Grouping)| (*axis == self.axes()[which]).then_some(*grouping);
         self.format.axes.iter().find_map(of).unwrap_or(Grouping::Neighbours)
     }
 
     /// For keys and for values of type `dtype`.
     fn recipes(&self, dtype: DType) -> [Recipe; 2] {
-        self.bits.map(|bits| Recipe { bits, optimizer: self.optimizer, dtype })
-    }
-
-    fn wrong(why: String) -> Error {
-        Error::Setting { name: "cache", why: format!("quantized: {why}") }
+        self.bits().map(|bits| Recipe { bits, optimizer: self.optimizer(), dtype })
     }
 }
 
@@ -208,7 +253,7 @@ fn list<T: ToString>(known: &[T]) -> String {
     known.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
 
-impl KvFactory for Settled {
+impl KvFactory for QuantizedSettings {
     fn exact(&self) -> bool {
         false
     }
@@ -218,16 +263,16 @@ impl KvFactory for Settled {
         if self.rotate == Rotate::On {
             rotation::block(need.head_dim)?;
         }
-        if self.requantize.is_none() {
+        if self.flush == Flush::Append {
             return Ok(());
         }
         if need.window.is_some() {
             let why = "`flush=requantize` serves blocks that see everything, and this model has some with a window; \
                        use `flush=append`";
-            return Err(Self::wrong(why.to_owned()));
+            return Err(QUANTIZED.wrong(why.to_owned()));
         }
         let refuse = |what: String| {
-            Err(Self::wrong(format!(
+            Err(QUANTIZED.wrong(format!(
                 "groups of {group} do not divide {what}; use `flush=append`, or another group"
             )))
         };
@@ -246,7 +291,7 @@ impl KvFactory for Settled {
     }
 
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
-        match self.requantize {
+        match self.backend() {
             Some(_) => self.repacked_bytes(need, tokens, element),
             None => append::bytes(self, need, tokens, element),
         }
@@ -254,9 +299,9 @@ impl KvFactory for Settled {
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>> {
         self.check(need)?;
-        Ok(match self.requantize {
+        Ok(match self.backend() {
             Some(backend) => {
-                let policy = RequantizePolicy { settled: self.clone(), backend, need: need.clone() };
+                let policy = RequantizePolicy { settings: self.clone(), backend, need: need.clone() };
                 Box::new(Memory::new(policy, kernels.device()))
             }
             None => Box::new(Memory::new(AppendPolicy::new(self, need, kernels)?, kernels.device())),
@@ -264,12 +309,12 @@ impl KvFactory for Settled {
     }
 }
 
-impl Settled {
+impl QuantizedSettings {
     /// Codes, and a scale and a zero point a group, of all but the recent tokens.
     fn repacked_bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
         let recent = tokens.min(self.residual);
         let numbers = (tokens - recent).saturating_mul(need.kv_heads * need.head_dim);
-        let codes = self.bits.map(|bits| crate::quantizers::Words::count(numbers, bits).saturating_mul(4));
+        let codes = self.bits().map(|bits| crate::quantizers::Words::count(numbers, bits).saturating_mul(4));
         let scales = (numbers / self.group).saturating_mul(4 * element);
         need.token_bytes(element)
             .saturating_mul(recent)

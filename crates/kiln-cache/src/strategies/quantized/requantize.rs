@@ -16,7 +16,7 @@ use kiln_core::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Settled,
+    Compat, QuantizedSettings,
     history::{History, Packed},
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub(super) struct RequantizePolicy {
-    pub(super) settled: Settled,
+    pub(super) settings: QuantizedSettings,
     pub(super) backend: &'static dyn Backend,
     pub(super) need: AttentionNeed,
 }
@@ -97,12 +97,12 @@ impl RequantizePolicy {
 
     /// How keys and values of type `dtype` are packed.
     fn recipes(&self, dtype: DType) -> [Packed; 2] {
-        let recipes = self.settled.recipes(dtype);
+        let recipes = self.settings.recipes(dtype);
         [0, 1].map(|which| Packed {
             backend: self.backend,
             recipe: recipes[which],
-            grouping: self.settled.grouping(which),
-            group: self.settled.group,
+            grouping: self.settings.grouping(which),
+            group: self.settings.group,
         })
     }
 
@@ -141,7 +141,7 @@ impl Policy for RequantizePolicy {
     fn footprint(&self, at: &At, _: &Tensors, step: &StepShape) -> Footprint {
         let tokens = at.seq_len + step.tokens;
         let all = self.need.token_bytes(step.element).saturating_mul(step.rows).saturating_mul(tokens);
-        let packed = self.settled.repacked_bytes(&self.need, tokens, step.element).saturating_mul(step.rows);
+        let packed = self.settings.repacked_bytes(&self.need, tokens, step.element).saturating_mul(step.rows);
         Footprint { held: packed, largest: packed, passing: all.saturating_mul(2) }
     }
 
@@ -185,9 +185,9 @@ impl KvPolicy for RequantizePolicy {
         let all = behind(self.dense(&before)?, new.clone());
         // 4.47 counts a chunk as one token, and the first behind a packed history as none.
         next.fresh += n;
-        let full = match self.settled.compat {
-            false => next.fresh >= self.settled.residual,
-            true => now.fresh > 0 && now.fresh + 1 >= self.settled.residual,
+        let full = match self.settings.compat {
+            None => next.fresh >= self.settings.residual,
+            Some(Compat::V4_47) => now.fresh > 0 && now.fresh + 1 >= self.settings.residual,
         };
         if now.seq_len == 0 || full {
             next_tensors.packed.set(self.pack(all.clone()));

@@ -7,7 +7,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_core::Result;
 
-use super::Settled;
+use super::QUANTIZED;
 
 /// The smallest block that is worth its products.
 const SMALLEST: usize = 8;
@@ -16,7 +16,7 @@ const SMALLEST: usize = 8;
 pub(super) fn block(head_dim: usize) -> Result<usize> {
     let block = 1usize << head_dim.trailing_zeros().min(16);
     if block < SMALLEST {
-        return Err(Settled::wrong(format!(
+        return Err(QUANTIZED.wrong(format!(
             "`rotate=on` needs heads whose size is divided by {SMALLEST}, 16, or another power of two from there on; \
              this model's have {head_dim}"
         )));

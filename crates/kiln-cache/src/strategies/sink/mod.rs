@@ -8,14 +8,13 @@ mod compat;
 mod policy;
 mod rotation;
 
-use std::sync::Arc;
-
-use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
+use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed, setters};
 use kiln_kernels::Kernels;
+use serde::{Deserialize, Serialize};
 
 use self::{compat::CompatPolicy, policy::SinkPolicy, rotation::Rotation};
-use super::{KvFactory, KvStrategy, Settings};
-use crate::memory::Memory;
+use super::{CacheSettings, Compat, KvFactory, KvStrategy, settings::check_count};
+use crate::{CacheSpec, memory::Memory};
 
 pub(super) static SINK: KvStrategy = KvStrategy {
     name: "sink",
@@ -29,34 +28,44 @@ pub(super) static SINK: KvStrategy = KvStrategy {
     ],
     samples: &["window=6,sinks=2", "window=6,sinks=0", "window=200,sinks=4", "window=12,sinks=3,compat=4.47"],
     windowed: None,
-    configure,
+    read: CacheSpec::read::<SinkSettings>,
 };
 
-fn configure(mut settings: Settings) -> Result<Arc<dyn KvFactory>> {
-    let window = settings.positive("window")?.unwrap_or(1024);
-    let sinks = settings.number("sinks")?.unwrap_or(4);
-    let compat = match settings.take("compat").as_deref() {
-        None => false,
-        Some("4.47") => true,
-        Some(other) => return Err(settings.wrong(format!("`compat={other}` is unknown; known: 4.47"))),
-    };
-    if sinks >= window {
-        let why = format!("{sinks} sinks leave no room in a window of {window}, which includes them");
-        return Err(settings.wrong(why));
+/// The settings of a `sink` cache (transformers' `SinkCache`). The default holds 1024 tokens, 4 of them sinks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
+pub struct SinkSettings {
+    /// Tokens that it holds, sinks included (transformers' `window_length`).
+    pub window: usize,
+    /// First tokens, which are never evicted; fewer than `window` (transformers' `num_sink_tokens`).
+    pub sinks: usize,
+    /// Counts positions as this version did.
+    pub compat: Option<Compat>,
+}
+
+setters!(SinkSettings { window: usize, sinks: usize, compat: Compat });
+
+impl Default for SinkSettings {
+    fn default() -> Self {
+        Self { window: 1024, sinks: 4, compat: None }
     }
-    settings.done()?;
-    Ok(Arc::new(Window { window, sinks, compat }))
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Window {
-    /// Tokens held, sinks included.
-    window: usize,
-    sinks: usize,
-    compat: bool,
+impl CacheSettings for SinkSettings {
+    const STRATEGY: &'static KvStrategy = &SINK;
+
+    fn validate(&self) -> Result<(), String> {
+        let Self { window, sinks, .. } = *self;
+        check_count("window", window)?;
+        if sinks >= window {
+            return Err(format!("{sinks} sinks leave no room in a window of {window}, which includes them"));
+        }
+        Ok(())
+    }
 }
 
-impl KvFactory for Window {
+impl KvFactory for SinkSettings {
     fn exact(&self) -> bool {
         false
     }
@@ -64,7 +73,7 @@ impl KvFactory for Window {
     fn check(&self, need: &AttentionNeed) -> Result<()> {
         let up_to = need.rotary.as_ref().and_then(|rotary| rotary.up_to);
         match up_to {
-            Some(up_to) if !self.compat && self.window >= up_to => Err(Error::Setting {
+            Some(up_to) if self.compat.is_none() && self.window >= up_to => Err(Error::Setting {
                 name: "cache",
                 why: format!(
                     "a sink window of {} does not fit the {up_to} positions that the model's rotary frequencies are \
@@ -85,7 +94,7 @@ impl KvFactory for Window {
         let Self { window, sinks, compat } = *self;
         let (slack, need) = (self.slack(need), need.clone());
         let rotation = Rotation::new(&need, kernels);
-        if compat {
+        if compat.is_some() {
             let policy = CompatPolicy { need, rotation, window, sinks };
             return Ok(Box::new(Memory::new(policy, kernels.device())));
         }
@@ -94,7 +103,7 @@ impl KvFactory for Window {
     }
 }
 
-impl Window {
+impl SinkSettings {
     /// Positions beyond the window that tokens may drift to before they are moved back.
     fn slack(&self, need: &AttentionNeed) -> usize {
         let up_to = need.rotary.as_ref().and_then(|rotary| rotary.up_to).unwrap_or(usize::MAX);

@@ -19,7 +19,7 @@ use kiln_kernels::{Kernels, KvPack, KvUnpack};
 use serde::{Deserialize, Serialize};
 
 use self::blocks::{copy_blocks, refined_scales};
-use super::{Settled, rotation};
+use super::{QuantizedSettings, rotation};
 use crate::{
     buffer::{Buffer, Lives},
     memory::{KvPolicy, Policy, Progress, check, tensor_tree},
@@ -30,21 +30,26 @@ use crate::{
 type Packed = (PackedBuffer, PackedBuffer);
 
 /// How keys and values are packed.
-pub(super) fn packings(settled: &Settled) -> Result<[Packing; 2]> {
+pub(super) fn packings(settings: &QuantizedSettings) -> Result<[Packing; 2]> {
     let packing = |which: usize| {
-        let along = match settled.grouping(which) {
+        let along = match settings.grouping(which) {
             Grouping::Neighbours => Along::Channels,
             Grouping::Strided | Grouping::PerChannel => Along::Tokens,
         };
-        Packing::new(settled.bits[which], settled.group, along)
+        Packing::new(settings.bits()[which], settings.group, along)
     };
     Ok([packing(0)?, packing(1)?])
 }
 
 /// What `tokens` tokens of a row take: codes of those that are packed, and the room for the others.
-pub(super) fn bytes(settled: &Settled, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
-    let Ok(packings) = packings(settled) else { return 0 };
-    let residual = settled.residual;
+pub(super) fn bytes(
+    settings: &QuantizedSettings,
+    need: &AttentionNeed,
+    tokens: usize,
+    element: usize,
+) -> usize {
+    let Ok(packings) = packings(settings) else { return 0 };
+    let residual = settings.residual;
     let full = tokens.saturating_sub(1) / residual * residual;
     let slots = need.window.map_or(full, |window| full.min(ring(window, 1, residual)));
     let packed = |packing: Packing| packing.bytes([1, need.kv_heads, slots, need.head_dim]);
@@ -59,7 +64,7 @@ fn ring(window: usize, history: usize, block: usize) -> usize {
 
 #[derive(Clone, Debug)]
 pub(super) struct AppendPolicy {
-    settled: Settled,
+    settings: QuantizedSettings,
     packings: [Packing; 2],
     need: AttentionNeed,
     kernels: Kernels,
@@ -100,19 +105,19 @@ struct Derived {
 type At = Progress<Counts>;
 
 impl AppendPolicy {
-    pub(super) fn new(settled: &Settled, need: &AttentionNeed, kernels: &Kernels) -> Result<Self> {
-        let packings = packings(settled)?;
-        Ok(Self { settled: settled.clone(), packings, need: need.clone(), kernels: kernels.clone() })
+    pub(super) fn new(settings: &QuantizedSettings, need: &AttentionNeed, kernels: &Kernels) -> Result<Self> {
+        let packings = packings(settings)?;
+        Ok(Self { settings: settings.clone(), packings, need: need.clone(), kernels: kernels.clone() })
     }
 
     /// Where the block begins that a token at `position` is in.
     fn block(&self, position: usize) -> usize {
-        position - position % self.settled.residual
+        position - position % self.settings.residual
     }
 
     /// Slots of the recent tokens: a block, and what may be truncated beyond one.
     fn room(&self, at: &At) -> usize {
-        self.settled.residual + at.history.max(1) - 1
+        self.settings.residual + at.history.max(1) - 1
     }
 
     /// The first position that a query behind `len` tokens may see.
@@ -149,8 +154,8 @@ impl AppendPolicy {
         which: usize,
     ) -> PackedBuffer {
         let (slot, packing) = (position % buffer.slots(), self.packings[which]);
-        let recipe = self.settled.recipes(DType::F32)[which];
-        let refined = |x: Tensor<2>| (self.settled.format.refined)(x, &recipe);
+        let recipe = self.settings.recipes(DType::F32)[which];
+        let refined = |x: Tensor<2>| (self.settings.format.refined)(x, &recipe);
         let given = refined_scales(&tokens, packing, refined);
         self.kernels.run(KvPack { buffer, tokens, slot, packing, given })
     }
@@ -158,7 +163,7 @@ impl AppendPolicy {
     /// Slots that hold the positions before `end`; `have`: slots now.
     fn slots_for(&self, at: &At, have: usize, end: usize) -> usize {
         match self.need.window {
-            Some(window) => ring(window, at.history.max(1), self.settled.residual),
+            Some(window) => ring(window, at.history.max(1), self.settings.residual),
             None if end <= have => have,
             // Copies are rare, and little is held in advance.
             None => end.max(self.block(at.horizon.saturating_sub(1))).max(have + self.block(have / 16)),
@@ -212,7 +217,7 @@ impl AppendPolicy {
     /// What keys and values like these are multiplied by before they are stored, if they are. The matrix is its own inverse.
     fn rotation(&self, derived: &Derived, like: &Tensor<4>) -> Result<Option<Tensor<2>>> {
         match &derived.rotation {
-            None if self.settled.rotates(&self.need) => {
+            None if self.settings.rotates(&self.need) => {
                 rotation::matrix(self.need.head_dim, like.dtype(), &like.device()).map(Some)
             }
             known => Ok(known.clone()),
@@ -300,7 +305,7 @@ impl Policy for AppendPolicy {
         let end = self.block(after.saturating_sub(1));
         let slots = if end == 0 { have } else { self.slots_for(at, have, end) };
         let token = need.token_bytes(step.element).saturating_mul(step.rows);
-        let chunk = if step.tokens > 1 { self.settled.residual.saturating_add(step.tokens) } else { 0 };
+        let chunk = if step.tokens > 1 { self.settings.residual.saturating_add(step.tokens) } else { 0 };
         let overruns = after - at.counts.end > self.room(at);
         let moved = if slots > have || overruns { packed(have) } else { 0 };
         let held = packed(slots).saturating_add(token.saturating_mul(self.room(at)));
@@ -326,7 +331,7 @@ impl Policy for AppendPolicy {
         let (seq_len, Counts { end, written, begin, oldest }) = (at.seq_len, at.counts.clone());
         let room = tensors.recent.validate(&self.need)?;
         let slots = self.packed_slots(&tensors.packed)?;
-        let block = self.settled.residual;
+        let block = self.settings.residual;
         check(
             end.is_multiple_of(block)
                 && end <= seq_len
@@ -438,6 +443,6 @@ impl KvPolicy for AppendPolicy {
         let begin = self.block(at.seq_len);
         let ready = at.seq_len > 0 && at.counts.end == begin && tensors.recent.slots() == self.room(at);
         // Where nothing is packed yet, the first token behind the block is another launch.
-        if ready { begin + self.settled.residual - at.seq_len } else { 0 }
+        if ready { begin + self.settings.residual - at.seq_len } else { 0 }
     }
 }
