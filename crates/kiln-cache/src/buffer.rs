@@ -90,6 +90,12 @@ impl Buffer {
         Ok(())
     }
 
+    /// Writes `new` at position `first` of all rows and behind it.
+    pub(crate) fn write_from(&mut self, kernels: &Kernels, new: Kv, first: usize) -> Result<()> {
+        let positions = Positions::all_at(first, new.0.dims()[0], kernels.device());
+        self.write(kernels, new, &positions)
+    }
+
     /// The whole buffers, to be read from position `start` on. Some slots may not count.
     pub(crate) fn dense(&self, start: usize) -> Result<DenseKv> {
         let kv = self.kv.get()?.cloned();
@@ -117,9 +123,9 @@ impl Buffer {
         if slots == 0 {
             self.kv.clear();
         } else if slots < self.slots()
-            && let Some((k, v)) = self.kv.take()?
+            && let Some(kv) = self.kv.take()?
         {
-            self.kv.set((k.narrow(2, 0, slots), v.narrow(2, 0, slots)));
+            self.kv.set(narrow(&kv, 0, slots));
         }
         Ok(())
     }
@@ -150,6 +156,19 @@ impl TensorTree for Buffer {
     fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
         vec![&mut self.kv]
     }
+}
+
+/// `new` behind `old`.
+pub(crate) fn behind(old: Option<Kv>, (keys, values): Kv) -> Kv {
+    match old {
+        Some((k, v)) => (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)),
+        None => (keys, values),
+    }
+}
+
+/// `len` tokens from `from` on.
+pub(crate) fn narrow((keys, values): &Kv, from: usize, len: usize) -> Kv {
+    (keys.clone().narrow(2, from, len), values.clone().narrow(2, from, len))
 }
 
 /// Tokens of keys and values that were read from a file, if they are of a block of this need; 0 for none.

@@ -11,9 +11,8 @@ mod hqq;
 mod kivi;
 mod quanto;
 mod rounding;
-mod words;
+pub(crate) mod words;
 
-pub(crate) use words::Words;
 pub use {grouping::Grouping, rounding::rounded};
 
 /// A number format as the command line knows it.
@@ -110,17 +109,6 @@ pub enum Optimizer {
     /// Refined as hqq 0.2.2 did where it was asked to: its steps become smaller.
     #[serde(rename = "0.2.2")]
     Legacy,
-}
-
-impl Optimizer {
-    /// Name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::On => "on",
-            Self::Legacy => "0.2.2",
-        }
-    }
 }
 
 /// Codes of some groups.

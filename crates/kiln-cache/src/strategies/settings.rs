@@ -41,15 +41,24 @@ pub(crate) fn read<S: DeserializeOwned>(strategy: &KvStrategy, text: &str) -> Re
 
 /// The settings that are not the default, as text that [`read`] understands.
 pub(crate) fn write<S: Serialize + Default>(strategy: &KvStrategy, settings: &S) -> String {
-    // Numbers and words always serialize.
-    let json = |settings: &S| serde_json::to_value(settings).unwrap_or_default();
     let (given, default) = (json(settings), json(&S::default()));
     let keys = strategy.settings.iter().map(|(key, _)| *key);
-    let pairs = keys.filter(|key| given[key] != default[key]).map(|key| match &given[key] {
-        Value::String(word) => format!("{key}={word}"),
-        number => format!("{key}={number}"),
-    });
+    let pairs =
+        keys.filter(|key| given[key] != default[key]).map(|key| format!("{key}={}", word(&given[key])));
     pairs.collect::<Vec<_>>().join(",")
+}
+
+/// The value of a setting, a number or a word, as text.
+pub(crate) fn word(value: &impl Serialize) -> String {
+    match json(value) {
+        Value::String(word) => word,
+        number => number.to_string(),
+    }
+}
+
+/// Numbers and words always serialize.
+fn json(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).unwrap_or_default()
 }
 
 /// Refuses a count that no cache can have.

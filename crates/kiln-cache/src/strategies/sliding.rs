@@ -3,7 +3,6 @@
 //! A ring: position `p` is in slot `p mod slots`, and nothing is ever moved. A query sees the `window` latest tokens,
 //! itself included, so the ring has `window` slots, and as many more as may be truncated beyond one.
 
-use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvLayer, KvSpan, Limits, Positions, StepShape},
@@ -16,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{CacheSettings, KvFactory, KvStrategy};
 use crate::{
     CacheSpec,
-    buffer::{self, Buffer, Lives},
+    buffer::{self, Buffer, Lives, behind, narrow},
     memory::{KvPolicy, Memory, Policy, Progress, check},
 };
 
@@ -119,8 +118,7 @@ impl SlidingPolicy {
         let first = at.counts.oldest;
         let old = buffer.in_order(KvSpan { start: first, len: at.seq_len - first })?;
         buffer.resize(full, 0, new, Lives::UntilItGrows)?;
-        let positions = Positions::all_at(first, old.0.dims()[0], self.kernels.device());
-        buffer.write(&self.kernels, old, &positions)
+        buffer.write_from(&self.kernels, old, first)
     }
 }
 
@@ -183,14 +181,10 @@ impl KvPolicy for SlidingPolicy {
         }
         // A chunk that overwrites what its own queries see: they get it in order, the ring gets its end.
         let before = buffer.gather(KvSpan { start: span.start, len: span.len - n })?;
-        let (keys, values) = match before {
-            None => new.clone(),
-            Some((k, v)) => (Tensor::cat(vec![k, new.0.clone()], 2), Tensor::cat(vec![v, new.1.clone()], 2)),
-        };
+        let (keys, values) = behind(before, new.clone());
         self.grow(end, at, buffer, &new)?;
         let skipped = n.saturating_sub(buffer.slots());
-        let tail = |new: Tensor<4>| new.narrow(2, skipped, n - skipped);
-        buffer.write(&self.kernels, (tail(new.0), tail(new.1)), &positions.behind(skipped))?;
+        buffer.write(&self.kernels, narrow(&new, skipped, n - skipped), &positions.behind(skipped))?;
         Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
     }
 

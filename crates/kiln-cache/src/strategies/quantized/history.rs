@@ -10,17 +10,15 @@ use kiln_core::{
     slot::{Outline, Tensors},
 };
 
-use crate::quantizers::{Backend, Grouping, Quantized, Recipe, Words};
+use crate::quantizers::{Backend, Grouping, Quantized, Recipe, words};
 
 /// Keys or values of all tokens but the recent ones.
 ///
 /// Rows cannot be taken out of what is packed: which rows were asked for is kept, and heeded when it is unpacked.
 #[derive(Clone, Debug)]
 pub(super) struct History {
-    words: Tensor<1, Int>,
-    /// Both `[groups, 1]`
-    scale: Tensor<2>,
-    zero: Tensor<2>,
+    /// Words of codes; scales and zero points, both `[groups, 1]`
+    tensors: (Tensor<1, Int>, (Tensor<2>, Tensor<2>)),
     /// Of what was packed: `[batch, kv_heads, tokens, head_dim]`
     shape: [usize; 4],
     dtype: DType,
@@ -43,16 +41,17 @@ impl History {
         let (shape, dtype) = (x.dims(), x.dtype());
         let groups = how.grouping.split(x.cast(DType::F32), how.group);
         let Quantized { codes, scale, zero } = how.backend.quantize(groups, &how.recipe);
-        let words = Words::pack(codes, how.recipe.bits);
+        let words = words::pack(codes, how.recipe.bits);
         // What the format rounded to the type loses nothing by being kept in it.
         let kept = |x: Tensor<2>| x.cast(dtype);
-        Self { words, scale: kept(scale), zero: kept(zero), shape, dtype, rows: (0..shape[0]).collect() }
+        let tensors = (words, (kept(scale), kept(zero)));
+        Self { tensors, shape, dtype, rows: (0..shape[0]).collect() }
     }
 
     pub(super) fn unpack(&self, how: &Packed) -> Tensor<4> {
-        let groups = self.scale.dims()[0];
-        let codes = Words::unpack(self.words.clone(), how.recipe.bits, [groups, how.group]);
-        let [scale, zero] = [&self.scale, &self.zero].map(|x| x.clone().cast(DType::F32));
+        let (words, (scale, zero)) = self.tensors.clone();
+        let codes = words::unpack(words, how.recipe.bits, [scale.dims()[0], how.group]);
+        let [scale, zero] = [scale, zero].map(|x| x.cast(DType::F32));
         let x = how.backend.dequantize(&Quantized { codes, scale, zero }, &how.recipe);
         let x = how.grouping.join(x, self.shape).cast(self.dtype);
         if self.rows.iter().copied().eq(0..self.shape[0]) { x } else { x.select_rows(&self.rows) }
@@ -68,13 +67,14 @@ impl History {
         let Some(numbers) = self.shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len)) else {
             return false;
         };
+        let (words, (scale, zero)) = &self.tensors;
         let groups = [numbers / how.group, 1];
         (heads, dim) == (need.kv_heads, need.head_dim)
             && numbers.is_multiple_of(how.group)
-            && self.words.dims() == [Words::count(numbers, how.recipe.bits)]
-            && (self.scale.dims(), self.zero.dims()) == (groups, groups)
+            && words.dims() == [words::count(numbers, how.recipe.bits)]
+            && (scale.dims(), zero.dims()) == (groups, groups)
             && self.dtype.is_float()
-            && self.zero.dtype() == self.dtype
+            && zero.dtype() == self.dtype
     }
 
     /// Tokens that were packed.
@@ -117,11 +117,7 @@ impl Tensors for History {
 
     fn outlines(&self) -> Vec<Outline> {
         let numbers = (vec![4 + self.rows.len()], DType::I32);
-        let mut outlines = self.words.outlines();
-        outlines.extend(self.scale.outlines());
-        outlines.extend(self.zero.outlines());
-        outlines.push(numbers);
-        outlines
+        [self.tensors.outlines(), vec![numbers]].concat()
     }
 
     fn rows(&self) -> usize {
@@ -129,11 +125,11 @@ impl Tensors for History {
     }
 
     fn tokens(&self) -> usize {
-        self.words.tokens()
+        self.tensors.tokens()
     }
 
     fn dtype(&self) -> DType {
-        self.words.dtype()
+        self.tensors.dtype()
     }
 
     fn select_rows(mut self, rows: &[usize]) -> Self {
@@ -142,30 +138,24 @@ impl Tensors for History {
     }
 
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
-        self.words.to_host(host)?;
-        self.scale.to_host(host)?;
-        self.zero.to_host(host)?;
+        self.tensors.to_host(host)?;
         host.push(self.numbers());
         Ok(())
     }
 
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>) {
-        self.words.start_reading(tokens, reads);
-        self.scale.start_reading(tokens, reads);
-        self.zero.start_reading(tokens, reads);
+        self.tensors.start_reading(tokens, reads);
         reads.push(ReadBack::ready(self.numbers()));
     }
 
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self> {
-        let words = Tensor::from_host(host, device)?;
-        let scale: Tensor<2> = Tensor::from_host(host, device)?;
-        let zero = Tensor::from_host(host, device)?;
+        let tensors: (_, (Tensor<2>, _)) = Tensors::from_host(host, device)?;
         let Outlined { shape, rows } = Outlined::read(&host.next()?)?;
-        let dtype = scale.dtype();
-        Some(Self { words, scale, zero, shape, dtype, rows })
+        let dtype = tensors.1.0.dtype();
+        Some(Self { tensors, shape, dtype, rows })
     }
 
     fn bytes(&self) -> usize {
-        self.words.bytes() + self.scale.bytes() + self.zero.bytes()
+        self.tensors.bytes()
     }
 }

@@ -15,11 +15,14 @@ use kiln_kernels::Kernels;
 use serde::{Deserialize, Serialize};
 
 use self::{append::AppendPolicy, requantize::RequantizePolicy};
-use super::{CacheSettings, Compat, KvFactory, KvStrategy, settings::check_count};
+use super::{
+    CacheSettings, Compat, KvFactory, KvStrategy,
+    settings::{check_count, word},
+};
 use crate::{
     CacheSpec,
     memory::Memory,
-    quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe},
+    quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe, words},
 };
 
 pub(super) static QUANTIZED: KvStrategy = KvStrategy {
@@ -166,8 +169,8 @@ impl CacheSettings for QuantizedSettings {
             }
         }
         if !format.optimizers.contains(&self.optimizer()) {
-            let known: Vec<&str> = format.optimizers.iter().map(|optimizer| optimizer.name()).collect();
-            let optimizer = self.optimizer().name();
+            let known: Vec<String> = format.optimizers.iter().map(word).collect();
+            let optimizer = word(&self.optimizer());
             return Err(format!("{} has no `optimize={optimizer}`; known: {}", format.name, list(&known)));
         }
         match self.flush {
@@ -314,7 +317,7 @@ impl QuantizedSettings {
     fn repacked_bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
         let recent = tokens.min(self.residual);
         let numbers = (tokens - recent).saturating_mul(need.kv_heads * need.head_dim);
-        let codes = self.bits().map(|bits| crate::quantizers::Words::count(numbers, bits).saturating_mul(4));
+        let codes = self.bits().map(|bits| words::count(numbers, bits).saturating_mul(4));
         let scales = (numbers / self.group).saturating_mul(4 * element);
         need.token_bytes(element)
             .saturating_mul(recent)

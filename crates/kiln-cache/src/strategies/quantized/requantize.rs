@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use kiln_core::{
     Result,
     layer::{Footprint, Kv, Positions, StepShape},
@@ -20,7 +20,7 @@ use super::{
     history::{History, Packed},
 };
 use crate::{
-    buffer,
+    buffer::{self, behind, narrow},
     memory::{KvPolicy, Policy, Progress, TensorTree, check, tensor_tree},
     quantizers::Backend,
 };
@@ -120,14 +120,6 @@ impl RequantizePolicy {
     }
 }
 
-/// `new` behind `old`.
-fn behind(old: Option<Kv>, (keys, values): Kv) -> Kv {
-    match old {
-        Some((k, v)) => (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)),
-        None => (keys, values),
-    }
-}
-
 impl Policy for RequantizePolicy {
     const NAME: &'static str = "quantized";
     type Counts = States;
@@ -159,9 +151,7 @@ impl Policy for RequantizePolicy {
             state.fresh -= state.seq_len - len;
             state.seq_len = len;
             match tensors.recent.take()? {
-                Some((keys, values)) if state.fresh > 0 => {
-                    tensors.recent.set((keys.narrow(2, 0, state.fresh), values.narrow(2, 0, state.fresh)));
-                }
+                Some(kv) if state.fresh > 0 => tensors.recent.set(narrow(&kv, 0, state.fresh)),
                 _ => tensors.recent.clear(),
             }
         }

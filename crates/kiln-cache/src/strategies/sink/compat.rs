@@ -4,7 +4,6 @@
 //! back by as many positions as tokens came; so distances between queries and kept keys grow. Keys also move in the
 //! step that fills the window, where nothing is evicted yet.
 
-use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
@@ -16,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rotation::Rotation;
 use crate::{
-    buffer,
+    buffer::{self, behind, narrow},
     memory::{KvPolicy, Policy, Progress, check},
 };
 
@@ -74,10 +73,10 @@ impl Policy for CompatPolicy {
     }
 
     fn rewind(&self, at: &mut At, kv: &mut Slot<Kv>, len: usize) -> Result<()> {
-        if let Some((keys, values)) = kv.take()?
+        if let Some(old) = kv.take()?
             && len > 0
         {
-            kv.set((keys.narrow(2, 0, len), values.narrow(2, 0, len)));
+            kv.set(narrow(&old, 0, len));
         }
         at.counts.held = len;
         Ok(())
@@ -99,30 +98,20 @@ impl KvPolicy for CompatPolicy {
         Limits { at_once: (at.counts.held > 0).then_some(room), ..Limits::default() }
     }
 
-    fn append(&self, at: &mut At, kv: &mut Slot<Kv>, (keys, values): Kv, _: &Positions) -> Result<KvView> {
-        let n = keys.dims()[2];
+    fn append(&self, at: &mut At, kv: &mut Slot<Kv>, new: Kv, _: &Positions) -> Result<KvView> {
+        let n = new.0.dims()[2];
         let (held, span) = (at.counts.held, self.span(at, n));
         let (keys, values) = match kv.take()? {
-            None => (keys, values),
-            Some((k, v)) if held + n < self.window => {
-                (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2))
-            }
-            Some((k, v)) => {
+            Some(old) if held + n >= self.window => {
                 let kept = self.window - self.sinks - n;
-                let mut parts = [vec![keys], vec![values]];
+                let mut all = (self.sinks > 0).then(|| narrow(&old, 0, self.sinks));
                 if kept > 0 {
-                    let from = held - kept;
-                    let moved = self.rotation.shift(k.clone().narrow(2, from, kept), -(n as i64));
-                    parts[0].insert(0, moved);
-                    parts[1].insert(0, v.clone().narrow(2, from, kept));
+                    let (keys, values) = narrow(&old, held - kept, kept);
+                    all = Some(behind(all, (self.rotation.shift(keys, -(n as i64)), values)));
                 }
-                if self.sinks > 0 {
-                    parts[0].insert(0, k.narrow(2, 0, self.sinks));
-                    parts[1].insert(0, v.narrow(2, 0, self.sinks));
-                }
-                let [k, v] = parts.map(|parts| Tensor::cat(parts, 2));
-                (k, v)
+                behind(all, new)
             }
+            old => behind(old, new),
         };
         kv.set((keys.clone(), values.clone()));
         at.counts.held = span.len;

@@ -9,7 +9,6 @@
 //!        free     sinks (copies) | kept tokens | free
 //! ```
 
-use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
@@ -22,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rotation::Rotation;
 use crate::{
-    buffer::{self, Buffer, Lives},
+    buffer::{self, Buffer, Lives, behind, narrow},
     memory::{KvPolicy, Policy, Progress, check, tensor_tree},
 };
 
@@ -91,10 +90,10 @@ impl SinkPolicy {
         let Counts { shift, held, .. } = at.counts;
         let by = to as i64 - shift as i64;
         let kept = KvSpan { start: shift + self.sinks, len: held.saturating_sub(self.sinks) };
-        if let Some((keys, values)) = tensors.buffer.gather(kept)? {
-            let kept = (self.rotation.shift(own(keys), by), own(values));
-            let positions = self.positions(to + self.sinks, &kept);
-            tensors.buffer.write(&self.kernels, kept, &positions)?;
+        if let Some(kept) = tensors.buffer.gather(kept)? {
+            let (keys, values) = own(kept);
+            let turned = (self.rotation.shift(keys, by), values);
+            tensors.buffer.write_from(&self.kernels, turned, to + self.sinks)?;
         }
         if let Some((keys, values)) = tensors.evicted.take()? {
             tensors.evicted.set((self.rotation.shift(keys, by), values));
@@ -108,23 +107,21 @@ impl SinkPolicy {
         let remembered = n.min(at.history);
         if remembered > 0 {
             let start = at.counts.shift + self.sinks + n - remembered;
-            let (keys, values) = tensors.buffer.in_order(KvSpan { start, len: remembered })?;
-            let (mut keys, mut values) = (own(keys), own(values));
+            let mut evicted = own(tensors.buffer.in_order(KvSpan { start, len: remembered })?);
             let have = at.counts.remembered;
             let before = have.min(at.history - remembered);
-            if let Some((k, v)) = tensors.evicted.take()?
+            if let Some(old) = tensors.evicted.take()?
                 && before > 0
             {
-                let tail = |t: Tensor<4>| t.narrow(2, have - before, before);
-                (keys, values) = (Tensor::cat(vec![tail(k), keys], 2), Tensor::cat(vec![tail(v), values], 2));
+                evicted = behind(Some(narrow(&old, have - before, before)), evicted);
             }
-            tensors.evicted.set((keys, values));
+            tensors.evicted.set(evicted);
             at.counts.remembered = before + remembered;
         }
         if self.sinks > 0 && tensors.originals.get()?.is_none() {
             // The first eviction: they are still where they were written.
-            let (keys, values) = tensors.buffer.in_order(KvSpan { start: 0, len: self.sinks })?;
-            tensors.originals.set((own(keys), own(values)));
+            let sinks = tensors.buffer.in_order(KvSpan { start: 0, len: self.sinks })?;
+            tensors.originals.set(own(sinks));
         }
         at.counts.shift += n;
         Ok(())
@@ -135,8 +132,7 @@ impl SinkPolicy {
         if let Some((keys, values)) = tensors.originals.get()?.cloned() {
             let shift = at.counts.shift;
             let turned = (self.rotation.shift(keys, shift as i64), values);
-            let positions = self.positions(shift, &turned);
-            tensors.buffer.write(&self.kernels, turned, &positions)?;
+            tensors.buffer.write_from(&self.kernels, turned, shift)?;
         }
         Ok(())
     }
@@ -146,16 +142,11 @@ impl SinkPolicy {
         let evicted = at.seq_len - at.counts.held;
         evicted - len.saturating_sub(self.window).min(evicted)
     }
-
-    /// Where the rows of `kv` stand, if that is `first`.
-    fn positions(&self, first: usize, kv: &Kv) -> Positions {
-        Positions::all_at(first, kv.0.dims()[0], self.kernels.device())
-    }
 }
 
 /// A copy with memory of its own, so that the buffer it was cut from has one owner again.
-fn own(tensor: Tensor<4>) -> Tensor<4> {
-    tensor * 1.0
+fn own((keys, values): Kv) -> Kv {
+    (keys * 1.0, values * 1.0)
 }
 
 impl Policy for SinkPolicy {
@@ -195,16 +186,14 @@ impl Policy for SinkPolicy {
     fn rewind(&self, at: &mut At, tensors: &mut Tensors, len: usize) -> Result<()> {
         let undone = self.undone(at, len);
         if undone > 0
-            && let Some((keys, values)) = tensors.evicted.take()?
+            && let Some(evicted) = tensors.evicted.take()?
         {
             let stay = at.counts.remembered - undone;
-            let cut = |t: &Tensor<4>, from, len| own(t.clone().narrow(2, from, len));
-            let back = (cut(&keys, stay, undone), cut(&values, stay, undone));
             at.counts.shift -= undone;
-            let positions = self.positions(at.counts.shift + self.sinks, &back);
-            tensors.buffer.write(&self.kernels, back, &positions)?;
+            let back = own(narrow(&evicted, stay, undone));
+            tensors.buffer.write_from(&self.kernels, back, at.counts.shift + self.sinks)?;
             if stay > 0 {
-                tensors.evicted.set((cut(&keys, 0, stay), cut(&values, 0, stay)));
+                tensors.evicted.set(own(narrow(&evicted, 0, stay)));
             }
             at.counts.remembered = stay;
             self.place_sinks(at, tensors)?;

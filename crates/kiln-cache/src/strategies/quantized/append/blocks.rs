@@ -44,16 +44,15 @@ pub(super) fn refined_scales(
         }
         Along::Channels => {
             let mut all = [Vec::new(), Vec::new()];
-            let whole = dim / group;
-            if whole > 0 {
-                let groups = x.clone().narrow(3, 0, whole * group).reshape([rows * heads * n * whole, group]);
-                let found = refined(groups)?.map(|x| x.reshape([rows, heads, n, whole]));
-                all.iter_mut().zip(found).for_each(|(all, found)| all.push(found));
-            }
-            if dim % group > 0 {
-                let last = x.narrow(3, whole * group, dim % group).reshape([rows * heads * n, dim % group]);
-                let found = refined(last)?.map(|x| x.reshape([rows, heads, n, 1]));
-                all.iter_mut().zip(found).for_each(|(all, found)| all.push(found));
+            // What is left behind the whole groups is a group of its own.
+            let (whole, rest) = (dim - dim % group, dim % group);
+            for (from, len, group) in [(0, whole, group), (whole, rest, rest)] {
+                if len > 0 {
+                    let groups =
+                        x.clone().narrow(3, from, len).reshape([rows * heads * n * len / group, group]);
+                    let found = refined(groups)?.map(|x| x.reshape([rows, heads, n, len / group]));
+                    all.iter_mut().zip(found).for_each(|(all, found)| all.push(found));
+                }
             }
             Some(all.map(|parts| Tensor::cat(parts, 3)))
         }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use self::blocks::{copy_blocks, refined_scales};
 use super::{QuantizedSettings, rotation};
 use crate::{
-    buffer::{Buffer, Lives},
+    buffer::{Buffer, Lives, behind, narrow},
     memory::{KvPolicy, Policy, Progress, check, tensor_tree},
     quantizers::Grouping,
 };
@@ -127,18 +127,16 @@ impl AppendPolicy {
 
     /// Packs the positions from `counts.end` to `end`, both the beginning of a block. `all` begins with position
     /// `counts.end`.
-    fn pack(&self, at: &mut At, tensors: &mut Tensors, end: usize, (keys, values): Kv) -> Result<()> {
+    fn pack(&self, at: &mut At, tensors: &mut Tensors, end: usize, all: Kv) -> Result<()> {
         if end == at.counts.end {
             return Ok(());
         }
-        self.make_room(at, tensors, end, &keys)?;
+        self.make_room(at, tensors, end, &all.0)?;
         // What the ring of a window would overwrite again is left out.
         let begin = at.counts.end.max(end.saturating_sub(tensors.packed.tokens()));
         let Some((k, v)) = tensors.packed.take()? else { return Ok(()) };
-        let part = |x: Tensor<4>| x.narrow(2, begin - at.counts.end, end - begin);
-        let k = self.packed_into(k, part(keys), begin, 0);
-        let v = self.packed_into(v, part(values), begin, 1);
-        tensors.packed.set((k, v));
+        let (keys, values) = narrow(&all, begin - at.counts.end, end - begin);
+        tensors.packed.set((self.packed_into(k, keys, begin, 0), self.packed_into(v, values, begin, 1)));
         at.counts.end = end;
         at.counts.written = at.counts.written.max(end);
         at.counts.begin = at.counts.begin.max(at.counts.written.saturating_sub(tensors.packed.tokens()));
@@ -235,10 +233,7 @@ impl AppendPolicy {
         let old = recent.gather(KvSpan { start: first, len: kept })?;
         recent.resize(room, 0, new, Lives::AsLongAsTheSequence)?;
         match old {
-            Some(old) => {
-                let positions = self.positions(first, &old);
-                recent.write(&self.kernels, old, &positions)
-            }
+            Some(old) => recent.write_from(&self.kernels, old, first),
             None => Ok(()),
         }
     }
@@ -259,11 +254,6 @@ impl AppendPolicy {
         check(fits(keys, &self.packings[0]) && fits(values, &self.packings[1]))?;
         check(keys.codes.dims()[..3] == values.codes.dims()[..3])?;
         Ok(keys.slots())
-    }
-
-    /// Where the rows of `new` stand, if that is `first`.
-    fn positions(&self, first: usize, new: &Kv) -> Positions {
-        Positions::all_at(first, new.0.dims()[0], self.kernels.device())
     }
 }
 
@@ -380,22 +370,15 @@ impl KvPolicy for AppendPolicy {
             return self.seen(at, tensors, recent);
         }
         // A chunk longer than the ring: its queries get it in order, the ring gets its end, and the rest is packed.
-        let all = match tensors.recent.gather(KvSpan { start: begin, len: first - begin })? {
-            None => new,
-            Some((k, v)) => (Tensor::cat(vec![k, new.0], 2), Tensor::cat(vec![v, new.1], 2)),
-        };
+        let all = behind(tensors.recent.gather(KvSpan { start: begin, len: first - begin })?, new);
         let (keys, values) = all.clone();
         let view = self.seen(at, tensors, DenseKv { keys, values, start, origin: begin })?;
         let last = first + n;
         let kept = (last - begin).min(self.room(at));
         tensors.recent.truncate(0)?;
         self.grow_recent(at, &mut tensors.recent, &all)?;
-        let tail = |x: &Tensor<4>| x.clone().narrow(2, last - begin - kept, kept);
-        tensors.recent.write(
-            &self.kernels,
-            (tail(&all.0), tail(&all.1)),
-            &self.positions(last - kept, &all),
-        )?;
+        let tail = narrow(&all, last - begin - kept, kept);
+        tensors.recent.write_from(&self.kernels, tail, last - kept)?;
         self.pack(at, tensors, self.block(last - 1), all)?;
         at.counts.oldest = last - kept;
         Ok(view)
@@ -428,11 +411,9 @@ impl KvPolicy for AppendPolicy {
                 Some((keys.cast(dtype), values.cast(dtype)))
             }
         };
-        let both = match (packed, recent) {
-            (Some((k, v)), Some((keys, values))) => {
-                Some((Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)))
-            }
-            (packed, recent) => packed.or(recent),
+        let both = match recent {
+            Some(recent) => Some(behind(packed, recent)),
+            None => packed,
         };
         let Some(both) = both else { return Ok(None) };
         let rotation = self.rotation(&tensors.derived, &both.0)?;
