@@ -5,32 +5,66 @@ mod not_applied;
 use std::{collections::BTreeMap, path::Path};
 
 use kiln_core::{Error, Result, files, model::TokenId};
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 /// A `max_new_tokens` that sets no limit: the text goes on until it ends, or the model's positions do.
 pub const UNTIL_IT_ENDS: usize = usize::MAX;
 
-/// Each setting is written once: its name, its type, and the function that reads it from JSON.
+/// Settings of a generation, each of which may be absent: `generation_config.json`, or the arguments of a call.
+///
+/// Settings of transformers that change tokens and are not applied here are kept, so that [`not_applied`] can name them.
+/// [`resolve`] checks the values and fills in the rest.
+///
+/// ```
+/// # use kiln_generate::GenerationConfig;
+/// let wanted = GenerationConfig::new().max_new_tokens(40).do_sample(true).temperature(0.7);
+/// ```
+///
+/// [`not_applied`]: GenerationConfig::not_applied
+/// [`resolve`]: GenerationConfig::resolve
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, expecting = "a JSON object")]
+pub struct GenerationConfig {
+    /// Tokens to generate; wins over `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
+    pub max_new_tokens: Option<usize>,
+    /// Tokens of a row, its prompt and padding included.
+    pub max_length: Option<usize>,
+    /// Whether tokens are drawn. If not, each is the likeliest.
+    pub do_sample: Option<bool>,
+    /// 0 means the likeliest token, always.
+    pub temperature: Option<f32>,
+    /// 0 means all.
+    pub top_k: Option<usize>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.
+    #[serde(deserialize_with = "tokens")]
+    pub eos_token_id: Option<Vec<TokenId>>,
+    #[serde(deserialize_with = "token")]
+    pub pad_token_id: Option<TokenId>,
+    #[serde(deserialize_with = "token")]
+    pub bos_token_id: Option<TokenId>,
+    #[serde(deserialize_with = "strings")]
+    pub stop_strings: Option<Vec<String>>,
+    /// Of the sampler. Ours: transformers takes torch's global one.
+    pub seed: Option<u64>,
+    pub use_cache: Option<bool>,
+    /// Kept for whoever chooses the cache; nothing in this crate acts on it.
+    pub cache_implementation: Option<String>,
+    /// See `cache_implementation`.
+    pub cache_config: Option<Value>,
+    /// Settings of transformers that change tokens and are not applied here, by name.
+    #[serde(flatten, deserialize_with = "not_applied::named_in")]
+    pub others: BTreeMap<String, Value>,
+}
+
 macro_rules! settings {
-    ($(#[$about:meta])* pub struct GenerationConfig { $($(#[$doc:meta])* $name:ident: $type:ty = $read:expr,)* }) => {
-        $(#[$about])*
-        #[derive(Clone, Debug, Default, PartialEq)]
-        pub struct GenerationConfig {
-            $($(#[$doc])* pub $name: Option<$type>,)*
-            /// Settings of transformers that change tokens and are not applied here, by name.
-            pub others: BTreeMap<&'static str, Value>,
-        }
+    ($($name:ident: $type:ty,)*) => {
+        kiln_core::setters!(GenerationConfig { $($name: $type,)* });
 
         impl GenerationConfig {
-            /// Reads key by key, so that a wrong value is reported with its key.
-            fn read(map: &Map<String, Value>) -> Result<Self, WrongValue> {
-                Ok(Self {
-                    $($name: read(map, stringify!($name), $read)?,)*
-                    others: not_applied::named_in(map),
-                })
-            }
-
             /// Takes each setting that is absent here from `defaults`.
             fn or(self, defaults: Self) -> Self {
                 Self {
@@ -43,42 +77,30 @@ macro_rules! settings {
 }
 
 settings! {
-    /// Settings of a generation, each of which may be absent: `generation_config.json`, or the arguments of a call.
-    ///
-    /// Settings of transformers that change tokens and are not applied here are kept, so that [`not_applied`] can name them.
-    /// [`resolve`] checks the values and fills in the rest.
-    ///
-    /// [`not_applied`]: GenerationConfig::not_applied
-    /// [`resolve`]: GenerationConfig::resolve
-    pub struct GenerationConfig {
-        /// Tokens to generate; wins over `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
-        max_new_tokens: usize = given,
-        /// Tokens of a row, its prompt and padding included.
-        max_length: usize = given,
-        do_sample: bool = given,
-        /// 0 means the likeliest token, always.
-        temperature: f32 = given,
-        /// 0 means all.
-        top_k: usize = given,
-        top_p: f32 = given,
-        min_p: f32 = given,
-        repetition_penalty: f32 = given,
-        /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.
-        eos_token_id: Vec<TokenId> = tokens,
-        pad_token_id: TokenId = token,
-        bos_token_id: TokenId = token,
-        stop_strings: Vec<String> = strings,
-        /// Of the sampler. Ours: transformers takes torch's global one.
-        seed: u64 = given,
-        use_cache: bool = given,
-        /// Kept for whoever chooses the cache; nothing in this crate acts on it.
-        cache_implementation: String = given,
-        /// See `cache_implementation`.
-        cache_config: Value = given,
-    }
+    max_new_tokens: usize,
+    max_length: usize,
+    do_sample: bool,
+    temperature: f32,
+    top_k: usize,
+    top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    eos_token_id: Vec<TokenId>,
+    pad_token_id: TokenId,
+    bos_token_id: TokenId,
+    stop_strings: Vec<String>,
+    seed: u64,
+    use_cache: bool,
+    cache_implementation: String,
+    cache_config: Value,
 }
 
 impl GenerationConfig {
+    /// Asks for nothing: all is as the model's folder has it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// Reads `generation_config.json`; `None` if there is no such file.
     ///
     /// # Errors
@@ -86,9 +108,8 @@ impl GenerationConfig {
     pub fn from_file(path: &Path) -> Result<Option<Self>> {
         let error = |why: String| Error::File { path: path.to_owned(), why };
         let Some(text) = files::try_read_text(path)? else { return Ok(None) };
-        let map: Map<String, Value> =
-            serde_json::from_str(&text).map_err(|e| error(format!("is not a JSON object: {e}")))?;
-        Self::read(&map).map(Some).map_err(|(key, why)| error(format!("`{key}`: {why}")))
+        let map = serde_json::from_str(&text).map_err(|e| error(format!("is not a JSON object: {e}")))?;
+        Self::read(&map).map(Some).map_err(error)
     }
 
     /// Reads keyword arguments of `generate()`.
@@ -96,7 +117,12 @@ impl GenerationConfig {
     /// # Errors
     /// [`Error::Setting`] for a value of the wrong type.
     pub fn from_arguments(arguments: &Map<String, Value>) -> Result<Self> {
-        Self::read(arguments).map_err(|(name, why)| Error::Setting { name, why })
+        Self::read(arguments).map_err(|why| Error::Setting { name: "generation_config", why })
+    }
+
+    /// Says which key has a wrong value, which serde alone does not.
+    fn read(map: &Map<String, Value>) -> Result<Self, String> {
+        serde_path_to_error::deserialize(map).map_err(|e| format!("`{}`: {}", e.path(), e.inner()))
     }
 
     /// These wishes, completed by `defaults` where they are silent.
@@ -117,47 +143,26 @@ impl GenerationConfig {
     }
 }
 
-impl<'de> Deserialize<'de> for GenerationConfig {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let map = Map::deserialize(deserializer)?;
-        Self::read(&map).map_err(|(key, why)| serde::de::Error::custom(format!("`{key}`: {why}")))
-    }
+fn token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TokenId>, D::Error> {
+    Option::deserialize(deserializer)?.map_or(Ok(None), token_id)
 }
 
-/// A key, and what is wrong with its value.
-type WrongValue = (&'static str, String);
-
-fn read<T>(
-    map: &Map<String, Value>,
-    key: &'static str,
-    read: impl FnOnce(&Value) -> Result<Option<T>, String>,
-) -> Result<Option<T>, WrongValue> {
-    map.get(key).map_or(Ok(None), read).map_err(|why| (key, why))
+fn tokens<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<TokenId>>, D::Error> {
+    let Some(ids) = Option::<OneOrMany<i64>>::deserialize(deserializer)? else { return Ok(None) };
+    ids.into_vec().into_iter().filter_map(|id| token_id(id).transpose()).collect::<Result<_, _>>().map(Some)
 }
 
-/// Python's None is how transformers writes what was not asked for.
-fn given<T: DeserializeOwned>(json: &Value) -> Result<Option<T>, String> {
-    Option::deserialize(json).map_err(|e| e.to_string())
-}
-
-fn token(json: &Value) -> Result<Option<TokenId>, String> {
-    given(json)?.map_or(Ok(None), token_id)
-}
-
-fn tokens(json: &Value) -> Result<Option<Vec<TokenId>>, String> {
-    let ids = given::<OneOrMany<i64>>(json)?.map(OneOrMany::into_vec);
-    ids.map(|ids| ids.into_iter().filter_map(|id| token_id(id).transpose()).collect()).transpose()
-}
-
-fn strings(json: &Value) -> Result<Option<Vec<String>>, String> {
-    Ok(given::<OneOrMany<String>>(json)?.map(OneOrMany::into_vec))
+fn strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.map(OneOrMany::into_vec))
 }
 
 /// Negative ids are how old checkpoints write "none".
-fn token_id(id: i64) -> Result<Option<TokenId>, String> {
+fn token_id<E: serde::de::Error>(id: i64) -> Result<Option<TokenId>, E> {
     match id {
         ..0 => Ok(None),
-        id => TokenId::try_from(id).map(Some).map_err(|_| format!("{id} is larger than any token id")),
+        id => TokenId::try_from(id)
+            .map(Some)
+            .map_err(|_| E::custom(format!("{id} is larger than any token id"))),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::GenerationConfig;
 
@@ -46,10 +47,13 @@ const NOT_APPLIED: &[(&str, Effect, f64)] = &[
     ("watermarking_config", Always, 0.0),
 ];
 
-/// Those that `map` has.
-pub(super) fn named_in(map: &Map<String, Value>) -> BTreeMap<&'static str, Value> {
-    let given = |(name, ..): &(&'static str, Effect, f64)| Some((*name, map.get(*name)?.clone()));
-    NOT_APPLIED.iter().filter_map(given).collect()
+/// Reads those of them that are given.
+pub(super) fn named_in<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, Value>, D::Error> {
+    let mut given = BTreeMap::deserialize(deserializer)?;
+    given.retain(|given: &String, _| NOT_APPLIED.iter().any(|(name, ..)| name == given));
+    Ok(given)
 }
 
 impl GenerationConfig {
@@ -57,7 +61,7 @@ impl GenerationConfig {
     /// tokens are drawn.
     pub fn not_applied(&self, sampling: bool) -> Vec<&'static str> {
         let has_effect = |(name, effect, neutral): &&(&'static str, Effect, f64)| {
-            let value = self.others.get(name).unwrap_or(&Value::Null);
+            let value = self.others.get(*name).unwrap_or(&Value::Null);
             (sampling || *effect == Always) && !is_neutral(value, *neutral)
         };
         NOT_APPLIED.iter().filter(has_effect).map(|(name, ..)| *name).collect()

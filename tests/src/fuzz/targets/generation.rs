@@ -43,10 +43,10 @@ fn prepare(folder: &Path) -> Run {
     Box::new(move |input| {
         put(&path, input);
         // As a caller asks, and as a folder does.
-        let asked: Option<GenerationConfig> = serde_json::from_slice(input).ok();
         let Ok(Some(config)) = GenerationConfig::from_file(&path) else { return false };
         if let Ok(Value::Object(arguments)) = serde_json::from_slice(input) {
-            assert_eq!(GenerationConfig::from_arguments(&arguments).ok(), asked);
+            assert_eq!(GenerationConfig::from_arguments(&arguments).as_ref(), Ok(&config));
+            assert_eq!(serde_json::from_value(Value::Object(arguments)).ok().as_ref(), Some(&config));
         }
         _ = model.generation_config().merged_with(config.clone()).resolve();
         config.not_applied(true);
