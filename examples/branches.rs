@@ -11,11 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
     let prompt =
         model.encode(&"KING HENRY V:\nOnce more unto the breach, dear friends, once more.\n".repeat(15))?;
-    let wanted = |max_new_tokens, seed| GenerationConfig {
-        max_new_tokens: Some(max_new_tokens),
-        do_sample: Some(true),
-        seed: Some(seed),
-        ..GenerationConfig::default()
+    let wanted = |max_new_tokens, seed| {
+        GenerationConfig::new().max_new_tokens(max_new_tokens).do_sample(true).seed(seed)
     };
     let go_on = |sequence: &mut Sequence, n, seed| {
         let options = RunOptions::default();
@@ -25,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok::<_, kiln::Error>((tokens.into_iter().flatten().collect::<Vec<TokenId>>(), fed))
     };
 
-    let mut trunk = Sequence::new(&model, &Plan::named("dynamic")?)?;
+    let mut trunk = Sequence::new(&model, &Plan::dynamic())?;
     let start = Instant::now();
     let (_, fed) = go_on(&mut trunk, 1, 0)?;
     let alone = trunk.cache().device_bytes();

@@ -7,8 +7,8 @@ use kiln::{Chat, ChatTemplate, GenerationConfig, LoadOptions, Model, Plan, RunOp
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
     let template = model.chat_templates().choose(false).unwrap_or_else(|_| ChatTemplate::chatml());
-    let mut chat = Chat::new(&model, template, &Plan::named("dynamic")?)?;
-    let wanted = GenerationConfig { max_new_tokens: Some(60), seed: Some(1), ..GenerationConfig::default() };
+    let mut chat = Chat::new(&model, template, &Plan::dynamic())?;
+    let wanted = GenerationConfig::new().max_new_tokens(60).seed(1);
 
     for question in ["What news from Rome?", "And who told you so?"] {
         println!("> {question}");

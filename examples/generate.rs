@@ -6,9 +6,9 @@ use kiln::{GenerationConfig, LoadOptions, Model, Plan, RunOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
-    let mut cache = model.cache(&Plan::named("dynamic")?)?;
+    let mut cache = model.cache(&Plan::dynamic())?;
     let prompt = "The Constitution";
-    let wanted = GenerationConfig { max_new_tokens: Some(60), seed: Some(1), ..GenerationConfig::default() };
+    let wanted = GenerationConfig::new().max_new_tokens(60).seed(1);
 
     print!("{prompt}");
     for piece in model.generate_text(&mut cache, model.encode(prompt)?, &wanted, RunOptions::default())? {

@@ -6,11 +6,10 @@ use kiln::{GenerationConfig, LoadOptions, Model, Offload, Plan, RunOptions};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
     let prompt = model.encode("The Constitution")?;
-    let wanted =
-        GenerationConfig { max_new_tokens: Some(60), do_sample: Some(false), ..GenerationConfig::default() };
+    let wanted = GenerationConfig::new().max_new_tokens(60).do_sample(false);
     let mut texts = Vec::new();
     // `offloaded(..)` goes around any plan; `AllBut(2)` keeps the last two layers on the device.
-    let dynamic = Plan::named("dynamic")?;
+    let dynamic = Plan::dynamic();
     for plan in
         [dynamic.clone(), dynamic.clone().offloaded(Offload::AllBut(2)), dynamic.offloaded(Offload::All)]
     {

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .collect::<Result<_, _>>()?;
 
     // The mask is the padding: slots before `left_pad` are hidden, and rotary positions begin behind it.
-    let mut cache = model.cache(&Plan::named("dynamic")?)?;
+    let mut cache = model.cache(&Plan::dynamic())?;
     let mut batch = Batch::left_padded(&rows, 0, model.device())?;
     for _ in 0..NEW_TOKENS {
         let logits = model.causal().forward(&batch, Logits::Last, &mut cache)?;

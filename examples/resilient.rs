@@ -6,10 +6,9 @@ use kiln::{GenerationConfig, LoadOptions, Model, OnOutOfMemory, Plan, RunOptions
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
     let prompt = model.encode("The Constitution")?;
-    let wanted =
-        GenerationConfig { max_new_tokens: Some(100), do_sample: Some(false), ..GenerationConfig::default() };
+    let wanted = GenerationConfig::new().max_new_tokens(100).do_sample(false);
     let generate = |on_oom| {
-        let mut cache = model.cache(&Plan::named("dynamic")?)?;
+        let mut cache = model.cache(&Plan::dynamic())?;
         let options = RunOptions { on_oom, ..RunOptions::default() };
         let steps = model.generate(&mut cache, vec![prompt.clone()], &wanted, options)?.steps();
         let tokens = steps.map(|step| step.map(|step| step.tokens)).collect::<kiln::Result<Vec<_>>>()?;

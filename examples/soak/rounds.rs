@@ -336,16 +336,14 @@ const NEVER: u64 = u64::MAX / 2;
 
 /// No token ends a text, so that as many are chosen whatever they are.
 fn wanted(tokens: usize, sampled: bool, seed: u64) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(tokens),
-        do_sample: Some(sampled),
-        temperature: Some(0.8),
-        top_k: Some(40),
-        repetition_penalty: Some(if sampled { 1.1 } else { 1.0 }),
-        eos_token_id: Some(Vec::new()),
-        seed: Some(seed),
-        ..GenerationConfig::default()
-    }
+    GenerationConfig::new()
+        .max_new_tokens(tokens)
+        .do_sample(sampled)
+        .temperature(0.8)
+        .top_k(40)
+        .repetition_penalty(if sampled { 1.1 } else { 1.0 })
+        .eos_token_id(Vec::new())
+        .seed(seed)
 }
 
 /// Row by row.

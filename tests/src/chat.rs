@@ -398,7 +398,7 @@ fn demo() -> Model {
 }
 
 fn greedy(n: usize) -> GenerationConfig {
-    GenerationConfig { max_new_tokens: Some(n), do_sample: Some(false), ..GenerationConfig::default() }
+    GenerationConfig::new().max_new_tokens(n).do_sample(false)
 }
 
 fn says(chat: &mut Chat<'_>, text: &str, n: usize) -> (String, kiln::Reuse) {

@@ -297,7 +297,7 @@ fn a_folder_without_a_tokenizer_takes_ids_only() {
 pub(crate) fn survives(folder: &Path) {
     let Ok(model) = load(folder) else { return };
     let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
-    let wanted = GenerationConfig { max_new_tokens: Some(2), ..GenerationConfig::default() };
+    let wanted = GenerationConfig::new().max_new_tokens(2);
     if let Ok(generation) = model.generate(&mut cache, vec![vec![0]], &wanted, RunOptions::default()) {
         for step in generation.steps() {
             let _ = step;

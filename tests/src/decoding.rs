@@ -13,13 +13,7 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
 }
 
 fn wanted(n: usize, sample: bool) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(sample),
-        seed: Some(7),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    }
+    GenerationConfig::new().max_new_tokens(n).do_sample(sample).seed(7).eos_token_id(Vec::new())
 }
 
 /// The tokens of every row.
@@ -105,7 +99,7 @@ fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
         assert_eq!(cache.admits(1, false), Err(Error::Full { capacity: 10, needed: 11 }));
         // Without a number, as many as there is room for.
         cache.reset();
-        let unbounded = GenerationConfig { max_new_tokens: None, ..wanted(1, false) };
+        let unbounded = GenerationConfig::new().do_sample(false).eos_token_id(Vec::new());
         let steps =
             model.generate(&mut cache, vec![vec![1; 8]], &unbounded, RunOptions::default()).unwrap().steps();
         assert_eq!(steps.count(), 3);

@@ -348,11 +348,7 @@ fn kernels(opened: &Opened) -> Kernels {
 }
 
 fn wanted(n: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(n),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    }
+    GenerationConfig::new().max_new_tokens(n).eos_token_id(Vec::new())
 }
 
 fn tokens(model: &Model, cache: &mut kiln::ModelCache, n: usize) -> Vec<TokenId> {

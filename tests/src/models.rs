@@ -121,7 +121,7 @@ fn what_cannot_be_run_is_said_before_it_is_tried() {
     assert!(refused(vec![vec![1], vec![]], &greedy(1)).contains("empty"));
     let outside = refused(vec![vec![1, 97]], &greedy(1));
     assert!(outside.contains("97") && outside.contains("vocabulary"), "{outside}");
-    let wrong = GenerationConfig { top_p: Some(2.0), do_sample: Some(true), ..GenerationConfig::default() };
+    let wrong = GenerationConfig::new().top_p(2.0).do_sample(true);
     assert!(refused(vec![vec![1]], &wrong).contains("top_p"));
 }
 
@@ -140,7 +140,7 @@ fn a_prompt_longer_than_the_positions_is_refused() {
         "{error}"
     );
     // One less leaves room for one token, and no more are generated than there is room for.
-    let wanted = GenerationConfig { max_new_tokens: None, ..greedy(1) };
+    let wanted = GenerationConfig::new().do_sample(false).eos_token_id(Vec::new());
     let steps = model
         .generate(&mut cache, vec![vec![1; positions - 1]], &wanted, RunOptions::default())
         .unwrap()

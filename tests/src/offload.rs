@@ -236,7 +236,7 @@ fn padded_rows_generate_the_same_tokens_offloaded() {
         let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
         for text in ["dynamic", "static"] {
             let generate = |plan: &Plan, compile| {
-                let wanted = GenerationConfig { max_new_tokens: Some(80), ..GenerationConfig::default() };
+                let wanted = GenerationConfig::new().max_new_tokens(80);
                 let options = RunOptions { compile, ..RunOptions::default() };
                 let rows = vec![vec![1, 2, 3, 4, 5], vec![6, 7]];
                 let mut cache = model.cache(plan).unwrap();

@@ -39,13 +39,7 @@ fn begin(
 
 /// Tokens that are drawn and penalized.
 fn drawn(n: usize) -> GenerationConfig {
-    GenerationConfig {
-        do_sample: Some(true),
-        seed: Some(3),
-        temperature: Some(3.0),
-        repetition_penalty: Some(1.3),
-        ..greedy(n)
-    }
+    greedy(n).do_sample(true).seed(3).temperature(3.0).repetition_penalty(1.3)
 }
 
 /// Steps that are launched, one that is recorded, and one that is replayed.
@@ -266,7 +260,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
         let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
         let plan = Plan::named("dynamic").unwrap();
         let prompt = vec![(0..1020).map(|i| i * 7 % 97).collect::<Vec<_>>()];
-        let endless = GenerationConfig { eos_token_id: Some(Vec::new()), ..GenerationConfig::default() };
+        let endless = GenerationConfig::new().eos_token_id(Vec::new());
         let go_on = |cache: &mut ModelCache, prompt: &[Vec<TokenId>], on_oom| {
             let options = RunOptions { on_oom, ..RunOptions::default() };
             let steps = model.generate(cache, prompt.to_vec(), &endless, options).unwrap().steps();
@@ -306,7 +300,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
             "on {device}"
         );
         // A size that is known is refused before the first token.
-        let wanted = GenerationConfig { max_new_tokens: Some(8), ..GenerationConfig::default() };
+        let wanted = GenerationConfig::new().max_new_tokens(8);
         let mut cache = model.cache(&plan).unwrap();
         let refused = model.generate(&mut cache, prompt, &wanted, RunOptions::default()).map(|_| ());
         assert!(matches!(refused, Err(Error::BufferTooLarge { .. })), "{refused:?} on {device}");

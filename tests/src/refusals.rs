@@ -39,11 +39,7 @@ fn generate(
     n: usize,
     options: RunOptions,
 ) -> Result<Vec<TokenId>> {
-    let wanted = GenerationConfig {
-        max_new_tokens: Some(n),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    };
+    let wanted = GenerationConfig::new().max_new_tokens(n).eos_token_id(Vec::new());
     let steps = model.generate(cache, vec![prompt.to_vec()], &wanted, options)?.steps();
     steps.map(|step| Ok(step?.tokens[0].unwrap())).collect()
 }
@@ -145,13 +141,8 @@ fn refuse_at_any_token(opened: &Opened) {
     ] {
         let model = recorded(name, opened);
         for sampled in [false, true] {
-            let wanted = GenerationConfig {
-                max_new_tokens: Some(8),
-                do_sample: Some(sampled),
-                seed: Some(7),
-                eos_token_id: Some(Vec::new()),
-                ..GenerationConfig::default()
-            };
+            let wanted =
+                GenerationConfig::new().max_new_tokens(8).do_sample(sampled).seed(7).eos_token_id(Vec::new());
             // Refused before the `n`th step.
             let run = |n: Option<usize>, on_oom| {
                 let mut cache = model.cache(&Plan::named(text).unwrap()).unwrap();

@@ -17,20 +17,19 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static kiln::device::Opene
 }
 
 fn settings() -> Vec<GenerationConfig> {
-    let drawn = GenerationConfig {
-        max_new_tokens: Some(24),
-        do_sample: Some(true),
-        temperature: Some(2.0),
-        seed: Some(5),
+    let drawn = GenerationConfig::new()
+        .max_new_tokens(24)
+        .do_sample(true)
+        .temperature(2.0)
+        .seed(5)
         // So that rows end at different steps.
-        eos_token_id: Some((0..97).step_by(12).collect()),
-        ..GenerationConfig::default()
-    };
+        // So that rows end at different steps.
+        .eos_token_id((0..97).step_by(12).collect());
     vec![
         drawn.clone(),
-        GenerationConfig { top_k: Some(0), top_p: Some(0.8), ..drawn.clone() },
-        GenerationConfig { repetition_penalty: Some(1.4), min_p: Some(0.05), ..drawn.clone() },
-        GenerationConfig { repetition_penalty: Some(1.4), do_sample: Some(false), ..drawn },
+        drawn.clone().top_k(0).top_p(0.8),
+        drawn.clone().repetition_penalty(1.4).min_p(0.05),
+        drawn.repetition_penalty(1.4).do_sample(false),
     ]
 }
 
@@ -145,7 +144,7 @@ fn scores_that_are_no_numbers_are_an_error_in_their_own_turn() {
             for row in 0..3 {
                 let broken = Broken { model: model.causal(), passes: AtomicUsize::new(0), row };
                 let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
-                let wanted = GenerationConfig { eos_token_id: Some(Vec::new()), ..settings().swap_remove(0) };
+                let wanted = settings().swap_remove(0).eos_token_id(Vec::new());
                 let options = GenerationOptions { lookahead, ..Default::default() };
                 let steps: Vec<Result<Step>> =
                     generation(&broken, &model, &mut cache, &wanted, options).steps().collect();

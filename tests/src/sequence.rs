@@ -216,7 +216,7 @@ fn a_row_that_ended_early_is_not_mistaken_for_longer() {
         let prompts = vec![PROMPT.to_vec(), vec![7, 8]];
         let free = anew(model, plan, &prompts, &greedy(8));
         let end = free[0][2];
-        let wanted = GenerationConfig { eos_token_id: Some(vec![end]), ..greedy(8) };
+        let wanted = greedy(8).eos_token_id(vec![end]);
         let mut sequence = Sequence::new(model, plan).unwrap();
         let (first, _) = go_on(model, &mut sequence, &prompts, &wanted);
         assert!(first[0].len() < first[1].len(), "{first:?}");
@@ -253,7 +253,7 @@ fn what_cannot_be_continued_is_refused_and_changes_nothing() {
     assert!(refused(one(&[&said[..], &[97]].concat()), &greedy(1)).contains("vocabulary"));
     let positions = model.sizes().positions;
     assert!(refused(vec![vec![1; positions]], &greedy(1)).contains(&format!("{positions} positions")));
-    let wrong = GenerationConfig { temperature: Some(-1.0), do_sample: Some(true), ..greedy(1) };
+    let wrong = greedy(1).temperature(-1.0).do_sample(true);
     assert!(refused(one(&said), &wrong).contains("temperature"));
     assert_eq!(sequence.ids(), [&said[..said.len() - 1]]);
 }

@@ -34,12 +34,7 @@ pub(crate) fn llama_with(device: &Opened, kernels: Choice) -> Model {
 
 /// `n` tokens, the likeliest each, whatever they are.
 pub(crate) fn greedy(n: usize) -> GenerationConfig {
-    GenerationConfig {
-        max_new_tokens: Some(n),
-        do_sample: Some(false),
-        eos_token_id: Some(Vec::new()),
-        ..GenerationConfig::default()
-    }
+    GenerationConfig::new().max_new_tokens(n).do_sample(false).eos_token_id(Vec::new())
 }
 
 /// Logits of every token of `batch`, fed in as many pieces as the cache takes them in: `[rows, tokens, vocab]`.

@@ -212,18 +212,16 @@ pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     // Whoever shapes the distribution wants to sample. A seed does not: it says how, not whether.
     let sampling =
         args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some() || args.min_p.is_some();
-    let wanted = GenerationConfig {
-        max_new_tokens: args.max_new_tokens.map(|n| usize::try_from(n).unwrap_or(UNTIL_IT_ENDS)),
-        do_sample: if args.greedy { Some(false) } else { sampling.then_some(true) },
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        min_p: args.min_p,
-        repetition_penalty: args.repetition_penalty,
-        seed: args.seed,
-        stop_strings: (!args.stop.is_empty()).then(|| args.stop.clone()),
-        ..GenerationConfig::default()
-    };
+    let mut wanted = GenerationConfig::new();
+    wanted.max_new_tokens = args.max_new_tokens.map(|n| usize::try_from(n).unwrap_or(UNTIL_IT_ENDS));
+    wanted.do_sample = if args.greedy { Some(false) } else { sampling.then_some(true) };
+    wanted.temperature = args.temperature;
+    wanted.top_k = args.top_k;
+    wanted.top_p = args.top_p;
+    wanted.min_p = args.min_p;
+    wanted.repetition_penalty = args.repetition_penalty;
+    wanted.seed = args.seed;
+    wanted.stop_strings = (!args.stop.is_empty()).then(|| args.stop.clone());
     wanted.resolve()?;
     Ok(wanted)
 }

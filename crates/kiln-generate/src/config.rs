@@ -25,6 +25,7 @@ pub const UNTIL_IT_ENDS: usize = usize::MAX;
 /// [`resolve`]: GenerationConfig::resolve
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, expecting = "a JSON object")]
+#[non_exhaustive]
 pub struct GenerationConfig {
     /// Tokens to generate; wins over `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
     pub max_new_tokens: Option<usize>,

@@ -4,9 +4,9 @@
 //! use kiln::{GenerationConfig, LoadOptions, Model, Plan};
 //!
 //! let model = Model::load("path/to/a/hugging-face-folder".as_ref(), LoadOptions::new("auto".parse()?)?)?;
-//! let mut cache = model.cache(&Plan::named("dynamic")?)?;
+//! let mut cache = model.cache(&Plan::dynamic())?;
 //! let prompt = model.encode("The Constitution")?;
-//! let wanted = GenerationConfig { max_new_tokens: Some(40), ..Default::default() };
+//! let wanted = GenerationConfig::new().max_new_tokens(40);
 //! for piece in model.generate_text(&mut cache, prompt, &wanted, Default::default())? {
 //!     print!("{}", piece?);
 //! }

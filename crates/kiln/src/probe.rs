@@ -158,7 +158,7 @@ pub fn probe(
             return Err(Error::Setting { name: "cache", why });
         }
     }
-    let plans: Vec<Plan> = std::iter::once(Plan::named("dynamic")?).chain(caches.iter().cloned()).collect();
+    let plans: Vec<Plan> = std::iter::once(Plan::dynamic()).chain(caches.iter().cloned()).collect();
     let mut counts: Vec<Counts> = plans.iter().map(|_| Counts::default()).collect();
     let mut fed = 0;
     for part in text.chunks(window).filter(|part| part.len() > 1) {
@@ -204,17 +204,15 @@ pub fn own_text(model: &Model, tokens: usize, window: usize, seed: u64) -> Resul
     let begin = config.bos_token_id.or(ends).unwrap_or(0);
     let mut text = Vec::with_capacity(tokens);
     for part in 0..tokens.div_ceil(window.max(2)) {
-        let wanted = GenerationConfig {
-            max_new_tokens: Some(window.min(tokens - text.len()).saturating_sub(1).max(1)),
-            do_sample: Some(true),
-            temperature: Some(1.0),
-            top_k: Some(0),
-            top_p: Some(1.0),
-            seed: Some(seed.wrapping_add(part as u64)),
-            eos_token_id: Some(Vec::new()),
-            ..GenerationConfig::default()
-        };
-        let mut cache = model.cache(&Plan::named("dynamic")?)?;
+        let wanted = GenerationConfig::new()
+            .max_new_tokens(window.min(tokens - text.len()).saturating_sub(1).max(1))
+            .do_sample(true)
+            .temperature(1.0)
+            .top_k(0)
+            .top_p(1.0)
+            .seed(seed.wrapping_add(part as u64))
+            .eos_token_id(Vec::new());
+        let mut cache = model.cache(&Plan::dynamic())?;
         let generation = model.generate(&mut cache, vec![vec![begin]], &wanted, RunOptions::default())?;
         text.push(begin);
         for step in generation.steps() {

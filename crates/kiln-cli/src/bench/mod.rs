@@ -273,25 +273,23 @@ impl Bench<'_> {
     /// the seconds of each are added to `steps`.
     fn tokens(&self, n: usize, depth: usize, steps: &mut Vec<f64>) -> Result<(f64, Option<Moved>)> {
         let mut cache = self.model.cache(self.plan)?;
-        let wanted = GenerationConfig {
-            max_new_tokens: Some(n + 1),
-            do_sample: Some(self.args.temperature.is_some()),
-            temperature: self.args.temperature,
-            top_k: Some(50),
-            top_p: Some(1.0),
-            min_p: Some(0.0),
-            seed: Some(0),
-            repetition_penalty: Some(1.0),
-            eos_token_id: Some(Vec::new()),
-            ..GenerationConfig::default()
-        };
+        let mut wanted = GenerationConfig::new()
+            .max_new_tokens(n + 1)
+            .do_sample(self.args.temperature.is_some())
+            .top_k(50)
+            .top_p(1.0)
+            .min_p(0.0)
+            .seed(0)
+            .repetition_penalty(1.0)
+            .eos_token_id(Vec::new());
+        wanted.temperature = self.args.temperature;
         let options = RunOptions { compile: self.args.compile(), ..RunOptions::default() };
         let mut prompt = self.ids(depth.max(1));
         let _trunk = match self.snapshot {
             false => None,
             true => {
                 let last = prompt.split_off(depth - 1);
-                let one = GenerationConfig { max_new_tokens: Some(1), ..wanted.clone() };
+                let one = wanted.clone().max_new_tokens(1);
                 let held = std::mem::replace(&mut prompt, last);
                 self.model
                     .generate(&mut cache, vec![held], &one, options)?

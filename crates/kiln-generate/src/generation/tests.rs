@@ -16,17 +16,12 @@ fn options(config: GenerationConfig) -> Options {
 }
 
 fn greedy(n: usize) -> Options {
-    options(GenerationConfig { max_new_tokens: Some(n), ..Default::default() })
+    options(GenerationConfig::new().max_new_tokens(n))
 }
 
 fn sampled(n: usize, seed: u64) -> Options {
-    let config = GenerationConfig {
-        do_sample: Some(true),
-        temperature: Some(3.0),
-        top_k: Some(0),
-        ..Default::default()
-    };
-    options(GenerationConfig { max_new_tokens: Some(n), seed: Some(seed), ..config })
+    let config = GenerationConfig::new().do_sample(true).temperature(3.0).top_k(0);
+    options(config.max_new_tokens(n).seed(seed))
 }
 
 fn run(model: &Hashing, cache: &mut ModelCache, prompts: &[Vec<TokenId>], options: Options) -> Vec<Step> {
@@ -79,8 +74,7 @@ fn all_ways_give_the_same_tokens() {
 
 #[test]
 fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
-    let config =
-        GenerationConfig { repetition_penalty: Some(5.0), max_new_tokens: Some(6), ..Default::default() };
+    let config = GenerationConfig::new().repetition_penalty(5.0).max_new_tokens(6);
     let options = Options { keep_logits: true, keep_scores: true, ..options(config) };
     let mut ids = PROMPT.to_vec();
     for step in run(&Hashing::default(), &mut cache::keeps(), &[PROMPT.to_vec()], options) {
@@ -105,8 +99,7 @@ fn a_token_that_ends_the_text_is_the_last() {
     let end = want.iter().position(|&id| id == eos).unwrap();
     for lookahead in [false, true] {
         for keep_logits in [false, true] {
-            let config =
-                GenerationConfig { eos_token_id: Some(vec![VOCAB as u32 + 7, eos]), ..Default::default() };
+            let config = GenerationConfig::new().eos_token_id(vec![VOCAB as u32 + 7, eos]);
             let got = one(Options { lookahead, keep_logits, ..options(config) });
             assert_eq!(got, (want[..=end].to_vec(), PROMPT.len() + end), "looks ahead: {lookahead}");
         }
@@ -116,7 +109,7 @@ fn a_token_that_ends_the_text_is_the_last() {
 #[test]
 fn a_cache_that_cannot_be_truncated_is_left_as_it_is() {
     let eos = expected(3)[2];
-    let config = GenerationConfig { eos_token_id: Some(vec![eos]), ..Default::default() };
+    let config = GenerationConfig::new().eos_token_id(vec![eos]);
     let mut cache = cache::cannot_truncate();
     let options = Options { lookahead: true, ..options(config) };
     let tokens = row(&run(&Hashing::default(), &mut cache, &[PROMPT.to_vec()], options), 0);
@@ -272,7 +265,7 @@ fn impossible_prompts_are_refused() {
         refused(&prompt, batch(&prompt), Options { prefill_chunk: Some(0), ..greedy(1) })
             .contains("prefill_chunk")
     );
-    let short = options(GenerationConfig { max_length: Some(5), ..Default::default() });
+    let short = options(GenerationConfig::new().max_length(5));
     assert!(refused(&prompt, batch(&prompt), short).starts_with("max_length"));
     let zero =
         Options { settings: Settings { temperature: 0.0, ..Settings::default() }, ..Options::default() };
@@ -281,7 +274,7 @@ fn impossible_prompts_are_refused() {
 
 #[test]
 fn a_length_counts_the_prompt() {
-    let got = one(options(GenerationConfig { max_length: Some(8), ..Default::default() }));
+    let got = one(options(GenerationConfig::new().max_length(8)));
     assert_eq!(got, (expected(3), 7));
 }
 

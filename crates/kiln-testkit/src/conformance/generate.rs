@@ -60,12 +60,9 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
         model.causal().forward(&batch.slice(0..prefix), kiln::Logits::Last, &mut cache)?;
     }
     let arguments = GenerationConfig::from_arguments(&case.kwargs)?;
-    let settings = GenerationConfig { max_new_tokens: Some(case.max_new_tokens), ..arguments }
-        .merged_over(&GenerationConfig {
-            pad_token_id: model.generation_config().pad_token_id,
-            ..Default::default()
-        })
-        .resolve()?;
+    let mut wanted = arguments.max_new_tokens(case.max_new_tokens);
+    wanted.pad_token_id = wanted.pad_token_id.or(model.generation_config().pad_token_id);
+    let settings = wanted.resolve()?;
     let unpadded = |(row, &pad): (&Vec<TokenId>, &usize)| row.get(pad..).unwrap_or_default().to_vec();
     let prompts: Vec<Vec<TokenId>> = case.input_ids.iter().zip(&left_pad).map(unpadded).collect();
     let options = GenerationOptions {

@@ -95,12 +95,7 @@ impl Model {
             return Err(Error::Prompt { why });
         }
         // The token that is chosen is not fed, and is dropped.
-        let one = GenerationConfig {
-            max_new_tokens: Some(1),
-            do_sample: Some(false),
-            repetition_penalty: Some(1.0),
-            ..GenerationConfig::default()
-        };
+        let one = GenerationConfig::new().max_new_tokens(1).do_sample(false).repetition_penalty(1.0);
         let mut generation = self.continue_from(sequence, all_but_last, &one, options)?;
         let reuse = generation.reuse();
         generation.try_for_each(|step| step.map(drop))?;

@@ -128,7 +128,7 @@ fn goes_on(model: &Model, plan: &Plan, path: &Path) -> bool {
     }
     let Ok(mut sequence) = Sequence::load(model, plan, path) else { return true };
     let rows: Vec<Vec<TokenId>> = sequence.tokens().iter().map(|row| [row, &[7, 8][..]].concat()).collect();
-    let wanted = GenerationConfig { max_new_tokens: Some(2), ..GenerationConfig::default() };
+    let wanted = GenerationConfig::new().max_new_tokens(2);
     if let Ok(steps) = model.continue_from(&mut sequence, rows, &wanted, RunOptions::default()) {
         steps.take_while(Result::is_ok).for_each(drop);
     }

@@ -64,7 +64,7 @@ fn prepare(folder: &Path) -> Run {
             Err(_) => return false,
         }
         // Several rows, whose scores are read.
-        let wanted = GenerationConfig { max_new_tokens: Some(3), ..config };
+        let wanted = config.max_new_tokens(3);
         let options = RunOptions { keep_logits: true, keep_scores: true, ..RunOptions::default() };
         let rows = vec![PROMPT[..2].to_vec(), PROMPT[..7].to_vec()];
         cache.reset();

@@ -60,7 +60,7 @@ fn used(folder: &Path, device: &Opened) -> bool {
     let plan = model.plan().unwrap_or_else(|_| Plan::named("dynamic").unwrap());
     let prompt: Vec<TokenId> =
         PROMPT.iter().copied().filter(|&id| (id as usize) < model.sizes().vocab).collect();
-    let wanted = GenerationConfig { max_new_tokens: Some(2), ..GenerationConfig::default() };
+    let wanted = GenerationConfig::new().max_new_tokens(2);
     if let Ok(mut cache) = model.cache(&plan)
         && let Ok(generation) = model.generate(&mut cache, vec![prompt], &wanted, RunOptions::default())
     {

@@ -99,7 +99,7 @@ fn prepare(_: &Path) -> Run {
 /// Whether a model generates with a plan.
 fn generated(model: &Model, plan: &Plan) -> bool {
     let Ok(mut cache) = model.cache(plan) else { return false };
-    let wanted = GenerationConfig { max_new_tokens: Some(3), ..GenerationConfig::default() };
+    let wanted = GenerationConfig::new().max_new_tokens(3);
     match model.generate(&mut cache, vec![PROMPT.to_vec()], &wanted, RunOptions::default()) {
         Ok(generation) => generation.steps().all(|step| step.is_ok()),
         Err(_) => false,
