@@ -3,28 +3,17 @@
 
 use std::time::Instant;
 
-use kiln::{GenerationConfig, LoadOptions, Model, Plan, RunOptions, Sequence, TokenId};
+use kiln::{Model, Plan, Sequence};
 
 const BRANCHES: u64 = 4;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
-    let prompt =
-        model.encode(&"KING HENRY V:\nOnce more unto the breach, dear friends, once more.\n".repeat(15))?;
-    let wanted = |max_new_tokens, seed| {
-        GenerationConfig::new().max_new_tokens(max_new_tokens).do_sample(true).seed(seed)
-    };
-    let go_on = |sequence: &mut Sequence, n, seed| {
-        let options = RunOptions::default();
-        let steps = model.continue_from(sequence, vec![prompt.clone()], &wanted(n, seed), options)?;
-        let fed = steps.reuse().fed;
-        let tokens = steps.map(|step| step.map(|step| step.tokens[0])).collect::<kiln::Result<Vec<_>>>()?;
-        Ok::<_, kiln::Error>((tokens.into_iter().flatten().collect::<Vec<TokenId>>(), fed))
-    };
+    let model = Model::load(kiln_examples::model_folder())?;
+    let prompt = "KING HENRY V:\nOnce more unto the breach, dear friends, once more.\n".repeat(15);
 
     let mut trunk = Sequence::new(&model, &Plan::dynamic())?;
     let start = Instant::now();
-    let (_, fed) = go_on(&mut trunk, 1, 0)?;
+    let fed = model.generate(&prompt).sequence(&mut trunk).prefill()?.fed;
     let alone = trunk.cache().device_bytes();
     println!("the prompt: {fed} tokens fed in {:.0?}, {alone} bytes held\n", start.elapsed());
 
@@ -32,8 +21,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for seed in 1..=BRANCHES {
         let mut branch = trunk.snapshot();
         let start = Instant::now();
-        let (tokens, fed) = go_on(&mut branch, 30, seed)?;
-        println!("{seed}: {fed} fed, {:.0?}: {:?}", start.elapsed(), model.decode(&tokens)?);
+        let request = model.generate(&prompt).max_new_tokens(30).temperature(1.0).seed(seed);
+        let mut pieces = request.sequence(&mut branch).stream()?;
+        let text = pieces.by_ref().collect::<kiln::Result<String>>()?;
+        println!("{seed}: {} fed, {:.0?}: {text:?}", pieces.reuse().fed, start.elapsed());
+        drop(pieces);
         branches.push(branch);
     }
     let own = |branch: &Sequence| branch.cache().device_bytes() - branch.cache().shared_bytes();

@@ -2,17 +2,16 @@
 
 use std::io::Write;
 
-use kiln::{Chat, ChatTemplate, GenerationConfig, LoadOptions, Model, Plan, RunOptions};
+use kiln::{Chat, ChatTemplate, Model};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
+    let model = Model::load(kiln_examples::model_folder())?;
     let template = model.chat_templates().choose(false).unwrap_or_else(|_| ChatTemplate::chatml());
-    let mut chat = Chat::new(&model, template, &Plan::dynamic())?;
-    let wanted = GenerationConfig::new().max_new_tokens(60).seed(1);
+    let mut chat = Chat::new(&model, template, model.plan())?;
 
     for question in ["What news from Rome?", "And who told you so?"] {
         println!("> {question}");
-        let mut answer = chat.say(question, &wanted, RunOptions::default())?;
+        let mut answer = chat.say(question)?.max_new_tokens(60).seed(1).stream()?;
         for piece in answer.by_ref() {
             print!("{}", piece?);
             std::io::stdout().flush()?;

@@ -2,16 +2,13 @@
 
 use std::io::Write;
 
-use kiln::{GenerationConfig, LoadOptions, Model, Plan, RunOptions};
+use kiln::Model;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
-    let mut cache = model.cache(&Plan::dynamic())?;
+    let model = Model::load(kiln_examples::model_folder())?;
     let prompt = "The Constitution";
-    let wanted = GenerationConfig::new().max_new_tokens(60).seed(1);
-
     print!("{prompt}");
-    for piece in model.generate_text(&mut cache, model.encode(prompt)?, &wanted, RunOptions::default())? {
+    for piece in model.generate(prompt).max_new_tokens(60).seed(1).stream()? {
         print!("{}", piece?);
         std::io::stdout().flush()?;
     }

@@ -1,12 +1,12 @@
 //! The guide's own generation loop, with an explicit cache and mask: two prompts of unequal length, greedy.
 //! `cargo run --release --example own_loop [MODEL_FOLDER]`
 
-use kiln::{Batch, LoadOptions, Logits, Model, Plan, TokenId, read_back};
+use kiln::{Batch, Logits, Model, Plan, TokenId, read_back};
 
 const NEW_TOKENS: usize = 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = Model::load(&kiln_examples::model_folder(), LoadOptions::new("auto".parse()?)?)?;
+    let model = Model::load(kiln_examples::model_folder())?;
     let mut rows: Vec<Vec<TokenId>> = ["ROMEO:", "\"My dear Watson,\" said"]
         .map(|prompt| model.encode(prompt))
         .into_iter()

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kiln::{LoadOptions, Model, device::DeviceName, files};
+use kiln::{Model, device::DeviceName, files};
 use serde_json::{Value, json};
 
 use crate::{
@@ -69,7 +69,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         files::check_writable(path)?;
     }
     let date = format!("{:.0}", jiff::Timestamp::now());
-    let model = Model::load(&arguments.model, LoadOptions::new(arguments.device)?)?;
+    let model = Model::builder(&arguments.model).device(arguments.device).load()?;
     let info = &model.opened().info;
     let title = format!("{} on {} ({})", model.name(), info.name, info.adapter);
     println!("{title}: {} minutes with", arguments.minutes);

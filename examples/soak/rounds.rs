@@ -9,7 +9,7 @@ use std::{
 
 use kiln::{
     Chat, ChatTemplate, Error, GenerationConfig, Message, Model, Offload, OnOutOfMemory, Plan, Result,
-    RunOptions, STRATEGIES, Sequence, Step, TokenId, memory::Refusals,
+    STRATEGIES, Sequence, Step, TokenId, memory::Refusals,
 };
 use tempfile::TempDir;
 
@@ -141,7 +141,7 @@ impl<'m> Rounds<'m> {
             // Rows of different lengths share no sinks.
             let padded = if plan.global.strategy.name == "sink" { &self.even } else { &self.padded };
             for (rows, sampled) in [(&self.one, false), (padded, true)] {
-                let tokens = self.generate(plan, rows, &wanted(NEW, sampled, 1), RunOptions::default());
+                let tokens = self.generate(plan, rows, &wanted(NEW, sampled, 1), OnOutOfMemory::default());
                 ledger.note(&format!("{name}: {} rows", rows.len()), tokens);
             }
             let rows = if i / 2 % 2 == 0 { &self.one } else { padded };
@@ -170,7 +170,7 @@ impl<'m> Rounds<'m> {
         let mut chat = Chat::new(self.model, template, plan)?;
         let mut said = Vec::new();
         let mut say = |chat: &mut Chat<'_>, text: &str, pieces: usize, seed| {
-            let mut answer = chat.say(text, &wanted(NEW, true, seed), RunOptions::default())?;
+            let mut answer = chat.say(text)?.config(wanted(NEW, true, seed)).stream()?;
             said.push(answer.by_ref().take(pieces).collect::<Result<String>>()?);
             said.push(format!("{:?}", answer.reuse()));
             Ok::<_, Error>(())
@@ -191,10 +191,16 @@ impl<'m> Rounds<'m> {
         plan: &Plan,
         rows: &[Vec<TokenId>],
         wanted: &GenerationConfig,
-        options: RunOptions,
+        on_oom: OnOutOfMemory,
     ) -> Result<Vec<Vec<TokenId>>> {
         let mut cache = self.model.cache(plan)?;
-        let steps = self.model.generate(&mut cache, rows.to_vec(), wanted, options)?.steps();
+        let steps = self
+            .model
+            .generate(rows.to_vec())
+            .cache(&mut cache)
+            .config(wanted.clone())
+            .on_oom(on_oom)
+            .steps()?;
         tokens(steps, rows.len())
     }
 
@@ -204,18 +210,24 @@ impl<'m> Rounds<'m> {
         sequence: &mut Sequence,
         rows: Vec<Vec<TokenId>>,
         wanted: &GenerationConfig,
-        options: RunOptions,
+        on_oom: OnOutOfMemory,
     ) -> Result<Vec<Vec<TokenId>>> {
         let count = rows.len();
-        tokens(self.model.continue_from(sequence, rows, wanted, options)?, count)
+        tokens(
+            self.model.generate(rows).sequence(sequence).config(wanted.clone()).on_oom(on_oom).steps()?,
+            count,
+        )
     }
 
     /// A sequence: given up in its middle and continued, split into two futures, saved and loaded.
     fn live(&self, plan: &Plan, rows: &[Vec<TokenId>], piece: &str, ledger: &mut Ledger) -> Result<()> {
-        let options = RunOptions::default();
         let mut sequence = Sequence::new(self.model, plan)?;
-        let given_up =
-            self.model.continue_from(&mut sequence, rows.to_vec(), &wanted(50, false, 0), options)?;
+        let given_up = self
+            .model
+            .generate(rows.to_vec())
+            .sequence(&mut sequence)
+            .config(wanted(50, false, 0))
+            .steps()?;
         let first = tokens(given_up.take(NEW / 2), rows.len());
         ledger.note(&format!("{piece}, given up"), first);
         let said: Vec<TokenId> = rows.iter().flatten().copied().take(4).collect();
@@ -223,7 +235,7 @@ impl<'m> Rounds<'m> {
             sequence.tokens().iter().map(|row| [row.as_slice(), &said].concat()).collect()
         };
         let next = more(&sequence);
-        let rest = self.go_on(&mut sequence, next, &wanted(NEW / 2, false, 0), options);
+        let rest = self.go_on(&mut sequence, next, &wanted(NEW / 2, false, 0), OnOutOfMemory::default());
         ledger.note(&format!("{piece}, continued"), rest);
 
         let mut other = sequence.snapshot();
@@ -232,7 +244,7 @@ impl<'m> Rounds<'m> {
             [("one", &mut sequence, 1), ("other", &mut other, 2), ("one", &mut again, 1)]
         {
             let next = more(sequence);
-            let future = self.go_on(sequence, next, &wanted(NEW / 2, true, seed), options);
+            let future = self.go_on(sequence, next, &wanted(NEW / 2, true, seed), OnOutOfMemory::default());
             ledger.note(&format!("{piece}, {name} future"), future);
         }
 
@@ -246,7 +258,7 @@ impl<'m> Rounds<'m> {
         let mut loaded = Sequence::load(self.model, plan, &path)?;
         for sequence in [&mut sequence, &mut loaded] {
             let next = more(sequence);
-            let future = self.go_on(sequence, next, &wanted(NEW / 2, true, 3), options);
+            let future = self.go_on(sequence, next, &wanted(NEW / 2, true, 3), OnOutOfMemory::default());
             ledger.note(&format!("{piece}, saved"), future);
         }
         Ok(())
@@ -260,11 +272,10 @@ impl<'m> Rounds<'m> {
         // So short that it is fed at once, also after a refusal: in smaller pieces, roundings might differ.
         let rows: Vec<Vec<TokenId>> =
             self.one.iter().map(|row| row.iter().copied().take(16).collect()).collect();
-        let options = |on_oom| RunOptions { on_oom, ..RunOptions::default() };
 
         let before = budget.allocations();
         let mut sequence = Sequence::new(self.model, &plan)?;
-        let undisturbed = self.go_on(&mut sequence, rows.clone(), &whole, options(OnOutOfMemory::Fail));
+        let undisturbed = self.go_on(&mut sequence, rows.clone(), &whole, OnOutOfMemory::Fail);
         ledger.note(&piece, undisturbed);
         let allocations = budget.allocations() - before;
         // A prime step, so that a few rounds reach all of a step's layers.
@@ -272,7 +283,7 @@ impl<'m> Rounds<'m> {
 
         let refused = |on_oom, sequence: &mut Sequence| {
             budget.fail_allocation(n);
-            let outcome = self.go_on(sequence, rows.clone(), &whole, options(on_oom));
+            let outcome = self.go_on(sequence, rows.clone(), &whole, on_oom);
             // Where there were fewer, nothing may fail later.
             budget.fail_allocation(NEVER);
             outcome
@@ -280,7 +291,7 @@ impl<'m> Rounds<'m> {
         let mut sequence = Sequence::new(self.model, &plan)?;
         let failed = refused(OnOutOfMemory::Fail, &mut sequence);
         ledger.note(&format!("{piece}, allocation {n}, fail"), or_out_of_memory(failed));
-        let again = self.go_on(&mut sequence, rows.clone(), &whole, options(OnOutOfMemory::Fail));
+        let again = self.go_on(&mut sequence, rows.clone(), &whole, OnOutOfMemory::Fail);
         ledger.note(&piece, again);
         let mut sequence = Sequence::new(self.model, &plan)?;
         ledger.note(&piece, refused(OnOutOfMemory::Offload, &mut sequence));
@@ -291,8 +302,13 @@ impl<'m> Rounds<'m> {
         // The device itself refuses what the budget allowed.
         let step = round as usize % NEW;
         let mut sequence = Sequence::new(self.model, &plan)?;
-        let mut steps =
-            self.model.continue_from(&mut sequence, rows.clone(), &whole, options(OnOutOfMemory::Offload))?;
+        let mut steps = self
+            .model
+            .generate(rows.clone())
+            .sequence(&mut sequence)
+            .config(whole.clone())
+            .on_oom(OnOutOfMemory::Offload)
+            .steps()?;
         let mut at = 0;
         let reporting = std::iter::from_fn(|| {
             if at == step {
@@ -307,11 +323,8 @@ impl<'m> Rounds<'m> {
 
     /// Budgets that are too low for some of what is asked: the right tokens or an error, and then the whole again.
     fn limit(&self, ledger: &mut Ledger) -> Result<()> {
-        let (plan, budget) = (Plan::named("dynamic")?, self.model.budget());
-        let run = |on_oom| {
-            let options = RunOptions { on_oom, ..RunOptions::default() };
-            self.generate(&plan, &self.one, &wanted(NEW, false, 0), options)
-        };
+        let (plan, budget) = (Plan::dynamic(), self.model.budget());
+        let run = |on_oom| self.generate(&plan, &self.one, &wanted(NEW, false, 0), on_oom);
         let limit = budget.limit();
         // Also has the peak begin anew.
         budget.set_limit(limit);

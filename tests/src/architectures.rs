@@ -59,7 +59,7 @@ fn tokens_fed_in_chunks_are_those_fed_whole() {
             let model = recorded(name, opened);
             // Across the windows, which are 8.
             let prompt: Vec<u32> = (0..21).map(|i| i * 7 % 97).collect();
-            let fresh = || model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+            let fresh = || model.cache(&Plan::dynamic()).unwrap();
             let whole = forward(&model, &batch(&model, std::slice::from_ref(&prompt)), &mut fresh());
             for sizes in [vec![3, 9, 1, 1, 7], vec![12, 9]] {
                 let (mut cache, mut start, mut got) = (fresh(), 0, Vec::new());

@@ -2,11 +2,11 @@
 
 use burn::tensor::Device;
 use kiln::{
-    Error, LoadOptions, Logits, Model, ModelCache, Offload, OnOutOfMemory, Plan, RandomLlama, RunOptions,
+    Error, Logits, Model, ModelBuilder, ModelCache, Offload, OnOutOfMemory, Plan, RandomLlama, Request,
     Sequence, TokenId, device::Opened, offload,
 };
 
-use crate::support::{TINY, alone, assert_close, batch, forward, greedy, is_alone, recorded};
+use crate::support::{TINY, alone, assert_close, batch, float32, forward, greedy, is_alone, recorded};
 
 /// Longer than what is copied rather than shared, and than what a workgroup of attention goes over.
 const PROMPT: usize = 700;
@@ -25,9 +25,9 @@ fn go_on(
     sequence: &mut Sequence,
     ids: &[TokenId],
     n: usize,
-    options: RunOptions,
+    run: impl FnOnce(Request<'_>) -> Request<'_>,
 ) -> (Vec<TokenId>, Vec<f32>, usize) {
-    let steps = model.continue_from(sequence, vec![ids.to_vec()], &greedy(n), options).unwrap();
+    let steps = run(model.generate(ids).sequence(sequence).config(greedy(n))).steps().unwrap();
     let fed = steps.reuse().fed;
     let (mut tokens, mut logits) = (Vec::new(), Vec::new());
     for step in steps {
@@ -42,14 +42,13 @@ fn go_on(
 #[test]
 fn branches_say_what_they_say_alone() {
     for (device, opened) in devices() {
-        let model = Model::random(&TINY, LoadOptions::float32(opened.clone())).unwrap();
+        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
         for (cache, offload) in
             [("dynamic", None), ("dynamic", Some(Offload::All)), ("static:len=2000", None)]
         {
             let plan = Plan { offload, ..Plan::named(cache).unwrap() };
             let run = |sequence: &mut Sequence, ids: &[TokenId], compile: bool, keep_logits: bool| {
-                let options = RunOptions { compile: Some(compile), keep_logits, ..RunOptions::default() };
-                go_on(&model, sequence, ids, 12, options)
+                go_on(&model, sequence, ids, 12, |request| request.compile(compile).keep_logits(keep_logits))
             };
             let prompt = text(PROMPT, 0);
             let mut trunk = Sequence::new(&model, &plan).unwrap();
@@ -86,10 +85,10 @@ fn branches_say_what_they_say_alone() {
 #[test]
 fn a_branch_goes_back_to_where_it_began_and_beyond() {
     for (device, opened) in devices() {
-        let model = Model::random(&TINY, LoadOptions::float32(opened.clone())).unwrap();
+        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
         let feed =
             |cache: &mut ModelCache, ids: &[TokenId]| forward(&model, &batch(&model, &[ids.to_vec()]), cache);
-        let new = || model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        let new = || model.cache(&Plan::dynamic()).unwrap();
         let (prompt, more) = (text(PROMPT, 0), text(300, 1));
         for back in [0, 1, 300, 350] {
             for moves in [false, true] {
@@ -134,9 +133,8 @@ fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
             let run = |at: Option<usize>| {
                 let (mut cache, mut snapshot) = (new(), None);
                 let wanted = greedy(STEPS);
-                let run = RunOptions::default();
                 let mut steps =
-                    model.generate(&mut cache, vec![prompt.clone()], &wanted, run).unwrap().steps();
+                    model.generate(prompt.clone()).cache(&mut cache).config(wanted.clone()).steps().unwrap();
                 let mut tokens = prompt.clone();
                 for step in 0.. {
                     if at == Some(step) {
@@ -179,14 +177,16 @@ fn a_prompt_is_held_once() {
         return;
     }
     const BRANCHES: usize = 8;
+    fn fail(request: Request<'_>) -> Request<'_> {
+        request.on_oom(OnOutOfMemory::Fail)
+    }
     let sizes = RandomLlama { hidden: 256, ..TINY };
     for (device, opened) in devices() {
-        let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
-        let options = RunOptions { on_oom: OnOutOfMemory::Fail, ..RunOptions::default() };
+        let model = float32(ModelBuilder::random(&sizes), opened).load().unwrap();
         let weights = model.budget().used();
-        let mut trunk = Sequence::new(&model, &Plan::named("dynamic").unwrap()).unwrap();
+        let mut trunk = Sequence::new(&model, &Plan::dynamic()).unwrap();
         let prompt = text(2000, 0);
-        go_on(&model, &mut trunk, &prompt, 1, options);
+        go_on(&model, &mut trunk, &prompt, 1, fail);
         let one = trunk.cache().device_bytes();
         assert_eq!((trunk.cache().shared_bytes(), model.budget().used() - weights), (0, one as u64));
         let used = in_use(&opened.device);
@@ -197,7 +197,7 @@ fn a_prompt_is_held_once() {
         let mut branches: Vec<Sequence> = (0..BRANCHES).map(|_| trunk.snapshot()).collect();
         for (n, branch) in branches.iter_mut().enumerate() {
             let ids = [&prompt[..], &text(20, n + 1)].concat();
-            assert_eq!(go_on(&model, branch, &ids, 20, options).2, 20);
+            assert_eq!(go_on(&model, branch, &ids, 20, fail).2, 20);
         }
         let own: usize = branches.iter().map(|branch| branch.cache().device_bytes() - one).sum();
         println!("{device}: {one} bytes for a prompt of 2,000 tokens, {own} for {BRANCHES} branches of 40");
@@ -226,10 +226,10 @@ fn a_prompt_is_held_once() {
 #[test]
 fn short_prompts_are_copied_and_claimed() {
     for (device, opened) in devices() {
-        let model = Model::random(&TINY, LoadOptions::float32(opened.clone())).unwrap();
+        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
         let budget = model.budget();
         let weights = budget.used();
-        let new = || model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        let new = || model.cache(&Plan::dynamic()).unwrap();
         let ids = |n| batch(&model, &[text(n, 0)]);
         let feed = |cache: &mut ModelCache, n| model.causal().forward(&ids(n), Logits::Last, cache).map(drop);
         let claimed = |caches: &[&ModelCache]| {

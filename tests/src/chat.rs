@@ -8,11 +8,13 @@ use std::{
 };
 
 use kiln::{
-    Chat, ChatTemplate, Conversation, Data, Error, GenerationConfig, LoadOptions, Message, Model, Plan,
-    RenderOptions, RunOptions, STRATEGIES,
+    Chat, ChatTemplate, Conversation, Data, Error, GenerationConfig, Message, Model, Plan, RenderOptions,
+    STRATEGIES,
 };
 use serde::Deserialize;
 use serde_json::json;
+
+use crate::support::float32;
 
 fn data() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data/chat_templates")
@@ -334,7 +336,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 
 fn load(folder: &Path) -> kiln::Result<Model> {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
-    Model::load(folder, LoadOptions::float32(opened.clone()))
+    float32(Model::builder(folder), opened).load()
 }
 
 #[test]
@@ -402,7 +404,7 @@ fn greedy(n: usize) -> GenerationConfig {
 }
 
 fn says(chat: &mut Chat<'_>, text: &str, n: usize) -> (String, kiln::Reuse) {
-    let mut answer = chat.say(text, &greedy(n), RunOptions::default()).unwrap();
+    let mut answer = chat.say(text).unwrap().config(greedy(n)).stream().unwrap();
     let said: String = answer.by_ref().map(Result::unwrap).collect();
     (said, answer.reuse())
 }
@@ -461,8 +463,8 @@ fn a_conversation_begins_with_one_special_token() {
 fn an_answer_that_is_given_up_is_kept_as_far_as_it_came() {
     let model = demo();
     let template = model.chat_templates().choose(false).unwrap();
-    let mut chat = Chat::new(&model, template, &Plan::named("dynamic").unwrap()).unwrap();
-    let mut answer = chat.say("What news?", &greedy(30), RunOptions::default()).unwrap();
+    let mut chat = Chat::new(&model, template, &Plan::dynamic()).unwrap();
+    let mut answer = chat.say("What news?").unwrap().config(greedy(30)).stream().unwrap();
     let said: String = answer.by_ref().take(3).map(Result::unwrap).collect();
     drop(answer);
     let last = chat.conversation().messages.last().unwrap();
@@ -472,10 +474,10 @@ fn an_answer_that_is_given_up_is_kept_as_far_as_it_came() {
     assert_eq!(chat.conversation().messages.len(), 4);
 
     // Not a word was said: nothing was asked.
-    drop(chat.say("Well?", &greedy(30), RunOptions::default()).unwrap());
+    drop(chat.say("Well?").unwrap().config(greedy(30)).stream().unwrap());
     assert_eq!(chat.conversation().messages.len(), 4);
     let long = "word ".repeat(600);
-    assert!(chat.say(&long, &greedy(1), RunOptions::default()).is_err());
+    assert!(chat.say(&long).unwrap().config(greedy(1)).stream().is_err());
     assert_eq!(chat.conversation().messages.len(), 4, "nor after an error");
 }
 
@@ -484,7 +486,7 @@ fn an_answer_ends_where_the_template_ends_it() {
     let model = demo();
     let said = |source: &str| {
         let template = ChatTemplate::new(source).unwrap();
-        let mut chat = Chat::new(&model, template, &Plan::named("dynamic").unwrap()).unwrap();
+        let mut chat = Chat::new(&model, template, &Plan::dynamic()).unwrap();
         says(&mut chat, "What news?", 40).0
     };
     let with = |end: &str| {

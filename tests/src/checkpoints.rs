@@ -4,13 +4,13 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::DType;
 use half::{bf16, f16};
-use kiln::{Error, GenerationConfig, Inspection, LoadOptions, Model, Plan, RunOptions, device::Opened};
+use kiln::{DtypeChoice, Error, GenerationConfig, Inspection, Model, Plan, device::Opened};
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{assert_close, batch, fixtures, forward};
+use crate::support::{assert_close, batch, fixtures, float32, forward};
 
 /// A copy of the recorded llama, to be spoilt.
 fn copy() -> TempDir {
@@ -32,7 +32,7 @@ fn cpu() -> Opened {
 }
 
 pub(crate) fn load(folder: &Path) -> kiln::Result<Model> {
-    Model::load(folder, LoadOptions::float32(cpu()))
+    float32(Model::builder(folder), &cpu()).load()
 }
 
 /// The sentence that loading ends with.
@@ -111,7 +111,7 @@ fn shards_load_as_one_file_does() {
 }
 
 pub(crate) fn logits(model: &Model) -> Vec<f32> {
-    let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+    let mut cache = model.cache(&Plan::dynamic()).unwrap();
     forward(model, &batch(model, &[vec![3, 1, 4, 1, 5]]), &mut cache)
 }
 
@@ -146,8 +146,8 @@ fn what_float16_cannot_hold_is_reported() {
         data[..4].copy_from_slice(&1e6f32.to_le_bytes());
     });
     load(folder.path()).unwrap();
-    let options = LoadOptions { dtype: "f16".parse().unwrap(), ..LoadOptions::on(cpu()) };
-    let error = Model::load(folder.path(), options).unwrap_err().to_string();
+    let error =
+        Model::builder(folder.path()).opened(cpu()).dtype(DtypeChoice::F16).load().unwrap_err().to_string();
     assert!(error.contains("model.norm.weight") && error.contains("`dtype`"), "{error}");
 }
 
@@ -296,10 +296,10 @@ fn a_folder_without_a_tokenizer_takes_ids_only() {
 /// Loads, and if it does, generates: whatever happens may be an error, but not a panic.
 pub(crate) fn survives(folder: &Path) {
     let Ok(model) = load(folder) else { return };
-    let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+    let mut cache = model.cache(&Plan::dynamic()).unwrap();
     let wanted = GenerationConfig::new().max_new_tokens(2);
-    if let Ok(generation) = model.generate(&mut cache, vec![vec![0]], &wanted, RunOptions::default()) {
-        for step in generation.steps() {
+    if let Ok(generation) = model.generate(vec![0]).cache(&mut cache).config(wanted.clone()).steps() {
+        for step in generation {
             let _ = step;
         }
     }

@@ -1,7 +1,7 @@
 //! Captured steps, and what caches of bounded size do when they are full.
 
 use kiln::{
-    Error, GenerationConfig, Model, Plan, RunOptions, TokenId,
+    Error, GenerationConfig, Model, Plan, TokenId,
     device::Opened,
     kernels::{Kernels, Ran},
 };
@@ -25,8 +25,13 @@ fn run(
     compile: Option<bool>,
 ) -> Vec<Vec<TokenId>> {
     let mut cache = model.cache(&Plan::named(plan).unwrap()).unwrap();
-    let options = RunOptions { compile, ..RunOptions::default() };
-    let steps = model.generate(&mut cache, prompts.to_vec(), wanted, options).unwrap().steps();
+    let steps = model
+        .generate(prompts.to_vec())
+        .cache(&mut cache)
+        .config(wanted.clone())
+        .compile(compile)
+        .steps()
+        .unwrap();
     let mut rows = vec![Vec::new(); prompts.len()];
     for step in steps {
         for (row, token) in rows.iter_mut().zip(step.unwrap().tokens) {
@@ -85,23 +90,22 @@ fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
         let model = recorded("llama", opened);
         let mut cache = model.cache(&Plan::named("static:len=10").unwrap()).unwrap();
         let refused = model
-            .generate(&mut cache, vec![vec![1; 8]], &wanted(4, false), RunOptions::default())
+            .generate(vec![1; 8])
+            .cache(&mut cache)
+            .config(wanted(4, false))
+            .steps()
             .map(|_| ())
             .unwrap_err();
         assert_eq!(refused, Error::Full { capacity: 10, needed: 11 });
         // The last token is not fed: 8 and 2 more fit.
-        let steps = model
-            .generate(&mut cache, vec![vec![1; 8]], &wanted(3, false), RunOptions::default())
-            .unwrap()
-            .steps();
+        let steps = model.generate(vec![1; 8]).cache(&mut cache).config(wanted(3, false)).steps().unwrap();
         assert_eq!(steps.count(), 3);
         assert_eq!(cache.seq_len(), 10);
         assert_eq!(cache.admits(1, false), Err(Error::Full { capacity: 10, needed: 11 }));
         // Without a number, as many as there is room for.
         cache.reset();
         let unbounded = GenerationConfig::new().do_sample(false).eos_token_id(Vec::new());
-        let steps =
-            model.generate(&mut cache, vec![vec![1; 8]], &unbounded, RunOptions::default()).unwrap().steps();
+        let steps = model.generate(vec![1; 8]).cache(&mut cache).config(unbounded).steps().unwrap();
         assert_eq!(steps.count(), 3);
     }
 }
@@ -116,10 +120,13 @@ fn a_generation_that_is_given_up_leaves_the_device_usable() {
             for cache in ["dynamic", "static"] {
                 let mut cache = model.cache(&Plan::named(cache).unwrap()).unwrap();
                 let generation = model
-                    .generate(&mut cache, vec![vec![1, 2, 3]], &wanted(12, false), RunOptions::default())
+                    .generate(vec![1, 2, 3])
+                    .cache(&mut cache)
+                    .config(wanted(12, false))
+                    .steps()
                     .unwrap();
                 let tokens: Vec<TokenId> =
-                    generation.steps().take(taken).filter_map(|step| step.unwrap().tokens[0]).collect();
+                    generation.take(taken).filter_map(|step| step.unwrap().tokens[0]).collect();
                 assert_eq!(tokens, whole[0][..taken], "on {device}");
                 assert_eq!(cache.seq_len(), if taken == 0 { 0 } else { 3 + taken - 1 }, "on {device}");
             }
@@ -136,17 +143,13 @@ fn a_sink_cache_goes_on_for_ever_in_the_same_memory() {
         let n = 20 * 16;
         assert!(n > positions, "beyond the positions that the model was made for");
         let mut bytes = Vec::new();
-        let mut generation = model
-            .generate(&mut cache, vec![vec![1; 5]], &wanted(2 * 16, false), RunOptions::default())
-            .unwrap();
-        while let Some(step) = generation.next_blocking() {
-            step.unwrap();
-        }
+        let mut generation =
+            model.generate(vec![1; 5]).cache(&mut cache).config(wanted(2 * 16, false)).steps().unwrap();
+        generation.try_for_each(|step| step.map(drop)).unwrap();
         drop(generation);
         bytes.push(cache.device_bytes());
-        let generation =
-            model.generate(&mut cache, vec![vec![1]], &wanted(n, false), RunOptions::default()).unwrap();
-        assert_eq!(generation.steps().count(), n);
+        let generation = model.generate(vec![1]).cache(&mut cache).config(wanted(n, false)).steps().unwrap();
+        assert_eq!(generation.count(), n);
         bytes.push(cache.device_bytes());
         assert_eq!(bytes[0], bytes[1], "on {device}");
         assert_eq!(cache.seq_len(), 5 + 2 * 16 - 1 + n, "on {device}");

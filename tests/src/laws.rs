@@ -1,14 +1,14 @@
 //! The laws, for every strategy, on every device. No strategy is named here.
 
 use kiln::{
-    GenerationConfig, LoadOptions, Model, Offload, Plan, RandomLlama, RunOptions, TokenId,
+    GenerationConfig, Model, ModelBuilder, Offload, Plan, RandomLlama, TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
     memory::{AttentionNeed, LayerCache, LayerNeed, RecurrentNeed},
 };
 use kiln_testkit::laws::{self, Subject};
 
-use crate::support::{assert_close, batch, forward, llama_with, recorded};
+use crate::support::{assert_close, batch, float32, forward, llama_with, recorded};
 
 const PROMPT: [TokenId; 11] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58];
 
@@ -134,7 +134,7 @@ fn chunked_prefill_is_whole_prefill() {
                     let prompts = vec![prompt.clone()];
                     let mut generation =
                         kiln::Generation::new(model.causal(), &mut cache, rows, prompts, options).unwrap();
-                    let step = generation.next_blocking().unwrap().unwrap();
+                    let step = generation.next().unwrap().unwrap();
                     step.logits.unwrap().remove(0)
                 };
                 let whole = run(None);
@@ -288,7 +288,7 @@ fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
 fn a_sink_cache_attends_to_what_it_kept_at_places_in_the_window() {
     let sizes = RandomLlama { layers: 1, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
     for (device, opened) in devices() {
-        let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
+        let model = float32(ModelBuilder::random(&sizes), opened).load().unwrap();
         for (window, sinks) in [(12, 4), (9, 1), (8, 0)] {
             let plan = Plan::named(&format!("sink:window={window},sinks={sinks}")).unwrap();
             let mut cache = model.cache(&plan).unwrap();
@@ -340,7 +340,7 @@ fn every_kind_of_kernel_gives_the_same_tokens() {
 }
 
 fn dynamic() -> Plan {
-    Plan::named("dynamic").unwrap()
+    Plan::dynamic()
 }
 
 fn kernels(opened: &Opened) -> Kernels {
@@ -352,7 +352,6 @@ fn wanted(n: usize) -> GenerationConfig {
 }
 
 fn tokens(model: &Model, cache: &mut kiln::ModelCache, n: usize) -> Vec<TokenId> {
-    let steps =
-        model.generate(cache, vec![PROMPT.to_vec()], &wanted(n), RunOptions::default()).unwrap().steps();
+    let steps = model.generate(PROMPT.to_vec()).cache(cache).config(wanted(n)).steps().unwrap();
     steps.filter_map(|step| step.unwrap().tokens[0]).collect()
 }

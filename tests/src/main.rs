@@ -17,6 +17,7 @@ mod out_of_memory;
 mod quantized;
 mod ragged;
 mod refusals;
+mod requests;
 mod sampling;
 mod saved;
 mod sequence;

@@ -1,18 +1,18 @@
 //! Models through the public API: what must agree with what, and what is refused.
 
 use kiln::{
-    Batch, Error, GenerationConfig, LoadOptions, Logits, Model, Plan, RandomLlama, RunOptions, TokenId,
+    Batch, DtypeChoice, Error, GenerationConfig, Logits, Model, ModelBuilder, Plan, RandomLlama, TokenId,
     device::{self, DeviceName, Opened},
 };
 
-use crate::support::{ARCHITECTURES, TINY, assert_close, batch, fixtures, floats, greedy, recorded};
+use crate::support::{ARCHITECTURES, TINY, assert_close, batch, fixtures, float32, floats, greedy, recorded};
 
 fn devices() -> impl Iterator<Item = &'static Opened> {
     kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
 }
 
 fn dynamic() -> Plan {
-    Plan::named("dynamic").unwrap()
+    Plan::dynamic()
 }
 
 #[test]
@@ -42,9 +42,7 @@ fn rows_of_a_batch_generate_what_they_would_alone() {
             let rows = prompts.len();
             let mut cache = model.cache(&dynamic()).unwrap();
             let mut out = vec![Vec::new(); rows];
-            for step in
-                model.generate(&mut cache, prompts, &greedy(8), RunOptions::default()).unwrap().steps()
-            {
+            for step in model.generate(prompts).cache(&mut cache).config(greedy(8)).steps().unwrap() {
                 for (out, token) in out.iter_mut().zip(step.unwrap().tokens) {
                     out.extend(token);
                 }
@@ -65,8 +63,7 @@ fn matrices_larger_than_a_binding_are_split() {
         for name in ["llama", "llama_tied", "phi3", "qwen2"] {
             let folder = fixtures("5.23.0").join("models").join(name);
             let load = |largest_binding| {
-                let options = LoadOptions { largest_binding, ..LoadOptions::float32(opened.clone()) };
-                Model::load(&folder, options).unwrap()
+                float32(Model::builder(&folder), opened).largest_binding(largest_binding).load().unwrap()
             };
             let logits = |model: &Model| {
                 let mut cache = model.cache(&dynamic()).unwrap();
@@ -78,8 +75,8 @@ fn matrices_larger_than_a_binding_are_split() {
             for limit in [4095, 6144, 8000, 12_415] {
                 assert_close(&logits(&load(Some(limit))), &whole, &format!("{name}, {limit} bytes"));
             }
-            let options = LoadOptions { largest_binding: Some(127), ..LoadOptions::float32(opened.clone()) };
-            let error = Model::load(&folder, options).unwrap_err().to_string();
+            let builder = float32(Model::builder(&folder), opened).largest_binding(127);
+            let error = builder.load().unwrap_err().to_string();
             assert!(error.contains("binds at most 127"), "rows are not cut: {error}");
         }
     }
@@ -90,8 +87,7 @@ fn float16_is_close_to_float32() {
     let able = devices().filter(|opened| opened.info.f16);
     for (opened, name) in able.flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
         let folder = fixtures("5.23.0").join("models").join(name);
-        let options = LoadOptions { dtype: "f16".parse().unwrap(), ..LoadOptions::on(opened.clone()) };
-        let half = Model::load(&folder, options).unwrap();
+        let half = Model::builder(&folder).opened(opened.clone()).dtype(DtypeChoice::F16).load().unwrap();
         let single = recorded(name, opened);
         let run = |model: &Model| {
             let mut cache = model.cache(&dynamic()).unwrap();
@@ -108,11 +104,14 @@ fn float16_is_close_to_float32() {
 #[test]
 fn what_cannot_be_run_is_said_before_it_is_tried() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
-    let model = Model::random(&RandomLlama { ..TINY }, LoadOptions::float32(opened.clone())).unwrap();
+    let model = float32(ModelBuilder::random(&RandomLlama { ..TINY }), opened).load().unwrap();
     let mut cache = model.cache(&dynamic()).unwrap();
     let mut refused = |prompts: Vec<Vec<TokenId>>, wanted: &GenerationConfig| {
         model
-            .generate(&mut cache, prompts, wanted, RunOptions::default())
+            .generate(prompts)
+            .cache(&mut cache)
+            .config(wanted.clone())
+            .steps()
             .map(|_| ())
             .unwrap_err()
             .to_string()
@@ -132,7 +131,10 @@ fn a_prompt_longer_than_the_positions_is_refused() {
     let positions = model.sizes().positions;
     let mut cache = model.cache(&dynamic()).unwrap();
     let error = model
-        .generate(&mut cache, vec![vec![1; positions]], &greedy(1), RunOptions::default())
+        .generate(vec![1; positions])
+        .cache(&mut cache)
+        .config(greedy(1))
+        .steps()
         .map(|_| ())
         .unwrap_err();
     assert!(
@@ -141,10 +143,8 @@ fn a_prompt_longer_than_the_positions_is_refused() {
     );
     // One less leaves room for one token, and no more are generated than there is room for.
     let wanted = GenerationConfig::new().do_sample(false).eos_token_id(Vec::new());
-    let steps = model
-        .generate(&mut cache, vec![vec![1; positions - 1]], &wanted, RunOptions::default())
-        .unwrap()
-        .steps();
+    let steps =
+        model.generate(vec![1; positions - 1]).cache(&mut cache).config(wanted.clone()).steps().unwrap();
     assert_eq!(steps.count(), 1);
 }
 
@@ -183,6 +183,6 @@ fn random_sizes_that_no_model_has_are_errors() {
         RandomLlama { layers: usize::MAX, ..TINY },
         RandomLlama { vocab: 0, ..TINY },
     ] {
-        assert!(Model::random(&sizes, LoadOptions::float32(opened.clone())).is_err(), "{sizes:?}");
+        assert!(float32(ModelBuilder::random(&sizes), opened).load().is_err(), "{sizes:?}");
     }
 }

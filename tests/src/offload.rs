@@ -2,14 +2,13 @@
 
 use burn::tensor::{Device, Tensor};
 use kiln::{
-    Batch, GenerationConfig, LoadOptions, Logits, Model, ModelCache, Offload, Plan, RandomLlama, RunOptions,
-    TokenId,
+    Batch, GenerationConfig, Logits, ModelBuilder, ModelCache, Offload, Plan, RandomLlama, TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
     memory::{AttentionNeed, LayerNeed, Moved, Positions, StepShape},
 };
 
-use crate::support::{alone, batch, forward, is_alone, recorded};
+use crate::support::{alone, batch, float32, forward, is_alone, recorded};
 
 const LAYERS: usize = 32;
 const NEED: AttentionNeed = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
@@ -233,14 +232,19 @@ fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
 fn padded_rows_generate_the_same_tokens_offloaded() {
     let sizes = RandomLlama { layers: 3, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
     for (device, opened) in devices() {
-        let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
+        let model = float32(ModelBuilder::random(&sizes), opened).load().unwrap();
         for text in ["dynamic", "static"] {
             let generate = |plan: &Plan, compile| {
                 let wanted = GenerationConfig::new().max_new_tokens(80);
-                let options = RunOptions { compile, ..RunOptions::default() };
                 let rows = vec![vec![1, 2, 3, 4, 5], vec![6, 7]];
                 let mut cache = model.cache(plan).unwrap();
-                let steps = model.generate(&mut cache, rows, &wanted, options).unwrap().steps();
+                let steps = model
+                    .generate(rows)
+                    .cache(&mut cache)
+                    .config(wanted.clone())
+                    .compile(compile)
+                    .steps()
+                    .unwrap();
                 steps.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
             };
             let plan = Plan::named(text).unwrap();

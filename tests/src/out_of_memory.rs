@@ -3,11 +3,11 @@
 use std::{collections::HashSet, path::Path};
 
 use kiln::{
-    Error, GenerationConfig, LoadOptions, Logits, Model, ModelCache, OnOutOfMemory, Plan, RandomLlama,
-    Result, RunOptions, TokenId, device::Opened, memory::LayerCache,
+    Error, GenerationConfig, Logits, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama,
+    Request, Result, TokenId, device::Opened, memory::LayerCache,
 };
 
-use crate::support::{batch, forward, greedy, recorded};
+use crate::support::{batch, float32, forward, greedy, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -19,9 +19,9 @@ fn run(
     cache: &mut ModelCache,
     rows: &[Vec<TokenId>],
     n: usize,
-    options: RunOptions,
+    on_oom: OnOutOfMemory,
 ) -> Result<Vec<Vec<Option<TokenId>>>> {
-    begin(model, cache, rows, n, &greedy(n), options)
+    begin(model, cache, rows, n, &greedy(n), |request| request.on_oom(on_oom))
 }
 
 /// The first `n` tokens of every row.
@@ -31,9 +31,9 @@ fn begin(
     rows: &[Vec<TokenId>],
     n: usize,
     wanted: &GenerationConfig,
-    options: RunOptions,
+    set: impl FnOnce(Request<'_>) -> Request<'_>,
 ) -> Result<Vec<Vec<Option<TokenId>>>> {
-    let steps = model.generate(cache, rows.to_vec(), wanted, options)?.steps();
+    let steps = set(model.generate(rows.to_vec()).cache(cache).config(wanted.clone())).steps()?;
     steps.take(n).map(|step| step.map(|step| step.tokens)).collect()
 }
 
@@ -69,12 +69,12 @@ fn any_allocation_may_fail() {
         ] {
             let model = recorded(name, opened);
             let plan = Plan::named(text).unwrap();
-            let options = |on_oom| RunOptions { on_oom, prefill_chunk: Some(18), ..RunOptions::default() };
             let budget = model.budget();
             let before = budget.allocations();
             let wanted = if sample { drawn(NEW) } else { greedy(NEW) };
-            let run =
-                |cache: &mut ModelCache, on_oom| begin(&model, cache, rows, NEW, &wanted, options(on_oom));
+            let run = |cache: &mut ModelCache, on_oom| {
+                begin(&model, cache, rows, NEW, &wanted, |request| request.on_oom(on_oom).prefill_chunk(18))
+            };
             let want = run(&mut model.cache(&plan).unwrap(), OnOutOfMemory::Fail).unwrap();
             let allocations = budget.allocations() - before;
             assert!(allocations > 12, "{text} on {device}: {allocations}");
@@ -113,7 +113,7 @@ fn a_step_that_failed_was_never_made() {
             let mut cache = model.cache(&plan).unwrap();
             let mut want = model.cache(&plan).unwrap();
             let rows = [vec![3, 1, 4, 1, 5]];
-            let fail = RunOptions { on_oom: OnOutOfMemory::Fail, ..RunOptions::default() };
+            let fail = OnOutOfMemory::Fail;
             cache.keep_history(1);
             run(&model, &mut cache, &rows, 4, fail).unwrap();
             run(&model, &mut want, &rows, 4, fail).unwrap();
@@ -134,8 +134,8 @@ fn a_step_that_failed_was_never_made() {
 fn dynamic_takes_no_more_than_was_reserved() {
     for (device, opened) in devices() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
-        let model = Model::load(&folder, LoadOptions::float32(opened.clone())).unwrap();
-        let plan = Plan::named("dynamic").unwrap();
+        let model = float32(Model::builder(&folder), opened).load().unwrap();
+        let plan = Plan::dynamic();
         let slot = plan.bytes(&model.causal().needs(), 1, 4);
         for (limit, prompt, slots) in [
             (1, 1, 1),
@@ -150,7 +150,7 @@ fn dynamic_takes_no_more_than_was_reserved() {
         ] {
             let rows = [(0..prompt).map(|i| i % 97).collect()];
             let mut cache = model.cache(&plan).unwrap();
-            begin(&model, &mut cache, &rows, 1, &greedy(limit), RunOptions::default()).unwrap();
+            begin(&model, &mut cache, &rows, 1, &greedy(limit), |request| request).unwrap();
             assert_eq!(cache.device_bytes(), slots * slot, "{limit} after {prompt} on {device}");
         }
         // Fed by itself, nobody knows how far it will go.
@@ -165,8 +165,7 @@ fn dynamic_takes_no_more_than_was_reserved() {
 fn a_budget_is_kept() {
     for (device, opened) in devices() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
-        let load =
-            |memory| Model::load(&folder, LoadOptions { memory, ..LoadOptions::float32(opened.clone()) });
+        let load = |memory| float32(Model::builder(&folder), opened).memory(memory).load();
         let model = load(Some(1 << 30)).unwrap();
         let weights = model.weight_bytes();
         let mut prompt =
@@ -174,9 +173,9 @@ fn a_budget_is_kept() {
         prompt[0].truncate(240);
         // The buffers of `dynamic` double for the last time at half of what the text is going to reach.
         let wanted = greedy(513 - 240);
-        let dynamic = Plan::named("dynamic").unwrap();
+        let dynamic = Plan::dynamic();
         let mut cache = model.cache(&dynamic).unwrap();
-        let want = begin(&model, &mut cache, &prompt, 20, &wanted, RunOptions::default()).unwrap();
+        let want = begin(&model, &mut cache, &prompt, 20, &wanted, |request| request).unwrap();
         assert!(want.iter().collect::<HashSet<_>>().len() > 3, "tokens that tell something: {want:?}");
         let (whole, dense) = (model.budget().peak(), cache.device_bytes() as u64);
         assert_eq!(dense, 5 * 2 * 2 * 64 * 4 * 512, "of five layers of 512 slots");
@@ -191,8 +190,7 @@ fn a_budget_is_kept() {
             for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
                 let what = format!("{on_oom} with {percent} % on {device}");
                 let mut cache = model.cache(&dynamic).unwrap();
-                let options = RunOptions { on_oom, ..RunOptions::default() };
-                match begin(&model, &mut cache, &prompt, 20, &wanted, options) {
+                match begin(&model, &mut cache, &prompt, 20, &wanted, |request| request.on_oom(on_oom)) {
                     Ok(tokens) => {
                         assert_eq!(tokens, want, "{what}");
                         assert!(on_oom == OnOutOfMemory::Offload || cache.host_bytes() == 0, "{what}");
@@ -214,9 +212,8 @@ fn a_budget_is_kept() {
         assert!(offloaded >= 2 && refused >= 1, "{offloaded} were offloaded, {refused} refused on {device}");
         // Weights that do not fit, and tokens that are sure not to, are refused before anything is read.
         let refuse = |memory, tokens| {
-            let options =
-                LoadOptions { memory: Some(memory), tokens, ..LoadOptions::float32(opened.clone()) };
-            Model::load(&folder, options).map(|_| ()).unwrap_err().to_string()
+            let builder = float32(Model::builder(&folder), opened).memory(memory).tokens(tokens);
+            builder.load().map(|_| ()).unwrap_err().to_string()
         };
         assert!(refuse(weights - 1, 0).contains("weights"), "{}", refuse(weights - 1, 0));
         assert!(refuse(weights + 1000, 100).contains("a cache"), "{}", refuse(weights + 1000, 100));
@@ -228,19 +225,19 @@ fn a_budget_is_kept() {
 fn a_cache_is_packed_when_memory_runs_out() {
     for (device, opened) in devices() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
-        let model = Model::load(&folder, LoadOptions::float32(opened.clone())).unwrap();
+        let model = float32(Model::builder(&folder), opened).load().unwrap();
         let prompt =
             vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(22)).unwrap()];
-        let options = RunOptions { on_oom: OnOutOfMemory::Quantize, ..RunOptions::default() };
-        let dynamic = Plan::named("dynamic").unwrap();
+        let quantize = OnOutOfMemory::Quantize;
+        let dynamic = Plan::dynamic();
         let mut cache = model.cache(&dynamic).unwrap();
         let before = model.budget().allocations();
-        let dense = run(&model, &mut cache, &prompt, 6, options).unwrap();
+        let dense = run(&model, &mut cache, &prompt, 6, quantize).unwrap();
         let allocations = model.budget().allocations() - before;
         for n in [allocations - 1, allocations - 6, allocations / 2] {
             let mut packed = model.cache(&dynamic).unwrap();
             model.budget().fail_allocation(n);
-            let tokens = run(&model, &mut packed, &prompt, 6, options).unwrap();
+            let tokens = run(&model, &mut packed, &prompt, 6, quantize).unwrap();
             assert_eq!(tokens.len(), dense.len(), "on {device}");
             assert_eq!(tokens[..2], dense[..2], "what was chosen before, on {device}");
             let names: Vec<&str> = packed.layers_mut().map(|(_, layer)| name(layer)).collect();
@@ -257,13 +254,18 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
     for (device, opened) in devices() {
         let sizes =
             RandomLlama { layers: 2, hidden: 128, heads: 2, kv_heads: 2, intermediate: 64, vocab: 97 };
-        let model = Model::random(&sizes, LoadOptions::float32(opened.clone())).unwrap();
-        let plan = Plan::named("dynamic").unwrap();
+        let model = float32(ModelBuilder::random(&sizes), opened).load().unwrap();
+        let plan = Plan::dynamic();
         let prompt = vec![(0..1020).map(|i| i * 7 % 97).collect::<Vec<_>>()];
         let endless = GenerationConfig::new().eos_token_id(Vec::new());
         let go_on = |cache: &mut ModelCache, prompt: &[Vec<TokenId>], on_oom| {
-            let options = RunOptions { on_oom, ..RunOptions::default() };
-            let steps = model.generate(cache, prompt.to_vec(), &endless, options).unwrap().steps();
+            let steps = model
+                .generate(prompt.to_vec())
+                .cache(cache)
+                .config(endless.clone())
+                .on_oom(on_oom)
+                .steps()
+                .unwrap();
             let (mut tokens, mut error) = (Vec::new(), None);
             for step in steps.take(12) {
                 match step {
@@ -302,7 +304,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
         // A size that is known is refused before the first token.
         let wanted = GenerationConfig::new().max_new_tokens(8);
         let mut cache = model.cache(&plan).unwrap();
-        let refused = model.generate(&mut cache, prompt, &wanted, RunOptions::default()).map(|_| ());
+        let refused = model.generate(prompt).cache(&mut cache).config(wanted.clone()).steps().map(|_| ());
         assert!(matches!(refused, Err(Error::BufferTooLarge { .. })), "{refused:?} on {device}");
     }
 }
@@ -312,7 +314,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
 fn a_forward_pass_claims_what_it_takes() {
     for (device, opened) in devices() {
         let model = recorded("llama", opened);
-        let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        let mut cache = model.cache(&Plan::dynamic()).unwrap();
         let tokens = batch(&model, &[(0..40).collect()]);
         model.budget().set_limit(Some(model.weight_bytes() + (20 << 10)));
         let refused = model.causal().forward(&tokens, Logits::All, &mut cache);

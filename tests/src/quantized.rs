@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln::{
-    Model, Plan, QuantizedSettings, RunOptions, TokenId,
+    Model, Plan, QuantizedSettings, TokenId,
     device::Opened,
     kernels::{AttentionPacked, AttentionShape, Choice, Kernels},
     memory::{AttentionNeed, KvView, PackedView, Positions},
@@ -144,8 +144,13 @@ fn a_prompt_is_not_seen_packed() {
         let model = recorded("llama", opened);
         let first = |cache: &str| {
             let mut cache = model.cache(&Plan::named(cache).unwrap()).unwrap();
-            let options = RunOptions { keep_logits: true, ..RunOptions::default() };
-            let mut steps = model.generate(&mut cache, vec![text(40)], &greedy(2), options).unwrap().steps();
+            let mut steps = model
+                .generate(text(40))
+                .cache(&mut cache)
+                .config(greedy(2))
+                .keep_logits(true)
+                .steps()
+                .unwrap();
             steps.next().unwrap().unwrap().logits.unwrap().remove(0)
         };
         let dense = first("dynamic");
@@ -160,7 +165,7 @@ fn a_prompt_is_not_seen_packed() {
 
 fn tokens(model: &Model, cache: &str, prompt: Vec<TokenId>, n: usize) -> Vec<TokenId> {
     let mut cache = model.cache(&Plan::named(cache).unwrap()).unwrap();
-    let steps = model.generate(&mut cache, vec![prompt], &greedy(n), RunOptions::default()).unwrap().steps();
+    let steps = model.generate(prompt).cache(&mut cache).config(greedy(n)).steps().unwrap();
     steps.filter_map(|step| step.unwrap().tokens[0]).collect()
 }
 
@@ -193,8 +198,7 @@ fn rows_are_packed_apart() {
             let together = {
                 let mut held = model.cache(&Plan::named(cache).unwrap()).unwrap();
                 let prompts = vec![text(20), text(21)[1..].to_vec()];
-                let steps =
-                    model.generate(&mut held, prompts, &greedy(24), RunOptions::default()).unwrap().steps();
+                let steps = model.generate(prompts).cache(&mut held).config(greedy(24)).steps().unwrap();
                 steps.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
             };
             let alone = tokens(&model, cache, text(20), 24);

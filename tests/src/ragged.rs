@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 use kiln::{
-    Batch, Generation, GenerationOptions, Logits, Model, ModelCache, Plan, RunOptions, Sequence, TokenId,
-    device::Opened, memory::CacheState, read_back,
+    Batch, Generation, GenerationOptions, Logits, Model, ModelCache, Plan, Sequence, TokenId, device::Opened,
+    memory::CacheState, read_back,
 };
 
 use crate::{
@@ -144,8 +144,7 @@ fn a_generation_gives_every_row_its_own_tokens() {
                     ..GenerationOptions::default()
                 };
                 let batch = Batch::ragged(rows, 0, model.device()).unwrap();
-                let steps =
-                    Generation::new(model.causal(), cache, batch, rows.to_vec(), options).unwrap().steps();
+                let steps = Generation::new(model.causal(), cache, batch, rows.to_vec(), options).unwrap();
                 let steps: Vec<_> = steps.map(|step| step.unwrap().tokens).collect();
                 (0..rows.len()).map(|row| steps.iter().filter_map(|step| step[row]).collect()).collect()
             };
@@ -171,7 +170,7 @@ fn conversations_grow_by_different_lengths() {
             let plan = Plan::named(text).unwrap();
             let ask = |sequence: &mut Sequence, rows: &[Vec<TokenId>]| {
                 let steps =
-                    model.continue_from(sequence, rows.to_vec(), &greedy(4), RunOptions::default()).unwrap();
+                    model.generate(rows.to_vec()).sequence(sequence).config(greedy(4)).steps().unwrap();
                 let reuse = steps.reuse();
                 let steps: Vec<_> = steps.map(|step| step.unwrap().tokens).collect();
                 let new = |row: usize| steps.iter().filter_map(|step| step[row]).collect::<Vec<_>>();
@@ -201,7 +200,7 @@ fn conversations_grow_by_different_lengths() {
         let plan = Plan::named("sink:window=12,sinks=2").unwrap();
         let generate = |rows: Vec<Vec<TokenId>>| {
             let mut cache = model.cache(&plan).unwrap();
-            let steps = model.generate(&mut cache, rows, &greedy(4), RunOptions::default()).unwrap().steps();
+            let steps = model.generate(rows).cache(&mut cache).config(greedy(4)).steps().unwrap();
             steps.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
         };
         let together = generate(vec![prompt(0), prompt(1)]);
@@ -217,7 +216,7 @@ fn conversations_grow_by_different_lengths() {
 fn what_does_not_fit_the_rows_is_refused() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
-    let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+    let mut cache = model.cache(&Plan::dynamic()).unwrap();
     let fed = Batch::ragged(&prompts(), 0, model.device()).unwrap();
     model.causal().forward(&fed, Logits::Last, &mut cache).unwrap();
     let wrong = kiln::Error::WrongRows { rows: 4, given: 2 };
@@ -247,7 +246,7 @@ fn what_does_not_fit_the_rows_is_refused() {
     let saved = cache.save().unwrap();
     for rows in [vec![2, 1, 1, 1], vec![1, 1, 1], vec![1 << 63, 1 << 63, 3, 1], vec![0, 1, 1, 1], vec![1]] {
         let state = CacheState { rows: rows.clone(), ..saved.clone() };
-        let mut other = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+        let mut other = model.cache(&Plan::dynamic()).unwrap();
         assert!(matches!(other.restore(state), Err(kiln::Error::Import { .. })), "{rows:?}");
     }
 

@@ -3,11 +3,11 @@
 use std::process::Command;
 
 use kiln::{
-    Error, GenerationConfig, LoadOptions, Model, ModelCache, OnOutOfMemory, Plan, RandomLlama, Result,
-    RunOptions, TokenId, device::Opened, memory::Refusals,
+    Error, GenerationConfig, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama, Request,
+    Result, TokenId, device::Opened, memory::Refusals,
 };
 
-use crate::support::{alone, is_alone, recorded};
+use crate::support::{alone, float32, is_alone, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -37,10 +37,10 @@ fn generate(
     cache: &mut ModelCache,
     prompt: &[TokenId],
     n: usize,
-    options: RunOptions,
+    run: impl FnOnce(Request<'_>) -> Request<'_>,
 ) -> Result<Vec<TokenId>> {
     let wanted = GenerationConfig::new().max_new_tokens(n).eos_token_id(Vec::new());
-    let steps = model.generate(cache, vec![prompt.to_vec()], &wanted, options)?.steps();
+    let steps = run(model.generate(prompt.to_vec()).cache(cache).config(wanted)).steps()?;
     steps.map(|step| Ok(step?.tokens[0].unwrap())).collect()
 }
 
@@ -58,10 +58,6 @@ fn numbers(n: usize) -> Vec<TokenId> {
     (0..n).map(|i| (i * 7 % 97) as TokenId).collect()
 }
 
-fn options(on_oom: OnOutOfMemory) -> RunOptions {
-    RunOptions { on_oom, ..RunOptions::default() }
-}
-
 fn is_out_of_memory<T: std::fmt::Debug>(result: Result<T>) -> bool {
     match result {
         Err(Error::OutOfMemory { .. }) => true,
@@ -76,8 +72,10 @@ fn a_cache() {
         return devices().for_each(|(device, _)| alone("refusals::a_cache", Some(device)));
     }
     let (_, opened) = devices().next().unwrap();
-    let model = Model::random(&LARGE_CACHE, LoadOptions::float32(opened.clone())).unwrap();
-    let run = |cache: &mut ModelCache, on_oom| generate(&model, cache, &numbers(5), 8, options(on_oom));
+    let model = float32(ModelBuilder::random(&LARGE_CACHE), opened).load().unwrap();
+    let run = |cache: &mut ModelCache, on_oom| {
+        generate(&model, cache, &numbers(5), 8, |request| request.on_oom(on_oom))
+    };
     let cache = |name: &str| model.cache(&Plan::named(name).unwrap()).unwrap();
     let (large, fail) = ("static:len=32768", OnOutOfMemory::Fail);
     let [want, packed] = ["dynamic", "quantized"].map(|name| run(&mut cache(name), fail).unwrap());
@@ -101,11 +99,10 @@ fn a_prompt() {
         return devices().for_each(|(device, _)| alone("refusals::a_prompt", Some(device)));
     }
     let (_, opened) = devices().next().unwrap();
-    let model = Model::random(&LARGE_ACTIVATIONS, LoadOptions::float32(opened.clone())).unwrap();
+    let model = float32(ModelBuilder::random(&LARGE_ACTIVATIONS), opened).load().unwrap();
     let run = |on_oom, chunk| {
-        let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
-        let options = RunOptions { prefill_chunk: Some(chunk), ..options(on_oom) };
-        generate(&model, &mut cache, &numbers(2048), 2, options)
+        let mut cache = model.cache(&Plan::dynamic()).unwrap();
+        generate(&model, &mut cache, &numbers(2048), 2, |request| request.on_oom(on_oom).prefill_chunk(chunk))
     };
     // In the pieces that are fed next, and in one.
     let want = run(OnOutOfMemory::Fail, 128).unwrap();
@@ -146,7 +143,12 @@ fn refuse_at_any_token(opened: &Opened) {
             // Refused before the `n`th step.
             let run = |n: Option<usize>, on_oom| {
                 let mut cache = model.cache(&Plan::named(text).unwrap()).unwrap();
-                let mut steps = model.generate(&mut cache, rows.clone(), &wanted, options(on_oom))?.steps();
+                let mut steps = model
+                    .generate(rows.clone())
+                    .cache(&mut cache)
+                    .config(wanted.clone())
+                    .on_oom(on_oom)
+                    .steps()?;
                 let mut tokens = Vec::new();
                 for i in 0.. {
                     if n == Some(i) {

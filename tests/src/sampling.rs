@@ -71,7 +71,7 @@ fn the_device_draws_what_the_host_does() {
                         let mut cache = model.cache(&Plan::named(plan).unwrap()).unwrap();
                         let options =
                             GenerationOptions { keep_scores, lookahead, compile, ..Default::default() };
-                        let steps = generation(model.causal(), &model, &mut cache, &wanted, options).steps();
+                        let steps = generation(model.causal(), &model, &mut cache, &wanted, options);
                         steps.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
                     };
                     let what = format!("{choice} on {device}, {plan}, {wanted:?}");
@@ -143,11 +143,11 @@ fn scores_that_are_no_numbers_are_an_error_in_their_own_turn() {
         for lookahead in [false, true] {
             for row in 0..3 {
                 let broken = Broken { model: model.causal(), passes: AtomicUsize::new(0), row };
-                let mut cache = model.cache(&Plan::named("dynamic").unwrap()).unwrap();
+                let mut cache = model.cache(&Plan::dynamic()).unwrap();
                 let wanted = settings().swap_remove(0).eos_token_id(Vec::new());
                 let options = GenerationOptions { lookahead, ..Default::default() };
                 let steps: Vec<Result<Step>> =
-                    generation(&broken, &model, &mut cache, &wanted, options).steps().collect();
+                    generation(&broken, &model, &mut cache, &wanted, options).collect();
                 assert_eq!(steps.len(), RIGHT + 1, "on {device}");
                 let error = steps.last().unwrap().as_ref().unwrap_err().to_string();
                 assert!(error.contains("not finite"), "on {device}: {error}");

@@ -2,12 +2,10 @@
 
 use std::{collections::HashMap, path::Path};
 
-use kiln::{
-    Error, LoadOptions, Model, ModelCache, OnOutOfMemory, Plan, RandomLlama, RunOptions, Sequence, TokenId,
-};
+use kiln::{Error, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama, Sequence, TokenId};
 use safetensors::{SafeTensors, tensor::TensorView};
 
-use crate::support::{TINY, batch, fixtures, floats, forward, greedy, recorded};
+use crate::support::{TINY, batch, fixtures, float32, floats, forward, greedy, recorded};
 
 const PROMPT: [TokenId; 20] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58, 97 - 1, 79, 32, 38, 46, 26, 43, 38, 32];
 
@@ -60,16 +58,20 @@ fn a_cache_that_was_packed_is_saved_as_such() {
     let path = folder.path().join("cache.safetensors");
     for (device, opened) in kiln_testkit::devices::opened() {
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
-        let options = LoadOptions { memory: Some(1 << 30), ..LoadOptions::float32(opened.clone()) };
-        let model = Model::load(&demo, options).unwrap();
-        let plan = Plan::named("dynamic").unwrap();
+        let model = float32(Model::builder(&demo), opened).memory(1 << 30).load().unwrap();
+        let plan = Plan::dynamic();
         let mut sequence = Sequence::new(&model, &plan).unwrap();
         let prompt: Vec<TokenId> = (0..200).map(|i| 40 + i % 300).collect();
         let limit = model.weight_bytes() + 1_200_000;
         model.budget().set_limit(Some(limit));
-        let options = RunOptions { on_oom: OnOutOfMemory::Quantize, ..RunOptions::default() };
         let go_on = |sequence: &mut Sequence, rows: Vec<TokenId>| -> Vec<Option<TokenId>> {
-            let steps = model.continue_from(sequence, vec![rows], &greedy(20), options).unwrap();
+            let steps = model
+                .generate(rows)
+                .sequence(sequence)
+                .config(greedy(20))
+                .on_oom(OnOutOfMemory::Quantize)
+                .steps()
+                .unwrap();
             steps.map(|step| step.unwrap().tokens[0]).collect()
         };
         go_on(&mut sequence, prompt);
@@ -106,11 +108,11 @@ fn a_prompt_can_be_cached_alone() {
             }
             let run = |sequence: &mut Sequence| -> Vec<Option<TokenId>> {
                 let rows = vec![PROMPT.to_vec()];
-                let steps = model.continue_from(sequence, rows, &greedy(6), RunOptions::default()).unwrap();
+                let steps = model.generate(rows).sequence(sequence).config(greedy(6)).steps().unwrap();
                 steps.map(|step| step.unwrap().tokens[0]).collect()
             };
             let mut fed = Sequence::new(&model, &plan).unwrap();
-            model.feed(&mut fed, vec![PROMPT.to_vec()], RunOptions::default()).unwrap();
+            model.generate(vec![PROMPT.to_vec()]).sequence(&mut fed).prefill().unwrap();
             // Where numbers are packed, the rounding of a product of 19 rows instead of 20 may decide a code.
             let want = match plan.global.strategy.name {
                 "quantized" => run(&mut fed.snapshot()),
@@ -119,13 +121,12 @@ fn a_prompt_can_be_cached_alone() {
             assert_eq!((fed.len(), fed.tokens()), (PROMPT.len() - 1, &[PROMPT.to_vec()][..]), "{text}");
             fed.save(&model, &plan, &path).unwrap();
             let mut loaded = Sequence::load(&model, &plan, &path).unwrap();
-            let reused =
-                model.continue_from(&mut loaded, vec![PROMPT.to_vec()], &greedy(1), RunOptions::default());
+            let reused = model.generate(PROMPT.to_vec()).sequence(&mut loaded).config(greedy(1)).steps();
             assert_eq!(reused.unwrap().reuse().fed, 1, "{text} on {device} feeds one token");
             assert_eq!(run(&mut Sequence::load(&model, &plan, &path).unwrap()), want, "{text} on {device}");
         }
-        let mut sequence = Sequence::new(&model, &Plan::named("dynamic").unwrap()).unwrap();
-        let refused = model.feed(&mut sequence, vec![vec![1]], RunOptions::default());
+        let mut sequence = Sequence::new(&model, &Plan::dynamic()).unwrap();
+        let refused = model.generate(vec![vec![1]]).sequence(&mut sequence).prefill();
         assert!(matches!(refused, Err(Error::Prompt { .. })));
     }
 }
@@ -134,7 +135,7 @@ fn a_prompt_can_be_cached_alone() {
 fn padded_rows_are_saved_too() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let model = recorded("llama", opened);
-    let plan = Plan::named("dynamic").unwrap();
+    let plan = Plan::dynamic();
     let rows = vec![vec![5, 6, 7], vec![9, 8, 7, 6, 5]];
     let padded = kiln::Batch::left_padded(&rows, 0, model.device()).unwrap();
     let mut cache = model.cache(&plan).unwrap();
@@ -155,7 +156,7 @@ fn padded_rows_are_saved_too() {
 fn what_does_not_belong_together_is_refused() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     let model = recorded("llama", opened);
-    let plan = Plan::named("dynamic").unwrap();
+    let plan = Plan::dynamic();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.safetensors");
     let mut cache = filled(&model, &plan);
@@ -335,8 +336,8 @@ fn forged(whole: &[u8], forge: &dyn Fn(&mut serde_json::Value, &mut Tensors)) ->
 #[test]
 fn a_model_of_no_folder_saves_nothing() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
-    let model = Model::random(&RandomLlama { ..TINY }, LoadOptions::float32(opened.clone())).unwrap();
-    let plan = Plan::named("dynamic").unwrap();
+    let model = float32(ModelBuilder::random(&RandomLlama { ..TINY }), opened).load().unwrap();
+    let plan = Plan::dynamic();
     let mut cache = filled(&model, &plan);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.safetensors");
@@ -349,6 +350,6 @@ fn a_model_of_no_folder_saves_nothing() {
     let nowhere = folder.path().join("no/such/folder/cache.safetensors");
     assert!(model.save_cache(&nowhere, &plan, &mut cache, &[PROMPT.to_vec()], &[0]).is_err());
     assert_eq!(cache.seq_len(), PROMPT.len());
-    let steps = model.generate(&mut cache, vec![vec![1]], &Default::default(), RunOptions::default());
+    let steps = model.generate(vec![1]).cache(&mut cache).steps();
     assert!(steps.is_ok());
 }

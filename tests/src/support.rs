@@ -4,8 +4,8 @@ use std::{path::PathBuf, process::Command};
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
-    Batch, GenerationConfig, LoadOptions, Logits, Model, ModelCache, RandomLlama, TokenId, device::Opened,
-    kernels::Choice, read_back,
+    Batch, DtypeChoice, GenerationConfig, Logits, Model, ModelBuilder, ModelCache, RandomLlama, TokenId,
+    device::Opened, kernels::Choice, read_back,
 };
 
 pub(crate) const TINY: RandomLlama =
@@ -20,16 +20,21 @@ pub(crate) fn fixtures(version: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(format!("transformers-{version}"))
 }
 
+/// `model` on `device`, in the type that results are compared in.
+pub(crate) fn float32<'a>(model: ModelBuilder<'a>, device: &Opened) -> ModelBuilder<'a> {
+    model.opened(device.clone()).dtype(DtypeChoice::F32)
+}
+
 /// The recorded model `name`, in float32.
 pub(crate) fn recorded(name: &str, device: &Opened) -> Model {
     let folder = fixtures("5.23.0").join("models").join(name);
-    Model::load(&folder, LoadOptions::float32(device.clone())).unwrap()
+    float32(Model::builder(&folder), device).load().unwrap()
 }
 
 /// The recorded `llama`, with kernels of one kind.
 pub(crate) fn llama_with(device: &Opened, kernels: Choice) -> Model {
-    let options = LoadOptions { kernels, ..LoadOptions::float32(device.clone()) };
-    Model::load(&fixtures("5.23.0").join("models/llama"), options).unwrap()
+    let folder = fixtures("5.23.0").join("models/llama");
+    float32(Model::builder(folder), device).kernels(kernels).load().unwrap()
 }
 
 /// `n` tokens, the likeliest each, whatever they are.

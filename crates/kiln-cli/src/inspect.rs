@@ -21,8 +21,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
         Some(memory) => Some(memory),
         None => usable(&device::open(args.device)?.info),
     };
-    let caches =
-        |element| inspection.caches(plan.as_ref(), &Ask { tokens, rows: args.batch.max(1), element, memory });
+    let ask = Ask::new(tokens).rows(args.batch.max(1)).memory(memory);
+    let caches = |element| inspection.caches(plan.as_ref(), &ask.element(element));
     if args.json {
         say(format_args!("{:#}", json(&inspection, args, tokens, memory, &caches)))?;
         return Ok(ExitCode::SUCCESS);

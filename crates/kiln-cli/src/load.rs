@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln::{Error, LoadOptions, Model, Plan, Progress, Result, device, device::Opened};
+use kiln::{Error, Model, ModelBuilder, Plan, Progress, Result, device, device::Opened};
 
 use crate::args::PlaceArgs;
 
@@ -29,6 +29,11 @@ pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
     device::open(place.device)
 }
 
+/// A model where it was asked for.
+pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
+    model.opened(device).dtype(place.dtype).kernels(place.kernels).memory(place.memory)
+}
+
 /// Loads a folder, with a progress bar where someone is watching.
 ///
 /// `tokens`: how many a sequence will have at least.
@@ -44,20 +49,15 @@ pub(crate) fn model(
         bar.set_style(style);
     }
     bar.set_message("loading");
-    let mut on_progress = |Progress { read, total }: Progress| {
+    let on_progress = |Progress { read, total, .. }| {
         bar.set_length(total);
         bar.set_position(read);
     };
-    let options = LoadOptions {
-        dtype: place.dtype,
-        kernels: place.kernels,
-        memory: place.memory,
-        tokens,
-        on_progress: Some(&mut on_progress),
-        plan: plan.cloned(),
-        ..LoadOptions::on(device)
-    };
-    let model = Model::load(folder, options);
+    let model = on(place, device, Model::builder(folder))
+        .tokens(tokens)
+        .on_progress(on_progress)
+        .plan(plan.cloned())
+        .load();
     bar.finish_and_clear();
     model
 }

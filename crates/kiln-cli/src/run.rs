@@ -7,7 +7,7 @@ use std::{
 };
 
 use kiln::{
-    Error, GeneratedText, GenerationConfig, Model, Offload, OnOutOfMemory, Plan, RunOptions, Sequence, Stats,
+    Error, GeneratedText, GenerationConfig, Model, Offload, OnOutOfMemory, Plan, Request, Sequence, Stats,
     StopReason, UNTIL_IT_ENDS, files,
 };
 
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     // Without new tokens, only the prompt is cached.
     let caches_prompt = args.sampling.max_new_tokens == Some(0) && args.save_cache.is_some();
     let wanted = if caches_prompt { GenerationConfig::default() } else { wanted(&args.sampling)? };
-    let options = options(args.prefill_chunk, &args.memory)?;
+    let running = Running::new(args.prefill_chunk, &args.memory)?;
     let folder = load::folder(args.model.as_deref())?;
     args.save_cache.as_deref().map_or(Ok(()), files::check_writable)?;
     args.load_cache.as_deref().map(files::open).transpose()?;
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let plan = match (plan, &args.load_cache) {
         (Some(plan), _) => plan,
         (None, Some(path)) => model.plan_of_saved(path)?,
-        (None, None) => model.plan()?,
+        (None, None) => model.plan().clone(),
     };
     let plan = args.memory.offloaded(plan);
     if let Some(path) = &args.save_cache {
@@ -55,12 +55,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         // What begins a text begins it once.
         false => model.encode_more(&prompt)?,
     });
+    let request = running.of(model.generate(ids)).config(wanted).sequence(&mut sequence);
     let printed = if caches_prompt {
-        model.feed(&mut sequence, vec![ids], options)?;
+        request.prefill()?;
         Ok(())
     } else {
-        let pieces = model.continue_text(&mut sequence, ids, &wanted, options)?;
-        let generated = print_pieces(pieces, &prompt, args)?;
+        let generated = print_pieces(request.stream()?, &prompt, args)?;
         report(args, &model, &plan, &sequence, &prompt, generated)
     };
     // Also where nobody reads on.
@@ -191,16 +191,31 @@ fn looks_like_a_model(prompt: &str) -> bool {
             || Path::new(prompt).join("config.json").is_file())
 }
 
-pub(crate) fn options(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Result<RunOptions> {
-    let on_oom = match memory.offload {
-        Some(Offload::AsNeeded) => OnOutOfMemory::Offload,
-        _ => memory.on_oom,
-    };
-    match prefill_chunk {
-        Some(0) => {
-            Err(Error::Setting { name: "--prefill-chunk", why: "is 0, must be at least 1".to_owned() }.into())
+/// How requests are run, whatever they ask for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Running {
+    prefill_chunk: Option<usize>,
+    compile: Option<bool>,
+    on_oom: OnOutOfMemory,
+}
+
+impl Running {
+    pub(crate) fn new(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Result<Self> {
+        let on_oom = match memory.offload {
+            Some(Offload::AsNeeded) => OnOutOfMemory::Offload,
+            _ => memory.on_oom,
+        };
+        match prefill_chunk {
+            Some(0) => {
+                let why = "is 0, must be at least 1".to_owned();
+                Err(Error::Setting { name: "--prefill-chunk", why }.into())
+            }
+            _ => Ok(Self { prefill_chunk, compile: memory.compile(), on_oom }),
         }
-        _ => Ok(RunOptions { prefill_chunk, compile: memory.compile(), on_oom, ..RunOptions::default() }),
+    }
+
+    pub(crate) fn of(self, request: Request<'_>) -> Request<'_> {
+        request.prefill_chunk(self.prefill_chunk).compile(self.compile).on_oom(self.on_oom)
     }
 }
 
@@ -287,7 +302,7 @@ impl Report<'_> {
             "stop_reason": match self.reason {
                 Some(StopReason::EndOfText) => "end_of_text",
                 Some(StopReason::StopString) => "stop_string",
-                Some(StopReason::Length) | None => "length",
+                _ => "length",
             },
             "seed": stats.seed,
             "prompt_tokens": stats.prompt_tokens,

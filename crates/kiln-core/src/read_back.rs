@@ -87,6 +87,20 @@ pub fn read<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> Result<
     block_on(start(tensor).finish())
 }
 
+/// Lets other tasks of an async runtime run: work on a CPU is done when it is asked for, so a future that awaits nothing else
+/// would keep its thread until all of it is done.
+pub async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|context| match std::mem::replace(&mut yielded, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
+}
+
 /// Blocks on a future of this crate's family: the native edge.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     pollster::block_on(future)

@@ -6,11 +6,10 @@ use kiln_core::{
     batch::{Batch, Steps},
     layer::RowPosition,
     model::{CausalModel, Logits},
-    model_cache::ModelCache,
 };
 use kiln_kernels::Recording;
 
-use crate::device_sampler::DeviceSampler;
+use crate::{cache_handle::CacheHandle, device_sampler::DeviceSampler};
 
 /// Steps that run before one is recorded: the allocator learns what a step needs.
 const WARM_UP: usize = 3;
@@ -32,7 +31,7 @@ pub(crate) enum Output {
 #[derive(Debug)]
 pub(crate) struct Running<'a> {
     pub(crate) model: &'a dyn CausalModel,
-    pub(crate) cache: &'a mut ModelCache,
+    pub(crate) cache: CacheHandle<'a>,
     /// Padding slots at the start of each row.
     pub(crate) left_pad: Vec<usize>,
 }
@@ -154,7 +153,7 @@ impl DecodeLoop {
             steps: Some(self.steps.clone()),
             ..Batch::new(self.tokens.clone())
         };
-        let logits = running.model.forward(&batch, Logits::Last, running.cache)?;
+        let logits = running.model.forward(&batch, Logits::Last, &mut running.cache)?;
         drop(batch);
         let output = match device_sampler {
             Some(device_sampler) => {

@@ -21,6 +21,7 @@ use kiln_kernels::Kernels;
 
 use crate::{
     OomPolicy,
+    cache_handle::CacheHandle,
     decode::Output,
     device_sampler::DeviceSampler,
     prefill::{Feeder, checked_chunk},
@@ -132,7 +133,7 @@ struct Chosen {
 impl<'a> Generation<'a> {
     /// Prepares to continue `batch`. Nothing is computed yet.
     ///
-    /// `cache` may hold the beginning of the rows; then `batch` is only what follows, and its `left_pad` still counts the
+    /// `cache` is borrowed, or given to the generation. It may hold the beginning of the rows; then `batch` is only what follows, and its `left_pad` still counts the
     /// padding of the whole rows. `prompts` are the whole rows on the host, padding left out: processors look at them.
     ///
     /// # Errors
@@ -140,12 +141,13 @@ impl<'a> Generation<'a> {
     /// vocabulary; [`Error::Setting`] for settings that are impossible, alone or with this prompt.
     pub fn new(
         model: &'a dyn CausalModel,
-        cache: &'a mut ModelCache,
+        cache: impl Into<CacheHandle<'a>>,
         batch: Batch,
         prompts: Vec<Vec<TokenId>>,
         options: Options,
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
+        let cache = cache.into();
         let settings = options.settings.clone().checked()?;
         let before = cache.seq_lens(batch.rows());
         check_rows(&batch, &prompts, &before)?;
@@ -214,11 +216,12 @@ impl<'a> Generation<'a> {
 
     /// The next step; `None` after the last, and after an error.
     ///
-    /// A future that is dropped before it is ready ends the generation.
-    pub async fn next(&mut self) -> Option<Result<Step>> {
+    /// A future that is dropped in the middle of a step ends the generation.
+    pub async fn next_step(&mut self) -> Option<Result<Step>> {
         if self.over {
             return None;
         }
+        read_back::yield_now().await;
         self.over = true;
         self.clock.start();
         let chosen = loop {
@@ -228,7 +231,7 @@ impl<'a> Generation<'a> {
             };
             match (chosen, self.feeder.refusals.none_since()) {
                 (Err(error), Err(refused)) if !matches!(error, Error::DeviceLost(_)) => {
-                    if let Err(error) = self.begin_again(refused) {
+                    if let Err(error) = self.begin_again(refused).await {
                         break Err(error);
                     }
                 }
@@ -249,16 +252,6 @@ impl<'a> Generation<'a> {
         Some(step)
     }
 
-    /// [`next`](Self::next), blocking. Native only.
-    pub fn next_blocking(&mut self) -> Option<Result<Step>> {
-        read_back::block_on(self.next())
-    }
-
-    /// All steps, as an iterator that blocks. Native only.
-    pub fn steps(self) -> Steps<'a> {
-        Steps(self)
-    }
-
     pub fn settings(&self) -> &Settings {
         &self.options.settings
     }
@@ -270,7 +263,12 @@ impl<'a> Generation<'a> {
 
     /// The cache, for questions about it. It may be a step ahead.
     pub fn cache(&self) -> &ModelCache {
-        self.feeder.running.cache
+        &self.feeder.running.cache
+    }
+
+    /// The prompt of a row and the tokens so far, without padding; `None` where there is no such row.
+    pub fn tokens(&self, row: usize) -> Option<&[TokenId]> {
+        self.rows.get(row).map(|row| &row.ids[..])
     }
 
     /// Whether the scores never leave the device.
@@ -285,11 +283,11 @@ impl<'a> Generation<'a> {
     async fn choose_on_device(&mut self) -> Result<Chosen> {
         let reading = match self.ahead.take() {
             Some(started) => started?,
-            None => self.launch()?,
+            None => self.launch().await?,
         };
         // A step that fails ahead of time is reported in its own turn.
         if self.looks_ahead() && self.limit.is_none_or(|limit| self.launched < limit) {
-            self.ahead = Some(self.launch());
+            self.ahead = Some(self.launch().await);
         }
         let read = reading.finish().await;
         let tokens: Vec<i64> = self.trusted(read)?.iter().collect();
@@ -310,8 +308,8 @@ impl<'a> Generation<'a> {
     }
 
     /// Starts a step on the device, and the reading of its tokens.
-    fn launch(&mut self) -> Result<ReadBack> {
-        let tokens = match (self.feed()?, &mut self.feeder.device_sampler) {
+    async fn launch(&mut self) -> Result<ReadBack> {
+        let tokens = match (self.feed().await?, &mut self.feeder.device_sampler) {
             (Output::Chosen(tokens), _) => {
                 self.next = Next::OnDevice;
                 tokens
@@ -330,7 +328,7 @@ impl<'a> Generation<'a> {
     }
 
     async fn choose_on_host(&mut self) -> Result<Chosen> {
-        let Output::Logits(logits) = self.feed()? else {
+        let Output::Logits(logits) = self.feed().await? else {
             return Err(Error::Execution("a step kept its scores on the device".into()));
         };
         let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
@@ -363,10 +361,10 @@ impl<'a> Generation<'a> {
         Ok(chosen)
     }
 
-    fn feed(&mut self) -> Result<Output> {
+    async fn feed(&mut self) -> Result<Output> {
         match std::mem::replace(&mut self.next, Next::Nothing) {
             Next::Prompt(batch) => {
-                self.feeder.prefill(&batch, self.options.prefill_chunk).map(Output::Logits)
+                self.feeder.prefill(&batch, self.options.prefill_chunk).await.map(Output::Logits)
             }
             Next::Tokens(tokens) => self.feeder.step(Some(tokens)),
             Next::OnDevice => self.feeder.step(None),
@@ -429,31 +427,16 @@ impl Drop for Generation<'_> {
     }
 }
 
-/// Iterator over the steps of a [`Generation`]. Native only: it blocks.
-#[derive(Debug)]
-pub struct Steps<'a>(Generation<'a>);
-
-impl Steps<'_> {
-    /// Counts and times so far.
-    pub fn stats(&self) -> Stats {
-        self.0.stats()
-    }
-
-    /// See [`Generation::cache`].
-    pub fn cache(&self) -> &ModelCache {
-        self.0.cache()
-    }
-}
-
-impl Iterator for Steps<'_> {
+/// Steps, as an iterator that blocks. Native only.
+impl Iterator for Generation<'_> {
     type Item = Result<Step>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0.next_blocking()
+        read_back::block_on(self.next_step())
     }
 }
 
-impl std::iter::FusedIterator for Steps<'_> {}
+impl std::iter::FusedIterator for Generation<'_> {}
 
 /// What chooses tokens on the device; `None`: the host does, with `sampler`. `plain`: whether no processor changes scores.
 fn device_sampler(

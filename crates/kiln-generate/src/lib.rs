@@ -14,6 +14,7 @@ pub mod sampler;
 pub mod text;
 pub mod tokenizer;
 
+mod cache_handle;
 mod decode;
 mod device_sampler;
 mod oom_policy;
@@ -21,9 +22,10 @@ mod prefill;
 mod settings;
 mod stats;
 
+pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
-pub use generation::{Generation, Options, Step, Steps};
+pub use generation::{Generation, Options, Step};
 pub use oom_policy::OomPolicy;
 pub use prefill::prefill;
 pub use processors::Processor;

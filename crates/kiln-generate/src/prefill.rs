@@ -10,10 +10,12 @@ use kiln_core::{
     layer::StepShape,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
+    read_back,
 };
 
 use crate::{
     OomPolicy,
+    cache_handle::CacheHandle,
     decode::{DecodeLoop, Output, Running},
     device_sampler::DeviceSampler,
 };
@@ -37,7 +39,7 @@ pub async fn prefill(
     chunk: Option<usize>,
 ) -> Result<Tensor<3>> {
     checked_chunk(chunk)?;
-    Feeder::new(model, cache, batch.left_pad.clone(), false).prefill(batch, chunk)
+    Feeder::new(model, cache, batch.left_pad.clone(), false).prefill(batch, chunk).await
 }
 
 pub(crate) fn checked_chunk(chunk: Option<usize>) -> Result<()> {
@@ -70,12 +72,12 @@ pub(crate) struct Feeder<'a> {
 impl<'a> Feeder<'a> {
     pub(crate) fn new(
         model: &'a dyn CausalModel,
-        cache: &'a mut ModelCache,
+        cache: impl Into<CacheHandle<'a>>,
         left_pad: Vec<usize>,
         capture: bool,
     ) -> Self {
         Self {
-            running: Running { model, cache, left_pad },
+            running: Running { model, cache: cache.into(), left_pad },
             unseen: None,
             decode: None,
             capture,
@@ -101,8 +103,8 @@ impl<'a> Feeder<'a> {
         self.refusals = Refusals::until_now();
     }
 
-    /// See [`prefill`]; `chunk` is not 0.
-    pub(crate) fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
+    /// See [`prefill`]; `chunk` is not 0. Other tasks of an async runtime run between chunks.
+    pub(crate) async fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
         self.running.cache.check_rows(batch.rows())?;
         if batch.skip.iter().any(|&skip| skip >= len) {
@@ -128,6 +130,7 @@ impl<'a> Feeder<'a> {
                     if self.unseen.is_some() && !at_once {
                         (self.unseen, left, at_once) = (None, Left::of(batch), true);
                     }
+                    read_back::yield_now().await;
                 }
                 Err(error) if self.can_answer(&error) => {
                     if self.running.cache.is_poisoned() {

@@ -3,16 +3,14 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use kiln_cache::Plan;
-use kiln_core::{Error, Result, files, model::TokenId};
-use kiln_generate::{
-    ChatTemplate, ChatTemplates, Conversation, GenerationConfig, Message, RenderOptions, Stats,
-};
+use kiln_core::{Error, Result, files, model::TokenId, model_cache::ModelCache};
+use kiln_generate::{ChatTemplate, ChatTemplates, Conversation, GenerationConfig, Message, RenderOptions};
 use serde_json::Value;
 
 use crate::{
     Model,
-    sequence::{Reuse, Sequence},
-    text::{GeneratedText, RunOptions, StopReason},
+    request::{Prompt, Request},
+    sequence::Sequence,
 };
 
 /// The tokens that a template may name, as `tokenizer_config.json` calls them.
@@ -95,7 +93,19 @@ impl Model {
     }
 }
 
-/// A conversation with a model. Each turn renders it whole, and feeds what is not in the cache yet.
+/// A conversation with a model. Each turn renders it whole, and computes what is not in the cache yet.
+///
+/// ```
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+/// use kiln::{Chat, ChatTemplate, Model};
+///
+/// let model = Model::load(folder)?;
+/// // The demo model has no template of its own; `model.chat_templates().choose(false)` is that of a chat model.
+/// let mut chat = Chat::new(&model, ChatTemplate::chatml(), model.plan())?;
+/// let answer = chat.say("What news from Rome?")?.max_new_tokens(9).text()?;
+/// assert_eq!(chat.conversation().messages[1].content(), Some(answer));
+/// # Ok::<(), kiln::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Chat<'m> {
     model: &'m Model,
@@ -118,6 +128,7 @@ impl<'m> Chat<'m> {
         Ok(Self { model, template, end, conversation: Conversation::default(), sequence })
     }
 
+    /// What was said so far.
     pub fn conversation(&self) -> &Conversation {
         &self.conversation
     }
@@ -127,6 +138,7 @@ impl<'m> Chat<'m> {
         &mut self.conversation
     }
 
+    /// The cache of the conversation and its tokens.
     pub fn sequence(&self) -> &Sequence {
         &self.sequence
     }
@@ -151,45 +163,22 @@ impl<'m> Chat<'m> {
         Ok(())
     }
 
-    /// Says `text` as the user, and has the model answer.
+    /// Says `text` as the user, and asks the model for an answer.
     ///
-    /// The answer becomes part of the conversation as it is read, up to where it is dropped. Without a word of it, and where
-    /// this fails, it is as if nothing had been said.
+    /// The answer becomes part of the conversation as its [text](Request::stream) is read, up to where that is dropped. Without
+    /// a word of it, and where the request fails, it is as if nothing had been said. It ends where the template ends it, and
+    /// where the model's positions do, however long it was to be.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`], and those of [`Model::continue_text`].
-    pub fn say(&mut self, text: &str, wanted: &GenerationConfig, options: RunOptions) -> Result<Answer<'_>> {
-        self.conversation.messages.push(Message::new("user", text));
-        let ids = self.encoded();
-        let wanted = ids.as_ref().map_or_else(|_| wanted.clone(), |ids| self.within_room(wanted, ids.len()));
-        let Self { model, conversation: Conversation { messages, .. }, sequence, .. } = self;
-        match ids.and_then(|ids| model.continue_text(sequence, ids, &wanted, options)) {
-            Ok(pieces) => Ok(Answer { pieces, said: String::new(), failed: false, messages }),
-            Err(error) => {
-                messages.pop();
-                Err(error)
-            }
-        }
-    }
-
-    /// The tokens of the conversation, up to where the answer begins.
-    fn encoded(&self) -> Result<Vec<TokenId>> {
+    /// [`Error::ChatTemplate`] where the template refuses the conversation.
+    pub fn say(&mut self, text: &str) -> Result<Request<'_>> {
+        let Self { model, template, end, conversation, sequence } = self;
+        conversation.messages.push(Message::new("user", text));
+        let answer = Answer { conversation, text: String::new(), complete: false, end: end.clone() };
         let rendering = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-        let special_tokens = &self.model.chat_templates().special_tokens;
-        let prompt = self.template.render(&self.conversation, special_tokens, &rendering)?;
-        self.model.check_length(&prompt, self.sequence.cache())?;
-        self.model.encode_more(&prompt)
-    }
-
-    /// An answer ends where the template ends it, and where the model's positions do, however long it was to be.
-    fn within_room(&self, wanted: &GenerationConfig, tokens: usize) -> GenerationConfig {
-        let mut wanted = wanted.clone().merged_over(self.model.generation_config());
-        wanted.stop_strings.get_or_insert_default().extend(self.end.clone());
-        // No room at all is what the generation refuses.
-        if let Ok(Some(room)) = self.model.room(self.sequence.cache(), tokens) {
-            wanted.max_new_tokens = wanted.max_new_tokens.map(|most| most.min(room));
-        }
-        wanted
+        let special_tokens = &model.chat_templates().special_tokens;
+        let prompt = template.render(answer.conversation, special_tokens, &rendering)?;
+        Ok(Request::new(model, Prompt::Rendered(prompt)).sequence(sequence).answering(answer))
     }
 }
 
@@ -203,52 +192,50 @@ fn end_of_answers(template: &ChatTemplate, special_tokens: &BTreeMap<String, Str
     behind.lines().next().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned)
 }
 
-/// The model's answer, piece by piece.
+/// An answer that becomes a part of its conversation. The question is taken back where nothing answers it.
 #[derive(Debug)]
-pub struct Answer<'a> {
-    pieces: GeneratedText<'a>,
-    said: String,
-    failed: bool,
-    messages: &'a mut Vec<Message>,
+pub(crate) struct Answer<'a> {
+    conversation: &'a mut Conversation,
+    text: String,
+    complete: bool,
+    /// See [`Chat`].
+    end: Option<String>,
 }
 
 impl Answer<'_> {
-    /// Times and counts so far.
-    pub fn stats(&self) -> Stats {
-        self.pieces.stats()
-    }
-
-    /// What of the conversation was in the cache already.
-    pub fn reuse(&self) -> Reuse {
-        self.pieces.reuse()
-    }
-
-    /// Why it ended; `None` while it goes on.
-    pub fn stop_reason(&self) -> Option<StopReason> {
-        self.pieces.stop_reason()
-    }
-}
-
-impl Iterator for Answer<'_> {
-    type Item = Result<String>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let piece = self.pieces.next();
-        match &piece {
-            Some(Ok(piece)) => self.said.push_str(piece),
-            Some(Err(_)) => self.failed = true,
-            None => {}
+    /// `config` for an answer to `tokens` tokens: it ends where the template ends it, and where the model's positions do.
+    pub(crate) fn config(
+        &self,
+        config: &GenerationConfig,
+        model: &Model,
+        cache: &ModelCache,
+        tokens: usize,
+    ) -> GenerationConfig {
+        let mut config = config.clone().merged_over(model.generation_config());
+        config.stop_strings.get_or_insert_default().extend(self.end.clone());
+        // No room at all is what the generation refuses.
+        if let Ok(Some(room)) = model.room(cache, tokens) {
+            config.max_new_tokens = config.max_new_tokens.map(|most| most.min(room));
         }
-        piece
+        config
+    }
+
+    pub(crate) fn push(&mut self, piece: &str) {
+        self.text.push_str(piece);
+    }
+
+    /// Nothing follows: also an empty text is an answer.
+    pub(crate) fn complete(&mut self) {
+        self.complete = true;
     }
 }
 
 impl Drop for Answer<'_> {
     fn drop(&mut self) {
-        let ended = self.pieces.stop_reason().is_some() && !self.failed;
-        match ended || !self.said.is_empty() {
-            true => self.messages.push(Message::new("assistant", &self.said)),
-            false => _ = self.messages.pop(),
+        let messages = &mut self.conversation.messages;
+        match self.complete || !self.text.is_empty() {
+            true => messages.push(Message::new("assistant", &self.text)),
+            false => _ = messages.pop(),
         }
     }
 }

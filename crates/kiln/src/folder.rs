@@ -9,9 +9,23 @@ use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
 use serde_json::{Map, Value};
 
 /// Facts about a checkpoint, read from its config and headers.
+///
+/// ```
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+/// use kiln::{Ask, Inspection};
+///
+/// let inspection = Inspection::of(folder)?;
+/// for cache in inspection.caches(None, &Ask::new(2048).memory(8 << 30)) {
+///     println!("{}: {} bytes, {:?}", cache.cache, cache.bytes, cache.longest);
+/// }
+/// # Ok::<(), kiln::Error>(())
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Inspection {
+    /// Of `config.json`
     pub model_type: String,
+    /// Blocks, heads, widths, vocabulary and positions
     pub sizes: Sizes,
     /// Elements of all weights
     pub parameters: u64,
@@ -23,10 +37,12 @@ pub struct Inspection {
 }
 
 impl Inspection {
+    /// Reads `config.json` and the headers of the weights in `folder`. No weight is loaded.
+    ///
     /// # Errors
-    /// What [`Checkpoint::open`] and [`configure`] say.
-    pub fn of(folder: &Path) -> Result<Self> {
-        let checkpoint = Checkpoint::open(folder)?;
+    /// [`Error::File`] for a file that is missing or damaged; [`Error::Unknown`] for an architecture that is not known.
+    pub fn of(folder: impl AsRef<Path>) -> Result<Self> {
+        let checkpoint = Checkpoint::open(folder.as_ref())?;
         let configured = configure(&checkpoint.config)?;
         let by_dtype = checkpoint.by_dtype();
         Ok(Self {
@@ -75,34 +91,59 @@ impl Inspection {
 /// Prompt tokens that are fed at once where there is little memory.
 pub(crate) const SMALLEST_CHUNK: usize = 16;
 
-/// What [`Inspection::caches`] is asked for.
+/// What [`Inspection::caches`] is asked for: the size of a batch, and of the memory that it is to fit in.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// Tokens of a row.
-    pub tokens: usize,
-    pub rows: usize,
-    /// Bytes of a number that weights and caches are held in.
-    pub element: usize,
-    /// Bytes of the device, where they are known.
-    pub memory: Option<u64>,
+    tokens: usize,
+    rows: usize,
+    element: usize,
+    memory: Option<u64>,
+}
+
+impl Ask {
+    /// Asks for one row of `tokens` tokens, held in float32.
+    pub fn new(tokens: usize) -> Self {
+        Self { tokens, rows: 1, element: 4, memory: None }
+    }
+
+    /// Rows of the batch.
+    pub fn rows(self, rows: usize) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// Bytes of a number that weights and caches are held in: 4 for float32, 2 for float16.
+    pub fn element(self, bytes: usize) -> Self {
+        Self { element: bytes, ..self }
+    }
+
+    /// Bytes of the device. Without them, nobody can say how many tokens fit.
+    pub fn memory(self, bytes: impl Into<Option<u64>>) -> Self {
+        Self { memory: bytes.into(), ..self }
+    }
 }
 
 /// What a cache takes of a device, in bytes, and how many tokens of each row fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheSize {
+    /// The strategy and its settings, as [`Plan::named`] reads them.
     pub cache: String,
-    /// Of `bytes`, in the mean.
+    /// Mean bytes of a token of one row.
     pub a_token: usize,
+    /// Bytes of all rows on the device.
     pub bytes: usize,
-    /// With its layers in host memory.
+    /// Bytes of all rows on the device, with the layers in host memory.
     pub offloaded_bytes: usize,
+    /// The longest rows that fit beside the weights; `None` where the memory is not known.
     pub longest: Option<Longest>,
+    /// The longest rows that fit with the layers in host memory.
     pub longest_offloaded: Option<Longest>,
 }
 
 /// The longest sequence that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Longest {
+    /// The most tokens of a row; 0 where none fits.
     Tokens(usize),
     /// It takes no more from some length on.
     Any,
@@ -140,7 +181,7 @@ pub(crate) fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
     Tokenizer::load(&file).map(Some).map_err(|why| Error::File { path, why })
 }
 
-/// What transformers' `cache_implementation` and `cache_config` ask for, as the command line writes it. Numbers are
+/// What transformers' `cache_implementation` and `cache_config` ask for, as [`Plan::named`] reads it. Numbers are
 /// packed by quanto where no backend is named, as there.
 pub fn cache_text(implementation: &str, config: Option<&Value>) -> String {
     let empty = Map::new();
@@ -163,18 +204,18 @@ pub fn cache_text(implementation: &str, config: Option<&Value>) -> String {
 ///
 /// One that is not known here is passed over with a warning: it says how the folder's author liked it best, and every
 /// cache gives the model what it needs.
-pub(crate) fn own_plan(config: &GenerationConfig) -> Result<Plan> {
+pub(crate) fn own_plan(config: &GenerationConfig) -> Plan {
     if config.use_cache == Some(false) {
-        return Plan::named("none");
+        return Plan::none();
     }
     let asked = config.cache_implementation.as_deref();
     match asked.map(|name| Plan::named(&cache_text(name, config.cache_config.as_ref()))) {
-        Some(Ok(plan)) => Ok(plan),
+        Some(Ok(plan)) => plan,
         Some(Err(error)) => {
             let error = plain(&error.to_string());
             tracing::warn!(%error, "the folder's cache_implementation is not used");
-            Plan::named("dynamic")
+            Plan::dynamic()
         }
-        None => Plan::named("dynamic"),
+        None => Plan::dynamic(),
     }
 }

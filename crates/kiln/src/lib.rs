@@ -1,32 +1,57 @@
 //! Kiln runs language models on the GPU you own: CUDA, WebGPU through wgpu (Vulkan, Metal, DX12), or the CPU.
 //!
-//! ```no_run
-//! use kiln::{GenerationConfig, LoadOptions, Model, Plan};
-//!
-//! let model = Model::load("path/to/a/hugging-face-folder".as_ref(), LoadOptions::new("auto".parse()?)?)?;
-//! let mut cache = model.cache(&Plan::dynamic())?;
-//! let prompt = model.encode("The Constitution")?;
-//! let wanted = GenerationConfig::new().max_new_tokens(40);
-//! for piece in model.generate_text(&mut cache, prompt, &wanted, Default::default())? {
+//! ```
+//! # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+//! let model = kiln::Model::load(folder)?; // a model folder from Hugging Face
+//! for piece in model.generate("The Constitution").max_new_tokens(40).stream()? {
 //!     print!("{}", piece?);
 //! }
 //! # Ok::<(), kiln::Error>(())
 //! ```
 //!
+//! - [`Model::load`] loads a model, and [`Model::builder`] has the choices: device, type of numbers, memory.
+//! - [`Model::generate`] makes a [`Request`]: settings, then [`text`](Request::text), [`stream`](Request::stream) or
+//!   [`steps`](Request::steps).
+//! - A [`Sequence`] keeps what was computed for the next request, and a [`Chat`] for the next turn. A [`Plan`] says how it is kept.
+//! - [`Model::causal`] is the forward pass, for loops of your own.
+//!
 //! A model is only weights: what a sequence leaves behind is in its [`ModelCache`], so one model serves many of them.
 #![forbid(unsafe_code)]
+
+/// Tensors are those of Burn.
+pub use burn;
 
 mod chat;
 mod folder;
 mod model;
 mod out_of_memory;
 pub mod probe;
+mod request;
 mod saved;
 mod sequence;
 mod text;
 
+/// # Example
+///
+/// ```
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+/// use kiln::{Model, Offload, Plan, QuantizedSettings};
+///
+/// let model = Model::load(folder)?;
+/// // The last 64 tokens and the first four; packed in 4 bits; everything, but in host memory.
+/// for plan in [
+///     Plan::sink(64, 4)?,
+///     Plan::quantized(QuantizedSettings::default())?,
+///     Plan::dynamic().offloaded(Offload::All),
+/// ] {
+///     let text = model.generate("The Constitution").max_new_tokens(9).plan(plan.clone()).text()?;
+///     println!("{}: {text}", plan.label(&model.causal().needs()));
+/// }
+/// # Ok::<(), kiln::Error>(())
+/// ```
+pub use kiln_cache::Plan;
 pub use kiln_cache::{
-    CacheSettings, CacheSpec, Compat, Flush, KvFactory, KvStrategy, Offload, Plan, QuantizedSettings, Rotate,
+    CacheSettings, CacheSpec, Compat, Flush, KvFactory, KvStrategy, Offload, QuantizedSettings, Rotate,
     STRATEGIES, SinkSettings, StaticSettings, offload, quantizers, samples as cache_samples,
 };
 pub use kiln_core::{
@@ -41,22 +66,23 @@ pub use kiln_core::{
     unsafe_ops::silence_wayland,
 };
 pub use kiln_generate::{
-    ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message, OomPolicy,
+    CacheHandle, ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message, OomPolicy,
     Options as GenerationOptions, RenderOptions, Settings, Stats, Step, StopStrings, TextStream, Tokenizer,
     UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
 
-pub use chat::{Answer, Chat};
+pub use chat::Chat;
 pub use folder::{Ask, CacheSize, Inspection, Longest, cache_text};
-pub use model::{DtypeChoice, LoadOptions, Model, Progress};
+pub use model::{DtypeChoice, Model, ModelBuilder, Progress};
 pub use out_of_memory::{OnOutOfMemory, usable};
+pub use request::{Prompt, Request};
 pub use saved::SavedCache;
-pub use sequence::{Continuation, Reuse, Sequence};
-pub use text::{GeneratedText, RunOptions, StopReason};
+pub use sequence::{Reuse, Sequence, Steps};
+pub use text::{GeneratedText, StopReason};
 
-/// Which implementation of a kernel runs.
+/// Which implementation of each kernel runs, and which one ran.
 pub mod kernels {
     pub use kiln_kernels::{
         Activation, Attention, AttentionPacked, AttentionShape, Choice, Draws, Gated, KERNELS, Kernel,
@@ -66,6 +92,63 @@ pub mod kernels {
 }
 
 /// What a block remembers: for those who write a strategy or a loop of their own.
+///
+/// A strategy is settings alone ([`Policy`](memory::Policy), [`KvPolicy`](memory::KvPolicy)). [`Memory`](memory::Memory) keeps
+/// its tensors, and does the saving, offloading and copying.
+///
+/// ```
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+/// use kiln::{
+///     Model, Result,
+///     burn::tensor::Tensor,
+///     memory::{Kv, KvPolicy, KvView, LayerCache, Memory, Policy, Positions, Progress, Slot},
+/// };
+///
+/// /// Keeps all keys and values, `[batch, kv_heads, tokens, head_dim]`, in tensors that grow with each token.
+/// #[derive(Clone, Debug)]
+/// struct Concatenate;
+///
+/// impl Policy for Concatenate {
+///     const NAME: &'static str = "concatenate";
+///     type Counts = ();
+///     type Tensors = Slot<Kv>;
+///
+///     fn rewind(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, len: usize) -> Result<()> {
+///         if let Some((keys, values)) = kv.take()? {
+///             kv.set((keys.narrow(2, 0, len), values.narrow(2, 0, len)));
+///         }
+///         Ok(())
+///     }
+///
+///     fn validate(&self, _: &Progress<()>, _: &Slot<Kv>) -> Result<()> {
+///         Ok(())
+///     }
+/// }
+///
+/// impl KvPolicy for Concatenate {
+///     fn append(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, new: Kv, _: &Positions) -> Result<KvView> {
+///         let (keys, values) = match kv.take()? {
+///             Some((keys, values)) => (Tensor::cat(vec![keys, new.0], 2), Tensor::cat(vec![values, new.1], 2)),
+///             None => new,
+///         };
+///         kv.set((keys.clone(), values.clone()));
+///         Ok(KvView::from_zero(keys, values))
+///     }
+///
+///     fn gather(&self, _: &Progress<()>, kv: &Slot<Kv>) -> Result<Option<Kv>> {
+///         Ok(kv.get()?.cloned())
+///     }
+/// }
+///
+/// let model = Model::load(folder)?;
+/// let mut cache = model.cache(model.plan())?;
+/// for (_, layer) in cache.layers_mut() {
+///     *layer = LayerCache::Attention(Box::new(Memory::new(Concatenate, model.device())));
+/// }
+/// let request = || model.generate("The Constitution").max_new_tokens(9).temperature(0.0);
+/// assert_eq!(request().cache(&mut cache).text()?, request().text()?);
+/// # Ok::<(), kiln::Error>(())
+/// ```
 pub mod memory {
     pub use kiln_cache::memory::{KvPolicy, Memory, Policy, Progress, TensorTree};
     pub use kiln_core::{

@@ -21,6 +21,7 @@ use kiln_kernels::{Kernels, device::DeviceInfo};
 
 /// What is done when a cache does not fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnOutOfMemory {
     /// The generation ends with the error.
     Fail,

@@ -16,7 +16,7 @@ use kiln_generate::{
     sampler::{greedy, no_distribution},
 };
 
-use crate::{Model, RunOptions};
+use crate::Model;
 
 /// The caches that are probed unasked: each format at each width, keys and values apart where that pays.
 pub const PROBED: &[&str] = &[
@@ -37,8 +37,9 @@ pub const PROBED: &[&str] = &[
 
 /// What was measured of a cache.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Probed {
-    /// As the command line writes it.
+    /// The strategy and its settings, as [`Plan::named`] reads them.
     pub cache: String,
     /// Of a window of text, everything that the cache holds on the device, a token.
     pub bytes_per_token: f64,
@@ -54,11 +55,15 @@ pub struct Probed {
     pub step: Duration,
 }
 
-/// How many tokens were fed, and the same for each cache: the dense one first, then the others as they were asked for.
+/// What [`probe`] measured.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Probe {
+    /// Tokens of text that were fed to each cache.
     pub tokens: usize,
+    /// Tokens from one empty cache to the next.
     pub window: usize,
+    /// The dense cache first, then the others as they were asked for.
     pub caches: Vec<Probed>,
 }
 
@@ -129,8 +134,22 @@ impl Probe {
     }
 }
 
-/// Feeds `text` in windows of `window` tokens, each from an empty cache, through a `dynamic` cache and through each of
+/// Measures what caches lose: feeds `text` in windows of `window` tokens, each from an empty cache, through a `dynamic` cache and through each of
 /// `caches`; `on_progress` is told how many tokens were fed.
+///
+/// ```
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+/// use kiln::{Model, Plan, probe::probe};
+///
+/// let model = Model::load(folder)?;
+/// let text = model.encode("Friends, Romans, countrymen, lend me your ears; I come to bury Caesar.")?;
+/// let caches = [Plan::named("quantized:nbits=8")?, Plan::named("quantized:nbits=2")?];
+/// let probe = probe(&model, &text, 16, &caches, &mut |_| ())?;
+/// for probed in probe.ranked() {
+///     println!("{}: {:.4} nats lost, {:?}", probed.cache, probed.divergence, probed.loss());
+/// }
+/// # Ok::<(), kiln::Error>(())
+/// ```
 ///
 /// # Errors
 /// A text of fewer than two tokens, a window that the model has no positions for, caches that cannot serve the model or
@@ -212,10 +231,9 @@ pub fn own_text(model: &Model, tokens: usize, window: usize, seed: u64) -> Resul
             .top_p(1.0)
             .seed(seed.wrapping_add(part as u64))
             .eos_token_id(Vec::new());
-        let mut cache = model.cache(&Plan::dynamic())?;
-        let generation = model.generate(&mut cache, vec![vec![begin]], &wanted, RunOptions::default())?;
         text.push(begin);
-        for step in generation.steps() {
+        let plan = Plan::dynamic();
+        for step in model.generate(vec![begin]).config(wanted).plan(plan).steps()? {
             text.extend(step?.tokens.first().copied().flatten());
         }
     }

@@ -1,7 +1,7 @@
 //! Caches on disk: a safetensors file, with what it belongs to in its metadata.
 //!
 //! Tensors are named `LAYER.SLOT.NUMBER`. The metadata holds the fingerprint of the model's weights, the type of its
-//! numbers, the cache as the command line names it, the tokens, and a SHA-256 of all of it.
+//! numbers, the plan of the cache, the tokens, and a SHA-256 of all of it.
 
 use std::{collections::HashMap, path::Path};
 
@@ -25,7 +25,9 @@ const FORMAT: &str = "kiln.cache/2";
 
 /// A cache, and the text that it is the memory of.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct SavedCache {
+    /// What was computed of the tokens.
     pub cache: ModelCache,
     /// The tokens of each row, padding left out. The cache holds all of them, or all but the latest few.
     pub tokens: Vec<Vec<TokenId>>,

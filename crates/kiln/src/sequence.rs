@@ -1,17 +1,34 @@
 //! A cache that knows which tokens it holds, so that a conversation feeds only what is new.
 
-use std::path::Path;
+use std::{iter::FusedIterator, path::Path};
 
+use futures_util::stream::{self, Stream};
 use kiln_cache::Plan;
-use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache};
+use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
 use kiln_generate::{Generation, Settings, Stats, Step};
 
 use crate::{Model, SavedCache};
 
 /// The cache of one sequence, or of several that are continued together, with the tokens that it was fed.
 ///
-/// [`Model::continue_from`] is given all tokens every time, as transformers' `generate` is with a cache, and feeds those
-/// that are not held. The tokens are kept here and never asked of the cache: it may have forgotten most of them.
+/// A [request](crate::Request::sequence) is given all tokens every time, as `generate` of Transformers is with a cache, and
+/// computes those that are not held. The tokens are kept here and never asked of the cache: it may have forgotten most of them.
+///
+/// ```
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+/// use kiln::{Model, Sequence};
+///
+/// let model = Model::load(folder)?;
+/// let mut sequence = Sequence::new(&model, model.plan())?;
+/// let first = model.generate("ROMEO:").max_new_tokens(9).sequence(&mut sequence).text()?;
+///
+/// // The longer prompt begins with what the sequence holds, so only the rest is computed.
+/// let mut longer = sequence.tokens()[0].clone();
+/// longer.extend(model.encode_more("\n\nJULIET:")?);
+/// let second = model.generate(longer).max_new_tokens(9).sequence(&mut sequence).stream()?;
+/// println!("{first} .. {} tokens reused", second.reuse().reused);
+/// # Ok::<(), kiln::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Sequence {
     cache: ModelCache,
@@ -29,6 +46,7 @@ pub(crate) struct Held {
 
 /// What of the tokens that were asked for was there already. Padding is not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Reuse {
     /// Tokens that the cache held.
     pub reused: usize,
@@ -55,6 +73,25 @@ impl Sequence {
     }
 
     /// Writes the cache and its tokens to a file. `plan` is that it was made by.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// # let file = tempfile::NamedTempFile::new().map_err(|e| kiln::Error::Execution(e.to_string()))?;
+    /// # let path = file.path();
+    /// use kiln::{Model, Sequence};
+    ///
+    /// let model = Model::load(folder)?;
+    /// let mut sequence = Sequence::new(&model, model.plan())?;
+    /// model.generate("Friends, Romans, countrymen").sequence(&mut sequence).prefill()?;
+    /// sequence.save(&model, model.plan(), path)?;
+    ///
+    /// // In another program: nothing of the prompt but its last token is computed again.
+    /// let mut sequence = Sequence::load(&model, model.plan(), path)?;
+    /// let prompt = sequence.tokens()[0].clone();
+    /// let text = model.generate(prompt).sequence(&mut sequence).max_new_tokens(9).text()?;
+    /// # assert!(!text.is_empty());
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Prompt`] where it holds nothing; else those of [`Model::save_cache`].
@@ -89,6 +126,7 @@ impl Sequence {
         self.cache.seq_len()
     }
 
+    /// Whether nothing was fed yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -98,6 +136,7 @@ impl Sequence {
         &self.cache
     }
 
+    /// Forgets everything.
     pub fn reset(&mut self) {
         self.cache.reset();
         self.held = Held::default();
@@ -219,24 +258,41 @@ impl Sequence {
     }
 }
 
-/// A generation that tells its sequence what was chosen. Dropped at any time, it leaves the sequence as it then is.
+/// The steps of a generation: one token of each row at a time.
+///
+/// It is an iterator that blocks; [`into_stream`](Self::into_stream) does not. A sequence that was given is told what was
+/// chosen. Dropped at any time, the steps leave it as it then is.
 #[derive(Debug)]
-pub struct Continuation<'a> {
+pub struct Steps<'a> {
     generation: Generation<'a>,
     held: Option<&'a mut Held>,
     reuse: Reuse,
 }
 
-impl<'a> Continuation<'a> {
+impl<'a> Steps<'a> {
     pub(crate) fn new(generation: Generation<'a>, held: Option<&'a mut Held>, reuse: Reuse) -> Self {
         Self { generation, held, reuse }
     }
 
-    /// See [`Generation::next`].
+    /// The next step; `None` after the last, and after an error.
+    ///
+    /// A future that is dropped in the middle of a step ends the generation.
     pub async fn next_step(&mut self) -> Option<Result<Step>> {
-        let step = self.generation.next().await;
-        self.record(step.as_ref());
+        let step = self.generation.next_step().await;
+        if let (Some(held), Some(Ok(step))) = (&mut self.held, &step) {
+            for (row, token) in held.rows.iter_mut().zip(&step.tokens) {
+                row.extend(token);
+            }
+        }
         step
+    }
+
+    /// The steps as a [`Stream`] for async programs. It blocks its thread for one step at most.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Step>> + Send + Unpin + use<'a> {
+        Box::pin(stream::unfold(self, async |mut steps| {
+            let step = steps.next_step().await?;
+            Some((step, steps))
+        }))
     }
 
     /// What of the prompt was there already.
@@ -249,25 +305,29 @@ impl<'a> Continuation<'a> {
         self.generation.stats()
     }
 
+    /// What the generation runs by: every setting, filled in.
     pub fn settings(&self) -> &Settings {
         self.generation.settings()
     }
 
-    fn record(&mut self, step: Option<&Result<Step>>) {
-        let (Some(held), Some(Ok(step))) = (&mut self.held, step) else { return };
-        for (row, token) in held.rows.iter_mut().zip(&step.tokens) {
-            row.extend(token);
-        }
+    /// The cache, for questions about it. It may be a step ahead.
+    pub fn cache(&self) -> &ModelCache {
+        self.generation.cache()
+    }
+
+    /// The prompt of a row and the tokens so far, without padding; `None` where there is no such row.
+    pub fn tokens(&self, row: usize) -> Option<&[TokenId]> {
+        self.generation.tokens(row)
     }
 }
 
-/// Steps, as an iterator that blocks. Native only.
-impl Iterator for Continuation<'_> {
+/// Blocks until the next step is there. Native only.
+impl Iterator for Steps<'_> {
     type Item = Result<Step>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let step = self.generation.next_blocking();
-        self.record(step.as_ref());
-        step
+        read_back::block_on(self.next_step())
     }
 }
+
+impl FusedIterator for Steps<'_> {}

@@ -1,31 +1,19 @@
 //! Text from a generation, piece by piece.
 
-use kiln_core::Result;
+use std::iter::FusedIterator;
+
+use futures_util::stream::{self, Stream};
+use kiln_core::{Result, model_cache::ModelCache, read_back};
 use kiln_generate::{Stats, StopStrings, TextStream};
 
 use crate::{
-    OnOutOfMemory,
-    sequence::{Continuation, Reuse},
+    chat::Answer,
+    sequence::{Reuse, Steps},
 };
-
-/// How a generation is run; what it says is in its `GenerationConfig`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RunOptions {
-    /// Prompt tokens a forward pass; `None`: as many as activations of 32 MiB allow
-    pub prefill_chunk: Option<usize>,
-    /// Whether each step carries its raw logits.
-    pub keep_logits: bool,
-    /// Whether each step carries its scores after the processors.
-    pub keep_scores: bool,
-    /// Whether the decode step is captured once and replayed, where the device can and as long as the cache's buffers do
-    /// not grow; `None`: it is
-    pub compile: Option<bool>,
-    /// What is done when memory runs out.
-    pub on_oom: OnOutOfMemory,
-}
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StopReason {
     /// A token that ends the text.
     EndOfText,
@@ -35,19 +23,61 @@ pub enum StopReason {
     Length,
 }
 
-/// Iterator over pieces of text. No piece ends inside a character.
+/// The text of a generation, piece by piece. No piece ends inside a character.
+///
+/// It is an iterator that blocks; [`into_stream`](Self::into_stream) does not.
 #[derive(Debug)]
 pub struct GeneratedText<'a> {
-    steps: Continuation<'a>,
+    steps: Steps<'a>,
     stream: TextStream<'a>,
     stops: StopStrings,
     ended: Option<StopReason>,
+    /// The answer that the text is in a conversation.
+    answer: Option<Answer<'a>>,
 }
 
 impl<'a> GeneratedText<'a> {
-    pub(crate) fn new(steps: Continuation<'a>, stream: TextStream<'a>) -> Result<Self> {
+    pub(crate) fn new(steps: Steps<'a>, stream: TextStream<'a>, answer: Option<Answer<'a>>) -> Result<Self> {
         let stops = StopStrings::new(steps.settings().stop_strings.clone())?;
-        Ok(Self { steps, stream, stops, ended: None })
+        Ok(Self { steps, stream, stops, ended: None, answer })
+    }
+
+    /// The next piece; `None` after the last, and after an error.
+    ///
+    /// A future that is dropped in the middle of a step ends the text.
+    pub async fn next_piece(&mut self) -> Option<Result<String>> {
+        let piece = self.generate_piece().await;
+        match (&piece, &mut self.answer) {
+            (Some(Ok(piece)), Some(answer)) => answer.push(piece),
+            (None, Some(answer)) => answer.complete(),
+            // What was said until then is the answer.
+            (Some(Err(_)), _) => self.answer = None,
+            (_, None) => {}
+        }
+        piece
+    }
+
+    /// The pieces as a [`Stream`] for async programs. It blocks its thread for one step at most.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use futures_util::StreamExt;
+    ///
+    /// # kiln::read_back::block_on(async {
+    /// let model = kiln::Model::load(folder)?;
+    /// let mut pieces = model.generate("ROMEO:").max_new_tokens(9).stream()?.into_stream();
+    /// while let Some(piece) = pieces.next().await {
+    ///     print!("{}", piece?);
+    /// }
+    /// # Ok::<(), kiln::Error>(())
+    /// # })?;
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn into_stream(self) -> impl Stream<Item = Result<String>> + Send + Unpin + use<'a> {
+        Box::pin(stream::unfold(self, async |mut text| {
+            let piece = text.next_piece().await?;
+            Some((piece, text))
+        }))
     }
 
     /// Times and counts so far.
@@ -60,32 +90,19 @@ impl<'a> GeneratedText<'a> {
         self.steps.reuse()
     }
 
+    /// The cache, for questions about it. It may be a step ahead.
+    pub fn cache(&self) -> &ModelCache {
+        self.steps.cache()
+    }
+
     /// Why it ended; `None` while it goes on.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.ended
     }
 
-    fn end(&mut self, reason: StopReason) -> Option<Result<String>> {
-        self.ended = Some(reason);
-        let tail = match self.stream.finish() {
-            Ok(tail) => tail.unwrap_or_default(),
-            Err(error) => return Some(Err(error)),
-        };
-        let mut rest = self.stops.push(&tail);
-        rest.push_str(&self.stops.finish());
-        if self.stops.found() {
-            self.ended = Some(StopReason::StopString);
-        }
-        (!rest.is_empty()).then_some(Ok(rest))
-    }
-}
-
-impl Iterator for GeneratedText<'_> {
-    type Item = Result<String>;
-
-    fn next(&mut self) -> Option<Self::Item> {
+    async fn generate_piece(&mut self) -> Option<Result<String>> {
         while self.ended.is_none() {
-            let step = match self.steps.next() {
+            let step = match self.steps.next_step().await {
                 Some(Ok(step)) => step,
                 Some(Err(error)) => {
                     self.ended = Some(StopReason::Length);
@@ -113,4 +130,29 @@ impl Iterator for GeneratedText<'_> {
         }
         None
     }
+
+    fn end(&mut self, reason: StopReason) -> Option<Result<String>> {
+        self.ended = Some(reason);
+        let tail = match self.stream.finish() {
+            Ok(tail) => tail.unwrap_or_default(),
+            Err(error) => return Some(Err(error)),
+        };
+        let mut rest = self.stops.push(&tail);
+        rest.push_str(&self.stops.finish());
+        if self.stops.found() {
+            self.ended = Some(StopReason::StopString);
+        }
+        (!rest.is_empty()).then_some(Ok(rest))
+    }
 }
+
+/// Blocks until the next piece is there. Native only.
+impl Iterator for GeneratedText<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        read_back::block_on(self.next_piece())
+    }
+}
+
+impl FusedIterator for GeneratedText<'_> {}

@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Instant};
 
 use kiln::{
-    Batch, Error, GenerationConfig, LoadOptions, Model, Plan, RandomLlama, Result, RunOptions, TokenId,
+    Batch, Error, GenerationConfig, Model, ModelBuilder, Plan, RandomLlama, Result, TokenId,
     device::CopyBandwidth, memory::Moved, read_back,
 };
 use serde::Serialize;
@@ -96,15 +96,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     }
     let device = load::open(&args.place)?;
     let model = match random {
-        Some(sizes) => {
-            let options = LoadOptions {
-                dtype: args.place.dtype,
-                kernels: args.place.kernels,
-                memory: args.place.memory,
-                ..LoadOptions::on(device)
-            };
-            Model::random(&sizes, options)?
-        }
+        Some(sizes) => load::on(&args.place, device, ModelBuilder::random(&sizes)).load()?,
         None => load::model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first(), 0)?,
     };
     let needs = model.causal().needs();
@@ -283,7 +275,6 @@ impl Bench<'_> {
             .repetition_penalty(1.0)
             .eos_token_id(Vec::new());
         wanted.temperature = self.args.temperature;
-        let options = RunOptions { compile: self.args.compile(), ..RunOptions::default() };
         let mut prompt = self.ids(depth.max(1));
         let _trunk = match self.snapshot {
             false => None,
@@ -292,14 +283,23 @@ impl Bench<'_> {
                 let one = wanted.clone().max_new_tokens(1);
                 let held = std::mem::replace(&mut prompt, last);
                 self.model
-                    .generate(&mut cache, vec![held], &one, options)?
-                    .steps()
+                    .generate(held)
+                    .cache(&mut cache)
+                    .config(one.clone())
+                    .compile(self.args.compile())
+                    .steps()?
                     .try_for_each(|step| step.map(drop))?;
                 let snapshot = cache.snapshot();
                 Some(std::mem::replace(&mut cache, snapshot))
             }
         };
-        let mut generation = self.model.generate(&mut cache, vec![prompt], &wanted, options)?.steps();
+        let mut generation = self
+            .model
+            .generate(prompt)
+            .cache(&mut cache)
+            .config(wanted.clone())
+            .compile(self.args.compile())
+            .steps()?;
         generation.next().transpose()?;
         // Neither what the prompt left under way is counted, nor the last step, which has nothing to look ahead to.
         let (mut before, mut after) = (Moved::default(), Moved::default());

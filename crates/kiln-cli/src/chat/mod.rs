@@ -9,15 +9,13 @@ use std::{
     },
 };
 
-use kiln::{
-    Chat, ChatTemplate, Error, GenerationConfig, Model, Plan, Reuse, RunOptions, Stats, StopReason, files,
-};
+use kiln::{Chat, ChatTemplate, Error, GenerationConfig, Model, Plan, Reuse, Stats, StopReason, files};
 
 use crate::{
     args::ChatArgs,
     display, load,
     output::{Failure, Result, note, plain, print, say},
-    run::{options, wanted},
+    run::{Running, wanted},
 };
 
 mod command;
@@ -30,12 +28,12 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     // What can be wrong with the words is said before the model is loaded.
     let plan = args.memory.plan()?;
     let mut wanted = wanted(&args.sampling)?;
-    let options = options(args.prefill_chunk, &args.memory)?;
+    let running = Running::new(args.prefill_chunk, &args.memory)?;
     let folder = load::folder(args.model.as_deref())?;
     let given = args.template.as_deref().map(given_template).transpose()?.flatten();
 
     let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), 0)?;
-    let plan = args.memory.offloaded(plan.map_or_else(|| model.plan(), Ok)?);
+    let plan = args.memory.offloaded(plan.unwrap_or_else(|| model.plan().clone()));
     let template = match given {
         Some(template) => template,
         None => own_template(&model, args.template.as_deref())?,
@@ -63,7 +61,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
         model: &model,
         plan,
         wanted,
-        options,
+        running,
         latest: None,
         interrupts: Interrupts::new(),
         watched: input.is_terminal(),
@@ -148,7 +146,7 @@ struct Session<'m> {
     model: &'m Model,
     plan: Plan,
     wanted: GenerationConfig,
-    options: RunOptions,
+    running: Running,
     latest: Option<(Stats, Reuse)>,
     interrupts: Interrupts,
     /// Whether a person sees what is printed.
@@ -210,7 +208,7 @@ impl Session<'_> {
     }
 
     fn print_answer(&mut self, text: &str) -> Result<()> {
-        let mut answer = self.chat.say(text, &self.wanted, self.options)?;
+        let mut answer = self.running.of(self.chat.say(text)?).config(self.wanted.clone()).stream()?;
         let mut stopped = false;
         while !stopped {
             let Some(piece) = answer.next() else { break };

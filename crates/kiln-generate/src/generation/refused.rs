@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Tensor, TensorData};
-use kiln_core::{Error, Result, batch::Batch, device_error};
+use kiln_core::{Error, Result, batch::Batch, device_error, read_back};
 
 use super::{Generation, Next, device_sampler};
 use crate::sampler::Sampler;
@@ -14,7 +14,7 @@ impl Generation<'_> {
     ///
     /// # Errors
     /// `refused`, where that cannot be. The cache is empty then, and can be used.
-    pub(super) fn begin_again(&mut self, refused: Error) -> Result<()> {
+    pub(super) async fn begin_again(&mut self, refused: Error) -> Result<()> {
         /// Prompt tokens of a row in one piece, from the second attempt on.
         const PIECE: usize = 128;
 
@@ -57,10 +57,11 @@ impl Generation<'_> {
             self.next = Next::Prompt(self.fed(0..prompt));
             return Ok(());
         }
-        self.feeder.prefill(&self.fed(0..prompt), self.options.prefill_chunk)?;
+        self.feeder.prefill(&self.fed(0..prompt), self.options.prefill_chunk).await?;
         // One by one, as they came: what a sink cache keeps depends on it.
         for column in prompt..held - 1 {
-            self.feeder.prefill(&self.fed(column..column + 1), None)?;
+            read_back::yield_now().await;
+            self.feeder.prefill(&self.fed(column..column + 1), None).await?;
         }
         self.next = Next::Tokens(self.fed(held - 1..held).tokens);
         Ok(())

@@ -26,11 +26,7 @@ fn sampled(n: usize, seed: u64) -> Options {
 
 fn run(model: &Hashing, cache: &mut ModelCache, prompts: &[Vec<TokenId>], options: Options) -> Vec<Step> {
     let batch = Batch::left_padded(prompts, 0, &fake::device()).unwrap();
-    Generation::new(model, cache, batch, prompts.to_vec(), options)
-        .unwrap()
-        .steps()
-        .map(Result::unwrap)
-        .collect()
+    Generation::new(model, cache, batch, prompts.to_vec(), options).unwrap().map(Result::unwrap).collect()
 }
 
 /// The tokens of `row`, which must be there until it ends and not afterwards.
@@ -130,7 +126,7 @@ fn dropping_a_generation_leaves_what_was_delivered() {
         let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
         let options = Options { lookahead, ..greedy(9) };
         let generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
-        assert_eq!(generation.steps().take(taken).count(), taken);
+        assert_eq!(generation.take(taken).count(), taken);
         let want = if taken == 0 { 0 } else { PROMPT.len() + taken - 1 };
         assert_eq!(cache.seq_len(), want, "looks ahead: {lookahead}, took {taken}");
     }
@@ -145,7 +141,7 @@ fn the_next_prompt_begins_with_the_token_that_was_not_fed() {
         assert_eq!(begun, want[..4]);
         let whole = [&PROMPT[..], &begun].concat();
         let batch = Batch::from_rows(&[vec![begun[3]]], &fake::device()).unwrap();
-        let steps = Generation::new(&model, &mut cache, batch, vec![whole], greedy(5)).unwrap().steps();
+        let steps = Generation::new(&model, &mut cache, batch, vec![whole], greedy(5)).unwrap();
         let steps: Vec<Step> = steps.map(Result::unwrap).collect();
         assert_eq!(row(&steps, 0), want[4..]);
     }
@@ -239,8 +235,7 @@ fn an_error_is_the_last_thing_said() {
         let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
         let options = Options { lookahead, keep_logits, ..greedy(9) };
         let generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
-        let got: Vec<Option<Vec<Option<TokenId>>>> =
-            generation.steps().map(|s| s.ok().map(|s| s.tokens)).collect();
+        let got: Vec<Option<Vec<Option<TokenId>>>> = generation.map(|s| s.ok().map(|s| s.tokens)).collect();
         let want: Vec<_> = expected(3).into_iter().map(|id| Some(vec![Some(id)])).chain([None]).collect();
         assert_eq!(got, want, "looks ahead: {lookahead}");
     }
@@ -283,8 +278,7 @@ fn counts_are_of_tokens_not_of_padding() {
     let prompts = [PROMPT.to_vec(), vec![7]];
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::left_padded(&prompts, 0, &fake::device()).unwrap();
-    let mut steps =
-        Generation::new(&model, &mut cache, batch, prompts.to_vec(), sampled(3, 5)).unwrap().steps();
+    let mut steps = Generation::new(&model, &mut cache, batch, prompts.to_vec(), sampled(3, 5)).unwrap();
     assert_eq!(steps.by_ref().count(), 3);
     let stats = steps.stats();
     assert_eq!((stats.rows, stats.prompt_tokens, stats.generated, stats.decoded()), (2, 6, 6, 4));
@@ -300,5 +294,5 @@ fn a_step_may_wait_on_any_thread() {
     let mut generation =
         Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], greedy(1)).unwrap();
     movable(&generation);
-    movable(&generation.next());
+    movable(&generation.next_step());
 }

@@ -12,7 +12,7 @@ mod cuda;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
-/// What `--device` says.
+/// The name of a device: `auto`, `cpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceName {
     /// A discrete GPU if there is one, else an integrated one, else the CPU; never software Vulkan.

@@ -77,7 +77,7 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
     };
     let batch = batch.slice(prefix..batch.len());
     let generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;
-    generation.steps().map(|step| step.map_err(Mismatch::from)).collect()
+    generation.map(|step| step.map_err(Mismatch::from)).collect()
 }
 
 fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {

@@ -5,7 +5,7 @@
 
 use std::{fmt, path::Path};
 
-use kiln::{Error, LoadOptions, Model, Offload, Plan, Result, device::Opened, kernels::Choice};
+use kiln::{DtypeChoice, Error, Model, Offload, Plan, Result, device::Opened, kernels::Choice};
 use serde::Serialize;
 
 mod case;
@@ -109,6 +109,14 @@ pub struct Setup {
     pub offload: Option<Offload>,
 }
 
+impl Setup {
+    /// The model of `folder`, in float32: what was recorded was computed in it.
+    fn load(&self, folder: &Path) -> kiln::Result<Model> {
+        let model = Model::builder(folder).opened(self.device.clone()).kernels(self.kernels);
+        model.dtype(DtypeChoice::F32).load()
+    }
+}
+
 /// Runs every case of `folder` whose `MODEL/CASE` contains `filter`, and hands each line to `report` as it is known.
 ///
 /// # Errors
@@ -156,8 +164,7 @@ fn run_case(
         (named, _) => named,
     };
     if loaded.as_ref().is_none_or(|(name, _)| *name != case.model) {
-        let options = LoadOptions { kernels: setup.kernels, ..LoadOptions::float32(setup.device.clone()) };
-        match Model::load(&folder.model(&case.model), options) {
+        match setup.load(&folder.model(&case.model)) {
             Ok(model) => *loaded = Some((case.model.clone(), model)),
             Err(error) => return (cache, outcome(Err(error.into()))),
         }

@@ -7,7 +7,7 @@
 
 use std::{fs, path::PathBuf};
 
-use kiln::{Error, LoadOptions, Model, Plan, Result};
+use kiln::{Error, Model, Plan, Result};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{Folder, Mismatch, Setup, TOLERANCE, case::Case, difference_of_logits, generate};
@@ -38,8 +38,7 @@ pub(super) fn turns_on_a_rounding(
     };
     for seed in 1..=SEEDS {
         let changed = Changed::new(folder, &case.model, seed)?;
-        let options = LoadOptions { kernels: setup.kernels, ..LoadOptions::float32(setup.device.clone()) };
-        let other = generate::logits(case, &Model::load(&changed.0, options)?, plan)?;
+        let other = generate::logits(case, &setup.load(&changed.0)?, plan)?;
         let changes = ours.iter().zip(&other).take(step + 1).map(|(a, b)| off(a, b));
         let change = changes.fold(0.0, f64::max);
         if change > TOLERANCE {

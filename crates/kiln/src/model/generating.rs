@@ -1,114 +1,24 @@
-//! How a model is run: from a prompt, or from what a sequence holds.
+//! What a generation is run with: settings completed by the folder's, chunks that fit into memory, padding.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use kiln_core::{Error, Result, batch::Batch, layer::StepShape, model::TokenId, model_cache::ModelCache};
-use kiln_generate::{Generation, GenerationConfig, OomPolicy, Options, Settings, TextStream};
+use kiln_generate::{GenerationConfig, OomPolicy, Options, Settings};
 
 use super::Model;
 use crate::{
     OnOutOfMemory,
     folder::SMALLEST_CHUNK,
     out_of_memory::{self, OffloadLayers, QuantizeLayers},
-    sequence::{Continuation, Reuse, Sequence},
-    text::{GeneratedText, RunOptions},
+    request::RunOptions,
 };
 
 impl Model {
-    /// Generates from one prompt, or from several of any lengths, token by token.
-    ///
-    /// `wanted` overrides what the folder says, field by field. Where `cache` holds something already, the prompts are what
-    /// follows it.
-    ///
-    /// # Errors
-    /// An empty prompt, ids outside the vocabulary, a prompt longer than the model's positions, impossible settings.
-    pub fn generate<'a>(
-        &'a self,
-        cache: &'a mut ModelCache,
-        prompts: Vec<Vec<TokenId>>,
-        wanted: &GenerationConfig,
-        options: RunOptions,
-    ) -> Result<Generation<'a>> {
-        if cache.seq_len() > 0 && prompts.len() > 1 {
-            // The cache does not know how its rows were padded.
-            let why =
-                "several rows cannot be continued here; use a Sequence, which knows how they were padded";
-            return Err(Error::Prompt { why: why.to_owned() });
-        }
-        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let options = self.options(wanted, options, cache, prompts.len(), longest + cache.seq_len())?;
-        let batch = self.batch(&prompts, &options.settings, cache)?;
-        Generation::new(self.causal(), cache, batch, prompts, options)
-    }
-
-    /// Generates from all tokens of one row, or of several; `sequence` is fed those that it does not hold yet.
-    ///
-    /// Where it holds others, it forgets them first ([`Sequence::rewind_to`]).
-    ///
-    /// # Errors
-    /// Those of [`generate`](Self::generate).
-    pub fn continue_from<'a>(
-        &'a self,
-        sequence: &'a mut Sequence,
-        rows: Vec<Vec<TokenId>>,
-        wanted: &GenerationConfig,
-        options: RunOptions,
-    ) -> Result<Continuation<'a>> {
-        let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
-        let options = self.options(wanted, options, sequence.cache(), rows.len(), longest)?;
-        let reuse = sequence.rewind(&rows)?;
-        let batch = sequence.rest(&rows, &options.settings, self)?;
-        let (cache, held) = sequence.split();
-        Ok(Continuation::new(Generation::new(self.causal(), cache, batch, rows, options)?, Some(held), reuse))
-    }
-
-    /// [`continue_from`](Self::continue_from), where nothing that is held may be forgotten.
-    ///
-    /// # Errors
-    /// [`Error::NotAContinuation`] where `rows` do not begin with what is held, or do not go on.
-    pub fn continue_exactly<'a>(
-        &'a self,
-        sequence: &'a mut Sequence,
-        rows: Vec<Vec<TokenId>>,
-        wanted: &GenerationConfig,
-        options: RunOptions,
-    ) -> Result<Continuation<'a>> {
-        sequence.check_continued_by(&rows)?;
-        self.continue_from(sequence, rows, wanted, options)
-    }
-
-    /// Feeds `rows` to `sequence` and generates nothing: the cache is ready for what follows them.
-    ///
-    /// Their last tokens are kept for the next generation, whose first token is chosen by them.
-    ///
-    /// # Errors
-    /// Those of [`generate`](Self::generate); [`Error::Prompt`] for rows of one token, of which nothing would be fed.
-    pub fn feed(
-        &self,
-        sequence: &mut Sequence,
-        rows: Vec<Vec<TokenId>>,
-        options: RunOptions,
-    ) -> Result<Reuse> {
-        let all_but_last = rows.iter().map(|row| row[..row.len().saturating_sub(1)].to_vec()).collect();
-        if rows.iter().any(|row| row.len() < 2) {
-            let why = "a prompt of one token leaves nothing to cache; give a longer one".to_owned();
-            return Err(Error::Prompt { why });
-        }
-        // The token that is chosen is not fed, and is dropped.
-        let one = GenerationConfig::new().max_new_tokens(1).do_sample(false).repetition_penalty(1.0);
-        let mut generation = self.continue_from(sequence, all_but_last, &one, options)?;
-        let reuse = generation.reuse();
-        generation.try_for_each(|step| step.map(drop))?;
-        drop(generation);
-        sequence.hold(rows);
-        Ok(reuse)
-    }
-
     /// How to generate, once the cache holds `tokens` tokens of `rows` rows.
-    fn options(
+    pub(crate) fn options(
         &self,
         wanted: &GenerationConfig,
-        options: RunOptions,
+        options: &RunOptions,
         cache: &ModelCache,
         rows: usize,
         tokens: usize,
@@ -230,31 +140,5 @@ impl Model {
         let a_token = self.sizes.token_bytes(self.dtype.size());
         let bytes = rows.max(1).saturating_mul(a_token).max(1);
         (ACTIVATIONS / bytes).clamp(16, 2048)
-    }
-
-    /// Generates text from one prompt, piece by piece; stop strings end it.
-    pub fn generate_text<'a>(
-        &'a self,
-        cache: &'a mut ModelCache,
-        prompt: Vec<TokenId>,
-        wanted: &GenerationConfig,
-        options: RunOptions,
-    ) -> Result<GeneratedText<'a>> {
-        let stream = TextStream::after(self.tokenizer()?, &prompt)?;
-        let generation = self.generate(cache, vec![prompt], wanted, options)?;
-        let fed = generation.stats().prompt_tokens;
-        GeneratedText::new(Continuation::new(generation, None, Reuse { fed, ..Reuse::default() }), stream)
-    }
-
-    /// The text of [`continue_from`](Self::continue_from) for one row, piece by piece; stop strings end it.
-    pub fn continue_text<'a>(
-        &'a self,
-        sequence: &'a mut Sequence,
-        ids: Vec<TokenId>,
-        wanted: &GenerationConfig,
-        options: RunOptions,
-    ) -> Result<GeneratedText<'a>> {
-        let stream = TextStream::after(self.tokenizer()?, &ids)?;
-        GeneratedText::new(self.continue_from(sequence, vec![ids], wanted, options)?, stream)
     }
 }

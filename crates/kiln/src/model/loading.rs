@@ -1,26 +1,50 @@
-//! Where and how a model is loaded.
+//! Loading a model: where, how, and what is checked before the long work.
 
-use std::{fmt, str::FromStr};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use kiln_cache::Plan;
-use kiln_core::{Error, Result, budget::Budget};
+use kiln_core::{
+    Error, Result,
+    budget::Budget,
+    device_error::{self, Refusals},
+};
+use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
-    Choice,
+    Choice, Kernels,
     device::{self, DeviceClass, DeviceName, Opened},
 };
-use kiln_models::Configured;
+use kiln_models::{
+    Configured, RandomLlama, RandomWeights,
+    checkpoint::{Checkpoint, Loader},
+    configure,
+};
 
-use crate::out_of_memory::usable;
+use super::Model;
+use crate::{
+    chat::chat_templates,
+    folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
+    out_of_memory::{claim_weights, usable},
+};
 
 /// The type that weights, activations and caches are held in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum DtypeChoice {
     /// float16 on a GPU that computes it, where the model's activations stay within it; else float32
     #[default]
     Auto,
+    /// float32
     F32,
+    /// float16
     F16,
+    /// bfloat16, which the CPU refuses
     Bf16,
 }
 
@@ -54,52 +78,74 @@ impl fmt::Display for DtypeChoice {
 
 /// How far loading has come, in bytes of the weights' files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Progress {
+    /// Bytes that were read
     pub read: u64,
+    /// Bytes of all files
     pub total: u64,
 }
 
-/// Where and how a model is loaded.
-pub struct LoadOptions<'a> {
-    pub device: Opened,
-    pub dtype: DtypeChoice,
-    pub kernels: Choice,
-    /// Bytes of the largest tensor that is given to a kernel; the device's own limit if smaller.
-    pub largest_binding: Option<usize>,
-    pub on_progress: Option<&'a mut dyn FnMut(Progress)>,
-    /// The caches that will be asked for: one that the model cannot have is refused before its weights are read.
-    pub plan: Option<Plan>,
-    /// Bytes of the device that weights, caches and activations may take together; `None`: 90 % of its memory, where it
-    /// is known.
-    pub memory: Option<u64>,
-    /// Tokens that a sequence will have at least: where there is no memory for them, that is said before the weights are
-    /// read.
-    pub tokens: usize,
+/// Where and how a model is loaded: made by [`Model::builder`], ended by [`load`](Self::load).
+///
+/// Every setting has a default: the best device, the type of numbers that suits it, and 90 % of its memory.
+///
+/// ```
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+/// use kiln::{DtypeChoice, Model};
+///
+/// let model = Model::builder(folder)
+///     .device("cpu".parse()?)
+///     .dtype(DtypeChoice::F32)
+///     .memory(1 << 30)
+///     .on_progress(|progress| eprintln!("{} of {} bytes", progress.read, progress.total))
+///     .load()?;
+/// assert_eq!(model.dtype(), kiln::burn::tensor::DType::F32);
+/// # Ok::<(), kiln::Error>(())
+/// ```
+#[must_use = "nothing is loaded before `load`"]
+pub struct ModelBuilder<'a> {
+    source: Source,
+    device: Place,
+    dtype: DtypeChoice,
+    kernels: Choice,
+    largest_binding: Option<usize>,
+    on_progress: Option<Box<dyn FnMut(Progress) + 'a>>,
+    plan: Option<Plan>,
+    memory: Option<u64>,
+    tokens: usize,
 }
 
-impl fmt::Debug for LoadOptions<'_> {
+/// Where weights come from.
+#[derive(Debug)]
+enum Source {
+    Folder(PathBuf),
+    Random(RandomLlama),
+}
+
+#[derive(Debug)]
+enum Place {
+    Named(DeviceName),
+    Opened(Box<Opened>),
+}
+
+impl fmt::Debug for ModelBuilder<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoadOptions")
+        f.debug_struct("ModelBuilder")
+            .field("source", &self.source)
             .field("device", &self.device)
             .field("dtype", &self.dtype)
-            .field("kernels", &self.kernels)
             .finish_non_exhaustive()
     }
 }
 
-impl LoadOptions<'_> {
-    /// The defaults on device `name`, which is opened.
-    pub fn new(name: DeviceName) -> Result<Self> {
-        Ok(Self::on(device::open(name)?))
-    }
-
-    /// The defaults on `device`.
-    pub fn on(device: Opened) -> Self {
-        let (dtype, kernels) = (DtypeChoice::Auto, Choice::Auto);
+impl<'a> ModelBuilder<'a> {
+    fn new(source: Source) -> Self {
         Self {
-            device,
-            dtype,
-            kernels,
+            source,
+            device: Place::Named(DeviceName::Auto),
+            dtype: DtypeChoice::Auto,
+            kernels: Choice::Auto,
             largest_binding: None,
             on_progress: None,
             plan: None,
@@ -108,24 +154,204 @@ impl LoadOptions<'_> {
         }
     }
 
-    /// float32 on `device`: what comparisons with transformers are made in.
-    pub fn float32(device: Opened) -> Self {
-        Self { dtype: DtypeChoice::F32, ..Self::on(device) }
+    pub(super) fn folder(folder: &Path) -> Self {
+        Self::new(Source::Folder(folder.to_owned()))
     }
 
-    pub(super) fn dtype(&self, configured: &dyn Configured) -> Result<DType> {
+    /// A Llama of random weights, made up on the device: for measurements and tests. It has no tokenizer.
+    pub fn random(sizes: &RandomLlama) -> Self {
+        Self::new(Source::Random(*sizes))
+    }
+
+    /// The device, which is opened for this model. Default: `auto`.
+    pub fn device(self, name: DeviceName) -> Self {
+        Self { device: Place::Named(name), ..self }
+    }
+
+    /// A device that is open already.
+    pub fn opened(self, device: Opened) -> Self {
+        Self { device: Place::Opened(Box::new(device)), ..self }
+    }
+
+    /// The type that weights, activations and caches are held in. Default: [`DtypeChoice::Auto`].
+    pub fn dtype(self, dtype: DtypeChoice) -> Self {
+        Self { dtype, ..self }
+    }
+
+    /// Which implementation of the kernels runs. Default: the fastest of each that the device has.
+    pub fn kernels(self, kernels: Choice) -> Self {
+        Self { kernels, ..self }
+    }
+
+    /// Bytes of the largest tensor that is given to a kernel. Default, and at most: the limit of the device.
+    pub fn largest_binding(self, bytes: impl Into<Option<usize>>) -> Self {
+        Self { largest_binding: bytes.into(), ..self }
+    }
+
+    /// Is told how many bytes of the weights were read.
+    pub fn on_progress(self, on_progress: impl FnMut(Progress) + 'a) -> Self {
+        Self { on_progress: Some(Box::new(on_progress)), ..self }
+    }
+
+    /// The caches that will be asked for: a plan that does not suit the model is refused before its weights are read.
+    /// Default: the folder's own plan.
+    pub fn plan(self, plan: impl Into<Option<Plan>>) -> Self {
+        Self { plan: plan.into(), ..self }
+    }
+
+    /// Bytes of the device that weights, caches and activations may take together. Default: 90 % of its memory, where it
+    /// is known.
+    pub fn memory(self, bytes: impl Into<Option<u64>>) -> Self {
+        Self { memory: bytes.into(), ..self }
+    }
+
+    /// Tokens that a sequence will have at least: where there is no memory for them, loading fails before the weights are
+    /// read. Default: 1.
+    pub fn tokens(self, tokens: usize) -> Self {
+        Self { tokens, ..self }
+    }
+
+    /// Loads the model.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for a device that is not there; [`Error::File`] for a file that is missing, damaged or contradicts
+    /// another; [`Error::Unknown`] for an architecture that is not known; [`Error::Setting`] for what the device cannot do
+    /// and for sizes that no model can have; [`Error::OutOfMemory`] where the model does not fit.
+    pub fn load(mut self) -> Result<Model> {
+        let started = Instant::now();
+        let device = match &self.device {
+            Place::Named(name) => device::open(*name)?,
+            Place::Opened(device) => (**device).clone(),
+        };
+        let kernels = Kernels::new(self.kernels, &device.device)?;
+        let mut on_progress = self.on_progress.take();
+        let mut on_progress = |progress| {
+            if let Some(on_progress) = &mut on_progress {
+                on_progress(progress);
+            }
+        };
+        let mut model = match &self.source {
+            Source::Folder(folder) => self.load_folder(folder, device, kernels, &mut on_progress)?,
+            Source::Random(sizes) => self.make_up(sizes, device, kernels)?,
+        };
+        model.load_time = started.elapsed();
+        Ok(model)
+    }
+
+    fn load_folder(
+        &self,
+        folder: &Path,
+        device: Opened,
+        kernels: Kernels,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Model> {
+        let checkpoint = Checkpoint::open(folder)?;
+        let configured = configure(&checkpoint.config)?;
+        let dtype = self.dtype_on(&device, &*configured)?;
+        // Small files first, so that what is wrong with them is said before the long work.
+        let generation = generation_config(folder, &checkpoint)?;
+        let tokenizer = tokenizer(folder)?;
+        let own_plan = own_plan(&generation);
+        let (plan, needs) = (self.plan.as_ref().unwrap_or(&own_plan), configured.needs());
+        plan.check(&needs)?;
+        let chat_templates = chat_templates(folder)?;
+
+        let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
+        let half = match configured.fits_float16() && device.device.supports_dtype(DType::F16) {
+            true => DType::F16.size(),
+            false => dtype.size(),
+        };
+        let claim = claim_weights(
+            &self.budget(&device),
+            elements * dtype.size() as u64,
+            plan.build(&needs, &kernels)?,
+            self.tokens,
+            configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
+            [dtype.size(), half],
+        )?;
+        let refusals = Refusals::until_now();
+        let total = checkpoint.bytes();
+        let mut read = 0;
+        let largest_binding = self.largest_binding_on(&device);
+        let mut on_progress = |bytes: u64| {
+            read += bytes;
+            on_progress(Progress { read, total });
+        };
+        let copied = device.is_asynchronous();
+        let mut loader =
+            Loader::new(&checkpoint, &device.device, dtype, largest_binding, copied, &mut on_progress);
+        let causal = configured.load(&mut loader, &kernels)?;
+        let parameters = loader.finish()?;
+        wait_for_weights(&device.device, refusals)?;
+        tracing::debug!(target: "kiln::memory", usage = ?device.device.memory_pool_usage(), "loaded");
+        Ok(Model {
+            causal,
+            name: folder
+                .file_name()
+                .map_or_else(|| folder.display().to_string(), |n| n.display().to_string()),
+            sizes: configured.sizes(),
+            device,
+            dtype,
+            kernels,
+            tokenizer,
+            generation,
+            chat_templates,
+            plan: own_plan,
+            fingerprint: Some(checkpoint.fingerprint()?),
+            parameters,
+            claim,
+            load_time: Duration::ZERO,
+            told: AtomicBool::new(false),
+        })
+    }
+
+    fn make_up(&self, sizes: &RandomLlama, device: Opened, kernels: Kernels) -> Result<Model> {
+        let configured = configure(&sizes.config())?;
+        let dtype = self.dtype_on(&device, &*configured)?;
+        let budget = self.budget(&device);
+        // All of them first: made one by one, those that fit would take minutes until one does not.
+        drop(budget.claim("the model's weights", sizes.parameters().saturating_mul(dtype.size() as u64))?);
+        let mut weights = RandomWeights {
+            device: device.device.clone(),
+            dtype,
+            largest_binding: self.largest_binding_on(&device),
+            claim: budget.claim("weights", 0)?,
+        };
+        let refusals = Refusals::until_now();
+        let causal = configured.load(&mut weights, &kernels)?;
+        wait_for_weights(&device.device, refusals)?;
+        Ok(Model {
+            causal,
+            name: "random".to_owned(),
+            sizes: configured.sizes(),
+            device,
+            dtype,
+            kernels,
+            tokenizer: None,
+            generation: GenerationConfig::default(),
+            chat_templates: ChatTemplates::default(),
+            plan: Plan::dynamic(),
+            fingerprint: None,
+            parameters: weights.claim.bytes() / dtype.size() as u64,
+            claim: weights.claim,
+            load_time: Duration::ZERO,
+            told: AtomicBool::new(false),
+        })
+    }
+
+    fn dtype_on(&self, device: &Opened, configured: &dyn Configured) -> Result<DType> {
         let dtype = match self.dtype {
             DtypeChoice::Auto if !configured.fits_float16() => DType::F32,
-            DtypeChoice::Auto => self.device.natural_dtype(),
+            DtypeChoice::Auto => device.natural_dtype(),
             DtypeChoice::F32 => DType::F32,
             DtypeChoice::F16 => DType::F16,
             DtypeChoice::Bf16 => DType::BF16,
         };
         let wrong = |why| Err(Error::Setting { name: "dtype", why });
-        if !self.device.device.supports_dtype(dtype) {
-            return wrong(format!("{} does not compute {}; use f32", self.device.info.name, dtype.name()));
+        if !device.device.supports_dtype(dtype) {
+            return wrong(format!("{} does not compute {}; use f32", device.info.name, dtype.name()));
         }
-        if self.device.info.class == DeviceClass::Cpu && dtype == DType::BF16 {
+        if device.info.class == DeviceClass::Cpu && dtype == DType::BF16 {
             return wrong(
                 "the CPU computes bf16 ten times slower than f32; use f32, or f16 for half the memory"
                     .to_owned(),
@@ -134,21 +360,25 @@ impl LoadOptions<'_> {
         Ok(dtype)
     }
 
-    /// Whether the model could be held in float16 here.
-    pub(super) fn computes_float16(&self, configured: &dyn Configured) -> bool {
-        configured.fits_float16() && self.device.device.supports_dtype(DType::F16)
-    }
-
-    pub(super) fn budget(&self) -> Budget {
-        let info = &self.device.info;
+    fn budget(&self, device: &Opened) -> Budget {
+        let info = &device.info;
         let budget = Budget::new(self.memory.or_else(|| usable(info)));
         budget.set_device_memory(info.memory);
         budget.set_largest_buffer(u64::try_from(info.largest_binding).ok());
         if info.class == DeviceClass::Cpu { budget.of_this_process() } else { budget }
     }
 
-    pub(super) fn largest_binding(&self) -> usize {
-        let device = self.device.info.largest_binding;
-        self.largest_binding.map_or(device, |asked| asked.min(device))
+    fn largest_binding_on(&self, device: &Opened) -> usize {
+        let limit = device.info.largest_binding;
+        self.largest_binding.map_or(limit, |asked| asked.min(limit))
     }
+}
+
+/// Waits until weights are on the device.
+///
+/// # Errors
+/// What the device says; [`Error::OutOfMemory`] where it had no room for them.
+fn wait_for_weights(device: &Device, before: Refusals) -> Result<()> {
+    device_error::sync(device)?;
+    before.none_since().map_err(|_| Error::refused("the weights"))
 }

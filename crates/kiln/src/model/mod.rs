@@ -3,37 +3,23 @@
 mod generating;
 mod loading;
 
-use std::{
-    fmt,
-    path::Path,
-    sync::atomic::AtomicBool,
-    time::{Duration, Instant},
-};
+use std::{fmt, path::Path, sync::atomic::AtomicBool, time::Duration};
 
 use burn::tensor::{DType, Device};
 use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim},
-    device_error::{self, Refusals},
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
 };
 use kiln_generate::{ChatTemplates, GenerationConfig, TextStream, Tokenizer};
 use kiln_kernels::{Kernels, device::Opened};
-use kiln_models::{
-    RandomLlama, RandomWeights, Sizes,
-    checkpoint::{Checkpoint, Loader},
-    configure,
-};
+use kiln_models::Sizes;
 
-pub use loading::{DtypeChoice, LoadOptions, Progress};
+pub use loading::{DtypeChoice, ModelBuilder, Progress};
 
-use crate::{
-    chat::chat_templates,
-    folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
-    out_of_memory::claim_weights,
-};
+use crate::request::{Prompt, Request};
 
 /// A model on a device, its tokenizer, and what its folder says about generation.
 pub struct Model {
@@ -65,148 +51,94 @@ impl fmt::Debug for Model {
 }
 
 impl Model {
-    /// Loads a Hugging Face folder.
+    /// Loads a Hugging Face folder onto the best device: a discrete GPU if there is one, else an integrated one, else the
+    /// CPU. [`builder`](Self::builder) has other choices.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::Model;
+    ///
+    /// let model = Model::load(folder)?;
+    /// println!("{} on {}", model.name(), model.opened().info.name);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::File`] for what is missing, damaged or contradicts itself; [`Error::Unknown`] for an architecture that
-    /// is not known; [`Error::Setting`] for what the device cannot do.
-    pub fn load(folder: &Path, mut options: LoadOptions<'_>) -> Result<Self> {
-        let started = Instant::now();
-        let kernels = Kernels::new(options.kernels, &options.device.device)?;
-        let checkpoint = Checkpoint::open(folder)?;
-        let configured = configure(&checkpoint.config)?;
-        let dtype = options.dtype(&*configured)?;
-        // Small files first, so that what is wrong with them is said before the long work.
-        let generation = generation_config(folder, &checkpoint)?;
-        let tokenizer = tokenizer(folder)?;
-        let own_plan = own_plan(&generation)?;
-        let (plan, needs) = (options.plan.as_ref().unwrap_or(&own_plan), configured.needs());
-        plan.check(&needs)?;
-        let chat_templates = chat_templates(folder)?;
-
-        let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
-        let budget = options.budget();
-        let half = if options.computes_float16(&*configured) { DType::F16.size() } else { dtype.size() };
-        let claim = claim_weights(
-            &budget,
-            elements * dtype.size() as u64,
-            plan.build(&needs, &kernels)?,
-            options.tokens,
-            configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
-            [dtype.size(), half],
-        )?;
-        let refusals = Refusals::until_now();
-        let total = checkpoint.bytes();
-        let mut read = 0;
-        let mut watcher = options.on_progress.take();
-        let mut on_progress = |bytes: u64| {
-            read += bytes;
-            if let Some(watcher) = &mut watcher {
-                watcher(Progress { read, total });
-            }
-        };
-        let largest_binding = options.largest_binding();
-        let copied = options.device.is_asynchronous();
-        let mut loader = Loader::new(
-            &checkpoint,
-            &options.device.device,
-            dtype,
-            largest_binding,
-            copied,
-            &mut on_progress,
-        );
-        let causal = configured.load(&mut loader, &kernels)?;
-        let parameters = loader.finish()?;
-        wait_for_weights(&options.device.device, refusals)?;
-        tracing::debug!(target: "kiln::memory", usage = ?options.device.device.memory_pool_usage(), "loaded");
-        Ok(Self {
-            causal,
-            name: folder
-                .file_name()
-                .map_or_else(|| folder.display().to_string(), |n| n.display().to_string()),
-            sizes: configured.sizes(),
-            device: options.device,
-            dtype,
-            kernels,
-            tokenizer,
-            generation,
-            chat_templates,
-            plan: own_plan,
-            fingerprint: Some(checkpoint.fingerprint()?),
-            parameters,
-            claim,
-            load_time: started.elapsed(),
-            told: AtomicBool::new(false),
-        })
+    /// Those of [`ModelBuilder::load`].
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
+        Self::builder(folder).load()
     }
 
-    /// A Llama of random weights, made up on the device.
+    /// Prepares to load a Hugging Face folder: device, type of numbers, memory, progress.
+    pub fn builder<'a>(folder: impl AsRef<Path>) -> ModelBuilder<'a> {
+        ModelBuilder::folder(folder.as_ref())
+    }
+
+    /// Asks the model to continue `prompt`: text, tokens of one row, or tokens of several rows.
     ///
-    /// # Errors
-    /// Sizes that no model can have.
-    pub fn random(sizes: &RandomLlama, options: LoadOptions<'_>) -> Result<Self> {
-        let started = Instant::now();
-        let kernels = Kernels::new(options.kernels, &options.device.device)?;
-        let configured = configure(&sizes.config())?;
-        let dtype = options.dtype(&*configured)?;
-        // All of them first: made one by one, those that fit would take minutes until one does not.
-        drop(
-            options
-                .budget()
-                .claim("the model's weights", sizes.parameters().saturating_mul(dtype.size() as u64))?,
-        );
-        let mut weights = RandomWeights {
-            device: options.device.device.clone(),
-            dtype,
-            largest_binding: options.largest_binding(),
-            claim: options.budget().claim("weights", 0)?,
-        };
-        let refusals = Refusals::until_now();
-        let causal = configured.load(&mut weights, &kernels)?;
-        wait_for_weights(&options.device.device, refusals)?;
-        Ok(Self {
-            causal,
-            name: "random".to_owned(),
-            sizes: configured.sizes(),
-            device: options.device,
-            dtype,
-            kernels,
-            tokenizer: None,
-            generation: GenerationConfig::default(),
-            chat_templates: ChatTemplates::default(),
-            plan: Plan::named("dynamic")?,
-            fingerprint: None,
-            parameters: weights.claim.bytes() / dtype.size() as u64,
-            claim: weights.claim,
-            load_time: started.elapsed(),
-            told: AtomicBool::new(false),
-        })
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{Model, Plan};
+    ///
+    /// let model = Model::load(folder)?;
+    /// let plan = Plan::sink(64, 4)?;
+    /// for piece in model.generate("The Constitution").max_new_tokens(9).plan(plan).stream()? {
+    ///     print!("{}", piece?);
+    /// }
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn generate(&self, prompt: impl Into<Prompt>) -> Request<'_> {
+        Request::new(self, prompt.into())
     }
 
     /// The weights, for a loop of one's own.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{Batch, Logits, Model, read_back};
+    ///
+    /// let model = Model::load(folder)?;
+    /// let mut cache = model.cache(model.plan())?;
+    /// let mut tokens = model.encode("The Constitution")?;
+    /// let mut batch = Batch::from_rows(&[tokens.clone()], model.device())?;
+    /// for _ in 0..9 {
+    ///     // Logits are `[rows, 1, vocab]`: those of the last token of each row.
+    ///     let logits = model.causal().forward(&batch, Logits::Last, &mut cache)?;
+    ///     let likeliest = logits.argmax(2).reshape([1, 1]);
+    ///     tokens.extend(read_back::read(likeliest.clone())?.iter::<u32>());
+    ///     batch = Batch::new(likeliest);
+    /// }
+    /// println!("{}", model.decode(&tokens)?);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
     pub fn causal(&self) -> &dyn CausalModel {
         &*self.causal
     }
 
-    /// An empty cache for one sequence, or one batch of them.
+    /// An empty cache for one sequence, or one batch of them. Its memory is counted in the model's [`budget`](Self::budget).
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a plan that does not suit the model.
     pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
         plan.build(&self.causal.needs(), &self.kernels)?.within(self.budget())
     }
 
-    /// The caches that its folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
-    pub fn plan(&self) -> Result<Plan> {
-        Ok(self.plan.clone())
+    /// The plan that the folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 
-    /// The name of its folder.
+    /// The name of the model's folder; `random` for random weights.
     pub fn name(&self) -> &str {
         &self.name
     }
 
+    /// Blocks, heads, widths, vocabulary and positions of the model.
     pub fn sizes(&self) -> &Sizes {
         &self.sizes
     }
 
+    /// The device as Burn takes it, for tensors in a loop of one's own. [`opened`](Self::opened) says what is known of it.
     pub fn device(&self) -> &Device {
         &self.device.device
     }
@@ -216,7 +148,7 @@ impl Model {
         &self.device
     }
 
-    /// What weights and caches are held in.
+    /// The type that weights, activations and caches are held in.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -226,7 +158,7 @@ impl Model {
         &self.kernels
     }
 
-    /// The memory that its weights and caches are counted in.
+    /// The memory of the device that weights, caches and activations are counted in.
     pub fn budget(&self) -> &Budget {
         self.claim.budget()
     }
@@ -246,11 +178,12 @@ impl Model {
         self.causal.weight_bytes().multiplied as u64
     }
 
+    /// How long loading took.
     pub fn load_time(&self) -> Duration {
         self.load_time
     }
 
-    /// What the folder's `generation_config.json` says.
+    /// The folder's `generation_config.json`: the settings of a request that does not give its own.
     pub fn generation_config(&self) -> &GenerationConfig {
         &self.generation
     }
@@ -260,7 +193,7 @@ impl Model {
         &self.chat_templates
     }
 
-    /// A name for its weights, that no other weights have.
+    /// A name for the weights, that no other weights have. Saved caches hold it.
     ///
     /// # Errors
     /// [`Error::Setting`] for weights that came from no folder.
@@ -281,11 +214,17 @@ impl Model {
     }
 
     /// The tokens of `text`, with the special tokens that the tokenizer adds.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] where the folder has no tokenizer.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>> {
         self.tokenizer()?.encode(text, true)
     }
 
     /// The tokens of `text` alone, as it stands in the middle of another.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] where the folder has no tokenizer.
     pub fn encode_more(&self, text: &str) -> Result<Vec<TokenId>> {
         self.tokenizer()?.encode(text, false)
     }
@@ -307,21 +246,18 @@ impl Model {
     }
 
     /// The text of `tokens`, special tokens left out.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] where the folder has no tokenizer, or the tokenizer cannot decode.
     pub fn decode(&self, tokens: &[TokenId]) -> Result<String> {
         self.tokenizer()?.decode(tokens, true)
     }
 
-    /// Turns tokens into text piece by piece.
+    /// Turns tokens into text piece by piece, for loops of one's own.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] where the folder has no tokenizer.
     pub fn text_stream(&self) -> Result<TextStream<'_>> {
         Ok(TextStream::new(self.tokenizer()?))
     }
-}
-
-/// Waits until weights are on the device.
-///
-/// # Errors
-/// What the device says; [`Error::OutOfMemory`] where it had no room for them.
-fn wait_for_weights(device: &Device, before: Refusals) -> Result<()> {
-    device_error::sync(device)?;
-    before.none_since().map_err(|_| Error::refused("the weights"))
 }

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use kiln::{Batch, GenerationConfig, Model, Plan, RunOptions, SavedCache, Sequence, TokenId};
+use kiln::{Batch, GenerationConfig, Model, Plan, SavedCache, Sequence, TokenId};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{PROMPT, cpu, fed, model_folder, options};
+use super::{PROMPT, cpu, fed, limited, model_folder};
 use crate::{
     fuzz::{
         Run, Target,
@@ -26,7 +26,7 @@ pub(in crate::fuzz) const TARGET: Target =
 const MODELS: [&str; 2] = ["llama", "gemma2"];
 
 fn loaded(name: &str) -> Model {
-    Model::load(&model_folder(name), options(&cpu())).unwrap()
+    limited(&model_folder(name), &cpu()).load().unwrap()
 }
 
 fn seeds() -> Vec<Vec<u8>> {
@@ -129,7 +129,7 @@ fn goes_on(model: &Model, plan: &Plan, path: &Path) -> bool {
     let Ok(mut sequence) = Sequence::load(model, plan, path) else { return true };
     let rows: Vec<Vec<TokenId>> = sequence.tokens().iter().map(|row| [row, &[7, 8][..]].concat()).collect();
     let wanted = GenerationConfig::new().max_new_tokens(2);
-    if let Ok(steps) = model.continue_from(&mut sequence, rows, &wanted, RunOptions::default()) {
+    if let Ok(steps) = model.generate(rows).sequence(&mut sequence).config(wanted.clone()).steps() {
         steps.take_while(Result::is_ok).for_each(drop);
     }
     true

@@ -2,10 +2,10 @@
 
 use std::{fs, path::Path};
 
-use kiln::{GenerationConfig, Model, Plan, RunOptions, cache_text};
+use kiln::{GenerationConfig, Plan, cache_text};
 use serde_json::{Value, json};
 
-use super::{PROMPT, copied, cpu, options, tokenizer::of_recorded};
+use super::{PROMPT, copied, cpu, limited, tokenizer::of_recorded};
 use crate::{
     fuzz::{Run, Target, mutate::Format, put},
     support::{ARCHITECTURES, fixtures},
@@ -38,7 +38,7 @@ fn seeds() -> Vec<Vec<u8>> {
 fn prepare(folder: &Path) -> Run {
     let folder = copied("llama", folder, "model");
     fs::write(folder.join("tokenizer.json"), of_recorded().to_string()).unwrap();
-    let model = Model::load(&folder, options(&cpu())).unwrap();
+    let model = limited(&folder, &cpu()).load().unwrap();
     let path = folder.join("generation_config.json");
     Box::new(move |input| {
         put(&path, input);
@@ -54,22 +54,28 @@ fn prepare(folder: &Path) -> Run {
             Some(name) => Plan::named(&cache_text(name, config.cache_config.as_ref())),
             None => Plan::named("dynamic"),
         };
-        let plan = plan.unwrap_or_else(|_| Plan::named("dynamic").unwrap());
+        let plan = plan.unwrap_or_else(|_| Plan::dynamic());
         let Ok(mut cache) = model.cache(&plan) else { return false };
         if config.resolve().is_err() {
             return false;
         }
-        match model.generate_text(&mut cache, PROMPT[..5].to_vec(), &config, RunOptions::default()) {
+        match model.generate(PROMPT[..5].to_vec()).cache(&mut cache).config(config.clone()).stream() {
             Ok(text) => text.take(3).take_while(Result::is_ok).for_each(drop),
             Err(_) => return false,
         }
         // Several rows, whose scores are read.
         let wanted = config.max_new_tokens(3);
-        let options = RunOptions { keep_logits: true, keep_scores: true, ..RunOptions::default() };
         let rows = vec![PROMPT[..2].to_vec(), PROMPT[..7].to_vec()];
         cache.reset();
-        if let Ok(generation) = model.generate(&mut cache, rows, &wanted, options) {
-            generation.steps().take(3).take_while(Result::is_ok).for_each(drop);
+        if let Ok(generation) = model
+            .generate(rows)
+            .cache(&mut cache)
+            .config(wanted.clone())
+            .keep_logits(true)
+            .keep_scores(true)
+            .steps()
+        {
+            generation.take(3).take_while(Result::is_ok).for_each(drop);
         }
         true
     })

@@ -14,13 +14,12 @@ use std::{
 };
 
 use kiln::{
-    Ask, Batch, GenerationConfig, Inspection, LoadOptions, Logits, Model, ModelCache, Plan, RunOptions,
-    TokenId,
+    Ask, Batch, GenerationConfig, Inspection, Logits, Model, ModelBuilder, ModelCache, TokenId,
     device::{self, DeviceName, Opened},
     read_back,
 };
 
-use crate::support::fixtures;
+use crate::support::{fixtures, float32};
 
 /// Bytes that a model and its caches may have: far less than a process may.
 const MEMORY: u64 = 1 << 30;
@@ -33,8 +32,8 @@ fn cpu() -> Opened {
     device::open(DeviceName::Cpu).unwrap()
 }
 
-fn options(device: &Opened) -> LoadOptions<'static> {
-    LoadOptions { memory: Some(MEMORY), ..LoadOptions::float32(device.clone()) }
+fn limited<'a>(folder: &Path, device: &Opened) -> ModelBuilder<'a> {
+    float32(Model::builder(folder), device).memory(MEMORY)
 }
 
 fn model_folder(name: &str) -> PathBuf {
@@ -54,17 +53,14 @@ fn copied(model: &str, folder: &Path, name: &str) -> PathBuf {
 /// Looks at a folder, loads it and generates two tokens, as far as that goes. Returns whether it was loaded.
 fn used(folder: &Path, device: &Opened) -> bool {
     let Ok(inspection) = Inspection::of(folder) else { return false };
-    let ask = Ask { tokens: inspection.sizes.positions, rows: 3, element: 4, memory: Some(MEMORY) };
+    let ask = Ask::new(inspection.sizes.positions).rows(3).memory(MEMORY);
     inspection.caches(None, &ask);
-    let Ok(model) = Model::load(folder, options(device)) else { return false };
-    let plan = model.plan().unwrap_or_else(|_| Plan::named("dynamic").unwrap());
+    let Ok(model) = limited(folder, device).load() else { return false };
     let prompt: Vec<TokenId> =
         PROMPT.iter().copied().filter(|&id| (id as usize) < model.sizes().vocab).collect();
     let wanted = GenerationConfig::new().max_new_tokens(2);
-    if let Ok(mut cache) = model.cache(&plan)
-        && let Ok(generation) = model.generate(&mut cache, vec![prompt], &wanted, RunOptions::default())
-    {
-        generation.steps().take_while(Result::is_ok).for_each(drop);
+    if let Ok(generation) = model.generate(prompt).config(wanted).steps() {
+        generation.take_while(Result::is_ok).for_each(drop);
     }
     true
 }

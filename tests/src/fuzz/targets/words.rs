@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use kiln::{
-    Ask, DtypeChoice, GenerationConfig, Inspection, Model, Offload, OnOutOfMemory, Plan, RunOptions,
-    cache_text, device::DeviceName, kernels::Choice,
+    Ask, DtypeChoice, Inspection, Model, Offload, OnOutOfMemory, Plan, cache_text, device::DeviceName,
+    kernels::Choice,
 };
 
-use super::{MEMORY, PROMPT, cpu, model_folder, options};
+use super::{MEMORY, PROMPT, cpu, limited, model_folder};
 use crate::fuzz::{Run, Target, mutate::Format};
 
 pub(in crate::fuzz) const TARGET: Target = Target { name: "words", format: Format::Words, seeds, prepare };
@@ -60,8 +60,8 @@ fn seeds() -> Vec<Vec<u8>> {
 fn prepare(_: &Path) -> Run {
     let device = cpu();
     let models = ["llama", "gemma2"].map(|name| {
-        let model = Model::load(&model_folder(name), options(&device)).unwrap();
-        (model, Inspection::of(&model_folder(name)).unwrap())
+        let model = limited(&model_folder(name), &device).load().unwrap();
+        (model, Inspection::of(model_folder(name)).unwrap())
     });
     Box::new(move |input| {
         let text = &*String::from_utf8_lossy(input);
@@ -85,7 +85,7 @@ fn prepare(_: &Path) -> Run {
                 let plan = offload.as_ref().map_or(plan.clone(), |offload| plan.clone().offloaded(*offload));
                 plan.label(&needs);
                 for tokens in [0, 1, 128, usize::MAX] {
-                    let ask = Ask { tokens, rows: 3, element: 4, memory: Some(MEMORY) };
+                    let ask = Ask::new(tokens).rows(3).memory(MEMORY);
                     inspection.caches(Some(&plan), &ask);
                 }
                 taken |= generated(model, &plan);
@@ -98,10 +98,6 @@ fn prepare(_: &Path) -> Run {
 
 /// Whether a model generates with a plan.
 fn generated(model: &Model, plan: &Plan) -> bool {
-    let Ok(mut cache) = model.cache(plan) else { return false };
-    let wanted = GenerationConfig::new().max_new_tokens(3);
-    match model.generate(&mut cache, vec![PROMPT.to_vec()], &wanted, RunOptions::default()) {
-        Ok(generation) => generation.steps().all(|step| step.is_ok()),
-        Err(_) => false,
-    }
+    let request = model.generate(PROMPT.to_vec()).max_new_tokens(3).plan(plan.clone());
+    request.steps().is_ok_and(|mut steps| steps.all(|step| step.is_ok()))
 }

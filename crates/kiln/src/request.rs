@@ -1,0 +1,329 @@
+//! A request to generate: a prompt, settings, and the cache that is used.
+
+use kiln_cache::Plan;
+use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
+use kiln_generate::{CacheHandle, Generation, GenerationConfig, TextStream};
+
+use crate::{
+    GeneratedText, Model, OnOutOfMemory,
+    chat::Answer,
+    sequence::{Reuse, Sequence, Steps},
+};
+
+/// What a model is asked to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Prompt {
+    /// Text. The tokenizer adds the special tokens that begin a text, unless a cache that is continued has its beginning.
+    Text(String),
+    /// Text that has its special tokens, such as a rendered chat template. None are added.
+    Rendered(String),
+    /// Tokens of one row.
+    Tokens(Vec<TokenId>),
+    /// Tokens of several rows, of any lengths.
+    Batch(Vec<Vec<TokenId>>),
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&String> for Prompt {
+    fn from(text: &String) -> Self {
+        Self::Text(text.clone())
+    }
+}
+
+impl From<Vec<TokenId>> for Prompt {
+    fn from(tokens: Vec<TokenId>) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+impl From<&[TokenId]> for Prompt {
+    fn from(tokens: &[TokenId]) -> Self {
+        Self::Tokens(tokens.to_vec())
+    }
+}
+
+impl From<Vec<Vec<TokenId>>> for Prompt {
+    fn from(rows: Vec<Vec<TokenId>>) -> Self {
+        Self::Batch(rows)
+    }
+}
+
+impl From<&[Vec<TokenId>]> for Prompt {
+    fn from(rows: &[Vec<TokenId>]) -> Self {
+        Self::Batch(rows.to_vec())
+    }
+}
+
+impl Prompt {
+    /// The tokens of each row. `continues`: whether they follow what `cache` holds.
+    fn rows(self, model: &Model, cache: &ModelCache, continues: bool) -> Result<Vec<Vec<TokenId>>> {
+        let (text, adds_special_tokens) = match self {
+            Self::Tokens(row) => return Ok(vec![row]),
+            Self::Batch(rows) => return Ok(rows),
+            Self::Text(text) => (text, !continues),
+            Self::Rendered(text) => (text, false),
+        };
+        model.check_length(&text, cache)?;
+        Ok(vec![match adds_special_tokens {
+            true => model.encode(&text)?,
+            false => model.encode_more(&text)?,
+        }])
+    }
+}
+
+/// How a generation is run. It changes no token, unless a cache is quantized because memory ran out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RunOptions {
+    pub(crate) prefill_chunk: Option<usize>,
+    pub(crate) keep_logits: bool,
+    pub(crate) keep_scores: bool,
+    pub(crate) compile: Option<bool>,
+    pub(crate) on_oom: OnOutOfMemory,
+}
+
+/// Where the sequence is kept.
+#[derive(Debug)]
+enum Memory<'a> {
+    /// In a cache that ends with the generation. `None`: one that the folder asks for.
+    Own(Option<Plan>),
+    Cache(&'a mut ModelCache),
+    Sequence(&'a mut Sequence),
+}
+
+/// A request to generate: made by [`Model::generate`] or [`Chat::say`](crate::Chat::say), ended by one of
+/// [`text`](Self::text), [`stream`](Self::stream), [`steps`](Self::steps) and [`prefill`](Self::prefill).
+///
+/// Settings that are not given are those of the folder's `generation_config.json`, then the defaults of Transformers.
+#[derive(Debug)]
+#[must_use = "nothing is generated before `text`, `stream` or `steps`"]
+pub struct Request<'a> {
+    model: &'a Model,
+    prompt: Prompt,
+    config: GenerationConfig,
+    memory: Memory<'a>,
+    run: RunOptions,
+    /// The answer that the text is in a conversation.
+    answer: Option<Answer<'a>>,
+}
+
+impl<'a> Request<'a> {
+    pub(crate) fn new(model: &'a Model, prompt: Prompt) -> Self {
+        Self {
+            model,
+            prompt,
+            config: GenerationConfig::default(),
+            memory: Memory::Own(None),
+            run: RunOptions::default(),
+            answer: None,
+        }
+    }
+
+    pub(crate) fn answering(self, answer: Answer<'a>) -> Self {
+        Self { answer: Some(answer), ..self }
+    }
+
+    /// The most tokens that are generated for each row. Default: until the text ends, or the model's positions do.
+    pub fn max_new_tokens(mut self, tokens: usize) -> Self {
+        self.config.max_new_tokens = Some(tokens);
+        self
+    }
+
+    /// Draws tokens at this temperature; 0 takes the likeliest token each time.
+    pub fn temperature(mut self, temperature: f32) -> Self {
+        self.config.do_sample = Some(temperature > 0.0);
+        self.config.temperature = Some(temperature);
+        self
+    }
+
+    /// Where tokens are drawn, the same seed draws the same tokens. Default: a new seed for each request.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.config.seed = Some(seed);
+        self
+    }
+
+    /// Any settings of the generation. Those that are absent stay what they are.
+    pub fn config(mut self, config: GenerationConfig) -> Self {
+        self.config = config.merged_over(&self.config);
+        self
+    }
+
+    /// The kind of cache that the generation makes for itself. Default: the one that the folder asks for, else `dynamic`.
+    pub fn plan(self, plan: Plan) -> Self {
+        Self { memory: Memory::Own(Some(plan)), ..self }
+    }
+
+    /// Uses this cache. Where it holds tokens, the prompt is what follows them.
+    ///
+    /// Afterwards it holds all tokens but the last, which was never fed.
+    pub fn cache(self, cache: &'a mut ModelCache) -> Self {
+        Self { memory: Memory::Cache(cache), ..self }
+    }
+
+    /// Uses the cache of this sequence. The prompt is the whole text: what the sequence holds of it is not computed again, and
+    /// what it holds besides is forgotten ([`Sequence::rewind_to`]).
+    pub fn sequence(self, sequence: &'a mut Sequence) -> Self {
+        Self { memory: Memory::Sequence(sequence), ..self }
+    }
+
+    /// What is done when memory runs out. Default: layers of the cache move to host memory.
+    pub fn on_oom(mut self, on_oom: OnOutOfMemory) -> Self {
+        self.run.on_oom = on_oom;
+        self
+    }
+
+    /// Prompt tokens of each row in one forward pass. Default: as many as activations of 32 MiB allow.
+    pub fn prefill_chunk(mut self, tokens: impl Into<Option<usize>>) -> Self {
+        self.run.prefill_chunk = tokens.into();
+        self
+    }
+
+    /// Whether the decode step is captured once and replayed, where the device can do so. Default: it is.
+    pub fn compile(mut self, compile: impl Into<Option<bool>>) -> Self {
+        self.run.compile = compile.into();
+        self
+    }
+
+    /// Whether each step carries its logits, as the model gave them. Default: it does not.
+    pub fn keep_logits(mut self, keep: bool) -> Self {
+        self.run.keep_logits = keep;
+        self
+    }
+
+    /// Whether each step carries its scores: the logits after all processors. Default: it does not.
+    pub fn keep_scores(mut self, keep: bool) -> Self {
+        self.run.keep_scores = keep;
+        self
+    }
+
+    /// Generates the text that follows the prompt, all of it.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// let model = kiln::Model::load(folder)?;
+    /// let text = model.generate("The Constitution").max_new_tokens(8).temperature(0.0).text()?;
+    /// assert!(!text.is_empty());
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`stream`](Self::stream), and what fails in the middle.
+    pub fn text(self) -> Result<String> {
+        self.stream()?.collect()
+    }
+
+    /// Generates the text that follows the prompt, piece by piece. Stop strings end it.
+    ///
+    /// # Errors
+    /// Those of [`steps`](Self::steps); [`Error::Prompt`] for several rows and for a model without a tokenizer.
+    pub fn stream(self) -> Result<GeneratedText<'a>> {
+        let tokenizer = self.model.tokenizer()?;
+        if let Prompt::Batch(rows) = &self.prompt
+            && rows.len() > 1
+        {
+            let why = format!("text is generated from one prompt, not from {}; use `steps`", rows.len());
+            return Err(Error::Prompt { why });
+        }
+        let (steps, answer) = self.start()?;
+        let stream = TextStream::after(tokenizer, steps.tokens(0).unwrap_or_default())?;
+        GeneratedText::new(steps, stream, answer)
+    }
+
+    /// Generates tokens, one of each row in a step. Stop strings do not end it, and nothing is added to a conversation.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// let model = kiln::Model::load(folder)?;
+    /// let prompts = vec![model.encode("ROMEO:")?, model.encode("The Constitution")?];
+    /// for step in model.generate(prompts).max_new_tokens(3).steps()? {
+    ///     println!("{:?}", step?.tokens);
+    /// }
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] for an empty prompt, ids outside the vocabulary and a prompt longer than the model's positions;
+    /// [`Error::Setting`] for impossible settings; [`Error::OutOfMemory`] and [`Error::Full`] where the sequence cannot fit.
+    pub fn steps(self) -> Result<Steps<'a>> {
+        self.start().map(|(steps, _)| steps)
+    }
+
+    /// Computes the prompt into the sequence and generates nothing: the sequence is ready for what follows.
+    ///
+    /// The last token of each row is kept for the next generation, whose first token is chosen by it.
+    ///
+    /// # Errors
+    /// Those of [`steps`](Self::steps); [`Error::Prompt`] for rows of one token, of which nothing would be computed;
+    /// [`Error::Setting`] without a [`sequence`](Self::sequence).
+    pub fn prefill(self) -> Result<Reuse> {
+        let Self { model, prompt, memory, run, .. } = self;
+        let Memory::Sequence(sequence) = memory else {
+            let why = "a prompt that is computed ahead needs a sequence that holds it; give one".to_owned();
+            return Err(Error::Setting { name: "sequence", why });
+        };
+        let rows = prompt.rows(model, sequence.cache(), false)?;
+        if rows.iter().any(|row| row.len() < 2) {
+            let why = "a prompt of one token leaves nothing to cache; give a longer one".to_owned();
+            return Err(Error::Prompt { why });
+        }
+        let all_but_last = rows.iter().map(|row| row[..row.len() - 1].to_vec()).collect();
+        // The token that is chosen is not fed, and is dropped.
+        let config = GenerationConfig::new().repetition_penalty(1.0);
+        let request = Request { run, ..Request::new(model, Prompt::Batch(all_but_last)) };
+        let mut steps =
+            request.config(config).max_new_tokens(1).temperature(0.0).sequence(&mut *sequence).steps()?;
+        let reuse = steps.reuse();
+        steps.try_for_each(|step| step.map(drop))?;
+        drop(steps);
+        sequence.hold(rows);
+        Ok(reuse)
+    }
+
+    fn start(self) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
+        let Self { model, prompt, config, memory, run, answer } = self;
+        let longest = |rows: &[Vec<TokenId>]| rows.iter().map(Vec::len).max().unwrap_or(0);
+        let config = |cache: &ModelCache, tokens| match &answer {
+            Some(answer) => answer.config(&config, model, cache, tokens),
+            None => config.clone(),
+        };
+        let cache: CacheHandle<'a> = match memory {
+            Memory::Own(plan) => model.cache(plan.as_ref().unwrap_or(model.plan()))?.into(),
+            Memory::Cache(cache) => cache.into(),
+            Memory::Sequence(sequence) => {
+                let rows = prompt.rows(model, sequence.cache(), false)?;
+                let tokens = longest(&rows);
+                let config = config(sequence.cache(), tokens);
+                let options = model.options(&config, &run, sequence.cache(), rows.len(), tokens)?;
+                let reuse = sequence.rewind(&rows)?;
+                let batch = sequence.rest(&rows, &options.settings, model)?;
+                let (cache, held) = sequence.split();
+                let generation = Generation::new(model.causal(), cache, batch, rows, options)?;
+                return Ok((Steps::new(generation, Some(held), reuse), answer));
+            }
+        };
+        let rows = prompt.rows(model, &cache, cache.seq_len() > 0)?;
+        if cache.seq_len() > 0 && rows.len() > 1 {
+            // The cache does not know how its rows were padded.
+            let why =
+                "several rows cannot be continued here; use a Sequence, which knows how they were padded";
+            return Err(Error::Prompt { why: why.to_owned() });
+        }
+        let tokens = longest(&rows) + cache.seq_len();
+        let options = model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?;
+        let batch = model.batch(&rows, &options.settings, &cache)?;
+        let generation = Generation::new(model.causal(), cache, batch, rows, options)?;
+        let reuse = Reuse { fed: generation.stats().prompt_tokens, ..Reuse::default() };
+        Ok((Steps::new(generation, None, reuse), answer))
+    }
+}

@@ -1,0 +1,149 @@
+//! Requests: every way to end one gives the same tokens, and an async one leaves its thread to others between steps.
+
+use std::{
+    fs,
+    future::Future,
+    path::Path,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use futures_util::StreamExt;
+use kiln::{Chat, ChatTemplate, Error, Model, Prompt, Request, Sequence, TokenId, read_back};
+use serde_json::{Value, json};
+
+use crate::support::float32;
+
+const PROMPT: &str = "The Constitution";
+const NEW: usize = 12;
+
+/// The demo model on each device.
+fn demos() -> impl Iterator<Item = (&'static str, Model)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+    kiln_testkit::devices::opened()
+        .iter()
+        .map(move |(name, opened)| (name.as_str(), float32(Model::builder(&folder), opened).load().unwrap()))
+}
+
+/// Drawn, so that a request that used other words would have another text.
+fn drawn(request: Request<'_>) -> Request<'_> {
+    request.max_new_tokens(NEW).temperature(1.5).seed(3)
+}
+
+#[test]
+fn every_end_of_a_request_gives_the_same_tokens() {
+    for (device, model) in demos() {
+        let text = drawn(model.generate(PROMPT)).text().unwrap();
+        let pieces = drawn(model.generate(PROMPT)).stream().unwrap();
+        assert_eq!(pieces.collect::<kiln::Result<String>>().unwrap(), text, "on {device}");
+        let pieces = drawn(model.generate(PROMPT)).stream().unwrap().into_stream();
+        let pieces: Vec<kiln::Result<String>> = read_back::block_on(pieces.collect());
+        assert_eq!(pieces.into_iter().collect::<kiln::Result<String>>().unwrap(), text, "on {device}");
+
+        let prompt = model.encode(PROMPT).unwrap();
+        let mut steps = drawn(model.generate(prompt.clone())).steps().unwrap();
+        let tokens: Vec<TokenId> = steps.by_ref().map(|step| step.unwrap().tokens[0].unwrap()).collect();
+        assert_eq!(steps.tokens(0), Some(&[&prompt[..], &tokens].concat()[..]), "on {device}");
+        let steps = drawn(model.generate(prompt.clone())).steps().unwrap().into_stream();
+        let streamed: Vec<_> =
+            read_back::block_on(steps.map(|step| step.unwrap().tokens[0].unwrap()).collect());
+        assert_eq!(streamed, tokens, "on {device}");
+        // A text that is decoded alone may lack the space that it begins with.
+        assert_eq!(model.decode(&tokens).unwrap().trim_start(), text.trim_start(), "on {device}");
+
+        // Wherever the sequence is kept.
+        let mut cache = model.cache(model.plan()).unwrap();
+        assert_eq!(drawn(model.generate(PROMPT)).cache(&mut cache).text().unwrap(), text, "on {device}");
+        assert_eq!(cache.seq_len(), prompt.len() + NEW - 1, "on {device}");
+        let mut sequence = Sequence::new(&model, model.plan()).unwrap();
+        drawn(model.generate(PROMPT)).sequence(&mut sequence).prefill().unwrap();
+        let pieces = drawn(model.generate(PROMPT)).sequence(&mut sequence).stream().unwrap();
+        assert_eq!(pieces.reuse().fed, 1, "the last token of the prompt, on {device}");
+        assert_eq!(pieces.collect::<kiln::Result<String>>().unwrap(), text, "on {device}");
+    }
+}
+
+#[test]
+fn a_thread_is_left_to_others_between_chunks_and_steps() {
+    for (device, model) in demos() {
+        let prompt: Vec<TokenId> = (0..20).collect();
+        let steps = model.generate(prompt).max_new_tokens(NEW).prefill_chunk(4).steps().unwrap();
+        let mut all = pin!(steps.into_stream().collect::<Vec<_>>());
+        let mut left = 0;
+        while all.as_mut().poll(&mut Context::from_waker(Waker::noop())) == Poll::Pending {
+            left += 1;
+        }
+        let (chunks, steps) = (20 / 4, NEW);
+        assert!(left >= chunks - 1 + steps, "{left} times on {device}");
+    }
+}
+
+/// The demo model, whose tokenizer begins each text with its first token.
+fn demo_with_bos() -> (tempfile::TempDir, Model) {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(demo.join(name), folder.path().join(name)).unwrap();
+    }
+    let mut tokenizer: Value =
+        serde_json::from_str(&fs::read_to_string(demo.join("tokenizer.json")).unwrap()).unwrap();
+    let bos = tokenizer["added_tokens"][0]["content"].clone();
+    let id = tokenizer["added_tokens"][0]["id"].clone();
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {bos.as_str().unwrap(): {"id": bos, "ids": [id], "tokens": [bos]}},
+    });
+    fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    let model = float32(Model::builder(folder.path()), opened).load().unwrap();
+    (folder, model)
+}
+
+#[test]
+fn what_begins_a_text_begins_it_once() {
+    let (_folder, model) = demo_with_bos();
+    let more = model.encode_more(PROMPT).unwrap().len();
+    assert_eq!(model.encode(PROMPT).unwrap().len(), more + 1);
+    let mut cache = model.cache(model.plan()).unwrap();
+    let mut fed = |prompt: Prompt| {
+        let mut steps = model.generate(prompt).max_new_tokens(1).cache(&mut cache).steps().unwrap();
+        steps.try_for_each(|step| step.map(drop)).unwrap();
+        steps.stats().prompt_tokens
+    };
+    assert_eq!([fed(PROMPT.into()), fed(PROMPT.into())], [more + 1, more]);
+    let steps = model.generate(Prompt::Rendered(PROMPT.to_owned())).steps().unwrap();
+    assert_eq!(steps.stats().prompt_tokens, more, "a rendered template has its special tokens");
+}
+
+#[test]
+fn requests_that_mean_nothing_are_refused() {
+    let (_, model) = demos().next().unwrap();
+    let two = vec![vec![1], vec![2]];
+    let refused = model.generate(two).stream().map(drop).unwrap_err();
+    assert!(refused.to_string().contains("`steps`"), "{refused}");
+    let refused = model.generate(PROMPT).prefill().unwrap_err();
+    assert!(matches!(refused, Error::Setting { name: "sequence", .. }), "{refused}");
+    let refused = model.generate(PROMPT).temperature(-1.0).text().unwrap_err();
+    assert!(matches!(refused, Error::Setting { name: "temperature", .. }), "{refused}");
+    // Later settings win over earlier ones.
+    assert!(model.generate(PROMPT).temperature(-1.0).temperature(0.0).max_new_tokens(1).text().is_ok());
+}
+
+#[test]
+fn a_question_that_is_not_answered_was_never_asked() {
+    let (_, model) = demos().next().unwrap();
+    let mut chat = Chat::new(&model, ChatTemplate::chatml(), model.plan()).unwrap();
+    drop(chat.say("What news?").unwrap());
+    assert_eq!(chat.conversation().messages.len(), 0);
+    let steps = chat.say("What news?").unwrap().max_new_tokens(2).steps().unwrap();
+    assert_eq!(steps.count(), 2);
+    assert_eq!(chat.conversation().messages.len(), 0, "tokens are no text");
+    let answer = chat.say("What news?").unwrap().max_new_tokens(4).text().unwrap();
+    let messages = &chat.conversation().messages;
+    assert_eq!(
+        messages.iter().map(|message| message.content()).collect::<Vec<_>>(),
+        [Some("What news?".to_owned()), Some(answer)]
+    );
+}
