@@ -11,13 +11,25 @@ use kiln_core::{
 
 use crate::{Kernel, Kernels, Path};
 
+/// Makes the inputs of a kernel.
+type Inputs<K> = Box<dyn Fn(&mut Numbers) -> K>;
+
+/// Runs a kernel, and reads its results.
+type Run = Box<dyn Fn(&Kernels, DType) -> Result<Vec<TensorData>>>;
+
+/// Whether a kernel lacks an implementation.
+type Lacks = Box<dyn Fn(Path, DType) -> bool>;
+
+/// What a result may differ from the one that is wanted.
+type Tolerance = Box<dyn Fn(f64, Rounding) -> f64>;
+
 /// Inputs of one kernel, and how far the results of two implementations may differ.
 pub struct Case<K> {
     name: String,
-    inputs: Box<dyn Fn(&mut Numbers) -> K>,
+    inputs: Inputs<K>,
     /// Whether the kernel lacks an implementation for these inputs.
-    lacks: Box<dyn Fn(Path, DType) -> bool>,
-    tolerance: Box<dyn Fn(f64, Rounding) -> f64>,
+    lacks: Lacks,
+    tolerance: Tolerance,
 }
 
 impl<K> Case<K> {
@@ -72,9 +84,9 @@ impl<K> fmt::Debug for Case<K> {
 pub struct AnyCase {
     kernel: &'static str,
     name: String,
-    run: Box<dyn Fn(&Kernels, DType) -> Result<Vec<TensorData>>>,
-    lacks: Box<dyn Fn(Path, DType) -> bool>,
-    tolerance: Box<dyn Fn(f64, Rounding) -> f64>,
+    run: Run,
+    lacks: Lacks,
+    tolerance: Tolerance,
 }
 
 impl AnyCase {
