@@ -1,7 +1,7 @@
 //! Captured steps, and what caches of bounded size do when they are full.
 
 use kiln::{
-    Error, GenerationConfig, Model, Plan, TokenId,
+    Error, GenerationConfig, Model, Plan, TokenId, cache_samples,
     device::Opened,
     kernels::{Kernels, Ran},
 };
@@ -79,6 +79,26 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
                         );
                     }
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_strategy_gives_other_tokens_when_it_is_captured() {
+    for (device, opened) in devices() {
+        for name in ["llama", "mistral"] {
+            let model = recorded(name, opened);
+            let needs = model.causal().needs();
+            for cache in cache_samples() {
+                let plan = Plan::named(&cache).unwrap();
+                if plan.check(&needs).is_err() || !plan.remembers(&needs) {
+                    continue;
+                }
+                let tokens = |compile| {
+                    run(&model, &cache, &[vec![3, 1, 4, 1, 5, 9, 2]], &wanted(50, false), Some(compile))
+                };
+                assert_eq!(tokens(true), tokens(false), "{name}, {cache} on {device}");
             }
         }
     }

@@ -57,7 +57,7 @@ fn layers_conform() {
             for window in WINDOWS {
                 let need = need(window);
                 let serves = |window| spec.factory.check(&self::need(window)).is_ok();
-                // Those that do without a window do not look at it, but one.
+                // Strategies that serve blocks without a window ignore it, except `quantized`.
                 let same = window.is_some() && serves(None) && !text.starts_with("quantized");
                 if !serves(window) || same {
                     continue;

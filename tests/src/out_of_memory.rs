@@ -45,7 +45,7 @@ fn drawn(n: usize) -> GenerationConfig {
 /// Steps that are launched, one that is recorded, and one that is replayed.
 const NEW: usize = 6;
 
-/// Whichever allocation fails, the tokens are the right ones; without a rescue it is a clear error. The cache and the
+/// Whichever allocation fails, the tokens are the right ones; without a policy it is a clear error. The cache and the
 /// model can be used afterwards.
 #[test]
 fn any_allocation_may_fail() {

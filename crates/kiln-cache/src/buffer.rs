@@ -14,7 +14,7 @@ use crate::memory::TensorTree;
 
 /// A buffer of keys and one of values, `[batch, kv_heads, slots, head_dim]`.
 ///
-/// It is written through [`Kernels::kv_append`]: in place while nothing else holds it, else on a copy. So a snapshot
+/// It is written by the kernel [`KvAppend`]: in place while nothing else holds it, else on a copy. So a snapshot
 /// costs nothing until one of the two writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffer {
@@ -204,7 +204,7 @@ pub(crate) fn footprint(need: &AttentionNeed, have: usize, slots: usize, step: &
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lives {
     UntilItGrows,
-    /// Memory that is not taken from the pools, which would round it up.
+    /// Allocated outside of the memory pools, which round sizes up.
     AsLongAsTheSequence,
 }
 

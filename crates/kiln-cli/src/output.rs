@@ -38,7 +38,12 @@ impl Failure {
         match self {
             Self::Closed => return ExitCode::SUCCESS,
             Self::Kiln(Error::Setting { name, why }) => {
-                note(format_args!("error: {}: {}", flag(name), kiln::plain(why)));
+                // The settings of a cache are no options.
+                let why = if *name == "cache" { kiln::plain(why) } else { flags(&kiln::plain(why)) };
+                note(format_args!("error: {}: {why}", flag(name)));
+            }
+            Self::Kiln(error @ (Error::OutOfMemory { .. } | Error::Prompt { .. } | Error::Full { .. })) => {
+                note(format_args!("error: {}", flags(&plain(error))));
             }
             Self::Kiln(error) => note(format_args!("error: {}", plain(error))),
             Self::Output(stream, error) => note(format_args!("error: {stream} cannot be written: {error}")),
@@ -61,6 +66,16 @@ fn flag(setting: &str) -> String {
     };
     let long = options.find(named).and_then(clap::Arg::get_long);
     long.map_or_else(|| setting.to_owned(), |long| format!("--{long}"))
+}
+
+/// The text with the options in place of the settings that it names.
+fn flags(text: &str) -> String {
+    let pieces = text.split('`').enumerate().map(|(i, piece)| match (i % 2, flag(piece)) {
+        (1, option) if option != piece => option,
+        (1, _) => format!("`{piece}`"),
+        _ => piece.to_owned(),
+    });
+    pieces.collect()
 }
 
 /// Prints a line to standard output.

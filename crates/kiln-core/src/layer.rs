@@ -104,7 +104,7 @@ pub struct Footprint {
     /// Held until the layer changes again, room allocated ahead of need included; of an offloaded layer only while it is in
     /// use, or the one before it is.
     pub held: usize,
-    /// Of these, what is in the largest buffer of keys and the one of values.
+    /// Of `held`: the largest buffer of keys, and the one of values beside it.
     pub largest: usize,
     /// Held besides, while the layer is in use.
     pub passing: usize,
@@ -170,8 +170,8 @@ pub trait KvLayer: CacheLayer {
     /// The stored keys and values in the order of their positions: exactly `self.span(0)`; `None` if nothing is stored.
     fn gather(&self) -> Result<Option<Kv>>;
 
-    /// How many of the next one-token updates repeat the launches of the next one: same buffers, same shapes, different
-    /// position. One captured step can be replayed for all of them.
+    /// How many of the next one-token updates repeat the launches of the next one: the same buffers, shapes, `start` and `origin`
+    /// of the view, at another position. One captured step can be replayed for all of them.
     fn replayable(&self) -> usize;
 
     /// Counts a token that a replayed step stored.
@@ -190,7 +190,7 @@ pub struct Limits {
     pub at_once: Option<usize>,
     /// Whether positions stay below a bound, however many tokens are seen.
     pub endless: bool,
-    /// Whether buffers never grow, so that every step is the same launches.
+    /// Whether buffers never grow beyond what was allocated for the whole sequence.
     pub fixed_buffers: bool,
 }
 

@@ -95,11 +95,11 @@ impl DecodeLoop {
     ) -> Result<Output> {
         let device = self.tokens.device();
         if device_sampler.as_mut().is_some_and(|device_sampler| device_sampler.prepare()) {
-            self.stop_replaying();
+            self.record_again();
         }
         if !self.steps.has_next() {
             self.steps = running.steps(&device);
-            self.stop_replaying();
+            self.record_again();
         }
         // A buffer that has to grow is another one afterwards.
         let repeats = running.cache.replayable() > 0;
@@ -113,7 +113,7 @@ impl DecodeLoop {
                 }
                 return Ok(output.clone());
             }
-            Capture::On(..) => self.stop_replaying(),
+            Capture::On(..) => self.record_again(),
             Capture::WarmingUp(WARM_UP..) if repeats => {
                 match Recording::record(&device, || self.launch(running, device_sampler.as_deref_mut()))? {
                     Some((recording, output)) => {
@@ -136,7 +136,7 @@ impl DecodeLoop {
         self.launch(running, device_sampler)
     }
 
-    fn stop_replaying(&mut self) {
+    fn record_again(&mut self) {
         if matches!(self.capture, Capture::On(..)) {
             self.capture = Capture::WarmingUp(0);
         }

@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// By the definition, for more steps than there are random numbers for at once; rows by streams of their own.
+    /// By the reference, for more steps than there are random numbers for at once; rows by streams of their own.
     #[test]
     fn each_row_takes_a_word_a_step() {
         let device = Device::flex();

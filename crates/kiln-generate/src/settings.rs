@@ -1,4 +1,4 @@
-//! Wishes, checked and filled in.
+//! Settings of a generation, validated and completed with defaults.
 
 use kiln_core::{Error, Result, model::TokenId};
 

@@ -1,18 +1,5 @@
 //! Every custom kernel, in up to four implementations that agree.
 //!
-//! | kernel | reference | native (CPU) | WGSL (wgpu) | `#[cube]` (CUDA, wgpu) |
-//! |---|---|---|---|---|
-//! | `rms_norm` | yes | | yes | yes |
-//! | `rotary` | yes | | yes | yes |
-//! | `kv_append` | yes | yes | yes | yes |
-//! | `linear` | yes | yes | few rows | few rows |
-//! | `gated` | yes | | yes | yes |
-//! | `attention` | yes | yes | yes | yes |
-//! | `kv_pack` | yes | | yes | yes |
-//! | `kv_unpack` | yes | | yes | yes |
-//! | `attention_packed` | yes | yes | yes | yes |
-//! | `sample` | yes | | yes | yes |
-//!
 //! A kernel is a type that implements [`Kernel`]: its fields are the inputs, and [`Kernels::run`] computes it. The reference is
 //! written in plain Burn operations, runs on every device, and defines what the other implementations compute.
 //!

@@ -84,11 +84,8 @@ pub use text::{GeneratedText, StopReason};
 
 /// Which implementation of each kernel runs, and which one ran.
 pub mod kernels {
-    pub use kiln_kernels::{
-        Activation, Attention, AttentionPacked, AttentionShape, Choice, Draws, Gated, KERNELS, Kernel,
-        KernelInfo, Kernels, KvAppend, KvPack, KvUnpack, Linear, Matrix, NormOrder, Path, Ran, RmsNorm,
-        Rotary, Sample, Sampling, cases,
-    };
+    #[doc(no_inline)]
+    pub use kiln_kernels::*;
 }
 
 /// What a block remembers: for those who write a strategy or a loop of their own.

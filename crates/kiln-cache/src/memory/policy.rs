@@ -44,7 +44,7 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
         Footprint { held, largest: held, passing: 0 }
     }
 
-    /// The largest length, `at_most` or less, that can be returned to exactly; `None`: only by forgetting everything.
+    /// The largest length, `at_most` or less, that can be returned to exactly; `None`: only an empty cache can be returned to.
     /// `at_most` is no more than what was seen.
     fn rewind_point(&self, _at: &Progress<Self::Counts>, at_most: usize) -> Option<usize> {
         Some(at_most)

@@ -15,10 +15,10 @@ pub(crate) mod words;
 
 pub use {grouping::Grouping, rounding::rounded};
 
-/// A number format as the command line knows it.
+/// A number format of quantized caches.
 #[derive(Debug)]
 pub struct Format {
-    /// Name on the command line; transformers' `backend`.
+    /// Its name; transformers' `backend`.
     pub name: &'static str,
     /// What it does, in a phrase.
     pub summary: &'static str,

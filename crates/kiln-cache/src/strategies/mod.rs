@@ -21,7 +21,7 @@ pub use self::{
     r#static::StaticSettings,
 };
 
-/// A strategy as the command line knows it.
+/// A strategy: its names, its help, and how its settings are read.
 #[derive(Debug)]
 pub struct KvStrategy {
     pub name: &'static str,
@@ -33,7 +33,7 @@ pub struct KvStrategy {
     pub summary: &'static str,
     /// Its settings (`key=value`), with what each means.
     pub settings: &'static [(&'static str, &'static str)],
-    /// Settings with which it evicts or packs within a few tokens: tests go over them.
+    /// Settings so small that it evicts or packs within a few tokens. Tests go over them; each must hold at least two tokens.
     pub samples: &'static [&'static str],
     /// What serves the layers that have a window, where the user does not say; `None`: this strategy.
     pub windowed: Option<fn() -> CacheSpec>,
@@ -98,7 +98,7 @@ pub static STRATEGIES: &[&KvStrategy] = &[
     &none::NONE,
 ];
 
-/// Every strategy as the command line names it, with its default settings and with its samples.
+/// Text of every strategy, with its default settings and with each of its samples.
 pub fn samples() -> impl Iterator<Item = String> {
     STRATEGIES.iter().flat_map(|strategy| {
         let sample = |settings: &&str| format!("{}:{settings}", strategy.name);

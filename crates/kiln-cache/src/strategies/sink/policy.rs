@@ -50,7 +50,7 @@ pub(super) struct Counts {
 pub(super) struct Tensors {
     /// Slots are positions; those from `shift` to `shift + held` count.
     buffer: Buffer,
-    /// Keys and values of the sinks, the keys as rotated for the positions from 0 on; there once something was evicted.
+    /// Keys and values of the sinks, the keys as rotated for the positions from 0 on. Empty before the first eviction.
     originals: Slot<Kv>,
     /// The latest tokens that were evicted, as many as may have to come back; keys as rotated where they stood.
     evicted: Slot<Kv>,
