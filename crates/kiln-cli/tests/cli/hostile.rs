@@ -351,8 +351,7 @@ fn advice_about_memory_helps() {
     let said = |args: &[&str], expected: &str| {
         let output = with(args);
         refused(&output, expected);
-        let message = stderr(&output);
-        message
+        stderr(&output)
     };
     let between = |message: &str, before: &str, behind: &str| {
         let (_, rest) = message.split_once(before).unwrap_or_else(|| panic!("{before}: {message}"));
