@@ -133,8 +133,9 @@ struct Chosen {
 impl<'a> Generation<'a> {
     /// Prepares to continue `batch`. Nothing is computed yet.
     ///
-    /// `cache` is borrowed, or given to the generation. It may hold the beginning of the rows; then `batch` is only what follows, and its `left_pad` still counts the
-    /// padding of the whole rows. `prompts` are the whole rows on the host, padding left out: processors look at them.
+    /// `cache` is borrowed, or given to the generation. It may hold the beginning of the rows; then `batch` is only what
+    /// follows, and its `left_pad` still counts the padding of the whole rows. `prompts` are the whole rows on the host, padding
+    /// left out: processors look at them.
     ///
     /// # Errors
     /// [`Error::Prompt`] for an empty prompt, for rows that do not fit each other, and for ids that are not in the

@@ -58,11 +58,6 @@ impl<K> Case<K> {
         self.without(|path, _| path == Path::Native)
     }
 
-    /// What it is about.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// The inputs on a device, of type `dtype`.
     pub fn inputs(&self, device: &Device, dtype: DType) -> K {
         (self.inputs)(&mut Numbers::new(device, dtype))
@@ -113,6 +108,9 @@ impl AnyCase {
 
     /// The element that differs most, if it differs too much; in a sentence.
     pub fn difference(&self, dtype: DType, got: &[TensorData], want: &[TensorData]) -> Option<String> {
+        if got.len() != want.len() {
+            return Some(format!("has {} results, not {}", got.len(), want.len()));
+        }
         got.iter().zip(want).find_map(|(got, want)| difference(&*self.tolerance, dtype, got, want))
     }
 }

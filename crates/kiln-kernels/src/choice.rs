@@ -42,7 +42,7 @@ impl FromStr for Choice {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        // The name before version 0.2.
+        // Its name in version 0.1.
         let text = if text == "definition" { "reference" } else { text };
         Self::ALL.into_iter().find(|choice| choice.name() == text).ok_or_else(|| Error::Unknown {
             what: "kernel choice",

@@ -12,7 +12,8 @@
 //! - [`Model::load`] loads a model, and [`Model::builder`] has the choices: device, type of numbers, memory.
 //! - [`Model::generate`] makes a [`Request`]: settings, then [`text`](Request::text), [`stream`](Request::stream) or
 //!   [`steps`](Request::steps).
-//! - A [`Sequence`] keeps what was computed for the next request, and a [`Chat`] for the next turn. A [`Plan`] says how it is kept.
+//! - A [`Sequence`] keeps what was computed for the next request, and a [`Chat`] for the next turn. A [`Plan`] says how it is
+//!   kept.
 //! - [`Model::causal`] is the forward pass, for loops of your own.
 //!
 //! A model is only weights: what a sequence leaves behind is in its [`ModelCache`], so one model serves many of them.

@@ -134,8 +134,8 @@ impl Probe {
     }
 }
 
-/// Measures what caches lose: feeds `text` in windows of `window` tokens, each from an empty cache, through a `dynamic` cache and through each of
-/// `caches`; `on_progress` is told how many tokens were fed.
+/// Measures what caches lose: feeds `text` in windows of `window` tokens, each from an empty cache, through a `dynamic` cache
+/// and through each of `caches`; `on_progress` is told how many tokens were fed.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
