@@ -53,6 +53,39 @@ fn generation<'a>(
     Generation::new(causal, cache, batch, padded(), options).unwrap()
 }
 
+/// The scores of steps are read back for what the device has no kernel for, and tokens are those of the CPU.
+#[test]
+fn settings_without_a_kernel_are_named_and_applied() {
+    let config = GenerationConfig::new()
+        .max_new_tokens(12)
+        .repetition_penalty(1.2)
+        .no_repeat_ngram_size(2)
+        .suppress_tokens(vec![1, 2, 3, 4, 5, 6, 7])
+        .eos_token_id((0..97).step_by(12).collect())
+        .min_new_tokens(3);
+    let mut tokens: Vec<Vec<Vec<Option<TokenId>>>> = Vec::new();
+    for (device, opened) in devices() {
+        let model = llama_with(opened, Choice::Auto);
+        for plan in ["dynamic", "static:len=64", "offloaded"] {
+            let mut cache = model.cache(&Plan::named(plan).unwrap()).unwrap();
+            let options =
+                GenerationOptions { compile: true, lookahead: true, ..GenerationOptions::default() };
+            let generation = generation(model.causal(), &model, &mut cache, &config, options);
+            let named = generation.processed_on_host();
+            let want: &[&str] = if device == "cpu" {
+                &[]
+            } else {
+                &["no_repeat_ngram_size", "min_new_tokens", "suppress_tokens"]
+            };
+            assert_eq!(named, want, "on {device}");
+            tokens.push(generation.map(|step| step.unwrap().tokens).collect());
+        }
+    }
+    assert!(tokens.windows(2).all(|both| both[0] == both[1]), "{tokens:?}");
+    assert!(tokens[0].len() > 3 && tokens[0][..3].iter().flatten().all(Option::is_some), "{tokens:?}");
+    assert!(tokens[0].iter().flatten().flatten().all(|token| *token == 0 || *token > 7), "{tokens:?}");
+}
+
 /// Words are used as the host uses them, one a step of each row, the first behind the prompt. (A draw on a rounding may
 /// be another token; none of these is.)
 #[test]

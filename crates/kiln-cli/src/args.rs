@@ -266,7 +266,7 @@ pub(crate) struct SamplingArgs {
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub(crate) max_new_tokens: Option<i64>,
     /// Always take the likeliest token
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"])]
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p", "typical_p"])]
     pub(crate) greedy: bool,
     /// Flatten (above 1) or sharpen (below 1) the distribution; 0 is greedy
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
@@ -280,9 +280,21 @@ pub(crate) struct SamplingArgs {
     /// Drop tokens below P times the likeliest token's probability
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
+    /// Sample from tokens of typical information that together reach probability P
+    #[arg(long, hide_short_help = true, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) typical_p: Option<f32>,
     /// Divide the scores of tokens that were already seen; 1 is off
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
+    /// Never repeat a sequence of N tokens; 0 is off
+    #[arg(long, hide_short_help = true, value_name = "N")]
+    pub(crate) no_repeat_ngram_size: Option<usize>,
+    /// Generate at least N tokens
+    #[arg(long, hide_short_help = true, value_name = "N")]
+    pub(crate) min_new_tokens: Option<usize>,
+    /// Any setting of generation_config.json, such as `suppress_tokens=[1,2]`; may be given several times
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
     /// Repeat a sampled run exactly
     #[arg(short, long, value_name = "SEED")]
     pub(crate) seed: Option<u64>,

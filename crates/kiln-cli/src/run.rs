@@ -10,6 +10,7 @@ use kiln::{
     Error, GeneratedText, GenerationConfig, Model, Offload, OnOutOfMemory, Plan, Request, Sequence, Stats,
     StopReason, UNTIL_IT_ENDS, files,
 };
+use serde_json::{Map, Value};
 
 use crate::{
     args::{CacheArgs, RunArgs, SamplingArgs},
@@ -75,6 +76,8 @@ struct Generated {
     text: String,
     stats: Stats,
     reason: Option<StopReason>,
+    /// Settings that the device has no kernel for.
+    on_host: Vec<&'static str>,
     printed: Result<()>,
 }
 
@@ -98,7 +101,8 @@ fn print_pieces(mut pieces: GeneratedText<'_>, prompt: &str, args: &RunArgs) -> 
         shown = show(&piece);
     }
     let printed = shown.and_then(|()| show("\n"));
-    Ok(Generated { text, stats: pieces.stats(), reason: pieces.stop_reason(), printed })
+    let (stats, reason, on_host) = (pieces.stats(), pieces.stop_reason(), pieces.processed_on_host());
+    Ok(Generated { text, stats, reason, on_host, printed })
 }
 
 /// Prints the JSON and the figures that were asked for.
@@ -108,12 +112,13 @@ fn report(
     plan: &Plan,
     sequence: &Sequence,
     prompt: &str,
-    Generated { text, stats, reason, printed }: Generated,
+    Generated { text, stats, reason, on_host, printed }: Generated,
 ) -> Result<()> {
     let report = Report {
         model,
         stats: &stats,
         reason,
+        on_host,
         cache: plan.label(&model.causal().needs()),
         cache_bytes: sequence.cache().device_bytes() as u64,
         host_bytes: sequence.cache().host_bytes() as u64,
@@ -224,27 +229,61 @@ impl Running {
 /// # Errors
 /// What [`GenerationConfig::resolve`] says.
 pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
-    // Whoever shapes the distribution wants to sample. A seed does not: it says how, not whether.
-    let sampling =
-        args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some() || args.min_p.is_some();
     let mut wanted = GenerationConfig::new();
     wanted.max_new_tokens = args.max_new_tokens.map(|n| usize::try_from(n).unwrap_or(UNTIL_IT_ENDS));
-    wanted.do_sample = if args.greedy { Some(false) } else { sampling.then_some(true) };
     wanted.temperature = args.temperature;
     wanted.top_k = args.top_k;
     wanted.top_p = args.top_p;
     wanted.min_p = args.min_p;
+    wanted.typical_p = args.typical_p;
     wanted.repetition_penalty = args.repetition_penalty;
+    wanted.no_repeat_ngram_size = args.no_repeat_ngram_size;
+    wanted.min_new_tokens = args.min_new_tokens;
     wanted.seed = args.seed;
     wanted.stop_strings = (!args.stop.is_empty()).then(|| args.stop.clone());
+    let mut wanted = wanted.merged_over(&settings(&args.set)?);
+    // Whoever shapes the distribution wants to sample. A seed does not: it says how, not whether.
+    wanted.do_sample = match args.greedy {
+        true => Some(false),
+        false => wanted.do_sample.or(wanted.shapes_sampling().then_some(true)),
+    };
     wanted.resolve()?;
     Ok(wanted)
+}
+
+/// What `--set` was given. A value that is not JSON is text.
+fn settings(given: &[String]) -> Result<GenerationConfig> {
+    const OF_CACHES: [&str; 3] = ["use_cache", "cache_implementation", "cache_config"];
+
+    let wrong = |why| Error::Setting { name: "--set", why };
+    let read = |text: &String| {
+        let (name, value) = text
+            .split_once('=')
+            .ok_or_else(|| wrong(format!("`{text}` has no value; write it as NAME=VALUE")))?;
+        if OF_CACHES.contains(&name) {
+            return Err(wrong(format!("`{name}` chooses the cache; use --cache instead")));
+        }
+        if !GenerationConfig::NAMES.contains(&name) {
+            let names = GenerationConfig::NAMES.iter().copied();
+            let known: Vec<&str> = names.filter(|name| !OF_CACHES.contains(name)).collect();
+            let known = known.join(", ");
+            return Err(wrong(format!("`{name}` is not a setting of a generation; known: {known}")));
+        }
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        Ok((name.to_owned(), value))
+    };
+    let settings: Map<String, Value> = given.iter().map(read).collect::<Result<_, _>>()?;
+    Ok(GenerationConfig::from_arguments(&settings).map_err(|error| match error {
+        Error::Setting { why, .. } => wrong(why),
+        other => other,
+    })?)
 }
 
 struct Report<'a> {
     model: &'a Model,
     stats: &'a Stats,
     reason: Option<StopReason>,
+    on_host: Vec<&'static str>,
     cache: String,
     cache_bytes: u64,
     host_bytes: u64,
@@ -284,12 +323,19 @@ impl Report<'_> {
                 0 => String::new(),
                 bytes => format!(", {} on the host", display::bytes(bytes)),
             },
-            kernels.join(", "),
+            match self.on_host.is_empty() {
+                true => kernels.join(", "),
+                false => format!(
+                    "{}\nhost     the scores of each step are read back for {}",
+                    kernels.join(", "),
+                    self.on_host.join(", ")
+                ),
+            },
             stats.seed.map_or_else(|| "none, greedy".to_owned(), |seed| seed.to_string()),
         )
     }
 
-    fn json(&self, prompt: &str, text: &str) -> serde_json::Value {
+    fn json(&self, prompt: &str, text: &str) -> Value {
         let (model, stats) = (self.model, self.stats);
         serde_json::json!({
             "model": model.name(),

@@ -11,61 +11,26 @@ use serde_json::{Map, Value};
 /// A `max_new_tokens` that sets no limit: the text goes on until it ends, or the model's positions do.
 pub const UNTIL_IT_ENDS: usize = usize::MAX;
 
-/// Settings of a generation, each of which may be absent: `generation_config.json`, or the arguments of a call.
-///
-/// Settings of transformers that change tokens and are not applied here are kept, so that [`not_applied`] can name them.
-/// [`resolve`] checks the values and fills in the rest.
-///
-/// ```
-/// # use kiln_generate::GenerationConfig;
-/// let wanted = GenerationConfig::new().max_new_tokens(40).do_sample(true).temperature(0.7);
-/// ```
-///
-/// [`not_applied`]: GenerationConfig::not_applied
-/// [`resolve`]: GenerationConfig::resolve
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default, expecting = "a JSON object")]
-#[non_exhaustive]
-pub struct GenerationConfig {
-    /// Tokens to generate; wins over `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
-    pub max_new_tokens: Option<usize>,
-    /// Tokens of a row, its prompt and padding included.
-    pub max_length: Option<usize>,
-    /// Whether tokens are drawn. If not, each is the likeliest.
-    pub do_sample: Option<bool>,
-    /// 0 means the likeliest token, always.
-    pub temperature: Option<f32>,
-    /// 0 means all.
-    pub top_k: Option<usize>,
-    pub top_p: Option<f32>,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
-    /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.
-    #[serde(deserialize_with = "tokens")]
-    pub eos_token_id: Option<Vec<TokenId>>,
-    #[serde(deserialize_with = "token")]
-    pub pad_token_id: Option<TokenId>,
-    #[serde(deserialize_with = "token")]
-    pub bos_token_id: Option<TokenId>,
-    #[serde(deserialize_with = "strings")]
-    pub stop_strings: Option<Vec<String>>,
-    /// Of the sampler. Ours: transformers takes torch's global one.
-    pub seed: Option<u64>,
-    pub use_cache: Option<bool>,
-    /// Kept for whoever chooses the cache; nothing in this crate acts on it.
-    pub cache_implementation: Option<String>,
-    /// See `cache_implementation`.
-    pub cache_config: Option<Value>,
-    /// Settings of transformers that change tokens and are not applied here, by name.
-    #[serde(flatten, deserialize_with = "not_applied::named_in")]
-    pub others: BTreeMap<String, Value>,
-}
+/// Declares [`GenerationConfig`]: each setting once, with the type it has where it is given.
+macro_rules! generation_config {
+    ($(#[$about:meta])* { $($(#[$doc:meta])* $name:ident: $type:ty,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+        #[serde(default, expecting = "a JSON object")]
+        #[non_exhaustive]
+        pub struct GenerationConfig {
+            $($(#[$doc])* pub $name: Option<$type>,)*
+            /// Settings of transformers that change tokens and are not applied here, by name.
+            #[serde(flatten, deserialize_with = "not_applied::named_in")]
+            pub others: BTreeMap<String, Value>,
+        }
 
-macro_rules! settings {
-    ($($name:ident: $type:ty,)*) => {
         kiln_core::setters!(GenerationConfig { $($name: $type,)* });
 
         impl GenerationConfig {
+            /// The names of all settings.
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($name)),*];
+
             /// Takes each setting that is absent here from `defaults`.
             fn or(self, defaults: Self) -> Self {
                 Self {
@@ -77,23 +42,96 @@ macro_rules! settings {
     };
 }
 
-settings! {
-    max_new_tokens: usize,
-    max_length: usize,
-    do_sample: bool,
-    temperature: f32,
-    top_k: usize,
-    top_p: f32,
-    min_p: f32,
-    repetition_penalty: f32,
-    eos_token_id: Vec<TokenId>,
-    pad_token_id: TokenId,
-    bos_token_id: TokenId,
-    stop_strings: Vec<String>,
-    seed: u64,
-    use_cache: bool,
-    cache_implementation: String,
-    cache_config: Value,
+generation_config! {
+    /// Settings of a generation, each of which may be absent: `generation_config.json`, or the arguments of a call.
+    ///
+    /// Settings of transformers that change tokens and are not applied here are kept, so that [`not_applied`] can name them.
+    /// [`resolve`] checks the values and fills in the rest.
+    ///
+    /// ```
+    /// # use kiln_generate::GenerationConfig;
+    /// let wanted = GenerationConfig::new().max_new_tokens(40).do_sample(true).temperature(0.7);
+    /// ```
+    ///
+    /// [`not_applied`]: GenerationConfig::not_applied
+    /// [`resolve`]: GenerationConfig::resolve
+    {
+        /// Tokens to generate; wins over `max_length`. [`UNTIL_IT_ENDS`] sets no limit.
+        max_new_tokens: usize,
+        /// Tokens of a row, its prompt and padding included.
+        max_length: usize,
+        /// Whether tokens are drawn. If not, each is the likeliest.
+        do_sample: bool,
+        /// Divides the scores; 0 means the likeliest token, always. Only where tokens are drawn.
+        temperature: f32,
+        /// Keeps the tokens that carry this share of the entropy of the 100 likeliest. Only where tokens are drawn.
+        top_h: f32,
+        /// Keeps this many likeliest tokens; 0 means all. Only where tokens are drawn.
+        top_k: usize,
+        /// Keeps the likeliest tokens that together reach this probability. Only where tokens are drawn.
+        top_p: f32,
+        /// Removes tokens less likely than this times the likeliest. Only where tokens are drawn.
+        min_p: f32,
+        /// Keeps the tokens whose information is closest to the entropy, until they reach this probability. Only where tokens
+        /// are drawn.
+        typical_p: f32,
+        /// Removes tokens less likely than this. Only where tokens are drawn.
+        epsilon_cutoff: f32,
+        /// Removes tokens less likely than this or, where many are possible, than `sqrt(eta) * exp(-entropy)`. Only where
+        /// tokens are drawn.
+        eta_cutoff: f32,
+        /// Divides the scores of tokens that occurred, prompt included; 1 is off.
+        repetition_penalty: f32,
+        /// Multiplies the scores of tokens of the prompt; 1 is off.
+        encoder_repetition_penalty: f32,
+        /// No sequence of this many tokens occurs twice, prompt included; 0 is off.
+        no_repeat_ngram_size: usize,
+        /// No sequence of this many tokens of the prompt occurs in what is generated; 0 is off.
+        encoder_no_repeat_ngram_size: usize,
+        /// Adds to the score of the last token of each sequence, where the others precede it.
+        sequence_bias: Vec<(Vec<TokenId>, f32)>,
+        /// Sequences that are never completed.
+        bad_words_ids: Vec<Vec<TokenId>>,
+        /// Tokens that are never chosen.
+        #[serde(deserialize_with = "tokens")]
+        suppress_tokens: Vec<TokenId>,
+        /// Tokens that are not chosen as the first.
+        #[serde(deserialize_with = "tokens")]
+        begin_suppress_tokens: Vec<TokenId>,
+        /// No row ends before it has this many tokens, prompt and padding included.
+        min_length: usize,
+        /// No row ends before this many tokens were generated.
+        min_new_tokens: usize,
+        /// The token that follows a prompt of one token.
+        #[serde(deserialize_with = "token")]
+        forced_bos_token_id: TokenId,
+        /// The last token that may be generated is one of these.
+        #[serde(deserialize_with = "tokens")]
+        forced_eos_token_id: Vec<TokenId>,
+        /// After this many new tokens, raises the scores of tokens that end a row, more with each step: by
+        /// `factor ^ steps - 1` of their size.
+        exponential_decay_length_penalty: (usize, f32),
+        /// Replaces scores that are no numbers by 0, and infinite ones by the largest numbers there are.
+        remove_invalid_values: bool,
+        /// Whether the scores that are reported are log-probabilities.
+        renormalize_logits: bool,
+        /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.
+        #[serde(deserialize_with = "tokens")]
+        eos_token_id: Vec<TokenId>,
+        #[serde(deserialize_with = "token")]
+        pad_token_id: TokenId,
+        #[serde(deserialize_with = "token")]
+        bos_token_id: TokenId,
+        #[serde(deserialize_with = "strings")]
+        stop_strings: Vec<String>,
+        /// Of the sampler. Ours: transformers takes torch's global one.
+        seed: u64,
+        use_cache: bool,
+        /// Kept for whoever chooses the cache; nothing in this crate acts on it.
+        cache_implementation: String,
+        /// See `cache_implementation`.
+        cache_config: Value,
+    }
 }
 
 impl GenerationConfig {
@@ -124,6 +162,13 @@ impl GenerationConfig {
     /// Says which key has a wrong value, which serde alone does not.
     fn read(map: &Map<String, Value>) -> Result<Self, String> {
         serde_path_to_error::deserialize(map).map_err(|e| format!("`{}`: {}", e.path(), e.inner()))
+    }
+
+    /// Whether a setting is given that counts only where tokens are drawn.
+    pub fn shapes_sampling(&self) -> bool {
+        let given = [self.temperature, self.top_h, self.top_p, self.min_p, self.typical_p];
+        let cutoffs = [self.epsilon_cutoff, self.eta_cutoff];
+        self.top_k.is_some() || given.iter().chain(&cutoffs).any(Option::is_some)
     }
 
     /// These wishes, completed by `defaults` where they are silent.

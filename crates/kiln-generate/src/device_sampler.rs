@@ -5,7 +5,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, model::TokenId};
 use kiln_kernels::{Draws, Kernels, Sample, Sampling, likeliest};
 
-use crate::{processors, sampler::Sampler, settings::Settings};
+use crate::sampler::Sampler;
 
 /// Steps that random numbers are uploaded for at once.
 const TABLE: usize = 2048;
@@ -35,30 +35,17 @@ impl DeviceSampler {
         Self::Likeliest
     }
 
-    /// What `settings` say, by `kernels` that have a kernel for it. `prompts`: tokens that occurred, below `vocab`.
+    /// What `sampling` says, by `kernels` that have a kernel for it. `prompts`: tokens that occurred, below `vocab`.
     pub(crate) fn new(
         kernels: &Kernels,
-        settings: &Settings,
+        sampling: Sampling,
         mut sampler: Option<Sampler>,
         prompts: &[&[TokenId]],
         vocab: usize,
         device: &Device,
     ) -> Self {
-        let sampling = Sampling {
-            repetition_penalty: settings.repetition_penalty,
-            temperature: settings.temperature,
-            top_k: settings.top_k,
-            tail: processors::tail(settings.top_p),
-            min_p: settings.min_p.unwrap_or(0.0),
-            draws: settings.do_sample,
-        };
-        // What counts only where tokens are drawn.
-        let sampling = match settings.do_sample {
-            true => sampling,
-            false => Sampling { temperature: 1.0, top_k: 0, tail: 0.0, min_p: 0.0, ..sampling },
-        };
         let rows = prompts.len();
-        let occurred = (settings.repetition_penalty != 1.0).then(|| {
+        let occurred = (sampling.repetition_penalty != 1.0).then(|| {
             let mut occurred = vec![0i32; rows * vocab];
             for (row, prompt) in occurred.chunks_exact_mut(vocab).zip(prompts) {
                 for &id in *prompt {
@@ -140,26 +127,24 @@ mod tests {
     use kiln_kernels::Choice;
 
     use super::*;
+    use crate::{
+        GenerationConfig,
+        processors::{Processors, RowState},
+    };
 
     /// By the reference, for more steps than there are random numbers for at once; rows by streams of their own.
     #[test]
     fn each_row_takes_a_word_a_step() {
         let device = Device::flex();
         let kernels = Kernels::new(Choice::Reference, &device).unwrap();
-        let settings = Settings {
-            do_sample: true,
-            top_k: 9,
-            top_p: 0.9,
-            temperature: 0.7,
-            repetition_penalty: 1.2,
-            ..Settings::default()
-        };
+        let config = GenerationConfig::new().top_k(9).top_p(0.9).temperature(0.7).repetition_penalty(1.2);
+        let processors = Processors::of(&config, true).unwrap();
+        let sampling = processors.on_device(true).unwrap();
         let logits: Vec<f32> = (0..23).map(|token| (token * 7 % 11) as f32 / 3.0 - 1.0).collect();
         let [mut host, draws] = [(); 2].map(|()| Sampler::new(Some(4)).unwrap());
         let mut ids = vec![vec![3, 1, 4], vec![1, 5]];
         let mut device_sampler =
-            DeviceSampler::new(&kernels, &settings, Some(draws), &[&ids[0], &ids[1]], logits.len(), &device);
-        let processors = processors::build(&settings);
+            DeviceSampler::new(&kernels, sampling, Some(draws), &[&ids[0], &ids[1]], logits.len(), &device);
         let mut others = 0;
         for step in 0..2 * TABLE + 5 {
             let tensor = TensorData::new(logits.repeat(2), [2, 1, 23]);
@@ -168,7 +153,8 @@ mod tests {
             let tokens: Vec<TokenId> = read_back::read(tokens).unwrap().iter().collect();
             for (row, (&token, ids)) in tokens.iter().zip(&mut ids).enumerate() {
                 let mut scores = logits.clone();
-                processors.iter().for_each(|processor| processor.apply(ids, &mut scores));
+                let state = RowState { ids, generated: step, len: ids.len(), remaining: None };
+                processors.apply(&state, &mut scores);
                 assert_eq!(Ok(token), host.sample(row, &scores), "step {step}, row {row}");
                 if !ids.contains(&token) {
                     ids.push(token);

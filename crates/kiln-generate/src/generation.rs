@@ -25,7 +25,7 @@ use crate::{
     decode::Output,
     device_sampler::DeviceSampler,
     prefill::{Feeder, checked_chunk},
-    processors::{self, Processor},
+    processors::{Processor, RowState},
     sampler::{self, Sampler, greedy},
     settings::Settings,
     stats::{Clock, Stats},
@@ -49,6 +49,8 @@ pub struct Options {
     pub compile: bool,
     /// What is done when memory runs out; `None`: the generation ends with the error.
     pub oom_policy: Option<Arc<dyn OomPolicy>>,
+    /// Processors beside those that the settings ask for.
+    pub processors: Vec<Arc<dyn Processor>>,
     /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
     pub kernels: Option<Kernels>,
 }
@@ -79,8 +81,6 @@ pub struct Step {
 pub struct Generation<'a> {
     feeder: Feeder<'a>,
     options: Options,
-    /// Of tokens that the host chooses.
-    processors: Vec<Box<dyn Processor>>,
     /// `None`: the likeliest token, or the device draws.
     sampler: Option<Sampler>,
     rows: Vec<Row>,
@@ -149,7 +149,13 @@ impl<'a> Generation<'a> {
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
         let cache = cache.into();
-        let settings = options.settings.clone().checked()?;
+        let mut options = options;
+        options.settings = options.settings.checked()?;
+        std::mem::take(&mut options.processors)
+            .into_iter()
+            .for_each(|own| options.settings.processors.add(own));
+        let settings = &options.settings;
+        settings.processors.check(model.vocab())?;
         let before = cache.seq_lens(batch.rows());
         check_rows(&batch, &prompts, &before)?;
         check_vocabulary(&prompts, model.vocab())?;
@@ -168,17 +174,13 @@ impl<'a> Generation<'a> {
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
-        let processors = processors::build(&settings);
         let device = batch.tokens.device();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
-        let plain = processors.is_empty();
-        feeder.device_sampler =
-            device_sampler(&options, &settings, plain, &mut sampler, &rows, model.vocab(), &device);
+        feeder.device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
         let mut rows_and_pads = rows.iter().zip(&batch.left_pad);
         let mut generation = Self {
             device,
             whole: rows_and_pads.all(|(row, pad)| row.ids.len() + pad == row.prompt_end),
-            processors,
             sampler,
             feeder,
             options,
@@ -260,6 +262,16 @@ impl<'a> Generation<'a> {
     /// Counts and times so far.
     pub fn stats(&self) -> Stats {
         self.stats
+    }
+
+    /// Settings that the device has no kernel for. The scores of each step are read back for them; empty where the device
+    /// chooses the tokens, and on the CPU.
+    pub fn processed_on_host(&self) -> Vec<&'static str> {
+        let Options { settings, kernels, .. } = &self.options;
+        match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
+            true => settings.processors.on_device(settings.do_sample).err().unwrap_or_default(),
+            false => Vec::new(),
+        }
     }
 
     /// The cache, for questions about it. It may be a step ahead.
@@ -346,12 +358,20 @@ impl<'a> Generation<'a> {
                 chosen.scores.push(Vec::new());
                 continue;
             };
+            let state = RowState {
+                ids: &row.ids,
+                generated: self.delivered,
+                len: row.prompt_end + self.delivered,
+                remaining: self.limit.map(|limit| limit.saturating_sub(self.delivered)),
+            };
             let mut scores = logits.to_vec();
-            self.processors.iter().for_each(|processor| processor.apply(&row.ids, &mut scores));
-            chosen.tokens.push(match &mut self.sampler {
-                Some(sampler) => sampler.sample(i, &scores)?,
-                None => greedy(&scores).ok_or_else(sampler::no_distribution)?,
-            });
+            let processors = &self.options.settings.processors;
+            processors.apply(&state, &mut scores);
+            let token = match &mut self.sampler {
+                Some(sampler) => sampler.sample(i, &scores),
+                None => greedy(&scores).ok_or_else(sampler::no_distribution),
+            };
+            chosen.tokens.push(token.map_err(|error| processors.emptied(&state, logits).unwrap_or(error))?);
             if self.options.keep_logits {
                 chosen.logits.push(logits.to_vec());
             }
@@ -439,11 +459,9 @@ impl Iterator for Generation<'_> {
 
 impl std::iter::FusedIterator for Generation<'_> {}
 
-/// What chooses tokens on the device; `None`: the host does, with `sampler`. `plain`: whether no processor changes scores.
+/// What chooses tokens on the device; `None`: the host does, with `sampler`.
 fn device_sampler(
     options: &Options,
-    settings: &Settings,
-    plain: bool,
     sampler: &mut Option<Sampler>,
     rows: &[Row],
     vocab: usize,
@@ -452,13 +470,17 @@ fn device_sampler(
     if options.keep_logits || options.keep_scores {
         return None;
     }
+    let Settings { processors, do_sample, .. } = &options.settings;
     match options.kernels.as_ref().filter(|kernels| kernels.path().is_on_gpu()) {
         Some(kernels) => {
+            let sampling = processors.on_device(*do_sample).ok()?;
             let ids: Vec<&[TokenId]> = rows.iter().map(|row| &row.ids[..]).collect();
-            Some(DeviceSampler::new(kernels, settings, sampler.take(), &ids, vocab, device))
+            Some(DeviceSampler::new(kernels, sampling, sampler.take(), &ids, vocab, device))
         }
         // Where the host would wait for the device, it looks at the scores itself: one pass over them, instead of several.
-        None => (plain && sampler.is_none() && options.lookahead).then(DeviceSampler::likeliest),
+        None => {
+            (processors.is_empty() && sampler.is_none() && options.lookahead).then(DeviceSampler::likeliest)
+        }
     }
 }
 

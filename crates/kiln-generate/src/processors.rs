@@ -3,182 +3,187 @@
 //! Formulas, order and conditions are those of transformers' `logits_process.py` with `min_tokens_to_keep` 1, which
 //! is what it takes without beams. Removed tokens have the score -inf.
 
-use std::fmt;
+mod lengths;
+mod repetition;
+mod tokens;
+mod warpers;
+
+use std::{fmt, sync::Arc};
 
 use kiln_core::{Error, Result, model::TokenId};
-use serde_json::Value;
+use kiln_kernels::Sampling;
 
-use crate::settings::{Settings, fraction, positive};
+use crate::config::GenerationConfig;
 
 /// Changes the scores of one row's next token.
-pub trait Processor: fmt::Debug + Send {
-    /// The setting it acts on.
-    fn name(&self) -> &'static str;
+pub trait Processor: fmt::Debug + Send + Sync {
+    /// `scores`: one for each token of the vocabulary.
+    fn apply(&self, row: &RowState<'_>, scores: &mut [f32]);
 
-    /// `ids`: the row so far, prompt included, padding not. `scores`: one for each token of the vocabulary.
-    fn apply(&self, ids: &[TokenId], scores: &mut [f32]);
+    /// Has the kernel `sample` do this, by setting its part of `sampling`; `false` where the kernel cannot.
+    fn on_device(&self, _sampling: &mut Sampling) -> bool {
+        false
+    }
+
+    /// Whether it can act on a vocabulary of this many tokens.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for tokens that are not in the vocabulary.
+    fn check(&self, _vocab: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A row whose next token is chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct RowState<'a> {
+    /// The prompt and the tokens so far, without padding.
+    pub ids: &'a [TokenId],
+    /// How many of them were generated.
+    pub generated: usize,
+    /// Tokens of the row, padding included, as `max_length` and `min_length` count them.
+    pub len: usize,
+    /// Tokens that may still be generated, the next one included; `None`: as many as it takes.
+    pub remaining: Option<usize>,
+}
+
+impl<'a> RowState<'a> {
+    /// The tokens that were not generated.
+    pub fn prompt(&self) -> &'a [TokenId] {
+        &self.ids[..self.ids.len().saturating_sub(self.generated)]
+    }
+}
+
+/// Makes the processor that settings ask for; `None` where its setting is absent or neutral.
+type Make = fn(&GenerationConfig) -> Result<Option<Arc<dyn Processor>>>;
+
+/// A setting that has a processor.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    /// Whether it acts only where tokens are drawn.
+    sampling: bool,
+    make: Make,
+}
+
+macro_rules! kinds {
+    ($($name:ident: $when:ident $make:path,)*) => {
+        /// In the order in which they act. A user's own come before those that act only where tokens are drawn.
+        const KINDS: &[Kind] = &[$(Kind {
+            name: stringify!($name),
+            sampling: kinds!($when),
+            make: |config| Ok($make(config)?.map(|processor| Arc::new(processor) as Arc<dyn Processor>)),
+        }),*];
+    };
+    (always) => { false };
+    (sampling) => { true };
+}
+
+kinds! {
+    sequence_bias: always tokens::SequenceBias::new,
+    encoder_repetition_penalty: always repetition::EncoderRepetitionPenalty::new,
+    repetition_penalty: always repetition::RepetitionPenalty::new,
+    no_repeat_ngram_size: always repetition::NoRepeatNgram::new,
+    encoder_no_repeat_ngram_size: always repetition::EncoderNoRepeatNgram::new,
+    bad_words_ids: always tokens::SequenceBias::of_bad_words,
+    min_length: always lengths::MinLength::new,
+    min_new_tokens: always lengths::MinNewTokens::new,
+    forced_bos_token_id: always lengths::ForcedBos::new,
+    forced_eos_token_id: always lengths::ForcedEos::new,
+    remove_invalid_values: always tokens::RemoveInvalid::new,
+    exponential_decay_length_penalty: always lengths::ExponentialDecay::new,
+    suppress_tokens: always tokens::Suppress::new,
+    begin_suppress_tokens: always tokens::SuppressAtBegin::new,
+    temperature: sampling warpers::Temperature::new,
+    top_h: sampling warpers::TopH::new,
+    top_k: sampling warpers::TopK::new,
+    top_p: sampling warpers::TopP::new,
+    min_p: sampling warpers::MinP::new,
+    typical_p: sampling warpers::Typical::new,
+    epsilon_cutoff: sampling warpers::Epsilon::new,
+    eta_cutoff: sampling warpers::Eta::new,
+    renormalize_logits: always warpers::Renormalize::new,
 }
 
 /// The settings that have a processor, in the order in which they act.
-pub const KNOWN: &[&str] = &["repetition_penalty", "temperature", "top_k", "top_p", "min_p"];
-
-/// The processors that `settings` ask for, in order; those at their neutral value do not appear.
-pub fn build(settings: &Settings) -> Vec<Box<dyn Processor>> {
-    let mut list: Vec<Box<dyn Processor>> = Vec::new();
-    if settings.repetition_penalty != 1.0 {
-        list.push(Box::new(RepetitionPenalty(settings.repetition_penalty)));
-    }
-    if !settings.do_sample {
-        return list;
-    }
-    if settings.temperature != 1.0 {
-        list.push(Box::new(Temperature(settings.temperature)));
-    }
-    if settings.top_k != 0 {
-        list.push(Box::new(TopK(settings.top_k)));
-    }
-    if settings.top_p < 1.0 {
-        list.push(Box::new(TopP(settings.top_p)));
-    }
-    if let Some(min_p) = settings.min_p {
-        list.push(Box::new(MinP(min_p)));
-    }
-    list
+pub fn names() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|kind| kind.name)
 }
 
-/// The processor of one setting alone, as `{"top_p": 0.8}` names it; `None` if the setting has none.
-///
-/// # Errors
-/// [`Error::Setting`] for a value that is impossible.
-pub fn by_name(name: &str, value: &Value) -> Option<Result<Box<dyn Processor>>> {
-    fn boxed<P: Processor + 'static>(processor: P) -> Box<dyn Processor> {
-        Box::new(processor)
-    }
-    Some(match name {
-        "repetition_penalty" => {
-            number("repetition_penalty", value, positive).map(|penalty| boxed(RepetitionPenalty(penalty)))
+/// The processors of a generation, in the order in which they act. By default there are none.
+#[derive(Clone, Debug, Default)]
+pub struct Processors {
+    list: Vec<(&'static str, Arc<dyn Processor>)>,
+}
+
+impl Processors {
+    /// Those that `config` asks for. Settings at their neutral value have none.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for the first value that is impossible.
+    pub fn of(config: &GenerationConfig, do_sample: bool) -> Result<Self> {
+        let mut list = Vec::new();
+        for kind in KINDS {
+            // What will not act is checked, too.
+            let made = (kind.make)(config)?;
+            list.extend(made.filter(|_| do_sample || !kind.sampling).map(|processor| (kind.name, processor)));
         }
-        "temperature" => number("temperature", value, positive).map(|t| boxed(Temperature(t))),
-        "top_k" => match value.as_u64() {
-            Some(k @ 1..) => Ok(boxed(TopK(usize::try_from(k).unwrap_or(usize::MAX)))),
-            _ => Err(Error::Setting {
-                name: "top_k",
-                why: format!("is {value}, must be an integer of at least 1"),
-            }),
-        },
-        "top_p" => number("top_p", value, fraction).map(|p| boxed(TopP(p))),
-        "min_p" => number("min_p", value, fraction).map(|p| boxed(MinP(p))),
-        _ => return None,
-    })
-}
-
-fn number(name: &'static str, value: &Value, check: fn(&'static str, f32) -> Result<()>) -> Result<f32> {
-    let why = || Error::Setting { name, why: format!("is {value}, must be a number") };
-    let number = value.as_f64().ok_or_else(why)? as f32;
-    check(name, number).map(|()| number)
-}
-
-/// `s < 0 ? s * penalty : s / penalty` for every token that occurred, once however often it did.
-///
-/// As transformers 5 does, and 4 did not, padding in front of the row is no occurrence. (`RepetitionPenaltyLogitsProcessor`)
-#[derive(Debug)]
-struct RepetitionPenalty(f32);
-
-impl Processor for RepetitionPenalty {
-    fn name(&self) -> &'static str {
-        "repetition_penalty"
+        Ok(Self { list })
     }
 
-    fn apply(&self, ids: &[TokenId], scores: &mut [f32]) {
-        let mut done = vec![false; scores.len()];
-        for &id in ids {
-            if let (Some(score), Some(done)) = (scores.get_mut(id as usize), done.get_mut(id as usize))
-                && !std::mem::replace(done, true)
-            {
-                *score = if *score < 0.0 { *score * self.0 } else { *score / self.0 };
-            }
-        }
-    }
-}
-
-/// `s / temperature`. (`TemperatureLogitsWarper`)
-#[derive(Debug)]
-struct Temperature(f32);
-
-impl Processor for Temperature {
-    fn name(&self) -> &'static str {
-        "temperature"
+    /// Adds one of a user's own behind those that do not depend on drawing, as transformers does.
+    pub(crate) fn add(&mut self, processor: Arc<dyn Processor>) {
+        let first = KINDS.iter().position(|kind| kind.sampling).unwrap_or(KINDS.len());
+        let behind = |(name, _): &(&str, _)| KINDS[first..].iter().any(|kind| kind.name == *name);
+        let at = self.list.iter().position(behind).unwrap_or(self.list.len());
+        self.list.insert(at, ("processors", processor));
     }
 
-    fn apply(&self, _ids: &[TokenId], scores: &mut [f32]) {
-        scores.iter_mut().for_each(|score| *score /= self.0);
-    }
-}
-
-/// Removes what is below the k-th largest score; all that equal it stay. (`TopKLogitsWarper`)
-#[derive(Debug)]
-struct TopK(usize);
-
-impl Processor for TopK {
-    fn name(&self) -> &'static str {
-        "top_k"
+    /// The settings that they act on.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.list.iter().map(|(name, _)| *name)
     }
 
-    fn apply(&self, _ids: &[TokenId], scores: &mut [f32]) {
-        if self.0 >= scores.len() {
-            return;
-        }
-        let mut sorted = scores.to_vec();
-        let (_, threshold, _) = sorted.select_nth_unstable_by(self.0 - 1, |a, b| b.total_cmp(a));
-        remove(scores, |score| score < *threshold);
-    }
-}
-
-/// Keeps the likeliest tokens that together reach the probability. (`TopPLogitsWarper`)
-///
-/// Sorted ascending, a token is removed where the cumulative probability up to and including it is at most `1 - p`;
-/// the last is never removed. Of equal scores, the lower index comes first and so goes first.
-#[derive(Debug)]
-struct TopP(f32);
-
-impl Processor for TopP {
-    fn name(&self) -> &'static str {
-        "top_p"
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
     }
 
-    fn apply(&self, _ids: &[TokenId], scores: &mut [f32]) {
-        // A removed token adds nothing and stays removed; leaving it out spares most of the sort after `top_k`.
-        let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != f32::NEG_INFINITY).collect();
-        order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
-        let Some(max) = order.pop().map(|last| scores[last]) else { return };
-        let total = sum_of_exp(scores, max);
-        let limit = tail(self.0);
-        // torch on the CPU sums float32 in float64 and rounds every partial sum.
-        let mut cumulative = 0.0f64;
-        for i in order {
-            cumulative += f64::from((scores[i] - max).exp() / total);
-            if cumulative as f32 > limit {
-                break;
-            }
-            scores[i] = f32::NEG_INFINITY;
-        }
-    }
-}
-
-/// Removes what is less likely than `p` times the likeliest token. (`MinPLogitsWarper`)
-#[derive(Debug)]
-struct MinP(f32);
-
-impl Processor for MinP {
-    fn name(&self) -> &'static str {
-        "min_p"
+    /// Changes the scores of the next token of `row`.
+    pub fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
+        self.list.iter().for_each(|(_, processor)| processor.apply(row, scores));
     }
 
-    fn apply(&self, _ids: &[TokenId], scores: &mut [f32]) {
-        let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total = sum_of_exp(scores, max);
-        let limit = self.0 * (1.0 / total);
-        remove(scores, |score| (score - max).exp() / total < limit);
+    /// The error for the processor that leaves no token of these logits; `None` where it is not one of them.
+    pub(crate) fn emptied(&self, row: &RowState<'_>, logits: &[f32]) -> Option<Error> {
+        let possible = |scores: &[f32]| scores.iter().any(|score| *score > f32::NEG_INFINITY);
+        let mut scores = logits.to_vec();
+        let is_one = possible(&scores) && !scores.iter().any(|score| score.is_nan());
+        let empties = |(_, processor): &&(&str, Arc<dyn Processor>)| {
+            processor.apply(row, &mut scores);
+            !possible(&scores)
+        };
+        let (name, _) = is_one.then(|| self.list.iter().find(empties)).flatten()?;
+        let why = format!("leaves no token to choose after {} tokens of a row", row.ids.len());
+        Some(Error::Setting { name, why })
+    }
+
+    /// What the kernel `sample` does for them; `draws`: whether it then draws the token.
+    ///
+    /// # Errors
+    /// The settings that the kernel knows nothing of. The scores are read back for them.
+    pub fn on_device(&self, draws: bool) -> Result<Sampling, Vec<&'static str>> {
+        let mut sampling = Sampling { draws, ..Sampling::NEUTRAL };
+        let others = self.list.iter().filter(|(_, processor)| !processor.on_device(&mut sampling));
+        let others: Vec<&str> = others.map(|(name, _)| *name).collect();
+        if others.is_empty() { Ok(sampling) } else { Err(others) }
+    }
+
+    /// Whether all can act on a vocabulary of this many tokens.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for tokens that are not in the vocabulary.
+    pub(crate) fn check(&self, vocab: usize) -> Result<()> {
+        self.list.iter().try_for_each(|(_, processor)| processor.check(vocab))
     }
 }
 
@@ -190,14 +195,13 @@ fn remove(scores: &mut [f32], condition: impl Fn(f32) -> bool) {
     }
 }
 
-/// The denominator of the softmax over `scores`, whose largest is `max`.
-fn sum_of_exp(scores: &[f32], max: f32) -> f32 {
-    scores.iter().map(|score| f64::from((score - max).exp())).sum::<f64>() as f32
-}
-
-/// The probability that may be missing of what top_p keeps.
-pub(crate) fn tail(top_p: f32) -> f32 {
-    (1.0 - as_written(top_p)) as f32
+/// Removes these tokens; those that are not in the vocabulary are none.
+fn remove_tokens(scores: &mut [f32], tokens: &[TokenId]) {
+    for &id in tokens {
+        if let Some(score) = scores.get_mut(id as usize) {
+            *score = f32::NEG_INFINITY;
+        }
+    }
 }
 
 /// The float64 that Python has for the digits of a float32: `1 - 0.9` is 0.1 there, `1 - 0.9f32` is not.

@@ -2,25 +2,25 @@
 
 use kiln_core::{Error, Result, model::TokenId};
 
-use crate::config::{GenerationConfig, UNTIL_IT_ENDS};
+use crate::{
+    config::{GenerationConfig, UNTIL_IT_ENDS},
+    processors::Processors,
+};
 
 /// What a generation runs by: every value is possible, none is missing.
 ///
-/// The defaults are transformers' (so sampling takes the 50 likeliest tokens), but for the length: without one,
-/// transformers stops after 20 tokens, and this loop at the end of the text.
-#[derive(Clone, Debug, PartialEq)]
+/// The defaults are transformers', but for the length: without one, transformers stops after 20 tokens, and this loop at
+/// the end of the text.
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// `None`: until every row has ended. Whoever knows how many positions the model has puts a bound here.
     pub max_new_tokens: Option<usize>,
     /// Tokens of a row, prompt and padding included; counts only where `max_new_tokens` is `None`.
     pub max_length: Option<usize>,
-    /// Whether tokens are drawn. `temperature`, `top_k`, `top_p` and `min_p` count only then.
+    /// Whether tokens are drawn.
     pub do_sample: bool,
-    pub temperature: f32,
-    pub top_k: usize,
-    pub top_p: f32,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: f32,
+    /// What changes the scores before a token is chosen.
+    pub processors: Processors,
     pub eos_token_id: Vec<TokenId>,
     pub pad_token_id: Option<TokenId>,
     pub stop_strings: Vec<String>,
@@ -30,7 +30,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        GenerationConfig::default().filled_in()
+        GenerationConfig::default().filled_in(false, Processors::default())
     }
 }
 
@@ -42,23 +42,18 @@ impl GenerationConfig {
     /// # Errors
     /// [`Error::Setting`] for the first value that is impossible.
     pub fn resolve(&self) -> Result<Settings> {
-        match self.temperature {
-            Some(0.0) => Self { do_sample: None, temperature: None, ..self.clone() }.filled_in().checked(),
-            _ => self.filled_in().checked(),
-        }
+        let do_sample = self.do_sample == Some(true) && self.temperature != Some(0.0);
+        let processors = Processors::of(self, do_sample)?;
+        self.filled_in(do_sample, processors).checked()
     }
 
-    fn filled_in(&self) -> Settings {
+    fn filled_in(&self, do_sample: bool, processors: Processors) -> Settings {
         let endless = self.max_new_tokens == Some(UNTIL_IT_ENDS);
         Settings {
             max_new_tokens: self.max_new_tokens.filter(|_| !endless),
             max_length: self.max_length.filter(|_| !endless),
-            do_sample: self.do_sample.unwrap_or(false),
-            temperature: self.temperature.unwrap_or(1.0),
-            top_k: self.top_k.unwrap_or(50),
-            top_p: self.top_p.unwrap_or(1.0),
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            do_sample,
+            processors,
             eos_token_id: self.eos_token_id.clone().unwrap_or_default(),
             pad_token_id: self.pad_token_id,
             stop_strings: self.stop_strings.clone().unwrap_or_default(),
@@ -75,25 +70,6 @@ impl Settings {
     pub fn checked(self) -> Result<Self> {
         at_least_one("max_new_tokens", self.max_new_tokens)?;
         at_least_one("max_length", self.max_length)?;
-        if !(self.temperature.is_finite() && self.temperature > 0.0) {
-            let why = format!("is {}, must be 0 (greedy) or above", self.temperature);
-            return Err(setting("temperature", why));
-        }
-        if self.temperature < LOWEST_TEMPERATURE {
-            return Err(setting(
-                "temperature",
-                format!(
-                    "is {:e}, too small to divide scores by; 0 takes the likeliest token",
-                    self.temperature
-                ),
-            ));
-        }
-        fraction("top_p", self.top_p)?;
-        if self.top_p == 0.0 {
-            return Err(setting("top_p", "is 0, which leaves no token; it must be above 0 and at most 1"));
-        }
-        self.min_p.map_or(Ok(()), |min_p| fraction("min_p", min_p))?;
-        positive("repetition_penalty", self.repetition_penalty)?;
         if self.stop_strings.iter().any(String::is_empty) {
             return Err(setting("stop_strings", "one of them is empty, so every text would end at once"));
         }
@@ -119,9 +95,6 @@ impl Settings {
     }
 }
 
-/// Scores up to 3e8, far more than any model gives, stay finite when they are divided by it.
-const LOWEST_TEMPERATURE: f32 = 1e-30;
-
 fn at_least_one(name: &'static str, value: Option<usize>) -> Result<()> {
     match value {
         Some(0) => Err(setting(name, "is 0, must be at least 1")),
@@ -143,6 +116,6 @@ pub(crate) fn fraction(name: &'static str, value: f32) -> Result<()> {
     }
 }
 
-fn setting(name: &'static str, why: impl Into<String>) -> Error {
+pub(crate) fn setting(name: &'static str, why: impl Into<String>) -> Error {
     Error::Setting { name, why: why.into() }
 }

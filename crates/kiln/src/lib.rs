@@ -68,8 +68,8 @@ pub use kiln_core::{
 };
 pub use kiln_generate::{
     CacheHandle, ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message, OomPolicy,
-    Options as GenerationOptions, RenderOptions, Settings, Stats, Step, StopStrings, TextStream, Tokenizer,
-    UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
+    Options as GenerationOptions, Processor, Processors, RenderOptions, RowState, Settings, Stats, Step,
+    StopStrings, TextStream, Tokenizer, UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};

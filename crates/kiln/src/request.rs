@@ -1,8 +1,10 @@
 //! A request to generate: a prompt, settings, and the cache that is used.
 
+use std::sync::Arc;
+
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
-use kiln_generate::{CacheHandle, Generation, GenerationConfig, TextStream};
+use kiln_generate::{CacheHandle, Generation, GenerationConfig, Processor, TextStream};
 
 use crate::{
     GeneratedText, Model, OnOutOfMemory,
@@ -83,14 +85,15 @@ impl Prompt {
     }
 }
 
-/// How a generation is run. It changes no token, unless a cache is quantized because memory ran out.
-#[derive(Clone, Copy, Debug, Default)]
+/// How a generation is run, beside its settings.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RunOptions {
     pub(crate) prefill_chunk: Option<usize>,
     pub(crate) keep_logits: bool,
     pub(crate) keep_scores: bool,
     pub(crate) compile: Option<bool>,
     pub(crate) on_oom: OnOutOfMemory,
+    pub(crate) processors: Vec<Arc<dyn Processor>>,
 }
 
 /// Where the sequence is kept.
@@ -156,6 +159,34 @@ impl<'a> Request<'a> {
     /// Any settings of the generation. Those that are absent stay what they are.
     pub fn config(mut self, config: GenerationConfig) -> Self {
         self.config = config.merged_over(&self.config);
+        self
+    }
+
+    /// Adds a processor of one's own: it changes the scores of each token before it is chosen, on the host. It acts behind those
+    /// that the settings ask for, and before those that shape what is drawn from (temperature, `top_k` and so on).
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{Model, Processor, RowState};
+    ///
+    /// /// Even tokens only.
+    /// #[derive(Debug)]
+    /// struct Even;
+    ///
+    /// impl Processor for Even {
+    ///     fn apply(&self, _row: &RowState<'_>, scores: &mut [f32]) {
+    ///         scores.iter_mut().skip(1).step_by(2).for_each(|score| *score = f32::NEG_INFINITY);
+    ///     }
+    /// }
+    ///
+    /// let model = Model::load(folder)?;
+    /// for step in model.generate("The Constitution").max_new_tokens(3).processor(Even).steps()? {
+    ///     assert!(step?.tokens[0].is_some_and(|token| token % 2 == 0));
+    /// }
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn processor(mut self, processor: impl Processor + 'static) -> Self {
+        self.run.processors.push(Arc::new(processor));
         self
     }
 

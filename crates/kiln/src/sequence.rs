@@ -310,6 +310,11 @@ impl<'a> Steps<'a> {
         self.generation.settings()
     }
 
+    /// Settings that the device has no kernel for: their scores are read back at each step. Always empty on the CPU.
+    pub fn processed_on_host(&self) -> Vec<&'static str> {
+        self.generation.processed_on_host()
+    }
+
     /// The cache, for questions about it. It may be a step ahead.
     pub fn cache(&self) -> &ModelCache {
         self.generation.cache()

@@ -85,6 +85,11 @@ impl<'a> GeneratedText<'a> {
         self.steps.stats()
     }
 
+    /// Settings that the device has no kernel for: their scores are read back at each step. Always empty on the CPU.
+    pub fn processed_on_host(&self) -> Vec<&'static str> {
+        self.steps.processed_on_host()
+    }
+
     /// What of the prompt was in the cache already.
     pub fn reuse(&self) -> Reuse {
         self.steps.reuse()

@@ -3,9 +3,9 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use half::f16;
 use kiln::{
-    Settings, TokenId,
+    GenerationConfig, Processors, RowState, TokenId,
     kernels::{Choice, Draws, Kernels, Sample, Sampling},
-    processors, read_back,
+    read_back,
 };
 
 use super::choices;
@@ -32,37 +32,37 @@ use Scores::{Equal, One, Removed, Ties, Usual};
 struct Given {
     vocab: usize,
     scores: Scores,
-    settings: Settings,
+    config: GenerationConfig,
 }
 
 fn cases() -> Vec<Given> {
-    let sample = Settings { do_sample: true, ..Settings::default() };
-    let all = Settings { top_k: 0, ..sample.clone() };
-    let settings = [
+    let sample = GenerationConfig::new().do_sample(true);
+    let all = || sample.clone().top_k(0);
+    let configs = [
         sample.clone(),
-        all.clone(),
-        Settings { temperature: 0.3, ..all.clone() },
-        Settings { temperature: 1e30, ..all.clone() },
-        Settings { top_k: 1, ..all.clone() },
-        Settings { top_k: 3, ..all.clone() },
-        Settings { top_k: usize::MAX, ..all.clone() },
-        Settings { top_p: 0.9, ..all.clone() },
-        Settings { top_p: 0.53, ..all.clone() },
-        Settings { top_p: 1e-9, ..all.clone() },
-        Settings { min_p: Some(0.1), ..all.clone() },
-        Settings { min_p: Some(1.0), ..all.clone() },
-        Settings { repetition_penalty: 1.7, ..all.clone() },
-        Settings { repetition_penalty: 1.7, temperature: 0.8, top_p: 0.87, min_p: Some(0.03), ..sample },
-        Settings { repetition_penalty: 1.7, ..Settings::default() },
+        all(),
+        all().temperature(0.3),
+        all().temperature(1e30),
+        all().top_k(1),
+        all().top_k(3),
+        all().top_k(usize::MAX),
+        all().top_p(0.9),
+        all().top_p(0.53),
+        all().top_p(1e-9),
+        all().min_p(0.1),
+        all().min_p(1.0),
+        all().repetition_penalty(1.7),
+        sample.clone().repetition_penalty(1.7).temperature(0.8).top_p(0.87).min_p(0.03),
+        GenerationConfig::new().repetition_penalty(1.7),
     ];
     let mut cases = Vec::new();
-    for settings in settings {
+    for config in configs {
         for scores in [Usual, Ties, Equal, Removed, One] {
-            cases.push(Given { vocab: 257, scores, settings: settings.clone() });
+            cases.push(Given { vocab: 257, scores, config: config.clone() });
         }
         for scores in [Usual, Ties] {
             for vocab in [1, 2, 7, 2048, 32_003] {
-                cases.push(Given { vocab, scores, settings: settings.clone() });
+                cases.push(Given { vocab, scores, config: config.clone() });
             }
         }
     }
@@ -108,30 +108,41 @@ impl Given {
         [0, row, 3 * row + 1].map(|id| (id % self.vocab) as TokenId).to_vec()
     }
 
+    fn draws(&self) -> bool {
+        self.config.do_sample == Some(true)
+    }
+
     fn sampling(&self) -> Sampling {
-        let settings = &self.settings;
-        Sampling {
-            repetition_penalty: settings.repetition_penalty,
-            temperature: settings.temperature,
-            top_k: if settings.do_sample { settings.top_k } else { 0 },
-            tail: 1.0 - settings.top_p,
-            min_p: settings.min_p.unwrap_or(0.0),
-            draws: settings.do_sample,
-        }
+        self.processors(&self.config).on_device(self.draws()).unwrap()
+    }
+
+    fn processors(&self, config: &GenerationConfig) -> Processors {
+        Processors::of(config, self.draws()).unwrap()
     }
 
     fn what(&self) -> String {
         format!("{} {:?} {:?}", self.vocab, self.scores, self.sampling())
     }
 
-    /// The host's scores, of what `settings` do; `None` where another rounding would remove other tokens.
+    /// The host's scores, of what the settings do; `None` where another rounding would remove other tokens.
     fn scores(&self, logits: &[f32], ids: &[TokenId]) -> Option<Vec<f32>> {
         let mut scores = logits.to_vec();
-        for processor in processors::build(&self.settings) {
-            if self.is_on_a_rounding(processor.name(), &scores) {
+        let row = RowState { ids, generated: 0, len: ids.len(), remaining: None };
+        let config = &self.config;
+        // One at a time, in their order.
+        let alone = GenerationConfig::new().do_sample(true).top_k(0);
+        let mut one = [alone.clone(), alone.clone(), alone.clone(), alone.clone(), alone];
+        one[0].repetition_penalty = config.repetition_penalty;
+        one[1].temperature = config.temperature;
+        one[2].top_k = config.top_k.or(Some(50));
+        one[3].top_p = config.top_p;
+        one[4].min_p = config.min_p;
+        for config in &one {
+            let processors = self.processors(config);
+            if processors.names().any(|name| self.is_on_a_rounding(name, &scores)) {
                 return None;
             }
-            processor.apply(ids, &mut scores);
+            processors.apply(&row, &mut scores);
         }
         Some(scores)
     }
@@ -140,13 +151,13 @@ impl Given {
         let weights = weights(scores);
         let total: f64 = weights.iter().sum();
         let near = |a: f64, b: f64| (a - b).abs() < ROUNDING;
-        match (processor, self.settings.min_p) {
+        match (processor, self.config.min_p) {
             ("top_p", _) => {
                 let mut ascending = weights;
                 ascending.sort_by(f64::total_cmp);
                 // The last stays in any case.
                 ascending.pop();
-                let limit = f64::from(1.0 - self.settings.top_p);
+                let limit = f64::from(self.sampling().tail);
                 let mut sum = 0.0;
                 ascending.into_iter().any(|weight| {
                     sum += weight / total;
@@ -164,7 +175,7 @@ impl Given {
     fn wrong(&self, scores: &[f32], word: u32, token: i64) -> Option<String> {
         let at = usize::try_from(token).ok().filter(|&at| at < scores.len());
         let Some(at) = at else { return Some(format!("{token} is no token")) };
-        if !self.settings.do_sample {
+        if !self.draws() {
             let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let first = scores.iter().position(|score| *score == largest);
             return (first != Some(at)).then(|| format!("{at} is not the first of the largest, {first:?}"));
@@ -233,7 +244,7 @@ fn tokens_are_those_of_the_host() {
                 // The ends.
                 (words[0], words[2]) = (0, (1 << 24) - 1);
                 let mut ids: Vec<Vec<TokenId>> = (0..rows).map(|row| given.prompt(row)).collect();
-                let occurred = (given.settings.repetition_penalty != 1.0).then(|| {
+                let occurred = given.config.repetition_penalty.is_some().then(|| {
                     let mut occurred = vec![0; rows * vocab];
                     for (row, ids) in ids.iter().enumerate() {
                         ids.iter().for_each(|&id| occurred[row * vocab + id as usize] = 1);
@@ -251,7 +262,7 @@ fn tokens_are_those_of_the_host() {
                     assert_eq!(chosen.dims(), [rows, 1]);
                     let mut scores = given.scores(&logits, &ids[0]);
                     for (row, token) in tokens(chosen).into_iter().enumerate() {
-                        if given.settings.repetition_penalty != 1.0 {
+                        if given.config.repetition_penalty.is_some() {
                             scores = given.scores(&logits, &ids[row]);
                         }
                         drawn += 1;

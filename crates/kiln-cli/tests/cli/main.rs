@@ -136,6 +136,25 @@ fn a_seed_repeats_and_a_stop_string_stops() {
     assert_eq!(report["text"], text[..text.find(&stop).unwrap()]);
 }
 
+#[test]
+fn any_setting_of_a_generation_may_be_given() {
+    let text = |args: &[&str]| stdout(&run(&[&["--no-echo", "-n", "24"], args, &["ROMEO:"]].concat()));
+    let plain = text(&[]);
+    assert_ne!(plain, text(&["--set", "no_repeat_ngram_size=1"]));
+    assert_eq!(text(&["--no-repeat-ngram-size", "2"]), text(&["--set", "no_repeat_ngram_size=2"]));
+    assert_eq!(plain, text(&["--set", "typical_p=0.2"]), "--greedy wins");
+    let drawn = kiln(&["run", "--device", "cpu", "--json", "-n", "4", "--set", "top_p=0.9", "ROMEO:"]);
+    let report: Value = serde_json::from_str(&stdout(&drawn)).unwrap();
+    assert!(report["seed"].is_u64(), "whoever shapes the distribution wants to draw: {report}");
+    // Of two, the option wins.
+    let stopped = run(&["--json", "--stop", "\n", "--set", "stop_strings=[\"e\"]", "ROMEO:"]);
+    let report: Value = serde_json::from_str(&stdout(&stopped)).unwrap();
+    assert_eq!(report["stop_reason"], "stop_string", "{report}");
+    let all: Vec<String> = (0..2048).map(|id| id.to_string()).collect();
+    let all = format!("suppress_tokens=[{}]", all.join(","));
+    refused(&run(&["--set", &all, "ROMEO:"]), "suppress_tokens: leaves no token");
+}
+
 /// Refusals whose text depends on the machine. The others are in `snapshots`.
 #[test]
 fn bad_input_is_one_sentence_and_exit_code_2() {

@@ -63,6 +63,15 @@ const REFUSED: &str = "
     run --top-p 1.5 x
     run --min-p -0.1 x
     run --repetition-penalty 0 x
+    run --typical-p 0 x
+    run --set nothing x
+    run --set top_q=1 x
+    run --set top_k=many x
+    run --set cache_implementation=static x
+    run --set eta_cutoff=1 x
+    run --set bad_words_ids=[[]] x
+    run --set bad_words_ids=[[99999]] x
+    run --set forced_eos_token_id=99999 x
     run --stop= x
     chat --cache elastic
     chat --temperature -1

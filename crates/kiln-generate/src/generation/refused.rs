@@ -41,17 +41,9 @@ impl Generation<'_> {
             for row in 0..self.rows.len() {
                 (0..self.delivered).for_each(|_| _ = sampler.as_mut().map(|sampler| sampler.word(row)));
             }
-            let settings = self.options.settings.clone().checked()?;
-            let (plain, vocab) = (self.processors.is_empty(), self.feeder.running.model.vocab());
-            self.feeder.device_sampler = device_sampler(
-                &self.options,
-                &settings,
-                plain,
-                &mut sampler,
-                &self.rows,
-                vocab,
-                &self.device,
-            );
+            let vocab = self.feeder.running.model.vocab();
+            self.feeder.device_sampler =
+                device_sampler(&self.options, &mut sampler, &self.rows, vocab, &self.device);
         }
         if self.delivered == 0 {
             self.next = Next::Prompt(self.fed(0..prompt));

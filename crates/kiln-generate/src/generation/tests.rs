@@ -1,11 +1,13 @@
 //! The loop on a model that remembers nothing but the tokens, so that every mistake changes what comes next.
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
+use std::sync::{Arc, Mutex};
+
 use kiln_core::{Error, batch::Batch, model::TokenId, model_cache::ModelCache};
 
 use self::fake::{Hashing, VOCAB, cache};
 use super::{Generation, Options, Step};
-use crate::{GenerationConfig, Settings, prefill};
+use crate::{GenerationConfig, Processor, RowState, Settings, prefill};
 
 mod fake;
 
@@ -72,20 +74,61 @@ fn all_ways_give_the_same_tokens() {
 fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
     let config = GenerationConfig::new().repetition_penalty(5.0).max_new_tokens(6);
     let options = Options { keep_logits: true, keep_scores: true, ..options(config) };
+    let processors = options.settings.processors.clone();
     let mut ids = PROMPT.to_vec();
     for step in run(&Hashing::default(), &mut cache::keeps(), &[PROMPT.to_vec()], options) {
         let logits = fake::logits(&ids);
         let mut scores = logits.clone();
-        crate::processors::by_name("repetition_penalty", &5.0.into())
-            .unwrap()
-            .unwrap()
-            .apply(&ids, &mut scores);
+        let state = RowState { ids: &ids, generated: 0, len: ids.len(), remaining: None };
+        processors.apply(&state, &mut scores);
         let token = crate::sampler::greedy(&scores).unwrap();
         assert_ne!(scores, logits, "the prompt counts");
         assert_eq!(step.tokens, [Some(token)]);
         assert_eq!((step.logits, step.scores), (Some(vec![logits]), Some(vec![scores])));
         ids.push(token);
     }
+}
+
+/// What a row looked like at each step, and what its scores were.
+#[derive(Debug, Default)]
+struct Recorder(Mutex<Vec<Seen>>);
+
+/// The prompt, tokens that were generated, the length, and what remains.
+type Seen = (Vec<TokenId>, usize, usize, Option<usize>);
+
+impl Processor for Recorder {
+    fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
+        let seen = (row.prompt().to_vec(), row.generated, row.len, row.remaining);
+        self.0.lock().unwrap().push(seen);
+        assert_eq!(row.ids.len(), row.prompt().len() + row.generated);
+        scores[0] = f32::NEG_INFINITY;
+    }
+}
+
+#[test]
+fn processors_are_told_where_a_row_stands() {
+    let recorder = Arc::new(Recorder::default());
+    let prompts = [PROMPT.to_vec(), vec![7]];
+    let options =
+        Options { processors: vec![recorder.clone() as Arc<dyn Processor>], lookahead: true, ..greedy(3) };
+    run(&Hashing::default(), &mut cache::keeps(), &prompts, options);
+    let seen = std::mem::take(&mut *recorder.0.lock().unwrap());
+    let want = (0..3).flat_map(|step| {
+        let padded = [(PROMPT.to_vec(), step), (vec![7], step)];
+        padded.map(|(prompt, step)| (prompt, step, PROMPT.len() + step, Some(3 - step)))
+    });
+    assert_eq!(seen, want.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_processor_that_leaves_no_token_is_named() {
+    let all: Vec<Vec<TokenId>> = (0..VOCAB as TokenId).map(|id| vec![id]).collect();
+    let options = options(GenerationConfig::new().bad_words_ids(all).max_new_tokens(2));
+    let (model, mut cache) = (Hashing::default(), cache::keeps());
+    let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
+    let mut steps = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
+    let error = steps.next().unwrap().unwrap_err().to_string();
+    assert_eq!(error, "bad_words_ids: leaves no token to choose after 5 tokens of a row");
 }
 
 #[test]
@@ -262,9 +305,16 @@ fn impossible_prompts_are_refused() {
     );
     let short = options(GenerationConfig::new().max_length(5));
     assert!(refused(&prompt, batch(&prompt), short).starts_with("max_length"));
-    let zero =
-        Options { settings: Settings { temperature: 0.0, ..Settings::default() }, ..Options::default() };
-    assert!(refused(&prompt, batch(&prompt), zero).starts_with("temperature"), "settings are checked again");
+    let zero = Options {
+        settings: Settings { max_new_tokens: Some(0), ..Settings::default() },
+        ..Options::default()
+    };
+    assert!(
+        refused(&prompt, batch(&prompt), zero).starts_with("max_new_tokens"),
+        "settings are checked again"
+    );
+    let unknown = options(GenerationConfig::new().bad_words_ids(vec![vec![1, VOCAB as u32]]));
+    assert!(refused(&prompt, batch(&prompt), unknown).starts_with("bad_words_ids: token"));
 }
 
 #[test]

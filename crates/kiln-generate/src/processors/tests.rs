@@ -3,22 +3,34 @@ use std::{fs, path::Path};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use super::{KNOWN, Processor, as_written, build, by_name};
+use super::{Processors, RowState, as_written, names};
 use crate::GenerationConfig;
 
 const OUT: f32 = f32::NEG_INFINITY;
 
-fn processor(name: &str, value: Value) -> Box<dyn Processor> {
-    by_name(name, &value).expect("known").expect("possible")
+/// The processors of `settings` alone, where tokens are drawn.
+fn processors(settings: Value) -> Processors {
+    let config: GenerationConfig = serde_json::from_value(settings).expect("right types");
+    let top_k = config.top_k.unwrap_or(0);
+    Processors::of(&config.top_k(top_k), true).expect("possible")
 }
 
-fn applied(name: &str, value: Value, ids: &[u32], scores: &[f32]) -> Vec<f32> {
+fn row(ids: &[u32], generated: usize) -> RowState<'_> {
+    RowState { ids, generated, len: ids.len(), remaining: None }
+}
+
+fn applied(settings: Value, row: RowState<'_>, scores: &[f32]) -> Vec<f32> {
     let mut scores = scores.to_vec();
-    processor(name, value).apply(ids, &mut scores);
+    processors(settings).apply(&row, &mut scores);
     scores
 }
 
-/// What transformers recorded, to the last bit.
+/// With a prompt of no generated tokens.
+fn of_prompt(settings: Value, ids: &[u32], scores: &[f32]) -> Vec<f32> {
+    applied(settings, row(ids, 0), scores)
+}
+
+/// What transformers recorded, to the last bit but for logarithms.
 #[test]
 fn transformers() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
@@ -39,88 +51,210 @@ fn transformers() {
         };
         let mut seen = Vec::new();
         for case in cases["cases"].as_array().expect("cases").iter().filter(|case| case["model"] == "proc") {
-            let kwargs = case["kwargs"].as_object().expect("kwargs");
-            let Some((name, value)) = kwargs.iter().find(|(name, _)| KNOWN.contains(&name.as_str())) else {
-                continue;
-            };
+            let name = case["case"].as_str().expect("a name");
+            let number = |key: &str| case["kwargs"][key].as_u64().map(|number| number as usize);
             let ids: Vec<Vec<u32>> = serde_json::from_value(case["input_ids"].clone()).expect("ids");
             let (vocab, mut scores) = floats("proc.scores");
             let (_, want) = floats(case["out"].as_str().expect("out"));
-            for (row, ids) in scores.chunks_mut(vocab).zip(&ids) {
-                processor(name, value.clone()).apply(ids, row);
+            let processors = processors(case["kwargs"].clone());
+            assert_eq!(processors.names().collect::<Vec<_>>(), [name]);
+            for (scores, ids) in scores.chunks_mut(vocab).zip(&ids) {
+                let generated = ids.len() - number("input_ids_seq_length").unwrap_or(ids.len());
+                let remaining = number("max_length").map(|length| length - ids.len());
+                processors.apply(&RowState { remaining, ..row(ids, generated) }, scores);
             }
-            assert_eq!(scores, want, "{version} {name}");
-            seen.push(name.clone());
+            let near = |(got, want): (&f32, &f32)| got == want || (got - want).abs() < 1e-6 * want.abs();
+            let to_the_bit = name != "renormalize_logits";
+            let same = scores == want || !to_the_bit && scores.iter().zip(&want).all(near);
+            assert!(same, "{version} {name}: {scores:?} {want:?}");
+            seen.push(name.to_owned());
         }
-        for name in KNOWN {
-            assert!(seen.iter().any(|seen| seen == name), "{version} has {name}");
-        }
+        assert_eq!(seen.len(), 19, "{version}");
     }
 }
 
-#[test]
-fn known_is_what_there_is() {
-    for name in KNOWN {
-        assert_eq!(processor(name, json!(1)).name(), *name);
-        assert!(by_name(name, &json!("one")).expect("known").is_err(), "{name} takes numbers");
-        assert!(by_name(name, &json!(-1)).expect("known").is_err(), "{name} takes no negative ones");
-    }
-    assert!(by_name("typical_p", &json!(0.5)).is_none());
+/// A value of each setting that is not neutral.
+fn all() -> Value {
+    json!({
+        "do_sample": true, "temperature": 0.7, "top_h": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9,
+        "epsilon_cutoff": 0.1, "eta_cutoff": 0.1, "repetition_penalty": 1.1, "encoder_repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 2, "sequence_bias": [[[5], 1.0]],
+        "bad_words_ids": [[5]], "suppress_tokens": [5], "begin_suppress_tokens": [5], "min_length": 5, "min_new_tokens": 5,
+        "forced_bos_token_id": 5, "forced_eos_token_id": 5, "exponential_decay_length_penalty": [5, 1.1],
+        "remove_invalid_values": true, "renormalize_logits": true, "eos_token_id": 2
+    })
 }
 
 #[test]
 fn order_and_conditions_are_those_of_transformers() {
-    let names = |value: Value| -> Vec<&str> {
+    let named = |value: Value| -> Vec<&str> {
         let config: GenerationConfig = serde_json::from_value(value).expect("right types");
-        build(&config.resolve().expect("possible")).iter().map(|p| p.name()).collect()
+        config.resolve().expect("possible").processors.names().collect()
     };
-    let all =
-        json!({"do_sample": true, "temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1});
-    assert_eq!(names(all), KNOWN, "with the 50 likeliest by default");
+    assert_eq!(named(all()), names().collect::<Vec<_>>());
+    let mut greedy = all();
+    greedy["do_sample"] = json!(false);
+    let sampling =
+        ["temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"];
+    assert_eq!(named(greedy), names().filter(|name| !sampling.contains(name)).collect::<Vec<_>>());
+    assert_eq!(named(json!({"do_sample": true})), ["top_k"], "the 50 likeliest by default");
+    assert_eq!(named(json!({})), [""; 0]);
+    let neutral = json!({
+        "do_sample": true, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0,
+        "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
+        "encoder_no_repeat_ngram_size": 0, "sequence_bias": [], "bad_words_ids": [], "suppress_tokens": [],
+        "begin_suppress_tokens": null, "min_length": 0, "min_new_tokens": 0, "forced_bos_token_id": null,
+        "forced_eos_token_id": null, "remove_invalid_values": false, "renormalize_logits": false, "eos_token_id": 2
+    });
+    assert_eq!(named(neutral), [""; 0]);
+    assert_eq!(named(json!({"min_length": 3, "min_new_tokens": 3})), [""; 0], "no token ends a row");
+}
+
+#[test]
+fn the_device_does_what_its_kernel_can() {
+    let on_device = |value: Value| processors(value).on_device(true);
+    let known = json!({"temperature": 0.7, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
+                       "renormalize_logits": true});
+    let sampling = on_device(known).expect("all of it");
+    assert_eq!((sampling.temperature, sampling.top_k, sampling.repetition_penalty), (0.7, 4, 1.1));
+    let others = on_device(all()).expect_err("more than it can");
+    assert_eq!(others.len(), names().count() - 6, "{others:?}");
+}
+
+#[test]
+fn ngrams_of_the_row_and_of_the_prompt() {
+    let ids = [1, 2, 3, 1, 2, 4, 1, 2];
+    assert_eq!(of_prompt(json!({"no_repeat_ngram_size": 3}), &ids, &[0.0; 5]), [0.0, 0.0, 0.0, OUT, OUT]);
+    let behind = |n| applied(json!({"encoder_no_repeat_ngram_size": n}), row(&ids, 4), &[0.0; 5]);
+    assert_eq!(behind(3), [0.0, 0.0, 0.0, OUT, 0.0], "the prompt is 1 2 3 1");
+    assert_eq!(behind(1), [0.0, OUT, OUT, OUT, 0.0]);
     assert_eq!(
-        names(json!({"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1})),
-        ["repetition_penalty"]
+        of_prompt(json!({"no_repeat_ngram_size": 9}), &ids, &[0.0; 5]),
+        [0.0; 5],
+        "longer than the row"
     );
-    assert_eq!(names(json!({"do_sample": true, "top_k": 0})), [""; 0]);
-    assert_eq!(names(json!({})), [""; 0]);
+    assert_eq!(of_prompt(json!({"no_repeat_ngram_size": 99}), &ids, &[0.0; 5]), [0.0; 5]);
+}
+
+#[test]
+fn sequences_are_biased_where_they_may_be_completed() {
+    let bias = json!({"sequence_bias": [[[1], 0.5], [[3, 2], 2.0], [[1, 3, 2], 4.0]]});
+    assert_eq!(
+        of_prompt(bias.clone(), &[1, 3], &[0.0; 4]),
+        [0.0, 0.5, 2.0, 0.0],
+        "three tokens do not fit yet"
+    );
+    assert_eq!(of_prompt(bias.clone(), &[0, 1, 3], &[0.0; 4]), [0.0, 0.5, 6.0, 0.0]);
+    assert_eq!(of_prompt(bias, &[], &[0.0; 4]), [0.0, 0.5, 0.0, 0.0]);
+    let words = json!({"bad_words_ids": [[2], [3], [0, 1]], "eos_token_id": [3]});
+    assert_eq!(of_prompt(words, &[3, 0], &[0.0; 4]), [0.0, OUT, OUT, 0.0], "what ends a row is no bad word");
+    let check = |settings| processors(settings).check(4).map_err(|error| error.to_string());
+    let refused = "bad_words_ids: token 4 is not in the model's vocabulary of 4 tokens";
+    assert_eq!(check(json!({"bad_words_ids": [[1, 4]]})), Err(refused.to_owned()));
+    assert_eq!(check(json!({"suppress_tokens": [4]})), Ok(()), "folders name tokens that a vocabulary lacks");
+    assert!(
+        check(json!({"forced_eos_token_id": 9})).is_err()
+            && check(json!({"forced_bos_token_id": 9})).is_err()
+    );
+}
+
+#[test]
+fn lengths_count_what_transformers_counts() {
+    let eos = |settings: Value, generated: usize, len: usize, remaining: Option<usize>| {
+        let mut settings = settings;
+        settings["eos_token_id"] = json!([1]);
+        let state = RowState { len, remaining, ..row(&[0, 0, 0, 0], generated) };
+        applied(settings, state, &[-2.0; 3])
+    };
+    let kept = [-2.0; 3];
+    assert_eq!(eos(json!({"min_length": 6}), 2, 5, None), [-2.0, OUT, -2.0], "padding counts");
+    assert_eq!(eos(json!({"min_length": 6}), 2, 6, None), kept);
+    assert_eq!(eos(json!({"min_new_tokens": 3}), 2, 9, None), [-2.0, OUT, -2.0]);
+    assert_eq!(eos(json!({"min_new_tokens": 3}), 3, 9, None), kept);
+    assert_eq!(eos(json!({"forced_eos_token_id": 2}), 3, 9, Some(1)), [OUT, OUT, 0.0]);
+    assert_eq!(eos(json!({"forced_eos_token_id": 2}), 3, 9, Some(2)), kept);
+    assert_eq!(eos(json!({"forced_eos_token_id": 2}), 3, 9, None), kept);
+    assert_eq!(eos(json!({"forced_bos_token_id": 2}), 0, 1, None), [OUT, OUT, 0.0]);
+    assert_eq!(eos(json!({"forced_bos_token_id": 2}), 1, 2, None), kept);
+    assert_eq!(eos(json!({"exponential_decay_length_penalty": [2, 2.0]}), 2, 9, None), kept);
+    let raised = eos(json!({"exponential_decay_length_penalty": [2, 2.0]}), 4, 9, None);
+    assert_eq!(raised, [-2.0, 4.0, -2.0], "by three times its size");
+    let endless = eos(json!({"exponential_decay_length_penalty": [0, 1e9]}), 4000, 9, None);
+    assert_eq!(endless[1], f32::MAX);
+    assert_eq!(eos(json!({"begin_suppress_tokens": [0]}), 0, 4, None), [OUT, -2.0, -2.0]);
+    assert_eq!(eos(json!({"begin_suppress_tokens": [0]}), 1, 4, None), kept);
+    let forced = json!({"begin_suppress_tokens": [0], "forced_bos_token_id": 2});
+    assert_eq!(eos(forced.clone(), 0, 1, None), [OUT, OUT, 0.0]);
+    assert_eq!(eos(forced, 1, 2, None), [OUT, -2.0, -2.0], "behind the token that was forced");
+}
+
+#[test]
+fn invalid_values_become_numbers() {
+    let scores = [f32::NAN, f32::INFINITY, OUT, 1.0];
+    let want = [0.0, f32::MAX, f32::MIN, 1.0];
+    assert_eq!(of_prompt(json!({"remove_invalid_values": true}), &[], &scores), want);
+}
+
+#[test]
+fn what_is_unlikely_goes_but_never_all() {
+    // Probabilities of 0.5, 0.25, 0.125, 0.125.
+    let scores = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln);
+    let kept = |settings: Value| -> Vec<bool> {
+        of_prompt(settings, &[], &scores).iter().map(|score| *score != OUT).collect()
+    };
+    assert_eq!(kept(json!({"epsilon_cutoff": 0.2})), [true, true, false, false]);
+    assert_eq!(kept(json!({"epsilon_cutoff": 0.9})), [true, false, false, false]);
+    // The entropy is 1.21 nats: sqrt(0.9) * exp(-1.21) is 0.28.
+    assert_eq!(kept(json!({"eta_cutoff": 0.9})), [true, false, false, false]);
+    assert_eq!(kept(json!({"eta_cutoff": 0.2})), [true, true, false, false], "0.13 is least");
+    assert_eq!(kept(json!({"eta_cutoff": 0.1})), [true; 4], "0.094 is least");
+    // Terms of the entropy: 0.347, 0.347, 0.26, 0.26.
+    assert_eq!(kept(json!({"top_h": 0.6})), [true, true, false, false]);
+    assert_eq!(kept(json!({"top_h": 0.1})), [true, false, false, false]);
+    // The second is closest to the entropy (1.39 nats), then the first (0.69), then the others (2.08).
+    assert_eq!(kept(json!({"typical_p": 0.2})), [false, true, false, false]);
+    assert_eq!(kept(json!({"typical_p": 0.5})), [true, true, false, false]);
+    let empty: Vec<f32> =
+        of_prompt(json!({"typical_p": 0.5, "top_h": 0.5, "eta_cutoff": 0.1}), &[], &[OUT; 2]);
+    assert_eq!(empty, [OUT; 2]);
 }
 
 #[test]
 fn repetition_counts_a_token_once_and_ignores_what_is_not_there() {
-    let got = applied("repetition_penalty", json!(2.0), &[0, 1, 0, 0, 99], &[4.0, -4.0, 4.0]);
+    let got = of_prompt(json!({"repetition_penalty": 2.0}), &[0, 1, 0, 0, 99], &[4.0, -4.0, 4.0]);
     assert_eq!(got, [2.0, -8.0, 4.0]);
 }
 
 #[test]
 fn top_k_keeps_ties_and_everything_where_k_is_large() {
     let scores = [1.0, 3.0, 2.0, 2.0, OUT];
-    assert_eq!(applied("top_k", json!(2), &[], &scores), [OUT, 3.0, 2.0, 2.0, OUT]);
-    assert_eq!(applied("top_k", json!(5), &[], &scores), scores);
-    assert_eq!(applied("top_k", json!(u64::MAX), &[], &scores), scores);
+    assert_eq!(of_prompt(json!({"top_k": 2}), &[], &scores), [OUT, 3.0, 2.0, 2.0, OUT]);
+    assert_eq!(of_prompt(json!({"top_k": 5}), &[], &scores), scores);
+    assert_eq!(of_prompt(json!({"top_k": u64::MAX}), &[], &scores), scores);
 }
 
 #[test]
 fn top_p_removes_the_first_of_equals_and_never_the_last() {
     let quarters = [0.0; 4];
     assert_eq!(
-        applied("top_p", json!(0.5), &[], &quarters),
+        of_prompt(json!({"top_p": 0.5}), &[], &quarters),
         [OUT, OUT, 0.0, 0.0],
         "0.25 and 0.5 are at most 0.5"
     );
-    assert_eq!(applied("top_p", json!(0.51), &[], &quarters), [OUT, 0.0, 0.0, 0.0]);
-    assert_eq!(applied("top_p", json!(1e-9), &[], &quarters), [OUT, OUT, OUT, 0.0]);
+    assert_eq!(of_prompt(json!({"top_p": 0.51}), &[], &quarters), [OUT, 0.0, 0.0, 0.0]);
+    assert_eq!(of_prompt(json!({"top_p": 1e-9}), &[], &quarters), [OUT, OUT, OUT, 0.0]);
     // In float64, which Python computes in, 1 - 0.8 rounds to the float32 that a fifth is.
-    assert_eq!(applied("top_p", json!(0.8), &[], &[0.0; 5]), [OUT, 0.0, 0.0, 0.0, 0.0]);
-    assert_eq!(applied("top_p", json!(0.9), &[], &[OUT, 1.0, OUT]), [OUT, 1.0, OUT]);
-    assert_eq!(applied("top_p", json!(0.9), &[], &[OUT; 2]), [OUT; 2]);
+    assert_eq!(of_prompt(json!({"top_p": 0.8}), &[], &[0.0; 5]), [OUT, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(of_prompt(json!({"top_p": 0.9}), &[], &[OUT, 1.0, OUT]), [OUT, 1.0, OUT]);
+    assert_eq!(of_prompt(json!({"top_p": 0.9}), &[], &[OUT; 2]), [OUT; 2]);
 }
 
 #[test]
 fn min_p_keeps_what_is_as_likely_as_asked() {
     let scores = [0.0, -0.6, -0.8, OUT];
-    assert_eq!(applied("min_p", json!(0.5), &[], &scores), [0.0, -0.6, OUT, OUT], "exp(-0.69) is a half");
-    assert_eq!(applied("min_p", json!(0.0), &[], &scores), scores);
-    assert_eq!(applied("min_p", json!(1.0), &[], &scores), [0.0, OUT, OUT, OUT]);
+    assert_eq!(of_prompt(json!({"min_p": 0.5}), &[], &scores), [0.0, -0.6, OUT, OUT], "exp(-0.69) is a half");
+    assert_eq!(of_prompt(json!({"min_p": 0.0}), &[], &scores), scores);
+    assert_eq!(of_prompt(json!({"min_p": 1.0}), &[], &scores), [0.0, OUT, OUT, OUT]);
 }
 
 #[test]

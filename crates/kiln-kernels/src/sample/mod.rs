@@ -49,6 +49,12 @@ pub struct Sampling {
     pub draws: bool,
 }
 
+impl Sampling {
+    /// Changes no score, and takes the likeliest token.
+    pub const NEUTRAL: Self =
+        Self { repetition_penalty: 1.0, temperature: 1.0, top_k: 0, tail: 0.0, min_p: 0.0, draws: false };
+}
+
 /// What choosing a token needs to know of the steps before, on the device.
 #[derive(Clone, Debug)]
 pub struct Draws {
@@ -157,16 +163,9 @@ impl Kernel for Sample {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        let all = Sampling {
-            repetition_penalty: 1.0,
-            temperature: 1.0,
-            top_k: 0,
-            tail: 0.0,
-            min_p: 0.0,
-            draws: true,
-        };
+        let all = Sampling { draws: true, ..Sampling::NEUTRAL };
         let samplings = [
-            Sampling { draws: false, ..all },
+            Sampling::NEUTRAL,
             Sampling { draws: false, repetition_penalty: 1.7, ..all },
             all,
             Sampling { temperature: 0.3, ..all },

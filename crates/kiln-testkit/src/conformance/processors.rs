@@ -1,19 +1,31 @@
 //! `proc/*`: recorded scores through one logits processor.
 
-use kiln::processors;
+use kiln::{GenerationConfig, Processors, RowState};
+use serde_json::Value;
 
 use super::{Folder, Mismatch, case::Case, difference};
+
+/// What a processor is made with beside its own setting.
+pub(super) const BESIDE: [&str; 4] = ["eos_token_id", "max_length", "begin_index", "input_ids_seq_length"];
 
 pub(super) fn run(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
     let (shape, mut scores) = folder.tensor("proc.scores")?;
     let (_, want) = folder.tensor(case.out.as_deref().unwrap_or_default())?;
     let vocab = shape.last().copied().unwrap_or(0).max(1);
-    for (name, value) in &case.kwargs {
-        let processor = processors::by_name(name, value)
-            .ok_or_else(|| Mismatch::new(format!("`{name}` is not a processor")))??;
-        for (row, ids) in scores.chunks_mut(vocab).zip(&case.input_ids) {
-            processor.apply(ids, row);
-        }
+    let config = GenerationConfig::from_arguments(&case.kwargs)?;
+    // Without one's own value, drawing takes the 50 likeliest.
+    let top_k = config.top_k.unwrap_or(0);
+    let processors = Processors::of(&config.clone().top_k(top_k), true)?;
+    let number = |name: &str| case.kwargs.get(name).and_then(Value::as_u64).map(|number| number as usize);
+    for (scores, ids) in scores.chunks_mut(vocab).zip(&case.input_ids) {
+        let prompt = number("input_ids_seq_length").or(number("begin_index")).unwrap_or(ids.len());
+        let row = RowState {
+            ids,
+            generated: ids.len().saturating_sub(prompt),
+            len: ids.len(),
+            remaining: config.max_length.and_then(|length| length.checked_sub(ids.len())),
+        };
+        processors.apply(&row, scores);
     }
     difference(&scores, &want)
 }

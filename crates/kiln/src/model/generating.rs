@@ -25,7 +25,7 @@ impl Model {
     ) -> Result<Options> {
         let wanted = wanted.clone().merged_over(&self.generation);
         let mut settings = wanted.resolve()?;
-        self.name_what_is_not_applied(&wanted, settings.do_sample);
+        self.name_what_is_not_applied(&wanted);
         settings.max_new_tokens = settings.new_tokens(tokens)?;
         // The last token is not fed; without a limit nobody knows how many will be.
         let reaches = tokens.saturating_add(settings.max_new_tokens.unwrap_or(1).saturating_sub(1));
@@ -72,14 +72,15 @@ impl Model {
             lookahead: self.device.is_asynchronous(),
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
+            processors: options.processors.clone(),
             kernels: Some(self.kernels.clone()),
             compile: self.device.is_asynchronous() && options.compile.unwrap_or(true),
         })
     }
 
     /// Warns of settings that change tokens in transformers and not here, once.
-    fn name_what_is_not_applied(&self, wanted: &GenerationConfig, sampling: bool) {
-        let names = wanted.not_applied(sampling);
+    fn name_what_is_not_applied(&self, wanted: &GenerationConfig) {
+        let names = wanted.not_applied();
         if !names.is_empty() && !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 target: "kiln::generation",

@@ -29,6 +29,12 @@ fn seeds() -> Vec<Vec<u8>> {
                "axis_value": 1}}),
         json!({"cache_implementation": "static", "max_new_tokens": 3, "num_beams": 4, "no_repeat_ngram_size": 2}),
         json!({"cache_implementation": "offloaded", "max_new_tokens": 3, "repetition_penalty": 0.5}),
+        json!({"max_new_tokens": 6, "do_sample": true, "typical_p": 0.9, "epsilon_cutoff": 0.01, "eta_cutoff": 0.01, "top_h": 0.5,
+               "encoder_repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 3, "min_length": 4}),
+        json!({"max_new_tokens": 4, "sequence_bias": [[[3, 1], 2.5], [[5], -1.0]], "bad_words_ids": [[7], [8, 9]],
+               "suppress_tokens": [1], "begin_suppress_tokens": [2], "forced_bos_token_id": 1, "forced_eos_token_id": [2]}),
+        json!({"max_new_tokens": 5, "min_new_tokens": 3, "eos_token_id": 2, "exponential_decay_length_penalty": [2, 1.5],
+               "remove_invalid_values": true, "renormalize_logits": true}),
         json!({"cache_implementation": "sliding_window", "temperature": 0.0, "max_new_tokens": 3}),
     ];
     let recorded = recorded.into_iter().map(|file| file.unwrap());
@@ -49,7 +55,7 @@ fn prepare(folder: &Path) -> Run {
             assert_eq!(serde_json::from_value(Value::Object(arguments)).ok().as_ref(), Some(&config));
         }
         _ = model.generation_config().merged_with(config.clone()).resolve();
-        config.not_applied(true);
+        config.not_applied();
         let plan = match config.cache_implementation.as_deref() {
             Some(name) => Plan::named(&cache_text(name, config.cache_config.as_ref())),
             None => Plan::named("dynamic"),
