@@ -231,6 +231,7 @@ impl Running {
 pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     let mut wanted = GenerationConfig::new();
     wanted.max_new_tokens = args.max_new_tokens.map(|n| usize::try_from(n).unwrap_or(UNTIL_IT_ENDS));
+    wanted.max_time = args.max_time;
     wanted.temperature = args.temperature;
     wanted.top_k = args.top_k;
     wanted.top_p = args.top_p;
@@ -345,11 +346,7 @@ impl Report<'_> {
             "cache": self.cache,
             "prompt": prompt,
             "text": text,
-            "stop_reason": match self.reason {
-                Some(StopReason::EndOfText) => "end_of_text",
-                Some(StopReason::StopString) => "stop_string",
-                _ => "length",
-            },
+            "stop_reason": self.reason.unwrap_or(StopReason::Length).to_string(),
             "seed": stats.seed,
             "prompt_tokens": stats.prompt_tokens,
             "generated_tokens": stats.generated,

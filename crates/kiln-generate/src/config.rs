@@ -60,6 +60,8 @@ generation_config! {
         max_new_tokens: usize,
         /// Tokens of a row, its prompt and padding included.
         max_length: usize,
+        /// Seconds after which no further token is generated, from the first step on.
+        max_time: f32,
         /// Whether tokens are drawn. If not, each is the likeliest.
         do_sample: bool,
         /// Divides the scores; 0 means the likeliest token, always. Only where tokens are drawn.

@@ -29,6 +29,7 @@ use crate::{
     sampler::{self, Sampler, greedy},
     settings::Settings,
     stats::{Clock, Stats},
+    stopping::{StopReason, StoppingCriterion},
 };
 
 /// How to generate.
@@ -51,6 +52,8 @@ pub struct Options {
     pub oom_policy: Option<Arc<dyn OomPolicy>>,
     /// Processors beside those that the settings ask for.
     pub processors: Vec<Arc<dyn Processor>>,
+    /// What ends a row beside the settings.
+    pub stopping_criteria: Vec<StoppingCriterion>,
     /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
     pub kernels: Option<Kernels>,
 }
@@ -107,7 +110,24 @@ struct Row {
     ids: Vec<TokenId>,
     /// Slots that it has seen after the prompt, padding included.
     prompt_end: usize,
-    finished: bool,
+    /// Why it ended; `None` while it goes on.
+    stopped: Option<StopReason>,
+}
+
+impl Row {
+    fn finished(&self) -> bool {
+        self.stopped.is_some()
+    }
+
+    /// How it looks after `generated` tokens of at most `limit`.
+    fn state(&self, generated: usize, limit: Option<usize>) -> RowState<'_> {
+        RowState {
+            ids: &self.ids,
+            generated,
+            len: self.prompt_end + generated,
+            remaining: limit.map(|limit| limit.saturating_sub(generated)),
+        }
+    }
 }
 
 /// What is fed next.
@@ -160,7 +180,7 @@ impl<'a> Generation<'a> {
         check_rows(&batch, &prompts, &before)?;
         check_vocabulary(&prompts, model.vocab())?;
         let ends = before.iter().zip(&batch.skip).map(|(before, skip)| before + batch.len() - skip);
-        let row = |(ids, prompt_end)| Row { ids, prompt_end, finished: false };
+        let row = |(ids, prompt_end)| Row { ids, prompt_end, stopped: None };
         let rows: Vec<Row> = prompts.into_iter().zip(ends).map(row).collect();
         let prompt_end = rows.iter().map(|row| row.prompt_end).max().unwrap_or(0);
         let limit = settings.new_tokens(prompt_end)?;
@@ -284,6 +304,11 @@ impl<'a> Generation<'a> {
         self.rows.get(row).map(|row| &row.ids[..])
     }
 
+    /// Why a row ended; `None` while it goes on, and where there is no such row.
+    pub fn stop_reason(&self, row: usize) -> Option<StopReason> {
+        self.rows.get(row)?.stopped
+    }
+
     /// Whether the scores never leave the device.
     fn on_device(&self) -> bool {
         self.feeder.device_sampler.is_some()
@@ -306,7 +331,7 @@ impl<'a> Generation<'a> {
         let tokens: Vec<i64> = self.trusted(read)?.iter().collect();
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
-        if tokens.iter().zip(&self.rows).any(|(id, row)| *id < 0 && !row.finished) {
+        if tokens.iter().zip(&self.rows).any(|(id, row)| *id < 0 && !row.finished()) {
             return Err(sampler::no_distribution());
         }
         Ok(Chosen { tokens: tokens.into_iter().map(|id| id as TokenId).collect(), ..Chosen::default() })
@@ -352,18 +377,13 @@ impl<'a> Generation<'a> {
         let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;
         let mut chosen = Chosen::default();
         for (i, logits) in logits.chunks_exact(vocab).enumerate() {
-            let Some(row) = self.rows.get(i).filter(|row| !row.finished) else {
+            let Some(row) = self.rows.get(i).filter(|row| !row.finished()) else {
                 chosen.tokens.push(self.padding(vocab));
                 chosen.logits.push(Vec::new());
                 chosen.scores.push(Vec::new());
                 continue;
             };
-            let state = RowState {
-                ids: &row.ids,
-                generated: self.delivered,
-                len: row.prompt_end + self.delivered,
-                remaining: self.limit.map(|limit| limit.saturating_sub(self.delivered)),
-            };
+            let state = row.state(self.delivered, self.limit);
             let mut scores = logits.to_vec();
             let processors = &self.options.settings.processors;
             processors.apply(&state, &mut scores);
@@ -410,20 +430,31 @@ impl<'a> Generation<'a> {
                 "the model gave logits for {got} rows where {rows} were fed"
             )));
         }
-        let tokens = chosen.tokens.into_iter().zip(&self.rows).map(|(id, row)| (!row.finished).then_some(id));
+        let tokens =
+            chosen.tokens.into_iter().zip(&self.rows).map(|(id, row)| (!row.finished()).then_some(id));
         let tokens: Vec<Option<TokenId>> = tokens.collect();
         self.delivered += 1;
-        let out_of_room = self.limit.is_some_and(|limit| self.delivered >= limit);
+        let Options { settings, stopping_criteria, .. } = &self.options;
+        let (limit, generated) = (self.limit, self.delivered);
+        let out_of_time = settings.max_time.zip(self.clock.elapsed()).is_some_and(|(max, time)| time >= max);
+        let reasons = |id: &TokenId, row: &Row| {
+            let state = row.state(generated, limit);
+            [
+                (settings.eos_token_id.contains(id), StopReason::EndOfText),
+                (stopping_criteria.iter().any(|criterion| criterion.ends(&state)), StopReason::Criterion),
+                (limit.is_some_and(|limit| generated >= limit), StopReason::Length),
+                (out_of_time, StopReason::Time),
+            ]
+        };
         for (token, row) in tokens.iter().zip(&mut self.rows) {
             if let Some(id) = token {
                 row.ids.push(*id);
                 self.stats.generated += 1;
-                row.finished = self.options.settings.eos_token_id.contains(id);
+                row.stopped = reasons(id, row).into_iter().find(|(ends, _)| *ends).map(|(_, reason)| reason);
             }
-            row.finished |= out_of_room;
         }
         self.clock.chosen(&mut self.stats);
-        let finished = self.rows.iter().map(|row| row.finished).collect();
+        let finished = self.rows.iter().map(Row::finished).collect();
         let logits = self.options.keep_logits.then_some(chosen.logits);
         let scores = self.options.keep_scores.then_some(chosen.scores);
         Ok(Step { tokens, finished, logits, scores })

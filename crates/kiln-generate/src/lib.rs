@@ -21,6 +21,7 @@ mod oom_policy;
 mod prefill;
 mod settings;
 mod stats;
+mod stopping;
 
 pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
@@ -32,5 +33,6 @@ pub use processors::{Processor, Processors, RowState};
 pub use sampler::Sampler;
 pub use settings::Settings;
 pub use stats::Stats;
+pub use stopping::{StopReason, StoppingCriterion};
 pub use text::{StopStrings, TextStream};
 pub use tokenizer::Tokenizer;

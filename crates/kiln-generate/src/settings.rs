@@ -1,5 +1,7 @@
 //! Settings of a generation, validated and completed with defaults.
 
+use std::time::Duration;
+
 use kiln_core::{Error, Result, model::TokenId};
 
 use crate::{
@@ -17,6 +19,8 @@ pub struct Settings {
     pub max_new_tokens: Option<usize>,
     /// Tokens of a row, prompt and padding included; counts only where `max_new_tokens` is `None`.
     pub max_length: Option<usize>,
+    /// No further token is generated after this time.
+    pub max_time: Option<Duration>,
     /// Whether tokens are drawn.
     pub do_sample: bool,
     /// What changes the scores before a token is chosen.
@@ -42,6 +46,7 @@ impl GenerationConfig {
     /// # Errors
     /// [`Error::Setting`] for the first value that is impossible.
     pub fn resolve(&self) -> Result<Settings> {
+        self.max_time.map_or(Ok(()), |seconds| positive("max_time", seconds))?;
         let do_sample = self.do_sample == Some(true) && self.temperature != Some(0.0);
         let processors = Processors::of(self, do_sample)?;
         self.filled_in(do_sample, processors).checked()
@@ -52,6 +57,8 @@ impl GenerationConfig {
         Settings {
             max_new_tokens: self.max_new_tokens.filter(|_| !endless),
             max_length: self.max_length.filter(|_| !endless),
+            // What is too long for a clock never passes.
+            max_time: self.max_time.and_then(|seconds| Duration::try_from_secs_f32(seconds).ok()),
             do_sample,
             processors,
             eos_token_id: self.eos_token_id.clone().unwrap_or_default(),

@@ -41,6 +41,11 @@ impl Clock {
         self.start = self.start.or_else(now);
     }
 
+    /// Since the first call; `None` before it, and where there is no clock.
+    pub(crate) fn elapsed(&self) -> Option<Duration> {
+        self.start.map(|start| start.elapsed())
+    }
+
     /// The scores are there.
     pub(crate) fn scored(&self, stats: &mut Stats) {
         if self.first.is_none() {

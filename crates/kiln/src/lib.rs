@@ -69,7 +69,8 @@ pub use kiln_core::{
 pub use kiln_generate::{
     CacheHandle, ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message, OomPolicy,
     Options as GenerationOptions, Processor, Processors, RenderOptions, RowState, Settings, Stats, Step,
-    StopStrings, TextStream, Tokenizer, UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
+    StopReason, StopStrings, StoppingCriterion, TextStream, Tokenizer, UNTIL_IT_ENDS, chat_template::Data,
+    prefill, processors,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
@@ -81,7 +82,7 @@ pub use out_of_memory::{OnOutOfMemory, usable};
 pub use request::{Prompt, Request};
 pub use saved::SavedCache;
 pub use sequence::{Reuse, Sequence, Steps};
-pub use text::{GeneratedText, StopReason};
+pub use text::GeneratedText;
 
 /// Which implementation of each kernel runs, and which one ran.
 pub mod kernels {

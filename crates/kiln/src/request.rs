@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
-use kiln_generate::{CacheHandle, Generation, GenerationConfig, Processor, TextStream};
+use kiln_generate::{
+    CacheHandle, Generation, GenerationConfig, Processor, RowState, StoppingCriterion, TextStream,
+};
 
 use crate::{
     GeneratedText, Model, OnOutOfMemory,
@@ -94,6 +96,7 @@ pub(crate) struct RunOptions {
     pub(crate) compile: Option<bool>,
     pub(crate) on_oom: OnOutOfMemory,
     pub(crate) processors: Vec<Arc<dyn Processor>>,
+    pub(crate) stopping_criteria: Vec<StoppingCriterion>,
 }
 
 /// Where the sequence is kept.
@@ -187,6 +190,25 @@ impl<'a> Request<'a> {
     /// ```
     pub fn processor(mut self, processor: impl Processor + 'static) -> Self {
         self.run.processors.push(Arc::new(processor));
+        self
+    }
+
+    /// Ends a row behind a token after which `ends` returns true. It is asked after each token of each row.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{Model, StopReason};
+    ///
+    /// let model = Model::load(folder)?;
+    /// let mut steps =
+    ///     model.generate("The Constitution").stop_when(|row| row.ids.len() == 5).temperature(0.0).steps()?;
+    /// steps.by_ref().try_for_each(|step| step.map(drop))?;
+    /// assert_eq!(steps.stop_reason(0), Some(StopReason::Criterion));
+    /// assert_eq!(steps.tokens(0).map(<[_]>::len), Some(5));
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn stop_when(mut self, ends: impl Fn(&RowState<'_>) -> bool + Send + Sync + 'static) -> Self {
+        self.run.stopping_criteria.push(StoppingCriterion::new(ends));
         self
     }
 

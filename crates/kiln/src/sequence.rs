@@ -5,7 +5,7 @@ use std::{iter::FusedIterator, path::Path};
 use futures_util::stream::{self, Stream};
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
-use kiln_generate::{Generation, Settings, Stats, Step};
+use kiln_generate::{Generation, Settings, Stats, Step, StopReason};
 
 use crate::{Model, SavedCache};
 
@@ -308,6 +308,11 @@ impl<'a> Steps<'a> {
     /// What the generation runs by: every setting, filled in.
     pub fn settings(&self) -> &Settings {
         self.generation.settings()
+    }
+
+    /// Why a row ended; `None` while it goes on, and where there is no such row.
+    pub fn stop_reason(&self, row: usize) -> Option<StopReason> {
+        self.generation.stop_reason(row)
     }
 
     /// Settings that the device has no kernel for: their scores are read back at each step. Always empty on the CPU.

@@ -4,24 +4,12 @@ use std::iter::FusedIterator;
 
 use futures_util::stream::{self, Stream};
 use kiln_core::{Result, model_cache::ModelCache, read_back};
-use kiln_generate::{Stats, StopStrings, TextStream};
+use kiln_generate::{Stats, StopReason, StopStrings, TextStream};
 
 use crate::{
     chat::Answer,
     sequence::{Reuse, Steps},
 };
-
-/// Why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StopReason {
-    /// A token that ends the text.
-    EndOfText,
-    /// A stop string.
-    StopString,
-    /// As many tokens as were asked for.
-    Length,
-}
 
 /// The text of a generation, piece by piece. No piece ends inside a character.
 ///
@@ -113,10 +101,12 @@ impl<'a> GeneratedText<'a> {
                     self.ended = Some(StopReason::Length);
                     return Some(Err(error));
                 }
-                None => return self.end(StopReason::Length),
+                None => return self.end(self.steps.stop_reason(0).unwrap_or(StopReason::Length)),
             };
-            let Some(&Some(token)) = step.tokens.first() else { return self.end(StopReason::EndOfText) };
-            if self.steps.settings().eos_token_id.contains(&token) {
+            let reason = self.steps.stop_reason(0);
+            let Some(&Some(token)) = step.tokens.first() else { continue };
+            // The token that ends a text is no part of it.
+            if reason == Some(StopReason::EndOfText) {
                 return self.end(StopReason::EndOfText);
             }
             let piece = match self.stream.push(token) {

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 mod hostile;
 // On Windows, system errors read differently and the program is called kiln.exe.
@@ -153,6 +153,17 @@ fn any_setting_of_a_generation_may_be_given() {
     let all: Vec<String> = (0..2048).map(|id| id.to_string()).collect();
     let all = format!("suppress_tokens=[{}]", all.join(","));
     refused(&run(&["--set", &all, "ROMEO:"]), "suppress_tokens: leaves no token");
+}
+
+#[test]
+fn time_ends_a_text() {
+    let output = run(&["--json", "--max-time", "0.000001", "ROMEO:"]);
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(
+        (&report["stop_reason"], &report["generated_tokens"]),
+        (&json!("time"), &json!(1)),
+        "{report}"
+    );
 }
 
 /// Refusals whose text depends on the machine. The others are in `snapshots`.

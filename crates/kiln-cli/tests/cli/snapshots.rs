@@ -64,6 +64,7 @@ const REFUSED: &str = "
     run --min-p -0.1 x
     run --repetition-penalty 0 x
     run --typical-p 0 x
+    run --max-time 0 x
     run --set nothing x
     run --set top_q=1 x
     run --set top_k=many x

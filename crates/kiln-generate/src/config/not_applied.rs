@@ -15,7 +15,6 @@ const NOT_APPLIED: &[(&str, f64)] = &[
     ("force_words_ids", 0.0),
     ("forced_decoder_ids", 0.0),
     ("guidance_scale", 1.0),
-    ("max_time", 0.0),
     ("num_beams", 1.0),
     ("num_return_sequences", 1.0),
     ("penalty_alpha", 0.0),

@@ -97,6 +97,8 @@ fn impossible_values_are_refused() {
     for (key, value) in [
         ("max_new_tokens", json!(0)),
         ("max_length", json!(0)),
+        ("max_time", json!(0)),
+        ("max_time", json!(-1.5)),
         ("temperature", json!(-0.5)),
         ("temperature", json!(1e300)),
         ("top_p", json!(0)),
@@ -145,7 +147,7 @@ fn a_length_with_the_prompt_leaves_the_rest() {
 fn what_is_not_applied_is_named() {
     let config = |json: Value| arguments(json).expect("settings");
     for neutral in [
-        json!({"num_beams": 1, "max_time": null, "constraints": [], "token_healing": false}),
+        json!({"num_beams": 1, "guidance_scale": 1.0, "constraints": [], "token_healing": false}),
         json!({"typical_p": 0.9, "no_repeat_ngram_size": 3, "diversity_penalty": 0, "length_penalty": 2.0}),
         json!({"renormalize_logits": true, "_from_model_config": true, "transformers_version": "5.0"}),
     ] {

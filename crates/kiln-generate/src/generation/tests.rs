@@ -7,7 +7,7 @@ use kiln_core::{Error, batch::Batch, model::TokenId, model_cache::ModelCache};
 
 use self::fake::{Hashing, VOCAB, cache};
 use super::{Generation, Options, Step};
-use crate::{GenerationConfig, Processor, RowState, Settings, prefill};
+use crate::{GenerationConfig, Processor, RowState, Settings, StopReason, StoppingCriterion, prefill};
 
 mod fake;
 
@@ -118,6 +118,42 @@ fn processors_are_told_where_a_row_stands() {
         padded.map(|(prompt, step)| (prompt, step, PROMPT.len() + step, Some(3 - step)))
     });
     assert_eq!(seen, want.collect::<Vec<_>>());
+}
+
+#[test]
+fn why_a_row_ended_is_known() {
+    let want = expected(8);
+    let ended = |config: GenerationConfig, criterion: Option<TokenId>| {
+        let stopping_criteria =
+            criterion.map(|last| StoppingCriterion::new(move |row| row.ids.last() == Some(&last)));
+        let options = Options {
+            stopping_criteria: stopping_criteria.into_iter().collect(),
+            lookahead: true,
+            ..options(config)
+        };
+        let (model, mut cache) = (Hashing::default(), cache::keeps());
+        let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
+        let mut steps = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
+        assert_eq!((steps.stop_reason(0), steps.stop_reason(1)), (None, None));
+        let n = steps.by_ref().map(Result::unwrap).count();
+        let (reason, tokens) = (steps.stop_reason(0).unwrap(), steps.tokens(0).unwrap().to_vec());
+        drop(steps);
+        assert_eq!((tokens.len(), cache.seq_len()), (PROMPT.len() + n, PROMPT.len() + n - 1));
+        (reason, n)
+    };
+    let at = |token: TokenId| want.iter().position(|&id| id == token).unwrap() + 1;
+    let config = || GenerationConfig::new().max_new_tokens(8);
+    assert_eq!(ended(config(), None), (StopReason::Length, 8));
+    let eos = config().eos_token_id(vec![want[5]]);
+    assert_eq!(ended(eos.clone(), None), (StopReason::EndOfText, at(want[5])));
+    assert_eq!(
+        ended(eos, Some(want[5])),
+        (StopReason::EndOfText, at(want[5])),
+        "a token that ends goes first"
+    );
+    assert_eq!(ended(config(), Some(want[3])), (StopReason::Criterion, at(want[3])));
+    assert_eq!(ended(config().max_time(1e-9), None), (StopReason::Time, 1));
+    assert_eq!(ended(config().max_time(f32::MAX), None), (StopReason::Length, 8));
 }
 
 #[test]
