@@ -108,6 +108,8 @@ pub struct Generation<'a> {
 struct Row {
     /// The prompt and the tokens so far, without padding.
     ids: Vec<TokenId>,
+    /// Slots of padding in front.
+    left_pad: usize,
     /// Slots that it has seen after the prompt, padding included.
     prompt_end: usize,
     /// Why it ended; `None` while it goes on.
@@ -124,6 +126,7 @@ impl Row {
         RowState {
             ids: &self.ids,
             generated,
+            padding: self.left_pad,
             len: self.prompt_end + generated,
             remaining: limit.map(|limit| limit.saturating_sub(generated)),
         }
@@ -180,8 +183,8 @@ impl<'a> Generation<'a> {
         check_rows(&batch, &prompts, &before)?;
         check_vocabulary(&prompts, model.vocab())?;
         let ends = before.iter().zip(&batch.skip).map(|(before, skip)| before + batch.len() - skip);
-        let row = |(ids, prompt_end)| Row { ids, prompt_end, stopped: None };
-        let rows: Vec<Row> = prompts.into_iter().zip(ends).map(row).collect();
+        let row = |((ids, prompt_end), &left_pad)| Row { ids, left_pad, prompt_end, stopped: None };
+        let rows: Vec<Row> = prompts.into_iter().zip(ends).zip(&batch.left_pad).map(row).collect();
         let prompt_end = rows.iter().map(|row| row.prompt_end).max().unwrap_or(0);
         let limit = settings.new_tokens(prompt_end)?;
         let mut sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;

@@ -41,6 +41,8 @@ pub struct RowState<'a> {
     pub ids: &'a [TokenId],
     /// How many of them were generated.
     pub generated: usize,
+    /// Tokens of padding in front of them.
+    pub padding: usize,
     /// Tokens of the row, padding included, as `max_length` and `min_length` count them.
     pub len: usize,
     /// Tokens that may still be generated, the next one included; `None`: as many as it takes.

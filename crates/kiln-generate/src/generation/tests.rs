@@ -79,7 +79,7 @@ fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
     for step in run(&Hashing::default(), &mut cache::keeps(), &[PROMPT.to_vec()], options) {
         let logits = fake::logits(&ids);
         let mut scores = logits.clone();
-        let state = RowState { ids: &ids, generated: 0, len: ids.len(), remaining: None };
+        let state = RowState { ids: &ids, generated: 0, padding: 0, len: ids.len(), remaining: None };
         processors.apply(&state, &mut scores);
         let token = crate::sampler::greedy(&scores).unwrap();
         assert_ne!(scores, logits, "the prompt counts");

@@ -1,6 +1,6 @@
 //! What occurred before becomes less likely, or impossible.
 
-use std::collections::HashSet;
+use std::{borrow::Cow, collections::HashSet};
 
 use kiln_core::{Result, model::TokenId};
 use kiln_kernels::Sampling;
@@ -31,21 +31,25 @@ impl Processor for RepetitionPenalty {
     }
 }
 
-/// The opposite of a repetition penalty, for tokens of the prompt: what occurs there becomes more likely.
-/// (`EncoderRepetitionPenaltyLogitsProcessor`)
+/// The opposite of a repetition penalty, for tokens of the prompt: what occurs there becomes more likely. Padding counts, as
+/// in transformers. (`EncoderRepetitionPenaltyLogitsProcessor`)
 #[derive(Debug)]
-pub(super) struct EncoderRepetitionPenalty(f32);
+pub(super) struct EncoderRepetitionPenalty {
+    penalty: f32,
+    pad: Option<TokenId>,
+}
 
 impl EncoderRepetitionPenalty {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
         let value = penalty("encoder_repetition_penalty", config.encoder_repetition_penalty)?;
-        Ok(value.map(|value| Self((1.0 / as_written(value)) as f32)))
+        let pad = config.pad_token_id;
+        Ok(value.map(|value| Self { penalty: (1.0 / as_written(value)) as f32, pad }))
     }
 }
 
 impl Processor for EncoderRepetitionPenalty {
     fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
-        penalize(row.prompt(), self.0, scores);
+        penalize(&padded(row.prompt(), row, self.pad), self.penalty, scores);
     }
 }
 
@@ -66,35 +70,55 @@ fn penalize(ids: &[TokenId], penalty: f32, scores: &mut [f32]) {
     }
 }
 
-/// Removes what would complete a sequence of `n` tokens that occurred before. (`NoRepeatNGramLogitsProcessor`)
+/// Removes what would complete a sequence of `n` tokens that occurred before. Padding counts, as in transformers.
+/// (`NoRepeatNGramLogitsProcessor`)
 #[derive(Debug)]
-pub(super) struct NoRepeatNgram(usize);
+pub(super) struct NoRepeatNgram {
+    n: usize,
+    pad: Option<TokenId>,
+}
 
 impl NoRepeatNgram {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
-        Ok(config.no_repeat_ngram_size.filter(|&n| n > 0).map(Self))
+        let pad = config.pad_token_id;
+        Ok(config.no_repeat_ngram_size.filter(|&n| n > 0).map(|n| Self { n, pad }))
     }
 }
 
 impl Processor for NoRepeatNgram {
     fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
-        remove_tokens(scores, &continuations(row.ids, row.ids, self.0));
+        let ids = padded(row.ids, row, self.pad);
+        remove_tokens(scores, &continuations(&ids, &ids, self.n));
     }
 }
 
-/// Removes what would complete a sequence of `n` tokens of the prompt. (`EncoderNoRepeatNGramLogitsProcessor`)
+/// Removes what would complete a sequence of `n` tokens of the prompt. Padding counts, as in transformers.
+/// (`EncoderNoRepeatNGramLogitsProcessor`)
 #[derive(Debug)]
-pub(super) struct EncoderNoRepeatNgram(usize);
+pub(super) struct EncoderNoRepeatNgram {
+    n: usize,
+    pad: Option<TokenId>,
+}
 
 impl EncoderNoRepeatNgram {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
-        Ok(config.encoder_no_repeat_ngram_size.filter(|&n| n > 0).map(Self))
+        let pad = config.pad_token_id;
+        Ok(config.encoder_no_repeat_ngram_size.filter(|&n| n > 0).map(|n| Self { n, pad }))
     }
 }
 
 impl Processor for EncoderNoRepeatNgram {
     fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
-        remove_tokens(scores, &continuations(row.prompt(), row.ids, self.0));
+        let (prompt, ids) = (padded(row.prompt(), row, self.pad), padded(row.ids, row, self.pad));
+        remove_tokens(scores, &continuations(&prompt, &ids, self.n));
+    }
+}
+
+/// `ids` behind the padding of `row`, where there is a token for it.
+fn padded<'a>(ids: &'a [TokenId], row: &RowState<'_>, pad: Option<TokenId>) -> Cow<'a, [TokenId]> {
+    match pad.filter(|_| row.padding > 0) {
+        Some(pad) => std::iter::repeat_n(pad, row.padding).chain(ids.iter().copied()).collect(),
+        None => Cow::Borrowed(ids),
     }
 }
 

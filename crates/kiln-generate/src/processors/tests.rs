@@ -16,7 +16,7 @@ fn processors(settings: Value) -> Processors {
 }
 
 fn row(ids: &[u32], generated: usize) -> RowState<'_> {
-    RowState { ids, generated, len: ids.len(), remaining: None }
+    RowState { ids, generated, padding: 0, len: ids.len(), remaining: None }
 }
 
 fn applied(settings: Value, row: RowState<'_>, scores: &[f32]) -> Vec<f32> {
@@ -128,6 +128,16 @@ fn ngrams_of_the_row_and_of_the_prompt() {
     let behind = |n| applied(json!({"encoder_no_repeat_ngram_size": n}), row(&ids, 4), &[0.0; 5]);
     assert_eq!(behind(3), [0.0, 0.0, 0.0, OUT, 0.0], "the prompt is 1 2 3 1");
     assert_eq!(behind(1), [0.0, OUT, OUT, OUT, 0.0]);
+    let behind_padding =
+        |settings: Value| applied(settings, RowState { padding: 2, ..row(&[1, 0], 1) }, &[2.0; 3]);
+    assert_eq!(behind_padding(json!({"no_repeat_ngram_size": 2, "pad_token_id": 0})), [OUT, OUT, 2.0]);
+    assert_eq!(behind_padding(json!({"no_repeat_ngram_size": 2})), [2.0; 3], "no token pads");
+    assert_eq!(
+        behind_padding(json!({"encoder_no_repeat_ngram_size": 2, "pad_token_id": 0})),
+        [OUT, OUT, 2.0]
+    );
+    let raised = behind_padding(json!({"encoder_repetition_penalty": 2.0, "pad_token_id": 0}));
+    assert_eq!(raised, [4.0, 4.0, 2.0]);
     assert_eq!(
         of_prompt(json!({"no_repeat_ngram_size": 9}), &ids, &[0.0; 5]),
         [0.0; 5],

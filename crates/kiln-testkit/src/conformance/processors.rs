@@ -22,6 +22,7 @@ pub(super) fn run(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
         let row = RowState {
             ids,
             generated: ids.len().saturating_sub(prompt),
+            padding: 0,
             len: ids.len(),
             remaining: config.max_length.and_then(|length| length.checked_sub(ids.len())),
         };
