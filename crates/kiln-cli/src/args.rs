@@ -289,13 +289,13 @@ pub(crate) struct SamplingArgs {
     /// Never repeat a sequence of N tokens; 0 is off
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) no_repeat_ngram_size: Option<usize>,
-    /// Generate at least N tokens
+    /// Choose no token that ends the text before N tokens were generated
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) min_new_tokens: Option<usize>,
     /// Stop after this many seconds
     #[arg(long, hide_short_help = true, value_name = "SECONDS", allow_negative_numbers = true)]
     pub(crate) max_time: Option<f32>,
-    /// Any setting of generation_config.json, such as `suppress_tokens=[1,2]`; may be given several times
+    /// A setting of generation_config.json, such as `suppress_tokens=[1,2]`; may be given several times
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
     /// Repeat a sampled run exactly

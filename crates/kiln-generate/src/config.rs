@@ -60,7 +60,7 @@ generation_config! {
         max_new_tokens: usize,
         /// Tokens of a row, its prompt and padding included.
         max_length: usize,
-        /// Seconds after which no further token is generated, from the first step on.
+        /// Seconds after which no further token is generated, from the first step on. No effect in a browser, which has no clock.
         max_time: f32,
         /// Whether tokens are drawn. If not, each is the likeliest.
         do_sample: bool,
@@ -97,12 +97,13 @@ generation_config! {
         /// Tokens that are never chosen.
         #[serde(deserialize_with = "tokens")]
         suppress_tokens: Vec<TokenId>,
-        /// Tokens that are not chosen as the first.
+        /// Tokens that are not chosen at the first step.
         #[serde(deserialize_with = "tokens")]
         begin_suppress_tokens: Vec<TokenId>,
-        /// No row ends before it has this many tokens, prompt and padding included.
+        /// Tokens that end a row are not chosen before it has this many tokens, prompt and padding included. `min_new_tokens`
+        /// overrides it.
         min_length: usize,
-        /// No row ends before this many tokens were generated.
+        /// Tokens that end a row are not chosen before this many were generated. Stop strings, time and criteria still end it.
         min_new_tokens: usize,
         /// The token that follows a prompt of one token.
         #[serde(deserialize_with = "token")]
@@ -115,7 +116,7 @@ generation_config! {
         exponential_decay_length_penalty: (usize, f32),
         /// Replaces scores that are no numbers by 0, and infinite ones by the largest numbers there are.
         remove_invalid_values: bool,
-        /// Whether the scores that are reported are log-probabilities.
+        /// Whether scores that are kept (`keep_scores`) are log-probabilities.
         renormalize_logits: bool,
         /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.
         #[serde(deserialize_with = "tokens")]

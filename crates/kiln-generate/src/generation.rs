@@ -73,7 +73,7 @@ pub struct Step {
 
 /// A generation under way.
 ///
-/// It ends when every row has met a token that ends it, or has as many as it may have. The cache then holds the sequence
+/// It ends when every row has ended ([`StopReason`]). The cache then holds the sequence
 /// without its last token, which was never fed, as transformers leaves it; the next prompt begins with that token. This
 /// also holds when the generation is dropped earlier. If a look ahead fed a token too many and the cache cannot be
 /// truncated, it holds that token, too. After an unrecoverable out-of-memory error the cache is empty. Check `seq_len`

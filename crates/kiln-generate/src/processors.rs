@@ -37,7 +37,8 @@ pub trait Processor: fmt::Debug + Send + Sync {
 /// A row whose next token is chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct RowState<'a> {
-    /// The prompt and the tokens so far, without padding.
+    /// The prompt and the tokens so far, without padding. Where a `ModelCache` is continued, the tokens that it held before are
+    /// not among them; a `Sequence` knows them.
     pub ids: &'a [TokenId],
     /// How many of them were generated.
     pub generated: usize,
@@ -197,7 +198,7 @@ fn remove(scores: &mut [f32], condition: impl Fn(f32) -> bool) {
     }
 }
 
-/// Removes these tokens; those that are not in the vocabulary are none.
+/// Removes these tokens. Ids outside of the vocabulary are ignored.
 fn remove_tokens(scores: &mut [f32], tokens: &[TokenId]) {
     for &id in tokens {
         if let Some(score) = scores.get_mut(id as usize) {

@@ -333,6 +333,7 @@ impl<'a> Request<'a> {
         let all_but_last = rows.iter().map(|row| row[..row.len() - 1].to_vec()).collect();
         // The token that is chosen is not fed, and is dropped.
         let config = GenerationConfig::new().repetition_penalty(1.0);
+        let run = RunOptions { processors: Vec::new(), stopping_criteria: Vec::new(), ..run };
         let request = Request { run, ..Request::new(model, Prompt::Batch(all_but_last)) };
         let mut steps =
             request.config(config).max_new_tokens(1).temperature(0.0).sequence(&mut *sequence).steps()?;

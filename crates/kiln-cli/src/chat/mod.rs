@@ -221,7 +221,7 @@ impl Session<'_> {
             Some(StopReason::Length) if self.watched => {
                 note(format_args!("(cut off after {} tokens; -n allows more)", answer.stats().generated));
             }
-            Some(StopReason::Time) => note("(cut off by --max-time)"),
+            Some(StopReason::Time) if self.watched => note("(cut off after the time of --max-time)"),
             _ if stopped => note("(stopped)"),
             _ => {}
         }

@@ -18,7 +18,9 @@ pub(super) struct MinLength {
 
 impl MinLength {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
-        Ok(until(config.min_length, config).map(|(min, eos)| Self { min, eos }))
+        // Who asks for new tokens asks for no length.
+        let min = config.min_length.filter(|_| config.min_new_tokens.is_none());
+        Ok(until(min, config).map(|(min, eos)| Self { min, eos }))
     }
 }
 
@@ -133,8 +135,8 @@ impl ExponentialDecay {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
         let Some((start, factor)) = config.exponential_decay_length_penalty else { return Ok(None) };
         positive("exponential_decay_length_penalty", factor)?;
-        let eos = config.eos_token_id.clone().unwrap_or_default();
-        Ok(Some(Self { start, factor: as_written(factor), eos }))
+        let eos = config.eos_token_id.clone().filter(|eos| !eos.is_empty());
+        Ok(eos.map(|eos| Self { start, factor: as_written(factor), eos }))
     }
 }
 
@@ -143,7 +145,10 @@ impl Processor for ExponentialDecay {
         let Some(steps @ 1..) = row.generated.checked_sub(self.start) else { return };
         let factor = (self.factor.powf(steps as f64) - 1.0) as f32;
         for &id in &self.eos {
-            if let Some(score) = scores.get_mut(id as usize) {
+            // A token that was removed stays removed.
+            if let Some(score) =
+                scores.get_mut(id as usize).filter(|score| score.is_finite() && **score != 0.0)
+            {
                 // A score that grows without bounds is the largest there is.
                 *score = (*score + score.abs() * factor).clamp(f32::MIN, f32::MAX);
             }

@@ -42,7 +42,7 @@ pub(super) struct EncoderRepetitionPenalty {
 impl EncoderRepetitionPenalty {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
         let value = penalty("encoder_repetition_penalty", config.encoder_repetition_penalty)?;
-        let pad = config.pad_token_id;
+        let pad = padding(config);
         Ok(value.map(|value| Self { penalty: (1.0 / as_written(value)) as f32, pad }))
     }
 }
@@ -80,7 +80,7 @@ pub(super) struct NoRepeatNgram {
 
 impl NoRepeatNgram {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
-        let pad = config.pad_token_id;
+        let pad = padding(config);
         Ok(config.no_repeat_ngram_size.filter(|&n| n > 0).map(|n| Self { n, pad }))
     }
 }
@@ -102,7 +102,7 @@ pub(super) struct EncoderNoRepeatNgram {
 
 impl EncoderNoRepeatNgram {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
-        let pad = config.pad_token_id;
+        let pad = padding(config);
         Ok(config.encoder_no_repeat_ngram_size.filter(|&n| n > 0).map(|n| Self { n, pad }))
     }
 }
@@ -114,12 +114,17 @@ impl Processor for EncoderNoRepeatNgram {
     }
 }
 
-/// `ids` behind the padding of `row`, where there is a token for it.
+/// `ids` with the padding of `row` in front, if there is a token for padding.
 fn padded<'a>(ids: &'a [TokenId], row: &RowState<'_>, pad: Option<TokenId>) -> Cow<'a, [TokenId]> {
     match pad.filter(|_| row.padding > 0) {
         Some(pad) => std::iter::repeat_n(pad, row.padding).chain(ids.iter().copied()).collect(),
         None => Cow::Borrowed(ids),
     }
+}
+
+/// The token that rows are padded with: as in transformers, the first that ends a row where no other is named.
+fn padding(config: &GenerationConfig) -> Option<TokenId> {
+    config.pad_token_id.or_else(|| config.eos_token_id.as_ref()?.first().copied())
 }
 
 /// The tokens that follow the last `n - 1` of `ids` anywhere in `text`.

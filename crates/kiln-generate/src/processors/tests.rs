@@ -91,12 +91,15 @@ fn order_and_conditions_are_those_of_transformers() {
         let config: GenerationConfig = serde_json::from_value(value).expect("right types");
         config.resolve().expect("possible").processors.names().collect()
     };
-    assert_eq!(named(all()), names().collect::<Vec<_>>());
+    // `min_new_tokens` overrides `min_length`.
+    let in_order: Vec<&str> = names().filter(|name| *name != "min_length").collect();
+    assert_eq!(named(all()), in_order);
     let mut greedy = all();
     greedy["do_sample"] = json!(false);
     let sampling =
         ["temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"];
-    assert_eq!(named(greedy), names().filter(|name| !sampling.contains(name)).collect::<Vec<_>>());
+    let always: Vec<&str> = in_order.into_iter().filter(|name| !sampling.contains(name)).collect();
+    assert_eq!(named(greedy), always);
     assert_eq!(named(json!({"do_sample": true})), ["top_k"], "the 50 likeliest by default");
     assert_eq!(named(json!({})), [""; 0]);
     let neutral = json!({
@@ -108,6 +111,9 @@ fn order_and_conditions_are_those_of_transformers() {
     });
     assert_eq!(named(neutral), [""; 0]);
     assert_eq!(named(json!({"min_length": 3, "min_new_tokens": 3})), [""; 0], "no token ends a row");
+    let both = json!({"min_length": 3, "min_new_tokens": 3, "eos_token_id": 2});
+    assert_eq!(named(both), ["min_new_tokens"], "which overrides the other");
+    assert_eq!(named(json!({"min_length": 3, "eos_token_id": 2})), ["min_length"]);
 }
 
 #[test]
@@ -118,7 +124,7 @@ fn the_device_does_what_its_kernel_can() {
     let sampling = on_device(known).expect("all of it");
     assert_eq!((sampling.temperature, sampling.top_k, sampling.repetition_penalty), (0.7, 4, 1.1));
     let others = on_device(all()).expect_err("more than it can");
-    assert_eq!(others.len(), names().count() - 6, "{others:?}");
+    assert_eq!(others.len(), names().count() - 7, "{others:?}");
 }
 
 #[test]
@@ -149,10 +155,11 @@ fn ngrams_of_the_row_and_of_the_prompt() {
 #[test]
 fn sequences_are_biased_where_they_may_be_completed() {
     let bias = json!({"sequence_bias": [[[1], 0.5], [[3, 2], 2.0], [[1, 3, 2], 4.0]]});
+    assert_eq!(of_prompt(bias.clone(), &[3], &[0.0; 4]), [0.0, 0.5, 2.0, 0.0]);
     assert_eq!(
         of_prompt(bias.clone(), &[1, 3], &[0.0; 4]),
-        [0.0, 0.5, 2.0, 0.0],
-        "three tokens do not fit yet"
+        [0.0, 0.5, 6.0, 0.0],
+        "longer than the row until now"
     );
     assert_eq!(of_prompt(bias.clone(), &[0, 1, 3], &[0.0; 4]), [0.0, 0.5, 6.0, 0.0]);
     assert_eq!(of_prompt(bias, &[], &[0.0; 4]), [0.0, 0.5, 0.0, 0.0]);
@@ -189,6 +196,8 @@ fn lengths_count_what_transformers_counts() {
     assert_eq!(eos(json!({"exponential_decay_length_penalty": [2, 2.0]}), 2, 9, None), kept);
     let raised = eos(json!({"exponential_decay_length_penalty": [2, 2.0]}), 4, 9, None);
     assert_eq!(raised, [-2.0, 4.0, -2.0], "by three times its size");
+    let removed = eos(json!({"min_new_tokens": 9, "exponential_decay_length_penalty": [2, 2.0]}), 4, 9, None);
+    assert_eq!(removed, [-2.0, OUT, -2.0], "what was removed stays removed");
     let endless = eos(json!({"exponential_decay_length_penalty": [0, 1e9]}), 4000, 9, None);
     assert_eq!(endless[1], f32::MAX);
     assert_eq!(eos(json!({"begin_suppress_tokens": [0]}), 0, 4, None), [OUT, -2.0, -2.0]);
@@ -227,6 +236,10 @@ fn what_is_unlikely_goes_but_never_all() {
     let empty: Vec<f32> =
         of_prompt(json!({"typical_p": 0.5, "top_h": 0.5, "eta_cutoff": 0.1}), &[], &[OUT; 2]);
     assert_eq!(empty, [OUT; 2]);
+    for settings in [json!({"top_h": 0.5}), json!({"top_p": 0.5})] {
+        let got = of_prompt(settings, &[], &[-f32::NAN, 1.0, 2.0]);
+        assert!(got[0].is_nan() && got[1..] == [1.0, 2.0], "{got:?}: a damaged model is not hidden");
+    }
 }
 
 #[test]

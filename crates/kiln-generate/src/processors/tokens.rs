@@ -22,7 +22,7 @@ impl SequenceBias {
         Self::of("sequence_bias", sequences)
     }
 
-    /// A token that ends a row is no bad word.
+    /// A bad word that is a single token which ends a row is ignored.
     pub(super) fn of_bad_words(config: &GenerationConfig) -> Result<Option<Self>> {
         let ends = |words: &[TokenId]| match (words, &config.eos_token_id) {
             ([id], Some(eos)) => eos.contains(id),
@@ -44,9 +44,7 @@ impl Processor for SequenceBias {
     fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
         for (sequence, bias) in &self.sequences {
             let Some((last, before)) = sequence.split_last() else { continue };
-            let may_follow = before.is_empty() || sequence.len() <= row.ids.len();
-            if may_follow
-                && row.ids.ends_with(before)
+            if row.ids.ends_with(before)
                 && let Some(score) = scores.get_mut(*last as usize)
             {
                 *score += bias;

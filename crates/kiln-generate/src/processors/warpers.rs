@@ -59,9 +59,19 @@ impl TopH {
 
 impl Processor for TopH {
     fn apply(&self, _row: &RowState<'_>, scores: &mut [f32]) {
+        const TOP: usize = 100;
+
+        // Whoever chooses the token reports it.
+        if scores.iter().any(|score| score.is_nan()) {
+            return;
+        }
         let mut order: Vec<usize> = (0..scores.len()).collect();
-        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-        order.truncate(100);
+        let first = |a: &usize, b: &usize| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b));
+        if order.len() > TOP {
+            order.select_nth_unstable_by(TOP - 1, first);
+            order.truncate(TOP);
+        }
+        order.sort_unstable_by(first);
         let top: Vec<f32> = order.iter().map(|&i| scores[i]).collect();
         let logp = log_softmax(&top);
         let term = |logp: f32| if logp == f32::NEG_INFINITY { 0.0 } else { -logp.exp() * logp };
@@ -129,6 +139,10 @@ impl TopP {
 
 impl Processor for TopP {
     fn apply(&self, _row: &RowState<'_>, scores: &mut [f32]) {
+        // Whoever chooses the token reports it.
+        if scores.iter().any(|score| score.is_nan()) {
+            return;
+        }
         // A removed token adds nothing and stays removed; leaving it out spares most of the sort after `top_k`.
         let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != f32::NEG_INFINITY).collect();
         order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
