@@ -168,11 +168,10 @@ impl<'a> Generation<'a> {
         cache: impl Into<CacheHandle<'a>>,
         batch: Batch,
         prompts: Vec<Vec<TokenId>>,
-        options: Options,
+        mut options: Options,
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
         let cache = cache.into();
-        let mut options = options;
         options.settings = options.settings.checked()?;
         std::mem::take(&mut options.processors)
             .into_iter()

@@ -113,6 +113,8 @@ fn impossible_values_are_refused() {
         ("epsilon_cutoff", json!(1)),
         ("eta_cutoff", json!(-0.1)),
         ("encoder_repetition_penalty", json!(-1)),
+        ("encoder_repetition_penalty", json!(1e38)),
+        ("repetition_penalty", json!(1e-38)),
         ("exponential_decay_length_penalty", json!([3, 0])),
         ("sequence_bias", json!([[[], 1.0]])),
         ("bad_words_ids", json!([[]])),

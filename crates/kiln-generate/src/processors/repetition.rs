@@ -1,12 +1,15 @@
 //! What occurred before becomes less likely, or impossible.
 
-use std::{borrow::Cow, collections::HashSet};
+use std::{borrow::Cow, collections::HashSet, ops::RangeInclusive};
 
 use kiln_core::{Result, model::TokenId};
 use kiln_kernels::Sampling;
 
 use super::{Processor, RowState, as_written, remove_tokens};
-use crate::{config::GenerationConfig, settings::positive};
+use crate::{
+    config::GenerationConfig,
+    settings::{positive, setting},
+};
 
 /// `s < 0 ? s * penalty : s / penalty` for every token that occurred, once however often it did.
 ///
@@ -53,9 +56,15 @@ impl Processor for EncoderRepetitionPenalty {
     }
 }
 
+/// Scores up to 3e8, far more than any model gives, stay finite when they are divided or multiplied by these.
+const POSSIBLE: RangeInclusive<f32> = 1e-30..=1e30;
+
 fn penalty(name: &'static str, value: Option<f32>) -> Result<Option<f32>> {
     let Some(value) = value.filter(|&value| value != 1.0) else { return Ok(None) };
     positive(name, value)?;
+    if !POSSIBLE.contains(&value) {
+        return Err(setting(name, format!("is {value:e}, must be from 1e-30 to 1e30, or scores overflow")));
+    }
     Ok(Some(value))
 }
 
