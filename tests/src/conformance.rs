@@ -1,6 +1,6 @@
 //! The recorded cases, on every device and with every kind of kernel.
 
-use kiln::{Plan, kernels::Choice};
+use kiln::{Offload, Plan, kernels::Choice};
 use kiln_testkit::conformance::{self, Line, Outcome, Setup, Summary};
 
 use crate::support::fixtures;
@@ -38,6 +38,13 @@ const MUST: &[&str] = &[
     "llama/greedy_quantized_quanto_2",
     "llama/greedy_quantized_hqq_8",
     "llama/greedy_quantized_hqq_4",
+    "llama/beam4",
+    "llama/beam3_leftpad_b2",
+    "llama/beam3_eos_True",
+    "llama/beam3_eos_False",
+    "llama/beam3_eos_never",
+    "llama/beam3_static",
+    "gemma/beam3",
     "quant/quant.quanto.4.axis-1.float16",
     "quant/quant.hqq.1.axis0.float32",
     "mistral/greedy_short",
@@ -51,7 +58,15 @@ const MUST: &[&str] = &[
 ];
 
 /// Those that only one of the versions has, or has right.
-const MUST_4_47: &[&str] = &["llama/sink_12_4", "llama/sink_16_2", "llama/sink_10_0"];
+const MUST_4_47: &[&str] = &[
+    "llama/sink_12_4",
+    "llama/sink_16_2",
+    "llama/sink_10_0",
+    "llama/group_beam_4_2_leftpad_b2",
+    "llama/group_beam_5_5",
+    "llama/group_beam_6_3",
+    "llama/constrained",
+];
 const MUST_5_23: &[&str] = &[
     "mistral/greedy_static",
     "phi3/greedy_static",
@@ -153,4 +168,30 @@ fn a_wrong_model_fails() {
         conformance::run(folder.path(), "llama/greedy_dynamic", &setup, &mut |_| Ok::<(), kiln::Error>(()))
             .unwrap();
     assert_eq!(summary.failed, 1);
+}
+
+/// Rows are permuted in every cache, wherever it is, and also where it remembers nothing.
+#[test]
+fn beams_are_the_same_with_every_cache() {
+    for (_, device) in kiln_testkit::devices::opened() {
+        for (cache, offload) in [
+            ("static", None),
+            ("static:len=64", None),
+            ("sink:window=100,sinks=4", None),
+            ("none", None),
+            ("dynamic", Some(Offload::All)),
+            ("static", Some(Offload::AllBut(1))),
+        ] {
+            let cache = Some(Plan::named(cache).unwrap());
+            let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache, offload };
+            for (version, case) in [
+                ("5.23.0", "llama/beam3_eos"),
+                ("4.47.1", "llama/group_beam_6_3"),
+                ("5.23.0", "gemma2/beam3"),
+            ] {
+                let (_, summary) = run(version, case, &setup);
+                assert!(summary.passed > 0 && summary.failed == 0, "{case}: {summary}");
+            }
+        }
+    }
 }

@@ -226,6 +226,9 @@ pub(crate) struct RunArgs {
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// Print N sequences, with beams or sampling
+    #[arg(long, value_name = "N")]
+    pub(crate) num_return_sequences: Option<usize>,
     /// Print only what was generated, without the prompt
     #[arg(long)]
     pub(crate) no_echo: bool,
@@ -283,6 +286,12 @@ pub(crate) struct SamplingArgs {
     /// Sample from tokens of typical information that together reach probability P
     #[arg(long, hide_short_help = true, value_name = "P", allow_negative_numbers = true)]
     pub(crate) typical_p: Option<f32>,
+    /// Follow N sequences at once and take the likeliest (beam search)
+    #[arg(long, value_name = "N")]
+    pub(crate) num_beams: Option<usize>,
+    /// Divide the beams into N groups that avoid each other's tokens; needs --set diversity_penalty=P
+    #[arg(long, hide_short_help = true, value_name = "N")]
+    pub(crate) num_beam_groups: Option<usize>,
     /// Divide the scores of tokens that were already seen; 1 is off
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,

@@ -6,9 +6,10 @@ use std::{
     process::ExitCode,
 };
 
+use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    Error, GeneratedText, GenerationConfig, Model, Offload, OnOutOfMemory, Plan, Request, Sequence, Stats,
-    StopReason, UNTIL_IT_ENDS, files,
+    Completion, Error, GeneratedText, GenerationConfig, Model, Offload, OnOutOfMemory, Plan, Request,
+    Sequence, Stats, Steps, StopReason, UNTIL_IT_ENDS, files,
 };
 use serde_json::{Map, Value};
 
@@ -23,7 +24,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let plan = args.memory.plan()?;
     // Without new tokens, only the prompt is cached.
     let caches_prompt = args.sampling.max_new_tokens == Some(0) && args.save_cache.is_some();
-    let wanted = if caches_prompt { GenerationConfig::default() } else { wanted(&args.sampling)? };
+    let wanted = match caches_prompt {
+        true => GenerationConfig::default(),
+        false => {
+            let mut wanted = wanted(&args.sampling)?;
+            wanted.num_return_sequences = args.num_return_sequences.or(wanted.num_return_sequences);
+            wanted.resolve()?;
+            wanted
+        }
+    };
     let running = Running::new(args.prefill_chunk, &args.memory)?;
     let folder = load::folder(args.model.as_deref())?;
     args.save_cache.as_deref().map_or(Ok(()), files::check_writable)?;
@@ -56,12 +65,16 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         // What begins a text begins it once.
         false => model.encode_more(&prompt)?,
     });
+    let asked = wanted.clone().merged_over(model.generation_config());
     let request = running.of(model.generate(ids)).config(wanted).sequence(&mut sequence);
     let printed = if caches_prompt {
         request.prefill()?;
         Ok(())
     } else {
-        let generated = print_pieces(request.stream()?, &prompt, args)?;
+        let generated = match is_list(&asked, args) {
+            true => print_completions(request.steps()?, &prompt, args)?,
+            false => print_pieces(request.stream()?, &prompt, args)?,
+        };
         report(args, &model, &plan, &sequence, &prompt, generated)
     };
     // Also where nobody reads on.
@@ -78,7 +91,47 @@ struct Generated {
     reason: Option<StopReason>,
     /// Settings that the device has no kernel for.
     on_host: Vec<&'static str>,
+    /// All that was asked for, where that is a list.
+    completions: Vec<Completion>,
     printed: Result<()>,
+}
+
+/// Whether all completions are printed, once they are there, and not one while it is generated.
+fn is_list(asked: &GenerationConfig, args: &RunArgs) -> bool {
+    let several = |number: Option<usize>| number.is_some_and(|number| number > 1);
+    several(asked.num_return_sequences) || args.json && several(asked.num_beams)
+}
+
+/// Generates all completions, with a progress bar where someone is watching, and prints them.
+fn print_completions(mut steps: Steps<'_>, prompt: &str, args: &RunArgs) -> Result<Generated> {
+    let bar = ProgressBar::new(steps.settings().max_new_tokens.map_or(0, |most| most as u64));
+    if let Ok(style) = ProgressStyle::with_template("generating {wide_bar} {pos}/{len} tokens {eta}") {
+        bar.set_style(style);
+    }
+    for step in steps.by_ref() {
+        step?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let completions = steps.completions()?.into_iter().next().unwrap_or_default();
+    let begin = if args.no_echo { "" } else { prompt };
+    let mut printed = Ok(());
+    for (i, completion) in completions.iter().enumerate().filter(|_| !args.json) {
+        let score = completion.score.map(|score| format!(", score {score:.3}")).unwrap_or_default();
+        let text = completion.text.as_deref().unwrap_or_default();
+        printed = printed.and_then(|()| {
+            print(format_args!("--- {} of {}{score} ---\n{begin}{text}\n", i + 1, completions.len()))
+        });
+    }
+    let best = completions.first();
+    Ok(Generated {
+        text: best.and_then(|best| best.text.clone()).unwrap_or_default(),
+        stats: steps.stats(),
+        reason: best.and_then(|best| best.stop_reason),
+        on_host: steps.processed_on_host(),
+        completions,
+        printed,
+    })
 }
 
 /// Prints pieces as they come, until they end or nobody reads them.
@@ -102,7 +155,7 @@ fn print_pieces(mut pieces: GeneratedText<'_>, prompt: &str, args: &RunArgs) -> 
     }
     let printed = shown.and_then(|()| show("\n"));
     let (stats, reason, on_host) = (pieces.stats(), pieces.stop_reason(), pieces.processed_on_host());
-    Ok(Generated { text, stats, reason, on_host, printed })
+    Ok(Generated { text, stats, reason, on_host, completions: Vec::new(), printed })
 }
 
 /// Prints the JSON and the figures that were asked for.
@@ -112,13 +165,14 @@ fn report(
     plan: &Plan,
     sequence: &Sequence,
     prompt: &str,
-    Generated { text, stats, reason, on_host, printed }: Generated,
+    Generated { text, stats, reason, on_host, completions, printed }: Generated,
 ) -> Result<()> {
     let report = Report {
         model,
         stats: &stats,
         reason,
         on_host,
+        completions,
         cache: plan.label(&model.causal().needs()),
         cache_bytes: sequence.cache().device_bytes() as u64,
         host_bytes: sequence.cache().host_bytes() as u64,
@@ -240,6 +294,8 @@ pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     wanted.repetition_penalty = args.repetition_penalty;
     wanted.no_repeat_ngram_size = args.no_repeat_ngram_size;
     wanted.min_new_tokens = args.min_new_tokens;
+    wanted.num_beams = args.num_beams;
+    wanted.num_beam_groups = args.num_beam_groups;
     wanted.seed = args.seed;
     wanted.stop_strings = (!args.stop.is_empty()).then(|| args.stop.clone());
     let mut wanted = wanted.merged_over(&settings(&args.set)?);
@@ -285,6 +341,7 @@ struct Report<'a> {
     stats: &'a Stats,
     reason: Option<StopReason>,
     on_host: Vec<&'static str>,
+    completions: Vec<Completion>,
     cache: String,
     cache_bytes: u64,
     host_bytes: u64,
@@ -338,7 +395,7 @@ impl Report<'_> {
 
     fn json(&self, prompt: &str, text: &str) -> Value {
         let (model, stats) = (self.model, self.stats);
-        serde_json::json!({
+        let mut json = serde_json::json!({
             "model": model.name(),
             "device": model.opened().info.name.to_string(),
             "adapter": model.opened().info.adapter,
@@ -355,6 +412,18 @@ impl Report<'_> {
             "decode_seconds": stats.decode_time.as_secs_f64(),
             "cache_bytes": self.cache_bytes,
             "cache_host_bytes": self.host_bytes,
-        })
+        });
+        if !self.completions.is_empty() {
+            let completion = |completion: &Completion| {
+                serde_json::json!({
+                    "text": completion.text,
+                    "tokens": completion.tokens,
+                    "score": completion.score,
+                    "stop_reason": completion.stop_reason.map(|reason| reason.to_string()),
+                })
+            };
+            json["completions"] = self.completions.iter().map(completion).collect();
+        }
+        json
     }
 }

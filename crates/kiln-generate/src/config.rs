@@ -8,6 +8,8 @@ use kiln_core::{Error, Result, files, model::TokenId};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
+use crate::{EarlyStopping, ForceWord};
+
 /// A `max_new_tokens` that sets no limit: the text goes on until it ends, or the model's positions do.
 pub const UNTIL_IT_ENDS: usize = usize::MAX;
 
@@ -118,6 +120,21 @@ generation_config! {
         remove_invalid_values: bool,
         /// Whether scores that are kept (`keep_scores`) are log-probabilities.
         renormalize_logits: bool,
+        /// Beams: sequences of each prompt that are followed at once, of which the likeliest are returned. 1 follows none but the
+        /// chosen tokens.
+        num_beams: usize,
+        /// Groups that the beams are divided into. Each avoids the tokens of those before it.
+        num_beam_groups: usize,
+        /// What a token costs for each beam of the groups before that chose it in the same step.
+        diversity_penalty: f32,
+        /// The score of a beam is its log-probability, divided by its length to the power of this: above 0 favours long ones.
+        length_penalty: f32,
+        /// When a beam search ends: true, false or `"never"`.
+        early_stopping: EarlyStopping,
+        /// Words that every beam must hold, in any order: lists of tokens, or lists of such lists, of which one must occur.
+        force_words_ids: Vec<ForceWord>,
+        /// Sequences that are returned for each prompt.
+        num_return_sequences: usize,
         /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.
         #[serde(deserialize_with = "tokens")]
         eos_token_id: Vec<TokenId>,

@@ -136,7 +136,8 @@ impl DecodeLoop {
         self.launch(running, device_sampler)
     }
 
-    fn record_again(&mut self) {
+    /// The cache's buffers are others than those that were recorded.
+    pub(crate) fn record_again(&mut self) {
         if matches!(self.capture, Capture::On(..)) {
             self.capture = Capture::WarmingUp(0);
         }

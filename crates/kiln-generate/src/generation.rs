@@ -5,7 +5,10 @@
 //! device has no kernel that draws, the scores come to the host, and the token goes back. Both give the same tokens, but
 //! for a draw that falls on a rounding (see [`sampler`]).
 
+mod beams;
 mod refused;
+mod rows;
+mod search;
 
 use std::sync::Arc;
 
@@ -19,14 +22,21 @@ use kiln_core::{
 };
 use kiln_kernels::Kernels;
 
+pub use self::beams::{BeamSettings, EarlyStopping, ForceWord};
+use self::{
+    beams::Beams,
+    rows::{Row, Stopping},
+    search::{Choice, EachRow, Scored, Search},
+};
 use crate::{
     OomPolicy,
     cache_handle::CacheHandle,
+    completion::Completion,
     decode::Output,
     device_sampler::DeviceSampler,
     prefill::{Feeder, checked_chunk},
-    processors::{Processor, RowState},
-    sampler::{self, Sampler, greedy},
+    processors::Processor,
+    sampler::{self, Sampler},
     settings::Settings,
     stats::{Clock, Stats},
     stopping::{StopReason, StoppingCriterion},
@@ -58,14 +68,17 @@ pub struct Options {
     pub kernels: Option<Kernels>,
 }
 
-/// One more token for every row that had not ended.
+/// One more token for every row that had not ended. A prompt has as many rows as it has beams, or sequences to return; they follow
+/// each other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// For each row; `None` once it has ended. The token that ends a row is still there.
     pub tokens: Vec<Option<TokenId>>,
     /// Whether this is the row's last step, or it came earlier.
     pub finished: Vec<bool>,
-    /// `[row][vocab]`, as the model gave them; empty for rows that had ended.
+    /// Of a beam search: the row whose tokens each row goes on with. Its tokens so far are replaced by theirs.
+    pub parents: Option<Vec<usize>>,
+    /// `[row][vocab]`, as the model gave them; empty for rows that had ended. Of a beam search: of the rows as they were before.
     pub logits: Option<Vec<Vec<f32>>>,
     /// `[row][vocab]`, as the token was chosen by; empty for rows that had ended.
     pub scores: Option<Vec<Vec<f32>>>,
@@ -80,12 +93,15 @@ pub struct Step {
 /// before feeding more.
 ///
 /// Rows that have ended go on being computed, with tokens that mean nothing.
+///
+/// Where prompts have several rows, the cache holds the prompts alone at the end, or nothing if it cannot return to them.
 #[derive(Debug)]
 pub struct Generation<'a> {
     feeder: Feeder<'a>,
     options: Options,
-    /// `None`: the likeliest token, or the device draws.
-    sampler: Option<Sampler>,
+    search: Search,
+    /// Rows of each prompt.
+    width: usize,
     rows: Vec<Row>,
     next: Next,
     /// A step that the device is at, though the one before it was not delivered.
@@ -103,54 +119,16 @@ pub struct Generation<'a> {
     clock: Clock,
 }
 
-/// A row of the batch.
-#[derive(Debug)]
-struct Row {
-    /// The prompt and the tokens so far, without padding.
-    ids: Vec<TokenId>,
-    /// Slots of padding in front.
-    left_pad: usize,
-    /// Slots that it has seen after the prompt, padding included.
-    prompt_end: usize,
-    /// Why it ended; `None` while it goes on.
-    stopped: Option<StopReason>,
-}
-
-impl Row {
-    fn finished(&self) -> bool {
-        self.stopped.is_some()
-    }
-
-    /// How it looks after `generated` tokens of at most `limit`.
-    fn state(&self, generated: usize, limit: Option<usize>) -> RowState<'_> {
-        RowState {
-            ids: &self.ids,
-            generated,
-            padding: self.left_pad,
-            len: self.prompt_end + generated,
-            remaining: limit.map(|limit| limit.saturating_sub(generated)),
-        }
-    }
-}
-
 /// What is fed next.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "there is one of it")]
 enum Next {
     Prompt(Batch),
-    /// `[rows, 1]`
-    Tokens(Tensor<2, Int>),
+    /// `[rows, 1]`, behind the rows that they continue; `None`: behind their own.
+    Tokens(Tensor<2, Int>, Option<Vec<usize>>),
     /// What the step before chose; it is there already.
     OnDevice,
     Nothing,
-}
-
-/// What a step chose, with the numbers it was chosen by where they are kept.
-#[derive(Default)]
-struct Chosen {
-    tokens: Vec<TokenId>,
-    logits: Vec<Vec<f32>>,
-    scores: Vec<Vec<f32>>,
 }
 
 impl<'a> Generation<'a> {
@@ -178,12 +156,11 @@ impl<'a> Generation<'a> {
             .for_each(|own| options.settings.processors.add(own));
         let settings = &options.settings;
         settings.processors.check(model.vocab())?;
+        settings.beams.as_ref().map_or(Ok(()), |beams| beams.check_vocabulary(model.vocab()))?;
         let before = cache.seq_lens(batch.rows());
-        check_rows(&batch, &prompts, &before)?;
-        check_vocabulary(&prompts, model.vocab())?;
-        let ends = before.iter().zip(&batch.skip).map(|(before, skip)| before + batch.len() - skip);
-        let row = |((ids, prompt_end), &left_pad)| Row { ids, left_pad, prompt_end, stopped: None };
-        let rows: Vec<Row> = prompts.into_iter().zip(ends).zip(&batch.left_pad).map(row).collect();
+        let rows = Row::of(&batch, prompts, &before, model.vocab())?;
+        let width = settings.width();
+        let rows: Vec<Row> = rows.into_iter().flat_map(|row| std::iter::repeat_n(row, width)).collect();
         let prompt_end = rows.iter().map(|row| row.prompt_end).max().unwrap_or(0);
         let limit = settings.new_tokens(prompt_end)?;
         let mut sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
@@ -192,18 +169,22 @@ impl<'a> Generation<'a> {
         let skipped: usize = batch.skip.iter().sum();
         let stats = Stats {
             rows: rows.len(),
-            prompt_tokens: rows.len() * batch.len() - padding - skipped,
+            prompt_tokens: batch.rows() * batch.len() - padding - skipped,
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
         let device = batch.tokens.device();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
         feeder.device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
-        let mut rows_and_pads = rows.iter().zip(&batch.left_pad);
+        let search = match &settings.beams {
+            Some(beams) => Search::Beams(Box::new(Beams::new(beams.clone(), batch.rows(), sampler))),
+            None => Search::EachRow(EachRow { sampler }),
+        };
         let mut generation = Self {
             device,
-            whole: rows_and_pads.all(|(row, pad)| row.ids.len() + pad == row.prompt_end),
-            sampler,
+            whole: rows.iter().all(|row| row.ids.len() + row.left_pad == row.prompt_end),
+            search,
+            width,
             feeder,
             options,
             rows,
@@ -291,6 +272,7 @@ impl<'a> Generation<'a> {
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         let Options { settings, kernels, .. } = &self.options;
         match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
+            true if settings.beams.is_some() => vec!["num_beams"],
             true => settings.processors.on_device(settings.do_sample).err().unwrap_or_default(),
             false => Vec::new(),
         }
@@ -306,9 +288,34 @@ impl<'a> Generation<'a> {
         self.rows.get(row).map(|row| &row.ids[..])
     }
 
+    /// Tokens of each row that were generated.
+    pub fn generated(&self) -> usize {
+        self.delivered
+    }
+
     /// Why a row ended; `None` while it goes on, and where there is no such row.
     pub fn stop_reason(&self, row: usize) -> Option<StopReason> {
         self.rows.get(row)?.stopped
+    }
+
+    /// The sequences of each prompt so far: those to be returned, of a beam search the best first.
+    pub fn completions(&self) -> Vec<Vec<Completion>> {
+        let mut completions = self.search.completions(&self.rows, self.delivered, self.width);
+        completions.iter_mut().for_each(|all| all.truncate(self.options.settings.num_return_sequences));
+        completions
+    }
+
+    /// The tokens behind the first prompt that will not change any more. Of a beam search, those that all its sequences
+    /// begin with.
+    pub fn agreed(&self) -> Vec<TokenId> {
+        let all = self.search.completions(&self.rows, self.delivered, self.width);
+        let mut all = all.into_iter().next().unwrap_or_default().into_iter().map(|one| one.tokens);
+        let first = all.next().unwrap_or_default();
+        all.fold(first, |mut agreed, tokens| {
+            let same = agreed.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
+            agreed.truncate(same);
+            agreed
+        })
     }
 
     /// Whether the scores never leave the device.
@@ -320,7 +327,7 @@ impl<'a> Generation<'a> {
         self.options.lookahead && self.on_device()
     }
 
-    async fn choose_on_device(&mut self) -> Result<Chosen> {
+    async fn choose_on_device(&mut self) -> Result<Choice> {
         let reading = match self.ahead.take() {
             Some(started) => started?,
             None => self.launch().await?,
@@ -336,7 +343,7 @@ impl<'a> Generation<'a> {
         if tokens.iter().zip(&self.rows).any(|(id, row)| *id < 0 && !row.finished()) {
             return Err(sampler::no_distribution());
         }
-        Ok(Chosen { tokens: tokens.into_iter().map(|id| id as TokenId).collect(), ..Chosen::default() })
+        Ok(Choice { tokens: tokens.into_iter().map(|id| id as TokenId).collect(), ..Choice::default() })
     }
 
     /// What was read. Where the device failed, what the cache holds may never have been written.
@@ -356,7 +363,7 @@ impl<'a> Generation<'a> {
             }
             (Output::Logits(logits), Some(device_sampler)) => {
                 let tokens = device_sampler.choose(logits)?;
-                self.next = Next::Tokens(DeviceSampler::to_feed(tokens.clone()));
+                self.next = Next::Tokens(DeviceSampler::to_feed(tokens.clone()), None);
                 tokens
             }
             (Output::Logits(_), None) => {
@@ -367,7 +374,7 @@ impl<'a> Generation<'a> {
         Ok(read_back::start(tokens))
     }
 
-    async fn choose_on_host(&mut self) -> Result<Chosen> {
+    async fn choose_on_host(&mut self) -> Result<Choice> {
         let Output::Logits(logits) = self.feed().await? else {
             return Err(Error::Execution("a step kept its scores on the device".into()));
         };
@@ -377,39 +384,37 @@ impl<'a> Generation<'a> {
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
         let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;
-        let mut chosen = Chosen::default();
-        for (i, logits) in logits.chunks_exact(vocab).enumerate() {
-            let Some(row) = self.rows.get(i).filter(|row| !row.finished()) else {
-                chosen.tokens.push(self.padding(vocab));
-                chosen.logits.push(Vec::new());
-                chosen.scores.push(Vec::new());
-                continue;
-            };
-            let state = row.state(self.delivered, self.limit);
-            let mut scores = logits.to_vec();
-            let processors = &self.options.settings.processors;
-            processors.apply(&state, &mut scores);
-            let token = match &mut self.sampler {
-                Some(sampler) => sampler.sample(i, &scores),
-                None => greedy(&scores).ok_or_else(sampler::no_distribution),
-            };
-            chosen.tokens.push(token.map_err(|error| processors.emptied(&state, logits).unwrap_or(error))?);
-            if self.options.keep_logits {
-                chosen.logits.push(logits.to_vec());
-            }
-            chosen.scores.push(scores);
-        }
+        let step = Scored {
+            options: &self.options,
+            rows: &self.rows,
+            generated: self.delivered,
+            limit: self.limit,
+            logits: &logits,
+            vocab,
+        };
+        let stopping = Stopping {
+            options: &self.options,
+            out_of_time: self.clock.is_past(self.options.settings.max_time),
+        };
+        let chosen = self.search.choose(&step, stopping)?;
         let tokens: Vec<i32> = chosen.tokens.iter().map(|&id| id as i32).collect();
-        self.next = Next::Tokens(Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device));
+        let tokens = Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device);
+        let moves = |parents: &Vec<usize>| !parents.iter().copied().eq(0..parents.len());
+        self.next = Next::Tokens(tokens, chosen.parents.clone().filter(moves));
         Ok(chosen)
     }
 
     async fn feed(&mut self) -> Result<Output> {
         match std::mem::replace(&mut self.next, Next::Nothing) {
             Next::Prompt(batch) => {
-                self.feeder.prefill(&batch, self.options.prefill_chunk).await.map(Output::Logits)
+                let logits = self.feeder.prefill(&batch, self.options.prefill_chunk).await?;
+                self.feeder.widen(self.width)?;
+                Ok(Output::Logits(repeated(logits, self.width)))
             }
-            Next::Tokens(tokens) => self.feeder.step(Some(tokens)),
+            Next::Tokens(tokens, parents) => {
+                parents.map_or(Ok(()), |parents| self.feeder.reorder(&parents))?;
+                self.feeder.step(Some(tokens))
+            }
             Next::OnDevice => self.feeder.step(None),
             Next::Nothing => {
                 Err(Error::Execution("the generation was given up in the middle of a step".into()))
@@ -417,15 +422,8 @@ impl<'a> Generation<'a> {
         }
     }
 
-    /// What a row that has ended is fed: any token will do, so one that is not in the vocabulary is passed over.
-    fn padding(&self, vocab: usize) -> TokenId {
-        let settings = &self.options.settings;
-        let mut candidates = settings.pad_token_id.iter().chain(&settings.eos_token_id);
-        candidates.find(|&&id| (id as usize) < vocab).copied().unwrap_or(0)
-    }
-
     /// Ends the rows that chose to end.
-    fn deliver(&mut self, chosen: Chosen) -> Result<Step> {
+    fn deliver(&mut self, chosen: Choice) -> Result<Step> {
         if chosen.tokens.len() != self.rows.len() {
             let (rows, got) = (self.rows.len(), chosen.tokens.len());
             return Err(Error::Execution(format!(
@@ -436,30 +434,24 @@ impl<'a> Generation<'a> {
             chosen.tokens.into_iter().zip(&self.rows).map(|(id, row)| (!row.finished()).then_some(id));
         let tokens: Vec<Option<TokenId>> = tokens.collect();
         self.delivered += 1;
-        let Options { settings, stopping_criteria, .. } = &self.options;
-        let (limit, generated) = (self.limit, self.delivered);
-        let out_of_time = settings.max_time.zip(self.clock.elapsed()).is_some_and(|(max, time)| time >= max);
-        let reasons = |id: &TokenId, row: &Row| {
-            let state = row.state(generated, limit);
-            [
-                (settings.eos_token_id.contains(id), StopReason::EndOfText),
-                (stopping_criteria.iter().any(|criterion| criterion.ends(&state)), StopReason::Criterion),
-                (limit.is_some_and(|limit| generated >= limit), StopReason::Length),
-                (out_of_time, StopReason::Time),
-            ]
-        };
-        for (token, row) in tokens.iter().zip(&mut self.rows) {
+        if let Some(parents) = &chosen.parents {
+            self.rows = parents.iter().map(|&parent| self.rows[parent].clone()).collect();
+        }
+        let out_of_time = self.clock.is_past(self.options.settings.max_time);
+        let stopping = Stopping { options: &self.options, out_of_time };
+        for (i, (token, row)) in tokens.iter().zip(&mut self.rows).enumerate() {
             if let Some(id) = token {
                 row.ids.push(*id);
                 self.stats.generated += 1;
-                row.stopped = reasons(id, row).into_iter().find(|(ends, _)| *ends).map(|(_, reason)| reason);
+                let state = row.state(self.delivered, self.limit);
+                row.stopped = self.search.stopped(i, &state, stopping);
             }
         }
         self.clock.chosen(&mut self.stats);
         let finished = self.rows.iter().map(Row::finished).collect();
         let logits = self.options.keep_logits.then_some(chosen.logits);
         let scores = self.options.keep_scores.then_some(chosen.scores);
-        Ok(Step { tokens, finished, logits, scores })
+        Ok(Step { tokens, finished, parents: chosen.parents, logits, scores })
     }
 
     /// Has the cache forget what was fed ahead of what was delivered.
@@ -468,10 +460,26 @@ impl<'a> Generation<'a> {
         if self.forget_what_was_refused() {
             return;
         }
+        if self.width > 1 {
+            return self.keep_prompts();
+        }
         // Where a cache cannot be truncated, its `seq_len` tells.
         let delivered = self.delivered.saturating_sub(1);
         let ends: Vec<usize> = self.rows.iter().map(|row| row.prompt_end + delivered).collect();
         _ = self.feeder.running.cache.truncate_rows(&ends);
+    }
+}
+
+impl Generation<'_> {
+    /// Has a cache that outlives the generation hold the prompts alone.
+    fn keep_prompts(&mut self) {
+        let ends: Vec<usize> = self.rows.iter().step_by(self.width).map(|row| row.prompt_end).collect();
+        if matches!(self.feeder.running.cache, CacheHandle::Borrowed(_))
+            && (self.feeder.narrow(ends.len()).is_err()
+                || self.feeder.running.cache.truncate_rows(&ends).is_err())
+        {
+            self.feeder.running.cache.reset();
+        }
     }
 }
 
@@ -492,6 +500,15 @@ impl Iterator for Generation<'_> {
 
 impl std::iter::FusedIterator for Generation<'_> {}
 
+/// Logits of each row, `width` times.
+fn repeated(logits: Tensor<3>, width: usize) -> Tensor<3> {
+    let [rows, one, vocab] = logits.dims();
+    match width {
+        1 => logits,
+        _ => logits.reshape([rows, 1, one * vocab]).repeat_dim(1, width).reshape([rows * width, one, vocab]),
+    }
+}
+
 /// What chooses tokens on the device; `None`: the host does, with `sampler`.
 fn device_sampler(
     options: &Options,
@@ -500,7 +517,7 @@ fn device_sampler(
     vocab: usize,
     device: &Device,
 ) -> Option<DeviceSampler> {
-    if options.keep_logits || options.keep_scores {
+    if options.keep_logits || options.keep_scores || options.settings.beams.is_some() {
         return None;
     }
     let Settings { processors, do_sample, .. } = &options.settings;
@@ -517,46 +534,5 @@ fn device_sampler(
     }
 }
 
-/// `before`: slots of each row that the cache holds.
-fn check_rows(batch: &Batch, prompts: &[Vec<TokenId>], before: &[usize]) -> Result<()> {
-    let error = |why: String| Err(Error::Prompt { why });
-    let [rows, len] = batch.tokens.dims();
-    if rows == 0 || len == 0 {
-        return error("the prompt is empty; give at least one token".into());
-    }
-    let counts = [batch.left_pad.len(), batch.skip.len(), prompts.len(), before.len()];
-    if counts != [rows; 4] {
-        let [pads, skips, prompts, before] = counts;
-        return error(format!(
-            "the batch has {rows} rows, paddings of {pads}, skipped columns of {skips} and prompts of {prompts}; the cache \
-             has {before} rows"
-        ));
-    }
-    for (row, prompt) in prompts.iter().enumerate() {
-        let unfed = batch.skip[row].saturating_add(batch.left_pad[row].saturating_sub(before[row]));
-        let fed = len.saturating_sub(unfed);
-        if fed == 0 {
-            return error(format!("row {row} is nothing but padding; give at least one token"));
-        }
-        if prompt.len() < fed {
-            return error(format!("row {row} feeds {fed} tokens of a prompt that has {}", prompt.len()));
-        }
-    }
-    Ok(())
-}
-
-fn check_vocabulary(prompts: &[Vec<TokenId>], vocab: usize) -> Result<()> {
-    for (row, prompt) in prompts.iter().enumerate() {
-        if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocab) {
-            let why = format!(
-                "token {id} in row {row} is not in the model's vocabulary of {vocab} tokens; \
-                 does the tokenizer belong to the model?"
-            );
-            return Err(Error::Prompt { why });
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -15,6 +15,7 @@ pub mod text;
 pub mod tokenizer;
 
 mod cache_handle;
+mod completion;
 mod decode;
 mod device_sampler;
 mod oom_policy;
@@ -25,8 +26,9 @@ mod stopping;
 
 pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
+pub use completion::Completion;
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
-pub use generation::{Generation, Options, Step};
+pub use generation::{BeamSettings, EarlyStopping, ForceWord, Generation, Options, Step};
 pub use oom_policy::OomPolicy;
 pub use prefill::prefill;
 pub use processors::{Processor, Processors, RowState};

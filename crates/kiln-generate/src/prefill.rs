@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     batch::Batch,
@@ -101,6 +101,40 @@ impl<'a> Feeder<'a> {
         self.running.cache.keep_history(1);
         self.running.cache.reserve(self.reaches);
         self.refusals = Refusals::until_now();
+    }
+
+    /// Has the cache hold each row `width` times, one behind the other.
+    pub(crate) fn widen(&mut self, width: usize) -> Result<()> {
+        let rows = self.running.left_pad.len();
+        let parents: Vec<usize> = (0..rows).flat_map(|row| std::iter::repeat_n(row, width)).collect();
+        if width == 1 { Ok(()) } else { self.reorder(&parents) }
+    }
+
+    /// Has the cache hold the first row of each of `prompts` prompts, which have equally many.
+    pub(crate) fn narrow(&mut self, prompts: usize) -> Result<()> {
+        let rows = self.running.left_pad.len();
+        let firsts: Vec<usize> = (0..rows).step_by((rows / prompts.max(1)).max(1)).collect();
+        if firsts.len() == rows { Ok(()) } else { self.reorder(&firsts) }
+    }
+
+    /// Rebuilds the batch: new row `i` is old row `parents[i]`.
+    pub(crate) fn reorder(&mut self, parents: &[usize]) -> Result<()> {
+        let Running { cache, left_pad, .. } = &mut self.running;
+        cache.reorder(parents)?;
+        let same_rows = parents.len() == left_pad.len();
+        *left_pad = parents.iter().map(|&parent| left_pad[parent]).collect();
+        if let Some(Unseen { tokens, skip }) = &mut self.unseen {
+            let rows: Vec<i32> = parents.iter().map(|&parent| parent as i32).collect();
+            let rows = Tensor::from_data(TensorData::new(rows, [parents.len()]), &tokens.device());
+            *tokens = tokens.clone().select(0, rows);
+            *skip = parents.iter().map(|&parent| skip[parent]).collect();
+        }
+        match &mut self.decode {
+            // The cache's buffers are others.
+            Some(decode) if same_rows => decode.record_again(),
+            decode => *decode = None,
+        }
+        Ok(())
     }
 
     /// See [`prefill`]; `chunk` is not 0. Other tasks of an async runtime run between chunks.

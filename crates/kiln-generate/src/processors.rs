@@ -1,12 +1,13 @@
 //! Logits processors: what is done to the scores of the next token before it is chosen.
 //!
-//! Formulas, order and conditions are those of transformers' `logits_process.py` with `min_tokens_to_keep` 1, which
-//! is what it takes without beams. Removed tokens have the score -inf.
+//! Formulas, order and conditions are those of transformers' `logits_process.py`. Removed tokens have the score -inf.
 
 mod lengths;
 mod repetition;
 mod tokens;
 mod warpers;
+
+pub(crate) use self::{lengths::in_vocabulary, warpers::log_softmax};
 
 use std::{fmt, sync::Arc};
 
@@ -208,7 +209,7 @@ fn remove_tokens(scores: &mut [f32], tokens: &[TokenId]) {
 }
 
 /// The float64 that Python has for the digits of a float32: `1 - 0.9` is 0.1 there, `1 - 0.9f32` is not.
-fn as_written(value: f32) -> f64 {
+pub(crate) fn as_written(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 

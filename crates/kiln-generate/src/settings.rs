@@ -5,6 +5,7 @@ use std::time::Duration;
 use kiln_core::{Error, Result, model::TokenId};
 
 use crate::{
+    BeamSettings,
     config::{GenerationConfig, UNTIL_IT_ENDS},
     processors::Processors,
 };
@@ -28,13 +29,17 @@ pub struct Settings {
     pub eos_token_id: Vec<TokenId>,
     pub pad_token_id: Option<TokenId>,
     pub stop_strings: Vec<String>,
+    /// How beams are searched; `None`: each row is continued by itself.
+    pub beams: Option<BeamSettings>,
+    /// Sequences that are returned for each prompt.
+    pub num_return_sequences: usize,
     /// `None`: from the system, once.
     pub seed: Option<u64>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        GenerationConfig::default().filled_in(false, Processors::default())
+        GenerationConfig::default().filled_in(false, Processors::default(), None)
     }
 }
 
@@ -49,10 +54,16 @@ impl GenerationConfig {
         self.max_time.map_or(Ok(()), |seconds| positive("max_time", seconds))?;
         let do_sample = self.do_sample == Some(true) && self.temperature != Some(0.0);
         let processors = Processors::of(self, do_sample)?;
-        self.filled_in(do_sample, processors).checked()
+        let beams = BeamSettings::of(self, do_sample)?;
+        let settings = self.filled_in(do_sample, processors, beams).checked()?;
+        if settings.num_return_sequences > 1 && settings.beams.is_none() && !do_sample {
+            let why = "is more than 1, and without sampling or beams all sequences would be the same; set do_sample or num_beams";
+            return Err(setting("num_return_sequences", why));
+        }
+        Ok(settings)
     }
 
-    fn filled_in(&self, do_sample: bool, processors: Processors) -> Settings {
+    fn filled_in(&self, do_sample: bool, processors: Processors, beams: Option<BeamSettings>) -> Settings {
         let endless = self.max_new_tokens == Some(UNTIL_IT_ENDS);
         Settings {
             max_new_tokens: self.max_new_tokens.filter(|_| !endless),
@@ -64,6 +75,8 @@ impl GenerationConfig {
             eos_token_id: self.eos_token_id.clone().unwrap_or_default(),
             pad_token_id: self.pad_token_id,
             stop_strings: self.stop_strings.clone().unwrap_or_default(),
+            beams,
+            num_return_sequences: self.num_return_sequences.unwrap_or(1),
             seed: self.seed,
         }
     }
@@ -77,10 +90,22 @@ impl Settings {
     pub fn checked(self) -> Result<Self> {
         at_least_one("max_new_tokens", self.max_new_tokens)?;
         at_least_one("max_length", self.max_length)?;
+        at_least_one("num_return_sequences", Some(self.num_return_sequences))?;
         if self.stop_strings.iter().any(String::is_empty) {
             return Err(setting("stop_strings", "one of them is empty, so every text would end at once"));
         }
         Ok(self)
+    }
+
+    /// Rows of each prompt.
+    pub fn width(&self) -> usize {
+        self.beams.as_ref().map_or(self.num_return_sequences, |beams| beams.num_beams)
+    }
+
+    /// What a row that has ended is fed: any token will do, so one that is not in the vocabulary is passed over.
+    pub(crate) fn padding(&self, vocab: usize) -> TokenId {
+        let mut candidates = self.pad_token_id.iter().chain(&self.eos_token_id);
+        candidates.find(|&&id| (id as usize) < vocab).copied().unwrap_or(0)
     }
 
     /// Tokens that may follow `tokens` tokens of a row, padding included; `None` where only the end of the text counts.
@@ -102,7 +127,7 @@ impl Settings {
     }
 }
 
-fn at_least_one(name: &'static str, value: Option<usize>) -> Result<()> {
+pub(crate) fn at_least_one(name: &'static str, value: Option<usize>) -> Result<()> {
     match value {
         Some(0) => Err(setting(name, "is 0, must be at least 1")),
         _ => Ok(()),

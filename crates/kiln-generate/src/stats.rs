@@ -41,9 +41,9 @@ impl Clock {
         self.start = self.start.or_else(now);
     }
 
-    /// Since the first call; `None` before it, and where there is no clock.
-    pub(crate) fn elapsed(&self) -> Option<Duration> {
-        self.start.map(|start| start.elapsed())
+    /// Whether this time has passed since the first call. It never has before that, and where there is no clock.
+    pub(crate) fn is_past(&self, time: Option<Duration>) -> bool {
+        time.zip(self.start).is_some_and(|(time, start)| start.elapsed() >= time)
     }
 
     /// The scores are there.

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::processors::RowState;
+use crate::{processors::RowState, tokenizer::Tokenizer};
 
 /// Why a row ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,25 +32,41 @@ impl fmt::Display for StopReason {
     }
 }
 
-/// Whether a row ends with its latest token, as a program decides. (`StoppingCriteria`)
+/// Whether a row ends with its latest token. (`StoppingCriteria`)
 #[derive(Clone)]
-pub struct StoppingCriterion(Arc<Criterion>);
+pub struct StoppingCriterion {
+    ends: Arc<Criterion>,
+    pub(crate) reason: StopReason,
+}
 
 type Criterion = dyn Fn(&RowState<'_>) -> bool + Send + Sync;
 
 impl StoppingCriterion {
     /// `ends` is asked after each token of each row.
     pub fn new(ends: impl Fn(&RowState<'_>) -> bool + Send + Sync + 'static) -> Self {
-        Self(Arc::new(ends))
+        Self { ends: Arc::new(ends), reason: StopReason::Criterion }
+    }
+
+    /// Ends a row whose text has one of these strings behind the prompt, also across tokens. (`StopStringCriteria`)
+    pub fn stop_strings(tokenizer: Arc<Tokenizer>, strings: Vec<String>) -> Self {
+        // Tokens that a string may reach back: nearly all have a byte at least. Those before change how the first is written.
+        let longest = strings.iter().map(String::len).max().unwrap_or(0);
+        let reach = 2 * longest + 8;
+        let ends = move |row: &RowState<'_>| {
+            let tail = &row.ids[row.ids.len() - row.generated.min(reach).min(row.ids.len())..];
+            let text = tokenizer.decode(tail, true).unwrap_or_default();
+            strings.iter().any(|string| text.contains(string))
+        };
+        Self { ends: Arc::new(ends), reason: StopReason::StopString }
     }
 
     pub(crate) fn ends(&self, row: &RowState<'_>) -> bool {
-        (self.0)(row)
+        (self.ends)(row)
     }
 }
 
 impl fmt::Debug for StoppingCriterion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoppingCriterion").finish_non_exhaustive()
+        f.debug_struct("StoppingCriterion").field("reason", &self.reason).finish_non_exhaustive()
     }
 }

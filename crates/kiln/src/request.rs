@@ -5,7 +5,8 @@ use std::sync::Arc;
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{
-    CacheHandle, Generation, GenerationConfig, Processor, RowState, StoppingCriterion, TextStream,
+    CacheHandle, Completion, Generation, GenerationConfig, Options as GenerationOptions, Processor, RowState,
+    StoppingCriterion, TextStream,
 };
 
 use crate::{
@@ -159,6 +160,18 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Follows this many sequences at once, and takes the likeliest (beam search).
+    pub fn num_beams(mut self, beams: usize) -> Self {
+        self.config.num_beams = Some(beams);
+        self
+    }
+
+    /// Returns this many sequences for each prompt, with beams or sampling: see [`completions`](Self::completions).
+    pub fn num_return_sequences(mut self, sequences: usize) -> Self {
+        self.config.num_return_sequences = Some(sequences);
+        self
+    }
+
     /// Any settings of the generation. Those that are absent stay what they are.
     pub fn config(mut self, config: GenerationConfig) -> Self {
         self.config = config.merged_over(&self.config);
@@ -276,10 +289,12 @@ impl<'a> Request<'a> {
         self.stream()?.collect()
     }
 
-    /// Generates the text that follows the prompt, piece by piece. Stop strings end it.
+    /// Generates the text that follows the prompt, piece by piece. Stop strings end it. Of a beam search, a piece comes once all
+    /// beams agree on it.
     ///
     /// # Errors
-    /// Those of [`steps`](Self::steps); [`Error::Prompt`] for several rows and for a model without a tokenizer.
+    /// Those of [`steps`](Self::steps); [`Error::Prompt`] for several prompts and for a model without a tokenizer;
+    /// [`Error::Setting`] where several sequences are to be returned.
     pub fn stream(self) -> Result<GeneratedText<'a>> {
         let tokenizer = self.model.tokenizer()?;
         if let Prompt::Batch(rows) = &self.prompt
@@ -288,12 +303,39 @@ impl<'a> Request<'a> {
             let why = format!("text is generated from one prompt, not from {}; use `steps`", rows.len());
             return Err(Error::Prompt { why });
         }
-        let (steps, answer) = self.start()?;
+        let (steps, answer) = self.start(false)?;
+        let returned = steps.settings().num_return_sequences;
+        if returned > 1 {
+            let why =
+                format!("is {returned}, and a text is one sequence; use `completions`, or leave it out");
+            return Err(Error::Setting { name: "num_return_sequences", why });
+        }
         let stream = TextStream::after(tokenizer, steps.tokens(0).unwrap_or_default())?;
         GeneratedText::new(steps, stream, answer)
     }
 
-    /// Generates tokens, one of each row in a step. Stop strings do not end it, and nothing is added to a conversation.
+    /// Generates all sequences of each prompt: `num_return_sequences` of them, of a beam search the best first.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// let model = kiln::Model::load(folder)?;
+    /// let request = model.generate("The Constitution").num_beams(4).num_return_sequences(2).max_new_tokens(8);
+    /// for completion in &request.completions()?[0] {
+    ///     println!("{:?} {}", completion.score, completion.text.as_deref().unwrap_or_default());
+    /// }
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`steps`](Self::steps), and what fails in the middle.
+    pub fn completions(self) -> Result<Vec<Vec<Completion>>> {
+        let mut steps = self.steps()?;
+        steps.try_for_each(|step| step.map(drop))?;
+        steps.completions()
+    }
+
+    /// Generates tokens, one of each row in a step. A prompt has as many rows as beams, or as sequences to return. Nothing is added
+    /// to a conversation.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -309,7 +351,7 @@ impl<'a> Request<'a> {
     /// [`Error::Prompt`] for an empty prompt, ids outside the vocabulary and a prompt longer than the model's positions;
     /// [`Error::Setting`] for impossible settings; [`Error::OutOfMemory`] and [`Error::Full`] where the sequence cannot fit.
     pub fn steps(self) -> Result<Steps<'a>> {
-        self.start().map(|(steps, _)| steps)
+        self.start(true).map(|(steps, _)| steps)
     }
 
     /// Computes the prompt into the sequence and generates nothing: the sequence is ready for what follows.
@@ -332,7 +374,7 @@ impl<'a> Request<'a> {
         }
         let all_but_last = rows.iter().map(|row| row[..row.len() - 1].to_vec()).collect();
         // The token that is chosen is not fed, and is dropped.
-        let config = GenerationConfig::new().repetition_penalty(1.0);
+        let config = GenerationConfig::new().repetition_penalty(1.0).num_beams(1).num_return_sequences(1);
         let run = RunOptions { processors: Vec::new(), stopping_criteria: Vec::new(), ..run };
         let request = Request { run, ..Request::new(model, Prompt::Batch(all_but_last)) };
         let mut steps =
@@ -344,8 +386,18 @@ impl<'a> Request<'a> {
         Ok(reuse)
     }
 
-    fn start(self) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
+    /// `ends_rows`: whether stop strings end rows. If not, whoever reads the text looks for them, unless there are beams.
+    fn start(self, ends_rows: bool) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
         let Self { model, prompt, config, memory, run, answer } = self;
+        let with_stop_strings = |mut options: GenerationOptions| -> Result<GenerationOptions> {
+            let strings = options.settings.stop_strings.clone();
+            if !strings.is_empty() && (ends_rows || options.settings.width() > 1) {
+                let tokenizer = model.tokenizer()?.clone();
+                options.stopping_criteria.push(StoppingCriterion::stop_strings(tokenizer, strings));
+            }
+            Ok(options)
+        };
+        let tokenizer = model.tokenizer().ok().map(Arc::as_ref);
         let longest = |rows: &[Vec<TokenId>]| rows.iter().map(Vec::len).max().unwrap_or(0);
         let config = |cache: &ModelCache, tokens| match &answer {
             Some(answer) => answer.config(&config, model, cache, tokens),
@@ -358,12 +410,13 @@ impl<'a> Request<'a> {
                 let rows = prompt.rows(model, sequence.cache(), false)?;
                 let tokens = longest(&rows);
                 let config = config(sequence.cache(), tokens);
-                let options = model.options(&config, &run, sequence.cache(), rows.len(), tokens)?;
+                let options =
+                    with_stop_strings(model.options(&config, &run, sequence.cache(), rows.len(), tokens)?)?;
                 let reuse = sequence.rewind(&rows)?;
                 let batch = sequence.rest(&rows, &options.settings, model)?;
                 let (cache, held) = sequence.split();
                 let generation = Generation::new(model.causal(), cache, batch, rows, options)?;
-                return Ok((Steps::new(generation, Some(held), reuse), answer));
+                return Ok((Steps::new(generation, Some(held), reuse, tokenizer), answer));
             }
         };
         let rows = prompt.rows(model, &cache, cache.seq_len() > 0)?;
@@ -374,10 +427,11 @@ impl<'a> Request<'a> {
             return Err(Error::Prompt { why: why.to_owned() });
         }
         let tokens = longest(&rows) + cache.seq_len();
-        let options = model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?;
+        let options =
+            with_stop_strings(model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?)?;
         let batch = model.batch(&rows, &options.settings, &cache)?;
         let generation = Generation::new(model.causal(), cache, batch, rows, options)?;
         let reuse = Reuse { fed: generation.stats().prompt_tokens, ..Reuse::default() };
-        Ok((Steps::new(generation, None, reuse), answer))
+        Ok((Steps::new(generation, None, reuse, tokenizer), answer))
     }
 }

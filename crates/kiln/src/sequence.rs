@@ -5,9 +5,9 @@ use std::{iter::FusedIterator, path::Path};
 use futures_util::stream::{self, Stream};
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
-use kiln_generate::{Generation, Settings, Stats, Step, StopReason};
+use kiln_generate::{Completion, Generation, Settings, Stats, Step, StopReason, Tokenizer};
 
-use crate::{Model, SavedCache};
+use crate::{Model, SavedCache, text};
 
 /// The cache of one sequence, or of several that are continued together, with the tokens that it was fed.
 ///
@@ -267,11 +267,19 @@ pub struct Steps<'a> {
     generation: Generation<'a>,
     held: Option<&'a mut Held>,
     reuse: Reuse,
+    tokenizer: Option<&'a Tokenizer>,
 }
 
 impl<'a> Steps<'a> {
-    pub(crate) fn new(generation: Generation<'a>, held: Option<&'a mut Held>, reuse: Reuse) -> Self {
-        Self { generation, held, reuse }
+    pub(crate) fn new(
+        generation: Generation<'a>,
+        held: Option<&'a mut Held>,
+        reuse: Reuse,
+        tokenizer: Option<&'a Tokenizer>,
+    ) -> Self {
+        // Where a prompt has several rows, the sequence keeps the prompt alone.
+        let held = held.filter(|_| generation.settings().width() == 1);
+        Self { generation, held, reuse, tokenizer }
     }
 
     /// The next step; `None` after the last, and after an error.
@@ -293,6 +301,36 @@ impl<'a> Steps<'a> {
             let step = steps.next_step().await?;
             Some((step, steps))
         }))
+    }
+
+    /// The sequences of each prompt so far: `num_return_sequences` of them, of a beam search the best first.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] where the tokenizer cannot decode.
+    pub fn completions(&self) -> Result<Vec<Vec<Completion>>> {
+        let mut completions = self.generation.completions();
+        let Some(tokenizer) = self.tokenizer else { return Ok(completions) };
+        let settings = self.settings();
+        for (prompt, completions) in completions.iter_mut().enumerate() {
+            let row = self.tokens(prompt * settings.width()).unwrap_or_default();
+            let before = &row[..row.len().saturating_sub(self.generation.generated())];
+            for completion in completions {
+                completion.text =
+                    Some(text::of_completion(tokenizer, before, completion, &settings.stop_strings)?);
+            }
+        }
+        Ok(completions)
+    }
+
+    /// The best sequence of the first prompt.
+    pub(crate) fn best(&self) -> Option<Completion> {
+        self.generation.completions().into_iter().flatten().next()
+    }
+
+    /// The tokens behind the first prompt that will not change any more. Of a beam search, those that all its sequences
+    /// begin with.
+    pub fn agreed(&self) -> Vec<TokenId> {
+        self.generation.agreed()
     }
 
     /// What of the prompt was there already.

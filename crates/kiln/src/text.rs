@@ -3,8 +3,8 @@
 use std::iter::FusedIterator;
 
 use futures_util::stream::{self, Stream};
-use kiln_core::{Result, model_cache::ModelCache, read_back};
-use kiln_generate::{Stats, StopReason, StopStrings, TextStream};
+use kiln_core::{Result, model::TokenId, model_cache::ModelCache, read_back};
+use kiln_generate::{Completion, Stats, StopReason, StopStrings, TextStream, Tokenizer};
 
 use crate::{
     chat::Answer,
@@ -20,6 +20,8 @@ pub struct GeneratedText<'a> {
     stream: TextStream<'a>,
     stops: StopStrings,
     ended: Option<StopReason>,
+    /// Of a beam search: tokens that were taken from what its beams agree on.
+    agreed: usize,
     /// The answer that the text is in a conversation.
     answer: Option<Answer<'a>>,
 }
@@ -27,7 +29,7 @@ pub struct GeneratedText<'a> {
 impl<'a> GeneratedText<'a> {
     pub(crate) fn new(steps: Steps<'a>, stream: TextStream<'a>, answer: Option<Answer<'a>>) -> Result<Self> {
         let stops = StopStrings::new(steps.settings().stop_strings.clone())?;
-        Ok(Self { steps, stream, stops, ended: None, answer })
+        Ok(Self { steps, stream, stops, ended: None, agreed: 0, answer })
     }
 
     /// The next piece; `None` after the last, and after an error.
@@ -103,19 +105,32 @@ impl<'a> GeneratedText<'a> {
                 }
                 None => return self.end(self.steps.stop_reason(0).unwrap_or(StopReason::Length)),
             };
-            let reason = self.steps.stop_reason(0);
-            let Some(&Some(token)) = step.tokens.first() else { continue };
+            let (mut tokens, reason) = match step.parents {
+                None => {
+                    (step.tokens.first().copied().flatten().into_iter().collect(), self.steps.stop_reason(0))
+                }
+                Some(_) => self.newly_agreed(step.finished.iter().all(|&finished| finished)),
+            };
             // The token that ends a text is no part of it.
             if reason == Some(StopReason::EndOfText) {
-                return self.end(StopReason::EndOfText);
+                tokens.pop();
             }
-            let piece = match self.stream.push(token) {
-                Ok(piece) => self.stops.push(&piece.unwrap_or_default()),
+            let piece = match self.push(&tokens) {
+                Ok(piece) => piece,
                 Err(error) => {
                     self.ended = Some(StopReason::Length);
                     return Some(Err(error));
                 }
             };
+            if let Some(StopReason::EndOfText) = reason
+                && !self.stops.found()
+            {
+                return match self.end(StopReason::EndOfText) {
+                    Some(Ok(rest)) => Some(Ok(piece + &rest)),
+                    None if !piece.is_empty() => Some(Ok(piece)),
+                    end => end,
+                };
+            }
             if self.stops.found() {
                 self.ended = Some(StopReason::StopString);
             }
@@ -124,6 +139,30 @@ impl<'a> GeneratedText<'a> {
             }
         }
         None
+    }
+
+    /// The text of tokens, as far as it is known not to end in the middle of a character or a stop string.
+    fn push(&mut self, tokens: &[TokenId]) -> Result<String> {
+        let mut piece = String::new();
+        for &token in tokens {
+            if self.stops.found() {
+                break;
+            }
+            let text = self.stream.push(token)?;
+            piece.push_str(&self.stops.push(&text.unwrap_or_default()));
+        }
+        Ok(piece)
+    }
+
+    /// Tokens that all beams have come to agree on; at the end all that is left of the best, and why it ended.
+    fn newly_agreed(&mut self, is_over: bool) -> (Vec<TokenId>, Option<StopReason>) {
+        let (mut agreed, reason) = match self.steps.best().filter(|_| is_over) {
+            Some(best) => (best.tokens, best.stop_reason),
+            None => (self.steps.agreed(), None),
+        };
+        let new = agreed.split_off(self.agreed.min(agreed.len()));
+        self.agreed += new.len();
+        (new, reason)
     }
 
     fn end(&mut self, reason: StopReason) -> Option<Result<String>> {
@@ -139,6 +178,28 @@ impl<'a> GeneratedText<'a> {
         }
         (!rest.is_empty()).then_some(Ok(rest))
     }
+}
+
+/// The text of a completion that follows `prompt`, up to the first of these stop strings.
+pub(crate) fn of_completion(
+    tokenizer: &Tokenizer,
+    prompt: &[TokenId],
+    completion: &Completion,
+    stop_strings: &[String],
+) -> Result<String> {
+    let mut stream = TextStream::after(tokenizer, prompt)?;
+    let mut stops = StopStrings::new(stop_strings.to_vec())?;
+    let tokens = match (completion.stop_reason, completion.tokens.split_last()) {
+        (Some(StopReason::EndOfText), Some((_, tokens))) => tokens,
+        _ => &completion.tokens,
+    };
+    let mut text = String::new();
+    for &token in tokens {
+        text.push_str(&stops.push(&stream.push(token)?.unwrap_or_default()));
+    }
+    text.push_str(&stops.push(&stream.finish()?.unwrap_or_default()));
+    text.push_str(&stops.finish());
+    Ok(text)
 }
 
 /// Blocks until the next piece is there. Native only.

@@ -156,6 +156,34 @@ fn any_setting_of_a_generation_may_be_given() {
 }
 
 #[test]
+fn beams_print_the_best_or_all() {
+    let beams = ["ROMEO:", "--greedy", "--num-beams", "3"];
+    let best = stdout(&run(&beams));
+    let list = stdout(&run(&[&beams[..], &["--num-return-sequences", "2"]].concat()));
+    let (first, rest) = list.split_once("--- 2 of 2, score -").unwrap();
+    assert!(first.starts_with("--- 1 of 2, score -"), "{list}");
+    assert!(first.ends_with(&best) && !rest.ends_with(&best), "{list}{best}");
+    let json = stdout(&run(&[&beams[..], &["--json"]].concat()));
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let completion = &report["completions"][0];
+    assert!(completion["score"].as_f64().unwrap() < 0.0);
+    assert_eq!((&completion["text"], completion["tokens"].as_array().unwrap().len()), (&report["text"], 8));
+    let drawn = stdout(&kiln(&[
+        "run",
+        "ROMEO:",
+        "-n",
+        "4",
+        "-t",
+        "2",
+        "--num-return-sequences",
+        "3",
+        "--device",
+        "cpu",
+    ]));
+    assert_eq!(drawn.matches(" of 3 ---\nROMEO:").count(), 3, "{drawn}");
+}
+
+#[test]
 fn time_ends_a_text() {
     let output = run(&["--json", "--max-time", "0.000001", "ROMEO:"]);
     let report: Value = serde_json::from_str(&stdout(&output)).unwrap();

@@ -74,10 +74,21 @@ const REFUSED: &str = "
     run --set bad_words_ids=[[99999]] x
     run --set forced_eos_token_id=99999 x
     run --stop= x
+    run --num-beams 0 x
+    run --num-beams 4 --num-return-sequences 5 x
+    run --num-beams 4 --num-beam-groups 3 x
+    run --greedy --num-beams 4 --num-beam-groups 2 x
+    run --num-beams 4 --num-beam-groups 2 --set diversity_penalty=1 --temperature 1 x
+    run --greedy --num-return-sequences 2 x
+    run --set early_stopping=sometimes x
+    run --greedy --set force_words_ids=[[5]] x
+    run --greedy --num-beams 4 --set force_words_ids=[[5,6,7]] -n 2 x
+    run --greedy --num-beams 4 --set force_words_ids=[[99999]] x
     chat --cache elastic
     chat --temperature -1
     chat --prefill-chunk 0
     chat --template nothing
+    x | chat --temperature 1 --set num_return_sequences=2
     chat --model /nowhere
     /nothing | chat
     /save | chat

@@ -8,15 +8,12 @@ use serde_json::Value;
 use super::GenerationConfig;
 
 /// Settings of `GenerationConfig` in transformers 5.23, and the number at which each does nothing. Empty lists, false and
-/// null do nothing either. Settings that only shape beams are not here: `num_beams` is.
+/// null do nothing either.
 const NOT_APPLIED: &[(&str, f64)] = &[
     ("constraints", 0.0),
     ("dola_layers", 0.0),
-    ("force_words_ids", 0.0),
     ("forced_decoder_ids", 0.0),
     ("guidance_scale", 1.0),
-    ("num_beams", 1.0),
-    ("num_return_sequences", 1.0),
     ("penalty_alpha", 0.0),
     ("token_healing", 0.0),
     ("watermarking_config", 0.0),

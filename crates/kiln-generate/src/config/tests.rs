@@ -155,9 +155,9 @@ fn what_is_not_applied_is_named() {
     ] {
         assert!(config(neutral.clone()).not_applied().is_empty(), "{neutral}");
     }
-    let json = json!({"num_beams": 4, "penalty_alpha": 0.6, "force_words_ids": [[7]], "guidance_scale": 1.5});
-    let named = ["force_words_ids", "guidance_scale", "num_beams", "penalty_alpha"];
+    let json = json!({"dola_layers": "low", "penalty_alpha": 0.6, "num_beams": 4, "guidance_scale": 1.5});
+    let named = ["dola_layers", "guidance_scale", "penalty_alpha"];
     assert_eq!(config(json.clone()).not_applied(), named);
-    let overridden = config(json!({"num_beams": 1})).merged_over(&config(json));
-    assert!(!overridden.not_applied().contains(&"num_beams"));
+    let overridden = config(json!({"penalty_alpha": 0})).merged_over(&config(json));
+    assert!(!overridden.not_applied().contains(&"penalty_alpha"));
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Tensor, TensorData};
 use kiln_core::{Error, Result, batch::Batch, device_error, read_back};
 
-use super::{Generation, Next, device_sampler};
+use super::{Generation, Next, device_sampler, rows::Row};
 use crate::sampler::Sampler;
 
 impl Generation<'_> {
@@ -22,6 +22,7 @@ impl Generation<'_> {
         self.next = Next::Nothing;
         // What is still under way has to do with what is given up, and so have its errors.
         _ = device_error::sync(&self.device);
+        self.feeder.running.left_pad = self.rows.iter().step_by(self.width).map(|row| row.left_pad).collect();
         self.feeder.start_over();
         device_error::give_back(&self.device);
         if !self.whole {
@@ -46,16 +47,17 @@ impl Generation<'_> {
                 device_sampler(&self.options, &mut sampler, &self.rows, vocab, &self.device);
         }
         if self.delivered == 0 {
-            self.next = Next::Prompt(self.fed(0..prompt));
+            self.next = Next::Prompt(self.fed(0..prompt, self.width));
             return Ok(());
         }
-        self.feeder.prefill(&self.fed(0..prompt), self.options.prefill_chunk).await?;
+        self.feeder.prefill(&self.fed(0..prompt, self.width), self.options.prefill_chunk).await?;
+        self.feeder.widen(self.width)?;
         // One by one, as they came: what a sink cache keeps depends on it.
         for column in prompt..held - 1 {
             read_back::yield_now().await;
-            self.feeder.prefill(&self.fed(column..column + 1), None).await?;
+            self.feeder.prefill(&self.fed(column..column + 1, 1), None).await?;
         }
-        self.next = Next::Tokens(self.fed(held - 1..held).tokens);
+        self.next = Next::Tokens(self.fed(held - 1..held, 1).tokens, None);
         Ok(())
     }
 
@@ -68,24 +70,25 @@ impl Generation<'_> {
         refused
     }
 
-    /// What was fed in these columns, of which the longest row has tokens in all.
-    fn fed(&self, columns: Range<usize>) -> Batch {
-        let left_pad = &self.feeder.running.left_pad;
-        let any = self.padding(self.feeder.running.model.vocab());
+    /// What was fed to every `nth` row in these columns, of which the longest row has tokens in all.
+    fn fed(&self, columns: Range<usize>, nth: usize) -> Batch {
+        let fed: Vec<&Row> = self.rows.iter().step_by(nth).collect();
+        let left_pad: Vec<usize> = fed.iter().map(|row| row.left_pad).collect();
+        let any = self.options.settings.padding(self.feeder.running.model.vocab());
         let longest = self.longest_prompt();
-        let skip: Vec<usize> = self.rows.iter().map(|row| longest - row.prompt_end).collect();
+        let skip: Vec<usize> = fed.iter().map(|row| longest - row.prompt_end).collect();
         let token = |row: usize, column: usize| {
-            let token = column.checked_sub(skip[row] + left_pad[row]).and_then(|i| self.rows[row].ids.get(i));
+            let token = column.checked_sub(skip[row] + left_pad[row]).and_then(|i| fed[row].ids.get(i));
             token.map_or(any as i32, |&id| id as i32)
         };
-        let rows = 0..self.rows.len();
+        let rows = 0..fed.len();
         let tokens: Vec<i32> = rows
             .flat_map(|row| columns.clone().map(move |column| (row, column)))
             .map(|(row, column)| token(row, column))
             .collect();
-        let shape = [self.rows.len(), columns.len()];
+        let shape = [fed.len(), columns.len()];
         let tokens = Tensor::from_data(TensorData::new(tokens, shape), &self.device);
         let skip = skip.iter().map(|skip| skip.saturating_sub(columns.start).min(columns.len())).collect();
-        Batch { left_pad: left_pad.clone(), skip, horizon: Vec::new(), ..Batch::new(tokens) }
+        Batch { left_pad, skip, horizon: Vec::new(), ..Batch::new(tokens) }
     }
 }

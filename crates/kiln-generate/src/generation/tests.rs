@@ -9,7 +9,7 @@ use self::fake::{Hashing, VOCAB, cache};
 use super::{Generation, Options, Step};
 use crate::{GenerationConfig, Processor, RowState, Settings, StopReason, StoppingCriterion, prefill};
 
-mod fake;
+pub(crate) mod fake;
 
 const PROMPT: [TokenId; 5] = [3, 1, 4, 1, 5];
 

@@ -113,7 +113,7 @@ fn force(scores: &mut [f32], tokens: &[TokenId]) {
     }
 }
 
-pub(super) fn in_vocabulary(name: &'static str, tokens: &[TokenId], vocab: usize) -> Result<()> {
+pub(crate) fn in_vocabulary(name: &'static str, tokens: &[TokenId], vocab: usize) -> Result<()> {
     match tokens.iter().find(|&&id| id as usize >= vocab) {
         Some(id) => {
             Err(setting(name, format!("token {id} is not in the model's vocabulary of {vocab} tokens")))

@@ -95,7 +95,7 @@ pub(super) struct TopK(usize);
 impl TopK {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
         let k = config.top_k.unwrap_or(50);
-        Ok((k != 0).then_some(Self(k)))
+        Ok((k != 0).then(|| Self(k.max(fewest(config)))))
     }
 }
 
@@ -119,7 +119,10 @@ impl Processor for TopK {
 /// Sorted ascending, a token is removed where the cumulative probability up to and including it is at most `1 - p`;
 /// the last is never removed. Of equal scores, the lower index comes first and so goes first.
 #[derive(Debug)]
-pub(super) struct TopP(f32);
+pub(super) struct TopP {
+    p: f32,
+    fewest: usize,
+}
 
 impl TopP {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
@@ -128,12 +131,12 @@ impl TopP {
         if value == 0.0 {
             return Err(setting("top_p", "is 0, which leaves no token; it must be above 0 and at most 1"));
         }
-        Ok((value < 1.0).then_some(Self(value)))
+        Ok((value < 1.0).then(|| Self { p: value, fewest: fewest(config) }))
     }
 
     /// The probability that may be missing of what is kept.
     fn tail(&self) -> f32 {
-        (1.0 - as_written(self.0)) as f32
+        (1.0 - as_written(self.p)) as f32
     }
 }
 
@@ -146,7 +149,8 @@ impl Processor for TopP {
         // A removed token adds nothing and stays removed; leaving it out spares most of the sort after `top_k`.
         let mut order: Vec<usize> = (0..scores.len()).filter(|&i| scores[i] != f32::NEG_INFINITY).collect();
         order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
-        let Some(max) = order.pop().map(|last| scores[last]) else { return };
+        let Some(max) = order.last().map(|&last| scores[last]) else { return };
+        order.truncate(order.len().saturating_sub(self.fewest));
         let total = sum_of_exp(scores, max);
         let limit = self.tail();
         // torch on the CPU sums float32 in float64 and rounds every partial sum.
@@ -162,39 +166,45 @@ impl Processor for TopP {
 
     fn on_device(&self, sampling: &mut Sampling) -> bool {
         sampling.tail = self.tail();
-        true
+        self.fewest == 1
     }
 }
 
 /// Removes what is less likely than `p` times the likeliest token. (`MinPLogitsWarper`)
 #[derive(Debug)]
-pub(super) struct MinP(f32);
+pub(super) struct MinP {
+    p: f32,
+    fewest: usize,
+}
 
 impl MinP {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
         let Some(value) = config.min_p else { return Ok(None) };
         fraction("min_p", value)?;
-        Ok(Some(Self(value)))
+        Ok(Some(Self { p: value, fewest: fewest(config) }))
     }
 }
 
 impl Processor for MinP {
     fn apply(&self, _row: &RowState<'_>, scores: &mut [f32]) {
         let (max, total) = max_and_sum(scores);
-        let limit = self.0 * (1.0 / total);
-        remove(scores, |score| (score - max).exp() / total < limit);
+        let limit = self.p * (1.0 / total);
+        remove_but(scores, self.fewest, |score| (score - max).exp() / total < limit);
     }
 
     fn on_device(&self, sampling: &mut Sampling) -> bool {
-        sampling.min_p = self.0;
-        true
+        sampling.min_p = self.p;
+        self.fewest == 1
     }
 }
 
 /// Keeps the tokens whose information is closest to the entropy, until they reach the probability; the closest always
 /// stays. (`TypicalLogitsWarper`)
 #[derive(Debug)]
-pub(super) struct Typical(f32);
+pub(super) struct Typical {
+    p: f32,
+    fewest: usize,
+}
 
 impl Typical {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
@@ -206,7 +216,7 @@ impl Typical {
                 "is 0, which leaves no token; it must be above 0 and at most 1",
             ));
         }
-        Ok((value < 1.0).then_some(Self(value)))
+        Ok((value < 1.0).then(|| Self { p: value, fewest: fewest(config) }))
     }
 }
 
@@ -221,11 +231,11 @@ impl Processor for Typical {
         let mut cumulative = 0.0f64;
         let below = order.iter().take_while(|&&i| {
             cumulative += f64::from((scores[i] - max).exp() / total);
-            (cumulative as f32) < self.0
+            (cumulative as f32) < self.p
         });
         let last = below.count().min(scores.len().saturating_sub(1));
         let Some(limit) = order.get(last).map(|&i| distance[i]) else { return };
-        for &i in order.iter().skip(1).filter(|&&i| distance[i] > limit) {
+        for &i in order.iter().skip(self.fewest).filter(|&&i| distance[i] > limit) {
             scores[i] = f32::NEG_INFINITY;
         }
     }
@@ -233,35 +243,43 @@ impl Processor for Typical {
 
 /// Removes tokens that are less likely than `epsilon`; the likeliest stay. (`EpsilonLogitsWarper`)
 #[derive(Debug)]
-pub(super) struct Epsilon(f32);
+pub(super) struct Epsilon {
+    epsilon: f32,
+    fewest: usize,
+}
 
 impl Epsilon {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
-        Ok(cutoff("epsilon_cutoff", config.epsilon_cutoff)?.map(Self))
+        let made = |epsilon| Self { epsilon, fewest: fewest(config) };
+        Ok(cutoff("epsilon_cutoff", config.epsilon_cutoff)?.map(made))
     }
 }
 
 impl Processor for Epsilon {
     fn apply(&self, _row: &RowState<'_>, scores: &mut [f32]) {
-        remove_unlikely(scores, self.0);
+        remove_unlikely(scores, self.epsilon, self.fewest);
     }
 }
 
 /// Removes tokens that are less likely than `min(eta, sqrt(eta) * exp(-entropy))`; the likeliest stay.
 /// (`EtaLogitsWarper`)
 #[derive(Debug)]
-pub(super) struct Eta(f32);
+pub(super) struct Eta {
+    eta: f32,
+    fewest: usize,
+}
 
 impl Eta {
     pub(super) fn new(config: &GenerationConfig) -> Result<Option<Self>> {
-        Ok(cutoff("eta_cutoff", config.eta_cutoff)?.map(Self))
+        let made = |eta| Self { eta, fewest: fewest(config) };
+        Ok(cutoff("eta_cutoff", config.eta_cutoff)?.map(made))
     }
 }
 
 impl Processor for Eta {
     fn apply(&self, _row: &RowState<'_>, scores: &mut [f32]) {
         let entropy = entropy(&log_softmax(scores));
-        remove_unlikely(scores, self.0.min(self.0.sqrt() * (-entropy).exp()));
+        remove_unlikely(scores, self.eta.min(self.eta.sqrt() * (-entropy).exp()), self.fewest);
     }
 }
 
@@ -296,10 +314,33 @@ impl Processor for Renormalize {
     }
 }
 
-/// Removes what is less likely than `limit`, but for the largest score.
-fn remove_unlikely(scores: &mut [f32], limit: f32) {
+/// How many of the likeliest tokens are kept, whatever else: with beams, one that goes on beside those that end a row.
+/// (`min_tokens_to_keep`)
+fn fewest(config: &GenerationConfig) -> usize {
+    let ends = config.eos_token_id.as_ref().map_or(0, Vec::len).max(1);
+    if config.num_beams.is_some_and(|beams| beams > 1) { ends + 1 } else { 1 }
+}
+
+/// Removes what is less likely than `limit`, but for the `fewest` largest scores.
+fn remove_unlikely(scores: &mut [f32], limit: f32, fewest: usize) {
     let (max, total) = max_and_sum(scores);
-    remove(scores, |score| (score - max).exp() / total < limit && score < max);
+    // Those that equal the largest that is kept are kept, too.
+    let kept = if fewest < scores.len() { largest(scores, fewest) } else { f32::NEG_INFINITY };
+    remove(scores, |score| (score - max).exp() / total < limit && score < kept);
+}
+
+/// Removes what meets the condition, but for the `fewest` largest scores, of equals the first.
+fn remove_but(scores: &mut [f32], fewest: usize, condition: impl Fn(f32) -> bool) {
+    if fewest == 1 {
+        return remove(scores, condition);
+    }
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    for i in order.into_iter().skip(fewest) {
+        if condition(scores[i]) {
+            scores[i] = f32::NEG_INFINITY;
+        }
+    }
 }
 
 /// The n-th largest score, from 1 on.
@@ -309,7 +350,7 @@ fn largest(scores: &[f32], n: usize) -> f32 {
 }
 
 /// Log-probabilities; removed tokens stay removed.
-pub(super) fn log_softmax(scores: &[f32]) -> Vec<f32> {
+pub(crate) fn log_softmax(scores: &[f32]) -> Vec<f32> {
     let (max, total) = max_and_sum(scores);
     let log = total.ln();
     scores.iter().map(|score| score - max - log).collect()

@@ -21,6 +21,10 @@ pub(super) struct Case {
     #[serde(default)]
     pub(super) sequences: Vec<Vec<TokenId>>,
     #[serde(default)]
+    pub(super) sequences_scores: Vec<f32>,
+    #[serde(default)]
+    pub(super) beam_indices: Vec<Vec<i64>>,
+    #[serde(default)]
     pub(super) chunks: Vec<Vec<Vec<TokenId>>>,
     pub(super) logits: Option<String>,
     pub(super) scores: Option<String>,
@@ -159,6 +163,16 @@ fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
     match (name, value.as_str()) {
         (
             "use_cache" | "eos_token_id" | "prefix" | "max_cache_len" | "window_length" | "num_sink_tokens",
+            _,
+        ) => None,
+        (
+            "num_beams"
+            | "num_beam_groups"
+            | "num_return_sequences"
+            | "diversity_penalty"
+            | "length_penalty"
+            | "early_stopping"
+            | "force_words_ids",
             _,
         ) => None,
         (name, _) if processors::names().any(|known| known == name) => None,

@@ -1,17 +1,19 @@
 //! Generate cases: the same tokens, the same logits at every step.
 
 use kiln::{
-    Batch, ConfigFile, Generation, GenerationConfig, GenerationOptions, Model, Plan, TokenId, models,
+    Batch, Completion, ConfigFile, Generation, GenerationConfig, GenerationOptions, Model, Plan, TokenId,
+    models,
 };
 
-use super::{Folder, Mismatch, case::Case, difference_of_logits};
+use super::{Folder, Mismatch, beams, case::Case, difference_of_logits};
 
 pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
     let mut largest = attention_scaling(folder, case)?;
     // Once as users run it, tokens chosen on the device where they can be; once with everything written down.
-    check_sequences(&generate(case, model, plan, false)?, case)?;
-    let steps = generate(case, model, plan, true)?;
-    check_sequences(&steps, case)?;
+    check(folder, &generate(folder, case, model, plan, false)?, case)?;
+    let generated = generate(folder, case, model, plan, true)?;
+    check(folder, &generated, case)?;
+    let steps = generated.steps;
     for (name, numbers) in [
         (&case.logits, steps.iter().map(|step| &step.logits).collect::<Vec<_>>()),
         (&case.scores, steps.iter().map(|step| &step.scores).collect()),
@@ -19,7 +21,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
         let Some(name) = name else { continue };
         let (shape, want) = folder.tensor(name)?;
         let (rows, vocab) = match *shape.as_slice() {
-            [_, rows, vocab] if rows == case.input_ids.len() => (rows, vocab),
+            [_, rows, vocab] if steps.iter().all(|step| step.tokens.len() == rows) => (rows, vocab),
             _ => return Err(Mismatch::new(format!("`{name}` of shape {shape:?} is not [new, rows, vocab]"))),
         };
         for (at, got) in numbers.into_iter().enumerate() {
@@ -39,15 +41,41 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
 }
 
 /// The logits of every step of a case of one row.
-pub(super) fn logits(case: &Case, model: &Model, plan: &Plan) -> Result<Vec<Vec<f32>>, Mismatch> {
-    let steps = generate(case, model, plan, true)?;
-    Ok(steps
+pub(super) fn logits(
+    folder: &Folder,
+    case: &Case,
+    model: &Model,
+    plan: &Plan,
+) -> Result<Vec<Vec<f32>>, Mismatch> {
+    let generated = generate(folder, case, model, plan, true)?;
+    Ok(generated
+        .steps
         .into_iter()
         .map(|step| step.logits.unwrap_or_default().into_iter().next().unwrap_or_default())
         .collect())
 }
 
-fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<kiln::Step>, Mismatch> {
+/// What was generated for a case.
+struct Generated {
+    steps: Vec<kiln::Step>,
+    completions: Vec<Vec<Completion>>,
+    has_beams: bool,
+}
+
+fn check(folder: &Folder, generated: &Generated, case: &Case) -> Result<(), Mismatch> {
+    match generated.has_beams {
+        true => beams::check(folder, &generated.completions, case),
+        false => check_sequences(&generated.steps, case),
+    }
+}
+
+fn generate(
+    folder: &Folder,
+    case: &Case,
+    model: &Model,
+    plan: &Plan,
+    keep: bool,
+) -> Result<Generated, Mismatch> {
     let left_pad = case.left_pad().ok_or_else(|| Mismatch::new("the mask is not one of left padding"))?;
     let prefix = case.kwargs.get("prefix").and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
     let mut batch = Batch::from_rows(&case.input_ids, model.device())?;
@@ -62,7 +90,10 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
     let arguments = GenerationConfig::from_arguments(&case.kwargs)?;
     let mut wanted = arguments.max_new_tokens(case.max_new_tokens);
     wanted.pad_token_id = wanted.pad_token_id.or(model.generation_config().pad_token_id);
-    let settings = wanted.resolve()?;
+    let mut settings = wanted.resolve()?;
+    if let Some(beams) = &mut settings.beams {
+        beams.compat_4_47 = folder.is_4_47();
+    }
     let unpadded = |(row, &pad): (&Vec<TokenId>, &usize)| row.get(pad..).unwrap_or_default().to_vec();
     let prompts: Vec<Vec<TokenId>> = case.input_ids.iter().zip(&left_pad).map(unpadded).collect();
     let options = GenerationOptions {
@@ -78,8 +109,10 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
         kernels: Some(model.kernels().clone()),
     };
     let batch = batch.slice(prefix..batch.len());
-    let generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;
-    generation.map(|step| step.map_err(Mismatch::from)).collect()
+    let has_beams = options.settings.beams.is_some();
+    let mut generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;
+    let steps = generation.by_ref().collect::<Result<_, _>>()?;
+    Ok(Generated { steps, completions: generation.completions(), has_beams })
 }
 
 fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {

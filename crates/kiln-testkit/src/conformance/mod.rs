@@ -8,6 +8,7 @@ use std::{fmt, path::Path};
 use kiln::{DtypeChoice, Error, Model, Offload, Plan, Result, device::Opened, kernels::Choice};
 use serde::Serialize;
 
+mod beams;
 mod case;
 mod folder;
 mod forward;

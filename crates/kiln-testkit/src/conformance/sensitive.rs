@@ -29,7 +29,7 @@ pub(super) fn turns_on_a_rounding(
     let (Some(name), [_]) = (&case.logits, &case.input_ids[..]) else { return Ok(None) };
     let (shape, want) = folder.tensor(name)?;
     let vocab = shape.last().copied().unwrap_or(1).max(1);
-    let ours = generate::logits(case, model, plan)?;
+    let ours = generate::logits(folder, case, model, plan)?;
     let off =
         |a: &[f32], b: &[f32]| difference_of_logits(a, b).map_or(f64::INFINITY, |difference| difference);
     let steps = ours.iter().zip(want.chunks(vocab));
@@ -38,7 +38,7 @@ pub(super) fn turns_on_a_rounding(
     };
     for seed in 1..=SEEDS {
         let changed = Changed::new(folder, &case.model, seed)?;
-        let other = generate::logits(case, &setup.load(&changed.0)?, plan)?;
+        let other = generate::logits(folder, case, &setup.load(&changed.0)?, plan)?;
         let changes = ours.iter().zip(&other).take(step + 1).map(|(a, b)| off(a, b));
         let change = changes.fold(0.0, f64::max);
         if change > TOLERANCE {

@@ -27,17 +27,19 @@ impl Model {
         let mut settings = wanted.resolve()?;
         self.name_what_is_not_applied(&wanted);
         settings.max_new_tokens = settings.new_tokens(tokens)?;
+        // Prompts are computed once, whatever number of rows each becomes.
+        let width = settings.width();
         // The last token is not fed; without a limit nobody knows how many will be.
         let reaches = tokens.saturating_add(settings.max_new_tokens.unwrap_or(1).saturating_sub(1));
         let step = StepShape {
-            rows,
+            rows: rows.saturating_mul(width),
             tokens: 0,
             element: self.dtype.size(),
             last: settings.max_new_tokens.is_some(),
         };
         out_of_memory::check_buffers(cache, reaches, &step, options.on_oom)?;
         let fits = |chunk: usize| {
-            let working = self.causal.working_bytes(rows, chunk);
+            let working = self.causal.working_bytes(rows, chunk).max(self.causal.working_bytes(step.rows, 1));
             out_of_memory::check(cache, reaches, &step, working, options.on_oom)
         };
         let prefill_chunk = match options.prefill_chunk {

@@ -4,7 +4,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
-    sync::atomic::AtomicBool,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -293,7 +293,7 @@ impl<'a> ModelBuilder<'a> {
             device,
             dtype,
             kernels,
-            tokenizer,
+            tokenizer: tokenizer.map(Arc::new),
             generation,
             chat_templates,
             plan: own_plan,

@@ -3,7 +3,12 @@
 mod generating;
 mod loading;
 
-use std::{fmt, path::Path, sync::atomic::AtomicBool, time::Duration};
+use std::{
+    fmt,
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use burn::tensor::{DType, Device};
 use kiln_cache::Plan;
@@ -29,7 +34,7 @@ pub struct Model {
     device: Opened,
     dtype: DType,
     kernels: Kernels,
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<Arc<Tokenizer>>,
     generation: GenerationConfig,
     chat_templates: ChatTemplates,
     /// The caches that the folder asks for.
@@ -204,7 +209,7 @@ impl Model {
         })
     }
 
-    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer> {
+    pub(crate) fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
         self.tokenizer.as_ref().ok_or_else(|| Error::Prompt {
             why: format!(
                 "{} has no tokenizer.json, which text needs; add the file to the model folder",

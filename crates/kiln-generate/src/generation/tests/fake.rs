@@ -14,14 +14,14 @@ use kiln_core::{
     view::KvView,
 };
 
-pub(super) const VOCAB: usize = 23;
+pub(crate) const VOCAB: usize = 23;
 
-pub(super) fn device() -> Device {
+pub(crate) fn device() -> Device {
     Device::flex()
 }
 
 /// Logits after `ids`. There are few different ones, so that the likeliest often has equals.
-pub(super) fn logits(ids: &[TokenId]) -> Vec<f32> {
+pub(crate) fn logits(ids: &[TokenId]) -> Vec<f32> {
     let mut hash = ids.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &id| {
         (hash ^ u64::from(id + 1)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
     });
@@ -33,7 +33,7 @@ pub(super) fn logits(ids: &[TokenId]) -> Vec<f32> {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Hashing {
+pub(crate) struct Hashing {
     /// The forward pass that fails, counted from 0.
     pub(super) fails_at: Option<usize>,
     /// Tokens and horizon of every forward pass.
@@ -81,7 +81,7 @@ impl CausalModel for Hashing {
     }
 }
 
-pub(super) mod cache {
+pub(crate) mod cache {
     use burn::tensor::Tensor;
     use kiln_cache::memory::{KvPolicy, Memory, Policy, Progress};
     use kiln_core::{
@@ -92,15 +92,15 @@ pub(super) mod cache {
         view::KvView,
     };
 
-    pub(in super::super) fn keeps() -> ModelCache {
+    pub(crate) fn keeps() -> ModelCache {
         cache(Fake { remembers: true, truncates: true })
     }
 
-    pub(in super::super) fn cannot_truncate() -> ModelCache {
+    pub(crate) fn cannot_truncate() -> ModelCache {
         cache(Fake { remembers: true, truncates: false })
     }
 
-    pub(in super::super) fn forgets() -> ModelCache {
+    pub(crate) fn forgets() -> ModelCache {
         cache(Fake { remembers: false, truncates: false })
     }
 

@@ -1,0 +1,246 @@
+//! Beam search: several sequences of each prompt are followed at once, and the best are returned.
+//!
+//! Every step adds up log-probabilities: for each prompt, the candidates are the best continuations of all its beams. There
+//! are twice as many as beams (more where several tokens end a text), so that enough of them go on where others end.
+//!
+//! Beams follow `_beam_search` of transformers 5. Groups of beams and forced words follow `BeamSearchScorer` and
+//! `ConstrainedBeamSearchScorer` of 4.47, the last version that has them. The two differ in when a search ends.
+
+mod candidates;
+mod group;
+mod settings;
+mod words;
+
+use kiln_core::{Result, model::TokenId};
+
+pub use self::settings::{BeamSettings, EarlyStopping, ForceWord};
+use self::{
+    candidates::{Candidate, Candidates},
+    group::{At, Group},
+    words::Words,
+};
+use super::{
+    rows::{Row, Stopping},
+    search::{Choice, Scored},
+};
+use crate::{
+    completion::Completion,
+    processors::log_softmax,
+    sampler::{Sampler, no_distribution},
+    stopping::StopReason,
+};
+
+/// The beams of all prompts. Those of a prompt are rows that follow each other.
+#[derive(Debug)]
+pub(super) struct Beams {
+    settings: BeamSettings,
+    words: Option<Words>,
+    /// The groups of each prompt.
+    prompts: Vec<Vec<Group>>,
+    /// Of each row.
+    open: Vec<Open>,
+    /// `None`: the best candidates are taken, not drawn.
+    sampler: Option<Sampler>,
+}
+
+/// A beam: a sequence that goes on.
+#[derive(Clone, Debug, Default)]
+struct Open {
+    /// The sum of its log-probabilities, after processors.
+    sum: f32,
+    /// Of each generated token, the row that it continued, and its own log-probability.
+    path: Vec<(usize, f32)>,
+}
+
+/// The sum of beams that are not to be chosen.
+const NEVER: f32 = -1e9;
+
+impl Beams {
+    pub(super) fn new(settings: BeamSettings, prompts: usize, sampler: Option<Sampler>) -> Self {
+        let of_group = settings.num_beams / settings.num_beam_groups;
+        // All beams of a prompt are the same at first, so that one of each group counts.
+        let open = |row: usize| Open {
+            sum: if row.is_multiple_of(of_group) { 0.0 } else { NEVER },
+            path: Vec::new(),
+        };
+        Self {
+            words: Words::new(settings.force_words.clone()),
+            prompts: vec![vec![Group::default(); settings.num_beam_groups]; prompts],
+            open: (0..prompts * settings.num_beams).map(open).collect(),
+            settings,
+            sampler,
+        }
+    }
+
+    /// Chooses the next token of each beam, and which beam it continues.
+    pub(super) fn choose(&mut self, step: &Scored<'_>, stopping: Stopping<'_>) -> Result<Choice> {
+        let beams = self.settings.num_beams;
+        let any = step.options.settings.padding(step.vocab);
+        let mut choice = Choice::default();
+        let mut open = Vec::with_capacity(self.open.len());
+        let mut parents = Vec::with_capacity(self.open.len());
+        for prompt in 0..self.prompts.len() {
+            let first = prompt * beams;
+            let next = match self.is_done(prompt) {
+                true => vec![None; beams],
+                false => self.advance(prompt, step, stopping, &mut choice)?,
+            };
+            for (row, next) in (first..first + beams).zip(next) {
+                let Some(Candidate { row: parent, token, sum, score, .. }) = next else {
+                    choice.tokens.push(any);
+                    parents.push(row);
+                    open.push(self.open[row].clone());
+                    continue;
+                };
+                let mut path = self.open[parent].path.clone();
+                path.push((parent, score));
+                choice.tokens.push(token);
+                parents.push(parent);
+                open.push(Open { sum, path });
+            }
+            choice.logits.resize(first + beams, Vec::new());
+            choice.scores.resize(first + beams, Vec::new());
+        }
+        self.open = open;
+        choice.parents = Some(parents);
+        Ok(choice)
+    }
+
+    /// The next beams of a prompt; `None` for those of a group that is done.
+    fn advance(
+        &mut self,
+        prompt: usize,
+        step: &Scored<'_>,
+        stopping: Stopping<'_>,
+        choice: &mut Choice,
+    ) -> Result<Vec<Option<Candidate>>> {
+        let Self { settings, words, prompts, open, sampler } = self;
+        let of_group = settings.num_beams / settings.num_beam_groups;
+        let any = step.options.settings.padding(step.vocab);
+        let at = At { settings, of_group, step, words: words.as_ref(), stopping };
+        let mut next = Vec::with_capacity(settings.num_beams);
+        for (i, group) in prompts[prompt].iter_mut().enumerate() {
+            let first = prompt * settings.num_beams + i * of_group;
+            let rows = first..first + of_group;
+            if group.done {
+                next.resize(next.len() + of_group, None);
+                choice.logits.resize(rows.end, Vec::new());
+                choice.scores.resize(rows.end, Vec::new());
+                continue;
+            }
+            // What the groups before chose in this step.
+            let chosen: Vec<TokenId> = next
+                .iter()
+                .map(|next: &Option<Candidate>| next.as_ref().map_or(any, |next| next.token))
+                .collect();
+            let scores: Vec<Vec<f32>> = rows
+                .clone()
+                .map(|row| scores(step, row, settings.diversity_penalty, &chosen))
+                .collect::<Result<_>>()?;
+            let candidates = Candidates { first, scores: &scores, open: &open[rows.clone()] };
+            let most = 2.max(1 + step.options.settings.eos_token_id.len()) * of_group;
+            let mut candidates = match sampler {
+                Some(sampler) => candidates.drawn(most, prompt, sampler)?,
+                None => candidates.best(most),
+            };
+            for candidate in &mut candidates {
+                candidate.stops = candidate.reason(step, stopping);
+            }
+            next.extend(group.advance(candidates, &scores, open, &at).into_iter().map(Some));
+            for (row, mut scores) in rows.zip(scores) {
+                choice.logits.push(match step.options.keep_logits {
+                    true => step.logits_of(row).to_vec(),
+                    false => Vec::new(),
+                });
+                if words.is_some() {
+                    scores.iter_mut().for_each(|score| *score += open[row].sum);
+                }
+                choice.scores.push(if step.options.keep_scores { scores } else { Vec::new() });
+            }
+        }
+        Ok(next)
+    }
+
+    fn is_done(&self, prompt: usize) -> bool {
+        self.prompts[prompt].iter().all(|group| group.done)
+    }
+
+    /// Why the search of the group that `row` belongs to ended: for its best sequence; `None` while it goes on.
+    pub(super) fn stopped(&self, row: usize) -> Option<StopReason> {
+        let BeamSettings { num_beams, num_beam_groups, .. } = self.settings;
+        let group = self.prompts.get(row / num_beams)?.get(row % num_beams * num_beam_groups / num_beams)?;
+        let best = || group.best().and_then(|best| best.stop_reason).unwrap_or(StopReason::Length);
+        group.done.then(best)
+    }
+
+    /// Sequences of a prompt that have ended, the best first.
+    fn ended(&self, prompt: usize) -> Vec<&Completion> {
+        let mut ended: Vec<&Completion> =
+            self.prompts[prompt].iter().flat_map(|group| &group.finished).collect();
+        let score = |completion: &Completion| completion.score.unwrap_or(f32::NEG_INFINITY);
+        match self.settings.is_vectorised() {
+            true => ended.sort_by(|a, b| score(b).total_cmp(&score(a))),
+            // Of equals the last that was found comes first.
+            false => {
+                ended.sort_by(|a, b| score(a).total_cmp(&score(b)));
+                ended.reverse();
+            }
+        }
+        ended
+    }
+
+    /// The sequences of each prompt, the best first: those that have ended, then those that go on.
+    pub(super) fn completions(&self, rows: &[Row], generated: usize) -> Vec<Vec<Completion>> {
+        let of_prompt = |prompt: usize| {
+            let mut all: Vec<Completion> = self.ended(prompt).into_iter().cloned().collect();
+            if !self.is_done(prompt) {
+                let beams = prompt * self.settings.num_beams..(prompt + 1) * self.settings.num_beams;
+                let mut open: Vec<Completion> = beams
+                    .filter(|&row| self.open[row].sum > NEVER / 2.0)
+                    .map(|row| self.open[row].completion(&rows[row], generated, &self.settings))
+                    .collect();
+                open.sort_by(|a, b| b.score.unwrap_or_default().total_cmp(&a.score.unwrap_or_default()));
+                all.extend(open);
+            }
+            all
+        };
+        (0..self.prompts.len()).map(of_prompt).collect()
+    }
+}
+
+impl Open {
+    fn completion(&self, row: &Row, generated: usize, settings: &BeamSettings) -> Completion {
+        Completion {
+            tokens: row.ids[row.ids.len().saturating_sub(generated)..].to_vec(),
+            text: None,
+            stop_reason: None,
+            score: Some(settings.normalized(self.sum, generated.max(1))),
+            token_scores: self.path.iter().map(|(_, score)| *score).collect(),
+            beam_indices: self.path.iter().map(|(row, _)| *row).collect(),
+        }
+    }
+}
+
+/// The log-probabilities of a row after processors.
+fn scores(step: &Scored<'_>, row: usize, penalty: f32, chosen: &[TokenId]) -> Result<Vec<f32>> {
+    let settings = &step.options.settings;
+    let logits = step.logits_of(row);
+    if !logits.iter().copied().fold(f32::NEG_INFINITY, f32::max).is_finite()
+        || logits.iter().any(|x| x.is_nan())
+    {
+        return Err(no_distribution());
+    }
+    let mut scores = log_softmax(logits);
+    for &token in chosen {
+        scores[token as usize] -= penalty;
+    }
+    let state = step.rows[row].state(step.generated, step.limit);
+    settings.processors.apply(&state, &mut scores);
+    match scores.iter().any(|score| *score > f32::NEG_INFINITY) {
+        true => Ok(scores),
+        false => Err(settings.processors.emptied(&state, logits).unwrap_or_else(no_distribution)),
+    }
+}
+
+#[cfg(test)]
+mod tests;
