@@ -13,6 +13,7 @@ pub mod processors;
 pub mod sampler;
 pub mod text;
 pub mod tokenizer;
+pub mod watermark;
 
 mod cache_handle;
 mod decode;

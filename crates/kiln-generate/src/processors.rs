@@ -7,6 +7,7 @@ mod lengths;
 mod repetition;
 mod tokens;
 mod warpers;
+mod watermark;
 
 use std::{fmt, sync::Arc};
 
@@ -105,6 +106,7 @@ kinds! {
     typical_p: sampling warpers::Typical::new,
     epsilon_cutoff: sampling warpers::Epsilon::new,
     eta_cutoff: sampling warpers::Eta::new,
+    watermarking_config: always watermark::Watermark::new,
     renormalize_logits: always warpers::Renormalize::new,
 }
 

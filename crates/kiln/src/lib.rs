@@ -70,7 +70,7 @@ pub use kiln_generate::{
     CacheHandle, ChatTemplate, ChatTemplates, Conversation, Generation, GenerationConfig, Message, OomPolicy,
     Options as GenerationOptions, Processor, Processors, RenderOptions, RowState, Settings, Stats, Step,
     StopReason, StopStrings, StoppingCriterion, TextStream, Tokenizer, UNTIL_IT_ENDS, chat_template::Data,
-    prefill, processors,
+    prefill, processors, watermark,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};

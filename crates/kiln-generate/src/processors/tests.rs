@@ -81,7 +81,7 @@ fn all() -> Value {
         "no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 2, "sequence_bias": [[[5], 1.0]],
         "bad_words_ids": [[5]], "suppress_tokens": [5], "begin_suppress_tokens": [5], "min_length": 5, "min_new_tokens": 5,
         "forced_bos_token_id": 5, "forced_eos_token_id": 5, "exponential_decay_length_penalty": [5, 1.1],
-        "remove_invalid_values": true, "renormalize_logits": true, "eos_token_id": 2
+        "remove_invalid_values": true, "watermarking_config": {}, "renormalize_logits": true, "eos_token_id": 2
     })
 }
 
@@ -107,7 +107,8 @@ fn order_and_conditions_are_those_of_transformers() {
         "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
         "encoder_no_repeat_ngram_size": 0, "sequence_bias": [], "bad_words_ids": [], "suppress_tokens": [],
         "begin_suppress_tokens": null, "min_length": 0, "min_new_tokens": 0, "forced_bos_token_id": null,
-        "forced_eos_token_id": null, "remove_invalid_values": false, "renormalize_logits": false, "eos_token_id": 2
+        "forced_eos_token_id": null, "remove_invalid_values": false, "watermarking_config": null,
+        "renormalize_logits": false, "eos_token_id": 2
     });
     assert_eq!(named(neutral), [""; 0]);
     assert_eq!(named(json!({"min_length": 3, "min_new_tokens": 3})), [""; 0], "no token ends a row");
