@@ -153,7 +153,14 @@ mod tests {
             let tokens: Vec<TokenId> = read_back::read(tokens).unwrap().iter().collect();
             for (row, (&token, ids)) in tokens.iter().zip(&mut ids).enumerate() {
                 let mut scores = logits.clone();
-                let state = RowState { ids, generated: step, padding: 0, len: ids.len(), remaining: None };
+                let state = RowState {
+                    index: row,
+                    ids,
+                    generated: step,
+                    padding: 0,
+                    len: ids.len(),
+                    remaining: None,
+                };
                 processors.apply(&state, &mut scores);
                 assert_eq!(Ok(token), host.sample(row, &scores), "step {step}, row {row}");
                 if !ids.contains(&token) {

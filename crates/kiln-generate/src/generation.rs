@@ -121,9 +121,10 @@ impl Row {
         self.stopped.is_some()
     }
 
-    /// How it looks after `generated` tokens of at most `limit`.
-    fn state(&self, generated: usize, limit: Option<usize>) -> RowState<'_> {
+    /// How it looks as row `index` of the batch, after `generated` tokens of at most `limit`.
+    fn state(&self, index: usize, generated: usize, limit: Option<usize>) -> RowState<'_> {
         RowState {
+            index,
             ids: &self.ids,
             generated,
             padding: self.left_pad,
@@ -385,7 +386,7 @@ impl<'a> Generation<'a> {
                 chosen.scores.push(Vec::new());
                 continue;
             };
-            let state = row.state(self.delivered, self.limit);
+            let state = row.state(i, self.delivered, self.limit);
             let mut scores = logits.to_vec();
             let processors = &self.options.settings.processors;
             processors.apply(&state, &mut scores);
@@ -439,8 +440,8 @@ impl<'a> Generation<'a> {
         let Options { settings, stopping_criteria, .. } = &self.options;
         let (limit, generated) = (self.limit, self.delivered);
         let out_of_time = settings.max_time.zip(self.clock.elapsed()).is_some_and(|(max, time)| time >= max);
-        let reasons = |id: &TokenId, row: &Row| {
-            let state = row.state(generated, limit);
+        let reasons = |i: usize, id: &TokenId, row: &Row| {
+            let state = row.state(i, generated, limit);
             [
                 (settings.eos_token_id.contains(id), StopReason::EndOfText),
                 (stopping_criteria.iter().any(|criterion| criterion.ends(&state)), StopReason::Criterion),
@@ -448,11 +449,12 @@ impl<'a> Generation<'a> {
                 (out_of_time, StopReason::Time),
             ]
         };
-        for (token, row) in tokens.iter().zip(&mut self.rows) {
+        for (i, (token, row)) in tokens.iter().zip(&mut self.rows).enumerate() {
             if let Some(id) = token {
                 row.ids.push(*id);
                 self.stats.generated += 1;
-                row.stopped = reasons(id, row).into_iter().find(|(ends, _)| *ends).map(|(_, reason)| reason);
+                row.stopped =
+                    reasons(i, id, row).into_iter().find(|(ends, _)| *ends).map(|(_, reason)| reason);
             }
         }
         self.clock.chosen(&mut self.stats);

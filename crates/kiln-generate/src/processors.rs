@@ -38,6 +38,8 @@ pub trait Processor: fmt::Debug + Send + Sync {
 /// A row whose next token is chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct RowState<'a> {
+    /// Which row of the batch it is, from 0 on.
+    pub index: usize,
     /// The prompt and the tokens so far, without padding. Where a `ModelCache` is continued, the tokens that it held before are
     /// not among them; a `Sequence` knows them.
     pub ids: &'a [TokenId],

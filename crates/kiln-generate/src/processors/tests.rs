@@ -16,7 +16,7 @@ fn processors(settings: Value) -> Processors {
 }
 
 fn row(ids: &[u32], generated: usize) -> RowState<'_> {
-    RowState { ids, generated, padding: 0, len: ids.len(), remaining: None }
+    RowState { index: 0, ids, generated, padding: 0, len: ids.len(), remaining: None }
 }
 
 fn applied(settings: Value, row: RowState<'_>, scores: &[f32]) -> Vec<f32> {

@@ -35,7 +35,7 @@ fn processors(config: impl Into<WatermarkingConfig>) -> Processors {
 }
 
 fn row(ids: &[u32], generated: usize) -> RowState<'_> {
-    RowState { ids, generated, padding: 0, len: ids.len(), remaining: None }
+    RowState { index: 0, ids, generated, padding: 0, len: ids.len(), remaining: None }
 }
 
 #[test]
