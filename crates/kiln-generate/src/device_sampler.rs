@@ -161,7 +161,7 @@ mod tests {
                     len: ids.len(),
                     remaining: None,
                 };
-                processors.apply(&state, &mut scores);
+                processors.apply(&state, &mut scores).unwrap();
                 assert_eq!(Ok(token), host.sample(row, &scores), "step {step}, row {row}");
                 if !ids.contains(&token) {
                     ids.push(token);

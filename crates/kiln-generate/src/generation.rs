@@ -25,7 +25,7 @@ use crate::{
     decode::Output,
     device_sampler::DeviceSampler,
     prefill::{Feeder, checked_chunk},
-    processors::{Processor, RowState},
+    processors::{AllowedTokens, Processor, RowState},
     sampler::{self, Sampler, greedy},
     settings::Settings,
     stats::{Clock, Stats},
@@ -52,6 +52,8 @@ pub struct Options {
     pub oom_policy: Option<Arc<dyn OomPolicy>>,
     /// Processors beside those that the settings ask for.
     pub processors: Vec<Arc<dyn Processor>>,
+    /// The only tokens that may be chosen; `None`: all.
+    pub allowed_tokens: Option<AllowedTokens>,
     /// What ends a row beside the settings.
     pub stopping_criteria: Vec<StoppingCriterion>,
     /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
@@ -174,6 +176,9 @@ impl<'a> Generation<'a> {
         checked_chunk(options.prefill_chunk)?;
         let cache = cache.into();
         options.settings = options.settings.checked()?;
+        if let Some(allowed) = options.allowed_tokens.take() {
+            options.settings.processors.add_allowed_tokens(allowed);
+        }
         std::mem::take(&mut options.processors)
             .into_iter()
             .for_each(|own| options.settings.processors.add(own));
@@ -389,7 +394,7 @@ impl<'a> Generation<'a> {
             let state = row.state(i, self.delivered, self.limit);
             let mut scores = logits.to_vec();
             let processors = &self.options.settings.processors;
-            processors.apply(&state, &mut scores);
+            processors.apply(&state, &mut scores)?;
             let token = match &mut self.sampler {
                 Some(sampler) => sampler.sample(i, &scores),
                 None => greedy(&scores).ok_or_else(sampler::no_distribution),

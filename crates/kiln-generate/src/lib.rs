@@ -30,7 +30,7 @@ pub use config::{GenerationConfig, UNTIL_IT_ENDS};
 pub use generation::{Generation, Options, Step};
 pub use oom_policy::OomPolicy;
 pub use prefill::prefill;
-pub use processors::{Processor, Processors, RowState};
+pub use processors::{AllowedTokens, Processor, Processors, RowState};
 pub use sampler::Sampler;
 pub use settings::Settings;
 pub use stats::Stats;

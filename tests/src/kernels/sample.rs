@@ -142,7 +142,7 @@ impl Given {
             if processors.names().any(|name| self.is_on_a_rounding(name, &scores)) {
                 return None;
             }
-            processors.apply(&row, &mut scores);
+            processors.apply(&row, &mut scores).unwrap();
         }
         Some(scores)
     }

@@ -98,7 +98,7 @@ fn scores_of_green_tokens_rise_as_in_transformers() {
     for Case { config, ids, scores, changed } in recorded::<Case>("processed") {
         let scores = removed_or(&scores);
         let mut got = scores.clone();
-        processors(config.clone()).apply(&row(&ids, 2), &mut got);
+        processors(config.clone()).apply(&row(&ids, 2), &mut got).expect("processed");
         let bias =
             |(i, score): (usize, &f32)| if changed.contains(&i) { score + config.bias } else { *score };
         assert_eq!(got, scores.iter().enumerate().map(bias).collect::<Vec<_>>(), "{config:?}");
@@ -155,7 +155,7 @@ fn tournaments_are_those_of_transformers() {
         let processors = processors(config);
         for SynthIdStep { ids, generated, scores, out } in &steps {
             let mut got = removed_or(scores);
-            processors.apply(&row(ids, *generated), &mut got);
+            processors.apply(&row(ids, *generated), &mut got).expect("processed");
             for (got, want) in got.iter().zip(removed_or(out)).filter(|(got, want)| *got != want) {
                 scores_differ = scores_differ.max((got - want).abs());
                 probabilities_differ = probabilities_differ.max((got.exp() - want.exp()).abs());
@@ -204,7 +204,7 @@ fn a_row_is_what_it_would_be_alone() {
     let scores: Vec<f32> = (0..31).map(|token| (token * 7 % 11) as f32).collect();
     let alone = |config: &WatermarkingConfig, ids: &[u32]| {
         let mut scores = scores.clone();
-        processors(config.clone()).apply(&row(ids, ids.len() - 1), &mut scores);
+        processors(config.clone()).apply(&row(ids, ids.len() - 1), &mut scores).expect("processed");
         scores
     };
     let self_hash = GreenListConfig::default().seeding_scheme(super::SeedingScheme::SelfHash);
@@ -212,7 +212,7 @@ fn a_row_is_what_it_would_be_alone() {
         let shared = processors(config.clone());
         for ids in rows.iter().chain(rows.iter().rev()) {
             let mut got = scores.clone();
-            shared.apply(&row(ids, ids.len() - 1), &mut got);
+            shared.apply(&row(ids, ids.len() - 1), &mut got).expect("processed");
             assert_eq!(got, alone(&config, ids), "{config:?}");
         }
     }
@@ -237,7 +237,7 @@ fn a_watermark_is_found_where_it_is() {
     let (mut marked, mut other) = (vec![0], vec![0]);
     for generated in 0..200 {
         let mut scores = uniform.clone();
-        processors.apply(&row(&marked, generated), &mut scores);
+        processors.apply(&row(&marked, generated), &mut scores).expect("processed");
         marked.push(draw(&scores));
         other.push(draw(&uniform));
     }
@@ -250,7 +250,7 @@ fn a_watermark_is_found_where_it_is() {
 #[test]
 fn a_damaged_model_is_not_hidden() {
     let apply = |mut scores: Vec<f32>| {
-        processors(SynthIdConfig::new(2, vec![1])).apply(&row(&[1, 2], 1), &mut scores);
+        processors(SynthIdConfig::new(2, vec![1])).apply(&row(&[1, 2], 1), &mut scores).expect("processed");
         scores
     };
     assert!(apply(vec![f32::NAN, 1.0])[0].is_nan());

@@ -74,6 +74,7 @@ fn generate(case: &Case, model: &Model, plan: &Plan, keep: bool) -> Result<Vec<k
         compile: !keep && model.opened().is_asynchronous(),
         oom_policy: None,
         processors: Vec::new(),
+        allowed_tokens: None,
         stopping_criteria: Vec::new(),
         kernels: Some(model.kernels().clone()),
     };

@@ -27,7 +27,7 @@ pub(super) fn run(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
             len: ids.len(),
             remaining: config.max_length.and_then(|length| length.checked_sub(ids.len())),
         };
-        processors.apply(&row, scores);
+        processors.apply(&row, scores)?;
     }
     difference(&scores, &want)
 }
