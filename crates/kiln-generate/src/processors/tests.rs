@@ -245,6 +245,9 @@ fn invalid_values_become_numbers() {
     let scores = [f32::NAN, f32::INFINITY, OUT, 1.0];
     let want = [0.0, f32::MAX, f32::MIN, 1.0];
     assert_eq!(of_prompt(json!({"remove_invalid_values": true}), &[], &scores), want);
+    let cold = json!({"remove_invalid_values": true, "temperature": 0.5});
+    let want = [0.0, f32::INFINITY, OUT, 2.0];
+    assert_eq!(of_prompt(cold, &[], &scores), want, "they overflow again, as in transformers");
 }
 
 #[test]
