@@ -273,7 +273,13 @@ fn settings(given: &[String]) -> Result<GenerationConfig> {
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         Ok((name.to_owned(), value))
     };
-    let settings: Map<String, Value> = given.iter().map(read).collect::<Result<_, _>>()?;
+    let mut settings = Map::new();
+    for text in given {
+        let (name, value) = read(text)?;
+        if settings.insert(name, value).is_some() {
+            return Err(wrong(format!("`{text}` gives a setting a second time; give each once")).into());
+        }
+    }
     Ok(GenerationConfig::from_arguments(&settings).map_err(|error| match error {
         Error::Setting { why, .. } => wrong(why),
         other => other,

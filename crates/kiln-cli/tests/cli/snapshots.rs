@@ -68,6 +68,7 @@ const REFUSED: &str = "
     run --set nothing x
     run --set top_q=1 x
     run --set top_k=many x
+    run --set top_k=4 --set top_k=5 x
     run --set cache_implementation=static x
     run --set eta_cutoff=1 x
     run --set bad_words_ids=[[]] x
