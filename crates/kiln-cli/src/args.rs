@@ -164,6 +164,12 @@ fn size(text: &str) -> Result<u64, String> {
     if bytes >= 1.0 && bytes < 2f64.powi(63) { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
+/// A number of tokens, where 0 means all.
+fn count(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| format!("`{text}` is not a number of tokens; give a whole number above 0, or 0 for all"))
+}
+
 fn compile(yes: bool, no: bool) -> Option<bool> {
     match (yes, no) {
         (true, _) => Some(true),
@@ -272,7 +278,7 @@ pub(crate) struct SamplingArgs {
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Sample from the K likeliest tokens; 0 for all
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = count)]
     pub(crate) top_k: Option<usize>,
     /// Sample from the likeliest tokens that together reach probability P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
