@@ -146,16 +146,8 @@ fn fail_allocation(model: &Model) -> Result<()> {
 fn prompt(args: &RunArgs) -> Result<String> {
     let continued = args.load_cache.is_some();
     let text = match (&args.prompt, &args.file) {
-        (_, Some(path)) => files::read_input(path)?,
-        (Some(text), None) if text != "-" => text.clone(),
         (None, None) if continued && io::stdin().is_terminal() => String::new(),
-        _ => {
-            if io::stdin().is_terminal() {
-                note("reading the prompt from the terminal; end it with Ctrl-D");
-            }
-            let why = |why| Error::Prompt { why: format!("standard input {why}") };
-            files::input(io::stdin()).map_err(why)?
-        }
+        (prompt, file) => load::text(prompt.as_deref(), file.as_deref(), "prompt")?,
     };
     if text.is_empty() && !continued {
         let why = "the prompt is empty; give it as an argument, with --file, or on standard input".to_owned();

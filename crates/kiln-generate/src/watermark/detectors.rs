@@ -245,7 +245,8 @@ fn in_vocabulary(ids: &[TokenId], vocab: usize) -> Result<()> {
 }
 
 fn too_short(tokens: usize, least: usize) -> Error {
-    let why = format!("the text has {tokens} tokens, and a watermark shows only in {least} or more");
+    let why =
+        format!("a watermark shows in {least} tokens or more, and the text has {tokens}; give more text");
     Error::Prompt { why }
 }
 

@@ -308,12 +308,12 @@ fn impossible_settings_are_refused() {
 fn text_that_cannot_be_scored_is_refused() {
     let green = WatermarkDetector::new(&GreenListConfig::default(), 97).expect("possible");
     let said = |error: kiln_core::Error| error.to_string();
-    assert!(said(green.detect(&[5]).expect_err("short")).contains("has 1 tokens"));
+    assert!(said(green.detect(&[5]).expect_err("short")).contains("shows in 2 tokens or more"));
     assert!(said(green.detect(&[5, 97]).expect_err("foreign")).contains("token 97 is not in"));
     let green = green.bos_token_id(1);
     assert!(green.detect(&[1, 5]).is_err() && green.detect(&[5, 1]).is_ok());
     let synth_id = SynthIdDetector::new(&SynthIdConfig::new(3, vec![1])).expect("possible");
-    assert!(said(synth_id.detect(&[5, 6]).expect_err("short")).contains("shows only in 3 or more"));
+    assert!(said(synth_id.detect(&[5, 6]).expect_err("short")).contains("shows in 3 tokens or more"));
     assert!(synth_id.eos_token_id(vec![6]).detect(&[5, 5, 6, 7, 8]).is_err());
     let unit = SynthId::new(&SynthIdConfig::new(1, vec![1]));
     assert!(unit.is_ok(), "a sequence may be the token alone");
