@@ -23,3 +23,4 @@ mod saved;
 mod sequence;
 mod settings;
 mod support;
+mod watermarks;

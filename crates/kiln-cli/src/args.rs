@@ -39,6 +39,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure the loss of quantized caches on a model, and recommend one
     Probe(ProbeArgs),
+    /// Look for a watermark in a text
+    Detect(DetectArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
@@ -164,6 +166,12 @@ fn size(text: &str) -> Result<u64, String> {
     if bytes >= 1.0 && bytes < 2f64.powi(63) { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
+/// A number of tokens, where 0 means all.
+fn count(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| format!("`{text}` is not a number of tokens; give a whole number above 0, or 0 for all"))
+}
+
 fn compile(yes: bool, no: bool) -> Option<bool> {
     match (yes, no) {
         (true, _) => Some(true),
@@ -275,7 +283,7 @@ pub(crate) struct SamplingArgs {
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Sample from the K likeliest tokens; 0 for all
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = count)]
     pub(crate) top_k: Option<usize>,
     /// Sample from the likeliest tokens that together reach probability P
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -452,6 +460,30 @@ pub(crate) struct ProbeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
     /// Print one JSON object instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DetectArgs {
+    /// The text, without its prompt; `-` or nothing reads it from standard input
+    pub(crate) text: Option<String>,
+    /// The model that may have written it [default: the demo model that comes with Kiln]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    pub(crate) file: Option<PathBuf>,
+    /// The watermarking_config that it was written with: JSON, or a file of it [default: the model's]
+    #[arg(short, long, value_name = "JSON|FILE")]
+    pub(crate) watermark: Option<String>,
+    /// The z-score above which a text has the watermark
+    #[arg(long, default_value_t = 3.0, value_name = "Z", allow_negative_numbers = true)]
+    pub(crate) z_threshold: f64,
+    /// Count a sequence of tokens once, however often it occurs; SynthID always does
+    #[arg(long)]
+    pub(crate) ignore_repeated_ngrams: bool,
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,11 +1,14 @@
 //! Loading a model in front of a person.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::{self, IsTerminal},
+    path::{Path, PathBuf},
+};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln::{Error, Model, ModelBuilder, Plan, Progress, Result, device, device::Opened};
+use kiln::{Error, Model, ModelBuilder, Plan, Progress, Result, device, device::Opened, files};
 
-use crate::args::PlaceArgs;
+use crate::{args::PlaceArgs, output::note};
 
 /// The folder that was asked for, or the demo model's.
 pub(crate) fn folder(asked: Option<&Path>) -> Result<PathBuf> {
@@ -19,6 +22,20 @@ pub(crate) fn folder(asked: Option<&Path>) -> Result<PathBuf> {
         name: "--model",
         why: "the demo model is not beside this binary; name a Hugging Face model folder".to_owned(),
     })
+}
+
+/// A text from wherever it was given: as an argument, in a file, else on standard input. `what` it is, for the user.
+pub(crate) fn text(given: Option<&str>, file: Option<&Path>, what: &str) -> Result<String> {
+    match (given, file) {
+        (_, Some(path)) => files::read_input(path),
+        (Some(text), None) if text != "-" => Ok(text.to_owned()),
+        _ => {
+            if io::stdin().is_terminal() {
+                note(format_args!("reading the {what} from the terminal; end it with Ctrl-D"));
+            }
+            files::input(io::stdin()).map_err(|why| Error::Prompt { why: format!("standard input {why}") })
+        }
+    }
 }
 
 /// Opens the device, with as many threads as were asked for.

@@ -13,6 +13,7 @@ mod bench;
 mod caches;
 mod chat;
 mod conformance;
+mod detect;
 mod devices;
 mod display;
 mod inspect;
@@ -63,6 +64,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Conformance(args) => conformance::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Probe(args) => probe::run(args),
+        Command::Detect(args) => detect::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "kiln", &mut script);

@@ -200,16 +200,8 @@ fn fail_allocation(model: &Model) -> Result<()> {
 fn prompt(args: &RunArgs) -> Result<String> {
     let continued = args.load_cache.is_some();
     let text = match (&args.prompt, &args.file) {
-        (_, Some(path)) => files::read_input(path)?,
-        (Some(text), None) if text != "-" => text.clone(),
         (None, None) if continued && io::stdin().is_terminal() => String::new(),
-        _ => {
-            if io::stdin().is_terminal() {
-                note("reading the prompt from the terminal; end it with Ctrl-D");
-            }
-            let why = |why| Error::Prompt { why: format!("standard input {why}") };
-            files::input(io::stdin()).map_err(why)?
-        }
+        (prompt, file) => load::text(prompt.as_deref(), file.as_deref(), "prompt")?,
     };
     if text.is_empty() && !continued {
         let why = "the prompt is empty; give it as an argument, with --file, or on standard input".to_owned();
@@ -329,7 +321,13 @@ fn settings(given: &[String]) -> Result<GenerationConfig> {
         let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
         Ok((name.to_owned(), value))
     };
-    let settings: Map<String, Value> = given.iter().map(read).collect::<Result<_, _>>()?;
+    let mut settings = Map::new();
+    for text in given {
+        let (name, value) = read(text)?;
+        if settings.insert(name, value).is_some() {
+            return Err(wrong(format!("`{text}` gives a setting a second time; give each once")).into());
+        }
+    }
     Ok(GenerationConfig::from_arguments(&settings).map_err(|error| match error {
         Error::Setting { why, .. } => wrong(why),
         other => other,

@@ -8,7 +8,7 @@ use kiln_core::{Error, Result, files, model::TokenId};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use crate::{EarlyStopping, ForceWord};
+use crate::{EarlyStopping, ForceWord, watermark::WatermarkingConfig};
 
 /// A `max_new_tokens` that sets no limit: the text goes on until it ends, or the model's positions do.
 pub const UNTIL_IT_ENDS: usize = usize::MAX;
@@ -118,6 +118,8 @@ generation_config! {
         exponential_decay_length_penalty: (usize, f32),
         /// Replaces scores that are no numbers by 0, and infinite ones by the largest numbers there are.
         remove_invalid_values: bool,
+        /// Hides a watermark in what is generated, which [`watermark`](crate::watermark) finds.
+        watermarking_config: WatermarkingConfig,
         /// Whether scores that are kept (`keep_scores`) are log-probabilities.
         renormalize_logits: bool,
         /// Beams: sequences of each prompt that are followed at once, of which the likeliest are returned. 1 follows none but the

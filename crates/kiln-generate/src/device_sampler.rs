@@ -153,8 +153,15 @@ mod tests {
             let tokens: Vec<TokenId> = read_back::read(tokens).unwrap().iter().collect();
             for (row, (&token, ids)) in tokens.iter().zip(&mut ids).enumerate() {
                 let mut scores = logits.clone();
-                let state = RowState { ids, generated: step, padding: 0, len: ids.len(), remaining: None };
-                processors.apply(&state, &mut scores);
+                let state = RowState {
+                    index: row,
+                    ids,
+                    generated: step,
+                    padding: 0,
+                    len: ids.len(),
+                    remaining: None,
+                };
+                processors.apply(&state, &mut scores).unwrap();
                 assert_eq!(Ok(token), host.sample(row, &scores), "step {step}, row {row}");
                 if !ids.contains(&token) {
                     ids.push(token);

@@ -35,7 +35,7 @@ use crate::{
     decode::Output,
     device_sampler::DeviceSampler,
     prefill::{Feeder, checked_chunk},
-    processors::Processor,
+    processors::{AllowedTokens, Processor},
     sampler::{self, Sampler},
     settings::Settings,
     stats::{Clock, Stats},
@@ -62,6 +62,8 @@ pub struct Options {
     pub oom_policy: Option<Arc<dyn OomPolicy>>,
     /// Processors beside those that the settings ask for.
     pub processors: Vec<Arc<dyn Processor>>,
+    /// The only tokens that may be chosen; `None`: all.
+    pub allowed_tokens: Option<AllowedTokens>,
     /// What ends a row beside the settings.
     pub stopping_criteria: Vec<StoppingCriterion>,
     /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
@@ -151,6 +153,9 @@ impl<'a> Generation<'a> {
         checked_chunk(options.prefill_chunk)?;
         let cache = cache.into();
         options.settings = options.settings.checked()?;
+        if let Some(allowed) = options.allowed_tokens.take() {
+            options.settings.processors.add_allowed_tokens(allowed);
+        }
         std::mem::take(&mut options.processors)
             .into_iter()
             .for_each(|own| options.settings.processors.add(own));

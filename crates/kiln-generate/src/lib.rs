@@ -13,6 +13,7 @@ pub mod processors;
 pub mod sampler;
 pub mod text;
 pub mod tokenizer;
+pub mod watermark;
 
 mod cache_handle;
 mod completion;
@@ -31,7 +32,7 @@ pub use config::{GenerationConfig, UNTIL_IT_ENDS};
 pub use generation::{BeamSettings, EarlyStopping, ForceWord, Generation, Options, Step};
 pub use oom_policy::OomPolicy;
 pub use prefill::prefill;
-pub use processors::{Processor, Processors, RowState};
+pub use processors::{AllowedTokens, Processor, Processors, RowState};
 pub use sampler::Sampler;
 pub use settings::Settings;
 pub use stats::Stats;

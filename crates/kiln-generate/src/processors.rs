@@ -2,10 +2,12 @@
 //!
 //! Formulas, order and conditions are those of transformers' `logits_process.py`. Removed tokens have the score -inf.
 
+mod allowed;
 mod lengths;
 mod repetition;
 mod tokens;
 mod warpers;
+mod watermark;
 
 pub(crate) use self::{lengths::in_vocabulary, warpers::log_softmax};
 
@@ -16,10 +18,21 @@ use kiln_kernels::Sampling;
 
 use crate::config::GenerationConfig;
 
+pub use allowed::AllowedTokens;
+
 /// Changes the scores of one row's next token.
 pub trait Processor: fmt::Debug + Send + Sync {
     /// `scores`: one for each token of the vocabulary.
     fn apply(&self, row: &RowState<'_>, scores: &mut [f32]);
+
+    /// Changes the scores like [`apply`](Self::apply), for a processor that can fail. An error ends the generation.
+    ///
+    /// # Errors
+    /// Those of the processor. By default there are none.
+    fn try_apply(&self, row: &RowState<'_>, scores: &mut [f32]) -> Result<()> {
+        self.apply(row, scores);
+        Ok(())
+    }
 
     /// Has the kernel `sample` do this, by setting its part of `sampling`; `false` where the kernel cannot.
     fn on_device(&self, _sampling: &mut Sampling) -> bool {
@@ -38,6 +51,8 @@ pub trait Processor: fmt::Debug + Send + Sync {
 /// A row whose next token is chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct RowState<'a> {
+    /// Which row of the batch it is, from 0 on.
+    pub index: usize,
     /// The prompt and the tokens so far, without padding. Where a `ModelCache` is continued, the tokens that it held before are
     /// not among them; a `Sequence` knows them.
     pub ids: &'a [TokenId],
@@ -106,6 +121,7 @@ kinds! {
     typical_p: sampling warpers::Typical::new,
     epsilon_cutoff: sampling warpers::Epsilon::new,
     eta_cutoff: sampling warpers::Eta::new,
+    watermarking_config: always watermark::Watermark::new,
     renormalize_logits: always warpers::Renormalize::new,
 }
 
@@ -137,10 +153,21 @@ impl Processors {
 
     /// Adds one of a user's own behind those that do not depend on drawing, as transformers does.
     pub(crate) fn add(&mut self, processor: Arc<dyn Processor>) {
-        let first = KINDS.iter().position(|kind| kind.sampling).unwrap_or(KINDS.len());
-        let behind = |(name, _): &(&str, _)| KINDS[first..].iter().any(|kind| kind.name == *name);
+        self.insert("processors", processor, KINDS.iter().position(|kind| kind.sampling));
+    }
+
+    /// Adds the tokens that a user allows, in front of those that are forced, as transformers does.
+    pub(crate) fn add_allowed_tokens(&mut self, allowed: AllowedTokens) {
+        let forced = KINDS.iter().position(|kind| kind.name == "forced_bos_token_id");
+        self.insert(AllowedTokens::NAME, Arc::new(allowed), forced);
+    }
+
+    /// Inserts a processor in front of those of `KINDS[first..]`.
+    fn insert(&mut self, name: &'static str, processor: Arc<dyn Processor>, first: Option<usize>) {
+        let kinds = &KINDS[first.unwrap_or(KINDS.len())..];
+        let behind = |(name, _): &(&str, _)| kinds.iter().any(|kind| kind.name == *name);
         let at = self.list.iter().position(behind).unwrap_or(self.list.len());
-        self.list.insert(at, ("processors", processor));
+        self.list.insert(at, (name, processor));
     }
 
     /// The settings that they act on.
@@ -153,8 +180,11 @@ impl Processors {
     }
 
     /// Changes the scores of the next token of `row`.
-    pub fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
-        self.list.iter().for_each(|(_, processor)| processor.apply(row, scores));
+    ///
+    /// # Errors
+    /// Those of a processor of one's own, and [`Error::Setting`] where a user allows no token.
+    pub fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) -> Result<()> {
+        self.list.iter().try_for_each(|(_, processor)| processor.try_apply(row, scores))
     }
 
     /// The error for the processor that leaves no token of these logits; `None` where it is not one of them.

@@ -8,6 +8,7 @@ use std::{
     collections::VecDeque,
     fmt,
     panic::{self, AssertUnwindSafe, catch_unwind},
+    path::Path,
     sync::Once,
 };
 
@@ -15,7 +16,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 use tokenizers::tokenizer::step_decode_stream;
 
-use kiln_core::{Error, Result, model::TokenId};
+use kiln_core::{Error, Result, files, model::TokenId};
 
 type Fields = Map<String, Value>;
 type Checked<T> = Result<T, String>;
@@ -68,6 +69,15 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
+    /// Reads a `tokenizer.json`; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it cannot be read, or [`load`](Self::load) refuses it.
+    pub fn from_file(path: &Path) -> Result<Option<Self>> {
+        let Some(file) = files::try_read(path, files::LONGEST_TEXT)? else { return Ok(None) };
+        Self::load(&file).map(Some).map_err(|why| Error::File { path: path.to_owned(), why })
+    }
+
     /// The tokenizer of a `tokenizer.json`, without its padding, truncation and dropout, which are for training.
     ///
     /// # Errors

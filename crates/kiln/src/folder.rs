@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, path::Path};
 
 use kiln_cache::{Plan, STRATEGIES};
-use kiln_core::{Error, Result, error::plain, files, need::LayerNeed};
-use kiln_generate::{GenerationConfig, Tokenizer};
+use kiln_core::{Result, error::plain, need::LayerNeed};
+use kiln_generate::GenerationConfig;
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
 use serde_json::{Map, Value};
 
@@ -41,6 +41,9 @@ impl Inspection {
     ///
     /// # Errors
     /// [`Error::File`] for a file that is missing or damaged; [`Error::Unknown`] for an architecture that is not known.
+    ///
+    /// [`Error::File`]: kiln_core::Error::File
+    /// [`Error::Unknown`]: kiln_core::Error::Unknown
     pub fn of(folder: impl AsRef<Path>) -> Result<Self> {
         let checkpoint = Checkpoint::open(folder.as_ref())?;
         let configured = configure(&checkpoint.config)?;
@@ -173,12 +176,6 @@ pub(crate) fn generation_config(folder: &Path, checkpoint: &Checkpoint) -> Resul
     let ids = |key: &str| checkpoint.config.get(key).cloned().map(|value| (key.to_owned(), value));
     let ids = ["eos_token_id", "pad_token_id", "bos_token_id"].into_iter().filter_map(ids).collect();
     Ok(from_file.merged_over(&GenerationConfig::from_arguments(&ids)?))
-}
-
-pub(crate) fn tokenizer(folder: &Path) -> Result<Option<Tokenizer>> {
-    let path = folder.join("tokenizer.json");
-    let Some(file) = files::try_read(&path, files::LONGEST_TEXT)? else { return Ok(None) };
-    Tokenizer::load(&file).map(Some).map_err(|why| Error::File { path, why })
 }
 
 /// What transformers' `cache_implementation` and `cache_config` ask for, as [`Plan::named`] reads it. Numbers are

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{
-    CacheHandle, Completion, Generation, GenerationConfig, Options as GenerationOptions, Processor, RowState,
-    StoppingCriterion, TextStream,
+    AllowedTokens, CacheHandle, Completion, Generation, GenerationConfig, Options as GenerationOptions,
+    Processor, RowState, StoppingCriterion, TextStream,
 };
 
 use crate::{
@@ -97,6 +97,7 @@ pub(crate) struct RunOptions {
     pub(crate) compile: Option<bool>,
     pub(crate) on_oom: OnOutOfMemory,
     pub(crate) processors: Vec<Arc<dyn Processor>>,
+    pub(crate) allowed_tokens: Option<AllowedTokens>,
     pub(crate) stopping_criteria: Vec<StoppingCriterion>,
 }
 
@@ -203,6 +204,41 @@ impl<'a> Request<'a> {
     /// ```
     pub fn processor(mut self, processor: impl Processor + 'static) -> Self {
         self.run.processors.push(Arc::new(processor));
+        self
+    }
+
+    /// Chooses only tokens that `allowed` names: Transformers' `prefix_allowed_tokens_fn`. It is asked before each token of each row,
+    /// and acts behind `min_new_tokens` and before tokens that are forced. Of several, the last counts.
+    ///
+    /// The generation ends with [`Error::Setting`] where no token is allowed, or one that is not in the vocabulary. If settings removed
+    /// all that are allowed, these are equally likely.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::Model;
+    ///
+    /// let model = Model::load(folder)?;
+    /// // A row that begins with a name goes on with it; then anything may follow.
+    /// let (name, vocab) = (model.encode_more(" Juliet")?, model.sizes().vocab as u32);
+    /// let goes_on = name.clone();
+    /// let steps = model.generate("ROMEO and").max_new_tokens(6).temperature(0.0);
+    /// let mut steps = steps
+    ///     .allowed_tokens(move |row| match goes_on.get(row.generated) {
+    ///         Some(&next) => vec![next],
+    ///         None => (0..vocab).collect(),
+    ///     })
+    ///     .steps()?;
+    /// steps.by_ref().try_for_each(|step| step.map(drop))?;
+    /// let prompt = model.encode("ROMEO and")?.len();
+    /// assert!(steps.tokens(0).is_some_and(|tokens| tokens[prompt..].starts_with(&name)));
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    #[doc(alias = "prefix_allowed_tokens_fn")]
+    pub fn allowed_tokens(
+        mut self,
+        allowed: impl Fn(&RowState<'_>) -> Vec<TokenId> + Send + Sync + 'static,
+    ) -> Self {
+        self.run.allowed_tokens = Some(AllowedTokens::new(allowed));
         self
     }
 
@@ -375,7 +411,8 @@ impl<'a> Request<'a> {
         let all_but_last = rows.iter().map(|row| row[..row.len() - 1].to_vec()).collect();
         // The token that is chosen is not fed, and is dropped.
         let config = GenerationConfig::new().repetition_penalty(1.0).num_beams(1).num_return_sequences(1);
-        let run = RunOptions { processors: Vec::new(), stopping_criteria: Vec::new(), ..run };
+        let run =
+            RunOptions { processors: Vec::new(), allowed_tokens: None, stopping_criteria: Vec::new(), ..run };
         let request = Request { run, ..Request::new(model, Prompt::Batch(all_but_last)) };
         let mut steps =
             request.config(config).max_new_tokens(1).temperature(0.0).sequence(&mut *sequence).steps()?;

@@ -127,7 +127,7 @@ impl Given {
     /// The host's scores, of what the settings do; `None` where another rounding would remove other tokens.
     fn scores(&self, logits: &[f32], ids: &[TokenId]) -> Option<Vec<f32>> {
         let mut scores = logits.to_vec();
-        let row = RowState { ids, generated: 0, padding: 0, len: ids.len(), remaining: None };
+        let row = RowState { index: 0, ids, generated: 0, padding: 0, len: ids.len(), remaining: None };
         let config = &self.config;
         // One at a time, in their order.
         let alone = GenerationConfig::new().do_sample(true).top_k(0);
@@ -142,7 +142,7 @@ impl Given {
             if processors.names().any(|name| self.is_on_a_rounding(name, &scores)) {
                 return None;
             }
-            processors.apply(&row, &mut scores);
+            processors.apply(&row, &mut scores).unwrap();
         }
         Some(scores)
     }

@@ -184,6 +184,26 @@ fn beams_print_the_best_or_all() {
 }
 
 #[test]
+fn a_watermark_is_found_in_what_was_generated() {
+    for config in
+        [r#"{"bias": 4, "hashing_key": 77}"#, r#"{"ngram_len": 4, "keys": [5, 6, 7, 8, 9, 10, 11, 12]}"#]
+    {
+        let set = format!("watermarking_config={config}");
+        let drawn = ["run", "--device", "cpu", "--no-echo", "-n", "160", "--temperature", "1", "--seed", "2"];
+        let text = stdout(&kiln(&[&drawn[..], &["--set", &set, "ROMEO:"]].concat()));
+        let other = stdout(&kiln(&[&drawn[..], &["ROMEO:"]].concat()));
+        let detect = |text: &str| stdout(&kiln(&["detect", "--watermark", config, text]));
+        assert!(detect(&text).contains("has this watermark"), "{}", detect(&text));
+        assert!(detect(&other).contains("was not found"), "{}", detect(&other));
+        let report = stdout(&kiln(&["detect", "--watermark", config, "--json", &text]));
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert!(report["prediction"] == true && report["p_value"].as_f64().unwrap() < 1e-4, "{report}");
+        let strict = stdout(&kiln(&["detect", "--watermark", config, "--z-threshold", "1e9", &text]));
+        assert!(strict.contains("was not found"), "{strict}");
+    }
+}
+
+#[test]
 fn time_ends_a_text() {
     let output = run(&["--json", "--max-time", "0.000001", "ROMEO:"]);
     let report: Value = serde_json::from_str(&stdout(&output)).unwrap();

@@ -68,11 +68,17 @@ const REFUSED: &str = "
     run --set nothing x
     run --set top_q=1 x
     run --set top_k=many x
+    run --set top_k=4 --set top_k=5 x
     run --set cache_implementation=static x
     run --set eta_cutoff=1 x
     run --set bad_words_ids=[[]] x
     run --set bad_words_ids=[[99999]] x
     run --set forced_eos_token_id=99999 x
+    run --set watermarking_config=strong x
+    run --set watermarking_config={\"bias\":[]} x
+    run --set watermarking_config={\"biass\":1} x
+    run --set watermarking_config={\"greenlist_ratio\":2} x
+    run --set watermarking_config={\"ngram_len\":5,\"keys\":[]} x
     run --stop= x
     run --num-beams 0 x
     run --num-beams 4 --num-return-sequences 5 x
@@ -106,6 +112,16 @@ const REFUSED: &str = "
     probe --cache none
     probe --plot /nowhere/loss.svg
     probe --text /nowhere
+    detect x
+    detect --watermark /nowhere x
+    detect --watermark Cargo.toml x
+    detect --watermark {\"bias\":} x
+    detect --watermark {\"bias\":\"x\"} x
+    detect --watermark {\"greenlist_ratio\":2} x
+    detect --watermark {\"keys\":[1]} x
+    detect --watermark {} x
+    detect --watermark {} --model tests/fixtures/transformers-5.23.0/models/llama x
+    detect --watermark {} --z-threshold high x
     completions tcsh
 ";
 
@@ -132,9 +148,19 @@ fn snapshot(name: &str, text: &str) {
 
 #[test]
 fn help() {
-    for command in
-        ["", "run", "chat", "devices", "caches", "inspect", "conformance", "bench", "probe", "completions"]
-    {
+    for command in [
+        "",
+        "run",
+        "chat",
+        "devices",
+        "caches",
+        "inspect",
+        "conformance",
+        "bench",
+        "probe",
+        "detect",
+        "completions",
+    ] {
         let [short, long] = ["-h", "--help"].map(|flag| {
             // Help would print its value.
             let output = kiln(&format!("{command} {flag}")).env_remove("KILN_DEVICE").output().unwrap();

@@ -16,7 +16,6 @@ const NOT_APPLIED: &[(&str, f64)] = &[
     ("guidance_scale", 1.0),
     ("penalty_alpha", 0.0),
     ("token_healing", 0.0),
-    ("watermarking_config", 0.0),
 ];
 
 /// Reads those of them that are given.

@@ -50,6 +50,8 @@ fn a_wrong_type_is_reported_with_its_key() {
         ("bad_words_ids", json!([5])),
         ("exponential_decay_length_penalty", json!([3])),
         ("remove_invalid_values", json!(1)),
+        ("watermarking_config", json!(true)),
+        ("watermarking_config", json!({"bias": "much"})),
         ("max_new_tokens", json!(1.5)),
     ] {
         let error = arguments(json!({key: value})).expect_err(key);
@@ -118,6 +120,8 @@ fn impossible_values_are_refused() {
         ("exponential_decay_length_penalty", json!([3, 0])),
         ("sequence_bias", json!([[[], 1.0]])),
         ("bad_words_ids", json!([[]])),
+        ("watermarking_config", json!({"greenlist_ratio": 1.5})),
+        ("watermarking_config", json!({"ngram_len": 5, "keys": []})),
     ] {
         assert!(refused(json!({key: value})).starts_with(key), "{key} {value}");
     }

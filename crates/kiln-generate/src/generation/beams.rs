@@ -235,7 +235,7 @@ fn scores(step: &Scored<'_>, row: usize, penalty: f32, chosen: &[TokenId]) -> Re
         scores[token as usize] -= penalty;
     }
     let state = step.rows[row].state(step.generated, step.limit);
-    settings.processors.apply(&state, &mut scores);
+    settings.processors.apply(&state, &mut scores)?;
     match scores.iter().any(|score| *score > f32::NEG_INFINITY) {
         true => Ok(scores),
         false => Err(settings.processors.emptied(&state, logits).unwrap_or_else(no_distribution)),

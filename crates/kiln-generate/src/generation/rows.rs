@@ -8,6 +8,8 @@ use crate::{completion::Completion, processors::RowState, stopping::StopReason};
 /// A row of the batch.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
+    /// The number of its prompt.
+    pub(super) index: usize,
     /// The prompt and the tokens so far, without padding.
     pub(super) ids: Vec<TokenId>,
     /// Slots of padding in front.
@@ -34,11 +36,11 @@ impl Row {
         check_rows(batch, &prompts, before)?;
         check_vocabulary(&prompts, vocab)?;
         let ends = before.iter().zip(&batch.skip).map(|(before, skip)| before + batch.len() - skip);
-        let row = |((ids, prompt_end), &left_pad): ((Vec<TokenId>, usize), &usize)| {
+        let row = |(index, ((ids, prompt_end), &left_pad)): (usize, ((Vec<TokenId>, usize), &usize))| {
             let prompt = ids.len();
-            Self { ids, prompt, left_pad, prompt_end, stopped: None }
+            Self { index, ids, prompt, left_pad, prompt_end, stopped: None }
         };
-        Ok(prompts.into_iter().zip(ends).zip(&batch.left_pad).map(row).collect())
+        Ok(prompts.into_iter().zip(ends).zip(&batch.left_pad).enumerate().map(row).collect())
     }
 
     /// What was generated so far.
@@ -60,6 +62,7 @@ impl Row {
     /// How it looks after `generated` tokens of at most `limit`.
     pub(super) fn state(&self, generated: usize, limit: Option<usize>) -> RowState<'_> {
         RowState {
+            index: self.index,
             ids: &self.ids,
             generated,
             padding: self.left_pad,

@@ -105,7 +105,7 @@ impl EachRow {
             }
             let state = row.state(step.generated, step.limit);
             let mut scores = logits.to_vec();
-            settings.processors.apply(&state, &mut scores);
+            settings.processors.apply(&state, &mut scores)?;
             let token = match &mut self.sampler {
                 Some(sampler) => sampler.sample(i, &scores),
                 None => greedy(&scores).ok_or_else(sampler::no_distribution),

@@ -7,7 +7,9 @@ use kiln_core::{Error, batch::Batch, model::TokenId, model_cache::ModelCache};
 
 use self::fake::{Hashing, VOCAB, cache};
 use super::{Generation, Options, Step};
-use crate::{GenerationConfig, Processor, RowState, Settings, StopReason, StoppingCriterion, prefill};
+use crate::{
+    AllowedTokens, GenerationConfig, Processor, RowState, Settings, StopReason, StoppingCriterion, prefill,
+};
 
 pub(crate) mod fake;
 
@@ -79,8 +81,9 @@ fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
     for step in run(&Hashing::default(), &mut cache::keeps(), &[PROMPT.to_vec()], options) {
         let logits = fake::logits(&ids);
         let mut scores = logits.clone();
-        let state = RowState { ids: &ids, generated: 0, padding: 0, len: ids.len(), remaining: None };
-        processors.apply(&state, &mut scores);
+        let state =
+            RowState { index: 0, ids: &ids, generated: 0, padding: 0, len: ids.len(), remaining: None };
+        processors.apply(&state, &mut scores).unwrap();
         let token = crate::sampler::greedy(&scores).unwrap();
         assert_ne!(scores, logits, "the prompt counts");
         assert_eq!(step.tokens, [Some(token)]);
@@ -93,12 +96,12 @@ fn kept_numbers_are_those_of_the_model_and_of_the_processors() {
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Vec<Seen>>);
 
-/// The prompt, tokens that were generated, the length, and what remains.
-type Seen = (Vec<TokenId>, usize, usize, Option<usize>);
+/// The row, its prompt, tokens that were generated, the length, and what remains.
+type Seen = (usize, Vec<TokenId>, usize, usize, Option<usize>);
 
 impl Processor for Recorder {
     fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) {
-        let seen = (row.prompt().to_vec(), row.generated, row.len, row.remaining);
+        let seen = (row.index, row.prompt().to_vec(), row.generated, row.len, row.remaining);
         self.0.lock().unwrap().push(seen);
         assert_eq!(row.ids.len(), row.prompt().len() + row.generated);
         scores[0] = f32::NEG_INFINITY;
@@ -114,10 +117,27 @@ fn processors_are_told_where_a_row_stands() {
     run(&Hashing::default(), &mut cache::keeps(), &prompts, options);
     let seen = std::mem::take(&mut *recorder.0.lock().unwrap());
     let want = (0..3).flat_map(|step| {
-        let padded = [(PROMPT.to_vec(), step), (vec![7], step)];
-        padded.map(|(prompt, step)| (prompt, step, PROMPT.len() + step, Some(3 - step)))
+        let padded = [(0, PROMPT.to_vec()), (1, vec![7])];
+        padded.map(|(row, prompt)| (row, prompt, step, PROMPT.len() + step, Some(3 - step)))
     });
     assert_eq!(seen, want.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_row_without_allowed_tokens_ends_the_generation() {
+    let allowed = AllowedTokens::new(|row| match (row.index, row.generated) {
+        (1, 2) => vec![],
+        (index, _) => vec![index as TokenId + 3],
+    });
+    let options = Options { allowed_tokens: Some(allowed), ..greedy(5) };
+    let (model, mut cache) = (Hashing::default(), cache::keeps());
+    let prompts = vec![PROMPT.to_vec(), PROMPT.to_vec()];
+    let batch = Batch::from_rows(&prompts, &fake::device()).unwrap();
+    let steps: Vec<_> = Generation::new(&model, &mut cache, batch, prompts, options).unwrap().collect();
+    assert_eq!(steps.len(), 3);
+    assert!(steps[..2].iter().all(|step| step.as_ref().unwrap().tokens == [Some(3), Some(4)]));
+    let said = steps[2].as_ref().unwrap_err().to_string();
+    assert!(said.starts_with("allowed_tokens: the list is empty for row 1"), "{said}");
 }
 
 #[test]

@@ -124,7 +124,7 @@ impl Processor for EncoderNoRepeatNgram {
 }
 
 /// `ids` with the padding of `row` in front, if there is a token for padding.
-fn padded<'a>(ids: &'a [TokenId], row: &RowState<'_>, pad: Option<TokenId>) -> Cow<'a, [TokenId]> {
+pub(super) fn padded<'a>(ids: &'a [TokenId], row: &RowState<'_>, pad: Option<TokenId>) -> Cow<'a, [TokenId]> {
     match pad.filter(|_| row.padding > 0) {
         Some(pad) => std::iter::repeat_n(pad, row.padding).chain(ids.iter().copied()).collect(),
         None => Cow::Borrowed(ids),
@@ -132,7 +132,7 @@ fn padded<'a>(ids: &'a [TokenId], row: &RowState<'_>, pad: Option<TokenId>) -> C
 }
 
 /// The token that rows are padded with: as in transformers, the first that ends a row where no other is named.
-fn padding(config: &GenerationConfig) -> Option<TokenId> {
+pub(super) fn padding(config: &GenerationConfig) -> Option<TokenId> {
     config.pad_token_id.or_else(|| config.eos_token_id.as_ref()?.first().copied())
 }
 

@@ -1,9 +1,9 @@
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Arc};
 
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use super::{Processors, RowState, as_written, names};
+use super::{AllowedTokens, Processors, RowState, as_written, names};
 use crate::GenerationConfig;
 
 const OUT: f32 = f32::NEG_INFINITY;
@@ -16,12 +16,12 @@ fn processors(settings: Value) -> Processors {
 }
 
 fn row(ids: &[u32], generated: usize) -> RowState<'_> {
-    RowState { ids, generated, padding: 0, len: ids.len(), remaining: None }
+    RowState { index: 0, ids, generated, padding: 0, len: ids.len(), remaining: None }
 }
 
 fn applied(settings: Value, row: RowState<'_>, scores: &[f32]) -> Vec<f32> {
     let mut scores = scores.to_vec();
-    processors(settings).apply(&row, &mut scores);
+    processors(settings).apply(&row, &mut scores).expect("processed");
     scores
 }
 
@@ -61,7 +61,8 @@ fn transformers() {
             for (scores, ids) in scores.chunks_mut(vocab).zip(&ids) {
                 let generated = ids.len() - number("input_ids_seq_length").unwrap_or(ids.len());
                 let remaining = number("max_length").map(|length| length - ids.len());
-                processors.apply(&RowState { remaining, ..row(ids, generated) }, scores);
+                let row = RowState { remaining, ..row(ids, generated) };
+                processors.apply(&row, scores).expect("processed");
             }
             let near = |(got, want): (&f32, &f32)| got == want || (got - want).abs() < 1e-6 * want.abs();
             let to_the_bit = name != "renormalize_logits";
@@ -81,7 +82,7 @@ fn all() -> Value {
         "no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 2, "sequence_bias": [[[5], 1.0]],
         "bad_words_ids": [[5]], "suppress_tokens": [5], "begin_suppress_tokens": [5], "min_length": 5, "min_new_tokens": 5,
         "forced_bos_token_id": 5, "forced_eos_token_id": 5, "exponential_decay_length_penalty": [5, 1.1],
-        "remove_invalid_values": true, "renormalize_logits": true, "eos_token_id": 2
+        "remove_invalid_values": true, "watermarking_config": {}, "renormalize_logits": true, "eos_token_id": 2
     })
 }
 
@@ -107,7 +108,8 @@ fn order_and_conditions_are_those_of_transformers() {
         "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
         "encoder_no_repeat_ngram_size": 0, "sequence_bias": [], "bad_words_ids": [], "suppress_tokens": [],
         "begin_suppress_tokens": null, "min_length": 0, "min_new_tokens": 0, "forced_bos_token_id": null,
-        "forced_eos_token_id": null, "remove_invalid_values": false, "renormalize_logits": false, "eos_token_id": 2
+        "forced_eos_token_id": null, "remove_invalid_values": false, "watermarking_config": null,
+        "renormalize_logits": false, "eos_token_id": 2
     });
     assert_eq!(named(neutral), [""; 0]);
     assert_eq!(named(json!({"min_length": 3, "min_new_tokens": 3})), [""; 0], "no token ends a row");
@@ -175,6 +177,37 @@ fn sequences_are_biased_where_they_may_be_completed() {
     );
 }
 
+/// As `PrefixConstrainedLogitsProcessor` of transformers 5.23 does.
+#[test]
+fn only_what_is_allowed_stays() {
+    let after = |settings: Value, allowed: Vec<u32>, scores: &[f32]| {
+        let mut processors = processors(settings);
+        processors.add_allowed_tokens(AllowedTokens::new(move |_| allowed.clone()));
+        let mut scores = scores.to_vec();
+        processors.apply(&row(&[7, 8], 1), &mut scores).map(|()| scores).map_err(|error| error.to_string())
+    };
+    let nothing = || json!({});
+    assert_eq!(after(nothing(), vec![2, 0, 2], &[1.0, 2.0, -3.0]), Ok(vec![1.0, OUT, -3.0]));
+    assert_eq!(after(nothing(), vec![0, 2], &[OUT, 2.0, OUT]), Ok(vec![0.0, OUT, 0.0]), "all were removed");
+    assert_eq!(after(nothing(), vec![0, 2], &[OUT, 2.0, 1.0]), Ok(vec![OUT, OUT, 1.0]));
+    assert!(after(nothing(), vec![0], &[1.0, f32::NAN]).expect("allowed")[1].is_nan());
+    let empty = "allowed_tokens: the list is empty for row 0 after 2 tokens; allow at least one token";
+    assert_eq!(after(json!({"remove_invalid_values": true}), vec![], &[1.0; 3]), Err(empty.to_owned()));
+    let foreign = "allowed_tokens: token 3 is not in the model's vocabulary of 3 tokens";
+    assert_eq!(after(nothing(), vec![1, 3], &[1.0; 3]), Err(foreign.to_owned()));
+
+    let mut all = processors(all());
+    all.add(Arc::new(AllowedTokens::new(|_| vec![0])));
+    all.add_allowed_tokens(AllowedTokens::new(|_| vec![0]));
+    let names: Vec<&str> = all.names().collect();
+    let around = |name| {
+        let at = names.iter().position(|other| *other == name).expect(name);
+        [names[at - 1], names[at + 1]]
+    };
+    assert_eq!(around("allowed_tokens"), ["min_new_tokens", "forced_bos_token_id"]);
+    assert_eq!(around("processors"), ["begin_suppress_tokens", "temperature"]);
+}
+
 #[test]
 fn lengths_count_what_transformers_counts() {
     let eos = |settings: Value, generated: usize, len: usize, remaining: Option<usize>| {
@@ -212,6 +245,9 @@ fn invalid_values_become_numbers() {
     let scores = [f32::NAN, f32::INFINITY, OUT, 1.0];
     let want = [0.0, f32::MAX, f32::MIN, 1.0];
     assert_eq!(of_prompt(json!({"remove_invalid_values": true}), &[], &scores), want);
+    let cold = json!({"remove_invalid_values": true, "temperature": 0.5});
+    let want = [0.0, f32::INFINITY, OUT, 2.0];
+    assert_eq!(of_prompt(cold, &[], &scores), want, "they overflow again, as in transformers");
 }
 
 #[test]

@@ -105,6 +105,7 @@ fn generate(
         compile: !keep && model.opened().is_asynchronous(),
         oom_policy: None,
         processors: Vec::new(),
+        allowed_tokens: None,
         stopping_criteria: Vec::new(),
         kernels: Some(model.kernels().clone()),
     };

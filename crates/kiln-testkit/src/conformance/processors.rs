@@ -17,16 +17,17 @@ pub(super) fn run(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
     let top_k = config.top_k.unwrap_or(0);
     let processors = Processors::of(&config.clone().top_k(top_k), true)?;
     let number = |name: &str| case.kwargs.get(name).and_then(Value::as_u64).map(|number| number as usize);
-    for (scores, ids) in scores.chunks_mut(vocab).zip(&case.input_ids) {
+    for (index, (scores, ids)) in scores.chunks_mut(vocab).zip(&case.input_ids).enumerate() {
         let prompt = number("input_ids_seq_length").or(number("begin_index")).unwrap_or(ids.len());
         let row = RowState {
+            index,
             ids,
             generated: ids.len().saturating_sub(prompt),
             padding: 0,
             len: ids.len(),
             remaining: config.max_length.and_then(|length| length.checked_sub(ids.len())),
         };
-        processors.apply(&row, scores);
+        processors.apply(&row, scores)?;
     }
     difference(&scores, &want)
 }

@@ -75,6 +75,7 @@ impl Model {
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
             processors: options.processors.clone(),
+            allowed_tokens: options.allowed_tokens.clone(),
             stopping_criteria: options.stopping_criteria.clone(),
             kernels: Some(self.kernels.clone()),
             compile: self.device.is_asynchronous() && options.compile.unwrap_or(true),

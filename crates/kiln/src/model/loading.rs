@@ -15,7 +15,7 @@ use kiln_core::{
     budget::Budget,
     device_error::{self, Refusals},
 };
-use kiln_generate::{ChatTemplates, GenerationConfig};
+use kiln_generate::{ChatTemplates, GenerationConfig, Tokenizer};
 use kiln_kernels::{
     Choice, Kernels,
     device::{self, DeviceClass, DeviceName, Opened},
@@ -29,7 +29,7 @@ use kiln_models::{
 use super::Model;
 use crate::{
     chat::chat_templates,
-    folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
+    folder::{SMALLEST_CHUNK, generation_config, own_plan},
     out_of_memory::{claim_weights, usable},
 };
 
@@ -250,7 +250,7 @@ impl<'a> ModelBuilder<'a> {
         let dtype = self.dtype_on(&device, &*configured)?;
         // Small files first, so that what is wrong with them is said before the long work.
         let generation = generation_config(folder, &checkpoint)?;
-        let tokenizer = tokenizer(folder)?;
+        let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
         let own_plan = own_plan(&generation);
         let (plan, needs) = (self.plan.as_ref().unwrap_or(&own_plan), configured.needs());
         plan.check(&needs)?;

@@ -1,0 +1,136 @@
+//! `kiln detect`
+
+use std::{path::Path, process::ExitCode};
+
+use kiln::{
+    Error, GenerationConfig, Inspection, TokenId, Tokenizer, files,
+    watermark::{GreenListConfig, SynthIdConfig, SynthIdDetector, WatermarkDetector, WatermarkingConfig},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    args::DetectArgs,
+    load,
+    output::{Result, say},
+};
+
+pub(crate) fn run(args: &DetectArgs) -> Result<ExitCode> {
+    // What can be wrong with the arguments is said before anything is read.
+    let given = args.watermark.as_deref().map(watermark).transpose()?;
+    let folder = load::folder(args.model.as_deref())?;
+    let inspection = Inspection::of(&folder)?;
+    let config = match given {
+        Some(config) => config,
+        None => own_watermark(&folder)?,
+    };
+    let text = load::text(args.text.as_deref(), args.file.as_deref(), "text")?;
+    let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?.ok_or_else(|| {
+        let why = format!("{} has no tokenizer.json, which text needs; add it", folder.display());
+        Error::Prompt { why }
+    })?;
+    let ids = tokenizer.encode(&text, false)?;
+    let found = match &config {
+        WatermarkingConfig::GreenList(config) => green_list(config, args, inspection.sizes.vocab, &ids)?,
+        WatermarkingConfig::SynthId(config) => synth_id(config, args, &ids)?,
+    };
+    match args.json {
+        true => say(format_args!("{:#}", found.json))?,
+        false => say(found.text(args.z_threshold))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Settings of a watermark: JSON, or the name of a file with it.
+fn watermark(given: &str) -> Result<WatermarkingConfig> {
+    let text = match given.trim_start().starts_with('{') {
+        true => given.to_owned(),
+        false => files::read_input(Path::new(given))?,
+    };
+    Ok(WatermarkingConfig::from_json(&text).map_err(|error| match error {
+        Error::Setting { why, .. } => Error::Setting { name: "--watermark", why },
+        other => other,
+    })?)
+}
+
+/// The watermark that a folder generates with.
+fn own_watermark(folder: &Path) -> Result<WatermarkingConfig> {
+    let config = GenerationConfig::from_file(&folder.join("generation_config.json"))?.unwrap_or_default();
+    let why =
+        "the model's generation_config.json has no watermarking_config; give the settings of the watermark";
+    let none = || Error::Setting { name: "--watermark", why: why.to_owned() };
+    Ok(config.watermarking_config.ok_or_else(none)?)
+}
+
+/// What a detector found.
+struct Found {
+    lines: Vec<(&'static str, String)>,
+    z_score: f64,
+    p_value: f64,
+    prediction: bool,
+    json: Value,
+}
+
+impl Found {
+    fn text(&self, z_threshold: f64) -> String {
+        let scores =
+            [("z-score", format!("{:.2}", self.z_score)), ("p-value", format!("{:.2e}", self.p_value))];
+        let lines = self.lines.iter().chain(&scores).map(|(name, value)| format!("{name:<16}{value}\n"));
+        let verdict = match self.prediction {
+            true => format!("The text has this watermark: its z-score is above {z_threshold}."),
+            false => format!("This watermark was not found: the z-score is not above {z_threshold}."),
+        };
+        format!("{}\n{verdict}", lines.collect::<String>())
+    }
+}
+
+fn green_list(config: &GreenListConfig, args: &DetectArgs, vocab: usize, ids: &[TokenId]) -> Result<Found> {
+    let detector = WatermarkDetector::new(config, vocab)?.z_threshold(args.z_threshold);
+    let found = detector.ignore_repeated_ngrams(args.ignore_repeated_ngrams).detect(ids)?;
+    let (green, expected) = (100.0 * found.green_fraction, 100.0 * config.greenlist_ratio);
+    Ok(Found {
+        lines: vec![
+            ("watermark", "green list".to_owned()),
+            ("tokens scored", found.num_tokens_scored.to_string()),
+            (
+                "green tokens",
+                format!("{}, {green:.1} % where {expected:.1} % are expected", found.num_green_tokens),
+            ),
+        ],
+        z_score: found.z_score,
+        p_value: found.p_value,
+        prediction: found.prediction,
+        json: json!({
+            "watermark": "green_list",
+            "num_tokens_scored": found.num_tokens_scored,
+            "num_green_tokens": found.num_green_tokens,
+            "green_fraction": found.green_fraction,
+            "z_score": found.z_score,
+            "p_value": found.p_value,
+            "prediction": found.prediction,
+        }),
+    })
+}
+
+fn synth_id(config: &SynthIdConfig, args: &DetectArgs, ids: &[TokenId]) -> Result<Found> {
+    let found = SynthIdDetector::new(config)?.z_threshold(args.z_threshold).detect(ids)?;
+    Ok(Found {
+        lines: vec![
+            ("watermark", "SynthID".to_owned()),
+            ("tokens scored", found.num_tokens_scored.to_string()),
+            ("mean", format!("{:.4} where 0.5 is expected", found.mean)),
+            ("weighted mean", format!("{:.4}", found.weighted_mean)),
+        ],
+        z_score: found.z_score,
+        p_value: found.p_value,
+        prediction: found.prediction,
+        json: json!({
+            "watermark": "synth_id",
+            "num_tokens_scored": found.num_tokens_scored,
+            "mean": found.mean,
+            "weighted_mean": found.weighted_mean,
+            "z_score": found.z_score,
+            "p_value": found.p_value,
+            "prediction": found.prediction,
+        }),
+    })
+}
