@@ -15,6 +15,7 @@ pub mod text;
 pub mod tokenizer;
 
 mod cache_handle;
+mod contained;
 mod decode;
 mod device_sampler;
 mod oom_policy;
