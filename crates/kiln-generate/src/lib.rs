@@ -9,6 +9,7 @@
 pub mod chat_template;
 pub mod config;
 pub mod generation;
+pub mod grammar;
 pub mod processors;
 pub mod sampler;
 pub mod text;
@@ -28,6 +29,7 @@ pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
 pub use generation::{Generation, Options, Step};
+pub use grammar::{Grammar, Mask, Masks, Matcher, TokenTable};
 pub use oom_policy::OomPolicy;
 pub use prefill::prefill;
 pub use processors::{Processor, Processors, RowState};

@@ -11,6 +11,10 @@ use tokenizers::tokenizer::step_decode_stream;
 
 use kiln_core::{Error, Result, model::TokenId};
 
+mod pieces;
+
+pub(crate) use pieces::Piece;
+
 type Fields = Map<String, Value>;
 type Checked<T> = Result<T, String>;
 
