@@ -17,10 +17,10 @@ const STACK: usize = 256 << 20;
 /// The limits of one parser. A unit of fuel takes about 20 to 70 ns.
 pub(super) fn parser() -> ParserLimits {
     ParserLimits {
-        max_items_in_row: 2000,
+        max_items_in_row: 1000,
         initial_lexer_fuel: 1_000_000,
         step_lexer_fuel: 200_000,
-        step_max_items: 50_000,
+        step_max_items: 20_000,
         // Each takes 1 to 2 KiB.
         max_lexer_states: 50_000,
         max_grammar_size: 100_000,

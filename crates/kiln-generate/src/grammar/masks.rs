@@ -2,18 +2,23 @@
 
 use std::{
     fmt, mem,
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
     thread,
     time::Duration,
 };
 
 use kiln_core::{Error, Result, model::TokenId};
+use llguidance::CancellationHandle;
 
 use super::matcher::{Matcher, Next};
 use crate::contained::contained;
 
-/// For the masks of all rows after one step. One mask takes milliseconds at most, by the limits of the parser.
-const STEP_TIME: Duration = Duration::from_secs(30);
+/// For the masks of all rows after one step. One mask takes milliseconds, and with an ambiguous grammar seconds.
+const STEP_TIME: Duration = Duration::from_secs(20);
 
 /// How a row goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,6 +52,8 @@ pub struct Masks {
     name: &'static str,
     /// Steps whose masks were not waited for.
     pending: usize,
+    /// To wait for one step.
+    pub(super) time: Duration,
     worker: Worker,
 }
 
@@ -54,6 +61,7 @@ enum Worker {
     Thread {
         steps: Sender<Vec<Advance>>,
         answers: Receiver<Result<Vec<Nexts>>>,
+        halt: Arc<Halt>,
     },
     Here {
         rows: Vec<Matcher>,
@@ -85,13 +93,19 @@ impl Masks {
         Ok(masks)
     }
 
+    fn halt(&self) {
+        if let Worker::Thread { halt, .. } = &self.worker {
+            halt.halt();
+        }
+    }
+
     fn idle(rows: Vec<Matcher>, name: &'static str) -> Result<Self> {
         let count = rows.len();
         let worker = match cfg!(target_family = "wasm") {
             true => Worker::Here { rows, steps: Vec::new() },
             false => spawned(rows).map_err(|why| Error::Setting { name, why })?,
         };
-        Ok(Self { rows: count, name, pending: 0, worker })
+        Ok(Self { rows: count, name, pending: 0, time: STEP_TIME, worker })
     }
 
     /// Rows, as of the last step.
@@ -131,17 +145,19 @@ impl Masks {
         self.pending = pending;
         let failed = |why: String| Err(Error::Setting { name: self.name, why });
         let answer = match &mut self.worker {
-            Worker::Thread { answers, .. } => match answers.recv_timeout(STEP_TIME) {
+            Worker::Thread { answers, .. } => match answers.recv_timeout(self.time) {
                 Ok(answer) => answer,
                 Err(RecvTimeoutError::Timeout) => {
-                    let seconds = STEP_TIME.as_secs();
-                    failed(format!("the tokens that may follow take longer than {seconds} s to compute"))
+                    let seconds = self.time.as_secs();
+                    failed(format!(
+                        "the tokens that may follow take longer than {seconds} s to compute; make it simpler"
+                    ))
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     failed("the thread that computes masks has ended".into())
                 }
             },
-            Worker::Here { rows, steps } => advanced(rows, steps.remove(0)),
+            Worker::Here { rows, steps } => advanced(rows, steps.remove(0), &Halt::default()),
             Worker::Failed(why) => failed(why.clone()),
         };
         if let Err(error) = &answer {
@@ -149,19 +165,55 @@ impl Masks {
                 Error::Setting { why, .. } => why.clone(),
                 other => other.to_string(),
             };
+            self.halt();
             self.worker = Worker::Failed(why);
         }
         answer
     }
 }
 
+impl Drop for Masks {
+    fn drop(&mut self) {
+        self.halt();
+    }
+}
+
+/// Makes the thread give up the mask that it computes.
+#[derive(Default)]
+struct Halt {
+    halted: AtomicBool,
+    /// Of the row whose mask is computed.
+    row: Mutex<Option<CancellationHandle>>,
+}
+
+impl Halt {
+    fn halt(&self) {
+        let row = self.row.lock().unwrap_or_else(PoisonError::into_inner);
+        self.halted.store(true, Ordering::Relaxed);
+        row.iter().for_each(CancellationHandle::cancel);
+    }
+
+    /// Notes that `row` is worked on, or that it need not be.
+    fn begin(&self, row: &Matcher) -> Result<()> {
+        let mut current = self.row.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.halted.load(Ordering::Relaxed) {
+            let why = "the tokens that may follow are no longer waited for".into();
+            return Err(Error::Setting { name: row.name(), why });
+        }
+        *current = row.cancellation();
+        Ok(())
+    }
+}
+
 fn spawned(mut rows: Vec<Matcher>) -> Result<Worker, String> {
     let (steps, asked) = mpsc::channel();
     let (answer, answers) = mpsc::channel();
+    let halt = Arc::new(Halt::default());
+    let halted = halt.clone();
     let work = move || {
         // Ends when either side of a channel is dropped.
         for step in asked {
-            let made = advanced(&mut rows, step);
+            let made = advanced(&mut rows, step, &halted);
             if answer.send(made).is_err() {
                 return;
             }
@@ -169,15 +221,19 @@ fn spawned(mut rows: Vec<Matcher>) -> Result<Worker, String> {
     };
     let begun = thread::Builder::new().name("kiln-masks".into()).spawn(work);
     begun.map_err(|e| format!("no thread can be started to compute masks: {e}"))?;
-    Ok(Worker::Thread { steps, answers })
+    Ok(Worker::Thread { steps, answers, halt })
 }
 
 /// Rows after `step`, and what may follow in each.
-fn advanced(rows: &mut Vec<Matcher>, step: Vec<Advance>) -> Result<Vec<Nexts>> {
+fn advanced(rows: &mut Vec<Matcher>, step: Vec<Advance>, halt: &Halt) -> Result<Vec<Nexts>> {
     let name = rows.first().map_or("grammar", Matcher::name);
     contained(|| {
         *rows = inherited(rows, &step);
-        rows.iter_mut().zip(step).map(|(row, step)| followed(row, &step)).collect()
+        let follow = |(row, step): (&mut Matcher, &Advance)| {
+            halt.begin(row)?;
+            followed(row, step)
+        };
+        rows.iter_mut().zip(&step).map(follow).collect()
     })
     .unwrap_or_else(|why| Err(Error::Setting { name, why: format!("llguidance fails on it: {why}") }))
 }

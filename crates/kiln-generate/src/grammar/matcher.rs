@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use kiln_core::{Error, Result, model::TokenId};
+use llguidance::CancellationHandle;
 
 use super::{mask::Mask, sentence, token_table::TokenTable};
 
@@ -50,7 +51,7 @@ pub struct Next {
 impl Matcher {
     pub(super) fn new(parser: llguidance::TokenParser, table: Arc<TokenTable>, name: &'static str) -> Self {
         let rewinds = parser.parser.grammar().lexer_spec().can_rollback();
-        let mut inner = llguidance::Matcher::new(Ok(parser));
+        let mut inner = llguidance::Matcher::new(Ok(parser)).into_cancellable();
         // Notices a grammar that only the empty text matches. An error is kept, and returned by the first operation.
         let _ = inner.consume_tokens(&[]);
         Self { inner, table, name, rewinds, accepted: 0, ended: false }
@@ -170,6 +171,11 @@ impl Matcher {
     /// Whether nothing but the end of the text may follow. A model without end-of-text tokens has to be stopped here.
     pub fn must_end(&self) -> bool {
         self.ended || (!self.inner.is_error() && self.inner.is_stopped())
+    }
+
+    /// Ends an operation that is being done on another thread, and every later one, with an error.
+    pub(super) fn cancellation(&self) -> Option<CancellationHandle> {
+        self.inner.cancellation_handle()
     }
 
     fn takes(&mut self, token: TokenId) -> Result<bool> {

@@ -1,6 +1,9 @@
 //! Masks from the thread are those of the rows themselves.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::*;
 
@@ -108,4 +111,27 @@ fn the_thread_ends_with_its_masks() {
         thread::sleep(Duration::from_millis(10));
     }
     panic!("the thread still holds its rows");
+}
+
+#[test]
+fn what_takes_too_long_is_given_up() {
+    let table = Arc::new(TokenTable::new(demo(), 2048, &[EOS]).unwrap());
+    // Each letter doubles as a part of every text before it.
+    let mut row = Grammar::lark("start: start start | \"a\"").unwrap().compile(&table).unwrap();
+    let id = demo().encode("a", false).unwrap()[0];
+    (0..150).for_each(|_| row.accept(id).unwrap());
+    let begun = Instant::now();
+    row.clone().peek().unwrap();
+    let alone = begun.elapsed();
+
+    let mut masks = Masks::new(vec![row; 1000]).unwrap();
+    masks.time = Duration::ZERO;
+    let begun = Instant::now();
+    assert!(masks.wait().unwrap_err().to_string().contains("take longer than 0 s"));
+    assert!(masks.wait().is_err() && masks.advance(Vec::new()).is_err());
+    // The thread gives up, and lets go of its rows.
+    while Arc::strong_count(&table) > 1 {
+        assert!(begun.elapsed() < alone * 500, "the thread goes on; a row takes {alone:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
