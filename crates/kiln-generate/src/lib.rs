@@ -9,6 +9,7 @@
 pub mod chat_template;
 pub mod config;
 pub mod generation;
+pub mod grammar;
 pub mod processors;
 pub mod sampler;
 pub mod text;
@@ -17,6 +18,7 @@ pub mod watermark;
 
 mod cache_handle;
 mod completion;
+mod contained;
 mod decode;
 mod device_sampler;
 mod oom_policy;
@@ -30,6 +32,7 @@ pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, Rend
 pub use completion::Completion;
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
 pub use generation::{BeamSettings, EarlyStopping, ForceWord, Generation, Options, Step};
+pub use grammar::{Grammar, Mask, Masks, Matcher, TokenTable};
 pub use oom_policy::OomPolicy;
 pub use prefill::prefill;
 pub use processors::{AllowedTokens, Processor, Processors, RowState};

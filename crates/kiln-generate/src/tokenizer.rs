@@ -3,20 +3,17 @@
 //! The crate trusts its file: some files make it panic, grow a text without bound, or overflow the stack. What can be seen
 //! in the file is refused here. A panic that only some text brings about becomes an error.
 
-use std::{
-    cell::Cell,
-    collections::VecDeque,
-    fmt,
-    panic::{self, AssertUnwindSafe, catch_unwind},
-    path::Path,
-    sync::Once,
-};
+use std::{collections::VecDeque, fmt, path::Path};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 use tokenizers::tokenizer::step_decode_stream;
 
 use kiln_core::{Error, Result, files, model::TokenId};
+
+mod pieces;
+
+pub(crate) use pieces::Piece;
 
 type Fields = Map<String, Value>;
 type Checked<T> = Result<T, String>;
@@ -170,25 +167,9 @@ fn bounded(bytes: usize, growth: f64, what: &str) -> Checked<()> {
     }
 }
 
-/// Does `work`, with a panic of this thread as an error that is not printed.
+/// Does `work`, with a panic of the tokenizers crate as an error that is not printed.
 fn contained<T>(work: impl FnOnce() -> T) -> Checked<T> {
-    thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let print = panic::take_hook();
-        panic::set_hook(Box::new(move |panic| match QUIET.get() {
-            true => (),
-            false => print(panic),
-        }));
-    });
-    let quiet = QUIET.replace(true);
-    let done = catch_unwind(AssertUnwindSafe(work));
-    QUIET.set(quiet);
-    done.map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says no more");
-        format!("the tokenizers crate panicked: {text}")
-    })
+    crate::contained::contained(work).map_err(|text| format!("the tokenizers crate panicked: {text}"))
 }
 
 /// Checks a file, and gives the growth of each of its [`ROLES`].
