@@ -22,5 +22,6 @@ mod sampling;
 mod saved;
 mod sequence;
 mod settings;
+mod structured;
 mod support;
 mod watermarks;

@@ -18,7 +18,7 @@ const PROMPT: &str = "The Constitution";
 const NEW: usize = 12;
 
 /// The demo model on each device.
-fn demos() -> impl Iterator<Item = (&'static str, Model)> {
+pub(crate) fn demos() -> impl Iterator<Item = (&'static str, Model)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
     kiln_testkit::devices::opened()
         .iter()

@@ -294,6 +294,15 @@ pub(crate) struct SamplingArgs {
     /// Sample from tokens of typical information that together reach probability P
     #[arg(long, hide_short_help = true, value_name = "P", allow_negative_numbers = true)]
     pub(crate) typical_p: Option<f32>,
+    /// Only generate JSON that a schema in a file accepts
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["regex", "grammar"])]
+    pub(crate) json_schema: Option<PathBuf>,
+    /// Only generate text that matches a regular expression
+    #[arg(long, value_name = "REGEX", conflicts_with = "grammar")]
+    pub(crate) regex: Option<String>,
+    /// Only generate text that a Lark grammar in a file accepts
+    #[arg(long, hide_short_help = true, value_name = "FILE")]
+    pub(crate) grammar: Option<PathBuf>,
     /// Follow N sequences at once and take the likeliest (beam search)
     #[arg(long, value_name = "N")]
     pub(crate) num_beams: Option<usize>,

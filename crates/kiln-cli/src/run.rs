@@ -8,8 +8,8 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    Completion, Error, GeneratedText, GenerationConfig, Model, Offload, OnOutOfMemory, Plan, Request,
-    Sequence, Stats, Steps, StopReason, UNTIL_IT_ENDS, files,
+    Completion, Error, GeneratedText, GenerationConfig, Grammar, Model, Offload, OnOutOfMemory, Plan,
+    Request, Sequence, Stats, Steps, StopReason, UNTIL_IT_ENDS, files,
 };
 use serde_json::{Map, Value};
 
@@ -34,6 +34,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         }
     };
     let running = Running::new(args.prefill_chunk, &args.memory)?;
+    let grammar = grammar(&args.sampling)?;
     let folder = load::folder(args.model.as_deref())?;
     args.save_cache.as_deref().map_or(Ok(()), files::check_writable)?;
     args.load_cache.as_deref().map(files::open).transpose()?;
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         false => model.encode_more(&prompt)?,
     });
     let asked = wanted.clone().merged_over(model.generation_config());
-    let request = running.of(model.generate(ids)).config(wanted).sequence(&mut sequence);
+    let request = running.of(model.generate(ids)).config(wanted).grammar(grammar).sequence(&mut sequence);
     let printed = if caches_prompt {
         request.prefill()?;
         Ok(())
@@ -298,6 +299,16 @@ pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     };
     wanted.resolve()?;
     Ok(wanted)
+}
+
+/// What the text must match.
+pub(crate) fn grammar(args: &SamplingArgs) -> Result<Option<Grammar>> {
+    Ok(match (&args.json_schema, &args.regex, &args.grammar) {
+        (Some(path), ..) => Some(Grammar::json_schema(&files::read_input(path)?)?),
+        (_, Some(regex), _) => Some(Grammar::regex(regex)?),
+        (.., Some(path)) => Some(Grammar::lark(&files::read_input(path)?)?),
+        _ => None,
+    })
 }
 
 /// What `--set` was given. A value that is not JSON is text.

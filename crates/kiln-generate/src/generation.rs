@@ -34,6 +34,7 @@ use crate::{
     completion::Completion,
     decode::Output,
     device_sampler::DeviceSampler,
+    grammar::{Mask, Masks, Matcher},
     prefill::{Feeder, checked_chunk},
     processors::{AllowedTokens, Processor},
     sampler::{self, Sampler},
@@ -64,6 +65,8 @@ pub struct Options {
     pub processors: Vec<Arc<dyn Processor>>,
     /// The only tokens that may be chosen; `None`: all.
     pub allowed_tokens: Option<AllowedTokens>,
+    /// What every text must match, compiled and at the beginning of a text. Scores are then processed on the host.
+    pub grammar: Option<Matcher>,
     /// What ends a row beside the settings.
     pub stopping_criteria: Vec<StoppingCriterion>,
     /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
@@ -102,6 +105,8 @@ pub struct Generation<'a> {
     feeder: Feeder<'a>,
     options: Options,
     search: Search,
+    /// Which tokens may follow, where there is a grammar.
+    masks: Option<Masks>,
     /// Rows of each prompt.
     width: usize,
     rows: Vec<Row>,
@@ -181,6 +186,8 @@ impl<'a> Generation<'a> {
         let device = batch.tokens.device();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
         feeder.device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
+        let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
+        let masks = masks.transpose()?;
         let search = match &settings.beams {
             Some(beams) => Search::Beams(Box::new(Beams::new(beams.clone(), batch.rows(), sampler))),
             None => Search::EachRow(EachRow { sampler }),
@@ -189,6 +196,7 @@ impl<'a> Generation<'a> {
             device,
             whole: rows.iter().all(|row| row.ids.len() + row.left_pad == row.prompt_end),
             search,
+            masks,
             width,
             feeder,
             options,
@@ -275,9 +283,10 @@ impl<'a> Generation<'a> {
     /// Settings that the device has no kernel for. The scores of each step are read back for them; empty where the device
     /// chooses the tokens, and on the CPU.
     pub fn processed_on_host(&self) -> Vec<&'static str> {
-        let Options { settings, kernels, .. } = &self.options;
+        let Options { settings, kernels, grammar, .. } = &self.options;
         match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
             true if settings.beams.is_some() => vec!["num_beams"],
+            true if grammar.is_some() => grammar.iter().map(Matcher::name).collect(),
             true => settings.processors.on_device(settings.do_sample).err().unwrap_or_default(),
             false => Vec::new(),
         }
@@ -389,7 +398,10 @@ impl<'a> Generation<'a> {
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
         let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;
+        let masks = self.masks.as_mut().map_or(Ok(Vec::new()), Masks::wait)?;
+        let masks: Vec<Mask> = masks.into_iter().flatten().map(|next| next.mask).collect();
         let step = Scored {
+            masks: &masks,
             options: &self.options,
             rows: &self.rows,
             generated: self.delivered,
@@ -402,6 +414,9 @@ impl<'a> Generation<'a> {
             out_of_time: self.clock.is_past(self.options.settings.max_time),
         };
         let chosen = self.search.choose(&step, stopping)?;
+        if let Some(following) = &mut self.masks {
+            following.advance(step.accepted(&chosen))?;
+        }
         let tokens: Vec<i32> = chosen.tokens.iter().map(|&id| id as i32).collect();
         let tokens = Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device);
         let moves = |parents: &Vec<usize>| !parents.iter().copied().eq(0..parents.len());
@@ -523,6 +538,9 @@ fn device_sampler(
     device: &Device,
 ) -> Option<DeviceSampler> {
     if options.keep_logits || options.keep_scores || options.settings.beams.is_some() {
+        return None;
+    }
+    if options.grammar.is_some() {
         return None;
     }
     let Settings { processors, do_sample, .. } = &options.settings;

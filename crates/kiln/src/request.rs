@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{
-    AllowedTokens, CacheHandle, Completion, Generation, GenerationConfig, Options as GenerationOptions,
-    Processor, RowState, StoppingCriterion, TextStream,
+    AllowedTokens, CacheHandle, Completion, Generation, GenerationConfig, Grammar,
+    Options as GenerationOptions, Processor, RowState, StoppingCriterion, TextStream,
 };
 
 use crate::{
@@ -99,6 +99,7 @@ pub(crate) struct RunOptions {
     pub(crate) processors: Vec<Arc<dyn Processor>>,
     pub(crate) allowed_tokens: Option<AllowedTokens>,
     pub(crate) stopping_criteria: Vec<StoppingCriterion>,
+    pub(crate) grammar: Option<Grammar>,
 }
 
 /// Where the sequence is kept.
@@ -239,6 +240,24 @@ impl<'a> Request<'a> {
         allowed: impl Fn(&RowState<'_>) -> Vec<TokenId> + Send + Sync + 'static,
     ) -> Self {
         self.run.allowed_tokens = Some(AllowedTokens::new(allowed));
+        self
+    }
+
+    /// Only generates text that matches a grammar: a JSON schema, a regular expression or a Lark grammar. It needs a tokenizer
+    /// and a token that ends the text. A text that is cut off (`max_new_tokens`) is the beginning of one that matches.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{Grammar, Model};
+    ///
+    /// let model = Model::load(folder)?;
+    /// let date = Grammar::regex("[0-9]{4}-[0-9]{2}")?;
+    /// let text = model.generate("The date is ").grammar(date).seed(1).text()?;
+    /// assert_eq!(text.len(), 7);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn grammar(mut self, grammar: impl Into<Option<Grammar>>) -> Self {
+        self.run.grammar = grammar.into();
         self
     }
 
@@ -411,8 +430,13 @@ impl<'a> Request<'a> {
         let all_but_last = rows.iter().map(|row| row[..row.len() - 1].to_vec()).collect();
         // The token that is chosen is not fed, and is dropped.
         let config = GenerationConfig::new().repetition_penalty(1.0).num_beams(1).num_return_sequences(1);
-        let run =
-            RunOptions { processors: Vec::new(), allowed_tokens: None, stopping_criteria: Vec::new(), ..run };
+        let run = RunOptions {
+            processors: Vec::new(),
+            allowed_tokens: None,
+            stopping_criteria: Vec::new(),
+            grammar: None,
+            ..run
+        };
         let request = Request { run, ..Request::new(model, Prompt::Batch(all_but_last)) };
         let mut steps =
             request.config(config).max_new_tokens(1).temperature(0.0).sequence(&mut *sequence).steps()?;
@@ -426,7 +450,12 @@ impl<'a> Request<'a> {
     /// `ends_rows`: whether stop strings end rows. If not, whoever reads the text looks for them, unless there are beams.
     fn start(self, ends_rows: bool) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
         let Self { model, prompt, config, memory, run, answer } = self;
-        let with_stop_strings = |mut options: GenerationOptions| -> Result<GenerationOptions> {
+        let grammar = run.grammar.clone();
+        let completed = |mut options: GenerationOptions| -> Result<GenerationOptions> {
+            if let Some(grammar) = &grammar {
+                let table = model.token_table(&options.settings.eos_token_id)?;
+                options.grammar = Some(grammar.compile(&table)?);
+            }
             let strings = options.settings.stop_strings.clone();
             if !strings.is_empty() && (ends_rows || options.settings.width() > 1) {
                 let tokenizer = model.tokenizer()?.clone();
@@ -448,7 +477,7 @@ impl<'a> Request<'a> {
                 let tokens = longest(&rows);
                 let config = config(sequence.cache(), tokens);
                 let options =
-                    with_stop_strings(model.options(&config, &run, sequence.cache(), rows.len(), tokens)?)?;
+                    completed(model.options(&config, &run, sequence.cache(), rows.len(), tokens)?)?;
                 let reuse = sequence.rewind(&rows)?;
                 let batch = sequence.rest(&rows, &options.settings, model)?;
                 let (cache, held) = sequence.split();
@@ -464,8 +493,7 @@ impl<'a> Request<'a> {
             return Err(Error::Prompt { why: why.to_owned() });
         }
         let tokens = longest(&rows) + cache.seq_len();
-        let options =
-            with_stop_strings(model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?)?;
+        let options = completed(model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?)?;
         let batch = model.batch(&rows, &options.settings, &cache)?;
         let generation = Generation::new(model.causal(), cache, batch, rows, options)?;
         let reuse = Reuse { fed: generation.stats().prompt_tokens, ..Reuse::default() };

@@ -9,13 +9,15 @@ use std::{
     },
 };
 
-use kiln::{Chat, ChatTemplate, Error, GenerationConfig, Model, Plan, Reuse, Stats, StopReason, files};
+use kiln::{
+    Chat, ChatTemplate, Error, GenerationConfig, Grammar, Model, Plan, Reuse, Stats, StopReason, files,
+};
 
 use crate::{
     args::ChatArgs,
     display, load,
     output::{Failure, Result, note, plain, print, say},
-    run::{Running, wanted},
+    run::{Running, grammar, wanted},
 };
 
 mod command;
@@ -29,6 +31,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     let plan = args.memory.plan()?;
     let mut wanted = wanted(&args.sampling)?;
     let running = Running::new(args.prefill_chunk, &args.memory)?;
+    let grammar = grammar(&args.sampling)?;
     let folder = load::folder(args.model.as_deref())?;
     let given = args.template.as_deref().map(given_template).transpose()?.flatten();
 
@@ -53,14 +56,17 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
                 "It is a small base model, trained on plays and two old books: it goes on in their manner, and knows nothing.",
             );
         }
-        // In its texts, an empty line ends a speech.
-        wanted.stop_strings.get_or_insert_with(|| vec!["\n\n".to_owned()]);
+        // In its texts, an empty line ends a speech. In JSON it ends nothing.
+        if grammar.is_none() {
+            wanted.stop_strings.get_or_insert_with(|| vec!["\n\n".to_owned()]);
+        }
     }
     let mut session = Session {
         chat: Chat::new(&model, template, &plan)?,
         model: &model,
         plan,
         wanted,
+        grammar,
         running,
         latest: None,
         interrupts: Interrupts::new(),
@@ -146,6 +152,8 @@ struct Session<'m> {
     model: &'m Model,
     plan: Plan,
     wanted: GenerationConfig,
+    /// What answers must match.
+    grammar: Option<Grammar>,
     running: Running,
     latest: Option<(Stats, Reuse)>,
     interrupts: Interrupts,
@@ -208,7 +216,8 @@ impl Session<'_> {
     }
 
     fn print_answer(&mut self, text: &str) -> Result<()> {
-        let mut answer = self.running.of(self.chat.say(text)?).config(self.wanted.clone()).stream()?;
+        let request = self.running.of(self.chat.say(text)?).config(self.wanted.clone());
+        let mut answer = request.grammar(self.grammar.clone()).stream()?;
         let mut stopped = false;
         while !stopped {
             let Some(piece) = answer.next() else { break };

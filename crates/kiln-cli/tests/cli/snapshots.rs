@@ -80,6 +80,12 @@ const REFUSED: &str = "
     run --set watermarking_config={\"greenlist_ratio\":2} x
     run --set watermarking_config={\"ngram_len\":5,\"keys\":[]} x
     run --stop= x
+    run --json-schema /nowhere x
+    run --json-schema Cargo.toml x
+    run --regex (a{1000}){1000} x
+    run --regex a( x
+    run --regex a --grammar Cargo.toml x
+    run --grammar Cargo.toml x
     run --num-beams 0 x
     run --num-beams 4 --num-return-sequences 5 x
     run --num-beams 4 --num-beam-groups 3 x

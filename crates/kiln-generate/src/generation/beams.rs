@@ -223,7 +223,6 @@ impl Open {
 
 /// The log-probabilities of a row after processors.
 fn scores(step: &Scored<'_>, row: usize, penalty: f32, chosen: &[TokenId]) -> Result<Vec<f32>> {
-    let settings = &step.options.settings;
     let logits = step.logits_of(row);
     if !logits.iter().copied().fold(f32::NEG_INFINITY, f32::max).is_finite()
         || logits.iter().any(|x| x.is_nan())
@@ -234,12 +233,8 @@ fn scores(step: &Scored<'_>, row: usize, penalty: f32, chosen: &[TokenId]) -> Re
     for &token in chosen {
         scores[token as usize] -= penalty;
     }
-    let state = step.rows[row].state(step.generated, step.limit);
-    settings.processors.apply(&state, &mut scores)?;
-    match scores.iter().any(|score| *score > f32::NEG_INFINITY) {
-        true => Ok(scores),
-        false => Err(settings.processors.emptied(&state, logits).unwrap_or_else(no_distribution)),
-    }
+    step.process(row, &mut scores)?;
+    Ok(scores)
 }
 
 #[cfg(test)]

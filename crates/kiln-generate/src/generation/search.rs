@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     completion::Completion,
+    grammar::{Advance, Mask},
     processors::RowState,
     sampler::{self, Sampler, greedy},
     stopping::StopReason,
@@ -56,6 +57,8 @@ impl Search {
 /// A step whose tokens are to be chosen.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scored<'a> {
+    /// The tokens that a grammar allows in each row; empty where there is none.
+    pub(super) masks: &'a [Mask],
     pub(super) options: &'a Options,
     pub(super) rows: &'a [Row],
     /// Tokens of each row that were generated.
@@ -70,6 +73,33 @@ pub(super) struct Scored<'a> {
 impl Scored<'_> {
     pub(super) fn logits_of(&self, row: usize) -> &[f32] {
         self.logits.get(row * self.vocab..(row + 1) * self.vocab).unwrap_or_default()
+    }
+
+    /// Removes the tokens that the grammar does not allow, and applies the processors.
+    pub(super) fn process(&self, row: usize, scores: &mut [f32]) -> Result<()> {
+        let Some(state) = self.rows.get(row).map(|row| row.state(self.generated, self.limit)) else {
+            return Ok(());
+        };
+        let processors = &self.options.settings.processors;
+        if let Some(mask) = self.masks.get(row) {
+            mask.apply(scores);
+        }
+        let allowed = scores.to_vec();
+        processors.apply(&state, scores)?;
+        match scores.iter().any(|score| *score > f32::NEG_INFINITY || score.is_nan()) {
+            true => Ok(()),
+            false => Err(processors.emptied(&state, &allowed).unwrap_or_else(sampler::no_distribution)),
+        }
+    }
+
+    /// How the rows go on for the grammar. Where no token was possible, a row stays where it is.
+    pub(super) fn accepted(&self, choice: &Choice) -> Vec<Advance> {
+        let rows = choice.tokens.iter().enumerate().map(|(row, &token)| {
+            let parent = choice.parents.as_ref().map_or(row, |parents| parents[row]);
+            let ends = self.rows[row].finished() || !self.masks[parent].allows(token);
+            Advance { parent, tokens: if ends { Vec::new() } else { vec![token] }, ..Advance::default() }
+        });
+        rows.collect()
     }
 }
 
@@ -103,16 +133,13 @@ impl EachRow {
                 choice.scores.push(Vec::new());
                 continue;
             }
-            let state = row.state(step.generated, step.limit);
             let mut scores = logits.to_vec();
-            settings.processors.apply(&state, &mut scores)?;
+            step.process(i, &mut scores)?;
             let token = match &mut self.sampler {
                 Some(sampler) => sampler.sample(i, &scores),
                 None => greedy(&scores).ok_or_else(sampler::no_distribution),
             };
-            choice
-                .tokens
-                .push(token.map_err(|error| settings.processors.emptied(&state, logits).unwrap_or(error))?);
+            choice.tokens.push(token?);
             if *keep_logits {
                 choice.logits.push(logits.to_vec());
             }

@@ -107,6 +107,7 @@ fn generate(
         processors: Vec::new(),
         allowed_tokens: None,
         stopping_criteria: Vec::new(),
+        grammar: None,
         kernels: Some(model.kernels().clone()),
     };
     let batch = batch.slice(prefix..batch.len());

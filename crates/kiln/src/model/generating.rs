@@ -1,9 +1,9 @@
 //! What a generation is run with: settings completed by the folder's, chunks that fit into memory, padding.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::{Arc, PoisonError, atomic::Ordering};
 
 use kiln_core::{Error, Result, batch::Batch, layer::StepShape, model::TokenId, model_cache::ModelCache};
-use kiln_generate::{GenerationConfig, OomPolicy, Options, Settings};
+use kiln_generate::{GenerationConfig, OomPolicy, Options, Settings, TokenTable};
 
 use super::Model;
 use crate::{
@@ -77,9 +77,31 @@ impl Model {
             processors: options.processors.clone(),
             allowed_tokens: options.allowed_tokens.clone(),
             stopping_criteria: options.stopping_criteria.clone(),
+            grammar: None,
             kernels: Some(self.kernels.clone()),
             compile: self.device.is_asynchronous() && options.compile.unwrap_or(true),
         })
+    }
+
+    /// What grammars know of the tokenizer, for texts that end with one of these tokens. It is kept for the next request.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] without a tokenizer; [`Error::Setting`] for a tokenizer that grammars cannot be used with, and where no
+    /// token ends a text.
+    pub(crate) fn token_table(&self, eos: &[TokenId]) -> Result<Arc<TokenTable>> {
+        let tokenizer = self.tokenizer()?;
+        if eos.is_empty() {
+            let why =
+                "is not known, and a text that matches a grammar ends with such a token; set it".to_owned();
+            return Err(Error::Setting { name: "eos_token_id", why });
+        }
+        let mut kept = self.token_table.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = kept.as_ref().filter(|table| table.eos() == eos) {
+            return Ok(table.clone());
+        }
+        let table = Arc::new(TokenTable::new(tokenizer.clone(), self.sizes.vocab, eos)?);
+        *kept = Some(table.clone());
+        Ok(table)
     }
 
     /// Warns of settings that change tokens in transformers and not here, once.

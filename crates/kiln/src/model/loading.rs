@@ -4,7 +4,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -294,6 +294,7 @@ impl<'a> ModelBuilder<'a> {
             dtype,
             kernels,
             tokenizer: tokenizer.map(Arc::new),
+            token_table: Mutex::default(),
             generation,
             chat_templates,
             plan: own_plan,
@@ -328,6 +329,7 @@ impl<'a> ModelBuilder<'a> {
             dtype,
             kernels,
             tokenizer: None,
+            token_table: Mutex::default(),
             generation: GenerationConfig::default(),
             chat_templates: ChatTemplates::default(),
             plan: Plan::dynamic(),

@@ -6,7 +6,7 @@ mod loading;
 use std::{
     fmt,
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -18,7 +18,7 @@ use kiln_core::{
     model::{CausalModel, TokenId},
     model_cache::ModelCache,
 };
-use kiln_generate::{ChatTemplates, GenerationConfig, TextStream, Tokenizer};
+use kiln_generate::{ChatTemplates, GenerationConfig, TextStream, TokenTable, Tokenizer};
 use kiln_kernels::{Kernels, device::Opened};
 use kiln_models::Sizes;
 
@@ -35,6 +35,8 @@ pub struct Model {
     dtype: DType,
     kernels: Kernels,
     tokenizer: Option<Arc<Tokenizer>>,
+    /// What grammars know of the tokenizer, once one was used.
+    token_table: Mutex<Option<Arc<TokenTable>>>,
     generation: GenerationConfig,
     chat_templates: ChatTemplates,
     /// The caches that the folder asks for.
