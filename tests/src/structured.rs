@@ -1,6 +1,6 @@
 //! Structured output: whatever is chosen, a text that ends matches the grammar.
 
-use kiln::{Error, Grammar, Model, Request, StopReason};
+use kiln::{Error, Grammar, Model, StopReason};
 use serde_json::{Value, json};
 
 use crate::{requests::demos, support::recorded};
@@ -32,15 +32,16 @@ fn check(text: &str, how: &str) {
 fn every_way_to_choose_keeps_to_the_schema() {
     for (device, model) in demos() {
         let request = || model.generate("A person of the play: ").grammar(person()).max_new_tokens(80);
-        let ways: [(&str, fn(Request<'_>) -> Request<'_>); 4] = [
-            ("greedy", |request| request.temperature(0.0)),
-            ("sampled", |request| request.temperature(3.0).seed(5)),
-            ("beams", |request| request.temperature(0.0).num_beams(3)),
-            ("sampled beams", |request| request.temperature(2.0).seed(5).num_beams(3)),
-        ];
-        for (name, way) in ways {
+        for name in ["greedy", "sampled", "beams", "sampled beams"] {
+            let request = request();
+            let request = match name {
+                "greedy" => request.temperature(0.0),
+                "sampled" => request.temperature(3.0).seed(5),
+                "beams" => request.temperature(0.0).num_beams(3),
+                _ => request.temperature(2.0).seed(5).num_beams(3),
+            };
             let how = format!("{name} on {device}");
-            let mut pieces = way(request()).stream().unwrap();
+            let mut pieces = request.stream().unwrap();
             let text = pieces.by_ref().collect::<kiln::Result<String>>().unwrap();
             assert_eq!(pieces.stop_reason(), Some(StopReason::EndOfText), "{how}: {text}");
             check(&text, &how);

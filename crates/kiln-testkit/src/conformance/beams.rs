@@ -29,8 +29,8 @@ pub(super) fn check(folder: &Folder, completions: &[Vec<Completion>], case: &Cas
         }
         if let Some(&score) = case.sequences_scores.get(i) {
             let got = completion.score.unwrap_or(f32::NAN);
-            // Also where one of them is not a number.
-            if !((got - score).abs() <= TOLERANCE * score.abs().max(1.0)) {
+            let difference = (got - score).abs();
+            if difference.is_nan() || difference > TOLERANCE * score.abs().max(1.0) {
                 return Err(wrong(format!("the score is {got}, {score} was recorded")));
             }
         }

@@ -1,5 +1,5 @@
 //! Beams on a model whose logits are a hash of every token that its cache holds.
-#![allow(clippy::unwrap_used, reason = "these are tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use kiln_core::{batch::Batch, model::TokenId};
 
@@ -78,7 +78,7 @@ fn each_sequence_has_its_own_scores() {
             // Rows of a batch do not know of each other, but for their numbers.
             let alone: Vec<Vec<Completion>> = prompts
                 .iter()
-                .map(|prompt| run(&[prompt.clone()], options(config.clone())).remove(0))
+                .map(|prompt| run(std::slice::from_ref(prompt), options(config.clone())).remove(0))
                 .collect();
             let tokens = |all: &[Vec<Completion>]| -> Vec<Vec<TokenId>> {
                 all.iter().flatten().map(|completion| completion.tokens.clone()).collect()
