@@ -2,8 +2,8 @@
 
 use burn::tensor::Device;
 use kiln::{
-    Error, Logits, Model, ModelBuilder, ModelCache, Offload, OnOutOfMemory, Plan, RandomLlama, Request,
-    Sequence, TokenId, device::Opened, offload,
+    Completion, Error, Logits, Model, ModelBuilder, ModelCache, Offload, OnOutOfMemory, Plan, RandomLlama,
+    Request, Sequence, TokenId, device::Opened, offload,
 };
 
 use crate::support::{TINY, alone, assert_close, batch, float32, forward, greedy, is_alone, recorded};
@@ -286,4 +286,30 @@ fn short_prompts_are_copied_and_claimed() {
 fn in_use(device: &Device) -> Option<u64> {
     device.sync().unwrap();
     device.memory_pool_usage().map(|usage| usage.bytes_in_use)
+}
+
+/// Whatever number of beams there is, their prompt is there once. They are those of a cache that copies it.
+#[test]
+fn beams_hold_their_prompt_once() {
+    let tokens = |all: &[Vec<Completion>]| -> Vec<Vec<TokenId>> {
+        all.iter().flatten().map(|completion| completion.tokens.clone()).collect()
+    };
+    for (device, opened) in devices() {
+        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
+        let run = |plan: &Plan, beams: usize, prompts: usize| {
+            let prompts = vec![text(PROMPT, 0); prompts];
+            let request = model.generate(prompts).config(greedy(9)).num_beams(beams).plan(plan.clone());
+            let mut steps = request.steps().unwrap();
+            steps.try_for_each(|step| step.map(drop)).unwrap();
+            (tokens(&steps.completions().unwrap()), steps.cache().device_bytes())
+        };
+        let (_, alone) = run(&Plan::dynamic(), 1, 1);
+        let (many, bytes) = run(&Plan::dynamic(), 8, 1);
+        assert!(bytes < alone * 3 / 2, "on {device}: {bytes} bytes, {alone} for one row");
+        let (copied, _) = run(&Plan::named("static").unwrap(), 8, 1);
+        assert_eq!(many, copied, "on {device}");
+        // Rows of several prompts hold their own.
+        let (two, _) = run(&Plan::dynamic(), 8, 2);
+        assert_eq!(two, [many.clone(), many].concat(), "on {device}");
+    }
 }

@@ -33,6 +33,15 @@ impl Buffer {
         self.origin
     }
 
+    /// Rows of the batch; `None` while it holds nothing.
+    pub(crate) fn rows(&self) -> Option<usize> {
+        self.kv.rows()
+    }
+
+    pub(crate) fn select_rows(&mut self, rows: &[usize]) {
+        self.kv.select_rows(rows);
+    }
+
     pub(crate) fn slots(&self) -> usize {
         self.kv.tokens()
     }

@@ -3,6 +3,9 @@
 //! Only the last one is written. Where a snapshot holds it too, whoever is fed first goes on in a buffer of its own
 //! behind it, and the shared one stays as it is for as long as anyone holds it. So a prompt is there once, whatever
 //! number of continuations it serves: copy on write, where what is copied is nothing but the room behind the prompt.
+//!
+//! A prompt that becomes several rows (beams) is there once, too: its buffers keep their one row, which all rows read, and
+//! only what comes behind it is moved when rows are.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +16,7 @@ use kiln_core::{
     layer::{Footprint, Kv, KvSpan, Positions, StepShape},
     need::AttentionNeed,
     slot::AnySlot,
-    view::KvView,
+    view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
 
@@ -35,6 +38,8 @@ pub(crate) struct SharedPrefix {
     /// Each holds the positions from its origin to that of the next.
     shared: Vec<Arc<Link>>,
     last: Arc<Link>,
+    /// Rows that read a shared buffer of one row; 0 while every buffer has all rows.
+    readers: usize,
 }
 
 /// A buffer that others may hold, too.
@@ -110,10 +115,20 @@ impl SharedPrefix {
         match self.shared.is_empty() {
             true => self.last.buffer.view(0),
             false => {
-                let views = self.buffers().map(|buffer| buffer.dense(buffer.origin()));
+                let views = self.buffers().map(|buffer| {
+                    let DenseKv { keys, values, start, origin } = buffer.dense(buffer.origin())?;
+                    let [keys, values] = [keys, values].map(|tensor| self.read_by_all(tensor));
+                    Ok(DenseKv { keys, values, start, origin })
+                });
                 views.collect::<Result<_>>().map(KvView::Chained)
             }
         }
+    }
+
+    /// A tensor of one row as it is read by all rows; nothing is copied.
+    fn read_by_all(&self, tensor: Tensor<4>) -> Tensor<4> {
+        let [rows, heads, slots, dim] = tensor.dims();
+        if rows < self.readers { tensor.expand([self.readers, heads, slots, dim]) } else { tensor }
     }
 
     /// The first `filled` positions in one piece; `None` where these are none.
@@ -125,10 +140,14 @@ impl SharedPrefix {
         });
         let mut parts: Vec<_> = parts.collect::<Result<_>>()?;
         if parts.len() < 2 {
-            return Ok(parts.pop());
+            let all = |(keys, values)| (self.read_by_all(keys), self.read_by_all(values));
+            return Ok(parts.pop().map(all));
         }
-        let (keys, values) = parts.into_iter().unzip();
-        Ok(Some((Tensor::cat(keys, 2), Tensor::cat(values, 2))))
+        let (keys, values): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        let cat = |parts: Vec<Tensor<4>>| {
+            Tensor::cat(parts.into_iter().map(|part| self.read_by_all(part)).collect(), 2)
+        };
+        Ok(Some((cat(keys), cat(values))))
     }
 
     /// Only the first `filled` positions count from now on. What is behind them is overwritten.
@@ -137,6 +156,13 @@ impl SharedPrefix {
             && let Some(before) = self.shared.pop()
         {
             self.last = before;
+            if self.last.buffer.rows().is_some_and(|rows| rows < self.readers) {
+                let rows = vec![0; self.readers];
+                Arc::make_mut(&mut self.last).buffer.select_rows(&rows);
+            }
+        }
+        if self.shared.is_empty() {
+            self.readers = 0;
         }
     }
 
@@ -146,7 +172,7 @@ impl SharedPrefix {
         if let Some(all) = self.gather(filled)? {
             buffer.set(all);
         }
-        *self = Self { shared: Vec::new(), last: Link::new(buffer) };
+        *self = Self { last: Link::new(buffer), ..Self::default() };
         Ok(())
     }
 
@@ -167,8 +193,11 @@ impl SharedPrefix {
         filled: usize,
         step: &StepShape,
     ) -> Footprint {
-        let as_it_is =
-            |link: &Arc<Link>| buffer::footprint(need, link.buffer.slots(), link.buffer.slots(), step);
+        let as_it_is = |link: &Arc<Link>| {
+            let rows = link.buffer.rows().unwrap_or(step.rows);
+            let step = StepShape { rows, ..*step };
+            buffer::footprint(need, link.buffer.slots(), link.buffer.slots(), &step)
+        };
         let mut kept: Vec<_> = self.shared.iter().map(as_it_is).collect();
         let last = if self.branches(filled) {
             kept.push(as_it_is(&self.last));
@@ -203,6 +232,33 @@ impl SharedPrefix {
 }
 
 impl TensorTree for SharedPrefix {
+    fn batch_rows(&self) -> Option<usize> {
+        let rows = self.buffers().find_map(Buffer::rows)?;
+        Some(rows.max(self.readers))
+    }
+
+    fn has_all_rows(&self) -> bool {
+        self.readers == 0
+    }
+
+    fn reorder(&mut self, rows: &[usize], filled: usize) {
+        let becomes_several = self.batch_rows() == Some(1) && rows.len() > 1;
+        if becomes_several && filled >= WORTH && self.shared.len() + 1 < MOST {
+            if filled > self.origin() {
+                let next = Link::new(Buffer::behind(filled));
+                self.shared.push(std::mem::replace(&mut self.last, next));
+            }
+            self.readers = rows.len();
+            return;
+        }
+        let readers = self.readers;
+        for buffer in self.buffers_mut().filter(|buffer| buffer.rows().is_some_and(|rows| rows >= readers)) {
+            buffer.select_rows(rows);
+        }
+        // One row has the prompt to itself.
+        self.readers = if readers > 0 && rows.len() > 1 { rows.len() } else { 0 };
+    }
+
     fn shared_bytes(&self) -> usize {
         self.links().filter(|link| Arc::strong_count(link) > 1).map(|link| link.bytes()).sum()
     }

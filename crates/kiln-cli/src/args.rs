@@ -432,6 +432,9 @@ pub(crate) struct BenchArgs {
     /// Also measure decode in a copy of the cache (a snapshot) that shares the tokens of --depth
     #[arg(long, requires = "depth")]
     pub(crate) snapshot: bool,
+    /// Also measure a beam search of N beams, beside a batch of N rows; the ratio is to the batch
+    #[arg(long, value_name = "N")]
+    pub(crate) num_beams: Option<usize>,
     /// Draw the tokens of decode at this temperature, from the 50 likeliest [default: the likeliest token]
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,

@@ -121,7 +121,7 @@ impl<P: Policy> CacheLayer for Memory<P> {
 
     fn rows(&self) -> Option<usize> {
         // Buffers that a reset memory kept are of rows that are gone.
-        if self.at.seq_len > 0 { self.tensors.slots().into_iter().find_map(AnySlot::rows) } else { None }
+        if self.at.seq_len > 0 { self.tensors.batch_rows() } else { None }
     }
 
     fn admits(&self, tokens: usize, padded: bool) -> Result<()> {
@@ -188,13 +188,16 @@ impl<P: Policy> CacheLayer for Memory<P> {
         // over rows.
         self.park()?;
         match &mut self.host {
-            Some(host) if self.tensors.slots().into_iter().all(AnySlot::is_by_rows) => {
+            Some(host)
+                if self.tensors.has_all_rows()
+                    && self.tensors.slots().into_iter().all(AnySlot::is_by_rows) =>
+            {
                 host.get_mut().select_rows(rows)?;
                 self.tensors.slots_mut().into_iter().for_each(|slot| slot.select_rows(rows));
                 Ok(())
             }
-            _ => self.on_device(|_, _, tensors| {
-                tensors.slots_mut().into_iter().for_each(|slot| slot.select_rows(rows));
+            _ => self.on_device(|_, at, tensors| {
+                tensors.reorder(rows, at.seq_len);
                 Ok(())
             }),
         }

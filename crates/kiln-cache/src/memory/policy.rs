@@ -125,6 +125,21 @@ pub trait TensorTree: Clone + Default + fmt::Debug + Send + 'static {
     fn slots(&self) -> Vec<&dyn AnySlot>;
     fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot>;
 
+    /// Rows of the batch; `None` while there are no tensors.
+    fn batch_rows(&self) -> Option<usize> {
+        self.slots().into_iter().find_map(AnySlot::rows)
+    }
+
+    /// Whether every tensor has all rows.
+    fn has_all_rows(&self) -> bool {
+        true
+    }
+
+    /// Rebuilds the batch: new row `i` is old row `rows[i]`. `filled`: tokens that count.
+    fn reorder(&mut self, rows: &[usize], _filled: usize) {
+        self.slots_mut().into_iter().for_each(|slot| slot.select_rows(rows));
+    }
+
     /// Bytes on the device that snapshots hold, too.
     fn shared_bytes(&self) -> usize {
         0

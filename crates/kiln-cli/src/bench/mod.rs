@@ -1,6 +1,6 @@
 //! `kiln bench`: prefill (pp) and decode (tg), as llama-bench measures and prints them.
 
-use std::{process::ExitCode, time::Instant};
+use std::{fmt, process::ExitCode, time::Instant};
 
 use kiln::{
     Batch, Error, GenerationConfig, Model, ModelBuilder, Plan, RandomLlama, Result, TokenId,
@@ -94,6 +94,10 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
         let why = "is 0, must be at least 1".to_owned();
         return Err(Error::Setting { name: "--repetitions", why }.into());
     }
+    if args.num_beams.is_some_and(|beams| beams < 2) {
+        let why = "is below 2, and one beam is no search".to_owned();
+        return Err(Error::Setting { name: "--num-beams", why }.into());
+    }
     let device = load::open(&args.place)?;
     let model = match random {
         Some(sizes) => load::on(&args.place, device, ModelBuilder::random(&sizes)).load()?,
@@ -124,6 +128,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
             copies,
             cache: plan.label(&needs),
             snapshot: false,
+            rows: Rows::One,
         };
         for &n in args.prompt.iter().filter(|&&n| n > 0) {
             results.push(bench.prefill(n)?);
@@ -135,6 +140,12 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
                 if args.snapshot && depth > 1 && plan.remembers(&needs) {
                     let cache = format!("{}, snapshot", bench.cache);
                     results.push(Bench { cache, snapshot: true, ..bench }.decode(n, depth)?);
+                }
+                if let Some(beams) = args.num_beams {
+                    for rows in [Rows::Batch(beams), Rows::Beams(beams)] {
+                        let cache = format!("{}, {rows}", bench.cache);
+                        results.push(Bench { cache, rows, ..bench }.decode(n, depth)?);
+                    }
                 }
             }
         }
@@ -194,6 +205,33 @@ fn sizes(text: &str) -> Result<RandomLlama> {
     }
 }
 
+/// Rows that are decoded together.
+#[derive(Clone, Copy)]
+enum Rows {
+    One,
+    Batch(usize),
+    Beams(usize),
+}
+
+impl Rows {
+    fn count(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Batch(rows) | Self::Beams(rows) => rows,
+        }
+    }
+}
+
+impl fmt::Display for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One => f.write_str("one row"),
+            Self::Batch(rows) => write!(f, "batch of {rows}"),
+            Self::Beams(rows) => write!(f, "{rows} beams"),
+        }
+    }
+}
+
 /// One cache on one model.
 struct Bench<'a> {
     args: &'a BenchArgs,
@@ -205,6 +243,7 @@ struct Bench<'a> {
     copies: Option<CopyBandwidth>,
     /// Whether decode goes on in a snapshot of what holds the depth.
     snapshot: bool,
+    rows: Rows,
 }
 
 impl Bench<'_> {
@@ -227,23 +266,27 @@ impl Bench<'_> {
         Ok(self.measured(format!("pp{n}"), n, samples, warm_up))
     }
 
-    /// `n` tokens after `depth` others, through the loop that users call.
+    /// `n` tokens of each row after `depth` others, through the loop that users call.
     fn decode(&self, n: usize, depth: usize) -> Result<Measured> {
         let mut steps = Vec::new();
         let (warm_up, moved) = self.tokens(n, depth, &mut steps)?;
         steps.clear();
         let samples = (0..self.args.repetitions)
-            .map(|_| Ok(n as f64 / self.tokens(n, depth, &mut steps)?.0))
+            .map(|_| Ok((n * self.rows.count()) as f64 / self.tokens(n, depth, &mut steps)?.0))
             .collect::<Result<_>>()?;
         steps.sort_by(f64::total_cmp);
         let at = |share: f64| steps.get(((steps.len() - 1) as f64 * share).round() as usize).copied();
         let mut name = if depth == 0 { format!("tg{n}") } else { format!("tg{n}@{depth}") };
+        if !matches!(self.rows, Rows::One) {
+            name.push_str(&format!(" x{}", self.rows.count()));
+        }
         if let Some(temperature) = self.args.temperature {
             name.push_str(&format!(" t={temperature}"));
         }
         let mut measured = self.measured(name, n, samples, warm_up);
         if let Some(bandwidth) = self.bandwidth
             && self.plan.remembers(&self.model.causal().needs())
+            && matches!(self.rows, Rows::One)
         {
             let floor = self.bytes_a_token(depth + n / 2) / bandwidth;
             measured.bandwidth_share = Some(floor * measured.tokens_per_second);
@@ -275,6 +318,9 @@ impl Bench<'_> {
             .repetition_penalty(1.0)
             .eos_token_id(Vec::new());
         wanted.temperature = self.args.temperature;
+        if let Rows::Beams(beams) = self.rows {
+            wanted = wanted.num_beams(beams);
+        }
         let mut prompt = self.ids(depth.max(1));
         let _trunk = match self.snapshot {
             false => None,
@@ -295,7 +341,10 @@ impl Bench<'_> {
         };
         let mut generation = self
             .model
-            .generate(prompt)
+            .generate(match self.rows {
+                Rows::Batch(rows) => vec![prompt; rows],
+                Rows::One | Rows::Beams(_) => vec![prompt],
+            })
             .cache(&mut cache)
             .config(wanted.clone())
             .compile(self.args.compile())
