@@ -34,15 +34,6 @@ fn place_of(workgroup: u32) -> Place {
     return Place(head / info.kv_heads, head % info.kv_heads, workgroup / info.tiles % info.splits, first_row, last_row);
 }
 
-// Shares positions evenly.
-fn part_of(place: Place, begin: i32, end: i32, columns: u32) -> Part {
-    let even = (max(end - begin, 0) + i32(info.splits) - 1) / i32(info.splits);
-    // Whole rounds of the lanes.
-    let each = max((even + 63) / 64 * 64, 128);
-    let from_position = begin + i32(place.split) * each;
-    return Part(from_position, min(from_position + each, end), info.head_dim, columns, u32(info.softcap != 0.0));
-}
-
 // The number of a row's vector in the result.
 fn vector_of(place: Place, row: u32) -> u32 {
     let head = (place.batch * info.kv_heads + place.kv_head) * info.group + row % info.group;

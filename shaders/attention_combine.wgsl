@@ -20,7 +20,7 @@ const LOWEST = -3.4028234e38;
 var<workgroup> largest: array<f32, LANES>;
 var<workgroup> sums: array<f32, LANES>;
 var<workgroup> weights: array<f32, LANES>;
-var<workgroup> numbers: array<f32, LANES>;
+var<workgroup> shared_splits: u32;
 
 @compute @workgroup_size(LANES)
 fn main(
@@ -32,50 +32,60 @@ fn main(
     if vector >= info.vectors {
         return;
     }
+    if lane == 0u {
+        shared_splits = info.splits;
+    }
+    let splits = workgroupUniformLoad(&shared_splits);
     let dim = info.head_dim;
-    let at = vector * info.splits * (dim + 2u);
-    // There are no more parts than lanes.
+    let at = vector * splits * (dim + 2u);
     var most = LOWEST;
-    var sum = 0.0;
-    if lane < info.splits {
-        let i = at + lane * (dim + 2u) + dim;
-        sum = parts[i + 1u];
-        if sum != 0.0 {
-            most = parts[i];
+    for (var i = lane; i < splits; i += LANES) {
+        let part = at + i * (dim + 2u) + dim;
+        if parts[part + 1u] != 0.0 {
+            most = max(most, parts[part]);
         }
     }
     largest[lane] = most;
-    workgroupBarrier();
-    var all = LOWEST;
-    for (var i = 0u; i < info.splits; i++) {
-        all = max(all, largest[i]);
+    for (var left = LANES / 2u; left > 0u; left /= 2u) {
+        workgroupBarrier();
+        if lane < left {
+            largest[lane] = max(largest[lane], largest[lane + left]);
+        }
     }
-    let weight = select(exp(most - all), 0.0, sum == 0.0);
-    weights[lane] = weight;
-    sums[lane] = weight * sum;
     workgroupBarrier();
+    let all = largest[0];
 
-    // Lanes share the parts where there are more lanes than numbers.
-    let shares = LANES / dim;
+    // One after the other, so that parts in which there is nothing to see change nothing.
     var number = 0.0;
-    if lane < shares * dim {
-        for (var i = lane / dim; i < info.splits; i += shares) {
-            if weights[i] != 0.0 {
-                number += weights[i] * parts[at + i * (dim + 2u) + lane % dim];
+    var total = 0.0;
+    for (var base = 0u; base < splits; base += LANES) {
+        let count = min(splits - base, LANES);
+        var weight = 0.0;
+        var sum = 0.0;
+        if lane < count {
+            let part = at + (base + lane) * (dim + 2u) + dim;
+            sum = parts[part + 1u];
+            if sum != 0.0 {
+                weight = exp(parts[part] - all);
+                sum *= weight;
             }
         }
+        weights[lane] = weight;
+        sums[lane] = sum;
+        workgroupBarrier();
+        if lane < dim {
+            for (var i = 0u; i < count; i++) {
+                if weights[i] != 0.0 {
+                    number += weights[i] * parts[at + (base + i) * (dim + 2u) + lane];
+                    total += sums[i];
+                }
+            }
+        }
+        workgroupBarrier();
     }
-    numbers[lane] = number;
-    workgroupBarrier();
     if lane < dim {
-        for (var i = 1u; i < shares; i++) {
-            number += numbers[i * dim + lane];
-        }
-        var total = 0.0;
-        for (var i = 0u; i < info.splits; i++) {
-            total += sums[i];
-        }
         // What sees nothing is 0.
-        y[vector * dim + lane] = elem(select(number / total, 0.0, total == 0.0));
+        let scale = select(1.0 / total, 0.0, total == 0.0);
+        y[vector * dim + lane] = elem(number * scale);
     }
 }

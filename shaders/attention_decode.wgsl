@@ -44,6 +44,8 @@ struct Info {
     end: i32,
     // Rows of the batch.
     batch: u32,
+    // Parts begin at positions that it divides.
+    chunk: i32,
 }
 
 @group(0) @binding(0) var<storage, read_write> q: array<elem>;
@@ -100,12 +102,14 @@ fn main(
     let value_vectors = dot(vec2(place.batch, place.kv_head), info.value_strides.xy);
     workgroupBarrier();
 
-    for (var base = part.begin; base < part.end; base += i32(LANES)) {
+    for (var base = part.begin - part.begin % i32(LANES); base < part.end; base += i32(LANES)) {
         let count = min(u32(part.end - base), LANES);
-        let slot = u32(base + i32(info.slots - info.origin)) % info.slots;
+        // Keys before the first of the part are not read.
+        let skip = u32(max(part.begin - base, 0));
+        let slot = (u32(base) + skip + info.slots - info.origin) % info.slots;
 
         // A lane reads its part of four keys; those beyond the last are the last.
-        let own = min(vec4(lane / TOGETHER) + vec4(0u, 64u, 128u, 192u), vec4(count - 1u));
+        let own = clamp(vec4(lane / TOGETHER) + vec4(0u, 64u, 128u, 192u), vec4(skip), vec4(count - 1u)) - skip;
         let at = vec4(turn(slot + own.x), turn(slot + own.y), turn(slot + own.z), turn(slot + own.w));
         let offset = vec4(key_vectors) + at * info.key_strides.z;
         // A column for each of them.
@@ -162,8 +166,9 @@ fn main(
         }
 
         if share < shares {
-            for (var key = share; key < count; key += shares) {
-                let at = value_vectors + turn(slot + key) * info.value_strides.z;
+            let first_key = share + (skip + shares - 1u - share) / shares * shares;
+            for (var key = first_key; key < count; key += shares) {
+                let at = value_vectors + turn(slot + key - skip) * info.value_strides.z;
                 let value = value_at(at, column);
                 for (var j = 0u; j < FOURS; j++) {
                     vectors[j] += outer(value, memory[key * FOURS + j]);

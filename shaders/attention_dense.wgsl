@@ -54,7 +54,7 @@ fn write(place: Place, row: u32, vector: vec4<f32>, largest: f32, sum: f32, colu
         }
         return;
     }
-    // What sees nothing is 0.
+    // What sees nothing is 0. A part that is alone comes to the same bits in attention_combine.
     let scale = select(1.0 / sum, 0.0, sum == 0.0);
     for (var i = 0u; i < 4u && 4u * column + i < dim; i++) {
         y[number * dim + 4u * column + i] = mixed(vector[i] * scale);

@@ -12,6 +12,15 @@ var<workgroup> rows: array<vec4<f32>, ROOM>;
 var<workgroup> memory: array<vec4<f32>, 512>;
 var<workgroup> results: array<vec4<f32>, 16u * FOURS>;
 
+// Parts begin at positions that info.chunk divides, and blocks of keys at those that LANES divides. So what a row makes of its
+// keys does not depend on what the other rows of its workgroup see: keys that it does not see itself change nothing. The last
+// part has all that are left.
+fn part_of(place: Place, begin: i32, end: i32, columns: u32) -> Part {
+    let from_position = (begin / info.chunk + i32(place.split)) * info.chunk;
+    let until = select(min(from_position + info.chunk, end), end, place.split + 1u == info.splits);
+    return Part(max(from_position, begin), until, info.head_dim, columns, u32(info.softcap != 0.0));
+}
+
 // Numbers of four rows, times the scale.
 fn load_rows(place: Place, count: u32, lane: u32, dim: u32) {
     for (var i = lane; i < count; i += LANES) {

@@ -42,6 +42,8 @@ struct Info {
     workgroups: u32,
     // All parts, those of recent keys behind these.
     parts: u32,
+    // Parts begin at positions that it divides.
+    chunk: i32,
     // Words of a vector; channels that begin a word of their own, and their words; numbers of a group.
     key_words: u32,
     key_channels: u32,
@@ -103,11 +105,7 @@ fn main(
     let visible_from = positions[info.batch + place.batch];
     let earliest = max(max(info.start, visible_from), packed_end - i32(info.slots));
     if lane == 0u {
-        var begin = max(earliest, positions[place.batch] + i32(place.first_row / info.group) - info.window + 1);
-        if KEYS_ALONG_TOKENS {
-            // Four keys of a lane are in one group.
-            begin = max(begin - (begin + i32(info.slots - info.origin)) % 4, 0);
-        }
+        let begin = max(earliest, positions[place.batch] + i32(place.first_row / info.group) - info.window + 1);
         shared_part = part_of(place, begin, packed_end, info.value_words * PIECES);
     }
     let part = workgroupUniformLoad(&shared_part);
@@ -161,16 +159,18 @@ fn main(
     let channel = channels_of(column, dim).x;
     workgroupBarrier();
 
-    for (var base = part.begin; base < part.end; base += i32(LANES)) {
+    for (var base = part.begin - part.begin % i32(LANES); base < part.end; base += i32(LANES)) {
         let count = min(u32(part.end - base), LANES);
-        let slot = u32(base + i32(info.slots - info.origin)) % info.slots;
+        // Keys before the first of the part are not read.
+        let skip = u32(max(part.begin - base, 0));
+        let slot = (u32(base) + skip + info.slots - info.origin) % info.slots;
 
-        // A lane reads its part of four neighbouring keys; those beyond the last are the last.
+        // A lane reads its part of four neighbouring keys, which are in one group; those beyond the last are the last.
         let quartet = lane / TOGETHER * 4u;
         // A column for each of them.
         var products: array<mat4x4<f32>, FOURS>;
         if quartet < count {
-            let own = min(vec4(quartet) + vec4(0u, 1u, 2u, 3u), vec4(count - 1u));
+            let own = clamp(vec4(quartet) + vec4(0u, 1u, 2u, 3u), vec4(skip), vec4(count - 1u)) - skip;
             let at = vec4(turn(slot + own.x), turn(slot + own.y), turn(slot + own.z), turn(slot + own.w));
             let vector = vec4(key_vectors) + at * info.key_strides.z;
             let run = (info.key_words + TOGETHER - 1u) / TOGETHER;
@@ -266,8 +266,9 @@ fn main(
         }
 
         if share < shares {
-            for (var key = share; key < count; key += shares) {
-                let at = turn(slot + key);
+            let first_key = share + (skip + shares - 1u - share) / shares * shares;
+            for (var key = first_key; key < count; key += shares) {
+                let at = turn(slot + key - skip);
                 let codes = values[value_vectors + at * info.value_strides.z + word] >> (skipped * VALUE_BITS);
                 var low_codes = codes_of(codes, 0u);
                 var high_codes = codes_of(codes, 4u);

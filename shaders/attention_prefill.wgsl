@@ -67,6 +67,16 @@ const PAIR = min(PARTS, 2u);
 // First queries and keys [4 fours of dimensions, 64]. Then the largest scores of each lane. Then, for 16 keys, weights
 // [16 fours of rows, 16 keys] and values [16 keys, 16 PAIR fours of dimensions].
 var<workgroup> memory: array<vec4<f32>, VALUES + PAIR * LANES>;
+
+// Shares positions evenly.
+fn part_of(place: Place, begin: i32, end: i32, columns: u32) -> Part {
+    let even = (max(end - begin, 0) + i32(info.splits) - 1) / i32(info.splits);
+    // Whole rounds of the lanes.
+    let each = max((even + 63) / 64 * 64, 128);
+    let from_position = begin + i32(place.split) * each;
+    return Part(from_position, min(from_position + each, end), info.head_dim, columns, u32(info.softcap != 0.0));
+}
+
 fn query_at(at: u32, c: u32) -> vec4<f32> {
     if WIDTH == 4u {
         return vec4<f32>(vec4(q[at / 4u + c]));

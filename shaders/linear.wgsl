@@ -1,11 +1,12 @@
 // y = x w^T + bias + residual of a few rows. Eight lanes go along four rows of the weight together, so that each number of x that is
-// read meets four weights, and memory is read in order. Where that makes few workgroups of long rows, rows are split.
+// read meets four weights, and memory is read in order. Where that makes few workgroups of long rows, rows are split. How a sum is
+// made does not depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
-// Rows of x.
+// Rows of x that a workgroup has.
 const ROWS = 1u;
 // Parts that rows of the weight are split into.
 const SPLITS = 1u;
@@ -41,7 +42,10 @@ const LANES = 256u;
 const TOGETHER = 8u * SPLITS;
 const OUTPUTS = LANES / TOGETHER * 4u;
 
-var<workgroup> sums: array<vec4<f32>, LANES * ROWS>;
+// Rows whose sums are in memory together.
+const AT_ONCE = min(ROWS, 4u);
+
+var<workgroup> sums: array<vec4<f32>, LANES * AT_ONCE>;
 
 // Four numbers of a row: those from 4 c on. What is beyond its end is any of it.
 fn places(c: u32, stride: u32) -> vec4<u32> {
@@ -76,8 +80,11 @@ fn main(
     if workgroup >= info.workgroups {
         return;
     }
+    let tiles = (info.rows + ROWS - 1u) / ROWS;
+    let first_row = workgroup % tiles * ROWS;
+    let first_output = workgroup / tiles * OUTPUTS;
     // Those beyond the last are the last.
-    let own = min(vec4(workgroup * OUTPUTS + lane / TOGETHER * 4u) + vec4(0u, 1u, 2u, 3u), vec4(info.output - 1u));
+    let own = min(vec4(first_output + lane / TOGETHER * 4u) + vec4(0u, 1u, 2u, 3u), vec4(info.output - 1u));
     let weights = own * info.w_strides.x;
     var products: array<vec4<f32>, ROWS>;
     let columns = (info.input + 3u) / 4u;
@@ -86,7 +93,7 @@ fn main(
     let end = min(begin + each, columns);
     var vectors: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
-        let row = min(r, info.rows - 1u);
+        let row = min(first_row + r, info.rows - 1u);
         vectors[r] = row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y;
     }
     for (var c = begin + lane % 8u; c < end; c += 8u) {
@@ -99,29 +106,34 @@ fn main(
             products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
         }
     }
-    for (var r = 0u; r < ROWS; r++) {
-        sums[r * LANES + lane] = products[r];
-    }
-    workgroupBarrier();
-
-    for (var i = lane; i < OUTPUTS * ROWS; i += LANES) {
-        let row = i / OUTPUTS;
-        let output = workgroup * OUTPUTS + i % OUTPUTS;
-        if row < info.rows && output < info.output {
-            let lanes = row * LANES + i % OUTPUTS / 4u * TOGETHER;
-            var sum = 0.0;
-            for (var j = 0u; j < TOGETHER; j++) {
-                // Groups begin at different lanes, which are in different banks.
-                sum += sums[lanes + (j + i / 4u) % TOGETHER][i % 4u];
+    for (var from_row = 0u; from_row < ROWS; from_row += AT_ONCE) {
+        for (var r = 0u; r < AT_ONCE; r++) {
+            sums[r * LANES + lane] = products[from_row + r];
+        }
+        workgroupBarrier();
+        for (var i = lane; i < OUTPUTS * AT_ONCE; i += LANES) {
+            let row = first_row + from_row + i / OUTPUTS;
+            let output = first_output + i % OUTPUTS;
+            if row < info.rows && output < info.output {
+                let lanes = i / OUTPUTS * LANES + i % OUTPUTS / 4u * TOGETHER;
+                var sum = 0.0;
+                for (var j = 0u; j < TOGETHER; j++) {
+                    // Groups begin at different lanes, which are in different banks.
+                    sum += sums[lanes + (j + i % OUTPUTS / 4u) % TOGETHER][i % 4u];
+                }
+                if info.biased == 1u {
+                    sum += f32(bias[output * info.bias_stride]);
+                }
+                if info.added == 1u {
+                    let place = vec3(row / info.tokens, row % info.tokens, output);
+                    sum += f32(residual[dot(place, info.residual_strides)]);
+                }
+                y[row * info.output + output] = elem(sum);
             }
-            if info.biased == 1u {
-                sum += f32(bias[output * info.bias_stride]);
-            }
-            if info.added == 1u {
-                let place = vec3(row / info.tokens, row % info.tokens, output);
-                sum += f32(residual[dot(place, info.residual_strides)]);
-            }
-            y[row * info.output + output] = elem(sum);
+        }
+        if ROWS > AT_ONCE {
+            // All lanes have read what was there.
+            workgroupBarrier();
         }
     }
 }

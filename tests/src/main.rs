@@ -9,6 +9,7 @@ mod checkpoints;
 mod conformance;
 mod decoding;
 mod fuzz;
+mod invariance;
 mod kernels;
 mod laws;
 mod models;

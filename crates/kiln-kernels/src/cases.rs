@@ -1,6 +1,6 @@
 //! Inputs with which implementations of a kernel are compared. Tests use them, and so can a check of a device.
 
-use std::fmt;
+use std::{fmt, rc::Rc};
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, kind::Basic};
 use kiln_core::{
@@ -9,13 +9,16 @@ use kiln_core::{
     read_back,
 };
 
-use crate::{Kernel, Kernels, Path};
+use crate::{Kernel, Kernels, Path, invariance::violation};
 
 /// Makes the inputs of a kernel.
 type Inputs<K> = Box<dyn Fn(&mut Numbers) -> K>;
 
 /// Runs a kernel, and reads its results.
 type Run = Box<dyn Fn(&Kernels, DType) -> Result<Vec<TensorData>>>;
+
+/// Runs a kernel whole and in parts, and says how they differ.
+type Invariance = Box<dyn Fn(&Kernels, DType) -> Result<Option<String>>>;
 
 /// Whether a kernel lacks an implementation.
 type Lacks = Box<dyn Fn(Path, DType) -> bool>;
@@ -80,17 +83,23 @@ pub struct AnyCase {
     kernel: &'static str,
     name: String,
     run: Run,
+    invariance: Invariance,
     lacks: Lacks,
     tolerance: Tolerance,
 }
 
 impl AnyCase {
     pub(crate) fn of<K: Kernel>(Case { name, inputs, lacks, tolerance }: Case<K>) -> Self {
+        let inputs = Rc::new(inputs);
+        let again = Rc::clone(&inputs);
         let run = move |kernels: &Kernels, dtype| {
             let inputs = inputs(&mut Numbers::new(kernels.device(), dtype));
             kernels.run(inputs).read()
         };
-        Self { kernel: K::NAME, name, run: Box::new(run), lacks, tolerance }
+        let invariance = move |kernels: &Kernels, dtype| {
+            violation(again(&mut Numbers::new(kernels.device(), dtype)), kernels)
+        };
+        Self { kernel: K::NAME, name, run: Box::new(run), invariance: Box::new(invariance), lacks, tolerance }
     }
 
     /// The results on the device of `kernels`, for inputs of type `dtype`.
@@ -99,6 +108,14 @@ impl AnyCase {
     /// Those of the device.
     pub fn run(&self, kernels: &Kernels, dtype: DType) -> Result<Vec<TensorData>> {
         (self.run)(kernels, dtype)
+    }
+
+    /// How the result of a row or a token depends on those that are computed beside it, in a sentence; `None` if it does not.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn variance(&self, kernels: &Kernels, dtype: DType) -> Result<Option<String>> {
+        (self.invariance)(kernels, dtype)
     }
 
     /// The implementation that runs where `preferred` is selected.

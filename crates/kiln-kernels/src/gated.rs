@@ -13,6 +13,7 @@ use burn::tensor::{
 use crate::{
     Kernel,
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
+    invariance::{Extent, cut},
     shader::Shader,
 };
 
@@ -95,6 +96,19 @@ impl Kernel for Gated {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
         Ok(cube::launch(self))
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        let [rows, tokens, _] = self.gate.dims();
+        [rows, tokens]
+    }
+
+    fn part(self, part: Extent) -> Self {
+        Self { gate: cut(self.gate, &part, 1), up: cut(self.up, &part, 1), ..self }
+    }
+
+    fn part_of(whole: Tensor<3>, part: Extent) -> Tensor<3> {
+        cut(whole, &part, 1)
     }
 
     fn shaders() -> &'static [Shader] {

@@ -7,6 +7,7 @@ use crate::{
     attention::{Attention, AttentionPacked},
     cases::{AnyCase, Case, Read},
     gated::Gated,
+    invariance::Extent,
     kv_append::KvAppend,
     kv_pack::KvPack,
     kv_unpack::KvUnpack,
@@ -31,14 +32,18 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<Sample>(),
 ];
 
+/// Rows times tokens of each, up to which no number of a row depends on what is computed beside it, bit for bit. More may
+/// take another path.
+pub const INVARIANT_UP_TO: usize = 16;
+
 /// The inputs of a computation that has up to four implementations. They agree with each other.
 ///
 /// [`Kernels::run`](crate::Kernels::run) selects the implementation.
 #[allow(clippy::result_large_err, reason = "an implementation that a kernel lacks gives its inputs back")]
-pub trait Kernel: Sized + 'static {
+pub trait Kernel: Clone + Sized + 'static {
     /// The name of its file, of its shader, and in traces.
     const NAME: &'static str;
-    type Output: Read;
+    type Output: Read + Clone;
 
     /// Casts inputs to the types that the implementations take.
     ///
@@ -75,6 +80,16 @@ pub trait Kernel: Sized + 'static {
     fn cube(self) -> Result<Self::Output, Self> {
         Err(self)
     }
+
+    /// How many rows, and tokens of each of them, are computed beside each other: up to [`INVARIANT_UP_TO`] of them, none
+    /// depends on the others. 1 token where a row is computed as a whole.
+    fn extent(&self) -> [usize; 2];
+
+    /// The inputs of some rows and tokens alone.
+    fn part(self, part: Extent) -> Self;
+
+    /// What belongs to these rows and tokens, of the result of all.
+    fn part_of(whole: Self::Output, part: Extent) -> Self::Output;
 
     /// The shaders that `wgsl` launches.
     fn shaders() -> &'static [Shader] {

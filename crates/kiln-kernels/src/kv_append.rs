@@ -9,6 +9,7 @@ use kiln_core::layer::{Positions, RowPosition};
 use crate::{
     Kernel,
     cases::{Case, Cut, Layout, Numbers, Plain, Swapped},
+    invariance::{Extent, cut_positions, cut_rows},
     kernel::checked_positions,
     shader::Shader,
 };
@@ -101,6 +102,21 @@ impl Kernel for KvAppend {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<[Tensor<4>; 2], Self> {
         Ok(cube::launch(self))
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        [self.new[0].dims()[0], 1]
+    }
+
+    fn part(self, part: Extent) -> Self {
+        let [rows, _] = &part;
+        let own = |tensors: [Tensor<4>; 2]| tensors.map(|tensor| cut_rows(tensor, rows));
+        let positions = cut_positions(&self.positions, &part, 0, usize::MAX);
+        Self { buffers: own(self.buffers), new: own(self.new), positions, ..self }
+    }
+
+    fn part_of(whole: [Tensor<4>; 2], [rows, _]: Extent) -> [Tensor<4>; 2] {
+        whole.map(|buffer| cut_rows(buffer, &rows))
     }
 
     fn shaders() -> &'static [Shader] {

@@ -9,6 +9,7 @@ use crate::{
     Kernel,
     cases::{Case, LARGEST, Rounding},
     half,
+    invariance::{Extent, cut_buffer, cut_rows},
     kv_pack::{OPTIONS, fits, spread},
     shader::Shader,
 };
@@ -114,6 +115,18 @@ impl Kernel for KvUnpack {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<4>, Self> {
         Ok(cube::launch(self))
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        [self.buffer.codes.dims()[0], 1]
+    }
+
+    fn part(self, [rows, _]: Extent) -> Self {
+        Self { buffer: cut_buffer(self.buffer, &rows), ..self }
+    }
+
+    fn part_of(whole: Tensor<4>, [rows, _]: Extent) -> Tensor<4> {
+        cut_rows(whole, &rows)
     }
 
     fn shaders() -> &'static [Shader] {

@@ -61,6 +61,14 @@ pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
     }
 }
 
+/// Whether a GPU is imitated on the CPU.
+pub(crate) fn is_software(device: &Device) -> bool {
+    matches!(
+        device.as_dispatch(),
+        DispatchDevice::Cube(CubeDevice::Wgpu(device)) if device.kind == WgpuDeviceKind::Cpu
+    )
+}
+
 /// Workgroups that keep a device busy: that many on any GPU. Where one is imitated on the CPU, a thread each: more cost
 /// more there.
 pub(crate) fn enough(device: &Device, on_gpus: usize) -> usize {
@@ -68,10 +76,7 @@ pub(crate) fn enough(device: &Device, on_gpus: usize) -> usize {
     static THREADS: LazyLock<usize> =
         LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
-    match device.as_dispatch() {
-        DispatchDevice::Cube(CubeDevice::Wgpu(device)) if device.kind == WgpuDeviceKind::Cpu => *THREADS,
-        _ => on_gpus,
-    }
+    if is_software(device) { *THREADS } else { on_gpus }
 }
 
 /// At least `groups` workgroups; kernels number them by row and return where there is nothing to do.

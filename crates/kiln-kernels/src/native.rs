@@ -1,11 +1,13 @@
-//! What native code on the CPU shares: tensors as the backend sees them, and threads.
+//! What native code on the CPU shares: tensors as the backend sees them, types of numbers, and threads.
 
 use std::sync::Mutex;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{BackendPrimitive, Tensor, kind::Basic},
+    tensor::{BackendPrimitive, Element, Tensor, bf16, f16, kind::Basic},
 };
+use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
 use pulp::{Arch, WithSimd};
 
 /// Pieces of work a thread: a few, so that one that was interrupted is helped by the others.
@@ -53,5 +55,77 @@ pub(crate) fn work<P: WithSimd + Send>(products: usize, pieces: Vec<P>) {
             }
             work();
         }),
+    }
+}
+
+/// How numbers are stored.
+pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
+    /// Numbers that are float32 already.
+    fn floats(numbers: &[Self]) -> Option<&[f32]> {
+        let _ = numbers;
+        None
+    }
+
+    fn widen(from: &[Self], to: &mut [f32]);
+
+    /// To the nearest.
+    fn narrow(from: &[f32], to: &mut [Self]);
+
+    /// Numbers in float32, which are in `widened` where they are not stored so.
+    #[inline(always)]
+    fn in_floats<'a>(numbers: &'a [Self], widened: &'a mut Vec<f32>) -> &'a [f32] {
+        match Self::floats(numbers) {
+            Some(floats) => floats,
+            None => {
+                widened.resize(numbers.len(), 0.0);
+                Self::widen(numbers, widened);
+                widened
+            }
+        }
+    }
+
+    /// Numbers to the nearest.
+    fn of_floats(numbers: Vec<f32>) -> Vec<Self> {
+        let mut narrowed = vec![Self::default(); numbers.len()];
+        Self::narrow(&numbers, &mut narrowed);
+        narrowed
+    }
+}
+
+impl Storage for f32 {
+    fn floats(numbers: &[Self]) -> Option<&[f32]> {
+        Some(numbers)
+    }
+
+    fn widen(from: &[Self], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
+    }
+
+    fn of_floats(numbers: Vec<f32>) -> Vec<Self> {
+        numbers
+    }
+}
+
+impl Storage for f16 {
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+impl Storage for bf16 {
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
     }
 }

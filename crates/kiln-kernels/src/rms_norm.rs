@@ -8,6 +8,7 @@ use burn::tensor::{DType, Tensor};
 use crate::{
     Kernel,
     cases::{Case, Cut, Layout, Plain, Rounding, Swapped},
+    invariance::{Extent, cut},
     shader::Shader,
 };
 
@@ -86,6 +87,19 @@ impl Kernel for RmsNorm {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
         Ok(cube::launch(self))
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        let [rows, tokens, _] = self.x.dims();
+        [rows, tokens]
+    }
+
+    fn part(self, part: Extent) -> Self {
+        Self { x: cut(self.x, &part, 1), ..self }
+    }
+
+    fn part_of(whole: Tensor<3>, part: Extent) -> Tensor<3> {
+        cut(whole, &part, 1)
     }
 
     fn shaders() -> &'static [Shader] {

@@ -12,6 +12,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use crate::{
     Kernel,
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
+    invariance::{Extent, cut},
     shader::Shader,
 };
 
@@ -100,6 +101,24 @@ impl Kernel for Rotary {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<4>, Self> {
         Ok(cube::launch(self))
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        let [rows, _, tokens, _] = self.x.dims();
+        [rows, tokens]
+    }
+
+    fn part(self, part: Extent) -> Self {
+        let [_, tokens] = part.clone();
+        let table = |table: Tensor<3>| match table.dims()[0] {
+            1 => table.narrow(1, tokens.start, tokens.len()),
+            _ => cut(table, &part, 1),
+        };
+        Self { x: cut(self.x, &part, 2), cos: table(self.cos), sin: table(self.sin) }
+    }
+
+    fn part_of(whole: Tensor<4>, part: Extent) -> Tensor<4> {
+        cut(whole, &part, 2)
     }
 
     fn shaders() -> &'static [Shader] {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod in_place;
+mod invariance;
 mod sample;
 mod shaders;
 mod words;

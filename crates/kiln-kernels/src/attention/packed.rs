@@ -11,8 +11,17 @@ use kiln_core::{layer::Positions, packed::PackedKv, view::DenseKv};
 use super::Limits;
 #[cfg(feature = "cube")]
 use super::sharing::{LARGEST_HEAD, Rows, Sharing};
-use super::{AttentionShape, Buffers, cases, reference};
-use crate::{Kernel, KvUnpack, cases::Case, kernel::checked_positions, kv_pack::fits, shader::Shader};
+use super::{AttentionShape, Buffers, cases, cut_dense, reference};
+#[cfg(feature = "cube")]
+use crate::kernel::INVARIANT_UP_TO;
+use crate::{
+    Kernel, KvUnpack,
+    cases::Case,
+    invariance::{Extent, cut, cut_buffer, cut_positions},
+    kernel::checked_positions,
+    kv_pack::fits,
+    shader::Shader,
+};
 
 /// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there on:
 /// `[batch, heads, new, head_dim]`.
@@ -96,6 +105,24 @@ impl Kernel for AttentionPacked {
         Ok(super::cube::dense(q, vec![buffers], positions))
     }
 
+    fn extent(&self) -> [usize; 2] {
+        let [rows, _, tokens, _] = self.q.dims();
+        [rows, tokens]
+    }
+
+    fn part(self, part: Extent) -> Self {
+        let Self { q, packed, recent, positions, shape } = self;
+        // The recent buffers hold every position that is not packed.
+        let positions = cut_positions(&positions, &part, 0, usize::MAX);
+        let [keys, values] = [packed.keys, packed.values].map(|buffer| cut_buffer(buffer, &part[0]));
+        let (packed, recent) = (PackedKv { keys, values, ..packed }, cut_dense(recent, &part[0]));
+        Self { q: cut(q, &part, 2), packed, recent, positions, shape }
+    }
+
+    fn part_of(whole: Tensor<4>, part: Extent) -> Tensor<4> {
+        cut(whole, &part, 2)
+    }
+
     fn shaders() -> &'static [Shader] {
         &[SHADER]
     }
@@ -166,12 +193,12 @@ impl AttentionPacked {
         let [batch, kv_heads, slots, _] = self.packed.keys.codes.dims();
         let (device, q, recent) = (self.q.device(), self.q.dims(), self.recent.keys.dims());
         let nothing = q.iter().product::<usize>() * slots * recent[2] == 0;
-        if nothing || q[3] > LARGEST_HEAD {
+        if nothing || q[3] > LARGEST_HEAD || q[2] > INVARIANT_UP_TO {
             return None;
         }
-        let sharings =
-            [[batch, kv_heads, slots, q[3]], recent].map(|keys| Sharing::new(q, keys, &self.shape, &device));
-        matches!(sharings[0].rows, Rows::Few { .. }).then_some(sharings)
+        let packed = [batch, kv_heads, slots, q[3]];
+        let of_packed = Sharing::of_codes(q, packed, &self.shape, &device);
+        Some([of_packed, Sharing::new(q, recent, &self.shape, &device)])
     }
 }
 
@@ -236,7 +263,7 @@ fn wgsl(
     let [keys, key_scales, values, value_scales] =
         [packed.keys.codes, packed.keys.scales, packed.values.codes, packed.values.scales]
             .map(|tensor| in_rows(primitive(tensor)));
-    let Sharing { rows: Rows::Few { fours }, tiles, splits } = of_packed else {
+    let Sharing { rows: Rows::Few { fours, chunk }, tiles, splits } = of_packed else {
         unreachable!("many queries have dense copies")
     };
     let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, packed.origin, slots);
@@ -250,7 +277,7 @@ fn wgsl(
         kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
         head_dim as u32, origin as u32, start as u32, window as u32,
         scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), batch as u32, tiles as u32,
-        splits as u32, workgroups as u32, all as u32,
+        splits as u32, workgroups as u32, all as u32, chunk as u32,
     ];
     let tensors = [&q, &keys, &values, &key_scales, &value_scales].map(strides::<4>);
     let info =

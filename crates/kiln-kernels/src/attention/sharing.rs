@@ -6,23 +6,20 @@ use burn::{
 };
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{AttentionShape, Buffers, LONGEST_CHAIN};
-use crate::launch::{empty, empty_like, enough, primitive};
+use super::{AttentionShape, Buffers};
+use crate::{
+    kernel::INVARIANT_UP_TO,
+    launch::{empty, empty_like, enough, is_software, primitive},
+};
 
 /// The longest vectors that there is memory for.
 pub(super) const LARGEST_HEAD: usize = 256;
 
-/// Rows, which are the queries of heads that share keys, that are few.
-const FEW: usize = 16;
-
-/// Keys that are worth a workgroup.
+/// Keys that are worth a workgroup of many rows.
 const WORTH: usize = 256;
 
-/// Parts that can be combined.
-const COMBINED: usize = LONGEST_CHAIN;
-
-/// Parts of the keys of a buffer: packed and recent keys are combined.
-const PARTS: usize = COMBINED / 2;
+/// Parts of the keys of a buffer that many rows go over, at most.
+const PARTS: usize = 128;
 
 /// Which workgroup has what. Shapes alone say it: a captured step is replayed with other positions.
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +27,8 @@ pub(super) struct Sharing {
     pub(super) rows: Rows,
     /// Workgroups for all rows of a head of keys.
     pub(super) tiles: usize,
-    /// Workgroups for all keys of each of them. Positions that are seen are shared evenly, whatever they are; where
-    /// they are fewer than slots, the last workgroups have none.
+    /// Workgroups for all keys of each of them, which are the parts of the keys. Where fewer positions are seen than there
+    /// are slots, the last workgroups have none.
     pub(super) splits: usize,
 }
 
@@ -39,34 +36,75 @@ pub(super) struct Sharing {
 pub(super) enum Rows {
     /// 64 rows a workgroup.
     Many,
+    /// Up to 16 queries. What one of them makes of its keys depends on nothing but these.
     Few {
         /// Rows of a workgroup, in fours.
         fours: usize,
+        /// Parts of the keys begin at positions that this number divides. The last part has all that are left.
+        chunk: usize,
     },
+}
+
+impl Rows {
+    /// 0: parts are of equal size, wherever they begin.
+    pub(super) fn chunk(self) -> usize {
+        match self {
+            Self::Many => 0,
+            Self::Few { chunk, .. } => chunk,
+        }
+    }
 }
 
 impl Sharing {
     pub(super) fn new(
-        [batch, heads, new, head_dim]: [usize; 4],
+        q: [usize; 4],
         [_, kv_heads, slots, _]: [usize; 4],
         shape: &AttentionShape,
         device: &Device,
     ) -> Self {
+        let [batch, heads, new, head_dim] = q;
         let rows = heads / kv_heads * new;
-        let (which, together) = if rows > FEW {
-            (Rows::Many, 64)
-        } else {
-            let fours = if rows > 4 && 2 * head_dim <= LARGEST_HEAD { 2 } else { 1 };
-            (Rows::Few { fours }, 4 * fours)
-        };
-        let enough = match which {
-            Rows::Many => enough(device, 256),
-            Rows::Few { .. } => enough(device, 1024),
-        };
-        let tiles = rows.div_ceil(together);
+        if new <= INVARIANT_UP_TO {
+            return Self::few(rows, rows, new, head_dim, slots, shape, device);
+        }
+        let tiles = rows.div_ceil(64);
         let seen = shape.window.map_or(slots, |window| slots.min(window.saturating_add(new)));
-        let splits = enough.div_ceil(batch * kv_heads * tiles).min(seen.div_ceil(WORTH)).min(PARTS);
-        Self { rows: which, tiles, splits }
+        let enough = enough(device, 256).div_ceil(batch * kv_heads * tiles);
+        Self { rows: Rows::Many, tiles, splits: enough.min(seen.div_ceil(WORTH)).min(PARTS) }
+    }
+
+    /// For packed keys and up to 16 queries.
+    pub(super) fn of_codes(
+        [_, heads, new, head_dim]: [usize; 4],
+        [_, kv_heads, slots, _]: [usize; 4],
+        shape: &AttentionShape,
+        device: &Device,
+    ) -> Self {
+        // There, how lanes share values depends on the rows of a workgroup, which may not depend on the queries.
+        let group = heads / kv_heads;
+        Self::few(group * new, group, new, head_dim, slots, shape, device)
+    }
+
+    /// `together`: rows that are worth one workgroup.
+    fn few(
+        rows: usize,
+        together: usize,
+        new: usize,
+        head_dim: usize,
+        slots: usize,
+        shape: &AttentionShape,
+        device: &Device,
+    ) -> Self {
+        let fours = if together > 4 && 2 * head_dim <= LARGEST_HEAD { 2 } else { 1 };
+        // Rounds of 256 keys. Each part costs most where a GPU is imitated.
+        let chunk = if is_software(device) { 1024 } else { 256 };
+        let splits = match shape.window {
+            Some(window) if window <= chunk => 1,
+            // They begin and end in the middle of a part.
+            Some(window) if slots > chunk => (slots.min(window.saturating_add(new)) - 2) / chunk + 2,
+            _ => slots.div_ceil(chunk),
+        };
+        Self { rows: Rows::Few { fours, chunk }, tiles: rows.div_ceil(4 * fours), splits }
     }
 }
 
@@ -87,11 +125,7 @@ pub(super) fn over_chain(
 ) -> Tensor<4> {
     let (dims, dtype) = (q.dims(), q.dtype());
     let [batch, heads, queries, head_dim] = dims;
-    let most = (COMBINED / chain.len()).max(1);
-    let share = |Buffers { keys, shape, .. }: &Buffers| {
-        let sharing = Sharing::new(dims, keys.dims(), shape, &q.device());
-        Sharing { splits: sharing.splits.min(most), ..sharing }
-    };
+    let share = |Buffers { keys, shape, .. }: &Buffers| Sharing::new(dims, keys.dims(), shape, &q.device());
     let sharings: Vec<_> = chain.iter().map(share).collect();
     let splits = sharings.iter().map(|sharing| sharing.splits).sum();
     let q = primitive(q);

@@ -47,10 +47,10 @@ pub(super) fn launch(
         head_dim as u32, origin as u32, start as u32, window as u32,
         scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), u32::from(bounded), tiles as u32,
         splits as u32, workgroups as u32, written.parts as u32, written.before as u32,
-        end as u32, batch as u32,
+        end as u32, batch as u32, rows.chunk() as u32,
     ];
     let (shader, fours, size) = match rows {
-        Rows::Few { fours } => (&DECODE, [&keys, &values].into_iter().all(comes_in_fours), fours - 1),
+        Rows::Few { fours, .. } => (&DECODE, [&keys, &values].into_iter().all(comes_in_fours), fours - 1),
         Rows::Many => {
             let parts = match head_dim.div_ceil(64) {
                 1 => 2,

@@ -20,6 +20,7 @@ use crate::{
     Kernel,
     cases::{Case, Cut, Layout, Numbers, Plain, Swapped},
     half::{self, Rounding, SMALLEST},
+    invariance::{Extent, cut_buffer, cut_rows},
     shader::{Lines, Shader},
 };
 
@@ -152,6 +153,20 @@ impl Kernel for KvPack {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<PackedBuffer, Self> {
         Ok(cube::launch(self))
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        [self.tokens.dims()[0], 1]
+    }
+
+    fn part(self, [rows, _]: Extent) -> Self {
+        let given = self.given.map(|given| given.map(|numbers| cut_rows(numbers, &rows)));
+        let buffer = cut_buffer(self.buffer, &rows);
+        Self { buffer, tokens: cut_rows(self.tokens, &rows), given, ..self }
+    }
+
+    fn part_of(whole: PackedBuffer, [rows, _]: Extent) -> PackedBuffer {
+        cut_buffer(whole, &rows)
     }
 
     fn shaders() -> &'static [Shader] {

@@ -61,7 +61,10 @@ fn linear<E: Float, N: Size>(
     let lane = UNIT_POS as usize;
     let together = comptime!(8 * splits);
     let outputs = comptime!(LANES / (8 * splits) * 4);
-    let first = workgroup * outputs + lane / together * 4;
+    let tiles = rows.div_ceil(most_rows);
+    let first_row = workgroup % tiles * most_rows;
+    let first_output = workgroup / tiles * outputs;
+    let first = first_output + lane / together * 4;
     let mut products = Array::<Four>::new(most_rows);
     #[unroll]
     for r in 0..most_rows {
@@ -82,7 +85,7 @@ fn linear<E: Float, N: Size>(
         }
         #[unroll]
         for r in 0..most_rows {
-            let row = min(r, rows - 1);
+            let row = min(first_row + r, rows - 1);
             let at = row / tokens * x.stride(0) + row % tokens * x.stride(1);
             let numbers = four::<E, N>(x, at, c, x.stride(2), input);
             let mut sums = products[r];
@@ -100,37 +103,45 @@ fn linear<E: Float, N: Size>(
         }
         c += 8;
     }
-    let mut sums = Shared::<[f32]>::new_slice(comptime!(4 * LANES * most_rows));
+    // Rows whose sums are in memory together.
+    let at_once = comptime!(if most_rows < 4 { most_rows } else { 4 });
+    let mut sums = Shared::<[f32]>::new_slice(comptime!(4 * LANES * at_once));
     #[unroll]
-    for r in 0..most_rows {
+    for from in 0..comptime!(most_rows / at_once) {
         #[unroll]
-        for i in 0..4usize {
-            sums[(r * LANES + lane) * 4 + i] = products[r].extract(i);
+        for r in 0..at_once {
+            #[unroll]
+            for i in 0..4usize {
+                sums[(r * LANES + lane) * 4 + i] = products[from * at_once + r].extract(i);
+            }
         }
-    }
-    sync_cube();
-
-    let mut i = lane;
-    while i < outputs * most_rows {
-        let row = i / outputs;
-        let out = workgroup * outputs + i % outputs;
-        if row < rows && out < output {
-            let lanes = row * LANES + i % outputs / 4 * together;
-            let mut sum = f32::new(0.0);
-            for j in 0..together {
-                // Groups begin at different lanes, which are in different banks.
-                sum += sums[(lanes + (j + i / 4) % together) * 4 + i % 4];
+        sync_cube();
+        let mut i = lane;
+        while i < outputs * at_once {
+            let row = first_row + from * at_once + i / outputs;
+            let out = first_output + i % outputs;
+            if row < rows && out < output {
+                let lanes = i / outputs * LANES + i % outputs / 4 * together;
+                let mut sum = f32::new(0.0);
+                for j in 0..together {
+                    // Groups begin at different lanes, which are in different banks.
+                    sum += sums[(lanes + (j + i % outputs / 4) % together) * 4 + i % 4];
+                }
+                if comptime!(biased) {
+                    sum += f32::cast_from(bias[out * bias.stride(0)]);
+                }
+                if comptime!(added) {
+                    let at = row / tokens * residual.stride(0) + row % tokens * residual.stride(1);
+                    sum += f32::cast_from(residual[at + out * residual.stride(2)]);
+                }
+                y[row * output + out] = E::cast_from(sum);
             }
-            if comptime!(biased) {
-                sum += f32::cast_from(bias[out * bias.stride(0)]);
-            }
-            if comptime!(added) {
-                let at = row / tokens * residual.stride(0) + row % tokens * residual.stride(1);
-                sum += f32::cast_from(residual[at + out * residual.stride(2)]);
-            }
-            y[row * output + out] = E::cast_from(sum);
+            i += LANES;
         }
-        i += LANES;
+        if comptime!(most_rows > at_once) {
+            // All lanes have read what was there.
+            sync_cube();
+        }
     }
 }
 
@@ -140,7 +151,7 @@ pub(super) fn launch(
     let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let rows = batch * tokens;
     let (biased, added) = (bias.is_some(), residual.is_some());
-    let Sharing { splits, workgroups } = Sharing::new(input, output, &x.device());
+    let Sharing { splits, together, workgroups } = Sharing::new(rows, input, output, &x.device());
     let (x, weight) = (primitive(x), primitive(weight));
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
@@ -163,7 +174,7 @@ pub(super) fn launch(
         output,
         rows,
         workgroups,
-        rows.next_power_of_two(),
+        together,
         splits,
         biased,
         added,

@@ -12,19 +12,22 @@ mod native;
 
 #[cfg(feature = "cube")]
 use burn::tensor::Device;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 #[cfg(feature = "cube")]
 use crate::launch::enough;
 use crate::{
     Kernel, Matrix, Path,
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
+    invariance::{Extent, cut},
+    kernel::INVARIANT_UP_TO,
     shader::{Lines, Shader},
 };
 
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
 ///
-/// The GPU kernels take up to 4 rows of tokens. For more, the reference runs: Burn's matrix products are faster there.
+/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, the reference runs: Burn's matrix products
+/// are faster there.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[rows, tokens, in]`
@@ -59,7 +62,15 @@ impl Kernel for Linear {
         let [rows, tokens, input] = x.dims();
         let [output, _] = weight.dims();
         // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
-        let y = x.reshape([rows * tokens, input]).matmul(weight.transpose());
+        let (x, weight) = (x.reshape([rows * tokens, input]), weight.transpose());
+        let y = match rows * tokens {
+            // How a backend adds up depends on the number of rows.
+            n @ 2..=INVARIANT_UP_TO => {
+                let row = |row| x.clone().narrow(0, row, 1).matmul(weight.clone());
+                Tensor::cat((0..n).map(row).collect(), 0)
+            }
+            _ => x.matmul(weight),
+        };
         let y = match bias {
             Some(bias) => y + bias.unsqueeze(),
             None => y,
@@ -89,7 +100,7 @@ impl Kernel for Linear {
         let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
         let rows = batch * tokens;
         let (biased, added) = (bias.is_some(), residual.is_some());
-        let Sharing { splits, workgroups } = Sharing::new(input, output, &x.device());
+        let Sharing { splits, together, workgroups } = Sharing::new(rows, input, output, &x.device());
         let (x, weight) = (primitive(x), primitive(weight));
         let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
         let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
@@ -104,7 +115,7 @@ impl Kernel for Linear {
             residual0, residual1, residual2, u32::from(added),
             rows as u32, u32::from(biased), bias0, workgroups as u32,
         ];
-        let picks = [usize::from(!fours), rows.next_power_of_two().ilog2() as usize, splits.ilog2() as usize];
+        let picks = [usize::from(!fours), together.ilog2() as usize, splits.ilog2() as usize];
         let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&picks);
         launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y).run(workgroups, &info);
         Ok(Tensor::from_primitive::<Cube>(y))
@@ -113,6 +124,20 @@ impl Kernel for Linear {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
         if self.is_for_few_rows() { Ok(cube::launch(self)) } else { Err(self) }
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        let [rows, tokens, _] = self.x.dims();
+        [rows, tokens]
+    }
+
+    fn part(self, part: Extent) -> Self {
+        let residual = self.residual.map(|residual| cut(residual, &part, 1));
+        Self { x: cut(self.x, &part, 1), residual, ..self }
+    }
+
+    fn part_of(whole: Tensor<3>, part: Extent) -> Tensor<3> {
+        cut(whole, &part, 1)
     }
 
     fn shaders() -> &'static [Shader] {
@@ -127,15 +152,7 @@ impl Kernel for Linear {
                 let residual = residual.then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
                 Self { x: numbers.tensor(x, layout), weight, bias, residual }
             });
-            // A dimension of length 1 can be exchanged with its neighbour without moving anything.
-            let plain = match layout {
-                Swapped(a, b) => x[a] == 1 || x[b] == 1,
-                layout => layout == Plain,
-            };
-            let lacks = move |path, dtype| match path {
-                Path::Native => dtype != DType::F32 || !plain,
-                _ => x[0] * x[1] > 4,
-            };
+            let lacks = move |path, _| path != Path::Native && x[0] * x[1] > INVARIANT_UP_TO;
             // Sums of n products in another order, some devices' in the type itself; they are rounded before a residual is
             // added, or only then.
             inputs.without(lacks).within(move |want, Rounding { single, ulp, .. }| {
@@ -144,7 +161,7 @@ impl Kernel for Linear {
             })
         };
         let mut cases = Vec::new();
-        for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (2, 16)] {
+        for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (4, 4), (2, 16)] {
             for (input, output) in
                 [(1, 1), (7, 3), (80, 96), (257, 300), (1024, 70), (1030, 41), (1032, 40), (520, 258)]
             {
@@ -169,30 +186,31 @@ impl Linear {
         let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
         let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
         let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
-        of_one_type && rows * tokens <= FEW && rows * tokens * input * output > 0
+        of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
     }
 }
-
-/// Rows that are few: for more, Burn's matrix products are the fast ones.
-#[cfg(feature = "cube")]
-const FEW: usize = 4;
 
 /// Which workgroup has what. Shapes alone say it: a captured step is replayed.
 #[cfg(feature = "cube")]
 #[derive(Clone, Copy, Debug)]
 struct Sharing {
-    /// Parts that rows of the weight are split into: 1, 2 or 4.
+    /// Parts that rows of the weight are split into: 1, 2 or 4. It does not depend on the rows of x, so that sums are the
+    /// same for any number of them.
     splits: usize,
+    /// Rows of x that a workgroup has: 1, 2, 4 or 8.
+    together: usize,
     workgroups: usize,
 }
 
 #[cfg(feature = "cube")]
 impl Sharing {
-    fn new(input: usize, output: usize, device: &Device) -> Self {
+    fn new(rows: usize, input: usize, output: usize, device: &Device) -> Self {
         /// Numbers of a row of the result that a workgroup makes, where rows of the weight are not split.
         const OUTPUTS: usize = crate::launch::LANES / 8 * 4;
         /// Numbers along which eight lanes are worth having.
         const WORTH: usize = 128;
+        /// Rows that there are registers for.
+        const MOST: usize = 8;
 
         let most = (input / WORTH).min(enough(device, 256) * OUTPUTS / output);
         let splits = match most {
@@ -200,7 +218,9 @@ impl Sharing {
             2..4 => 2,
             _ => 4,
         };
-        Self { splits, workgroups: output.div_ceil(OUTPUTS / splits) }
+        let together = rows.next_power_of_two().min(MOST);
+        let workgroups = output.div_ceil(OUTPUTS / splits) * rows.div_ceil(together);
+        Self { splits, together, workgroups }
     }
 }
 
@@ -212,7 +232,7 @@ const SHADER: Shader = Shader {
     text: include_str!("../../../../shaders/linear.wgsl"),
     options: &[
         PACK,
-        &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;"],
+        &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"],
         &["const SPLITS = 1u;", "const SPLITS = 2u;", "const SPLITS = 4u;"],
     ],
 };

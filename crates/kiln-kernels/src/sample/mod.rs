@@ -11,12 +11,15 @@
 #[cfg(feature = "cube")]
 mod cube;
 
+use std::ops::Range;
+
 use burn::tensor::{Bool, DType, Int, IntDType, Tensor, TensorData};
 use kiln_core::{Result as KilnResult, read_back};
 
 use crate::{
     Kernel,
     cases::{Case, Layout, Plain, Read, Swapped},
+    invariance::{Extent, cut_rows},
     shader::Shader,
 };
 
@@ -64,6 +67,17 @@ pub struct Draws {
     pub used: Tensor<1, Int>,
     /// `[rows, vocab]`: not 0 for tokens that occurred. `None`: no token is penalized.
     pub occurred: Option<Tensor<2, Int>>,
+}
+
+impl Draws {
+    /// Those of some rows.
+    fn of_rows(self, rows: &Range<usize>) -> Self {
+        Self {
+            words: cut_rows(self.words, rows),
+            used: cut_rows(self.used, rows),
+            occurred: self.occurred.map(|occurred| cut_rows(occurred, rows)),
+        }
+    }
 }
 
 impl Kernel for Sample {
@@ -156,6 +170,18 @@ impl Kernel for Sample {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<(Tensor<2, Int>, Draws), Self> {
         Ok(cube::launch(self))
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        [self.logits.dims()[0], 1]
+    }
+
+    fn part(self, [rows, _]: Extent) -> Self {
+        Self { logits: cut_rows(self.logits, &rows), draws: self.draws.of_rows(&rows), ..self }
+    }
+
+    fn part_of((tokens, draws): (Tensor<2, Int>, Draws), [rows, _]: Extent) -> (Tensor<2, Int>, Draws) {
+        (cut_rows(tokens, &rows), draws.of_rows(&rows))
     }
 
     fn shaders() -> &'static [Shader] {

@@ -119,6 +119,20 @@ fn all() -> Vec<Given> {
         cases.push(Given { window: Some(300), head_dim: 8, ..long });
         cases.push(Given { first: 3, ..long });
     }
+    // As many queries as may not depend on each other, in the middle of blocks of keys and across their ends.
+    for new in [8, 16] {
+        let base = Given { new, slots: 320, first: 250, group: 4, head_dim: 12, ..STEP };
+        cases.push(base);
+        cases.push(Given { window: Some(11), ..base });
+        cases.push(Given { window: Some(300), softcap: Some(2.5), head_dim: 64, ..base });
+        cases.push(Given { slots: 60, window: Some(40), start: 211, origin: 17, ..base });
+        cases.push(Given { slots: 3000, first: 2043, group: 2, head_dim: 64, ..base });
+        cases.push(Given { slots: 3000, first: 2043, window: Some(1100), head_dim: 80, ..base });
+        cases.push(Given { slots: 1300, first: 2043, window: Some(1100), start: 944, origin: 5, ..base });
+        cases.push(Given { batch: 16 / new, apart: 7, pad: Some(30), ..base });
+        cases.push(Given { cuts: &[100, 255], ..base });
+    }
+    cases.push(Given { batch: 16, apart: 19, pad: Some(3), slots: 700, first: 200, ..STEP });
     cases.push(Given { new: 130, slots: 700, first: 500, group: 4, head_dim: 128, ..PROMPT });
     // In several buffers: in the middle of what is seen, before and behind it, and more than a workgroup has.
     for new in [1, 2, 33] {

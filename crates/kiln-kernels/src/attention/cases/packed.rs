@@ -121,6 +121,20 @@ fn all() -> Vec<Given> {
         // What the packed ring no longer holds is not seen.
         cases.push(Given { start: 0, ..ring });
     }
+    // As many queries as may not depend on each other.
+    for (keys, values) in [(STEP.keys, STEP.values), ((2, 64, Channels), (3, 32, Tokens))] {
+        for new in [8, 16] {
+            let base = Given { new, group: 3, keys, values, recent: 60, ..STEP };
+            cases.push(base);
+            cases.push(Given { window: Some(30), batch: 16 / new, apart: 3, head_dim: 80, ..base });
+            let long =
+                Given { slots: 3072, end: 2944, first: 3000, recent_origin: 2944, recent: 128, ..base };
+            cases.push(long);
+            cases.push(Given { window: Some(1500), group: 8, ..long });
+            let ring = Given { first: 500, end: 480, origin: 96, recent_origin: 7, start: 400, ..base };
+            cases.push(Given { window: Some(50), ..ring });
+        }
+    }
     // Long enough to be split.
     for (new, group) in [(1, 4), (5, 1), (33, 2)] {
         let long = Given { new, group, slots: 3072, end: 2944, first: 3000, recent: 128, ..STEP };

@@ -28,54 +28,62 @@ fn combine<E: Float>(
     let mut all_largest = Shared::<[f32]>::new_slice(LANES);
     let mut sums = Shared::<[f32]>::new_slice(LANES);
     let mut weights = Shared::<[f32]>::new_slice(LANES);
-    let mut numbers = Shared::<[f32]>::new_slice(LANES);
     let at = vector * splits * (dim + 2);
 
-    // There are no more parts than lanes.
     let mut most = f32::new(LOWEST);
-    let mut sum = f32::new(0.0);
-    if lane < splits {
-        let i = at + lane * (dim + 2) + dim;
-        sum = parts[i + 1];
-        if sum != 0.0 {
-            most = parts[i];
+    let mut i = lane;
+    while i < splits {
+        let part = at + i * (dim + 2) + dim;
+        if parts[part + 1] != 0.0 {
+            most = max(most, parts[part]);
         }
+        i += LANES;
     }
     all_largest[lane] = most;
-    sync_cube();
-    let mut largest = f32::new(LOWEST);
-    for i in 0..splits {
-        largest = max(largest, all_largest[i]);
+    let mut left = CUBE_DIM as usize / 2;
+    while left > 0 {
+        sync_cube();
+        if lane < left {
+            all_largest[lane] = max(all_largest[lane], all_largest[lane + left]);
+        }
+        left /= 2;
     }
-    let weight = select(sum == 0.0, 0.0, f32::exp(most - largest));
-    weights[lane] = weight;
-    sums[lane] = weight * sum;
     sync_cube();
+    let largest = all_largest[0];
 
-    // Lanes share the parts where there are more lanes than numbers.
-    let shares = LANES / dim;
+    // One after the other, so that parts in which there is nothing to see change nothing.
     let mut number = f32::new(0.0);
-    if lane < shares * dim {
-        let mut i = lane / dim;
-        while i < splits {
-            if weights[i] != 0.0 {
-                number += weights[i] * parts[at + i * (dim + 2) + lane % dim];
+    let mut total = f32::new(0.0);
+    for round in 0..splits.div_ceil(LANES) {
+        let base = round * LANES;
+        let count = min(splits - base, LANES);
+        let mut weight = f32::new(0.0);
+        let mut sum = f32::new(0.0);
+        if lane < count {
+            let part = at + (base + lane) * (dim + 2) + dim;
+            sum = parts[part + 1];
+            if sum != 0.0 {
+                weight = f32::exp(parts[part] - largest);
+                sum *= weight;
             }
-            i += shares;
         }
+        weights[lane] = weight;
+        sums[lane] = sum;
+        sync_cube();
+        if lane < dim {
+            for i in 0..count {
+                if weights[i] != 0.0 {
+                    number += weights[i] * parts[at + (base + i) * (dim + 2) + lane];
+                    total += sums[i];
+                }
+            }
+        }
+        sync_cube();
     }
-    numbers[lane] = number;
-    sync_cube();
     if lane < dim {
-        for i in 1..shares {
-            number += numbers[i * dim + lane];
-        }
-        let mut total = f32::new(0.0);
-        for i in 0..splits {
-            total += sums[i];
-        }
         // What sees nothing is 0.
-        y[vector * dim + lane] = E::cast_from(select(total == 0.0, 0.0, number / total));
+        let scale = select(total == 0.0, 0.0, 1.0 / total);
+        y[vector * dim + lane] = E::cast_from(number * scale);
     }
 }
 

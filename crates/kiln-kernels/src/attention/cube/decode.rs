@@ -101,16 +101,19 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let value_vectors = place.batch * values.stride(0) + place.kv_head * values.stride(1);
     sync_cube();
 
-    let mut base = begin;
+    // A lane has keys at positions that leave the same rest, wherever a part begins.
+    let mut base = begin - begin % LANES as i32;
     while base < end {
         let count = min(usize::cast_from(end - base), LANES);
-        let slot = (usize::cast_from(base) + info.slots - info.origin) % info.slots;
+        // Keys before the first of the part are not read.
+        let skip = usize::cast_from(max(begin - base, 0));
+        let slot = (usize::cast_from(base) + skip + info.slots - info.origin) % info.slots;
 
         // A lane reads its part of four keys; those beyond the last are the last.
         let mut at = Array::<usize>::new(4usize);
         #[unroll]
         for u in 0..4usize {
-            let own = min(lane / TOGETHER + 64 * u, count - 1);
+            let own = clamp(lane / TOGETHER + 64 * u, skip, count - 1) - skip;
             at[u] = key_vectors + turn(slot + own, info.slots) * keys.stride(2);
         }
         let mut products = Array::<Four>::new(comptime!(4 * fours));
@@ -201,9 +204,9 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
         sync_cube();
 
         if share < shares {
-            let mut key = share;
+            let mut key = share + (skip + shares - 1 - share) / shares * shares;
             while key < count {
-                let at = value_vectors + turn(slot + key, info.slots) * values.stride(2);
+                let at = value_vectors + turn(slot + key - skip, info.slots) * values.stride(2);
                 let value = four::<E, N>(values, at, column, dim);
                 #[unroll]
                 for j in 0..fours {

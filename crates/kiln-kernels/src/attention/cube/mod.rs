@@ -56,6 +56,8 @@ struct Info {
     end: i32,
     /// Rows of the batch.
     batch: usize,
+    /// Parts begin at positions that it divides; 0: positions are shared evenly.
+    chunk: i32,
 }
 
 /// Where the rows of a workgroup are.
@@ -106,12 +108,16 @@ impl Place {
         let begin =
             max(self.earliest, self.first + i32::cast_from(self.first_row / info.group) - info.window + 1);
         let end = min(self.first + i32::cast_from(self.last_row / info.group) + 1, info.end);
+        let aligned = chunk_of(begin, end, self.split, info.splits, max(info.chunk, 1));
         let splits = i32::cast_from(info.splits);
         let split = i32::cast_from(self.split);
         let keys = (max(end - begin, 0) + splits - 1) / splits;
         // Whole rounds of the lanes.
         let each = max((keys + 63) / 64 * 64, 128);
-        Part { begin: begin + split * each, end: min(begin + (split + 1) * each, end) }
+        Part {
+            begin: select(info.chunk > 0, aligned.begin, begin + split * each),
+            end: select(info.chunk > 0, aligned.end, min(begin + (split + 1) * each, end)),
+        }
     }
 
     /// The number of a vector of the result.
@@ -119,6 +125,14 @@ impl Place {
         let head = (self.batch * info.kv_heads + self.kv_head) * info.group + row % info.group;
         head * info.queries + row / info.group
     }
+}
+
+/// The part of that number, where all parts begin at positions that `chunk` divides. The last part has all that are left.
+#[cube]
+fn chunk_of(begin: i32, end: i32, split: usize, splits: usize, chunk: i32) -> Part {
+    let from = (begin / chunk + i32::cast_from(split)) * chunk;
+    let until = select(split + 1 == splits, end, min(from + chunk, end));
+    Part { begin: max(from, begin), end: until }
 }
 
 /// The slot that many slots after the first, where the ring has turned once at most.
@@ -178,7 +192,7 @@ fn write<R: Float>(
             y[at + dim + 1] = R::cast_from(sum);
         }
     } else {
-        // What sees nothing is 0.
+        // What sees nothing is 0. A part that is alone comes to the same bits.
         let scale = select(sum == 0.0, 0.0, 1.0 / sum);
         #[unroll]
         for i in 0..4usize {
@@ -235,6 +249,7 @@ fn launch(
         written.before,
         end,
         batch,
+        rows.chunk() as i32,
     );
     let (client, lanes) = (q.client.clone(), CubeDim::new_1d(LANES as u32));
     let (mixed, is_split) = (written.to.clone(), written.parts > 1);
@@ -244,7 +259,7 @@ fn launch(
     let buffers = pack([&keys, &values].into_iter().all(comes_in_fours));
     let all = pack([&q, &keys, &values].into_iter().all(comes_in_fours));
     match rows {
-        Rows::Few { fours } => decode::decode::launch(
+        Rows::Few { fours, .. } => decode::decode::launch(
             &client,
             count(workgroups),
             lanes,
@@ -302,7 +317,7 @@ pub(super) fn packed(
     let [keys, key_scales, values, value_scales] =
         [kv.keys.codes, kv.keys.scales, kv.values.codes, kv.values.scales]
             .map(|tensor| in_rows(primitive(tensor)));
-    let Sharing { rows: Rows::Few { fours }, tiles, splits } = of_packed else {
+    let Sharing { rows: Rows::Few { fours, chunk }, tiles, splits } = of_packed else {
         unreachable!("many queries have dense copies")
     };
     let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, kv.origin, slots);
@@ -324,6 +339,7 @@ pub(super) fn packed(
         splits,
         workgroups,
         all,
+        chunk as i32,
         key.channels_together(head_dim),
         key.words_together(head_dim),
         key.group(),

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    Four, LOWEST, cap,
+    Four, LOWEST, cap, chunk_of,
     few::{largest_of_lanes, sum_of_lanes},
     turn,
 };
@@ -38,6 +38,8 @@ pub(crate) struct PackedInfo {
     workgroups: usize,
     /// All parts, those of recent keys behind these.
     parts: usize,
+    /// Parts begin at positions that it divides.
+    chunk: i32,
     key_channels: usize,
     key_together: usize,
     key_group: usize,
@@ -119,17 +121,10 @@ pub(super) fn decode_codes<E: Float>(
     let mut results = Shared::<[Four]>::new_slice(comptime!(16 * fours));
     let mut part = Shared::<[i32]>::new_slice(2usize);
     if lane == 0 {
-        let mut begin = max(earliest, first + i32::cast_from(first_row / info.group) - info.window + 1);
-        if comptime!(key_codes.along_tokens) {
-            // Four keys of a lane are in one group.
-            begin = max(begin - (begin + i32::cast_from(info.slots - info.origin)) % 4, 0);
-        }
-        let splits = i32::cast_from(info.splits);
-        let share = (max(all_end - begin, 0) + splits - 1) / splits;
-        // Whole rounds of the lanes.
-        let each = max((share + 63) / 64 * 64, 128);
-        part[0] = begin + i32::cast_from(split) * each;
-        part[1] = min(begin + i32::cast_from(split + 1) * each, all_end);
+        let begin = max(earliest, first + i32::cast_from(first_row / info.group) - info.window + 1);
+        let own = chunk_of(begin, all_end, split, info.splits, info.chunk);
+        part[0] = own.begin;
+        part[1] = own.end;
     }
     let begin = workgroup_uniform_load(&part[0]);
     let end = workgroup_uniform_load(&part[1]);
@@ -213,10 +208,13 @@ pub(super) fn decode_codes<E: Float>(
     let channel = channel_of(column, info, value_each, piece);
     sync_cube();
 
-    let mut base = begin;
+    // A lane has keys at positions that leave the same rest, wherever a part begins. Its four are in one group.
+    let mut base = begin - begin % LANES as i32;
     while base < end {
         let count = min(usize::cast_from(end - base), LANES);
-        let slot = (usize::cast_from(base) + info.slots - info.origin) % info.slots;
+        // Keys before the first of the part are not read.
+        let skip = usize::cast_from(max(begin - base, 0));
+        let slot = (usize::cast_from(base) + skip + info.slots - info.origin) % info.slots;
 
         // A lane reads its part of four neighbouring keys; those beyond the last are the last.
         let quartet = lane / TOGETHER * 4;
@@ -229,7 +227,7 @@ pub(super) fn decode_codes<E: Float>(
             let mut at = Array::<usize>::new(4usize);
             #[unroll]
             for u in 0..4usize {
-                at[u] = turn(slot + min(quartet + u, count - 1), info.slots);
+                at[u] = turn(slot + clamp(quartet + u, skip, count - 1) - skip, info.slots);
             }
             let run = key_words.div_ceil(TOGETHER);
             let mut w = lane % TOGETHER * run;
@@ -386,9 +384,9 @@ pub(super) fn decode_codes<E: Float>(
         sync_cube();
 
         if share < shares {
-            let mut key = share;
+            let mut key = share + (skip + shares - 1 - share) / shares * shares;
             while key < count {
-                let at = turn(slot + key, info.slots);
+                let at = turn(slot + key - skip, info.slots);
                 let codes = values[value_vectors + at * values.stride(2) + word] >> skipped;
                 if comptime!(value_codes.along_tokens) {
                     let group = value_groups + at / info.value_group * value_scales.stride(2);

@@ -11,12 +11,14 @@ use burn::{
     tensor::{DType, Element, Int, Tensor, TensorData, bf16, f16},
 };
 use bytemuck::Pod;
-use half::slice::HalfFloatSliceExt;
 
 use kiln_core::packed::Packing;
 
 use super::{AttentionPacked, Buffers, Limits};
-use crate::native::{pieces, primitive, work};
+use crate::{
+    kernel::INVARIANT_UP_TO,
+    native::{Storage, pieces, primitive, work},
+};
 use packed::PackedView;
 use rows::{Mixed, Rows};
 use scores::Vectors;
@@ -26,6 +28,10 @@ const ROWS: usize = 64;
 
 /// Keys that are worth a piece of their own.
 const PIECE: usize = 128;
+
+/// Keys of a piece, where queries are few. Such pieces begin at multiples of it, so that what a query makes of its keys depends
+/// on their positions alone.
+const CHUNK: i32 = 4 * rows::BLOCK as i32;
 
 /// `None` for types that it is not made for, and where there is nothing to do.
 pub(super) fn dense(q: &Tensor<4>, chain: &[Buffers], positions: &Tensor<2, Int>) -> Option<Tensor<4>> {
@@ -108,17 +114,17 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
     let dims = |tensor: &FlexTensor| [0, 1, 2, 3].map(|dim| tensor.layout().shape()[dim]);
     let [batch, heads, new, head_dim] = dims(q);
     let kv_heads = dense.first().map_or(heads, |dense| dims(&dense.tensors[0])[1]);
-    let group = heads / kv_heads;
+    let (group, are_few) = (heads / kv_heads, new <= INVARIANT_UP_TO);
     let q = View::of(q);
     let mut all = Vec::with_capacity(dense.len() + 1);
     for Dense { tensors, places, slots } in dense {
         let [keys, values] = tensors.each_ref().map(|tensor| Source::Dense(View::of(tensor)));
-        all.push(Given { q, keys, values, places: places.clone(), group, slots: *slots, head_dim });
+        all.push(Given { q, keys, values, places: places.clone(), group, slots: *slots, head_dim, are_few });
     }
     if let Some(Packed { tensors: [k, ks, v, vs], packings, places, slots }) = packed {
         let [keys, values] = [([k, ks], packings[0]), ([v, vs], packings[1])]
             .map(|(tensors, packing)| Source::Packed(PackedView::of(tensors, packing)));
-        all.push(Given { q, keys, values, places: places.clone(), group, slots: *slots, head_dim });
+        all.push(Given { q, keys, values, places: places.clone(), group, slots: *slots, head_dim, are_few });
     }
     let mut y = vec![E::default(); batch * heads * new * head_dim];
 
@@ -131,8 +137,15 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
     let visible: Vec<usize> = all.iter().map(|given| of_rows(given).unwrap_or(0)).collect();
     let products = batch * heads * new * visible.iter().sum::<usize>() * head_dim;
     let number = batch * kv_heads * new.div_ceil(together);
-    let splits = |visible: &usize| pieces(products).div_ceil(number).min(visible / PIECE).max(1);
-    let splits: Vec<usize> = visible.iter().map(splits).collect();
+    // The parts of the keys of each block.
+    let splits = |given: &Given<'_, E>, visible: &usize| match are_few {
+        true => {
+            let parts = |block: Block| chunks(&given.keys(block.row, &block.queries)).count();
+            blocks.clone().map(parts).max().unwrap_or(0)
+        }
+        false => pieces(products).div_ceil(number).min(visible / PIECE),
+    };
+    let splits: Vec<usize> = all.iter().zip(&visible).map(|(given, n)| splits(given, n).max(1)).collect();
     let parts_of_all: usize = splits.iter().sum();
 
     // The vectors of a head, in the order of the blocks.
@@ -158,8 +171,15 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
             for (given, splits) in all.iter().zip(&splits) {
                 let keys = given.keys(block.row, &block.queries);
                 let each = keys.len().div_ceil(*splits).max(1);
-                for (start, part) in keys.clone().step_by(each).zip(&mut parts) {
-                    let keys = start..keys.end.min(start + each as i32);
+                let ranges: Vec<Range<i32>> = match are_few {
+                    true => chunks(&keys).collect(),
+                    false => keys
+                        .clone()
+                        .step_by(each)
+                        .map(|start| start..keys.end.min(start + each as i32))
+                        .collect(),
+                };
+                for (keys, part) in ranges.into_iter().zip(&mut parts) {
                     pieces.push(Rows { given, block: block.clone(), keys, result: Mixed::Part(part) });
                 }
             }
@@ -170,6 +190,13 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
         }
     }
     TensorData::new(y, [batch, heads, new, head_dim])
+}
+
+/// These positions, cut at every multiple of [`CHUNK`].
+fn chunks(keys: &Range<i32>) -> impl Iterator<Item = Range<i32>> {
+    let Range { start, end } = *keys;
+    let first = start / CHUNK * CHUNK;
+    (first..end.max(first)).step_by(CHUNK as usize).map(move |chunk| start.max(chunk)..end.min(chunk + CHUNK))
 }
 
 /// Puts together what came of the parts of all keys, as [`Mixed::Part`] says.
@@ -185,10 +212,9 @@ fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, head_dim: usize) 
             sum += row[1] * weight;
             mixed.iter_mut().zip(&row[2..]).for_each(|(mixed, value)| *mixed += weight * value);
         }
-        // What sees nothing is 0.
-        if sum != 0.0 {
-            mixed.iter_mut().for_each(|mixed| *mixed /= sum);
-        }
+        // What sees nothing is 0. One part gives the bits of the whole.
+        let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+        mixed.iter_mut().for_each(|mixed| *mixed *= scale);
         E::narrow(&mixed, vector);
     }
 }
@@ -239,6 +265,8 @@ struct Given<'a, E> {
     group: usize,
     slots: usize,
     head_dim: usize,
+    /// Whether there are so few queries that none may depend on the others.
+    are_few: bool,
 }
 
 impl<E> Given<'_, E> {
@@ -345,53 +373,5 @@ impl<E: Storage> View<'_, E> {
             self.read([at[0], at[1], at[2] + i], &mut vector[..dim]);
         }
         Vectors { numbers: packed, stride: width }
-    }
-}
-
-/// How numbers are stored.
-trait Storage: Element + Pod + Default + Send + Sync {
-    /// Numbers that are float32 already.
-    fn floats(numbers: &[Self]) -> Option<&[f32]> {
-        let _ = numbers;
-        None
-    }
-
-    fn widen(from: &[Self], to: &mut [f32]);
-
-    /// To the nearest.
-    fn narrow(from: &[f32], to: &mut [Self]);
-}
-
-impl Storage for f32 {
-    fn floats(numbers: &[Self]) -> Option<&[f32]> {
-        Some(numbers)
-    }
-
-    fn widen(from: &[Self], to: &mut [f32]) {
-        to.copy_from_slice(from);
-    }
-
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        to.copy_from_slice(from);
-    }
-}
-
-impl Storage for f16 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
-
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        to.convert_from_f32_slice(from);
-    }
-}
-
-impl Storage for bf16 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
-
-    fn narrow(from: &[f32], to: &mut [Self]) {
-        to.convert_from_f32_slice(from);
     }
 }

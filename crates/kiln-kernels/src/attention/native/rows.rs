@@ -14,8 +14,9 @@ use super::{
     scores::{Vectors, exp, finite, score_few, score_many, tanh},
 };
 
-/// Keys at a time. They, their values and their scores stay in the caches.
-const BLOCK: usize = 64;
+/// Keys at a time. They, their values and their scores stay in the caches. Blocks begin at multiples of it: what a row makes of
+/// its keys does not depend on which ones other rows see.
+pub(super) const BLOCK: usize = 64;
 
 /// Queries of the heads that share keys, and the keys that they go over.
 pub(super) struct Rows<'a, E> {
@@ -46,7 +47,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
         // Scores are `[keys, columns]`, with a column for each row and as many more as fill a vector.
         let (columns, width) = (rows.next_multiple_of(S::F32_LANES), dim.next_multiple_of(S::F32_LANES));
         // Few rows would leave vectors of them empty; vectors of dimensions are full.
-        let few = 2 * rows <= S::F32_LANES;
+        let few = given.are_few || 2 * rows <= S::F32_LANES;
 
         let mut queries = vec![0.0; if few { rows * width } else { dim * columns }];
         let mut query = vec![0.0; dim];
@@ -71,17 +72,26 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
         let (mut packed_keys, mut packed_values) = (Vec::new(), Vec::new());
         let mut position = keys.start;
         while position < keys.end {
+            let n = (BLOCK - position as usize % BLOCK).min((keys.end - position) as usize);
             let slot = given.slot(position);
-            let n = BLOCK.min((keys.end - position) as usize).min(given.slots - slot);
+            // A ring may turn in the middle.
+            let turn = n.min(given.slots - slot);
+            let parts = [(slot, 0..turn), (0, turn..n)];
             let last = position + n as i32 - 1;
             let scores = &mut scores[..n * columns];
-            let at = [row, kv_head, slot];
 
-            let vectors = given.keys.vectors(at, [n, dim, dim], &mut packed_keys);
-            if few {
-                score_few(simd, vectors, &queries, scores, [n, dim, rows, columns]);
-            } else {
-                score_many(simd, vectors, &queries, scores, [n, dim, columns]);
+            for (slot, part) in &parts {
+                let (n, at) = (part.len(), [row, kv_head, *slot]);
+                if n == 0 {
+                    continue;
+                }
+                let scores = &mut scores[part.start * columns..part.end * columns];
+                let vectors = given.keys.vectors(at, [n, dim, dim], &mut packed_keys);
+                if few {
+                    score_few(simd, vectors, &queries, scores, [n, dim, rows, columns]);
+                } else {
+                    score_many(simd, vectors, &queries, scores, [n, dim, columns]);
+                }
             }
             if let Some(cap) = limits.softcap {
                 for score in scores.iter_mut() {
@@ -96,8 +106,16 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
                 }
             }
             state.weigh(scores, columns);
-            let values = given.values.vectors(at, [n, dim, width], &mut packed_values);
-            state.mix(simd, scores, values, [rows, columns, width]);
+            for (slot, part) in &parts {
+                let (n, at) = (part.len(), [row, kv_head, *slot]);
+                if n == 0 {
+                    continue;
+                }
+                let weights = &scores[part.start * columns..part.end * columns];
+                let values = given.values.vectors(at, [n, dim, width], &mut packed_values);
+                state.mix(simd, weights, values, [rows, columns, width]);
+                state.shrunk.fill(1.0);
+            }
             position += n as i32;
         }
         result.write(&state, [new, dim, rows, width]);

@@ -89,7 +89,8 @@ fn score_block<S: Simd, const M: usize, const N: usize>(
     M
 }
 
-/// Scores with vectors of dimensions: queries are `[rows, dim]`, in whole vectors.
+/// Scores with vectors of dimensions: queries are `[rows, dim]`, in whole vectors. How a score is added up depends neither on
+/// the number of rows nor on that of keys.
 #[inline(always)]
 pub(super) fn score_few<S: Simd>(
     simd: S,
@@ -98,64 +99,75 @@ pub(super) fn score_few<S: Simd>(
     scores: &mut [f32],
     [n, dim, rows, columns]: [usize; 4],
 ) {
-    let width = queries.len() / rows;
-    let queries = Vectors { numbers: queries, stride: width };
-    // One key after the other, as they come from memory.
-    for key in 0..n {
-        let [vector] = keys.some(key, dim);
-        let scores = &mut scores[key * columns..][..rows];
-        let mut r = 0;
-        while r < rows {
-            r += match rows - r {
-                4.. => dots::<S, 4, 2>(simd, queries.some(r, width), vector, &mut scores[r..]),
-                2.. => dots::<S, 2, 4>(simd, queries.some(r, width), vector, &mut scores[r..]),
-                _ => dots::<S, 1, 4>(simd, queries.some(r, width), vector, &mut scores[r..]),
-            };
-        }
+    let queries = Vectors { numbers: queries, stride: queries.len() / rows };
+    let mut key = 0;
+    while key < n {
+        let scores = &mut scores[key * columns..];
+        let sizes = [rows, columns];
+        key += match n - key {
+            4.. => score_keys::<S, 4>(simd, keys.some(key, dim), queries, scores, sizes),
+            _ => score_keys::<S, 1>(simd, keys.some(key, dim), queries, scores, sizes),
+        };
     }
 }
 
-/// M rows times a key. K sums of each, because an addition waits for the one before it.
+/// All rows, N keys.
 #[inline(always)]
-fn dots<S: Simd, const M: usize, const K: usize>(
+fn score_keys<S: Simd, const N: usize>(
+    simd: S,
+    keys: [&[f32]; N],
+    queries: Vectors<'_>,
+    scores: &mut [f32],
+    [rows, columns]: [usize; 2],
+) -> usize {
+    let width = queries.stride;
+    let mut r = 0;
+    while r < rows {
+        r += match rows - r {
+            2.. => dots::<S, 2, N>(simd, queries.some(r, width), keys, &mut scores[r..], columns),
+            _ => dots::<S, 1, N>(simd, queries.some(r, width), keys, &mut scores[r..], columns),
+        };
+    }
+    N
+}
+
+/// M rows times N keys: one sum of vectors each, in order, whatever M and N are.
+#[inline(always)]
+fn dots<S: Simd, const M: usize, const N: usize>(
     simd: S,
     queries: [&[f32]; M],
-    key: &[f32],
+    keys: [&[f32]; N],
     scores: &mut [f32],
+    columns: usize,
 ) -> usize {
-    let mut sums = [[simd.splat_f32s(0.0); K]; M];
-    let (key, rest) = S::as_simd_f32s(key);
-    let whole = key.len();
-    let (mut vectors, mut last) = ([&[][..]; M], [simd.splat_f32s(0.0); M]);
+    let mut sums = [[simd.splat_f32s(0.0); N]; M];
+    let whole = S::as_simd_f32s(keys[0]).0.len();
+    let (mut q_vectors, mut k_vectors) = ([&[][..]; M], [&[][..]; N]);
     for m in 0..M {
-        let query = S::as_simd_f32s(queries[m]).0;
-        vectors[m] = &query[..whole];
-        if !rest.is_empty() {
-            last[m] = query[whole];
-        }
+        q_vectors[m] = S::as_simd_f32s(queries[m]).0;
     }
-    let mut i = 0;
-    while i + K <= whole {
-        for k in 0..K {
-            for m in 0..M {
-                sums[m][k] = simd.mul_add_e_f32s(key[i + k], vectors[m][i + k], sums[m][k]);
+    for n in 0..N {
+        k_vectors[n] = &S::as_simd_f32s(keys[n]).0[..whole];
+    }
+    for i in 0..whole {
+        for m in 0..M {
+            let query = q_vectors[m][i];
+            for n in 0..N {
+                sums[m][n] = simd.mul_add_e_f32s(k_vectors[n][i], query, sums[m][n]);
             }
         }
-        i += K;
     }
-    while i < whole {
+    for n in 0..N {
+        let rest = S::as_simd_f32s(keys[n]).1;
+        if !rest.is_empty() {
+            let rest = simd.partial_load_f32s(rest);
+            for m in 0..M {
+                sums[m][n] = simd.mul_add_e_f32s(rest, q_vectors[m][whole], sums[m][n]);
+            }
+        }
         for m in 0..M {
-            sums[m][0] = simd.mul_add_e_f32s(key[i], vectors[m][i], sums[m][0]);
+            scores[n * columns + m] = simd.reduce_sum_f32s(sums[m][n]);
         }
-        i += 1;
-    }
-    let rest = if rest.is_empty() { simd.splat_f32s(0.0) } else { simd.partial_load_f32s(rest) };
-    for m in 0..M {
-        sums[m][0] = simd.mul_add_e_f32s(rest, last[m], sums[m][0]);
-        for k in 1..K {
-            sums[m][0] = simd.add_f32s(sums[m][0], sums[m][k]);
-        }
-        scores[m] = simd.reduce_sum_f32s(sums[m][0]);
     }
     M
 }

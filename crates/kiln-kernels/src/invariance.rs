@@ -1,0 +1,87 @@
+//! Batch invariance: what a row or a token comes to does not depend on what is computed beside it.
+
+use std::ops::Range;
+
+use burn::tensor::{Tensor, TensorData, kind::Basic};
+use kiln_core::{
+    Result,
+    layer::{Positions, RowPosition},
+    packed::PackedBuffer,
+};
+
+use crate::{Kernel, Kernels, cases::Read, kernel::INVARIANT_UP_TO};
+
+/// Rows, and tokens of each of them.
+pub type Extent = [Range<usize>; 2];
+
+/// Computes `kernel` whole and in parts, and says which part differs from the whole in its bits. `None`: none does, or there are
+/// more rows and tokens than the law is for.
+///
+/// # Errors
+/// Those of the device.
+pub(crate) fn violation<K: Kernel>(kernel: K, kernels: &Kernels) -> Result<Option<String>> {
+    let kernel = kernel.checked();
+    let [rows, tokens] = kernel.extent();
+    if !(2..=INVARIANT_UP_TO).contains(&(rows * tokens)) {
+        return Ok(None);
+    }
+    // The first, one in the middle and the last alone, and all but the last together.
+    let some = |n: usize| [0, n / 2, n - 1];
+    let one = some(rows).map(|row| some(tokens).map(|token| [row..row + 1, token..token + 1]));
+    let mut parts = one.concat();
+    parts.extend([[0..rows, 0..(tokens - 1).max(1)], [0..(rows - 1).max(1), 0..tokens]]);
+    parts.sort_by_key(|[rows, tokens]| [rows.start, rows.end, tokens.start, tokens.end]);
+    parts.dedup();
+    let whole = kernels.run(kernel.clone());
+    for part in parts {
+        let want = K::part_of(whole.clone(), part.clone()).read()?;
+        let got = kernels.run(kernel.clone().part(part.clone())).read()?;
+        if let Some(why) = differ(&got, &want) {
+            let [row, token] = part;
+            return Ok(Some(format!("rows {row:?} and tokens {token:?} of {rows} and {tokens}: {why}")));
+        }
+    }
+    Ok(None)
+}
+
+/// The first bits that differ, in a sentence.
+fn differ(got: &[TensorData], want: &[TensorData]) -> Option<String> {
+    got.iter().zip(want).find_map(|(got, want)| {
+        let numbers = got.iter::<f64>().zip(want.iter::<f64>()).enumerate();
+        let (i, (alone, beside)) = numbers.into_iter().find(|(_, (a, b))| a.to_bits() != b.to_bits())?;
+        Some(format!("element {i} is {alone} alone and {beside} beside the others"))
+    })
+}
+
+/// These rows, in dimension 0, and tokens, in dimension `dim`.
+pub(crate) fn cut<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    [rows, tokens]: &Extent,
+    dim: usize,
+) -> Tensor<D, K> {
+    cut_rows(tensor, rows).narrow(dim, tokens.start, tokens.len())
+}
+
+/// These rows, in dimension 0.
+pub(crate) fn cut_rows<const D: usize, K: Basic>(tensor: Tensor<D, K>, rows: &Range<usize>) -> Tensor<D, K> {
+    tensor.narrow(0, rows.start, rows.len())
+}
+
+/// These rows of a packed buffer.
+pub(crate) fn cut_buffer(buffer: PackedBuffer, rows: &Range<usize>) -> PackedBuffer {
+    PackedBuffer { codes: cut_rows(buffer.codes, rows), scales: cut_rows(buffer.scales, rows) }
+}
+
+/// Where these tokens stand. They see no more than they would beside `new` tokens in rings of `slots` slots.
+pub(crate) fn cut_positions(
+    positions: &Positions,
+    [rows, tokens]: &Extent,
+    new: usize,
+    slots: usize,
+) -> Positions {
+    let own = positions.on_host[rows.clone()].iter().map(|row| RowPosition {
+        first: row.first + tokens.start,
+        visible_from: row.visible_from.max((row.first + new).saturating_sub(slots)),
+    });
+    Positions::new(own.collect(), &positions.on_device.device())
+}

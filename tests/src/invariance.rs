@@ -1,0 +1,142 @@
+//! Batch invariance: what a token comes to does not depend on what is computed beside it, bit for bit, for up to 16 rows times
+//! tokens. So a pass that verifies several tokens gives the logits of one pass for each.
+
+use kiln::{
+    Model, ModelCache, Plan, TokenId,
+    device::Opened,
+    kernels::{Choice, INVARIANT_UP_TO},
+};
+
+use crate::{
+    laws::remembering,
+    support::{ARCHITECTURES, batch, forward, llama_with, recorded},
+};
+
+/// Longer than the windows of the models that have one.
+const PROMPT: usize = 20;
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+fn tokens(row: usize, n: usize) -> Vec<TokenId> {
+    (0..n as TokenId).map(|i| (i * i + 7 * i + 31 * row as TokenId + 3) % 97).collect()
+}
+
+/// Logits of every token of `rows`, fed in pieces of these lengths: for each row, its tokens one after the other.
+fn fed(model: &Model, cache: &mut ModelCache, rows: &[Vec<TokenId>], pieces: &[usize]) -> Vec<Vec<u32>> {
+    let vocab = model.sizes().vocab;
+    let mut logits = vec![Vec::new(); rows.len()];
+    let mut start = 0;
+    for n in pieces {
+        let piece: Vec<_> = rows.iter().map(|row| row[start..start + n].to_vec()).collect();
+        let all = forward(model, &batch(model, &piece), cache);
+        for (logits, own) in logits.iter_mut().zip(all.chunks(n * vocab)) {
+            logits.extend(own.iter().map(|logit| logit.to_bits()));
+        }
+        start += n;
+    }
+    logits
+}
+
+/// The plans whose caches give a query the same keys however tokens were fed: all that it may see.
+fn plans(model: &Model) -> impl Iterator<Item = (String, Plan)> {
+    let exact = remembering(model).filter(|(name, _, exact)| *exact && !name.contains("offloaded"));
+    exact.map(|(name, plan, _)| (name, plan))
+}
+
+/// Pieces in which 16 tokens are fed behind the prompt.
+const PIECES: [&[usize]; 3] = [&[16], &[2, 3, 11], &[5, 4, 7]];
+
+/// Several tokens of a row in one pass, behind a prompt, are what they are one by one.
+fn tokens_fail(model: &Model, plan: &Plan, together: &[&[usize]]) -> Option<String> {
+    let row = [tokens(0, PROMPT + INVARIANT_UP_TO)];
+    let run = |pieces: &[usize]| {
+        let mut cache = model.cache(plan).unwrap();
+        cache.keep_history(INVARIANT_UP_TO);
+        let pieces: Vec<_> = [PROMPT].into_iter().chain(pieces.iter().copied()).collect();
+        fed(model, &mut cache, &row, &pieces).remove(0)
+    };
+    let one_by_one = run(&[1; INVARIANT_UP_TO]);
+    let differ = together.iter().find(|pieces| run(pieces) != one_by_one)?;
+    Some(format!("tokens in pieces of {differ:?}"))
+}
+
+/// Rows of a batch are what they are alone.
+fn rows_fail(model: &Model, plan: &Plan) -> Option<String> {
+    let fed =
+        |rows: &[Vec<TokenId>], pieces: &[usize]| fed(model, &mut model.cache(plan).unwrap(), rows, pieces);
+    // Never more than 16 at once, also in the beginning.
+    for (n, pieces) in [(2, vec![8, 1, 7]), (5, vec![1, 3, 2, 3]), (16, vec![1; 9])] {
+        let rows: Vec<_> = (0..n).map(|row| tokens(row, pieces.iter().sum())).collect();
+        let together = fed(&rows, &pieces);
+        for row in [0, n - 1] {
+            if fed(&rows[row..=row], &pieces)[0] != together[row] {
+                return Some(format!("row {row} of a batch of {n}"));
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn tokens_in_one_pass_are_what_they_are_one_by_one() {
+    let mut failures = Vec::new();
+    for (device, opened) in devices() {
+        for name in ARCHITECTURES {
+            let model = recorded(name, opened);
+            for (text, plan) in plans(&model) {
+                let why = tokens_fail(&model, &plan, &PIECES);
+                failures.extend(why.map(|why| format!("{text} of {name} on {device}: {why}")));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// What a query sees as codes depends on the first token that was fed with it. Tokens that end up in one block see the same.
+#[test]
+fn tokens_of_one_block_are_what_they_are_one_by_one_in_a_quantized_cache() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        for settings in ["k=8,v=8", "k=2,v=4", "nbits=8,format=hqq,axis_key=1,axis_value=1"] {
+            let text = format!("quantized:{settings},group=8,residual=8");
+            let why = tokens_fail(&model, &Plan::named(&text).unwrap(), &[&[4, 8, 4], &[1, 3, 5, 3, 4]]);
+            assert_eq!(why, None, "{text} on {device}");
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_batch_are_what_they_are_alone() {
+    let mut failures = Vec::new();
+    for (device, opened) in devices() {
+        for name in ARCHITECTURES {
+            let model = recorded(name, opened);
+            for (text, plan) in plans(&model) {
+                let why = rows_fail(&model, &plan);
+                failures.extend(why.map(|why| format!("{text} of {name} on {device}: {why}")));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_implementation_is_invariant() {
+    let mut failures = Vec::new();
+    for (device, opened) in devices() {
+        let choices: &[Choice] = match device {
+            "cpu" => &[Choice::Reference],
+            "wgpu" => &[Choice::Cube],
+            _ => &[],
+        };
+        for &kernels in choices {
+            let model = llama_with(opened, kernels);
+            let plan = Plan::dynamic();
+            let why = tokens_fail(&model, &plan, &PIECES).or_else(|| rows_fail(&model, &plan));
+            failures.extend(why.map(|why| format!("{kernels} on {device}: {why}")));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}

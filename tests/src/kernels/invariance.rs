@@ -1,0 +1,33 @@
+//! What a row or a token comes to does not depend on what is computed beside it, bit for bit.
+
+use burn::tensor::DType;
+use kiln::kernels::{Choice, KERNELS, Kernels};
+
+use super::choices;
+
+#[test]
+fn rows_and_tokens_do_not_depend_on_those_beside_them() {
+    let mut failures = Vec::new();
+    for (name, device) in &kiln_testkit::devices() {
+        for dtype in
+            [DType::F32, DType::F16, DType::BF16].into_iter().filter(|&dtype| device.supports_dtype(dtype))
+        {
+            for (choice, _) in choices(name, device) {
+                // On wgpu, `auto` is `wgsl`, and references are hundreds of launches.
+                if name == "wgpu" && [Choice::Auto, Choice::Reference].contains(&choice) {
+                    continue;
+                }
+                for kernel in KERNELS {
+                    for case in kernel.cases() {
+                        let kernels = Kernels::new(choice, device).unwrap();
+                        let varies = case.variance(&kernels, dtype).unwrap();
+                        failures.extend(
+                            varies.map(|why| format!("{choice} on {name}, {dtype:?}: {case:?}: {why}")),
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} cases depend:\n{}", failures.len(), failures.join("\n"));
+}
