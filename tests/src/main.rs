@@ -12,6 +12,7 @@ mod fuzz;
 mod kernels;
 mod laws;
 mod models;
+mod modes;
 mod offload;
 mod out_of_memory;
 mod quantized;

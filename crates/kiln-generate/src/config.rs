@@ -135,6 +135,9 @@ generation_config! {
         early_stopping: EarlyStopping,
         /// Words that every beam must hold, in any order: lists of tokens, or lists of such lists, of which one must occur.
         force_words_ids: Vec<ForceWord>,
+        /// Chooses tokens that are likelier after the prompt than after a negative prompt: log-probabilities are moved away from those
+        /// behind it by this factor. 1 is off, 0 continues the negative prompt.
+        guidance_scale: f32,
         /// Sequences that are returned for each prompt.
         num_return_sequences: usize,
         /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.

@@ -13,7 +13,6 @@ const NOT_APPLIED: &[(&str, f64)] = &[
     ("constraints", 0.0),
     ("dola_layers", 0.0),
     ("forced_decoder_ids", 0.0),
-    ("guidance_scale", 1.0),
     ("penalty_alpha", 0.0),
     ("token_healing", 0.0),
 ];

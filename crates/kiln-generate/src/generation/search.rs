@@ -64,12 +64,23 @@ pub(super) struct Scored<'a> {
     pub(super) limit: Option<usize>,
     /// `[rows, vocab]`
     pub(super) logits: &'a [f32],
+    /// What processors begin with instead of the logits, `[rows, vocab]`.
+    pub(super) begin: Option<&'a [f32]>,
     pub(super) vocab: usize,
 }
 
 impl Scored<'_> {
     pub(super) fn logits_of(&self, row: usize) -> &[f32] {
-        self.logits.get(row * self.vocab..(row + 1) * self.vocab).unwrap_or_default()
+        self.of(row, self.logits)
+    }
+
+    /// What processors begin with.
+    pub(super) fn begin_of(&self, row: usize) -> &[f32] {
+        self.of(row, self.begin.unwrap_or(self.logits))
+    }
+
+    fn of<'b>(&self, row: usize, all: &'b [f32]) -> &'b [f32] {
+        all.get(row * self.vocab..(row + 1) * self.vocab).unwrap_or_default()
     }
 }
 
@@ -96,7 +107,7 @@ impl EachRow {
     pub(super) fn choose(&mut self, step: &Scored<'_>) -> Result<Choice> {
         let Options { settings, keep_logits, .. } = step.options;
         let mut choice = Choice::default();
-        for (i, (logits, row)) in step.logits.chunks_exact(step.vocab).zip(step.rows).enumerate() {
+        for (i, row) in step.rows.iter().enumerate().take(step.logits.len() / step.vocab) {
             if row.finished() {
                 choice.tokens.push(settings.padding(step.vocab));
                 choice.logits.push(Vec::new());
@@ -104,7 +115,8 @@ impl EachRow {
                 continue;
             }
             let state = row.state(step.generated, step.limit);
-            let mut scores = logits.to_vec();
+            let begin = step.begin_of(i);
+            let mut scores = begin.to_vec();
             settings.processors.apply(&state, &mut scores)?;
             let token = match &mut self.sampler {
                 Some(sampler) => sampler.sample(i, &scores),
@@ -112,9 +124,9 @@ impl EachRow {
             };
             choice
                 .tokens
-                .push(token.map_err(|error| settings.processors.emptied(&state, logits).unwrap_or(error))?);
+                .push(token.map_err(|error| settings.processors.emptied(&state, begin).unwrap_or(error))?);
             if *keep_logits {
-                choice.logits.push(logits.to_vec());
+                choice.logits.push(step.logits_of(i).to_vec());
             }
             choice.scores.push(scores);
         }
