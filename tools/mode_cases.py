@@ -33,7 +33,10 @@ def padded(rows):
     return torch.tensor(ids), torch.tensor(mask)
 
 
-def processors():
+def processors(rows):
+    # Repetition penalties of 4.47 also count padding.
+    if len(rows) > 1 and not IS_5:
+        return {}
     return random.choice([{}, {}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}])
 
 
@@ -44,7 +47,7 @@ def cases():
             scale = random.choice([0.0, 0.5, 1.5, 3.0, 7.5, -1.0])
             rows = [row(1, 12) for _ in range(1 if i % 2 else 3)]
             negative = random.choice([None, [row(1, 14) for _ in rows]])
-            yield "llama", {"guidance_scale": scale, **processors()}, rows, negative
+            yield "llama", {"guidance_scale": scale, **processors(rows)}, rows, negative
     else:
         for i in range(24):
             layers = random.choice(["low", "high", [0], [1], [2, 1], [0, 1, 2], [0, 2, 3]])
@@ -52,11 +55,11 @@ def cases():
             if (name, layers) == ("llama_tied", "low"):
                 layers = "high"  # None of the three layers is a low one where embeddings are tied.
             rows = [row(1, 12) for _ in range(1 if i % 2 else 3)]
-            yield name, {"dola_layers": layers, **processors()}, rows, None
+            yield name, {"dola_layers": layers, **processors(rows)}, rows, None
         for i in range(24):
             settings = {"penalty_alpha": random.choice([0.2, 0.4, 0.6, 0.9]), "top_k": random.choice([2, 3, 4, 8])}
             rows = [row(1, 12) for _ in range(1 if i % 2 else 3)]
-            yield ["llama", "llama_tied"][i % 4 // 2], {**settings, **processors()}, rows, None
+            yield ["llama", "llama_tied"][i % 4 // 2], {**settings, **processors(rows)}, rows, None
 
 
 def record(model, settings, prompts, negative):

@@ -89,3 +89,16 @@ fn guidance_is_that_of_transformers() {
         }
     }
 }
+
+#[test]
+fn dola_is_that_of_transformers() {
+    let cases = cases("4.47.1", "dola_layers");
+    for (device, opened) in kiln_testkit::devices::opened() {
+        let load = |name: &str| float32(Model::builder(fixtures("4.47.1").join("models").join(name)), opened);
+        let models = ["llama", "llama_tied"].map(|name| (name, load(name).load().unwrap()));
+        for case in &cases {
+            let (_, model) = models.iter().find(|(name, _)| *name == case.model).unwrap();
+            assert_recorded(model, &Plan::dynamic(), case, &format!("on {device}"));
+        }
+    }
+}

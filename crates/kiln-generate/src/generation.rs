@@ -6,6 +6,7 @@
 //! for a draw that falls on a rounding (see [`sampler`]).
 
 mod beams;
+mod dola;
 mod guidance;
 mod refused;
 mod rows;
@@ -23,12 +24,15 @@ use kiln_core::{
 };
 use kiln_kernels::Kernels;
 
-pub use self::beams::{BeamSettings, EarlyStopping, ForceWord};
 use self::{
     beams::Beams,
     guidance::Guidance,
     rows::{Row, Stopping, longest_prompt},
     search::{Choice, EachRow, Scored, Search},
+};
+pub use self::{
+    beams::{BeamSettings, EarlyStopping, ForceWord},
+    dola::DolaLayers,
 };
 use crate::{
     OomPolicy,
@@ -191,6 +195,9 @@ impl<'a> Generation<'a> {
         };
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
         feeder.device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
+        if let Some(layers) = &settings.dola_layers {
+            feeder.running.early = layers.of(model)?;
+        }
         let search = match &settings.beams {
             Some(beams) => Search::Beams(Box::new(Beams::new(beams.clone(), batch.rows(), sampler))),
             None => Search::EachRow(EachRow { sampler }),
@@ -404,8 +411,19 @@ impl<'a> Generation<'a> {
         };
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
-        let begin = self.guidance.as_ref().zip(negative);
-        let begin = begin.map(|(guidance, negative)| guidance.scores(&logits, &negative, vocab));
+        let (logits, begin) = match self.feeder.running.early.len() {
+            0 => (logits, None),
+            layers => {
+                let (logits, begin) = dola::contrast(&logits, layers, vocab);
+                (logits, Some(begin))
+            }
+        };
+        let begin = match self.guidance.as_ref().zip(negative) {
+            Some((guidance, negative)) => {
+                Some(guidance.scores(begin.as_ref().unwrap_or(&logits), &negative, vocab))
+            }
+            None => begin,
+        };
         let step = Scored {
             options: &self.options,
             rows: &self.rows,
