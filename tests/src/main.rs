@@ -13,6 +13,7 @@ mod invariance;
 mod kernels;
 mod laws;
 mod models;
+mod modes;
 mod offload;
 mod out_of_memory;
 mod quantized;

@@ -3,8 +3,8 @@
 use std::process::Command;
 
 use kiln::{
-    Error, GenerationConfig, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama, Request,
-    Result, TokenId, device::Opened, memory::Refusals,
+    DolaLayers, Error, GenerationConfig, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama,
+    Request, Result, TokenId, device::Opened, memory::Refusals,
 };
 
 use crate::support::{alone, float32, is_alone, recorded};
@@ -137,9 +137,13 @@ fn refuse_at_any_token(opened: &Opened) {
         ("llama", "none", &padded),
     ] {
         let model = recorded(name, opened);
-        for sampled in [false, true] {
-            let wanted =
-                GenerationConfig::new().max_new_tokens(8).do_sample(sampled).seed(7).eos_token_id(Vec::new());
+        let plain = || GenerationConfig::new().max_new_tokens(8).do_sample(false).eos_token_id(Vec::new());
+        for (mode, wanted) in [
+            ("greedy", plain()),
+            ("sampled", plain().do_sample(true).seed(7)),
+            ("guided", plain().guidance_scale(2.5)),
+            ("contrasted", plain().dola_layers(DolaLayers::These(vec![0, 1]))),
+        ] {
             // Refused before the `n`th step.
             let run = |n: Option<usize>, on_oom| {
                 let mut cache = model.cache(&Plan::named(text).unwrap()).unwrap();
@@ -164,7 +168,7 @@ fn refuse_at_any_token(opened: &Opened) {
             };
             let (want, len, _) = run(None, OnOutOfMemory::Fail).unwrap();
             for n in 0..8 {
-                let what = format!("{name}, {text}, sampled {sampled}, step {n}");
+                let what = format!("{name}, {text}, {mode}, step {n}");
                 match run(Some(n), OnOutOfMemory::Offload) {
                     Ok(got) => assert_eq!(got, (want.clone(), len, true), "{what}"),
                     Err(Error::OutOfMemory { .. }) => assert_eq!(text, "none", "{what}: was to go on"),

@@ -157,7 +157,7 @@ impl CausalModel for Broken<'_> {
         self.model.rotary_tables(rows, steps, device)
     }
 
-    fn compute(&self, batch: &Batch, logits: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
+    fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let logits = self.model.compute(batch, logits, pass)?;
         if self.passes.fetch_add(1, Ordering::Relaxed) < RIGHT {
             return Ok(logits);

@@ -234,6 +234,9 @@ pub(crate) struct RunArgs {
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// The text that --guidance-scale moves away from [default: the last token of the prompt]
+    #[arg(long, hide_short_help = true, value_name = "TEXT")]
+    pub(crate) negative_prompt: Option<String>,
     /// Print N sequences, with beams or sampling
     #[arg(long, value_name = "N")]
     pub(crate) num_return_sequences: Option<usize>,
@@ -309,6 +312,9 @@ pub(crate) struct SamplingArgs {
     /// Divide the beams into N groups that avoid each other's tokens; needs --set diversity_penalty=P
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) num_beam_groups: Option<usize>,
+    /// Choose what is likelier after the prompt than after the negative prompt, by the factor G; 1 is off
+    #[arg(long, hide_short_help = true, value_name = "G", allow_negative_numbers = true)]
+    pub(crate) guidance_scale: Option<f32>,
     /// Divide the scores of tokens that were already seen; 1 is off
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,

@@ -67,7 +67,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         false => model.encode_more(&prompt)?,
     });
     let asked = wanted.clone().merged_over(model.generation_config());
-    let request = running.of(model.generate(ids)).config(wanted).grammar(grammar).sequence(&mut sequence);
+    let mut request = running.of(model.generate(ids)).config(wanted).grammar(grammar).sequence(&mut sequence);
+    if let Some(negative) = &args.negative_prompt {
+        request = request.negative_prompt(negative);
+    }
     let printed = if caches_prompt {
         request.prefill()?;
         Ok(())
@@ -289,6 +292,7 @@ pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     wanted.min_new_tokens = args.min_new_tokens;
     wanted.num_beams = args.num_beams;
     wanted.num_beam_groups = args.num_beam_groups;
+    wanted.guidance_scale = args.guidance_scale;
     wanted.seed = args.seed;
     wanted.stop_strings = (!args.stop.is_empty()).then(|| args.stop.clone());
     let mut wanted = wanted.merged_over(&settings(&args.set)?);

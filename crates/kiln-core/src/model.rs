@@ -16,9 +16,12 @@ pub type TokenId = u32;
 
 /// Which positions of the batch get logits. Each costs a row of the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logits {
+pub enum Logits<'a> {
     Last,
     All,
+    /// Of the last position those of earlier layers, then the model's own: `[rows, layers + 1, vocab]`. Layer 0 is the embeddings,
+    /// layer `n` what the first `n` blocks give; the head is applied to it without the norm in front. Layers are ascending.
+    Early(&'a [usize]),
 }
 
 /// Bytes of weights on the device.
@@ -48,6 +51,11 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         WeightBytes::default()
     }
 
+    /// Whether the head has the weights of the embeddings.
+    fn ties_embeddings(&self) -> bool {
+        false
+    }
+
     /// Bytes that a forward pass over `tokens` tokens of `rows` rows takes beside weights and cache, at most; an estimate.
     fn working_bytes(&self, _rows: usize, _tokens: usize) -> usize {
         0
@@ -64,20 +72,22 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Logits `[rows, 1 or tokens, vocab]` in float32, after feeding `batch`. What that takes is claimed first, in the
+    /// Logits `[rows, 1 or tokens, vocab]` in float32, after feeding `batch`; see [`Logits`] for more of them. What that takes is claimed first, in the
     /// cache's budget.
     ///
     /// # Errors
     /// The cache is as it was before; where it cannot be, it is poisoned and can only be reset.
-    fn forward(&self, batch: &Batch, logits: Logits, cache: &mut ModelCache) -> Result<Tensor<3>> {
+    fn forward(&self, batch: &Batch, logits: Logits<'_>, cache: &mut ModelCache) -> Result<Tensor<3>> {
         batch.check()?;
         let (rows, tokens) = (batch.rows(), batch.len());
         let step = StepShape { rows, tokens, element: self.element_bytes(), last: false };
         // In float32, before and after a softcap.
         let others = match logits {
             Logits::Last => 0,
-            Logits::All => 2 * 4 * self.vocab() * rows * tokens.saturating_sub(1),
+            Logits::All => tokens.saturating_sub(1),
+            Logits::Early(layers) => layers.len(),
         };
+        let others = 2 * 4 * self.vocab() * rows * others;
         let working = self.working_bytes(rows, tokens).saturating_add(others);
         let mut pass = cache.begin(&step, &batch.skip, batch.left_pad.iter().any(|&pad| pad > 0), working)?;
         let logits = self.compute(batch, logits, &mut pass)?;
@@ -86,5 +96,5 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     }
 
     /// The computation of [`forward`](Self::forward), which has begun the pass and commits it.
-    fn compute(&self, batch: &Batch, logits: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>>;
+    fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>>;
 }

@@ -8,7 +8,7 @@ use kiln_core::{Error, Result, files, model::TokenId};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use crate::{EarlyStopping, ForceWord, watermark::WatermarkingConfig};
+use crate::{DolaLayers, EarlyStopping, ForceWord, watermark::WatermarkingConfig};
 
 /// A `max_new_tokens` that sets no limit: the text goes on until it ends, or the model's positions do.
 pub const UNTIL_IT_ENDS: usize = usize::MAX;
@@ -135,6 +135,11 @@ generation_config! {
         early_stopping: EarlyStopping,
         /// Words that every beam must hold, in any order: lists of tokens, or lists of such lists, of which one must occur.
         force_words_ids: Vec<ForceWord>,
+        /// Chooses tokens that are likelier after the prompt than after a negative prompt: log-probabilities are moved away from those
+        /// behind it by this factor. 1 is off, 0 continues the negative prompt.
+        guidance_scale: f32,
+        /// Contrasts the last layer with an earlier one (DoLa): `"low"`, `"high"` or a list of layers.
+        dola_layers: DolaLayers,
         /// Sequences that are returned for each prompt.
         num_return_sequences: usize,
         /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.

@@ -34,6 +34,13 @@ pub(crate) struct Running<'a> {
     pub(crate) cache: CacheHandle<'a>,
     /// Padding slots at the start of each row.
     pub(crate) left_pad: Vec<usize>,
+    /// Layers whose logits are wanted beside the last: see [`Logits::Early`].
+    pub(crate) early: Vec<usize>,
+}
+
+/// Which logits a pass gives, where those of `early` layers are wanted beside the last.
+pub(crate) fn wanted(early: &[usize]) -> Logits<'_> {
+    if early.is_empty() { Logits::Last } else { Logits::Early(early) }
 }
 
 impl Running<'_> {
@@ -154,7 +161,8 @@ impl DecodeLoop {
             steps: Some(self.steps.clone()),
             ..Batch::new(self.tokens.clone())
         };
-        let logits = running.model.forward(&batch, Logits::Last, &mut running.cache)?;
+        let Running { model, cache, early, .. } = running;
+        let logits = model.forward(&batch, wanted(early), cache)?;
         drop(batch);
         let output = match device_sampler {
             Some(device_sampler) => {

@@ -6,6 +6,8 @@
 //! for a draw that falls on a rounding (see [`sampler`]).
 
 mod beams;
+mod dola;
+mod guidance;
 mod refused;
 mod rows;
 mod search;
@@ -22,11 +24,15 @@ use kiln_core::{
 };
 use kiln_kernels::Kernels;
 
-pub use self::beams::{BeamSettings, EarlyStopping, ForceWord};
 use self::{
     beams::Beams,
-    rows::{Row, Stopping},
+    guidance::Guidance,
+    rows::{Row, Stopping, longest_prompt},
     search::{Choice, EachRow, Scored, Search},
+};
+pub use self::{
+    beams::{BeamSettings, EarlyStopping, ForceWord},
+    dola::DolaLayers,
 };
 use crate::{
     OomPolicy,
@@ -67,6 +73,9 @@ pub struct Options {
     pub allowed_tokens: Option<AllowedTokens>,
     /// What every text must match, compiled and at the beginning of a text. Scores are then processed on the host.
     pub grammar: Option<Matcher>,
+    /// The prompts that guidance (`guidance_scale`) moves away from: one for each prompt, or one for all. Without any, each is the
+    /// last token of the prompt.
+    pub negative_prompts: Vec<Vec<TokenId>>,
     /// What ends a row beside the settings.
     pub stopping_criteria: Vec<StoppingCriterion>,
     /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
@@ -103,6 +112,7 @@ pub struct Step {
 #[derive(Debug)]
 pub struct Generation<'a> {
     feeder: Feeder<'a>,
+    guidance: Option<Guidance<'a>>,
     options: Options,
     search: Search,
     /// Which tokens may follow, where there is a grammar.
@@ -169,10 +179,15 @@ impl<'a> Generation<'a> {
         settings.beams.as_ref().map_or(Ok(()), |beams| beams.check_vocabulary(model.vocab()))?;
         let before = cache.seq_lens(batch.rows());
         let rows = Row::of(&batch, prompts, &before, model.vocab())?;
+        let device = batch.tokens.device();
+        let mut guidance = Guidance::new(model, &cache, &rows, &options, &device)?;
         let width = settings.width();
         let rows: Vec<Row> = rows.into_iter().flat_map(|row| std::iter::repeat_n(row, width)).collect();
-        let prompt_end = rows.iter().map(|row| row.prompt_end).max().unwrap_or(0);
+        let prompt_end = longest_prompt(&rows);
         let limit = settings.new_tokens(prompt_end)?;
+        if let (Some(guidance), Some(limit)) = (&mut guidance, limit) {
+            guidance.reserve(limit)?;
+        }
         let mut sampler = settings.do_sample.then(|| Sampler::new(settings.seed)).transpose()?;
         let padding = |(pad, before): (&usize, &usize)| pad.saturating_sub(*before);
         let padding: usize = batch.left_pad.iter().zip(&before).map(padding).sum();
@@ -183,11 +198,13 @@ impl<'a> Generation<'a> {
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
-        let device = batch.tokens.device();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
         feeder.device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
         let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
         let masks = masks.transpose()?;
+        if let Some(layers) = &settings.dola_layers {
+            feeder.running.early = layers.of(model)?;
+        }
         let search = match &settings.beams {
             Some(beams) => Search::Beams(Box::new(Beams::new(beams.clone(), batch.rows(), sampler))),
             None => Search::EachRow(EachRow { sampler }),
@@ -199,6 +216,7 @@ impl<'a> Generation<'a> {
             masks,
             width,
             feeder,
+            guidance,
             options,
             rows,
             next: Next::Prompt(batch),
@@ -226,11 +244,6 @@ impl<'a> Generation<'a> {
         }
         feeder.oom_policy = oom_policy;
         Ok(generation)
-    }
-
-    /// Slots that the longest row has seen after the prompt.
-    fn longest_prompt(&self) -> usize {
-        self.rows.iter().map(|row| row.prompt_end).max().unwrap_or(0)
     }
 
     /// The next step; `None` after the last, and after an error.
@@ -285,8 +298,9 @@ impl<'a> Generation<'a> {
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         let Options { settings, kernels, grammar, .. } = &self.options;
         match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
-            true if settings.beams.is_some() => vec!["num_beams"],
-            true if grammar.is_some() => grammar.iter().map(Matcher::name).collect(),
+            true if settings.needs_host() || grammar.is_some() => {
+                settings.on_host().into_iter().chain(grammar.as_ref().map(Matcher::name)).collect()
+            }
             true => settings.processors.on_device(settings.do_sample).err().unwrap_or_default(),
             false => Vec::new(),
         }
@@ -389,17 +403,39 @@ impl<'a> Generation<'a> {
     }
 
     async fn choose_on_host(&mut self) -> Result<Choice> {
+        let negative = match &mut self.guidance {
+            Some(guidance) => {
+                let logits = guidance.feed(&self.next, self.width, self.options.prefill_chunk).await?;
+                Some(read_back::start(logits))
+            }
+            None => None,
+        };
         let Output::Logits(logits) = self.feed().await? else {
             return Err(Error::Execution("a step kept its scores on the device".into()));
         };
         let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
-        let read = read_back::start(logits).finish().await;
-        let logits = self.trusted(read)?;
+        let logits = self.read(read_back::start(logits)).await?;
+        let negative = match negative {
+            Some(reading) => Some(self.read(reading).await?),
+            None => None,
+        };
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
-        let logits: Vec<f32> = logits.try_into_vec().map_err(|e| Error::Execution(e.to_string()))?;
         let masks = self.masks.as_mut().map_or(Ok(Vec::new()), Masks::wait)?;
         let masks: Vec<Mask> = masks.into_iter().flatten().map(|next| next.mask).collect();
+        let (logits, begin) = match self.feeder.running.early.len() {
+            0 => (logits, None),
+            layers => {
+                let (logits, begin) = dola::contrast(&logits, layers, vocab);
+                (logits, Some(begin))
+            }
+        };
+        let begin = match self.guidance.as_ref().zip(negative) {
+            Some((guidance, negative)) => {
+                Some(guidance.scores(begin.as_ref().unwrap_or(&logits), &negative, vocab))
+            }
+            None => begin,
+        };
         let step = Scored {
             masks: &masks,
             options: &self.options,
@@ -407,6 +443,7 @@ impl<'a> Generation<'a> {
             generated: self.delivered,
             limit: self.limit,
             logits: &logits,
+            begin: begin.as_deref(),
             vocab,
         };
         let stopping = Stopping {
@@ -422,6 +459,13 @@ impl<'a> Generation<'a> {
         let moves = |parents: &Vec<usize>| !parents.iter().copied().eq(0..parents.len());
         self.next = Next::Tokens(tokens, chosen.parents.clone().filter(moves));
         Ok(chosen)
+    }
+
+    /// The numbers of a tensor whose reading was started.
+    async fn read(&mut self, reading: ReadBack) -> Result<Vec<f32>> {
+        let read = reading.finish().await;
+        let read = self.trusted(read)?;
+        read.try_into_vec().map_err(|e| Error::Execution(e.to_string()))
     }
 
     async fn feed(&mut self) -> Result<Output> {
@@ -537,7 +581,7 @@ fn device_sampler(
     vocab: usize,
     device: &Device,
 ) -> Option<DeviceSampler> {
-    if options.keep_logits || options.keep_scores || options.settings.beams.is_some() {
+    if options.keep_logits || options.keep_scores || options.settings.needs_host() {
         return None;
     }
     if options.grammar.is_some() {

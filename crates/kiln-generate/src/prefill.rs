@@ -4,19 +4,14 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Int, Tensor, TensorData};
 use kiln_core::{
-    Error, Result,
-    batch::Batch,
-    device_error::Refusals,
-    layer::StepShape,
-    model::{CausalModel, Logits},
-    model_cache::ModelCache,
-    read_back,
+    Error, Result, batch::Batch, device_error::Refusals, layer::StepShape, model::CausalModel,
+    model_cache::ModelCache, read_back,
 };
 
 use crate::{
     OomPolicy,
     cache_handle::CacheHandle,
-    decode::{DecodeLoop, Output, Running},
+    decode::{DecodeLoop, Output, Running, wanted},
     device_sampler::DeviceSampler,
 };
 
@@ -77,7 +72,7 @@ impl<'a> Feeder<'a> {
         capture: bool,
     ) -> Self {
         Self {
-            running: Running { model, cache: cache.into(), left_pad },
+            running: Running { model, cache: cache.into(), left_pad, early: Vec::new() },
             unseen: None,
             decode: None,
             capture,
@@ -196,7 +191,7 @@ impl<'a> Feeder<'a> {
 
     /// The largest half, quarter or so on of `n` prompt tokens that there is memory for; `None` where there is none.
     fn smaller_chunk(&mut self, n: usize) -> Option<usize> {
-        let Running { model, cache, left_pad } = &mut self.running;
+        let Running { model, cache, left_pad, .. } = &mut self.running;
         let mut fits = |chunk: &usize| {
             let step = StepShape {
                 rows: left_pad.len(),
@@ -225,7 +220,7 @@ impl<'a> Feeder<'a> {
     /// `error`, where nothing can be done about it.
     pub(crate) fn free_memory(&mut self, error: Error, n: usize, chunk: usize) -> Result<()> {
         let Some(policy) = self.oom_policy.clone() else { return Err(error) };
-        let Running { model, cache, left_pad } = &mut self.running;
+        let Running { model, cache, left_pad, .. } = &mut self.running;
         let step = StepShape { rows: left_pad.len(), tokens: n, element: model.element_bytes(), last: false };
         let shrunk = policy.shrink(cache, &step, model.working_bytes(step.rows, chunk));
         if shrunk.is_err() {
@@ -281,9 +276,9 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Feeds new tokens; logits `[rows, 1, vocab]` of the last.
+    /// Feeds new tokens; logits `[rows, 1, vocab]` of the last, or more: see [`wanted`].
     fn feed(&mut self, new: Batch) -> Result<Tensor<3>> {
-        let Running { model, cache, left_pad } = &mut self.running;
+        let Running { model, cache, left_pad, early } = &mut self.running;
         let (tokens, skip) = match &self.unseen {
             Some(Unseen { tokens, skip }) => {
                 let skip = skip.iter().zip(&new.skip).map(|(unseen, new)| unseen + new).collect();
@@ -293,7 +288,7 @@ impl<'a> Feeder<'a> {
         };
         let batch = Batch { tokens, skip, left_pad: left_pad.clone(), horizon: new.horizon, steps: None };
         let before = cache.seq_lens(batch.rows());
-        let logits = model.forward(&batch, Logits::Last, cache)?;
+        let logits = model.forward(&batch, wanted(early), cache)?;
         let Batch { tokens, skip, .. } = batch;
         // A cache that remembers nothing has seen nothing.
         let remembered = cache.seq_lens(before.len()) != before;

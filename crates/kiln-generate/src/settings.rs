@@ -5,7 +5,7 @@ use std::time::Duration;
 use kiln_core::{Error, Result, model::TokenId};
 
 use crate::{
-    BeamSettings,
+    BeamSettings, DolaLayers,
     config::{GenerationConfig, UNTIL_IT_ENDS},
     processors::Processors,
 };
@@ -31,6 +31,10 @@ pub struct Settings {
     pub stop_strings: Vec<String>,
     /// How beams are searched; `None`: each row is continued by itself.
     pub beams: Option<BeamSettings>,
+    /// How far scores are moved away from those after a negative prompt; `None`: not at all.
+    pub guidance_scale: Option<f32>,
+    /// The layers that the last one is contrasted with; `None`: it is not.
+    pub dola_layers: Option<DolaLayers>,
     /// Sequences that are returned for each prompt.
     pub num_return_sequences: usize,
     /// `None`: from the system, once.
@@ -76,6 +80,8 @@ impl GenerationConfig {
             pad_token_id: self.pad_token_id,
             stop_strings: self.stop_strings.clone().unwrap_or_default(),
             beams,
+            guidance_scale: self.guidance_scale.filter(|&scale| scale != 1.0),
+            dola_layers: self.dola_layers.clone(),
             num_return_sequences: self.num_return_sequences.unwrap_or(1),
             seed: self.seed,
         }
@@ -94,7 +100,30 @@ impl Settings {
         if self.stop_strings.iter().any(String::is_empty) {
             return Err(setting("stop_strings", "one of them is empty, so every text would end at once"));
         }
+        if let Some(scale) = self.guidance_scale.filter(|scale| !scale.is_finite()) {
+            return Err(setting("guidance_scale", format!("is {scale}, must be a number")));
+        }
+        if self.dola_layers.is_some() && self.beams.is_some() {
+            return Err(setting(
+                "dola_layers",
+                "goes with greedy decoding and sampling alone; set num_beams to 1",
+            ));
+        }
         Ok(self)
+    }
+
+    /// Settings that are neither processors nor sampling. The scores of each step are read back for them.
+    pub(crate) fn on_host(&self) -> Vec<&'static str> {
+        let asked = [
+            ("num_beams", self.beams.is_some()),
+            ("guidance_scale", self.guidance_scale.is_some()),
+            ("dola_layers", self.dola_layers.is_some()),
+        ];
+        asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect()
+    }
+
+    pub(crate) fn needs_host(&self) -> bool {
+        !self.on_host().is_empty()
     }
 
     /// Rows of each prompt.

@@ -68,7 +68,7 @@ pub use kiln_core::{
 };
 pub use kiln_generate::{
     AllowedTokens, BeamSettings, CacheHandle, ChatTemplate, ChatTemplates, Completion, Conversation,
-    EarlyStopping, ForceWord, Generation, GenerationConfig, Grammar, Message, OomPolicy,
+    DolaLayers, EarlyStopping, ForceWord, Generation, GenerationConfig, Grammar, Message, OomPolicy,
     Options as GenerationOptions, Processor, Processors, RenderOptions, RowState, Settings, Stats, Step,
     StopReason, StopStrings, StoppingCriterion, TextStream, Tokenizer, UNTIL_IT_ENDS, chat_template::Data,
     prefill, processors, watermark,

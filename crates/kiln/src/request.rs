@@ -125,6 +125,8 @@ pub struct Request<'a> {
     run: RunOptions,
     /// The answer that the text is in a conversation.
     answer: Option<Answer<'a>>,
+    /// What guidance moves away from.
+    negative_prompt: Option<Prompt>,
 }
 
 impl<'a> Request<'a> {
@@ -136,6 +138,7 @@ impl<'a> Request<'a> {
             memory: Memory::Own(None),
             run: RunOptions::default(),
             answer: None,
+            negative_prompt: None,
         }
     }
 
@@ -171,6 +174,24 @@ impl<'a> Request<'a> {
     /// Returns this many sequences for each prompt, with beams or sampling: see [`completions`](Self::completions).
     pub fn num_return_sequences(mut self, sequences: usize) -> Self {
         self.config.num_return_sequences = Some(sequences);
+        self
+    }
+
+    /// Moves the text away from the one that follows this prompt (classifier-free guidance): sets what `guidance_scale` compares
+    /// with. Of several prompts, each gets its own, or all get the same. Default: the last token of the prompt.
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{GenerationConfig, Model};
+    ///
+    /// let model = Model::load(folder)?;
+    /// let settings = GenerationConfig::new().guidance_scale(3.0).max_new_tokens(8);
+    /// let text = model.generate("The Constitution").negative_prompt("ROMEO:").config(settings).text()?;
+    /// assert!(!text.is_empty());
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn negative_prompt(mut self, prompt: impl Into<Prompt>) -> Self {
+        self.negative_prompt = Some(prompt.into());
         self
     }
 
@@ -430,6 +451,7 @@ impl<'a> Request<'a> {
         let all_but_last = rows.iter().map(|row| row[..row.len() - 1].to_vec()).collect();
         // The token that is chosen is not fed, and is dropped.
         let config = GenerationConfig::new().repetition_penalty(1.0).num_beams(1).num_return_sequences(1);
+        let config = config.guidance_scale(1.0);
         let run = RunOptions {
             processors: Vec::new(),
             allowed_tokens: None,
@@ -449,7 +471,7 @@ impl<'a> Request<'a> {
 
     /// `ends_rows`: whether stop strings end rows. If not, whoever reads the text looks for them, unless there are beams.
     fn start(self, ends_rows: bool) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
-        let Self { model, prompt, config, memory, run, answer } = self;
+        let Self { model, prompt, config, memory, run, answer, negative_prompt } = self;
         let grammar = run.grammar.clone();
         let completed = |mut options: GenerationOptions| -> Result<GenerationOptions> {
             if let Some(grammar) = &grammar {
@@ -469,6 +491,12 @@ impl<'a> Request<'a> {
             Some(answer) => answer.config(&config, model, cache, tokens),
             None => config.clone(),
         };
+        let negative = |cache: &ModelCache| -> Result<Vec<Vec<TokenId>>> {
+            let Some(prompt) = negative_prompt else { return Ok(Vec::new()) };
+            let rows = prompt.rows(model, cache, false)?;
+            model.room(cache, longest(&rows))?;
+            Ok(rows)
+        };
         let cache: CacheHandle<'a> = match memory {
             Memory::Own(plan) => model.cache(plan.as_ref().unwrap_or(model.plan()))?.into(),
             Memory::Cache(cache) => cache.into(),
@@ -476,8 +504,9 @@ impl<'a> Request<'a> {
                 let rows = prompt.rows(model, sequence.cache(), false)?;
                 let tokens = longest(&rows);
                 let config = config(sequence.cache(), tokens);
-                let options =
+                let mut options =
                     completed(model.options(&config, &run, sequence.cache(), rows.len(), tokens)?)?;
+                options.negative_prompts = negative(sequence.cache())?;
                 let reuse = sequence.rewind(&rows)?;
                 let batch = sequence.rest(&rows, &options.settings, model)?;
                 let (cache, held) = sequence.split();
@@ -493,7 +522,9 @@ impl<'a> Request<'a> {
             return Err(Error::Prompt { why: why.to_owned() });
         }
         let tokens = longest(&rows) + cache.seq_len();
-        let options = completed(model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?)?;
+        let mut options =
+            completed(model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?)?;
+        options.negative_prompts = negative(&cache)?;
         let batch = model.batch(&rows, &options.settings, &cache)?;
         let generation = Generation::new(model.causal(), cache, batch, rows, options)?;
         let reuse = Reuse { fed: generation.stats().prompt_tokens, ..Reuse::default() };

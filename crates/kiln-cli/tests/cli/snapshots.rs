@@ -96,6 +96,12 @@ const REFUSED: &str = "
     run --greedy --set force_words_ids=[[5]] x
     run --greedy --num-beams 4 --set force_words_ids=[[5,6,7]] -n 2 x
     run --greedy --num-beams 4 --set force_words_ids=[[99999]] x
+    run --guidance-scale nan x
+    run --negative-prompt y x
+    run --set dola_layers=middle x
+    run --greedy --set dola_layers=[99] x
+    run --greedy --num-beams 2 --set dola_layers=low x
+    run --guidance-scale 2 --negative-prompt= x
     chat --cache elastic
     chat --temperature -1
     chat --prefill-chunk 0

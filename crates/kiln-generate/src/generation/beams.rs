@@ -223,13 +223,17 @@ impl Open {
 
 /// The log-probabilities of a row after processors.
 fn scores(step: &Scored<'_>, row: usize, penalty: f32, chosen: &[TokenId]) -> Result<Vec<f32>> {
-    let logits = step.logits_of(row);
+    let logits = step.begin_of(row);
     if !logits.iter().copied().fold(f32::NEG_INFINITY, f32::max).is_finite()
         || logits.iter().any(|x| x.is_nan())
     {
         return Err(no_distribution());
     }
-    let mut scores = log_softmax(logits);
+    let mut scores = match step.begin {
+        // They are sums of log-probabilities already.
+        Some(_) => logits.to_vec(),
+        None => log_softmax(logits),
+    };
     for &token in chosen {
         scores[token as usize] -= penalty;
     }

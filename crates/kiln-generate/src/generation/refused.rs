@@ -2,11 +2,15 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Tensor, TensorData};
-use kiln_core::{Error, Result, batch::Batch, device_error, read_back};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_core::{Error, Result, batch::Batch, device_error, model::TokenId, read_back};
 
-use super::{Generation, Next, device_sampler, rows::Row};
-use crate::sampler::Sampler;
+use super::{
+    Generation, Next, device_sampler,
+    guidance::Guidance,
+    rows::{Row, longest_prompt},
+};
+use crate::{prefill::Feeder, sampler::Sampler};
 
 impl Generation<'_> {
     /// After a device refused an allocation: what the cache holds cannot be trusted, so all of it is fed once more, in
@@ -24,11 +28,12 @@ impl Generation<'_> {
         _ = device_error::sync(&self.device);
         self.feeder.running.left_pad = self.rows.iter().step_by(self.width).map(|row| row.left_pad).collect();
         self.feeder.start_over();
+        self.guidance.iter_mut().for_each(Guidance::start_over);
         device_error::give_back(&self.device);
         if !self.whole {
             return Err(refused);
         }
-        let prompt = self.longest_prompt();
+        let prompt = longest_prompt(&self.rows);
         let held = prompt + self.delivered;
         let chunk = self.options.prefill_chunk.unwrap_or(held);
         self.options.prefill_chunk = Some(chunk.min(PIECE));
@@ -46,18 +51,19 @@ impl Generation<'_> {
             self.feeder.device_sampler =
                 device_sampler(&self.options, &mut sampler, &self.rows, vocab, &self.device);
         }
+        let chunk = self.options.prefill_chunk;
+        let any = self.options.settings.padding(self.feeder.running.model.vocab());
         if self.delivered == 0 {
-            self.next = Next::Prompt(self.fed(0..prompt, self.width));
+            let prompts: Vec<Row> = self.rows.iter().step_by(self.width).cloned().collect();
+            self.next = Next::Prompt(fed(&prompts, 0..prompt, any, &self.device));
             return Ok(());
         }
-        self.feeder.prefill(&self.fed(0..prompt, self.width), self.options.prefill_chunk).await?;
-        self.feeder.widen(self.width)?;
-        // One by one, as they came: what a sink cache keeps depends on it.
-        for column in prompt..held - 1 {
-            read_back::yield_now().await;
-            self.feeder.prefill(&self.fed(column..column + 1, 1), None).await?;
+        let (rows, width, generated) = (&self.rows, self.width, self.delivered);
+        if let Some(guidance) = &mut self.guidance {
+            guidance.feed_again(rows, width, generated, chunk).await?;
         }
-        self.next = Next::Tokens(self.fed(held - 1..held, 1).tokens, None);
+        let last = feed_again(&mut self.feeder, rows, width, generated, chunk, any, &self.device).await?;
+        self.next = Next::Tokens(last, None);
         Ok(())
     }
 
@@ -69,26 +75,46 @@ impl Generation<'_> {
         }
         refused
     }
+}
 
-    /// What was fed to every `nth` row in these columns, of which the longest row has tokens in all.
-    fn fed(&self, columns: Range<usize>, nth: usize) -> Batch {
-        let fed: Vec<&Row> = self.rows.iter().step_by(nth).collect();
-        let left_pad: Vec<usize> = fed.iter().map(|row| row.left_pad).collect();
-        let any = self.options.settings.padding(self.feeder.running.model.vocab());
-        let longest = self.longest_prompt();
-        let skip: Vec<usize> = fed.iter().map(|row| longest - row.prompt_end).collect();
-        let token = |row: usize, column: usize| {
-            let token = column.checked_sub(skip[row] + left_pad[row]).and_then(|i| fed[row].ids.get(i));
-            token.map_or(any as i32, |&id| id as i32)
-        };
-        let rows = 0..fed.len();
-        let tokens: Vec<i32> = rows
-            .flat_map(|row| columns.clone().map(move |column| (row, column)))
-            .map(|(row, column)| token(row, column))
-            .collect();
-        let shape = [fed.len(), columns.len()];
-        let tokens = Tensor::from_data(TensorData::new(tokens, shape), &self.device);
-        let skip = skip.iter().map(|skip| skip.saturating_sub(columns.start).min(columns.len())).collect();
-        Batch { left_pad, skip, horizon: Vec::new(), ..Batch::new(tokens) }
+/// Feeds what `rows` hold, `width` rows of each prompt, but the last of `generated` tokens, which is returned, `[rows, 1]`. The
+/// cache is empty before.
+pub(super) async fn feed_again(
+    feeder: &mut Feeder<'_>,
+    rows: &[Row],
+    width: usize,
+    generated: usize,
+    chunk: Option<usize>,
+    any: TokenId,
+    device: &Device,
+) -> Result<Tensor<2, Int>> {
+    let prompts: Vec<Row> = rows.iter().step_by(width).cloned().collect();
+    let prompt = longest_prompt(rows);
+    let held = prompt + generated;
+    feeder.prefill(&fed(&prompts, 0..prompt, any, device), chunk).await?;
+    feeder.widen(width)?;
+    // One by one, as they came: what a sink cache keeps depends on it.
+    for column in prompt..held - 1 {
+        read_back::yield_now().await;
+        feeder.prefill(&fed(rows, column..column + 1, any, device), None).await?;
     }
+    Ok(fed(rows, held - 1..held, any, device).tokens)
+}
+
+/// What was fed to `rows` in these columns, of which the longest row has tokens in all. `any` stands where there is no token.
+pub(super) fn fed(rows: &[Row], columns: Range<usize>, any: TokenId, device: &Device) -> Batch {
+    let left_pad: Vec<usize> = rows.iter().map(|row| row.left_pad).collect();
+    let longest = longest_prompt(rows);
+    let skip: Vec<usize> = rows.iter().map(|row| longest - row.prompt_end).collect();
+    let token = |row: usize, column: usize| {
+        let token = column.checked_sub(skip[row] + left_pad[row]).and_then(|i| rows[row].ids.get(i));
+        token.map_or(any as i32, |&id| id as i32)
+    };
+    let tokens: Vec<i32> = (0..rows.len())
+        .flat_map(|row| columns.clone().map(move |column| (row, column)))
+        .map(|(row, column)| token(row, column))
+        .collect();
+    let tokens = Tensor::from_data(TensorData::new(tokens, [rows.len(), columns.len()]), device);
+    let skip = skip.iter().map(|skip| skip.saturating_sub(columns.start).min(columns.len())).collect();
+    Batch { left_pad, skip, horizon: Vec::new(), ..Batch::new(tokens) }
 }

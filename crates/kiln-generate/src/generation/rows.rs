@@ -72,6 +72,11 @@ impl Row {
     }
 }
 
+/// Slots that the longest row has seen after the prompt.
+pub(super) fn longest_prompt(rows: &[Row]) -> usize {
+    rows.iter().map(|row| row.prompt_end).max().unwrap_or(0)
+}
+
 /// What ends a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stopping<'a> {
@@ -124,7 +129,9 @@ fn check_rows(batch: &Batch, prompts: &[Vec<TokenId>], before: &[usize]) -> Resu
     Ok(())
 }
 
-fn check_vocabulary(prompts: &[Vec<TokenId>], vocab: usize) -> Result<()> {
+/// # Errors
+/// [`Error::Prompt`] for ids that are not in a vocabulary of `vocab` tokens.
+pub(super) fn check_vocabulary(prompts: &[Vec<TokenId>], vocab: usize) -> Result<()> {
     for (row, prompt) in prompts.iter().enumerate() {
         if let Some(id) = prompt.iter().find(|&&id| id as usize >= vocab) {
             let why = format!(

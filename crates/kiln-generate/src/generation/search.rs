@@ -67,12 +67,23 @@ pub(super) struct Scored<'a> {
     pub(super) limit: Option<usize>,
     /// `[rows, vocab]`
     pub(super) logits: &'a [f32],
+    /// What processors begin with instead of the logits, `[rows, vocab]`.
+    pub(super) begin: Option<&'a [f32]>,
     pub(super) vocab: usize,
 }
 
 impl Scored<'_> {
     pub(super) fn logits_of(&self, row: usize) -> &[f32] {
-        self.logits.get(row * self.vocab..(row + 1) * self.vocab).unwrap_or_default()
+        self.of(row, self.logits)
+    }
+
+    /// What processors begin with.
+    pub(super) fn begin_of(&self, row: usize) -> &[f32] {
+        self.of(row, self.begin.unwrap_or(self.logits))
+    }
+
+    fn of<'b>(&self, row: usize, all: &'b [f32]) -> &'b [f32] {
+        all.get(row * self.vocab..(row + 1) * self.vocab).unwrap_or_default()
     }
 
     /// Removes the tokens that the grammar does not allow, and applies the processors.
@@ -126,14 +137,14 @@ impl EachRow {
     pub(super) fn choose(&mut self, step: &Scored<'_>) -> Result<Choice> {
         let Options { settings, keep_logits, .. } = step.options;
         let mut choice = Choice::default();
-        for (i, (logits, row)) in step.logits.chunks_exact(step.vocab).zip(step.rows).enumerate() {
+        for (i, row) in step.rows.iter().enumerate().take(step.logits.len() / step.vocab) {
             if row.finished() {
                 choice.tokens.push(settings.padding(step.vocab));
                 choice.logits.push(Vec::new());
                 choice.scores.push(Vec::new());
                 continue;
             }
-            let mut scores = logits.to_vec();
+            let mut scores = step.begin_of(i).to_vec();
             step.process(i, &mut scores)?;
             let token = match &mut self.sampler {
                 Some(sampler) => sampler.sample(i, &scores),
@@ -141,7 +152,7 @@ impl EachRow {
             };
             choice.tokens.push(token?);
             if *keep_logits {
-                choice.logits.push(logits.to_vec());
+                choice.logits.push(step.logits_of(i).to_vec());
             }
             choice.scores.push(scores);
         }

@@ -155,7 +155,11 @@ impl CausalModel for Decoder {
         ropes.map(|rope| rope.step_tables(rows, steps, device)).collect()
     }
 
-    fn compute(&self, batch: &Batch, logits: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
+    fn ties_embeddings(&self) -> bool {
+        self.config.sizes.tied
+    }
+
+    fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let kernels = &self.kernels;
         let mut places = Places::new(batch, &self.config.ropes);
         let mut x = self.embed_tokens.select(batch.tokens.clone());
@@ -163,18 +167,35 @@ impl CausalModel for Decoder {
             let scale = rounded(scale, x.dtype());
             x = x * scale;
         }
+        let last = |x: Tensor<3>| x.narrow(1, batch.len() - 1, 1);
+        // What the head is applied to.
+        let mut hidden = Vec::new();
         for (i, block) in self.layers.iter().enumerate() {
+            if matches!(logits, Logits::Early(layers) if layers.contains(&i)) {
+                hidden.push(last(x.clone()));
+            }
             x = block.forward(x, i, &mut places, pass, kernels)?;
         }
         let x = match logits {
-            Logits::Last => x.narrow(1, batch.len() - 1, 1),
             Logits::All => x,
+            Logits::Last | Logits::Early(_) => last(x),
         };
-        let logits =
-            self.lm_head.project(self.norm.forward(x, kernels), None, None, kernels).cast(DType::F32);
-        Ok(match self.config.final_softcap {
-            Some(cap) => (logits / cap).tanh() * cap,
-            None => logits,
+        let x = self.norm.forward(x, kernels);
+        let early = hidden.len();
+        let hidden = match early {
+            0 => x,
+            _ => Tensor::cat(hidden.into_iter().chain([x]).collect(), 1),
+        };
+        let logits = self.lm_head.project(hidden, None, None, kernels).cast(DType::F32);
+        let Some(cap) = self.config.final_softcap else { return Ok(logits) };
+        let capped = |logits: Tensor<3>| (logits / cap).tanh() * cap;
+        Ok(match early {
+            0 => capped(logits),
+            // Earlier layers have none.
+            _ => {
+                let own = capped(logits.clone().narrow(1, early, 1));
+                Tensor::cat(vec![logits.narrow(1, 0, early), own], 1)
+            }
         })
     }
 }

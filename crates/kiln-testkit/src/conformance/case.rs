@@ -172,7 +172,9 @@ fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
             | "diversity_penalty"
             | "length_penalty"
             | "early_stopping"
-            | "force_words_ids",
+            | "force_words_ids"
+            | "guidance_scale"
+            | "dola_layers",
             _,
         ) => None,
         (name, _) if processors::names().any(|known| known == name) => None,

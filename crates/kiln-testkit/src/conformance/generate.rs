@@ -106,6 +106,7 @@ fn generate(
         oom_policy: None,
         processors: Vec::new(),
         allowed_tokens: None,
+        negative_prompts: Vec::new(),
         stopping_criteria: Vec::new(),
         grammar: None,
         kernels: Some(model.kernels().clone()),

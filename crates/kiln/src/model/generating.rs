@@ -76,6 +76,7 @@ impl Model {
             keep_scores: options.keep_scores,
             processors: options.processors.clone(),
             allowed_tokens: options.allowed_tokens.clone(),
+            negative_prompts: Vec::new(),
             stopping_criteria: options.stopping_criteria.clone(),
             grammar: None,
             kernels: Some(self.kernels.clone()),

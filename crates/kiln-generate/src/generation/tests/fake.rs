@@ -32,6 +32,11 @@ pub(crate) fn logits(ids: &[TokenId]) -> Vec<f32> {
     (0..VOCAB).map(|_| next()).collect()
 }
 
+/// Logits of an early layer after `ids`.
+pub(crate) fn early(ids: &[TokenId], layer: usize) -> Vec<f32> {
+    logits(&[ids, &[(VOCAB + layer) as TokenId]].concat())
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Hashing {
     /// The forward pass that fails, counted from 0.
@@ -55,8 +60,12 @@ impl CausalModel for Hashing {
         VOCAB
     }
 
-    fn compute(&self, batch: &Batch, which: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
-        assert_eq!(which, Logits::Last);
+    fn compute(&self, batch: &Batch, which: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
+        let layers = match which {
+            Logits::Last => &[][..],
+            Logits::Early(layers) => layers,
+            Logits::All => unreachable!("nobody asks for them"),
+        };
         let mut fed = self.fed.lock().unwrap();
         if self.fails_at == Some(fed.len()) {
             return Err(Error::Execution("as asked".into()));
@@ -75,9 +84,13 @@ impl CausalModel for Hashing {
         let (keys, _) = view.in_order(span);
         let len = keys.dims()[2];
         let keys: Vec<TokenId> = read_back::read(keys)?.iter::<f32>().map(|id| id as TokenId).collect();
-        let rows_logits =
-            keys.chunks(len).zip(&batch.left_pad).flat_map(|(ids, &pad)| logits(&ids[pad.min(len)..]));
-        Ok(Tensor::from_data(TensorData::new(rows_logits.collect::<Vec<_>>(), [rows, 1, VOCAB]), &device))
+        let of_row = |(ids, &pad): (&[TokenId], &usize)| {
+            let ids = ids[pad.min(len)..].to_vec();
+            let early: Vec<f32> = layers.iter().flat_map(|&layer| early(&ids, layer)).collect();
+            [early, logits(&ids)].concat()
+        };
+        let all: Vec<f32> = keys.chunks(len).zip(&batch.left_pad).flat_map(of_row).collect();
+        Ok(Tensor::from_data(TensorData::new(all, [rows, layers.len() + 1, VOCAB]), &device))
     }
 }
 

@@ -1,0 +1,174 @@
+//! Guidance: tokens are chosen that are likelier after the prompt than after another one (classifier-free guidance).
+//!
+//! The same model continues a negative prompt on a cache of its own, and is fed the tokens that were chosen for the prompt.
+//! (transformers' `UnbatchedClassifierFreeGuidanceLogitsProcessor`)
+
+use burn::tensor::{Device, Int, Tensor};
+use kiln_core::{
+    Error, Result,
+    model::{CausalModel, TokenId},
+    model_cache::ModelCache,
+};
+
+use super::{
+    Next, Options,
+    refused::{fed, feed_again},
+    repeated,
+    rows::{Row, check_vocabulary},
+};
+use crate::{decode::Output, prefill::Feeder, processors::log_softmax, settings::setting};
+
+#[derive(Debug)]
+pub(super) struct Guidance<'a> {
+    scale: f32,
+    feeder: Feeder<'a>,
+    /// The negative prompt of each prompt.
+    prompts: Vec<Row>,
+    /// What fills columns without a token.
+    any: TokenId,
+    device: Device,
+}
+
+impl<'a> Guidance<'a> {
+    /// The guidance that `options` ask for; `None` where they ask for none. The negative branch of `prompts` gets a cache like
+    /// `cache`, which is empty.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] and [`Error::Prompt`] for negative prompts that are impossible.
+    pub(super) fn new(
+        model: &'a dyn CausalModel,
+        cache: &ModelCache,
+        prompts: &[Row],
+        options: &Options,
+        device: &Device,
+    ) -> Result<Option<Self>> {
+        let negative = &options.negative_prompts;
+        let Some(scale) = options.settings.guidance_scale else {
+            return match negative.is_empty() {
+                true => Ok(None),
+                false => Err(setting(
+                    "negative_prompt",
+                    "has no effect without guidance; set guidance_scale to a number other than 1",
+                )),
+            };
+        };
+        if ![0, 1, prompts.len()].contains(&negative.len()) {
+            let why = format!(
+                "there are {} for {} prompts; give one for all, or one for each",
+                negative.len(),
+                prompts.len()
+            );
+            return Err(setting("negative_prompt", why));
+        }
+        if negative.iter().any(Vec::is_empty) {
+            return Err(setting("negative_prompt", "is empty; give at least one token, or leave it out"));
+        }
+        check_vocabulary(negative, model.vocab())?;
+        let ids = |row: &Row| match negative.get(row.index).or(negative.first()) {
+            Some(ids) => ids.clone(),
+            // Where none is given, the last token of the prompt.
+            None => row.ids.last().copied().into_iter().collect(),
+        };
+        let ids: Vec<Vec<TokenId>> = prompts.iter().map(ids).collect();
+        let mut cache = cache.snapshot();
+        cache.reset();
+        let longest = ids.iter().map(Vec::len).max().unwrap_or(0);
+        let takes_padding = cache.admits(0, true).is_ok();
+        let row = |(index, ids): (usize, Vec<TokenId>)| {
+            let (left_pad, prompt_end) = match takes_padding {
+                true => (longest - ids.len(), longest),
+                false => (0, ids.len()),
+            };
+            Row { index, prompt: ids.len(), left_pad, prompt_end, ids, stopped: None }
+        };
+        let prompts: Vec<Row> = ids.into_iter().enumerate().map(row).collect();
+        let left_pad = prompts.iter().map(|row| row.left_pad).collect();
+        let mut feeder = Feeder::new(model, cache, left_pad, options.compile);
+        feeder.oom_policy = options.oom_policy.clone();
+        let any = options.settings.padding(model.vocab());
+        Ok(Some(Self { scale, feeder, prompts, any, device: device.clone() }))
+    }
+
+    /// Prepares for `limit` tokens behind the negative prompts.
+    ///
+    /// # Errors
+    /// [`Error::Full`] where the cache cannot hold them.
+    pub(super) fn reserve(&mut self, limit: usize) -> Result<()> {
+        let reaches = self.longest() + limit - 1;
+        match self.feeder.running.cache.capacity().filter(|&capacity| capacity < reaches) {
+            Some(capacity) => Err(Error::Full { capacity, needed: reaches }),
+            None => {
+                self.feeder.reserve(reaches);
+                Ok(())
+            }
+        }
+    }
+
+    fn longest(&self) -> usize {
+        self.prompts.iter().map(|row| row.prompt_end).max().unwrap_or(0)
+    }
+
+    /// Feeds the negative branch what is fed to the rows next; its logits `[rows, 1, vocab]`.
+    pub(super) async fn feed(
+        &mut self,
+        next: &Next,
+        width: usize,
+        chunk: Option<usize>,
+    ) -> Result<Tensor<3>> {
+        match next {
+            Next::Prompt(_) => {
+                let batch = fed(&self.prompts, 0..self.longest(), self.any, &self.device);
+                let logits = self.feeder.prefill(&batch, chunk).await?;
+                self.feeder.widen(width)?;
+                Ok(repeated(logits, width))
+            }
+            Next::Tokens(tokens, parents) => {
+                parents.as_ref().map_or(Ok(()), |parents| self.feeder.reorder(parents))?;
+                match self.feeder.step(Some(tokens.clone()))? {
+                    Output::Logits(logits) => Ok(logits),
+                    Output::Chosen(_) => Err(Error::Execution("the negative branch chose a token".into())),
+                }
+            }
+            Next::OnDevice | Next::Nothing => {
+                Err(Error::Execution("the negative branch has nothing to be fed".into()))
+            }
+        }
+    }
+
+    /// What processors begin with, from the `logits` and those of the negative branch, both `[rows, vocab]`.
+    pub(super) fn scores(&self, logits: &[f32], negative: &[f32], vocab: usize) -> Vec<f32> {
+        let rows = logits.chunks_exact(vocab).zip(negative.chunks_exact(vocab));
+        rows.flat_map(|(logits, negative)| {
+            let (positive, negative) = (log_softmax(logits), log_softmax(negative));
+            let scale = self.scale;
+            positive.into_iter().zip(negative).map(move |(p, n)| scale * (p - n) + n)
+        })
+        .collect()
+    }
+
+    /// Forgets what was fed; see [`Feeder::start_over`].
+    pub(super) fn start_over(&mut self) {
+        self.feeder.running.left_pad = self.prompts.iter().map(|row| row.left_pad).collect();
+        self.feeder.start_over();
+    }
+
+    /// Feeds all but the last of the `generated` tokens of `rows` once more, `width` rows of each prompt.
+    pub(super) async fn feed_again(
+        &mut self,
+        rows: &[Row],
+        width: usize,
+        generated: usize,
+        chunk: Option<usize>,
+    ) -> Result<Tensor<2, Int>> {
+        let continued = |row: &Row| {
+            let mut negative = self.prompts[row.index].clone();
+            negative.ids.extend(&row.ids[row.prompt..]);
+            negative
+        };
+        let rows: Vec<Row> = rows.iter().map(continued).collect();
+        feed_again(&mut self.feeder, &rows, width, generated, chunk, self.any, &self.device).await
+    }
+}
+
+#[cfg(test)]
+mod tests;
