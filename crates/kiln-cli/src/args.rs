@@ -234,6 +234,9 @@ pub(crate) struct RunArgs {
     pub(crate) prefill_chunk: Option<usize>,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    /// A smaller model with the same tokenizer proposes tokens, which the model checks; the tokens stay the same
+    #[arg(long, value_name = "DIR")]
+    pub(crate) draft: Option<PathBuf>,
     /// Print N sequences, with beams or sampling
     #[arg(long, value_name = "N")]
     pub(crate) num_return_sequences: Option<usize>,
@@ -300,6 +303,9 @@ pub(crate) struct SamplingArgs {
     /// Divide the beams into N groups that avoid each other's tokens; needs --set diversity_penalty=P
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) num_beam_groups: Option<usize>,
+    /// Propose up to N tokens at once that followed the same tokens before; the tokens stay the same
+    #[arg(long, alias = "prompt-lookup-num-tokens", value_name = "N")]
+    pub(crate) prompt_lookup: Option<usize>,
     /// Divide the scores of tokens that were already seen; 1 is off
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,

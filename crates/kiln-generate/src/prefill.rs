@@ -281,6 +281,20 @@ impl<'a> Feeder<'a> {
         }
     }
 
+    /// Feeds tokens behind the prompt to a cache that remembers them; logits `[rows, tokens, vocab]` of all.
+    pub(crate) fn check(&mut self, batch: &Batch) -> Result<Tensor<3>> {
+        self.decode = None;
+        loop {
+            let Running { model, cache, .. } = &mut self.running;
+            match model.forward(batch, Logits::All, cache) {
+                Err(error) if self.can_answer(&error) && !self.running.cache.is_poisoned() => {
+                    self.free_memory(error, batch.len(), batch.len())?;
+                }
+                logits => return logits,
+            }
+        }
+    }
+
     /// Feeds new tokens; logits `[rows, 1, vocab]` of the last.
     fn feed(&mut self, new: Batch) -> Result<Tensor<3>> {
         let Running { model, cache, left_pad } = &mut self.running;

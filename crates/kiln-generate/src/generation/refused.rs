@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Tensor, TensorData};
 use kiln_core::{Error, Result, batch::Batch, device_error, read_back};
 
-use super::{Generation, Next, device_sampler, rows::Row};
+use super::{Generation, Next, assisted::Assisted, device_sampler, rows::Row};
 use crate::sampler::Sampler;
 
 impl Generation<'_> {
@@ -24,6 +24,7 @@ impl Generation<'_> {
         _ = device_error::sync(&self.device);
         self.feeder.running.left_pad = self.rows.iter().step_by(self.width).map(|row| row.left_pad).collect();
         self.feeder.start_over();
+        self.assisted.iter_mut().for_each(Assisted::start_over);
         device_error::give_back(&self.device);
         if !self.whole {
             return Err(refused);
@@ -58,7 +59,7 @@ impl Generation<'_> {
             self.feeder.prefill(&self.fed(column..column + 1, 1), None).await?;
         }
         self.next = Next::Tokens(self.fed(held - 1..held, 1).tokens, None);
-        Ok(())
+        self.catch_up()
     }
 
     /// Empties the cache where a device refused a part of what it should hold; whether that was so.

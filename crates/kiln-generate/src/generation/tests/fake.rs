@@ -41,7 +41,7 @@ pub(crate) struct Hashing {
 }
 
 impl Hashing {
-    pub(super) fn fed(&self) -> Vec<(usize, usize)> {
+    pub(crate) fn fed(&self) -> Vec<(usize, usize)> {
         self.fed.lock().unwrap().clone()
     }
 }
@@ -56,7 +56,6 @@ impl CausalModel for Hashing {
     }
 
     fn compute(&self, batch: &Batch, which: Logits, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
-        assert_eq!(which, Logits::Last);
         let mut fed = self.fed.lock().unwrap();
         if self.fails_at == Some(fed.len()) {
             return Err(Error::Execution("as asked".into()));
@@ -65,19 +64,42 @@ impl CausalModel for Hashing {
         let (rows, device) = (batch.rows(), batch.tokens.device());
         let tokens: Vec<f32> = read_back::read(batch.tokens.clone())?.iter::<f32>().collect();
         assert!(tokens.iter().all(|&id| id < VOCAB as f32), "{tokens:?}");
-        let keys = Tensor::from_data(TensorData::new(tokens, [rows, 1, batch.len(), 1]), &device);
-        let layer = pass.attention(0)?.remove(0).layer;
-        let span = layer.span(batch.len());
-        let positions = Positions::even(span.query(batch.len()), &batch.left_pad, &device);
-        let KvView::Dense(view) = layer.update(keys.clone(), keys, &positions)? else {
-            return Err(Error::Execution("these layers are dense".to_owned()));
-        };
-        let (keys, _) = view.in_order(span);
-        let len = keys.dims()[2];
-        let keys: Vec<TokenId> = read_back::read(keys)?.iter::<f32>().map(|id| id as TokenId).collect();
-        let rows_logits =
-            keys.chunks(len).zip(&batch.left_pad).flat_map(|(ids, &pad)| logits(&ids[pad.min(len)..]));
-        Ok(Tensor::from_data(TensorData::new(rows_logits.collect::<Vec<_>>(), [rows, 1, VOCAB]), &device))
+        let columns = batch.len();
+        let mut all = vec![0.0; rows * columns * VOCAB];
+        for part in pass.attention(0)? {
+            let new = columns - part.skip;
+            if new == 0 {
+                continue;
+            }
+            let fed: Vec<f32> = part
+                .rows
+                .clone()
+                .flat_map(|row| &tokens[row * columns + part.skip..(row + 1) * columns])
+                .copied()
+                .collect();
+            let keys = Tensor::from_data(TensorData::new(fed, [part.rows.len(), 1, new, 1]), &device);
+            let span = part.layer.span(new);
+            let left_pad = &batch.left_pad[part.rows.clone()];
+            let positions = Positions::even(span.query(new), left_pad, &device);
+            let KvView::Dense(view) = part.layer.update(keys.clone(), keys, &positions)? else {
+                return Err(Error::Execution("these layers are dense".to_owned()));
+            };
+            let (keys, _) = view.in_order(span);
+            let len = keys.dims()[2];
+            let keys: Vec<TokenId> = read_back::read(keys)?.iter::<f32>().map(|id| id as TokenId).collect();
+            for ((row, ids), &pad) in part.rows.zip(keys.chunks(len)).zip(left_pad) {
+                for column in part.skip..columns {
+                    let seen = len - (columns - 1 - column);
+                    let place = (row * columns + column) * VOCAB;
+                    all[place..place + VOCAB].copy_from_slice(&logits(&ids[pad.min(seen)..seen]));
+                }
+            }
+        }
+        let all = Tensor::<3>::from_data(TensorData::new(all, [rows, columns, VOCAB]), &device);
+        Ok(match which {
+            Logits::Last => all.narrow(1, columns - 1, 1),
+            Logits::All => all,
+        })
     }
 }
 
@@ -124,6 +146,10 @@ pub(crate) mod cache {
         fn rewind_point(&self, at: &Progress<()>, at_most: usize) -> Option<usize> {
             let back = at.seq_len - at_most;
             (back == 0 || self.truncates && back <= at.history).then_some(at_most)
+        }
+
+        fn can_rewind(&self) -> bool {
+            self.truncates
         }
 
         fn rewind(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, len: usize) -> Result<()> {
