@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod architectures;
+mod assisted;
 mod branches;
 mod chat;
 mod checkpoints;

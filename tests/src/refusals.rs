@@ -127,23 +127,29 @@ fn at_any_token() {
 fn refuse_at_any_token(opened: &Opened) {
     let one = vec![numbers(20)];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
-    for (name, text, rows) in [
-        ("llama", "dynamic", &one),
-        ("llama", "static:len=64", &padded),
-        ("mistral", "sliding", &padded),
-        ("gemma2", "hybrid", &one),
-        ("llama", "sink:window=16,sinks=2", &one),
-        ("llama", "quantized", &one),
-        ("llama", "none", &padded),
+    for (name, text, rows, looks_up) in [
+        ("llama", "dynamic", &one, false),
+        ("llama", "static:len=64", &padded, false),
+        ("mistral", "sliding", &padded, false),
+        ("gemma2", "hybrid", &one, false),
+        ("llama", "sink:window=16,sinks=2", &one, false),
+        ("llama", "quantized", &one, false),
+        ("llama", "none", &padded, false),
+        ("llama", "dynamic", &one, true),
+        ("llama", "static:len=64", &padded, true),
     ] {
         let model = recorded(name, opened);
         let plain = || GenerationConfig::new().max_new_tokens(8).do_sample(false).eos_token_id(Vec::new());
-        for (mode, wanted) in [
+        for (mode, mut wanted) in [
             ("greedy", plain()),
             ("sampled", plain().do_sample(true).seed(7)),
             ("guided", plain().guidance_scale(2.5)),
             ("contrasted", plain().dola_layers(DolaLayers::These(vec![0, 1]))),
         ] {
+            if looks_up && ["guided", "contrasted"].contains(&mode) {
+                continue;
+            }
+            wanted.prompt_lookup_num_tokens = looks_up.then_some(3);
             // Refused before the `n`th step.
             let run = |n: Option<usize>, on_oom| {
                 let mut cache = model.cache(&Plan::named(text).unwrap()).unwrap();
@@ -168,7 +174,7 @@ fn refuse_at_any_token(opened: &Opened) {
             };
             let (want, len, _) = run(None, OnOutOfMemory::Fail).unwrap();
             for n in 0..8 {
-                let what = format!("{name}, {text}, {mode}, step {n}");
+                let what = format!("{name}, {text}, {mode}, looks up {looks_up}, step {n}");
                 match run(Some(n), OnOutOfMemory::Offload) {
                     Ok(got) => assert_eq!(got, (want.clone(), len, true), "{what}"),
                     Err(Error::OutOfMemory { .. }) => assert_eq!(text, "none", "{what}: was to go on"),

@@ -237,6 +237,9 @@ pub(crate) struct RunArgs {
     /// The text that --guidance-scale moves away from [default: the last token of the prompt]
     #[arg(long, hide_short_help = true, value_name = "TEXT")]
     pub(crate) negative_prompt: Option<String>,
+    /// A smaller model with the same tokenizer proposes tokens, which the model checks; the tokens stay the same
+    #[arg(long, value_name = "DIR")]
+    pub(crate) draft: Option<PathBuf>,
     /// Print N sequences, with beams or sampling
     #[arg(long, value_name = "N")]
     pub(crate) num_return_sequences: Option<usize>,
@@ -315,6 +318,9 @@ pub(crate) struct SamplingArgs {
     /// Choose what is likelier after the prompt than after the negative prompt, by the factor G; 1 is off
     #[arg(long, hide_short_help = true, value_name = "G", allow_negative_numbers = true)]
     pub(crate) guidance_scale: Option<f32>,
+    /// Propose up to N tokens at once that followed the same tokens before; the tokens stay the same
+    #[arg(long, alias = "prompt-lookup-num-tokens", value_name = "N")]
+    pub(crate) prompt_lookup: Option<usize>,
     /// Divide the scores of tokens that were already seen; 1 is off
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,

@@ -46,6 +46,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let least = usize::try_from(args.sampling.max_new_tokens.unwrap_or(0)).unwrap_or(0);
     let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
     fail_allocation(&model)?;
+    let draft = args
+        .draft
+        .as_deref()
+        .map(|folder| load::model(folder, &args.place, model.opened().clone(), None, least))
+        .transpose()?;
     let plan = match (plan, &args.load_cache) {
         (Some(plan), _) => plan,
         (None, Some(path)) => model.plan_of_saved(path)?,
@@ -71,6 +76,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     if let Some(negative) = &args.negative_prompt {
         request = request.negative_prompt(negative);
     }
+    request = draft.iter().fold(request, |request, draft| request.draft(draft));
     let printed = if caches_prompt {
         request.prefill()?;
         Ok(())
@@ -293,6 +299,7 @@ pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     wanted.num_beams = args.num_beams;
     wanted.num_beam_groups = args.num_beam_groups;
     wanted.guidance_scale = args.guidance_scale;
+    wanted.prompt_lookup_num_tokens = args.prompt_lookup;
     wanted.seed = args.seed;
     wanted.stop_strings = (!args.stop.is_empty()).then(|| args.stop.clone());
     let mut wanted = wanted.merged_over(&settings(&args.set)?);
@@ -374,7 +381,7 @@ impl Report<'_> {
             .collect();
         format!(
             "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\
-             decode   {} tokens in {:.3} s, {:.1} tokens/s\ncache    {}, {} on the device{}\nkernels  {}\nseed     {}\n",
+             decode   {} tokens in {:.3} s, {:.1} tokens/s{}\ncache    {}, {} on the device{}\nkernels  {}\nseed     {}\n",
             info.name,
             info.adapter,
             info.api,
@@ -388,6 +395,15 @@ impl Report<'_> {
             stats.decoded(),
             decode,
             rate(stats.decoded(), decode),
+            match stats.proposed {
+                0 => String::new(),
+                proposed => format!(
+                    "\nproposed {} tokens, {} accepted ({:.0} %)",
+                    proposed,
+                    stats.accepted,
+                    100.0 * stats.accepted as f64 / proposed as f64
+                ),
+            },
             self.cache,
             display::bytes(self.cache_bytes),
             match self.host_bytes {
@@ -420,6 +436,8 @@ impl Report<'_> {
             "seed": stats.seed,
             "prompt_tokens": stats.prompt_tokens,
             "generated_tokens": stats.generated,
+            "proposed_tokens": stats.proposed,
+            "accepted_tokens": stats.accepted,
             "load_seconds": model.load_time().as_secs_f64(),
             "prefill_seconds": stats.prefill_time.as_secs_f64(),
             "decode_seconds": stats.decode_time.as_secs_f64(),

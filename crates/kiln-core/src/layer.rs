@@ -44,6 +44,10 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// Promises that up to `tokens` tokens can be truncated at any time from the next update on. A larger promise stays.
     fn keep_history(&mut self, tokens: usize);
 
+    /// Whether it can go back after it was fed, as far as [`keep_history`](Self::keep_history) promised: to every length, or to the
+    /// one before an update. [`rewind_point`](Self::rewind_point) says where to.
+    fn can_rewind(&self) -> bool;
+
     /// Hint: the sequence is going to reach `tokens` tokens.
     fn reserve(&mut self, tokens: usize);
 

@@ -315,6 +315,12 @@ impl ModelCache {
         Self { groups, claim, lent: AtomicBool::new(true), poisoned: self.poisoned }
     }
 
+    /// The name of a layer that cannot go back after it was fed; `None`: all can.
+    pub fn cannot_rewind(&self) -> Option<&'static str> {
+        let layers = self.groups.iter().flat_map(RowGroup::timed);
+        layers.filter(|layer| !layer.can_rewind()).map(CacheLayer::name).next()
+    }
+
     pub fn keep_history(&mut self, n: usize) {
         self.parts_mut().for_each(|part| part.keep_history(n));
     }

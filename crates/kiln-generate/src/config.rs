@@ -8,7 +8,7 @@ use kiln_core::{Error, Result, files, model::TokenId};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-use crate::{DolaLayers, EarlyStopping, ForceWord, watermark::WatermarkingConfig};
+use crate::{DolaLayers, EarlyStopping, ForceWord, Schedule, watermark::WatermarkingConfig};
 
 /// A `max_new_tokens` that sets no limit: the text goes on until it ends, or the model's positions do.
 pub const UNTIL_IT_ENDS: usize = usize::MAX;
@@ -140,6 +140,16 @@ generation_config! {
         guidance_scale: f32,
         /// Contrasts the last layer with an earlier one (DoLa): `"low"`, `"high"` or a list of layers.
         dola_layers: DolaLayers,
+        /// Proposes up to this many tokens at once that followed the same tokens before (prompt lookup).
+        prompt_lookup_num_tokens: usize,
+        /// Prompt lookup: tokens at the end of a row that are searched for, at most. Default: 2.
+        max_matching_ngram_size: usize,
+        /// Tokens that a draft model proposes at once, at most. Default: 20.
+        num_assistant_tokens: usize,
+        /// How that number changes: `"constant"`, `"heuristic"` or `"heuristic_transient"`.
+        num_assistant_tokens_schedule: Schedule,
+        /// A draft model proposes nothing behind a token that it finds less likely than this. Default: 0.4.
+        assistant_confidence_threshold: f32,
         /// Sequences that are returned for each prompt.
         num_return_sequences: usize,
         /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.

@@ -5,6 +5,7 @@
 //! device has no kernel that draws, the scores come to the host, and the token goes back. Both give the same tokens, but
 //! for a draw that falls on a rounding (see [`sampler`]).
 
+mod assisted;
 mod beams;
 mod dola;
 mod guidance;
@@ -25,12 +26,14 @@ use kiln_core::{
 use kiln_kernels::Kernels;
 
 use self::{
+    assisted::Assisted,
     beams::Beams,
     guidance::Guidance,
     rows::{Row, Stopping, longest_prompt},
     search::{Choice, EachRow, Scored, Search},
 };
 pub use self::{
+    assisted::{AssistedSettings, DraftModel, PromptLookup, Schedule},
     beams::{BeamSettings, EarlyStopping, ForceWord},
     dola::DolaLayers,
 };
@@ -117,6 +120,8 @@ pub struct Generation<'a> {
     search: Search,
     /// Which tokens may follow, where there is a grammar.
     masks: Option<Masks>,
+    /// What proposes tokens; `None`: nothing does.
+    assisted: Option<Assisted<'a>>,
     /// Rows of each prompt.
     width: usize,
     rows: Vec<Row>,
@@ -214,6 +219,7 @@ impl<'a> Generation<'a> {
             whole: rows.iter().all(|row| row.ids.len() + row.left_pad == row.prompt_end),
             search,
             masks,
+            assisted: None,
             width,
             feeder,
             guidance,
@@ -228,6 +234,7 @@ impl<'a> Generation<'a> {
             stats,
             clock: Clock::default(),
         };
+        generation.assist_as_asked()?;
         let looks_ahead = generation.looks_ahead();
         let oom_policy = generation.options.oom_policy.clone();
         let feeder = &mut generation.feeder;
@@ -257,9 +264,10 @@ impl<'a> Generation<'a> {
         self.over = true;
         self.clock.start();
         let chosen = loop {
-            let chosen = match self.on_device() {
-                true => self.choose_on_device().await,
-                false => self.choose_on_host().await,
+            let chosen = match self.assisted {
+                Some(_) => self.choose_assisted().await,
+                None if self.on_device() => self.choose_on_device().await,
+                None => self.choose_on_host().await,
             };
             match (chosen, self.feeder.refusals.none_since()) {
                 (Err(error), Err(refused)) if !matches!(error, Error::DeviceLost(_)) => {
@@ -508,7 +516,10 @@ impl<'a> Generation<'a> {
                 row.ids.push(*id);
                 self.stats.generated += 1;
                 let state = row.state(self.delivered, self.limit);
-                row.stopped = self.search.stopped(i, &state, stopping);
+                row.stopped = match &chosen.stopped {
+                    Some(known) => known[i].or(out_of_time.then_some(StopReason::Time)),
+                    None => self.search.stopped(i, &state, stopping),
+                };
             }
         }
         self.clock.chosen(&mut self.stats);
@@ -530,7 +541,10 @@ impl<'a> Generation<'a> {
         // Where a cache cannot be truncated, its `seq_len` tells.
         let delivered = self.delivered.saturating_sub(1);
         let ends: Vec<usize> = self.rows.iter().map(|row| row.prompt_end + delivered).collect();
-        _ = self.feeder.running.cache.truncate_rows(&ends);
+        let cache = &mut self.feeder.running.cache;
+        // Tokens that were accepted and not delivered are forgotten in any case.
+        let ends = if self.assisted.is_some() { cache.rewind_points(&ends) } else { ends };
+        _ = cache.truncate_rows(&ends);
     }
 }
 

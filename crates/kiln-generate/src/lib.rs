@@ -31,7 +31,10 @@ pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use completion::Completion;
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
-pub use generation::{BeamSettings, DolaLayers, EarlyStopping, ForceWord, Generation, Options, Step};
+pub use generation::{
+    AssistedSettings, BeamSettings, DolaLayers, DraftModel, EarlyStopping, ForceWord, Generation, Options,
+    PromptLookup, Schedule, Step,
+};
 pub use grammar::{Grammar, Mask, Masks, Matcher, TokenTable};
 pub use oom_policy::OomPolicy;
 pub use prefill::prefill;

@@ -4,8 +4,13 @@ use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{Int, Tensor, TensorData};
 use kiln_core::{
-    Error, Result, batch::Batch, device_error::Refusals, layer::StepShape, model::CausalModel,
-    model_cache::ModelCache, read_back,
+    Error, Result,
+    batch::Batch,
+    device_error::Refusals,
+    layer::StepShape,
+    model::{CausalModel, Logits},
+    model_cache::ModelCache,
+    read_back,
 };
 
 use crate::{
@@ -272,6 +277,20 @@ impl<'a> Feeder<'a> {
                     self.decode = Some(decode);
                     return output;
                 }
+            }
+        }
+    }
+
+    /// Feeds tokens behind the prompt to a cache that remembers them; logits `[rows, tokens, vocab]` of all.
+    pub(crate) fn check(&mut self, batch: &Batch) -> Result<Tensor<3>> {
+        self.decode = None;
+        loop {
+            let Running { model, cache, .. } = &mut self.running;
+            match model.forward(batch, Logits::All, cache) {
+                Err(error) if self.can_answer(&error) && !self.running.cache.is_poisoned() => {
+                    self.free_memory(error, batch.len(), batch.len())?;
+                }
+                logits => return logits,
             }
         }
     }

@@ -71,6 +71,18 @@ impl<'a> RowState<'a> {
     pub fn prompt(&self) -> &'a [TokenId] {
         &self.ids[..self.ids.len().saturating_sub(self.generated)]
     }
+
+    /// The row `n` tokens later, when its tokens are `ids`.
+    pub(crate) fn ahead<'b>(&self, ids: &'b [TokenId], n: usize) -> RowState<'b> {
+        RowState {
+            index: self.index,
+            ids,
+            generated: self.generated + n,
+            padding: self.padding,
+            len: self.len + n,
+            remaining: self.remaining.map(|remaining| remaining.saturating_sub(n)),
+        }
+    }
 }
 
 /// Makes the processor that settings ask for; `None` where its setting is absent or neutral.
@@ -185,6 +197,24 @@ impl Processors {
     /// Those of a processor of one's own, and [`Error::Setting`] where a user allows no token.
     pub fn apply(&self, row: &RowState<'_>, scores: &mut [f32]) -> Result<()> {
         self.list.iter().try_for_each(|(_, processor)| processor.try_apply(row, scores))
+    }
+
+    /// Those that do not only shape what is drawn from.
+    fn lasting(&self) -> impl Iterator<Item = &Arc<dyn Processor>> {
+        let shapes = |name: &str| KINDS.iter().any(|kind| kind.sampling && kind.name == name);
+        self.list.iter().filter(move |(name, _)| !shapes(name)).map(|(_, processor)| processor)
+    }
+
+    /// Whether [`forbids`](Self::forbids) may ever say so.
+    pub(crate) fn may_forbid(&self) -> bool {
+        self.lasting().next().is_some()
+    }
+
+    /// Whether they remove a token from a row whatever the scores are.
+    pub(crate) fn forbids(&self, row: &RowState<'_>, token: TokenId, vocab: usize) -> bool {
+        let mut scores = vec![1.0; vocab];
+        let applied = self.lasting().try_for_each(|processor| processor.try_apply(row, &mut scores));
+        applied.is_err() || scores.get(token as usize).is_none_or(|score| *score == f32::NEG_INFINITY)
     }
 
     /// The error for the processor that leaves no token of these logits; `None` where it is not one of them.

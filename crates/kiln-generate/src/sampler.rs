@@ -6,6 +6,8 @@
 //! - Row `r` of a batch draws from ChaCha with 8 rounds (Bernstein's: 64-bit block counter from 0, 64-bit nonce). The
 //!   key is the seed's 8 bytes, little-endian, and 24 zero bytes; the nonce is `r`. So a row's tokens do not depend on
 //!   how many other rows there are.
+//! - Where a draft model draws what it proposes, the ninth byte of its key is 1. Each proposal then takes one word of the row's
+//!   own stream, to accept it if `u q < p`; one that is refused takes another, for the token in its place.
 //! - A token takes one 32-bit word `w` of the stream: `u = (w >> 8) / 2^24`.
 //! - With weights `exp(score - largest score)`, the token is the first, in the order of the vocabulary, whose cumulative
 //!   weight exceeds `u` times the sum of all.
@@ -25,6 +27,8 @@ use rand_chacha::{
 #[derive(Debug)]
 pub struct Sampler {
     seed: u64,
+    /// Whether it draws proposals, from streams of their own.
+    drafts: bool,
     /// One for each row so far.
     streams: Vec<ChaCha8Rng>,
 }
@@ -39,7 +43,12 @@ impl Sampler {
         let system = || SysRng.try_next_u64().map(|bits| bits >> 11);
         let no_seed =
             |e| Error::Setting { name: "seed", why: format!("none is given and the system has none: {e}") };
-        Ok(Self { seed: seed.map_or_else(system, Ok).map_err(no_seed)?, streams: Vec::new() })
+        Ok(Self { seed: seed.map_or_else(system, Ok).map_err(no_seed)?, drafts: false, streams: Vec::new() })
+    }
+
+    /// One that draws what a draft model proposes.
+    pub(crate) fn of_draft(seed: u64) -> Self {
+        Self { seed, drafts: true, streams: Vec::new() }
     }
 
     /// The seed that repeats this run.
@@ -62,7 +71,7 @@ impl Sampler {
         if !largest.is_finite() || !total.is_finite() {
             return Err(no_distribution());
         }
-        let target = f64::from(self.word(row)) / f64::from(1 << 24) * total;
+        let target = self.uniform(row) * total;
         let mut cumulative = 0.0;
         let drawn = weights.iter().find(|(_, weight)| {
             cumulative += weight;
@@ -72,11 +81,32 @@ impl Sampler {
         drawn.map(|(id, _)| *id as TokenId).or_else(|| greedy(scores)).ok_or_else(no_distribution)
     }
 
+    /// Draws a token of `row` by weights that need not sum up to 1; `None` where all are 0, or are no numbers.
+    pub(crate) fn draw(&mut self, row: usize, weights: &[f64]) -> Option<TokenId> {
+        let total: f64 = weights.iter().sum();
+        if !total.is_finite() || total <= 0.0 {
+            return None;
+        }
+        let target = self.uniform(row) * total;
+        let mut cumulative = 0.0;
+        let drawn = weights.iter().position(|weight| {
+            cumulative += weight;
+            cumulative > target
+        });
+        drawn.map(|id| id as TokenId)
+    }
+
+    /// A number from 0 to below 1 that `row`'s stream gives next.
+    pub(crate) fn uniform(&mut self, row: usize) -> f64 {
+        f64::from(self.word(row)) / f64::from(1 << 24)
+    }
+
     /// The next 24 bits of `row`'s stream.
     pub(crate) fn word(&mut self, row: usize) -> u32 {
         while self.streams.len() <= row {
             let mut key = [0; 32];
             key[..8].copy_from_slice(&self.seed.to_le_bytes());
+            key[8] = u8::from(self.drafts);
             let mut stream = ChaCha8Rng::from_seed(key);
             stream.set_stream(self.streams.len() as u64);
             self.streams.push(stream);

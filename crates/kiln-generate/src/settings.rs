@@ -5,7 +5,7 @@ use std::time::Duration;
 use kiln_core::{Error, Result, model::TokenId};
 
 use crate::{
-    BeamSettings, DolaLayers,
+    AssistedSettings, BeamSettings, DolaLayers,
     config::{GenerationConfig, UNTIL_IT_ENDS},
     processors::Processors,
 };
@@ -35,6 +35,8 @@ pub struct Settings {
     pub guidance_scale: Option<f32>,
     /// The layers that the last one is contrasted with; `None`: it is not.
     pub dola_layers: Option<DolaLayers>,
+    /// How tokens are proposed, where they are.
+    pub assisted: AssistedSettings,
     /// Sequences that are returned for each prompt.
     pub num_return_sequences: usize,
     /// `None`: from the system, once.
@@ -43,7 +45,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        GenerationConfig::default().filled_in(false, Processors::default(), None)
+        GenerationConfig::default().filled_in(false, Processors::default(), None, AssistedSettings::default())
     }
 }
 
@@ -59,7 +61,8 @@ impl GenerationConfig {
         let do_sample = self.do_sample == Some(true) && self.temperature != Some(0.0);
         let processors = Processors::of(self, do_sample)?;
         let beams = BeamSettings::of(self, do_sample)?;
-        let settings = self.filled_in(do_sample, processors, beams).checked()?;
+        let assisted = AssistedSettings::of(self)?;
+        let settings = self.filled_in(do_sample, processors, beams, assisted).checked()?;
         if settings.num_return_sequences > 1 && settings.beams.is_none() && !do_sample {
             let why = "is more than 1, and without sampling or beams all sequences would be the same; set do_sample or num_beams";
             return Err(setting("num_return_sequences", why));
@@ -67,7 +70,13 @@ impl GenerationConfig {
         Ok(settings)
     }
 
-    fn filled_in(&self, do_sample: bool, processors: Processors, beams: Option<BeamSettings>) -> Settings {
+    fn filled_in(
+        &self,
+        do_sample: bool,
+        processors: Processors,
+        beams: Option<BeamSettings>,
+        assisted: AssistedSettings,
+    ) -> Settings {
         let endless = self.max_new_tokens == Some(UNTIL_IT_ENDS);
         Settings {
             max_new_tokens: self.max_new_tokens.filter(|_| !endless),
@@ -82,6 +91,7 @@ impl GenerationConfig {
             beams,
             guidance_scale: self.guidance_scale.filter(|&scale| scale != 1.0),
             dola_layers: self.dola_layers.clone(),
+            assisted,
             num_return_sequences: self.num_return_sequences.unwrap_or(1),
             seed: self.seed,
         }

@@ -11,6 +11,9 @@ pub struct Stats {
     pub prompt_tokens: usize,
     /// Tokens chosen, of all rows, those that end a row included.
     pub generated: usize,
+    /// Tokens that were proposed by assisted decoding, of all rows, and those of them that were accepted.
+    pub proposed: usize,
+    pub accepted: usize,
     /// From the first call until the scores after the prompt were there.
     pub prefill_time: Duration,
     /// From the first call until the first tokens were chosen.

@@ -142,6 +142,14 @@ impl Tokenizer {
         step().map_err(undecodable)
     }
 
+    /// Whether both have the same tokens, as far as a thousand of them show.
+    pub fn has_vocabulary_of(&self, other: &Self) -> bool {
+        let (own, other) = (&self.inner, &other.inner);
+        let size = own.get_vocab_size(true);
+        let mut ids = (0..size as TokenId).step_by((size / 1000).max(1));
+        size == other.get_vocab_size(true) && ids.all(|id| own.id_to_token(id) == other.id_to_token(id))
+    }
+
     #[cfg(test)]
     pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner

@@ -164,6 +164,10 @@ impl<P: Policy> CacheLayer for Memory<P> {
         self.at.history = self.at.history.max(tokens);
     }
 
+    fn can_rewind(&self) -> bool {
+        self.policy.can_rewind()
+    }
+
     fn reserve(&mut self, tokens: usize) {
         self.at.horizon = tokens;
     }

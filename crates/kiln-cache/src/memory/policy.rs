@@ -50,6 +50,11 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
         Some(at_most)
     }
 
+    /// See [`CacheLayer::can_rewind`](kiln_core::layer::CacheLayer::can_rewind).
+    fn can_rewind(&self) -> bool {
+        true
+    }
+
     /// Called before `at.seq_len` becomes `len`, a [`rewind_point`](Self::rewind_point).
     fn rewind(&self, _at: &mut Progress<Self::Counts>, _: &mut Self::Tensors, _len: usize) -> Result<()> {
         Ok(())

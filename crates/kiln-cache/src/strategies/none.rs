@@ -55,6 +55,10 @@ impl Policy for NoCache {
     type Counts = ();
     type Tensors = ();
 
+    fn can_rewind(&self) -> bool {
+        false
+    }
+
     fn validate(&self, at: &Progress<()>, _: &()) -> Result<()> {
         check(at.seq_len == 0)
     }

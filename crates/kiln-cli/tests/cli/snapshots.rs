@@ -80,6 +80,8 @@ const REFUSED: &str = "
     run --set watermarking_config={\"greenlist_ratio\":2} x
     run --set watermarking_config={\"ngram_len\":5,\"keys\":[]} x
     run --stop= x
+    run --prompt-lookup 4 --regex a+ x
+    run --prompt-lookup 4 --guidance-scale 2 x
     run --json-schema /nowhere x
     run --json-schema Cargo.toml x
     run --regex (a{1000}){1000} x
@@ -93,6 +95,14 @@ const REFUSED: &str = "
     run --num-beams 4 --num-beam-groups 2 --set diversity_penalty=1 --temperature 1 x
     run --greedy --num-return-sequences 2 x
     run --set early_stopping=sometimes x
+    run --prompt-lookup 0 x
+    run --greedy --prompt-lookup 4 --num-beams 2 x
+    run --greedy --prompt-lookup 4 --cache none x
+    run --greedy --prompt-lookup 4 --draft assets/demo x
+    run --draft /nowhere x
+    run --draft tests/fixtures/transformers-5.23.0/models/llama_draft x
+    run --set num_assistant_tokens_schedule=often x
+    run --set assistant_confidence_threshold=2 x
     run --greedy --set force_words_ids=[[5]] x
     run --greedy --num-beams 4 --set force_words_ids=[[5,6,7]] -n 2 x
     run --greedy --num-beams 4 --set force_words_ids=[[99999]] x

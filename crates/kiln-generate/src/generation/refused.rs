@@ -6,7 +6,9 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, batch::Batch, device_error, model::TokenId, read_back};
 
 use super::{
-    Generation, Next, device_sampler,
+    Generation, Next,
+    assisted::Assisted,
+    device_sampler,
     guidance::Guidance,
     rows::{Row, longest_prompt},
 };
@@ -29,6 +31,7 @@ impl Generation<'_> {
         self.feeder.running.left_pad = self.rows.iter().step_by(self.width).map(|row| row.left_pad).collect();
         self.feeder.start_over();
         self.guidance.iter_mut().for_each(Guidance::start_over);
+        self.assisted.iter_mut().for_each(Assisted::start_over);
         device_error::give_back(&self.device);
         if !self.whole {
             return Err(refused);
@@ -64,7 +67,7 @@ impl Generation<'_> {
         }
         let last = feed_again(&mut self.feeder, rows, width, generated, chunk, any, &self.device).await?;
         self.next = Next::Tokens(last, None);
-        Ok(())
+        self.catch_up()
     }
 
     /// Empties the cache where a device refused a part of what it should hold; whether that was so.

@@ -30,6 +30,14 @@ impl Search {
         }
     }
 
+    /// What draws the tokens of rows that are continued by themselves; `None` where the likeliest are taken.
+    pub(super) fn sampler(&mut self) -> Option<&mut Sampler> {
+        match self {
+            Self::EachRow(each) => each.sampler.as_mut(),
+            Self::Beams(_) => None,
+        }
+    }
+
     /// Why `row` ended with the token that was chosen last, which `state` has; `None`: it goes on.
     pub(super) fn stopped(
         &self,
@@ -124,6 +132,8 @@ pub(super) struct Choice {
     /// `[row][vocab]`; empty for rows that had ended.
     pub(super) logits: Vec<Vec<f32>>,
     pub(super) scores: Vec<Vec<f32>>,
+    /// Why each row ends with its token; `None` where that is still to be asked.
+    pub(super) stopped: Option<Vec<Option<StopReason>>>,
 }
 
 /// Chooses for each row alone: the likeliest token, or one that is drawn. (transformers' `_sample`)

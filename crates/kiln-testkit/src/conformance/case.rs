@@ -103,6 +103,11 @@ impl Case {
         }
     }
 
+    /// The model that proposes tokens.
+    pub(super) fn draft(&self) -> Option<&str> {
+        self.kwargs.get("assistant_model").and_then(Value::as_str)
+    }
+
     /// Why this recording is known to be wrong; asked of cases that can run.
     pub(super) fn known_to_differ(&self, folder: &Folder) -> Option<String> {
         if !folder.is_4_47() {
@@ -175,6 +180,13 @@ fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
             | "force_words_ids"
             | "guidance_scale"
             | "dola_layers",
+            _,
+        ) => None,
+        (
+            "prompt_lookup_num_tokens"
+            | "max_matching_ngram_size"
+            | "num_assistant_tokens"
+            | "assistant_model",
             _,
         ) => None,
         (name, _) if processors::names().any(|known| known == name) => None,

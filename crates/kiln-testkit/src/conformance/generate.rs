@@ -1,17 +1,23 @@
 //! Generate cases: the same tokens, the same logits at every step.
 
 use kiln::{
-    Batch, Completion, ConfigFile, Generation, GenerationConfig, GenerationOptions, Model, Plan, TokenId,
-    models,
+    Batch, Completion, ConfigFile, DraftModel, Generation, GenerationConfig, GenerationOptions, Model, Plan,
+    TokenId, models,
 };
 
 use super::{Folder, Mismatch, beams, case::Case, difference_of_logits};
 
-pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> Result<f64, Mismatch> {
+pub(super) fn run(
+    folder: &Folder,
+    case: &Case,
+    model: &Model,
+    draft: Option<&Model>,
+    plan: &Plan,
+) -> Result<f64, Mismatch> {
     let mut largest = attention_scaling(folder, case)?;
     // Once as users run it, tokens chosen on the device where they can be; once with everything written down.
-    check(folder, &generate(folder, case, model, plan, false)?, case)?;
-    let generated = generate(folder, case, model, plan, true)?;
+    check(folder, &generate(folder, case, model, draft, plan, false)?, case)?;
+    let generated = generate(folder, case, model, draft, plan, true)?;
     check(folder, &generated, case)?;
     let steps = generated.steps;
     for (name, numbers) in [
@@ -47,7 +53,7 @@ pub(super) fn logits(
     model: &Model,
     plan: &Plan,
 ) -> Result<Vec<Vec<f32>>, Mismatch> {
-    let generated = generate(folder, case, model, plan, true)?;
+    let generated = generate(folder, case, model, None, plan, true)?;
     Ok(generated
         .steps
         .into_iter()
@@ -73,6 +79,7 @@ fn generate(
     folder: &Folder,
     case: &Case,
     model: &Model,
+    draft: Option<&Model>,
     plan: &Plan,
     keep: bool,
 ) -> Result<Generated, Mismatch> {
@@ -114,6 +121,10 @@ fn generate(
     let batch = batch.slice(prefix..batch.len());
     let has_beams = options.settings.beams.is_some();
     let mut generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;
+    if let Some(draft) = draft {
+        let (cache, device) = (draft.cache(&Plan::dynamic())?, draft.device().clone());
+        generation = generation.with_draft(DraftModel::new(draft.causal(), cache, device, usize::MAX))?;
+    }
     let steps = generation.by_ref().collect::<Result<_, _>>()?;
     Ok(Generated { steps, completions: generation.completions(), has_beams })
 }

@@ -176,7 +176,12 @@ fn run_case(
     });
     let result = match (loaded.as_ref(), &plan) {
         (_, Err(error)) => Err(error.clone().into()),
-        (Some((_, model)), Ok(plan)) if case.chunks.is_empty() => generate::run(folder, case, model, plan),
+        (Some((_, model)), Ok(plan)) if case.chunks.is_empty() => {
+            let draft = case.draft().map(|name| setup.load(&folder.model(name))).transpose();
+            draft
+                .map_err(Mismatch::from)
+                .and_then(|draft| generate::run(folder, case, model, draft.as_ref(), plan))
+        }
         (Some((_, model)), Ok(plan)) => forward::run(folder, case, model, plan),
         (None, _) => Err(Mismatch::new("its model was not loaded")),
     };

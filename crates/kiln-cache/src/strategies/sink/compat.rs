@@ -72,6 +72,10 @@ impl Policy for CompatPolicy {
         (at_most == at.seq_len || untouched).then_some(at_most)
     }
 
+    fn can_rewind(&self) -> bool {
+        false
+    }
+
     fn rewind(&self, at: &mut At, kv: &mut Slot<Kv>, len: usize) -> Result<()> {
         if let Some(old) = kv.take()?
             && len > 0

@@ -46,7 +46,7 @@ pub(crate) struct Hashing {
 }
 
 impl Hashing {
-    pub(super) fn fed(&self) -> Vec<(usize, usize)> {
+    pub(crate) fn fed(&self) -> Vec<(usize, usize)> {
         self.fed.lock().unwrap().clone()
     }
 }
@@ -61,11 +61,6 @@ impl CausalModel for Hashing {
     }
 
     fn compute(&self, batch: &Batch, which: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
-        let layers = match which {
-            Logits::Last => &[][..],
-            Logits::Early(layers) => layers,
-            Logits::All => unreachable!("nobody asks for them"),
-        };
         let mut fed = self.fed.lock().unwrap();
         if self.fails_at == Some(fed.len()) {
             return Err(Error::Execution("as asked".into()));
@@ -74,23 +69,52 @@ impl CausalModel for Hashing {
         let (rows, device) = (batch.rows(), batch.tokens.device());
         let tokens: Vec<f32> = read_back::read(batch.tokens.clone())?.iter::<f32>().collect();
         assert!(tokens.iter().all(|&id| id < VOCAB as f32), "{tokens:?}");
-        let keys = Tensor::from_data(TensorData::new(tokens, [rows, 1, batch.len(), 1]), &device);
-        let layer = pass.attention(0)?.remove(0).layer;
-        let span = layer.span(batch.len());
-        let positions = Positions::even(span.query(batch.len()), &batch.left_pad, &device);
-        let KvView::Dense(view) = layer.update(keys.clone(), keys, &positions)? else {
-            return Err(Error::Execution("these layers are dense".to_owned()));
-        };
-        let (keys, _) = view.in_order(span);
-        let len = keys.dims()[2];
-        let keys: Vec<TokenId> = read_back::read(keys)?.iter::<f32>().map(|id| id as TokenId).collect();
-        let of_row = |(ids, &pad): (&[TokenId], &usize)| {
-            let ids = ids[pad.min(len)..].to_vec();
-            let early: Vec<f32> = layers.iter().flat_map(|&layer| early(&ids, layer)).collect();
-            [early, logits(&ids)].concat()
-        };
-        let all: Vec<f32> = keys.chunks(len).zip(&batch.left_pad).flat_map(of_row).collect();
-        Ok(Tensor::from_data(TensorData::new(all, [rows, layers.len() + 1, VOCAB]), &device))
+        let columns = batch.len();
+        let mut all = vec![0.0; rows * columns * VOCAB];
+        let mut last = vec![Vec::new(); rows];
+        for part in pass.attention(0)? {
+            let new = columns - part.skip;
+            if new == 0 {
+                continue;
+            }
+            let fed: Vec<f32> = part
+                .rows
+                .clone()
+                .flat_map(|row| &tokens[row * columns + part.skip..(row + 1) * columns])
+                .copied()
+                .collect();
+            let keys = Tensor::from_data(TensorData::new(fed, [part.rows.len(), 1, new, 1]), &device);
+            let span = part.layer.span(new);
+            let left_pad = &batch.left_pad[part.rows.clone()];
+            let positions = Positions::even(span.query(new), left_pad, &device);
+            let KvView::Dense(view) = part.layer.update(keys.clone(), keys, &positions)? else {
+                return Err(Error::Execution("these layers are dense".to_owned()));
+            };
+            let (keys, _) = view.in_order(span);
+            let len = keys.dims()[2];
+            let keys: Vec<TokenId> = read_back::read(keys)?.iter::<f32>().map(|id| id as TokenId).collect();
+            for ((row, ids), &pad) in part.rows.zip(keys.chunks(len)).zip(left_pad) {
+                for column in part.skip..columns {
+                    let seen = len - (columns - 1 - column);
+                    let place = (row * columns + column) * VOCAB;
+                    all[place..place + VOCAB].copy_from_slice(&logits(&ids[pad.min(seen)..seen]));
+                    last[row] = ids[pad.min(seen)..seen].to_vec();
+                }
+            }
+        }
+        let all = Tensor::<3>::from_data(TensorData::new(all, [rows, columns, VOCAB]), &device);
+        Ok(match which {
+            Logits::Last => all.narrow(1, columns - 1, 1),
+            Logits::All => all,
+            Logits::Early(layers) => {
+                let of_row = |ids: &Vec<TokenId>| {
+                    let early: Vec<f32> = layers.iter().flat_map(|&layer| early(ids, layer)).collect();
+                    [early, logits(ids)].concat()
+                };
+                let all: Vec<f32> = last.iter().flat_map(of_row).collect();
+                Tensor::from_data(TensorData::new(all, [rows, layers.len() + 1, VOCAB]), &device)
+            }
+        })
     }
 }
 
@@ -137,6 +161,10 @@ pub(crate) mod cache {
         fn rewind_point(&self, at: &Progress<()>, at_most: usize) -> Option<usize> {
             let back = at.seq_len - at_most;
             (back == 0 || self.truncates && back <= at.history).then_some(at_most)
+        }
+
+        fn can_rewind(&self) -> bool {
+            self.truncates
         }
 
         fn rewind(&self, _: &mut Progress<()>, kv: &mut Slot<Kv>, len: usize) -> Result<()> {

@@ -1,0 +1,178 @@
+//! Proposals of a smaller model.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_core::{
+    Error, Result,
+    batch::Batch,
+    model::{CausalModel, Logits, TokenId},
+    model_cache::ModelCache,
+    read_back,
+};
+
+use super::{Asked, Proposal, verify::probabilities};
+use crate::{
+    sampler::{Sampler, greedy, no_distribution},
+    settings::Settings,
+};
+
+/// A smaller model that proposes tokens, with the same vocabulary. (transformers' `assistant_model`)
+#[derive(Debug)]
+pub struct DraftModel<'a> {
+    model: &'a dyn CausalModel,
+    cache: ModelCache,
+    device: Device,
+    /// Prompt tokens of each row that a forward pass takes.
+    chunk: usize,
+    /// The tokens of each row that the cache holds.
+    held: Vec<Vec<TokenId>>,
+    /// `None`: it proposes the likeliest tokens.
+    sampler: Option<Sampler>,
+}
+
+impl<'a> DraftModel<'a> {
+    /// `cache` is empty, and of this model. Of a prompt, `chunk` tokens of each row are fed at a time.
+    pub fn new(model: &'a dyn CausalModel, cache: ModelCache, device: Device, chunk: usize) -> Self {
+        Self { model, cache, device, chunk: chunk.max(1), held: Vec::new(), sampler: None }
+    }
+
+    pub(super) fn vocab(&self) -> usize {
+        self.model.vocab()
+    }
+
+    /// Has it draw its proposals, from streams of their own.
+    pub(super) fn draws(&mut self, seed: u64) {
+        self.sampler = Some(Sampler::of_draft(seed));
+    }
+
+    /// Forgets everything: what the cache holds cannot be trusted.
+    pub(super) fn start_over(&mut self) {
+        self.cache.reset();
+        self.held.clear();
+    }
+
+    /// Proposes tokens for each row. It sees what the model sees: its scores go through the same processors.
+    pub(super) async fn propose(
+        &mut self,
+        asked: &[Asked<'_>],
+        settings: &Settings,
+    ) -> Result<Vec<Proposal>> {
+        let mut proposals: Vec<Proposal> = asked.iter().map(|_| Proposal::default()).collect();
+        let mut open: Vec<bool> = asked.iter().map(|row| row.most > 0).collect();
+        if !open.contains(&true) {
+            return Ok(proposals);
+        }
+        let most = asked.iter().map(|row| row.most).max().unwrap_or(0);
+        let mut new = self.go_back(asked, most)?;
+        while open.contains(&true) {
+            let logits = self.feed(&new).await?;
+            for (i, row) in asked.iter().enumerate() {
+                if !open[i] {
+                    continue;
+                }
+                let scores = &logits[i * self.vocab()..(i + 1) * self.vocab()];
+                let likely = self.extend(i, row, scores, &mut proposals[i], settings);
+                let token = proposals[i].tokens.last().copied();
+                open[i] = likely
+                    && proposals[i].tokens.len() < row.most
+                    && !token.is_some_and(|token| settings.eos_token_id.contains(&token));
+            }
+            new = proposals
+                .iter()
+                .zip(&open)
+                .map(|(proposal, open)| {
+                    proposal.tokens.last().copied().filter(|_| *open).into_iter().collect()
+                })
+                .collect();
+        }
+        Ok(proposals)
+    }
+
+    /// Adds a token to the proposal of row `i`; whether it was there, and likely enough to go on.
+    fn extend(
+        &mut self,
+        i: usize,
+        row: &Asked<'_>,
+        logits: &[f32],
+        proposal: &mut Proposal,
+        settings: &Settings,
+    ) -> bool {
+        let ids = [row.state.ids, &proposal.tokens].concat();
+        let mut scores = logits.to_vec();
+        let state = row.state.ahead(&ids, proposal.tokens.len());
+        // Where nothing can follow, nothing is proposed: the model may go another way.
+        let token = settings.processors.apply(&state, &mut scores).and_then(|()| match &mut self.sampler {
+            Some(sampler) => sampler.sample(i, &scores),
+            None => greedy(&scores).ok_or_else(no_distribution),
+        });
+        let Ok(token) = token else { return false };
+        let probabilities = probabilities(&scores);
+        let likely = probabilities.get(token as usize).copied().unwrap_or(0.0);
+        proposal.tokens.push(token);
+        if self.sampler.is_some() {
+            proposal.drawn_from.push(probabilities);
+        }
+        likely >= f64::from(settings.assisted.confidence_threshold)
+    }
+
+    /// Forgets what is not the beginning of the rows that are asked for, and at least their last token; the tokens of each row
+    /// that are to be fed.
+    fn go_back(&mut self, asked: &[Asked<'_>], most: usize) -> Result<Vec<Vec<TokenId>>> {
+        self.held.resize(asked.len(), Vec::new());
+        let keep = |(row, held): (&Asked<'_>, &Vec<TokenId>)| match row.most {
+            0 => held.len(),
+            _ => {
+                let same = held.iter().zip(row.state.ids).take_while(|(held, asked)| held == asked).count();
+                same.min(row.state.ids.len().saturating_sub(1))
+            }
+        };
+        let keep: Vec<usize> = asked.iter().zip(&self.held).map(keep).collect();
+        let keep = self.cache.rewind_points(&keep);
+        self.cache.truncate_rows(&keep)?;
+        // The next time, all that is proposed now may have to be forgotten.
+        self.cache.keep_history(most + 1);
+        for (held, keep) in self.held.iter_mut().zip(keep) {
+            held.truncate(keep);
+        }
+        let rest = |(row, held): (&Asked<'_>, &Vec<TokenId>)| match row.most {
+            0 => Vec::new(),
+            _ => row.state.ids[held.len()..].to_vec(),
+        };
+        Ok(asked.iter().zip(&self.held).map(rest).collect())
+    }
+
+    /// Feeds tokens to rows, to some of them none; logits `[rows, vocab]` behind the last.
+    async fn feed(&mut self, new: &[Vec<TokenId>]) -> Result<Vec<f32>> {
+        let held: Vec<usize> = self.held.iter().map(Vec::len).collect();
+        let batch = uneven(new, &held, &vec![0; new.len()], &self.device);
+        let (mut start, mut logits) = (0, None);
+        while start < batch.len() {
+            let at_once = self.cache.at_once().unwrap_or(self.chunk).min(self.chunk).max(1);
+            let columns = start..batch.len().min(start + at_once);
+            start = columns.end;
+            logits = Some(self.model.forward(&batch.slice(columns), Logits::Last, &mut self.cache)?);
+            read_back::yield_now().await;
+        }
+        let logits = logits.ok_or_else(|| Error::Execution("the draft model was fed no token".into()))?;
+        let read = read_back::start(logits).finish().await;
+        if read.is_err() {
+            self.cache.poison();
+        }
+        for (held, new) in self.held.iter_mut().zip(new) {
+            held.extend(new);
+        }
+        read?.try_into_vec().map_err(|e| Error::Execution(e.to_string()))
+    }
+}
+
+/// New tokens of rows that have any number of them, also none. `before`: slots of each row that were fed.
+pub(super) fn uneven(new: &[Vec<TokenId>], before: &[usize], left_pad: &[usize], device: &Device) -> Batch {
+    let len = new.iter().map(Vec::len).max().unwrap_or(0);
+    let skip: Vec<usize> = new.iter().map(|row| len - row.len()).collect();
+    let filled = new
+        .iter()
+        .zip(&skip)
+        .flat_map(|(row, &skip)| std::iter::repeat_n(0, skip).chain(row.iter().map(|&id| id as i32)));
+    let tokens = Tensor::from_data(TensorData::new(filled.collect::<Vec<i32>>(), [new.len(), len]), device);
+    let horizon = before.iter().zip(new).map(|(before, new)| before + new.len()).collect();
+    Batch { left_pad: left_pad.to_vec(), skip, horizon, ..Batch::new(tokens) }
+}

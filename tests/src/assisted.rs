@@ -1,0 +1,174 @@
+//! Assisted decoding gives the tokens that the model gives alone, on every device and with every cache that can forget a proposal.
+
+use kiln::{Error, GenerationConfig, Model, OnOutOfMemory, Plan, Sequence, Stats, TokenId, device::Opened};
+
+use crate::support::{greedy, recorded};
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+/// Rows that repeat themselves, of different lengths.
+fn prompts() -> Vec<Vec<TokenId>> {
+    let phrase = [14, 14, 15, 31, 22, 28, 14, 50, 26, 79];
+    vec![phrase.repeat(2), phrase.to_vec(), vec![8, 9], vec![5, 5, 5, 5, 5]]
+}
+
+fn run(
+    model: &Model,
+    draft: Option<&Model>,
+    plan: &Plan,
+    prompts: &[Vec<TokenId>],
+    config: GenerationConfig,
+) -> (Vec<Vec<TokenId>>, Stats) {
+    let request = model.generate(prompts.to_vec()).plan(plan.clone()).config(config);
+    let mut steps = draft.into_iter().fold(request, |request, draft| request.draft(draft)).steps().unwrap();
+    let mut rows = vec![Vec::new(); prompts.len()];
+    for step in steps.by_ref() {
+        for (row, token) in rows.iter_mut().zip(step.unwrap().tokens) {
+            row.extend(token);
+        }
+    }
+    (rows, steps.stats())
+}
+
+#[test]
+fn the_tokens_are_those_of_the_model_alone() {
+    const TOKENS: usize = 24;
+
+    for (device, opened) in devices() {
+        for (name, caches) in [
+            (
+                "llama",
+                &[
+                    "dynamic",
+                    "dynamic + offload=all",
+                    "static",
+                    "static:len=60",
+                    "static:len=60 + offload=all",
+                    "quantized:group=8,residual=64",
+                    "quantized:group=8,residual=64,format=quanto,flush=requantize",
+                    "sink:window=64,sinks=2",
+                ][..],
+            ),
+            ("mistral", &["dynamic", "sliding", "static"]),
+            ("gemma2", &["dynamic", "static"]),
+        ] {
+            let model = recorded(name, opened);
+            let draft = recorded("llama_draft", opened);
+            for cache in caches {
+                let plan = Plan::named(cache).unwrap();
+                for rows in [1, 4] {
+                    let prompts = &prompts()[..rows];
+                    let what = format!("{name}, {cache} on {device}, {rows} rows");
+                    let (plain, _) = run(&model, None, &plan, prompts, greedy(TOKENS));
+                    let lookup = greedy(TOKENS).prompt_lookup_num_tokens(4);
+                    let (looked_up, stats) = run(&model, None, &plan, prompts, lookup);
+                    assert_eq!(looked_up, plain, "{what}, prompt lookup");
+                    assert!(stats.accepted > 0, "{what}: {stats:?}");
+                    if draft.sizes().vocab == model.sizes().vocab {
+                        let config = greedy(TOKENS).num_assistant_tokens(4);
+                        let (drafted, _) = run(&model, Some(&draft), &plan, prompts, config.clone());
+                        assert_eq!(drafted, plain, "{what}, another draft model");
+                        let (drafted, stats) = run(&model, Some(&model), &plan, prompts, config);
+                        assert_eq!(drafted, plain, "{what}, the same model");
+                        // The draft model keeps its own keys and values as they are.
+                        let agrees = stats.accepted == stats.proposed;
+                        assert!(agrees || cache.contains("quantized"), "{what}: {stats:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_packs_or_evicts_a_pass_at_a_time_goes_on() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        for cache in [
+            "quantized:group=8,residual=8",
+            "quantized:group=8,residual=8,format=quanto,flush=requantize",
+            "sink:window=12,sinks=2",
+        ] {
+            let plan = Plan::named(cache).unwrap();
+            let mut sequence = Sequence::new(&model, &plan).unwrap();
+            let prompts = &prompts()[..2];
+            let config = greedy(40).prompt_lookup_num_tokens(5);
+            let steps =
+                model.generate(prompts.to_vec()).config(config).sequence(&mut sequence).steps().unwrap();
+            let steps: Vec<_> = steps.map(Result::unwrap).collect();
+            assert_eq!(steps.len(), 40, "{cache} on {device}");
+            for (row, (held, prompt)) in sequence.ids().into_iter().zip(prompts).enumerate() {
+                let tokens = steps.iter().filter_map(|step| step.tokens[row]);
+                let whole: Vec<TokenId> = prompt.iter().copied().chain(tokens).collect();
+                assert!(whole.starts_with(held), "{cache} on {device}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_sequence_can_be_continued() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let mut sequence = Sequence::new(&model, &Plan::dynamic()).unwrap();
+        let mut row = prompts().remove(0);
+        for round in 0..3 {
+            let config = greedy(7).prompt_lookup_num_tokens(5);
+            let steps = model.generate(row.clone()).config(config).sequence(&mut sequence).steps().unwrap();
+            let tokens: Vec<TokenId> = steps.filter_map(|step| step.unwrap().tokens[0]).collect();
+            let (plain, _) = run(&model, None, &Plan::dynamic(), &[row.clone()], greedy(7));
+            assert_eq!(tokens, plain[0], "{device}, round {round}");
+            row.extend(tokens);
+            assert_eq!(sequence.ids(), [&row[..row.len() - 1]], "all tokens but the last");
+            row.extend([3, 1, 4]);
+        }
+    }
+}
+
+#[test]
+fn an_allocation_that_fails_changes_no_token() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let (plain, _) = run(&model, None, &Plan::dynamic(), &prompts()[..2], greedy(24));
+        for at in [1, 3, 8] {
+            let config = greedy(24).prompt_lookup_num_tokens(4);
+            let prompts = prompts()[..2].to_vec();
+            let request = model.generate(prompts).config(config).on_oom(OnOutOfMemory::Offload);
+            let mut steps = request.steps().unwrap();
+            let mut rows = vec![Vec::new(); 2];
+            let mut step = 0;
+            while let Some(tokens) = steps.next() {
+                for (row, token) in rows.iter_mut().zip(tokens.unwrap().tokens) {
+                    row.extend(token);
+                }
+                step += 1;
+                if step == at {
+                    model.budget().fail_allocation(1);
+                }
+            }
+            assert_eq!(rows, plain, "{device}, after {at} steps");
+        }
+    }
+}
+
+#[test]
+fn impossible_wishes_are_refused() {
+    for (_, opened) in devices().take(1) {
+        let model = recorded("llama", opened);
+        let refused = |config: GenerationConfig, cache: &str| {
+            let plan = Plan::named(cache).unwrap();
+            match model.generate(vec![3, 1, 4]).plan(plan).config(config).steps() {
+                Err(error @ Error::Setting { .. }) => error.to_string(),
+                other => panic!("{other:?}"),
+            }
+        };
+        for cache in ["none", "sink:window=12,sinks=2,compat=4.47"] {
+            let said = refused(greedy(3).prompt_lookup_num_tokens(4), cache);
+            assert!(said.contains("must be forgotten, which the"), "{cache}: {said}");
+        }
+        let said = refused(greedy(3).prompt_lookup_num_tokens(4).num_beams(2), "dynamic");
+        assert!(said.contains("set num_beams to 1"), "{said}");
+    }
+}
