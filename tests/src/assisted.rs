@@ -139,7 +139,7 @@ fn an_allocation_that_fails_changes_no_token() {
             let mut steps = request.steps().unwrap();
             let mut rows = vec![Vec::new(); 2];
             let mut step = 0;
-            while let Some(tokens) = steps.next() {
+            for tokens in steps.by_ref() {
                 for (row, token) in rows.iter_mut().zip(tokens.unwrap().tokens) {
                     row.extend(token);
                 }

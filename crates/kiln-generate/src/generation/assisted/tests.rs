@@ -1,4 +1,4 @@
-#![allow(clippy::unwrap_used, reason = "these are tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
 use std::collections::BTreeMap;
 
