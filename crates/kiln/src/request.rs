@@ -405,8 +405,7 @@ impl<'a> Request<'a> {
         let (steps, answer) = self.start(false)?;
         let returned = steps.settings().num_return_sequences;
         if returned > 1 {
-            let why =
-                format!("is {returned}, and a text is one sequence; leave it out here");
+            let why = format!("is {returned}, and a text is one sequence; leave it out here");
             return Err(Error::Setting { name: "num_return_sequences", why });
         }
         let stream = TextStream::after(tokenizer, steps.tokens(0).unwrap_or_default())?;

@@ -7,11 +7,11 @@ use burn_cubecl::tensor::CubeTensor;
 use kiln_core::packed::Packing;
 use kiln_core::{layer::Positions, packed::PackedKv, view::DenseKv};
 
-#[cfg(feature = "wgpu")]
-use super::Limits;
 #[cfg(feature = "cube")]
-use super::sharing::{LARGEST_HEAD, Rows, Sharing};
+use super::sharing::{LARGEST_HEAD, Sharing};
 use super::{AttentionShape, Buffers, cases, cut_dense, reference};
+#[cfg(feature = "wgpu")]
+use super::{Limits, sharing::Rows};
 #[cfg(feature = "cube")]
 use crate::kernel::INVARIANT_UP_TO;
 use crate::{
