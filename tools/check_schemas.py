@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Generate text for each schema of tests/data/json_schemas.json with `kiln run --json-schema`, and validate it.
+
+    python tools/check_schemas.py [--model DIR] [--kiln target/release/kiln] [--device cpu] [-n 200] [--every 1] [--num-beams 1]
+
+Needs the Python package jsonschema. A text that is cut off after -n tokens is counted and not validated. Exit status 1 if a text is not what
+its schema accepts, 2 for bad input.
+"""
+import argparse, json, os, subprocess, sys, tempfile
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    ap.add_argument("--model", metavar="DIR", help="a Hugging Face model folder (default the demo model)")
+    ap.add_argument("--kiln", default="target/release/kiln", metavar="FILE", help="the binary (default target/release/kiln)")
+    ap.add_argument("--device", default="cpu", help="where Kiln runs (default cpu)")
+    ap.add_argument("-n", type=int, default=200, help="most tokens (default 200)")
+    ap.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth schema (default 1)")
+    ap.add_argument("--num-beams", type=int, default=1, metavar="N")
+    args = ap.parse_args()
+    try:
+        import jsonschema
+    except ImportError as e:
+        print(f"check_schemas: error: {e}; install jsonschema", file=sys.stderr)
+        return 2
+    data = os.path.join(os.path.dirname(__file__), "../tests/data/json_schemas.json")
+    schemas = json.load(open(data))[::args.every]
+    valid = cut = wrong = 0
+    for i, entry in enumerate(schemas):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            # Whitespace for ever is allowed, and a small model likes it.
+            schema = entry["schema"]
+            written = schema if isinstance(schema, bool) else {**schema, "x-guidance": {"whitespace_flexible": False}}
+            json.dump(written, file)
+            file.flush()
+            command = [args.kiln, "run", "--device", args.device, "--json", "--json-schema", file.name, "-n", str(args.n),
+                       "--seed", str(i), "--temperature", "1", "--num-beams", str(args.num_beams), "JSON: "]
+            command += ["--model", args.model] if args.model else []
+            done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            wrong += 1
+            print(f"{entry['name']}: {done.stderr.strip()}")
+            continue
+        report = json.loads(done.stdout)
+        if report["stop_reason"] != "end_of_text":
+            cut += 1
+            continue
+        try:
+            jsonschema.validate(json.loads(report["text"]), schema)
+            valid += 1
+        except (ValueError, jsonschema.ValidationError) as e:
+            wrong += 1
+            print(f"{entry['name']}: {report['text']!r}: {str(e).splitlines()[0]}")
+    print(f"{valid} valid, {cut} cut off, {wrong} wrong of {len(schemas)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
