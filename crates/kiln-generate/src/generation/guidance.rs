@@ -1,6 +1,6 @@
 //! Guidance: tokens are chosen that are likelier after the prompt than after another one (classifier-free guidance).
 //!
-//! The same model continues a negative prompt on a cache of its own, and is fed the tokens that were chosen for the prompt.
+//! The model also continues a negative prompt, with a cache of its own. It is fed the tokens that were chosen for the prompt.
 //! (transformers' `UnbatchedClassifierFreeGuidanceLogitsProcessor`)
 
 use burn::tensor::{Device, Int, Tensor};

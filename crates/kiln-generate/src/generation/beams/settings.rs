@@ -124,6 +124,9 @@ impl BeamSettings {
             return Err(setting("diversity_penalty", why));
         }
         let returned = self.num_return_sequences;
+        if returned > MOST {
+            return Err(setting("num_return_sequences", format!("is {returned}, must be at most {MOST}")));
+        }
         if beams > 1 && returned > beams {
             let why = format!("is {returned}, more than the {beams} beams; raise num_beams");
             return Err(setting("num_return_sequences", why));
@@ -176,7 +179,7 @@ impl BeamSettings {
     }
 }
 
-/// More beams than any search has use for; numbers beyond it are mistakes.
+/// More beams or sequences of a prompt than there is use for; numbers beyond it are mistakes.
 const MOST: usize = 4096;
 
 /// One of `force_words_ids`: tokens that follow each other, or several ways to write a word, one of which must occur.

@@ -205,6 +205,7 @@ fn impossible_searches_are_refused() {
         (config().num_beams(2).num_return_sequences(3), "num_return_sequences"),
         (config().num_return_sequences(0), "num_return_sequences"),
         (config().num_return_sequences(2), "num_return_sequences"),
+        (config().num_return_sequences(usize::MAX).do_sample(true), "num_return_sequences"),
         (config().force_words_ids(vec![word(&[1])]), "force_words_ids"),
         (config().num_beams(2).force_words_ids(vec![]), "force_words_ids"),
         (config().num_beams(2).force_words_ids(vec![word(&[])]), "force_words_ids"),
