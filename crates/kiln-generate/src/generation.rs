@@ -3,19 +3,21 @@
 //! There are two ways to choose a token. Where nobody wants to see the scores, the device chooses it and feeds it on by
 //! itself; the host only reads along, at will one step behind, so that the device never waits. Otherwise, and where the
 //! device has no kernel that draws, the scores come to the host, and the token goes back. Both give the same tokens, but
-//! for a draw that falls on a rounding (see [`sampler`]).
+//! for a draw that falls on a rounding (see [`crate::sampler`]).
 
 mod assisted;
 mod beams;
 mod dola;
 mod guidance;
+mod on_device;
+mod on_host;
+mod options;
 mod refused;
 mod rows;
 mod search;
+mod step;
 
-use std::sync::Arc;
-
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor};
 use kiln_core::{
     Error, Result,
     batch::Batch,
@@ -23,83 +25,33 @@ use kiln_core::{
     model_cache::ModelCache,
     read_back::{self, ReadBack},
 };
-use kiln_kernels::Kernels;
 
 use self::{
     assisted::Assisted,
     beams::Beams,
     guidance::Guidance,
+    on_device::device_sampler,
     rows::{Row, Stopping, longest_prompt},
-    search::{Choice, EachRow, Scored, Search},
+    search::{Choice, EachRow, Search},
 };
 pub use self::{
     assisted::{AssistedSettings, DraftModel, PromptLookup, Schedule},
     beams::{BeamSettings, EarlyStopping, ForceWord},
     dola::DolaLayers,
+    options::Options,
+    step::Step,
 };
 use crate::{
-    OomPolicy,
     cache_handle::CacheHandle,
     completion::Completion,
     decode::Output,
-    device_sampler::DeviceSampler,
-    grammar::{Mask, Masks, Matcher},
+    grammar::{Masks, Matcher},
     prefill::{Feeder, checked_chunk},
-    processors::{AllowedTokens, Processor},
-    sampler::{self, Sampler},
+    sampler::Sampler,
     settings::Settings,
     stats::{Clock, Stats},
-    stopping::{StopReason, StoppingCriterion},
+    stopping::StopReason,
 };
-
-/// How to generate.
-#[derive(Clone, Debug, Default)]
-pub struct Options {
-    pub settings: Settings,
-    /// Prompt tokens of each row that a forward pass takes; `None`: all.
-    pub prefill_chunk: Option<usize>,
-    /// Whether tokens are read one step behind the device. It changes no token; on a device that computes while the host
-    /// goes on it saves the wait, on others it costs a step at the end.
-    pub lookahead: bool,
-    /// Whether each step carries the logits, and the scores after the processors. Either costs a row of the vocabulary
-    /// a step, and the choice on the device.
-    pub keep_logits: bool,
-    pub keep_scores: bool,
-    /// Whether the decode step is captured once and replayed, where the device has graphs and as long as the cache's
-    /// buffers stay the same. It changes no token.
-    pub compile: bool,
-    /// What is done when memory runs out; `None`: the generation ends with the error.
-    pub oom_policy: Option<Arc<dyn OomPolicy>>,
-    /// Processors beside those that the settings ask for.
-    pub processors: Vec<Arc<dyn Processor>>,
-    /// The only tokens that may be chosen; `None`: all.
-    pub allowed_tokens: Option<AllowedTokens>,
-    /// What every text must match, compiled and at the beginning of a text. Scores are then processed on the host.
-    pub grammar: Option<Matcher>,
-    /// The prompts that guidance (`guidance_scale`) moves away from: one for each prompt, or one for all. Without any, each is the
-    /// last token of the prompt.
-    pub negative_prompts: Vec<Vec<TokenId>>,
-    /// What ends a row beside the settings.
-    pub stopping_criteria: Vec<StoppingCriterion>,
-    /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
-    pub kernels: Option<Kernels>,
-}
-
-/// One more token for every row that had not ended. A prompt has as many rows as it has beams, or sequences to return; they follow
-/// each other.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    /// For each row; `None` once it has ended. The token that ends a row is still there.
-    pub tokens: Vec<Option<TokenId>>,
-    /// Whether this is the row's last step, or it came earlier.
-    pub finished: Vec<bool>,
-    /// Of a beam search: the row whose tokens each row goes on with. Its tokens so far are replaced by theirs.
-    pub parents: Option<Vec<usize>>,
-    /// `[row][vocab]`, as the model gave them; empty for rows that had ended. Of a beam search: of the rows as they were before.
-    pub logits: Option<Vec<Vec<f32>>>,
-    /// `[row][vocab]`, as the token was chosen by; empty for rows that had ended.
-    pub scores: Option<Vec<Vec<f32>>>,
-}
 
 /// A generation under way.
 ///
@@ -354,126 +306,12 @@ impl<'a> Generation<'a> {
         })
     }
 
-    /// Whether the scores never leave the device.
-    fn on_device(&self) -> bool {
-        self.feeder.device_sampler.is_some()
-    }
-
-    fn looks_ahead(&self) -> bool {
-        self.options.lookahead && self.on_device()
-    }
-
-    async fn choose_on_device(&mut self) -> Result<Choice> {
-        let reading = match self.ahead.take() {
-            Some(started) => started?,
-            None => self.launch().await?,
-        };
-        // A step that fails ahead of time is reported in its own turn.
-        if self.looks_ahead() && self.limit.is_none_or(|limit| self.launched < limit) {
-            self.ahead = Some(self.launch().await);
-        }
-        let read = reading.finish().await;
-        let tokens: Vec<i64> = self.trusted(read)?.iter().collect();
-        self.feeder.refusals.none_since()?;
-        self.clock.scored(&mut self.stats);
-        if tokens.iter().zip(&self.rows).any(|(id, row)| *id < 0 && !row.finished()) {
-            return Err(sampler::no_distribution());
-        }
-        Ok(Choice { tokens: tokens.into_iter().map(|id| id as TokenId).collect(), ..Choice::default() })
-    }
-
     /// What was read. Where the device failed, what the cache holds may never have been written.
     fn trusted<T>(&mut self, read: Result<T>) -> Result<T> {
         if read.is_err() {
             self.feeder.running.cache.poison();
         }
         read
-    }
-
-    /// Starts a step on the device, and the reading of its tokens.
-    async fn launch(&mut self) -> Result<ReadBack> {
-        let tokens = match (self.feed().await?, &mut self.feeder.device_sampler) {
-            (Output::Chosen(tokens), _) => {
-                self.next = Next::OnDevice;
-                tokens
-            }
-            (Output::Logits(logits), Some(device_sampler)) => {
-                let tokens = device_sampler.choose(logits)?;
-                self.next = Next::Tokens(DeviceSampler::to_feed(tokens.clone()), None);
-                tokens
-            }
-            (Output::Logits(_), None) => {
-                return Err(Error::Execution("nothing chooses tokens on the device".into()));
-            }
-        };
-        self.launched += 1;
-        Ok(read_back::start(tokens))
-    }
-
-    async fn choose_on_host(&mut self) -> Result<Choice> {
-        let negative = match &mut self.guidance {
-            Some(guidance) => {
-                let logits = guidance.feed(&self.next, self.width, self.options.prefill_chunk).await?;
-                Some(read_back::start(logits))
-            }
-            None => None,
-        };
-        let Output::Logits(logits) = self.feed().await? else {
-            return Err(Error::Execution("a step kept its scores on the device".into()));
-        };
-        let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
-        let logits = self.read(read_back::start(logits)).await?;
-        let negative = match negative {
-            Some(reading) => Some(self.read(reading).await?),
-            None => None,
-        };
-        self.feeder.refusals.none_since()?;
-        self.clock.scored(&mut self.stats);
-        let masks = self.masks.as_mut().map_or(Ok(Vec::new()), Masks::wait)?;
-        let masks: Vec<Mask> = masks.into_iter().flatten().map(|next| next.mask).collect();
-        let (logits, begin) = match self.feeder.running.early.len() {
-            0 => (logits, None),
-            layers => {
-                let (logits, begin) = dola::contrast(&logits, layers, vocab);
-                (logits, Some(begin))
-            }
-        };
-        let begin = match self.guidance.as_ref().zip(negative) {
-            Some((guidance, negative)) => {
-                Some(guidance.scores(begin.as_ref().unwrap_or(&logits), &negative, vocab))
-            }
-            None => begin,
-        };
-        let step = Scored {
-            masks: &masks,
-            options: &self.options,
-            rows: &self.rows,
-            generated: self.delivered,
-            limit: self.limit,
-            logits: &logits,
-            begin: begin.as_deref(),
-            vocab,
-        };
-        let stopping = Stopping {
-            options: &self.options,
-            out_of_time: self.clock.is_past(self.options.settings.max_time),
-        };
-        let chosen = self.search.choose(&step, stopping)?;
-        if let Some(following) = &mut self.masks {
-            following.advance(step.accepted(&chosen))?;
-        }
-        let tokens: Vec<i32> = chosen.tokens.iter().map(|&id| id as i32).collect();
-        let tokens = Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device);
-        let moves = |parents: &Vec<usize>| !parents.iter().copied().eq(0..parents.len());
-        self.next = Next::Tokens(tokens, chosen.parents.clone().filter(moves));
-        Ok(chosen)
-    }
-
-    /// The numbers of a tensor whose reading was started.
-    async fn read(&mut self, reading: ReadBack) -> Result<Vec<f32>> {
-        let read = reading.finish().await;
-        let read = self.trusted(read)?;
-        read.try_into_vec().map_err(|e| Error::Execution(e.to_string()))
     }
 
     async fn feed(&mut self) -> Result<Output> {
@@ -584,34 +422,6 @@ fn repeated(logits: Tensor<3>, width: usize) -> Tensor<3> {
     match width {
         1 => logits,
         _ => logits.reshape([rows, 1, one * vocab]).repeat_dim(1, width).reshape([rows * width, one, vocab]),
-    }
-}
-
-/// What chooses tokens on the device; `None`: the host does, with `sampler`.
-fn device_sampler(
-    options: &Options,
-    sampler: &mut Option<Sampler>,
-    rows: &[Row],
-    vocab: usize,
-    device: &Device,
-) -> Option<DeviceSampler> {
-    if options.keep_logits || options.keep_scores || options.settings.needs_host() {
-        return None;
-    }
-    if options.grammar.is_some() {
-        return None;
-    }
-    let Settings { processors, do_sample, .. } = &options.settings;
-    match options.kernels.as_ref().filter(|kernels| kernels.path().is_on_gpu()) {
-        Some(kernels) => {
-            let sampling = processors.on_device(*do_sample).ok()?;
-            let ids: Vec<&[TokenId]> = rows.iter().map(|row| &row.ids[..]).collect();
-            Some(DeviceSampler::new(kernels, sampling, sampler.take(), &ids, vocab, device))
-        }
-        // Where the host would wait for the device, it looks at the scores itself: one pass over them, instead of several.
-        None => {
-            (processors.is_empty() && sampler.is_none() && options.lookahead).then(DeviceSampler::likeliest)
-        }
     }
 }
 

@@ -1,0 +1,85 @@
+//! Steps whose scores are read back, so that the host chooses the tokens.
+
+use burn::tensor::{Tensor, TensorData};
+use kiln_core::{
+    Error, Result,
+    read_back::{self, ReadBack},
+};
+
+use super::{
+    Generation, Next, dola,
+    rows::Stopping,
+    search::{Choice, Scored},
+};
+use crate::{
+    decode::Output,
+    grammar::{Mask, Masks},
+};
+
+impl Generation<'_> {
+    pub(super) async fn choose_on_host(&mut self) -> Result<Choice> {
+        let negative = match &mut self.guidance {
+            Some(guidance) => {
+                let logits = guidance.feed(&self.next, self.width, self.options.prefill_chunk).await?;
+                Some(read_back::start(logits))
+            }
+            None => None,
+        };
+        let Output::Logits(logits) = self.feed().await? else {
+            return Err(Error::Execution("a step kept its scores on the device".into()));
+        };
+        let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
+        let logits = self.read(read_back::start(logits)).await?;
+        let negative = match negative {
+            Some(reading) => Some(self.read(reading).await?),
+            None => None,
+        };
+        self.feeder.refusals.none_since()?;
+        self.clock.scored(&mut self.stats);
+        let masks = self.masks.as_mut().map_or(Ok(Vec::new()), Masks::wait)?;
+        let masks: Vec<Mask> = masks.into_iter().flatten().map(|next| next.mask).collect();
+        let (logits, begin) = match self.feeder.running.early.len() {
+            0 => (logits, None),
+            layers => {
+                let (logits, begin) = dola::contrast(&logits, layers, vocab);
+                (logits, Some(begin))
+            }
+        };
+        let begin = match self.guidance.as_ref().zip(negative) {
+            Some((guidance, negative)) => {
+                Some(guidance.scores(begin.as_ref().unwrap_or(&logits), &negative, vocab))
+            }
+            None => begin,
+        };
+        let step = Scored {
+            masks: &masks,
+            options: &self.options,
+            rows: &self.rows,
+            generated: self.delivered,
+            limit: self.limit,
+            logits: &logits,
+            begin: begin.as_deref(),
+            vocab,
+        };
+        let stopping = Stopping {
+            options: &self.options,
+            out_of_time: self.clock.is_past(self.options.settings.max_time),
+        };
+        let chosen = self.search.choose(&step, stopping)?;
+        if let Some(following) = &mut self.masks {
+            following.advance(step.accepted(&chosen))?;
+        }
+        let tokens: Vec<i32> = chosen.tokens.iter().map(|&id| id as i32).collect();
+        let tokens = Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device);
+        let moves = |parents: &Vec<usize>| !parents.iter().copied().eq(0..parents.len());
+        self.next = Next::Tokens(tokens, chosen.parents.clone().filter(moves));
+        Ok(chosen)
+    }
+
+    /// The numbers of a tensor whose reading was started.
+    async fn read(&mut self, reading: ReadBack) -> Result<Vec<f32>> {
+        let read = reading.finish().await;
+        let read = self.trusted(read)?;
+        read.try_into_vec().map_err(|e| Error::Execution(e.to_string()))
+    }
+}

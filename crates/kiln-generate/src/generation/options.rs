@@ -1,0 +1,47 @@
+//! How to generate.
+
+use std::sync::Arc;
+
+use kiln_core::model::TokenId;
+use kiln_kernels::Kernels;
+
+use crate::{
+    OomPolicy,
+    grammar::Matcher,
+    processors::{AllowedTokens, Processor},
+    settings::Settings,
+    stopping::StoppingCriterion,
+};
+
+/// How to generate.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub settings: Settings,
+    /// Prompt tokens of each row that a forward pass takes; `None`: all.
+    pub prefill_chunk: Option<usize>,
+    /// Whether tokens are read one step behind the device. It changes no token; on a device that computes while the host
+    /// goes on it saves the wait, on others it costs a step at the end.
+    pub lookahead: bool,
+    /// Whether each step carries the logits, and the scores after the processors. Either costs a row of the vocabulary
+    /// a step, and the choice on the device.
+    pub keep_logits: bool,
+    pub keep_scores: bool,
+    /// Whether the decode step is captured once and replayed, where the device has graphs and as long as the cache's
+    /// buffers stay the same. It changes no token.
+    pub compile: bool,
+    /// What is done when memory runs out; `None`: the generation ends with the error.
+    pub oom_policy: Option<Arc<dyn OomPolicy>>,
+    /// Processors beside those that the settings ask for.
+    pub processors: Vec<Arc<dyn Processor>>,
+    /// The only tokens that may be chosen; `None`: all.
+    pub allowed_tokens: Option<AllowedTokens>,
+    /// What every text must match, compiled and at the beginning of a text. Scores are then processed on the host.
+    pub grammar: Option<Matcher>,
+    /// The prompts that guidance (`guidance_scale`) moves away from: one for each prompt, or one for all. Without any, each is the
+    /// last token of the prompt.
+    pub negative_prompts: Vec<Vec<TokenId>>,
+    /// What ends a row beside the settings.
+    pub stopping_criteria: Vec<StoppingCriterion>,
+    /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
+    pub kernels: Option<Kernels>,
+}
