@@ -27,8 +27,8 @@ pub(crate) fn violation<K: Kernel>(kernel: K, kernels: &Kernels) -> Result<Optio
     }
     // The first, one in the middle and the last alone, and all but the last together.
     let some = |n: usize| [0, n / 2, n - 1];
-    let one = some(rows).map(|row| some(tokens).map(|token| [row..row + 1, token..token + 1]));
-    let mut parts = one.concat();
+    let one = |(row, token)| [row..row + 1, token..token + 1];
+    let mut parts: Vec<Extent> = some(rows).into_iter().zip(some(tokens)).map(one).collect();
     parts.extend([[0..rows, 0..(tokens - 1).max(1)], [0..(rows - 1).max(1), 0..tokens]]);
     parts.sort_by_key(|[rows, tokens]| [rows.start, rows.end, tokens.start, tokens.end]);
     parts.dedup();

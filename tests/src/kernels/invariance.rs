@@ -17,8 +17,10 @@ fn rows_and_tokens_do_not_depend_on_those_beside_them() {
                 if name == "wgpu" && [Choice::Auto, Choice::Reference].contains(&choice) {
                     continue;
                 }
+                // Other types are other loads and stores, not other sums.
+                let every = if dtype == DType::F32 { 1 } else { 5 };
                 for kernel in KERNELS {
-                    for case in kernel.cases() {
+                    for case in kernel.cases().into_iter().step_by(every) {
                         let kernels = Kernels::new(choice, device).unwrap();
                         let varies = case.variance(&kernels, dtype).unwrap();
                         failures.extend(

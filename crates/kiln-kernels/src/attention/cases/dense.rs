@@ -7,7 +7,7 @@ use kiln_core::{
 };
 
 use crate::{
-    Attention, AttentionShape, Path,
+    Attention, AttentionShape, INVARIANT_UP_TO, Path,
     cases::{Case, Cut, LARGEST, Layout, Numbers, Plain, Rounding, Swapped},
 };
 
@@ -67,6 +67,17 @@ const STEP: Given = Given {
 /// The queries of a prompt, in the layout that projections give them.
 const PROMPT: Given = Given { new: 33, slots: 33, first: 0, q: Swapped(1, 2), kv: Swapped(1, 2), ..STEP };
 
+/// Whether each workgroup goes over all keys. Of few queries, several workgroups share the keys.
+fn is_prompt(new: usize) -> bool {
+    new > INVARIANT_UP_TO
+}
+
+/// After as many others as workgroups share, or as fill some blocks of keys.
+fn long(new: usize) -> Given {
+    let (slots, first) = if is_prompt(new) { (500, 450) } else { (3000, 2900) };
+    Given { new, slots, first, group: 4, ..STEP }
+}
+
 fn all() -> Vec<Given> {
     let mut cases = Vec::new();
     for head_dim in [1, 8, 12, 80, 96, 128, 256] {
@@ -112,10 +123,11 @@ fn all() -> Vec<Given> {
     }
     // Long enough to be split, in a buffer with room, and one that has wrapped.
     for new in [1, 5, 33] {
-        let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
+        let long = long(new);
         cases.push(long);
         cases.push(Given { kv_heads: 1, ..long });
-        cases.push(Given { batch: 2, head_dim: 128, first: 5000, start: 2100, origin: 17, ..long });
+        let start = 5000 - long.first;
+        cases.push(Given { batch: 2, head_dim: 128, first: 5000, start, origin: 17, ..long });
         cases.push(Given { window: Some(300), head_dim: 8, ..long });
         cases.push(Given { first: 3, ..long });
     }
@@ -144,9 +156,13 @@ fn all() -> Vec<Given> {
             // Some of them are out of sight.
             cases.push(Given { cuts, window: Some(20), start: 9, ..base });
         }
-        let long = Given { new, slots: 3000, first: 2900, group: 4, ..STEP };
-        cases.push(Given { cuts: &[300, 2200], ..long });
-        cases.push(Given { cuts: &[300, 2200, 2899], batch: 2, head_dim: 128, window: Some(1000), ..long });
+        let long = long(new);
+        let [two, three]: [&[usize]; 2] = match is_prompt(new) {
+            true => [&[70, 300], &[70, 300, 449]],
+            false => [&[300, 2200], &[300, 2200, 2899]],
+        };
+        cases.push(Given { cuts: two, ..long });
+        cases.push(Given { cuts: three, batch: 2, head_dim: 128, window: Some(long.slots / 3), ..long });
         // As many buffers as parts can be combined of: each has one.
         cases.push(Given { cuts: &[10, 20, 30, 40, 50, 60, 70, 80], ..base });
     }
@@ -158,7 +174,8 @@ fn all() -> Vec<Given> {
         cases.push(Given { first: 0, apart: 50, pad: Some(20), softcap: Some(2.5), ..base });
         cases.push(Given { first: 900, start: 800, origin: 40, ..base });
         cases.push(Given { cuts: &[10, 30], kv: Swapped(1, 2), ..base });
-        cases.push(Given { slots: 3000, first: 900, apart: 1000, head_dim: 128, ..base });
+        let long = long(new);
+        cases.push(Given { first: long.first / 3, apart: long.first / 3, head_dim: 128, batch: 3, ..long });
     }
     cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
     // Longer vectors than GPU kernels have memory for, and no queries.

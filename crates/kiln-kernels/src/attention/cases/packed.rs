@@ -8,7 +8,7 @@ use kiln_core::{
 };
 
 use crate::{
-    AttentionPacked, AttentionShape,
+    AttentionPacked, AttentionShape, INVARIANT_UP_TO,
     cases::{Case, LARGEST, Numbers, Plain, Rounding},
 };
 
@@ -137,13 +137,15 @@ fn all() -> Vec<Given> {
     }
     // Long enough to be split.
     for (new, group) in [(1, 4), (5, 1), (33, 2)] {
-        let long = Given { new, group, slots: 3072, end: 2944, first: 3000, recent: 128, ..STEP };
-        let long = Given { recent_origin: 2944, ..long };
+        // Of a prompt, each workgroup goes over all keys.
+        let slots = if new > INVARIANT_UP_TO { 768 } else { 3072 };
+        let end = slots - 128;
+        let long = Given { new, group, slots, end, first: end + 56, recent: 128, recent_origin: end, ..STEP };
         cases.push(long);
         cases.push(Given { kv_heads: 1, ..long });
         cases.push(Given { head_dim: 128, batch: 2, pad: Some(500), ..long });
         cases.push(Given { window: Some(300), keys: (2, 64, Channels), ..long });
-        cases.push(Given { recent: 1024, ..long });
+        cases.push(Given { recent: slots / 3, ..long });
         cases.push(Given { end: 32, first: 40, recent_origin: 32, ..long });
     }
     cases
