@@ -56,6 +56,22 @@ fn rows_of_a_batch_generate_what_they_would_alone() {
     }
 }
 
+#[test]
+fn the_head_makes_logits_of_hidden_states() {
+    for (opened, name) in devices().flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
+        let model = recorded(name, opened);
+        let run = |logits| {
+            let mut cache = model.cache(&dynamic()).unwrap();
+            let rows = Batch::left_padded(&[vec![5, 6, 7], (20..33).collect()], 0, model.device()).unwrap();
+            model.causal().forward(&rows, logits, &mut cache).unwrap()
+        };
+        let hidden = run(Logits::Hidden);
+        assert_eq!(hidden.dims(), [2, 13, model.sizes().hidden]);
+        let logits = floats(model.causal().head(hidden));
+        assert_close(&logits, &floats(run(Logits::All)), &format!("{name} on {}", opened.info.name));
+    }
+}
+
 /// Matrices in one piece, and cut into pieces that a small binding can hold, wherever one of what was stacked ends.
 #[test]
 fn matrices_larger_than_a_binding_are_split() {

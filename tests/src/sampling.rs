@@ -157,6 +157,10 @@ impl CausalModel for Broken<'_> {
         self.model.rotary_tables(rows, steps, device)
     }
 
+    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.model.head(hidden)
+    }
+
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let logits = self.model.compute(batch, logits, pass)?;
         if self.passes.fetch_add(1, Ordering::Relaxed) < RIGHT {

@@ -22,6 +22,9 @@ pub enum Logits<'a> {
     /// Of the last position those of earlier layers, then the model's own: `[rows, layers + 1, vocab]`. Layer 0 is the embeddings,
     /// layer `n` what the first `n` blocks give; the head is applied to it without the norm in front. Layers are ascending.
     Early(&'a [usize]),
+    /// No logits, but what the head is applied to: the hidden states of all positions behind the last norm, `[rows, tokens, hidden]`, in the
+    /// type of the activations. [`CausalModel::head`] makes logits of them.
+    Hidden,
 }
 
 /// Bytes of weights on the device.
@@ -83,7 +86,7 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         let step = StepShape { rows, tokens, element: self.element_bytes(), last: false };
         // In float32, before and after a softcap.
         let others = match logits {
-            Logits::Last => 0,
+            Logits::Last | Logits::Hidden => 0,
             Logits::All => tokens.saturating_sub(1),
             Logits::Early(layers) => layers.len(),
         };
@@ -94,6 +97,9 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         pass.commit();
         Ok(logits)
     }
+
+    /// Logits `[rows, tokens, vocab]` in float32 of hidden states `[rows, tokens, hidden]`; see [`Logits::Hidden`].
+    fn head(&self, hidden: Tensor<3>) -> Tensor<3>;
 
     /// The computation of [`forward`](Self::forward), which has begun the pass and commits it.
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>>;

@@ -177,26 +177,38 @@ impl CausalModel for Decoder {
             x = block.forward(x, i, &mut places, pass, kernels)?;
         }
         let x = match logits {
-            Logits::All => x,
+            Logits::All | Logits::Hidden => x,
             Logits::Last | Logits::Early(_) => last(x),
         };
         let x = self.norm.forward(x, kernels);
-        let early = hidden.len();
-        let hidden = match early {
-            0 => x,
-            _ => Tensor::cat(hidden.into_iter().chain([x]).collect(), 1),
-        };
-        let logits = self.lm_head.project(hidden, None, None, kernels).cast(DType::F32);
-        let Some(cap) = self.config.final_softcap else { return Ok(logits) };
-        let capped = |logits: Tensor<3>| (logits / cap).tanh() * cap;
-        Ok(match early {
-            0 => capped(logits),
-            // Earlier layers have none.
-            _ => {
-                let own = capped(logits.clone().narrow(1, early, 1));
+        Ok(match (logits, hidden.len()) {
+            (Logits::Hidden, _) => x,
+            (_, 0) => self.head(x),
+            (_, early) => {
+                let logits = self.project(Tensor::cat(hidden.into_iter().chain([x]).collect(), 1));
+                // Earlier layers have no softcap.
+                let own = self.capped(logits.clone().narrow(1, early, 1));
                 Tensor::cat(vec![logits.narrow(1, 0, early), own], 1)
             }
         })
+    }
+
+    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.capped(self.project(hidden))
+    }
+}
+
+impl Decoder {
+    /// Logits in float32, without the softcap.
+    fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.lm_head.project(hidden, None, None, &self.kernels).cast(DType::F32)
+    }
+
+    fn capped(&self, logits: Tensor<3>) -> Tensor<3> {
+        match self.config.final_softcap {
+            Some(cap) => (logits / cap).tanh() * cap,
+            None => logits,
+        }
     }
 }
 

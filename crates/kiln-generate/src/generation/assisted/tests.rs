@@ -208,6 +208,10 @@ impl CausalModel for Off {
         VOCAB
     }
 
+    fn head(&self, hidden: burn::tensor::Tensor<3>) -> burn::tensor::Tensor<3> {
+        self.0.head(hidden)
+    }
+
     fn compute(
         &self,
         batch: &Batch,

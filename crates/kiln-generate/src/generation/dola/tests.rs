@@ -27,6 +27,10 @@ impl CausalModel for Deep {
         self.2
     }
 
+    fn head(&self, hidden: burn::tensor::Tensor<3>) -> burn::tensor::Tensor<3> {
+        self.0.head(hidden)
+    }
+
     fn compute(
         &self,
         batch: &Batch,

@@ -60,6 +60,10 @@ impl CausalModel for Hashing {
         VOCAB
     }
 
+    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+        hidden
+    }
+
     fn compute(&self, batch: &Batch, which: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let mut fed = self.fed.lock().unwrap();
         if self.fails_at == Some(fed.len()) {
@@ -105,7 +109,8 @@ impl CausalModel for Hashing {
         let all = Tensor::<3>::from_data(TensorData::new(all, [rows, columns, VOCAB]), &device);
         Ok(match which {
             Logits::Last => all.narrow(1, columns - 1, 1),
-            Logits::All => all,
+            // The head does nothing.
+            Logits::All | Logits::Hidden => all,
             Logits::Early(layers) => {
                 let of_row = |ids: &Vec<TokenId>| {
                     let early: Vec<f32> = layers.iter().flat_map(|&layer| early(ids, layer)).collect();
