@@ -102,3 +102,28 @@ fn dola_is_that_of_transformers() {
         }
     }
 }
+
+#[test]
+fn contrastive_search_is_that_of_transformers() {
+    let cases = cases("4.47.1", "penalty_alpha");
+    for (device, opened) in kiln_testkit::devices::opened() {
+        let load = |name: &str| float32(Model::builder(fixtures("4.47.1").join("models").join(name)), opened);
+        let models = ["llama", "llama_tied"].map(|name| (name, load(name).load().unwrap()));
+        let all = |plan: &str, cases: &[Case]| {
+            for case in cases {
+                let (_, model) = models.iter().find(|(name, _)| *name == case.model).unwrap();
+                assert_recorded(
+                    model,
+                    &Plan::named(plan).unwrap(),
+                    case,
+                    &format!("with {plan} on {device}"),
+                );
+            }
+        };
+        all("dynamic", &cases);
+        // Both models, with and without padding.
+        for plan in ["static:len=48", "sink:window=48", "offloaded", "none"] {
+            all(plan, &cases[..6]);
+        }
+    }
+}

@@ -145,8 +145,9 @@ fn refuse_at_any_token(opened: &Opened) {
             ("sampled", plain().do_sample(true).seed(7)),
             ("guided", plain().guidance_scale(2.5)),
             ("contrasted", plain().dola_layers(DolaLayers::These(vec![0, 1]))),
+            ("compared", plain().penalty_alpha(0.6).top_k(4)),
         ] {
-            if looks_up && ["guided", "contrasted"].contains(&mode) {
+            if looks_up && ["guided", "contrasted", "compared"].contains(&mode) {
                 continue;
             }
             wanted.prompt_lookup_num_tokens = looks_up.then_some(3);

@@ -144,6 +144,46 @@ fn a_generation_may_be_dropped_at_any_step() {
     });
 }
 
+/// Hidden states of what is held are not known.
+#[test]
+fn contrastive_search_computes_everything_again_and_leaves_what_greedy_decoding_leaves() {
+    let contrastive = greedy(9).penalty_alpha(0.6).top_k(4);
+    everywhere(|model, plan, what| {
+        let prompts = match plan.is_exact(&model.causal().needs()) {
+            true => vec![PROMPT.to_vec(), vec![7, 8]],
+            false => one(&PROMPT),
+        };
+        let remembers = plan.remembers(&model.causal().needs());
+        let said = anew(model, plan, &prompts, &contrastive);
+        for taken in [0, 1, 9] {
+            let mut sequence = Sequence::new(model, plan).unwrap();
+            go_on(model, &mut sequence, &prompts, &greedy(3));
+            let held = sequence.ids().concat().len();
+            let steps = model.generate(prompts.clone()).sequence(&mut sequence).config(contrastive.clone());
+            let mut steps = steps.steps().unwrap();
+            let fed = prompts.concat().len();
+            assert_eq!(counts(steps.reuse()), (0, fed, held, false), "{what}, {taken} steps");
+            for (i, step) in steps.by_ref().take(taken).enumerate() {
+                let want: Vec<_> = said.iter().map(|row| Some(row[i])).collect();
+                assert_eq!(step.unwrap().tokens, want, "{what}, token {i}");
+            }
+            drop(steps);
+            let longest = if taken == 0 || !remembers { 0 } else { PROMPT.len() + taken - 1 };
+            assert_eq!(sequence.len(), longest, "{what}, {taken} steps");
+            let rows: Vec<Vec<TokenId>> = prompts
+                .iter()
+                .zip(&said)
+                .map(|(prompt, said)| [prompt, &said[..taken], &[20, 21]].concat())
+                .collect();
+            let (got, reuse) = go_on(model, &mut sequence, &rows, &greedy(5));
+            assert_eq!(reuse.reused > 0, remembers && taken > 0, "{what}, {taken} steps");
+            if plan.is_exact(&model.causal().needs()) {
+                assert_eq!(got, anew(model, plan, &rows, &greedy(5)), "{what}, {taken} steps");
+            }
+        }
+    });
+}
+
 #[test]
 fn a_strict_continuation_says_where_it_differs() {
     everywhere(|model, plan, what| {

@@ -32,12 +32,15 @@ fn check(text: &str, how: &str) {
 fn every_way_to_choose_keeps_to_the_schema() {
     for (device, model) in demos() {
         let request = || model.generate("A person of the play: ").grammar(person()).max_new_tokens(80);
-        for name in ["greedy", "sampled", "beams", "sampled beams"] {
+        for name in ["greedy", "sampled", "beams", "sampled beams", "contrastive"] {
             let request = request();
             let request = match name {
                 "greedy" => request.temperature(0.0),
                 "sampled" => request.temperature(3.0).seed(5),
                 "beams" => request.temperature(0.0).num_beams(3),
+                "contrastive" => {
+                    request.config(kiln::GenerationConfig::new().penalty_alpha(0.4).top_k(5)).temperature(0.0)
+                }
                 _ => request.temperature(2.0).seed(5).num_beams(3),
             };
             let how = format!("{name} on {device}");

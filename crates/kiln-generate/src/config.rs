@@ -70,7 +70,7 @@ generation_config! {
         temperature: f32,
         /// Keeps the tokens that carry this share of the entropy of the 100 likeliest. Only where tokens are drawn.
         top_h: f32,
-        /// Keeps this many likeliest tokens; 0 means all. Only where tokens are drawn.
+        /// Keeps this many likeliest tokens; 0 means all. Only where tokens are drawn, and in contrastive search (`penalty_alpha`).
         top_k: usize,
         /// Keeps the likeliest tokens that together reach this probability. Only where tokens are drawn.
         top_p: f32,
@@ -138,6 +138,9 @@ generation_config! {
         /// Chooses tokens that are likelier after the prompt than after a negative prompt: log-probabilities are moved away from those
         /// behind it by this factor. 1 is off, 0 continues the negative prompt.
         guidance_scale: f32,
+        /// Contrastive search: of the `top_k` likeliest tokens, takes one that is unlike the text before it, which counts by this
+        /// factor. 0 is off, at 1 nothing else counts.
+        penalty_alpha: f32,
         /// Contrasts the last layer with an earlier one (DoLa): `"low"`, `"high"` or a list of layers.
         dola_layers: DolaLayers,
         /// Proposes up to this many tokens at once that followed the same tokens before (prompt lookup).
@@ -205,7 +208,9 @@ impl GenerationConfig {
     pub fn shapes_sampling(&self) -> bool {
         let given = [self.temperature, self.top_h, self.top_p, self.min_p, self.typical_p];
         let cutoffs = [self.epsilon_cutoff, self.eta_cutoff];
-        self.top_k.is_some() || given.iter().chain(&cutoffs).any(Option::is_some)
+        // Without sampling, this and `top_k` ask for contrastive search.
+        let contrasts = self.penalty_alpha.is_some_and(|alpha| alpha > 0.0);
+        self.top_k.is_some() && !contrasts || given.iter().chain(&cutoffs).any(Option::is_some)
     }
 
     /// These wishes, completed by `defaults` where they are silent.

@@ -23,7 +23,7 @@ const TABLE: usize = 2048;
 pub(crate) enum Output {
     /// What the device chose, `[rows, 1]`; see [`DeviceSampler::choose`]. It is what the next step is fed.
     Chosen(Tensor<2, Int>),
-    /// Logits `[rows, 1, vocab]`. The next step is fed what [`DecodeLoop::give`] is given.
+    /// Logits `[rows, 1, vocab]`, or what else is [`Wanted`]. The next step is fed what [`DecodeLoop::give`] is given.
     Logits(Tensor<3>),
 }
 
@@ -34,13 +34,26 @@ pub(crate) struct Running<'a> {
     pub(crate) cache: CacheHandle<'a>,
     /// Padding slots at the start of each row.
     pub(crate) left_pad: Vec<usize>,
-    /// Layers whose logits are wanted beside the last: see [`Logits::Early`].
-    pub(crate) early: Vec<usize>,
+    pub(crate) wanted: Wanted,
 }
 
-/// Which logits a pass gives, where those of `early` layers are wanted beside the last.
-pub(crate) fn wanted(early: &[usize]) -> Logits<'_> {
-    if early.is_empty() { Logits::Last } else { Logits::Early(early) }
+/// What passes give: see [`Logits`].
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Wanted {
+    #[default]
+    Last,
+    Early(Vec<usize>),
+    Hidden,
+}
+
+impl Wanted {
+    pub(crate) fn logits(&self) -> Logits<'_> {
+        match self {
+            Self::Last => Logits::Last,
+            Self::Early(layers) => Logits::Early(layers),
+            Self::Hidden => Logits::Hidden,
+        }
+    }
 }
 
 impl Running<'_> {
@@ -161,8 +174,8 @@ impl DecodeLoop {
             steps: Some(self.steps.clone()),
             ..Batch::new(self.tokens.clone())
         };
-        let Running { model, cache, early, .. } = running;
-        let logits = model.forward(&batch, wanted(early), cache)?;
+        let Running { model, cache, wanted, .. } = running;
+        let logits = model.forward(&batch, wanted.logits(), cache)?;
         drop(batch);
         let output = match device_sampler {
             Some(device_sampler) => {

@@ -7,6 +7,7 @@
 
 mod assisted;
 mod beams;
+mod contrastive;
 mod dola;
 mod guidance;
 mod on_device;
@@ -29,6 +30,7 @@ use kiln_core::{
 use self::{
     assisted::Assisted,
     beams::Beams,
+    contrastive::Contrastive,
     guidance::Guidance,
     on_device::device_sampler,
     rows::{Row, Stopping, longest_prompt},
@@ -37,6 +39,7 @@ use self::{
 pub use self::{
     assisted::{AssistedSettings, DraftModel, PromptLookup, Schedule},
     beams::{BeamSettings, EarlyStopping, ForceWord},
+    contrastive::ContrastiveSettings,
     dola::DolaLayers,
     options::Options,
     step::Step,
@@ -44,11 +47,11 @@ pub use self::{
 use crate::{
     cache_handle::CacheHandle,
     completion::Completion,
-    decode::Output,
+    decode::{Output, Wanted},
     grammar::{Masks, Matcher},
     prefill::{Feeder, checked_chunk},
     sampler::Sampler,
-    settings::Settings,
+    settings::{Settings, setting},
     stats::{Clock, Stats},
     stopping::StopReason,
 };
@@ -74,6 +77,8 @@ pub struct Generation<'a> {
     masks: Option<Masks>,
     /// What proposes tokens; `None`: nothing does.
     assisted: Option<Assisted<'a>>,
+    /// Contrastive search; `None`: tokens are chosen by their scores alone.
+    contrastive: Option<Contrastive>,
     /// Rows of each prompt.
     width: usize,
     rows: Vec<Row>,
@@ -135,6 +140,12 @@ impl<'a> Generation<'a> {
         settings.processors.check(model.vocab())?;
         settings.beams.as_ref().map_or(Ok(()), |beams| beams.check_vocabulary(model.vocab()))?;
         let before = cache.seq_lens(batch.rows());
+        let contrastive = settings.contrastive.map(Contrastive::new);
+        if contrastive.is_some() && before.iter().any(|&before| before > 0) {
+            let why = "needs the hidden states of all tokens, and the cache holds tokens already; give all tokens and an empty \
+                       cache, or use a Sequence";
+            return Err(setting("penalty_alpha", why));
+        }
         let rows = Row::of(&batch, prompts, &before, model.vocab())?;
         let device = batch.tokens.device();
         let mut guidance = Guidance::new(model, &cache, &rows, &options, &device)?;
@@ -155,12 +166,17 @@ impl<'a> Generation<'a> {
             seed: sampler.as_ref().map(Sampler::seed),
             ..Stats::default()
         };
-        let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), options.compile);
+        // A recorded step is of no use where the rows of the cache are moved before each.
+        let capture = options.compile && contrastive.is_none();
+        let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), capture);
         feeder.device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
         let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
         let masks = masks.transpose()?;
         if let Some(layers) = &settings.dola_layers {
-            feeder.running.early = layers.of(model)?;
+            feeder.running.wanted = Wanted::Early(layers.of(model)?);
+        }
+        if contrastive.is_some() {
+            feeder.running.wanted = Wanted::Hidden;
         }
         let search = match &settings.beams {
             Some(beams) => Search::Beams(Box::new(Beams::new(beams.clone(), batch.rows(), sampler))),
@@ -172,6 +188,7 @@ impl<'a> Generation<'a> {
             search,
             masks,
             assisted: None,
+            contrastive,
             width,
             feeder,
             guidance,
@@ -191,14 +208,13 @@ impl<'a> Generation<'a> {
         let oom_policy = generation.options.oom_policy.clone();
         let feeder = &mut generation.feeder;
         if let Some(limit) = limit {
-            // The last token is not fed.
-            let reaches = prompt_end + limit - 1;
+            let reaches = prompt_end + generation.options.settings.fed(limit);
             if let Some(capacity) = feeder.running.cache.capacity().filter(|&capacity| capacity < reaches) {
                 return Err(Error::Full { capacity, needed: reaches });
             }
             feeder.reserve(reaches);
         }
-        if looks_ahead || oom_policy.is_some() {
+        if looks_ahead || generation.contrastive.is_some() || oom_policy.is_some() {
             feeder.running.cache.keep_history(1);
         }
         feeder.oom_policy = oom_policy;
@@ -218,6 +234,7 @@ impl<'a> Generation<'a> {
         let chosen = loop {
             let chosen = match self.assisted {
                 Some(_) => self.choose_assisted().await,
+                None if self.contrastive.is_some() => self.choose_contrastive().await,
                 None if self.on_device() => self.choose_on_device().await,
                 None => self.choose_on_host().await,
             };
@@ -376,13 +393,21 @@ impl<'a> Generation<'a> {
         if self.width > 1 {
             return self.keep_prompts();
         }
+        if self.options.settings.contrastive.is_some() {
+            return self.keep_chosen();
+        }
         // Where a cache cannot be truncated, its `seq_len` tells.
+        _ = self.forget_ahead();
+    }
+
+    /// Has the cache hold all that was delivered, but for the last token.
+    fn forget_ahead(&mut self) -> Result<()> {
         let delivered = self.delivered.saturating_sub(1);
         let ends: Vec<usize> = self.rows.iter().map(|row| row.prompt_end + delivered).collect();
         let cache = &mut self.feeder.running.cache;
         // Tokens that were accepted and not delivered are forgotten in any case.
         let ends = if self.assisted.is_some() { cache.rewind_points(&ends) } else { ends };
-        _ = cache.truncate_rows(&ends);
+        cache.truncate_rows(&ends)
     }
 }
 

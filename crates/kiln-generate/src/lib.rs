@@ -32,8 +32,8 @@ pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, Rend
 pub use completion::Completion;
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
 pub use generation::{
-    AssistedSettings, BeamSettings, DolaLayers, DraftModel, EarlyStopping, ForceWord, Generation, Options,
-    PromptLookup, Schedule, Step,
+    AssistedSettings, BeamSettings, ContrastiveSettings, DolaLayers, DraftModel, EarlyStopping, ForceWord,
+    Generation, Options, PromptLookup, Schedule, Step,
 };
 pub use grammar::{Grammar, Mask, Masks, Matcher, TokenTable};
 pub use oom_policy::OomPolicy;

@@ -16,7 +16,7 @@ use kiln_core::{
 use crate::{
     OomPolicy,
     cache_handle::CacheHandle,
-    decode::{DecodeLoop, Output, Running, wanted},
+    decode::{DecodeLoop, Output, Running, Wanted},
     device_sampler::DeviceSampler,
 };
 
@@ -77,7 +77,7 @@ impl<'a> Feeder<'a> {
         capture: bool,
     ) -> Self {
         Self {
-            running: Running { model, cache: cache.into(), left_pad, early: Vec::new() },
+            running: Running { model, cache: cache.into(), left_pad, wanted: Wanted::Last },
             unseen: None,
             decode: None,
             capture,
@@ -137,7 +137,7 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// See [`prefill`]; `chunk` is not 0. Other tasks of an async runtime run between chunks.
+    /// See [`prefill`]; `chunk` is not 0. Hidden states, where they are [`Wanted`], are those of the whole batch, `[rows, tokens, hidden]`. Other tasks of an async runtime run between chunks.
     pub(crate) async fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
         self.running.cache.check_rows(batch.rows())?;
@@ -146,7 +146,8 @@ impl<'a> Feeder<'a> {
         }
         let began = self.running.cache.seq_lens(batch.rows());
         let mut chunk = chunk.unwrap_or(len);
-        let mut left = Left::of(batch);
+        let all = matches!(self.running.wanted, Wanted::Hidden);
+        let mut left = Left::of(batch, all);
         // What a cache that remembers nothing was fed before is fed again in front, so chunks save nothing.
         let mut at_once = self.unseen.is_some();
         loop {
@@ -162,7 +163,7 @@ impl<'a> Feeder<'a> {
                         return Ok(logits);
                     }
                     if self.unseen.is_some() && !at_once {
-                        (self.unseen, left, at_once) = (None, Left::of(batch), true);
+                        (self.unseen, left, at_once) = (None, Left::of(batch, all), true);
                     }
                     read_back::yield_now().await;
                 }
@@ -174,7 +175,7 @@ impl<'a> Feeder<'a> {
                         // What was there before the prompt is nothing, so the prompt can be fed again.
                         self.running.cache.reset();
                         self.running.cache.reserve(self.reaches);
-                        (self.unseen, left) = (None, Left::of(batch));
+                        (self.unseen, left) = (None, Left::of(batch, all));
                     }
                     let may_shrink = self.unseen.is_none() && self.oom_policy.is_some() && n > SMALLEST_CHUNK;
                     match error {
@@ -295,9 +296,10 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Feeds new tokens; logits `[rows, 1, vocab]` of the last, or more: see [`wanted`].
+    /// Feeds new tokens; logits `[rows, 1, vocab]` of the last, or what else is [`Wanted`]. Hidden states are those of all tokens that
+    /// were fed, the unseen ones included.
     fn feed(&mut self, new: Batch) -> Result<Tensor<3>> {
-        let Running { model, cache, left_pad, early } = &mut self.running;
+        let Running { model, cache, left_pad, wanted } = &mut self.running;
         let (tokens, skip) = match &self.unseen {
             Some(Unseen { tokens, skip }) => {
                 let skip = skip.iter().zip(&new.skip).map(|(unseen, new)| unseen + new).collect();
@@ -307,7 +309,7 @@ impl<'a> Feeder<'a> {
         };
         let batch = Batch { tokens, skip, left_pad: left_pad.clone(), horizon: new.horizon, steps: None };
         let before = cache.seq_lens(batch.rows());
-        let logits = model.forward(&batch, wanted(early), cache)?;
+        let logits = model.forward(&batch, wanted.logits(), cache)?;
         let Batch { tokens, skip, .. } = batch;
         // A cache that remembers nothing has seen nothing.
         let remembered = cache.seq_lens(before.len()) != before;
@@ -321,14 +323,16 @@ impl<'a> Feeder<'a> {
 struct Left {
     /// Columns of each row.
     columns: Vec<Range<usize>>,
-    /// Logits of the rows that are through, `[1, 1, vocab]` each.
-    logits: Vec<Option<Tensor<3>>>,
+    /// Whether what is computed of all tokens is kept, not of the last alone.
+    all: bool,
+    /// What is kept of each row so far, `[1, tokens, width]` of each chunk.
+    kept: Vec<Vec<Tensor<3>>>,
 }
 
 impl Left {
-    fn of(batch: &Batch) -> Self {
+    fn of(batch: &Batch, all: bool) -> Self {
         let columns = batch.skip.iter().map(|&skip| skip..batch.len()).collect();
-        Self { columns, logits: vec![None; batch.rows()] }
+        Self { columns, all, kept: vec![Vec::new(); batch.rows()] }
     }
 
     /// Columns of the next chunk, up to `limits` of each row.
@@ -339,25 +343,37 @@ impl Left {
         self.columns.iter().zip(limits).map(of_row).collect()
     }
 
-    /// Once nothing is left after a chunk, the logits of the last token of each row.
-    fn fed(&mut self, chunk: Vec<Range<usize>>, logits: Tensor<3>) -> Option<Tensor<3>> {
-        let (before, all) = (self.logits.iter().flatten().count(), self.columns.len());
-        let mut ended = Vec::new();
+    /// Takes what a chunk gave; once nothing is left, what all chunks gave.
+    fn fed(&mut self, chunk: Vec<Range<usize>>, given: Tensor<3>) -> Option<Tensor<3>> {
+        let is_first = self.kept.iter().all(Vec::is_empty);
+        for (columns, fed) in self.columns.iter_mut().zip(&chunk) {
+            columns.start = columns.start.max(fed.end);
+        }
+        let is_last = self.columns.iter().all(Range::is_empty);
+        if is_first && is_last {
+            return Some(given);
+        }
+        let width = given.dims()[1];
         for (row, fed) in chunk.into_iter().enumerate().filter(|(_, fed)| !fed.is_empty()) {
-            self.columns[row].start = fed.end;
-            if self.columns[row].is_empty() {
-                ended.push(row);
+            // Chunks end together.
+            let tokens = if self.all { fed.len() } else { 1 };
+            if self.all || self.columns[row].is_empty() {
+                self.kept[row].push(given.clone().narrow(0, row, 1).narrow(1, width - tokens, tokens));
             }
         }
-        if ended.len() == all {
-            return Some(logits);
-        }
-        for &row in &ended {
-            self.logits[row] = Some(logits.clone().narrow(0, row, 1));
-        }
-        let all_ended = before + ended.len() == all;
-        all_ended.then(|| Tensor::cat(self.logits.iter().flatten().cloned().collect(), 0))
+        is_last.then(|| side_by_side(std::mem::take(&mut self.kept)))
     }
+}
+
+/// What was kept of rows that end together, `[rows, tokens, width]`. Zeros are in front of shorter rows.
+fn side_by_side(rows: Vec<Vec<Tensor<3>>>) -> Tensor<3> {
+    let rows: Vec<Tensor<3>> = rows.into_iter().map(|chunks| Tensor::cat(chunks, 1)).collect();
+    let longest = rows.iter().map(|row| row.dims()[1]).max().unwrap_or(0);
+    let filled = rows.into_iter().map(|row| {
+        let missing = longest - row.dims()[1];
+        row.pad([(0, 0), (missing, 0), (0, 0)], 0.0)
+    });
+    Tensor::cat(filled.collect(), 0)
 }
 
 /// Tokens that a cache which remembers nothing was fed.

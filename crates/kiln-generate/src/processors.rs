@@ -9,7 +9,10 @@ mod tokens;
 mod warpers;
 mod watermark;
 
-pub(crate) use self::{lengths::in_vocabulary, warpers::log_softmax};
+pub(crate) use self::{
+    lengths::in_vocabulary,
+    warpers::{log_softmax, softmax},
+};
 
 use std::{fmt, sync::Arc};
 

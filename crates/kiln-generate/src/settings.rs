@@ -5,7 +5,7 @@ use std::time::Duration;
 use kiln_core::{Error, Result, model::TokenId};
 
 use crate::{
-    AssistedSettings, BeamSettings, DolaLayers,
+    AssistedSettings, BeamSettings, ContrastiveSettings, DolaLayers,
     config::{GenerationConfig, UNTIL_IT_ENDS},
     processors::Processors,
 };
@@ -33,6 +33,8 @@ pub struct Settings {
     pub beams: Option<BeamSettings>,
     /// How far scores are moved away from those after a negative prompt; `None`: not at all.
     pub guidance_scale: Option<f32>,
+    /// Contrastive search; `None`: tokens are chosen by their scores alone.
+    pub contrastive: Option<ContrastiveSettings>,
     /// The layers that the last one is contrasted with; `None`: it is not.
     pub dola_layers: Option<DolaLayers>,
     /// How tokens are proposed, where they are.
@@ -62,7 +64,9 @@ impl GenerationConfig {
         let processors = Processors::of(self, do_sample)?;
         let beams = BeamSettings::of(self, do_sample)?;
         let assisted = AssistedSettings::of(self)?;
-        let settings = self.filled_in(do_sample, processors, beams, assisted).checked()?;
+        let contrastive = ContrastiveSettings::of(self)?;
+        let settings = self.filled_in(do_sample, processors, beams, assisted);
+        let settings = Settings { contrastive, ..settings }.checked()?;
         if settings.num_return_sequences > 1 && settings.beams.is_none() && !do_sample {
             let why = "is more than 1, and without sampling or beams all sequences would be the same; set do_sample or num_beams";
             return Err(setting("num_return_sequences", why));
@@ -90,6 +94,7 @@ impl GenerationConfig {
             stop_strings: self.stop_strings.clone().unwrap_or_default(),
             beams,
             guidance_scale: self.guidance_scale.filter(|&scale| scale != 1.0),
+            contrastive: None,
             dola_layers: self.dola_layers.clone(),
             assisted,
             num_return_sequences: self.num_return_sequences.unwrap_or(1),
@@ -119,6 +124,7 @@ impl Settings {
                 "goes with greedy decoding and sampling alone; set num_beams to 1",
             ));
         }
+        self.contrastive.map_or(Ok(()), |search| search.check(&self))?;
         Ok(self)
     }
 
@@ -128,6 +134,7 @@ impl Settings {
             ("num_beams", self.beams.is_some()),
             ("guidance_scale", self.guidance_scale.is_some()),
             ("dola_layers", self.dola_layers.is_some()),
+            ("penalty_alpha", self.contrastive.is_some()),
         ];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect()
     }
@@ -139,6 +146,16 @@ impl Settings {
     /// Rows of each prompt.
     pub fn width(&self) -> usize {
         self.beams.as_ref().map_or(self.num_return_sequences, |beams| beams.num_beams)
+    }
+
+    /// Rows of each prompt that a step feeds.
+    pub fn fed_rows(&self) -> usize {
+        self.contrastive.map_or(self.width(), |search| search.top_k)
+    }
+
+    /// Tokens of each row that are fed behind the prompt where `new` are generated: all but the last, which contrastive search feeds, too.
+    pub fn fed(&self, new: usize) -> usize {
+        new.saturating_sub(usize::from(self.contrastive.is_none()))
     }
 
     /// What a row that has ended is fed: any token will do, so one that is not in the vocabulary is passed over.

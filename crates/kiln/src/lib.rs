@@ -68,10 +68,11 @@ pub use kiln_core::{
 };
 pub use kiln_generate::{
     AllowedTokens, AssistedSettings, BeamSettings, CacheHandle, ChatTemplate, ChatTemplates, Completion,
-    Conversation, DolaLayers, DraftModel, EarlyStopping, ForceWord, Generation, GenerationConfig, Grammar,
-    Message, OomPolicy, Options as GenerationOptions, Processor, Processors, PromptLookup, RenderOptions,
-    RowState, Schedule, Settings, Stats, Step, StopReason, StopStrings, StoppingCriterion, TextStream,
-    Tokenizer, UNTIL_IT_ENDS, chat_template::Data, prefill, processors, watermark,
+    ContrastiveSettings, Conversation, DolaLayers, DraftModel, EarlyStopping, ForceWord, Generation,
+    GenerationConfig, Grammar, Message, OomPolicy, Options as GenerationOptions, Processor, Processors,
+    PromptLookup, RenderOptions, RowState, Schedule, Settings, Stats, Step, StopReason, StopStrings,
+    StoppingCriterion, TextStream, Tokenizer, UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
+    watermark,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};

@@ -473,7 +473,7 @@ impl<'a> Request<'a> {
         let all_but_last = rows.iter().map(|row| row[..row.len() - 1].to_vec()).collect();
         // The token that is chosen is not fed, and is dropped.
         let config = GenerationConfig::new().repetition_penalty(1.0).num_beams(1).num_return_sequences(1);
-        let config = config.guidance_scale(1.0);
+        let config = config.guidance_scale(1.0).penalty_alpha(0.0);
         let run = RunOptions {
             processors: Vec::new(),
             allowed_tokens: None,
@@ -529,7 +529,7 @@ impl<'a> Request<'a> {
                 let mut options =
                     completed(model.options(&config, &run, sequence.cache(), rows.len(), tokens)?)?;
                 options.negative_prompts = negative(sequence.cache())?;
-                let reuse = sequence.rewind(&rows)?;
+                let reuse = sequence.rewind(&rows, options.settings.contrastive.is_none())?;
                 let batch = sequence.rest(&rows, &options.settings, model)?;
                 let (cache, held) = sequence.split();
                 let generation = Generation::new(model.causal(), cache, batch, rows, options)?;

@@ -182,16 +182,18 @@ impl Sequence {
     /// # Errors
     /// [`Error::Prompt`] where there is no row, or one is empty.
     pub fn rewind_to(&mut self, rows: &[Vec<TokenId>]) -> Result<usize> {
-        self.rewind(rows).map(|_| self.len())
+        self.rewind(rows, true).map(|_| self.len())
     }
 
-    pub(crate) fn rewind(&mut self, rows: &[Vec<TokenId>]) -> Result<Reuse> {
+    /// `keeps`: whether what is held of `rows` stays. If not, everything is forgotten.
+    pub(crate) fn rewind(&mut self, rows: &[Vec<TokenId>], keeps: bool) -> Result<Reuse> {
         if rows.is_empty() || rows.iter().any(Vec::is_empty) {
             return Err(Error::Prompt { why: "the prompt is empty; give at least one token".into() });
         }
         let asked = rows.iter().map(Vec::len).sum::<usize>();
         let tokens = |sequence: &Self| sequence.ids().iter().map(|row| row.len()).sum::<usize>();
-        let (before, common) = (tokens(self), self.common(rows));
+        let common = if keeps { self.common(rows) } else { vec![0; rows.len()] };
+        let before = tokens(self);
         let stay: Vec<usize> = self.cache.rewind_points(&common);
         let reset = stay.iter().all(|&stay| stay == 0);
         if reset {

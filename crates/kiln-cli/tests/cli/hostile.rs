@@ -184,12 +184,13 @@ fn scores_that_are_not_numbers_are_an_error() {
 #[test]
 fn settings_that_are_not_applied_are_named_once() {
     let folder = copy_of_demo(|folder| {
-        let values = json!({"do_sample": false, "no_repeat_ngram_size": 3, "token_healing": true, "penalty_alpha": 0.6});
+        let values =
+            json!({"do_sample": false, "no_repeat_ngram_size": 3, "token_healing": true, "constraints": [1]});
         set(folder, "generation_config.json", values);
     });
     let message = stderr(&of(&folder, &["x"]));
     assert_eq!(message.lines().count(), 1, "{message}");
-    assert!(message.contains("penalty_alpha, token_healing"), "{message}");
+    assert!(message.contains("constraints, token_healing"), "{message}");
     assert!(!message.contains("no_repeat_ngram_size"), "it is applied: {message}");
     assert!(!message.contains('\x1b'), "no colours where nobody sees them: {message:?}");
 }

@@ -111,6 +111,11 @@ const REFUSED: &str = "
     run --set dola_layers=middle x
     run --greedy --set dola_layers=[99] x
     run --greedy --num-beams 2 --set dola_layers=low x
+    run --set penalty_alpha=0.6 --set top_k=4 x
+    run --greedy --set penalty_alpha=2 x
+    run --greedy --set penalty_alpha=0.6 --set top_k=0 x
+    run --greedy --set penalty_alpha=0.6 --num-beams 2 x
+    run --greedy --set penalty_alpha=0.6 --draft assets/demo x
     run --guidance-scale 2 --negative-prompt= x
     chat --cache elastic
     chat --temperature -1

@@ -10,7 +10,7 @@ use super::GenerationConfig;
 /// Settings of `GenerationConfig` in transformers 5.23, and the number at which each does nothing. Empty lists, false and
 /// null do nothing either.
 const NOT_APPLIED: &[(&str, f64)] =
-    &[("constraints", 0.0), ("forced_decoder_ids", 0.0), ("penalty_alpha", 0.0), ("token_healing", 0.0)];
+    &[("constraints", 0.0), ("forced_decoder_ids", 0.0), ("token_healing", 0.0)];
 
 /// Reads those of them that are given.
 pub(super) fn named_in<'de, D: Deserializer<'de>>(

@@ -159,9 +159,9 @@ fn what_is_not_applied_is_named() {
     ] {
         assert!(config(neutral.clone()).not_applied().is_empty(), "{neutral}");
     }
-    let json = json!({"dola_layers": "low", "penalty_alpha": 0.6, "num_beams": 4, "token_healing": true});
-    let named = ["penalty_alpha", "token_healing"];
+    let json = json!({"dola_layers": "low", "constraints": [1], "num_beams": 4, "token_healing": true});
+    let named = ["constraints", "token_healing"];
     assert_eq!(config(json.clone()).not_applied(), named);
-    let overridden = config(json!({"penalty_alpha": 0})).merged_over(&config(json));
-    assert!(!overridden.not_applied().contains(&"penalty_alpha"));
+    let overridden = config(json!({"constraints": []})).merged_over(&config(json));
+    assert!(!overridden.not_applied().contains(&"constraints"));
 }

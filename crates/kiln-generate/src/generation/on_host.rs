@@ -12,7 +12,7 @@ use super::{
     search::{Choice, Scored},
 };
 use crate::{
-    decode::Output,
+    decode::{Output, Wanted},
     grammar::{Mask, Masks},
 };
 
@@ -38,12 +38,12 @@ impl Generation<'_> {
         self.clock.scored(&mut self.stats);
         let masks = self.masks.as_mut().map_or(Ok(Vec::new()), Masks::wait)?;
         let masks: Vec<Mask> = masks.into_iter().flatten().map(|next| next.mask).collect();
-        let (logits, begin) = match self.feeder.running.early.len() {
-            0 => (logits, None),
-            layers => {
-                let (logits, begin) = dola::contrast(&logits, layers, vocab);
+        let (logits, begin) = match &self.feeder.running.wanted {
+            Wanted::Early(layers) => {
+                let (logits, begin) = dola::contrast(&logits, layers.len(), vocab);
                 (logits, Some(begin))
             }
+            Wanted::Last | Wanted::Hidden => (logits, None),
         };
         let begin = match self.guidance.as_ref().zip(negative) {
             Some((guidance, negative)) => {
@@ -77,7 +77,7 @@ impl Generation<'_> {
     }
 
     /// The numbers of a tensor whose reading was started.
-    async fn read(&mut self, reading: ReadBack) -> Result<Vec<f32>> {
+    pub(super) async fn read(&mut self, reading: ReadBack) -> Result<Vec<f32>> {
         let read = reading.finish().await;
         let read = self.trusted(read)?;
         read.try_into_vec().map_err(|e| Error::Execution(e.to_string()))

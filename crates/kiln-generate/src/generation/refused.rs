@@ -8,6 +8,7 @@ use kiln_core::{Error, Result, batch::Batch, device_error, model::TokenId, read_
 use super::{
     Generation, Next,
     assisted::Assisted,
+    contrastive::Contrastive,
     device_sampler,
     guidance::Guidance,
     rows::{Row, longest_prompt},
@@ -28,10 +29,10 @@ impl Generation<'_> {
         self.next = Next::Nothing;
         // What is still under way has to do with what is given up, and so have its errors.
         _ = device_error::sync(&self.device);
-        self.feeder.running.left_pad = self.rows.iter().step_by(self.width).map(|row| row.left_pad).collect();
         self.feeder.start_over();
         self.guidance.iter_mut().for_each(Guidance::start_over);
         self.assisted.iter_mut().for_each(Assisted::start_over);
+        self.contrastive.iter_mut().for_each(Contrastive::start_over);
         device_error::give_back(&self.device);
         if !self.whole {
             return Err(refused);
@@ -41,8 +42,10 @@ impl Generation<'_> {
         let chunk = self.options.prefill_chunk.unwrap_or(held);
         self.options.prefill_chunk = Some(chunk.min(PIECE));
         if chunk.min(prompt) <= PIECE || self.feeder.oom_policy.is_none() {
+            // For as many rows as the cache had, which a `static` buffer still has.
             self.feeder.free_memory(refused, held, chunk.min(PIECE))?;
         }
+        self.feeder.running.left_pad = self.rows.iter().step_by(self.width).map(|row| row.left_pad).collect();
         self.launched = self.delivered;
         if self.on_device() {
             // Words that were drawn for what was not delivered are drawn once more.

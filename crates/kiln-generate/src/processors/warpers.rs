@@ -349,6 +349,12 @@ fn largest(scores: &[f32], n: usize) -> f32 {
     *sorted.select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a)).1
 }
 
+/// Probabilities; those of removed tokens are 0.
+pub(crate) fn softmax(scores: &[f32]) -> Vec<f32> {
+    let (max, total) = max_and_sum(scores);
+    scores.iter().map(|score| (score - max).exp() / total).collect()
+}
+
 /// Log-probabilities; removed tokens stay removed.
 pub(crate) fn log_softmax(scores: &[f32]) -> Vec<f32> {
     let (max, total) = max_and_sum(scores);

@@ -179,7 +179,8 @@ fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
             | "early_stopping"
             | "force_words_ids"
             | "guidance_scale"
-            | "dola_layers",
+            | "dola_layers"
+            | "penalty_alpha",
             _,
         ) => None,
         (

@@ -28,9 +28,9 @@ impl Model {
         self.name_what_is_not_applied(&wanted);
         settings.max_new_tokens = settings.new_tokens(tokens)?;
         // Prompts are computed once, whatever number of rows each becomes.
-        let width = settings.width();
-        // The last token is not fed; without a limit nobody knows how many will be.
-        let reaches = tokens.saturating_add(settings.max_new_tokens.unwrap_or(1).saturating_sub(1));
+        let width = settings.fed_rows();
+        // Without a limit nobody knows how many will be fed.
+        let reaches = tokens.saturating_add(settings.fed(settings.max_new_tokens.unwrap_or(1)));
         let step = StepShape {
             rows: rows.saturating_mul(width),
             tokens: 0,
@@ -51,6 +51,10 @@ impl Model {
         };
         fits(prefill_chunk.min(SMALLEST_CHUNK))?;
         if let Some(room) = self.room(cache, tokens)? {
+            let room = match (settings.contrastive, cache.capacity()) {
+                (Some(_), Some(capacity)) => room.min(capacity.saturating_sub(tokens)).max(1),
+                _ => room,
+            };
             match settings.max_new_tokens {
                 None => settings.max_new_tokens = Some(room),
                 // A cache that is too small is refused, not warned of.
