@@ -4,6 +4,7 @@
 
 mod architectures;
 mod assisted;
+mod beams;
 mod branches;
 mod chat;
 mod checkpoints;

@@ -275,6 +275,7 @@ impl<'a> Generation<'a> {
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         let Options { settings, kernels, grammar, .. } = &self.options;
         match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
+            true if self.likeliest_wanted().is_some() => Vec::new(),
             true if settings.needs_host() || grammar.is_some() => {
                 settings.on_host().into_iter().chain(grammar.as_ref().map(Matcher::name)).collect()
             }

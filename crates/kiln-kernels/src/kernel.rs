@@ -16,6 +16,7 @@ use crate::{
     rotary::Rotary,
     sample::Sample,
     shader::Shader,
+    top_logprobs::TopLogprobs,
 };
 
 /// Every kernel. A line here gives it the tests that all kernels have to pass.
@@ -30,6 +31,7 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<KvUnpack>(),
     KernelInfo::of::<AttentionPacked>(),
     KernelInfo::of::<Sample>(),
+    KernelInfo::of::<TopLogprobs>(),
 ];
 
 /// Rows times tokens of each, up to which no number of a row depends on what is computed beside it, bit for bit. More may

@@ -29,6 +29,7 @@ mod rms_norm;
 mod rotary;
 mod sample;
 mod shader;
+mod top_logprobs;
 
 pub use attention::{Attention, AttentionPacked, AttentionShape};
 pub use choice::{Choice, Path, Ran};
@@ -45,3 +46,4 @@ pub use rms_norm::{NormOrder, RmsNorm};
 pub use rotary::Rotary;
 pub use sample::{Draws, Sample, Sampling, likeliest};
 pub use shader::Shader;
+pub use top_logprobs::TopLogprobs;

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use half::f16;
 use kiln::{
     GenerationConfig, Processors, RowState, TokenId,
-    kernels::{Choice, Draws, Kernels, Sample, Sampling},
+    kernels::{Choice, Draws, Kernels, Sample, Sampling, TopLogprobs},
     read_back,
 };
 
@@ -357,6 +357,29 @@ fn what_is_no_distribution_gives_no_token() {
             marked[3 * n - 2] = 1;
             assert_eq!(tokens(draws.occurred.unwrap()), marked, "{what}");
         }
+    });
+}
+
+#[test]
+fn what_is_no_distribution_has_no_likeliest_tokens() {
+    every(|name, device, choice, kernels| {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        let rows = [
+            [0.0, nan, 1.0],
+            [0.0, -nan, 1.0],
+            [0.0, inf, 1.0],
+            [-inf, -inf, -inf],
+            [-inf, 0.0, -inf],
+            [2.0, 2.0, 3.0],
+        ];
+        let logits = TensorData::new(rows.concat(), [rows.len(), 1, 3]);
+        let logits = Tensor::from_data(logits, (device, DType::F32));
+        let (chosen, log_probs) = kernels.run(TopLogprobs { logits, most: 2 });
+        let what = format!("{choice} on {name}");
+        assert_eq!(tokens(chosen), [[-1; 8].to_vec(), vec![1, 0, 2, 0]].concat(), "{what}");
+        let log_probs: Vec<f32> = read_back::read(log_probs).unwrap().iter().collect();
+        assert_eq!(log_probs[8..10], [0.0, -inf], "{what}");
+        assert!((log_probs[10] + 0.551_445).abs() < 1e-5, "{what}: {log_probs:?}");
     });
 }
 

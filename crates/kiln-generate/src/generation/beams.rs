@@ -8,6 +8,7 @@
 
 mod candidates;
 mod group;
+mod log_probs;
 mod settings;
 mod words;
 
@@ -17,18 +18,14 @@ pub use self::settings::{BeamSettings, EarlyStopping, ForceWord};
 use self::{
     candidates::{Candidate, Candidates},
     group::{At, Group},
+    log_probs::LogProbs,
     words::Words,
 };
 use super::{
     rows::{Row, Stopping},
     search::{Choice, Scored},
 };
-use crate::{
-    completion::Completion,
-    processors::log_softmax,
-    sampler::{Sampler, no_distribution},
-    stopping::StopReason,
-};
+use crate::{completion::Completion, sampler::Sampler, stopping::StopReason};
 
 /// The beams of all prompts. Those of a prompt are rows that follow each other.
 #[derive(Debug)]
@@ -133,12 +130,12 @@ impl Beams {
                 .iter()
                 .map(|next: &Option<Candidate>| next.as_ref().map_or(any, |next| next.token))
                 .collect();
-            let scores: Vec<Vec<f32>> = rows
+            let scores: Vec<LogProbs> = rows
                 .clone()
-                .map(|row| scores(step, row, settings.diversity_penalty, &chosen))
+                .map(|row| LogProbs::of(step, row, settings.diversity_penalty, &chosen))
                 .collect::<Result<_>>()?;
             let candidates = Candidates { first, scores: &scores, open: &open[rows.clone()] };
-            let most = 2.max(1 + step.options.settings.eos_token_id.len()) * of_group;
+            let most = settings.candidates(step.options.settings.eos_token_id.len());
             let mut candidates = match sampler {
                 Some(sampler) => candidates.drawn(most, prompt, sampler)?,
                 None => candidates.best(most),
@@ -147,15 +144,13 @@ impl Beams {
                 candidate.stops = candidate.reason(step, stopping);
             }
             next.extend(group.advance(candidates, &scores, open, &at).into_iter().map(Some));
-            for (row, mut scores) in rows.zip(scores) {
+            for (row, scores) in rows.zip(scores) {
                 choice.logits.push(match step.options.keep_logits {
                     true => step.logits_of(row).to_vec(),
                     false => Vec::new(),
                 });
-                if words.is_some() {
-                    scores.iter_mut().for_each(|score| *score += open[row].sum);
-                }
-                choice.scores.push(if step.options.keep_scores { scores } else { Vec::new() });
+                let sum = if words.is_some() { open[row].sum } else { 0.0 };
+                choice.scores.push(if step.options.keep_scores { scores.plus(sum) } else { Vec::new() });
             }
         }
         Ok(next)
@@ -219,26 +214,6 @@ impl Open {
             beam_indices: self.path.iter().map(|(row, _)| *row).collect(),
         }
     }
-}
-
-/// The log-probabilities of a row after processors.
-fn scores(step: &Scored<'_>, row: usize, penalty: f32, chosen: &[TokenId]) -> Result<Vec<f32>> {
-    let logits = step.begin_of(row);
-    if !logits.iter().copied().fold(f32::NEG_INFINITY, f32::max).is_finite()
-        || logits.iter().any(|x| x.is_nan())
-    {
-        return Err(no_distribution());
-    }
-    let mut scores = match step.begin {
-        // They are sums of log-probabilities already.
-        Some(_) => logits.to_vec(),
-        None => log_softmax(logits),
-    };
-    for &token in chosen {
-        scores[token as usize] -= penalty;
-    }
-    step.process(row, &mut scores)?;
-    Ok(scores)
 }
 
 #[cfg(test)]

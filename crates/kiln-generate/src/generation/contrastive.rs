@@ -176,6 +176,7 @@ impl Generation<'_> {
             limit: self.limit,
             logits,
             begin: None,
+            top: None,
             vocab,
         }
     }

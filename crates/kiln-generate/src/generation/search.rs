@@ -77,7 +77,28 @@ pub(super) struct Scored<'a> {
     pub(super) logits: &'a [f32],
     /// What processors begin with instead of the logits, `[rows, vocab]`.
     pub(super) begin: Option<&'a [f32]>,
+    /// The likeliest tokens, where they are all that is wanted. There are no logits then.
+    pub(super) top: Option<&'a Top>,
     pub(super) vocab: usize,
+}
+
+/// The likeliest tokens of each row, which the device found.
+#[derive(Debug)]
+pub(super) struct Top {
+    /// `[rows, most]`, the likeliest first; -1 where a row is no distribution.
+    pub(super) tokens: Vec<i64>,
+    /// `[rows, most]`
+    pub(super) log_probs: Vec<f32>,
+    pub(super) most: usize,
+}
+
+impl Top {
+    /// The tokens of a row with their log-probabilities; `None` where it is no distribution.
+    pub(super) fn of(&self, row: usize) -> Option<Vec<(TokenId, f32)>> {
+        let own = row * self.most..(row + 1) * self.most;
+        let pairs = self.tokens.get(own.clone())?.iter().zip(self.log_probs.get(own)?);
+        pairs.map(|(&token, &log_prob)| Some((TokenId::try_from(token).ok()?, log_prob))).collect()
+    }
 }
 
 impl Scored<'_> {

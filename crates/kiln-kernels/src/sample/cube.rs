@@ -14,8 +14,8 @@ const PARTS: usize = 8;
 const TOGETHER: usize = LANES / PARTS;
 
 // Keys of -inf, of inf, and of what is not a number.
-const LOWEST: u32 = 0x007f_ffff;
-const HIGHEST: u32 = 0xff80_0000;
+pub(crate) const LOWEST: u32 = 0x007f_ffff;
+pub(crate) const HIGHEST: u32 = 0xff80_0000;
 const NONE: u32 = 0xffff_ffff;
 
 // What is added up: tokens, those whose key is the lowest that is kept, weights.
@@ -57,7 +57,7 @@ struct Pick {
 }
 
 #[cube]
-fn key_of(score: f32) -> u32 {
+pub(crate) fn key_of(score: f32) -> u32 {
     let bits = u32::reinterpret(score);
     let size = bits & 0x7fff_ffffu32;
     // There is one 0.
@@ -66,7 +66,7 @@ fn key_of(score: f32) -> u32 {
 }
 
 #[cube]
-fn score_of(key: u32) -> f32 {
+pub(crate) fn score_of(key: u32) -> f32 {
     f32::reinterpret(select(key >= 0x8000_0000u32, key & 0x7fff_ffffu32, !key))
 }
 

@@ -9,7 +9,7 @@
 //! of two tokens. One implementation on one device repeats itself bit for bit.
 
 #[cfg(feature = "cube")]
-mod cube;
+pub(crate) mod cube;
 
 use std::ops::Range;
 
@@ -249,7 +249,7 @@ pub fn likeliest(scores: Tensor<2>) -> Tensor<2, Int> {
 
 /// The scores with 0 in place of what is not a number, their largest, and whether each row is a distribution: all are
 /// numbers, and the largest is finite.
-fn finite(scores: Tensor<2>) -> (Tensor<2>, Tensor<2>, Tensor<2, Bool>) {
+pub(crate) fn finite(scores: Tensor<2>) -> (Tensor<2>, Tensor<2>, Tensor<2, Bool>) {
     let not = scores.clone().is_nan();
     let scores = scores.mask_fill(not.clone(), 0.0);
     let largest = scores.clone().max_dim(1);

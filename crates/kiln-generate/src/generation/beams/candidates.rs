@@ -7,7 +7,7 @@ use std::{
 
 use kiln_core::{Result, model::TokenId};
 
-use super::{Open, Scored, Stopping};
+use super::{LogProbs, Open, Scored, Stopping};
 use crate::{
     sampler::{Sampler, no_distribution},
     stopping::StopReason,
@@ -42,7 +42,7 @@ pub(super) struct Candidates<'a> {
     /// The row of the first beam.
     pub(super) first: usize,
     /// Log-probabilities of each beam's next token.
-    pub(super) scores: &'a [Vec<f32>],
+    pub(super) scores: &'a [LogProbs],
     pub(super) open: &'a [Open],
 }
 
@@ -105,7 +105,7 @@ impl Candidates<'_> {
         let beams = self.scores.iter().zip(self.open).enumerate();
         beams.flat_map(|(beam, (scores, open))| {
             let ranked = move |(token, score)| Ranked { sum: score + open.sum, beam, token };
-            scores.iter().enumerate().map(ranked)
+            scores.iter().map(ranked)
         })
     }
 
@@ -125,7 +125,7 @@ impl Candidates<'_> {
     }
 
     fn candidate(self, Ranked { sum, beam, token }: Ranked) -> Candidate {
-        let score = self.scores[beam][token];
+        let score = self.scores[beam].get(token).unwrap_or(f32::NEG_INFINITY);
         Candidate { row: self.first + beam, token: token as TokenId, score, sum, stops: None }
     }
 }

@@ -1,6 +1,6 @@
 //! The beams of a group, step by step.
 
-use super::{BeamSettings, Candidate, EarlyStopping, NEVER, Open, Scored, Stopping, Words};
+use super::{BeamSettings, Candidate, EarlyStopping, LogProbs, NEVER, Open, Scored, Stopping, Words};
 use crate::{completion::Completion, stopping::StopReason};
 
 /// A group of beams of one prompt.
@@ -61,7 +61,7 @@ impl Group {
     pub(super) fn advance(
         &mut self,
         candidates: Vec<Candidate>,
-        scores: &[Vec<f32>],
+        scores: &[LogProbs],
         open: &[Open],
         at: &At<'_>,
     ) -> Vec<Candidate> {
@@ -104,7 +104,7 @@ impl Group {
     fn advance_scored(
         &mut self,
         candidates: Vec<Candidate>,
-        scores: &[Vec<f32>],
+        scores: &[LogProbs],
         open: &[Open],
         at: &At<'_>,
     ) -> Vec<Candidate> {

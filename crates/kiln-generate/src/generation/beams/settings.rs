@@ -63,6 +63,19 @@ pub struct BeamSettings {
 }
 
 impl BeamSettings {
+    /// Continuations of the beams of a group that a step looks at, where `ends` tokens end a text: enough of them go on.
+    pub(in crate::generation) fn candidates(&self, ends: usize) -> usize {
+        2.max(1 + ends) * (self.num_beams / self.num_beam_groups)
+    }
+
+    /// Tokens that lose `diversity_penalty` in a step, at most.
+    pub(in crate::generation) fn penalized(&self) -> usize {
+        match self.diversity_penalty == 0.0 {
+            true => 0,
+            false => self.num_beams - self.num_beams / self.num_beam_groups,
+        }
+    }
+
     /// Those that `config` asks for; `None` where there is one beam.
     ///
     /// # Errors

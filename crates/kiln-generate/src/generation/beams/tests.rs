@@ -3,10 +3,10 @@
 
 use kiln_core::{batch::Batch, model::TokenId};
 
-use super::*;
 use crate::{
     Completion, EarlyStopping, ForceWord, Generation, GenerationConfig, Options,
     generation::tests::fake::{self, Hashing, VOCAB, cache},
+    processors::log_softmax,
 };
 
 const PROMPT: [TokenId; 5] = [3, 1, 4, 1, 5];

@@ -2,7 +2,7 @@
 
 use kiln_core::model::TokenId;
 
-use super::{Candidate, Open, Scored};
+use super::{Candidate, LogProbs, Open, Scored};
 
 /// Words, each with the ways to write it.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Words {
     pub(super) fn preferred(
         &self,
         best: Vec<Candidate>,
-        scores: &[Vec<f32>],
+        scores: &[LogProbs],
         open: &[Open],
         step: &Scored<'_>,
     ) -> Vec<Candidate> {
@@ -47,7 +47,7 @@ impl Words {
                 let is_known = |(_, other): &(usize, Candidate)| {
                     other.token == token && step.rows[other.row].ids == step.rows[row].ids
                 };
-                let Some(&score) = scores.get(token as usize) else { continue };
+                let Some(score) = scores.get(token as usize) else { continue };
                 if all.iter().any(is_known) {
                     continue;
                 }

@@ -1,0 +1,120 @@
+// The likeliest tokens of each row of logits, with their log-probabilities. One workgroup a row.
+//
+// Logits become keys, integers in the same order. Each lane has every 256th token. In each turn the lanes compare the best
+// that each has left, and the one that has the best of all looks for its next.
+
+alias elem = f32;
+
+struct Info {
+    rows: u32,
+    vocab: u32,
+    // Tokens of each row that are wanted.
+    most: u32,
+    // Of rows, and within them.
+    strides: vec2<u32>,
+}
+
+@group(0) @binding(0) var<storage, read_write> logits: array<elem>;
+@group(0) @binding(1) var<storage, read_write> tokens: array<i32>;
+@group(0) @binding(2) var<storage, read_write> log_probs: array<f32>;
+@group(0) @binding(3) var<uniform> info: Info;
+
+const LANES = 256u;
+
+// Keys of -inf, of inf, and of what is not a number.
+const LOWEST = 0x007fffffu;
+const HIGHEST = 0xff800000u;
+const NONE = 0xffffffffu;
+
+// Keys with their tokens, the best first.
+var<workgroup> tops: array<vec2<u32>, LANES>;
+var<workgroup> sums: array<f32, LANES>;
+
+fn key_of(logit: f32) -> u32 {
+    let bits = bitcast<u32>(logit);
+    let size = bits & 0x7fffffffu;
+    if size > 0x7f800000u {
+        return NONE;
+    }
+    // There is one 0.
+    return select(size | 0x80000000u, ~bits, bits > 0x80000000u);
+}
+
+fn logit_of(key: u32) -> f32 {
+    return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
+}
+
+// Of equal keys the first token is the better one.
+fn is_better(one: vec2<u32>, other: vec2<u32>) -> bool {
+    return one.x > other.x || (one.x == other.x && one.y < other.y);
+}
+
+// The best token of a lane that is not as good as `last`; a key of 0 where there is none.
+fn next(row: u32, lane: u32, last: vec2<u32>) -> vec2<u32> {
+    var best = vec2(0u, info.vocab);
+    for (var token = lane; token < info.vocab; token += LANES) {
+        let one = vec2(key_of(f32(logits[dot(vec2(row, token), info.strides)])), token);
+        if is_better(last, one) && is_better(one, best) {
+            best = one;
+        }
+    }
+    return best;
+}
+
+@compute @workgroup_size(LANES)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let row = group.x + group.y * groups.x;
+    if row >= info.rows {
+        return;
+    }
+    var own = vec2(0u, info.vocab);
+    for (var token = lane; token < info.vocab; token += LANES) {
+        let one = vec2(key_of(f32(logits[dot(vec2(row, token), info.strides)])), token);
+        if is_better(one, own) {
+            own = one;
+        }
+    }
+    var largest = 0u;
+    var log_sum = 0.0;
+    for (var i = 0u; i < info.most; i++) {
+        tops[lane] = own;
+        for (var left = LANES / 2u; left > 0u; left /= 2u) {
+            workgroupBarrier();
+            if lane < left && is_better(tops[lane + left], tops[lane]) {
+                tops[lane] = tops[lane + left];
+            }
+        }
+        workgroupBarrier();
+        let best = tops[0];
+        if i == 0u {
+            largest = best.x;
+            let logit = logit_of(largest);
+            var sum = 0.0;
+            for (var token = lane; token < info.vocab; token += LANES) {
+                sum += exp(f32(logits[dot(vec2(row, token), info.strides)]) - logit);
+            }
+            sums[lane] = sum;
+            for (var left = LANES / 2u; left > 0u; left /= 2u) {
+                workgroupBarrier();
+                if lane < left {
+                    sums[lane] += sums[lane + left];
+                }
+            }
+            workgroupBarrier();
+            log_sum = log(sums[0]);
+        }
+        if lane == 0u {
+            let is_one = largest > LOWEST && largest < HIGHEST;
+            tokens[row * info.most + i] = select(-1, i32(best.y), is_one);
+            log_probs[row * info.most + i] = logit_of(best.x) - logit_of(largest) - log_sum;
+        }
+        if best.y % LANES == lane {
+            own = next(row, lane, best);
+        }
+        workgroupBarrier();
+    }
+}
