@@ -1,8 +1,14 @@
 //! Assisted decoding gives the tokens that the model gives alone, on every device and with every cache that can forget a proposal.
 
-use kiln::{Error, GenerationConfig, Model, OnOutOfMemory, Plan, Sequence, Stats, TokenId, device::Opened};
+use kiln::{
+    Error, GenerationConfig, Grammar, Model, OnOutOfMemory, Plan, Sequence, Stats, Step, TokenId,
+    device::Opened,
+};
 
-use crate::support::{greedy, recorded};
+use crate::{
+    requests::demos,
+    support::{greedy, recorded},
+};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -81,6 +87,83 @@ fn the_tokens_are_those_of_the_model_alone() {
             }
         }
     }
+}
+
+/// JSON most of whose tokens are forced, with a few choices.
+fn report() -> Grammar {
+    let schema = r#"{
+        "type": "object",
+        "properties": {
+            "the_name_of_the_person": {"enum": ["Romeo", "Juliet"]},
+            "the_years_of_the_person": {"type": "integer", "minimum": 1, "maximum": 99},
+            "the_friends": {"type": "array", "items": {"enum": ["Benvolio", "Mercutio"]}, "minItems": 5, "maxItems": 5}
+        },
+        "required": ["the_name_of_the_person", "the_years_of_the_person", "the_friends"],
+        "additionalProperties": false,
+        "x-guidance": {"whitespace_flexible": false}
+    }"#;
+    Grammar::json_schema(schema).unwrap()
+}
+
+#[test]
+fn a_grammar_with_proposals_gives_the_tokens_of_the_grammar_alone() {
+    let mut accepted = 0;
+    for (device, model) in demos() {
+        let prompts = ["A person of the play: ", "to be, to be, to be, to be, to be,", "ROMEO:"];
+        let prompts = prompts.map(|prompt| model.encode(prompt).unwrap());
+        // The rest has nothing to do with the device.
+        let caches = [("dynamic", 3), ("dynamic", 1), ("static", 2), ("none", 1)];
+        let caches = if device == "cpu" { &caches[..] } else { &caches[..1] };
+        for &(cache, rows) in caches {
+            for config in [
+                GenerationConfig::new().do_sample(false),
+                GenerationConfig::new().temperature(2.0).do_sample(true),
+            ] {
+                let what = format!("{cache} on {device}, {rows} rows, {:?}", config.temperature);
+                let words = Grammar::regex("[A-Za-z ,:.']{1,60}").unwrap();
+                let of = |grammar: Grammar, config: GenerationConfig| {
+                    let plan = Plan::named(cache).unwrap();
+                    let request = model.generate(prompts[..rows].to_vec()).plan(plan).config(config);
+                    request.grammar(grammar).seed(5).max_new_tokens(80).keep_scores(true)
+                };
+                let request = |config| of(report(), config);
+                let all = |steps: kiln::Result<kiln::Steps<'_>>| {
+                    let mut steps = steps.unwrap();
+                    let all: Vec<Step> = steps.by_ref().map(Result::unwrap).collect();
+                    (all, steps.stats())
+                };
+                let (plain, stats) = all(request(config.clone()).fast_forward(false).steps());
+                assert_eq!((stats.proposed, stats.forced), (0, 0));
+                let tokens =
+                    |steps: &[Step]| -> Vec<_> { steps.iter().map(|step| step.tokens.clone()).collect() };
+
+                let (forced, stats) = all(request(config.clone()).steps());
+                assert!(forced == plain, "{what}: forced tokens are fed at once, bit for bit");
+                assert_eq!(stats.forced > 20, cache != "none", "{what}: {stats:?}");
+                if cache == "none" {
+                    continue;
+                }
+                let lookup = config.clone().prompt_lookup_num_tokens(4);
+                let (looked_up, _) = all(request(lookup.clone()).steps());
+                assert_eq!(tokens(&looked_up), tokens(&plain), "{what}, prompt lookup");
+                let (free, _) = all(of(words.clone(), config.clone()).steps());
+                let (looked_up, stats) = all(of(words, lookup).steps());
+                assert_eq!(tokens(&looked_up), tokens(&free), "{what}, prompt lookup");
+                accepted += stats.accepted;
+                let drafting = config.clone().num_assistant_tokens(4).assistant_confidence_threshold(0.0);
+                let (drafted, stats) = all(request(drafting).draft(&model).steps());
+                assert!(stats.accepted > 0, "{what}: {stats:?}");
+                match config.do_sample {
+                    Some(true) => {
+                        let ends = drafted.last().is_some_and(|step| step.finished.iter().all(|&over| over));
+                        assert!(ends, "{what}, a draft model");
+                    }
+                    _ => assert_eq!(tokens(&drafted), tokens(&plain), "{what}, a draft model"),
+                }
+            }
+        }
+    }
+    assert!(accepted > 0, "prompt lookup");
 }
 
 #[test]
@@ -171,5 +254,7 @@ fn impossible_wishes_are_refused() {
         }
         let said = refused(greedy(3).prompt_lookup_num_tokens(4).num_beams(2), "dynamic");
         assert!(said.contains("set num_beams to 1"), "{said}");
+        let said = refused(greedy(3).prompt_lookup_num_tokens(4).guidance_scale(2.0), "dynamic");
+        assert!(said.contains("does not go with `guidance_scale` yet"), "{said}");
     }
 }

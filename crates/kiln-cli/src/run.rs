@@ -356,6 +356,18 @@ fn settings(given: &[String]) -> Result<GenerationConfig> {
     })?)
 }
 
+/// What was fed without being chosen one by one.
+fn proposals(stats: &Stats) -> String {
+    let share = 100.0 * stats.accepted as f64 / stats.proposed.max(1) as f64;
+    let proposed =
+        format!("\nproposed {} tokens, {} accepted ({share:.0} %)", stats.proposed, stats.accepted);
+    let forced = format!("\nforced   {} tokens by the grammar", stats.forced);
+    [(stats.proposed, proposed), (stats.forced, forced)]
+        .into_iter()
+        .filter_map(|(tokens, line)| (tokens > 0).then_some(line))
+        .collect()
+}
+
 struct Report<'a> {
     model: &'a Model,
     stats: &'a Stats,
@@ -395,15 +407,7 @@ impl Report<'_> {
             stats.decoded(),
             decode,
             rate(stats.decoded(), decode),
-            match stats.proposed {
-                0 => String::new(),
-                proposed => format!(
-                    "\nproposed {} tokens, {} accepted ({:.0} %)",
-                    proposed,
-                    stats.accepted,
-                    100.0 * stats.accepted as f64 / proposed as f64
-                ),
-            },
+            proposals(stats),
             self.cache,
             display::bytes(self.cache_bytes),
             match self.host_bytes {
@@ -438,6 +442,7 @@ impl Report<'_> {
             "generated_tokens": stats.generated,
             "proposed_tokens": stats.proposed,
             "accepted_tokens": stats.accepted,
+            "forced_tokens": stats.forced,
             "load_seconds": model.load_time().as_secs_f64(),
             "prefill_seconds": stats.prefill_time.as_secs_f64(),
             "decode_seconds": stats.decode_time.as_secs_f64(),

@@ -196,6 +196,8 @@ pub struct Limits {
     pub endless: bool,
     /// Whether buffers never grow beyond what was allocated for the whole sequence.
     pub fixed_buffers: bool,
+    /// Whether what a query sees depends on how the tokens were divided into passes.
+    pub by_pass: bool,
 }
 
 /// Where the new tokens of one pass stand in each row, for every layer that counts positions alike.

@@ -285,6 +285,11 @@ impl ModelCache {
         self.limits().next().is_some() && self.limits().all(|limits| limits.fixed_buffers)
     }
 
+    /// Whether what a query sees depends on how the tokens were divided into passes.
+    pub fn is_by_pass(&self) -> bool {
+        self.limits().any(|limits| limits.by_pass)
+    }
+
     /// How many of the next one-token steps one captured step can be replayed for. See [`KvLayer::replayable`].
     pub fn replayable(&self) -> usize {
         if self.lent.load(Ordering::Relaxed) {

@@ -14,6 +14,8 @@ pub struct Stats {
     /// Tokens that were proposed by assisted decoding, of all rows, and those of them that were accepted.
     pub proposed: usize,
     pub accepted: usize,
+    /// Tokens that a grammar forced and that were fed together with others, of all rows.
+    pub forced: usize,
     /// From the first call until the scores after the prompt were there.
     pub prefill_time: Duration,
     /// From the first call until the first tokens were chosen.

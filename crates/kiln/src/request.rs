@@ -95,6 +95,7 @@ pub(crate) struct RunOptions {
     pub(crate) keep_logits: bool,
     pub(crate) keep_scores: bool,
     pub(crate) compile: Option<bool>,
+    pub(crate) fast_forward: Option<bool>,
     pub(crate) on_oom: OnOutOfMemory,
     pub(crate) processors: Vec<Arc<dyn Processor>>,
     pub(crate) allowed_tokens: Option<AllowedTokens>,
@@ -357,6 +358,13 @@ impl<'a> Request<'a> {
     /// Whether the decode step is captured once and replayed, where the device can do so. Default: it is.
     pub fn compile(mut self, compile: impl Into<Option<bool>>) -> Self {
         self.run.compile = compile.into();
+        self
+    }
+
+    /// Whether tokens that a [`grammar`](Self::grammar) forces are fed in one pass, as many as change no token. Default: they are,
+    /// where the cache can take them back and keeps all that the model may see.
+    pub fn fast_forward(mut self, fast_forward: impl Into<Option<bool>>) -> Self {
+        self.run.fast_forward = fast_forward.into();
         self
     }
 

@@ -80,7 +80,6 @@ const REFUSED: &str = "
     run --set watermarking_config={\"greenlist_ratio\":2} x
     run --set watermarking_config={\"ngram_len\":5,\"keys\":[]} x
     run --stop= x
-    run --prompt-lookup 4 --regex a+ x
     run --prompt-lookup 4 --guidance-scale 2 x
     run --json-schema /nowhere x
     run --json-schema Cargo.toml x

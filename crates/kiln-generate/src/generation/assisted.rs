@@ -4,6 +4,7 @@
 //! The tokens are those that the model would choose alone. A pass over several tokens takes hardly longer than one over one
 //! token, because its weights are read once.
 
+mod constraint;
 mod draft_model;
 mod prompt_lookup;
 mod round;
@@ -12,15 +13,16 @@ mod verify;
 
 use std::collections::VecDeque;
 
+use burn::tensor::{Tensor, TensorData};
 use kiln_core::{Error, Result, model::TokenId};
 
+use self::{constraint::Constraint, draft_model::uneven, round::Round, settings::MOST};
 pub use self::{
     draft_model::DraftModel,
     settings::{AssistedSettings, PromptLookup, Schedule},
 };
-use self::{draft_model::uneven, round::Round, settings::MOST};
 use super::{
-    Generation, Options,
+    Generation, Next, Options,
     rows::{Row, Stopping},
     search::{Choice, Search},
 };
@@ -36,7 +38,8 @@ use crate::{
 /// What proposes tokens, and what of them was accepted and not delivered yet.
 #[derive(Debug)]
 pub(super) struct Assisted<'a> {
-    drafter: Drafter<'a>,
+    /// `None`: only what a grammar forces is proposed.
+    drafter: Option<Drafter<'a>>,
     rows: Vec<Ahead>,
 }
 
@@ -86,25 +89,28 @@ impl Drafter<'_> {
         asked: &[Asked<'_>],
         settings: &Settings,
         vocab: usize,
+        constraint: &mut Constraint<'_>,
     ) -> Result<Vec<Proposal>> {
         match self {
             Self::PromptLookup(lookup) => Ok(asked
                 .iter()
-                .map(|row| match row.most {
+                .enumerate()
+                .map(|(i, row)| match row.most {
                     0 => Proposal::default(),
-                    _ => lookup.propose(row, settings, vocab),
+                    _ => lookup.propose(row, settings, constraint.mask(i, 0), vocab),
                 })
                 .collect()),
-            Self::Model(draft) => draft.propose(asked, settings).await,
+            Self::Model(draft) => draft.propose(asked, settings, constraint).await,
         }
     }
 }
 
 impl<'a> Assisted<'a> {
-    fn new(drafter: Drafter<'a>, settings: &AssistedSettings, rows: usize) -> Self {
+    fn new(drafter: Option<Drafter<'a>>, settings: &AssistedSettings, rows: usize) -> Self {
         let proposes = match &drafter {
-            Drafter::PromptLookup(lookup) => lookup.num_tokens,
-            Drafter::Model(_) => settings.num_assistant_tokens,
+            Some(Drafter::PromptLookup(lookup)) => lookup.num_tokens,
+            Some(Drafter::Model(_)) => settings.num_assistant_tokens,
+            None => 0,
         };
         let rows = (0..rows).map(|_| Ahead { accepted: VecDeque::new(), proposes }).collect();
         Self { drafter, rows }
@@ -112,14 +118,30 @@ impl<'a> Assisted<'a> {
 
     /// Forgets what the draft model was fed: it cannot be trusted.
     pub(super) fn start_over(&mut self) {
-        if let Drafter::Model(draft) = &mut self.drafter {
+        if let Some(Drafter::Model(draft)) = &mut self.drafter {
             draft.start_over();
         }
     }
 
-    /// Whether a row waits for tokens.
-    fn is_behind(&self, rows: &[Row]) -> bool {
-        self.rows.iter().zip(rows).any(|(ahead, row)| ahead.accepted.is_empty() && !row.finished())
+    /// Which rows wait for tokens.
+    fn waiting(&self, rows: &[Row]) -> Vec<bool> {
+        let waits = |(ahead, row): (&Ahead, &Row)| ahead.accepted.is_empty() && !row.finished();
+        self.rows.iter().zip(rows).map(waits).collect()
+    }
+
+    /// Changes how many tokens are proposed next for a row.
+    fn learn(&mut self, row: usize, settings: &AssistedSettings, same: usize, proposed: usize) {
+        if proposed == 0
+            || settings.schedule == Schedule::Constant
+            || !matches!(self.drafter, Some(Drafter::Model(_)))
+        {
+            return;
+        }
+        let proposes = &mut self.rows[row].proposes;
+        *proposes = match same == proposed {
+            true => (*proposes + 2).min(MOST),
+            false => proposes.saturating_sub(1).max(1),
+        };
     }
 
     /// The next token of each row.
@@ -139,22 +161,6 @@ impl<'a> Assisted<'a> {
             choice.stopped.get_or_insert_default().push(accepted.stopped);
         }
         choice
-    }
-}
-
-impl Ahead {
-    /// Changes how many tokens are proposed next.
-    fn learn(&mut self, drafter: &Drafter<'_>, settings: &AssistedSettings, same: usize, proposed: usize) {
-        if proposed == 0
-            || settings.schedule == Schedule::Constant
-            || matches!(drafter, Drafter::PromptLookup(_))
-        {
-            return;
-        }
-        self.proposes = match same == proposed {
-            true => (self.proposes + 2).min(MOST),
-            false => self.proposes.saturating_sub(1).max(1),
-        };
     }
 }
 
@@ -188,12 +194,23 @@ impl<'a> Generation<'a> {
         Ok(self)
     }
 
-    /// Has what the settings ask for propose tokens.
+    /// Has what the settings ask for propose tokens, and what a grammar forces.
     pub(super) fn assist_as_asked(&mut self) -> Result<()> {
-        match self.options.settings.assisted.prompt_lookup {
-            Some(lookup) => self.assist("prompt_lookup_num_tokens", Drafter::PromptLookup(lookup)),
-            None => Ok(()),
+        if let Some(lookup) = self.options.settings.assisted.prompt_lookup {
+            return self.assist("prompt_lookup_num_tokens", Drafter::PromptLookup(lookup));
         }
+        let Options { settings, grammar, fast_forward, .. } = &self.options;
+        let cache = &self.feeder.running.cache;
+        let changes_nothing = cache.cannot_rewind().is_none() && !cache.is_by_pass();
+        if *fast_forward
+            && grammar.as_ref().is_some_and(Matcher::can_rewind)
+            && changes_nothing
+            && self.width == 1
+            && !settings.needs_host()
+        {
+            self.assist_with(None)?;
+        }
+        Ok(())
     }
 
     fn assist(&mut self, name: &'static str, drafter: Drafter<'a>) -> Result<()> {
@@ -204,9 +221,13 @@ impl<'a> Generation<'a> {
             return Err(setting(name, why));
         }
         let Options { settings, grammar, .. } = &self.options;
-        let other = grammar.as_ref().map(Matcher::name).or_else(|| settings.on_host().first().copied());
-        if let Some(other) = other {
+        if let Some(other) = settings.on_host().first() {
             let why = format!("does not go with `{other}` yet; leave one of the two out");
+            return Err(setting(name, why));
+        }
+        if grammar.as_ref().is_some_and(|grammar| !grammar.can_rewind()) {
+            let why =
+                "does not go with a grammar that has `stop=` or `max_tokens=`; leave one of the two out";
             return Err(setting(name, why));
         }
         if let Some(layer) = self.feeder.running.cache.cannot_rewind() {
@@ -215,6 +236,10 @@ impl<'a> Generation<'a> {
             );
             return Err(setting(name, why));
         }
+        self.assist_with(Some(drafter))
+    }
+
+    fn assist_with(&mut self, drafter: Option<Drafter<'a>>) -> Result<()> {
         // Scores are compared with what was proposed, on the host.
         self.feeder.device_sampler = None;
         if let Search::EachRow(each) = &mut self.search
@@ -249,6 +274,7 @@ impl<'a> Generation<'a> {
         let Running { cache, left_pad, .. } = &mut self.feeder.running;
         let batch = uneven(&new, &cache.seq_lens(new.len()), left_pad, &self.device);
         cache.keep_history(batch.len() + 1);
+        self.next = Next::Nothing;
         self.feeder.check(&batch).map(drop)
     }
 
@@ -260,7 +286,7 @@ impl<'a> Generation<'a> {
         let Some(mut assisted) = self.assisted.take() else {
             return Err(Error::Execution("nothing proposes tokens".into()));
         };
-        let result = if assisted.is_behind(&self.rows) {
+        let result = if assisted.waiting(&self.rows).contains(&true) {
             let round = Round {
                 options: &self.options,
                 rows: &self.rows,
@@ -269,15 +295,33 @@ impl<'a> Generation<'a> {
                 stopping: Stopping { options: &self.options, out_of_time: false },
                 device: &self.device,
             };
-            assisted.round(&round, &mut self.feeder, &mut self.search, &mut self.stats).await
+            let (feeder, search) = (&mut self.feeder, &mut self.search);
+            assisted.round(&round, feeder, search, self.masks.as_mut(), &mut self.stats).await
         } else {
-            Ok(())
+            Ok(true)
         };
-        let result = result.and_then(|()| self.feeder.refusals.none_since());
+        let result = result.and_then(|made| self.feeder.refusals.none_since().map(|()| made));
+        if let Ok(false) = result {
+            self.assisted = Some(assisted);
+            if matches!(self.next, Next::Nothing) {
+                self.next = self.last_tokens();
+            }
+            return self.choose_on_host().await;
+        }
         let any = self.options.settings.padding(self.feeder.running.model.vocab());
-        let choice = result.map(|()| assisted.next(&self.rows, any));
+        let choice = result.map(|_| assisted.next(&self.rows, any));
         self.assisted = Some(assisted);
+        // The last tokens are not those that a step chose.
+        self.next = Next::Nothing;
         choice
+    }
+
+    /// The last token of each row, to be fed.
+    fn last_tokens(&self) -> Next {
+        let tokens: Vec<i32> =
+            self.rows.iter().map(|row| row.ids.last().map_or(0, |&id| id as i32)).collect();
+        let tokens = TensorData::new(tokens, [self.rows.len(), 1]);
+        Next::Tokens(Tensor::from_data(tokens, &self.device), None)
     }
 }
 

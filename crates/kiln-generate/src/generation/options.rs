@@ -37,6 +37,8 @@ pub struct Options {
     pub allowed_tokens: Option<AllowedTokens>,
     /// What every text must match, compiled and at the beginning of a text. Scores are then processed on the host.
     pub grammar: Option<Matcher>,
+    /// Whether tokens that a grammar forces are fed in one pass, where the cache can take them back. It changes no token.
+    pub fast_forward: bool,
     /// The prompts that guidance (`guidance_scale`) moves away from: one for each prompt, or one for all. Without any, each is the
     /// last token of the prompt.
     pub negative_prompts: Vec<Vec<TokenId>>,

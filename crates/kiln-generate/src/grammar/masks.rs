@@ -52,6 +52,8 @@ pub struct Masks {
     name: &'static str,
     /// Steps whose masks were not waited for.
     pending: usize,
+    /// What was put back.
+    known: Option<Vec<Nexts>>,
     /// To wait for one step.
     pub(super) time: Duration,
     worker: Worker,
@@ -105,7 +107,7 @@ impl Masks {
             true => Worker::Here { rows, steps: Vec::new() },
             false => spawned(rows).map_err(|why| Error::Setting { name, why })?,
         };
-        Ok(Self { rows: count, name, pending: 0, time: STEP_TIME, worker })
+        Ok(Self { rows: count, name, pending: 0, known: None, time: STEP_TIME, worker })
     }
 
     /// Rows, as of the last step.
@@ -138,6 +140,9 @@ impl Masks {
     /// [`Error::Setting`] for a token that may not follow, and where a grammar takes too much work. Every later call returns an
     /// error, too.
     pub fn wait(&mut self) -> Result<Vec<Nexts>> {
+        if let Some(known) = self.known.take() {
+            return Ok(known);
+        }
         let Some(pending) = self.pending.checked_sub(1) else {
             let why = "no masks are being computed; say first how the rows go on".into();
             return Err(Error::Setting { name: self.name, why });
@@ -169,6 +174,11 @@ impl Masks {
             self.worker = Worker::Failed(why);
         }
         answer
+    }
+
+    /// Has the next [`wait`](Self::wait) return these, which an earlier one returned. No row has gone on since.
+    pub(crate) fn put_back(&mut self, nexts: Vec<Nexts>) {
+        self.known = Some(nexts);
     }
 }
 

@@ -116,6 +116,7 @@ fn generate(
         negative_prompts: Vec::new(),
         stopping_criteria: Vec::new(),
         grammar: None,
+        fast_forward: false,
         kernels: Some(model.kernels().clone()),
     };
     let batch = batch.slice(prefix..batch.len());

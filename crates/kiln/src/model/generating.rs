@@ -83,6 +83,7 @@ impl Model {
             negative_prompts: Vec::new(),
             stopping_criteria: options.stopping_criteria.clone(),
             grammar: None,
+            fast_forward: options.fast_forward.unwrap_or(true),
             kernels: Some(self.kernels.clone()),
             compile: self.device.is_asynchronous() && options.compile.unwrap_or(true),
         })

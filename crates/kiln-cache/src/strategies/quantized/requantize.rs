@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use burn::tensor::DType;
 use kiln_core::{
     Result,
-    layer::{Footprint, Kv, Positions, StepShape},
+    layer::{Footprint, Kv, Limits, Positions, StepShape},
     need::AttentionNeed,
     slot::{AnySlot, Slot, Tensors as _},
     view::KvView,
@@ -166,6 +166,10 @@ impl Policy for RequantizePolicy {
 }
 
 impl KvPolicy for RequantizePolicy {
+    fn limits(&self, _: &At) -> Limits {
+        Limits { by_pass: true, ..Limits::default() }
+    }
+
     fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, _: &Positions) -> Result<KvView> {
         let n = new.0.dims()[2];
         let now = at.counts.back().copied().unwrap_or_default();

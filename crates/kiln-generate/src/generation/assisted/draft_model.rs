@@ -9,8 +9,9 @@ use kiln_core::{
     read_back,
 };
 
-use super::{Asked, Proposal, verify::probabilities};
+use super::{Asked, Proposal, constraint::Constraint, verify::probabilities};
 use crate::{
+    grammar::Mask,
     sampler::{Sampler, greedy, no_distribution},
     settings::Settings,
 };
@@ -50,11 +51,12 @@ impl<'a> DraftModel<'a> {
         self.held.clear();
     }
 
-    /// Proposes tokens for each row. It sees what the model sees: its scores go through the same processors.
+    /// Proposes tokens for each row. It sees what the model sees: its scores go through the same grammar and processors.
     pub(super) async fn propose(
         &mut self,
         asked: &[Asked<'_>],
         settings: &Settings,
+        constraint: &mut Constraint<'_>,
     ) -> Result<Vec<Proposal>> {
         let mut proposals: Vec<Proposal> = asked.iter().map(|_| Proposal::default()).collect();
         let mut open: Vec<bool> = asked.iter().map(|row| row.most > 0).collect();
@@ -65,24 +67,25 @@ impl<'a> DraftModel<'a> {
         let mut new = self.go_back(asked, most)?;
         while open.contains(&true) {
             let logits = self.feed(&new).await?;
+            constraint.wait()?;
+            let mut proposed = vec![None; asked.len()];
             for (i, row) in asked.iter().enumerate() {
                 if !open[i] {
                     continue;
                 }
-                let scores = &logits[i * self.vocab()..(i + 1) * self.vocab()];
-                let likely = self.extend(i, row, scores, &mut proposals[i], settings);
-                let token = proposals[i].tokens.last().copied();
+                let before = proposals[i].tokens.len();
+                let scores = logits[i * self.vocab()..(i + 1) * self.vocab()].to_vec();
+                let mask = constraint.mask(i, before);
+                let likely = self.extend(i, row, scores, mask, &mut proposals[i], settings);
+                proposed[i] = proposals[i].tokens.get(before).copied();
                 open[i] = likely
-                    && proposals[i].tokens.len() < row.most
-                    && !token.is_some_and(|token| settings.eos_token_id.contains(&token));
+                    && before + 1 < row.most
+                    && !proposed[i].is_some_and(|token| settings.eos_token_id.contains(&token));
             }
-            new = proposals
-                .iter()
-                .zip(&open)
-                .map(|(proposal, open)| {
-                    proposal.tokens.last().copied().filter(|_| *open).into_iter().collect()
-                })
-                .collect();
+            constraint.follow(&proposed)?;
+            let next =
+                |(token, open): (Option<TokenId>, &bool)| token.filter(|_| *open).into_iter().collect();
+            new = proposed.into_iter().zip(&open).map(next).collect();
         }
         Ok(proposals)
     }
@@ -92,19 +95,24 @@ impl<'a> DraftModel<'a> {
         &mut self,
         i: usize,
         row: &Asked<'_>,
-        logits: &[f32],
+        mut scores: Vec<f32>,
+        mask: Option<&Mask>,
         proposal: &mut Proposal,
         settings: &Settings,
     ) -> bool {
+        if let Some(mask) = mask {
+            mask.apply(&mut scores);
+        }
         let ids = [row.state.ids, &proposal.tokens].concat();
-        let mut scores = logits.to_vec();
         let state = row.state.ahead(&ids, proposal.tokens.len());
         // Where nothing can follow, nothing is proposed: the model may go another way.
         let token = settings.processors.apply(&state, &mut scores).and_then(|()| match &mut self.sampler {
             Some(sampler) => sampler.sample(i, &scores),
             None => greedy(&scores).ok_or_else(no_distribution),
         });
-        let Ok(token) = token else { return false };
+        // A processor may force a token that the grammar does not allow.
+        let token = token.ok().filter(|token| mask.is_none_or(|mask| mask.allows(*token)));
+        let Some(token) = token else { return false };
         let probabilities = probabilities(&scores);
         let likely = probabilities.get(token as usize).copied().unwrap_or(0.0);
         proposal.tokens.push(token);

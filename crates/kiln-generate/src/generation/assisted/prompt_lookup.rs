@@ -4,14 +4,22 @@ use kiln_core::model::TokenId;
 
 use super::{Asked, PromptLookup, Proposal};
 use crate::{
+    grammar::Mask,
     processors::{Processors, RowState},
     settings::Settings,
 };
 
 impl PromptLookup {
     /// What followed the last tokens of the row where they occurred first. Longer ends of the row go before shorter ones. Tokens that end a
-    /// text, and those that processors forbid, are left out with all behind them.
-    pub(super) fn propose(&self, asked: &Asked<'_>, settings: &Settings, vocab: usize) -> Proposal {
+    /// text, and those that processors forbid, are left out with all behind them. `mask`: what the first may be.
+    pub(super) fn propose(
+        &self,
+        asked: &Asked<'_>,
+        settings: &Settings,
+        mask: Option<&Mask>,
+        vocab: usize,
+    ) -> Proposal {
+        let allowed = |token: &TokenId| mask.is_none_or(|mask| mask.allows(*token));
         let ids = asked.state.ids;
         let found = |size: usize| {
             let end = &ids[ids.len() - size..];
@@ -20,7 +28,7 @@ impl PromptLookup {
                 .filter(|&at| ids[at..].starts_with(end))
                 .map(behind)
                 .map(|tokens| permitted(asked.state, tokens, &settings.processors, vocab))
-                .find(|tokens| !tokens.is_empty())
+                .find(|tokens| tokens.first().is_some_and(allowed))
         };
         let longest = self.max_matching_ngram_size.min(ids.len().saturating_sub(1));
         let tokens = (1..=longest).rev().find_map(found).unwrap_or_default();

@@ -2,15 +2,18 @@
 
 use burn::tensor::Device;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
+use kiln_kernels::INVARIANT_UP_TO;
 
-use super::{Asked, Assisted, draft_model::uneven, verify::Verification};
+use super::{Asked, Assisted, Proposal, constraint::Constraint, draft_model::uneven, verify::Verification};
 use crate::{
     generation::{
         Options,
         rows::{Row, Stopping},
         search::Search,
     },
+    grammar::Masks,
     prefill::Feeder,
+    settings::Settings,
     stats::Stats,
 };
 
@@ -27,23 +30,42 @@ pub(super) struct Round<'a> {
 }
 
 impl Assisted<'_> {
-    /// Has tokens proposed for the rows that wait for them, and checks them in one pass.
+    /// Has tokens proposed for the rows that wait for them, and checks them in one pass; false where nothing is proposed, so that a
+    /// step of one token of each row does as well. Then nothing has changed.
     pub(super) async fn round(
         &mut self,
         round: &Round<'_>,
         feeder: &mut Feeder<'_>,
         search: &mut Search,
+        masks: Option<&mut Masks>,
         stats: &mut Stats,
-    ) -> Result<()> {
+    ) -> Result<bool> {
+        let mut constraint = Constraint::begin(masks, round.rows.len())?;
+        match self.checked(round, feeder, search, &mut constraint, stats).await {
+            Ok(Some(Chosen { tokens, same })) => constraint.accept(&tokens, &same).map(|()| true),
+            Ok(None) => {
+                constraint.give_up();
+                Ok(false)
+            }
+            Err(error) => {
+                constraint.give_up();
+                Err(error)
+            }
+        }
+    }
+
+    async fn checked(
+        &mut self,
+        round: &Round<'_>,
+        feeder: &mut Feeder<'_>,
+        search: &mut Search,
+        constraint: &mut Constraint<'_>,
+        stats: &mut Stats,
+    ) -> Result<Option<Chosen>> {
         let Round { options, rows, generated, limit, stopping, device } = *round;
         let vocab = feeder.running.model.vocab();
         let seen = feeder.running.cache.seq_lens(rows.len());
-        let waits: Vec<bool> = self
-            .rows
-            .iter()
-            .zip(rows)
-            .map(|(ahead, row)| ahead.accepted.is_empty() && !row.finished())
-            .collect();
+        let waits: Vec<bool> = self.waiting(rows);
         // Tokens that the cache does not hold, the last one at least.
         let unfed: Vec<usize> = rows
             .iter()
@@ -52,15 +74,32 @@ impl Assisted<'_> {
             .collect();
         let room = feeder.running.cache.capacity().unwrap_or(usize::MAX);
         let at_once = feeder.running.cache.at_once_by_row(rows.len());
+        let most = |i: usize| {
+            let left = limit.map_or(usize::MAX, |limit| limit - generated).saturating_sub(1);
+            let room = room.saturating_sub(seen[i] + unfed[i]).min(at_once[i].saturating_sub(unfed[i]));
+            if waits[i] { left.min(room) } else { 0 }
+        };
+        // Few enough that no number of a pass differs from those of single steps.
+        let forced_most = (INVARIANT_UP_TO / rows.len()).saturating_sub(1);
+        let forced: Vec<Vec<TokenId>> = (0..rows.len())
+            .map(|i| constraint.forced(i).iter().copied().take(most(i).min(forced_most)).collect())
+            .collect();
         let asked: Vec<Asked<'_>> = (0..rows.len())
             .map(|i| {
-                let left = limit.map_or(usize::MAX, |limit| limit - generated).saturating_sub(1);
-                let room = room.saturating_sub(seen[i] + unfed[i]).min(at_once[i].saturating_sub(unfed[i]));
-                let most = if waits[i] { self.rows[i].proposes.min(left).min(room) } else { 0 };
+                let most = if forced[i].is_empty() { most(i).min(self.rows[i].proposes) } else { 0 };
                 Asked { state: rows[i].state(generated, limit), most }
             })
             .collect();
-        let proposals = self.drafter.propose(&asked, &options.settings, vocab).await?;
+        let mut proposals = self.proposed(&asked, &forced, &options.settings, vocab, constraint).await?;
+        constraint.cut(&mut proposals)?;
+        // The next step feeds one token of each row, behind those that it has.
+        let even = (0..rows.len()).all(|i| {
+            let own = rows[i].prompt_end + rows[i].ids.len() - rows[i].prompt;
+            seen[i] + 1 >= own && (waits[i] || rows[i].finished())
+        });
+        if even && proposals.iter().all(|proposal| proposal.tokens.is_empty()) {
+            return Ok(None);
+        }
         let new: Vec<Vec<TokenId>> = (0..rows.len())
             .map(|i| match rows[i].ids.len().checked_sub(unfed[i]) {
                 Some(fed) if waits[i] => [&rows[i].ids[fed..], &proposals[i].tokens].concat(),
@@ -73,6 +112,7 @@ impl Assisted<'_> {
         let batch = uneven(&new, &seen, &feeder.running.left_pad, device);
         let logits = check(feeder, batch).await?;
         let columns = logits.len() / (rows.len() * vocab).max(1);
+        let mut chosen = Chosen { tokens: vec![Vec::new(); rows.len()], same: vec![0; rows.len()] };
         for i in (0..rows.len()).filter(|&i| waits[i]) {
             let behind = proposals[i].tokens.len() + 1;
             let end = (i + 1) * columns * vocab;
@@ -80,6 +120,7 @@ impl Assisted<'_> {
                 row: i,
                 asked: &asked[i],
                 proposal: &proposals[i],
+                constraint,
                 logits: &logits[end - behind * vocab..end],
                 vocab,
                 options,
@@ -89,17 +130,51 @@ impl Assisted<'_> {
             let proposed = &proposals[i].tokens;
             let same = proposed.iter().zip(&accepted).take_while(|(token, chosen)| **token == chosen.token);
             let same = same.count();
-            stats.proposed += proposed.len();
-            stats.accepted += same;
-            self.rows[i].learn(&self.drafter, &options.settings.assisted, same, proposed.len());
+            if forced[i].is_empty() {
+                stats.proposed += proposed.len();
+                stats.accepted += same;
+                self.learn(i, &options.settings.assisted, same, proposed.len());
+            } else {
+                stats.forced += same;
+            }
+            chosen.tokens[i] = accepted.iter().map(|accepted| accepted.token).collect();
+            chosen.same[i] = same;
             self.rows[i].accepted.extend(accepted);
         }
         // The last token of each row was not fed.
         let ends = rows.iter().zip(&self.rows).zip(&seen).map(|((row, ahead), seen)| {
             (row.prompt_end + generated + ahead.accepted.len()).saturating_sub(1).max(*seen)
         });
-        go_back(&mut feeder.running.cache, rows, generated, &ends.collect::<Vec<_>>(), &waits)
+        go_back(&mut feeder.running.cache, rows, generated, &ends.collect::<Vec<_>>(), &waits)?;
+        Ok(Some(chosen))
     }
+
+    /// What is proposed for each row: the tokens that are `forced`, where there are any.
+    async fn proposed(
+        &mut self,
+        asked: &[Asked<'_>],
+        forced: &[Vec<TokenId>],
+        settings: &Settings,
+        vocab: usize,
+        constraint: &mut Constraint<'_>,
+    ) -> Result<Vec<Proposal>> {
+        let mut proposals = match &mut self.drafter {
+            Some(drafter) => drafter.propose(asked, settings, vocab, constraint).await?,
+            None => asked.iter().map(|_| Proposal::default()).collect(),
+        };
+        for (proposal, forced) in proposals.iter_mut().zip(forced).filter(|(_, forced)| !forced.is_empty()) {
+            proposal.tokens.clone_from(forced);
+        }
+        Ok(proposals)
+    }
+}
+
+/// What a pass chose for each row.
+#[derive(Debug)]
+struct Chosen {
+    tokens: Vec<Vec<TokenId>>,
+    /// How many of them were proposed.
+    same: Vec<usize>,
 }
 
 /// Feeds a batch; logits `[rows, columns, vocab]` of all its tokens.

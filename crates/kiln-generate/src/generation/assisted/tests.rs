@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use kiln_core::{
     Error, Result,
@@ -11,7 +11,7 @@ use kiln_core::{
 
 use super::DraftModel;
 use crate::{
-    GenerationConfig, StopReason, StoppingCriterion,
+    GenerationConfig, Grammar, Matcher, StopReason, StoppingCriterion, TokenTable, Tokenizer,
     generation::{
         Generation, Options, Step,
         tests::fake::{self, Hashing, VOCAB, cache},
@@ -160,7 +160,7 @@ fn prompt_lookup_proposes_what_followed_first() {
         let state =
             crate::RowState { index: 0, ids, generated: 1, padding: 0, len: ids.len(), remaining: None };
         let asked = super::Asked { state, most };
-        settings.assisted.prompt_lookup.unwrap().propose(&asked, &settings, VOCAB).tokens
+        settings.assisted.prompt_lookup.unwrap().propose(&asked, &settings, None, VOCAB).tokens
     };
     let two = || lookup(9);
     assert_eq!(propose(&[1, 2, 3, 4, 5, 1, 2], two(), 9), [3, 4, 5, 1]);
@@ -299,6 +299,92 @@ fn dropping_it_leaves_what_was_delivered() {
     }
 }
 
+/// A grammar over a vocabulary of letters: token 0 is `a`, and the last ends a text.
+fn letters(regex: &str) -> Matcher {
+    compiled(&Grammar::regex(regex).unwrap())
+}
+
+fn compiled(grammar: &Grammar) -> Matcher {
+    let vocab: BTreeMap<String, usize> =
+        ('a'..).take(VOCAB).enumerate().map(|(id, c)| (c.to_string(), id)).collect();
+    let file = serde_json::json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Fuse"}, "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    let tokenizer = Arc::new(Tokenizer::load(file.to_string().as_bytes()).unwrap());
+    let table = Arc::new(TokenTable::new(tokenizer, VOCAB, &[END]).unwrap());
+    grammar.compile(&table).unwrap()
+}
+
+const END: TokenId = VOCAB as TokenId - 1;
+
+#[test]
+fn a_grammar_holds_for_proposals() {
+    let prompts = [PROMPT.to_vec(), vec![7, 7], vec![2, 7, 1, 2, 7]];
+    let (mut proposed, mut accepted) = (0, 0);
+    for regex in ["[a-i]{1,19}", "(ab|cd|d|e[f-k]){1,9}", "(dbeb){3}"] {
+        for (config, greedy) in [
+            (config(20).eos_token_id(vec![END]).repetition_penalty(1.5), true),
+            (config(20).eos_token_id(vec![END]), true),
+            (config(20).eos_token_id(vec![END]).do_sample(true).top_k(4).seed(5), false),
+        ] {
+            for rows in 1..=3 {
+                let with = |config: GenerationConfig| Options {
+                    keep_scores: true,
+                    grammar: Some(letters(regex)),
+                    ..options(config)
+                };
+                let plain = run(&Hashing::default(), &prompts[..rows], with(config.clone()), None);
+                let looked_up = with(config.clone().prompt_lookup_num_tokens(4));
+                let looked_up = run(&Hashing::default(), &prompts[..rows], looked_up, None);
+                assert_eq!(looked_up.steps, plain.steps, "{regex}, {rows} rows");
+                proposed += looked_up.stats.proposed;
+                accepted += looked_up.stats.accepted;
+                let model = Hashing::default();
+                let drafting = with(config.clone().assistant_confidence_threshold(0.0));
+                let drafted = run(&Hashing::default(), &prompts[..rows], drafting, Some(draft(&model)));
+                if greedy {
+                    assert_eq!(drafted.steps, plain.steps, "{regex}, {rows} rows");
+                }
+                let stats = drafted.stats;
+                assert!(
+                    stats.proposed > 0 && stats.accepted == stats.proposed,
+                    "it is the same model: {stats:?}"
+                );
+            }
+        }
+    }
+    assert!(accepted > 20 && accepted < proposed, "{accepted} of {proposed}");
+}
+
+#[test]
+fn proposals_are_cut_where_the_grammar_forbids_a_token() {
+    // Looked up: 1 (b), 4, 1, 5. Only b may follow, then c.
+    let model = Hashing::default();
+    let options = Options { grammar: Some(letters("bc{9}")), ..options(lookup(3)) };
+    let ran = run(&model, &[vec![3, 1, 4, 1, 5, 3]], options, None);
+    // The prompt, then a step of one token each: c is nowhere in the prompt, and was proposed once it was there.
+    assert_eq!(ran.steps.iter().map(|step| step.tokens[0].unwrap()).collect::<Vec<_>>(), [1, 2, 2]);
+    assert_eq!(model.fed().iter().map(|(len, _)| *len).collect::<Vec<_>>(), [6, 1, 1]);
+    assert_eq!(ran.stats.proposed, 0);
+}
+
+#[test]
+fn a_grammar_is_as_it_was_after_a_pass_that_was_dropped() {
+    for taken in 1..8 {
+        let (model, assistant) = (Hashing::default(), Hashing::default());
+        let mut cache = cache::keeps();
+        let options = Options {
+            grammar: Some(letters("[a-i]{9}")),
+            ..options(config(9).num_assistant_tokens(4).assistant_confidence_threshold(0.0))
+        };
+        let prompts = [PROMPT.to_vec()];
+        let generation = start(&model, &mut cache, &prompts, options, Some(draft(&assistant))).unwrap();
+        assert_eq!(generation.take(taken).count(), taken);
+        assert_eq!(cache.seq_len(), PROMPT.len() + taken - 1);
+    }
+}
+
 #[test]
 fn what_goes_together_with_nothing_is_refused() {
     let refused = |config: GenerationConfig, cache: ModelCache, with_draft: bool| {
@@ -326,6 +412,11 @@ fn what_goes_together_with_nothing_is_refused() {
         "draft: goes with one sequence of each prompt; set num_return_sequences to 1"
     );
     assert!(refused(lookup(3), cache::keeps(), true).contains("leave out either it or"));
+    let lark = Grammar::lark("start: word\nword[stop=\"c\"]: /[ab]+/\n").unwrap();
+    let (model, mut cache) = (Hashing::default(), cache::keeps());
+    let options = Options { grammar: Some(compiled(&lark)), ..options(lookup(3)) };
+    let said = start(&model, &mut cache, &[PROMPT.to_vec()], options, None).unwrap_err().to_string();
+    assert!(said.contains("does not go with a grammar that has `stop=`"), "{said}");
     for (config, name) in [
         (config(3).prompt_lookup_num_tokens(0), "prompt_lookup_num_tokens: is 0"),
         (config(3).prompt_lookup_num_tokens(1 << 40), "prompt_lookup_num_tokens: is 1099511627776"),

@@ -2,7 +2,7 @@
 
 use kiln_core::{Result, model::TokenId};
 
-use super::{Accepted, Asked, Proposal};
+use super::{Accepted, Asked, Proposal, constraint::Constraint};
 use crate::{
     generation::{Options, rows::Stopping},
     sampler::{Sampler, greedy, no_distribution},
@@ -14,6 +14,7 @@ pub(super) struct Verification<'a> {
     pub(super) row: usize,
     pub(super) asked: &'a Asked<'a>,
     pub(super) proposal: &'a Proposal,
+    pub(super) constraint: &'a Constraint<'a>,
     /// `[proposed + 1, vocab]`: behind the last token of the row, and behind each that is proposed.
     pub(super) logits: &'a [f32],
     pub(super) vocab: usize,
@@ -34,13 +35,17 @@ impl Verification<'_> {
         for (i, logits) in self.logits.chunks_exact(self.vocab).enumerate() {
             let state = self.asked.state.ahead(&ids, i);
             let mut scores = logits.to_vec();
+            if let Some(mask) = self.constraint.mask(self.row, i) {
+                mask.apply(&mut scores);
+            }
+            let allowed = scores.clone();
             settings.processors.apply(&state, &mut scores)?;
             let chosen = match &mut sampler {
                 Some(sampler) => self.drawn(i, &scores, sampler),
                 None => greedy(&scores).ok_or_else(no_distribution),
             };
             let token =
-                chosen.map_err(|error| settings.processors.emptied(&state, logits).unwrap_or(error))?;
+                chosen.map_err(|error| settings.processors.emptied(&state, &allowed).unwrap_or(error))?;
             ids.push(token);
             let stopped = self.stopping.reason(&self.asked.state.ahead(&ids, i + 1));
             accepted.push(Accepted {

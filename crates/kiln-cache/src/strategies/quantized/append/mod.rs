@@ -349,7 +349,7 @@ impl KvPolicy for AppendPolicy {
     }
 
     fn limits(&self, _: &At) -> Limits {
-        Limits { fixed_buffers: true, ..Limits::default() }
+        Limits { fixed_buffers: true, by_pass: true, ..Limits::default() }
     }
 
     fn append(&self, at: &mut At, tensors: &mut Tensors, new: Kv, positions: &Positions) -> Result<KvView> {
