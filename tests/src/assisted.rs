@@ -4,10 +4,12 @@ use kiln::{
     Error, GenerationConfig, Grammar, Model, OnOutOfMemory, Plan, Sequence, Stats, Step, TokenId,
     device::Opened,
 };
+use serde_json::{Value, json};
 
 use crate::{
+    chat::folder,
     requests::demos,
-    support::{greedy, recorded},
+    support::{float32, greedy, recorded},
 };
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
@@ -164,6 +166,83 @@ fn a_grammar_with_proposals_gives_the_tokens_of_the_grammar_alone() {
         }
     }
     assert!(accepted > 0, "prompt lookup");
+}
+
+/// The demo model with another tokenizer: that of the demo model after `change`.
+fn with_tokenizer(opened: &Opened, change: impl Fn(&mut Value)) -> Model {
+    let file = include_str!("../../assets/demo/tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_str(file).unwrap();
+    change(&mut tokenizer);
+    let folder = folder(&[("tokenizer.json", &tokenizer.to_string())]);
+    float32(Model::builder(folder.path()), opened).load().unwrap()
+}
+
+/// Gives each token that is text another text, that of the token in `place`.
+fn renamed(tokenizer: &mut Value, place: impl Fn(usize) -> Option<String>) {
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let of = |id: &Value| place(id.as_u64().unwrap() as usize);
+    *vocab = vocab.iter().map(|(text, id)| (of(id).unwrap_or(text.clone()), id.clone())).collect();
+}
+
+#[test]
+fn a_draft_model_with_another_tokenizer_changes_no_token() {
+    for ((device, demo), (_, opened)) in demos().zip(devices()) {
+        // One more token, which is never chosen: the same model, but its proposals go through text.
+        let same = with_tokenizer(opened, |file| {
+            let extra = json!({"id": 2048, "content": "<extra>", "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true});
+            file["added_tokens"].as_array_mut().unwrap().push(extra);
+        });
+        // Each token has the text of the one at the other end of the vocabulary, so it writes gibberish.
+        let mirrored = with_tokenizer(opened, |file| {
+            let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+            vocab.values_mut().for_each(|id| *id = json!((2050 - id.as_u64().unwrap()).min(2047)));
+            for (text, id) in [("<s>", 0), ("</s>", 1), ("<pad>", 2)] {
+                vocab.insert(text.to_owned(), json!(id));
+            }
+        });
+        let texts = ["The Constitution", "ROMEO:\nBut soft, what light", "To be, or not to be:"];
+        for (what, model, draft) in [("text", &demo, &same), ("gibberish", &mirrored, &demo)] {
+            let prompts: Vec<_> = texts.iter().map(|text| model.encode(text).unwrap()).collect();
+            // How proposals are made has nothing to do with the device.
+            let cases = if device == "cpu" { &[(3, 10), (1, 10), (3, 1)][..] } else { &[(3, 10)] };
+            for &(rows, lookbehind) in cases {
+                let config = greedy(16).num_assistant_tokens(5).assistant_confidence_threshold(0.0);
+                let config = config.assistant_lookbehind(lookbehind).target_lookbehind(lookbehind);
+                let plan = Plan::dynamic();
+                let what = format!("{what} on {device}, {rows} rows, {lookbehind} tokens back");
+                let (plain, _) = run(model, None, &plan, &prompts[..rows], config.clone());
+                let (drafted, stats) = run(model, Some(draft), &plan, &prompts[..rows], config.clone());
+                assert_eq!(drafted, plain, "{what}");
+                assert!(stats.proposed > 0, "{what}");
+                if what.starts_with("text") && lookbehind == 10 {
+                    assert!(stats.accepted * 10 > stats.proposed * 8, "{what}: {stats:?}");
+                }
+                let sampled = config.do_sample(true).temperature(0.9).seed(3);
+                let (plain, _) = run(model, None, &plan, &prompts[..rows], sampled.clone());
+                let (drafted, _) = run(model, Some(draft), &plan, &prompts[..rows], sampled);
+                assert_eq!(drafted, plain, "{what}, sampled");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_without_a_common_token_is_refused() {
+    let (_, demo) = demos().next().unwrap();
+    let (_, opened) = devices().next().unwrap();
+    let foreign = with_tokenizer(opened, |file| {
+        file["model"]["merges"] = json!([]);
+        renamed(file, |id| (id > 2).then(|| char::from_u32(0x4e00 + id as u32).unwrap().to_string()));
+    });
+    let request = |config: GenerationConfig| demo.generate("To be").config(config).draft(&foreign).text();
+    let said = request(greedy(3)).unwrap_err().to_string();
+    assert!(said.contains("has no token in common with that of the model"), "{said}");
+    for name in ["assistant_lookbehind", "target_lookbehind"] {
+        let none = GenerationConfig::from_arguments(json!({name: 0}).as_object().unwrap()).unwrap();
+        let said = request(none).unwrap_err().to_string();
+        assert!(said.contains(&format!("{name}: is 0, must be at least 1")), "{said}");
+    }
 }
 
 #[test]

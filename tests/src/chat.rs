@@ -320,7 +320,8 @@ fn the_last_message_can_be_continued() {
     assert!(with(hides, "content", false).unwrap_err().to_string().contains("does not repeat"));
 }
 
-fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+/// A copy of the demo model with these files.
+pub(crate) fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
     for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {

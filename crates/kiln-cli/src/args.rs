@@ -237,7 +237,7 @@ pub(crate) struct RunArgs {
     /// The text that --guidance-scale moves away from [default: the last token of the prompt]
     #[arg(long, hide_short_help = true, value_name = "TEXT")]
     pub(crate) negative_prompt: Option<String>,
-    /// A smaller model with the same tokenizer proposes tokens, which the model checks; the tokens stay the same
+    /// A smaller model proposes tokens, which the model checks; the tokens stay the same
     #[arg(long, value_name = "DIR")]
     pub(crate) draft: Option<PathBuf>,
     /// Print N sequences, with beams or sampling

@@ -153,6 +153,10 @@ generation_config! {
         num_assistant_tokens_schedule: Schedule,
         /// A draft model proposes nothing behind a token that it finds less likely than this. Default: 0.4.
         assistant_confidence_threshold: f32,
+        /// Of a draft model with another tokenizer: its tokens before a proposal that are turned into text together with it. Default: 10.
+        assistant_lookbehind: usize,
+        /// Of a draft model with another tokenizer: tokens of the row that are turned into text together with new ones. Default: 10.
+        target_lookbehind: usize,
         /// Sequences that are returned for each prompt.
         num_return_sequences: usize,
         /// Tokens that end a row. A list that is empty asks for none, and overrides the folder's.

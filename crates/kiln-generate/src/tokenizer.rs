@@ -150,6 +150,20 @@ impl Tokenizer {
         size == other.get_vocab_size(true) && ids.all(|id| own.id_to_token(id) == other.id_to_token(id))
     }
 
+    /// Whether both have a token in common that is text.
+    pub fn shares_tokens_with(&self, other: &Self) -> bool {
+        let ids = 0..self.inner.get_vocab_size(true) as TokenId;
+        ids.filter(|id| !self.is_special(*id))
+            .filter_map(|id| self.inner.id_to_token(id))
+            .any(|token| other.inner.token_to_id(&token).is_some_and(|id| !other.is_special(id)))
+    }
+
+    /// Whether a token is no text, such as one that ends a text.
+    pub(crate) fn is_special(&self, id: TokenId) -> bool {
+        let added = self.inner.get_added_vocabulary();
+        self.inner.id_to_token(id).is_none_or(|token| added.is_special_token(&token))
+    }
+
     #[cfg(test)]
     pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner

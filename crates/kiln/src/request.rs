@@ -198,8 +198,8 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Has a smaller model with the same tokenizer propose tokens, which this one checks, many in one pass. The tokens are those
-    /// that it would choose alone; they come faster where most proposals are right.
+    /// Has a smaller model propose tokens, which this one checks, many in one pass. The tokens are those that it would choose alone;
+    /// they come faster where most proposals are right. Where the smaller model has another tokenizer, proposals go through text.
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
@@ -567,20 +567,25 @@ impl<'a> Request<'a> {
 /// Has `draft` propose the tokens of `generation`, where there is one.
 ///
 /// # Errors
-/// [`Error::Setting`] for a draft model with another tokenizer.
+/// [`Error::Setting`] for a draft model whose tokenizer has nothing in common with that of the model.
 fn drafted<'a>(
     generation: Generation<'a>,
-    model: &Model,
+    model: &'a Model,
     draft: Option<&'a Model>,
 ) -> Result<Generation<'a>> {
     let Some(draft) = draft else { return Ok(generation) };
-    if let (Ok(own), Ok(other)) = (model.tokenizer(), draft.tokenizer())
-        && !own.has_vocabulary_of(other)
-    {
-        let why = "has another tokenizer than the model; use a draft model of the same family".to_owned();
-        return Err(Error::Setting { name: "draft", why });
-    }
     let (cache, rows) = (draft.cache(&Plan::dynamic())?, generation.stats().rows);
     let device = draft.device().clone();
-    generation.with_draft(DraftModel::new(draft.causal(), cache, device, draft.largest_chunk(rows)))
+    let mut drafts = DraftModel::new(draft.causal(), cache, device, draft.largest_chunk(rows));
+    if let (Ok(own), Ok(other)) = (model.tokenizer(), draft.tokenizer())
+        && (model.sizes().vocab != draft.sizes().vocab || !own.has_vocabulary_of(other))
+    {
+        if !own.shares_tokens_with(other) {
+            let why =
+                "has a tokenizer that has no token in common with that of the model; use another draft model";
+            return Err(Error::Setting { name: "draft", why: why.to_owned() });
+        }
+        drafts = drafts.translated(other, own);
+    }
+    generation.with_draft(drafts)
 }

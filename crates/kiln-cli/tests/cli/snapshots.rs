@@ -102,6 +102,8 @@ const REFUSED: &str = "
     run --draft tests/fixtures/transformers-5.23.0/models/llama_draft x
     run --set num_assistant_tokens_schedule=often x
     run --set assistant_confidence_threshold=2 x
+    run --draft assets/demo --set assistant_lookbehind=0 x
+    run --draft assets/demo --set target_lookbehind=0 x
     run --greedy --set force_words_ids=[[5]] x
     run --greedy --num-beams 4 --set force_words_ids=[[5,6,7]] -n 2 x
     run --greedy --num-beams 4 --set force_words_ids=[[99999]] x

@@ -9,6 +9,7 @@ mod draft_model;
 mod prompt_lookup;
 mod round;
 mod settings;
+mod translation;
 mod verify;
 
 use std::collections::VecDeque;
@@ -168,7 +169,7 @@ impl<'a> Generation<'a> {
     /// Has `draft` propose tokens. To be called before the first step.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a draft model of another vocabulary, where the settings ask for prompt lookup or several rows of a prompt,
+    /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, where the settings ask for prompt lookup or several rows of a prompt,
     /// and for a cache that cannot forget tokens.
     pub fn with_draft(mut self, mut draft: DraftModel<'a>) -> Result<Self> {
         const NAME: &str = "draft";
@@ -178,11 +179,12 @@ impl<'a> Generation<'a> {
             let why = "goes with no other proposals; leave out either it or `prompt_lookup_num_tokens`";
             return Err(setting(NAME, why));
         }
-        if draft.vocab() != vocab {
+        if draft.vocab() != vocab && !draft.is_translated() {
             return Err(setting(
                 NAME,
                 format!(
-                    "has a vocabulary of {} tokens and the model one of {vocab}; use a draft model with the same tokenizer",
+                    "has a vocabulary of {} tokens and the model one of {vocab}, which takes the tokenizers of both; use \
+                     folders with a tokenizer.json",
                     draft.vocab()
                 ),
             ));

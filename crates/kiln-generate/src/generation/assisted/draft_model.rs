@@ -9,14 +9,15 @@ use kiln_core::{
     read_back,
 };
 
-use super::{Asked, Proposal, constraint::Constraint, verify::probabilities};
+use super::{Asked, Proposal, constraint::Constraint, translation::Translation, verify::probabilities};
 use crate::{
+    Tokenizer,
     grammar::Mask,
     sampler::{Sampler, greedy, no_distribution},
     settings::Settings,
 };
 
-/// A smaller model that proposes tokens, with the same vocabulary. (transformers' `assistant_model`)
+/// A smaller model that proposes tokens. (transformers' `assistant_model`)
 #[derive(Debug)]
 pub struct DraftModel<'a> {
     model: &'a dyn CausalModel,
@@ -28,12 +29,23 @@ pub struct DraftModel<'a> {
     held: Vec<Vec<TokenId>>,
     /// `None`: it proposes the likeliest tokens.
     sampler: Option<Sampler>,
+    /// `None`: it has the vocabulary of the model.
+    translation: Option<Translation<'a>>,
 }
 
 impl<'a> DraftModel<'a> {
     /// `cache` is empty, and of this model. Of a prompt, `chunk` tokens of each row are fed at a time.
     pub fn new(model: &'a dyn CausalModel, cache: ModelCache, device: Device, chunk: usize) -> Self {
-        Self { model, cache, device, chunk: chunk.max(1), held: Vec::new(), sampler: None }
+        Self { model, cache, device, chunk: chunk.max(1), held: Vec::new(), sampler: None, translation: None }
+    }
+
+    /// Gives its `tokenizer`, where it has another than the model has. Then its proposals go through text.
+    pub fn translated(self, tokenizer: &'a Tokenizer, model: &'a Tokenizer) -> Self {
+        Self { translation: Some(Translation::new(model, tokenizer)), ..self }
+    }
+
+    pub(super) fn is_translated(&self) -> bool {
+        self.translation.is_some()
     }
 
     pub(super) fn vocab(&self) -> usize {
@@ -58,13 +70,19 @@ impl<'a> DraftModel<'a> {
         settings: &Settings,
         constraint: &mut Constraint<'_>,
     ) -> Result<Vec<Proposal>> {
+        if let Some(mut translation) = self.translation.take() {
+            let proposals = self.propose_translated(&mut translation, asked, &settings.assisted).await;
+            self.translation = Some(translation);
+            return proposals;
+        }
         let mut proposals: Vec<Proposal> = asked.iter().map(|_| Proposal::default()).collect();
         let mut open: Vec<bool> = asked.iter().map(|row| row.most > 0).collect();
         if !open.contains(&true) {
             return Ok(proposals);
         }
         let most = asked.iter().map(|row| row.most).max().unwrap_or(0);
-        let mut new = self.go_back(asked, most)?;
+        let wanted = asked.iter().map(|row| (row.most > 0).then_some(row.state.ids));
+        let mut new = self.go_back(&wanted.collect::<Vec<_>>(), most)?;
         while open.contains(&true) {
             let logits = self.feed(&new).await?;
             constraint.wait()?;
@@ -122,18 +140,22 @@ impl<'a> DraftModel<'a> {
         likely >= f64::from(settings.assisted.confidence_threshold)
     }
 
-    /// Forgets what is not the beginning of the rows that are asked for, and at least their last token; the tokens of each row
-    /// that are to be fed.
-    fn go_back(&mut self, asked: &[Asked<'_>], most: usize) -> Result<Vec<Vec<TokenId>>> {
-        self.held.resize(asked.len(), Vec::new());
-        let keep = |(row, held): (&Asked<'_>, &Vec<TokenId>)| match row.most {
-            0 => held.len(),
-            _ => {
-                let same = held.iter().zip(row.state.ids).take_while(|(held, asked)| held == asked).count();
-                same.min(row.state.ids.len().saturating_sub(1))
+    /// Forgets what is not the beginning of the rows that are `wanted`, and at least their last token; the tokens of each row
+    /// that are to be fed. `most` tokens may be proposed.
+    pub(super) fn go_back(
+        &mut self,
+        wanted: &[Option<&[TokenId]>],
+        most: usize,
+    ) -> Result<Vec<Vec<TokenId>>> {
+        self.held.resize(wanted.len(), Vec::new());
+        let keep = |(row, held): (&Option<&[TokenId]>, &Vec<TokenId>)| match row {
+            None => held.len(),
+            Some(row) => {
+                let same = held.iter().zip(*row).take_while(|(held, wanted)| held == wanted).count();
+                same.min(row.len().saturating_sub(1))
             }
         };
-        let keep: Vec<usize> = asked.iter().zip(&self.held).map(keep).collect();
+        let keep: Vec<usize> = wanted.iter().zip(&self.held).map(keep).collect();
         let keep = self.cache.rewind_points(&keep);
         self.cache.truncate_rows(&keep)?;
         // The next time, all that is proposed now may have to be forgotten.
@@ -141,15 +163,14 @@ impl<'a> DraftModel<'a> {
         for (held, keep) in self.held.iter_mut().zip(keep) {
             held.truncate(keep);
         }
-        let rest = |(row, held): (&Asked<'_>, &Vec<TokenId>)| match row.most {
-            0 => Vec::new(),
-            _ => row.state.ids[held.len()..].to_vec(),
+        let rest = |(row, held): (&Option<&[TokenId]>, &Vec<TokenId>)| {
+            row.map(|row| row[held.len()..].to_vec()).unwrap_or_default()
         };
-        Ok(asked.iter().zip(&self.held).map(rest).collect())
+        Ok(wanted.iter().zip(&self.held).map(rest).collect())
     }
 
     /// Feeds tokens to rows, to some of them none; logits `[rows, vocab]` behind the last.
-    async fn feed(&mut self, new: &[Vec<TokenId>]) -> Result<Vec<f32>> {
+    pub(super) async fn feed(&mut self, new: &[Vec<TokenId>]) -> Result<Vec<f32>> {
         let held: Vec<usize> = self.held.iter().map(Vec::len).collect();
         let batch = uneven(new, &held, &vec![0; new.len()], &self.device);
         let (mut start, mut logits) = (0, None);

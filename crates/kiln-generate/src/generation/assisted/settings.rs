@@ -50,6 +50,10 @@ pub struct AssistedSettings {
     pub schedule: Schedule,
     /// A draft model proposes nothing behind a token that it finds less likely than this.
     pub confidence_threshold: f32,
+    /// Of a draft model with another tokenizer: its tokens before a proposal that are turned into text together with it.
+    pub assistant_lookbehind: usize,
+    /// Likewise, tokens of the row before those that are new.
+    pub target_lookbehind: usize,
 }
 
 impl Default for AssistedSettings {
@@ -59,6 +63,8 @@ impl Default for AssistedSettings {
             num_assistant_tokens: 20,
             schedule: Schedule::default(),
             confidence_threshold: 0.4,
+            assistant_lookbehind: 10,
+            target_lookbehind: 10,
         }
     }
 }
@@ -72,6 +78,8 @@ impl AssistedSettings {
         at_least_one("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens)?;
         at_least_one("max_matching_ngram_size", config.max_matching_ngram_size)?;
         at_least_one("num_assistant_tokens", config.num_assistant_tokens)?;
+        at_least_one("assistant_lookbehind", config.assistant_lookbehind)?;
+        at_least_one("target_lookbehind", config.target_lookbehind)?;
         let default = Self::default();
         let confidence_threshold =
             config.assistant_confidence_threshold.unwrap_or(default.confidence_threshold);
@@ -93,6 +101,8 @@ impl AssistedSettings {
             num_assistant_tokens: config.num_assistant_tokens.unwrap_or(default.num_assistant_tokens),
             schedule: config.num_assistant_tokens_schedule.unwrap_or_default(),
             confidence_threshold,
+            assistant_lookbehind: config.assistant_lookbehind.unwrap_or(default.assistant_lookbehind),
+            target_lookbehind: config.target_lookbehind.unwrap_or(default.target_lookbehind),
         })
     }
 }
