@@ -48,6 +48,8 @@ pub fn conforms(subject: &Subject<'_>) {
     a_restored_layer_goes_on(subject);
     reset_is_new(subject);
     if subject.remembers {
+        let by_pass = (subject.build)().limits().by_pass;
+        assert_eq!(by_pass, !subject.exact, "{subject:?}: what a query sees depends on passes");
         chunks_equal_one_pass(subject);
         what_was_truncated_was_never_seen(subject);
         a_truncation_is_exact(subject);
