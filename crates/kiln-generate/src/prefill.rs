@@ -137,7 +137,8 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// See [`prefill`]; `chunk` is not 0. Hidden states, where they are [`Wanted`], are those of the whole batch, `[rows, tokens, hidden]`. Other tasks of an async runtime run between chunks.
+    /// See [`prefill`]; `chunk` is not 0. Hidden states, where they are [`Wanted`], are those of the whole batch, `[rows, tokens, hidden]`.
+    /// Other tasks of an async runtime run between chunks.
     pub(crate) async fn prefill(&mut self, batch: &Batch, chunk: Option<usize>) -> Result<Tensor<3>> {
         let len = batch.len();
         self.running.cache.check_rows(batch.rows())?;

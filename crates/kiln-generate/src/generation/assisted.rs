@@ -169,8 +169,8 @@ impl<'a> Generation<'a> {
     /// Has `draft` propose tokens. To be called before the first step.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, where the settings ask for prompt lookup or several rows of a prompt,
-    /// and for a cache that cannot forget tokens.
+    /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, where the settings ask for prompt
+    /// lookup or several rows of a prompt, and for a cache that cannot forget tokens.
     pub fn with_draft(mut self, mut draft: DraftModel<'a>) -> Result<Self> {
         const NAME: &str = "draft";
 

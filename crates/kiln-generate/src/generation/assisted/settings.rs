@@ -52,7 +52,7 @@ pub struct AssistedSettings {
     pub confidence_threshold: f32,
     /// Of a draft model with another tokenizer: its tokens before a proposal that are turned into text together with it.
     pub assistant_lookbehind: usize,
-    /// Likewise, tokens of the row before those that are new.
+    /// Of a draft model with another tokenizer: tokens of the row before those that are new, which are turned into text with them.
     pub target_lookbehind: usize,
 }
 
