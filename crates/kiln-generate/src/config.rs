@@ -198,9 +198,17 @@ impl GenerationConfig {
     /// Reads keyword arguments of `generate()`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a value of the wrong type.
+    /// [`Error::Setting`] for a value of the wrong type, and for a setting that would be [`not_applied`](Self::not_applied).
     pub fn from_arguments(arguments: &Map<String, Value>) -> Result<Self> {
-        Self::read(arguments).map_err(|why| Error::Setting { name: "generation_config", why })
+        let config =
+            Self::read(arguments).map_err(|why| Error::Setting { name: "generation_config", why })?;
+        match config.not_applied().first() {
+            Some(name) => Err(Error::Setting {
+                name,
+                why: "is a setting of transformers that is not applied here; leave it out".into(),
+            }),
+            None => Ok(config),
+        }
     }
 
     /// Says which key has a wrong value, which serde alone does not.

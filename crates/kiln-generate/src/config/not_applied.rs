@@ -1,4 +1,4 @@
-//! Settings of transformers that change which tokens are chosen, and that are not applied here yet.
+//! Settings of transformers that change which tokens are chosen, or how, and that are not applied here.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,15 @@ use super::GenerationConfig;
 
 /// Settings of `GenerationConfig` in transformers 5.23, and the number at which each does nothing. Empty lists, false and
 /// null do nothing either.
-const NOT_APPLIED: &[(&str, f64)] =
-    &[("constraints", 0.0), ("forced_decoder_ids", 0.0), ("token_healing", 0.0)];
+const NOT_APPLIED: &[(&str, f64)] = &[
+    ("assistant_early_exit", 0.0),
+    ("assistant_ensemble_weight", 0.0),
+    ("constraints", 0.0),
+    ("forced_decoder_ids", 0.0),
+    ("speculation_type", 0.0),
+    ("token_healing", 0.0),
+    ("use_mtp", 0.0),
+];
 
 /// Reads those of them that are given.
 pub(super) fn named_in<'de, D: Deserializer<'de>>(

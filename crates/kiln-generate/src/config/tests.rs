@@ -151,7 +151,8 @@ fn a_length_with_the_prompt_leaves_the_rest() {
 
 #[test]
 fn what_is_not_applied_is_named() {
-    let config = |json: Value| arguments(json).expect("settings");
+    let config =
+        |json: Value| GenerationConfig::read(json.as_object().expect("an object")).expect("settings");
     for neutral in [
         json!({"num_beams": 1, "guidance_scale": 1.0, "constraints": [], "token_healing": false}),
         json!({"typical_p": 0.9, "no_repeat_ngram_size": 3, "diversity_penalty": 0, "length_penalty": 2.0}),
@@ -162,6 +163,8 @@ fn what_is_not_applied_is_named() {
     let json = json!({"dola_layers": "low", "constraints": [1], "num_beams": 4, "token_healing": true});
     let named = ["constraints", "token_healing"];
     assert_eq!(config(json.clone()).not_applied(), named);
+    let refused = arguments(json.clone()).expect_err("it is asked for").to_string();
+    assert_eq!(refused, "constraints: is a setting of transformers that is not applied here; leave it out");
     let overridden = config(json!({"constraints": []})).merged_over(&config(json));
     assert!(!overridden.not_applied().contains(&"constraints"));
 }
