@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Generate text for each schema of tests/data/json_schemas.json with `kiln run --json-schema`, and validate it.
 
-    python tools/check_schemas.py [--model DIR] [--kiln target/release/kiln] [--device cpu] [-n 200] [--every 1] [--num-beams 1]
+    python tools/check_schemas.py [--model DIR] [--kiln target/release/kiln] [--device cpu] [-n 200] [--every 1] [--tries 1]
+        [--num-beams 1]
 
-Needs the Python package jsonschema. A text that is cut off after -n tokens is counted and not validated. Exit status 1 if a text is not what
+Needs the Python package jsonschema. A text that is cut off after -n tokens is drawn again with another seed, up to --tries times; then it is
+counted and not validated. Exit status 1 if a text is not what
 its schema accepts, 2 for bad input.
 """
 import argparse, json, os, subprocess, sys, tempfile
@@ -16,6 +18,7 @@ def main():
     ap.add_argument("--device", default="cpu", help="where Kiln runs (default cpu)")
     ap.add_argument("-n", type=int, default=200, help="most tokens (default 200)")
     ap.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth schema (default 1)")
+    ap.add_argument("--tries", type=int, default=1, metavar="N", help="seeds, as long as texts are cut off (default 1)")
     ap.add_argument("--num-beams", type=int, default=1, metavar="N")
     args = ap.parse_args()
     try:
@@ -33,10 +36,13 @@ def main():
             written = schema if isinstance(schema, bool) else {**schema, "x-guidance": {"whitespace_flexible": False}}
             json.dump(written, file)
             file.flush()
-            command = [args.kiln, "run", "--device", args.device, "--json", "--json-schema", file.name, "-n", str(args.n),
-                       "--seed", str(i), "--temperature", "1", "--num-beams", str(args.num_beams), "JSON: "]
-            command += ["--model", args.model] if args.model else []
-            done = subprocess.run(command, capture_output=True, text=True)
+            for seed in range(args.tries):
+                command = [args.kiln, "run", "--device", args.device, "--json", "--json-schema", file.name, "-n", str(args.n), "--seed",
+                           str(i + 1000 * seed), "--temperature", "1", "--num-beams", str(args.num_beams), "JSON: "]
+                command += ["--model", args.model] if args.model else []
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode or json.loads(done.stdout)["stop_reason"] == "end_of_text":
+                    break
         if done.returncode:
             wrong += 1
             print(f"{entry['name']}: {done.stderr.strip()}")
@@ -44,6 +50,7 @@ def main():
         report = json.loads(done.stdout)
         if report["stop_reason"] != "end_of_text":
             cut += 1
+            print(f"{entry['name']}: cut off")
             continue
         try:
             jsonschema.validate(json.loads(report["text"]), schema)

@@ -62,7 +62,7 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
         ] {
             let model = recorded(name, opened);
             for cache in caches {
-                for (prompts, sample) in [(&one, false), (&one, true), (&padded, false), (&padded, true)] {
+                for (prompts, sample) in [(&one, true), (&padded, false)] {
                     let wanted = wanted(70, sample);
                     let what =
                         format!("{name}, {cache} on {device}, {} rows, sampled: {sample}", prompts.len());
@@ -87,14 +87,16 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
 #[test]
 fn no_strategy_gives_other_tokens_when_it_is_captured() {
     for (device, opened) in devices() {
+        let mut tested = Vec::new();
         for name in ["llama", "mistral"] {
             let model = recorded(name, opened);
             let needs = model.causal().needs();
             for cache in cache_samples() {
                 let plan = Plan::named(&cache).unwrap();
-                if plan.check(&needs).is_err() || !plan.remembers(&needs) {
+                if plan.check(&needs).is_err() || !plan.remembers(&needs) || tested.contains(&cache) {
                     continue;
                 }
+                tested.push(cache.clone());
                 let tokens = |compile| {
                     run(&model, &cache, &[vec![3, 1, 4, 1, 5, 9, 2]], &wanted(50, false), Some(compile))
                 };

@@ -1,92 +1,22 @@
 //! A request to generate: a prompt, settings, and the cache that is used.
 
+mod prompt;
+mod start;
+
 use std::sync::Arc;
 
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{
-    AllowedTokens, CacheHandle, Completion, DraftModel, Generation, GenerationConfig, Grammar,
-    Options as GenerationOptions, Processor, RowState, StoppingCriterion, TextStream,
+    AllowedTokens, Completion, GenerationConfig, Grammar, Processor, RowState, StoppingCriterion, TextStream,
 };
 
+pub use self::prompt::Prompt;
 use crate::{
     GeneratedText, Model, OnOutOfMemory,
     chat::Answer,
     sequence::{Reuse, Sequence, Steps},
 };
-
-/// What a model is asked to continue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Prompt {
-    /// Text. The tokenizer adds the special tokens that begin a text, unless a cache that is continued has its beginning.
-    Text(String),
-    /// Text that has its special tokens, such as a rendered chat template. None are added.
-    Rendered(String),
-    /// Tokens of one row.
-    Tokens(Vec<TokenId>),
-    /// Tokens of several rows, of any lengths.
-    Batch(Vec<Vec<TokenId>>),
-}
-
-impl From<&str> for Prompt {
-    fn from(text: &str) -> Self {
-        Self::Text(text.to_owned())
-    }
-}
-
-impl From<String> for Prompt {
-    fn from(text: String) -> Self {
-        Self::Text(text)
-    }
-}
-
-impl From<&String> for Prompt {
-    fn from(text: &String) -> Self {
-        Self::Text(text.clone())
-    }
-}
-
-impl From<Vec<TokenId>> for Prompt {
-    fn from(tokens: Vec<TokenId>) -> Self {
-        Self::Tokens(tokens)
-    }
-}
-
-impl From<&[TokenId]> for Prompt {
-    fn from(tokens: &[TokenId]) -> Self {
-        Self::Tokens(tokens.to_vec())
-    }
-}
-
-impl From<Vec<Vec<TokenId>>> for Prompt {
-    fn from(rows: Vec<Vec<TokenId>>) -> Self {
-        Self::Batch(rows)
-    }
-}
-
-impl From<&[Vec<TokenId>]> for Prompt {
-    fn from(rows: &[Vec<TokenId>]) -> Self {
-        Self::Batch(rows.to_vec())
-    }
-}
-
-impl Prompt {
-    /// The tokens of each row. `continues`: whether they follow what `cache` holds.
-    fn rows(self, model: &Model, cache: &ModelCache, continues: bool) -> Result<Vec<Vec<TokenId>>> {
-        let (text, adds_special_tokens) = match self {
-            Self::Tokens(row) => return Ok(vec![row]),
-            Self::Batch(rows) => return Ok(rows),
-            Self::Text(text) => (text, !continues),
-            Self::Rendered(text) => (text, false),
-        };
-        model.check_length(&text, cache)?;
-        Ok(vec![match adds_special_tokens {
-            true => model.encode(&text)?,
-            false => model.encode_more(&text)?,
-        }])
-    }
-}
 
 /// How a generation is run, beside its settings.
 #[derive(Clone, Debug, Default)]
@@ -498,94 +428,4 @@ impl<'a> Request<'a> {
         sequence.hold(rows);
         Ok(reuse)
     }
-
-    /// `ends_rows`: whether stop strings end rows. If not, whoever reads the text looks for them, unless there are beams.
-    fn start(self, ends_rows: bool) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
-        let Self { model, prompt, config, memory, draft, run, answer, negative_prompt } = self;
-        let grammar = run.grammar.clone();
-        let completed = |mut options: GenerationOptions| -> Result<GenerationOptions> {
-            if let Some(grammar) = &grammar {
-                let table = model.token_table(&options.settings.eos_token_id)?;
-                options.grammar = Some(grammar.compile(&table)?);
-            }
-            let strings = options.settings.stop_strings.clone();
-            if !strings.is_empty() && (ends_rows || options.settings.width() > 1) {
-                let tokenizer = model.tokenizer()?.clone();
-                options.stopping_criteria.push(StoppingCriterion::stop_strings(tokenizer, strings));
-            }
-            Ok(options)
-        };
-        let tokenizer = model.tokenizer().ok().map(Arc::as_ref);
-        let longest = |rows: &[Vec<TokenId>]| rows.iter().map(Vec::len).max().unwrap_or(0);
-        let config = |cache: &ModelCache, tokens| match &answer {
-            Some(answer) => answer.config(&config, model, cache, tokens),
-            None => config.clone(),
-        };
-        let negative = |cache: &ModelCache| -> Result<Vec<Vec<TokenId>>> {
-            let Some(prompt) = negative_prompt else { return Ok(Vec::new()) };
-            let rows = prompt.rows(model, cache, false)?;
-            model.room(cache, longest(&rows))?;
-            Ok(rows)
-        };
-        let cache: CacheHandle<'a> = match memory {
-            Memory::Own(plan) => model.cache(plan.as_ref().unwrap_or(model.plan()))?.into(),
-            Memory::Cache(cache) => cache.into(),
-            Memory::Sequence(sequence) => {
-                let rows = prompt.rows(model, sequence.cache(), false)?;
-                let tokens = longest(&rows);
-                let config = config(sequence.cache(), tokens);
-                let mut options =
-                    completed(model.options(&config, &run, sequence.cache(), rows.len(), tokens)?)?;
-                options.negative_prompts = negative(sequence.cache())?;
-                let reuse = sequence.rewind(&rows, options.settings.contrastive.is_none())?;
-                let batch = sequence.rest(&rows, &options.settings, model)?;
-                let (cache, held) = sequence.split();
-                let generation = Generation::new(model.causal(), cache, batch, rows, options)?;
-                let generation = drafted(generation, model, draft)?;
-                return Ok((Steps::new(generation, Some(held), reuse, tokenizer), answer));
-            }
-        };
-        let rows = prompt.rows(model, &cache, cache.seq_len() > 0)?;
-        if cache.seq_len() > 0 && rows.len() > 1 {
-            // The cache does not know how its rows were padded.
-            let why =
-                "several rows cannot be continued here; use a Sequence, which knows how they were padded";
-            return Err(Error::Prompt { why: why.to_owned() });
-        }
-        let tokens = longest(&rows) + cache.seq_len();
-        let mut options =
-            completed(model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?)?;
-        options.negative_prompts = negative(&cache)?;
-        let batch = model.batch(&rows, &options.settings, &cache)?;
-        let generation =
-            drafted(Generation::new(model.causal(), cache, batch, rows, options)?, model, draft)?;
-        let reuse = Reuse { fed: generation.stats().prompt_tokens, ..Reuse::default() };
-        Ok((Steps::new(generation, None, reuse, tokenizer), answer))
-    }
-}
-
-/// Has `draft` propose the tokens of `generation`, where there is one.
-///
-/// # Errors
-/// [`Error::Setting`] for a draft model whose tokenizer has nothing in common with that of the model.
-fn drafted<'a>(
-    generation: Generation<'a>,
-    model: &'a Model,
-    draft: Option<&'a Model>,
-) -> Result<Generation<'a>> {
-    let Some(draft) = draft else { return Ok(generation) };
-    let (cache, rows) = (draft.cache(&Plan::dynamic())?, generation.stats().rows);
-    let device = draft.device().clone();
-    let mut drafts = DraftModel::new(draft.causal(), cache, device, draft.largest_chunk(rows));
-    if let (Ok(own), Ok(other)) = (model.tokenizer(), draft.tokenizer())
-        && (model.sizes().vocab != draft.sizes().vocab || !own.has_vocabulary_of(other))
-    {
-        if !own.shares_tokens_with(other) {
-            let why =
-                "has a tokenizer that has no token in common with that of the model; use another draft model";
-            return Err(Error::Setting { name: "draft", why: why.to_owned() });
-        }
-        drafts = drafts.translated(other, own);
-    }
-    generation.with_draft(drafts)
 }
