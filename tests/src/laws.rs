@@ -55,6 +55,10 @@ fn layers_conform() {
         for text in caches() {
             let spec = Plan::named(&text).unwrap().global;
             for window in WINDOWS {
+                // Where a token goes does not depend on the device; how it is stored does.
+                if device != "cpu" && ![None, Some(5)].contains(&window) {
+                    continue;
+                }
                 let need = need(window);
                 let serves = |window| spec.factory.check(&self::need(window)).is_ok();
                 // Strategies that serve blocks without a window ignore it, except `quantized`.
