@@ -4,7 +4,7 @@
     python tools/acceptance.py --model DIR [--draft DIR] [--kiln target/release/kiln] [--device cpu] [-n 60] [-r 3]
 
 Prompt lookup proposes 10 tokens; with --draft, a draft model proposes. Tokens are the likeliest ones. Tokens per second are those of the median of -r
-runs, without and with proposals in turn. Prints a table in Markdown. Exit status 1 if proposals change a token, 2 for bad input.
+runs, without and with proposals in turn. Prints a table in Markdown. Exit status 1 if proposals change a text, 2 for bad input.
 """
 import argparse, json, statistics, subprocess, sys
 
@@ -18,7 +18,7 @@ PROMPTS = {
     "code": "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\nclass Point3:\n    def __init__(self, x, y, z):\n",
     "JSON": '[\n  {"name": "Alice", "city": "Oslo", "age": 31},\n  {"name": "Bob", "city": "Bergen", "age": 45},\n',
     "a translation": "English: The boat is small. French: Le bateau est petit.\nEnglish: The house is large. French:",
-    "a story": "It was a cold morning, and the old man walked down to the harbour because",
+    "a story that repeats itself": "It was a cold morning, and the old man walked down to the harbour because",
 }
 
 
@@ -46,9 +46,9 @@ def main():
                 way.append(json.loads(done.stdout))
         rates = [statistics.median((r["generated_tokens"] - 1) / r["decode_seconds"] for r in way) for way in reports]
         plain, looked_up = reports[0][0], reports[1][0]
-        if plain["tokens"] != looked_up["tokens"]:
+        if plain["text"] != looked_up["text"]:
             changed += 1
-            print(f"{kind}: proposals changed the tokens", file=sys.stderr)
+            print(f"{kind}: proposals changed the text", file=sys.stderr)
         print(f"| {kind} | {looked_up['accepted_tokens']} | {looked_up['proposed_tokens']} "
               f"| {rates[0]:.0f} | {rates[1]:.0f} | {rates[1] / rates[0]:.2f} |", flush=True)
     return 1 if changed else 0
