@@ -2,13 +2,60 @@
 """Generate text for each schema of tests/data/json_schemas.json with `kiln run --json-schema`, and validate it.
 
     python tools/check_schemas.py [--model DIR] [--kiln target/release/kiln] [--device cpu] [-n 200] [--every 1] [--tries 1]
-        [--num-beams 1]
+        [--num-beams 1] [--bounded]
 
 Needs the Python package jsonschema. A text that is cut off after -n tokens is drawn again with another seed, up to --tries times; then it is
-counted and not validated. Exit status 1 if a text is not what
-its schema accepts, 2 for bad input.
+counted and not validated. With --bounded, the text is generated for a schema that limits strings, arrays and objects where it can, so that a
+small model comes to an end, and validated against the schema itself. Exit status 1 if a text is not what its schema accepts, 2 for bad input.
 """
 import argparse, json, os, subprocess, sys, tempfile
+
+
+def bounded(schema):
+    """The schema, narrowed to short numbers, strings and arrays, and to few properties, where it has no limits of its own."""
+    if isinstance(schema, list):
+        return [bounded(one) for one in schema]
+    if schema is True or schema == {}:
+        return {"type": "integer", "minimum": 0, "maximum": 99}
+    if not isinstance(schema, dict):
+        return schema
+    has = set(schema).intersection
+    # What is a value, or a name, stays.
+    fixed = ("enum", "const", "default", "examples", "required", "pattern", "format", "type", "$ref", "$id", "$schema")
+    new = {key: value if key in fixed else bounded(value) for key, value in schema.items() if key != "properties"}
+    if "properties" in schema:
+        new["properties"] = {name: bounded(one) for name, one in schema["properties"].items()}
+    kind = schema.get("type")
+    if kind in ("integer", "number") and not has({"enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}):
+        new |= {"type": "integer", "minimum": 0, "maximum": 999}
+    if kind == "string" and not has({"enum", "const", "pattern", "format", "maxLength"}):
+        new["maxLength"] = schema.get("minLength", 0) + 12
+    if kind == "array" and not has({"enum", "const", "maxItems", "contains"}):
+        new["maxItems"] = max(schema.get("minItems", 0), len(schema.get("prefixItems", [])), 1) + 1
+    if kind == "object" and not has({"enum", "const", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf", "$ref", "maxProperties"}):
+        others = schema.get("additionalProperties", True)
+        missing = set(schema.get("required", [])) - set(schema.get("properties", {}))
+        if others is not False and not missing:
+            more = {name: bounded(others) for name in "ab" if name not in schema.get("properties", {})}
+            new["properties"] = new.get("properties", {}) | more
+            new["additionalProperties"] = False
+    return new
+
+
+def generate(schema, number, args):
+    """The finished process, with a report on its standard output."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        # Whitespace for ever is allowed, and a small model likes it.
+        json.dump(schema if isinstance(schema, bool) else {**schema, "x-guidance": {"whitespace_flexible": False}}, file)
+        file.flush()
+        for seed in range(args.tries):
+            command = [args.kiln, "run", "--device", args.device, "--json", "--json-schema", file.name, "-n", str(args.n), "--seed",
+                       str(number + 1000 * seed), "--temperature", "1", "--num-beams", str(args.num_beams), "JSON: "]
+            command += ["--model", args.model] if args.model else []
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode or json.loads(done.stdout)["stop_reason"] == "end_of_text":
+                break
+    return done
 
 
 def main():
@@ -20,6 +67,7 @@ def main():
     ap.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth schema (default 1)")
     ap.add_argument("--tries", type=int, default=1, metavar="N", help="seeds, as long as texts are cut off (default 1)")
     ap.add_argument("--num-beams", type=int, default=1, metavar="N")
+    ap.add_argument("--bounded", action="store_true", help="limit strings and arrays that have no limit")
     args = ap.parse_args()
     try:
         import jsonschema
@@ -30,19 +78,12 @@ def main():
     schemas = json.load(open(data))[::args.every]
     valid = cut = wrong = 0
     for i, entry in enumerate(schemas):
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            # Whitespace for ever is allowed, and a small model likes it.
-            schema = entry["schema"]
-            written = schema if isinstance(schema, bool) else {**schema, "x-guidance": {"whitespace_flexible": False}}
-            json.dump(written, file)
-            file.flush()
-            for seed in range(args.tries):
-                command = [args.kiln, "run", "--device", args.device, "--json", "--json-schema", file.name, "-n", str(args.n), "--seed",
-                           str(i + 1000 * seed), "--temperature", "1", "--num-beams", str(args.num_beams), "JSON: "]
-                command += ["--model", args.model] if args.model else []
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode or json.loads(done.stdout)["stop_reason"] == "end_of_text":
-                    break
+        schema = entry["schema"]
+        for wanted in ([bounded(schema)] if args.bounded else []) + [schema]:
+            done = generate(wanted, i, args)
+            # A limit may contradict what stands elsewhere in the schema.
+            if done.returncode == 0:
+                break
         if done.returncode:
             wrong += 1
             print(f"{entry['name']}: {done.stderr.strip()}")
