@@ -2,6 +2,7 @@
 //
 // Scores become keys, integers in the same order. A threshold is found without sorting, three bits of the keys at a
 // time; a place in the vocabulary by going into one of eight parts at a time. Every sum is made in a fixed order.
+// With order.wgsl.
 
 alias elem = f32;
 
@@ -41,11 +42,6 @@ const LANES = 256u;
 const PARTS = 8u;
 const TOGETHER = LANES / PARTS;
 
-// Keys of -inf, of inf, and of what is not a number.
-const LOWEST = 0x007fffffu;
-const HIGHEST = 0xff800000u;
-const NONE = 0xffffffffu;
-
 // What is added up: tokens, those whose key is the lowest that is kept, weights.
 const COUNT = 0u;
 const TIES = 1u;
@@ -69,20 +65,6 @@ struct Pick {
     at: u32,
     before: f32,
     sum: f32,
-}
-
-fn key_of(score: f32) -> u32 {
-    let bits = bitcast<u32>(score);
-    let size = bits & 0x7fffffffu;
-    if size > 0x7f800000u {
-        return NONE;
-    }
-    // There is one 0.
-    return select(size | 0x80000000u, ~bits, bits > 0x80000000u);
-}
-
-fn score_of(key: u32) -> f32 {
-    return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
 }
 
 // What is infinite, or not a number, stays so.

@@ -2,6 +2,7 @@
 //
 // Logits become keys, integers in the same order. Each lane has every 256th token. In each turn the lanes compare the best
 // that each has left, and the one that has the best of all looks for its next.
+// With order.wgsl.
 
 alias elem = f32;
 
@@ -21,33 +22,9 @@ struct Info {
 
 const LANES = 256u;
 
-// Keys of -inf, of inf, and of what is not a number.
-const LOWEST = 0x007fffffu;
-const HIGHEST = 0xff800000u;
-const NONE = 0xffffffffu;
-
 // Keys with their tokens, the best first.
 var<workgroup> tops: array<vec2<u32>, LANES>;
 var<workgroup> sums: array<f32, LANES>;
-
-fn key_of(logit: f32) -> u32 {
-    let bits = bitcast<u32>(logit);
-    let size = bits & 0x7fffffffu;
-    if size > 0x7f800000u {
-        return NONE;
-    }
-    // There is one 0.
-    return select(size | 0x80000000u, ~bits, bits > 0x80000000u);
-}
-
-fn logit_of(key: u32) -> f32 {
-    return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
-}
-
-// Of equal keys the first token is the better one.
-fn is_better(one: vec2<u32>, other: vec2<u32>) -> bool {
-    return one.x > other.x || (one.x == other.x && one.y < other.y);
-}
 
 // The best token of a lane that is not as good as `last`; a key of 0 where there is none.
 fn next(row: u32, lane: u32, last: vec2<u32>) -> vec2<u32> {
@@ -92,7 +69,7 @@ fn main(
         let best = tops[0];
         if i == 0u {
             largest = best.x;
-            let logit = logit_of(largest);
+            let logit = score_of(largest);
             var sum = 0.0;
             for (var token = lane; token < info.vocab; token += LANES) {
                 sum += exp(f32(logits[dot(vec2(row, token), info.strides)]) - logit);
@@ -110,7 +87,7 @@ fn main(
         if lane == 0u {
             let is_one = largest > LOWEST && largest < HIGHEST;
             tokens[row * info.most + i] = select(-1, i32(best.y), is_one);
-            log_probs[row * info.most + i] = logit_of(best.x) - logit_of(largest) - log_sum;
+            log_probs[row * info.most + i] = score_of(best.x) - score_of(largest) - log_sum;
         }
         if best.y % LANES == lane {
             own = next(row, lane, best);

@@ -24,6 +24,8 @@ mod linear;
 mod matrix;
 #[cfg(feature = "cpu")]
 mod native;
+#[cfg(feature = "cube")]
+mod order;
 mod recording;
 mod rms_norm;
 mod rotary;

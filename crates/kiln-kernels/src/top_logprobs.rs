@@ -157,8 +157,14 @@ impl Read for (Tensor<2, Int>, Tensor<2>) {
     }
 }
 
-const SHADER: Shader =
-    Shader { name: "top_logprobs", text: include_str!("../../../shaders/top_logprobs.wgsl"), options: &[] };
+const SHADER: Shader = Shader {
+    name: "top_logprobs",
+    text: concat!(
+        include_str!("../../../shaders/top_logprobs.wgsl"),
+        include_str!("../../../shaders/order.wgsl")
+    ),
+    options: &[],
+};
 
 #[cfg(feature = "cube")]
 mod cube {
@@ -171,14 +177,8 @@ mod cube {
     use super::TopLogprobs;
     use crate::{
         launch::{LANES, address_type, count, empty, primitive},
-        sample::cube::{HIGHEST, LOWEST, key_of, score_of},
+        order::{HIGHEST, LOWEST, is_better, key_of, score_of},
     };
-
-    /// Whether a token with its key comes before another. Of equal keys the first token does.
-    #[cube]
-    fn is_better(key: u32, token: u32, than_key: u32, than_token: u32) -> bool {
-        key > than_key || (key == than_key && token < than_token)
-    }
 
     #[cube]
     fn logit<E: Float>(logits: &Tensor<E>, row: usize, token: usize) -> f32 {

@@ -7,16 +7,14 @@ use burn::{
 use cubecl::prelude::*;
 
 use super::{Draws, Sample};
-use crate::launch::{LANES, address_type, count, empty, primitive, to_write};
+use crate::{
+    launch::{LANES, address_type, count, empty, primitive, to_write},
+    order::{HIGHEST, LOWEST, key_of, score_of},
+};
 
 /// Bins of three bits, and parts of the vocabulary; each has some of the lanes.
 const PARTS: usize = 8;
 const TOGETHER: usize = LANES / PARTS;
-
-// Keys of -inf, of inf, and of what is not a number.
-pub(crate) const LOWEST: u32 = 0x007f_ffff;
-pub(crate) const HIGHEST: u32 = 0xff80_0000;
-const NONE: u32 = 0xffff_ffff;
 
 // What is added up: tokens, those whose key is the lowest that is kept, weights.
 const COUNT: u32 = 0;
@@ -56,21 +54,6 @@ struct Pick {
     sum: f32,
 }
 
-#[cube]
-pub(crate) fn key_of(score: f32) -> u32 {
-    let bits = u32::reinterpret(score);
-    let size = bits & 0x7fff_ffffu32;
-    // There is one 0.
-    let key = select(bits > 0x8000_0000u32, !bits, size | 0x8000_0000u32);
-    select(size > 0x7f80_0000u32, NONE, key)
-}
-
-#[cube]
-pub(crate) fn score_of(key: u32) -> f32 {
-    f32::reinterpret(select(key >= 0x8000_0000u32, key & 0x7fff_ffffu32, !key))
-}
-
-/// What is infinite, or not a number, stays so.
 #[cube]
 fn processed(logit: f32, penalized: bool, info: &Info) -> f32 {
     let mut score = logit;

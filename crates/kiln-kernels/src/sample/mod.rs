@@ -9,7 +9,7 @@
 //! of two tokens. One implementation on one device repeats itself bit for bit.
 
 #[cfg(feature = "cube")]
-pub(crate) mod cube;
+mod cube;
 
 use std::ops::Range;
 
@@ -292,5 +292,11 @@ fn draw(scores: Tensor<2>, words: Tensor<2, Int>, sampling: &Sampling) -> Tensor
     token.mask_where(beyond, last).mask_fill(is_one.bool_not(), -1)
 }
 
-const SHADER: Shader =
-    Shader { name: "sample", text: include_str!("../../../../shaders/sample.wgsl"), options: &[] };
+const SHADER: Shader = Shader {
+    name: "sample",
+    text: concat!(
+        include_str!("../../../../shaders/sample.wgsl"),
+        include_str!("../../../../shaders/order.wgsl")
+    ),
+    options: &[],
+};

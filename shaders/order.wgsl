@@ -1,0 +1,25 @@
+// Scores as keys, integers in the same order: WGSL does not say how it compares what is infinite or not a number.
+
+// Keys of -inf, of inf, and of what is not a number.
+const LOWEST = 0x007fffffu;
+const HIGHEST = 0xff800000u;
+const NONE = 0xffffffffu;
+
+fn key_of(score: f32) -> u32 {
+    let bits = bitcast<u32>(score);
+    let size = bits & 0x7fffffffu;
+    if size > 0x7f800000u {
+        return NONE;
+    }
+    // There is one 0.
+    return select(size | 0x80000000u, ~bits, bits > 0x80000000u);
+}
+
+fn score_of(key: u32) -> f32 {
+    return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
+}
+
+// Whether a key with its place comes before another: of equal keys the first place does.
+fn is_better(one: vec2<u32>, other: vec2<u32>) -> bool {
+    return one.x > other.x || (one.x == other.x && one.y < other.y);
+}
