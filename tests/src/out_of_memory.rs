@@ -52,26 +52,27 @@ fn any_allocation_may_fail() {
     let one = vec![(0..24).map(|i| i * 7 % 97).collect()];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
     for (device, opened) in devices() {
-        for (name, text, rows, sample) in [
-            ("llama", "dynamic", &one, false),
-            ("llama", "static", &padded, false),
-            ("mistral", "sliding", &one, false),
-            ("gemma2", "hybrid", &padded, false),
-            ("llama", "sink:window=64,sinks=2", &one, false),
-            ("llama", "none", &one, false),
-            ("llama", "offloaded", &one, false),
-            ("llama", "quantized:group=8,residual=8", &one, false),
-            ("llama", "quantized:group=8,residual=6,format=quanto,flush=requantize", &padded, false),
+        for (name, text, rows, wanted) in [
+            ("llama", "dynamic", &one, greedy(NEW)),
+            ("llama", "static", &padded, greedy(NEW)),
+            ("mistral", "sliding", &one, greedy(NEW)),
+            ("gemma2", "hybrid", &padded, greedy(NEW)),
+            ("llama", "sink:window=64,sinks=2", &one, greedy(NEW)),
+            ("llama", "none", &one, greedy(NEW)),
+            ("llama", "offloaded", &one, greedy(NEW)),
+            ("llama", "quantized:group=8,residual=8", &one, greedy(NEW)),
+            ("llama", "quantized:group=8,residual=6,format=quanto,flush=requantize", &padded, greedy(NEW)),
             // No word is used twice, and none passed over.
-            ("llama", "dynamic", &padded, true),
-            ("llama", "static", &one, true),
-            ("llama", "none", &one, true),
+            ("llama", "dynamic", &padded, drawn(NEW)),
+            ("llama", "static", &one, drawn(NEW)),
+            ("llama", "none", &one, drawn(NEW)),
+            ("llama", "dynamic", &padded, greedy(NEW).num_beams(3)),
+            ("llama", "static", &one, greedy(NEW).num_beams(3)),
         ] {
             let model = recorded(name, opened);
             let plan = Plan::named(text).unwrap();
             let budget = model.budget();
             let before = budget.allocations();
-            let wanted = if sample { drawn(NEW) } else { greedy(NEW) };
             let run = |cache: &mut ModelCache, on_oom| {
                 begin(&model, cache, rows, NEW, &wanted, |request| request.on_oom(on_oom).prefill_chunk(18))
             };

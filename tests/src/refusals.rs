@@ -146,8 +146,9 @@ fn refuse_at_any_token(opened: &Opened) {
             ("guided", plain().guidance_scale(2.5)),
             ("contrasted", plain().dola_layers(DolaLayers::These(vec![0, 1]))),
             ("compared", plain().penalty_alpha(0.6).top_k(4)),
+            ("searched", plain().num_beams(3)),
         ] {
-            let has_no_proposals = ["guided", "contrasted", "compared"].contains(&mode);
+            let has_no_proposals = ["guided", "contrasted", "compared", "searched"].contains(&mode);
             if looks_up && has_no_proposals
                 || mode != "greedy" && !["dynamic", "static:len=64"].contains(&text)
             {

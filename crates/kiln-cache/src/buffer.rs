@@ -3,12 +3,12 @@
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
     Error, Result,
-    layer::{Footprint, Kv, KvSpan, Positions, StepShape},
+    layer::{Footprint, Kv, KvSpan, Parents, Positions, StepShape},
     need::AttentionNeed,
     slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
 };
-use kiln_kernels::{Kernels, KvAppend};
+use kiln_kernels::{Kernels, KvAppend, KvReorder};
 
 use crate::memory::TensorTree;
 
@@ -95,6 +95,24 @@ impl Buffer {
                 [first..(first + n).min(slots), 0..(first + n).saturating_sub(slots)]
             });
             self.kv.set_written((k, v), written);
+        }
+        Ok(())
+    }
+
+    /// Has rows take over what others hold behind their prompt.
+    pub(crate) fn reorder_on_device(&mut self, kernels: &Kernels, parents: &Parents) -> Result<()> {
+        if let Some((keys, values)) = self.kv.take()? {
+            let Parents { rows, width, positions, behind, .. } = parents.clone();
+            let reorder = KvReorder {
+                buffers: [keys, values],
+                parents: rows,
+                width,
+                positions,
+                latest: behind,
+                origin: self.origin,
+            };
+            let [keys, values] = kernels.run(reorder);
+            self.kv.set((keys, values));
         }
         Ok(())
     }

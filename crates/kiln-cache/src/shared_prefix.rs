@@ -13,7 +13,7 @@ use burn::tensor::Tensor;
 use kiln_core::{
     Result,
     budget::Claim,
-    layer::{Footprint, Kv, KvSpan, Positions, StepShape},
+    layer::{Footprint, Kv, KvSpan, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
     slot::AnySlot,
     view::{DenseKv, KvView},
@@ -166,6 +166,34 @@ impl SharedPrefix {
         }
     }
 
+    /// Whether a row that is repeated behind the first `filled` positions is held once.
+    pub(crate) fn shares_row(&self, filled: usize) -> bool {
+        filled >= WORTH && self.shared.len() + 1 < MOST
+    }
+
+    /// How rows take over what others hold: a buffer of all rows that others may hold, too, is copied.
+    pub(crate) fn reorders(&self) -> Reorders {
+        match self.shared.iter().any(|link| link.buffer.rows().is_some_and(|rows| rows >= self.readers)) {
+            true => Reorders::ByCopy,
+            false => Reorders::InPlace,
+        }
+    }
+
+    /// Has rows take over what others hold behind their prompt.
+    pub(crate) fn reorder_on_device(&mut self, kernels: &Kernels, parents: &Parents) -> Result<()> {
+        let readers = self.readers;
+        let has_all = |buffer: &Buffer| buffer.rows().is_some_and(|rows| rows >= readers);
+        let rows = parents.absolute();
+        for link in self.shared.iter_mut().filter(|link| has_all(&link.buffer)) {
+            let slots = Arc::make_mut(link).buffer.slots_mut();
+            slots.into_iter().try_for_each(|slot| slot.select_rows_on_device(&rows))?;
+        }
+        match has_all(&self.last.buffer) {
+            true => Arc::make_mut(&mut self.last).buffer.reorder_on_device(kernels, parents),
+            false => Ok(()),
+        }
+    }
+
     /// Holds the first `filled` positions in one buffer that has room for no more.
     pub(crate) fn unite(&mut self, filled: usize) -> Result<()> {
         let mut buffer = Buffer::default();
@@ -243,7 +271,7 @@ impl TensorTree for SharedPrefix {
 
     fn reorder(&mut self, rows: &[usize], filled: usize) {
         let becomes_several = self.batch_rows() == Some(1) && rows.len() > 1;
-        if becomes_several && filled >= WORTH && self.shared.len() + 1 < MOST {
+        if becomes_several && self.shares_row(filled) {
             if filled > self.origin() {
                 let next = Link::new(Buffer::behind(filled));
                 self.shared.push(std::mem::replace(&mut self.last, next));

@@ -60,6 +60,18 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// [`Error::NoSuchRow`](crate::Error::NoSuchRow).
     fn reorder(&mut self, rows: &[usize]) -> Result<()>;
 
+    /// Whether its only row, repeated by [`reorder`](Self::reorder), is held once for all.
+    fn shares_row(&self) -> bool;
+
+    /// How [`reorder_on_device`](Self::reorder_on_device) is done.
+    fn reorders(&self) -> Reorders;
+
+    /// Rebuilds the batch by numbers that only the device knows: see [`Parents`].
+    ///
+    /// # Errors
+    /// [`Error::Execution`](crate::Error::Execution) where it [cannot](Reorders::No) do it.
+    fn reorder_on_device(&mut self, parents: &Parents) -> Result<()>;
+
     /// Copies all that a new layer needs to continue in this one's place.
     fn save(&self) -> Result<LayerState>;
 
@@ -266,6 +278,53 @@ impl Positions {
         let row = |row: &RowPosition| RowPosition { first: row.first + n, ..*row };
         Self::new(self.on_host.iter().map(row).collect(), &self.on_device.device())
     }
+}
+
+/// The rows that rows go on as, chosen on the device: a step of a beam search. Each takes over what a row of its prompt holds.
+#[derive(Clone, Debug)]
+pub struct Parents {
+    /// `[rows]`: for each row, a row of its prompt, counted from the first of the prompt.
+    pub rows: Tensor<1, Int>,
+    /// `[rows]`: the first row of the prompt that each row belongs to.
+    pub firsts: Tensor<1, Int>,
+    /// Rows of each prompt, which follow each other.
+    pub width: usize,
+    /// Where the latest token of each row stands.
+    pub positions: Positions,
+    /// `[1]`: tokens of each row behind its prompt, which all rows of the prompt have in common.
+    pub behind: Tensor<1, Int>,
+}
+
+impl Parents {
+    /// For each row, the row that it goes on as, `[rows]`.
+    pub fn absolute(&self) -> Tensor<1, Int> {
+        self.rows.clone() + self.firsts.clone()
+    }
+
+    /// Those of the rows of some prompts, as if there were no others.
+    pub(crate) fn narrow(&self, rows: Range<usize>) -> Self {
+        let own = |ints: &Tensor<1, Int>| ints.clone().narrow(0, rows.start, rows.len());
+        match rows.len() == self.positions.rows() {
+            true => self.clone(),
+            false => Self {
+                rows: own(&self.rows),
+                firsts: own(&self.firsts) - rows.start as i64,
+                positions: self.positions.narrow(rows.clone()),
+                ..self.clone()
+            },
+        }
+    }
+}
+
+/// How a layer has rows take over what others hold, where only the device knows which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reorders {
+    /// It cannot.
+    No,
+    /// What it holds is copied, into other buffers.
+    ByCopy,
+    /// What is behind the prompt is moved within its buffers, so that a captured step can do it.
+    InPlace,
 }
 
 /// Keys and values an encoder wrote once; `None` until then.

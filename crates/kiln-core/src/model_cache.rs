@@ -15,7 +15,7 @@ pub use saving::CacheState;
 use crate::{
     Error, Result,
     budget::Claim,
-    layer::{CacheLayer, KvLayer, Limits, StepShape},
+    layer::{CacheLayer, KvLayer, Limits, Parents, Reorders, StepShape},
 };
 use groups::RowGroup;
 
@@ -357,6 +357,49 @@ impl ModelCache {
                 self.groups = groups;
             }
             _ => self.groups = groups,
+        }
+        Ok(())
+    }
+
+    /// Has rows be held by themselves, where a row that is then repeated is held once for all.
+    ///
+    /// # Errors
+    /// [`Error::WrongRows`]. Where the device fails, the cache is poisoned.
+    pub fn separate_rows(&mut self, rows: usize) -> Result<()> {
+        self.check_usable()?;
+        self.check_rows(rows)?;
+        let shares = self.keys().any(|layer| layer.shares_row());
+        match shares {
+            true => self.split_by(&(0..rows).collect::<Vec<_>>()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a layer is on the device only while it is used.
+    pub fn is_offloaded(&self) -> bool {
+        self.parts().any(CacheLayer::is_offloaded)
+    }
+
+    /// How [`reorder_on_device`](Self::reorder_on_device) is done: as the layer does it that can do least.
+    pub fn reorders(&self) -> Reorders {
+        self.parts().map(CacheLayer::reorders).min().unwrap_or(Reorders::No)
+    }
+
+    /// Has rows take over what others of their prompt hold, by numbers that only the device knows.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] where a layer [cannot](Reorders::No) do it. Nothing was changed then.
+    pub fn reorder_on_device(&mut self, parents: &Parents) -> Result<()> {
+        if self.reorders() == Reorders::No {
+            return Err(Error::Execution("a cache cannot reorder its rows on the device".to_owned()));
+        }
+        let all = parents.positions.rows();
+        let mut begin = 0;
+        for group in &mut self.groups {
+            let rows = begin..begin + group.rows.unwrap_or(all);
+            begin = rows.end;
+            let own = parents.narrow(rows);
+            group.parts_mut().try_for_each(|part| part.reorder_on_device(&own))?;
         }
         Ok(())
     }

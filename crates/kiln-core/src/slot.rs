@@ -26,6 +26,8 @@ pub trait Tensors: fmt::Debug + Clone + Send + Sized {
     /// The type of the first tensor.
     fn dtype(&self) -> DType;
     fn select_rows(self, rows: &[usize]) -> Self;
+    /// By numbers on the device, `[rows]`; `None` where rows cannot be selected of each tensor by itself.
+    fn select_rows_on_device(self, rows: &Tensor<1, Int>) -> Option<Self>;
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
     /// Starts copying the tensors to the host: all of each, or these entries of dimension 2.
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>);
@@ -168,6 +170,11 @@ pub trait AnySlot {
     fn is_offloaded(&self) -> bool;
     /// Selects rows on the device; of what is in host memory it only notes how many there are.
     fn select_rows(&mut self, rows: &[usize]);
+    /// Selects rows on the device, by numbers there.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if they are in host memory, or not [by rows](Self::is_by_rows).
+    fn select_rows_on_device(&mut self, rows: &Tensor<1, Int>) -> Result<()>;
     /// Copies the tensors to the host; they stay.
     fn read(&self) -> Result<Vec<TensorData>>;
     /// Starts copying the tensors to the host: all of each, or these entries of dimension 2.
@@ -223,6 +230,14 @@ impl<T: Tensors> AnySlot for Slot<T> {
                 self.state = State::Offloaded { outlines, rows: rows.len() };
             }
         }
+    }
+
+    fn select_rows_on_device(&mut self, rows: &Tensor<1, Int>) -> Result<()> {
+        let Some(tensors) = self.take()? else { return Ok(()) };
+        let selected = tensors.select_rows_on_device(rows);
+        let why = || Error::Execution("rows of a layer cannot be selected on the device".to_owned());
+        self.set(selected.ok_or_else(why)?);
+        Ok(())
     }
 
     fn read(&self) -> Result<Vec<TensorData>> {
@@ -314,6 +329,10 @@ impl<const D: usize, K: Basic + 'static> Tensors for Tensor<D, K> {
         self.select(0, rows)
     }
 
+    fn select_rows_on_device(self, rows: &Tensor<1, Int>) -> Option<Self> {
+        Some(self.select(0, rows.clone()))
+    }
+
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
         host.push(read_back::read(self.clone())?);
         Ok(())
@@ -363,6 +382,10 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
         (self.0.select_rows(rows), self.1.select_rows(rows))
     }
 
+    fn select_rows_on_device(self, rows: &Tensor<1, Int>) -> Option<Self> {
+        Some((self.0.select_rows_on_device(rows)?, self.1.select_rows_on_device(rows)?))
+    }
+
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
         self.0.to_host(host)?;
         self.1.to_host(host)
@@ -401,6 +424,11 @@ impl Tensors for PackedBuffer {
 
     fn select_rows(self, rows: &[usize]) -> Self {
         Self { codes: self.codes.select_rows(rows), scales: self.scales.select_rows(rows) }
+    }
+
+    fn select_rows_on_device(self, rows: &Tensor<1, Int>) -> Option<Self> {
+        let codes = self.codes.select_rows_on_device(rows)?;
+        Some(Self { codes, scales: self.scales.select_rows_on_device(rows)? })
     }
 
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {

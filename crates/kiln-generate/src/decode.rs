@@ -9,7 +9,10 @@ use kiln_core::{
 };
 use kiln_kernels::Recording;
 
-use crate::{cache_handle::CacheHandle, device_sampler::DeviceSampler};
+use crate::{
+    cache_handle::CacheHandle,
+    chooser::{Chooser, Chosen},
+};
 
 /// Steps that run before one is recorded: the allocator learns what a step needs.
 const WARM_UP: usize = 3;
@@ -21,8 +24,8 @@ const TABLE: usize = 2048;
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are two of it")]
 pub(crate) enum Output {
-    /// What the device chose, `[rows, 1]`; see [`DeviceSampler::choose`]. It is what the next step is fed.
-    Chosen(Tensor<2, Int>),
+    /// What the device chose. It is fed by the next step.
+    Chosen(Chosen),
     /// Logits `[rows, 1, vocab]`, or what else is [`Wanted`]. The next step is fed what [`DecodeLoop::give`] is given.
     Logits(Tensor<3>),
 }
@@ -107,14 +110,14 @@ impl DecodeLoop {
         self.tokens.inplace(|buffer| buffer.slice_assign([0..rows, 0..1], tokens));
     }
 
-    /// Feeds a token to every row. `device_sampler`: what chooses the next on the device; `None`: the host does.
+    /// Feeds a token to every row. `chooser`: what chooses the next on the device; `None`: the host does.
     pub(crate) fn step(
         &mut self,
         running: &mut Running<'_>,
-        mut device_sampler: Option<&mut DeviceSampler>,
+        mut chooser: Option<&mut Chooser>,
     ) -> Result<Output> {
         let device = self.tokens.device();
-        if device_sampler.as_mut().is_some_and(|device_sampler| device_sampler.prepare()) {
+        if chooser.as_mut().is_some_and(|chooser| chooser.prepare()) {
             self.record_again();
         }
         if !self.steps.has_next() {
@@ -122,20 +125,21 @@ impl DecodeLoop {
             self.record_again();
         }
         // A buffer that has to grow is another one afterwards.
-        let repeats = running.cache.replayable() > 0;
+        let can_be_captured = chooser.as_ref().is_none_or(|chooser| chooser.can_be_captured(&running.cache));
+        let repeats = can_be_captured && running.cache.replayable() > 0;
         match &self.capture {
             Capture::On(recording, output) if repeats && recording.is_of_this_thread() => {
                 recording.replay()?;
                 running.cache.replayed();
                 self.steps.replayed();
-                if let Some(device_sampler) = device_sampler {
-                    device_sampler.repeated();
+                if let Some(chooser) = chooser {
+                    chooser.repeated();
                 }
                 return Ok(output.clone());
             }
             Capture::On(..) => self.record_again(),
             Capture::WarmingUp(WARM_UP..) if repeats => {
-                match Recording::record(&device, || self.launch(running, device_sampler.as_deref_mut()))? {
+                match Recording::record(&device, || self.launch(running, chooser.as_deref_mut()))? {
                     Some((recording, output)) => {
                         recording.replay()?;
                         self.capture = Capture::On(recording, output.clone());
@@ -153,7 +157,7 @@ impl DecodeLoop {
             Capture::WarmingUp(steps) => *steps += 1,
             Capture::Off | Capture::On(..) => {}
         }
-        self.launch(running, device_sampler)
+        self.launch(running, chooser)
     }
 
     /// The cache's buffers are others than those that were recorded.
@@ -163,11 +167,7 @@ impl DecodeLoop {
         }
     }
 
-    fn launch(
-        &mut self,
-        running: &mut Running<'_>,
-        device_sampler: Option<&mut DeviceSampler>,
-    ) -> Result<Output> {
+    fn launch(&mut self, running: &mut Running<'_>, chooser: Option<&mut Chooser>) -> Result<Output> {
         let batch = Batch {
             left_pad: running.left_pad.clone(),
             horizon: Vec::new(),
@@ -177,10 +177,11 @@ impl DecodeLoop {
         let Running { model, cache, wanted, .. } = running;
         let logits = model.forward(&batch, wanted.logits(), cache)?;
         drop(batch);
-        let output = match device_sampler {
-            Some(device_sampler) => {
-                let chosen = device_sampler.choose(logits)?;
-                self.give(DeviceSampler::to_feed(chosen.clone()));
+        let output = match chooser {
+            Some(chooser) => {
+                let chosen = chooser.choose(logits)?;
+                self.give(chosen.next.clone());
+                chooser.reorder(cache, &self.steps.positions)?;
                 Output::Chosen(chosen)
             }
             None => Output::Logits(logits),

@@ -99,11 +99,6 @@ impl DeviceSampler {
             sampled.left -= 1;
         }
     }
-
-    /// What is fed for tokens that were chosen: any will do for those that are none.
-    pub(crate) fn to_feed(tokens: Tensor<2, Int>) -> Tensor<2, Int> {
-        tokens.clamp_min(0)
-    }
 }
 
 /// Random numbers `[rows, steps]`, and for how many steps.

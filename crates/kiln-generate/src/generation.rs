@@ -32,7 +32,7 @@ use self::{
     beams::Beams,
     contrastive::Contrastive,
     guidance::Guidance,
-    on_device::device_sampler,
+    on_device::{device_beams, device_sampler},
     rows::{Row, Stopping, longest_prompt},
     search::{Choice, EachRow, Search},
 };
@@ -46,6 +46,7 @@ pub use self::{
 };
 use crate::{
     cache_handle::CacheHandle,
+    chooser::Chooser,
     completion::Completion,
     decode::{Output, Wanted},
     grammar::{Masks, Matcher},
@@ -169,7 +170,8 @@ impl<'a> Generation<'a> {
         // A recorded step is of no use where the rows of the cache are moved before each.
         let capture = options.compile && contrastive.is_none();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), capture);
-        feeder.device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
+        let device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
+        feeder.chooser = device_sampler.map(Chooser::Sampler);
         let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
         let masks = masks.transpose()?;
         if let Some(layers) = &settings.dola_layers {
@@ -182,6 +184,10 @@ impl<'a> Generation<'a> {
             Some(beams) => Search::Beams(Box::new(Beams::new(beams.clone(), batch.rows(), sampler))),
             None => Search::EachRow(EachRow { sampler }),
         };
+        if let Search::Beams(beams) = &search {
+            feeder.chooser =
+                device_beams(&options, beams, &feeder.running.cache, model.vocab(), 0).map(Chooser::Beams);
+        }
         let mut generation = Self {
             device,
             whole: rows.iter().all(|row| row.ids.len() + row.left_pad == row.prompt_end),
@@ -275,7 +281,7 @@ impl<'a> Generation<'a> {
     pub fn processed_on_host(&self) -> Vec<&'static str> {
         let Options { settings, kernels, grammar, .. } = &self.options;
         match kernels.as_ref().is_some_and(|kernels| kernels.path().is_on_gpu()) {
-            true if self.likeliest_wanted().is_some() => Vec::new(),
+            true if self.options.likeliest_wanted().is_some() => Vec::new(),
             true if settings.needs_host() || grammar.is_some() => {
                 settings.on_host().into_iter().chain(grammar.as_ref().map(Matcher::name)).collect()
             }

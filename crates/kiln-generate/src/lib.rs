@@ -17,9 +17,11 @@ pub mod tokenizer;
 pub mod watermark;
 
 mod cache_handle;
+mod chooser;
 mod completion;
 mod contained;
 mod decode;
+mod device_beams;
 mod device_sampler;
 mod oom_policy;
 mod prefill;

@@ -16,8 +16,8 @@ use kiln_core::{
 use crate::{
     OomPolicy,
     cache_handle::CacheHandle,
+    chooser::Chooser,
     decode::{DecodeLoop, Output, Running, Wanted},
-    device_sampler::DeviceSampler,
 };
 
 /// Prompt tokens of a row that are always fed at once, however little memory there is.
@@ -60,7 +60,7 @@ pub(crate) struct Feeder<'a> {
     /// Whether steps are captured.
     capture: bool,
     /// What chooses tokens on the device; `None`: the host does.
-    pub(crate) device_sampler: Option<DeviceSampler>,
+    pub(crate) chooser: Option<Chooser>,
     /// What is done when memory runs out; `None`: nothing.
     pub(crate) oom_policy: Option<Arc<dyn OomPolicy>>,
     /// Tokens that the cache was told the sequence will reach.
@@ -81,7 +81,7 @@ impl<'a> Feeder<'a> {
             unseen: None,
             decode: None,
             capture,
-            device_sampler: None,
+            chooser: None,
             oom_policy: None,
             reaches: 0,
             refusals: Refusals::until_now(),
@@ -105,9 +105,15 @@ impl<'a> Feeder<'a> {
 
     /// Has the cache hold each row `width` times, one behind the other.
     pub(crate) fn widen(&mut self, width: usize) -> Result<()> {
+        if width == 1 {
+            return Ok(());
+        }
         let rows = self.running.left_pad.len();
+        if rows > 1 {
+            self.running.cache.separate_rows(rows)?;
+        }
         let parents: Vec<usize> = (0..rows).flat_map(|row| std::iter::repeat_n(row, width)).collect();
-        if width == 1 { Ok(()) } else { self.reorder(&parents) }
+        self.reorder(&parents)
     }
 
     /// Has the cache hold the first row of each of `prompts` prompts, which have equally many.
@@ -264,7 +270,7 @@ impl<'a> Feeder<'a> {
         };
         loop {
             let before = self.running.cache.seq_lens(self.running.left_pad.len());
-            match decode.step(&mut self.running, self.device_sampler.as_mut()) {
+            match decode.step(&mut self.running, self.chooser.as_mut()) {
                 Err(error) if self.can_answer(&error) => {
                     // A step may fail behind its pass, when it is recorded.
                     if self.running.cache.truncate_rows(&before).is_err() {

@@ -5,11 +5,13 @@ use kiln_core::layer::Positions;
 
 use crate::{
     attention::{Attention, AttentionPacked},
+    beam_step::BeamStep,
     cases::{AnyCase, Case, Read},
     gated::Gated,
     invariance::Extent,
     kv_append::KvAppend,
     kv_pack::KvPack,
+    kv_reorder::KvReorder,
     kv_unpack::KvUnpack,
     linear::Linear,
     rms_norm::RmsNorm,
@@ -32,6 +34,8 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<AttentionPacked>(),
     KernelInfo::of::<Sample>(),
     KernelInfo::of::<TopLogprobs>(),
+    KernelInfo::of::<BeamStep>(),
+    KernelInfo::of::<KvReorder>(),
 ];
 
 /// Rows times tokens of each, up to which no number of a row depends on what is computed beside it, bit for bit. More may

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod beam_step;
 pub mod cases;
 mod choice;
 pub mod device;
@@ -17,6 +18,7 @@ mod kernel;
 mod kernels;
 mod kv_append;
 mod kv_pack;
+mod kv_reorder;
 mod kv_unpack;
 #[cfg(feature = "cube")]
 mod launch;
@@ -34,12 +36,14 @@ mod shader;
 mod top_logprobs;
 
 pub use attention::{Attention, AttentionPacked, AttentionShape};
+pub use beam_step::{BeamShape, BeamStep, Beams, MOST_BEAMS};
 pub use choice::{Choice, Path, Ran};
 pub use gated::{Activation, Gated};
 pub use kernel::{INVARIANT_UP_TO, KERNELS, Kernel, KernelInfo};
 pub use kernels::Kernels;
 pub use kv_append::KvAppend;
 pub use kv_pack::KvPack;
+pub use kv_reorder::KvReorder;
 pub use kv_unpack::KvUnpack;
 pub use linear::Linear;
 pub use matrix::Matrix;

@@ -155,8 +155,8 @@ pub mod memory {
     pub use kiln_core::{
         device_error::Refusals,
         layer::{
-            CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Positions,
-            RowPosition, SsmState, StateLayer, StepShape, Usage,
+            CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents,
+            Positions, Reorders, RowPosition, SsmState, StateLayer, StepShape, Usage,
         },
         model_cache::{CacheState, LayerCache, Pass, RowPart},
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},

@@ -1,9 +1,9 @@
 //! What a row or a token comes to does not depend on what is computed beside it, bit for bit.
 
 use burn::tensor::DType;
-use kiln::kernels::{Choice, KERNELS, Kernels};
+use kiln::kernels::{Choice, Kernels};
 
-use super::choices;
+use super::{choices, kernels};
 
 #[test]
 fn rows_and_tokens_do_not_depend_on_those_beside_them() {
@@ -23,7 +23,7 @@ fn rows_and_tokens_do_not_depend_on_those_beside_them() {
                     (DType::F32, _) => 2,
                     _ => 8,
                 };
-                for kernel in KERNELS {
+                for kernel in kernels() {
                     for case in kernel.cases().into_iter().step_by(every) {
                         let kernels = Kernels::new(choice, device).unwrap();
                         let varies = case.variance(&kernels, dtype).unwrap();

@@ -10,7 +10,7 @@ mod words;
 use burn::tensor::{DType, Device};
 use kiln::{
     Error,
-    kernels::{Choice, KERNELS, Kernels, Path, Ran},
+    kernels::{Choice, KERNELS, KernelInfo, Kernels, Path, Ran},
 };
 
 /// The choices a device takes, in a test that fails where it takes others.
@@ -42,13 +42,22 @@ fn path(choice: Choice, device: &str) -> Path {
     }
 }
 
+/// All kernels, or the one that `KILN_TEST_KERNEL` names.
+fn kernels() -> Vec<&'static KernelInfo> {
+    let wanted = std::env::var("KILN_TEST_KERNEL").ok();
+    let is_wanted = |kernel: &&KernelInfo| wanted.as_ref().is_none_or(|name| name == kernel.name);
+    let kernels: Vec<_> = KERNELS.iter().filter(is_wanted).collect();
+    assert!(!kernels.is_empty(), "no kernel is named {wanted:?}");
+    kernels
+}
+
 #[test]
 fn implementations_agree_with_the_reference() {
     let devices = kiln_testkit::devices();
     let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("references run on the CPU");
     let reference = Kernels::new(Choice::Reference, cpu).unwrap();
     let mut failures = Vec::new();
-    for kernel in KERNELS {
+    for kernel in kernels() {
         let cases = kernel.cases();
         assert!(!cases.is_empty(), "{} has no cases", kernel.name);
         for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
-    layer::{CrossLayer, Kv},
+    layer::{CrossLayer, Kv, Parents, Reorders},
     slot::Slot,
     view::KvView,
 };
@@ -21,6 +21,15 @@ impl Policy for WriteOnce {
 
     fn rewind_point(&self, _at: &Progress<()>, _at_most: usize) -> Option<usize> {
         None
+    }
+
+    /// Rows of a prompt have the same.
+    fn reorders(&self, _: &Slot<Kv>) -> Reorders {
+        Reorders::InPlace
+    }
+
+    fn reorder_on_device(&self, _: &mut Slot<Kv>, _: &Parents) -> Result<()> {
+        Ok(())
     }
 
     fn validate(&self, at: &Progress<()>, kv: &Slot<Kv>) -> Result<()> {

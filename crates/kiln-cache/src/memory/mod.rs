@@ -15,7 +15,8 @@ use kiln_core::{
     budget::Claim,
     device_error,
     layer::{
-        CacheLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Positions, StepShape, Usage,
+        CacheLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents, Positions, Reorders,
+        StepShape, Usage,
     },
     slot::AnySlot,
     view::KvView,
@@ -205,6 +206,23 @@ impl<P: Policy> CacheLayer for Memory<P> {
                 Ok(())
             }),
         }
+    }
+
+    fn shares_row(&self) -> bool {
+        self.host.is_none() && self.policy.shares_row(&self.at, &self.tensors)
+    }
+
+    /// What is in host memory is brought in for it, and copied back.
+    fn reorders(&self) -> Reorders {
+        match self.tensors.slots().into_iter().all(AnySlot::is_by_rows) {
+            true if self.host.is_some() => self.policy.reorders(&self.tensors).min(Reorders::ByCopy),
+            true => self.policy.reorders(&self.tensors),
+            false => Reorders::No,
+        }
+    }
+
+    fn reorder_on_device(&mut self, parents: &Parents) -> Result<()> {
+        self.on_device(|policy, _, tensors| policy.reorder_on_device(tensors, parents))
     }
 
     fn save(&self) -> Result<LayerState> {

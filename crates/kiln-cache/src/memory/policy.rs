@@ -5,7 +5,7 @@ use std::fmt;
 use kiln_core::{
     Error, Result,
     budget::Claim,
-    layer::{Footprint, Kv, KvSpan, Limits, Positions, StepShape},
+    layer::{Footprint, Kv, KvSpan, Limits, Parents, Positions, Reorders, StepShape},
     slot::{AnySlot, Slot, Tensors},
     view::KvView,
 };
@@ -63,6 +63,22 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
     /// Called when everything is forgotten, for a policy that keeps its buffers for the next sequence.
     fn reset(&self, tensors: &mut Self::Tensors) {
         *tensors = self.empty(&Self::Counts::default());
+    }
+
+    /// See [`CacheLayer::shares_row`](kiln_core::layer::CacheLayer::shares_row).
+    fn shares_row(&self, _at: &Progress<Self::Counts>, _tensors: &Self::Tensors) -> bool {
+        false
+    }
+
+    /// How [`reorder_on_device`](Self::reorder_on_device) is done.
+    fn reorders(&self, _tensors: &Self::Tensors) -> Reorders {
+        Reorders::ByCopy
+    }
+
+    /// See [`CacheLayer::reorder_on_device`](kiln_core::layer::CacheLayer::reorder_on_device).
+    fn reorder_on_device(&self, tensors: &mut Self::Tensors, parents: &Parents) -> Result<()> {
+        let rows = parents.absolute();
+        tensors.slots_mut().into_iter().try_for_each(|slot| slot.select_rows_on_device(&rows))
     }
 
     /// Gives up room that was allocated ahead of need, and what a saved memory does without.

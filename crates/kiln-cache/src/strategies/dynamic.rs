@@ -6,7 +6,7 @@
 
 use kiln_core::{
     Result,
-    layer::{Footprint, Kv, KvLayer, Positions, StepShape},
+    layer::{Footprint, Kv, KvLayer, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
     view::KvView,
 };
@@ -102,6 +102,18 @@ impl Policy for DynamicPolicy {
     fn rewind(&self, _: &mut Progress<()>, chain: &mut SharedPrefix, len: usize) -> Result<()> {
         chain.keep(len);
         Ok(())
+    }
+
+    fn shares_row(&self, at: &Progress<()>, chain: &SharedPrefix) -> bool {
+        chain.shares_row(at.seq_len)
+    }
+
+    fn reorders(&self, chain: &SharedPrefix) -> Reorders {
+        chain.reorders()
+    }
+
+    fn reorder_on_device(&self, chain: &mut SharedPrefix, parents: &Parents) -> Result<()> {
+        chain.reorder_on_device(&self.kernels, parents)
     }
 
     fn trim(&self, at: &mut Progress<()>, chain: &mut SharedPrefix) -> Result<()> {

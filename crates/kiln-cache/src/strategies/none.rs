@@ -4,7 +4,7 @@
 
 use kiln_core::{
     Result,
-    layer::{Kv, KvLayer, Positions},
+    layer::{Kv, KvLayer, Positions, Reorders},
     need::AttentionNeed,
     view::KvView,
 };
@@ -57,6 +57,11 @@ impl Policy for NoCache {
 
     fn can_rewind(&self) -> bool {
         false
+    }
+
+    /// Whoever feeds it has what was fed.
+    fn reorders(&self, _: &()) -> Reorders {
+        Reorders::No
     }
 
     fn validate(&self, at: &Progress<()>, _: &()) -> Result<()> {

@@ -5,7 +5,7 @@
 
 use kiln_core::{
     Error, Result,
-    layer::{Footprint, Kv, KvLayer, KvSpan, Limits, Positions, StepShape},
+    layer::{Footprint, Kv, KvLayer, KvSpan, Limits, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
     view::{DenseKv, KvView},
 };
@@ -139,6 +139,14 @@ impl Policy for SlidingPolicy {
     /// What the next query sees must still be here.
     fn rewind_point(&self, at: &Progress<Counts>, at_most: usize) -> Option<usize> {
         (self.visible(at_most) >= at.counts.oldest).then_some(at_most)
+    }
+
+    fn reorders(&self, _: &Buffer) -> Reorders {
+        Reorders::InPlace
+    }
+
+    fn reorder_on_device(&self, buffer: &mut Buffer, parents: &Parents) -> Result<()> {
+        buffer.reorder_on_device(&self.kernels, parents)
     }
 
     fn trim(&self, at: &mut Progress<Counts>, buffer: &mut Buffer) -> Result<()> {

@@ -3,7 +3,7 @@
 
 use kiln_core::{
     Error, Result,
-    layer::{Footprint, Kv, KvLayer, Limits, Positions, StepShape},
+    layer::{Footprint, Kv, KvLayer, Limits, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
     setters,
     view::KvView,
@@ -92,6 +92,14 @@ impl Policy for StaticPolicy {
     fn footprint(&self, at: &Progress<()>, buffer: &Buffer, step: &StepShape) -> Footprint {
         let slots = self.slots_for(at.seq_len + step.tokens, at, buffer);
         buffer::footprint(&self.need, buffer.slots(), slots, step)
+    }
+
+    fn reorders(&self, _: &Buffer) -> Reorders {
+        Reorders::InPlace
+    }
+
+    fn reorder_on_device(&self, buffer: &mut Buffer, parents: &Parents) -> Result<()> {
+        buffer.reorder_on_device(&self.kernels, parents)
     }
 
     /// The buffer stays, for the next sequence.

@@ -243,7 +243,7 @@ impl<'a> Generation<'a> {
 
     fn assist_with(&mut self, drafter: Option<Drafter<'a>>) -> Result<()> {
         // Scores are compared with what was proposed, on the host.
-        self.feeder.device_sampler = None;
+        self.feeder.chooser = None;
         if let Search::EachRow(each) = &mut self.search
             && let Some(seed) = self.stats.seed
             && each.sampler.is_none()

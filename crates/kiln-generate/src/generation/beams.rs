@@ -25,7 +25,11 @@ use super::{
     rows::{Row, Stopping},
     search::{Choice, Scored},
 };
-use crate::{completion::Completion, sampler::Sampler, stopping::StopReason};
+use crate::{
+    completion::Completion,
+    sampler::{Sampler, no_distribution},
+    stopping::StopReason,
+};
 
 /// The beams of all prompts. Those of a prompt are rows that follow each other.
 #[derive(Debug)]
@@ -130,15 +134,21 @@ impl Beams {
                 .iter()
                 .map(|next: &Option<Candidate>| next.as_ref().map_or(any, |next| next.token))
                 .collect();
-            let scores: Vec<LogProbs> = rows
-                .clone()
-                .map(|row| LogProbs::of(step, row, settings.diversity_penalty, &chosen))
-                .collect::<Result<_>>()?;
-            let candidates = Candidates { first, scores: &scores, open: &open[rows.clone()] };
             let most = settings.candidates(step.options.settings.eos_token_id.len());
-            let mut candidates = match sampler {
-                Some(sampler) => candidates.drawn(most, prompt, sampler)?,
-                None => candidates.best(most),
+            let mut scores = Vec::new();
+            let mut candidates = if let Some(found) = step.found {
+                let group = prompt * settings.num_beam_groups + i;
+                let found = found.of(group, most).ok_or_else(no_distribution)?;
+                found.into_iter().map(|found| Candidate::of(found, prompt * settings.num_beams)).collect()
+            } else {
+                for row in rows.clone() {
+                    scores.push(LogProbs::of(step, row, settings.diversity_penalty, &chosen)?);
+                }
+                let candidates = Candidates { first, scores: &scores, open: &open[rows.clone()] };
+                match sampler {
+                    Some(sampler) => candidates.drawn(most, prompt, sampler)?,
+                    None => candidates.best(most),
+                }
             };
             for candidate in &mut candidates {
                 candidate.stops = candidate.reason(step, stopping);
@@ -154,6 +164,16 @@ impl Beams {
             }
         }
         Ok(next)
+    }
+
+    /// Which groups are done, of all prompts.
+    pub(super) fn done(&self) -> impl Iterator<Item = bool> {
+        self.prompts.iter().flatten().map(|group| group.done)
+    }
+
+    /// The sum of each row.
+    pub(super) fn sums(&self) -> Vec<f32> {
+        self.open.iter().map(|open| open.sum).collect()
     }
 
     fn is_done(&self, prompt: usize) -> bool {

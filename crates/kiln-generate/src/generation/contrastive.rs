@@ -177,6 +177,7 @@ impl Generation<'_> {
             logits,
             begin: None,
             top: None,
+            found: None,
             vocab,
         }
     }

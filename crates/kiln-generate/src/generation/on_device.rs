@@ -1,15 +1,21 @@
 //! Steps whose tokens the device chooses. It feeds them on by itself, and the host reads along.
 
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 use kiln_core::{
-    Error, Result,
-    model::TokenId,
-    read_back::{self, ReadBack},
+    Error, Result, layer::Reorders, model::TokenId, model_cache::ModelCache, read_back::ReadBack,
 };
+use kiln_kernels::{BeamShape, MOST_BEAMS};
 
-use super::{Generation, Next, Options, rows::Row, search::Choice};
+use super::{
+    BeamSettings, Generation, Next, Options,
+    beams::Beams,
+    rows::{Row, Stopping},
+    search::{Choice, Found, Scored, Search},
+};
 use crate::{
+    chooser::Chooser,
     decode::Output,
+    device_beams::DeviceBeams,
     device_sampler::DeviceSampler,
     sampler::{self, Sampler},
     settings::Settings,
@@ -18,11 +24,13 @@ use crate::{
 impl Generation<'_> {
     /// Whether the scores never leave the device.
     pub(super) fn on_device(&self) -> bool {
-        self.feeder.device_sampler.is_some()
+        self.feeder.chooser.is_some()
     }
 
+    /// Groups of beams wait for the host: it says which are done, and their tokens keep others from the same.
     pub(super) fn looks_ahead(&self) -> bool {
-        self.options.lookahead && self.on_device()
+        let groups = self.options.settings.beams.as_ref().map_or(1, |beams| beams.num_beam_groups);
+        self.options.lookahead && self.on_device() && groups == 1
     }
 
     pub(super) async fn choose_on_device(&mut self) -> Result<Choice> {
@@ -35,34 +43,99 @@ impl Generation<'_> {
             self.ahead = Some(self.launch().await);
         }
         let read = reading.finish().await;
-        let tokens: Vec<i64> = self.trusted(read)?.iter().collect();
+        let read = self.trusted(read)?;
         self.feeder.refusals.none_since()?;
         self.clock.scored(&mut self.stats);
+        if matches!(self.search, Search::Beams(_)) {
+            return self.choose_beams(&read);
+        }
+        let tokens: Vec<i64> = read.iter().collect();
         if tokens.iter().zip(&self.rows).any(|(id, row)| *id < 0 && !row.finished()) {
             return Err(sampler::no_distribution());
         }
         Ok(Choice { tokens: tokens.into_iter().map(|id| id as TokenId).collect(), ..Choice::default() })
     }
 
-    /// Starts a step on the device, and the reading of its tokens.
+    /// Does on the host what the device did with the beams, and sees which have ended.
+    fn choose_beams(&mut self, read: &TensorData) -> Result<Choice> {
+        let step = Scored {
+            masks: &[],
+            options: &self.options,
+            rows: &self.rows,
+            generated: self.delivered,
+            limit: self.limit,
+            logits: &[],
+            begin: None,
+            top: None,
+            found: Some(&Found { numbers: read.iter().collect() }),
+            vocab: self.feeder.running.model.vocab(),
+        };
+        let stopping = Stopping {
+            options: &self.options,
+            out_of_time: self.clock.is_past(self.options.settings.max_time),
+        };
+        let choice = self.search.choose(&step, stopping)?;
+        if let (Search::Beams(beams), Some(Chooser::Beams(on_device))) =
+            (&self.search, &mut self.feeder.chooser)
+        {
+            on_device.set_done(beams.done());
+        }
+        Ok(choice)
+    }
+
+    /// Starts a step on the device, and the reading of what it chose.
     async fn launch(&mut self) -> Result<ReadBack> {
-        let tokens = match (self.feed().await?, &mut self.feeder.device_sampler) {
-            (Output::Chosen(tokens), _) => {
+        let to_read = match (self.feed().await?, &mut self.feeder.chooser) {
+            (Output::Chosen(chosen), _) => {
                 self.next = Next::OnDevice;
-                tokens
+                chosen.to_read
             }
-            (Output::Logits(logits), Some(device_sampler)) => {
-                let tokens = device_sampler.choose(logits)?;
-                self.next = Next::Tokens(DeviceSampler::to_feed(tokens.clone()), None);
-                tokens
+            (Output::Logits(logits), Some(chooser)) => {
+                let chosen = chooser.choose(logits)?;
+                self.next = Next::Tokens(chosen.next, None);
+                chosen.to_read
             }
             (Output::Logits(_), None) => {
                 return Err(Error::Execution("nothing chooses tokens on the device".into()));
             }
         };
         self.launched += 1;
-        Ok(read_back::start(tokens))
+        Ok(to_read.start_reading())
     }
+}
+
+/// What searches for beams on the device, behind which `cache` holds `behind` tokens; `None`: the host does.
+pub(super) fn device_beams(
+    options: &Options,
+    beams: &Beams,
+    cache: &ModelCache,
+    vocab: usize,
+    behind: usize,
+) -> Option<Box<DeviceBeams>> {
+    let (kernels, most) = options.likeliest_wanted()?;
+    let Options { settings, stopping_criteria, .. } = options;
+    let BeamSettings { num_beams, num_beam_groups, diversity_penalty, .. } = *settings.beams.as_ref()?;
+    // The host has to see a text before it knows whether a criterion ends it. Tokens are read as float32.
+    let on_host = !stopping_criteria.is_empty()
+        || vocab > 1 << 24
+        || num_beams > MOST_BEAMS
+        || most > vocab
+        || cache.is_offloaded()
+        || cache.reorders() == Reorders::No;
+    let shape = BeamShape {
+        beams: num_beams,
+        groups: num_beam_groups,
+        candidates: settings.beams.as_ref()?.candidates(settings.eos_token_id.len()),
+        diversity_penalty,
+        padding: settings.padding(vocab),
+    };
+    let ends = settings.eos_token_id.iter().map(|&id| i32::try_from(id).unwrap_or(-1));
+    if on_host {
+        return None;
+    }
+    let mut on_device = DeviceBeams::new(&kernels, shape, most, beams.sums(), ends, behind);
+    on_device.set_done(beams.done());
+    Some(Box::new(on_device))
 }
 
 /// What chooses tokens on the device; `None`: the host does, with `sampler`.

@@ -9,7 +9,7 @@ use kiln_core::{
 use kiln_kernels::{Kernels, TopLogprobs};
 
 use super::{
-    Generation, Next, Options, dola,
+    Generation, Next, dola,
     rows::Stopping,
     search::{Choice, Scored, Top},
 };
@@ -31,7 +31,7 @@ impl Generation<'_> {
             return Err(Error::Execution("a step kept its scores on the device".into()));
         };
         let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
-        let (logits, top) = match self.likeliest_wanted() {
+        let (logits, top) = match self.options.likeliest_wanted() {
             Some((kernels, most)) => (Vec::new(), Some(self.read_top(kernels, logits, most).await?)),
             None => (self.read(read_back::start(logits)).await?, None),
         };
@@ -65,6 +65,7 @@ impl Generation<'_> {
             logits: &logits,
             begin: begin.as_deref(),
             top: top.as_ref(),
+            found: None,
             vocab,
         };
         let stopping = Stopping {
@@ -80,23 +81,6 @@ impl Generation<'_> {
         let moves = |parents: &Vec<usize>| !parents.iter().copied().eq(0..parents.len());
         self.next = Next::Tokens(tokens, chosen.parents.clone().filter(moves));
         Ok(chosen)
-    }
-
-    /// How many of the likeliest tokens of each row are all that the next step is chosen by, and the kernels that find them; `None`: the
-    /// host needs all scores, or has them anyway.
-    pub(super) fn likeliest_wanted(&self) -> Option<(Kernels, usize)> {
-        let Options { settings, keep_logits, keep_scores, grammar, kernels, .. } = &self.options;
-        let beams = settings.beams.as_ref()?;
-        let kernels = kernels.as_ref().filter(|kernels| kernels.path().is_on_gpu())?;
-        let all = *keep_logits
-            || *keep_scores
-            || grammar.is_some()
-            || settings.do_sample
-            || settings.guidance_scale.is_some()
-            || !settings.processors.is_empty()
-            || !beams.force_words.is_empty();
-        let most = beams.candidates(settings.eos_token_id.len()) + beams.penalized();
-        (!all).then(|| (kernels.clone(), most))
     }
 
     async fn read_top(&mut self, kernels: Kernels, logits: Tensor<3>, most: usize) -> Result<Top> {

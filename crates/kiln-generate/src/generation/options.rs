@@ -47,3 +47,22 @@ pub struct Options {
     /// The model's kernels. Where one of them draws tokens, scores stay on the device; `None`: the host draws.
     pub kernels: Option<Kernels>,
 }
+
+impl Options {
+    /// How many of the likeliest tokens of each row are all that the next step is chosen by, and the kernels that find them; `None`: the
+    /// host needs all scores, or has them anyway.
+    pub(super) fn likeliest_wanted(&self) -> Option<(Kernels, usize)> {
+        let Options { settings, keep_logits, keep_scores, grammar, kernels, .. } = self;
+        let beams = settings.beams.as_ref()?;
+        let kernels = kernels.as_ref().filter(|kernels| kernels.path().is_on_gpu())?;
+        let all = *keep_logits
+            || *keep_scores
+            || grammar.is_some()
+            || settings.do_sample
+            || settings.guidance_scale.is_some()
+            || !settings.processors.is_empty()
+            || !beams.force_words.is_empty();
+        let most = beams.candidates(settings.eos_token_id.len()) + beams.penalized();
+        (!all).then(|| (kernels.clone(), most))
+    }
+}

@@ -9,11 +9,12 @@ use super::{
     Generation, Next,
     assisted::Assisted,
     contrastive::Contrastive,
-    device_sampler,
     guidance::Guidance,
+    on_device::{device_beams, device_sampler},
     rows::{Row, longest_prompt},
+    search::Search,
 };
-use crate::{prefill::Feeder, sampler::Sampler};
+use crate::{chooser::Chooser, decode::Running, prefill::Feeder, sampler::Sampler};
 
 impl Generation<'_> {
     /// After a device refused an allocation: what the cache holds cannot be trusted, so all of it is fed once more, in
@@ -47,15 +48,20 @@ impl Generation<'_> {
         }
         self.feeder.running.left_pad = self.rows.iter().step_by(self.width).map(|row| row.left_pad).collect();
         self.launched = self.delivered;
-        if self.on_device() {
+        if let Search::Beams(beams) = &self.search {
+            let behind = self.delivered.saturating_sub(1);
+            let Running { model, cache, .. } = &self.feeder.running;
+            let beams = device_beams(&self.options, beams, cache, model.vocab(), behind);
+            self.feeder.chooser = beams.map(Chooser::Beams);
+        } else if self.on_device() {
             // Words that were drawn for what was not delivered are drawn once more.
             let mut sampler = self.stats.seed.map(|seed| Sampler::new(Some(seed))).transpose()?;
             for row in 0..self.rows.len() {
                 (0..self.delivered).for_each(|_| _ = sampler.as_mut().map(|sampler| sampler.word(row)));
             }
             let vocab = self.feeder.running.model.vocab();
-            self.feeder.device_sampler =
-                device_sampler(&self.options, &mut sampler, &self.rows, vocab, &self.device);
+            let sampler = device_sampler(&self.options, &mut sampler, &self.rows, vocab, &self.device);
+            self.feeder.chooser = sampler.map(Chooser::Sampler);
         }
         let chunk = self.options.prefill_chunk;
         let any = self.options.settings.padding(self.feeder.running.model.vocab());

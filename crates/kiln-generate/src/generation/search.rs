@@ -79,6 +79,8 @@ pub(super) struct Scored<'a> {
     pub(super) begin: Option<&'a [f32]>,
     /// The likeliest tokens, where they are all that is wanted. There are no logits then.
     pub(super) top: Option<&'a Top>,
+    /// The best continuations of beams, where the device chose among them. There are no logits then.
+    pub(super) found: Option<&'a Found>,
     pub(super) vocab: usize,
 }
 
@@ -98,6 +100,40 @@ impl Top {
         let own = row * self.most..(row + 1) * self.most;
         let pairs = self.tokens.get(own.clone())?.iter().zip(self.log_probs.get(own)?);
         pairs.map(|(&token, &log_prob)| Some((TokenId::try_from(token).ok()?, log_prob))).collect()
+    }
+}
+
+/// The best continuations of each group of beams, which the device found.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// See [`candidates`](kiln_kernels::Beams::candidates).
+    pub(super) numbers: Vec<f32>,
+}
+
+/// A beam, continued by a token: numbers of [`Found`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Continuation {
+    /// Among the rows of the prompt.
+    pub(super) row: usize,
+    pub(super) token: TokenId,
+    pub(super) log_prob: f32,
+    pub(super) sum: f32,
+}
+
+impl Found {
+    /// Those of a group, counted over all prompts, which are `most`; `None` where a row of it is no distribution.
+    pub(super) fn of(&self, group: usize, most: usize) -> Option<Vec<Continuation>> {
+        let own = self.numbers.get(group * 4 * most..(group + 1) * 4 * most)?;
+        let one = |numbers: &[f32; 4]| {
+            let &[row, token, log_prob, sum] = numbers;
+            (token >= 0.0).then_some(Continuation {
+                row: row as usize,
+                token: token as TokenId,
+                log_prob,
+                sum,
+            })
+        };
+        own.as_chunks().0.iter().map(one).collect()
     }
 }
 

@@ -9,7 +9,9 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln::{
     Error, ModelCache,
     kernels::Kernels,
-    memory::{CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, StateLayer},
+    memory::{
+        CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions, Reorders, StateLayer,
+    },
 };
 
 pub use feeding::DIM;
@@ -58,6 +60,7 @@ pub fn conforms(subject: &Subject<'_>) {
         what_forgot_everything_is_new(subject);
         futures_of_a_snapshot_do_not_meet(subject);
         rows_can_be_reordered(subject);
+        rows_can_be_reordered_on_the_device(subject);
         a_row_that_is_not_there_is_refused(subject);
         another_batch_is_refused(subject);
         if subject.exact {
@@ -351,6 +354,36 @@ fn rows_can_be_reordered(subject: &Subject<'_>) {
         let seen = got.len().min(2);
         assert_eq!(got[got.len() - seen..], want[2 - seen..], "{subject:?}");
     }
+}
+
+/// By numbers that the device has, where a layer can do it: rows of two prompts that went on differently.
+fn rows_can_be_reordered_on_the_device(subject: &Subject<'_>) {
+    let mut layers = [(); 2].map(|()| (subject.build)());
+    if layers[0].reorders() == Reorders::No {
+        return;
+    }
+    let rows = |firsts: &[usize], n| {
+        Tensor::cat(firsts.iter().map(|&first| keys(subject.device, first..first + n)).collect(), 0)
+    };
+    for layer in &mut layers {
+        feed(subject, &mut **layer, rows(&[0, 0, 50, 50], 6));
+        feed(subject, &mut **layer, rows(&[100, 110, 120, 130], 5));
+    }
+    let [on_host, on_device] = &mut layers;
+    on_host.reorder(&[1, 1, 3, 2]).unwrap();
+    let ints = |ints: &[i32]| Tensor::from_data(TensorData::from(ints), subject.device);
+    let latest = on_device.span(0).query(1);
+    let parents = Parents {
+        rows: ints(&[1, 1, 1, 0]),
+        firsts: ints(&[0, 0, 2, 2]),
+        width: 2,
+        positions: Positions::all_at(latest, 4, subject.device),
+        behind: ints(&[5]),
+    };
+    on_device.reorder_on_device(&parents).unwrap();
+    let [want, got] = layers.map(|mut layer| feed(subject, &mut *layer, rows(&[90, 91, 92, 93], 1)));
+    assert_eq!(floats(got.0), floats(want.0), "{subject:?}");
+    assert_eq!(floats(got.1), floats(want.1), "{subject:?}");
 }
 
 fn another_batch_is_refused(subject: &Subject<'_>) {

@@ -137,6 +137,10 @@ impl Tensors for History {
         self
     }
 
+    fn select_rows_on_device(self, _: &Tensor<1, Int>) -> Option<Self> {
+        None
+    }
+
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()> {
         self.tensors.to_host(host)?;
         host.push(self.numbers());

@@ -7,7 +7,7 @@ use std::{
 
 use kiln_core::{Result, model::TokenId};
 
-use super::{LogProbs, Open, Scored, Stopping};
+use super::{super::search::Continuation, LogProbs, Open, Scored, Stopping};
 use crate::{
     sampler::{Sampler, no_distribution},
     stopping::StopReason,
@@ -28,6 +28,12 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
+    /// What the device found for the prompt whose rows begin at `first`.
+    pub(super) fn of(found: Continuation, first: usize) -> Self {
+        let Continuation { row, token, log_prob, sum } = found;
+        Self { row: first + row, token, score: log_prob, sum, stops: None }
+    }
+
     /// Why it ends with its token.
     pub(super) fn reason(&self, step: &Scored<'_>, stopping: Stopping<'_>) -> Option<StopReason> {
         let mut row = step.rows.get(self.row)?.clone();

@@ -1,0 +1,92 @@
+// Rows take over the latest keys and values of other rows of their prompt, in place. Workgroups share the slots of a head,
+// for all rows of a prompt: a piece of all of them is held in workgroup memory before any is written.
+
+alias elem = f32;
+
+struct Info {
+    // All [batch, kv_heads, slots, head_dim].
+    key_strides: vec4<u32>,
+    value_strides: vec4<u32>,
+    prompts: u32,
+    // Rows of a prompt.
+    width: u32,
+    heads: u32,
+    capacity: u32,
+    head_dim: u32,
+    // Workgroups of a head.
+    parts: u32,
+    origin: i32,
+}
+
+@group(0) @binding(0) var<storage, read_write> keys: array<elem>;
+@group(0) @binding(1) var<storage, read_write> values: array<elem>;
+// [batch]: a row of the prompt.
+@group(0) @binding(2) var<storage, read_write> parents: array<i32>;
+// [2, batch]: the position of the latest token of each row; then what attention reads.
+@group(0) @binding(3) var<storage, read_write> positions: array<i32>;
+// [1]: how many tokens are taken over.
+@group(0) @binding(4) var<storage, read_write> latest: array<i32>;
+@group(0) @binding(5) var<uniform> info: Info;
+
+const LANES = 256u;
+const HELD = 3840u;
+
+var<workgroup> held_keys: array<elem, HELD / 2u>;
+var<workgroup> held_values: array<elem, HELD / 2u>;
+var<workgroup> shared_elements: u32;
+
+// Elements of a head that are taken over; 0 where every row goes on as itself.
+fn elements(first: u32) -> u32 {
+    for (var row = 0u; row < info.width; row++) {
+        if parents[first + row] != i32(row) {
+            return min(u32(max(latest[0], 0)), info.capacity) * info.head_dim;
+        }
+    }
+    return 0u;
+}
+
+@compute @workgroup_size(LANES)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let id = group.x + group.y * groups.x;
+    let part = id % info.parts;
+    let head = id / info.parts % info.heads;
+    let prompt = id / info.parts / info.heads;
+    if prompt >= info.prompts {
+        return;
+    }
+    let first = prompt * info.width;
+    if lane == 0u {
+        shared_elements = elements(first);
+    }
+    let count = workgroupUniformLoad(&shared_elements);
+    let piece = HELD / 2u / info.width;
+    let capacity = i32(info.capacity);
+    let newest = positions[first] - info.origin;
+    for (var begin = part * piece; begin < count; begin += info.parts * piece) {
+        let len = min(piece, count - begin);
+        for (var i = lane; i < info.width * len; i += LANES) {
+            let element = begin + i % len;
+            let slot = ((newest - i32(element / info.head_dim)) % capacity + capacity) % capacity;
+            let source = vec4(first + i / len, head, u32(slot), element % info.head_dim);
+            held_keys[i] = keys[dot(source, info.key_strides)];
+            held_values[i] = values[dot(source, info.value_strides)];
+        }
+        workgroupBarrier();
+        for (var i = lane; i < info.width * len; i += LANES) {
+            let row = i / len;
+            let parent = u32(parents[first + row]);
+            if parent != row {
+                let element = begin + i % len;
+                let slot = ((newest - i32(element / info.head_dim)) % capacity + capacity) % capacity;
+                let to = vec4(first + row, head, u32(slot), element % info.head_dim);
+                keys[dot(to, info.key_strides)] = held_keys[parent * len + i % len];
+                values[dot(to, info.value_strides)] = held_values[parent * len + i % len];
+            }
+        }
+        workgroupBarrier();
+    }
+}
