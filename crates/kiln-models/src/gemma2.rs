@@ -62,7 +62,7 @@ impl Fields {
     ) -> Result<DecoderConfig> {
         let window = config.unless_null("sliding_window", self.sliding_window, Some(4096));
         let layers = decoder.sizes.layers;
-        decoder.windows = windows(config, layers, window, self.layer_types.as_deref(), sliding)?;
+        decoder.set_windows(windows(config, layers, window, self.layer_types.as_deref(), sliding)?);
         decoder.norms_after = true;
         // Gemma 2 and 3 were trained in bfloat16, and their residuals reach beyond 65,504.
         decoder.fits_float16 = false;

@@ -37,7 +37,7 @@ impl Architecture for Mistral {
         let windows = windows(config, common.sizes.layers, window, None, |_| window.is_some())?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
-        decoder.windows = windows;
+        decoder.set_windows(windows);
         decoder.mlp.activation =
             mlp::activation(config, "hidden_act", fields.hidden_act.as_deref().unwrap_or("silu"))?;
         Ok(Box::new(decoder))

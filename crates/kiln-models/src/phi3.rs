@@ -50,7 +50,7 @@ impl Architecture for Phi3 {
         rope.original_max_position_embeddings = Some(fields.original_max_position_embeddings.unwrap_or(4096));
         let rope = Rope::new(config, &rope, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
-        decoder.windows = windows;
+        decoder.set_windows(windows);
         decoder.attention.fused = true;
         decoder.mlp.fused = true;
         decoder.mlp.activation =

@@ -38,7 +38,7 @@ impl Fields {
         let windows = windows(config, common.sizes.layers, window, self.layer_types.as_deref(), sliding)?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
-        decoder.windows = windows;
+        decoder.set_windows(windows);
         decoder.mlp.activation =
             mlp::activation(config, "hidden_act", self.hidden_act.as_deref().unwrap_or("silu"))?;
         Ok(decoder)

@@ -1,4 +1,4 @@
-//! Grouped attention with rotary positions.
+//! Grouped attention, with rotary positions where there are any.
 
 use burn::tensor::Tensor;
 use kiln_core::{
@@ -105,7 +105,11 @@ impl Attention {
         let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
         let shape = AttentionShape { scale, softcap, window: self.window };
         let frames: Vec<Frame> = parts.iter().map(|part| Frame::of(part, tokens)).collect();
-        let (cos, sin) = places.rotary(&frames, self.window);
+        let tables = places.rotary(&frames, self.window);
+        let rotate = |x: Tensor<4>| match &tables {
+            Some((cos, sin)) => kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone() }),
+            None => x,
+        };
 
         let all_heads = heads + 2 * kv_heads;
         let all = self.qkv_proj.forward(x, kernels).reshape([batch, tokens, all_heads, head_dim]);
@@ -113,15 +117,14 @@ impl Attention {
         let [queries, keys] = match &self.head_norms {
             None => {
                 let both = all.narrow(2, 0, heads + kv_heads).swap_dims(1, 2);
-                let both = kernels.run(Rotary { x: both, cos, sin });
+                let both = rotate(both);
                 [both.clone().narrow(1, 0, heads), both.narrow(1, heads, kv_heads)]
             }
             Some([q_norm, k_norm]) => {
                 let vectors = all.reshape([batch * tokens, all_heads, head_dim]);
                 [(q_norm, 0, heads), (k_norm, heads, kv_heads)].map(|(norm, first, heads)| {
                     let x = norm.forward(vectors.clone().narrow(1, first, heads), kernels);
-                    let x = x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
-                    kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone() })
+                    rotate(x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
                 })
             }
         };

@@ -7,16 +7,52 @@ use kiln_kernels::Kernels;
 use super::{attention::Attention, decoder::DecoderConfig, mlp::GatedMlp, norm::RmsNorm, places::Places};
 use crate::Weights;
 
+/// What a block consists of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockConfig {
+    pub(crate) mixer: MixerConfig,
+    /// `None` where the mixer is all there is.
+    pub(crate) feed_forward: Option<FeedForwardConfig>,
+}
+
 /// What looks at other tokens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MixerConfig {
+    /// With what [`DecoderConfig::attention`] says. `window`: the latest tokens that it sees, `None` for all of them.
+    Attention { window: Option<usize> },
+}
+
+/// What a token goes through by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FeedForwardConfig {
+    /// With what [`DecoderConfig::mlp`] says.
+    Gated,
+}
+
+impl BlockConfig {
+    /// What most are: attention and a gated feed-forward.
+    pub(crate) fn attention(window: Option<usize>) -> Self {
+        Self { mixer: MixerConfig::Attention { window }, feed_forward: Some(FeedForwardConfig::Gated) }
+    }
+}
+
 #[derive(Debug)]
 enum Mixer {
     Attention(Attention),
 }
 
-/// What a token goes through by itself.
 #[derive(Debug)]
 enum FeedForward {
     Gated(GatedMlp),
+}
+
+/// A feed-forward and its norms.
+#[derive(Debug)]
+struct NormedFeedForward {
+    input_norm: RmsNorm,
+    feed_forward: FeedForward,
+    /// Of what the feed-forward adds, where there are norms after.
+    norm: Option<RmsNorm>,
 }
 
 #[derive(Debug)]
@@ -25,9 +61,7 @@ pub(crate) struct Block {
     mixer: Mixer,
     /// Of what the mixer adds, where there are norms after.
     mixer_norm: Option<RmsNorm>,
-    feed_forward_input_norm: RmsNorm,
-    feed_forward: FeedForward,
-    feed_forward_norm: Option<RmsNorm>,
+    feed_forward: Option<NormedFeedForward>,
 }
 
 impl Block {
@@ -35,34 +69,43 @@ impl Block {
     pub(crate) fn load(
         weights: &mut dyn Weights,
         name: &str,
-        window: Option<usize>,
+        block: &BlockConfig,
         config: &DecoderConfig,
     ) -> Result<Self> {
         let norm = |weights: &mut dyn Weights, part: &str| {
             RmsNorm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm)
         };
-        let mut norm_after = |part: &str| match config.norms_after {
+        let norm_after = |weights: &mut dyn Weights, part: &str| match config.norms_after {
             true => norm(weights, part).map(Some),
             false => Ok(None),
         };
-        let mixer_norm = norm_after("post_attention_layernorm")?;
-        let feed_forward_norm = norm_after("post_feedforward_layernorm")?;
+        let mixer_name = format!("{name}.{}", config.names.mixer);
         let before_feed_forward =
             if config.norms_after { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
-        let attention = format!("{name}.self_attn");
         Ok(Self {
-            mixer_norm,
-            feed_forward_norm,
-            input_norm: norm(weights, "input_layernorm")?,
-            mixer: Mixer::Attention(Attention::load(
-                weights,
-                &attention,
-                &config.attention,
-                config.norm,
-                window,
-            )?),
-            feed_forward_input_norm: norm(weights, before_feed_forward)?,
-            feed_forward: FeedForward::Gated(GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?),
+            mixer_norm: norm_after(weights, "post_attention_layernorm")?,
+            input_norm: norm(weights, config.names.input_norm)?,
+            mixer: match block.mixer {
+                MixerConfig::Attention { window } => Mixer::Attention(Attention::load(
+                    weights,
+                    &mixer_name,
+                    &config.attention,
+                    config.norm,
+                    window,
+                )?),
+            },
+            feed_forward: match block.feed_forward {
+                None => None,
+                Some(FeedForwardConfig::Gated) => Some(NormedFeedForward {
+                    norm: norm_after(weights, "post_feedforward_layernorm")?,
+                    input_norm: norm(weights, before_feed_forward)?,
+                    feed_forward: FeedForward::Gated(GatedMlp::load(
+                        weights,
+                        &format!("{name}.mlp"),
+                        &config.mlp,
+                    )?),
+                }),
+            },
         })
     }
 
@@ -88,26 +131,42 @@ impl Block {
             None => mix(Some(x))?,
             Some(norm) => x + norm.forward(mix(None)?, kernels),
         };
-        let normed = self.feed_forward_input_norm.forward(x.clone(), kernels);
-        let feed = |residual| match &self.feed_forward {
-            FeedForward::Gated(gated) => gated.forward(residual, normed, kernels),
-        };
-        Ok(match &self.feed_forward_norm {
-            None => feed(Some(x)),
-            Some(norm) => x + norm.forward(feed(None), kernels),
+        Ok(match &self.feed_forward {
+            Some(feed_forward) => feed_forward.forward(x, kernels),
+            None => x,
         })
     }
 
     /// Bytes of its weights.
     pub(crate) fn bytes(&self) -> usize {
-        let norms = [&self.input_norm, &self.feed_forward_input_norm];
-        let norms = norms.into_iter().chain(&self.mixer_norm).chain(&self.feed_forward_norm);
+        let norms = [&self.input_norm].into_iter().chain(&self.mixer_norm);
         let mixer = match &self.mixer {
             Mixer::Attention(attention) => attention.bytes(),
         };
+        let feed_forward = self.feed_forward.as_ref().map_or(0, NormedFeedForward::bytes);
+        norms.map(RmsNorm::bytes).sum::<usize>() + mixer + feed_forward
+    }
+}
+
+impl NormedFeedForward {
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, unchanged
+    fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        let normed = self.input_norm.forward(x.clone(), kernels);
+        let feed = |residual| match &self.feed_forward {
+            FeedForward::Gated(gated) => gated.forward(residual, normed, kernels),
+        };
+        match &self.norm {
+            None => feed(Some(x)),
+            Some(norm) => x + norm.forward(feed(None), kernels),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let norms = [&self.input_norm].into_iter().chain(&self.norm);
         let feed_forward = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.bytes(),
         };
-        norms.map(RmsNorm::bytes).sum::<usize>() + mixer + feed_forward
+        norms.map(RmsNorm::bytes).sum::<usize>() + feed_forward
     }
 }

@@ -14,7 +14,7 @@ use kiln_kernels::{Kernels, NormOrder};
 
 use super::{
     attention::AttentionConfig,
-    block::Block,
+    block::{Block, BlockConfig, MixerConfig},
     mlp::MlpConfig,
     norm::{NormKind, RmsNorm},
     places::Places,
@@ -26,15 +26,16 @@ use crate::{Configured, Part, Rows, Sizes, Weights, config::Common};
 #[derive(Clone, Debug)]
 pub(crate) struct DecoderConfig {
     pub(crate) sizes: Sizes,
-    pub(crate) ropes: Ropes,
+    /// Rotary positions of attention; `None` where keys are not rotated.
+    pub(crate) ropes: Option<Ropes>,
+    pub(crate) names: Names,
     pub(crate) norm: NormKind,
     /// Whether what attention and feed-forward add is normed, too.
     pub(crate) norms_after: bool,
     /// Embeddings are multiplied by it, rounded to their type.
     pub(crate) embedding_scale: Option<f32>,
     pub(crate) attention: AttentionConfig,
-    /// For each block the latest tokens that it sees, `None` for all of them.
-    pub(crate) windows: Vec<Option<usize>>,
+    pub(crate) blocks: Vec<BlockConfig>,
     pub(crate) mlp: MlpConfig,
     /// Whether activations stay within float16.
     pub(crate) fits_float16: bool,
@@ -47,7 +48,7 @@ impl DecoderConfig {
     pub(crate) fn new(Common { sizes, eps }: Common, ropes: Ropes) -> Self {
         Self {
             attention: AttentionConfig::new(&sizes),
-            windows: vec![None; sizes.layers],
+            blocks: vec![BlockConfig::attention(None); sizes.layers],
             mlp: MlpConfig::new(&sizes),
             norm: NormKind { eps, order: NormOrder::CastThenScale },
             norms_after: false,
@@ -55,8 +56,14 @@ impl DecoderConfig {
             fits_float16: true,
             final_softcap: None,
             sizes: Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes },
-            ropes,
+            ropes: Some(ropes),
+            names: Names::default(),
         }
+    }
+
+    /// Has every block be attention with this window.
+    pub(crate) fn set_windows(&mut self, windows: Vec<Option<usize>>) {
+        self.blocks = windows.into_iter().map(BlockConfig::attention).collect();
     }
 
     /// What all Gemmas have in common.
@@ -65,6 +72,31 @@ impl DecoderConfig {
         decoder.norm.order = NormOrder::ScaleThenCast;
         decoder.embedding_scale = Some((decoder.sizes.hidden as f64).sqrt() as f32);
         decoder
+    }
+}
+
+/// Names of the parts of a checkpoint, where architectures differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Names {
+    /// Of all but the head.
+    pub(crate) model: &'static str,
+    pub(crate) embeddings: &'static str,
+    /// Of the norm behind the last block.
+    pub(crate) norm: &'static str,
+    /// Of the norm before a block's mixer.
+    pub(crate) input_norm: &'static str,
+    pub(crate) mixer: &'static str,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            model: "model",
+            embeddings: "embed_tokens",
+            norm: "norm",
+            input_norm: "input_layernorm",
+            mixer: "self_attn",
+        }
     }
 }
 
@@ -79,27 +111,31 @@ impl Configured for DecoderConfig {
 
     fn needs(&self) -> Vec<LayerNeed> {
         let Sizes { kv_heads, head_dim, .. } = self.sizes;
-        let need = |&window| {
-            let rotary = Some(self.ropes.of(window).need());
-            LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window, rotary })
+        let need = |block: &BlockConfig| match block.mixer {
+            MixerConfig::Attention { window } => {
+                let rotary = self.ropes.as_ref().map(|ropes| ropes.of(window).need());
+                LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window, rotary })
+            }
         };
-        self.windows.iter().map(need).collect()
+        self.blocks.iter().map(need).collect()
     }
 
     fn ropes(&self) -> Option<&Ropes> {
-        Some(&self.ropes)
+        self.ropes.as_ref()
     }
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
         let Sizes { hidden, vocab, tied, .. } = self.sizes;
-        let embed_tokens = weights.rows(&[Part::new("model.embed_tokens.weight", vocab)], hidden)?;
-        let block = |(i, &window): (usize, &Option<usize>)| {
-            Block::load(weights, &format!("model.layers.{i}"), window, self)
+        let Names { model, embeddings, norm, .. } = self.names;
+        let embed_tokens =
+            weights.rows(&[Part::new(format!("{model}.{embeddings}.weight"), vocab)], hidden)?;
+        let block = |(i, block): (usize, &BlockConfig)| {
+            Block::load(weights, &format!("{model}.layers.{i}"), block, self)
         };
-        let layers: Result<_> = self.windows.iter().enumerate().map(block).collect();
+        let layers: Result<_> = self.blocks.iter().enumerate().map(block).collect();
         Ok(Box::new(Decoder {
             layers: layers?,
-            norm: RmsNorm::load(weights, "model.norm", hidden, self.norm)?,
+            norm: RmsNorm::load(weights, &format!("{model}.{norm}"), hidden, self.norm)?,
             lm_head: match tied {
                 true => embed_tokens.clone(),
                 false => weights.rows(&[Part::new("lm_head.weight", vocab)], hidden)?,
@@ -151,7 +187,7 @@ impl CausalModel for Decoder {
         steps: usize,
         device: &Device,
     ) -> Vec<(Tensor<3>, Tensor<3>)> {
-        let ropes = self.config.ropes.all();
+        let ropes = self.config.ropes.iter().flat_map(Ropes::all);
         ropes.map(|rope| rope.step_tables(rows, steps, device)).collect()
     }
 
@@ -161,7 +197,7 @@ impl CausalModel for Decoder {
 
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let kernels = &self.kernels;
-        let mut places = Places::new(batch, &self.config.ropes);
+        let mut places = Places::new(batch, self.config.ropes.as_ref());
         let mut x = self.embed_tokens.select(batch.tokens.clone());
         if let Some(scale) = self.config.embedding_scale {
             let scale = rounded(scale, x.dtype());

@@ -9,7 +9,7 @@ use kiln_core::{
     model_cache::RowPart,
 };
 
-use super::rope::Ropes;
+use super::rope::{Rope, Ropes};
 
 /// Neighbouring rows of the batch that stand at one position in a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,8 @@ impl Frame {
 #[derive(Debug)]
 pub(crate) struct Places<'a> {
     batch: &'a Batch,
-    ropes: &'a Ropes,
+    /// `None` where keys are not rotated.
+    ropes: Option<&'a Ropes>,
     device: Device,
     positions: Vec<(Frame, Positions)>,
     /// By the kind of rope and where rows stand.
@@ -70,7 +71,7 @@ pub(crate) struct Places<'a> {
 type Tables = (Tensor<3>, Tensor<3>);
 
 impl<'a> Places<'a> {
-    pub(crate) fn new(batch: &'a Batch, ropes: &'a Ropes) -> Self {
+    pub(crate) fn new(batch: &'a Batch, ropes: Option<&'a Ropes>) -> Self {
         let device = batch.tokens.device();
         Self { batch, ropes, device, positions: Vec::new(), tables: Vec::new() }
     }
@@ -92,12 +93,13 @@ impl<'a> Places<'a> {
         positions
     }
 
-    /// The rotary tables of all columns, in a block with this window.
-    pub(crate) fn rotary(&mut self, frames: &[Frame], window: Option<usize>) -> Tables {
-        let kind = self.ropes.kind(window);
+    /// The rotary tables of all columns, in a block with this window; `None` where keys are not rotated.
+    pub(crate) fn rotary(&mut self, frames: &[Frame], window: Option<usize>) -> Option<Tables> {
+        let ropes = self.ropes?;
+        let kind = ropes.kind(window);
         let known = |(of, at, _): &&(usize, Vec<Frame>, Tables)| *of == kind && at[..] == *frames;
         if let Some((.., tables)) = self.tables.iter().find(known) {
-            return tables.clone();
+            return Some(tables.clone());
         }
         let steps = frames.iter().map(|frame| self.steps(frame)).collect::<Option<Vec<_>>>();
         let prepared = steps.and_then(|steps| {
@@ -106,9 +108,9 @@ impl<'a> Places<'a> {
             let taken = steps.taken.clone();
             Some((cos.clone().select(1, taken.clone()), sin.clone().select(1, taken)))
         });
-        let tables = prepared.unwrap_or_else(|| self.upload(frames, window));
+        let tables = prepared.unwrap_or_else(|| self.upload(frames, ropes.of(window)));
         self.tables.push((kind, frames.to_vec(), tables.clone()));
-        tables
+        Some(tables)
     }
 
     /// What is on the device already, if it is for this frame.
@@ -118,7 +120,7 @@ impl<'a> Places<'a> {
         rows.iter().all(|row| row.first == frame.first).then_some(steps)
     }
 
-    fn upload(&self, frames: &[Frame], window: Option<usize>) -> Tables {
+    fn upload(&self, frames: &[Frame], rope: &Rope) -> Tables {
         let mut rows = Vec::with_capacity(self.batch.rows());
         for frame in frames {
             let left_pad = &self.batch.left_pad[frame.rows.clone()];
@@ -137,6 +139,6 @@ impl<'a> Places<'a> {
         if rows.windows(2).all(|pair| pair[0] == pair[1]) {
             rows.truncate(1);
         }
-        self.ropes.of(window).tables(&rows, &self.device)
+        rope.tables(&rows, &self.device)
     }
 }
