@@ -180,6 +180,12 @@ impl<T: Read> Read for [T; 2] {
     }
 }
 
+impl Read for (Tensor<3>, Tensor<4>) {
+    fn read(self) -> Result<Vec<TensorData>> {
+        Ok([self.0.read()?, self.1.read()?].concat())
+    }
+}
+
 impl Read for PackedBuffer {
     fn read(self) -> Result<Vec<TensorData>> {
         [self.codes, self.scales].read()

@@ -7,6 +7,7 @@ use crate::{
     attention::{Attention, AttentionPacked},
     beam_step::BeamStep,
     cases::{AnyCase, Case, Read},
+    causal_conv::CausalConv,
     gated::Gated,
     invariance::Extent,
     kv_append::KvAppend,
@@ -17,6 +18,7 @@ use crate::{
     rms_norm::RmsNorm,
     rotary::Rotary,
     sample::Sample,
+    selective_scan::SelectiveScan,
     shader::Shader,
     top_logprobs::TopLogprobs,
 };
@@ -36,6 +38,8 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<TopLogprobs>(),
     KernelInfo::of::<BeamStep>(),
     KernelInfo::of::<KvReorder>(),
+    KernelInfo::of::<CausalConv>(),
+    KernelInfo::of::<SelectiveScan>(),
 ];
 
 /// Rows times tokens of each, up to which no number of a row depends on what is computed beside it, bit for bit. More may

@@ -155,8 +155,9 @@ impl Kernel for KvAppend {
     }
 }
 
-/// `firsts`: `[batch, 1]`
-fn written(buffer: Tensor<4>, new: Tensor<4>, firsts: Tensor<2, Int>) -> Tensor<4> {
+/// `buffer` `[batch, heads, capacity, dim]` with the vectors of `new` `[batch, heads, n, dim]` in its slots `(first + i) mod
+/// capacity`; `firsts`: `[batch, 1]`.
+pub(crate) fn written(buffer: Tensor<4>, new: Tensor<4>, firsts: Tensor<2, Int>) -> Tensor<4> {
     let [batch, heads, capacity, dim] = buffer.dims();
     let [_, _, n, _] = new.dims();
     if n == 0 {

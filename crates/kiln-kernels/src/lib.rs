@@ -9,6 +9,7 @@
 mod attention;
 mod beam_step;
 pub mod cases;
+mod causal_conv;
 mod choice;
 pub mod device;
 mod gated;
@@ -32,11 +33,13 @@ mod recording;
 mod rms_norm;
 mod rotary;
 mod sample;
+mod selective_scan;
 mod shader;
 mod top_logprobs;
 
 pub use attention::{Attention, AttentionPacked, AttentionShape};
 pub use beam_step::{BeamShape, BeamStep, Beams, MOST_BEAMS};
+pub use causal_conv::CausalConv;
 pub use choice::{Choice, Path, Ran};
 pub use gated::{Activation, Gated};
 pub use kernel::{INVARIANT_UP_TO, KERNELS, Kernel, KernelInfo};
@@ -51,5 +54,6 @@ pub use recording::Recording;
 pub use rms_norm::{NormOrder, RmsNorm};
 pub use rotary::Rotary;
 pub use sample::{Draws, Sample, Sampling, likeliest};
+pub use selective_scan::SelectiveScan;
 pub use shader::Shader;
 pub use top_logprobs::TopLogprobs;

@@ -1,0 +1,117 @@
+// y[b, t, c] = silu(bias[c] + sum_k weight[c, k] input[b, first[b] + t - WIDTH + 1 + k, c]), in f32. The input of a position
+// before the first is in the ring; that of padding is 0, and so is what comes of it. One invocation is a channel of 16 tokens;
+// the one of the first tokens writes the latest inputs into the ring, which nothing else touches.
+
+alias elem = f32;
+const WIDTH = 4u;
+
+struct Info {
+    // [rows, tokens, channels], as is y, which is contiguous.
+    x_strides: vec3<u32>,
+    tokens: u32,
+    // Of rows, slots and channels.
+    ring_strides: vec3<u32>,
+    slots: u32,
+    // [channels, WIDTH]
+    weight_strides: vec2<u32>,
+    bias_stride: u32,
+    biased: u32,
+    channels: u32,
+    // Of tokens, in each row.
+    blocks: u32,
+    invocations: u32,
+}
+
+@group(0) @binding(0) var<storage, read_write> x: array<elem>;
+@group(0) @binding(1) var<storage, read_write> weight: array<elem>;
+@group(0) @binding(2) var<storage, read_write> bias: array<elem>;
+@group(0) @binding(3) var<storage, read_write> ring: array<elem>;
+// [2, rows]: the position of the first token of each row; then the first that is no padding.
+@group(0) @binding(4) var<storage, read_write> positions: array<i32>;
+@group(0) @binding(5) var<storage, read_write> y: array<elem>;
+@group(0) @binding(6) var<uniform> info: Info;
+
+const LANES = 256u;
+const BLOCK = 16u;
+
+// Bounds of loops are read from here: a loop that the uniform alone decides on is slow on software devices.
+var<workgroup> tokens_of_all: u32;
+
+// 1 / (1 + exp(-x)). Some GPUs make no number of exp(100).
+fn sigmoid(x: f32) -> f32 {
+    return 1.0 / (1.0 + exp(min(-x, 80.0)));
+}
+
+fn slot(position: i32) -> u32 {
+    return u32(position) % info.slots;
+}
+
+@compute @workgroup_size(LANES)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    if lane == 0u {
+        tokens_of_all = info.tokens;
+    }
+    workgroupBarrier();
+    let tokens = tokens_of_all;
+    let invocation = (group.x + group.y * groups.x) * LANES + lane;
+    if invocation >= info.invocations {
+        return;
+    }
+    let channel = invocation % info.channels;
+    let block = invocation / info.channels % info.blocks;
+    let row = invocation / info.channels / info.blocks;
+    let rows = info.invocations / info.channels / info.blocks;
+    let first = positions[row];
+    let visible_from = positions[rows + row];
+    let x_row = row * info.x_strides.x + channel * info.x_strides.z;
+    let ring_row = row * info.ring_strides.x + channel * info.ring_strides.z;
+
+    var weights: array<f32, WIDTH>;
+    for (var k = 0u; k < WIDTH; k++) {
+        weights[k] = f32(weight[channel * info.weight_strides.x + k * info.weight_strides.y]);
+    }
+    var start = 0.0;
+    if info.biased != 0u {
+        start = f32(bias[channel * info.bias_stride]);
+    }
+    let begin = block * BLOCK;
+    let end = min(begin + BLOCK, tokens);
+    // The latest inputs, that of the token itself in the end.
+    var inputs: array<f32, WIDTH>;
+    for (var k = 1u; k < WIDTH; k++) {
+        let token = i32(begin) - i32(WIDTH) + i32(k);
+        let position = first + token;
+        inputs[k] = 0.0;
+        if position >= max(visible_from, 0) {
+            if token >= 0 {
+                inputs[k] = f32(x[x_row + u32(token) * info.x_strides.y]);
+            } else {
+                inputs[k] = f32(ring[ring_row + slot(position) * info.ring_strides.y]);
+            }
+        }
+    }
+    for (var token = begin; token < end; token++) {
+        let seen = first + i32(token) >= visible_from;
+        for (var k = 1u; k < WIDTH; k++) {
+            inputs[k - 1u] = inputs[k];
+        }
+        inputs[WIDTH - 1u] = select(0.0, f32(x[x_row + token * info.x_strides.y]), seen);
+        var sum = start;
+        for (var k = 0u; k < WIDTH; k++) {
+            sum += inputs[k] * weights[k];
+        }
+        y[(row * tokens + token) * info.channels + channel] = elem(select(0.0, sum * sigmoid(sum), seen));
+    }
+    if block == 0u {
+        let kept = min(tokens, info.slots);
+        for (var token = tokens - kept; token < tokens; token++) {
+            let position = first + i32(token);
+            let input = select(elem(0.0), x[x_row + token * info.x_strides.y], position >= visible_from);
+            ring[ring_row + slot(position) * info.ring_strides.y] = input;
+        }
+    }
+}
