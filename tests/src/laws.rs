@@ -4,7 +4,7 @@ use kiln::{
     GenerationConfig, Model, ModelBuilder, Offload, Plan, RandomLlama, TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
-    memory::{AttentionNeed, LayerCache, LayerNeed, RecurrentNeed},
+    memory::{AttentionNeed, LayerCache, LayerNeed},
 };
 use kiln_testkit::laws::{self, Subject};
 
@@ -94,12 +94,17 @@ fn layers_conform() {
 
 #[test]
 fn recurrent_layers_conform() {
-    let need = LayerNeed::Recurrent(RecurrentNeed { channels: 1, conv_width: 1, state_dim: 1 });
+    let need = LayerNeed::Recurrent(laws::STATE_NEED);
     for (_, opened) in devices() {
         for plan in [dynamic(), dynamic().offloaded(Offload::All)] {
-            let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
-            let Some((0, LayerCache::Recurrent(state))) = cache.layers_mut().next() else { unreachable!() };
-            laws::state_conforms(&mut **state, &opened.device);
+            let build = || {
+                let mut cache = plan.build(std::slice::from_ref(&need), &kernels(opened)).unwrap();
+                let Some((0, LayerCache::Recurrent(state))) = cache.layers_mut().next() else {
+                    unreachable!("it is recurrent")
+                };
+                state.snapshot()
+            };
+            laws::state_conforms(&build, &opened.device);
         }
     }
 }

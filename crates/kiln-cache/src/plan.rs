@@ -4,15 +4,16 @@ use std::{fmt, sync::Arc};
 
 use kiln_core::{
     Error, Result,
+    layer::StateLayer,
     model_cache::{LayerCache, ModelCache},
-    need::{AttentionNeed, LayerNeed},
+    need::{AttentionNeed, LayerNeed, RecurrentNeed},
 };
 use kiln_kernels::Kernels;
 
 use crate::{
     CacheSettings, KvFactory, KvStrategy, Offload, QuantizedSettings, STRATEGIES, SinkSettings,
     StaticSettings,
-    memory::{Memory, Trail, WriteOnce},
+    memory::{Forgetful, Memory, Policy, Recurrent, WriteOnce},
     strategies::{Dynamic, NoCache, Sliding, settings},
 };
 
@@ -208,16 +209,20 @@ impl Plan {
     /// The strategies that a model of these needs gets: one, or two that differ.
     pub fn used(&self, needs: &[LayerNeed]) -> Vec<&CacheSpec> {
         let used = |windowed| attention(needs).any(|need| need.window.is_some() == windowed);
-        let both = [(&self.global, used(false)), (&self.windowed, used(true))];
+        let forgets = !self.remembers(needs);
+        let both = [(&self.global, used(false) || forgets), (&self.windowed, used(true))];
         let mut specs: Vec<&CacheSpec> =
             both.into_iter().filter_map(|(spec, used)| used.then_some(spec)).collect();
         specs.dedup();
         specs
     }
 
-    /// The text of the strategies that a model of these needs gets. Where layers are kept changes nothing of what they hold,
-    /// and is not said.
+    /// The text of the strategies that a model of these needs gets; `recurrent` where it has no attention. Where layers are kept
+    /// changes nothing of what they hold, and is not said.
     pub fn describe(&self, needs: &[LayerNeed]) -> String {
+        if attention(needs).next().is_none() && self.remembers(needs) {
+            return Recurrent::NAME.to_owned();
+        }
         self.used(needs).iter().map(|spec| spec.to_string()).collect::<Vec<_>>().join(" + ")
     }
 
@@ -250,11 +255,24 @@ impl Plan {
 
     /// Whether every block keeps what it is given.
     pub fn remembers(&self, needs: &[LayerNeed]) -> bool {
+        let recurrent = needs.iter().any(|need| matches!(need, LayerNeed::Recurrent(_)));
         attention(needs).all(|need| self.spec(need).factory.remembers())
+            && (!recurrent || self.global.factory.remembers())
     }
 
     /// Whether it can serve a model of these needs; asked before weights are read.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a strategy that blocks of the model cannot have. One that keeps less of keys and values than all
+    /// has nothing to work on in a model without attention.
     pub fn check(&self, needs: &[LayerNeed]) -> Result<()> {
+        if attention(needs).next().is_none() && !self.global.factory.exact() {
+            let why = format!(
+                "`{}` is a way to keep keys and values, and this model has none: it has states of constant size; use `dynamic`",
+                self.global.strategy.name
+            );
+            return Err(Error::Setting { name: "cache", why });
+        }
         attention(needs).try_for_each(|need| self.spec(need).factory.check(need))
     }
 
@@ -281,8 +299,19 @@ impl Plan {
             LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need) => {
                 self.spec(need).factory.bytes(need, tokens, element)
             }
-            LayerNeed::Recurrent(need) => need.channels * (need.conv_width + need.state_dim) * element,
+            LayerNeed::Recurrent(_) if !self.global.factory.remembers() => 0,
+            // One token can be truncated.
+            LayerNeed::Recurrent(need) => need.bytes(1, element).into_iter().fold(0, usize::saturating_add),
             LayerNeed::Nothing => 0,
+        }
+    }
+
+    /// The memory of a recurrent block. All strategies have it alike, but for one that remembers nothing.
+    fn state(&self, need: &RecurrentNeed, kernels: &Kernels) -> Box<dyn StateLayer> {
+        let need = need.clone();
+        match self.global.factory.remembers() {
+            true => Box::new(Memory::new(Recurrent { need }, kernels.device())),
+            false => Box::new(Memory::new(Forgetful { need }, kernels.device())),
         }
     }
 
@@ -298,9 +327,7 @@ impl Plan {
                         decoder: attention(need)?,
                         encoder: Box::new(Memory::new(WriteOnce, kernels.device())),
                     },
-                    LayerNeed::Recurrent(_) => {
-                        LayerCache::Recurrent(Box::new(Memory::new(Trail, kernels.device())))
-                    }
+                    LayerNeed::Recurrent(need) => LayerCache::Recurrent(self.state(need, kernels)),
                     LayerNeed::Nothing => LayerCache::Nothing,
                 })
             })

@@ -334,14 +334,32 @@ pub trait CrossLayer: CacheLayer {
     fn fill(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<()>;
 }
 
-/// Constant-size state of a recurrent block; `None` before the first token.
+/// States of a recurrent block, which are of constant size. Kernels of the model write them.
 pub trait StateLayer: CacheLayer {
+    /// A copy of this layer. The two share tensors until one of them writes.
     fn snapshot(&self) -> Box<dyn StateLayer>;
 
-    fn state(&mut self) -> Result<Option<SsmState>>;
+    /// Hands out the rings, to be written in place by a pass over `inputs` `[rows, tokens, channels]`, the inputs of the
+    /// convolution. The new tokens stand at [`seq_len`](CacheLayer::seq_len). The rings must be given back to
+    /// [`store`](Self::store).
+    ///
+    /// # Errors
+    /// [`Error::WrongRows`](crate::Error::WrongRows). Then nothing was handed out.
+    fn take(&mut self, inputs: &Tensor<3>) -> Result<StateRings>;
 
-    /// Replaces the state with the one reached after `tokens` more tokens.
-    fn store(&mut self, state: SsmState, tokens: usize) -> Result<()>;
+    /// Stores what [`take`](Self::take) gave, behind `tokens` more tokens of each row.
+    fn store(&mut self, rings: StateRings, tokens: usize) -> Result<()>;
+
+    /// What the layer can take: any number of tokens.
+    fn limits(&self) -> Limits {
+        Limits { endless: true, fixed_buffers: !self.is_offloaded(), ..Limits::default() }
+    }
+
+    /// See [`KvLayer::replayable`].
+    fn replayable(&self) -> usize;
+
+    /// See [`KvLayer::replayed`].
+    fn replayed(&mut self);
 }
 
 /// Positions of the keys in a view. The cache knows where keys are; the model knows which to mask.
@@ -361,6 +379,13 @@ impl KvSpan {
     }
 }
 
-/// State of one Mamba block: convolution inputs `[batch, channels, conv_width]` and recurrence
-/// `[batch, channels, state_dim]`.
-pub type SsmState = (Tensor<3>, Tensor<3>);
+/// Memory of a state-space mixer. It consists of rings: a sequence can be truncated to the latest lengths, and each step writes
+/// the same buffers.
+#[derive(Clone, Debug)]
+pub struct StateRings {
+    /// Inputs of the convolution, `[rows, 1, slots, channels]`: that of position `p` is in slot `p mod slots`.
+    pub inputs: Tensor<4>,
+    /// States in float32, `[rows, state_dim, slots, channels]`: that behind `n` tokens is in slot `n mod slots`. Behind none it is 0,
+    /// and in no slot.
+    pub states: Tensor<4>,
+}

@@ -269,7 +269,7 @@ impl ModelCache {
     /// The most tokens of each row that a forward pass may feed now; `usize::MAX`: any number.
     pub fn at_once_by_row(&self, rows: usize) -> Vec<usize> {
         let of_group = |group: &RowGroup| {
-            let most = group.keys().filter_map(|layer| layer.limits().at_once).min();
+            let most = group.limits().filter_map(|limits| limits.at_once).min();
             std::iter::repeat_n(most.unwrap_or(usize::MAX), group.rows.unwrap_or(rows))
         };
         self.groups.iter().flat_map(of_group).collect()
@@ -295,15 +295,14 @@ impl ModelCache {
         if self.lent.load(Ordering::Relaxed) {
             return 0;
         }
-        let mut layers = self.groups.iter().flat_map(|group| &group.layers);
-        let only_keys = layers.all(|layer| matches!(layer, LayerCache::Attention(_) | LayerCache::Nothing));
-        if only_keys { self.keys().map(KvLayer::replayable).min().unwrap_or(0) } else { 0 }
+        let layers = self.groups.iter().flat_map(|group| &group.layers);
+        layers.filter_map(LayerCache::replayable).min().unwrap_or(0)
     }
 
     /// Counts a token that a replayed step stored in every layer.
     pub fn replayed(&mut self) {
         let layers = self.groups.iter_mut().flat_map(|group| &mut group.layers);
-        layers.filter_map(LayerCache::keys_mut).for_each(KvLayer::replayed);
+        layers.for_each(LayerCache::replayed);
     }
 
     /// A copy that costs nothing: tensors are shared until one of the two writes to them.
@@ -424,7 +423,7 @@ impl ModelCache {
     }
 
     fn limits(&self) -> impl Iterator<Item = Limits> {
-        self.keys().map(KvLayer::limits)
+        self.groups.iter().flat_map(RowGroup::limits)
     }
 
     fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {

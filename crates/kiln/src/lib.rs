@@ -156,7 +156,7 @@ pub mod memory {
         device_error::Refusals,
         layer::{
             CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents,
-            Positions, Reorders, RowPosition, SsmState, StateLayer, StepShape, Usage,
+            Positions, Reorders, RowPosition, StateLayer, StateRings, StepShape, Usage,
         },
         model_cache::{CacheState, LayerCache, Pass, RowPart},
         need::{AttentionNeed, LayerNeed, RecurrentNeed, RotaryNeed},

@@ -24,7 +24,10 @@ use kiln_core::{
 
 pub use self::policy::{KvPolicy, Policy, Progress, TensorTree};
 pub(crate) use self::policy::{check, tensor_tree};
-pub(crate) use self::{cross::WriteOnce, recurrent::Trail};
+pub(crate) use self::{
+    cross::WriteOnce,
+    recurrent::{Forgetful, Recurrent},
+};
 
 use self::host::Host;
 

@@ -1,101 +1,292 @@
-//! A state of constant size, with a trail of past states to return to.
+//! States of a recurrent block, in rings. (`LinearAttentionLayer` of transformers, and `MambaCache` before it)
 
-use std::collections::VecDeque;
+use std::ops::Range;
 
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
-    Result,
-    layer::{SsmState, StateLayer},
+    Error, Result,
+    layer::{CacheLayer, Footprint, StateLayer, StateRings, StepShape},
+    need::RecurrentNeed,
     slot::{AnySlot, Slot},
 };
+use serde::{Deserialize, Serialize};
 
-use super::{Memory, Policy, Progress, TensorTree, check};
+use super::{Memory, Policy, Progress, TensorTree, check, tensor_tree};
 
+/// Keeps the states behind the latest tokens: as many as were promised to be truncatable, and one.
 #[derive(Clone, Debug)]
-pub(crate) struct Trail;
+pub(crate) struct Recurrent {
+    pub(crate) need: RecurrentNeed,
+}
 
-/// Tokens that each earlier state had seen, oldest first.
-type Lens = VecDeque<usize>;
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Counts {
+    /// The shortest length whose state is in the rings, and so are those of longer ones.
+    oldest: usize,
+    /// The same of the rings before the last pass, and the length that they ended with; `None`: they were written in place.
+    before: Option<(usize, usize)>,
+}
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct States {
-    /// As many as the trail has, oldest first.
-    past: VecDeque<Slot<SsmState>>,
-    current: Slot<SsmState>,
+    inputs: Slot<Tensor<4>>,
+    states: Slot<Tensor<4>>,
+    /// The rings before a pass that was longer than they are, so that it can be taken back.
+    inputs_before: Slot<Tensor<4>>,
+    states_before: Slot<Tensor<4>>,
 }
 
-impl TensorTree for States {
-    fn slots(&self) -> Vec<&dyn AnySlot> {
-        self.past.iter().chain([&self.current]).map(|slot| slot as &dyn AnySlot).collect()
+tensor_tree!(States { inputs, states, inputs_before, states_before });
+
+impl Recurrent {
+    /// New rings. Nothing reads them before it was written.
+    fn rings(&self, [rows, slots, more]: [usize; 3], dtype: DType, device: &Device) -> StateRings {
+        let &RecurrentNeed { channels, state_dim, .. } = &self.need;
+        StateRings {
+            inputs: Tensor::zeros([rows, 1, slots, channels], (device, dtype)),
+            states: Tensor::zeros([rows, state_dim, more, channels], (device, DType::F32)),
+        }
     }
 
-    fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot> {
-        self.past.iter_mut().chain([&mut self.current]).map(|slot| slot as &mut dyn AnySlot).collect()
+    /// The same states in rings for `history` tokens.
+    fn resized(
+        &self,
+        at: &Progress<Counts>,
+        StateRings { inputs, states }: StateRings,
+        history: usize,
+    ) -> StateRings {
+        let [slots, more] = self.need.slots(history);
+        // The last input has the position of the last token, and the last state the length.
+        StateRings {
+            inputs: moved(inputs, slots, at.seq_len.saturating_sub(1)),
+            states: moved(states, more, at.seq_len),
+        }
+    }
+
+    fn advance(&self, at: &mut Progress<Counts>, slots: usize, tokens: usize) {
+        at.seq_len += tokens;
+        at.counts.oldest = at.counts.oldest.max((at.seq_len + 1).saturating_sub(slots));
     }
 }
 
-impl Policy for Trail {
+/// A ring of `slots` slots with the latest entries of `ring`, the last of which has the number `last`.
+fn moved(ring: Tensor<4>, slots: usize, last: usize) -> Tensor<4> {
+    let have = ring.dims()[2];
+    // The latest number in each new slot, and whatever is there where the old ring has lost it.
+    let number = |slot: usize| {
+        let back = (last as i64 - slot as i64).rem_euclid(slots as i64);
+        (last as i64 - back).rem_euclid(have as i64) as i32
+    };
+    let from: Vec<i32> = (0..slots).map(number).collect();
+    let from = Tensor::<1, Int>::from_data(TensorData::new(from, [slots]), &ring.device());
+    ring.select(2, from)
+}
+
+/// The slots of `n` entries from number `first` on.
+fn written(first: usize, n: usize, slots: usize) -> [Range<usize>; 2] {
+    if n >= slots {
+        return [0..slots, 0..0];
+    }
+    let first = first % slots.max(1);
+    [first..(first + n).min(slots), 0..(first + n).saturating_sub(slots)]
+}
+
+impl Policy for Recurrent {
     const NAME: &'static str = "recurrent";
-    type Counts = Lens;
+    type Counts = Counts;
     type Tensors = States;
 
-    fn empty(&self, trail: &Lens) -> States {
-        States { past: trail.iter().map(|_| Slot::default()).collect(), current: Slot::default() }
+    fn footprint(&self, at: &Progress<Counts>, states: &States, step: &StepShape) -> Footprint {
+        let [inputs, state] =
+            self.need.bytes(at.history, step.element).map(|row| row.saturating_mul(step.rows));
+        let held = inputs.saturating_add(state);
+        // Rings that are kept, or that become larger, are there twice.
+        let have: usize = states.slots().into_iter().map(AnySlot::device_bytes).sum();
+        let twice = step.tokens > at.history || have != held;
+        Footprint {
+            held: held.saturating_mul(if twice { 2 } else { 1 }),
+            largest: 2 * inputs.max(state),
+            passing: 0,
+        }
     }
 
     /// A recurrence cannot be undone, only left: for a state that was kept.
-    fn rewind_point(&self, at: &Progress<Lens>, at_most: usize) -> Option<usize> {
-        at.counts.iter().copied().chain([at.seq_len]).filter(|&len| len <= at_most).max()
+    fn rewind_point(&self, at: &Progress<Counts>, at_most: usize) -> Option<usize> {
+        let Counts { oldest, before } = at.counts;
+        let before = before.filter(|&(_, len)| len <= at_most).map(|(_, len)| len);
+        (at_most >= oldest).then_some(at_most).or(before)
     }
 
-    fn rewind(&self, at: &mut Progress<Lens>, states: &mut States, len: usize) -> Result<()> {
-        while at.counts.back().is_some_and(|&past| past >= len)
-            && let (Some(_), Some(state)) = (at.counts.pop_back(), states.past.pop_back())
+    fn rewind(&self, at: &mut Progress<Counts>, states: &mut States, len: usize) -> Result<()> {
+        if let Some((oldest, _)) = at.counts.before.take()
+            && len < at.counts.oldest
         {
-            states.current = state;
+            states.inputs = std::mem::take(&mut states.inputs_before);
+            states.states = std::mem::take(&mut states.states_before);
+            states.slots_mut().into_iter().for_each(AnySlot::mark_dirty);
+            at.counts.oldest = oldest;
         }
+        states.inputs_before.clear();
+        states.states_before.clear();
         Ok(())
     }
 
     /// A file is a place to go on from, not to return before.
-    fn trim(&self, at: &mut Progress<Lens>, states: &mut States) -> Result<()> {
-        at.counts.clear();
-        states.past.clear();
+    fn trim(&self, at: &mut Progress<Counts>, states: &mut States) -> Result<()> {
+        if let (Some(inputs), Some(state)) = (states.inputs.take()?, states.states.take()?) {
+            let StateRings { inputs, states: state } =
+                self.resized(at, StateRings { inputs, states: state }, 0);
+            states.inputs.set(inputs);
+            states.states.set(state);
+        }
+        states.inputs_before.clear();
+        states.states_before.clear();
+        at.counts = Counts { oldest: at.seq_len, before: None };
         Ok(())
     }
 
-    fn validate(&self, at: &Progress<Lens>, states: &States) -> Result<()> {
-        check(states.current.dtype().is_some() == (at.seq_len > 0) && at.counts.is_empty())
+    fn validate(&self, at: &Progress<Counts>, states: &States) -> Result<()> {
+        check(states.inputs_before.dtype().is_none() && states.states_before.dtype().is_none())?;
+        check(at.counts.oldest == at.seq_len && at.counts.before.is_none())?;
+        let &RecurrentNeed { channels, state_dim, .. } = &self.need;
+        let is_ring = |slot: &Slot<Tensor<4>>, heads: usize, slots: usize, float32: bool| {
+            let outlines = slot.outlines();
+            let (shape, dtype) = outlines.first()?;
+            let fits = matches!(**shape, [_, h, s, c] if (h, s, c) == (heads, slots, channels));
+            Some(fits && (!float32 || *dtype == DType::F32))
+        };
+        let [slots, more] = self.need.slots(0);
+        let rings =
+            [is_ring(&states.inputs, 1, slots, false), is_ring(&states.states, state_dim, more, true)];
+        check(match at.seq_len {
+            0 => rings == [None; 2],
+            _ => rings == [Some(true); 2],
+        })
     }
 }
 
-impl StateLayer for Memory<Trail> {
-    /// In host memory, it is on the device from here on until the new state is stored.
-    fn state(&mut self) -> Result<Option<SsmState>> {
+impl StateLayer for Memory<Recurrent> {
+    /// In host memory, it is on the device from here on until the rings are stored.
+    fn take(&mut self, inputs: &Tensor<3>) -> Result<StateRings> {
+        let [given, tokens, _] = inputs.dims();
+        if let Some(rows) = self.rows().filter(|&rows| rows != given) {
+            return Err(Error::WrongRows { rows, given });
+        }
         self.fetch()?;
-        Ok(self.tensors.current.get()?.cloned())
+        let Self { policy, at, tensors, device, .. } = self;
+        tensors.inputs_before.clear();
+        tensors.states_before.clear();
+        at.counts.before = None;
+        let held = tensors.inputs.take()?.zip(tensors.states.take()?).filter(|_| at.seq_len > 0);
+        let [slots, more] = policy.need.slots(at.history);
+        let Some((inputs, states)) = held else {
+            at.counts.oldest = 0;
+            return Ok(policy.rings([given, slots, more], inputs.dtype(), device));
+        };
+        let mut rings = StateRings { inputs, states };
+        if rings.states.dims()[2] < more {
+            rings = policy.resized(at, rings, at.history);
+        }
+        if tokens > at.history {
+            // What is handed out is then written on a copy.
+            tensors.inputs_before.set(rings.inputs.clone());
+            tensors.states_before.set(rings.states.clone());
+            at.counts.before = Some((at.counts.oldest, at.seq_len));
+        }
+        Ok(rings)
     }
 
-    fn store(&mut self, state: SsmState, tokens: usize) -> Result<()> {
-        self.on_device(|_, at, states| {
-            states.past.push_back(std::mem::take(&mut states.current));
-            states.current.set(state);
-            at.counts.push_back(at.seq_len);
-            at.seq_len += tokens;
-            // The oldest state worth keeping is the latest one `history` tokens or more ago.
-            let oldest = at.seq_len.saturating_sub(at.history);
-            let kept = at.counts.iter().rposition(|&len| len <= oldest && at.history > 0);
-            let dropped = kept.unwrap_or(if at.history > 0 { 0 } else { at.counts.len() });
-            at.counts.drain(..dropped);
-            states.past.drain(..dropped);
-            if dropped > 0 {
-                // They are in other places now.
-                states.slots_mut().into_iter().for_each(AnySlot::mark_dirty);
-            }
+    fn store(&mut self, StateRings { inputs, states }: StateRings, tokens: usize) -> Result<()> {
+        self.on_device(|policy, at, tensors| {
+            let (slots, more) = (inputs.dims()[2], states.dims()[2]);
+            tensors.inputs.set_written(inputs, written(at.seq_len, tokens, slots));
+            tensors.states.set_written(states, written(at.seq_len + 1, tokens, more));
+            policy.advance(at, more, tokens);
             Ok(())
         })
     }
 
+    /// A recording holds on to its buffers: not to those of a memory on the host, nor to rings that are to become larger, or
+    /// that are kept to return to.
+    fn replayable(&self) -> usize {
+        let [_, slots] = self.policy.need.slots(self.at.history);
+        let stay = self.at.history > 0 && self.tensors.states.tokens() >= slots;
+        if stay && self.host.is_none() { usize::MAX } else { 0 }
+    }
+
+    fn replayed(&mut self) {
+        self.policy.advance(&mut self.at, self.tensors.states.tokens(), 1);
+    }
+
     fn snapshot(&self) -> Box<dyn StateLayer> {
         Box::new(self.clone())
+    }
+}
+
+/// Remembers nothing: what a recurrent block has of a plan that recomputes the whole sequence at every step.
+#[derive(Clone, Debug)]
+pub(crate) struct Forgetful {
+    pub(crate) need: RecurrentNeed,
+}
+
+impl Policy for Forgetful {
+    const NAME: &'static str = "none";
+    type Counts = ();
+    type Tensors = ();
+
+    fn can_rewind(&self) -> bool {
+        false
+    }
+
+    fn validate(&self, at: &Progress<()>, _: &()) -> Result<()> {
+        check(at.seq_len == 0)
+    }
+}
+
+impl StateLayer for Memory<Forgetful> {
+    fn take(&mut self, inputs: &Tensor<3>) -> Result<StateRings> {
+        let need = self.policy.need.clone();
+        let [slots, more] = need.slots(0);
+        Ok(Recurrent { need }.rings([inputs.dims()[0], slots, more], inputs.dtype(), &self.device))
+    }
+
+    fn store(&mut self, _: StateRings, _tokens: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn replayable(&self) -> usize {
+        0
+    }
+
+    fn replayed(&mut self) {}
+
+    fn snapshot(&self) -> Box<dyn StateLayer> {
+        Box::new(self.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_that_becomes_larger_or_smaller_keeps_the_latest() {
+        let device = Device::flex();
+        // Numbers 6 to 10 are in a ring of 5.
+        let ring = Tensor::<4>::from_data([[[[10.0], [6.0], [7.0], [8.0], [9.0]]]], &device);
+        for slots in 1..12 {
+            let new: Vec<f32> = moved(ring.clone(), slots, 10).into_data().iter().collect();
+            for number in 6.max(11 - slots.min(5))..=10 {
+                assert_eq!(new[number % slots], number as f32, "{number} of {slots}");
+            }
+        }
+    }
+
+    #[test]
+    fn slots_that_were_written_are_named_once() {
+        assert_eq!(written(7, 2, 5), [2..4, 0..0]);
+        assert_eq!(written(9, 3, 5), [4..5, 0..2]);
+        assert_eq!(written(9, 5, 5), [0..5, 0..0]);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     Result,
-    layer::{CacheLayer, CrossLayer, KvLayer, StateLayer},
+    layer::{CacheLayer, CrossLayer, KvLayer, Limits, StateLayer},
 };
 
 /// The kind of memory is the model's business, hence an enum; the strategy is not, hence boxes.
@@ -49,6 +49,34 @@ impl LayerCache {
         match self {
             Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
             Self::Recurrent(_) | Self::Nothing => None,
+        }
+    }
+
+    /// What it can take; `None` where it remembers nothing of the sequence.
+    pub(super) fn limits(&self) -> Option<Limits> {
+        match self {
+            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(kv.limits()),
+            Self::Recurrent(state) => Some(state.limits()),
+            Self::Nothing => None,
+        }
+    }
+
+    /// See [`KvLayer::replayable`]; `None` where there is nothing to write.
+    pub(super) fn replayable(&self) -> Option<usize> {
+        match self {
+            Self::Attention(kv) => Some(kv.replayable()),
+            Self::Recurrent(state) => Some(state.replayable()),
+            Self::EncoderDecoder { .. } => Some(0),
+            Self::Nothing => None,
+        }
+    }
+
+    /// Counts a token that a replayed step stored.
+    pub(super) fn replayed(&mut self) {
+        match self {
+            Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => kv.replayed(),
+            Self::Recurrent(state) => state.replayed(),
+            Self::Nothing => {}
         }
     }
 

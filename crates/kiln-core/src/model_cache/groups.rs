@@ -7,7 +7,7 @@
 use super::LayerCache;
 use crate::{
     Error, Result,
-    layer::{CacheLayer, KvLayer},
+    layer::{CacheLayer, KvLayer, Limits},
 };
 
 /// Neighbouring rows that have seen as many tokens, with their memory of each block.
@@ -98,6 +98,10 @@ impl RowGroup {
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {
         self.layers.iter().filter_map(LayerCache::keys)
+    }
+
+    pub(super) fn limits(&self) -> impl Iterator<Item = Limits> {
+        self.layers.iter().filter_map(LayerCache::limits)
     }
 
     pub(super) fn parts(&self) -> impl Iterator<Item = &dyn CacheLayer> {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a law that does not hold panics")]
 
 mod feeding;
+mod state;
 
 use std::ops::Range;
 
@@ -10,11 +11,12 @@ use kiln::{
     Error, ModelCache,
     kernels::Kernels,
     memory::{
-        CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions, Reorders, StateLayer,
+        CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions, Reorders,
     },
 };
 
 pub use feeding::DIM;
+pub use state::{STATE_NEED, state_conforms};
 
 use feeding::{feed, floats, keys, push, tokens_of, update};
 
@@ -455,42 +457,6 @@ fn reset_is_new(subject: &Subject<'_>) {
     let want = push(subject, &mut *new, 0..3);
     assert_eq!(push(subject, &mut *used, 0..3), want, "{subject:?}");
     assert!(kept == 0 || used.usage().device == kept, "{subject:?} uses the buffers that it kept");
-}
-
-/// Laws of every recurrent layer. `layer` is new.
-pub fn state_conforms(layer: &mut dyn StateLayer, device: &Device) {
-    let state = |a: f32, b: f32| {
-        let ssm = Tensor::<3>::from_data(TensorData::new(vec![a, b], [2, 1, 1]), device);
-        (-ssm.clone(), ssm)
-    };
-    let now = |layer: &mut dyn StateLayer| {
-        layer.state().unwrap().map(|(conv, ssm)| {
-            assert_eq!(floats(-conv), floats(ssm.clone()), "the two belong together");
-            floats(ssm)
-        })
-    };
-
-    layer.keep_history(4);
-    for t in 1..9 {
-        layer.store(state(t as f32, 10.0 * t as f32), 1).unwrap();
-    }
-    layer.truncate(6).unwrap();
-    assert_eq!((layer.seq_len(), now(layer)), (6, Some(vec![6.0, 60.0])));
-
-    layer.offload().unwrap();
-    assert_eq!(layer.usage().device, 0, "{} left nothing behind", layer.name());
-    assert_eq!(layer.rewind_point(5), 5, "{} answers from host memory", layer.name());
-    assert_eq!(layer.rewind_point(2), 0, "{} kept no more than was promised", layer.name());
-    layer.reorder(&[1, 0]).unwrap();
-    assert_eq!(now(layer), Some(vec![60.0, 6.0]));
-    layer.truncate(5).unwrap();
-    assert_eq!(now(layer), Some(vec![50.0, 5.0]), "the past is reordered too");
-
-    let saved = layer.save().unwrap();
-    layer.reset();
-    assert_eq!((layer.seq_len(), now(layer)), (0, None));
-    layer.restore(saved).unwrap();
-    assert_eq!((layer.seq_len(), now(layer)), (5, Some(vec![50.0, 5.0])));
 }
 
 fn encoder(cache: &mut ModelCache) -> &mut dyn CrossLayer {

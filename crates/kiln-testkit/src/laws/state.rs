@@ -1,0 +1,166 @@
+//! Laws of recurrent layers.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln::memory::{RecurrentNeed, StateLayer, StateRings};
+
+use super::feeding::floats;
+
+/// What the layers must be made for.
+pub const STATE_NEED: RecurrentNeed = RecurrentNeed { channels: 1, conv_width: 3, state_dim: 1 };
+
+/// A layer of two rows and one channel, and the numbers that it was fed: the input of a token, which is its state, too.
+/// The second row has ten times those of the first.
+struct Fed<'a> {
+    layer: Box<dyn StateLayer>,
+    numbers: Vec<f32>,
+    device: &'a Device,
+}
+
+impl Fed<'_> {
+    /// Feeds some numbers in one pass, and writes the rings as kernels do.
+    fn feed(&mut self, numbers: &[f32]) {
+        let n = numbers.len();
+        let StateRings { mut inputs, mut states } = self.take(n);
+        for &number in numbers {
+            let (inputs_slots, states_slots) = (inputs.dims()[2], states.dims()[2]);
+            let position = self.numbers.len();
+            let vector = || self.tensor([2, 1, 1, 1], vec![number, 10.0 * number]);
+            let at = |slot: usize| [0..2, 0..1, slot..slot + 1, 0..1];
+            inputs = inputs.slice_assign(at(position % inputs_slots), vector());
+            states = states.slice_assign(at((position + 1) % states_slots), vector());
+            self.numbers.push(number);
+        }
+        self.layer.store(StateRings { inputs, states }, n).unwrap();
+        assert_eq!(self.layer.seq_len(), self.numbers.len());
+    }
+
+    fn take(&mut self, tokens: usize) -> StateRings {
+        let inputs = self.tensor([2, tokens, 1], vec![0.0; 2 * tokens]);
+        self.layer.take(&inputs).unwrap()
+    }
+
+    fn tensor<const D: usize>(&self, shape: [usize; D], numbers: Vec<f32>) -> Tensor<D> {
+        Tensor::from_data(TensorData::new(numbers, shape), self.device)
+    }
+
+    fn truncate(&mut self, len: usize) {
+        self.layer.truncate(len).unwrap();
+        self.numbers.truncate(len);
+    }
+
+    /// Compares what the next token would find with what was fed. `factors`: of the rows, if they are others by now.
+    fn check(&mut self, factors: [f32; 2], what: &str) {
+        let len = self.numbers.len();
+        assert_eq!(self.layer.seq_len(), len, "{what}");
+        if len == 0 {
+            return;
+        }
+        let rings = self.take(0);
+        let read = |ring: &Tensor<4>, number: usize| {
+            let slot = number % ring.dims()[2];
+            floats(ring.clone().narrow(2, slot, 1))
+        };
+        let want = |number: f32| factors.map(|factor| factor * number);
+        assert_eq!(read(&rings.states, len), want(self.numbers[len - 1]), "{what}: state behind {len}");
+        for position in len.saturating_sub(2)..len {
+            let got = read(&rings.inputs, position);
+            assert_eq!(got, want(self.numbers[position]), "{what}: input {position} of {len}");
+        }
+        self.layer.store(rings, 0).unwrap();
+    }
+}
+
+const ROWS: [f32; 2] = [1.0, 10.0];
+
+/// Laws of every layer for [`STATE_NEED`]. `build` makes new ones.
+pub fn state_conforms(build: &dyn Fn() -> Box<dyn StateLayer>, device: &Device) {
+    let new = || Fed { layer: build(), numbers: Vec::new(), device };
+    let numbers = |range: std::ops::Range<usize>| range.map(|n| n as f32 + 1.0).collect::<Vec<_>>();
+
+    // Every length that was promised can be returned to, however tokens were divided into passes.
+    for passes in [&[1; 8][..], &[3, 5], &[8], &[2, 1, 4, 1], &[30, 1, 2], &[1, 40]] {
+        for back in 0..=4 {
+            let mut fed = new();
+            fed.layer.keep_history(4);
+            for &n in passes {
+                fed.feed(&numbers(fed.numbers.len()..fed.numbers.len() + n));
+            }
+            let len = fed.numbers.len();
+            let what = format!("{} after passes of {passes:?}, {back} back", fed.layer.name());
+            let Some(left) = len.checked_sub(back) else { continue };
+            assert_eq!(fed.layer.rewind_point(left), left, "{what}");
+            fed.truncate(left);
+            fed.check(ROWS, &what);
+            fed.feed(&numbers(90..92));
+            fed.feed(&numbers(92..93));
+            fed.check(ROWS, &what);
+        }
+    }
+
+    // A pass can be taken back, whatever was promised.
+    for history in [0, 2] {
+        let mut fed = new();
+        fed.layer.keep_history(history);
+        fed.feed(&numbers(0..6));
+        fed.feed(&numbers(6..20));
+        assert_eq!(fed.layer.rewind_point(6), 6, "before the pass");
+        assert_eq!(fed.layer.rewind_point(10), 6, "no further");
+        fed.truncate(6);
+        fed.check(ROWS, "taken back");
+        fed.feed(&numbers(50..51));
+        fed.check(ROWS, "taken back, and on");
+    }
+
+    let mut fed = new();
+    fed.layer.keep_history(4);
+    (0..8).for_each(|n| fed.feed(&numbers(n..n + 1)));
+    fed.truncate(6);
+    assert_eq!(fed.layer.rewind_point(2), 0, "{} kept no more than was promised", fed.layer.name());
+    // More is promised when rings are in use.
+    fed.layer.keep_history(9);
+    (20..29).for_each(|n| fed.feed(&numbers(n..n + 1)));
+    assert_eq!(fed.layer.rewind_point(6), 6, "a late promise");
+    fed.truncate(7);
+    fed.check(ROWS, "a late promise");
+
+    // Two futures of a snapshot do not meet.
+    let mut other = Fed { layer: fed.layer.snapshot(), numbers: fed.numbers.clone(), device };
+    for n in 40..44 {
+        fed.feed(&numbers(n..n + 1));
+        other.feed(&numbers(n + 20..n + 21));
+        fed.check(ROWS, "a future");
+        other.check(ROWS, "another future");
+    }
+
+    fed.layer.offload().unwrap();
+    assert_eq!(fed.layer.usage().device, 0, "{} left nothing behind", fed.layer.name());
+    assert_eq!(fed.layer.rewind_point(9), 9, "{} answers from host memory", fed.layer.name());
+    fed.check(ROWS, "in host memory");
+    fed.feed(&numbers(70..72));
+    fed.check(ROWS, "fed in host memory");
+    fed.layer.reorder(&[1, 0]).unwrap();
+    fed.check([10.0, 1.0], "reordered");
+    fed.truncate(11);
+    fed.check([10.0, 1.0], "the past is reordered, too");
+    assert!(fed.layer.reorder(&[2]).is_err(), "there are two rows");
+    let one = fed.tensor([1, 1, 1], vec![0.0]);
+    assert!(fed.layer.take(&one).is_err(), "there are two rows");
+    fed.check([10.0, 1.0], "refused");
+
+    let saved = fed.layer.save().unwrap();
+    let mut restored = Fed { layer: build(), numbers: fed.numbers.clone(), device };
+    restored.layer.restore(saved.clone()).unwrap();
+    restored.check([10.0, 1.0], "restored");
+    fed.layer.reset();
+    fed.numbers.clear();
+    fed.feed(&numbers(0..3));
+    fed.check(ROWS, "reset");
+    for slot in 0..saved.slots.len() {
+        let mut wrong = saved.clone();
+        wrong.slots[slot] = vec![TensorData::new(vec![0f32; 12], [2, 2, 3, 1])];
+        assert!(build().restore(wrong).is_err(), "a tensor of another shape");
+    }
+    let mut wrong = saved;
+    wrong.slots.pop();
+    assert!(build().restore(wrong).is_err(), "a tensor is missing");
+}
