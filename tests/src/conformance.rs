@@ -53,6 +53,10 @@ const MUST: &[&str] = &[
     "qwen2/greedy_long",
     "gemma/leftpad_b2",
     "gemma2/greedy_long",
+    "mamba/greedy",
+    "mamba/greedy_short",
+    "mamba/greedy_nocache",
+    "mamba/leftpad_b2",
     "proc/top_p",
     "proc/repetition_penalty",
 ];

@@ -12,8 +12,8 @@ pub(crate) const TINY: RandomLlama =
     RandomLlama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
 
 /// Recorded models, one for each architecture, under its name.
-pub(crate) const ARCHITECTURES: [&str; 8] =
-    ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text"];
+pub(crate) const ARCHITECTURES: [&str; 9] =
+    ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "mamba"];
 
 /// A folder of fixtures.
 pub(crate) fn fixtures(version: &str) -> PathBuf {

@@ -25,9 +25,14 @@ pub struct Sizes {
     pub positions: usize,
     /// Whether the head's matrix is the embedding's.
     pub tied: bool,
+    /// Channels of state-space mixers; 0 where there are none.
+    pub state_channels: usize,
 }
 
 impl Sizes {
+    /// [`positions`](Self::positions) of a model that was made for sequences of any length.
+    pub const ANY_LENGTH: usize = 1 << 30;
+
     /// Bytes that a forward pass over `tokens` tokens of `rows` rows takes beside weights and cache, in elements of
     /// `element` bytes; an estimate. Logits are those of the last tokens.
     pub fn working_bytes(&self, rows: usize, tokens: usize, element: usize) -> usize {
@@ -36,10 +41,13 @@ impl Sizes {
     }
 
     /// Bytes of a token's activations. What is alive at once: the residual and its norm, queries, keys and values before
-    /// and after they are rotated, or the three sides of the feed-forward.
+    /// and after they are rotated, or what goes through a state-space mixer, or the three sides of the feed-forward.
     pub fn token_bytes(&self, element: usize) -> usize {
-        let &Self { hidden, heads, kv_heads, head_dim, intermediate, .. } = self;
-        (2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim).max(3 * hidden + 3 * intermediate) * element
+        let &Self { hidden, heads, kv_heads, head_dim, intermediate, state_channels, .. } = self;
+        let attention = 2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim;
+        // Inputs and gate, each also laid out for the kernels; convolved inputs, time steps, results.
+        let state_space = 2 * hidden + 7 * state_channels;
+        attention.max(state_space).max(3 * hidden + 3 * intermediate) * element
     }
 }
 
@@ -134,6 +142,7 @@ impl Common {
             vocab: fields.vocab_size,
             positions,
             tied: fields.tie_word_embeddings.unwrap_or(defaults.tied),
+            state_channels: 0,
         };
         Ok(Self { sizes, eps })
     }

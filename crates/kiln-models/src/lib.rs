@@ -14,6 +14,7 @@ mod gemma;
 mod gemma2;
 mod gemma3_text;
 mod llama;
+mod mamba;
 mod mistral;
 mod nn;
 mod phi3;
@@ -64,7 +65,8 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &phi3::Phi3,
     &gemma::Gemma,
     &gemma2::Gemma2,
-    &gemma3_text::Gemma3Text, //
+    &gemma3_text::Gemma3Text,
+    &mamba::Mamba,
 ];
 
 /// Reads `config` with the architecture that its `model_type` names.

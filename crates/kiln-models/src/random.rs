@@ -77,6 +77,13 @@ impl Weights for RandomWeights {
         self.noise([range.len(), width]).map(Matrix::Dense)
     }
 
+    fn float32(&mut self, _name: &str, shape: &[usize]) -> Result<Tensor<1>> {
+        let others = std::mem::replace(&mut self.dtype, DType::F32);
+        let numbers = self.noise([shape.iter().product()]);
+        self.dtype = others;
+        numbers
+    }
+
     fn largest_binding(&self) -> usize {
         self.largest_binding
     }

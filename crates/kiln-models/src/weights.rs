@@ -30,6 +30,9 @@ pub trait Weights {
     /// Rows `range` of the matrix of all `parts`, `[rows of all, width]`.
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix>;
 
+    /// All numbers of the tensor `name` of this shape, in order, in float32 whatever the other weights are held in.
+    fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>>;
+
     /// Bytes of the largest tensor that a kernel can be given.
     fn largest_binding(&self) -> usize;
 

@@ -225,6 +225,17 @@ impl Weights for Loader<'_> {
         self.stack(parts, &[width], range).map(Matrix::Dense)
     }
 
+    fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>> {
+        let entry = self.entry(name, shape)?;
+        let rows: usize = shape.iter().product();
+        let row = entry.range.len() / rows.max(1);
+        let piece = Piece { name, entry, rows, start: entry.range.start, row };
+        let others = std::mem::replace(&mut self.dtype, DType::F32);
+        let numbers = self.upload(&[piece], [rows]);
+        self.dtype = others;
+        numbers
+    }
+
     fn largest_binding(&self) -> usize {
         self.largest_binding
     }

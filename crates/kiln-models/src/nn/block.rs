@@ -4,7 +4,14 @@ use burn::tensor::Tensor;
 use kiln_core::{Result, model_cache::Pass};
 use kiln_kernels::Kernels;
 
-use super::{attention::Attention, decoder::DecoderConfig, mlp::GatedMlp, norm::RmsNorm, places::Places};
+use super::{
+    attention::Attention,
+    decoder::DecoderConfig,
+    mamba::{Mamba, MambaConfig},
+    mlp::GatedMlp,
+    norm::RmsNorm,
+    places::Places,
+};
 use crate::Weights;
 
 /// What a block consists of.
@@ -19,7 +26,10 @@ pub(crate) struct BlockConfig {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MixerConfig {
     /// With what [`DecoderConfig::attention`] says. `window`: the latest tokens that it sees, `None` for all of them.
-    Attention { window: Option<usize> },
+    Attention {
+        window: Option<usize>,
+    },
+    Mamba(MambaConfig),
 }
 
 /// What a token goes through by itself.
@@ -39,6 +49,7 @@ impl BlockConfig {
 #[derive(Debug)]
 enum Mixer {
     Attention(Attention),
+    Mamba(Mamba),
 }
 
 #[derive(Debug)]
@@ -82,9 +93,9 @@ impl Block {
         let mixer_name = format!("{name}.{}", config.names.mixer);
         let before_feed_forward =
             if config.norms_after { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+        let input_norm = norm(weights, config.names.input_norm)?;
         Ok(Self {
             mixer_norm: norm_after(weights, "post_attention_layernorm")?,
-            input_norm: norm(weights, config.names.input_norm)?,
             mixer: match block.mixer {
                 MixerConfig::Attention { window } => Mixer::Attention(Attention::load(
                     weights,
@@ -93,6 +104,9 @@ impl Block {
                     config.norm,
                     window,
                 )?),
+                MixerConfig::Mamba(mamba) => {
+                    Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, input_norm.dtype())?)
+                }
             },
             feed_forward: match block.feed_forward {
                 None => None,
@@ -106,6 +120,7 @@ impl Block {
                     )?),
                 }),
             },
+            input_norm,
         })
     }
 
@@ -121,14 +136,17 @@ impl Block {
         pass: &mut Pass<'_>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let normed = self.input_norm.forward(x.clone(), kernels);
+        let dtype = self.input_norm.dtype();
+        let normed = self.input_norm.forward(x.clone().cast(dtype), kernels);
         let mix = |residual| match &self.mixer {
             Mixer::Attention(attention) => {
                 attention.forward(residual, normed, places, pass.attention(layer)?, kernels)
             }
+            Mixer::Mamba(mamba) => mamba.forward(residual, normed, places, pass.recurrent(layer)?, kernels),
         };
         let x = match &self.mixer_norm {
-            None => mix(Some(x))?,
+            None if x.dtype() == dtype => mix(Some(x))?,
+            None => mix(None)?.cast(x.dtype()) + x,
             Some(norm) => x + norm.forward(mix(None)?, kernels),
         };
         Ok(match &self.feed_forward {
@@ -142,6 +160,7 @@ impl Block {
         let norms = [&self.input_norm].into_iter().chain(&self.mixer_norm);
         let mixer = match &self.mixer {
             Mixer::Attention(attention) => attention.bytes(),
+            Mixer::Mamba(mamba) => mamba.bytes(),
         };
         let feed_forward = self.feed_forward.as_ref().map_or(0, NormedFeedForward::bytes);
         norms.map(RmsNorm::bytes).sum::<usize>() + mixer + feed_forward

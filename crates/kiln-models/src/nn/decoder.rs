@@ -15,6 +15,7 @@ use kiln_kernels::{Kernels, NormOrder};
 use super::{
     attention::AttentionConfig,
     block::{Block, BlockConfig, MixerConfig},
+    mamba::MambaConfig,
     mlp::MlpConfig,
     norm::{NormKind, RmsNorm},
     places::Places,
@@ -32,6 +33,8 @@ pub(crate) struct DecoderConfig {
     pub(crate) norm: NormKind,
     /// Whether what attention and feed-forward add is normed, too.
     pub(crate) norms_after: bool,
+    /// Whether what blocks add is added up in float32, whatever weights are held in.
+    pub(crate) float32_residual: bool,
     /// Embeddings are multiplied by it, rounded to their type.
     pub(crate) embedding_scale: Option<f32>,
     pub(crate) attention: AttentionConfig,
@@ -52,12 +55,37 @@ impl DecoderConfig {
             mlp: MlpConfig::new(&sizes),
             norm: NormKind { eps, order: NormOrder::CastThenScale },
             norms_after: false,
+            float32_residual: false,
             embedding_scale: None,
             fits_float16: true,
             final_softcap: None,
             sizes: Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes },
             ropes: Some(ropes),
             names: Names::default(),
+        }
+    }
+
+    /// Blocks of Mamba mixers alone.
+    pub(crate) fn mamba(Common { sizes, eps }: Common, mamba: MambaConfig) -> Self {
+        Self {
+            attention: AttentionConfig::new(&sizes),
+            blocks: vec![BlockConfig { mixer: MixerConfig::Mamba(mamba), feed_forward: None }; sizes.layers],
+            mlp: MlpConfig::new(&sizes),
+            norm: NormKind { eps, order: NormOrder::CastThenScale },
+            norms_after: false,
+            float32_residual: true,
+            embedding_scale: None,
+            fits_float16: true,
+            final_softcap: None,
+            ropes: None,
+            names: Names {
+                model: "backbone",
+                embeddings: "embeddings",
+                norm: "norm_f",
+                input_norm: "norm",
+                mixer: "mixer",
+            },
+            sizes,
         }
     }
 
@@ -116,6 +144,7 @@ impl Configured for DecoderConfig {
                 let rotary = self.ropes.as_ref().map(|ropes| ropes.of(window).need());
                 LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window, rotary })
             }
+            MixerConfig::Mamba(mamba) => LayerNeed::Recurrent(mamba.need()),
         };
         self.blocks.iter().map(need).collect()
     }
@@ -203,6 +232,9 @@ impl CausalModel for Decoder {
             let scale = rounded(scale, x.dtype());
             x = x * scale;
         }
+        if self.config.float32_residual {
+            x = x.cast(DType::F32);
+        }
         let last = |x: Tensor<3>| x.narrow(1, batch.len() - 1, 1);
         // What the head is applied to.
         let mut hidden = Vec::new();
@@ -216,7 +248,7 @@ impl CausalModel for Decoder {
             Logits::All | Logits::Hidden => x,
             Logits::Last | Logits::Early(_) => last(x),
         };
-        let x = self.norm.forward(x, kernels);
+        let x = self.norm.forward(x, kernels).cast(self.norm.dtype());
         Ok(match (logits, hidden.len()) {
             (Logits::Hidden, _) => x,
             (_, 0) => self.head(x),
@@ -237,6 +269,7 @@ impl CausalModel for Decoder {
 impl Decoder {
     /// Logits in float32, without the softcap.
     fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
+        let hidden = hidden.cast(self.norm.dtype());
         self.lm_head.project(hidden, None, None, &self.kernels).cast(DType::F32)
     }
 

@@ -4,6 +4,7 @@ pub(crate) mod attention;
 pub(crate) mod block;
 pub(crate) mod decoder;
 pub(crate) mod linear;
+pub(crate) mod mamba;
 pub(crate) mod mlp;
 pub(crate) mod norm;
 pub(crate) mod places;

@@ -1,6 +1,6 @@
 //! RMSNorm (Zhang and Sennrich, 2019).
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use kiln_core::Result;
 use kiln_kernels::{Kernels, NormOrder};
 
@@ -23,6 +23,11 @@ impl RmsNorm {
     /// Reads `name.weight`.
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, len: usize, kind: NormKind) -> Result<Self> {
         Ok(Self { weight: weights.vector(&[Part::new(format!("{name}.weight"), len)])?, kind })
+    }
+
+    /// One without weights: it scales by 1.
+    pub(crate) fn plain(len: usize, kind: NormKind, options: (&Device, DType)) -> Self {
+        Self { weight: Tensor::ones([len], options), kind }
     }
 
     /// What the weight is held in.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
     batch::{Batch, Steps},
-    layer::{KvLayer, Positions, RowPosition},
+    layer::{KvLayer, Positions, RowPosition, StateLayer},
     model_cache::RowPart,
 };
 
@@ -30,28 +30,34 @@ impl Frame {
         Self { rows: part.rows.clone(), skip: part.skip, columns, first }
     }
 
+    /// Where tokens stand that a recurrent block goes over.
+    pub(crate) fn of_state(part: &RowPart<'_, dyn StateLayer>, columns: usize) -> Self {
+        Self { rows: part.rows.clone(), skip: part.skip, columns, first: part.layer.seq_len() }
+    }
+
     pub(crate) fn new_tokens(&self) -> usize {
         self.columns - self.skip
     }
 
-    /// Its part of `[batch, heads, columns, head_dim]`.
-    pub(crate) fn own(&self, x: &Tensor<4>) -> Tensor<4> {
+    /// Its part of `[batch, .., columns, width]`.
+    pub(crate) fn own<const D: usize>(&self, x: &Tensor<D>) -> Tensor<D> {
         let x = match self.rows.len() == x.dims()[0] {
             true => x.clone(),
             false => x.clone().narrow(0, self.rows.start, self.rows.len()),
         };
-        if self.skip == 0 { x } else { x.narrow(2, self.skip, self.new_tokens()) }
+        if self.skip == 0 { x } else { x.narrow(D - 2, self.skip, self.new_tokens()) }
     }
 
-    /// `[rows, heads, new tokens, head_dim]` with all columns; those that are no tokens are 0.
-    pub(crate) fn whole(&self, x: Tensor<4>) -> Tensor<4> {
-        if self.skip == 0 { x } else { Tensor::cat(vec![self.nothing(&x), x], 2) }
+    /// `[rows, .., new tokens, width]` with all columns; those that are no tokens are 0.
+    pub(crate) fn whole<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if self.skip == 0 { x } else { Tensor::cat(vec![self.nothing(&x), x], D - 2) }
     }
 
     /// What the columns that are no tokens become: zeros, in the shape and type of `x` otherwise.
-    pub(crate) fn nothing(&self, x: &Tensor<4>) -> Tensor<4> {
-        let [_, heads, _, head_dim] = x.dims();
-        Tensor::zeros([self.rows.len(), heads, self.skip, head_dim], (&x.device(), x.dtype()))
+    pub(crate) fn nothing<const D: usize>(&self, x: &Tensor<D>) -> Tensor<D> {
+        let mut shape = x.dims();
+        (shape[0], shape[D - 2]) = (self.rows.len(), self.skip);
+        Tensor::zeros(shape, (&x.device(), x.dtype()))
     }
 }
 

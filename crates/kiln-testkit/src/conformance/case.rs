@@ -114,6 +114,12 @@ impl Case {
             return None;
         }
         let config = ConfigFile::read(&folder.model(&self.model)).ok()?;
+        if config.model_type().ok()? == "mamba" {
+            let width = config.get("conv_kernel")?.as_u64()? as usize;
+            let is_short = self.input_ids.first()?.len() < width && self.cache(folder) != "none";
+            let reason = "4.47 loses inputs of the convolution behind a prompt that is shorter than it";
+            return is_short.then(|| reason.to_owned());
+        }
         let slides = self.cache(folder) == "sliding" || config.model_type().ok()? == "gemma2";
         let window = config.get("sliding_window")?.as_u64()? as usize;
         let prompt = self.input_ids.first()?.len();

@@ -1,0 +1,215 @@
+//! The mixer of Mamba (Gu and Dao, 2023, <https://arxiv.org/abs/2312.00752>): a convolution over a few tokens, and a state per
+//! channel that each token moves by as much as it says itself. (`MambaMixer` of transformers)
+
+use burn::tensor::{DType, Tensor};
+use kiln_core::{
+    Result,
+    layer::{StateLayer, StateRings},
+    model_cache::RowPart,
+    need::RecurrentNeed,
+};
+use kiln_kernels::{CausalConv, Kernels, NormOrder, SelectiveScan};
+
+use super::{
+    linear::Linear,
+    norm::{NormKind, RmsNorm},
+    places::{Frame, Places},
+};
+use crate::{Part, Weights};
+
+/// What architectures say of a Mamba mixer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MambaConfig {
+    pub(crate) hidden: usize,
+    pub(crate) channels: usize,
+    /// Numbers of a channel's state.
+    pub(crate) state_dim: usize,
+    /// Inputs that the convolution looks at, the token's own included.
+    pub(crate) conv_width: usize,
+    /// Numbers that time steps are made of.
+    pub(crate) time_step_rank: usize,
+    /// Of the projections in and out.
+    pub(crate) bias: bool,
+    pub(crate) conv_bias: bool,
+    /// What is added to the mean square where time steps and the vectors in and out of the state are normed, by norms without
+    /// weights; `None`: they are not.
+    pub(crate) plain_norms: Option<f64>,
+}
+
+impl MambaConfig {
+    pub(crate) fn need(&self) -> RecurrentNeed {
+        let &Self { channels, conv_width, state_dim, .. } = self;
+        RecurrentNeed { channels, conv_width, state_dim }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Mamba {
+    /// To what is mixed, and to the gate.
+    in_proj: Linear,
+    /// `[channels, width]`
+    conv: Tensor<2>,
+    conv_bias: Option<Tensor<1>>,
+    /// To time steps and to the vectors in and out of the state.
+    x_proj: Linear,
+    dt_proj: Linear,
+    /// Of these three.
+    norms: Option<[RmsNorm; 3]>,
+    /// `[state_dim + 1, channels]` in float32: `-exp(A_log)`, and D
+    ad: Tensor<2>,
+    out_proj: Linear,
+    config: MambaConfig,
+}
+
+impl Mamba {
+    /// Reads the weights of mixer `name`; `dtype` is the type of most.
+    pub(crate) fn load(
+        weights: &mut dyn Weights,
+        name: &str,
+        config: MambaConfig,
+        dtype: DType,
+    ) -> Result<Self> {
+        let MambaConfig { hidden, channels, state_dim, conv_width, time_step_rank, .. } = config;
+        let part = |part: &str| format!("{name}.{part}");
+        let in_proj = Linear::load(weights, &part("in_proj"), [hidden, 2 * channels], config.bias)?;
+        let x_proj =
+            Linear::load(weights, &part("x_proj"), [channels, time_step_rank + 2 * state_dim], false)?;
+        let dt_proj = Linear::load(weights, &part("dt_proj"), [time_step_rank, channels], true)?;
+        let out_proj = Linear::load(weights, &part("out_proj"), [channels, hidden], config.bias)?;
+        let bias = Part::new(part("conv1d.bias"), channels);
+        let conv_bias = config.conv_bias.then(|| weights.vector(&[bias])).transpose()?;
+        let conv = weights.float32(&part("conv1d.weight"), &[channels, 1, conv_width])?;
+        let a_log = weights.float32(&part("A_log"), &[channels, state_dim])?;
+        let d = weights.float32(&part("D"), &[channels])?;
+        let a = -a_log.reshape([channels, state_dim]).transpose().exp();
+        let norm = |len: usize, eps: f64| {
+            let kind = NormKind { eps, order: NormOrder::CastThenScale };
+            RmsNorm::plain(len, kind, (&d.device(), dtype))
+        };
+        Ok(Self {
+            norms: config
+                .plain_norms
+                .map(|eps| [norm(time_step_rank, eps), norm(state_dim, eps), norm(state_dim, eps)]),
+            conv: conv.reshape([channels, conv_width]).cast(dtype),
+            ad: Tensor::cat(vec![a, d.clone().reshape([1, channels])], 0),
+            in_proj,
+            conv_bias,
+            x_proj,
+            dt_proj,
+            out_proj,
+            config,
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let linears = [&self.in_proj, &self.x_proj, &self.dt_proj, &self.out_proj];
+        let conv = self.conv.shape().num_elements() * self.conv.dtype().size();
+        let bias =
+            self.conv_bias.as_ref().map_or(0, |bias| bias.shape().num_elements() * bias.dtype().size());
+        let norms = self.norms.iter().flatten().map(RmsNorm::bytes).sum::<usize>();
+        let ad = self.ad.shape().num_elements() * self.ad.dtype().size();
+        linears.into_iter().map(Linear::bytes).sum::<usize>() + conv + bias + norms + ad
+    }
+
+    /// What it makes of `x`, added to `residual` where there is one.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, all of them
+    pub(crate) fn forward(
+        &self,
+        residual: Option<Tensor<3>>,
+        x: Tensor<3>,
+        places: &mut Places<'_>,
+        mut parts: Vec<RowPart<'_, dyn StateLayer>>,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>> {
+        let tokens = x.dims()[1];
+        let MambaConfig { channels, state_dim, time_step_rank, .. } = self.config;
+        let frames: Vec<Frame> = parts.iter().map(|part| Frame::of_state(part, tokens)).collect();
+        let positions: Vec<_> = frames.iter().map(|frame| places.positions(frame)).collect();
+
+        let both = self.in_proj.forward(x, kernels);
+        let (x, gate) = (both.clone().narrow(2, 0, channels), both.narrow(2, channels, channels));
+        let mut rings = taken(&mut parts, &frames, &x)?;
+        let mut convolved = Vec::with_capacity(frames.len());
+        for ((frame, positions), rings) in frames.iter().zip(&positions).zip(&mut rings) {
+            let Some(own) = rings.take() else {
+                convolved.push(frame.nothing(&x));
+                continue;
+            };
+            let (y, inputs) = kernels.run(CausalConv {
+                x: frame.own(&x),
+                weight: self.conv.clone(),
+                bias: self.conv_bias.clone(),
+                ring: own.inputs,
+                positions: positions.clone(),
+            });
+            *rings = Some(StateRings { inputs, ..own });
+            convolved.push(frame.whole(y));
+        }
+        let x = together(convolved);
+
+        let selected = self.x_proj.forward(x.clone(), kernels);
+        let dt = selected.clone().narrow(2, 0, time_step_rank);
+        let bc = selected.narrow(2, time_step_rank, 2 * state_dim);
+        let (dt, bc) = match &self.norms {
+            None => (dt, bc),
+            Some([dt_norm, b_norm, c_norm]) => {
+                let b = b_norm.forward(bc.clone().narrow(2, 0, state_dim), kernels);
+                let c = c_norm.forward(bc.narrow(2, state_dim, state_dim), kernels);
+                (dt_norm.forward(dt, kernels), Tensor::cat(vec![b, c], 2))
+            }
+        };
+        let dt = self.dt_proj.forward(dt, kernels);
+
+        let mut mixed = Vec::with_capacity(frames.len());
+        for (((part, frame), positions), rings) in parts.into_iter().zip(&frames).zip(positions).zip(rings) {
+            let Some(StateRings { inputs, states }) = rings else {
+                mixed.push(frame.nothing(&x));
+                continue;
+            };
+            let (y, states) = kernels.run(SelectiveScan {
+                x: frame.own(&x),
+                dt: frame.own(&dt),
+                bc: frame.own(&bc),
+                gate: frame.own(&gate),
+                ad: self.ad.clone(),
+                ring: states,
+                positions,
+            });
+            part.layer.store(StateRings { inputs, states }, frame.new_tokens())?;
+            mixed.push(frame.whole(y));
+        }
+        Ok(self.out_proj.forward_onto(residual, together(mixed), kernels))
+    }
+}
+
+/// The rings of each part that has new tokens.
+///
+/// # Errors
+/// Those of [`StateLayer::take`]. All rings are where they were then.
+fn taken(
+    parts: &mut [RowPart<'_, dyn StateLayer>],
+    frames: &[Frame],
+    inputs: &Tensor<3>,
+) -> Result<Vec<Option<StateRings>>> {
+    let mut rings = Vec::with_capacity(parts.len());
+    for i in 0..parts.len() {
+        let own = frames[i].new_tokens() > 0;
+        match own.then(|| parts[i].layer.take(&frames[i].own(inputs))).transpose() {
+            Ok(taken) => rings.push(taken),
+            Err(error) => {
+                for (part, rings) in parts.iter_mut().zip(rings) {
+                    rings.map_or(Ok(()), |rings| part.layer.store(rings, 0))?;
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(rings)
+}
+
+/// What came of each part, as one batch.
+fn together(mut parts: Vec<Tensor<3>>) -> Tensor<3> {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
+}
