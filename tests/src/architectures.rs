@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     checkpoints::{copy_of, edit_config, edit_tensors, load, logits, refused, survives},
-    support::{ARCHITECTURES, assert_close, batch, fixtures, forward, recorded},
+    support::{ARCHITECTURES, assert_close, batch, fixtures_of, forward, recorded},
 };
 
 fn devices() -> impl Iterator<Item = &'static Opened> {
@@ -46,7 +46,7 @@ fn every_architecture_has_cases_that_pass() {
     for name in ARCHITECTURES {
         let filter = format!("{name}/");
         let summary =
-            conformance::run(&fixtures("5.23.0"), &filter, &setup, &mut |_| Ok::<(), kiln::Error>(()))
+            conformance::run(&fixtures_of(name), &filter, &setup, &mut |_| Ok::<(), kiln::Error>(()))
                 .unwrap();
         assert!(summary.passed >= 3 && summary.failed == 0, "{name}: {summary}");
     }
@@ -251,6 +251,19 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         ("gemma3_text", "rope_scaling", json!(8.0), "rope_scaling"),
         ("gemma3_text", "rope_scaling", json!({"rope_type": "linear"}), "`factor` is missing"),
         ("gemma3_text", "layer_types", list(&["full_attention"]), "`layer_types` has 1 entries"),
+        ("falcon_mamba", "mixer_rms_eps", json!(-1.0), "`mixer_rms_eps` is -1"),
+        ("mamba", "hidden_act", json!("gelu"), "known: silu"),
+        ("mamba", "time_step_rank", json!("many"), "neither `auto` nor a number"),
+        ("mamba", "time_step_rank", json!(0), "`time_step_rank` is 0"),
+        ("mamba", "time_step_rank", json!(5), "config.json asks for"),
+        ("mamba", "state_size", json!(0), "`state_size` is 0"),
+        ("mamba", "state_size", json!(7), "config.json asks for"),
+        ("mamba", "conv_kernel", json!(1000), "`conv_kernel` is 1000"),
+        ("mamba", "conv_kernel", json!(3), "`backbone.layers.0.mixer.conv1d.weight` has shape"),
+        ("mamba", "expand", json!(3), "config.json asks for"),
+        ("mamba", "use_bias", json!(true), "no tensor `backbone.layers.0.mixer.in_proj.bias`"),
+        ("mamba", "use_conv_bias", json!(false), "no place for"),
+        ("mamba", "layer_norm_epsilon", json!(0), "must be a positive float32"),
     ];
     for (name, key, value, expected) in cases {
         let folder = copy_of(name);
@@ -316,7 +329,8 @@ proptest! {
             "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "hidden_act",
             "hidden_activation", "rope_parameters", "rope_scaling", "rope_local_base_freq", "rope_theta",
             "partial_rotary_factor", "original_max_position_embeddings", "head_dim", "num_key_value_heads",
-            "attention_bias", "use_bidirectional_attention", "model_type",
+            "attention_bias", "use_bidirectional_attention", "model_type", "state_size", "time_step_rank",
+            "conv_kernel", "expand", "residual_in_fp32",
         ]),
         value in prop_oneof![
             any::<i64>().prop_map(|n| json!(n)),

@@ -61,6 +61,7 @@ fn the_tokens_are_those_of_the_model_alone() {
             ),
             ("mistral", &["dynamic", "sliding", "static"]),
             ("gemma2", &["dynamic", "static"]),
+            ("mamba", &["dynamic", "dynamic + offload=all"]),
         ] {
             let model = recorded(name, opened);
             let draft = recorded("llama_draft", opened);

@@ -125,3 +125,22 @@ fn beams_of_the_device_go_on_with_every_cache() {
         }
     }
 }
+
+/// The states of rows go with them: transformers 4.47 left them where they were.
+#[test]
+fn beams_of_a_recurrent_model_are_those_of_one_that_computes_everything_again() {
+    for (device, opened) in kiln_testkit::devices::opened() {
+        let model = recorded("mamba", opened);
+        let found = |plan: Plan| {
+            let prompts = vec![vec![3, 1, 4, 1, 5, 9, 2, 6], vec![27, 18, 28]];
+            let config = greedy(12).num_beams(4).num_return_sequences(4);
+            let mut steps = model.generate(prompts).plan(plan).config(config).steps().unwrap();
+            steps.try_for_each(|step| step.map(drop)).unwrap();
+            let completions = steps.completions().unwrap();
+            completions.into_iter().flatten().map(|completion| completion.tokens).collect::<Vec<_>>()
+        };
+        let want = found(Plan::none());
+        assert_eq!(found(Plan::dynamic()), want, "{device}");
+        assert_eq!(found(Plan::named("offloaded").unwrap()), want, "offloaded on {device}");
+    }
+}

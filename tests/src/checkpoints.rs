@@ -10,7 +10,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{assert_close, batch, fixtures, float32, forward};
+use crate::support::{assert_close, batch, fixtures, fixtures_of, float32, forward};
 
 /// A copy of the recorded llama, to be spoilt.
 fn copy() -> TempDir {
@@ -20,7 +20,7 @@ fn copy() -> TempDir {
 /// A copy of the recorded model `name`.
 pub(crate) fn copy_of(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let from = fixtures("5.23.0").join("models").join(name);
+    let from = fixtures_of(name).join("models").join(name);
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
         fs::copy(from.join(file), folder.path().join(file)).unwrap();
     }

@@ -92,16 +92,26 @@ const MUST_ROPE: &[&str] = &[
     "llama_wide/chunked_dynamic",
 ];
 
+/// Cases of the folder of Mamba models.
+const MUST_MAMBA: &[&str] = &[
+    "mamba_other/greedy_short",
+    "mamba_other/greedy_long",
+    "mamba_other/beam3",
+    "falcon_mamba/greedy",
+    "falcon_mamba/leftpad_b2",
+];
+
 #[test]
 fn every_case_passes_or_is_not_implemented_yet() {
     for (_, device) in kiln_testkit::devices::opened() {
         let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
-        for version in ["4.47.1", "5.23.0", "5.23.0-rope"] {
+        for version in ["4.47.1", "5.23.0", "5.23.0-rope", "5.23.0-mamba"] {
             let (lines, summary) = run(version, "", &setup);
             assert_eq!(summary.failed, 0, "on {}", device.info.name);
             let musts = match version {
                 "4.47.1" => [MUST, MUST_4_47].concat(),
                 "5.23.0" => [MUST, MUST_5_23].concat(),
+                "5.23.0-mamba" => MUST_MAMBA.to_vec(),
                 _ => MUST_ROPE.to_vec(),
             };
             for must in musts {

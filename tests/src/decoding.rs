@@ -59,6 +59,7 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
             ("mistral", &["sliding", "static", "dynamic"]),
             ("gemma2", &["static"]),
             ("llama_rope_dynamic", &["static"]),
+            ("mamba", &["dynamic"]),
         ] {
             let model = recorded(name, opened);
             for cache in caches {

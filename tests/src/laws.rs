@@ -19,6 +19,9 @@ fn caches() -> impl Iterator<Item = String> {
         .filter(|text| !text.contains("compat=4.47") && !text.contains("residual=8,rotate=on"))
 }
 
+/// One with attention, and one without.
+const RECORDED: [&str; 2] = ["llama", "mamba"];
+
 const WINDOWS: [Option<usize>; 4] = [None, Some(1), Some(5), Some(70)];
 
 fn need(window: Option<usize>) -> AttentionNeed {
@@ -123,7 +126,7 @@ fn cross_layers_conform() {
 #[test]
 fn chunked_prefill_is_whole_prefill() {
     for (device, opened) in devices() {
-        for model in ["llama", "llama_rope_dynamic"] {
+        for model in ["llama", "llama_rope_dynamic", "mamba"] {
             let model = recorded(model, opened);
             for (name, plan, exact) in plans(&model) {
                 if !exact {
@@ -162,20 +165,21 @@ fn chunked_prefill_is_whole_prefill() {
 #[test]
 fn cached_is_recomputed() {
     for (device, opened) in devices() {
-        let model = recorded("llama", opened);
-        let recompute = |len: usize| {
-            let mut cache = model.cache(&Plan::named("none").unwrap()).unwrap();
-            let logits = forward(&model, &batch(&model, &[PROMPT[..len].to_vec()]), &mut cache);
-            logits[logits.len() - 97..].to_vec()
-        };
-        for (name, plan, exact) in remembering(&model) {
-            if !exact {
-                continue;
-            }
-            let mut cache = model.cache(&plan).unwrap();
-            for (at, &token) in PROMPT.iter().enumerate() {
-                let logits = forward(&model, &batch(&model, &[vec![token]]), &mut cache);
-                assert_close(&logits, &recompute(at + 1), &format!("{name} on {device} at {at}"));
+        for model in RECORDED.map(|name| recorded(name, opened)) {
+            let recompute = |len: usize| {
+                let mut cache = model.cache(&Plan::named("none").unwrap()).unwrap();
+                let logits = forward(&model, &batch(&model, &[PROMPT[..len].to_vec()]), &mut cache);
+                logits[logits.len() - 97..].to_vec()
+            };
+            for (name, plan, exact) in remembering(&model) {
+                if !exact {
+                    continue;
+                }
+                let mut cache = model.cache(&plan).unwrap();
+                for (at, &token) in PROMPT.iter().enumerate() {
+                    let logits = forward(&model, &batch(&model, &[vec![token]]), &mut cache);
+                    assert_close(&logits, &recompute(at + 1), &format!("{name} on {device} at {at}"));
+                }
             }
         }
     }
@@ -184,18 +188,19 @@ fn cached_is_recomputed() {
 #[test]
 fn truncate_then_replay_is_never_left() {
     for (device, opened) in devices() {
-        let model = recorded("llama", opened);
-        for (name, plan, _) in remembering(&model) {
-            let (mut straight, mut detour) = (model.cache(&plan).unwrap(), model.cache(&plan).unwrap());
-            detour.keep_history(3);
-            forward(&model, &batch(&model, &[PROMPT.to_vec()]), &mut straight);
-            forward(&model, &batch(&model, &[PROMPT.to_vec()]), &mut detour);
-            forward(&model, &batch(&model, &[vec![7, 7, 7]]), &mut detour);
-            detour.truncate(PROMPT.len()).unwrap();
-            let next = batch(&model, &[vec![8]]);
-            let want = forward(&model, &next, &mut straight);
-            // Not to the bit: a buffer that had to hold more is longer, and sums over it take another order.
-            assert_close(&forward(&model, &next, &mut detour), &want, &format!("{name} on {device}"));
+        for model in RECORDED.map(|name| recorded(name, opened)) {
+            for (name, plan, _) in remembering(&model) {
+                let (mut straight, mut detour) = (model.cache(&plan).unwrap(), model.cache(&plan).unwrap());
+                detour.keep_history(3);
+                forward(&model, &batch(&model, &[PROMPT.to_vec()]), &mut straight);
+                forward(&model, &batch(&model, &[PROMPT.to_vec()]), &mut detour);
+                forward(&model, &batch(&model, &[vec![7, 7, 7]]), &mut detour);
+                detour.truncate(PROMPT.len()).unwrap();
+                let next = batch(&model, &[vec![8]]);
+                let want = forward(&model, &next, &mut straight);
+                // Not to the bit: a buffer that had to hold more is longer, and sums over it take another order.
+                assert_close(&forward(&model, &next, &mut detour), &want, &format!("{name} on {device}"));
+            }
         }
     }
 }
@@ -203,16 +208,17 @@ fn truncate_then_replay_is_never_left() {
 #[test]
 fn reordering_commutes_with_update() {
     for (device, opened) in devices() {
-        let model = recorded("llama", opened);
-        let (a, b) = (PROMPT.to_vec(), PROMPT.iter().map(|t| t + 1).collect::<Vec<_>>());
-        for (name, plan, _) in remembering(&model) {
-            let (mut selected, mut direct) = (model.cache(&plan).unwrap(), model.cache(&plan).unwrap());
-            forward(&model, &batch(&model, &[a.clone(), b.clone()]), &mut selected);
-            selected.reorder(&[1, 1, 0]).unwrap();
-            forward(&model, &batch(&model, &[b.clone(), b.clone(), a.clone()]), &mut direct);
-            let next = batch(&model, &[vec![5], vec![6], vec![7]]);
-            let want = forward(&model, &next, &mut direct);
-            assert_close(&forward(&model, &next, &mut selected), &want, &format!("{name} on {device}"));
+        for model in RECORDED.map(|name| recorded(name, opened)) {
+            let (a, b) = (PROMPT.to_vec(), PROMPT.iter().map(|t| t + 1).collect::<Vec<_>>());
+            for (name, plan, _) in remembering(&model) {
+                let (mut selected, mut direct) = (model.cache(&plan).unwrap(), model.cache(&plan).unwrap());
+                forward(&model, &batch(&model, &[a.clone(), b.clone()]), &mut selected);
+                selected.reorder(&[1, 1, 0]).unwrap();
+                forward(&model, &batch(&model, &[b.clone(), b.clone(), a.clone()]), &mut direct);
+                let next = batch(&model, &[vec![5], vec![6], vec![7]]);
+                let want = forward(&model, &next, &mut direct);
+                assert_close(&forward(&model, &next, &mut selected), &want, &format!("{name} on {device}"));
+            }
         }
     }
 }
@@ -220,12 +226,13 @@ fn reordering_commutes_with_update() {
 #[test]
 fn the_second_request_is_the_first() {
     for (device, opened) in devices() {
-        let model = recorded("llama", opened);
-        for (name, plan, _) in plans(&model) {
-            let mut reused = model.cache(&plan).unwrap();
-            let first = tokens(&model, &mut reused, 12);
-            reused.reset();
-            assert_eq!(tokens(&model, &mut reused, 12), first, "{name} on {device}");
+        for model in RECORDED.map(|name| recorded(name, opened)) {
+            for (name, plan, _) in plans(&model) {
+                let mut reused = model.cache(&plan).unwrap();
+                let first = tokens(&model, &mut reused, 12);
+                reused.reset();
+                assert_eq!(tokens(&model, &mut reused, 12), first, "{name} on {device}");
+            }
         }
     }
 }

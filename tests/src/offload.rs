@@ -168,6 +168,7 @@ fn offloaded_is_the_same_to_the_bit() {
             ("llama", &["dynamic", "static:len=64", "sink:window=8,sinks=2", "none"] as &[&str]),
             ("mistral", &["dynamic", "sliding", "static:len=64"]),
             ("gemma2", &["hybrid"]),
+            ("mamba", &["dynamic", "none"]),
         ] {
             let model = recorded(name, opened);
             for text in caches {
@@ -201,8 +202,13 @@ fn offloaded_is_the_same_to_the_bit() {
 #[test]
 fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
     for (device, opened) in devices() {
-        let model = recorded("llama", opened);
-        for text in ["dynamic", "static:len=64", "sink:window=8,sinks=2"] {
+        for (name, text) in [
+            ("llama", "dynamic"),
+            ("llama", "static:len=64"),
+            ("llama", "sink:window=8,sinks=2"),
+            ("mamba", "dynamic"),
+        ] {
+            let model = recorded(name, opened);
             let plan = Plan::named(text).unwrap();
             let (mut bare, mut moved) = (model.cache(&plan).unwrap(), model.cache(&plan).unwrap());
             let feed = |cache: &mut ModelCache, ids: &[TokenId]| {

@@ -62,6 +62,8 @@ fn any_allocation_may_fail() {
             ("llama", "offloaded", &one, greedy(NEW)),
             ("llama", "quantized:group=8,residual=8", &one, greedy(NEW)),
             ("llama", "quantized:group=8,residual=6,format=quanto,flush=requantize", &padded, greedy(NEW)),
+            ("mamba", "dynamic", &one, greedy(NEW)),
+            ("mamba", "offloaded", &padded, greedy(NEW)),
             // No word is used twice, and none passed over.
             ("llama", "dynamic", &padded, drawn(NEW)),
             ("llama", "static", &one, drawn(NEW)),
@@ -91,8 +93,10 @@ fn any_allocation_may_fail() {
                     match run(&mut cache, on_oom) {
                         Ok(tokens) => assert_eq!(tokens, want, "{what}"),
                         Err(Error::OutOfMemory { .. }) => {
-                            let rescued =
-                                on_oom != OnOutOfMemory::Fail && !["none", "offloaded"].contains(&text);
+                            // Of two blocks, both are on the device while one is used.
+                            let rescued = on_oom != OnOutOfMemory::Fail
+                                && !["none", "offloaded"].contains(&text)
+                                && name != "mamba";
                             assert!(!rescued, "{what}: was to go on");
                         }
                         Err(other) => panic!("{what}: {other}"),

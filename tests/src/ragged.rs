@@ -71,7 +71,7 @@ fn prefilled(model: &Model, cache: &mut ModelCache, fed: &Batch, chunk: Option<u
 #[test]
 fn rows_of_different_lengths_are_what_they_are_alone() {
     for (place, (device, opened)) in devices().enumerate() {
-        for name in ["llama", "mistral"].into_iter().take(if place == 0 { 2 } else { 1 }) {
+        for name in ["llama", "mamba", "mistral"].into_iter().take(if place == 0 { 3 } else { 2 }) {
             let model = recorded(name, opened);
             // Offloaded ones on one device only, to save time: the laws of layers test offloading on every device.
             let all = remembering(&model).filter(|(text, ..)| place == 0 || !text.contains("offloaded"));
@@ -113,7 +113,7 @@ fn rows_of_different_lengths_are_what_they_are_alone() {
 #[test]
 fn long_and_short_prompts_are_fed_in_chunks() {
     for (device, opened) in devices() {
-        for name in ["llama", "llama_rope_dynamic"] {
+        for name in ["llama", "llama_rope_dynamic", "mamba"] {
             let model = recorded(name, opened);
             for (text, plan, exact) in remembering(&model).filter(|(text, ..)| !text.contains("offloaded")) {
                 // What depends on how it was fed is fed alike.

@@ -19,8 +19,8 @@ fn filled(model: &Model, plan: &Plan) -> ModelCache {
 fn a_loaded_cache_goes_on_as_if_never_saved() {
     let folder = tempfile::tempdir().unwrap();
     for (device, opened) in kiln_testkit::devices::opened() {
-        // The second has layers with a window.
-        for model in [recorded("llama", opened), recorded("gemma2", opened)] {
+        // The second has layers with a window, and the third none with keys.
+        for model in ["llama", "gemma2", "mamba"].map(|name| recorded(name, opened)) {
             let needs = model.causal().needs();
             for text in kiln::cache_samples() {
                 let plan = Plan::named(&text).unwrap();

@@ -48,7 +48,7 @@ const MORE: [&str; 3] = ["sink:window=6,sinks=2", "sink:window=200,sinks=4", "st
 /// Every cache on every device, for a model without windows and, on one of them, for one with.
 fn everywhere(mut test: impl FnMut(&Model, &Plan, &str)) {
     for (place, (device, opened)) in devices::opened().iter().enumerate() {
-        for name in ["llama", "mistral"].into_iter().take(if place == 0 { 2 } else { 1 }) {
+        for name in ["llama", "mamba", "mistral"].into_iter().take(if place == 0 { 3 } else { 2 }) {
             let model = recorded(name, opened);
             for text in STRATEGIES.iter().map(|strategy| strategy.name).chain(MORE) {
                 let plan = Plan::named(text).unwrap();

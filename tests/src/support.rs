@@ -12,8 +12,13 @@ pub(crate) const TINY: RandomLlama =
     RandomLlama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
 
 /// Recorded models, one for each architecture, under its name.
-pub(crate) const ARCHITECTURES: [&str; 9] =
-    ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "mamba"];
+pub(crate) const ARCHITECTURES: [&str; 10] =
+    ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "mamba", "falcon_mamba"];
+
+/// The fixtures that have the recorded model `name`.
+pub(crate) fn fixtures_of(name: &str) -> PathBuf {
+    fixtures(if name == "falcon_mamba" { "5.23.0-mamba" } else { "5.23.0" })
+}
 
 /// A folder of fixtures.
 pub(crate) fn fixtures(version: &str) -> PathBuf {
@@ -27,7 +32,7 @@ pub(crate) fn float32<'a>(model: ModelBuilder<'a>, device: &Opened) -> ModelBuil
 
 /// The recorded model `name`, in float32.
 pub(crate) fn recorded(name: &str, device: &Opened) -> Model {
-    let folder = fixtures("5.23.0").join("models").join(name);
+    let folder = fixtures_of(name).join("models").join(name);
     float32(Model::builder(&folder), device).load().unwrap()
 }
 

@@ -10,6 +10,7 @@ use kiln_kernels::Kernels;
 
 pub mod checkpoint;
 mod config;
+mod falcon_mamba;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
@@ -67,6 +68,7 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &gemma2::Gemma2,
     &gemma3_text::Gemma3Text,
     &mamba::Mamba,
+    &falcon_mamba::FalconMamba,
 ];
 
 /// Reads `config` with the architecture that its `model_type` names.

@@ -61,12 +61,13 @@ impl Architecture for Mamba {
 
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
         let fields: Fields = config.parse()?;
-        Ok(Box::new(fields.decoder(config)?))
+        Ok(Box::new(fields.decoder(config, None)?))
     }
 }
 
 impl Fields {
-    pub(crate) fn decoder(self, config: &ConfigFile) -> Result<DecoderConfig> {
+    /// `plain_norms`: what is added to the mean square where the mixer has norms of its own, which have no weights.
+    pub(crate) fn decoder(self, config: &ConfigFile, plain_norms: Option<f64>) -> Result<DecoderConfig> {
         let hidden = self.hidden_size;
         // Far above any model, far below where products of two overflow.
         for (name, value, largest) in [
@@ -114,7 +115,7 @@ impl Fields {
             time_step_rank,
             bias: self.use_bias,
             conv_bias: self.use_conv_bias,
-            plain_norms: None,
+            plain_norms,
         };
         let mut decoder = DecoderConfig::mamba(Common { sizes, eps }, mamba);
         decoder.float32_residual = self.residual_in_fp32;

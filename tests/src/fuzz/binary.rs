@@ -16,7 +16,7 @@ use super::{
         tokenizer::of_recorded,
     },
 };
-use crate::support::fixtures;
+use crate::support::fixtures_of;
 
 /// For all of a test.
 const ALL: Duration = Duration::from_secs(20);
@@ -37,7 +37,7 @@ fn model(folder: &Path, name: &str) -> PathBuf {
     _ = fs::remove_dir_all(&to);
     fs::create_dir_all(&to).unwrap();
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
-        fs::copy(fixtures("5.23.0").join("models").join(name).join(file), to.join(file)).unwrap();
+        fs::copy(fixtures_of(name).join("models").join(name).join(file), to.join(file)).unwrap();
     }
     fs::write(to.join("tokenizer.json"), of_recorded().to_string()).unwrap();
     to

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{PROMPT, copied, cpu, limited, tokenizer::of_recorded};
 use crate::{
     fuzz::{Run, Target, mutate::Format, put},
-    support::{ARCHITECTURES, fixtures},
+    support::{ARCHITECTURES, fixtures_of},
 };
 
 pub(in crate::fuzz) const TARGET: Target =
@@ -16,7 +16,7 @@ pub(in crate::fuzz) const TARGET: Target =
 
 fn seeds() -> Vec<Vec<u8>> {
     let recorded = ARCHITECTURES
-        .map(|name| fs::read(fixtures("5.23.0").join("models").join(name).join("generation_config.json")));
+        .map(|name| fs::read(fixtures_of(name).join("models").join(name).join("generation_config.json")));
     let written = [
         json!({"max_new_tokens": 3, "do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05,
                "repetition_penalty": 1.1, "seed": 7, "eos_token_id": [2, 5], "pad_token_id": 0, "bos_token_id": 1}),

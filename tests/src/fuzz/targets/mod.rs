@@ -19,7 +19,7 @@ use kiln::{
     read_back,
 };
 
-use crate::support::{fixtures, float32};
+use crate::support::{fixtures_of, float32};
 
 /// Bytes that a model and its caches may have: far less than a process may.
 const MEMORY: u64 = 1 << 30;
@@ -37,7 +37,7 @@ fn limited<'a>(folder: &Path, device: &Opened) -> ModelBuilder<'a> {
 }
 
 fn model_folder(name: &str) -> PathBuf {
-    fixtures("5.23.0").join("models").join(name)
+    fixtures_of(name).join("models").join(name)
 }
 
 /// A folder `name` with the files of a recorded model.

@@ -1,0 +1,30 @@
+//! Falcon Mamba (Zuo et al., 2024; transformers' `FalconMambaForCausalLM`): Mamba with norms of the time steps and of the vectors
+//! in and out of the state, which have no weights.
+
+use kiln_core::Result;
+use serde::Deserialize;
+
+use crate::{Architecture, ConfigFile, Configured, mamba};
+
+#[derive(Debug)]
+pub(crate) struct FalconMamba;
+
+/// The fields of `config.json` beyond those of Mamba.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    mixer_rms_eps: Option<f64>,
+}
+
+impl Architecture for FalconMamba {
+    fn model_type(&self) -> &'static str {
+        "falcon_mamba"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let mamba: mamba::Fields = config.parse()?;
+        let Fields { mixer_rms_eps } = config.parse()?;
+        let eps = config.positive("mixer_rms_eps", mixer_rms_eps.unwrap_or(1e-6))?;
+        Ok(Box::new(mamba.decoder(config, Some(eps))?))
+    }
+}
