@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use kiln::{Ask, CacheSize, Inspection, Longest, device, usable};
+use kiln::{Ask, CacheSize, Inspection, Longest, Sizes, device, usable};
 
 use crate::{
     args::InspectArgs,
@@ -13,10 +13,14 @@ use crate::{
 /// Weights and caches are held in float32 on the CPU and in float16 on most GPUs.
 const ELEMENTS: [(&str, usize); 2] = [("f16", 2), ("f32", 4)];
 
+/// Tokens of the table where the model was made for any number.
+const WITHOUT_LIMIT: usize = 2048;
+
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let plan = args.plan()?;
     let inspection = Inspection::of(&args.model)?;
-    let tokens = args.ctx.unwrap_or(inspection.sizes.positions);
+    let positions = Some(inspection.sizes.positions).filter(|&n| n < Sizes::ANY_LENGTH);
+    let tokens = args.ctx.or(positions).unwrap_or(WITHOUT_LIMIT);
     let memory = match args.memory {
         Some(memory) => Some(memory),
         None => usable(&device::open(args.device)?.info),
@@ -30,12 +34,19 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let sizes = &inspection.sizes;
     say(format_args!("architecture   {}", inspection.model_type))?;
     say(format_args!("parameters     {}", display::count(inspection.parameters)))?;
-    say(format_args!(
-        "shape          {} blocks, hidden {}, {} heads, {} key-value heads, head_dim {}, intermediate {}",
-        sizes.layers, sizes.hidden, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.intermediate
-    ))?;
+    let mixers = match sizes.state_channels {
+        0 => format!(
+            "{} heads, {} key-value heads, head_dim {}, intermediate {}",
+            sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.intermediate
+        ),
+        channels => format!("no attention, {channels} channels with a state"),
+    };
+    say(format_args!("shape          {} blocks, hidden {}, {mixers}", sizes.layers, sizes.hidden))?;
     say(format_args!("vocabulary     {} tokens", sizes.vocab))?;
-    say(format_args!("positions      {}", sizes.positions))?;
+    match positions {
+        Some(positions) => say(format_args!("positions      {positions}"))?,
+        None => say(format_args!("positions      any number"))?,
+    }
     let files =
         if inspection.shards == 1 { "1 file".to_owned() } else { format!("{} files", inspection.shards) };
     for (dtype, (elements, bytes)) in &inspection.by_dtype {
@@ -125,7 +136,8 @@ fn json(
         "head_dim": sizes.head_dim,
         "intermediate": sizes.intermediate,
         "vocab": sizes.vocab,
-        "positions": sizes.positions,
+        "state_channels": sizes.state_channels,
+        "positions": (sizes.positions < Sizes::ANY_LENGTH).then_some(sizes.positions),
         "files": inspection.shards,
         "weights": dtypes,
         "memory": memory,

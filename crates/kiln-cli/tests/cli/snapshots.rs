@@ -15,7 +15,7 @@ const REFUSED: &str = "
     run
     run --model /nowhere x
     run --model tests/fixtures/transformers-5.23.0/models/llama x
-    run --model tests/fixtures/transformers-5.23.0/models/mamba x
+    run --model tests/fixtures/transformers-5.23.0/models/jamba x
     run --model Cargo.toml x
     run --file /nowhere
     run --file /nowhere x
