@@ -421,6 +421,9 @@ pub(crate) struct BenchArgs {
     /// A Llama of random weights made up on the device
     #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB", conflicts_with = "model")]
     pub(crate) random: Option<String>,
+    /// A Mamba of random weights made up on the device
+    #[arg(long, value_name = "LAYERS,HIDDEN,STATE,VOCAB", conflicts_with_all = ["model", "random"])]
+    pub(crate) random_mamba: Option<String>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
     /// Caches to measure, one after the other; the ratio is to the first; see `kiln caches`

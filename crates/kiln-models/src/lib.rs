@@ -27,7 +27,7 @@ mod windows;
 
 pub use config::{ConfigFile, Sizes};
 pub use nn::rope::{Rope, Ropes};
-pub use random::{RandomLlama, RandomWeights};
+pub use random::{RandomLlama, RandomMamba, RandomModel, RandomWeights};
 pub use weights::{Part, Rows, Weights};
 
 /// Reads one family of checkpoints.

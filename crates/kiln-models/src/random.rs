@@ -50,6 +50,79 @@ impl RandomLlama {
     }
 }
 
+/// Sizes of a made-up Mamba: `LAYERS,HIDDEN,STATE,VOCAB`. The rest is as transformers has it by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomMamba {
+    pub layers: usize,
+    pub hidden: usize,
+    /// Numbers of a channel's state.
+    pub state: usize,
+    pub vocab: usize,
+}
+
+impl RandomMamba {
+    /// Elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        let [layers, hidden, state, vocab] =
+            [self.layers, self.hidden, self.state, self.vocab].map(|n| n as u64);
+        // As far as they can be counted: sizes are checked elsewhere. Twice as many channels, and four inputs of each.
+        let channels = hidden.saturating_mul(2);
+        let rank = hidden.div_ceil(16);
+        let a_channel = [hidden, hidden, hidden, 2 * rank, state.saturating_mul(3), 4 + 1 + 1 + 1];
+        let mixer = a_channel.into_iter().fold(0u64, u64::saturating_add).saturating_mul(channels);
+        let blocks = mixer.saturating_add(hidden).saturating_mul(layers);
+        blocks.saturating_add(hidden.saturating_mul(vocab)).saturating_add(hidden)
+    }
+
+    /// The config that transformers would write for these sizes.
+    pub fn config(&self) -> ConfigFile {
+        ConfigFile::from_json(serde_json::json!({
+            "model_type": "mamba",
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "state_size": self.state,
+            "vocab_size": self.vocab,
+        }))
+    }
+}
+
+/// A made-up model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RandomModel {
+    Llama(RandomLlama),
+    Mamba(RandomMamba),
+}
+
+impl RandomModel {
+    /// Elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        match self {
+            Self::Llama(sizes) => sizes.parameters(),
+            Self::Mamba(sizes) => sizes.parameters(),
+        }
+    }
+
+    /// The config that transformers would write for these sizes.
+    pub fn config(&self) -> ConfigFile {
+        match self {
+            Self::Llama(sizes) => sizes.config(),
+            Self::Mamba(sizes) => sizes.config(),
+        }
+    }
+}
+
+impl From<&RandomLlama> for RandomModel {
+    fn from(sizes: &RandomLlama) -> Self {
+        Self::Llama(*sizes)
+    }
+}
+
+impl From<&RandomMamba> for RandomModel {
+    fn from(sizes: &RandomMamba) -> Self {
+        Self::Mamba(*sizes)
+    }
+}
+
 /// Normal noise of the size that transformers initialises with.
 #[derive(Debug)]
 pub struct RandomWeights {
@@ -90,5 +163,17 @@ impl Weights for RandomWeights {
 
     fn element_bytes(&self) -> usize {
         self.dtype.size()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameters_of_a_mamba_are_those_that_transformers_counts() {
+        // mamba-130m, whose vocabulary is filled up to 50,280.
+        let sizes = RandomMamba { layers: 24, hidden: 768, state: 16, vocab: 50_280 };
+        assert_eq!(sizes.parameters(), 129_135_360);
     }
 }

@@ -66,7 +66,10 @@ impl Inspection {
             None => STRATEGIES.iter().filter_map(|strategy| Plan::named(strategy.name).ok()).collect(),
         };
         let possible = plans.iter().filter(|plan| plan.check(&self.needs).is_ok());
-        possible.map(|plan| self.cache_size(plan, ask)).collect()
+        let mut sizes: Vec<CacheSize> = possible.map(|plan| self.cache_size(plan, ask)).collect();
+        // Without attention, most strategies are one.
+        sizes.dedup();
+        sizes
     }
 
     fn cache_size(&self, plan: &Plan, ask: &Ask) -> CacheSize {

@@ -75,7 +75,9 @@ pub use kiln_generate::{
     watermark,
 };
 pub use kiln_kernels::device;
-pub use kiln_models::{self as models, ConfigFile, RandomLlama, Rope, Ropes, Sizes};
+pub use kiln_models::{
+    self as models, ConfigFile, RandomLlama, RandomMamba, RandomModel, Rope, Ropes, Sizes,
+};
 
 pub use chat::Chat;
 pub use folder::{Ask, CacheSize, Inspection, Longest, cache_text};

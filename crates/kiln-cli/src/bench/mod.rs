@@ -3,8 +3,8 @@
 use std::{fmt, process::ExitCode, time::Instant};
 
 use kiln::{
-    Batch, Error, GenerationConfig, Model, ModelBuilder, Plan, RandomLlama, Result, TokenId,
-    device::CopyBandwidth, memory::Moved, read_back,
+    Batch, Error, GenerationConfig, Model, ModelBuilder, Plan, RandomLlama, RandomMamba, RandomModel, Result,
+    TokenId, device::CopyBandwidth, memory::Moved, read_back,
 };
 use serde::Serialize;
 
@@ -88,7 +88,7 @@ struct Steps {
 
 pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     let plans: Vec<Plan> = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<_>>()?;
-    let random = args.random.as_deref().map(sizes).transpose()?;
+    let random = random(args)?;
     let peer = args.against.as_deref().map(peer::read).transpose()?;
     if args.repetitions == 0 {
         let why = "is 0, must be at least 1".to_owned();
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     }
     let device = load::open(&args.place)?;
     let model = match random {
-        Some(sizes) => load::on(&args.place, device, ModelBuilder::random(&sizes)).load()?,
+        Some(sizes) => load::on(&args.place, device, ModelBuilder::random(sizes)).load()?,
         None => load::model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first(), 0)?,
     };
     let needs = model.causal().needs();
@@ -158,10 +158,11 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     let report = Report {
         tool: "kiln",
         version: env!("CARGO_PKG_VERSION"),
-        model: args
-            .random
-            .as_ref()
-            .map_or_else(|| model.name().to_owned(), |sizes| format!("random:{sizes}")),
+        model: match (&args.random, &args.random_mamba) {
+            (Some(sizes), _) => format!("random:{sizes}"),
+            (None, Some(sizes)) => format!("random-mamba:{sizes}"),
+            (None, None) => model.name().to_owned(),
+        },
         params: model.parameters(),
         bytes: model.weight_bytes(),
         dtype: model.dtype().name().to_owned(),
@@ -191,18 +192,25 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB`
-fn sizes(text: &str) -> Result<RandomLlama> {
-    let numbers: Option<Vec<usize>> = text.split(',').map(|n| n.trim().parse().ok()).collect();
-    match numbers.as_deref() {
-        Some(&[layers, hidden, heads, kv_heads, intermediate, vocab]) => {
-            Ok(RandomLlama { layers, hidden, heads, kv_heads, intermediate, vocab })
-        }
-        _ => Err(Error::Setting {
-            name: "--random",
-            why: format!("`{text}` is not six numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB"),
-        }),
+/// The made-up model that is asked for.
+fn random(args: &BenchArgs) -> Result<Option<RandomModel>> {
+    let numbers = |text: &str| -> Vec<usize> {
+        text.split(',').map(|n| n.trim().parse().ok()).collect::<Option<_>>().unwrap_or_default()
+    };
+    if let Some(text) = &args.random {
+        let &[layers, hidden, heads, kv_heads, intermediate, vocab] = &numbers(text)[..] else {
+            let why = format!("`{text}` is not six numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB");
+            return Err(Error::Setting { name: "--random", why });
+        };
+        let sizes = RandomLlama { layers, hidden, heads, kv_heads, intermediate, vocab };
+        return Ok(Some(RandomModel::Llama(sizes)));
     }
+    let Some(text) = &args.random_mamba else { return Ok(None) };
+    let &[layers, hidden, state, vocab] = &numbers(text)[..] else {
+        let why = format!("`{text}` is not four numbers LAYERS,HIDDEN,STATE,VOCAB");
+        return Err(Error::Setting { name: "--random-mamba", why });
+    };
+    Ok(Some(RandomModel::Mamba(RandomMamba { layers, hidden, state, vocab })))
 }
 
 /// Rows that are decoded together.

@@ -133,6 +133,7 @@ const REFUSED: &str = "
     inspect assets/demo --batch 0
     inspect assets/demo --cache elastic
     bench --random 1,2,3
+    bench --random-mamba 1,2,3
     bench --against /nowhere
     bench --snapshot
     bench -r 0

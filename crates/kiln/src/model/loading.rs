@@ -21,7 +21,7 @@ use kiln_kernels::{
     device::{self, DeviceClass, DeviceName, Opened},
 };
 use kiln_models::{
-    Configured, RandomLlama, RandomWeights,
+    Configured, RandomModel, RandomWeights,
     checkpoint::{Checkpoint, Loader},
     configure,
 };
@@ -120,7 +120,7 @@ pub struct ModelBuilder<'a> {
 #[derive(Debug)]
 enum Source {
     Folder(PathBuf),
-    Random(RandomLlama),
+    Random(RandomModel),
 }
 
 #[derive(Debug)]
@@ -158,9 +158,9 @@ impl<'a> ModelBuilder<'a> {
         Self::new(Source::Folder(folder.to_owned()))
     }
 
-    /// A Llama of random weights, made up on the device: for measurements and tests. It has no tokenizer.
-    pub fn random(sizes: &RandomLlama) -> Self {
-        Self::new(Source::Random(*sizes))
+    /// A model of random weights, made up on the device: for measurements and tests. It has no tokenizer.
+    pub fn random(sizes: impl Into<RandomModel>) -> Self {
+        Self::new(Source::Random(sizes.into()))
     }
 
     /// The device, which is opened for this model. Default: `auto`.
@@ -306,7 +306,7 @@ impl<'a> ModelBuilder<'a> {
         })
     }
 
-    fn make_up(&self, sizes: &RandomLlama, device: Opened, kernels: Kernels) -> Result<Model> {
+    fn make_up(&self, sizes: &RandomModel, device: Opened, kernels: Kernels) -> Result<Model> {
         let configured = configure(&sizes.config())?;
         let dtype = self.dtype_on(&device, &*configured)?;
         let budget = self.budget(&device);
