@@ -135,9 +135,41 @@ pub(crate) fn numbers<E: Storage>(data: &TensorData) -> &[E] {
     data.as_slice().expect("the type was looked at")
 }
 
-/// Such numbers in float32; those that are stored otherwise are put into `widened`.
-pub(crate) fn floats<'a, E: Storage>(data: &'a TensorData, widened: &'a mut Vec<f32>) -> &'a [f32] {
-    E::in_floats(numbers(data), widened)
+/// Vectors `[rows, tokens, width]` in float32: in the memory of their tensor, if they are there as such.
+pub(crate) struct Vectors<'a> {
+    numbers: &'a [f32],
+    start: usize,
+    /// From row to row, and from token to token.
+    strides: [usize; 2],
+}
+
+impl<'a> Vectors<'a> {
+    /// Those of `tensor`. They are copied to `copy` where they are of another type, or have gaps.
+    pub(crate) fn of<E: Storage>(tensor: &'a FlexTensor, copy: &'a mut Vec<f32>) -> Self {
+        let layout = tensor.layout();
+        let (shape, strides) = (layout.shape(), layout.strides());
+        let width = shape[2];
+        let forward = strides.iter().all(|&stride| stride >= 0) && (strides[2] == 1 || width == 1);
+        match E::floats(tensor.storage()).filter(|_| forward) {
+            Some(numbers) => Self {
+                numbers,
+                start: layout.start_offset(),
+                strides: [strides[0] as usize, strides[1] as usize],
+            },
+            None => {
+                let whole = tensor.to_contiguous();
+                copy.resize(shape.num_elements(), 0.0);
+                E::widen(whole.as_slice().expect("the type was looked at"), copy);
+                Self { numbers: copy, start: 0, strides: [shape[1] * width, width] }
+            }
+        }
+    }
+
+    /// The vector of a token, and what is behind it in memory.
+    #[inline(always)]
+    pub(crate) fn at(&self, row: usize, token: usize) -> &'a [f32] {
+        &self.numbers[self.start + row * self.strides[0] + token * self.strides[1]..]
+    }
 }
 
 /// `exp` of numbers up to 88, to within two roundings; 0 below -87. Without branches, so that it is done in vectors.

@@ -7,7 +7,7 @@ use burn::{
 use pulp::{Simd, WithSimd};
 
 use super::CausalConv;
-use crate::native::{Storage, floats, numbers, pieces, primitive, silu, work};
+use crate::native::{Storage, Vectors, numbers, pieces, primitive, silu, work};
 
 /// # Errors
 /// The inputs, for types that it is not made for.
@@ -29,7 +29,7 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
     }
     let positions: Vec<i64> = primitive(positions.on_device).into_data().iter().collect();
     let place = |row: usize| [positions[row], positions[rows + row]];
-    let x = primitive(x).into_data();
+    let x = primitive(x);
     // By column, so that channels are neighbours.
     let weight = primitive(weight.swap_dims(0, 1)).into_data();
     let bias = bias.map(|bias| primitive(bias).into_data());
@@ -37,15 +37,17 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
     let mut ring = primitive(ring).into_data();
 
     let mut y = vec![0.0; rows * tokens * channels];
+    let mut x_widened = Vec::new();
+    let x = Vectors::of::<E>(&x, &mut x_widened);
     {
-        let mut widened: [Vec<f32>; 4] = Default::default();
-        let [x_widened, ring_widened, weight_widened, bias_widened] = &mut widened;
+        let mut widened: [Vec<f32>; 3] = Default::default();
+        let [ring_widened, weight_widened, bias_widened] = &mut widened;
         let shared = Shared {
-            x: floats::<E>(&x, x_widened),
-            ring: floats::<E>(&ring, ring_widened),
-            weight: floats::<E>(&weight, weight_widened),
-            bias: bias.as_ref().map(|bias| floats::<E>(bias, bias_widened)),
-            sizes: [tokens, channels, width, slots],
+            x: &x,
+            ring: E::in_floats(numbers(&ring), ring_widened),
+            weight: E::in_floats(numbers(&weight), weight_widened),
+            bias: bias.as_ref().map(|bias| E::in_floats(numbers(bias), bias_widened)),
+            sizes: [channels, width, slots],
         };
         let products = rows * tokens * channels * width;
         let together = tokens.div_ceil(pieces(products).div_ceil(rows)).max(1);
@@ -58,7 +60,6 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
         work(products, all);
     }
 
-    let inputs: &[E] = numbers(&x);
     let latest: &mut [E] = ring.as_mut_slice().expect("the type was looked at");
     for row in 0..rows {
         let [first, visible_from] = place(row);
@@ -67,7 +68,8 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
             let to = (row * slots + position.rem_euclid(slots as i64) as usize) * channels;
             let to = &mut latest[to..to + channels];
             match position >= visible_from {
-                true => to.copy_from_slice(&inputs[(row * tokens + token) * channels..][..channels]),
+                // They were of this type, so this rounds nothing.
+                true => E::narrow(&x.at(row, token)[..channels], to),
                 false => to.fill(E::default()),
             }
         }
@@ -78,13 +80,13 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
 
 /// What all pieces read.
 struct Shared<'a> {
-    x: &'a [f32],
+    x: &'a Vectors<'a>,
     ring: &'a [f32],
     /// `[width, channels]`
     weight: &'a [f32],
     bias: Option<&'a [f32]>,
-    /// Tokens, channels, width and slots.
-    sizes: [usize; 4],
+    /// Channels, width and slots.
+    sizes: [usize; 3],
 }
 
 /// Some tokens of a row, from `first` on.
@@ -103,7 +105,7 @@ impl WithSimd for Tokens<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Self { shared, row, place: [begin, visible_from], first, y } = self;
-        let Shared { x, ring, weight, bias, sizes: [tokens, channels, width, slots] } = *shared;
+        let Shared { x, ring, weight, bias, sizes: [channels, width, slots] } = *shared;
         for (i, y) in y.chunks_mut(channels).enumerate() {
             let token = first + i;
             if begin + (token as i64) < visible_from {
@@ -120,7 +122,7 @@ impl WithSimd for Tokens<'_> {
                     continue;
                 }
                 let input = match token.checked_sub(back) {
-                    Some(token) => &x[(row * tokens + token) * channels..][..channels],
+                    Some(token) => &x.at(row, token)[..channels],
                     None => {
                         let slot = position.rem_euclid(slots as i64) as usize;
                         &ring[(row * slots + slot) * channels..][..channels]

@@ -11,7 +11,7 @@ use burn::{
 use pulp::{Simd, WithSimd};
 
 use super::SelectiveScan;
-use crate::native::{Storage, exp, floats, numbers, pieces, primitive, silu, work};
+use crate::native::{Storage, Vectors, exp, numbers, pieces, primitive, silu, work};
 
 /// Channels that are scanned together.
 const LANES: usize = 32;
@@ -34,7 +34,7 @@ fn scanned_in<E: Storage>(kernel: SelectiveScan) -> (Tensor<3>, Tensor<4>) {
         return (x, ring);
     }
     let positions: Vec<i64> = primitive(positions.on_device).into_data().iter().collect();
-    let [x, dt, bc, gate] = [x, dt, bc, gate].map(|tensor| primitive(tensor).into_data());
+    let [x, dt, bc, gate] = [x, dt, bc, gate].map(primitive);
     let ad = primitive(ad).into_data();
     // The very memory of the ring where it has one owner, else a copy.
     let mut ring = primitive(ring).into_data();
@@ -49,10 +49,10 @@ fn scanned_in<E: Storage>(kernel: SelectiveScan) -> (Tensor<3>, Tensor<4>) {
         let mut widened: [Vec<f32>; 4] = Default::default();
         let [x_widened, dt_widened, bc_widened, gate_widened] = &mut widened;
         let shared = Shared {
-            x: floats::<E>(&x, x_widened),
-            dt: floats::<E>(&dt, dt_widened),
-            bc: floats::<E>(&bc, bc_widened),
-            gate: floats::<E>(&gate, gate_widened),
+            x: Vectors::of::<E>(&x, x_widened),
+            dt: Vectors::of::<E>(&dt, dt_widened),
+            bc: Vectors::of::<E>(&bc, bc_widened),
+            gate: Vectors::of::<E>(&gate, gate_widened),
             ad: numbers(&ad),
             ring: numbers(&ring),
             sizes: [tokens, channels, states, slots],
@@ -94,10 +94,10 @@ fn scanned_in<E: Storage>(kernel: SelectiveScan) -> (Tensor<3>, Tensor<4>) {
 
 /// What all pieces read.
 struct Shared<'a> {
-    x: &'a [f32],
-    dt: &'a [f32],
-    bc: &'a [f32],
-    gate: &'a [f32],
+    x: Vectors<'a>,
+    dt: Vectors<'a>,
+    bc: Vectors<'a>,
+    gate: Vectors<'a>,
     ad: &'a [f32],
     ring: &'a [f32],
     /// Tokens, channels, numbers of a state, and slots.
@@ -144,10 +144,10 @@ impl WithSimd for Channels<'_> {
             }
             let d = some(&shared.ad[states * channels + channel..], n);
             for token in 0..tokens {
-                let at = (row * tokens + token) * channels + channel;
-                let (x, mut dt) = (some(&shared.x[at..], n), some(&shared.dt[at..], n));
-                let mut gate = some(&shared.gate[at..], n);
-                let bc = &shared.bc[(row * tokens + token) * 2 * states..][..2 * states];
+                let x = some(&shared.x.at(row, token)[channel..], n);
+                let mut dt = some(&shared.dt.at(row, token)[channel..], n);
+                let mut gate = some(&shared.gate.at(row, token)[channel..], n);
+                let bc = &shared.bc.at(row, token)[..2 * states];
                 let (b, c) = bc.split_at(states);
                 let (mut gain, mut sum) = ([0.0; LANES], [0.0; LANES]);
                 for i in 0..LANES {
