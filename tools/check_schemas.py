@@ -8,7 +8,7 @@ Needs the Python package jsonschema. A text that is cut off after -n tokens is d
 counted and not validated. With --bounded, the text is generated for a schema that limits strings, arrays and objects where it can, so that a
 small model comes to an end, and validated against the schema itself. Exit status 1 if a text is not what its schema accepts, 2 for bad input.
 """
-import argparse, json, os, subprocess, sys, tempfile
+import argparse, json, math, os, subprocess, sys, tempfile
 
 
 def bounded(schema):
@@ -26,8 +26,26 @@ def bounded(schema):
     if "properties" in schema:
         new["properties"] = {name: bounded(one) for name, one in schema["properties"].items()}
     kind = schema.get("type")
-    if kind in ("integer", "number") and not has({"enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}):
-        new |= {"type": "integer", "minimum": 0, "maximum": 999}
+    limits = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+    if isinstance(kind, list) or kind is None and has(limits):
+        kinds = [one for one in ("null", "boolean", "integer", "number", "string", "array", "object") if one in (kind or ["integer"])]
+        kind = new["type"] = kinds[0]
+    if kind is None and "properties" in schema and not has({"allOf", "anyOf", "oneOf", "$ref"}):
+        kind = new["type"] = "object"
+    if kind in ("integer", "number") and not has({"enum", "const"}):
+        # Digits go on for ever otherwise.
+        low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+        # In draft 4, true says that the limit itself is excluded.
+        above, below = schema.get("exclusiveMinimum", -math.inf), schema.get("exclusiveMaximum", math.inf)
+        low = max(low, (low if isinstance(above, bool) else above) + (above is not False))
+        high = min(high, (high if isinstance(below, bool) else below) - (below is not False))
+        if (low, high) == (-math.inf, math.inf):
+            low, high = 0, 999
+        low = max(low, high - 99) if high < math.inf else low
+        high = min(high, low + 99)
+        if math.ceil(low) <= math.floor(high):
+            new = {key: value for key, value in new.items() if key not in limits - {"multipleOf"}}
+            new |= {"type": "integer", "minimum": math.ceil(low), "maximum": math.floor(high)}
     if kind == "string" and not has({"enum", "const", "pattern", "format", "maxLength"}):
         new["maxLength"] = schema.get("minLength", 0) + 12
     if kind == "array" and not has({"enum", "const", "maxItems", "contains"}):
