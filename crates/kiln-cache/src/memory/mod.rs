@@ -215,12 +215,14 @@ impl<P: Policy> CacheLayer for Memory<P> {
         self.host.is_none() && self.policy.shares_row(&self.at, &self.tensors)
     }
 
-    /// What is in host memory is brought in for it, and copied back.
+    /// What is in host memory is brought in for it, and copied back. What has no tensors remembers nothing: whoever feeds it
+    /// has what was fed.
     fn reorders(&self) -> Reorders {
-        match self.tensors.slots().into_iter().all(AnySlot::is_by_rows) {
-            true if self.host.is_some() => self.policy.reorders(&self.tensors).min(Reorders::ByCopy),
-            true => self.policy.reorders(&self.tensors),
-            false => Reorders::No,
+        let slots = self.tensors.slots();
+        match slots.is_empty() || slots.into_iter().any(|slot| !slot.is_by_rows()) {
+            true => Reorders::No,
+            false if self.host.is_some() => self.policy.reorders(&self.tensors).min(Reorders::ByCopy),
+            false => self.policy.reorders(&self.tensors),
         }
     }
 

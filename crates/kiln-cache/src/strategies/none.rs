@@ -4,7 +4,7 @@
 
 use kiln_core::{
     Result,
-    layer::{Kv, KvLayer, Positions, Reorders},
+    layer::{Kv, KvLayer, Positions},
     need::AttentionNeed,
     view::KvView,
 };
@@ -57,11 +57,6 @@ impl Policy for NoCache {
 
     fn can_rewind(&self) -> bool {
         false
-    }
-
-    /// Whoever feeds it has what was fed.
-    fn reorders(&self, _: &()) -> Reorders {
-        Reorders::No
     }
 
     fn validate(&self, at: &Progress<()>, _: &()) -> Result<()> {

@@ -10,9 +10,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln::{
     Error, ModelCache,
     kernels::Kernels,
-    memory::{
-        CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions, Reorders,
-    },
+    memory::{CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions, Reorders},
 };
 
 pub use feeding::DIM;

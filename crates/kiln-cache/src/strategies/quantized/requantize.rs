@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use burn::tensor::DType;
 use kiln_core::{
     Result,
-    layer::{Footprint, Kv, Limits, Positions, Reorders, StepShape},
+    layer::{Footprint, Kv, Limits, Positions, StepShape},
     need::AttentionNeed,
     slot::{AnySlot, Slot, Tensors as _},
     view::KvView,
@@ -127,11 +127,6 @@ impl Policy for RequantizePolicy {
 
     fn empty(&self, states: &States) -> Tensors {
         Tensors(states.iter().map(|_| StateTensors::default()).collect())
-    }
-
-    /// Groups may reach over rows, and which rows there are is known on the host.
-    fn reorders(&self, _: &Tensors) -> Reorders {
-        Reorders::No
     }
 
     /// At every step all of it is there as numbers, too, and once more while it is packed.
