@@ -11,6 +11,7 @@ use crate::native::{Storage, Vectors, numbers, pieces, primitive, silu, work};
 
 /// # Errors
 /// The inputs, for types that it is not made for.
+#[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn convolved(kernel: CausalConv) -> Result<(Tensor<3>, Tensor<4>), CausalConv> {
     match kernel.x.dtype() {
         DType::F32 => Ok(convolved_in::<f32>(kernel)),

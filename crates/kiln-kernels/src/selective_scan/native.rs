@@ -18,6 +18,7 @@ const LANES: usize = 32;
 
 /// # Errors
 /// The inputs, for types that it is not made for.
+#[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn scanned(kernel: SelectiveScan) -> Result<(Tensor<3>, Tensor<4>), SelectiveScan> {
     match kernel.x.dtype() {
         DType::F32 => Ok(scanned_in::<f32>(kernel)),

@@ -47,6 +47,7 @@ impl BlockConfig {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in each block")]
 enum Mixer {
     Attention(Attention),
     Mamba(Mamba),
