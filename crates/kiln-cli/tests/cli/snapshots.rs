@@ -16,6 +16,7 @@ const REFUSED: &str = "
     run --model /nowhere x
     run --model tests/fixtures/transformers-5.23.0/models/llama x
     run --model tests/fixtures/transformers-5.23.0/models/jamba x
+    run --model tests/fixtures/transformers-5.23.0/models/mamba --cache sink:window=64 x
     run --model Cargo.toml x
     run --file /nowhere
     run --file /nowhere x
