@@ -95,8 +95,10 @@ impl DeviceBeams {
     pub(crate) fn set_done(&mut self, done: impl Iterator<Item = bool>) {
         let done: Vec<i32> = done.map(i32::from).collect();
         if self.shape.groups > 1 && done != self.told {
-            let (groups, new) = (done.len(), ints(done.iter().copied(), self.kernels.device()));
-            self.done.inplace(|before| before.slice_assign([0..groups], new));
+            // In place, where a captured step reads it.
+            let newly =
+                ints(done.iter().zip(&self.told).map(|(now, before)| now - before), self.kernels.device());
+            self.done.inplace(|done| done + newly);
             self.told = done;
         }
     }
