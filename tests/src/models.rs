@@ -5,7 +5,9 @@ use kiln::{
     device::{self, DeviceName, Opened},
 };
 
-use crate::support::{ARCHITECTURES, TINY, assert_close, batch, fixtures, float32, floats, greedy, recorded};
+use crate::support::{
+    ARCHITECTURES, TINY, assert_close, batch, fixtures_of, float32, floats, greedy, recorded,
+};
 
 fn devices() -> impl Iterator<Item = &'static Opened> {
     kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
@@ -77,7 +79,7 @@ fn the_head_makes_logits_of_hidden_states() {
 fn matrices_larger_than_a_binding_are_split() {
     for opened in devices() {
         for name in ["llama", "llama_tied", "phi3", "qwen2"] {
-            let folder = fixtures("5.23.0").join("models").join(name);
+            let folder = fixtures_of(name).join("models").join(name);
             let load = |largest_binding| {
                 float32(Model::builder(&folder), opened).largest_binding(largest_binding).load().unwrap()
             };
@@ -102,7 +104,7 @@ fn matrices_larger_than_a_binding_are_split() {
 fn float16_is_close_to_float32() {
     let able = devices().filter(|opened| opened.info.f16);
     for (opened, name) in able.flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
-        let folder = fixtures("5.23.0").join("models").join(name);
+        let folder = fixtures_of(name).join("models").join(name);
         let half = Model::builder(&folder).opened(opened.clone()).dtype(DtypeChoice::F16).load().unwrap();
         let single = recorded(name, opened);
         let run = |model: &Model| {
