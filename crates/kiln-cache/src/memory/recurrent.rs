@@ -24,7 +24,8 @@ pub(crate) struct Recurrent {
 pub(crate) struct Counts {
     /// The shortest length whose state is in the rings, and so are those of longer ones.
     oldest: usize,
-    /// The same of the rings before the last pass, and the length that they ended with; `None`: they were written in place.
+    /// Of the rings that were kept from before the last pass: the shortest and the longest length whose state is in them. `None`
+    /// where the pass wrote in place.
     before: Option<(usize, usize)>,
 }
 
@@ -49,13 +50,9 @@ impl Recurrent {
         }
     }
 
-    /// The same states in rings for `history` tokens.
-    fn resized(
-        &self,
-        at: &Progress<Counts>,
-        StateRings { inputs, states }: StateRings,
-        history: usize,
-    ) -> StateRings {
+    /// The states of `rings`, in rings of as many slots as `history` tokens that may be truncated need.
+    fn resized(&self, at: &Progress<Counts>, rings: StateRings, history: usize) -> StateRings {
+        let StateRings { inputs, states } = rings;
         let [slots, more] = self.need.slots(history);
         // The last input has the position of the last token, and the last state the length.
         StateRings {
