@@ -168,6 +168,37 @@ fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
     }
 }
 
+/// Beams go on in buffers that a snapshot holds, too: what is short is copied, and what is long becomes a chain.
+#[test]
+fn a_snapshot_in_the_middle_of_a_beam_search_changes_nothing() {
+    for (device, opened) in devices() {
+        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
+        // With 250 tokens, a buffer of all rows becomes part of a chain with what was generated.
+        for (cache, prompt) in [("dynamic", 7), ("dynamic", 250), ("dynamic", 300), ("static", 7)] {
+            let run = |at: Option<usize>| {
+                let mut snapshot = None;
+                let request = model.generate(text(prompt, 0)).plan(Plan::named(cache).unwrap());
+                let request = request.config(greedy(24)).num_beams(3).num_return_sequences(3);
+                let mut steps = request.steps().unwrap();
+                for step in 0.. {
+                    if at == Some(step) {
+                        snapshot = Some(steps.cache().snapshot());
+                    }
+                    let Some(step) = steps.next() else { break };
+                    step.unwrap();
+                }
+                drop(snapshot);
+                let completions = steps.completions().unwrap().into_iter().flatten();
+                completions.map(|one| (one.tokens, one.beam_indices)).collect::<Vec<_>>()
+            };
+            let want = run(None);
+            for at in [1, 5, 12] {
+                assert_eq!(run(Some(at)), want, "{cache} on {device}, {prompt} tokens, before step {at}");
+            }
+        }
+    }
+}
+
 /// Counted, claimed, and measured where the device says what is in use.
 #[test]
 fn a_prompt_is_held_once() {
