@@ -92,7 +92,7 @@ fn no_dense_history_is_made_for_a_step() {
                 panic!("{cache}: nothing is packed")
             };
             let q = Tensor::<4>::ones([1, 8, 1, need.head_dim], (device, DType::F32));
-            let shape = AttentionShape { scale: 0.125, softcap: None, window: None };
+            let shape = AttentionShape { scale: 0.125, softcap: None, window: None, causal: true };
             let kept = packed.clone();
             let y = kernels.run(AttentionPacked { q, packed, recent, positions, shape });
             let more = reserved().unwrap().saturating_sub(before);

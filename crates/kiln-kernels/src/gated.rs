@@ -41,6 +41,21 @@ pub enum Activation {
     GeluTanh,
 }
 
+impl Activation {
+    /// The function of each element, in plain tensor operations.
+    pub(crate) fn of(self, x: Tensor<3>) -> Tensor<3> {
+        match self {
+            Self::Silu => silu(x),
+            Self::Gelu => gelu(x),
+            Self::GeluTanh => {
+                // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): fewer operations, and no tanh of large numbers.
+                let u = (x.clone().square() * 0.044715 + 1.0) * x.clone() * (2.0 / PI).sqrt();
+                x / ((u * -2.0).exp() + 1.0)
+            }
+        }
+    }
+}
+
 impl Kernel for Gated {
     const NAME: &'static str = "gated";
     type Output = Tensor<3>;
@@ -57,17 +72,7 @@ impl Kernel for Gated {
     fn reference(self) -> Tensor<3> {
         let Self { gate, up, activation } = self;
         let dtype = gate.dtype();
-        let x = gate.cast(DType::F32);
-        let activated = match activation {
-            Activation::Silu => silu(x),
-            Activation::Gelu => gelu(x),
-            Activation::GeluTanh => {
-                // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)): fewer operations, and no tanh of large numbers.
-                let u = (x.clone().square() * 0.044715 + 1.0) * x.clone() * (2.0 / PI).sqrt();
-                x / ((u * -2.0).exp() + 1.0)
-            }
-        };
-        activated.cast(dtype) * up
+        activation.of(gate.cast(DType::F32)).cast(dtype) * up
     }
 
     #[cfg(feature = "wgpu")]
@@ -145,12 +150,15 @@ impl Kernel for Gated {
 
 const SHADER: Shader = Shader {
     name: "gated",
-    text: include_str!("../../../shaders/gated.wgsl"),
+    text: concat!(
+        include_str!("../../../shaders/gated.wgsl"),
+        include_str!("../../../shaders/activation.wgsl"),
+    ),
     options: &[&["const ACTIVATION = 0u;", "const ACTIVATION = 1u;", "const ACTIVATION = 2u;"]],
 };
 
 #[cfg(feature = "cube")]
-mod cube {
+pub(crate) mod cube {
     use burn::backend::{Cube, cubecl::dtype_to_storage_type};
     use cubecl::prelude::*;
 
@@ -166,6 +174,18 @@ mod cube {
     #[cube]
     fn sigmoid(x: f32) -> f32 {
         1.0 / (1.0 + f32::exp(min(-x, 80.0)))
+    }
+
+    /// The activation of a number.
+    #[cube]
+    pub(crate) fn activated(x: f32, #[comptime] activation: Activation) -> f32 {
+        if comptime!(activation == Activation::Silu) {
+            x * sigmoid(x)
+        } else if comptime!(activation == Activation::Gelu) {
+            x * 0.5 * (1.0 + cubecl::frontend::Erf::erf(x * ROOT_OF_HALF))
+        } else {
+            x * sigmoid(2.0 * (x * x * 0.044715 + 1.0) * x * ROOT)
+        }
     }
 
     #[cube(launch, address_type = "dynamic")]
@@ -185,15 +205,8 @@ mod cube {
         let token = ABSOLUTE_POS / width % tokens;
         let row = ABSOLUTE_POS / width / tokens;
         let x = f32::cast_from(gate[row * gate.stride(0) + token * gate.stride(1) + i * gate.stride(2)]);
-        let activated = if comptime!(activation == Activation::Silu) {
-            x * sigmoid(x)
-        } else if comptime!(activation == Activation::Gelu) {
-            x * 0.5 * (1.0 + cubecl::frontend::Erf::erf(x * ROOT_OF_HALF))
-        } else {
-            x * sigmoid(2.0 * (x * x * 0.044715 + 1.0) * x * ROOT)
-        };
-        y[ABSOLUTE_POS] =
-            E::cast_from(activated) * up[row * up.stride(0) + token * up.stride(1) + i * up.stride(2)];
+        y[ABSOLUTE_POS] = E::cast_from(activated(x, activation))
+            * up[row * up.stride(0) + token * up.stride(1) + i * up.stride(2)];
     }
 
     pub(super) fn launch(Gated { gate, up, activation }: Gated) -> burn::tensor::Tensor<3> {

@@ -4,6 +4,7 @@ use burn::tensor::IntDType;
 use kiln_core::layer::Positions;
 
 use crate::{
+    activate::Activate,
     attention::{Attention, AttentionPacked},
     beam_step::BeamStep,
     cases::{AnyCase, Case, Read},
@@ -14,6 +15,7 @@ use crate::{
     kv_pack::KvPack,
     kv_reorder::KvReorder,
     kv_unpack::KvUnpack,
+    layer_norm::LayerNorm,
     linear::Linear,
     rms_norm::RmsNorm,
     rotary::Rotary,
@@ -26,10 +28,12 @@ use crate::{
 /// Every kernel. A line here gives it the tests that all kernels have to pass.
 pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<RmsNorm>(),
+    KernelInfo::of::<LayerNorm>(),
     KernelInfo::of::<Rotary>(),
     KernelInfo::of::<KvAppend>(),
     KernelInfo::of::<Linear>(),
     KernelInfo::of::<Gated>(),
+    KernelInfo::of::<Activate>(),
     KernelInfo::of::<Attention>(),
     KernelInfo::of::<KvPack>(),
     KernelInfo::of::<KvUnpack>(),

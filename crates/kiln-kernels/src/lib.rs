@@ -6,6 +6,7 @@
 //! **Invariant:** nothing outside this crate launches a kernel of its own, or names cubecl or wgpu.
 #![forbid(unsafe_code)]
 
+mod activate;
 mod attention;
 mod beam_step;
 pub mod cases;
@@ -23,6 +24,7 @@ mod kv_reorder;
 mod kv_unpack;
 #[cfg(feature = "cube")]
 mod launch;
+mod layer_norm;
 mod linear;
 mod matrix;
 #[cfg(feature = "cpu")]
@@ -37,6 +39,7 @@ mod selective_scan;
 mod shader;
 mod top_logprobs;
 
+pub use activate::Activate;
 pub use attention::{Attention, AttentionPacked, AttentionShape};
 pub use beam_step::{BeamShape, BeamStep, Beams, MOST_BEAMS};
 pub use causal_conv::CausalConv;
@@ -48,6 +51,7 @@ pub use kv_append::KvAppend;
 pub use kv_pack::KvPack;
 pub use kv_reorder::KvReorder;
 pub use kv_unpack::KvUnpack;
+pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::Matrix;
 pub use recording::Recording;

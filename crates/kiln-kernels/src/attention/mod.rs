@@ -45,6 +45,9 @@ const LONGEST_CHAIN: usize = 256;
 /// positions stay on the device, so that a captured step can advance them. Nothing that is as large as `new * slots` is held
 /// in memory.
 ///
+/// Without [`causal`](AttentionShape::causal), all queries of a row stand at `first[b]`, which is the same in all rows: the
+/// last position that there is, as for an encoder.
+///
 /// The GPU kernels take vectors of up to 256 numbers.
 #[derive(Clone, Debug)]
 pub struct Attention {
@@ -68,6 +71,9 @@ pub struct AttentionShape {
     pub softcap: Option<f64>,
     /// Latest positions a query may see, itself included.
     pub window: Option<usize>,
+    /// Whether the queries of a pass stand one behind the other and do not see what is behind them. Otherwise all stand where the
+    /// first one does.
+    pub causal: bool,
 }
 
 impl Kernel for Attention {
@@ -82,7 +88,7 @@ impl Kernel for Attention {
             chain.len()
         );
         let [batch, heads, _, head_dim] = q.dims();
-        let positions = checked_positions(positions, batch, Self::NAME);
+        let positions = checked_places(positions, batch, &shape, Self::NAME);
         let checked = |kv: DenseKv| {
             let [_, kv_heads, slots, _] = kv.keys.dims();
             let want = [batch, kv_heads, slots, head_dim];
@@ -107,12 +113,13 @@ impl Kernel for Attention {
     }
 
     fn reference(self) -> Tensor<4> {
-        reference(self.q, Buffers::chain(self.chain, &self.shape), self.positions.on_device)
+        let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
+        reference(self.q, chain, self.positions.on_device)
     }
 
     #[cfg(feature = "cpu")]
     fn native(self) -> Result<Tensor<4>, Self> {
-        let chain = Buffers::chain(self.chain.clone(), &self.shape);
+        let chain = Buffers::chain(self.chain.clone(), &self.shape, &self.positions);
         native::dense(&self.q, &chain, &self.positions.on_device).ok_or(self)
     }
 
@@ -121,7 +128,8 @@ impl Kernel for Attention {
         if !self.is_for_gpus() {
             return Err(self);
         }
-        Ok(wgsl::dense(self.q, Buffers::chain(self.chain, &self.shape), self.positions.on_device))
+        let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
+        Ok(wgsl::dense(self.q, chain, self.positions.on_device))
     }
 
     #[cfg(feature = "cube")]
@@ -129,7 +137,8 @@ impl Kernel for Attention {
         if !self.is_for_gpus() {
             return Err(self);
         }
-        Ok(cube::dense(self.q, Buffers::chain(self.chain, &self.shape), self.positions.on_device))
+        let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
+        Ok(cube::dense(self.q, chain, self.positions.on_device))
     }
 
     fn extent(&self) -> [usize; 2] {
@@ -143,7 +152,7 @@ impl Kernel for Attention {
             [alone] => alone.keys.dims()[2],
             _ => usize::MAX,
         };
-        let positions = cut_positions(&positions, &part, q.dims()[2], slots);
+        let positions = shape.cut(&positions, &part, q.dims()[2], slots);
         let chain = chain.into_iter().map(|kv| cut_dense(kv, &part[0])).collect();
         Self { q: cut(q, &part, 2), chain, positions, shape }
     }
@@ -197,14 +206,25 @@ impl Buffers {
         Self { from: Some(from), ..self }
     }
 
+    /// They end at the position of the first query, where every query sees what that one sees.
+    fn seen_at(self, positions: &Positions) -> Self {
+        match self.shape.causal {
+            true => self,
+            false => Self { end: positions.on_host.first().map(|row| row.first + 1), ..self },
+        }
+    }
+
     /// All that buffers have which continue each other, each from its origin on.
-    fn chain(chain: Vec<DenseKv>, shape: &AttentionShape) -> Vec<Self> {
+    fn chain(chain: Vec<DenseKv>, shape: &AttentionShape, positions: &Positions) -> Vec<Self> {
         let ends: Vec<_> = chain.iter().skip(1).map(|next| Some(next.origin)).chain([None]).collect();
         let (alone, oldest) = (chain.len() == 1, chain.first().map_or(0, |oldest| oldest.start));
         let buffers = chain.into_iter().zip(ends).map(|(kv, end)| {
             // A ring that is alone may have turned.
             let start = if alone { kv.start } else { kv.start.max(kv.origin).max(oldest) };
-            Self { end, start, ..Self::new(kv, shape) }
+            match end {
+                Some(_) => Self { end, start, ..Self::new(kv, shape) },
+                None => Self { start, ..Self::new(kv, shape) }.seen_at(positions),
+            }
         });
         buffers.collect()
     }
@@ -252,6 +272,26 @@ impl AttentionShape {
     }
 }
 
+impl AttentionShape {
+    /// Where the queries of a part stand, of `new` in all; see [`cut_positions`].
+    fn cut(&self, positions: &Positions, part: &Extent, new: usize, slots: usize) -> Positions {
+        match self.causal {
+            true => cut_positions(positions, part, new, slots),
+            false => positions.narrow(part[0].clone()),
+        }
+    }
+}
+
+/// [`checked_positions`] of queries.
+///
+/// # Panics
+/// Also if all queries see as much, and rows stand at different positions.
+fn checked_places(positions: Positions, rows: usize, shape: &AttentionShape, kernel: &str) -> Positions {
+    let is_even = positions.on_host.windows(2).all(|pair| pair[0].first == pair[1].first);
+    assert!(shape.causal || is_even, "{kernel}: rows that are not causal stand at different positions");
+    checked_positions(positions, rows, kernel)
+}
+
 fn position(position: usize) -> i32 {
     i32::try_from(position).unwrap_or(i32::MAX)
 }
@@ -281,7 +321,7 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Te
     };
 
     // The position that each slot of a row holds.
-    let last = first.clone() + (new as i64 - 1);
+    let last = first.clone() + if shape.causal { new as i64 - 1 } else { 0 };
     let age = last.clone() - origin - count_to(slots).reshape([1, 1, 1, slots]);
     let held = last - age.remainder_scalar(slots as i64);
     let visible =
@@ -328,7 +368,7 @@ fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
     let (keys, values): (Vec<_>, Vec<_>) = chain
         .into_iter()
         .map(|Buffers { keys, values, origin, end, .. }| {
-            let slots = end.map_or(keys.dims()[2], |end| end.saturating_sub(origin));
+            let slots = end.map_or(keys.dims()[2], |end| end.saturating_sub(origin)).min(keys.dims()[2]);
             (keys.narrow(2, 0, slots), values.narrow(2, 0, slots))
         })
         .unzip();

@@ -9,7 +9,7 @@ use kiln_core::{layer::Positions, packed::PackedKv, view::DenseKv};
 
 #[cfg(feature = "cube")]
 use super::sharing::{LARGEST_HEAD, Sharing};
-use super::{AttentionShape, Buffers, cases, cut_dense, reference};
+use super::{AttentionShape, Buffers, cases, checked_places, cut_dense, reference};
 #[cfg(feature = "wgpu")]
 use super::{Limits, sharing::Rows};
 #[cfg(feature = "cube")]
@@ -17,8 +17,7 @@ use crate::kernel::INVARIANT_UP_TO;
 use crate::{
     Kernel, KvUnpack,
     cases::Case,
-    invariance::{Extent, cut, cut_buffer, cut_positions},
-    kernel::checked_positions,
+    invariance::{Extent, cut, cut_buffer},
     kv_pack::fits,
     shader::Shader,
 };
@@ -62,7 +61,7 @@ impl Kernel for AttentionPacked {
         let cast = |recent: Tensor<4>| recent.cast(q.dtype());
         let recent = DenseKv { keys: cast(recent.keys), values: cast(recent.values), ..recent };
         let packed = PackedKv { end: packed.end.cast(IntDType::I32), ..packed };
-        Self { positions: checked_positions(positions, batch, Self::NAME), q, packed, recent, shape }
+        Self { positions: checked_places(positions, batch, &shape, Self::NAME), q, packed, recent, shape }
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -113,7 +112,7 @@ impl Kernel for AttentionPacked {
     fn part(self, part: Extent) -> Self {
         let Self { q, packed, recent, positions, shape } = self;
         // The recent buffers hold every position that is not packed.
-        let positions = cut_positions(&positions, &part, 0, usize::MAX);
+        let positions = shape.cut(&positions, &part, 0, usize::MAX);
         let [keys, values] = [packed.keys, packed.values].map(|buffer| cut_buffer(buffer, &part[0]));
         let (packed, recent) = (PackedKv { keys, values, ..packed }, cut_dense(recent, &part[0]));
         Self { q: cut(q, &part, 2), packed, recent, positions, shape }
@@ -151,7 +150,8 @@ impl AttentionPacked {
         // The position that each slot of a row holds, as `attention` has it, and where that is in the one buffer or the other.
         let on_device = &positions.on_device;
         let count = Tensor::<1, Int>::ones([slots], (&q.device(), on_device.dtype())).cumsum(0) - 1;
-        let last = on_device.clone().narrow(0, 0, 1).transpose() + (new as i64 - 1);
+        let behind = if shape.causal { new as i64 - 1 } else { 0 };
+        let last = on_device.clone().narrow(0, 0, 1).transpose() + behind;
         let held_positions = last.clone() - (last - count.unsqueeze()).remainder_scalar(slots as i64);
         let place = |origin: usize, slots: usize| {
             (held_positions.clone() - (origin % slots.max(1)) as i64).remainder_scalar(slots.max(1) as i64)
@@ -176,7 +176,8 @@ impl AttentionPacked {
             start: recent.start,
             origin: 0,
         };
-        (q, Buffers::new(both, &shape).from(packed.end - held as i64), positions.on_device)
+        let buffers = Buffers::new(both, &shape).from(packed.end - held as i64).seen_at(&positions);
+        (q, buffers, positions.on_device)
     }
 }
 
@@ -255,7 +256,7 @@ fn wgsl(
     let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
 
     let start = recent.start;
-    let recent = Buffers::new(recent, &shape).from(packed.end.clone());
+    let recent = Buffers::new(recent, &shape).from(packed.end.clone()).seen_at(&positions);
     let written = Written { to: &parts, parts: all, before: of_packed.splits };
     launch(q.clone(), recent, positions.on_device.clone(), of_recent, written);
 

@@ -40,6 +40,8 @@ struct Given {
     apart: usize,
     q: Layout,
     kv: Layout,
+    /// Whether each query stands behind the one before it, not all at `first`.
+    causal: bool,
     /// Positions at which other buffers continue. All but the last buffer have a few slots that do not count.
     cuts: &'static [usize],
 }
@@ -61,6 +63,7 @@ const STEP: Given = Given {
     apart: 0,
     q: Plain,
     kv: Plain,
+    causal: true,
     cuts: &[],
 };
 
@@ -177,6 +180,16 @@ fn all() -> Vec<Given> {
         let long = long(new);
         cases.push(Given { first: long.first / 3, apart: long.first / 3, head_dim: 128, batch: 3, ..long });
     }
+    // Every query sees everything: as many keys as there are slots, fewer, and several buffers.
+    for new in [1, 3, 16, 33, 130] {
+        let base = Given { new, slots: 150, first: 149, causal: false, ..STEP };
+        cases.push(base);
+        cases.push(Given { batch: 2, group: 1, kv_heads: 6, q: Swapped(1, 2), kv: Swapped(1, 2), ..base });
+        cases.push(Given { slots: 20, first: 19, group: 4, head_dim: 12, softcap: Some(2.5), ..base });
+        cases.push(Given { first: 90, batch: 3, pad: Some(11), ..base });
+        cases.push(Given { slots: 1500, first: 1499, group: 1, ..base });
+        cases.push(Given { cuts: &[50], ..base });
+    }
     cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
     // Longer vectors than GPU kernels have memory for, and no queries.
     cases.push(Given { head_dim: 300, ..STEP });
@@ -201,8 +214,9 @@ impl Given {
 
     /// The positions that query `i` of a row sees.
     fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
-        let query = self.first_of(row) + i;
-        let kept = (self.first_of(row) + self.new).saturating_sub(self.slots);
+        let query = self.first_of(row) + if self.causal { i } else { 0 };
+        let behind = if self.causal { self.new } else { 1 };
+        let kept = (self.first_of(row) + behind).saturating_sub(self.slots);
         let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
         self.start.max(kept).max(window).max(self.visible_from(row))..=query
     }
@@ -229,8 +243,8 @@ impl Given {
     }
 
     fn shape(&self) -> AttentionShape {
-        let Self { head_dim, softcap, window, .. } = *self;
-        AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window }
+        let Self { head_dim, softcap, window, causal, .. } = *self;
+        AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window, causal }
     }
 
     fn inputs(&self, numbers: &mut Numbers) -> Attention {

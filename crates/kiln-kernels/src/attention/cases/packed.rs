@@ -46,6 +46,8 @@ struct Given {
     pad: Option<usize>,
     /// Row `b` stands `apart · b` behind the first.
     apart: usize,
+    /// Whether each query stands behind the one before it, not all at `first`.
+    causal: bool,
 }
 
 use Along::{Channels, Tokens};
@@ -70,6 +72,7 @@ const STEP: Given = Given {
     softcap: None,
     pad: None,
     apart: 0,
+    causal: true,
 };
 
 fn all() -> Vec<Given> {
@@ -109,6 +112,10 @@ fn all() -> Vec<Given> {
         cases.push(Given { apart: 4, batch: 2, pad: Some(40), window: Some(30), ..base });
         cases.push(Given { pad: Some(81), batch: 2, ..base });
         cases.push(Given { start: 13, ..base });
+        // Every query sees everything.
+        for first in [80, 64, 123] {
+            cases.push(Given { first, causal: false, batch: 2, group: 1, ..base });
+        }
         for window in [1, 5, 40, 4096] {
             cases.push(Given { window: Some(window), ..base });
         }
@@ -158,7 +165,7 @@ impl Given {
 
     /// The positions that query `i` of a row sees.
     fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
-        let query = self.first + row * self.apart + i;
+        let query = self.first + row * self.apart + if self.causal { i } else { 0 };
         let kept = self.end.saturating_sub(self.slots);
         let window = self.window.map_or(0, |window| (query + 1).saturating_sub(window));
         let pad = self.pad.map_or(0, |pad| row * pad);
@@ -193,8 +200,8 @@ impl Given {
             visible_from: self.pad.map_or(0, |pad| row * pad),
         };
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
-        let Self { softcap, window, .. } = *self;
-        let shape = AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window };
+        let Self { softcap, window, causal, .. } = *self;
+        let shape = AttentionShape { scale: (head_dim as f64).powf(-0.5), softcap, window, causal };
         AttentionPacked { q, packed, recent, positions, shape }
     }
 

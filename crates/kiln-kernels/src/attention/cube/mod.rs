@@ -309,7 +309,7 @@ pub(super) fn packed(
     let parts = empty(&q, [batch * heads * queries, all, head_dim + 2], DType::F32);
 
     let start = recent.start;
-    let recent = Buffers::new(recent, &shape).from(kv.end.clone());
+    let recent = Buffers::new(recent, &shape).from(kv.end.clone()).seen_at(&positions);
     let written = Written { to: &parts, parts: all, before: of_packed.splits };
     launch(q.clone(), recent, positions.on_device.clone(), of_recent, written);
 

@@ -71,8 +71,9 @@ pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
     if q.shape().num_elements() * recent.keys.dims()[2] * held == 0 {
         return None;
     }
+    let recent = Buffers::new(recent.clone(), shape).seen_at(positions);
     let (positions, end) = (numbers(&positions.on_device), numbers(&kv.end).first().copied()?);
-    let mut recent = Dense::new(&Buffers::new(recent.clone(), shape), q, &positions);
+    let mut recent = Dense::new(&recent, q, &positions);
     recent.places.rows.iter_mut().for_each(|row| row.from = row.from.max(end));
     let limits = shape.limits(start, kv.origin, held);
     let packed_places = Places::new(&positions, |_| end - held as i32, end, limits);
