@@ -233,7 +233,7 @@ impl Plan {
     pub fn of_cache(&self, needs: &[LayerNeed], cache: &ModelCache) -> Result<Self> {
         let mut plan = self.clone();
         for (need, name) in needs.iter().zip(cache.strategies()) {
-            let LayerNeed::Attention(need) = need else { continue };
+            let (LayerNeed::Attention(need) | LayerNeed::EncoderDecoder(need)) = need else { continue };
             if let Some(name) = name.filter(|&name| name != self.spec(need).strategy.name) {
                 let spec = Self::named(name)?.global;
                 if need.window.is_some() { plan.windowed = spec } else { plan.global = spec }

@@ -7,7 +7,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use crate::{
     Error, Result,
     layer::{Positions, RowPosition},
-    model::{CausalModel, TokenId},
+    model::{CausalModel, FeatureShape, TokenId},
+    model_cache::ModelCache,
 };
 
 /// New tokens of several rows, side by side. They end together: shorter rows have columns in front that are no tokens of
@@ -30,6 +31,9 @@ pub struct Batch {
     pub horizon: Vec<usize>,
     /// What is on the device already for a step of one token; `None`: the pass uploads its positions.
     pub steps: Option<Steps>,
+    /// What the model's encoder is given, `[rows, bins, frames]` ([`CausalModel::features`]). `None` where the model has no encoder, and
+    /// where the cache holds what the encoder made of it.
+    pub features: Option<Tensor<3>>,
 }
 
 /// Where the next steps of one token each stand, put on the device once for many of them: so a step uploads nothing,
@@ -119,7 +123,7 @@ impl Batch {
     pub fn new(tokens: Tensor<2, Int>) -> Self {
         let [rows, len] = tokens.dims();
         let none = || vec![0; rows];
-        Self { tokens, left_pad: none(), skip: none(), horizon: vec![len; rows], steps: None }
+        Self { tokens, left_pad: none(), skip: none(), horizon: vec![len; rows], steps: None, features: None }
     }
 
     /// # Errors
@@ -137,6 +141,33 @@ impl Batch {
         Ok(())
     }
 
+    /// Whether its features are those that a model takes ([`CausalModel::features`]), and the cache has not got any.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] for features that are missing, or not those of the model; [`Error::AlreadyConditioned`].
+    pub fn check_features(&self, wanted: Option<FeatureShape>, cache: &ModelCache) -> Result<()> {
+        let why = match (&self.features, wanted) {
+            (None, None) => return Ok(()),
+            (None, Some(_)) if cache.is_conditioned() => return Ok(()),
+            (None, Some(FeatureShape { bins, frames })) => {
+                let rows = self.rows();
+                format!(
+                    "the model has an encoder and was given nothing to encode; give features [{rows}, {bins}, {frames}]"
+                )
+            }
+            (Some(_), None) => "the model has no encoder; leave the features out".to_owned(),
+            (Some(_), Some(_)) if cache.is_conditioned() => return Err(Error::AlreadyConditioned),
+            (Some(features), Some(FeatureShape { bins, frames })) => {
+                let (given, wanted) = (features.dims(), [self.rows(), bins, frames]);
+                if given == wanted {
+                    return Ok(());
+                }
+                format!("the encoder takes features {wanted:?} and was given {given:?}")
+            }
+        };
+        Err(Error::Prompt { why })
+    }
+
     /// Columns of this batch: tokens of its longest row.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
@@ -151,7 +182,8 @@ impl Batch {
     pub fn slice(&self, range: Range<usize>) -> Self {
         let tokens = self.tokens.clone().narrow(1, range.start, range.len());
         let skip = self.skip.iter().map(|skip| skip.saturating_sub(range.start).min(range.len())).collect();
-        Self { tokens, left_pad: self.left_pad.clone(), skip, horizon: self.horizon.clone(), steps: None }
+        let (left_pad, horizon) = (self.left_pad.clone(), self.horizon.clone());
+        Self { tokens, left_pad, skip, horizon, steps: None, features: self.features.clone() }
     }
 
     /// Other columns of each row, which end together.
@@ -180,6 +212,7 @@ impl Batch {
             left_pad: self.left_pad.clone(),
             horizon: self.horizon.clone(),
             steps: None,
+            features: self.features.clone(),
         }
     }
 }

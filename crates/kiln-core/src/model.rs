@@ -5,7 +5,7 @@ use std::fmt;
 use burn::tensor::{Device, Tensor};
 
 use crate::{
-    Result,
+    Error, Result,
     batch::Batch,
     layer::{RowPosition, StepShape},
     model_cache::{ModelCache, Pass},
@@ -36,6 +36,15 @@ pub struct WeightBytes {
     pub multiplied: usize,
 }
 
+/// What an encoder is given of each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeatureShape {
+    /// Numbers of a frame.
+    pub bins: usize,
+    /// Frames, always as many.
+    pub frames: usize,
+}
+
 /// A decoder. Weights only: all state lives in the cache, so one model serves many sequences.
 pub trait CausalModel: fmt::Debug + Send + Sync {
     /// One entry per block, from the config alone.
@@ -57,6 +66,21 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     /// Whether the head has the weights of the embeddings.
     fn ties_embeddings(&self) -> bool {
         false
+    }
+
+    /// What its encoder is given with the first tokens of a sequence; `None` where it has none.
+    fn features(&self) -> Option<FeatureShape> {
+        None
+    }
+
+    /// Tokens that a sequence can have at all, where positions are looked up in a table.
+    fn max_positions(&self) -> Option<usize> {
+        None
+    }
+
+    /// Bytes that its encoder takes for `rows` rows, with what it writes to the cache; an estimate.
+    fn encoding_bytes(&self, _rows: usize) -> usize {
+        0
     }
 
     /// Bytes that a forward pass over `tokens` tokens of `rows` rows takes beside weights and cache, at most; an estimate.
@@ -82,7 +106,14 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     /// The cache is as it was before; where it cannot be, it is poisoned and can only be reset.
     fn forward(&self, batch: &Batch, logits: Logits<'_>, cache: &mut ModelCache) -> Result<Tensor<3>> {
         batch.check()?;
+        batch.check_features(self.features(), cache)?;
         let (rows, tokens) = (batch.rows(), batch.len());
+        if let Some(capacity) = self.max_positions() {
+            let needed = cache.seq_len() + tokens;
+            if needed > capacity {
+                return Err(Error::Full { capacity, needed });
+            }
+        }
         let step = StepShape { rows, tokens, element: self.element_bytes(), last: false };
         // In float32, before and after a softcap.
         let others = match logits {
@@ -91,7 +122,8 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
             Logits::Early(layers) => layers.len(),
         };
         let others = 2 * 4 * self.vocab() * rows * others;
-        let working = self.working_bytes(rows, tokens).saturating_add(others);
+        let encoding = batch.features.as_ref().map_or(0, |_| self.encoding_bytes(rows));
+        let working = self.working_bytes(rows, tokens).saturating_add(others).saturating_add(encoding);
         let mut pass = cache.begin(&step, &batch.skip, batch.left_pad.iter().any(|&pad| pad > 0), working)?;
         let logits = self.compute(batch, logits, &mut pass)?;
         pass.commit();

@@ -9,7 +9,7 @@ mod saving;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use block::LayerCache;
-pub use pass::{Pass, RowPart};
+pub use pass::{Pass, PassRows, RowPart};
 pub use saving::CacheState;
 
 use crate::{
@@ -189,7 +189,8 @@ impl ModelCache {
             groups.push((skip.min(step.tokens), group.seq_len()));
             row += group.rows.unwrap_or(step.rows);
         }
-        Ok(Pass { cache: self, rows: step.rows, tokens: step.tokens, groups, committed: false })
+        let conditioned = self.is_conditioned();
+        Ok(Pass { cache: self, rows: step.rows, tokens: step.tokens, groups, conditioned, committed: false })
     }
 
     /// # Errors
@@ -372,6 +373,11 @@ impl ModelCache {
             true => self.split_by(&(0..rows).collect::<Vec<_>>()),
             false => Ok(()),
         }
+    }
+
+    /// Whether it holds what an encoder made of a row's features.
+    pub fn is_conditioned(&self) -> bool {
+        !self.poisoned && self.groups.iter().any(|group| group.encoders().any(|layer| layer.seq_len() > 0))
     }
 
     /// Whether a layer is on the device only while it is used.

@@ -130,6 +130,7 @@ impl<'a> Generation<'a> {
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
         let cache = cache.into();
+        batch.check_features(model.features(), &cache)?;
         options.settings = options.settings.checked()?;
         if let Some(allowed) = options.allowed_tokens.take() {
             options.settings.processors.add_allowed_tokens(allowed);
@@ -170,6 +171,7 @@ impl<'a> Generation<'a> {
         // A recorded step is of no use where the rows of the cache are moved before each.
         let capture = options.compile && contrastive.is_none();
         let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), capture);
+        feeder.features = batch.features.clone();
         let device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
         feeder.chooser = device_sampler.map(Chooser::Sampler);
         let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
@@ -215,7 +217,8 @@ impl<'a> Generation<'a> {
         let feeder = &mut generation.feeder;
         if let Some(limit) = limit {
             let reaches = prompt_end + generation.options.settings.fed(limit);
-            if let Some(capacity) = feeder.running.cache.capacity().filter(|&capacity| capacity < reaches) {
+            let capacities = feeder.running.cache.capacity().into_iter().chain(model.max_positions());
+            if let Some(capacity) = capacities.min().filter(|&capacity| capacity < reaches) {
                 return Err(Error::Full { capacity, needed: reaches });
             }
             feeder.reserve(reaches);

@@ -63,6 +63,8 @@ pub(crate) struct Feeder<'a> {
     pub(crate) chooser: Option<Chooser>,
     /// What is done when memory runs out; `None`: nothing.
     pub(crate) oom_policy: Option<Arc<dyn OomPolicy>>,
+    /// What an encoder is given whenever the cache is empty.
+    pub(crate) features: Option<Tensor<3>>,
     /// Tokens that the cache was told the sequence will reach.
     reaches: usize,
     /// Until when nothing that the cache holds is missing.
@@ -83,6 +85,7 @@ impl<'a> Feeder<'a> {
             capture,
             chooser: None,
             oom_policy: None,
+            features: None,
             reaches: 0,
             refusals: Refusals::until_now(),
         }
@@ -314,7 +317,9 @@ impl<'a> Feeder<'a> {
             }
             None => (new.tokens, new.skip),
         };
-        let batch = Batch { tokens, skip, left_pad: left_pad.clone(), horizon: new.horizon, steps: None };
+        let features = self.features.clone().filter(|_| !cache.is_conditioned());
+        let batch =
+            Batch { tokens, skip, left_pad: left_pad.clone(), horizon: new.horizon, steps: None, features };
         let before = cache.seq_lens(batch.rows());
         let logits = model.forward(&batch, wanted.logits(), cache)?;
         let Batch { tokens, skip, .. } = batch;

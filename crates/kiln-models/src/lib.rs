@@ -23,6 +23,7 @@ mod qwen2;
 mod qwen3;
 mod random;
 mod weights;
+mod whisper;
 mod windows;
 
 pub use config::{ConfigFile, Sizes};
@@ -69,6 +70,7 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &gemma3_text::Gemma3Text,
     &mamba::Mamba,
     &falcon_mamba::FalconMamba,
+    &whisper::Whisper,
 ];
 
 /// Reads `config` with the architecture that its `model_type` names.

@@ -69,6 +69,12 @@ pub struct Rows {
     blocks: Vec<Matrix>,
 }
 
+impl From<Tensor<2>> for Rows {
+    fn from(numbers: Tensor<2>) -> Self {
+        Self { blocks: vec![Matrix::Dense(numbers)] }
+    }
+}
+
 impl Rows {
     /// The rows that `ids` `[batch, tokens]` name, as `[batch, tokens, width]`.
     pub(crate) fn select(&self, ids: Tensor<2, Int>) -> Tensor<3> {

@@ -66,7 +66,8 @@ impl LayerCache {
         match self {
             Self::Attention(kv) => Some(kv.replayable()),
             Self::Recurrent(state) => Some(state.replayable()),
-            Self::EncoderDecoder { .. } => Some(0),
+            Self::EncoderDecoder { encoder, .. } if encoder.is_offloaded() => Some(0),
+            Self::EncoderDecoder { decoder, .. } => Some(decoder.replayable()),
             Self::Nothing => None,
         }
     }

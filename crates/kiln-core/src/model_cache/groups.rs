@@ -7,7 +7,7 @@
 use super::LayerCache;
 use crate::{
     Error, Result,
-    layer::{CacheLayer, KvLayer, Limits},
+    layer::{CacheLayer, CrossLayer, KvLayer, Limits},
 };
 
 /// Neighbouring rows that have seen as many tokens, with their memory of each block.
@@ -94,6 +94,20 @@ impl RowGroup {
     /// The layers that count the sequence's tokens.
     pub(super) fn timed(&self) -> impl Iterator<Item = &dyn CacheLayer> {
         self.layers.iter().filter_map(LayerCache::timed)
+    }
+
+    pub(super) fn encoders(&self) -> impl Iterator<Item = &dyn CrossLayer> {
+        self.layers.iter().filter_map(|layer| match layer {
+            LayerCache::EncoderDecoder { encoder, .. } => Some(&**encoder),
+            _ => None,
+        })
+    }
+
+    pub(super) fn encoders_mut(&mut self) -> impl Iterator<Item = &mut Box<dyn CrossLayer>> {
+        self.layers.iter_mut().filter_map(|layer| match layer {
+            LayerCache::EncoderDecoder { encoder, .. } => Some(encoder),
+            _ => None,
+        })
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &dyn KvLayer> {

@@ -20,7 +20,19 @@ pub struct Pass<'a> {
     pub(super) tokens: usize,
     /// For each group of rows, columns of the batch that are no tokens of it, and tokens that it had seen.
     pub(super) groups: Vec<(usize, usize)>,
+    /// Whether an encoder had been run before.
+    pub(super) conditioned: bool,
     pub(super) committed: bool,
+}
+
+/// Neighbouring rows of the batch that have seen as many tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassRows {
+    pub rows: Range<usize>,
+    /// Columns of the batch before their first token.
+    pub skip: usize,
+    /// Tokens before it.
+    pub seen: usize,
 }
 
 /// Memory of a block, for some rows of the batch.
@@ -38,6 +50,16 @@ impl Pass<'_> {
         self.parts(layer, "attention", |cache| match cache {
             LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
             _ => None,
+        })
+    }
+
+    /// Where the new tokens of rows stand: neighbouring rows that have seen as many tokens.
+    pub fn rows(&self) -> impl Iterator<Item = PassRows> {
+        let mut row = 0;
+        self.cache.groups.iter().zip(&self.groups).map(move |(group, &(skip, seen))| {
+            let rows = row..row + group.rows.unwrap_or(self.rows);
+            row = rows.end;
+            PassRows { rows, skip, seen }
         })
     }
 
@@ -95,6 +117,10 @@ impl Pass<'_> {
         let stuck = |(group, before): (&RowGroup, usize)| group.stuck_at(before);
         if self.cache.groups.iter().zip(before.clone()).find_map(stuck).is_some() {
             return Err(Error::Poisoned);
+        }
+        if !self.conditioned {
+            let encoders = self.cache.groups.iter_mut().flat_map(RowGroup::encoders_mut);
+            encoders.for_each(|layer| layer.reset());
         }
         self.cache.groups.iter_mut().zip(before).try_for_each(|(group, before)| group.truncate(before))
     }

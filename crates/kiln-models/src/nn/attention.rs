@@ -11,7 +11,7 @@ use kiln_kernels::{AttentionPacked, AttentionShape, Kernels, Rotary};
 
 use super::{
     linear::Linear,
-    norm::{NormKind, RmsNorm},
+    norm::{Norm, NormKind},
     places::{Frame, Places},
 };
 use crate::{Sizes, Weights};
@@ -24,7 +24,11 @@ pub(crate) struct AttentionConfig {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) qkv_bias: bool,
+    /// Whether keys have a bias where queries and values have one.
+    pub(crate) k_bias: bool,
     pub(crate) o_bias: bool,
+    /// What the projection of the result is called.
+    pub(crate) o_name: &'static str,
     /// Whether the projections of queries, keys and values are one matrix, `qkv_proj`.
     pub(crate) fused: bool,
     /// Whether each head of queries and keys is normed before it is rotated.
@@ -41,8 +45,20 @@ impl AttentionConfig {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
         let (qkv_bias, o_bias, fused, head_norms) = (false, false, false, false);
-        let softcap = None;
-        Self { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, fused, head_norms, scale, softcap }
+        Self {
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            qkv_bias,
+            k_bias: true,
+            o_bias,
+            o_name: "o_proj",
+            fused,
+            head_norms,
+            scale,
+            softcap: None,
+        }
     }
 }
 
@@ -52,7 +68,7 @@ pub(crate) struct Attention {
     qkv_proj: Linear,
     o_proj: Linear,
     /// `q_norm` and `k_norm`
-    head_norms: Option<[RmsNorm; 2]>,
+    head_norms: Option<[Norm; 2]>,
     config: AttentionConfig,
     /// Latest tokens a query may see, itself included.
     window: Option<usize>,
@@ -66,7 +82,7 @@ impl Attention {
         norm: NormKind,
         window: Option<usize>,
     ) -> Result<Self> {
-        let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, o_bias, .. } = config;
+        let &AttentionConfig { hidden, heads, kv_heads, head_dim, o_bias, o_name, .. } = config;
         let part = |part: &str| format!("{name}.{part}");
         let [all, q, k, v] = ["qkv_proj", "q_proj", "k_proj", "v_proj"].map(part);
         let [queries, keys] = [heads, kv_heads].map(|heads| heads * head_dim);
@@ -74,9 +90,10 @@ impl Attention {
             false => &[(&q, queries), (&k, keys), (&v, keys)],
             true => &[(&all, queries + 2 * keys)],
         };
-        let qkv_proj = Linear::stacked(weights, parts, hidden, qkv_bias)?;
-        let o_proj = Linear::load(weights, &part("o_proj"), [queries, hidden], o_bias)?;
-        let mut head_norm = |name: &str| RmsNorm::load(weights, &part(name), head_dim, norm);
+        let has_bias = |part: &str| config.qkv_bias && (config.k_bias || part != k);
+        let qkv_proj = Linear::stacked_where(weights, parts, hidden, has_bias)?;
+        let o_proj = Linear::load(weights, &part(o_name), [queries, hidden], o_bias)?;
+        let mut head_norm = |name: &str| Norm::load(weights, &part(name), head_dim, norm);
         let head_norms = match config.head_norms {
             true => Some([head_norm("q_norm")?, head_norm("k_norm")?]),
             false => None,
@@ -85,7 +102,7 @@ impl Attention {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let norms = self.head_norms.iter().flatten().map(RmsNorm::bytes).sum::<usize>();
+        let norms = self.head_norms.iter().flatten().map(Norm::bytes).sum::<usize>();
         self.qkv_proj.bytes() + self.o_proj.bytes() + norms
     }
 
@@ -103,7 +120,7 @@ impl Attention {
     ) -> Result<Tensor<3>> {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
-        let shape = AttentionShape { scale, softcap, window: self.window };
+        let shape = AttentionShape { scale, softcap, window: self.window, causal: true };
         let frames: Vec<Frame> = parts.iter().map(|part| Frame::of(part, tokens)).collect();
         let tables = places.rotary(&frames, self.window);
         let rotate = |x: Tensor<4>| match &tables {
@@ -142,13 +159,37 @@ impl Attention {
             mixed.push(frame.whole(y));
         }
         let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
+        Ok(self.merge(residual, mixed, kernels))
+    }
+
+    /// What it makes of `x` where every token sees all others, added to `residual`. Keys and values are not kept.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, all of them
+    pub(crate) fn encode(&self, residual: Tensor<3>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        let [batch, tokens, _] = x.dims();
+        let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
+        let all = self.qkv_proj.forward(x, kernels).reshape([batch, tokens, heads + 2 * kv_heads, head_dim]);
+        let all = all.swap_dims(1, 2);
+        let q = all.clone().narrow(1, 0, heads);
+        let keys = all.clone().narrow(1, heads, kv_heads);
+        let values = all.narrow(1, heads + kv_heads, kv_heads);
+        let positions = Positions::all_at(tokens.saturating_sub(1), batch, &q.device());
+        let shape = AttentionShape { scale, softcap, window: None, causal: false };
+        let mixed = attend(q, KvView::from_zero(keys, values), positions, shape, kernels);
+        self.merge(Some(residual), mixed, kernels)
+    }
+
+    /// Puts heads side by side, `[batch, heads, tokens, head_dim]`, and projects them.
+    fn merge(&self, residual: Option<Tensor<3>>, mixed: Tensor<4>, kernels: &Kernels) -> Tensor<3> {
+        let [batch, heads, tokens, head_dim] = mixed.dims();
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
-        Ok(self.o_proj.forward_onto(residual, merged, kernels))
+        self.o_proj.forward_onto(residual, merged, kernels)
     }
 }
 
 /// What the queries at `positions` make of all that they see.
-fn attend(
+pub(super) fn attend(
     q: Tensor<4>,
     view: KvView,
     positions: Positions,

@@ -6,10 +6,11 @@ use kiln_kernels::Kernels;
 
 use super::{
     attention::Attention,
+    cross_attention::CrossAttention,
     decoder::DecoderConfig,
     mamba::{Mamba, MambaConfig},
-    mlp::GatedMlp,
-    norm::RmsNorm,
+    mlp::{GatedMlp, PlainMlp},
+    norm::Norm,
     places::Places,
 };
 use crate::Weights;
@@ -18,6 +19,8 @@ use crate::Weights;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockConfig {
     pub(crate) mixer: MixerConfig,
+    /// Whether it also attends to what an encoder made.
+    pub(crate) cross_attention: bool,
     /// `None` where the mixer is all there is.
     pub(crate) feed_forward: Option<FeedForwardConfig>,
 }
@@ -37,12 +40,22 @@ pub(crate) enum MixerConfig {
 pub(crate) enum FeedForwardConfig {
     /// With what [`DecoderConfig::mlp`] says.
     Gated,
+    /// Two projections without a gate, with what [`DecoderConfig::mlp`] says.
+    Plain,
 }
 
 impl BlockConfig {
     /// What most are: attention and a gated feed-forward.
     pub(crate) fn attention(window: Option<usize>) -> Self {
-        Self { mixer: MixerConfig::Attention { window }, feed_forward: Some(FeedForwardConfig::Gated) }
+        Self {
+            feed_forward: Some(FeedForwardConfig::Gated),
+            ..Self::alone(MixerConfig::Attention { window })
+        }
+    }
+
+    /// A mixer, which is all there is.
+    pub(crate) fn alone(mixer: MixerConfig) -> Self {
+        Self { mixer, cross_attention: false, feed_forward: None }
     }
 }
 
@@ -56,23 +69,32 @@ enum Mixer {
 #[derive(Debug)]
 enum FeedForward {
     Gated(GatedMlp),
+    Plain(PlainMlp),
+}
+
+/// Attention over what an encoder made, and its norm.
+#[derive(Debug)]
+struct NormedCrossAttention {
+    norm: Norm,
+    attention: CrossAttention,
 }
 
 /// A feed-forward and its norms.
 #[derive(Debug)]
 struct NormedFeedForward {
-    input_norm: RmsNorm,
+    input_norm: Norm,
     feed_forward: FeedForward,
     /// Of what the feed-forward adds, where there are norms after.
-    norm: Option<RmsNorm>,
+    norm: Option<Norm>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Block {
-    input_norm: RmsNorm,
+    input_norm: Norm,
     mixer: Mixer,
     /// Of what the mixer adds, where there are norms after.
-    mixer_norm: Option<RmsNorm>,
+    mixer_norm: Option<Norm>,
+    cross_attention: Option<NormedCrossAttention>,
     feed_forward: Option<NormedFeedForward>,
 }
 
@@ -85,7 +107,7 @@ impl Block {
         config: &DecoderConfig,
     ) -> Result<Self> {
         let norm = |weights: &mut dyn Weights, part: &str| {
-            RmsNorm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm)
+            Norm::load(weights, &format!("{name}.{part}"), config.sizes.hidden, config.norm)
         };
         let norm_after = |weights: &mut dyn Weights, part: &str| match config.norms_after {
             true => norm(weights, part).map(Some),
@@ -93,7 +115,7 @@ impl Block {
         };
         let mixer_name = format!("{name}.{}", config.names.mixer);
         let before_feed_forward =
-            if config.norms_after { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+            if config.norms_after { "pre_feedforward_layernorm" } else { config.names.feed_forward_norm };
         let input_norm = norm(weights, config.names.input_norm)?;
         Ok(Self {
             mixer_norm: norm_after(weights, "post_attention_layernorm")?,
@@ -109,16 +131,30 @@ impl Block {
                     Mixer::Mamba(Mamba::load(weights, &mixer_name, mamba, input_norm.dtype())?)
                 }
             },
+            cross_attention: match block.cross_attention {
+                false => None,
+                true => Some(NormedCrossAttention {
+                    norm: norm(weights, "encoder_attn_layer_norm")?,
+                    attention: CrossAttention::load(
+                        weights,
+                        &format!("{name}.encoder_attn"),
+                        &config.attention,
+                    )?,
+                }),
+            },
             feed_forward: match block.feed_forward {
                 None => None,
-                Some(FeedForwardConfig::Gated) => Some(NormedFeedForward {
+                Some(feed_forward) => Some(NormedFeedForward {
                     norm: norm_after(weights, "post_feedforward_layernorm")?,
                     input_norm: norm(weights, before_feed_forward)?,
-                    feed_forward: FeedForward::Gated(GatedMlp::load(
-                        weights,
-                        &format!("{name}.mlp"),
-                        &config.mlp,
-                    )?),
+                    feed_forward: match feed_forward {
+                        FeedForwardConfig::Gated => {
+                            FeedForward::Gated(GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?)
+                        }
+                        FeedForwardConfig::Plain => {
+                            FeedForward::Plain(PlainMlp::load(weights, name, &config.mlp)?)
+                        }
+                    },
                 }),
             },
             input_norm,
@@ -150,10 +186,51 @@ impl Block {
             None => mix(None)?.cast(x.dtype()) + x,
             Some(norm) => x + norm.forward(mix(None)?, kernels),
         };
-        Ok(match &self.feed_forward {
+        let x = match &self.cross_attention {
+            Some(NormedCrossAttention { norm, attention }) => {
+                let normed = norm.forward(x.clone(), kernels);
+                attention.forward(x, normed, places, pass.encoder(layer)?, kernels)?
+            }
+            None => x,
+        };
+        Ok(self.feed(x, kernels))
+    }
+
+    /// What it makes of `x` where every token sees all others, and nothing is remembered: a block of an encoder.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, unchanged
+    pub(crate) fn encode(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        let normed = self.input_norm.forward(x.clone(), kernels);
+        let x = match &self.mixer {
+            Mixer::Attention(attention) => attention.encode(x, normed, kernels),
+            Mixer::Mamba(_) => unreachable!("an encoder has attention"),
+        };
+        self.feed(x, kernels)
+    }
+
+    /// Stores what it looks up of what an encoder made, `[rows, positions, hidden]`.
+    pub(crate) fn condition(
+        &self,
+        encoded: &Tensor<3>,
+        layer: usize,
+        pass: &mut Pass<'_>,
+        kernels: &Kernels,
+    ) -> Result<()> {
+        let Some(NormedCrossAttention { attention, .. }) = &self.cross_attention else { return Ok(()) };
+        let (keys, values) = attention.keys_values(encoded.clone(), kernels);
+        for part in pass.encoder(layer)? {
+            let own = |x: &Tensor<4>| x.clone().narrow(0, part.rows.start, part.rows.len());
+            part.layer.fill(own(&keys), own(&values))?;
+        }
+        Ok(())
+    }
+
+    fn feed(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        match &self.feed_forward {
             Some(feed_forward) => feed_forward.forward(x, kernels),
             None => x,
-        })
+        }
     }
 
     /// Bytes of its weights.
@@ -163,8 +240,10 @@ impl Block {
             Mixer::Attention(attention) => attention.bytes(),
             Mixer::Mamba(mamba) => mamba.bytes(),
         };
+        let cross = |cross: &NormedCrossAttention| cross.norm.bytes() + cross.attention.bytes();
+        let cross_attention = self.cross_attention.as_ref().map_or(0, cross);
         let feed_forward = self.feed_forward.as_ref().map_or(0, NormedFeedForward::bytes);
-        norms.map(RmsNorm::bytes).sum::<usize>() + mixer + feed_forward
+        norms.map(Norm::bytes).sum::<usize>() + mixer + cross_attention + feed_forward
     }
 }
 
@@ -175,6 +254,7 @@ impl NormedFeedForward {
         let normed = self.input_norm.forward(x.clone(), kernels);
         let feed = |residual| match &self.feed_forward {
             FeedForward::Gated(gated) => gated.forward(residual, normed, kernels),
+            FeedForward::Plain(plain) => plain.forward(residual, normed, kernels),
         };
         match &self.norm {
             None => feed(Some(x)),
@@ -186,7 +266,8 @@ impl NormedFeedForward {
         let norms = [&self.input_norm].into_iter().chain(&self.norm);
         let feed_forward = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.bytes(),
+            FeedForward::Plain(plain) => plain.bytes(),
         };
-        norms.map(RmsNorm::bytes).sum::<usize>() + feed_forward
+        norms.map(Norm::bytes).sum::<usize>() + feed_forward
     }
 }

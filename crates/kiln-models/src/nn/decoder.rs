@@ -10,14 +10,14 @@ use kiln_core::{
     model_cache::Pass,
     need::{AttentionNeed, LayerNeed},
 };
-use kiln_kernels::{Kernels, NormOrder};
+use kiln_kernels::{Activation, Kernels, NormOrder};
 
 use super::{
     attention::AttentionConfig,
-    block::{Block, BlockConfig, MixerConfig},
+    block::{Block, BlockConfig, FeedForwardConfig, MixerConfig},
     mamba::MambaConfig,
     mlp::MlpConfig,
-    norm::{NormKind, RmsNorm},
+    norm::{Norm, NormKind},
     places::Places,
     rope::Ropes,
 };
@@ -29,6 +29,8 @@ pub(crate) struct DecoderConfig {
     pub(crate) sizes: Sizes,
     /// Rotary positions of attention; `None` where keys are not rotated.
     pub(crate) ropes: Option<Ropes>,
+    /// Rows of the table of learned positions, which are added to the embeddings; `None` where there are none.
+    pub(crate) learned_positions: Option<usize>,
     pub(crate) names: Names,
     pub(crate) norm: NormKind,
     /// Whether what attention and feed-forward add is normed, too.
@@ -53,7 +55,7 @@ impl DecoderConfig {
             attention: AttentionConfig::new(&sizes),
             blocks: vec![BlockConfig::attention(None); sizes.layers],
             mlp: MlpConfig::new(&sizes),
-            norm: NormKind { eps, order: NormOrder::CastThenScale },
+            norm: NormKind::rms(eps),
             norms_after: false,
             float32_residual: false,
             embedding_scale: None,
@@ -61,7 +63,46 @@ impl DecoderConfig {
             final_softcap: None,
             sizes: Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes },
             ropes: Some(ropes),
+            learned_positions: None,
             names: Names::default(),
+        }
+    }
+
+    /// Blocks of causal attention, attention over what an encoder made, and a feed-forward without a gate. Layer norms, biases,
+    /// learned positions: the decoder of Vaswani et al. (2017), with norms in front.
+    pub(crate) fn of_encoder(sizes: Sizes, eps: f64, activation: Activation) -> Self {
+        let block = BlockConfig {
+            mixer: MixerConfig::Attention { window: None },
+            cross_attention: true,
+            feed_forward: Some(FeedForwardConfig::Plain),
+        };
+        Self {
+            attention: AttentionConfig {
+                qkv_bias: true,
+                k_bias: false,
+                o_bias: true,
+                o_name: "out_proj",
+                ..AttentionConfig::new(&sizes)
+            },
+            blocks: vec![block; sizes.layers],
+            mlp: MlpConfig { bias: true, activation, ..MlpConfig::new(&sizes) },
+            norm: NormKind::Layer { eps },
+            norms_after: false,
+            float32_residual: false,
+            embedding_scale: None,
+            fits_float16: true,
+            final_softcap: None,
+            ropes: None,
+            learned_positions: Some(sizes.positions),
+            names: Names {
+                model: "model.decoder",
+                norm: "layer_norm",
+                head: "proj_out",
+                input_norm: "self_attn_layer_norm",
+                feed_forward_norm: "final_layer_norm",
+                ..Names::default()
+            },
+            sizes,
         }
     }
 
@@ -69,21 +110,23 @@ impl DecoderConfig {
     pub(crate) fn mamba(Common { sizes, eps }: Common, mamba: MambaConfig) -> Self {
         Self {
             attention: AttentionConfig::new(&sizes),
-            blocks: vec![BlockConfig { mixer: MixerConfig::Mamba(mamba), feed_forward: None }; sizes.layers],
+            blocks: vec![BlockConfig::alone(MixerConfig::Mamba(mamba)); sizes.layers],
             mlp: MlpConfig::new(&sizes),
-            norm: NormKind { eps, order: NormOrder::CastThenScale },
+            norm: NormKind::rms(eps),
             norms_after: false,
             float32_residual: true,
             embedding_scale: None,
             fits_float16: true,
             final_softcap: None,
             ropes: None,
+            learned_positions: None,
             names: Names {
                 model: "backbone",
                 embeddings: "embeddings",
                 norm: "norm_f",
                 input_norm: "norm",
                 mixer: "mixer",
+                ..Names::default()
             },
             sizes,
         }
@@ -96,8 +139,9 @@ impl DecoderConfig {
 
     /// What all Gemmas have in common.
     pub(crate) fn gemma(common: Common, ropes: Ropes) -> Self {
+        let eps = common.eps;
         let mut decoder = Self::new(common, ropes);
-        decoder.norm.order = NormOrder::ScaleThenCast;
+        decoder.norm = NormKind::Rms { eps, order: NormOrder::ScaleThenCast };
         decoder.embedding_scale = Some((decoder.sizes.hidden as f64).sqrt() as f32);
         decoder
     }
@@ -111,9 +155,12 @@ pub(crate) struct Names {
     pub(crate) embeddings: &'static str,
     /// Of the norm behind the last block.
     pub(crate) norm: &'static str,
+    pub(crate) head: &'static str,
     /// Of the norm before a block's mixer.
     pub(crate) input_norm: &'static str,
     pub(crate) mixer: &'static str,
+    /// Of the norm before a block's feed-forward, where there is none after the mixer.
+    pub(crate) feed_forward_norm: &'static str,
 }
 
 impl Default for Names {
@@ -122,8 +169,10 @@ impl Default for Names {
             model: "model",
             embeddings: "embed_tokens",
             norm: "norm",
+            head: "lm_head",
             input_norm: "input_layernorm",
             mixer: "self_attn",
+            feed_forward_norm: "post_attention_layernorm",
         }
     }
 }
@@ -142,7 +191,11 @@ impl Configured for DecoderConfig {
         let need = |block: &BlockConfig| match block.mixer {
             MixerConfig::Attention { window } => {
                 let rotary = self.ropes.as_ref().map(|ropes| ropes.of(window).need());
-                LayerNeed::Attention(AttentionNeed { kv_heads, head_dim, window, rotary })
+                let need = AttentionNeed { kv_heads, head_dim, window, rotary };
+                match block.cross_attention {
+                    true => LayerNeed::EncoderDecoder(need),
+                    false => LayerNeed::Attention(need),
+                }
             }
             MixerConfig::Mamba(mamba) => LayerNeed::Recurrent(mamba.need()),
         };
@@ -154,36 +207,55 @@ impl Configured for DecoderConfig {
     }
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
-        let Sizes { hidden, vocab, tied, .. } = self.sizes;
-        let Names { model, embeddings, norm, .. } = self.names;
-        let embed_tokens =
-            weights.rows(&[Part::new(format!("{model}.{embeddings}.weight"), vocab)], hidden)?;
-        let block = |(i, block): (usize, &BlockConfig)| {
-            Block::load(weights, &format!("{model}.layers.{i}"), block, self)
-        };
-        let layers: Result<_> = self.blocks.iter().enumerate().map(block).collect();
-        Ok(Box::new(Decoder {
-            layers: layers?,
-            norm: RmsNorm::load(weights, &format!("{model}.{norm}"), hidden, self.norm)?,
-            lm_head: match tied {
-                true => embed_tokens.clone(),
-                false => weights.rows(&[Part::new("lm_head.weight", vocab)], hidden)?,
-            },
-            embed_tokens,
-            config: self.clone(),
-            kernels: kernels.clone(),
-        }))
+        Ok(Box::new(Decoder::load(self, weights, kernels)?))
     }
 }
 
 #[derive(Debug)]
-struct Decoder {
+pub(crate) struct Decoder {
     embed_tokens: Rows,
+    /// `[positions, hidden]`
+    embed_positions: Option<Rows>,
     layers: Vec<Block>,
-    norm: RmsNorm,
+    norm: Norm,
     lm_head: Rows,
     config: DecoderConfig,
     kernels: Kernels,
+}
+
+impl Decoder {
+    pub(crate) fn load(config: &DecoderConfig, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Self> {
+        let Sizes { hidden, vocab, tied, .. } = config.sizes;
+        let Names { model, embeddings, norm, head, .. } = config.names;
+        let embed_tokens =
+            weights.rows(&[Part::new(format!("{model}.{embeddings}.weight"), vocab)], hidden)?;
+        let table = |rows| Part::new(format!("{model}.embed_positions.weight"), rows);
+        let embed_positions = config.learned_positions.map(|rows| weights.rows(&[table(rows)], hidden));
+        let block = |(i, block): (usize, &BlockConfig)| {
+            Block::load(weights, &format!("{model}.layers.{i}"), block, config)
+        };
+        let layers: Result<_> = config.blocks.iter().enumerate().map(block).collect();
+        Ok(Self {
+            embed_positions: embed_positions.transpose()?,
+            layers: layers?,
+            norm: Norm::load(weights, &format!("{model}.{norm}"), hidden, config.norm)?,
+            lm_head: match tied {
+                true => embed_tokens.clone(),
+                false => weights.rows(&[Part::new(format!("{head}.weight"), vocab)], hidden)?,
+            },
+            embed_tokens,
+            config: config.clone(),
+            kernels: kernels.clone(),
+        })
+    }
+
+    /// Stores what its blocks look up of `encoded` `[rows, positions, hidden]`.
+    pub(crate) fn condition(&self, encoded: &Tensor<3>, pass: &mut Pass<'_>) -> Result<()> {
+        self.layers
+            .iter()
+            .enumerate()
+            .try_for_each(|(i, block)| block.condition(encoded, i, pass, &self.kernels))
+    }
 }
 
 impl CausalModel for Decoder {
@@ -202,12 +274,17 @@ impl CausalModel for Decoder {
     fn weight_bytes(&self) -> WeightBytes {
         let blocks = self.layers.iter().map(Block::bytes).sum::<usize>();
         let multiplied = blocks + self.norm.bytes() + self.lm_head.bytes();
-        let looked_up = if self.config.sizes.tied { 0 } else { self.embed_tokens.bytes() };
-        WeightBytes { held: multiplied + looked_up, multiplied }
+        let embeddings = if self.config.sizes.tied { 0 } else { self.embed_tokens.bytes() };
+        let positions = self.embed_positions.as_ref().map_or(0, Rows::bytes);
+        WeightBytes { held: multiplied + embeddings + positions, multiplied }
     }
 
     fn working_bytes(&self, rows: usize, tokens: usize) -> usize {
         self.config.sizes.working_bytes(rows, tokens, self.element_bytes())
+    }
+
+    fn max_positions(&self) -> Option<usize> {
+        self.config.learned_positions
     }
 
     fn rotary_tables(
@@ -231,6 +308,9 @@ impl CausalModel for Decoder {
         if let Some(scale) = self.config.embedding_scale {
             let scale = rounded(scale, x.dtype());
             x = x * scale;
+        }
+        if let Some(table) = &self.embed_positions {
+            x = x + table.select(places.learned(pass));
         }
         if self.config.float32_residual {
             x = x.cast(DType::F32);

@@ -31,12 +31,40 @@ impl Linear {
         input: usize,
         bias: bool,
     ) -> Result<Self> {
-        let named = |kind: &str| -> Vec<Part> {
+        Self::stacked_where(weights, parts, input, |_| bias)
+    }
+
+    /// [`stacked`](Self::stacked), where some have a bias. That of the others is 0.
+    pub(crate) fn stacked_where(
+        weights: &mut dyn Weights,
+        parts: &[(&str, usize)],
+        input: usize,
+        has_bias: impl Fn(&str) -> bool,
+    ) -> Result<Self> {
+        let named = |kind: &str, parts: &[(&str, usize)]| -> Vec<Part> {
             parts.iter().map(|(name, output)| Part::new(format!("{name}.{kind}"), *output)).collect()
         };
-        let weight = weights.rows(&named("weight"), input)?;
-        let bias = bias.then(|| weights.vector(&named("bias"))).transpose()?;
+        let weight = weights.rows(&named("weight", parts), input)?;
+        let mut biases = Vec::new();
+        for run in parts.chunk_by(|(a, _), (b, _)| has_bias(a) == has_bias(b)) {
+            biases.push(match has_bias(run[0].0) {
+                true => Ok(weights.vector(&named("bias", run))?),
+                false => Err(run.iter().map(|(_, output)| output).sum::<usize>()),
+            });
+        }
+        let options = biases.iter().find_map(|bias| bias.as_ref().ok().map(|b| (b.device(), b.dtype())));
+        let bias = options.map(|(device, dtype)| {
+            let zeros = |len| Tensor::zeros([len], (&device, dtype));
+            let mut biases: Vec<Tensor<1>> =
+                biases.into_iter().map(|bias| bias.unwrap_or_else(zeros)).collect();
+            if biases.len() == 1 { biases.remove(0) } else { Tensor::cat(biases, 0) }
+        });
         Ok(Self { weight, bias })
+    }
+
+    /// One of these numbers: `weight` is `[out, in]`.
+    pub(crate) fn new(weight: Tensor<2>, bias: Tensor<1>) -> Self {
+        Self { weight: Rows::from(weight), bias: Some(bias) }
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -8,11 +8,11 @@ use kiln_core::{
     model_cache::RowPart,
     need::RecurrentNeed,
 };
-use kiln_kernels::{CausalConv, Kernels, NormOrder, SelectiveScan};
+use kiln_kernels::{CausalConv, Kernels, SelectiveScan};
 
 use super::{
     linear::Linear,
-    norm::{NormKind, RmsNorm},
+    norm::Norm,
     places::{Frame, Places},
 };
 use crate::{Part, Weights};
@@ -54,7 +54,7 @@ pub(crate) struct Mamba {
     x_proj: Linear,
     dt_proj: Linear,
     /// Of these three.
-    norms: Option<[RmsNorm; 3]>,
+    norms: Option<[Norm; 3]>,
     /// `[state_dim + 1, channels]` in float32: `-exp(A_log)`, and D
     ad: Tensor<2>,
     out_proj: Linear,
@@ -82,10 +82,7 @@ impl Mamba {
         let a_log = weights.float32(&part("A_log"), &[channels, state_dim])?;
         let d = weights.float32(&part("D"), &[channels])?;
         let a = -a_log.reshape([channels, state_dim]).transpose().exp();
-        let norm = |len: usize, eps: f64| {
-            let kind = NormKind { eps, order: NormOrder::CastThenScale };
-            RmsNorm::plain(len, kind, (&d.device(), dtype))
-        };
+        let norm = |len: usize, eps: f64| Norm::plain(len, eps, (&d.device(), dtype));
         Ok(Self {
             norms: config
                 .plain_norms
@@ -106,7 +103,7 @@ impl Mamba {
         let conv = self.conv.shape().num_elements() * self.conv.dtype().size();
         let bias =
             self.conv_bias.as_ref().map_or(0, |bias| bias.shape().num_elements() * bias.dtype().size());
-        let norms = self.norms.iter().flatten().map(RmsNorm::bytes).sum::<usize>();
+        let norms = self.norms.iter().flatten().map(Norm::bytes).sum::<usize>();
         let ad = self.ad.shape().num_elements() * self.ad.dtype().size();
         linears.into_iter().map(Linear::bytes).sum::<usize>() + conv + bias + norms + ad
     }

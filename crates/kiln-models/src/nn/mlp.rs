@@ -1,8 +1,8 @@
-//! The gated feed-forward block: `down(act(gate(x)) · up(x))`.
+//! Feed-forward blocks: with a gate, `down(act(gate(x)) · up(x))`, and without, `fc2(act(fc1(x)))`.
 
 use burn::tensor::Tensor;
 use kiln_core::Result;
-use kiln_kernels::{Activation, Gated, Kernels};
+use kiln_kernels::{Activate, Activation, Gated, Kernels};
 
 use super::linear::Linear;
 use crate::{ConfigFile, Sizes, Weights};
@@ -78,5 +78,35 @@ impl GatedMlp {
             kernels.run(Gated { gate, up, activation: self.activation }),
             kernels,
         )
+    }
+}
+
+/// Two projections without a gate.
+#[derive(Debug)]
+pub(crate) struct PlainMlp {
+    fc1: Linear,
+    fc2: Linear,
+    activation: Activation,
+}
+
+impl PlainMlp {
+    pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
+        let &MlpConfig { hidden, intermediate, bias, activation, .. } = config;
+        let mut linear = |part: &str, sizes| Linear::load(weights, &format!("{name}.{part}"), sizes, bias);
+        let (fc1, fc2) = (linear("fc1", [hidden, intermediate])?, linear("fc2", [intermediate, hidden])?);
+        Ok(Self { fc1, fc2, activation })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.fc1.bytes() + self.fc2.bytes()
+    }
+
+    /// What it makes of `x`, added to `residual` where there is one.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, all of them
+    pub(crate) fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        let x = self.fc1.forward(x, kernels);
+        self.fc2.forward_onto(residual, kernels.run(Activate { x, activation: self.activation }), kernels)
     }
 }

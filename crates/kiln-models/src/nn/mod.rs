@@ -1,7 +1,9 @@
 //! Blocks that models share.
 
 pub(crate) mod attention;
+pub(crate) mod audio_encoder;
 pub(crate) mod block;
+pub(crate) mod cross_attention;
 pub(crate) mod decoder;
 pub(crate) mod linear;
 pub(crate) mod mamba;

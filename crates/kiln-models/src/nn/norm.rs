@@ -1,48 +1,78 @@
-//! RMSNorm (Zhang and Sennrich, 2019).
+//! RMSNorm (Zhang and Sennrich, 2019) and LayerNorm (Ba et al., 2016).
 
 use burn::tensor::{DType, Device, Tensor};
 use kiln_core::Result;
-use kiln_kernels::{Kernels, NormOrder};
+use kiln_kernels::{Kernels, LayerNorm, NormOrder, RmsNorm};
 
 use crate::{Part, Weights};
 
 /// How all norms of a model are computed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NormKind {
-    pub(crate) eps: f64,
-    pub(crate) order: NormOrder,
+pub(crate) enum NormKind {
+    Rms {
+        eps: f64,
+        order: NormOrder,
+    },
+    /// Has a bias beside the weight.
+    Layer {
+        eps: f64,
+    },
+}
+
+impl NormKind {
+    /// The RMSNorm of most models.
+    pub(crate) fn rms(eps: f64) -> Self {
+        Self::Rms { eps, order: NormOrder::CastThenScale }
+    }
 }
 
 #[derive(Debug)]
-pub(crate) struct RmsNorm {
-    weight: Tensor<1>,
-    kind: NormKind,
+pub(crate) enum Norm {
+    Rms { weight: Tensor<1>, eps: f64, order: NormOrder },
+    Layer { weight: Tensor<1>, bias: Tensor<1>, eps: f64 },
 }
 
-impl RmsNorm {
-    /// Reads `name.weight`.
+impl Norm {
+    /// Reads `name.weight`, and `name.bias` where there is one.
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, len: usize, kind: NormKind) -> Result<Self> {
-        Ok(Self { weight: weights.vector(&[Part::new(format!("{name}.weight"), len)])?, kind })
+        let mut vector = |part: &str| weights.vector(&[Part::new(format!("{name}.{part}"), len)]);
+        let weight = vector("weight")?;
+        Ok(match kind {
+            NormKind::Rms { eps, order } => Self::Rms { weight, eps, order },
+            NormKind::Layer { eps } => Self::Layer { weight, bias: vector("bias")?, eps },
+        })
     }
 
-    /// One without weights: it scales by 1.
-    pub(crate) fn plain(len: usize, kind: NormKind, options: (&Device, DType)) -> Self {
-        Self { weight: Tensor::ones([len], options), kind }
+    /// An RMSNorm without weights: it scales by 1.
+    pub(crate) fn plain(len: usize, eps: f64, options: (&Device, DType)) -> Self {
+        Self::Rms { weight: Tensor::ones([len], options), eps, order: NormOrder::CastThenScale }
     }
 
     /// What the weight is held in.
     pub(crate) fn dtype(&self) -> DType {
-        self.weight.dtype()
+        match self {
+            Self::Rms { weight, .. } | Self::Layer { weight, .. } => weight.dtype(),
+        }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.weight.shape().num_elements() * self.weight.dtype().size()
+        let bytes = |vector: &Tensor<1>| vector.shape().num_elements() * vector.dtype().size();
+        match self {
+            Self::Rms { weight, .. } => bytes(weight),
+            Self::Layer { weight, bias, .. } => bytes(weight) + bytes(bias),
+        }
     }
 
     /// # Shapes
     /// `[batch, tokens, len]`, unchanged
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
-        let NormKind { eps, order, .. } = self.kind;
-        kernels.run(kiln_kernels::RmsNorm { x, weight: self.weight.clone(), eps, order })
+        match self {
+            &Self::Rms { ref weight, eps, order } => {
+                kernels.run(RmsNorm { x, weight: weight.clone(), eps, order })
+            }
+            &Self::Layer { ref weight, ref bias, eps } => {
+                kernels.run(LayerNorm { x, weight: weight.clone(), bias: bias.clone(), eps })
+            }
+        }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
     batch::{Batch, Steps},
     layer::{KvLayer, Positions, RowPosition, StateLayer},
-    model_cache::RowPart,
+    model_cache::{Pass, PassRows, RowPart},
 };
 
 use super::rope::{Rope, Ropes};
@@ -69,6 +69,8 @@ pub(crate) struct Places<'a> {
     ropes: Option<&'a Ropes>,
     device: Device,
     positions: Vec<(Frame, Positions)>,
+    /// By rows and keys, where those stand that see all of an encoder's.
+    encoded: Vec<(usize, usize, Positions)>,
     /// By the kind of rope and where rows stand.
     tables: Vec<(usize, Vec<Frame>, Tables)>,
 }
@@ -79,7 +81,7 @@ type Tables = (Tensor<3>, Tensor<3>);
 impl<'a> Places<'a> {
     pub(crate) fn new(batch: &'a Batch, ropes: Option<&'a Ropes>) -> Self {
         let device = batch.tokens.device();
-        Self { batch, ropes, device, positions: Vec::new(), tables: Vec::new() }
+        Self { batch, ropes, device, positions: Vec::new(), encoded: Vec::new(), tables: Vec::new() }
     }
 
     /// The positions of the new tokens of a frame.
@@ -96,6 +98,50 @@ impl<'a> Places<'a> {
             }
         };
         self.positions.push((frame.clone(), positions.clone()));
+        positions
+    }
+
+    /// The position of every token, `[rows, columns]`, which padding does not count for: what a table of learned positions is looked
+    /// up by. Columns that are no tokens have any.
+    pub(crate) fn learned(&self, pass: &Pass<'_>) -> Tensor<2, Int> {
+        let rows = self.batch.rows();
+        let frames = pass.rows().map(|PassRows { rows, skip, seen }| Frame {
+            rows,
+            skip,
+            columns: self.batch.len(),
+            first: seen,
+        });
+        let frames: Vec<Frame> = frames.collect();
+        if let Some(steps) = frames.iter().map(|frame| self.steps(frame)).collect::<Option<Vec<_>>>()
+            && let Some(steps) = steps.first()
+        {
+            let [first, visible_from] =
+                [0, 1].map(|which| steps.positions.on_device.clone().narrow(0, which, 1));
+            return (first - visible_from).clamp_min(0).reshape([rows, 1]);
+        }
+        let mut positions: Vec<i32> = Vec::with_capacity(rows * self.batch.len());
+        for frame in &frames {
+            for pad in &self.batch.left_pad[frame.rows.clone()] {
+                let before = frame.skip + pad;
+                let columns = frame.first..frame.first + frame.columns;
+                positions.extend(columns.map(|slot| slot.saturating_sub(before) as i32));
+            }
+        }
+        Tensor::from_data(TensorData::new(positions, [rows, self.batch.len()]), &self.device)
+    }
+
+    /// Where `rows` rows of queries stand that all see `keys` keys.
+    pub(crate) fn behind(&mut self, rows: usize, keys: usize) -> Positions {
+        if let Some((.., positions)) = self.encoded.iter().find(|(r, k, _)| (*r, *k) == (rows, keys)) {
+            return positions.clone();
+        }
+        let last = RowPosition { first: keys.saturating_sub(1), visible_from: 0 };
+        // Made on the device, so that a captured step can do it.
+        let numbers =
+            |number: usize| Tensor::<2, Int>::full([1, rows], number as i64, (&self.device, DType::I32));
+        let on_device = Tensor::cat(vec![numbers(last.first), numbers(0)], 0);
+        let positions = Positions { on_device, on_host: vec![last; rows].into() };
+        self.encoded.push((rows, keys, positions.clone()));
         positions
     }
 

@@ -32,6 +32,13 @@ pub(super) struct Case {
     pub(super) attention_scaling: Option<f64>,
     #[serde(flatten)]
     pub(super) quantized: Option<Quantized>,
+    /// Of an encoder-decoder: the tokens that were fed at once, and all, with those that followed one by one.
+    #[serde(default)]
+    pub(super) prompt: Vec<TokenId>,
+    #[serde(default)]
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) self_len: Option<usize>,
+    pub(super) cross_len: Option<usize>,
     /// The reference itself failed here.
     error: Option<String>,
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 mod beams;
 mod case;
+mod encoder;
 mod folder;
 mod forward;
 mod generate;
@@ -176,6 +177,7 @@ fn run_case(
     });
     let result = match (loaded.as_ref(), &plan) {
         (_, Err(error)) => Err(error.clone().into()),
+        (Some((_, model)), Ok(plan)) if !case.prompt.is_empty() => encoder::run(folder, case, model, plan),
         (Some((_, model)), Ok(plan)) if case.chunks.is_empty() => {
             let draft = case.draft().map(|name| setup.load(&folder.model(name))).transpose();
             draft

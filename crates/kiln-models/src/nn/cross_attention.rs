@@ -1,0 +1,90 @@
+//! Attention of a decoder over what an encoder made (Vaswani et al., 2017).
+
+use burn::tensor::Tensor;
+use kiln_core::{
+    Error, Result,
+    layer::{CrossLayer, Kv},
+    model_cache::RowPart,
+};
+use kiln_kernels::{AttentionShape, Kernels};
+
+use super::{
+    attention::{AttentionConfig, attend},
+    linear::Linear,
+    places::Places,
+};
+use crate::Weights;
+
+/// Every token sees all that was encoded. Keys and values are made once, and kept.
+#[derive(Debug)]
+pub(crate) struct CrossAttention {
+    q_proj: Linear,
+    /// `k_proj` and `v_proj`, one above the other
+    kv_proj: Linear,
+    o_proj: Linear,
+    config: AttentionConfig,
+}
+
+impl CrossAttention {
+    pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &AttentionConfig) -> Result<Self> {
+        let &AttentionConfig { hidden, heads, kv_heads, head_dim, qkv_bias, k_bias, o_bias, o_name, .. } =
+            config;
+        let part = |part: &str| format!("{name}.{part}");
+        let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(part);
+        let [queries, keys] = [heads, kv_heads].map(|heads| heads * head_dim);
+        let has_bias = |part: &str| qkv_bias && (k_bias || part != k);
+        Ok(Self {
+            q_proj: Linear::load(weights, &q, [hidden, queries], qkv_bias)?,
+            kv_proj: Linear::stacked_where(weights, &[(&k, keys), (&v, keys)], hidden, has_bias)?,
+            o_proj: Linear::load(weights, &part(o_name), [queries, hidden], o_bias)?,
+            config: *config,
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.q_proj.bytes() + self.kv_proj.bytes() + self.o_proj.bytes()
+    }
+
+    /// Keys and values `[rows, kv_heads, positions, head_dim]` of `encoded` `[rows, positions, hidden]`.
+    pub(crate) fn keys_values(&self, encoded: Tensor<3>, kernels: &Kernels) -> Kv {
+        let [rows, positions, _] = encoded.dims();
+        let AttentionConfig { kv_heads, head_dim, .. } = self.config;
+        let both = self.kv_proj.forward(encoded, kernels).reshape([rows, positions, 2 * kv_heads, head_dim]);
+        let both = both.swap_dims(1, 2);
+        (both.clone().narrow(1, 0, kv_heads), both.narrow(1, kv_heads, kv_heads))
+    }
+
+    /// What it makes of `x`, added to `residual`.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, all of them
+    pub(crate) fn forward(
+        &self,
+        residual: Tensor<3>,
+        x: Tensor<3>,
+        places: &mut Places<'_>,
+        parts: Vec<RowPart<'_, dyn CrossLayer>>,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>> {
+        let [batch, tokens, _] = x.dims();
+        let AttentionConfig { heads, head_dim, scale, softcap, .. } = self.config;
+        let shape = AttentionShape { scale, softcap, window: None, causal: false };
+        let queries =
+            self.q_proj.forward(x, kernels).reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
+        let mut mixed = Vec::with_capacity(parts.len());
+        for RowPart { rows, layer, .. } in parts {
+            let keys = layer.seq_len();
+            let view = layer.view()?.ok_or_else(|| {
+                Error::Execution("attention to an encoder that was given nothing".to_owned())
+            })?;
+            let queries = match rows.len() == batch {
+                true => queries.clone(),
+                false => queries.clone().narrow(0, rows.start, rows.len()),
+            };
+            mixed.push(attend(queries, view, places.behind(rows.len(), keys), shape, kernels));
+        }
+        let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
+        let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
+        Ok(self.o_proj.forward_onto(Some(residual), merged, kernels))
+    }
+}

@@ -1,0 +1,219 @@
+//! Whisper (Radford et al., 2022, <https://arxiv.org/abs/2212.04356>; transformers' `WhisperForConditionalGeneration`): an encoder of
+//! log-mel features, and a decoder of text that attends to what the encoder made.
+
+use burn::tensor::Tensor;
+use kiln_core::{
+    Result,
+    batch::Batch,
+    model::{CausalModel, FeatureShape, Logits, WeightBytes},
+    model_cache::Pass,
+    need::LayerNeed,
+};
+use kiln_kernels::Kernels;
+use serde::Deserialize;
+
+use crate::{
+    Architecture, ConfigFile, Configured, Ropes, Sizes, Weights,
+    nn::{
+        audio_encoder::{AudioEncoder, AudioEncoderConfig},
+        decoder::{Decoder, DecoderConfig},
+        mlp,
+    },
+};
+
+#[derive(Debug)]
+pub(crate) struct Whisper;
+
+/// The fields of `config.json`, with the defaults of transformers.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Fields {
+    vocab_size: usize,
+    num_mel_bins: usize,
+    d_model: usize,
+    encoder_layers: usize,
+    encoder_attention_heads: usize,
+    encoder_ffn_dim: usize,
+    decoder_layers: usize,
+    decoder_attention_heads: usize,
+    decoder_ffn_dim: usize,
+    max_source_positions: usize,
+    max_target_positions: usize,
+    activation_function: String,
+    scale_embedding: bool,
+    tie_word_embeddings: bool,
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Self {
+            vocab_size: 51_865,
+            num_mel_bins: 80,
+            d_model: 384,
+            encoder_layers: 4,
+            encoder_attention_heads: 6,
+            encoder_ffn_dim: 1536,
+            decoder_layers: 4,
+            decoder_attention_heads: 6,
+            decoder_ffn_dim: 1536,
+            max_source_positions: 1500,
+            max_target_positions: 448,
+            activation_function: "gelu".to_owned(),
+            scale_embedding: false,
+            tie_word_embeddings: true,
+        }
+    }
+}
+
+/// What is added to the variance in layer norms: no config says otherwise.
+const EPS: f64 = 1e-5;
+
+impl Architecture for Whisper {
+    fn model_type(&self) -> &'static str {
+        "whisper"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let fields: Fields = config.parse()?;
+        // Far above any model, far below where products of two overflow.
+        for (name, value, largest) in [
+            ("vocab_size", fields.vocab_size, 1 << 24),
+            ("num_mel_bins", fields.num_mel_bins, 1 << 10),
+            ("d_model", fields.d_model, 1 << 16),
+            ("encoder_layers", fields.encoder_layers, 4096),
+            ("encoder_attention_heads", fields.encoder_attention_heads, 1 << 12),
+            ("encoder_ffn_dim", fields.encoder_ffn_dim, 1 << 20),
+            ("decoder_layers", fields.decoder_layers, 4096),
+            ("decoder_attention_heads", fields.decoder_attention_heads, 1 << 12),
+            ("decoder_ffn_dim", fields.decoder_ffn_dim, 1 << 20),
+            ("max_source_positions", fields.max_source_positions, 1 << 16),
+            ("max_target_positions", fields.max_target_positions, 1 << 20),
+        ] {
+            config.check(name, value, largest)?;
+        }
+        let sizes = |layers: usize, heads: usize, intermediate: usize, positions: usize| {
+            if !fields.d_model.is_multiple_of(heads) {
+                let why = format!("`d_model` {} is not a multiple of {heads} heads", fields.d_model);
+                return Err(config.error(&why));
+            }
+            Ok(Sizes {
+                layers,
+                hidden: fields.d_model,
+                heads,
+                kv_heads: heads,
+                head_dim: fields.d_model / heads,
+                intermediate,
+                vocab: fields.vocab_size,
+                positions,
+                tied: fields.tie_word_embeddings,
+                state_channels: 0,
+            })
+        };
+        let &Fields { encoder_layers, encoder_attention_heads, encoder_ffn_dim, .. } = &fields;
+        let &Fields { decoder_layers, decoder_attention_heads, decoder_ffn_dim, .. } = &fields;
+        let of_encoder =
+            sizes(encoder_layers, encoder_attention_heads, encoder_ffn_dim, fields.max_source_positions)?;
+        let of_decoder =
+            sizes(decoder_layers, decoder_attention_heads, decoder_ffn_dim, fields.max_target_positions)?;
+        let activation = mlp::activation(config, "activation_function", &fields.activation_function)?;
+        let encoder = AudioEncoderConfig::new(fields.num_mel_bins, of_encoder, EPS, activation);
+        let mut decoder = DecoderConfig::of_encoder(of_decoder, EPS, activation);
+        if fields.scale_embedding {
+            decoder.embedding_scale = Some((fields.d_model as f64).sqrt() as f32);
+        }
+        Ok(Box::new(WhisperConfig { encoder, decoder }))
+    }
+}
+
+#[derive(Clone, Debug)]
+struct WhisperConfig {
+    encoder: AudioEncoderConfig,
+    decoder: DecoderConfig,
+}
+
+impl Configured for WhisperConfig {
+    fn sizes(&self) -> Sizes {
+        self.decoder.sizes()
+    }
+
+    fn needs(&self) -> Vec<LayerNeed> {
+        self.decoder.needs()
+    }
+
+    fn ropes(&self) -> Option<&Ropes> {
+        None
+    }
+
+    fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
+        Ok(Box::new(EncoderDecoder {
+            encoder: AudioEncoder::load(&self.encoder, weights)?,
+            decoder: Decoder::load(&self.decoder, weights, kernels)?,
+            config: self.clone(),
+            kernels: kernels.clone(),
+        }))
+    }
+}
+
+/// A decoder with an encoder, which runs once, before the first tokens.
+#[derive(Debug)]
+struct EncoderDecoder {
+    encoder: AudioEncoder,
+    decoder: Decoder,
+    config: WhisperConfig,
+    kernels: Kernels,
+}
+
+impl CausalModel for EncoderDecoder {
+    fn needs(&self) -> Vec<LayerNeed> {
+        self.decoder.needs()
+    }
+
+    fn vocab(&self) -> usize {
+        self.decoder.vocab()
+    }
+
+    fn element_bytes(&self) -> usize {
+        self.decoder.element_bytes()
+    }
+
+    fn weight_bytes(&self) -> WeightBytes {
+        let decoder = self.decoder.weight_bytes();
+        WeightBytes { held: decoder.held + self.encoder.bytes(), ..decoder }
+    }
+
+    fn ties_embeddings(&self) -> bool {
+        self.decoder.ties_embeddings()
+    }
+
+    fn features(&self) -> Option<FeatureShape> {
+        let AudioEncoderConfig { bins, .. } = self.config.encoder;
+        Some(FeatureShape { bins, frames: self.config.encoder.frames() })
+    }
+
+    fn max_positions(&self) -> Option<usize> {
+        self.decoder.max_positions()
+    }
+
+    fn encoding_bytes(&self, rows: usize) -> usize {
+        let element = self.element_bytes();
+        let kept = self.config.encoder.positions * 2 * self.config.decoder.sizes.hidden * element;
+        let kept = kept.saturating_mul(self.config.decoder.sizes.layers).saturating_mul(rows);
+        self.config.encoder.working_bytes(rows, element).saturating_add(kept)
+    }
+
+    fn working_bytes(&self, rows: usize, tokens: usize) -> usize {
+        self.decoder.working_bytes(rows, tokens)
+    }
+
+    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.decoder.head(hidden)
+    }
+
+    fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
+        if let Some(features) = &batch.features {
+            let encoded = self.encoder.forward(features.clone(), &self.kernels);
+            self.decoder.condition(&encoded, pass)?;
+        }
+        self.decoder.compute(batch, logits, pass)
+    }
+}
