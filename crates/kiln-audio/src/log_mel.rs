@@ -9,7 +9,7 @@ use kiln_core::{Error, Result};
 
 use crate::{SAMPLE_RATE, check};
 use filters::Filters;
-use spectrum::{BINS, FRAME, LANES, Lanes, Spectrum};
+use spectrum::{BINS, FRAME, Spectrum};
 
 /// Samples from one frame to the next.
 pub const HOP: usize = 160;
@@ -73,18 +73,10 @@ impl LogMel {
 
     /// The logarithms of frames, `[frames, bins]`: frame `f` is the 400 samples from `160 f` on.
     fn logarithms(&self, samples: &[f32], frames: usize) -> Vec<f32> {
-        let bins = self.bins();
-        let mut logarithms = vec![0.0; frames * bins];
-        for (group, out) in logarithms.chunks_mut(LANES * bins).enumerate() {
-            let count = out.len() / bins;
-            let frame = |lane: usize| &samples[(group * LANES + lane) * HOP..][..FRAME];
-            let power = self.spectrum.power(count, frame);
-            for (bin, sums) in self.filters.apply(&power).enumerate() {
-                let sums: Lanes = sums;
-                for (lane, sum) in sums.into_iter().take(count).enumerate() {
-                    out[lane * bins + bin] = sum.max(1e-10).log10();
-                }
-            }
+        let mut logarithms = Vec::with_capacity(frames * self.bins());
+        for frame in samples.windows(FRAME).step_by(HOP).take(frames) {
+            let power = self.spectrum.power(frame);
+            logarithms.extend(self.filters.apply(&power).map(|sum| sum.max(1e-10).log10()));
         }
         logarithms
     }
@@ -121,8 +113,7 @@ impl LogMelStream<'_> {
             return Ok(Vec::new());
         }
         let complete = (self.buffer.len() + HOP).saturating_sub(FRAME) / HOP;
-        // Whole groups are computed at once.
-        Ok(self.take(complete / LANES * LANES))
+        Ok(self.take(complete))
     }
 
     /// Ends the sound. Returns the frames that are left, `[frames, bins]`, and the largest logarithm of the whole sound (-10, that of

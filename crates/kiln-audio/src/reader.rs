@@ -107,14 +107,20 @@ impl AudioReader {
         while block.len() < BLOCK && !self.is_over {
             let Some((samples, rate)) = self.decoder.next()? else {
                 self.is_over = true;
-                block.extend(self.resampler.iter_mut().flat_map(Resampler::finish));
+                if let Some(resampler) = &mut self.resampler {
+                    block.extend(resampler.finish()?);
+                }
                 break;
             };
             if rate as usize == SAMPLE_RATE {
                 block.extend(samples);
-            } else {
-                block.extend(self.resampler.get_or_insert_with(|| Resampler::new(rate)).push(&samples));
+                continue;
             }
+            let resampler = match &mut self.resampler {
+                Some(resampler) => resampler,
+                none => none.insert(Resampler::new(rate)?),
+            };
+            block.extend(resampler.push(&samples)?);
         }
         Ok(block)
     }

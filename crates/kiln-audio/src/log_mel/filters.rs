@@ -1,6 +1,6 @@
 //! Triangular filters on the mel scale, as `mel_filter_bank` of Transformers with `norm="slaney", mel_scale="slaney"`.
 
-use super::spectrum::{BINS, LANES, Lanes};
+use super::spectrum::BINS;
 
 /// Hertz of the highest frequency.
 const HIGHEST: f64 = 8000.0;
@@ -61,16 +61,10 @@ impl Filters {
         self.0.len()
     }
 
-    /// The power in each band, for all lanes.
-    pub(super) fn apply(&self, power: &[Lanes; BINS]) -> impl Iterator<Item = Lanes> {
+    /// The power in each band.
+    pub(super) fn apply(&self, power: &[f32]) -> impl Iterator<Item = f32> {
         self.0.iter().map(|Filter { first, weights }| {
-            let mut sums = [0.0; LANES];
-            for (weight, power) in weights.iter().zip(&power[*first..]) {
-                for (sum, power) in sums.iter_mut().zip(power) {
-                    *sum += weight * power;
-                }
-            }
-            sums
+            weights.iter().zip(&power[*first..]).map(|(weight, power)| weight * power).sum()
         })
     }
 }

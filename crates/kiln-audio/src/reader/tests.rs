@@ -220,7 +220,8 @@ fn what_is_after_damage_stays_at_its_time() {
             damage.starts_with("sound: is damaged at 0.") && damage.contains("silence"),
             "{name}: {damage}"
         );
-        let silent = samples.iter().filter(|sample| **sample == 0.0).count();
+        // The resampler's filter reaches into the gap from both sides.
+        let silent = samples.iter().filter(|sample| sample.abs() < 1e-4).count();
         assert!((100..whole.len() / 2).contains(&silent), "{name}: {silent} samples are silent");
         // The last 10 ms were not touched.
         let last = whole.len() - 160;
