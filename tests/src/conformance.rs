@@ -57,6 +57,8 @@ const MUST: &[&str] = &[
     "mamba/greedy_short",
     "mamba/greedy_nocache",
     "mamba/leftpad_b2",
+    "mel/log_mel_80",
+    "mel/log_mel_128",
     "proc/top_p",
     "proc/repetition_penalty",
 ];

@@ -59,7 +59,7 @@ pub enum Error {
     #[error("device `{device}` cannot be used: {why}")]
     Device { device: String, why: String },
 
-    /// A file of a checkpoint that is missing, damaged, or at odds with another.
+    /// A file that is missing, damaged, of another kind than is needed, or at odds with another.
     #[error("{}: {why}", .path.display())]
     File { path: PathBuf, why: String },
 
@@ -80,6 +80,10 @@ pub enum Error {
     /// A prompt that cannot be run.
     #[error("{why}")]
     Prompt { why: String },
+
+    /// Samples that cannot be sound.
+    #[error("the sound {why}")]
+    Audio { why: String },
 
     /// More memory than is left, found before it was allocated or said by the device. Nothing was changed.
     /// `needed` is 0 where nobody knows: the device refused it. `advice` is the smallest change that helps, as far as it is

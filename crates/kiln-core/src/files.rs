@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File, Metadata},
-    io::{self, Read, Write},
+    io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
 };
 
@@ -45,6 +45,34 @@ pub fn try_open(path: &Path) -> Result<Option<(File, u64)>> {
     regular(path, &metadata)?;
     let file = File::open(path).map_err(|e| error(path, reason(&e)))?;
     Ok(Some((file, metadata.len())))
+}
+
+/// Opens a regular file of any length, whose parts are read in any order.
+///
+/// # Errors
+/// Those of [`open`], and a Git LFS pointer.
+pub fn open_to_seek(path: &Path) -> Result<File> {
+    let (mut file, _) = open(path)?;
+    let mut beginning = Vec::new();
+    let read = (&mut file).take(LFS_POINTER.len() as u64).read_to_end(&mut beginning);
+    read.and_then(|_| file.rewind()).map_err(|e| error(path, reason(&e)))?;
+    match is_lfs_pointer(&beginning) {
+        true => Err(error(path, LFS)),
+        false => Ok(file),
+    }
+}
+
+/// Copies a stream into a temporary file, for readers that read it in any order. The file has no name, and is gone when it is
+/// closed.
+///
+/// # Errors
+/// A sentence without its subject.
+pub fn spool(mut stream: impl Read) -> Result<File, String> {
+    let cannot = |e: io::Error| format!("cannot be copied to a temporary file: {}", reason(&e));
+    let mut file = tempfile::tempfile().map_err(cannot)?;
+    io::copy(&mut stream, &mut file).map_err(cannot)?;
+    file.rewind().map_err(cannot)?;
+    Ok(file)
 }
 
 /// Reads a regular file of at most `most` bytes.

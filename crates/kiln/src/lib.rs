@@ -21,6 +21,8 @@
 
 /// Tensors are those of Burn.
 pub use burn;
+/// Audio files as samples, and Whisper's features of them.
+pub use kiln_audio as audio;
 
 mod chat;
 mod folder;

@@ -42,6 +42,7 @@ const TARGETS: &[Target] = &[
     targets::chat::CONVERSATION,
     targets::cache::TARGET,
     targets::words::TARGET,
+    targets::audio::TARGET,
 ];
 
 /// Writes a small file many times. One that is emptied first is written to the disk by some systems when it is closed, at

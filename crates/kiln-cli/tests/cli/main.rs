@@ -330,7 +330,7 @@ fn conformance_reports_and_fails_as_it_should() {
     let text = stdout(&output);
     assert!(output.status.success(), "{text}");
     let last = text.lines().last().unwrap();
-    assert!(last.contains(" passed, 0 failed, ") && last.ends_with(" skipped"), "{last}");
+    assert!(last.contains(" passed, 0 failed, ") && last.contains(" skipped"), "{last}");
     assert!(
         text.contains("llama/greedy_dynamic") && text.contains("skipped: the reference itself fails here"),
         "{text}"

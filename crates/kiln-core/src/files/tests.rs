@@ -22,6 +22,23 @@ fn only_so_much_is_read() {
     refused(read_text(&path), "UTF-8");
     fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\n").unwrap();
     refused(read_text(&path), "git lfs pull");
+    refused(open_to_seek(&path), "git lfs pull");
+}
+
+#[test]
+fn streams_are_copied_to_be_read_in_any_order() {
+    let (mut file, mut read) = (spool(&b"12345"[..]).unwrap(), String::new());
+    file.seek(io::SeekFrom::Start(3)).unwrap();
+    file.read_to_string(&mut read).unwrap();
+    assert_eq!(read, "45");
+
+    struct Broken;
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::ConnectionReset.into())
+        }
+    }
+    assert!(spool(Broken).unwrap_err().contains("connection reset"));
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod encoder;
 mod folder;
 mod forward;
 mod generate;
+mod mel;
 mod processors;
 mod quant;
 mod sensitive;
@@ -160,6 +161,9 @@ fn run_case(
     }
     if case.model == "quant" {
         return ("-".to_owned(), outcome(quant::run(folder, case, setup)));
+    }
+    if case.model == "mel" {
+        return ("-".to_owned(), outcome(mel::run(folder, case)));
     }
     let cache = match (case.cache(folder), &setup.cache) {
         (named, Some(other)) if named == "dynamic" => other.to_string(),

@@ -18,6 +18,7 @@ pub(crate) enum Format {
     Tensors,
     Jinja,
     Words,
+    Bytes,
 }
 
 /// Random numbers (SplitMix64) that are the same on every machine.
@@ -64,7 +65,7 @@ impl Pool {
     pub(crate) fn new(format: Format, seeds: Vec<Vec<u8>>) -> Self {
         let text = |seed: &Vec<u8>| String::from_utf8_lossy(seed).into_owned();
         let tokens = match format {
-            Format::Json | Format::Tensors => Vec::new(),
+            Format::Json | Format::Tensors | Format::Bytes => Vec::new(),
             Format::Jinja => seeds.iter().flat_map(|seed| jinja::tokens(&text(seed))).collect(),
             Format::Words => seeds.iter().flat_map(|seed| words::tokens(&text(seed))).collect(),
         };
@@ -72,7 +73,7 @@ impl Pool {
             Format::Json | Format::Tensors => {
                 serde_json::from_slice(seed).ok().or_else(|| tensors::header(seed))
             }
-            Format::Jinja | Format::Words => None,
+            Format::Jinja | Format::Words | Format::Bytes => None,
         }));
         Self { format, seeds, values, tokens }
     }
@@ -93,6 +94,7 @@ impl Pool {
             Format::Json | Format::Tensors => json::mutated(seed, &self.values, random),
             Format::Jinja => jinja::mutated(&text(), &self.tokens, random).into_bytes(),
             Format::Words => words::mutated(&text(), &self.tokens, random).into_bytes(),
+            Format::Bytes => bytes::mutated(seed, &self.seeds, random),
         };
         match random.one_in(20) {
             true => bytes::mutated(&changed, &self.seeds, random),

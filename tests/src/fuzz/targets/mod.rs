@@ -1,5 +1,6 @@
 //! What is fuzzed: one file for each kind of input.
 
+pub(super) mod audio;
 pub(super) mod cache;
 pub(super) mod chat;
 pub(super) mod config;

@@ -1,0 +1,158 @@
+//! Log-mel features, as Whisper was trained with.
+//!
+//! Source: `WhisperFeatureExtractor` of Transformers, in float32 as its PyTorch path.
+
+mod filters;
+mod spectrum;
+
+use kiln_core::{Error, Result};
+
+use crate::{SAMPLE_RATE, check};
+use filters::Filters;
+use spectrum::{BINS, FRAME, Spectrum};
+
+/// Samples from one frame to the next.
+pub const HOP: usize = 160;
+
+/// The logarithm of silence: powers below 1e-10 count as 1e-10.
+const FLOOR: f32 = -10.0;
+
+/// Frames reach this far to both sides of their middle.
+const HALF: usize = FRAME / 2;
+
+/// Makes log-mel features of 16 kHz samples.
+///
+/// A frame is 400 samples under a Hann window, and the next one begins 160 samples later. The middle of the first one is the
+/// first sample; before the beginning and behind the end, the sound is mirrored. A feature is the logarithm of the power in a band of
+/// the mel scale (Slaney's, 0 to 8000 Hz).
+#[derive(Debug)]
+pub struct LogMel {
+    filters: Filters,
+    spectrum: Spectrum,
+}
+
+impl LogMel {
+    /// Features of `bins` bands: 80 in most Whisper models, 128 in large-v3.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where `bins` is 0 or more than 201, the numbers of a spectrum.
+    pub fn new(bins: usize) -> Result<Self> {
+        if bins == 0 || bins > BINS {
+            let why = format!("{bins} bands are asked for, and there can be 1 to {BINS}");
+            return Err(Error::Setting { name: "num_mel_bins", why });
+        }
+        Ok(Self { filters: Filters::new(bins), spectrum: Spectrum::new() })
+    }
+
+    /// Numbers in a frame.
+    pub fn bins(&self) -> usize {
+        self.filters.len()
+    }
+
+    /// Begins a sound that is given piece by piece.
+    pub fn stream(&self) -> LogMelStream<'_> {
+        LogMelStream { mel: self, buffer: Vec::new(), received: 0, next: 0, loudest: FLOOR }
+    }
+
+    /// The features of `samples`, padded with silence or cut to `length` samples: `[bins, length / 160]`, normalized.
+    ///
+    /// # Errors
+    /// Those of [`LogMelStream::push`].
+    pub fn features(&self, samples: &[f32], length: usize) -> Result<Vec<f32>> {
+        let mut stream = self.stream();
+        let samples = &samples[..samples.len().min(length)];
+        let mut frames = stream.push(samples)?;
+        frames.extend(stream.push(&vec![0.0; length - samples.len()])?);
+        let (rest, loudest) = stream.finish();
+        frames.extend(rest);
+        normalize(&mut frames, loudest);
+        let (bins, count) = (self.bins(), length / HOP);
+        let by_bin = (0..bins).flat_map(|bin| (0..count).map(move |frame| frame * bins + bin));
+        Ok(by_bin.map(|at| frames[at]).collect())
+    }
+
+    /// The logarithms of frames, `[frames, bins]`: frame `f` is the 400 samples from `160 f` on.
+    fn logarithms(&self, samples: &[f32], frames: usize) -> Vec<f32> {
+        let mut logarithms = Vec::with_capacity(frames * self.bins());
+        for frame in samples.windows(FRAME).step_by(HOP).take(frames) {
+            let power = self.spectrum.power(frame);
+            logarithms.extend(self.filters.apply(&power).map(|sum| sum.max(1e-10).log10()));
+        }
+        logarithms
+    }
+}
+
+/// Log-mel features of a sound that is given piece by piece. How it is divided into pieces does not change a bit of them.
+#[derive(Debug)]
+pub struct LogMelStream<'a> {
+    mel: &'a LogMel,
+    /// The samples from the first one of frame `next` on; before the 201st sample arrived, all of them.
+    buffer: Vec<f32>,
+    received: u64,
+    /// Frames that were given out
+    next: u64,
+    loudest: f32,
+}
+
+impl LogMelStream<'_> {
+    /// Adds 16 kHz samples. Returns the frames that are complete and were not returned before, as logarithms to base 10:
+    /// `[frames, bins]`.
+    ///
+    /// # Errors
+    /// [`Error::Audio`] where a sample is not finite or larger than 1e12. The stream is as it was.
+    pub fn push(&mut self, samples: &[f32]) -> Result<Vec<f32>> {
+        check(samples, self.received, SAMPLE_RATE as u32).map_err(|why| Error::Audio { why })?;
+        let begins = self.received <= HALF as u64 && self.received + samples.len() as u64 > HALF as u64;
+        self.received += samples.len() as u64;
+        self.buffer.extend(samples);
+        if begins {
+            let mirrored: Vec<f32> = self.buffer[1..=HALF].iter().rev().copied().collect();
+            self.buffer.splice(..0, mirrored);
+        }
+        if self.received <= HALF as u64 {
+            return Ok(Vec::new());
+        }
+        let complete = (self.buffer.len() + HOP).saturating_sub(FRAME) / HOP;
+        Ok(self.take(complete))
+    }
+
+    /// Ends the sound. Returns the frames that are left, `[frames, bins]`, and the largest logarithm of the whole sound (-10, that of
+    /// silence, if there were no frames). Altogether there are as many frames as 160 fits into the number of samples.
+    pub fn finish(mut self) -> (Vec<f32>, f32) {
+        let frames = (self.received / HOP as u64 - self.next) as usize;
+        if frames == 0 {
+            return (Vec::new(), self.loudest);
+        }
+        let (end, needed) = (self.buffer.len(), (frames - 1) * HOP + FRAME);
+        if self.received <= HALF as u64 {
+            // Too short to be mirrored once: to and fro.
+            let period = 2 * (end - 1);
+            let mirrored = (0..needed).map(|at| (at + HALF * (period - 1)) % period);
+            self.buffer = mirrored.map(|at| self.buffer[at.min(period - at)]).collect();
+        } else {
+            for at in end..needed {
+                self.buffer.push(self.buffer[2 * (end - 1) - at]);
+            }
+        }
+        (self.take(frames), self.loudest)
+    }
+
+    fn take(&mut self, frames: usize) -> Vec<f32> {
+        let logarithms = self.mel.logarithms(&self.buffer, frames);
+        self.buffer.drain(..frames * HOP);
+        self.next += frames as u64;
+        self.loudest = logarithms.iter().copied().fold(self.loudest, f32::max);
+        logarithms
+    }
+}
+
+/// Makes features of logarithms, given the loudest one of the whole sound: what is 80 dB below it or more is cut off, and the
+/// rest is scaled to lie around 0.
+pub fn normalize(logarithms: &mut [f32], loudest: f32) {
+    for x in logarithms {
+        *x = (x.max(loudest - 8.0) + 4.0) / 4.0;
+    }
+}
+
+#[cfg(test)]
+mod tests;
