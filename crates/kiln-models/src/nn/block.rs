@@ -7,6 +7,7 @@ use kiln_kernels::Kernels;
 use super::{
     attention::Attention,
     decoder::DecoderConfig,
+    experts::{Experts, ExpertsConfig},
     mamba::{Mamba, MambaConfig},
     mlp::GatedMlp,
     norm::RmsNorm,
@@ -37,6 +38,7 @@ pub(crate) enum MixerConfig {
 pub(crate) enum FeedForwardConfig {
     /// With what [`DecoderConfig::mlp`] says.
     Gated,
+    Experts(ExpertsConfig),
 }
 
 impl BlockConfig {
@@ -56,6 +58,7 @@ enum Mixer {
 #[derive(Debug)]
 enum FeedForward {
     Gated(GatedMlp),
+    Experts(Experts),
 }
 
 /// A feed-forward and its norms.
@@ -91,9 +94,13 @@ impl Block {
             true => norm(weights, part).map(Some),
             false => Ok(None),
         };
-        let mixer_name = format!("{name}.{}", config.names.mixer);
+        let mixer_name = match block.mixer {
+            MixerConfig::Attention { .. } => format!("{name}.{}", config.names.attention),
+            MixerConfig::Mamba(_) => format!("{name}.{}", config.names.state_space),
+        };
+        let feed_forward_name = format!("{name}.{}", config.names.feed_forward);
         let before_feed_forward =
-            if config.norms_after { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
+            if config.norms_after { "pre_feedforward_layernorm" } else { config.names.feed_forward_norm };
         let input_norm = norm(weights, config.names.input_norm)?;
         Ok(Self {
             mixer_norm: norm_after(weights, "post_attention_layernorm")?,
@@ -111,14 +118,20 @@ impl Block {
             },
             feed_forward: match block.feed_forward {
                 None => None,
-                Some(FeedForwardConfig::Gated) => Some(NormedFeedForward {
+                Some(feed_forward) => Some(NormedFeedForward {
                     norm: norm_after(weights, "post_feedforward_layernorm")?,
                     input_norm: norm(weights, before_feed_forward)?,
-                    feed_forward: FeedForward::Gated(GatedMlp::load(
-                        weights,
-                        &format!("{name}.mlp"),
-                        &config.mlp,
-                    )?),
+                    feed_forward: match feed_forward {
+                        FeedForwardConfig::Gated => {
+                            FeedForward::Gated(GatedMlp::load(weights, &feed_forward_name, &config.mlp)?)
+                        }
+                        FeedForwardConfig::Experts(experts) => FeedForward::Experts(Experts::load(
+                            weights,
+                            &feed_forward_name,
+                            &experts,
+                            &config.mlp,
+                        )?),
+                    },
                 }),
             },
             input_norm,
@@ -166,6 +179,14 @@ impl Block {
         let feed_forward = self.feed_forward.as_ref().map_or(0, NormedFeedForward::bytes);
         norms.map(RmsNorm::bytes).sum::<usize>() + mixer + feed_forward
     }
+
+    /// Bytes of its weights that a token does not meet.
+    pub(crate) fn idle_bytes(&self) -> usize {
+        match self.feed_forward.as_ref().map(|normed| &normed.feed_forward) {
+            Some(FeedForward::Experts(experts)) => experts.idle_bytes(),
+            Some(FeedForward::Gated(_)) | None => 0,
+        }
+    }
 }
 
 impl NormedFeedForward {
@@ -175,6 +196,7 @@ impl NormedFeedForward {
         let normed = self.input_norm.forward(x.clone(), kernels);
         let feed = |residual| match &self.feed_forward {
             FeedForward::Gated(gated) => gated.forward(residual, normed, kernels),
+            FeedForward::Experts(experts) => experts.forward(residual, normed, kernels),
         };
         match &self.norm {
             None => feed(Some(x)),
@@ -186,6 +208,7 @@ impl NormedFeedForward {
         let norms = [&self.input_norm].into_iter().chain(&self.norm);
         let feed_forward = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.bytes(),
+            FeedForward::Experts(experts) => experts.bytes(),
         };
         norms.map(RmsNorm::bytes).sum::<usize>() + feed_forward
     }

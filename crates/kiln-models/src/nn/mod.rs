@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod block;
 pub(crate) mod decoder;
+pub(crate) mod experts;
 pub(crate) mod linear;
 pub(crate) mod mamba;
 pub(crate) mod mlp;
