@@ -148,11 +148,11 @@ fn two_layers_of_a_jamba_are_on_the_device() {
             let all = (cache.device_bytes() + cache.host_bytes()) as u64;
             (peak - start, all, cache.host_bytes() as u64)
         };
-        let (bare, all, on_host) = peak(None);
-        // What is counted is what packed layers may grow to before they are moved.
-        assert!(bare as f64 >= 0.8 * all as f64 && on_host == 0, "{device}: {bare} of {all} bytes");
-        let (offloaded, all, on_host) = peak(Some(Offload::All));
         let states = state.bytes(0, 4).iter().sum::<usize>() as u64 * (LAYERS as u64 - 4);
+        let (bare, all, on_host) = peak(None);
+        // The states that the pass could be taken back to are counted, too. Nothing wrote beside them here.
+        assert!(bare + states >= all && on_host == 0, "{device}: {bare} of {all} bytes");
+        let (offloaded, all, on_host) = peak(Some(Offload::All));
         let largest = (all - states) / 4;
         println!("{device}: {bare} bytes bare, {offloaded} offloaded, where the largest layer has {largest}");
         assert!(on_host as f64 >= 0.9 * all as f64, "{device}: {on_host} of {all} bytes are in host memory");

@@ -58,6 +58,11 @@ impl Kernel for WeightedSum {
         .cast(dtype)
     }
 
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<Tensor<3>, Self> {
+        native::sum(self)
+    }
+
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<Tensor<3>, Self> {
         use burn::backend::Cube;
@@ -117,7 +122,7 @@ impl Kernel for WeightedSum {
                 Self { x: numbers.tensor(x, layout), weights, residual }
             });
             // A sum of a few terms, each up to LARGEST, which may be fused with its products.
-            case.without_native().within(move |want, Rounding { single, ulp, .. }| {
+            case.within(move |want, Rounding { single, ulp, .. }| {
                 LARGEST * (x[2] + 1) as f64 * single * 2.0 + want.abs() * ulp
             })
         };
@@ -134,6 +139,56 @@ impl Kernel for WeightedSum {
 
 const SHADER: Shader =
     Shader { name: "weighted_sum", text: include_str!("../../../shaders/weighted_sum.wgsl"), options: &[] };
+
+#[cfg(feature = "cpu")]
+mod native {
+    use burn::{
+        backend::{Flex, flex::FlexTensor},
+        tensor::{DType, Tensor, TensorData, bf16, f16},
+    };
+
+    use super::WeightedSum;
+    use crate::native::{Storage, primitive};
+
+    /// # Errors
+    /// The inputs, for types that it is not made for.
+    #[allow(clippy::result_large_err, reason = "the inputs are given back")]
+    pub(super) fn sum(kernel: WeightedSum) -> Result<Tensor<3>, WeightedSum> {
+        match kernel.x.dtype() {
+            DType::F32 => sum_in::<f32>(&kernel),
+            DType::F16 => sum_in::<f16>(&kernel),
+            DType::BF16 => sum_in::<bf16>(&kernel),
+            _ => None,
+        }
+        .ok_or(kernel)
+    }
+
+    fn sum_in<E: Storage>(WeightedSum { x, weights, residual }: &WeightedSum) -> Option<Tensor<3>> {
+        let [rows, tokens, slots, width] = x.dims();
+        if x.shape().num_elements() == 0 {
+            return None;
+        }
+        let (x, weights) = (primitive(x.clone()).to_contiguous(), primitive(weights.clone()).to_contiguous());
+        let mut widened = Vec::new();
+        let x = E::in_floats(x.as_slice()?, &mut widened);
+        let weights: &[f32] = weights.as_slice()?;
+        let mut y = vec![0.0; rows * tokens * width];
+        let tokens_of_all = y.chunks_mut(width).zip(x.chunks(slots * width)).zip(weights.chunks(slots));
+        for ((y, x), weights) in tokens_of_all {
+            for (x, weight) in x.chunks(width).zip(weights) {
+                y.iter_mut().zip(x).for_each(|(y, x)| *y += weight * x);
+            }
+        }
+        if let Some(residual) = residual {
+            let residual = primitive(residual.clone()).to_contiguous();
+            let mut widened = Vec::new();
+            let residual = E::in_floats(residual.as_slice()?, &mut widened);
+            y.iter_mut().zip(residual).for_each(|(y, residual)| *y += residual);
+        }
+        let y = FlexTensor::from_data(TensorData::new(E::of_floats(y), [rows, tokens, width]));
+        Some(Tensor::from_primitive::<Flex>(y))
+    }
+}
 
 #[cfg(feature = "cube")]
 mod cube {
