@@ -1,12 +1,12 @@
 // The products of vectors with the matrices of experts, for many tokens: y[pair] = w[experts[pair]] x[pair], where a pair is a token and
-// one of its slots. A workgroup has a tile of pairs that go to one expert (expert_groups.wgsl) and 64 rows of its matrix.
+// one of its slots. A workgroup has a tile of pairs that go to one expert (expert_groups.wgsl) and some rows of its matrix.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
-// Pairs that a lane has, each with four rows of the matrix.
-const ROWS = 1u;
+// Pairs of a tile.
+const TILE = 16u;
 
 struct Info {
     // [rows, tokens, slots, input]
@@ -37,8 +37,11 @@ struct Info {
 @group(0) @binding(5) var<uniform> info: Info;
 
 const LANES = 256u;
-const TILE = 16u * ROWS;
-const OUTPUTS = 64u;
+// Lanes that have the same four pairs, each with four rows of the matrix.
+const ACROSS = 4u * LANES / TILE;
+const OUTPUTS = 4u * ACROSS;
+// Fours of numbers along the sum that are in memory together.
+const FOURS = min(TILE / 8u, 4u);
 
 struct Place {
     expert: u32,
@@ -46,9 +49,9 @@ struct Place {
     columns: u32,
 }
 
-// Four fours of each vector, and of each row of the matrix.
-var<workgroup> vectors: array<vec4<f32>, 4u * TILE>;
-var<workgroup> weights: array<vec4<f32>, 4u * OUTPUTS>;
+// Of each vector, and of each row of the matrix.
+var<workgroup> vectors: array<vec4<f32>, FOURS * TILE>;
+var<workgroup> weights: array<vec4<f32>, FOURS * OUTPUTS>;
 var<workgroup> shared_place: Place;
 
 // Four numbers of a row: those from 4 c on. What is beyond its end is any of it.
@@ -97,54 +100,55 @@ fn main(
         return;
     }
 
-    // What it loads: a part of a vector, and of a row of the matrix. Those beyond the last row are the last.
+    // The vector of which it loads a part.
     var pair = -1;
-    if lane / 4u < TILE {
-        pair = order[first + lane / 4u];
+    if lane / FOURS < TILE {
+        pair = order[first + lane / FOURS];
     }
     let vector = u32(max(pair, 0)) / info.slots;
     let slot = u32(max(pair, 0)) % info.slots;
     let vector_at = dot(vec3(vector / info.tokens, vector % info.tokens, slot), info.x_strides.xyz);
-    let row = min(first_output + lane / 4u, info.output - 1u);
-    let weights_at = (place.expert * info.output + row) * info.w_strides.x;
 
-    // What it computes: four rows of the matrix, 16 apart, times ROWS vectors.
-    let sixteen = lane / 16u;
-    let sixteenth = lane % 16u;
-    var products: array<vec4<f32>, ROWS>;
-    for (var c = 0u; c < place.columns; c += 4u) {
-        let column = c + lane % 4u;
-        var numbers = vec4(0.0);
-        var four_weights = vec4(0.0);
-        if column < place.columns {
-            four_weights = w_at(weights_at, column);
-            if pair >= 0 {
-                numbers = x_at(vector_at, column);
+    // What it computes: four rows of the matrix, ACROSS apart, times four vectors.
+    let quartet = lane / ACROSS * 4u;
+    let across = lane % ACROSS;
+    var products: array<vec4<f32>, 4>;
+    for (var c = 0u; c < place.columns; c += FOURS) {
+        for (var i = lane; i < FOURS * OUTPUTS; i += LANES) {
+            // Those beyond the last row are the last.
+            let row = place.expert * info.output + min(first_output + i / FOURS, info.output - 1u);
+            var numbers = vec4(0.0);
+            if c + i % FOURS < place.columns {
+                numbers = w_at(row * info.w_strides.x, c + i % FOURS);
             }
+            weights[i % FOURS * OUTPUTS + i / FOURS] = numbers;
         }
-        weights[lane % 4u * OUTPUTS + lane / 4u] = four_weights;
-        if lane / 4u < TILE {
-            vectors[lane % 4u * TILE + lane / 4u] = numbers;
+        if lane < FOURS * TILE {
+            var numbers = vec4(0.0);
+            if pair >= 0 && c + lane % FOURS < place.columns {
+                numbers = x_at(vector_at, c + lane % FOURS);
+            }
+            vectors[lane % FOURS * TILE + lane / FOURS] = numbers;
         }
         workgroupBarrier();
-        for (var i = 0u; i < 4u; i++) {
-            let at = i * OUTPUTS + sixteenth;
+        for (var i = 0u; i < FOURS; i++) {
+            let at = i * OUTPUTS + across;
             let w_0 = weights[at];
-            let w_1 = weights[at + 16u];
-            let w_2 = weights[at + 32u];
-            let w_3 = weights[at + 48u];
-            for (var r = 0u; r < ROWS; r++) {
-                let numbers = vectors[i * TILE + ROWS * sixteen + r];
+            let w_1 = weights[at + ACROSS];
+            let w_2 = weights[at + 2u * ACROSS];
+            let w_3 = weights[at + 3u * ACROSS];
+            for (var r = 0u; r < 4u; r++) {
+                let numbers = vectors[i * TILE + quartet + r];
                 products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
             }
         }
         workgroupBarrier();
     }
-    for (var r = 0u; r < ROWS; r++) {
-        let to = order[first + ROWS * sixteen + r];
+    for (var r = 0u; r < 4u; r++) {
+        let to = order[first + quartet + r];
         if to >= 0 {
             for (var i = 0u; i < 4u; i++) {
-                let output = first_output + sixteenth + 16u * i;
+                let output = first_output + across + ACROSS * i;
                 if output < info.output {
                     y[u32(to) * info.outputs + info.first_output + output] = elem(products[r][i]);
                 }

@@ -90,7 +90,9 @@ impl Architecture for Qwen3Moe {
                 names: ExpertNames::new("gate"),
             };
             experts.check(config, "num_experts")?;
-            decoder.set_experts(experts, |i| (i + 1) % step == 0 && !fields.mlp_only_layers.contains(&i));
+            decoder.set_experts(experts, |i| {
+                (i + 1).is_multiple_of(step) && !fields.mlp_only_layers.contains(&i)
+            });
         }
         Ok(Box::new(decoder))
     }

@@ -190,7 +190,7 @@ fn expert_tiles<E: Float, N: Size>(
     input: usize,
     tiles: usize,
     workgroups: usize,
-    #[comptime] rows: usize,
+    #[comptime] tile: usize,
     #[define(E)] _elem: ElemType,
 ) {
     let workgroup = CUBE_POS;
@@ -198,69 +198,77 @@ fn expert_tiles<E: Float, N: Size>(
         terminate!();
     }
     let lane = UNIT_POS as usize;
-    let tile = comptime!(16 * rows);
+    // Lanes that have the same four pairs, each with four rows of the matrix.
+    let across = comptime!(4 * LANES / tile);
+    let outputs = comptime!(16 * LANES / tile);
+    // Fours of numbers along the sum that are in memory together.
+    let fours = comptime!(if tile < 32 { 2 } else { 4 });
     let first = workgroup % tiles * tile;
-    let first_output = workgroup / tiles * Tiles::OUTPUTS;
+    let first_output = workgroup / tiles * outputs;
     let expert = expert_of(experts, usize::cast_from(max(order[first], 0)), block);
     // Where there is nothing, or it is not in this block, nothing is computed.
     let is_here = order[first] >= 0 && expert < block.experts;
 
-    // What it loads: a part of a vector, and of a row of the matrix. Those beyond the last row are the last.
-    let loads = lane / 4 < tile;
-    let own = order[first + select(loads, lane / 4, 0usize)];
+    // The vector of which it loads a part.
+    let loads = lane < comptime!(fours * tile);
+    let own = order[first + select(loads, lane / fours, 0usize)];
     let has_pair = loads && own >= 0;
     let at = vector_of(x, usize::cast_from(max(own, 0)), tokens, slots);
-    let row = expert * block.output + min(first_output + lane / 4, block.output - 1);
 
-    // What it computes: four rows of the matrix, 16 apart, times `rows` vectors.
-    let sixteen = lane / 16;
-    let sixteenth = lane % 16;
-    let mut products = Array::<Four>::new(rows);
+    // What it computes: four rows of the matrix, `across` apart, times four vectors.
+    let quartet = lane / across * 4;
+    let own_across = lane % across;
+    let mut products = Array::<Four>::new(4usize);
     #[unroll]
-    for r in 0..rows {
+    for r in 0..4usize {
         products[r] = Four::new(0.0);
     }
-    let mut vectors = Shared::<[Four]>::new_slice(comptime!(4 * 16 * rows));
-    let mut weights = Shared::<[Four]>::new_slice(comptime!(4 * Tiles::OUTPUTS));
+    let mut vectors = Shared::<[Four]>::new_slice(comptime!(fours * tile));
+    let mut weights = Shared::<[Four]>::new_slice(comptime!(fours * outputs));
     let columns = select(is_here, input.div_ceil(4), 0usize);
     let mut c = 0usize;
     while c < columns {
-        let column = c + lane % 4;
-        let mut numbers = Four::new(0.0);
-        let mut four_weights = Four::new(0.0);
-        if column < columns {
-            four_weights = four::<E, N>(w, row * w.stride(0), column, w.stride(1), input);
-            if has_pair {
-                numbers = four::<E, N>(x, at, column, x.stride(3), input);
+        let mut i = lane;
+        while i < comptime!(fours * outputs) {
+            // Those beyond the last row are the last.
+            let row = expert * block.output + min(first_output + i / fours, block.output - 1);
+            let mut numbers = Four::new(0.0);
+            if c + i % fours < columns {
+                numbers = four::<E, N>(w, row * w.stride(0), c + i % fours, w.stride(1), input);
             }
+            weights[i % fours * outputs + i / fours] = numbers;
+            i += LANES;
         }
-        weights[lane % 4 * Tiles::OUTPUTS + lane / 4] = four_weights;
         if loads {
-            vectors[lane % 4 * tile + lane / 4] = numbers;
+            let mut numbers = Four::new(0.0);
+            if has_pair && c + lane % fours < columns {
+                numbers = four::<E, N>(x, at, c + lane % fours, x.stride(3), input);
+            }
+            vectors[lane % fours * tile + lane / fours] = numbers;
         }
         sync_cube();
-        for i in 0..4usize {
+        for i in 0..fours {
             #[unroll]
-            for r in 0..rows {
-                let numbers = vectors[i * tile + rows * sixteen + r];
+            for r in 0..4usize {
+                let numbers = vectors[i * tile + quartet + r];
                 let mut sums = products[r];
                 #[unroll]
                 for j in 0..4usize {
-                    let sum = dot(numbers, weights[i * Tiles::OUTPUTS + sixteenth + 16 * j]);
+                    let sum = dot(numbers, weights[i * outputs + own_across + across * j]);
                     sums.insert(j, sums.extract(j) + sum);
                 }
                 products[r] = sums;
             }
         }
         sync_cube();
-        c += 4;
+        c += fours;
     }
     #[unroll]
-    for r in 0..rows {
-        let to = order[first + rows * sixteen + r];
+    for r in 0..4usize {
+        let to = order[first + quartet + r];
         #[unroll]
         for j in 0..4usize {
-            let output = first_output + sixteenth + 16 * j;
+            let output = first_output + own_across + across * j;
             if is_here && to >= 0 && output < block.output {
                 let place = usize::cast_from(to) * block.outputs + block.first_output + output;
                 y[place] = E::cast_from(products[r].extract(j));
@@ -339,7 +347,7 @@ pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::te
 
 pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::tensor::Tensor<4> {
     let ([members, output, _], pairs) = (weight.shape(), experts.shape().num_elements());
-    let Tiles { rows, tile, tiles } = Tiles::new(pairs, members);
+    let Tiles { tile, tiles, outputs } = Tiles::new(pairs, members);
     let product = Product::new(x, experts, output);
     let [tokens, slots, input] = product.sizes;
     let order = empty(&product.x, [tiles, tile], DType::I32);
@@ -355,7 +363,7 @@ pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::t
         tiles,
     );
     for block in weight.blocks() {
-        let workgroups = tiles * block.rows.len().div_ceil(Tiles::OUTPUTS);
+        let workgroups = tiles * block.rows.len().div_ceil(outputs);
         let (weight, width) = product.weight(block);
         expert_tiles::launch(
             &product.y.client,
@@ -374,7 +382,7 @@ pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::t
             input,
             tiles,
             workgroups,
-            rows,
+            tile,
             dtype_to_storage_type(product.x.dtype),
         );
     }

@@ -186,27 +186,24 @@ impl ExpertLinear {
 #[cfg(feature = "cube")]
 #[derive(Clone, Copy, Debug)]
 struct Tiles {
-    /// Pairs of a tile that a lane has: 1, 2 or 4.
-    rows: usize,
-    /// Pairs of a tile, which all go to one expert.
+    /// Pairs of a tile, which all go to one expert: 16, 32 or 64.
     tile: usize,
     /// Tiles that there are at most, wherever pairs go.
     tiles: usize,
+    /// Rows of a matrix that a workgroup has. A lane has four, and four pairs.
+    outputs: usize,
 }
 
 #[cfg(feature = "cube")]
 impl Tiles {
-    /// Rows of a matrix that a workgroup has.
-    const OUTPUTS: usize = 64;
-
     fn new(pairs: usize, experts: usize) -> Self {
-        let rows = match pairs / experts {
-            0..20 => 1,
-            20..40 => 2,
-            _ => 4,
+        let tile = match pairs / experts {
+            0..24 => 16,
+            24..64 => 32,
+            _ => 64,
         };
-        let tile = 16 * rows;
-        Self { rows, tile, tiles: pairs / tile + experts.min(pairs) }
+        let outputs = 16 * crate::launch::LANES / tile;
+        Self { tile, tiles: pairs / tile + experts.min(pairs), outputs }
     }
 }
 
@@ -225,7 +222,7 @@ const GROUPS: Shader = Shader {
 const TILES: Shader = Shader {
     name: "expert_tiles",
     text: include_str!("../../../../shaders/expert_tiles.wgsl"),
-    options: &[PACK, &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;"]],
+    options: &[PACK, &["const TILE = 16u;", "const TILE = 32u;", "const TILE = 64u;"]],
 };
 
 #[cfg(feature = "wgpu")]
@@ -297,15 +294,15 @@ mod wgsl {
 
     pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> Tensor<4> {
         let ([count, output, _], pairs) = (weight.shape(), experts.shape().num_elements());
-        let Tiles { rows, tile, tiles } = Tiles::new(pairs, count);
+        let Tiles { tile, tiles, outputs } = Tiles::new(pairs, count);
         let product = Product::new(x, experts, output);
         let order = empty(&product.x, [tiles, tile], DType::I32);
         let info = [pairs, count, tile, tiles].map(|n| n as u32);
         let launch = Launch::new(&GROUPS, DType::F32, &order.client).reads(product.experts.clone());
         launch.writes(&order).run(1, &info);
         for block in weight.blocks() {
-            let (launch, mut info) = product.launch(&TILES, rows.ilog2() as usize, block);
-            let workgroups = tiles * block.rows.len().div_ceil(Tiles::OUTPUTS);
+            let (launch, mut info) = product.launch(&TILES, (tile / 16).ilog2() as usize, block);
+            let workgroups = tiles * block.rows.len().div_ceil(outputs);
             info.extend([tiles as u32, workgroups as u32]);
             launch.reads(order.clone()).updates(&product.y).run(workgroups, &info);
         }
