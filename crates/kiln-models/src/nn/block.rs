@@ -56,6 +56,7 @@ enum Mixer {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in each block")]
 enum FeedForward {
     Gated(GatedMlp),
     Experts(Experts),
