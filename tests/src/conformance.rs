@@ -57,6 +57,9 @@ const MUST: &[&str] = &[
     "mamba/greedy_short",
     "mamba/greedy_nocache",
     "mamba/leftpad_b2",
+    "jamba/greedy",
+    "jamba/leftpad_b2",
+    "jamba/beam3",
     "mel/log_mel_80",
     "mel/log_mel_128",
     "proc/top_p",
@@ -103,17 +106,32 @@ const MUST_MAMBA: &[&str] = &[
     "falcon_mamba/leftpad_b2",
 ];
 
+/// Cases of the folder of mixtures of experts.
+const MUST_EXPERTS: &[&str] = &[
+    "mixtral/greedy_long",
+    "mixtral/chunked_dynamic",
+    "mixtral_window/greedy_long",
+    "mixtral_window/beam3",
+    "qwen3_moe/greedy_b2",
+    "qwen3_moe/chunked_dynamic",
+    "qwen3_moe_other/greedy",
+    "qwen3_moe_other/leftpad_b2",
+    "jamba_other/greedy_long",
+    "jamba_other/leftpad_b2",
+];
+
 #[test]
 fn every_case_passes_or_is_not_implemented_yet() {
     for (_, device) in kiln_testkit::devices::opened() {
         let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
-        for version in ["4.47.1", "5.23.0", "5.23.0-rope", "5.23.0-mamba"] {
+        for version in ["4.47.1", "5.23.0", "5.23.0-rope", "5.23.0-mamba", "5.23.0-experts"] {
             let (lines, summary) = run(version, "", &setup);
             assert_eq!(summary.failed, 0, "on {}", device.info.name);
             let musts = match version {
                 "4.47.1" => [MUST, MUST_4_47].concat(),
                 "5.23.0" => [MUST, MUST_5_23].concat(),
                 "5.23.0-mamba" => MUST_MAMBA.to_vec(),
+                "5.23.0-experts" => MUST_EXPERTS.to_vec(),
                 _ => MUST_ROPE.to_vec(),
             };
             for must in musts {
@@ -158,8 +176,14 @@ fn forced_kernels_conform_too() {
         };
         for &kernels in choices {
             let setup = Setup { device: device.clone(), kernels, cache: None, offload: None };
-            for filter in ["llama/greedy_leftpad", "llama_tied/", "llama/chunked_dynamic"] {
-                let (_, summary) = run("5.23.0", filter, &setup);
+            for (version, filter) in [
+                ("5.23.0", "llama/greedy_leftpad"),
+                ("5.23.0", "llama_tied/"),
+                ("5.23.0", "llama/chunked_dynamic"),
+                ("5.23.0-experts", "qwen3_moe/chunked_dynamic"),
+                ("5.23.0", "jamba/leftpad"),
+            ] {
+                let (_, summary) = run(version, filter, &setup);
                 assert_eq!((summary.passed, summary.failed), (1, 0), "{kernels} on {name}: {filter}");
             }
         }

@@ -60,6 +60,8 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
             ("gemma2", &["static"]),
             ("llama_rope_dynamic", &["static"]),
             ("mamba", &["dynamic"]),
+            ("mixtral", &["static", "dynamic"]),
+            ("jamba", &["static", "dynamic"]),
         ] {
             let model = recorded(name, opened);
             for cache in caches {

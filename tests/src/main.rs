@@ -10,6 +10,7 @@ mod chat;
 mod checkpoints;
 mod conformance;
 mod decoding;
+mod experts;
 mod fuzz;
 mod invariance;
 mod kernels;

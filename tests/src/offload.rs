@@ -5,7 +5,7 @@ use kiln::{
     Batch, GenerationConfig, Logits, ModelBuilder, ModelCache, Offload, Plan, RandomLlama, TokenId,
     device::Opened,
     kernels::{Choice, Kernels},
-    memory::{AttentionNeed, LayerNeed, Moved, Positions, StepShape},
+    memory::{AttentionNeed, LayerNeed, Moved, Positions, RecurrentNeed, StepShape},
 };
 
 use crate::support::{alone, batch, float32, forward, is_alone, recorded};
@@ -100,6 +100,66 @@ fn two_layers_are_on_the_device() {
     }
 }
 
+/// The memory of a Jamba of 32 blocks, of which 4 have attention, packed and in host memory: no more than two of its largest layers are
+/// on the device.
+#[test]
+fn two_layers_of_a_jamba_are_on_the_device() {
+    if !is_alone() {
+        alone("offload::two_layers_of_a_jamba_are_on_the_device", None);
+        return;
+    }
+    let channels = 512;
+    let state = RecurrentNeed { channels, conv_width: 4, state_dim: 16 };
+    let attends = |layer: usize| layer % 8 == 4;
+    let needs: Vec<_> = (0..LAYERS)
+        .map(|layer| match attends(layer) {
+            true => LayerNeed::Attention(NEED),
+            false => LayerNeed::Recurrent(state.clone()),
+        })
+        .collect();
+    for (device, opened) in devices() {
+        let device_of = &opened.device;
+        let Some(start) = in_use(device_of) else { continue };
+        let peak = |offload| {
+            let plan = Plan { offload, ..Plan::named("quantized:residual=128").unwrap() };
+            let mut cache = plan.build(&needs, &Kernels::new(Choice::Auto, device_of).unwrap()).unwrap();
+            let mut peak = 0;
+            for n in [2000, 2000, 1, 1, 1] {
+                let step = StepShape { rows: 1, tokens: n, element: 4, last: false };
+                let mut pass = cache.begin(&step, &[0], false, 0).unwrap();
+                for layer in 0..LAYERS {
+                    if attends(layer) {
+                        let layer = pass.attention(layer).unwrap().remove(0).layer;
+                        let keys = Tensor::<4>::ones([1, NEED.kv_heads, n, NEED.head_dim], device_of);
+                        let positions = Positions::all_at(layer.span(n).query(n), 1, device_of);
+                        drop(layer.update(keys.clone(), keys, &positions).unwrap());
+                    } else {
+                        let layer = pass.recurrent(layer).unwrap().remove(0).layer;
+                        let rings = layer.take(&Tensor::ones([1, n, channels], device_of)).unwrap();
+                        layer.store(rings, n).unwrap();
+                    }
+                    device_of.sync().unwrap();
+                    if n == 1 {
+                        peak = in_use(device_of).unwrap().max(peak);
+                    }
+                }
+                pass.commit();
+            }
+            let all = (cache.device_bytes() + cache.host_bytes()) as u64;
+            (peak - start, all, cache.host_bytes() as u64)
+        };
+        let states = state.bytes(0, 4).iter().sum::<usize>() as u64 * (LAYERS as u64 - 4);
+        let (bare, all, on_host) = peak(None);
+        // The states that the pass could be taken back to are counted, too. Nothing wrote beside them here.
+        assert!(bare + states >= all && on_host == 0, "{device}: {bare} of {all} bytes");
+        let (offloaded, all, on_host) = peak(Some(Offload::All));
+        let largest = (all - states) / 4;
+        println!("{device}: {bare} bytes bare, {offloaded} offloaded, where the largest layer has {largest}");
+        assert!(on_host as f64 >= 0.9 * all as f64, "{device}: {on_host} of {all} bytes are in host memory");
+        assert!(offloaded as f64 <= 2.2 * largest as f64, "{device}: {offloaded} bytes");
+    }
+}
+
 /// Roll-back, snapshots, files and rows bring in a layer at a time, and leave none there.
 #[test]
 fn two_layers_are_on_the_device_whatever_is_done() {
@@ -169,6 +229,8 @@ fn offloaded_is_the_same_to_the_bit() {
             ("mistral", &["dynamic", "sliding", "static:len=64"]),
             ("gemma2", &["hybrid"]),
             ("mamba", &["dynamic", "none"]),
+            ("jamba", &["dynamic", "static:len=64", "sink:window=8,sinks=2", "none"]),
+            ("mixtral", &["dynamic"]),
         ] {
             let model = recorded(name, opened);
             for text in caches {

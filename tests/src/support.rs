@@ -12,12 +12,29 @@ pub(crate) const TINY: RandomLlama =
     RandomLlama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
 
 /// Recorded models, one for each architecture, under its name.
-pub(crate) const ARCHITECTURES: [&str; 10] =
-    ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3_text", "mamba", "falcon_mamba"];
+pub(crate) const ARCHITECTURES: [&str; 13] = [
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "mamba",
+    "falcon_mamba",
+    "mixtral",
+    "qwen3_moe",
+    "jamba",
+];
 
 /// The fixtures that have the recorded model `name`.
 pub(crate) fn fixtures_of(name: &str) -> PathBuf {
-    fixtures(if name == "falcon_mamba" { "5.23.0-mamba" } else { "5.23.0" })
+    fixtures(match name {
+        "falcon_mamba" => "5.23.0-mamba",
+        "mixtral" | "mixtral_window" | "qwen3_moe" | "qwen3_moe_other" | "jamba_other" => "5.23.0-experts",
+        _ => "5.23.0",
+    })
 }
 
 /// A folder of fixtures.

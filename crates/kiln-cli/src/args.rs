@@ -424,6 +424,14 @@ pub(crate) struct BenchArgs {
     /// A Mamba of random weights made up on the device
     #[arg(long, value_name = "LAYERS,HIDDEN,STATE,VOCAB", conflicts_with_all = ["model", "random"])]
     pub(crate) random_mamba: Option<String>,
+    /// A Mixtral of random weights made up on the device
+    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,CHOSEN,VOCAB")]
+    #[arg(conflicts_with_all = ["model", "random", "random_mamba"])]
+    pub(crate) random_mixtral: Option<String>,
+    /// A Jamba of random weights made up on the device
+    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,VOCAB")]
+    #[arg(conflicts_with_all = ["model", "random", "random_mamba", "random_mixtral"])]
+    pub(crate) random_jamba: Option<String>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
     /// Caches to measure, one after the other; the ratio is to the first; see `kiln caches`

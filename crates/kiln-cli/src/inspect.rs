@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use kiln::{Ask, CacheSize, Inspection, Longest, Sizes, device, usable};
+use kiln::{Ask, CacheSize, ExpertSizes, Inspection, Longest, Sizes, device, usable};
 
 use crate::{
     args::InspectArgs,
@@ -34,13 +34,21 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let sizes = &inspection.sizes;
     say(format_args!("architecture   {}", inspection.model_type))?;
     say(format_args!("parameters     {}", display::count(inspection.parameters)))?;
-    let mixers = match sizes.state_channels {
-        0 => format!(
-            "{} heads, {} key-value heads, head_dim {}, intermediate {}",
-            sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.intermediate
+    let attention = match sizes.heads {
+        0 => "no attention".to_owned(),
+        heads => format!(
+            "{heads} heads, {} key-value heads, head_dim {}, intermediate {}",
+            sizes.kv_heads, sizes.head_dim, sizes.intermediate
         ),
-        channels => format!("no attention, {channels} channels with a state"),
     };
+    let channels = match sizes.state_channels {
+        0 => String::new(),
+        channels => format!(", {channels} channels with a state"),
+    };
+    let mixture = sizes.experts.map_or_else(String::new, |ExpertSizes { experts, chosen, intermediate }| {
+        format!(", {chosen} of {experts} experts with intermediate {intermediate}")
+    });
+    let mixers = format!("{attention}{channels}{mixture}");
     say(format_args!("shape          {} blocks, hidden {}, {mixers}", sizes.layers, sizes.hidden))?;
     say(format_args!("vocabulary     {} tokens", sizes.vocab))?;
     match positions {
@@ -137,6 +145,9 @@ fn json(
         "intermediate": sizes.intermediate,
         "vocab": sizes.vocab,
         "state_channels": sizes.state_channels,
+        "experts": sizes.experts.map(|ExpertSizes { experts, chosen, intermediate }| {
+            serde_json::json!({ "experts": experts, "chosen": chosen, "intermediate": intermediate })
+        }),
         "positions": (sizes.positions < Sizes::ANY_LENGTH).then_some(sizes.positions),
         "files": inspection.shards,
         "weights": dtypes,

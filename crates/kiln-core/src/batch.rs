@@ -183,7 +183,9 @@ impl Batch {
         let tokens = self.tokens.clone().narrow(1, range.start, range.len());
         let skip = self.skip.iter().map(|skip| skip.saturating_sub(range.start).min(range.len())).collect();
         let (left_pad, horizon) = (self.left_pad.clone(), self.horizon.clone());
-        Self { tokens, left_pad, skip, horizon, steps: None, features: self.features.clone() }
+        // The encoder runs once, with the first tokens.
+        let features = self.features.clone().filter(|_| range.start == 0);
+        Self { tokens, left_pad, skip, horizon, steps: None, features }
     }
 
     /// Other columns of each row, which end together.
@@ -212,7 +214,7 @@ impl Batch {
             left_pad: self.left_pad.clone(),
             horizon: self.horizon.clone(),
             steps: None,
-            features: self.features.clone(),
+            features: self.features.clone().filter(|_| of_rows.iter().any(|columns| columns.start == 0)),
         }
     }
 }

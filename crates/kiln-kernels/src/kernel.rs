@@ -9,6 +9,7 @@ use crate::{
     beam_step::BeamStep,
     cases::{AnyCase, Case, Read},
     causal_conv::CausalConv,
+    expert_linear::ExpertLinear,
     gated::Gated,
     invariance::Extent,
     kv_append::KvAppend,
@@ -19,10 +20,12 @@ use crate::{
     linear::Linear,
     rms_norm::RmsNorm,
     rotary::Rotary,
+    route::Route,
     sample::Sample,
     selective_scan::SelectiveScan,
     shader::Shader,
     top_logprobs::TopLogprobs,
+    weighted_sum::WeightedSum,
 };
 
 /// Every kernel. A line here gives it the tests that all kernels have to pass.
@@ -44,6 +47,9 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<KvReorder>(),
     KernelInfo::of::<CausalConv>(),
     KernelInfo::of::<SelectiveScan>(),
+    KernelInfo::of::<Route>(),
+    KernelInfo::of::<ExpertLinear>(),
+    KernelInfo::of::<WeightedSum>(),
 ];
 
 /// Rows times tokens of each, up to which no number of a row depends on what is computed beside it, bit for bit. More may

@@ -1,5 +1,7 @@
 //! A weight, as it is stored.
 
+use std::ops::Range;
+
 use burn::tensor::{Int, Tensor};
 
 /// A weight `[rows, columns]`. Vectors are multiplied by its rows ([`Linear`](crate::Linear)), or its rows are
@@ -36,5 +38,73 @@ impl Matrix {
         match self {
             Self::Dense(numbers) => numbers.clone().select(0, ids),
         }
+    }
+}
+
+/// As many matrices of one shape, one above the other: a weight of every expert of a layer. They are in blocks that a kernel can
+/// bind.
+#[derive(Clone, Debug)]
+pub struct MatrixStack {
+    /// How many there are, then the rows and the columns of each.
+    shape: [usize; 3],
+    blocks: Vec<StackBlock>,
+}
+
+/// All rows of some of the matrices, or some rows of one of them.
+#[derive(Clone, Debug)]
+pub(crate) struct StackBlock {
+    /// `[members · rows, columns]`
+    pub(crate) matrix: Matrix,
+    pub(crate) members: Range<usize>,
+    pub(crate) rows: Range<usize>,
+}
+
+impl MatrixStack {
+    /// Matrices of this shape, `[count, rows, columns]`, in blocks of up to `most` rows. `read` is asked for some rows of all of
+    /// them, one above the other.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn read<E>(
+        shape: [usize; 3],
+        most: usize,
+        mut read: impl FnMut(Range<usize>) -> Result<Matrix, E>,
+    ) -> Result<Self, E> {
+        let [count, rows, _] = shape;
+        let most = most.max(1);
+        let together = (most / rows.max(1)).max(1);
+        let mut blocks = Vec::new();
+        for first in (0..count).step_by(together) {
+            let members = first..first.saturating_add(together).min(count);
+            for first_row in (0..rows).step_by(most) {
+                let rows_of_each = first_row..first_row.saturating_add(most).min(rows);
+                let start = members.start * rows + rows_of_each.start;
+                let matrix = read(start..start + members.len() * rows_of_each.len())?;
+                blocks.push(StackBlock { matrix, members: members.clone(), rows: rows_of_each });
+            }
+        }
+        Ok(Self { shape, blocks })
+    }
+
+    /// `[count, rows, columns]`
+    pub fn shape(&self) -> [usize; 3] {
+        self.shape
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        self.blocks.iter().map(|block| block.matrix.bytes()).sum()
+    }
+
+    pub(crate) fn blocks(&self) -> &[StackBlock] {
+        &self.blocks
+    }
+
+    /// The rows of matrix `member`, piece by piece.
+    pub(crate) fn pieces(&self, member: usize) -> impl Iterator<Item = Tensor<2>> {
+        let own = self.blocks.iter().filter(move |block| block.members.contains(&member));
+        own.map(move |StackBlock { matrix: Matrix::Dense(numbers), members, rows }| {
+            numbers.clone().narrow(0, (member - members.start) * rows.len(), rows.len())
+        })
     }
 }

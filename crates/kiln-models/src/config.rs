@@ -27,6 +27,18 @@ pub struct Sizes {
     pub tied: bool,
     /// Channels of state-space mixers; 0 where there are none.
     pub state_channels: usize,
+    /// Of mixtures of experts, where there are any.
+    pub experts: Option<ExpertSizes>,
+}
+
+/// Numbers of a mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertSizes {
+    pub experts: usize,
+    /// Experts that a token goes to.
+    pub chosen: usize,
+    /// Width of each expert.
+    pub intermediate: usize,
 }
 
 impl Sizes {
@@ -43,11 +55,14 @@ impl Sizes {
     /// Bytes of a token's activations. What is alive at once: the residual and its norm, queries, keys and values before
     /// and after they are rotated, or what goes through a state-space mixer, or the three sides of the feed-forward.
     pub fn token_bytes(&self, element: usize) -> usize {
-        let &Self { hidden, heads, kv_heads, head_dim, intermediate, state_channels, .. } = self;
+        let &Self { hidden, heads, kv_heads, head_dim, intermediate, state_channels, experts, .. } = self;
         let attention = 2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim;
         // Inputs and gate, each also laid out for the kernels; convolved inputs, time steps, results.
         let state_space = 2 * hidden + 7 * state_channels;
-        attention.max(state_space).max(3 * hidden + 3 * intermediate) * element
+        let mixture = experts.map_or(0, |ExpertSizes { chosen, intermediate, .. }| {
+            3 * hidden + chosen.saturating_mul(3 * intermediate + hidden)
+        });
+        attention.max(state_space).max(3 * hidden + 3 * intermediate).max(mixture).saturating_mul(element)
     }
 }
 
@@ -143,6 +158,7 @@ impl Common {
             positions,
             tied: fields.tie_word_embeddings.unwrap_or(defaults.tied),
             state_channels: 0,
+            experts: None,
         };
         Ok(Self { sizes, eps })
     }

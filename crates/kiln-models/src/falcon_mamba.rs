@@ -4,7 +4,7 @@
 use kiln_core::Result;
 use serde::Deserialize;
 
-use crate::{Architecture, ConfigFile, Configured, mamba};
+use crate::{Architecture, ConfigFile, Configured, mamba, nn::mamba::MixerNorms};
 
 #[derive(Debug)]
 pub(crate) struct FalconMamba;
@@ -25,6 +25,6 @@ impl Architecture for FalconMamba {
         let mamba: mamba::Fields = config.parse()?;
         let Fields { mixer_rms_eps } = config.parse()?;
         let eps = config.positive("mixer_rms_eps", mixer_rms_eps.unwrap_or(1e-6))?;
-        Ok(Box::new(mamba.decoder(config, Some(eps))?))
+        Ok(Box::new(mamba.decoder(config, MixerNorms::Plain(eps))?))
     }
 }

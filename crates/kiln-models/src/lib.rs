@@ -14,21 +14,24 @@ mod falcon_mamba;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
+mod jamba;
 mod llama;
 mod mamba;
 mod mistral;
+mod mixtral;
 mod nn;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod random;
 mod weights;
 mod whisper;
 mod windows;
 
-pub use config::{ConfigFile, Sizes};
+pub use config::{ConfigFile, ExpertSizes, Sizes};
 pub use nn::rope::{Rope, Ropes};
-pub use random::{RandomLlama, RandomMamba, RandomModel, RandomWeights};
+pub use random::{RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, RandomWeights};
 pub use weights::{Part, Rows, Weights};
 
 /// Reads one family of checkpoints.
@@ -70,6 +73,9 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &gemma3_text::Gemma3Text,
     &mamba::Mamba,
     &falcon_mamba::FalconMamba,
+    &mixtral::Mixtral,
+    &qwen3_moe::Qwen3Moe,
+    &jamba::Jamba,
     &whisper::Whisper,
 ];
 

@@ -8,7 +8,10 @@ use serde_json::Value;
 use crate::{
     Architecture, ConfigFile, Configured, Sizes,
     config::Common,
-    nn::{decoder::DecoderConfig, mamba::MambaConfig},
+    nn::{
+        decoder::DecoderConfig,
+        mamba::{MambaConfig, MixerNorms},
+    },
 };
 
 #[derive(Debug)]
@@ -61,13 +64,13 @@ impl Architecture for Mamba {
 
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
         let fields: Fields = config.parse()?;
-        Ok(Box::new(fields.decoder(config, None)?))
+        Ok(Box::new(fields.decoder(config, MixerNorms::None)?))
     }
 }
 
 impl Fields {
-    /// `plain_norms`: what is added to the mean square where the mixer has norms of its own, which have no weights.
-    pub(crate) fn decoder(self, config: &ConfigFile, plain_norms: Option<f64>) -> Result<DecoderConfig> {
+    /// `norms`: those that the mixer has of its own.
+    pub(crate) fn decoder(self, config: &ConfigFile, norms: MixerNorms) -> Result<DecoderConfig> {
         let hidden = self.hidden_size;
         // Far above any model, far below where products of two overflow.
         for (name, value, largest) in [
@@ -80,14 +83,7 @@ impl Fields {
         ] {
             config.check(name, value, largest)?;
         }
-        let time_step_rank = match &self.time_step_rank {
-            Value::String(auto) if auto == "auto" => hidden.div_ceil(16),
-            rank => {
-                let rank = rank.as_u64().and_then(|rank| usize::try_from(rank).ok());
-                rank.ok_or_else(|| config.error("`time_step_rank` is neither `auto` nor a number"))?
-            }
-        };
-        config.check("time_step_rank", time_step_rank, 1 << 20)?;
+        let time_step_rank = time_step_rank(config, "time_step_rank", &self.time_step_rank, hidden)?;
         if !matches!(&*self.hidden_act, "silu" | "swish") {
             let why = format!("`hidden_act` is `{}`; known: silu, swish", self.hidden_act);
             return Err(config.error(&why));
@@ -106,6 +102,7 @@ impl Fields {
             positions: Sizes::ANY_LENGTH,
             tied: self.tie_word_embeddings,
             state_channels: channels,
+            experts: None,
         };
         let mamba = MambaConfig {
             hidden,
@@ -115,10 +112,23 @@ impl Fields {
             time_step_rank,
             bias: self.use_bias,
             conv_bias: self.use_conv_bias,
-            plain_norms,
+            norms,
         };
         let mut decoder = DecoderConfig::mamba(Common { sizes, eps }, mamba);
         decoder.float32_residual = self.residual_in_fp32;
         Ok(decoder)
     }
+}
+
+/// The number of field `name`; `auto`: a sixteenth of the hidden size.
+pub(crate) fn time_step_rank(config: &ConfigFile, name: &str, value: &Value, hidden: usize) -> Result<usize> {
+    let rank = match value {
+        Value::String(auto) if auto == "auto" => hidden.div_ceil(16),
+        rank => {
+            let rank = rank.as_u64().and_then(|rank| usize::try_from(rank).ok());
+            rank.ok_or_else(|| config.error(&format!("`{name}` is neither `auto` nor a number")))?
+        }
+    };
+    config.check(name, rank, 1 << 20)?;
+    Ok(rank)
 }

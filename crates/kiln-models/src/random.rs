@@ -86,11 +86,112 @@ impl RandomMamba {
     }
 }
 
+/// Sizes of a made-up Mixtral: `LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,CHOSEN,VOCAB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomMixtral {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// Width of each expert.
+    pub intermediate: usize,
+    pub experts: usize,
+    /// Experts that a token goes to.
+    pub chosen: usize,
+    pub vocab: usize,
+}
+
+impl RandomMixtral {
+    /// Elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        let &Self { layers, hidden, heads, kv_heads, intermediate, experts, vocab, .. } = self;
+        let width = intermediate.saturating_mul(experts);
+        // A Llama of that width, and routers.
+        let dense = RandomLlama { layers, hidden, heads, kv_heads, intermediate: width, vocab };
+        dense.parameters().saturating_add(elements(&[layers, hidden, experts]))
+    }
+
+    /// The config that transformers would write for these sizes.
+    pub fn config(&self) -> ConfigFile {
+        ConfigFile::from_json(serde_json::json!({
+            "model_type": "mixtral",
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate,
+            "num_local_experts": self.experts,
+            "num_experts_per_tok": self.chosen,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 1 << 20,
+        }))
+    }
+}
+
+/// Sizes of a made-up Jamba: `LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,VOCAB`. The rest is as transformers has it by default: attention in block 4 of each
+/// 8, 2 of the experts in every other block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomJamba {
+    pub layers: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    /// Width of each expert.
+    pub intermediate: usize,
+    pub experts: usize,
+    pub vocab: usize,
+}
+
+impl RandomJamba {
+    /// Elements of all weights.
+    pub fn parameters(&self) -> u64 {
+        let &Self { layers, hidden, heads, kv_heads, intermediate, experts, vocab } = self;
+        let attending = (layers / 8).saturating_add(usize::from(layers % 8 > 4));
+        let [mixing, mixtures] = [layers - attending.min(layers), layers / 2];
+        // A Mamba of these blocks without a head of its own, whose norms are less than attention's are more.
+        let (state, rank) = (16, hidden.div_ceil(16));
+        let mamba = RandomMamba { layers: mixing, hidden, state, vocab }.parameters();
+        let norms = elements(&[mixing, rank + 2 * state]);
+        let heads = heads.saturating_add(kv_heads).saturating_mul(hidden / heads.max(1));
+        let attention =
+            elements(&[attending, hidden, 2, heads]).saturating_add(elements(&[attending, hidden]));
+        let expert = elements(&[3, hidden, intermediate]);
+        let dense = expert.saturating_mul((layers - mixtures) as u64);
+        let mixture = expert.saturating_mul(experts as u64).saturating_add(elements(&[hidden, experts]));
+        let feed_forward =
+            mixture.saturating_mul(mixtures as u64).saturating_add(elements(&[layers, hidden]));
+        [mamba, norms, attention, dense, feed_forward, elements(&[hidden, vocab])]
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    }
+
+    /// The config that transformers would write for these sizes.
+    pub fn config(&self) -> ConfigFile {
+        ConfigFile::from_json(serde_json::json!({
+            "model_type": "jamba",
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate,
+            "num_experts": self.experts,
+            "vocab_size": self.vocab,
+        }))
+    }
+}
+
+/// The product, as far as it can be counted: sizes are checked elsewhere.
+fn elements(sizes: &[usize]) -> u64 {
+    sizes.iter().fold(1, |product, &size| product.saturating_mul(size as u64))
+}
+
 /// A made-up model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RandomModel {
     Llama(RandomLlama),
     Mamba(RandomMamba),
+    Mixtral(RandomMixtral),
+    Jamba(RandomJamba),
 }
 
 impl RandomModel {
@@ -99,6 +200,8 @@ impl RandomModel {
         match self {
             Self::Llama(sizes) => sizes.parameters(),
             Self::Mamba(sizes) => sizes.parameters(),
+            Self::Mixtral(sizes) => sizes.parameters(),
+            Self::Jamba(sizes) => sizes.parameters(),
         }
     }
 
@@ -107,6 +210,8 @@ impl RandomModel {
         match self {
             Self::Llama(sizes) => sizes.config(),
             Self::Mamba(sizes) => sizes.config(),
+            Self::Mixtral(sizes) => sizes.config(),
+            Self::Jamba(sizes) => sizes.config(),
         }
     }
 }
@@ -120,6 +225,18 @@ impl From<&RandomLlama> for RandomModel {
 impl From<&RandomMamba> for RandomModel {
     fn from(sizes: &RandomMamba) -> Self {
         Self::Mamba(*sizes)
+    }
+}
+
+impl From<&RandomMixtral> for RandomModel {
+    fn from(sizes: &RandomMixtral) -> Self {
+        Self::Mixtral(*sizes)
+    }
+}
+
+impl From<&RandomJamba> for RandomModel {
+    fn from(sizes: &RandomJamba) -> Self {
+        Self::Jamba(*sizes)
     }
 }
 
@@ -175,5 +292,30 @@ mod tests {
         // mamba-130m, whose vocabulary is filled up to 50,280.
         let sizes = RandomMamba { layers: 24, hidden: 768, state: 16, vocab: 50_280 };
         assert_eq!(sizes.parameters(), 129_135_360);
+    }
+
+    #[test]
+    fn the_parameters_of_mixtures_are_those_that_transformers_counts() {
+        let mixtral = RandomMixtral {
+            layers: 4,
+            hidden: 512,
+            heads: 8,
+            kv_heads: 2,
+            intermediate: 700,
+            experts: 5,
+            chosen: 2,
+            vocab: 1000,
+        };
+        assert_eq!(mixtral.parameters(), 25_164_288);
+        let jamba = RandomJamba {
+            layers: 12,
+            hidden: 512,
+            heads: 8,
+            kv_heads: 2,
+            intermediate: 700,
+            experts: 5,
+            vocab: 1000,
+        };
+        assert_eq!(jamba.parameters(), 59_057_344);
     }
 }

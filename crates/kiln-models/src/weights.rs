@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::{Error, Result};
-use kiln_kernels::{Kernels, Linear, Matrix};
+use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack};
 
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +45,28 @@ pub trait Weights {
     /// [`Error::Setting`] if the device cannot bind a row.
     fn rows(&mut self, parts: &[Part], width: usize) -> Result<Rows> {
         let rows: usize = parts.iter().map(|part| part.rows).sum();
+        let block = self.rows_at_once(parts, width)?;
+        let blocks: Result<_> = (0..rows)
+            .step_by(block)
+            .map(|start| self.matrix(parts, width, start..start.saturating_add(block).min(rows)))
+            .collect();
+        Ok(Rows { blocks: blocks? })
+    }
+
+    /// Matrices of this shape, `[count, rows, width]`: all `parts`, one below the other, in blocks that are each small enough to be bound.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the device cannot bind a row.
+    fn stack(&mut self, parts: &[Part], shape: [usize; 3]) -> Result<MatrixStack> {
+        let most = self.rows_at_once(parts, shape[2])?;
+        MatrixStack::read(shape, most, |range| self.matrix(parts, shape[2], range))
+    }
+
+    /// How many rows of `parts` the device can bind together.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if it cannot bind one.
+    fn rows_at_once(&self, parts: &[Part], width: usize) -> Result<usize> {
         let (row, most) = ((width * self.element_bytes()).max(1), self.largest_binding());
         if row > most {
             let name = parts.first().map_or("", |part| &part.name);
@@ -53,12 +75,7 @@ pub trait Weights {
             );
             return Err(Error::Setting { name: "device", why });
         }
-        let block = most / row;
-        let blocks: Result<_> = (0..rows)
-            .step_by(block)
-            .map(|start| self.matrix(parts, width, start..start.saturating_add(block).min(rows)))
-            .collect();
-        Ok(Rows { blocks: blocks? })
+        Ok(most / row)
     }
 }
 

@@ -107,6 +107,7 @@ impl Architecture for Whisper {
                 positions,
                 tied: fields.tie_word_embeddings,
                 state_channels: 0,
+                experts: None,
             })
         };
         let &Fields { encoder_layers, encoder_attention_heads, encoder_ffn_dim, .. } = &fields;

@@ -78,7 +78,8 @@ pub use kiln_generate::{
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{
-    self as models, ConfigFile, RandomLlama, RandomMamba, RandomModel, Rope, Ropes, Sizes,
+    self as models, ConfigFile, ExpertSizes, RandomJamba, RandomLlama, RandomMamba, RandomMixtral,
+    RandomModel, Rope, Ropes, Sizes,
 };
 
 pub use chat::Chat;

@@ -31,7 +31,7 @@ fn loops<'a>(
     for vector in 0..batch * heads * new {
         let (head, i) = (vector / new, vector % new);
         let row = positions.on_host[head / heads];
-        let query = row.first + i;
+        let query = row.first + if shape.causal { i } else { 0 };
         let window = shape.window.map_or(0, |window| (query + 1).saturating_sub(window));
         let first = oldest(head / heads).max(window).max(row.visible_from);
         let seen: Vec<_> = (first..=query).map(|position| at(head / (heads / kv_heads), position)).collect();
@@ -56,11 +56,12 @@ fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
     let [_, kv_heads, slots, head_dim] = chain[0].keys.dims();
     let new = q.dims()[2];
     let alone = chain.len() == 1;
+    let behind = if shape.causal { new } else { 1 };
     let start = chain[0].start;
     let buffers: Vec<_> = chain.iter().map(|kv| [&kv.keys, &kv.values].map(numbers)).collect();
     let oldest = |row: usize| match alone {
         // Slots hold the latest positions.
-        true => start.max((positions.on_host[row].first + new).saturating_sub(slots)),
+        true => start.max((positions.on_host[row].first + behind).saturating_sub(slots)),
         false => start,
     };
     let at = |head: usize, position: usize| {

@@ -3,8 +3,8 @@
 use std::{fmt, process::ExitCode, time::Instant};
 
 use kiln::{
-    Batch, Error, GenerationConfig, Model, ModelBuilder, Plan, RandomLlama, RandomMamba, RandomModel, Result,
-    TokenId, device::CopyBandwidth, memory::Moved, read_back,
+    Batch, Error, GenerationConfig, Model, ModelBuilder, Plan, RandomJamba, RandomLlama, RandomMamba,
+    RandomMixtral, RandomModel, Result, TokenId, device::CopyBandwidth, memory::Moved, read_back,
 };
 use serde::Serialize;
 
@@ -158,11 +158,15 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     let report = Report {
         tool: "kiln",
         version: env!("CARGO_PKG_VERSION"),
-        model: match (&args.random, &args.random_mamba) {
-            (Some(sizes), _) => format!("random:{sizes}"),
-            (None, Some(sizes)) => format!("random-mamba:{sizes}"),
-            (None, None) => model.name().to_owned(),
-        },
+        model: [
+            ("random", &args.random),
+            ("random-mamba", &args.random_mamba),
+            ("random-mixtral", &args.random_mixtral),
+            ("random-jamba", &args.random_jamba),
+        ]
+        .into_iter()
+        .find_map(|(kind, sizes)| sizes.as_ref().map(|sizes| format!("{kind}:{sizes}")))
+        .unwrap_or_else(|| model.name().to_owned()),
         params: model.parameters(),
         bytes: model.weight_bytes(),
         dtype: model.dtype().name().to_owned(),
@@ -194,23 +198,39 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
 
 /// The made-up model that is asked for.
 fn random(args: &BenchArgs) -> Result<Option<RandomModel>> {
-    let numbers = |text: &str| -> Vec<usize> {
-        text.split(',').map(|n| n.trim().parse().ok()).collect::<Option<_>>().unwrap_or_default()
-    };
     if let Some(text) = &args.random {
-        let &[layers, hidden, heads, kv_heads, intermediate, vocab] = &numbers(text)[..] else {
-            let why = format!("`{text}` is not six numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB");
-            return Err(Error::Setting { name: "--random", why });
-        };
+        let names = "six numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB";
+        let [layers, hidden, heads, kv_heads, intermediate, vocab] = numbers("--random", text, names)?;
         let sizes = RandomLlama { layers, hidden, heads, kv_heads, intermediate, vocab };
         return Ok(Some(RandomModel::Llama(sizes)));
     }
-    let Some(text) = &args.random_mamba else { return Ok(None) };
-    let &[layers, hidden, state, vocab] = &numbers(text)[..] else {
-        let why = format!("`{text}` is not four numbers LAYERS,HIDDEN,STATE,VOCAB");
-        return Err(Error::Setting { name: "--random-mamba", why });
-    };
-    Ok(Some(RandomModel::Mamba(RandomMamba { layers, hidden, state, vocab })))
+    if let Some(text) = &args.random_mamba {
+        let names = "four numbers LAYERS,HIDDEN,STATE,VOCAB";
+        let [layers, hidden, state, vocab] = numbers("--random-mamba", text, names)?;
+        return Ok(Some(RandomModel::Mamba(RandomMamba { layers, hidden, state, vocab })));
+    }
+    if let Some(text) = &args.random_mixtral {
+        let names = "eight numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,CHOSEN,VOCAB";
+        let [layers, hidden, heads, kv_heads, intermediate, experts, chosen, vocab] =
+            numbers("--random-mixtral", text, names)?;
+        let sizes = RandomMixtral { layers, hidden, heads, kv_heads, intermediate, experts, chosen, vocab };
+        return Ok(Some(RandomModel::Mixtral(sizes)));
+    }
+    let Some(text) = &args.random_jamba else { return Ok(None) };
+    let names = "seven numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,VOCAB";
+    let [layers, hidden, heads, kv_heads, intermediate, experts, vocab] =
+        numbers("--random-jamba", text, names)?;
+    let sizes = RandomJamba { layers, hidden, heads, kv_heads, intermediate, experts, vocab };
+    Ok(Some(RandomModel::Jamba(sizes)))
+}
+
+/// The numbers in the text of a flag.
+fn numbers<const N: usize>(flag: &'static str, text: &str, names: &str) -> Result<[usize; N]> {
+    let numbers: Option<Vec<usize>> = text.split(',').map(|n| n.trim().parse().ok()).collect();
+    numbers.and_then(|numbers| numbers.try_into().ok()).ok_or_else(|| {
+        let why = format!("`{text}` is not {names}");
+        Error::Setting { name: flag, why }
+    })
 }
 
 /// Rows that are decoded together.

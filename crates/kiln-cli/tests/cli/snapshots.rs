@@ -15,7 +15,6 @@ const REFUSED: &str = "
     run
     run --model /nowhere x
     run --model tests/fixtures/transformers-5.23.0/models/llama x
-    run --model tests/fixtures/transformers-5.23.0/models/jamba x
     run --model tests/fixtures/transformers-5.23.0/models/mamba --cache sink:window=64 x
     run --model Cargo.toml x
     run --file /nowhere
@@ -135,6 +134,8 @@ const REFUSED: &str = "
     inspect assets/demo --cache elastic
     bench --random 1,2,3
     bench --random-mamba 1,2,3
+    bench --random-mixtral 1,2,3
+    bench --random-jamba 1,2,x,4,5,6,7
     bench --against /nowhere
     bench --snapshot
     bench -r 0

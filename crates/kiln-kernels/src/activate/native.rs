@@ -31,7 +31,7 @@ fn activated_in<E: Storage>(Activate { x, activation }: Activate) -> Tensor<3> {
     let mut y = vec![E::default(); x.len()];
     // About as many operations a number.
     let products = 16 * x.len();
-    let each = x.len().div_ceil(pieces(products)).next_multiple_of(BLOCK);
+    let each = x.len().div_ceil(pieces(products)).next_multiple_of(BLOCK).max(BLOCK);
     let piece = |(x, y)| Piece { x, y, activation };
     work(products, x.chunks(each).zip(y.chunks_mut(each)).map(piece).collect());
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, dims)))

@@ -10,11 +10,11 @@ use crate::{
 };
 
 /// As `vec4<f32>` of WGSL.
-type Four = Vector<f32, Const<4>>;
+pub(crate) type Four = Vector<f32, Const<4>>;
 
 /// Four numbers of a row of that many, those from 4 c on. What is beyond its end is 0.
 #[cube]
-fn four<E: Float, N: Size>(
+pub(crate) fn four<E: Float, N: Size>(
     tensor: &Tensor<Vector<E, N>>,
     at: usize,
     c: usize,

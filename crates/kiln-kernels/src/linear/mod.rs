@@ -11,6 +11,11 @@ mod cube;
 mod native;
 
 #[cfg(feature = "cube")]
+pub(crate) use cube::{Four, four};
+#[cfg(feature = "cpu")]
+pub(crate) use native::{Group, products_of_groups};
+
+#[cfg(feature = "cube")]
 use burn::tensor::Device;
 use burn::tensor::Tensor;
 
@@ -62,15 +67,7 @@ impl Kernel for Linear {
         let [rows, tokens, input] = x.dims();
         let [output, _] = weight.dims();
         // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
-        let (x, weight) = (x.reshape([rows * tokens, input]), weight.transpose());
-        let y = match rows * tokens {
-            // How a backend adds up depends on the number of rows.
-            n @ 2..=INVARIANT_UP_TO => {
-                let row = |row| x.clone().narrow(0, row, 1).matmul(weight.clone());
-                Tensor::cat((0..n).map(row).collect(), 0)
-            }
-            _ => x.matmul(weight),
-        };
+        let y = products_of_rows(x.reshape([rows * tokens, input]), weight, rows * tokens <= INVARIANT_UP_TO);
         let y = match bias {
             Some(bias) => y + bias.unsqueeze(),
             None => y,
@@ -178,6 +175,19 @@ impl Kernel for Linear {
     }
 }
 
+/// `x Wᵀ` for `[rows, in]` and `[out, in]`, in Burn operations: row by row, or all at once.
+pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool) -> Tensor<2> {
+    let weight = weight.transpose();
+    match x.dims()[0] {
+        // How a backend adds up depends on the number of rows.
+        n @ 2.. if row_by_row => {
+            let row = |row| x.clone().narrow(0, row, 1).matmul(weight.clone());
+            Tensor::cat((0..n).map(row).collect(), 0)
+        }
+        _ => x.matmul(weight),
+    }
+}
+
 #[cfg(feature = "cube")]
 impl Linear {
     /// Whether the GPU kernels take it.
@@ -193,18 +203,18 @@ impl Linear {
 /// Which workgroup has what. Shapes alone say it: a captured step is replayed.
 #[cfg(feature = "cube")]
 #[derive(Clone, Copy, Debug)]
-struct Sharing {
+pub(crate) struct Sharing {
     /// Parts that rows of the weight are split into: 1, 2 or 4. It does not depend on the rows of x, so that sums are the
     /// same for any number of them.
-    splits: usize,
+    pub(crate) splits: usize,
     /// Rows of x that a workgroup has: 1, 2, 4 or 8.
     together: usize,
-    workgroups: usize,
+    pub(crate) workgroups: usize,
 }
 
 #[cfg(feature = "cube")]
 impl Sharing {
-    fn new(rows: usize, input: usize, output: usize, device: &Device) -> Self {
+    pub(crate) fn new(rows: usize, input: usize, output: usize, device: &Device) -> Self {
         /// Numbers of a row of the result that a workgroup makes, where rows of the weight are not split.
         const OUTPUTS: usize = crate::launch::LANES / 8 * 4;
         /// Numbers along which eight lanes are worth having.
@@ -225,7 +235,8 @@ impl Sharing {
 }
 
 /// How tensors are read: by fours where their layout allows.
-const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+pub(crate) const PACK: Lines =
+    &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
 const SHADER: Shader = Shader {
     name: "linear",

@@ -78,17 +78,35 @@ fn products_in<E: Storage>(linear: &Linear) -> Option<Tensor<3>> {
 /// `[rows, output]` for x `[rows, input]` and weights `[output, input]`.
 fn products<E: Storage>(x: &[f32], weight: &[E], [rows, input, output]: [usize; 3]) -> Vec<f32> {
     let mut y = vec![0.0; rows * output];
-    let products = rows * weight.len();
-    let columns = output.div_ceil(pieces(products));
-    let mut pieces: Vec<_> = weight
-        .chunks(columns * input)
-        .map(|weight| Products { x, weight, input, y: Vec::with_capacity(rows) })
-        .collect();
-    for row in y.chunks_mut(output) {
-        pieces.iter_mut().zip(row.chunks_mut(columns)).for_each(|(piece, part)| piece.y.push(part));
-    }
-    work(products, pieces);
+    products_of_groups(input, vec![Group { x, weight, y: y.chunks_mut(output).collect() }]);
     y
+}
+
+/// Vectors that meet the same weights.
+pub(crate) struct Group<'a, E> {
+    /// `[rows, input]`
+    pub(crate) x: &'a [f32],
+    /// `[output, input]`
+    pub(crate) weight: &'a [E],
+    /// The result of each row, `[output]`.
+    pub(crate) y: Vec<&'a mut [f32]>,
+}
+
+/// The products of each group.
+pub(crate) fn products_of_groups<E: Storage>(input: usize, groups: Vec<Group<'_, E>>) {
+    let products = groups.iter().map(|group| group.y.len() * group.weight.len()).sum();
+    let pieces_of_each = pieces(products).div_ceil(groups.len().max(1));
+    let mut all = Vec::new();
+    for Group { x, weight, y } in groups {
+        let columns = (weight.len() / input).div_ceil(pieces_of_each).max(1);
+        let first = all.len();
+        let piece = |weight| Products { x, weight, input, y: Vec::with_capacity(y.len()) };
+        all.extend(weight.chunks(columns * input).map(piece));
+        for row in y {
+            all[first..].iter_mut().zip(row.chunks_mut(columns)).for_each(|(piece, part)| piece.y.push(part));
+        }
+    }
+    work(products, all);
 }
 
 /// Some columns of the result: a slice of each row, and the weights for it.

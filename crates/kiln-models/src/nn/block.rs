@@ -8,6 +8,7 @@ use super::{
     attention::Attention,
     cross_attention::CrossAttention,
     decoder::DecoderConfig,
+    experts::{Experts, ExpertsConfig},
     mamba::{Mamba, MambaConfig},
     mlp::{GatedMlp, PlainMlp},
     norm::Norm,
@@ -42,6 +43,7 @@ pub(crate) enum FeedForwardConfig {
     Gated,
     /// Two projections without a gate, with what [`DecoderConfig::mlp`] says.
     Plain,
+    Experts(ExpertsConfig),
 }
 
 impl BlockConfig {
@@ -67,8 +69,10 @@ enum Mixer {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in each block")]
 enum FeedForward {
     Gated(GatedMlp),
+    Experts(Experts),
     Plain(PlainMlp),
 }
 
@@ -113,7 +117,11 @@ impl Block {
             true => norm(weights, part).map(Some),
             false => Ok(None),
         };
-        let mixer_name = format!("{name}.{}", config.names.mixer);
+        let mixer_name = match block.mixer {
+            MixerConfig::Attention { .. } => format!("{name}.{}", config.names.attention),
+            MixerConfig::Mamba(_) => format!("{name}.{}", config.names.state_space),
+        };
+        let feed_forward_name = format!("{name}.{}", config.names.feed_forward);
         let before_feed_forward =
             if config.norms_after { "pre_feedforward_layernorm" } else { config.names.feed_forward_norm };
         let input_norm = norm(weights, config.names.input_norm)?;
@@ -149,8 +157,14 @@ impl Block {
                     input_norm: norm(weights, before_feed_forward)?,
                     feed_forward: match feed_forward {
                         FeedForwardConfig::Gated => {
-                            FeedForward::Gated(GatedMlp::load(weights, &format!("{name}.mlp"), &config.mlp)?)
+                            FeedForward::Gated(GatedMlp::load(weights, &feed_forward_name, &config.mlp)?)
                         }
+                        FeedForwardConfig::Experts(experts) => FeedForward::Experts(Experts::load(
+                            weights,
+                            &feed_forward_name,
+                            &experts,
+                            &config.mlp,
+                        )?),
                         FeedForwardConfig::Plain => {
                             FeedForward::Plain(PlainMlp::load(weights, name, &config.mlp)?)
                         }
@@ -245,6 +259,14 @@ impl Block {
         let feed_forward = self.feed_forward.as_ref().map_or(0, NormedFeedForward::bytes);
         norms.map(Norm::bytes).sum::<usize>() + mixer + cross_attention + feed_forward
     }
+
+    /// Bytes of its weights that a token does not meet.
+    pub(crate) fn idle_bytes(&self) -> usize {
+        match self.feed_forward.as_ref().map(|normed| &normed.feed_forward) {
+            Some(FeedForward::Experts(experts)) => experts.idle_bytes(),
+            Some(FeedForward::Gated(_) | FeedForward::Plain(_)) | None => 0,
+        }
+    }
 }
 
 impl NormedFeedForward {
@@ -255,6 +277,7 @@ impl NormedFeedForward {
         let feed = |residual| match &self.feed_forward {
             FeedForward::Gated(gated) => gated.forward(residual, normed, kernels),
             FeedForward::Plain(plain) => plain.forward(residual, normed, kernels),
+            FeedForward::Experts(experts) => experts.forward(residual, normed, kernels),
         };
         match &self.norm {
             None => feed(Some(x)),
@@ -267,6 +290,7 @@ impl NormedFeedForward {
         let feed_forward = match &self.feed_forward {
             FeedForward::Gated(gated) => gated.bytes(),
             FeedForward::Plain(plain) => plain.bytes(),
+            FeedForward::Experts(experts) => experts.bytes(),
         };
         norms.map(Norm::bytes).sum::<usize>() + feed_forward
     }

@@ -15,13 +15,14 @@ use kiln_kernels::{Activation, Kernels, NormOrder};
 use super::{
     attention::AttentionConfig,
     block::{Block, BlockConfig, FeedForwardConfig, MixerConfig},
+    experts::ExpertsConfig,
     mamba::MambaConfig,
     mlp::MlpConfig,
     norm::{Norm, NormKind},
     places::Places,
     rope::Ropes,
 };
-use crate::{Configured, Part, Rows, Sizes, Weights, config::Common};
+use crate::{Configured, ExpertSizes, Part, Rows, Sizes, Weights, config::Common};
 
 /// All that architectures say of a decoder.
 #[derive(Clone, Debug)]
@@ -125,7 +126,7 @@ impl DecoderConfig {
                 embeddings: "embeddings",
                 norm: "norm_f",
                 input_norm: "norm",
-                mixer: "mixer",
+                state_space: "mixer",
                 ..Names::default()
             },
             sizes,
@@ -135,6 +136,17 @@ impl DecoderConfig {
     /// Has every block be attention with this window.
     pub(crate) fn set_windows(&mut self, windows: Vec<Option<usize>>) {
         self.blocks = windows.into_iter().map(BlockConfig::attention).collect();
+    }
+
+    /// Has the feed-forwards of the blocks for which `is_mixture` says so be mixtures of experts.
+    pub(crate) fn set_experts(&mut self, experts: ExpertsConfig, is_mixture: impl Fn(usize) -> bool) {
+        for (i, block) in self.blocks.iter_mut().enumerate() {
+            if is_mixture(i) {
+                block.feed_forward = Some(FeedForwardConfig::Experts(experts));
+                let ExpertsConfig { experts, chosen, intermediate, .. } = experts;
+                self.sizes.experts = Some(ExpertSizes { experts, chosen, intermediate });
+            }
+        }
     }
 
     /// What all Gemmas have in common.
@@ -158,9 +170,11 @@ pub(crate) struct Names {
     pub(crate) head: &'static str,
     /// Of the norm before a block's mixer.
     pub(crate) input_norm: &'static str,
-    pub(crate) mixer: &'static str,
-    /// Of the norm before a block's feed-forward, where there is none after the mixer.
+    pub(crate) attention: &'static str,
+    pub(crate) state_space: &'static str,
+    /// Of the norm before a block's feed-forward, where there are no norms after.
     pub(crate) feed_forward_norm: &'static str,
+    pub(crate) feed_forward: &'static str,
 }
 
 impl Default for Names {
@@ -171,8 +185,10 @@ impl Default for Names {
             norm: "norm",
             head: "lm_head",
             input_norm: "input_layernorm",
-            mixer: "self_attn",
+            attention: "self_attn",
+            state_space: "mamba",
             feed_forward_norm: "post_attention_layernorm",
+            feed_forward: "mlp",
         }
     }
 }
@@ -273,10 +289,11 @@ impl CausalModel for Decoder {
 
     fn weight_bytes(&self) -> WeightBytes {
         let blocks = self.layers.iter().map(Block::bytes).sum::<usize>();
-        let multiplied = blocks + self.norm.bytes() + self.lm_head.bytes();
-        let embeddings = if self.config.sizes.tied { 0 } else { self.embed_tokens.bytes() };
+        let idle = self.layers.iter().map(Block::idle_bytes).sum::<usize>();
+        let all = blocks + self.norm.bytes() + self.lm_head.bytes();
+        let looked_up = if self.config.sizes.tied { 0 } else { self.embed_tokens.bytes() };
         let positions = self.embed_positions.as_ref().map_or(0, Rows::bytes);
-        WeightBytes { held: multiplied + embeddings + positions, multiplied }
+        WeightBytes { held: all + looked_up + positions, multiplied: all - idle }
     }
 
     fn working_bytes(&self, rows: usize, tokens: usize) -> usize {

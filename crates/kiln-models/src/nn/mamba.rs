@@ -12,7 +12,7 @@ use kiln_kernels::{CausalConv, Kernels, SelectiveScan};
 
 use super::{
     linear::Linear,
-    norm::Norm,
+    norm::{Norm, NormKind},
     places::{Frame, Places},
 };
 use crate::{Part, Weights};
@@ -31,9 +31,17 @@ pub(crate) struct MambaConfig {
     /// Of the projections in and out.
     pub(crate) bias: bool,
     pub(crate) conv_bias: bool,
-    /// What is added to the mean square where time steps and the vectors in and out of the state are normed, by norms without
-    /// weights; `None`: they are not.
-    pub(crate) plain_norms: Option<f64>,
+    pub(crate) norms: MixerNorms,
+}
+
+/// How time steps and the vectors in and out of the state are normed, and what is added to their mean square.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MixerNorms {
+    None,
+    /// By norms without weights.
+    Plain(f64),
+    /// By `dt_layernorm`, `b_layernorm` and `c_layernorm`.
+    Weighted(f64),
 }
 
 impl MambaConfig {
@@ -82,11 +90,22 @@ impl Mamba {
         let a_log = weights.float32(&part("A_log"), &[channels, state_dim])?;
         let d = weights.float32(&part("D"), &[channels])?;
         let a = -a_log.reshape([channels, state_dim]).transpose().exp();
-        let norm = |len: usize, eps: f64| Norm::plain(len, eps, (&d.device(), dtype));
+        let norms = match config.norms {
+            MixerNorms::None => None,
+            MixerNorms::Plain(eps) => Some(
+                [time_step_rank, state_dim, state_dim].map(|len| Norm::plain(len, eps, (&d.device(), dtype))),
+            ),
+            MixerNorms::Weighted(eps) => {
+                let mut norm = |name: &str, len| Norm::load(weights, &part(name), len, NormKind::rms(eps));
+                Some([
+                    norm("dt_layernorm", time_step_rank)?,
+                    norm("b_layernorm", state_dim)?,
+                    norm("c_layernorm", state_dim)?,
+                ])
+            }
+        };
         Ok(Self {
-            norms: config
-                .plain_norms
-                .map(|eps| [norm(time_step_rank, eps), norm(state_dim, eps), norm(state_dim, eps)]),
+            norms,
             conv: conv.reshape([channels, conv_width]).cast(dtype),
             ad: Tensor::cat(vec![a, d.clone().reshape([1, channels])], 0),
             in_proj,

@@ -5,6 +5,7 @@ pub(crate) mod audio_encoder;
 pub(crate) mod block;
 pub(crate) mod cross_attention;
 pub(crate) mod decoder;
+pub(crate) mod experts;
 pub(crate) mod linear;
 pub(crate) mod mamba;
 pub(crate) mod mlp;

@@ -27,6 +27,7 @@ impl NormKind {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are a few in each block")]
 pub(crate) enum Norm {
     Rms { weight: Tensor<1>, eps: f64, order: NormOrder },
     Layer { weight: Tensor<1>, bias: Tensor<1>, eps: f64 },
@@ -67,11 +68,11 @@ impl Norm {
     /// `[batch, tokens, len]`, unchanged
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         match self {
-            &Self::Rms { ref weight, eps, order } => {
-                kernels.run(RmsNorm { x, weight: weight.clone(), eps, order })
+            Self::Rms { weight, eps, order } => {
+                kernels.run(RmsNorm { x, weight: weight.clone(), eps: *eps, order: *order })
             }
-            &Self::Layer { ref weight, ref bias, eps } => {
-                kernels.run(LayerNorm { x, weight: weight.clone(), bias: bias.clone(), eps })
+            Self::Layer { weight, bias, eps } => {
+                kernels.run(LayerNorm { x, weight: weight.clone(), bias: bias.clone(), eps: *eps })
             }
         }
     }

@@ -1,0 +1,71 @@
+//! Products with the matrices of experts on the CPU: each chosen expert's weights are read once, for all pairs that go to it. What a pair
+//! comes to does not depend on how many they are, as in `linear`.
+
+use burn::{
+    backend::{Flex, flex::FlexTensor},
+    tensor::{DType, Tensor, TensorData, bf16, f16},
+};
+
+use super::ExpertLinear;
+use crate::{
+    Kernel, Matrix,
+    linear::{Group, products_of_groups},
+    matrix::StackBlock,
+    native::{Storage, primitive},
+};
+
+/// `None` for what it is not made for: several types together, weights with gaps, nothing at all.
+pub(super) fn products_of(kernel: &ExpertLinear) -> Option<Tensor<4>> {
+    if !kernel.is_of_one_type() {
+        return None;
+    }
+    match kernel.x.dtype() {
+        DType::F32 => products_in::<f32>(kernel),
+        DType::F16 => products_in::<f16>(kernel),
+        DType::BF16 => products_in::<bf16>(kernel),
+        _ => None,
+    }
+}
+
+/// Sums are float32, and rounded once.
+fn products_in<E: Storage>(ExpertLinear { x, weight, experts }: &ExpertLinear) -> Option<Tensor<4>> {
+    let ([rows, tokens, each, input], slots) = (x.dims(), experts.dims()[2]);
+    let [count, output, _] = weight.shape();
+    let experts: Vec<i64> = primitive(experts.clone()).into_data().iter().collect();
+    let mut pairs = vec![Vec::new(); count];
+    for (pair, &expert) in experts.iter().enumerate() {
+        pairs.get_mut(usize::try_from(expert).ok()?)?.push(pair);
+    }
+
+    let x = primitive(x.clone()).to_contiguous();
+    let mut widened = Vec::new();
+    let x = E::in_floats(x.as_slice()?, &mut widened);
+    let vector = |pair: &usize| if each == 1 { pair / slots } else { *pair };
+    // The vectors of each expert, one after the other.
+    let gathered: Vec<Vec<f32>> = pairs
+        .iter()
+        .map(|own| own.iter().flat_map(|pair| &x[vector(pair) * input..][..input]).copied().collect())
+        .collect();
+
+    let mut y = vec![0.0; experts.len() * output];
+    let mut read = 0;
+    for StackBlock { matrix: Matrix::Dense(numbers), members, rows } in weight.blocks() {
+        let numbers = primitive(numbers.clone());
+        let numbers: &[E] = numbers.as_slice()?;
+        let mut results: Vec<_> = y.chunks_mut(output).map(|y| Some(&mut y[rows.clone()])).collect();
+        let chosen = members.clone().zip(numbers.chunks(rows.len() * input));
+        let chosen = chosen.filter(|(expert, _)| !pairs[*expert].is_empty());
+        let groups: Vec<_> = chosen
+            .map(|(expert, weight)| Group {
+                x: &gathered[expert],
+                weight,
+                y: pairs[expert].iter().filter_map(|&pair| results[pair].take()).collect(),
+            })
+            .collect();
+        read += groups.iter().map(|group| size_of_val(group.weight)).sum::<usize>();
+        products_of_groups(input, groups);
+    }
+    tracing::trace!(target: "kiln::kernels", kernel = ExpertLinear::NAME, read, "bytes of weights were read");
+    let y = FlexTensor::from_data(TensorData::new(E::of_floats(y), [rows, tokens, slots, output]));
+    Some(Tensor::from_primitive::<Flex>(y))
+}

@@ -1,0 +1,99 @@
+//! Qwen3 with mixtures of experts (Yang et al., 2025; transformers' `Qwen3MoeForCausalLM`): Qwen3 whose feed-forwards are mixtures in the blocks
+//! that the config says, and where all blocks have the window, if there is one.
+
+use kiln_core::Result;
+use serde::Deserialize;
+
+use crate::{
+    Architecture, ConfigFile, Configured, Rope,
+    config::{Common, Defaults},
+    nn::{
+        decoder::DecoderConfig,
+        experts::{ExpertNames, ExpertsConfig},
+        mlp,
+    },
+    windows::windows,
+};
+
+#[derive(Debug)]
+pub(crate) struct Qwen3Moe;
+
+/// The fields of `config.json` beyond those that every decoder has, with the defaults of transformers.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Fields {
+    hidden_act: String,
+    attention_bias: bool,
+    use_sliding_window: bool,
+    sliding_window: Option<usize>,
+    /// A mixture is in every block of which this divides the number, counted from 1,
+    decoder_sparse_step: usize,
+    /// but not in these, counted from 0.
+    mlp_only_layers: Vec<usize>,
+    moe_intermediate_size: usize,
+    num_experts_per_tok: usize,
+    num_experts: Option<usize>,
+    /// As transformers 5 calls it.
+    num_local_experts: Option<usize>,
+    norm_topk_prob: bool,
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Self {
+            hidden_act: "silu".to_owned(),
+            attention_bias: false,
+            use_sliding_window: false,
+            sliding_window: None,
+            decoder_sparse_step: 1,
+            mlp_only_layers: Vec::new(),
+            moe_intermediate_size: 768,
+            num_experts_per_tok: 8,
+            num_experts: None,
+            num_local_experts: None,
+            norm_topk_prob: false,
+        }
+    }
+}
+
+const DEFAULTS: Defaults =
+    Defaults { kv_heads: Some(4), head_dim: None, positions: 32768, eps: 1e-6, tied: false };
+
+impl Architecture for Qwen3Moe {
+    fn model_type(&self) -> &'static str {
+        "qwen3_moe"
+    }
+
+    fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
+        let fields: Fields = config.parse()?;
+        let common = Common::read(config, DEFAULTS)?;
+        let window = config.unless_null("sliding_window", fields.sliding_window, Some(4096));
+        let window = window.filter(|_| fields.use_sliding_window);
+        let windows = windows(config, common.sizes.layers, window, None, |_| window.is_some())?;
+        let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
+        let step = fields.decoder_sparse_step;
+        config.check("decoder_sparse_step", step, usize::MAX)?;
+        let mut decoder = DecoderConfig::new(common, rope.into());
+        decoder.set_windows(windows);
+        decoder.attention.head_norms = true;
+        decoder.attention.qkv_bias = fields.attention_bias;
+        decoder.attention.o_bias = fields.attention_bias;
+        decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
+        // Without any, all blocks are dense.
+        let experts = fields.num_experts.or(fields.num_local_experts).unwrap_or(128);
+        if experts > 0 {
+            let experts = ExpertsConfig {
+                experts,
+                chosen: fields.num_experts_per_tok,
+                intermediate: fields.moe_intermediate_size,
+                normalised: fields.norm_topk_prob,
+                names: ExpertNames::new("gate"),
+            };
+            experts.check(config, "num_experts")?;
+            decoder.set_experts(experts, |i| {
+                (i + 1).is_multiple_of(step) && !fields.mlp_only_layers.contains(&i)
+            });
+        }
+        Ok(Box::new(decoder))
+    }
+}
