@@ -57,6 +57,7 @@ const MUST: &[&str] = &[
     "mamba/greedy_short",
     "mamba/greedy_nocache",
     "mamba/leftpad_b2",
+    "whisper/greedy_forward_loop",
     "jamba/greedy",
     "jamba/leftpad_b2",
     "jamba/beam3",
@@ -120,11 +121,23 @@ const MUST_EXPERTS: &[&str] = &[
     "jamba_other/leftpad_b2",
 ];
 
+/// Cases of the folder of long recordings.
+const MUST_WHISPER: &[&str] = &[
+    "whisper_multilingual/detected",
+    "whisper_multilingual/translated",
+    "whisper_multilingual/prompted_and_conditioned",
+    "whisper_multilingual/unspoken_below_2.0",
+    "whisper_multilingual/long",
+    "whisper_multilingual/beams",
+    "whisper_multilingual/token_times",
+];
+
 #[test]
 fn every_case_passes_or_is_not_implemented_yet() {
     for (_, device) in kiln_testkit::devices::opened() {
         let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
-        for version in ["4.47.1", "5.23.0", "5.23.0-rope", "5.23.0-mamba", "5.23.0-experts"] {
+        for version in ["4.47.1", "5.23.0", "5.23.0-rope", "5.23.0-mamba", "5.23.0-experts", "5.23.0-whisper"]
+        {
             let (lines, summary) = run(version, "", &setup);
             assert_eq!(summary.failed, 0, "on {}", device.info.name);
             let musts = match version {
@@ -132,6 +145,7 @@ fn every_case_passes_or_is_not_implemented_yet() {
                 "5.23.0" => [MUST, MUST_5_23].concat(),
                 "5.23.0-mamba" => MUST_MAMBA.to_vec(),
                 "5.23.0-experts" => MUST_EXPERTS.to_vec(),
+                "5.23.0-whisper" => MUST_WHISPER.to_vec(),
                 _ => MUST_ROPE.to_vec(),
             };
             for must in musts {

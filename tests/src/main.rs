@@ -27,6 +27,8 @@ mod sampling;
 mod saved;
 mod sequence;
 mod settings;
+mod speech;
 mod structured;
 mod support;
 mod watermarks;
+mod whisper;

@@ -5,6 +5,8 @@
 mod filters;
 mod spectrum;
 
+use std::sync::Arc;
+
 use kiln_core::{Error, Result};
 
 use crate::{SAMPLE_RATE, check};
@@ -25,8 +27,14 @@ const HALF: usize = FRAME / 2;
 /// A frame is 400 samples under a Hann window, and the next one begins 160 samples later. The middle of the first one is the
 /// first sample; before the beginning and behind the end, the sound is mirrored. A feature is the logarithm of the power in a band of
 /// the mel scale (Slaney's, 0 to 8000 Hz).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LogMel {
+    tables: Arc<Tables>,
+}
+
+/// What does not depend on the sound.
+#[derive(Debug)]
+struct Tables {
     filters: Filters,
     spectrum: Spectrum,
 }
@@ -41,17 +49,17 @@ impl LogMel {
             let why = format!("{bins} bands are asked for, and there can be 1 to {BINS}");
             return Err(Error::Setting { name: "num_mel_bins", why });
         }
-        Ok(Self { filters: Filters::new(bins), spectrum: Spectrum::new() })
+        Ok(Self { tables: Arc::new(Tables { filters: Filters::new(bins), spectrum: Spectrum::new() }) })
     }
 
     /// Numbers in a frame.
     pub fn bins(&self) -> usize {
-        self.filters.len()
+        self.tables.filters.len()
     }
 
     /// Begins a sound that is given piece by piece.
-    pub fn stream(&self) -> LogMelStream<'_> {
-        LogMelStream { mel: self, buffer: Vec::new(), received: 0, next: 0, loudest: FLOOR }
+    pub fn stream(&self) -> LogMelStream {
+        LogMelStream { mel: self.clone(), buffer: Vec::new(), received: 0, next: 0, loudest: FLOOR }
     }
 
     /// The features of `samples`, padded with silence or cut to `length` samples: `[bins, length / 160]`, normalized.
@@ -75,8 +83,8 @@ impl LogMel {
     fn logarithms(&self, samples: &[f32], frames: usize) -> Vec<f32> {
         let mut logarithms = Vec::with_capacity(frames * self.bins());
         for frame in samples.windows(FRAME).step_by(HOP).take(frames) {
-            let power = self.spectrum.power(frame);
-            logarithms.extend(self.filters.apply(&power).map(|sum| sum.max(1e-10).log10()));
+            let power = self.tables.spectrum.power(frame);
+            logarithms.extend(self.tables.filters.apply(&power).map(|sum| sum.max(1e-10).log10()));
         }
         logarithms
     }
@@ -84,8 +92,8 @@ impl LogMel {
 
 /// Log-mel features of a sound that is given piece by piece. How it is divided into pieces does not change a bit of them.
 #[derive(Debug)]
-pub struct LogMelStream<'a> {
-    mel: &'a LogMel,
+pub struct LogMelStream {
+    mel: LogMel,
     /// The samples from the first one of frame `next` on; before the 201st sample arrived, all of them.
     buffer: Vec<f32>,
     received: u64,
@@ -94,7 +102,7 @@ pub struct LogMelStream<'a> {
     loudest: f32,
 }
 
-impl LogMelStream<'_> {
+impl LogMelStream {
     /// Adds 16 kHz samples. Returns the frames that are complete and were not returned before, as logarithms to base 10:
     /// `[frames, bins]`.
     ///

@@ -13,7 +13,7 @@ use kiln_kernels::Kernels;
 use crate::{
     CacheSettings, KvFactory, KvStrategy, Offload, QuantizedSettings, STRATEGIES, SinkSettings,
     StaticSettings,
-    memory::{Forgetful, Memory, Policy, Recurrent, WriteOnce},
+    memory::{Forgetful, Memory, Policy, Recurrent},
     strategies::{Dynamic, NoCache, Sliding, settings},
 };
 
@@ -75,6 +75,8 @@ impl fmt::Display for CacheSpec {
 /// assert_eq!(plan, Plan::named("sink + sliding + offload=all")?);
 /// let plan = Plan::quantized(QuantizedSettings::default().nbits(2).group(32))?;
 /// assert_eq!(plan.to_string(), "quantized:nbits=2,group=32");
+/// let plan = Plan::dynamic().encoder(Plan::quantized(QuantizedSettings::default().nbits(8))?)?;
+/// assert_eq!(plan.to_string(), "dynamic + encoder=quantized:nbits=8");
 /// # Ok::<(), kiln_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -83,6 +85,8 @@ pub struct Plan {
     pub global: CacheSpec,
     /// For blocks that see a window of it.
     pub windowed: CacheSpec,
+    /// For what an encoder wrote, which every token sees: `dynamic` or `quantized`.
+    pub encoder: CacheSpec,
     /// What is kept in host memory; `None`: nothing.
     pub offload: Option<Offload>,
 }
@@ -91,7 +95,7 @@ pub struct Plan {
 impl From<CacheSpec> for Plan {
     fn from(global: CacheSpec) -> Self {
         let windowed = global.strategy.windowed.map_or_else(|| global.clone(), |windowed| windowed());
-        Self { global, windowed, offload: None }
+        Self { global, windowed, encoder: CacheSpec::default_of::<Dynamic>(), offload: None }
     }
 }
 
@@ -102,12 +106,18 @@ impl fmt::Display for Plan {
         if self.windowed != Self::from(self.global.clone()).windowed {
             write!(f, " + {}", self.windowed)?;
         }
+        if self.encoder != CacheSpec::default_of::<Dynamic>() {
+            write!(f, "{ENCODER}{}", self.encoder)?;
+        }
         self.offload.map_or(Ok(()), |offload| write!(f, "{OFFLOADED}{offload}"))
     }
 }
 
 /// What separates a plan's strategies from what is kept in host memory.
 const OFFLOADED: &str = " + offload=";
+
+/// What separates them from the strategy for what an encoder wrote.
+const ENCODER: &str = " + encoder=";
 
 impl Plan {
     /// Keeps every key and value (transformers' `DynamicCache`).
@@ -160,14 +170,17 @@ impl Plan {
         CacheSpec::new(settings).map(Self::from)
     }
 
-    /// The plan that `text` asks for: `NAME[:key=value,..]`, or two of them, `GLOBAL + WINDOWED`. ` + offload=all` behind
-    /// them keeps layers in host memory.
+    /// The plan that `text` asks for: `NAME[:key=value,..]`, or two of them, `GLOBAL + WINDOWED`. ` + encoder=NAME[:key=value,..]` behind
+    /// them says how what an encoder wrote is kept, and ` + offload=all` at the end keeps layers in host memory.
     ///
     /// # Errors
     /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
     pub fn named(text: &str) -> Result<Self> {
         if let Some((text, offload)) = text.split_once(OFFLOADED) {
             return Ok(Self::named(text)?.offloaded(offload.parse()?));
+        }
+        if let Some((text, encoder)) = text.split_once(ENCODER) {
+            return Self::named(text)?.encoder(Self::one(encoder)?);
         }
         match text.split_once(" + ") {
             Some((global, windowed)) => Ok(Self::one(global)?.windowed(Self::one(windowed)?)),
@@ -194,6 +207,15 @@ impl Plan {
     /// Gives blocks with a window what `plan` gives the others.
     pub fn windowed(self, plan: Self) -> Self {
         Self { windowed: plan.global, offload: self.offload.or(plan.offload), ..self }
+    }
+
+    /// Keeps what an encoder wrote as `plan` keeps the keys and values of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a plan that does not keep all of it, and for one that packs it anew with each token.
+    pub fn encoder(self, plan: Self) -> Result<Self> {
+        plan.global.factory.check_encoder()?;
+        Ok(Self { encoder: plan.global, offload: self.offload.or(plan.offload), ..self })
     }
 
     /// Keeps these layers in host memory.
@@ -325,7 +347,7 @@ impl Plan {
                     LayerNeed::Attention(need) => LayerCache::Attention(attention(need)?),
                     LayerNeed::EncoderDecoder(need) => LayerCache::EncoderDecoder {
                         decoder: attention(need)?,
-                        encoder: Box::new(Memory::new(WriteOnce, kernels.device())),
+                        encoder: self.encoder.factory.build_encoder(need, kernels)?,
                     },
                     LayerNeed::Recurrent(need) => LayerCache::Recurrent(self.state(need, kernels)),
                     LayerNeed::Nothing => LayerCache::Nothing,

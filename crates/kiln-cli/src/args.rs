@@ -7,6 +7,8 @@ use kiln::{
     DtypeChoice, Error, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName, kernels::Choice,
 };
 
+use crate::transcribe::TranscribeArgs;
+
 #[derive(Debug, Parser)]
 #[command(
     name = "kiln",
@@ -39,6 +41,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure the loss of quantized caches on a model, and recommend one
     Probe(ProbeArgs),
+    /// Turn speech into text
+    Transcribe(TranscribeArgs),
     /// Look for a watermark in a text
     Detect(DetectArgs),
     /// Print a completion script for a shell

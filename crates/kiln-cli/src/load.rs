@@ -6,7 +6,9 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln::{Error, Model, ModelBuilder, Plan, Progress, Result, device, device::Opened, files};
+use kiln::{
+    ConfigFile, Error, Model, ModelBuilder, Plan, Progress, Result, device, device::Opened, files, models,
+};
 
 use crate::{args::PlaceArgs, output::note};
 
@@ -49,6 +51,29 @@ pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
 /// A model where it was asked for.
 pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
     model.opened(device).dtype(place.dtype).kernels(place.kernels).memory(place.memory)
+}
+
+/// Loads a folder of a model of text.
+///
+/// # Errors
+/// Those of [`model`]; [`Error::Setting`] for a model of speech, before its weights are read.
+pub(crate) fn text_model(
+    folder: &Path,
+    place: &PlaceArgs,
+    device: Opened,
+    plan: Option<&Plan>,
+    tokens: usize,
+) -> Result<Model> {
+    if hears(folder)? {
+        let why = "is a model of speech; use `kiln transcribe`".to_owned();
+        return Err(Error::Setting { name: "--model", why });
+    }
+    model(folder, place, device, plan, tokens)
+}
+
+/// Whether the model of a folder takes sound.
+pub(crate) fn hears(folder: &Path) -> Result<bool> {
+    Ok(models::configure(&ConfigFile::read(folder)?)?.features().is_some())
 }
 
 /// Loads a folder, with a progress bar where someone is watching.

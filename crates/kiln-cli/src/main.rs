@@ -21,6 +21,7 @@ mod load;
 mod output;
 mod probe;
 mod run;
+mod transcribe;
 
 use args::{Cli, Command};
 use output::{Failure, Result, print};
@@ -64,6 +65,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Conformance(args) => conformance::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Probe(args) => probe::run(args),
+        Command::Transcribe(args) => transcribe::run(args),
         Command::Detect(args) => detect::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -44,12 +44,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     }
 
     let least = usize::try_from(args.sampling.max_new_tokens.unwrap_or(0)).unwrap_or(0);
-    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
+    let model = load::text_model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
     fail_allocation(&model)?;
     let draft = args
         .draft
         .as_deref()
-        .map(|folder| load::model(folder, &args.place, model.opened().clone(), None, least))
+        .map(|folder| load::text_model(folder, &args.place, model.opened().clone(), None, least))
         .transpose()?;
     let plan = match (plan, &args.load_cache) {
         (Some(plan), _) => plan,

@@ -332,6 +332,9 @@ pub trait CrossLayer: CacheLayer {
     fn snapshot(&self) -> Box<dyn CrossLayer>;
     fn view(&mut self) -> Result<Option<KvView>>;
     fn fill(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<()>;
+
+    /// What was written, `[batch, kv_heads, positions, head_dim]`, unpacked; `None` if nothing was.
+    fn gather(&self) -> Result<Option<Kv>>;
 }
 
 /// States of a recurrent block, which are of constant size. Kernels of the model write them.

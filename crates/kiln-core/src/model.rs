@@ -25,6 +25,9 @@ pub enum Logits<'a> {
     /// No logits, but what the head is applied to: the hidden states of all positions behind the last norm, `[rows, tokens, hidden]`, in the
     /// type of the activations. [`CausalModel::head`] makes logits of them.
     Hidden,
+    /// No logits, but how the attention of each token is divided among the positions of the encoder, in these heads, each with its
+    /// layer: `[rows · heads, tokens, positions]` in float32, the heads of a row next to each other, by layers.
+    Alignment(&'a [(usize, usize)]),
 }
 
 /// Bytes of weights on the device.
@@ -117,7 +120,7 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         let step = StepShape { rows, tokens, element: self.element_bytes(), last: false };
         // In float32, before and after a softcap.
         let others = match logits {
-            Logits::Last | Logits::Hidden => 0,
+            Logits::Last | Logits::Hidden | Logits::Alignment(_) => 0,
             Logits::All => tokens.saturating_sub(1),
             Logits::Early(layers) => layers.len(),
         };

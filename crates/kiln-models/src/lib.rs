@@ -5,7 +5,11 @@
 
 use std::fmt;
 
-use kiln_core::{Error, Result, model::CausalModel, need::LayerNeed};
+use kiln_core::{
+    Error, Result,
+    model::{CausalModel, FeatureShape},
+    need::LayerNeed,
+};
 use kiln_kernels::Kernels;
 
 pub mod checkpoint;
@@ -54,6 +58,11 @@ pub trait Configured: fmt::Debug {
 
     /// One entry per block.
     fn needs(&self) -> Vec<LayerNeed>;
+
+    /// What its encoder is given; `None` where it has none.
+    fn features(&self) -> Option<FeatureShape> {
+        None
+    }
 
     /// Its rotary positions, if it has any.
     fn ropes(&self) -> Option<&Ropes>;

@@ -141,6 +141,10 @@ impl Configured for WhisperConfig {
         self.decoder.needs()
     }
 
+    fn features(&self) -> Option<FeatureShape> {
+        Some(FeatureShape { bins: self.encoder.bins, frames: self.encoder.frames() })
+    }
+
     fn ropes(&self) -> Option<&Ropes> {
         None
     }
@@ -187,8 +191,7 @@ impl CausalModel for EncoderDecoder {
     }
 
     fn features(&self) -> Option<FeatureShape> {
-        let AudioEncoderConfig { bins, .. } = self.config.encoder;
-        Some(FeatureShape { bins, frames: self.config.encoder.frames() })
+        self.config.features()
     }
 
     fn max_positions(&self) -> Option<usize> {

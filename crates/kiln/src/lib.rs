@@ -22,7 +22,7 @@
 /// Tensors are those of Burn.
 pub use burn;
 /// Audio files as samples, and Whisper's features of them.
-pub use kiln_audio as audio;
+pub use kiln_audio::{self as audio, AudioReader};
 
 mod chat;
 mod folder;
@@ -32,6 +32,7 @@ pub mod probe;
 mod request;
 mod saved;
 mod sequence;
+mod speech;
 mod text;
 
 /// # Example
@@ -63,7 +64,7 @@ pub use kiln_core::{
     budget::Budget,
     error::plain,
     files,
-    model::{CausalModel, Logits, TokenId, WeightBytes},
+    model::{CausalModel, FeatureShape, Logits, TokenId, WeightBytes},
     model_cache::ModelCache,
     read_back,
     unsafe_ops::silence_wayland,
@@ -89,6 +90,7 @@ pub use out_of_memory::{OnOutOfMemory, usable};
 pub use request::{Prompt, Request};
 pub use saved::SavedCache;
 pub use sequence::{Reuse, Sequence, Steps};
+pub use speech::{Audio, Segment, Task, Transcriber, Transcript, Transcripts, Word};
 pub use text::GeneratedText;
 
 /// Which implementation of each kernel runs, and which one ran.

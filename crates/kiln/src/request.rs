@@ -5,6 +5,7 @@ mod start;
 
 use std::sync::Arc;
 
+use burn::tensor::Tensor;
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{
@@ -35,6 +36,7 @@ pub(crate) struct RunOptions {
 
 /// Where the sequence is kept.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in each request")]
 enum Memory<'a> {
     /// In a cache that ends with the generation. `None`: one that the folder asks for.
     Own(Option<Plan>),
@@ -59,6 +61,8 @@ pub struct Request<'a> {
     answer: Option<Answer<'a>>,
     /// What guidance moves away from.
     negative_prompt: Option<Prompt>,
+    /// What the model's encoder is given.
+    features: Option<Tensor<3>>,
 }
 
 impl<'a> Request<'a> {
@@ -72,6 +76,7 @@ impl<'a> Request<'a> {
             run: RunOptions::default(),
             answer: None,
             negative_prompt: None,
+            features: None,
         }
     }
 
@@ -83,6 +88,15 @@ impl<'a> Request<'a> {
     pub fn max_new_tokens(mut self, tokens: usize) -> Self {
         self.config.max_new_tokens = Some(tokens);
         self
+    }
+
+    /// What the encoder of the model is given: `[rows, bins, frames]`, as many as [`CausalModel::features`] says, a row for each prompt. For
+    /// speech, [`Transcriber`](crate::Transcriber) makes them. A cache that holds what the encoder made of them is not given any.
+    ///
+    /// [`CausalModel::features`]: crate::CausalModel::features
+    #[doc(alias = "input_features")]
+    pub fn features(self, features: Tensor<3>) -> Self {
+        Self { features: Some(features), ..self }
     }
 
     /// Draws tokens at this temperature; 0 takes the likeliest token each time.

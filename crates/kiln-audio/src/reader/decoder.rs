@@ -228,7 +228,9 @@ impl Decoder {
             .rate
             .zip(self.promised)
             .map(|(rate, promised)| promised.saturating_sub(self.given) > u64::from(rate / SHORTEST_GAP));
-        self.is_cut |= missing.unwrap_or(false);
+        // The rate may not be known before the first sample.
+        let nothing = self.given == 0 && self.promised.is_some_and(|promised| promised > 0);
+        self.is_cut |= missing.unwrap_or(nothing);
         let failed = self.failed.as_ref().map(|(why, _)| why);
         match (self.given, failed.or(self.broken.as_ref())) {
             (0, Some(why)) => Err(format!("has no audio that can be decoded ({why})")),

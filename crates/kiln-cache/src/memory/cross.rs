@@ -3,12 +3,12 @@
 use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
-    layer::{CrossLayer, Kv, Parents, Reorders},
+    layer::{CrossLayer, Kv, Parents, Positions, Reorders},
     slot::Slot,
     view::KvView,
 };
 
-use super::{Memory, Policy, Progress, check};
+use super::{KvPolicy, Memory, Policy, Progress, check};
 
 /// `seq_len` counts the encoder's frames. Decoded tokens leave no trace.
 #[derive(Clone, Debug)]
@@ -38,6 +38,10 @@ impl Policy for WriteOnce {
 }
 
 impl CrossLayer for Memory<WriteOnce> {
+    fn gather(&self) -> Result<Option<Kv>> {
+        Ok(self.copied()?.get()?.cloned())
+    }
+
     fn view(&mut self) -> Result<Option<KvView>> {
         self.on_device(|_, _, kv| {
             Ok(kv.get()?.cloned().map(|(keys, values)| KvView::from_zero(keys, values)))
@@ -51,6 +55,77 @@ impl CrossLayer for Memory<WriteOnce> {
         self.on_device(|_, at, kv| {
             at.seq_len = keys.dims()[2];
             kv.set((keys, values));
+            Ok(())
+        })
+    }
+
+    fn snapshot(&self) -> Box<dyn CrossLayer> {
+        Box::new(self.clone())
+    }
+}
+
+/// A strategy for keys and values of a sequence that keeps those of an encoder, too, which are all written at once.
+pub(crate) trait EncoderPolicy: KvPolicy {
+    /// All that was written.
+    fn stored(&self, at: &Progress<Self::Counts>, tensors: &mut Self::Tensors) -> Result<KvView>;
+}
+
+/// An encoder's keys and values, kept by another strategy. `seq_len` counts the encoder's frames.
+#[derive(Clone, Debug)]
+pub(crate) struct Once<P>(pub(crate) P);
+
+impl<P: EncoderPolicy> Policy for Once<P> {
+    const NAME: &'static str = P::NAME;
+    type Counts = P::Counts;
+    type Tensors = P::Tensors;
+
+    fn empty(&self, counts: &P::Counts) -> P::Tensors {
+        self.0.empty(counts)
+    }
+
+    fn rewind_point(&self, _: &Progress<P::Counts>, _at_most: usize) -> Option<usize> {
+        None
+    }
+
+    /// Rows of a prompt have the same.
+    fn reorders(&self, _: &P::Tensors) -> Reorders {
+        Reorders::InPlace
+    }
+
+    fn reorder_on_device(&self, _: &mut P::Tensors, _: &Parents) -> Result<()> {
+        Ok(())
+    }
+
+    fn trim(&self, at: &mut Progress<P::Counts>, tensors: &mut P::Tensors) -> Result<()> {
+        self.0.trim(at, tensors)
+    }
+
+    fn validate(&self, at: &Progress<P::Counts>, tensors: &P::Tensors) -> Result<()> {
+        self.0.validate(at, tensors)
+    }
+}
+
+impl<P: EncoderPolicy> CrossLayer for Memory<Once<P>> {
+    fn gather(&self) -> Result<Option<Kv>> {
+        self.policy.0.gather(&self.at, &self.copied()?)
+    }
+
+    fn view(&mut self) -> Result<Option<KvView>> {
+        if self.at.seq_len == 0 {
+            return Ok(None);
+        }
+        self.on_device(|policy, at, tensors| policy.0.stored(at, tensors).map(Some))
+    }
+
+    fn fill(&mut self, keys: Tensor<4>, values: Tensor<4>) -> Result<()> {
+        if self.at.seq_len > 0 {
+            return Err(Error::AlreadyConditioned);
+        }
+        self.on_device(|policy, at, tensors| {
+            let [rows, _, frames, _] = keys.dims();
+            let positions = Positions::all_at(0, rows, &keys.device());
+            policy.0.append(at, tensors, (keys, values), &positions)?;
+            policy.0.advance(at, tensors, frames);
             Ok(())
         })
     }

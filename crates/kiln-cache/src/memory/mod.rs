@@ -25,7 +25,7 @@ use kiln_core::{
 pub use self::policy::{KvPolicy, Policy, Progress, TensorTree};
 pub(crate) use self::policy::{check, tensor_tree};
 pub(crate) use self::{
-    cross::WriteOnce,
+    cross::{EncoderPolicy, Once, WriteOnce},
     recurrent::{Forgetful, Recurrent},
 };
 

@@ -55,6 +55,10 @@ impl KvFactory for Dynamic {
         let policy = DynamicPolicy { need: need.clone(), kernels: kernels.clone() };
         Ok(Box::new(Memory::new(policy, kernels.device())))
     }
+
+    fn check_encoder(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The first `seq_len` positions of the chain count.

@@ -1,10 +1,17 @@
 use std::fmt;
 
-use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed};
+use kiln_core::{
+    Error, Result,
+    layer::{CrossLayer, KvLayer},
+    need::AttentionNeed,
+};
 use kiln_kernels::Kernels;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::CacheSpec;
+use crate::{
+    CacheSpec,
+    memory::{Memory, WriteOnce},
+};
 
 mod dynamic;
 mod none;
@@ -68,6 +75,24 @@ pub trait KvFactory: fmt::Debug + Send + Sync {
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize;
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>>;
+
+    /// Whether it can keep what an encoder wrote.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where it cannot: all of it is seen by every token.
+    fn check_encoder(&self) -> Result<()> {
+        let why = "keys of an encoder are kept by `dynamic`, or by `quantized`".to_owned();
+        Err(Error::Setting { name: "cache", why })
+    }
+
+    /// The memory of what an encoder wrote.
+    ///
+    /// # Errors
+    /// Those of [`check_encoder`](Self::check_encoder).
+    fn build_encoder(&self, _need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn CrossLayer>> {
+        self.check_encoder()?;
+        Ok(Box::new(Memory::new(WriteOnce, kernels.device())))
+    }
 }
 
 /// The settings of a strategy: [`Plan::of`](crate::Plan::of) takes any.

@@ -101,7 +101,9 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     let device = load::open(&args.place)?;
     let model = match random {
         Some(sizes) => load::on(&args.place, device, ModelBuilder::random(sizes)).load()?,
-        None => load::model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first(), 0)?,
+        None => {
+            load::text_model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first(), 0)?
+        }
     };
     let needs = model.causal().needs();
     plans.iter().try_for_each(|plan| plan.check(&needs))?;

@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     let folder = load::folder(args.model.as_deref())?;
     let given = args.template.as_deref().map(given_template).transpose()?.flatten();
 
-    let model = load::model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), 0)?;
+    let model = load::text_model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), 0)?;
     let plan = args.memory.offloaded(plan.unwrap_or_else(|| model.plan().clone()));
     let template = match given {
         Some(template) => template,

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
         return Err(Error::Setting { name: "--tokens", why }.into());
     }
     let device = load::open(&args.place)?;
-    let model = load::model(&load::folder(args.model.as_deref())?, &args.place, device, None, 0)?;
+    let model = load::text_model(&load::folder(args.model.as_deref())?, &args.place, device, None, 0)?;
     let window = args.ctx.unwrap_or(model.sizes().positions.min(WINDOW));
     let positions = model.sizes().positions;
     if !(2..=positions).contains(&window) {

@@ -13,6 +13,7 @@ mod hostile;
 // On Windows, system errors read differently and the program is called kiln.exe.
 #[cfg(unix)]
 mod snapshots;
+mod transcribe;
 
 /// The devices that are tested: `KILN_TEST_DEVICES`, else the CPU.
 fn devices() -> Vec<String> {

@@ -189,12 +189,17 @@ fn help() {
         "conformance",
         "bench",
         "probe",
+        "transcribe",
         "detect",
         "completions",
     ] {
         let [short, long] = ["-h", "--help"].map(|flag| {
             // Help would print its value.
-            let output = kiln(&format!("{command} {flag}")).env_remove("KILN_DEVICE").output().unwrap();
+            let output = kiln(&format!("{command} {flag}"))
+                .env_remove("KILN_DEVICE")
+                .env_remove("KILN_SPEECH_MODEL")
+                .output()
+                .unwrap();
             assert!(output.status.success(), "{}", stderr(&output));
             stdout(&output)
         });

@@ -69,6 +69,47 @@ impl ModelCache {
         Ok(())
     }
 
+    /// The keys and values that an encoder wrote, by block: the second half of the tuples that transformers' legacy format has for a
+    /// model with an encoder. [`to_legacy`](Self::to_legacy) gives the first.
+    ///
+    /// # Errors
+    /// [`Error::Import`] where rows are of different lengths.
+    pub fn encoder_to_legacy(&self) -> Result<Vec<Kv>> {
+        if self.groups.len() > 1 {
+            return Err(Error::Import { why: "rows of different lengths have no legacy format".to_owned() });
+        }
+        let encoders = self.groups.iter().flat_map(RowGroup::encoders);
+        encoders.filter_map(|layer| layer.gather().transpose()).collect()
+    }
+
+    /// Takes over the keys and values that an encoder wrote, by block. To be called on a new cache, before or after
+    /// [`from_legacy`](Self::from_legacy).
+    ///
+    /// # Errors
+    /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; [`Error::AlreadyConditioned`].
+    pub fn encoder_from_legacy(&mut self, layers: Vec<Kv>) -> Result<()> {
+        let wrong = |why: String| Err(Error::Import { why });
+        if self.is_conditioned() {
+            return Err(Error::AlreadyConditioned);
+        }
+        let blocks: usize = self.groups.iter().map(|group| group.encoders().count()).sum();
+        if layers.len() != blocks || self.groups.len() > 1 {
+            return wrong(format!("{} layers are given for {blocks} blocks with an encoder", layers.len()));
+        }
+        let first = layers.first().map_or([0; 4], |(keys, _)| keys.dims());
+        if let Some((keys, values)) = layers.iter().find(|(k, v)| k.dims() != first || v.dims() != first) {
+            return wrong(format!(
+                "keys {:?} and values {:?} do not fit {first:?}",
+                keys.dims(),
+                values.dims()
+            ));
+        }
+        let own = self.groups.iter_mut().flat_map(RowGroup::encoders_mut);
+        own.zip(layers).try_for_each(|(layer, (keys, values))| layer.fill(keys, values))?;
+        self.claim_given();
+        Ok(())
+    }
+
     /// Copies all that a new cache needs to go on in this one's place.
     pub fn save(&self) -> Result<CacheState> {
         self.check_usable()?;

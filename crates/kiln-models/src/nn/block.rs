@@ -203,7 +203,7 @@ impl Block {
         let x = match &self.cross_attention {
             Some(NormedCrossAttention { norm, attention }) => {
                 let normed = norm.forward(x.clone(), kernels);
-                attention.forward(x, normed, places, pass.encoder(layer)?, kernels)?
+                attention.forward(x, normed, layer, places, pass.encoder(layer)?, kernels)?
             }
             None => x,
         };

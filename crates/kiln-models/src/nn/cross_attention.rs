@@ -1,10 +1,11 @@
 //! Attention of a decoder over what an encoder made (Vaswani et al., 2017).
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor, activation::softmax};
 use kiln_core::{
     Error, Result,
     layer::{CrossLayer, Kv},
     model_cache::RowPart,
+    view::KvView,
 };
 use kiln_kernels::{AttentionShape, Kernels};
 
@@ -54,7 +55,7 @@ impl CrossAttention {
         (both.clone().narrow(1, 0, kv_heads), both.narrow(1, kv_heads, kv_heads))
     }
 
-    /// What it makes of `x`, added to `residual`.
+    /// What it makes of `x`, added to `residual`; `layer` is its number.
     ///
     /// # Shapes
     /// `[batch, tokens, hidden]`, all of them
@@ -62,6 +63,7 @@ impl CrossAttention {
         &self,
         residual: Tensor<3>,
         x: Tensor<3>,
+        layer: usize,
         places: &mut Places<'_>,
         parts: Vec<RowPart<'_, dyn CrossLayer>>,
         kernels: &Kernels,
@@ -71,7 +73,9 @@ impl CrossAttention {
         let shape = AttentionShape { scale, softcap, window: None, causal: false };
         let queries =
             self.q_proj.forward(x, kernels).reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2);
-        let mut mixed = Vec::with_capacity(parts.len());
+        let wanted = places.aligned.iter().filter(|(of, _)| *of == layer);
+        let wanted: Vec<usize> = wanted.map(|(_, head)| *head).collect();
+        let (mut mixed, mut aligned) = (Vec::with_capacity(parts.len()), Vec::new());
         for RowPart { rows, layer, .. } in parts {
             let keys = layer.seq_len();
             let view = layer.view()?.ok_or_else(|| {
@@ -81,10 +85,29 @@ impl CrossAttention {
                 true => queries.clone(),
                 false => queries.clone().narrow(0, rows.start, rows.len()),
             };
+            if !wanted.is_empty() {
+                aligned.push(weights(&queries, &view, &wanted, scale)?);
+            }
             mixed.push(attend(queries, view, places.behind(rows.len(), keys), shape, kernels));
+        }
+        if !aligned.is_empty() {
+            places.alignments.push(Tensor::cat(aligned, 0));
         }
         let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         Ok(self.o_proj.forward_onto(Some(residual), merged, kernels))
     }
+}
+
+/// How the attention of `queries` `[rows, heads, tokens, head_dim]` is divided among all keys, in these heads: `[rows, heads, tokens,
+/// positions]` in float32.
+fn weights(queries: &Tensor<4>, view: &KvView, heads: &[usize], scale: f64) -> Result<Tensor<4>> {
+    let KvView::Dense(kv) = view else {
+        return Err(Error::Execution("attention to packed keys has no weights".to_owned()));
+    };
+    let of_head = |head: usize| {
+        let [q, k] = [queries, &kv.keys].map(|x| x.clone().narrow(1, head, 1).cast(DType::F32));
+        softmax(q.matmul(k.transpose()) * scale, 3)
+    };
+    Ok(Tensor::cat(heads.iter().map(|&head| of_head(head)).collect(), 1))
 }

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Tensor};
 use half::{bf16, f16};
 use kiln_core::{
-    Result,
+    Error, Result,
     batch::Batch,
     layer::RowPosition,
     model::{CausalModel, Logits, WeightBytes},
@@ -130,6 +130,24 @@ impl DecoderConfig {
                 ..Names::default()
             },
             sizes,
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Setting`] for no heads, and for those that do not attend to an encoder.
+    fn check_alignment(&self, heads: &[(usize, usize)]) -> Result<()> {
+        let exists = |&(layer, head): &(usize, usize)| {
+            head < self.sizes.heads && self.blocks.get(layer).is_some_and(|block| block.cross_attention)
+        };
+        match heads.iter().find(|head| !exists(head)) {
+            None if !heads.is_empty() => Ok(()),
+            None => Err(Error::Setting { name: "alignment_heads", why: "are none; name some".to_owned() }),
+            Some((layer, head)) => {
+                let why = format!(
+                    "name head {head} of layer {layer}, and the model has no such head that attends to an encoder"
+                );
+                Err(Error::Setting { name: "alignment_heads", why })
+            }
         }
     }
 
@@ -321,6 +339,10 @@ impl CausalModel for Decoder {
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let kernels = &self.kernels;
         let mut places = Places::new(batch, self.config.ropes.as_ref());
+        if let Logits::Alignment(heads) = logits {
+            self.config.check_alignment(heads)?;
+            places.aligned = heads;
+        }
         let mut x = self.embed_tokens.select(batch.tokens.clone());
         if let Some(scale) = self.config.embedding_scale {
             let scale = rounded(scale, x.dtype());
@@ -341,8 +363,11 @@ impl CausalModel for Decoder {
             }
             x = block.forward(x, i, &mut places, pass, kernels)?;
         }
+        if matches!(logits, Logits::Alignment(_)) {
+            return Ok(side_by_side(places.alignments));
+        }
         let x = match logits {
-            Logits::All | Logits::Hidden => x,
+            Logits::All | Logits::Hidden | Logits::Alignment(_) => x,
             Logits::Last | Logits::Early(_) => last(x),
         };
         let x = self.norm.forward(x, kernels).cast(self.norm.dtype());
@@ -376,6 +401,13 @@ impl Decoder {
             None => logits,
         }
     }
+}
+
+/// What heads of several layers `[rows, heads, tokens, positions]` give, as `[rows · heads, tokens, positions]`.
+fn side_by_side(layers: Vec<Tensor<4>>) -> Tensor<3> {
+    let all = Tensor::cat(layers, 1);
+    let [rows, heads, tokens, positions] = all.dims();
+    all.reshape([rows * heads, tokens, positions])
 }
 
 /// `value` as a tensor of type `dtype` would hold it.

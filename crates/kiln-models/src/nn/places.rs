@@ -69,6 +69,10 @@ pub(crate) struct Places<'a> {
     ropes: Option<&'a Ropes>,
     device: Device,
     positions: Vec<(Frame, Positions)>,
+    /// The heads, each with its layer, whose attention to the encoder is wanted, and that of the layers so far, `[rows, heads, tokens,
+    /// positions]`.
+    pub(crate) aligned: &'a [(usize, usize)],
+    pub(crate) alignments: Vec<Tensor<4>>,
     /// By rows and keys, where those stand that see all of an encoder's.
     encoded: Vec<(usize, usize, Positions)>,
     /// By the kind of rope and where rows stand.
@@ -81,7 +85,16 @@ type Tables = (Tensor<3>, Tensor<3>);
 impl<'a> Places<'a> {
     pub(crate) fn new(batch: &'a Batch, ropes: Option<&'a Ropes>) -> Self {
         let device = batch.tokens.device();
-        Self { batch, ropes, device, positions: Vec::new(), encoded: Vec::new(), tables: Vec::new() }
+        Self {
+            batch,
+            ropes,
+            device,
+            positions: Vec::new(),
+            aligned: &[],
+            alignments: Vec::new(),
+            encoded: Vec::new(),
+            tables: Vec::new(),
+        }
     }
 
     /// The positions of the new tokens of a frame.

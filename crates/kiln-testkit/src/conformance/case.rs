@@ -4,7 +4,7 @@ use kiln::{ConfigFile, TokenId, cache_text, models::ARCHITECTURES, processors};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Folder, processors::BESIDE};
+use super::{Folder, processors::BESIDE, transcribe};
 
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Case {
@@ -41,6 +41,12 @@ pub(super) struct Case {
     pub(super) tokens: Vec<TokenId>,
     pub(super) self_len: Option<usize>,
     pub(super) cross_len: Option<usize>,
+    /// Of speech: the recording, 16 kHz, the start and the end of each segment in seconds, and of each token.
+    pub(super) wave: Option<String>,
+    #[serde(default)]
+    pub(super) segments: Vec<(f64, f64)>,
+    #[serde(default)]
+    pub(super) token_times: Vec<f64>,
     /// The reference itself failed here.
     error: Option<String>,
 }
@@ -83,6 +89,9 @@ impl Case {
             && !ARCHITECTURES.iter().any(|known| known.model_type() == model_type)
         {
             return Some(format!("the architecture `{model_type}` is not implemented yet"));
+        }
+        if self.wave.is_some() {
+            return self.kwargs.keys().find_map(|name| transcribe::not_yet(name));
         }
         self.kwargs.iter().find_map(|(name, value)| argument_not_yet(name, value))
     }

@@ -18,6 +18,7 @@ mod mel;
 mod processors;
 mod quant;
 mod sensitive;
+mod transcribe;
 
 use case::Case;
 pub use folder::Folder;
@@ -181,6 +182,7 @@ fn run_case(
     });
     let result = match (loaded.as_ref(), &plan) {
         (_, Err(error)) => Err(error.clone().into()),
+        (Some((_, model)), Ok(plan)) if case.wave.is_some() => transcribe::run(folder, case, model, plan),
         (Some((_, model)), Ok(plan)) if !case.prompt.is_empty() => encoder::run(folder, case, model, plan),
         (Some((_, model)), Ok(plan)) if case.chunks.is_empty() => {
             let draft = case.draft().map(|name| setup.load(&folder.model(name))).transpose();

@@ -31,6 +31,7 @@ use crate::{
     chat::chat_templates,
     folder::{SMALLEST_CHUNK, generation_config, own_plan},
     out_of_memory::{claim_weights, usable},
+    speech::SpeechConfig,
 };
 
 /// The type that weights, activations and caches are held in.
@@ -255,6 +256,8 @@ impl<'a> ModelBuilder<'a> {
         let (plan, needs) = (self.plan.as_ref().unwrap_or(&own_plan), configured.needs());
         plan.check(&needs)?;
         let chat_templates = chat_templates(folder)?;
+        let speech =
+            configured.features().map(|_| SpeechConfig::read(folder, &checkpoint.config)).transpose()?;
 
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
         let half = match configured.fits_float16() && device.device.supports_dtype(DType::F16) {
@@ -296,6 +299,7 @@ impl<'a> ModelBuilder<'a> {
             tokenizer: tokenizer.map(Arc::new),
             token_table: Mutex::default(),
             generation,
+            speech,
             chat_templates,
             plan: own_plan,
             fingerprint: Some(checkpoint.fingerprint()?),
@@ -331,6 +335,7 @@ impl<'a> ModelBuilder<'a> {
             tokenizer: None,
             token_table: Mutex::default(),
             generation: GenerationConfig::default(),
+            speech: None,
             chat_templates: ChatTemplates::default(),
             plan: Plan::dynamic(),
             fingerprint: None,

@@ -24,7 +24,10 @@ use kiln_models::Sizes;
 
 pub use loading::{DtypeChoice, ModelBuilder, Progress};
 
-use crate::request::{Prompt, Request};
+use crate::{
+    request::{Prompt, Request},
+    speech::SpeechConfig,
+};
 
 /// A model on a device, its tokenizer, and what its folder says about generation.
 pub struct Model {
@@ -38,6 +41,8 @@ pub struct Model {
     /// What grammars know of the tokenizer, once one was used.
     token_table: Mutex<Option<Arc<TokenTable>>>,
     generation: GenerationConfig,
+    /// What the folder says of transcribing; `None` for a model of text, and for one that was made up.
+    speech: Option<SpeechConfig>,
     chat_templates: ChatTemplates,
     /// The caches that the folder asks for.
     plan: Plan,
@@ -193,6 +198,10 @@ impl Model {
     /// The folder's `generation_config.json`: the settings of a request that does not give its own.
     pub fn generation_config(&self) -> &GenerationConfig {
         &self.generation
+    }
+
+    pub(crate) fn speech(&self) -> Option<&SpeechConfig> {
+        self.speech.as_ref()
     }
 
     /// The Jinja templates that turn a conversation into a prompt, as far as the folder has any.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kiln_cache::Plan;
-use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
+use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{CacheHandle, DraftModel, Generation, Options as GenerationOptions, StoppingCriterion};
 
 use super::{Memory, Request};
@@ -16,7 +16,7 @@ use crate::{
 impl<'a> Request<'a> {
     /// `ends_rows`: whether stop strings end rows. If not, whoever reads the text looks for them, unless there are beams.
     pub(super) fn start(self, ends_rows: bool) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
-        let Self { model, prompt, config, memory, draft, run, answer, negative_prompt } = self;
+        let Self { model, prompt, config, memory, draft, run, answer, negative_prompt, features } = self;
         let grammar = run.grammar.clone();
         let completed = |mut options: GenerationOptions| -> Result<GenerationOptions> {
             if let Some(grammar) = &grammar {
@@ -53,7 +53,7 @@ impl<'a> Request<'a> {
                     completed(model.options(&config, &run, sequence.cache(), rows.len(), tokens)?)?;
                 options.negative_prompts = negative(sequence.cache())?;
                 let reuse = sequence.rewind(&rows, options.settings.contrastive.is_none())?;
-                let batch = sequence.rest(&rows, &options.settings, model)?;
+                let batch = Batch { features, ..sequence.rest(&rows, &options.settings, model)? };
                 let (cache, held) = sequence.split();
                 let generation = Generation::new(model.causal(), cache, batch, rows, options)?;
                 let generation = drafted(generation, model, draft)?;
@@ -71,7 +71,7 @@ impl<'a> Request<'a> {
         let mut options =
             completed(model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?)?;
         options.negative_prompts = negative(&cache)?;
-        let batch = model.batch(&rows, &options.settings, &cache)?;
+        let batch = Batch { features, ..model.batch(&rows, &options.settings, &cache)? };
         let generation =
             drafted(Generation::new(model.causal(), cache, batch, rows, options)?, model, draft)?;
         let reuse = Reuse { fed: generation.stats().prompt_tokens, ..Reuse::default() };

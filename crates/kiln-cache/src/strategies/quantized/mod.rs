@@ -10,7 +10,12 @@ mod requantize;
 mod rotation;
 
 use burn::tensor::DType;
-use kiln_core::{Error, Result, layer::KvLayer, need::AttentionNeed, setters};
+use kiln_core::{
+    Error, Result,
+    layer::{CrossLayer, KvLayer},
+    need::AttentionNeed,
+    setters,
+};
 use kiln_kernels::Kernels;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +26,7 @@ use super::{
 };
 use crate::{
     CacheSpec,
-    memory::Memory,
+    memory::{Memory, Once},
     quantizers::{Backend, FORMATS, Format, Grouping, Optimizer, Recipe, words},
 };
 
@@ -309,6 +314,20 @@ impl KvFactory for QuantizedSettings {
             }
             None => Box::new(Memory::new(AppendPolicy::new(self, need, kernels)?, kernels.device())),
         })
+    }
+
+    fn check_encoder(&self) -> Result<()> {
+        match self.backend() {
+            None => Ok(()),
+            Some(_) => {
+                Err(QUANTIZED.wrong("keys of an encoder are packed once; use `flush=append`".to_owned()))
+            }
+        }
+    }
+
+    fn build_encoder(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn CrossLayer>> {
+        self.check_encoder()?;
+        Ok(Box::new(Memory::new(Once(AppendPolicy::new(self, need, kernels)?), kernels.device())))
     }
 }
 

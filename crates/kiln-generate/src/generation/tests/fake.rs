@@ -111,6 +111,7 @@ impl CausalModel for Hashing {
             Logits::Last => all.narrow(1, columns - 1, 1),
             // The head does nothing.
             Logits::All | Logits::Hidden => all,
+            Logits::Alignment(_) => return Err(Error::Execution("there is no encoder".to_owned())),
             Logits::Early(layers) => {
                 let of_row = |ids: &Vec<TokenId>| {
                     let early: Vec<f32> = layers.iter().flat_map(|&layer| early(ids, layer)).collect();

@@ -22,7 +22,7 @@ use self::blocks::{copy_blocks, refined_scales};
 use super::{QuantizedSettings, rotation};
 use crate::{
     buffer::{Buffer, Lives, behind, narrow},
-    memory::{KvPolicy, Policy, Progress, check, tensor_tree},
+    memory::{EncoderPolicy, KvPolicy, Policy, Progress, check, tensor_tree},
     quantizers::Grouping,
 };
 
@@ -339,6 +339,13 @@ impl Policy for AppendPolicy {
                 slots.is_multiple_of(block) && written.saturating_sub(slots) <= begin && begin <= visible
             }
         })
+    }
+}
+
+impl EncoderPolicy for AppendPolicy {
+    fn stored(&self, at: &At, tensors: &mut Tensors) -> Result<KvView> {
+        let recent = tensors.recent.dense(0)?;
+        self.seen(at, tensors, recent)
     }
 }
 

@@ -1,0 +1,140 @@
+//! Transcripts as text, subtitles and JSON.
+
+use kiln::Segment;
+use serde::Serialize;
+
+use super::args::Format;
+
+/// Writes the segments of a recording one by one.
+#[derive(Debug)]
+pub(super) struct Writer {
+    format: Format,
+    /// Cues so far.
+    cues: usize,
+    /// Segments, where all are written at the end.
+    kept: Vec<Segment>,
+}
+
+impl Writer {
+    pub(super) fn new(format: Format) -> Self {
+        Self { format, cues: 0, kept: Vec::new() }
+    }
+
+    /// What stands before the first segment.
+    pub(super) fn head(&self) -> &'static str {
+        if self.format == Format::Vtt { "WEBVTT\n\n" } else { "" }
+    }
+
+    /// A segment; empty where it is written at the end.
+    pub(super) fn segment(&mut self, segment: Segment) -> String {
+        let subtitle = |cues: &mut usize, start: f64, end: f64, text: &str, format| {
+            *cues += 1;
+            let (start, end) = (time(start, format), time(end, format));
+            match format {
+                Format::Srt => format!("{cues}\n{start} --> {end}\n{}\n\n", text.trim()),
+                _ => format!("{start} --> {end}\n{}\n\n", text.trim()),
+            }
+        };
+        match self.format {
+            Format::Text => format!("{}\n", segment.text.trim()),
+            Format::Json => {
+                self.kept.push(segment);
+                String::new()
+            }
+            format if segment.words.is_empty() => {
+                subtitle(&mut self.cues, segment.start, segment.end, &segment.text, format)
+            }
+            format => {
+                let words = segment.words.iter();
+                words.map(|word| subtitle(&mut self.cues, word.start, word.end, &word.text, format)).collect()
+            }
+        }
+    }
+
+    /// What stands behind the last segment of recording `file`, which is `duration` seconds long.
+    pub(super) fn tail(self, file: &str, language: Option<&str>, duration: f64) -> String {
+        if self.format != Format::Json {
+            return String::new();
+        }
+        let text = self.kept.iter().map(|segment| segment.text.as_str()).collect();
+        let segments = self.kept.iter().enumerate().map(|(id, segment)| JsonSegment::of(id, segment));
+        let transcript = JsonTranscript {
+            file,
+            language,
+            duration: rounded(duration),
+            text,
+            segments: segments.collect(),
+        };
+        // Strings and finite numbers are always JSON.
+        serde_json::to_string_pretty(&transcript).map_or_else(|_| String::new(), |json| json + "\n")
+    }
+}
+
+/// A transcript, with the names of OpenAI's `verbose_json`.
+#[derive(Debug, Serialize)]
+struct JsonTranscript<'a> {
+    file: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<&'a str>,
+    duration: f64,
+    text: String,
+    segments: Vec<JsonSegment<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonSegment<'a> {
+    id: usize,
+    start: f64,
+    end: f64,
+    text: &'a str,
+    tokens: &'a [u32],
+    temperature: f32,
+    avg_logprob: f32,
+    compression_ratio: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_speech_prob: Option<f32>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    words: Vec<JsonWord<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct JsonWord<'a> {
+    word: &'a str,
+    start: f64,
+    end: f64,
+}
+
+impl<'a> JsonSegment<'a> {
+    fn of(id: usize, segment: &'a Segment) -> Self {
+        let word = |word: &'a kiln::Word| JsonWord {
+            word: &word.text,
+            start: rounded(word.start),
+            end: rounded(word.end),
+        };
+        Self {
+            id,
+            start: rounded(segment.start),
+            end: rounded(segment.end),
+            text: &segment.text,
+            tokens: &segment.tokens,
+            temperature: segment.temperature,
+            avg_logprob: segment.avg_logprob,
+            compression_ratio: segment.compression_ratio,
+            no_speech_prob: segment.no_speech_prob,
+            words: segment.words.iter().map(word).collect(),
+        }
+    }
+}
+
+/// Milliseconds: there is nothing finer.
+fn rounded(seconds: f64) -> f64 {
+    (seconds * 1000.0).round() / 1000.0
+}
+
+/// `01:02:03,450`, or with a point in WebVTT.
+fn time(seconds: f64, format: Format) -> String {
+    let all = (seconds.max(0.0) * 1000.0).round() as u64;
+    let (hours, minutes, seconds, millis) = (all / 3_600_000, all / 60_000 % 60, all / 1000 % 60, all % 1000);
+    let mark = if format == Format::Srt { ',' } else { '.' };
+    format!("{hours:02}:{minutes:02}:{seconds:02}{mark}{millis:03}")
+}

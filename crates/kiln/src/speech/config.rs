@@ -1,0 +1,152 @@
+//! What a folder says of transcribing with its model.
+
+use std::{collections::BTreeMap, path::Path};
+
+use kiln_core::{Error, Result, files, model::TokenId};
+use kiln_models::ConfigFile;
+use serde::Deserialize;
+
+use super::{Task, languages};
+
+/// The fields of `generation_config.json` that only speech models have.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SpeechConfig {
+    decoder_start_token_id: Option<TokenId>,
+    no_timestamps_token_id: Option<TokenId>,
+    prev_sot_token_id: Option<TokenId>,
+    max_initial_timestamp_index: Option<usize>,
+    is_multilingual: Option<bool>,
+    lang_to_id: Option<BTreeMap<String, TokenId>>,
+    task_to_id: Option<BTreeMap<String, TokenId>>,
+    alignment_heads: Option<Vec<(usize, usize)>>,
+    /// Of `config.json`.
+    #[serde(skip)]
+    filter_width: Option<usize>,
+}
+
+impl SpeechConfig {
+    /// Reads `generation_config.json` in `folder`, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a field of the wrong type.
+    pub(crate) fn read(folder: &Path, config: &ConfigFile) -> Result<Self> {
+        let path = folder.join("generation_config.json");
+        let speech = match files::try_read_text(&path)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|e| Error::File { path, why: format!("cannot be used: {e}") })?,
+            None => Self::default(),
+        };
+        let width = config.get("median_filter_width").and_then(serde_json::Value::as_u64);
+        Ok(Self { filter_width: width.map(|width| width as usize), ..speech })
+    }
+
+    /// Positions that attention is filtered over before words are read off it.
+    pub(super) fn filter_width(&self) -> usize {
+        self.filter_width.unwrap_or(7).clamp(1, 1001)
+    }
+
+    /// The special tokens, checked.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for one that is missing, or not in the vocabulary.
+    pub(super) fn tokens(&self, eos: Option<TokenId>, vocab: usize) -> Result<SpecialTokens> {
+        let token = |name: &'static str, id: Option<TokenId>| match id {
+            Some(id) if (id as usize) < vocab => Ok(id),
+            Some(id) => {
+                Err(Error::Setting { name, why: format!("is {id}, and the vocabulary has {vocab} tokens") })
+            }
+            None => {
+                let why = "is missing in the model folder's generation_config.json, and transcribing needs it; take the \
+                           file of the original model";
+                Err(Error::Setting { name, why: why.to_owned() })
+            }
+        };
+        let all = |ids: &Option<BTreeMap<String, TokenId>>| ids.clone().unwrap_or_default();
+        let (languages, tasks) = (all(&self.lang_to_id), all(&self.task_to_id));
+        languages.values().try_for_each(|&id| token("lang_to_id", Some(id)).map(drop))?;
+        tasks.values().try_for_each(|&id| token("task_to_id", Some(id)).map(drop))?;
+        let no_timestamps = token("no_timestamps_token_id", self.no_timestamps_token_id)?;
+        let eos = token("eos_token_id", eos)?;
+        if eos > no_timestamps {
+            let why = format!("is {eos}, behind the first timestamp; transcribing needs it before");
+            return Err(Error::Setting { name: "eos_token_id", why });
+        }
+        Ok(SpecialTokens {
+            start: token("decoder_start_token_id", self.decoder_start_token_id)?,
+            eos,
+            no_timestamps,
+            no_speech: no_timestamps.saturating_sub(1),
+            previous: self.prev_sot_token_id.filter(|&id| (id as usize) < vocab),
+            max_initial_timestamp: self.max_initial_timestamp_index,
+            languages,
+            tasks,
+            is_multilingual: self.is_multilingual.unwrap_or(self.lang_to_id.is_some()),
+        })
+    }
+
+    /// The heads of the decoder whose attention follows the sound, each with its layer.
+    pub(super) fn alignment_heads(&self) -> Option<&[(usize, usize)]> {
+        self.alignment_heads.as_deref().filter(|heads| !heads.is_empty())
+    }
+}
+
+/// Tokens that are not text.
+#[derive(Clone, Debug)]
+pub(super) struct SpecialTokens {
+    /// Begins a transcript.
+    pub(super) start: TokenId,
+    /// Ends it. Tokens below are text.
+    pub(super) eos: TokenId,
+    pub(super) no_timestamps: TokenId,
+    /// Follows `start` where nobody speaks.
+    pub(super) no_speech: TokenId,
+    /// Begins the text before the window.
+    pub(super) previous: Option<TokenId>,
+    /// The latest time at which a window may begin, in steps of 20 ms.
+    pub(super) max_initial_timestamp: Option<usize>,
+    /// By `<|code|>`
+    pub(super) languages: BTreeMap<String, TokenId>,
+    tasks: BTreeMap<String, TokenId>,
+    pub(super) is_multilingual: bool,
+}
+
+impl SpecialTokens {
+    /// The token of 0 seconds. Each token behind it is 20 ms later.
+    pub(super) fn first_timestamp(&self) -> TokenId {
+        self.no_timestamps + 1
+    }
+
+    /// # Errors
+    /// [`Error::Unknown`] for a language that Whisper does not know; [`Error::Setting`] for one that this model does not.
+    pub(super) fn language(&self, language: &str) -> Result<(TokenId, &'static str)> {
+        let wrong = |why: &str| Err(Error::Setting { name: "language", why: why.to_owned() });
+        if !self.is_multilingual {
+            return wrong("cannot be chosen: the model knows English alone; leave it out");
+        }
+        let Some(code) = languages::code(language) else {
+            let known =
+                self.languages.keys().map(|key| key.trim_matches(['<', '|', '>']).to_owned()).collect();
+            return Err(Error::Unknown { what: "language", name: language.to_owned(), known });
+        };
+        match self.languages.get(&format!("<|{code}|>")) {
+            Some(&id) => Ok((id, code)),
+            None => wrong(&format!("is `{code}`, which this model does not know")),
+        }
+    }
+
+    /// The token that asks for a task, where the model knows more than one.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where it cannot translate.
+    pub(super) fn task(&self, task: Task) -> Result<Option<TokenId>> {
+        let id = self.tasks.get(task.name()).copied().filter(|_| self.is_multilingual);
+        match (task, id) {
+            (Task::Translate, None) => {
+                let why = "is `translate`, and the model knows English alone; use a multilingual one";
+                Err(Error::Setting { name: "task", why: why.to_owned() })
+            }
+            (_, id) => Ok(id),
+        }
+    }
+}

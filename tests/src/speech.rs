@@ -1,0 +1,174 @@
+//! Speech to text with a real model, Whisper tiny.en, and real speech, where they are there.
+//!
+//! `KILN_TEST_SPEECH` names the folder that `python tools/speech.py fetch DIR` makes. Without it these tests say that they were skipped.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use kiln::{Audio, AudioReader, DtypeChoice, Model, Plan, Segment, Task, TokenId, Transcriber};
+
+/// The folder with `whisper-tiny.en` and `speech`; `None`, with a word about it, where nobody made it.
+fn folder(test: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("KILN_TEST_SPEECH").map(PathBuf::from);
+    if folder.is_none() {
+        println!(
+            "{test}: skipped: set KILN_TEST_SPEECH to a folder made by `python tools/speech.py fetch DIR`"
+        );
+    }
+    folder
+}
+
+/// Whisper tiny.en on every device, in float32. A software GPU takes ten seconds for a window, so only the first device hears more than one
+/// test: `whisper.rs` has small models for the others.
+fn models(folder: &Path) -> impl Iterator<Item = (String, Model)> {
+    kiln_testkit::devices::opened().iter().map(move |(device, opened)| {
+        let model = Model::builder(folder.join("whisper-tiny.en")).opened(opened.clone());
+        (device.to_string(), model.dtype(DtypeChoice::F32).load().unwrap())
+    })
+}
+
+/// What Transformers gives, by `FILE/timestamps` and `FILE/plain`.
+fn expected() -> BTreeMap<String, Vec<TokenId>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/speech/tokens.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn segments(transcriber: &Transcriber<'_>, audio: impl Into<Audio>) -> Vec<Segment> {
+    transcriber.transcribe(audio).unwrap().collect::<kiln::Result<_>>().unwrap()
+}
+
+fn tokens(segments: &[Segment]) -> Vec<TokenId> {
+    segments.iter().flat_map(|segment| segment.tokens.clone()).collect()
+}
+
+fn recording(folder: &Path, name: &str) -> AudioReader {
+    AudioReader::open(folder.join("speech").join(name)).unwrap()
+}
+
+#[test]
+fn the_words_are_those_of_transformers() {
+    let Some(folder) = folder("the_words_are_those_of_transformers") else { return };
+    for (device, model) in models(&folder) {
+        for (name, want) in expected() {
+            let (file, kind) = name.split_once('/').unwrap();
+            let transcriber = Transcriber::new(&model).unwrap().timestamps(kind == "timestamps");
+            let got = segments(&transcriber, recording(&folder, file));
+            assert_eq!(tokens(&got), want, "{name} on {device}");
+        }
+    }
+}
+
+#[test]
+fn every_cache_hears_the_same() {
+    let Some(folder) = folder("every_cache_hears_the_same") else { return };
+    let want = &expected()["0920.wav/timestamps"];
+    for (device, model) in models(&folder).take(1) {
+        for cache in
+            ["static", "none", "quantized:nbits=8", "offloaded", "dynamic + encoder=quantized:nbits=8"]
+        {
+            let transcriber = Transcriber::new(&model).unwrap().plan(Plan::named(cache).unwrap()).unwrap();
+            let got = tokens(&segments(&transcriber, recording(&folder, "0920.wav")));
+            assert_eq!(&got, want, "{cache} on {device}");
+        }
+    }
+}
+
+#[test]
+fn recordings_beside_each_other_are_what_they_are_alone() {
+    let Some(folder) = folder("recordings_beside_each_other_are_what_they_are_alone") else { return };
+    let files = ["0880.wav", "joined_twice.wav", "0930.wav"];
+    for (device, model) in models(&folder).take(1) {
+        let transcriber = Transcriber::new(&model).unwrap();
+        let all = files.iter().map(|name| recording(&folder, name).into()).collect();
+        let mut together = vec![Vec::new(); files.len()];
+        for segment in transcriber.transcribe_all(all).unwrap() {
+            let (number, segment) = segment.unwrap();
+            together[number].extend(segment.tokens);
+        }
+        for (file, got) in files.iter().zip(together) {
+            assert_eq!(got, expected()[&format!("{file}/timestamps")], "{file} on {device}");
+        }
+    }
+}
+
+#[test]
+fn words_follow_each_other_within_their_segment() {
+    let Some(folder) = folder("words_follow_each_other_within_their_segment") else { return };
+    for (device, model) in models(&folder).take(1) {
+        let transcriber = Transcriber::new(&model).unwrap().word_times(true).unwrap();
+        let segments = segments(&transcriber, recording(&folder, "joined_twice.wav"));
+        for segment in &segments {
+            let text: String = segment.words.iter().map(|word| word.text.as_str()).collect();
+            assert_eq!(text, segment.text, "on {device}");
+            for word in &segment.words {
+                assert!(word.start <= word.end && word.end - word.start < 3.0, "{word:?} on {device}");
+                // A model's timestamps and its attention differ a little.
+                assert!(
+                    word.start > segment.start - 1.0 && word.end < segment.end + 1.0,
+                    "{word:?} in {segment:?}"
+                );
+            }
+            assert!(segment.words.is_sorted_by(|a, b| a.start <= b.start), "{segment:?}");
+        }
+        // The reader says "Dashwood" at about a second, and the joined sentences begin again at 24.73 s.
+        let dashwood = |after: f64| {
+            let words = segments.iter().flat_map(|segment| &segment.words);
+            words.filter(|word| word.start >= after).find(|word| word.text == " Dashwood").unwrap().start
+        };
+        let (first, second) = (dashwood(0.0), dashwood(20.0));
+        assert!((0.5..2.0).contains(&first), "{first} on {device}");
+        assert!((second - first - 24.73).abs() < 0.3, "{first} and {second} on {device}");
+    }
+}
+
+/// Sounds that are no speech, 16 kHz.
+fn sounds() -> Vec<(&'static str, Vec<f32>)> {
+    let seconds = |n: usize, f: &dyn Fn(usize) -> f32| (0..n * 16_000).map(f).collect::<Vec<f32>>();
+    let tone = |hertz: f32, i: usize| (std::f32::consts::TAU * hertz * i as f32 / 16_000.0).sin();
+    let noise = |i: usize| {
+        let mut x = i as u64 * 0x9E37_79B9_7F4A_7C15;
+        x = (x ^ (x >> 31)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        ((x >> 40) as f32 / (1 << 24) as f32) * 2.0 - 1.0
+    };
+    vec![
+        ("nothing at all", Vec::new()),
+        ("a second of silence", seconds(1, &|_| 0.0)),
+        ("silence", seconds(40, &|_| 0.0)),
+        ("noise", seconds(12, &|i| 0.2 * noise(i))),
+        ("faint noise", seconds(35, &|i| 0.001 * noise(i))),
+        ("440 Hz", seconds(12, &|i| 0.3 * tone(440.0, i))),
+        ("50 Hz", seconds(12, &|i| 0.3 * tone(50.0, i))),
+        ("a chord", seconds(12, &|i| 0.1 * (tone(261.6, i) + tone(329.6, i) + tone(392.0, i)))),
+        ("clicks", seconds(12, &|i| if i % 8000 < 20 { 0.5 } else { 0.0 })),
+    ]
+}
+
+#[test]
+fn where_nobody_speaks_there_is_no_text() {
+    let Some(folder) = folder("where_nobody_speaks_there_is_no_text") else { return };
+    for (device, model) in models(&folder).take(1) {
+        let transcriber = Transcriber::new(&model).unwrap();
+        for (name, samples) in sounds() {
+            let text: Vec<String> =
+                segments(&transcriber, samples).into_iter().map(|segment| segment.text).collect();
+            assert!(text.is_empty(), "{name} on {device}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn an_english_model_knows_one_language() {
+    let Some(folder) = folder("an_english_model_knows_one_language") else { return };
+    let (_, model) = models(&folder).next().unwrap();
+    let transcriber = || Transcriber::new(&model).unwrap();
+    let language = transcriber().language("de").unwrap_err().to_string();
+    assert!(language.contains("the model knows English alone"), "{language}");
+    let task = transcriber().task(Task::Translate).unwrap_err().to_string();
+    assert!(task.contains("the model knows English alone"), "{task}");
+    let temperature = transcriber().temperatures(vec![-1.0]).unwrap_err().to_string();
+    assert!(temperature.contains("not negative"), "{temperature}");
+    let nan = transcriber().transcribe(vec![0.0, f32::NAN]).map(drop).unwrap_err().to_string();
+    assert!(nan.contains("NaN"), "{nan}");
+}
