@@ -57,7 +57,7 @@ pub(crate) struct TranscribeArgs {
     /// Recordings that go through the model side by side
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) batch: u16,
-    /// The same seed draws the same tokens, at temperatures above 0
+    /// Number that decides which tokens are drawn at temperatures above 0
     #[arg(long, hide_short_help = true, default_value_t = 0)]
     pub(super) seed: u64,
     #[command(flatten)]
