@@ -205,7 +205,16 @@ fn the_legacy_format_goes_both_ways() {
         assert!(other.encoder_from_legacy(encoder[1..].to_vec()).is_err(), "a layer is missing");
         other.encoder_from_legacy(encoder.clone()).unwrap();
         other.from_legacy(own).unwrap();
-        assert_eq!(other.encoder_from_legacy(encoder), Err(Error::AlreadyConditioned));
+        assert_eq!(other.encoder_from_legacy(encoder.clone()), Err(Error::AlreadyConditioned));
+        // Of other rows than the decoder's, and of other heads.
+        let cut = |dim: usize| {
+            let cut = |x: &Tensor<4>| x.clone().narrow(dim, 0, 1);
+            encoder.iter().map(|(keys, values)| (cut(keys), cut(values))).collect::<Vec<_>>()
+        };
+        let mut third = model.cache(&Plan::dynamic()).unwrap();
+        third.from_legacy(cache.to_legacy().unwrap()).unwrap();
+        assert_eq!(third.encoder_from_legacy(cut(0)), Err(Error::WrongRows { rows: 2, given: 1 }));
+        assert!(matches!(third.encoder_from_legacy(cut(1)), Err(Error::Import { .. })), "one head");
         let next = || Batch::from_rows(&[vec![7], vec![8]], model.device()).unwrap();
         let [want, got] = [&mut cache, &mut other]
             .map(|cache| floats(model.causal().forward(&next(), Logits::Last, cache).unwrap()));

@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 use kiln_core::{
     Error, Result,
     layer::{CrossLayer, Kv, Parents, Positions, Reorders},
+    need::AttentionNeed,
     slot::Slot,
     view::KvView,
 };
@@ -12,7 +13,17 @@ use super::{KvPolicy, Memory, Policy, Progress, check};
 
 /// `seq_len` counts the encoder's frames. Decoded tokens leave no trace.
 #[derive(Clone, Debug)]
-pub(crate) struct WriteOnce;
+pub(crate) struct WriteOnce {
+    pub(crate) need: AttentionNeed,
+}
+
+impl WriteOnce {
+    /// Whether keys and values are those of this block.
+    fn fits(&self, (keys, values): &Kv) -> bool {
+        let [_, heads, _, dim] = keys.dims();
+        (heads, dim) == (self.need.kv_heads, self.need.head_dim) && values.dims() == keys.dims()
+    }
+}
 
 impl Policy for WriteOnce {
     const NAME: &'static str = "encoder";
@@ -33,7 +44,8 @@ impl Policy for WriteOnce {
     }
 
     fn validate(&self, at: &Progress<()>, kv: &Slot<Kv>) -> Result<()> {
-        check(kv.tokens() == at.seq_len)
+        check(kv.tokens() == at.seq_len)?;
+        check(kv.get()?.is_none_or(|kv| self.fits(kv)))
     }
 }
 
@@ -52,7 +64,12 @@ impl CrossLayer for Memory<WriteOnce> {
         if self.at.seq_len > 0 {
             return Err(Error::AlreadyConditioned);
         }
-        self.on_device(|_, at, kv| {
+        self.on_device(|policy, at, kv| {
+            if !policy.fits(&(keys.clone(), values.clone())) {
+                let why =
+                    format!("keys {:?} and values {:?} are of another block", keys.dims(), values.dims());
+                return Err(Error::Import { why });
+            }
             at.seq_len = keys.dims()[2];
             kv.set((keys, values));
             Ok(())

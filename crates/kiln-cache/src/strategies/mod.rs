@@ -89,9 +89,9 @@ pub trait KvFactory: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Those of [`check_encoder`](Self::check_encoder).
-    fn build_encoder(&self, _need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn CrossLayer>> {
+    fn build_encoder(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn CrossLayer>> {
         self.check_encoder()?;
-        Ok(Box::new(Memory::new(WriteOnce, kernels.device())))
+        Ok(Box::new(Memory::new(WriteOnce { need: need.clone() }, kernels.device())))
     }
 }
 

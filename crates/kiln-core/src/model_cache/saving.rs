@@ -58,6 +58,7 @@ impl ModelCache {
                 return wrong(format!("keys {:?} and values {:?} do not fit", keys.dims(), values.dims()));
             }
         }
+        self.check_rows(rows)?;
         self.admits(tokens, false)?;
         let own = self.groups.iter_mut().flat_map(|group| &mut group.layers);
         for (layer, (keys, values)) in own.filter_map(LayerCache::keys_mut).zip(layers) {
@@ -86,7 +87,8 @@ impl ModelCache {
     /// [`from_legacy`](Self::from_legacy).
     ///
     /// # Errors
-    /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; [`Error::AlreadyConditioned`].
+    /// [`Error::Import`] for another number of blocks, or tensors that do not fit them or each other; [`Error::WrongRows`];
+    /// [`Error::AlreadyConditioned`]. After an error the cache can only be reset.
     pub fn encoder_from_legacy(&mut self, layers: Vec<Kv>) -> Result<()> {
         let wrong = |why: String| Err(Error::Import { why });
         if self.is_conditioned() {
@@ -104,6 +106,7 @@ impl ModelCache {
                 values.dims()
             ));
         }
+        self.check_rows(first[0])?;
         let own = self.groups.iter_mut().flat_map(RowGroup::encoders_mut);
         own.zip(layers).try_for_each(|(layer, (keys, values))| layer.fill(keys, values))?;
         self.claim_given();

@@ -94,7 +94,7 @@ impl Transcripts<'_> {
         let mut unheard = Vec::new();
         for (number, track) in self.tracks.iter_mut().enumerate().filter(|(_, track)| !track.is_over()) {
             let window = track.recording.window(track.seek)?;
-            // A third of the windows of long recordings may have no sound at all: they are not worth a pass.
+            // What has no sound at all needs no pass.
             if window.is_silent {
                 track.seek += transcriber.window;
                 continue;
