@@ -3,7 +3,6 @@
 use kiln::{
     Model, Plan,
     device::Opened,
-    kernels::Choice,
     memory::{AttentionNeed, LayerNeed},
     models,
 };
@@ -44,7 +43,7 @@ fn every_architecture_has_cases_that_pass() {
     let known: Vec<_> = models::ARCHITECTURES.iter().map(|a| a.model_type()).filter(text).collect();
     assert_eq!(known, ARCHITECTURES);
     let (_, device) = &kiln_testkit::devices::opened()[0];
-    let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
+    let setup = Setup::on(device);
     for name in ARCHITECTURES {
         let filter = format!("{name}/");
         let summary =
@@ -291,6 +290,16 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         ("qwen3_moe", "mlp_only_layers", json!([0]), "no tensor `model.layers.0.mlp.gate_proj.weight`"),
         ("qwen3_moe", "mlp_only_layers", json!(1), "mlp_only_layers"),
         ("qwen3_moe", "attention_bias", json!(true), "q_proj.bias"),
+        ("qwen2_moe", "shared_expert_intermediate_size", json!(0), "`shared_expert_intermediate_size` is 0"),
+        (
+            "qwen2_moe",
+            "shared_expert_intermediate_size",
+            json!(35),
+            "shared_expert.gate_proj.weight` has shape [36, 32]",
+        ),
+        ("qwen2_moe", "num_experts", json!(0), "no tensor `model.layers.0.mlp.gate_proj.weight`"),
+        ("qwen2_moe", "mlp_only_layers", json!(null), "no tensor `model.layers.1.mlp.gate.weight`"),
+        ("qwen2_moe", "sliding_window", json!(null), "`sliding_window` is missing"),
         ("jamba", "num_experts", json!(0), "`num_experts` is 0"),
         ("jamba", "num_experts", json!(1), "no tensor `model.layers.1.feed_forward.gate_proj.weight`"),
         ("jamba", "num_experts_per_tok", json!(9), "`num_experts_per_tok` is 9"),
@@ -371,7 +380,7 @@ proptest! {
             "attention_bias", "use_bidirectional_attention", "model_type", "state_size", "time_step_rank",
             "conv_kernel", "expand", "residual_in_fp32", "num_experts", "num_local_experts", "num_experts_per_tok",
             "moe_intermediate_size", "mlp_only_layers", "decoder_sparse_step", "attn_layer_period", "attn_layer_offset",
-            "expert_layer_period", "expert_layer_offset", "mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_dt_rank",
+            "shared_expert_intermediate_size", "expert_layer_period", "expert_layer_offset", "mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_dt_rank",
         ]),
         value in prop_oneof![
             any::<i64>().prop_map(|n| json!(n)),

@@ -113,6 +113,11 @@ const MUST_EXPERTS: &[&str] = &[
     "mixtral/chunked_dynamic",
     "mixtral_window/greedy_long",
     "mixtral_window/beam3",
+    "qwen2_moe/greedy_long",
+    "qwen2_moe/leftpad_b2",
+    "qwen2_moe/chunked_dynamic",
+    "qwen2_moe_other/greedy_b2",
+    "qwen2_moe_other/beam3",
     "qwen3_moe/greedy_b2",
     "qwen3_moe/chunked_dynamic",
     "qwen3_moe_other/greedy",
@@ -135,7 +140,7 @@ const MUST_WHISPER: &[&str] = &[
 #[test]
 fn every_case_passes_or_is_not_implemented_yet() {
     for (_, device) in kiln_testkit::devices::opened() {
-        let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
+        let setup = Setup::on(device);
         for version in ["4.47.1", "5.23.0", "5.23.0-rope", "5.23.0-mamba", "5.23.0-experts", "5.23.0-whisper"]
         {
             let (lines, summary) = run(version, "", &setup);
@@ -163,7 +168,7 @@ fn every_exact_cache_gives_what_dynamic_gives() {
     for (_, device) in kiln_testkit::devices::opened() {
         for cache in ["static", "static:len=64", "sink:window=100,sinks=4"] {
             let cache = Some(Plan::named(cache).unwrap());
-            let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache, offload: None };
+            let setup = Setup { cache, ..Setup::on(device) };
             for model in
                 ["llama/greedy_dynamic", "llama/prefix_reuse", "gemma3_text/greedy", "qwen3/leftpad_b2"]
             {
@@ -189,17 +194,32 @@ fn forced_kernels_conform_too() {
             _ => &[Choice::Reference],
         };
         for &kernels in choices {
-            let setup = Setup { device: device.clone(), kernels, cache: None, offload: None };
+            let setup = Setup { kernels, ..Setup::on(device) };
             for (version, filter) in [
                 ("5.23.0", "llama/greedy_leftpad"),
                 ("5.23.0", "llama_tied/"),
                 ("5.23.0", "llama/chunked_dynamic"),
+                ("5.23.0-experts", "qwen2_moe/chunked_dynamic"),
                 ("5.23.0-experts", "qwen3_moe/chunked_dynamic"),
                 ("5.23.0", "jamba/leftpad"),
             ] {
                 let (_, summary) = run(version, filter, &setup);
                 assert_eq!((summary.passed, summary.failed), (1, 0), "{kernels} on {name}: {filter}");
             }
+        }
+    }
+}
+
+/// Of each block none stays on the device, one, or all.
+#[test]
+fn experts_in_host_memory_give_what_others_give() {
+    for (name, device) in kiln_testkit::devices::opened() {
+        for resident in [0, 1, 100] {
+            let setup = Setup { resident_experts: Some(resident), ..Setup::on(device) };
+            let (lines, summary) = run("5.23.0-experts", "", &setup);
+            assert_eq!((summary.passed, summary.failed), (lines.len(), 0), "{resident} on {name}");
+            let (_, summary) = run("5.23.0", "jamba/greedy", &setup);
+            assert!(summary.passed > 0 && summary.failed == 0, "{resident} on {name}: jamba, {summary}");
         }
     }
 }
@@ -219,7 +239,7 @@ fn a_wrong_model_fails() {
         std::fs::copy(from.join("models/llama_rope_linear").join(file), to.join(file)).unwrap();
     }
     let (_, device) = &kiln_testkit::devices::opened()[0];
-    let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache: None, offload: None };
+    let setup = Setup::on(device);
     let summary =
         conformance::run(folder.path(), "llama/greedy_dynamic", &setup, &mut |_| Ok::<(), kiln::Error>(()))
             .unwrap();
@@ -239,7 +259,7 @@ fn beams_are_the_same_with_every_cache() {
             ("static", Some(Offload::AllBut(1))),
         ] {
             let cache = Some(Plan::named(cache).unwrap());
-            let setup = Setup { device: device.clone(), kernels: Choice::Auto, cache, offload };
+            let setup = Setup { cache, offload, ..Setup::on(device) };
             for (version, case) in [
                 ("5.23.0", "llama/beam3_eos"),
                 ("4.47.1", "llama/group_beam_6_3"),

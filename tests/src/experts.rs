@@ -10,7 +10,7 @@ use std::{
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln::{
-    ModelBuilder, Plan, RandomMixtral,
+    ExpertTraffic, Model, ModelBuilder, Plan, RandomMixtral,
     device::Opened,
     kernels::{Choice, ExpertLinear, Kernels, Matrix, MatrixStack},
 };
@@ -20,7 +20,7 @@ use tracing::{
     span,
 };
 
-use crate::support::{alone, batch, float32, floats, forward, is_alone};
+use crate::support::{TINY, alone, batch, float32, floats, forward, is_alone};
 
 const SIZES: RandomMixtral = RandomMixtral {
     layers: 3,
@@ -105,6 +105,89 @@ fn decode_reads_the_weights_of_chosen_experts_alone() {
         // Each expert once, however many tokens go to it.
         let prompt = (0..60).map(|i| i * 31 % 97).collect();
         assert!(feed(&[prompt]) <= (layers * experts) as u64 * expert);
+    }
+}
+
+fn in_host_memory(resident: usize, opened: &Opened) -> Model {
+    float32(ModelBuilder::random(&SIZES), opened).offload_experts(resident).load().unwrap()
+}
+
+#[test]
+fn experts_in_host_memory_are_copied_when_tokens_go_to_them() {
+    let RandomMixtral { layers, hidden, intermediate, experts, chosen, .. } = SIZES;
+    let expert = (3 * hidden * intermediate * 4) as u64;
+    let of_step = (layers * chosen) as u64;
+    for (device, opened) in devices() {
+        let whole = float32(ModelBuilder::random(&SIZES), opened).load().unwrap();
+        assert_eq!((whole.host_weight_bytes(), whole.expert_traffic()), (0, None));
+        let traffic = |resident: usize, rows: &[&[u32]]| {
+            let model = in_host_memory(resident, opened);
+            let away = (layers * experts) as u64 * expert;
+            assert_eq!(model.host_weight_bytes(), away, "on {device}");
+            assert_eq!(model.weight_bytes(), whole.weight_bytes() - away, "on {device}");
+            assert_eq!(model.multiplied_bytes(), whole.multiplied_bytes(), "on {device}");
+            assert_eq!(model.parameters(), whole.parameters());
+            let mut cache = model.cache(&Plan::none()).unwrap();
+            for row in rows {
+                forward(&model, &batch(&model, &[row.to_vec()]), &mut cache);
+            }
+            model.expert_traffic().unwrap()
+        };
+        let of = |used, copied| ExpertTraffic { used, copied, bytes: copied * expert };
+        // The same token goes to the same experts.
+        assert_eq!(traffic(0, &[&[5], &[5]]), of(2 * of_step, 2 * of_step), "on {device}");
+        assert_eq!(traffic(chosen, &[&[5], &[5]]), of(2 * of_step, of_step), "on {device}");
+        // Where one stays, the other has to come again and again.
+        let ExpertTraffic { used, copied, .. } = traffic(1, &[&[5], &[5], &[5]]);
+        assert_eq!(used, 3 * of_step);
+        assert!((2 * of_step..3 * of_step).contains(&copied), "{copied} on {device}");
+        // All of them at some time, each once.
+        let prompt: Vec<u32> = (0..97).collect();
+        let ExpertTraffic { copied, .. } = traffic(experts, &[&prompt, &[5], &prompt, &[9]]);
+        assert!(copied <= (layers * experts) as u64, "{copied} on {device}");
+    }
+}
+
+#[test]
+fn captured_steps_are_not_tried_with_experts_in_host_memory() {
+    for (device, opened) in devices() {
+        let model = in_host_memory(2, opened);
+        let whole = float32(ModelBuilder::random(&SIZES), opened).load().unwrap();
+        assert!(whole.causal().can_be_captured() && !model.causal().can_be_captured());
+        // Beyond what it takes to record a step, in a cache that is made for it.
+        let plan = Plan::named("static").unwrap();
+        let mut cache = model.cache(&plan).unwrap();
+        let request = model.generate(vec![vec![1, 2, 3]]).cache(&mut cache).max_new_tokens(12).compile(true);
+        let steps = request.steps().unwrap().map(|step| step.map(drop));
+        assert_eq!(steps.filter(Result::is_ok).count(), 12, "on {device}");
+    }
+}
+
+#[test]
+fn experts_in_host_memory_are_not_counted_to_the_device() {
+    for (device, opened) in devices().filter(|(device, _)| *device != "cpu") {
+        let sizes = RandomMixtral { layers: 4, hidden: 512, intermediate: 512, experts: 32, ..SIZES };
+        let load = |resident: Option<usize>| {
+            let model = float32(ModelBuilder::random(&sizes), opened).memory(250 << 20);
+            model.offload_experts(resident).load()
+        };
+        // Together 384 MiB, 3 MiB each.
+        let error = load(None).unwrap_err().to_string();
+        assert!(error.contains("the model's weights"), "on {device}: {error}");
+        let model = load(Some(4)).unwrap();
+        assert_eq!(model.host_weight_bytes(), 384 << 20);
+        assert!(model.budget().used() >= 48 << 20, "those that stay are counted");
+        let error = load(Some(20)).unwrap_err().to_string();
+        assert!(error.contains("the model's weights"), "on {device}: {error}");
+    }
+}
+
+#[test]
+fn a_model_without_experts_has_none_to_keep_in_host_memory() {
+    for (device, opened) in devices() {
+        let model = float32(ModelBuilder::random(&TINY), opened).offload_experts(0);
+        let error = model.load().unwrap_err().to_string();
+        assert!(error.contains("no experts"), "on {device}: {error}");
     }
 }
 

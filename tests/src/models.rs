@@ -78,7 +78,7 @@ fn the_head_makes_logits_of_hidden_states() {
 #[test]
 fn matrices_larger_than_a_binding_are_split() {
     for opened in devices() {
-        for name in ["llama", "llama_tied", "phi3", "qwen2", "mixtral", "qwen3_moe"] {
+        for name in ["llama", "llama_tied", "phi3", "qwen2", "mixtral", "qwen2_moe", "qwen3_moe"] {
             let folder = fixtures_of(name).join("models").join(name);
             let load = |largest_binding| {
                 float32(Model::builder(&folder), opened).largest_binding(largest_binding).load().unwrap()

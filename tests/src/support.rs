@@ -12,7 +12,7 @@ pub(crate) const TINY: RandomLlama =
     RandomLlama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
 
 /// Recorded models, one for each architecture, under its name.
-pub(crate) const ARCHITECTURES: [&str; 13] = [
+pub(crate) const ARCHITECTURES: [&str; 14] = [
     "llama",
     "mistral",
     "qwen2",
@@ -24,6 +24,7 @@ pub(crate) const ARCHITECTURES: [&str; 13] = [
     "mamba",
     "falcon_mamba",
     "mixtral",
+    "qwen2_moe",
     "qwen3_moe",
     "jamba",
 ];
@@ -32,7 +33,8 @@ pub(crate) const ARCHITECTURES: [&str; 13] = [
 pub(crate) fn fixtures_of(name: &str) -> PathBuf {
     fixtures(match name {
         "falcon_mamba" => "5.23.0-mamba",
-        "mixtral" | "mixtral_window" | "qwen3_moe" | "qwen3_moe_other" | "jamba_other" => "5.23.0-experts",
+        "mixtral" | "mixtral_window" | "qwen2_moe" | "qwen2_moe_other" | "qwen3_moe" | "qwen3_moe_other"
+        | "jamba_other" => "5.23.0-experts",
         _ => "5.23.0",
     })
 }

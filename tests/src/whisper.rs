@@ -2,8 +2,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
-    Batch, Error, Logits, Model, Offload, Plan, TokenId, cache_samples, device::Opened, kernels::Choice,
-    memory::LayerCache,
+    Batch, Error, Logits, Model, Offload, Plan, TokenId, cache_samples, device::Opened, memory::LayerCache,
 };
 use kiln_testkit::conformance::{self, Setup};
 
@@ -54,8 +53,7 @@ fn every_cache_gives_the_recorded_tokens() {
                 exact.into_iter().flat_map(|plan| [(plan.clone(), None), (plan, Some(Offload::All))])
             {
                 let what = format!("{cache} {offload:?}");
-                let setup =
-                    Setup { device: device.clone(), kernels: Choice::Auto, cache: Some(cache), offload };
+                let setup = Setup { cache: Some(cache), offload, ..Setup::on(device) };
                 let summary = conformance::run(&fixtures(version), "whisper/", &setup, &mut |line| {
                     println!("{line}");
                     Ok::<(), Error>(())

@@ -50,7 +50,7 @@ pub(crate) enum Command {
 }
 
 /// Where a model runs, and in what.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct PlaceArgs {
     /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
     #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
@@ -66,6 +66,11 @@ pub(crate) struct PlaceArgs {
     /// Memory of the device to use at most, such as `6GiB` [default: 90 % of what it has]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<u64>,
+    /// Keep the experts of a mixture in host memory, but for the last N used of each block
+    ///
+    /// A larger model fits on the device. Experts that a token goes to are copied there in every step, unless they are among the N.
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub(crate) offload_experts: Option<usize>,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -398,6 +403,9 @@ pub(crate) struct ConformanceArgs {
     /// Keep layers in host memory: `all`, or `layers=N` for all but the last N; the results must be the same
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
+    /// Keep the experts of mixtures in host memory, but for the last N used of each block; the results must be the same
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub(crate) offload_experts: Option<usize>,
     /// Run only the cases whose MODEL/CASE contains this
     #[arg(long, default_value = "", value_name = "SUBSTRING")]
     pub(crate) filter: String,

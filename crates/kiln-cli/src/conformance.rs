@@ -17,7 +17,13 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
     if args.folder.is_dir() {
         note(format_args!("on {}: {} ({})", device.info.name, device.info.adapter, device.info.api));
     }
-    let setup = Setup { device, kernels: args.place.kernels, cache, offload: args.offload };
+    let setup = Setup {
+        kernels: args.place.kernels,
+        cache,
+        offload: args.offload,
+        resident_experts: args.offload_experts,
+        ..Setup::on(&device)
+    };
     let mut lines: Vec<Line> = Vec::new();
     let summary = conformance::run(&args.folder, &args.filter, &setup, &mut |line| {
         lines.push(line.clone());

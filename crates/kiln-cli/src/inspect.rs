@@ -45,9 +45,13 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
         0 => String::new(),
         channels => format!(", {channels} channels with a state"),
     };
-    let mixture = sizes.experts.map_or_else(String::new, |ExpertSizes { experts, chosen, intermediate }| {
-        format!(", {chosen} of {experts} experts with intermediate {intermediate}")
-    });
+    let mixture = sizes.experts.map_or_else(
+        String::new,
+        |ExpertSizes { experts, chosen, intermediate, shared, .. }| {
+            let shared = if shared > 0 { format!(" and a shared one with {shared}") } else { String::new() };
+            format!(", {chosen} of {experts} experts with intermediate {intermediate}{shared}")
+        },
+    );
     let mixers = format!("{attention}{channels}{mixture}");
     say(format_args!("shape          {} blocks, hidden {}, {mixers}", sizes.layers, sizes.hidden))?;
     say(format_args!("vocabulary     {} tokens", sizes.vocab))?;
@@ -145,8 +149,11 @@ fn json(
         "intermediate": sizes.intermediate,
         "vocab": sizes.vocab,
         "state_channels": sizes.state_channels,
-        "experts": sizes.experts.map(|ExpertSizes { experts, chosen, intermediate }| {
-            serde_json::json!({ "experts": experts, "chosen": chosen, "intermediate": intermediate })
+        "experts": sizes.experts.map(|ExpertSizes { experts, chosen, intermediate, shared, blocks }| {
+            serde_json::json!({
+                "experts": experts, "chosen": chosen, "intermediate": intermediate, "shared_intermediate": shared,
+                "blocks": blocks,
+            })
         }),
         "positions": (sizes.positions < Sizes::ANY_LENGTH).then_some(sizes.positions),
         "files": inspection.shards,

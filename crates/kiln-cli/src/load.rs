@@ -50,7 +50,8 @@ pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
 
 /// A model where it was asked for.
 pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
-    model.opened(device).dtype(place.dtype).kernels(place.kernels).memory(place.memory)
+    let model = model.opened(device).dtype(place.dtype).kernels(place.kernels).memory(place.memory);
+    model.offload_experts(place.offload_experts)
 }
 
 /// Loads a folder of a model of text.

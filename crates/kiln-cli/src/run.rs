@@ -8,13 +8,13 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    Completion, Error, GeneratedText, GenerationConfig, Grammar, Model, Offload, OnOutOfMemory, Plan,
-    Request, Sequence, Stats, Steps, StopReason, UNTIL_IT_ENDS, files,
+    Completion, Error, ExpertTraffic, GeneratedText, GenerationConfig, Grammar, Model, Offload,
+    OnOutOfMemory, Plan, Request, Sequence, Stats, Steps, StopReason, UNTIL_IT_ENDS, files,
 };
 use serde_json::{Map, Value};
 
 use crate::{
-    args::{CacheArgs, RunArgs, SamplingArgs},
+    args::{CacheArgs, PlaceArgs, RunArgs, SamplingArgs},
     display, load,
     output::{Result, note, print, say, tell},
 };
@@ -46,10 +46,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let least = usize::try_from(args.sampling.max_new_tokens.unwrap_or(0)).unwrap_or(0);
     let model = load::text_model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
     fail_allocation(&model)?;
+    // It is small, and need not have experts.
+    let draft_place = PlaceArgs { offload_experts: None, ..args.place.clone() };
     let draft = args
         .draft
         .as_deref()
-        .map(|folder| load::text_model(folder, &args.place, model.opened().clone(), None, least))
+        .map(|folder| load::text_model(folder, &draft_place, model.opened().clone(), None, least))
         .transpose()?;
     let plan = match (plan, &args.load_cache) {
         (Some(plan), _) => plan,
@@ -357,6 +359,13 @@ fn settings(given: &[String]) -> Result<GenerationConfig> {
 }
 
 /// What was fed without being chosen one by one.
+/// A line about experts in host memory.
+fn experts(ExpertTraffic { used, copied, bytes }: ExpertTraffic) -> String {
+    let share = 100.0 * copied as f64 / used.max(1) as f64;
+    let bytes = display::bytes(bytes);
+    format!("\nexperts  {copied} of {used} used ({share:.0} %) were copied to the device, {bytes}")
+}
+
 fn proposals(stats: &Stats) -> String {
     let share = 100.0 * stats.accepted as f64 / stats.proposed.max(1) as f64;
     let proposed =
@@ -392,8 +401,8 @@ impl Report<'_> {
             .map(|ran| format!("{} {} x{}", ran.kernel, ran.path, ran.count))
             .collect();
         format!(
-            "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\
-             decode   {} tokens in {:.3} s, {:.1} tokens/s{}\ncache    {}, {} on the device{}\nkernels  {}\nseed     {}\n",
+            "\ndevice   {} {} ({}), {}\nload     {:.2} s, {} parameters, {}{}\nprefill  {} tokens in {:.3} s, {:.1} tokens/s\n\
+             decode   {} tokens in {:.3} s, {:.1} tokens/s{}{}\ncache    {}, {} on the device{}\nkernels  {}\nseed     {}\n",
             info.name,
             info.adapter,
             info.api,
@@ -401,6 +410,10 @@ impl Report<'_> {
             model.load_time().as_secs_f64(),
             display::count(model.parameters()),
             display::bytes(model.weight_bytes()),
+            match model.host_weight_bytes() {
+                0 => String::new(),
+                bytes => format!(" on the device, {} of experts in host memory", display::bytes(bytes)),
+            },
             stats.prompt_tokens,
             prefill,
             rate(stats.prompt_tokens, prefill),
@@ -408,6 +421,7 @@ impl Report<'_> {
             decode,
             rate(stats.decoded(), decode),
             proposals(stats),
+            model.expert_traffic().map_or_else(String::new, experts),
             self.cache,
             display::bytes(self.cache_bytes),
             match self.host_bytes {
@@ -449,6 +463,11 @@ impl Report<'_> {
             "cache_bytes": self.cache_bytes,
             "cache_host_bytes": self.host_bytes,
         });
+        if let Some(ExpertTraffic { used, copied, bytes }) = model.expert_traffic() {
+            json["experts"] = serde_json::json!({
+                "host_bytes": model.host_weight_bytes(), "used": used, "copied": copied, "copied_bytes": bytes,
+            });
+        }
         if !self.completions.is_empty() {
             let completion = |completion: &Completion| {
                 serde_json::json!({

@@ -1,6 +1,6 @@
 //! What the generation loop knows about a model.
 
-use std::fmt;
+use std::{fmt, ops::Add};
 
 use burn::tensor::{Device, Tensor};
 
@@ -30,13 +30,50 @@ pub enum Logits<'a> {
     Alignment(&'a [(usize, usize)]),
 }
 
-/// Bytes of weights on the device.
+/// Bytes of weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WeightBytes {
-    /// All of them.
+    /// On the device.
     pub held: usize,
-    /// Those that each step reads: all but embeddings of which a few rows are looked up.
+    /// In host memory: experts that are copied to the device when tokens go to them.
+    pub in_host_memory: usize,
+    /// Those that each step reads: all but embeddings of which a few rows are looked up, and experts that no token goes to.
     pub multiplied: usize,
+}
+
+impl Add for WeightBytes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            held: self.held + other.held,
+            in_host_memory: self.in_host_memory + other.in_host_memory,
+            multiplied: self.multiplied + other.multiplied,
+        }
+    }
+}
+
+/// What experts in host memory have cost since the model was loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertTraffic {
+    /// Experts that tokens went to: each counts once a block and forward pass.
+    pub used: u64,
+    /// Those of them that were copied to the device, because they were not there.
+    pub copied: u64,
+    /// Bytes that were copied to the device.
+    pub bytes: u64,
+}
+
+impl Add for ExpertTraffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            used: self.used + other.used,
+            copied: self.copied + other.copied,
+            bytes: self.bytes + other.bytes,
+        }
+    }
 }
 
 /// What an encoder is given of each row.
@@ -64,6 +101,16 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
     /// Bytes of its weights.
     fn weight_bytes(&self) -> WeightBytes {
         WeightBytes::default()
+    }
+
+    /// What experts in host memory have cost so far; `None` where all are on the device.
+    fn expert_traffic(&self) -> Option<ExpertTraffic> {
+        None
+    }
+
+    /// Whether what a pass launches follows from shapes alone, so that a step can be captured.
+    fn can_be_captured(&self) -> bool {
+        true
     }
 
     /// Whether the head has the weights of the embeddings.

@@ -126,7 +126,7 @@ impl DecodeLoop {
         }
         // A buffer that has to grow is another one afterwards.
         let can_be_captured = chooser.as_ref().is_none_or(|chooser| chooser.can_be_captured(&running.cache));
-        let repeats = can_be_captured && running.cache.replayable() > 0;
+        let repeats = can_be_captured && running.model.can_be_captured() && running.cache.replayable() > 0;
         match &self.capture {
             Capture::On(recording, output) if repeats && recording.is_of_this_thread() => {
                 recording.replay()?;

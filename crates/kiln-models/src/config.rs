@@ -6,7 +6,7 @@ use kiln_core::{Error, Result, files};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::checkpoint::foreign::no_config;
+use crate::{checkpoint::foreign::no_config, nn::experts::COPIED_AT_ONCE};
 
 /// A config is a page of text; more than this is not one.
 const LARGEST_CONFIG: u64 = 16 << 20;
@@ -39,6 +39,10 @@ pub struct ExpertSizes {
     pub chosen: usize,
     /// Width of each expert.
     pub intermediate: usize,
+    /// Width of the expert that all tokens share; 0 where there is none.
+    pub shared: usize,
+    /// Blocks whose feed-forwards are mixtures.
+    pub blocks: usize,
 }
 
 impl Sizes {
@@ -52,6 +56,18 @@ impl Sizes {
         rows.saturating_mul(logits.saturating_add(tokens.saturating_mul(self.token_bytes(element))))
     }
 
+    /// Bytes that experts in host memory spare the device, where `resident` of each block stay there; `None` where there are no experts.
+    pub fn offloaded_bytes(&self, resident: usize, element: usize) -> Option<u64> {
+        let ExpertSizes { experts, intermediate, blocks, .. } = self.experts?;
+        let one = [3, self.hidden, intermediate, element]
+            .iter()
+            .fold(1, |bytes: u64, &n| bytes.saturating_mul(n as u64));
+        let away = (experts.saturating_sub(resident) as u64).saturating_mul(one);
+        // Of one block at a time, some more are there.
+        let passing = one.max(COPIED_AT_ONCE as u64).min(away);
+        Some(away.saturating_mul(blocks as u64).saturating_sub(passing))
+    }
+
     /// Bytes of a token's activations. What is alive at once: the residual and its norm, queries, keys and values before
     /// and after they are rotated, or what goes through a state-space mixer, or the three sides of the feed-forward.
     pub fn token_bytes(&self, element: usize) -> usize {
@@ -59,8 +75,8 @@ impl Sizes {
         let attention = 2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim;
         // Inputs and gate, each also laid out for the kernels; convolved inputs, time steps, results.
         let state_space = 2 * hidden + 7 * state_channels;
-        let mixture = experts.map_or(0, |ExpertSizes { chosen, intermediate, .. }| {
-            3 * hidden + chosen.saturating_mul(3 * intermediate + hidden)
+        let mixture = experts.map_or(0, |ExpertSizes { chosen, intermediate, shared, .. }| {
+            3 * hidden + chosen.saturating_mul(3 * intermediate + hidden).max(3 * shared)
         });
         attention.max(state_space).max(3 * hidden + 3 * intermediate).max(mixture).saturating_mul(element)
     }

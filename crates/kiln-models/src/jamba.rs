@@ -128,6 +128,7 @@ impl Architecture for Jamba {
                 experts: fields.num_experts,
                 chosen: fields.num_experts_per_tok,
                 intermediate: decoder.sizes.intermediate,
+                shared: None,
                 normalised: false,
                 names: ExpertNames::new("router"),
             };

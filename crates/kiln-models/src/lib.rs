@@ -26,6 +26,7 @@ mod mixtral;
 mod nn;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod random;
@@ -36,7 +37,7 @@ mod windows;
 pub use config::{ConfigFile, ExpertSizes, Sizes};
 pub use nn::rope::{Rope, Ropes};
 pub use random::{RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, RandomWeights};
-pub use weights::{Part, Rows, Weights};
+pub use weights::{HostRows, Part, Rows, Weights};
 
 /// Reads one family of checkpoints.
 pub trait Architecture: fmt::Debug + Sync {
@@ -83,6 +84,7 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &mamba::Mamba,
     &falcon_mamba::FalconMamba,
     &mixtral::Mixtral,
+    &qwen2_moe::Qwen2Moe,
     &qwen3_moe::Qwen3Moe,
     &jamba::Jamba,
     &whisper::Whisper,

@@ -56,6 +56,7 @@ impl Architecture for Mixtral {
             experts: fields.num_local_experts,
             chosen: fields.num_experts_per_tok,
             intermediate: common.sizes.intermediate,
+            shared: None,
             normalised: true,
             names: ExpertNames { router: "gate", gate: "w1", up: "w3", down: "w2" },
         };

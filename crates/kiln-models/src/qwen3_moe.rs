@@ -26,10 +26,8 @@ struct Fields {
     attention_bias: bool,
     use_sliding_window: bool,
     sliding_window: Option<usize>,
-    /// A mixture is in every block of which this divides the number, counted from 1,
     decoder_sparse_step: usize,
-    /// but not in these, counted from 0.
-    mlp_only_layers: Vec<usize>,
+    mlp_only_layers: Option<Vec<usize>>,
     moe_intermediate_size: usize,
     num_experts_per_tok: usize,
     num_experts: Option<usize>,
@@ -46,7 +44,7 @@ impl Default for Fields {
             use_sliding_window: false,
             sliding_window: None,
             decoder_sparse_step: 1,
-            mlp_only_layers: Vec::new(),
+            mlp_only_layers: None,
             moe_intermediate_size: 768,
             num_experts_per_tok: 8,
             num_experts: None,
@@ -71,8 +69,6 @@ impl Architecture for Qwen3Moe {
         let window = window.filter(|_| fields.use_sliding_window);
         let windows = windows(config, common.sizes.layers, window, None, |_| window.is_some())?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
-        let step = fields.decoder_sparse_step;
-        config.check("decoder_sparse_step", step, usize::MAX)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);
         decoder.attention.head_norms = true;
@@ -86,13 +82,13 @@ impl Architecture for Qwen3Moe {
                 experts,
                 chosen: fields.num_experts_per_tok,
                 intermediate: fields.moe_intermediate_size,
+                shared: None,
                 normalised: fields.norm_topk_prob,
                 names: ExpertNames::new("gate"),
             };
             experts.check(config, "num_experts")?;
-            decoder.set_experts(experts, |i| {
-                (i + 1).is_multiple_of(step) && !fields.mlp_only_layers.contains(&i)
-            });
+            let dense = fields.mlp_only_layers.unwrap_or_default();
+            decoder.set_sparse_experts(config, experts, fields.decoder_sparse_step, &dense)?;
         }
         Ok(Box::new(decoder))
     }

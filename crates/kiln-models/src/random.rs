@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Distribution, Tensor};
-use kiln_core::{Result, budget::Claim};
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use kiln_core::{Result, budget::Claim, read_back};
 use kiln_kernels::Matrix;
 
 use crate::{ConfigFile, Part, Weights};
@@ -246,13 +246,19 @@ pub struct RandomWeights {
     pub device: Device,
     pub dtype: DType,
     pub largest_binding: usize,
+    /// How many experts of each block stay on the device, where the others are to be in host memory.
+    pub resident_experts: Option<usize>,
     /// To the memory of those made so far.
     pub claim: Claim,
+    /// Elements of all of them, wherever they are.
+    pub elements: u64,
 }
 
 impl RandomWeights {
     fn noise<const D: usize>(&mut self, shape: [usize; D]) -> Result<Tensor<D>> {
-        let bytes = shape.iter().product::<usize>() * self.dtype.size();
+        let elements = shape.iter().product::<usize>();
+        let bytes = elements * self.dtype.size();
+        self.elements += elements as u64;
         self.claim.resize(self.claim.bytes() + bytes as u64)?;
         Ok(Tensor::random(shape, Distribution::Normal(0.0, 0.02), (&self.device, self.dtype)))
     }
@@ -265,6 +271,20 @@ impl Weights for RandomWeights {
 
     fn matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
         self.noise([range.len(), width]).map(Matrix::Dense)
+    }
+
+    fn host_matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData> {
+        let shape = [range.len(), width];
+        self.elements += shape.iter().product::<usize>() as u64;
+        read_back::read(Tensor::<2>::random(
+            shape,
+            Distribution::Normal(0.0, 0.02),
+            (&self.device, self.dtype),
+        ))
+    }
+
+    fn resident_experts(&self) -> Option<usize> {
+        self.resident_experts
     }
 
     fn float32(&mut self, _name: &str, shape: &[usize]) -> Result<Tensor<1>> {

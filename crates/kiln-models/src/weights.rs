@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result};
 use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack};
 
@@ -30,6 +30,9 @@ pub trait Weights {
     /// Rows `range` of the matrix of all `parts`, `[rows of all, width]`.
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix>;
 
+    /// [`matrix`](Self::matrix), in host memory.
+    fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData>;
+
     /// All numbers of the tensor `name` of this shape, in order, in float32 whatever the other weights are held in.
     fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>>;
 
@@ -39,18 +42,28 @@ pub trait Weights {
     /// Bytes of one element as it will be stored.
     fn element_bytes(&self) -> usize;
 
+    /// How many experts of each block stay on the device, where their weights are in host memory; `None`: all are on the device.
+    fn resident_experts(&self) -> Option<usize> {
+        None
+    }
+
     /// The matrix of all `parts`, cut into blocks of rows that are each small enough to be bound.
     ///
     /// # Errors
     /// [`Error::Setting`] if the device cannot bind a row.
     fn rows(&mut self, parts: &[Part], width: usize) -> Result<Rows> {
-        let rows: usize = parts.iter().map(|part| part.rows).sum();
-        let block = self.rows_at_once(parts, width)?;
-        let blocks: Result<_> = (0..rows)
-            .step_by(block)
-            .map(|start| self.matrix(parts, width, start..start.saturating_add(block).min(rows)))
-            .collect();
-        Ok(Rows { blocks: blocks? })
+        let blocks = self.blocks(parts, width)?.into_iter().map(|block| self.matrix(parts, width, block));
+        Ok(Rows { blocks: blocks.collect::<Result<_>>()? })
+    }
+
+    /// [`rows`](Self::rows), in host memory.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if the device cannot bind a row.
+    fn host_rows(&mut self, parts: &[Part], width: usize) -> Result<HostRows> {
+        let blocks =
+            self.blocks(parts, width)?.into_iter().map(|block| self.host_matrix(parts, width, block));
+        Ok(HostRows { blocks: blocks.collect::<Result<_>>()? })
     }
 
     /// Matrices of this shape, `[count, rows, width]`: all `parts`, one below the other, in blocks that are each small enough to be bound.
@@ -60,6 +73,16 @@ pub trait Weights {
     fn stack(&mut self, parts: &[Part], shape: [usize; 3]) -> Result<MatrixStack> {
         let most = self.rows_at_once(parts, shape[2])?;
         MatrixStack::read(shape, most, |range| self.matrix(parts, shape[2], range))
+    }
+
+    /// The rows of all `parts`, in blocks that the device can bind.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if it cannot bind a row.
+    fn blocks(&self, parts: &[Part], width: usize) -> Result<Vec<Range<usize>>> {
+        let rows: usize = parts.iter().map(|part| part.rows).sum();
+        let block = self.rows_at_once(parts, width)?;
+        Ok((0..rows).step_by(block).map(|start| start..start.saturating_add(block).min(rows)).collect())
     }
 
     /// How many rows of `parts` the device can bind together.
@@ -153,5 +176,25 @@ impl Rows {
     /// How many blocks the matrix was cut into.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
+    }
+}
+
+/// A matrix in host memory, in the blocks that its [`Rows`] will have.
+#[derive(Clone, Debug)]
+pub struct HostRows {
+    /// `[rows, width]`
+    blocks: Vec<TensorData>,
+}
+
+impl HostRows {
+    /// Copies it to a device.
+    pub(crate) fn to_device(&self, device: &Device) -> Rows {
+        let copy =
+            |block: &TensorData| Matrix::Dense(Tensor::from_data(block.clone(), (device, block.dtype())));
+        Rows { blocks: self.blocks.iter().map(copy).collect() }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.blocks.iter().map(|block| block.as_bytes().len()).sum()
     }
 }

@@ -215,7 +215,7 @@ impl CausalModel for EncoderDecoder {
 
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         if let Some(features) = &batch.features {
-            let encoded = self.encoder.forward(features.clone(), &self.kernels);
+            let encoded = self.encoder.forward(features.clone(), &self.kernels)?;
             self.decoder.condition(&encoded, pass)?;
         }
         self.decoder.compute(batch, logits, pass)

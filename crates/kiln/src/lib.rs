@@ -64,7 +64,7 @@ pub use kiln_core::{
     budget::Budget,
     error::plain,
     files,
-    model::{CausalModel, FeatureShape, Logits, TokenId, WeightBytes},
+    model::{CausalModel, ExpertTraffic, FeatureShape, Logits, TokenId, WeightBytes},
     model_cache::ModelCache,
     read_back,
     unsafe_ops::silence_wayland,

@@ -3,8 +3,9 @@
 use std::{fmt, process::ExitCode, time::Instant};
 
 use kiln::{
-    Batch, Error, GenerationConfig, Model, ModelBuilder, Plan, RandomJamba, RandomLlama, RandomMamba,
-    RandomMixtral, RandomModel, Result, TokenId, device::CopyBandwidth, memory::Moved, read_back,
+    Batch, Error, GenerationConfig, Model, ModelBuilder, ModelCache, Plan, RandomJamba, RandomLlama,
+    RandomMamba, RandomMixtral, RandomModel, Result, TokenId, device::CopyBandwidth, memory::Moved,
+    read_back,
 };
 use serde::Serialize;
 
@@ -33,7 +34,7 @@ struct Report {
     threads: usize,
     /// Bytes a second that the device's memory gives, measured in this run; not where only prefill is
     bandwidth: Option<f64>,
-    /// Bytes a second between the host and the device, where a cache is in host memory
+    /// Bytes a second between the host and the device, where a cache or experts are in host memory
     #[serde(skip_serializing_if = "Option::is_none")]
     copies: Option<Copies>,
     results: Vec<Measured>,
@@ -117,8 +118,8 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     // Its buffers are large, and would hide what prefill needs.
     let decodes = args.generate.iter().any(|&n| n > 0);
     let bandwidth = decodes.then(|| model.opened().measure_bandwidth()).transpose()?;
-    let offloads = decodes && plans.iter().any(|plan| plan.offload.is_some());
-    let copies = if offloads { model.opened().measure_copies()? } else { None };
+    let offloads = model.expert_traffic().is_some() || plans.iter().any(|plan| plan.offload.is_some());
+    let copies = if decodes && offloads { model.opened().measure_copies()? } else { None };
 
     let mut results: Vec<Measured> = Vec::new();
     for plan in &plans {
@@ -170,7 +171,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
         .find_map(|(kind, sizes)| sizes.as_ref().map(|sizes| format!("{kind}:{sizes}")))
         .unwrap_or_else(|| model.name().to_owned()),
         params: model.parameters(),
-        bytes: model.weight_bytes(),
+        bytes: model.weight_bytes() + model.host_weight_bytes(),
         dtype: model.dtype().name().to_owned(),
         device: info.name.to_string(),
         adapter: info.adapter.clone(),
@@ -390,8 +391,8 @@ impl Bench<'_> {
             steps.push((now - last).as_secs_f64());
             last = now;
             match i {
-                1 => before = generation.cache().moved(),
-                _ if i + 1 == n => after = generation.cache().moved(),
+                1 => before = self.moved(generation.cache()),
+                _ if i + 1 == n => after = self.moved(generation.cache()),
                 _ => {}
             }
         }
@@ -399,6 +400,13 @@ impl Bench<'_> {
             |before: u64, after: u64| after.saturating_sub(before) / (n as u64).saturating_sub(2).max(1);
         let moved = Moved { up: a_step(before.up, after.up), down: a_step(before.down, after.down) };
         Ok(((last - start).as_secs_f64(), (n > 2).then_some(moved)))
+    }
+
+    /// Bytes that were moved so far, of the cache and of experts.
+    fn moved(&self, cache: &ModelCache) -> Moved {
+        let experts = self.model.expert_traffic().map_or(0, |traffic| traffic.bytes);
+        let Moved { up, down } = cache.moved();
+        Moved { up: up + experts, down }
     }
 
     fn ids(&self, n: usize) -> Vec<TokenId> {

@@ -52,8 +52,8 @@ pub(crate) struct TranscribeArgs {
     #[arg(long, hide_short_help = true, default_value_t = 0.6, value_name = "P")]
     pub(super) no_speech_threshold: f32,
     /// Beams at temperature 0
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub(super) num_beams: usize,
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) num_beams: u16,
     /// Recordings that go through the model side by side
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) batch: u16,
@@ -113,7 +113,7 @@ impl TranscribeArgs {
             .logprob_threshold(self.logprob_threshold)
             .no_speech_threshold(self.no_speech_threshold)
             .condition_on_prev_tokens(self.condition_on_prev_tokens)
-            .num_beams(self.num_beams)
+            .num_beams(self.num_beams.into())?
             .seed(self.seed)
             .on_oom(self.cache.on_oom)
             .compile(self.cache.compile());

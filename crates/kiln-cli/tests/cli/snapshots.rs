@@ -99,6 +99,9 @@ const REFUSED: &str = "
     run --greedy --prompt-lookup 4 --cache none x
     run --greedy --prompt-lookup 4 --draft assets/demo x
     run --draft /nowhere x
+    run --offload-experts x
+    run --offload-experts=most x
+    bench --offload-experts --random 1,32,2,2,64,50 -n 0
     run --draft tests/fixtures/transformers-5.23.0/models/llama_draft x
     run --set num_assistant_tokens_schedule=often x
     run --set assistant_confidence_threshold=2 x

@@ -54,6 +54,7 @@ fn transcripts_that_would_overwrite_each_other_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap();
     refused(&transcribe(&["-m", &whisper, "-o", out, &wav, &wav]), "would be written twice");
+    refused(&transcribe(&["-m", &whisper, "--num-beams", "0", &wav]), "--num-beams");
     refused(&transcribe(&["-m", &whisper, "-o", "/no/such/folder", &wav]), "is not a folder");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -27,6 +27,7 @@ pub struct Loader<'a> {
     largest_binding: usize,
     /// Whether tensors are copied to memory of the device's own
     copied: bool,
+    resident_experts: Option<usize>,
     on_progress: &'a mut dyn FnMut(u64),
     used: BTreeSet<String>,
     in_flight: usize,
@@ -69,11 +70,17 @@ impl<'a> Loader<'a> {
             dtype,
             largest_binding,
             copied,
+            resident_experts: None,
             on_progress,
             used,
             in_flight: 0,
             parameters: 0,
         }
+    }
+
+    /// Has the weights of experts be in host memory, but for so many of each block.
+    pub fn keep_experts(&mut self, resident: Option<usize>) {
+        self.resident_experts = resident;
     }
 
     /// Says whether every tensor of the checkpoint found its place; returns how many elements were loaded.
@@ -109,13 +116,11 @@ impl<'a> Loader<'a> {
         Ok(entry)
     }
 
-    /// Rows `range` of the tensor of all `parts`, whose rows have the shape `row`.
-    fn stack<const D: usize>(
-        &mut self,
-        parts: &[Part],
-        row: &[usize],
-        range: Range<usize>,
-    ) -> Result<Tensor<D>> {
+    /// Rows `range` of the tensor of all `parts`, whose rows have the shape `row`, in the files.
+    fn pieces<'p>(&mut self, parts: &'p [Part], row: &[usize], range: &Range<usize>) -> Result<Vec<Piece<'p>>>
+    where
+        'a: 'p,
+    {
         let mut pieces = Vec::new();
         let mut start = 0;
         for part in parts {
@@ -130,6 +135,17 @@ impl<'a> Loader<'a> {
                 pieces.push(Piece { name: &part.name, entry, rows: end - first, start, row });
             }
         }
+        Ok(pieces)
+    }
+
+    /// Rows `range` of the tensor of all `parts`, whose rows have the shape `row`.
+    fn stack<const D: usize>(
+        &mut self,
+        parts: &[Part],
+        row: &[usize],
+        range: Range<usize>,
+    ) -> Result<Tensor<D>> {
+        let pieces = self.pieces(parts, row, &range)?;
         let mut shape = [range.len(); D];
         shape[1..].copy_from_slice(row);
         self.upload(&pieces, shape)
@@ -166,11 +182,7 @@ impl<'a> Loader<'a> {
     /// Converts `pieces` and starts them on their way.
     fn send<const D: usize>(&mut self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<Tensor<D>> {
         let (device, dtype) = (self.device, self.dtype);
-        let data = match dtype {
-            DType::F16 => self.convert::<f16, D>(pieces, shape)?,
-            DType::BF16 => self.convert::<bf16, D>(pieces, shape)?,
-            _ => self.convert::<f32, D>(pieces, shape)?,
-        };
+        let data = self.read(pieces, shape)?;
         let tensor = device.memory_persistent_allocations(data, |data: TensorData| {
             Tensor::<D>::from_data(data, (device, dtype))
         });
@@ -178,8 +190,18 @@ impl<'a> Loader<'a> {
         if self.in_flight >= IN_FLIGHT {
             self.wait()?;
         }
-        (self.on_progress)(pieces.iter().map(|piece| (piece.rows * piece.row) as u64).sum());
         Ok(tensor)
+    }
+
+    /// Reads and converts `pieces`.
+    fn read<const D: usize>(&mut self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<TensorData> {
+        let data = match self.dtype {
+            DType::F16 => self.convert::<f16, D>(pieces, shape)?,
+            DType::BF16 => self.convert::<bf16, D>(pieces, shape)?,
+            _ => self.convert::<f32, D>(pieces, shape)?,
+        };
+        (self.on_progress)(pieces.iter().map(|piece| (piece.rows * piece.row) as u64).sum());
+        Ok(data)
     }
 
     /// The numbers of `pieces`, one behind the other; no second copy of any is made.
@@ -223,6 +245,17 @@ impl Weights for Loader<'_> {
 
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
         self.stack(parts, &[width], range).map(Matrix::Dense)
+    }
+
+    fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData> {
+        let pieces = self.pieces(parts, &[width], &range)?;
+        let shape = [range.len(), width];
+        self.parameters += shape.iter().product::<usize>() as u64;
+        self.read(&pieces, shape)
+    }
+
+    fn resident_experts(&self) -> Option<usize> {
+        self.resident_experts
     }
 
     fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>> {

@@ -90,14 +90,14 @@ impl AudioEncoder {
 
     pub(crate) fn bytes(&self) -> usize {
         let convolutions: usize = self.convolutions.iter().map(Linear::bytes).sum();
-        let layers: usize = self.layers.iter().map(Block::bytes).sum();
+        let layers: usize = self.layers.iter().map(|layer| layer.bytes().held).sum();
         let table = self.embed_positions.shape().num_elements() * self.embed_positions.dtype().size();
         convolutions + table + layers + self.norm.bytes()
     }
 
     /// # Shapes
     /// `[rows, bins, frames]` to `[rows, positions, hidden]`, with half as many positions as frames
-    pub(crate) fn forward(&self, features: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+    pub(crate) fn forward(&self, features: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
         let dtype = self.norm.dtype();
         let [narrow, strided] = &self.convolutions;
         let activation = self.config.activation;
@@ -107,13 +107,13 @@ impl AudioEncoder {
         let x = activate(strided.forward(every_other(x), kernels));
         let mut x = x + self.embed_positions.clone().unsqueeze::<3>();
         for layer in &self.layers {
-            x = layer.encode(x, kernels);
+            x = layer.encode(x, kernels)?;
             if dtype == DType::F16 {
                 // As the reference does: the largest number less 1000, so that what is added to it stays a number.
                 x = x.clamp(-64_504.0, 64_504.0);
             }
         }
-        self.norm.forward(x, kernels)
+        Ok(self.norm.forward(x, kernels))
     }
 }
 

@@ -1,7 +1,11 @@
 //! A block: a mixer, which looks at other tokens, and a feed-forward, which does not.
 
 use burn::tensor::Tensor;
-use kiln_core::{Result, model_cache::Pass};
+use kiln_core::{
+    Result,
+    model::{ExpertTraffic, WeightBytes},
+    model_cache::Pass,
+};
 use kiln_kernels::Kernels;
 
 use super::{
@@ -207,14 +211,14 @@ impl Block {
             }
             None => x,
         };
-        Ok(self.feed(x, kernels))
+        self.feed(x, kernels)
     }
 
     /// What it makes of `x` where every token sees all others, and nothing is remembered: a block of an encoder.
     ///
     /// # Shapes
     /// `[batch, tokens, hidden]`, unchanged
-    pub(crate) fn encode(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+    pub(crate) fn encode(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
         let normed = self.input_norm.forward(x.clone(), kernels);
         let x = match &self.mixer {
             Mixer::Attention(attention) => attention.encode(x, normed, kernels),
@@ -240,15 +244,15 @@ impl Block {
         Ok(())
     }
 
-    fn feed(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+    fn feed(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
         match &self.feed_forward {
             Some(feed_forward) => feed_forward.forward(x, kernels),
-            None => x,
+            None => Ok(x),
         }
     }
 
     /// Bytes of its weights.
-    pub(crate) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> WeightBytes {
         let norms = [&self.input_norm].into_iter().chain(&self.mixer_norm);
         let mixer = match &self.mixer {
             Mixer::Attention(attention) => attention.bytes(),
@@ -257,14 +261,21 @@ impl Block {
         let cross = |cross: &NormedCrossAttention| cross.norm.bytes() + cross.attention.bytes();
         let cross_attention = self.cross_attention.as_ref().map_or(0, cross);
         let feed_forward = self.feed_forward.as_ref().map_or(0, NormedFeedForward::bytes);
-        norms.map(Norm::bytes).sum::<usize>() + mixer + cross_attention + feed_forward
+        let all = norms.map(Norm::bytes).sum::<usize>() + mixer + cross_attention + feed_forward;
+        let in_host_memory = self.experts().map_or(0, Experts::host_bytes);
+        let idle = self.experts().map_or(0, Experts::idle_bytes);
+        WeightBytes { held: all - in_host_memory, in_host_memory, multiplied: all - idle }
     }
 
-    /// Bytes of its weights that a token does not meet.
-    pub(crate) fn idle_bytes(&self) -> usize {
-        match self.feed_forward.as_ref().map(|normed| &normed.feed_forward) {
-            Some(FeedForward::Experts(experts)) => experts.idle_bytes(),
-            Some(FeedForward::Gated(_) | FeedForward::Plain(_)) | None => 0,
+    /// What experts in host memory have cost; `None` where there are none.
+    pub(crate) fn expert_traffic(&self) -> Option<ExpertTraffic> {
+        self.experts()?.traffic()
+    }
+
+    fn experts(&self) -> Option<&Experts> {
+        match &self.feed_forward.as_ref()?.feed_forward {
+            FeedForward::Experts(experts) => Some(experts),
+            FeedForward::Gated(_) | FeedForward::Plain(_) => None,
         }
     }
 }
@@ -272,16 +283,16 @@ impl Block {
 impl NormedFeedForward {
     /// # Shapes
     /// `[batch, tokens, hidden]`, unchanged
-    fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+    fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
         let normed = self.input_norm.forward(x.clone(), kernels);
         let feed = |residual| match &self.feed_forward {
-            FeedForward::Gated(gated) => gated.forward(residual, normed, kernels),
-            FeedForward::Plain(plain) => plain.forward(residual, normed, kernels),
+            FeedForward::Gated(gated) => Ok(gated.forward(residual, normed, kernels)),
+            FeedForward::Plain(plain) => Ok(plain.forward(residual, normed, kernels)),
             FeedForward::Experts(experts) => experts.forward(residual, normed, kernels),
         };
         match &self.norm {
             None => feed(Some(x)),
-            Some(norm) => x + norm.forward(feed(None), kernels),
+            Some(norm) => Ok(x + norm.forward(feed(None)?, kernels)),
         }
     }
 

@@ -1,12 +1,14 @@
 //! A decoder of equal blocks, as most language models are: what its architecture says of it, its weights, its pass.
 
+use std::ops::Add;
+
 use burn::tensor::{DType, Device, Tensor};
 use half::{bf16, f16};
 use kiln_core::{
     Error, Result,
     batch::Batch,
     layer::RowPosition,
-    model::{CausalModel, Logits, WeightBytes},
+    model::{CausalModel, ExpertTraffic, Logits, WeightBytes},
     model_cache::Pass,
     need::{AttentionNeed, LayerNeed},
 };
@@ -22,7 +24,7 @@ use super::{
     places::Places,
     rope::Ropes,
 };
-use crate::{Configured, ExpertSizes, Part, Rows, Sizes, Weights, config::Common};
+use crate::{ConfigFile, Configured, ExpertSizes, Part, Rows, Sizes, Weights, config::Common};
 
 /// All that architectures say of a decoder.
 #[derive(Clone, Debug)]
@@ -158,13 +160,33 @@ impl DecoderConfig {
 
     /// Has the feed-forwards of the blocks for which `is_mixture` says so be mixtures of experts.
     pub(crate) fn set_experts(&mut self, experts: ExpertsConfig, is_mixture: impl Fn(usize) -> bool) {
-        for (i, block) in self.blocks.iter_mut().enumerate() {
-            if is_mixture(i) {
-                block.feed_forward = Some(FeedForwardConfig::Experts(experts));
-                let ExpertsConfig { experts, chosen, intermediate, .. } = experts;
-                self.sizes.experts = Some(ExpertSizes { experts, chosen, intermediate });
-            }
+        let mut blocks = 0;
+        for (_, block) in self.blocks.iter_mut().enumerate().filter(|(i, _)| is_mixture(*i)) {
+            block.feed_forward = Some(FeedForwardConfig::Experts(experts));
+            blocks += 1;
         }
+        let ExpertsConfig { experts, chosen, intermediate, shared, .. } = experts;
+        let sizes = ExpertSizes { experts, chosen, intermediate, shared: shared.unwrap_or(0), blocks };
+        self.sizes.experts = (blocks > 0).then_some(sizes);
+    }
+
+    /// [`set_experts`](Self::set_experts) in every block whose number, counted from 1, `decoder_sparse_step` divides; not in those of
+    /// `mlp_only_layers`, counted from 0.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a step of 0.
+    pub(crate) fn set_sparse_experts(
+        &mut self,
+        config: &ConfigFile,
+        experts: ExpertsConfig,
+        decoder_sparse_step: usize,
+        mlp_only_layers: &[usize],
+    ) -> Result<()> {
+        config.check("decoder_sparse_step", decoder_sparse_step, usize::MAX)?;
+        self.set_experts(experts, |i| {
+            (i + 1).is_multiple_of(decoder_sparse_step) && !mlp_only_layers.contains(&i)
+        });
+        Ok(())
     }
 
     /// What all Gemmas have in common.
@@ -306,12 +328,20 @@ impl CausalModel for Decoder {
     }
 
     fn weight_bytes(&self) -> WeightBytes {
-        let blocks = self.layers.iter().map(Block::bytes).sum::<usize>();
-        let idle = self.layers.iter().map(Block::idle_bytes).sum::<usize>();
-        let all = blocks + self.norm.bytes() + self.lm_head.bytes();
+        let blocks = self.layers.iter().map(Block::bytes).fold(WeightBytes::default(), Add::add);
+        let head = self.norm.bytes() + self.lm_head.bytes();
         let looked_up = if self.config.sizes.tied { 0 } else { self.embed_tokens.bytes() };
         let positions = self.embed_positions.as_ref().map_or(0, Rows::bytes);
-        WeightBytes { held: all + looked_up + positions, multiplied: all - idle }
+        blocks + WeightBytes { held: head + looked_up + positions, in_host_memory: 0, multiplied: head }
+    }
+
+    fn expert_traffic(&self) -> Option<ExpertTraffic> {
+        self.layers.iter().filter_map(Block::expert_traffic).reduce(Add::add)
+    }
+
+    fn can_be_captured(&self) -> bool {
+        // Else routing is read back.
+        self.expert_traffic().is_none()
     }
 
     fn working_bytes(&self, rows: usize, tokens: usize) -> usize {

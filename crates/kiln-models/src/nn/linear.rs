@@ -6,11 +6,18 @@ use kiln_kernels::Kernels;
 
 use crate::{Part, Rows, Weights};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Linear {
     /// `[out, in]`, as checkpoints store it
     weight: Rows,
     bias: Option<Tensor<1>>,
+}
+
+impl From<Rows> for Linear {
+    /// Without a bias.
+    fn from(weight: Rows) -> Self {
+        Self { weight, bias: None }
+    }
 }
 
 impl Linear {

@@ -5,7 +5,7 @@ use kiln_core::Result;
 use kiln_kernels::{Activate, Activation, Gated, Kernels};
 
 use super::linear::Linear;
-use crate::{ConfigFile, Sizes, Weights};
+use crate::{ConfigFile, Rows, Sizes, Weights};
 
 /// What architectures say of a feed-forward block.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub(crate) fn activation(config: &ConfigFile, key: &str, name: &str) -> Result<A
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GatedMlp {
     /// `gate_proj` and `up_proj`, one above the other
     gate_up_proj: Linear,
@@ -48,6 +48,11 @@ pub(crate) struct GatedMlp {
 }
 
 impl GatedMlp {
+    /// One without biases.
+    pub(crate) fn new(gate_up_proj: Rows, down_proj: Rows, activation: Activation) -> Self {
+        Self { gate_up_proj: Linear::from(gate_up_proj), down_proj: Linear::from(down_proj), activation }
+    }
+
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, config: &MlpConfig) -> Result<Self> {
         let &MlpConfig { hidden, intermediate, bias, fused, activation } = config;
         let part = |part: &str| format!("{name}.{part}");

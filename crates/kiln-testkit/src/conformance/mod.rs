@@ -5,7 +5,10 @@
 
 use std::{fmt, path::Path};
 
-use kiln::{DtypeChoice, Error, Model, Offload, Plan, Result, device::Opened, kernels::Choice};
+use kiln::{
+    ConfigFile, DtypeChoice, Error, Model, Offload, Plan, Result, device::Opened, kernels::Choice,
+    models::configure,
+};
 use serde::Serialize;
 
 mod beams;
@@ -111,13 +114,31 @@ pub struct Setup {
     pub cache: Option<Plan>,
     /// What every case keeps in host memory: it must change nothing.
     pub offload: Option<Offload>,
+    /// How many experts of each block stay on the device, where those of mixtures are kept in host memory: it must change nothing.
+    pub resident_experts: Option<usize>,
 }
 
 impl Setup {
+    /// Cases as they are recorded.
+    pub fn on(device: &Opened) -> Self {
+        Self {
+            device: device.clone(),
+            kernels: Choice::Auto,
+            cache: None,
+            offload: None,
+            resident_experts: None,
+        }
+    }
+
     /// The model of `folder`, in float32: what was recorded was computed in it.
     fn load(&self, folder: &Path) -> kiln::Result<Model> {
         let model = Model::builder(folder).opened(self.device.clone()).kernels(self.kernels);
-        model.dtype(DtypeChoice::F32).load()
+        let has_experts = || Ok(configure(&ConfigFile::read(folder)?)?.sizes().experts.is_some());
+        let resident = match self.resident_experts {
+            Some(resident) if has_experts()? => Some(resident),
+            _ => None,
+        };
+        model.dtype(DtypeChoice::F32).offload_experts(resident).load()
     }
 }
 

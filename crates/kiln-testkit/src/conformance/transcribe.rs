@@ -73,7 +73,7 @@ fn transcriber<'a>(case: &Case, model: &'a Model, plan: &Plan) -> Result<Transcr
         .no_speech_threshold(number("no_speech_threshold"))
         .compression_ratio_threshold(number("compression_ratio_threshold"))
         .condition_on_prev_tokens(is("condition_on_prev_tokens"))
-        .num_beams(number("num_beams").map_or(1, |beams| beams as usize))
+        .num_beams(number("num_beams").map_or(1, |beams| beams as usize))?
         .word_times(is("return_token_timestamps"))?;
     if let Some(language) = text("language") {
         transcriber = transcriber.language(language)?;

@@ -21,7 +21,7 @@ use kiln_kernels::{
     device::{self, DeviceClass, DeviceName, Opened},
 };
 use kiln_models::{
-    Configured, RandomModel, RandomWeights,
+    Configured, RandomModel, RandomWeights, Sizes,
     checkpoint::{Checkpoint, Loader},
     configure,
 };
@@ -114,6 +114,7 @@ pub struct ModelBuilder<'a> {
     on_progress: Option<Box<dyn FnMut(Progress) + 'a>>,
     plan: Option<Plan>,
     memory: Option<u64>,
+    resident_experts: Option<usize>,
     tokens: usize,
 }
 
@@ -151,6 +152,7 @@ impl<'a> ModelBuilder<'a> {
             on_progress: None,
             plan: None,
             memory: None,
+            resident_experts: None,
             tokens: 0,
         }
     }
@@ -204,6 +206,12 @@ impl<'a> ModelBuilder<'a> {
     /// is known.
     pub fn memory(self, bytes: impl Into<Option<u64>>) -> Self {
         Self { memory: bytes.into(), ..self }
+    }
+
+    /// Keeps the weights of experts in host memory. Those that tokens go to are copied to the device in each forward pass; of each block, the
+    /// `resident` that were used last stay there. Steps are not captured then. `None`, the default: all are on the device.
+    pub fn offload_experts(self, resident: impl Into<Option<usize>>) -> Self {
+        Self { resident_experts: resident.into(), ..self }
     }
 
     /// Tokens that a sequence will have at least: where there is no memory for them, loading fails before the weights are
@@ -266,7 +274,11 @@ impl<'a> ModelBuilder<'a> {
         };
         let claim = claim_weights(
             &self.budget(&device),
-            elements * dtype.size() as u64,
+            (elements * dtype.size() as u64).saturating_sub(self.spared(
+                &device,
+                &configured.sizes(),
+                dtype,
+            )?),
             plan.build(&needs, &kernels)?,
             self.tokens,
             configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
@@ -283,6 +295,7 @@ impl<'a> ModelBuilder<'a> {
         let copied = device.is_asynchronous();
         let mut loader =
             Loader::new(&checkpoint, &device.device, dtype, largest_binding, copied, &mut on_progress);
+        loader.keep_experts(self.resident_experts);
         let causal = configured.load(&mut loader, &kernels)?;
         let parameters = loader.finish()?;
         wait_for_weights(&device.device, refusals)?;
@@ -315,15 +328,24 @@ impl<'a> ModelBuilder<'a> {
         let dtype = self.dtype_on(&device, &*configured)?;
         let budget = self.budget(&device);
         // All of them first: made one by one, those that fit would take minutes until one does not.
-        drop(budget.claim("the model's weights", sizes.parameters().saturating_mul(dtype.size() as u64))?);
+        let bytes = sizes.parameters().saturating_mul(dtype.size() as u64);
+        let spared = self.spared(&device, &configured.sizes(), dtype)?;
+        let held = budget.claim("the model's weights", bytes.saturating_sub(spared))?.bytes();
         let mut weights = RandomWeights {
             device: device.device.clone(),
             dtype,
             largest_binding: self.largest_binding_on(&device),
+            resident_experts: self.resident_experts,
             claim: budget.claim("weights", 0)?,
+            elements: 0,
         };
         let refusals = Refusals::until_now();
         let causal = configured.load(&mut weights, &kernels)?;
+        let RandomWeights { mut claim, elements, .. } = weights;
+        if self.resident_experts.is_some() {
+            // With room for those that will be there.
+            claim.resize(claim.bytes().max(held))?;
+        }
         wait_for_weights(&device.device, refusals)?;
         Ok(Model {
             causal,
@@ -339,8 +361,8 @@ impl<'a> ModelBuilder<'a> {
             chat_templates: ChatTemplates::default(),
             plan: Plan::dynamic(),
             fingerprint: None,
-            parameters: weights.claim.bytes() / dtype.size() as u64,
-            claim: weights.claim,
+            parameters: elements,
+            claim,
             load_time: Duration::ZERO,
             told: AtomicBool::new(false),
         })
@@ -365,6 +387,21 @@ impl<'a> ModelBuilder<'a> {
             );
         }
         Ok(dtype)
+    }
+
+    /// Bytes of the device that are spared where experts are in host memory.
+    fn spared(&self, device: &Opened, sizes: &Sizes, dtype: DType) -> Result<u64> {
+        let Some(resident) = self.resident_experts else { return Ok(0) };
+        match sizes.offloaded_bytes(resident, dtype.size()) {
+            // Host memory is what it has.
+            Some(_) if device.info.class == DeviceClass::Cpu => Ok(0),
+            Some(bytes) => Ok(bytes),
+            None => {
+                let why =
+                    "is for mixtures of experts, and this model has no experts; leave it out".to_owned();
+                Err(Error::Setting { name: "offload_experts", why })
+            }
+        }
     }
 
     fn budget(&self, device: &Opened) -> Budget {

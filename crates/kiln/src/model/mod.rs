@@ -15,7 +15,7 @@ use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim},
-    model::{CausalModel, TokenId},
+    model::{CausalModel, ExpertTraffic, TokenId},
     model_cache::ModelCache,
 };
 use kiln_generate::{ChatTemplates, GenerationConfig, TextStream, TokenTable, Tokenizer};
@@ -183,6 +183,16 @@ impl Model {
     /// Bytes of all weights on the device.
     pub fn weight_bytes(&self) -> u64 {
         self.causal.weight_bytes().held as u64
+    }
+
+    /// Bytes of the weights in host memory; see [`ModelBuilder::offload_experts`].
+    pub fn host_weight_bytes(&self) -> u64 {
+        self.causal.weight_bytes().in_host_memory as u64
+    }
+
+    /// What experts in host memory have cost so far; `None` where all are on the device.
+    pub fn expert_traffic(&self) -> Option<ExpertTraffic> {
+        self.causal.expert_traffic()
     }
 
     /// Bytes of the weights that a step multiplies by: all but the embedding, unless it is the head too.

@@ -19,6 +19,7 @@ use kiln_core::{
     Error, Result,
     model::{FeatureShape, TokenId},
 };
+use kiln_models::Sizes;
 
 pub(crate) use self::config::SpeechConfig;
 use self::{config::SpecialTokens, recording::Recording, transcripts::Track};
@@ -184,12 +185,27 @@ impl<'a> Transcriber<'a> {
     /// Whether segments say when each word was spoken, which takes another pass over each window. Default: they do not.
     ///
     /// # Errors
-    /// [`Error::Setting`] where the folder does not name the `alignment_heads` that this is read off.
+    /// [`Error::Setting`] where the folder does not name the `alignment_heads` that this is read off, or names heads that the model does
+    /// not have.
     pub fn word_times(self, has_word_times: bool) -> Result<Self> {
-        if has_word_times && self.alignment_heads().is_none() {
-            let why =
-                "are missing in the model folder's generation_config.json, and the times of words need them";
-            return Err(Error::Setting { name: "alignment_heads", why: why.to_owned() });
+        let wrong = |why| Err(Error::Setting { name: "alignment_heads", why });
+        let Sizes { layers, heads, .. } = *self.model.sizes();
+        match self.alignment_heads() {
+            _ if !has_word_times => {}
+            None => {
+                let why = "are missing in the model folder's generation_config.json, and the times of words need them";
+                return wrong(why.to_owned());
+            }
+            Some(named) => {
+                if let Some((layer, head)) =
+                    named.iter().find(|(layer, head)| *layer >= layers || *head >= heads)
+                {
+                    return wrong(format!(
+                        "of the model folder's generation_config.json name head {head} of layer {layer}, and the model has {layers} \
+                         layers of {heads} heads"
+                    ));
+                }
+            }
         }
         Ok(Self { has_word_times, ..self })
     }
@@ -253,8 +269,15 @@ impl<'a> Transcriber<'a> {
     }
 
     /// Beams at temperature 0. Default: 1.
-    pub fn num_beams(self, beams: usize) -> Self {
-        Self { num_beams: beams.max(1), ..self }
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for none.
+    pub fn num_beams(self, beams: usize) -> Result<Self> {
+        if beams == 0 {
+            let why = "is 0, must be at least 1".to_owned();
+            return Err(Error::Setting { name: "num_beams", why });
+        }
+        Ok(Self { num_beams: beams, ..self })
     }
 
     /// Where tokens are drawn, the same seed draws the same tokens. Default: 0.

@@ -1,0 +1,218 @@
+//! Experts whose weights are in host memory. Those that tokens go to are copied to the device; a few can stay there.
+//!
+//! The host has to know where tokens go, so the routing is read back in every block. Such a step cannot be captured.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_core::{
+    Result,
+    device_error::{self, Refusals},
+    model::ExpertTraffic,
+    read_back,
+};
+use kiln_kernels::{Activation, Kernels};
+
+use super::{ExpertsConfig, Names};
+use crate::{
+    HostRows, Weights,
+    nn::mlp::{GatedMlp, MlpConfig},
+};
+
+/// Bytes of weights that are copied to the device at once. Prompts go to all experts: more of them are waited for in between.
+pub(crate) const COPIED_AT_ONCE: usize = 64 << 20;
+
+#[derive(Debug)]
+pub(super) struct HostExperts {
+    experts: Vec<HostMlp>,
+    activation: Activation,
+    /// How many stay on the device.
+    resident: usize,
+    /// Those that are on the device; the one that was used last is the last.
+    held: Mutex<Vec<(usize, GatedMlp)>>,
+    used: AtomicU64,
+    copied: AtomicU64,
+    copied_bytes: AtomicU64,
+}
+
+/// The weights of an expert.
+#[derive(Debug)]
+struct HostMlp {
+    /// `[2 · intermediate, hidden]`
+    gate_up_proj: HostRows,
+    /// `[hidden, intermediate]`
+    down_proj: HostRows,
+}
+
+impl HostMlp {
+    fn bytes(&self) -> usize {
+        self.gate_up_proj.bytes() + self.down_proj.bytes()
+    }
+
+    fn to_device(&self, activation: Activation, device: &Device) -> GatedMlp {
+        GatedMlp::new(self.gate_up_proj.to_device(device), self.down_proj.to_device(device), activation)
+    }
+}
+
+/// The pairs of a token and a slot that go to an expert. A pair `token · slots + slot` is a number.
+#[derive(Debug)]
+struct Visit {
+    expert: usize,
+    pairs: Vec<usize>,
+}
+
+impl HostExperts {
+    pub(super) fn load(
+        weights: &mut dyn Weights,
+        of_all: Vec<Names>,
+        resident: usize,
+        &ExpertsConfig { intermediate, .. }: &ExpertsConfig,
+        &MlpConfig { hidden, activation, .. }: &MlpConfig,
+    ) -> Result<Self> {
+        let mut load = |Names { gate, up, down }| {
+            Ok(HostMlp {
+                gate_up_proj: weights.host_rows(&[gate, up], hidden)?,
+                down_proj: weights.host_rows(&[down], intermediate)?,
+            })
+        };
+        Ok(Self {
+            experts: of_all.into_iter().map(&mut load).collect::<Result<_>>()?,
+            activation,
+            resident,
+            held: Mutex::default(),
+            used: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.experts.iter().map(HostMlp::bytes).sum()
+    }
+
+    pub(super) fn traffic(&self) -> ExpertTraffic {
+        ExpertTraffic {
+            used: self.used.load(Ordering::Relaxed),
+            copied: self.copied.load(Ordering::Relaxed),
+            bytes: self.copied_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What its experts make of each token.
+    ///
+    /// # Shapes
+    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result: `[batch, tokens, chosen, hidden]`
+    pub(super) fn forward(
+        &self,
+        x: Tensor<3>,
+        experts: Tensor<3, Int>,
+        kernels: &Kernels,
+    ) -> Result<Tensor<4>> {
+        let ([batch, tokens, hidden], [.., chosen]) = (x.dims(), experts.dims());
+        let device = x.device();
+        let routing = read_back::read(experts)?;
+        let (here, away) = self.visits(routing.iter::<i64>());
+        let visits: Vec<&Visit> = here.iter().map(|(visit, _)| visit).chain(&away).collect();
+
+        // The vectors of an expert's tokens, next to each other.
+        let order: Vec<usize> = visits.iter().flat_map(|visit| visit.pairs.iter().copied()).collect();
+        let vectors = x.reshape([1, batch * tokens, hidden]);
+        let vectors = match batch * tokens {
+            1 => vectors.expand([1, chosen, hidden]),
+            _ => vectors.select(1, numbers(order.iter().map(|pair| pair / chosen), &device)),
+        };
+        let mut products = Vec::with_capacity(visits.len());
+        let mut start = 0;
+        let mut multiply = |visit: &Visit, mlp: &GatedMlp| {
+            products.push(mlp.forward(None, vectors.clone().narrow(1, start, visit.pairs.len()), kernels));
+            start += visit.pairs.len();
+        };
+        here.iter().for_each(|(visit, mlp)| multiply(visit, mlp));
+        let mut away = &away[..];
+        while !away.is_empty() {
+            let (now, later) = away.split_at(self.fitting(away));
+            for (visit, mlp) in now.iter().zip(self.copy(now, &device)?) {
+                multiply(visit, &mlp);
+                self.keep(visit.expert, mlp);
+            }
+            away = later;
+        }
+        let products = Tensor::cat(products, 1);
+        let shape = [batch, tokens, chosen, hidden];
+        if order.iter().copied().eq(0..order.len()) {
+            return Ok(products.reshape(shape));
+        }
+        let mut places = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(place, &pair)| places[pair] = place);
+        Ok(products.select(1, numbers(places.into_iter(), &device)).reshape(shape))
+    }
+
+    /// Where pairs go that go to `experts`, one after the other: to experts that are on the device, and to others.
+    fn visits(&self, experts: impl Iterator<Item = i64>) -> (Vec<(Visit, GatedMlp)>, Vec<Visit>) {
+        let mut pairs = vec![Vec::new(); self.experts.len()];
+        for (pair, expert) in experts.enumerate() {
+            // The kernel gives numbers of experts only.
+            pairs[(expert as usize).min(self.experts.len() - 1)].push(pair);
+        }
+        let visits = pairs.into_iter().enumerate().map(|(expert, pairs)| Visit { expert, pairs });
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut here, mut away) = (Vec::new(), Vec::new());
+        for visit in visits.filter(|visit| !visit.pairs.is_empty()) {
+            match held.iter().position(|(expert, _)| *expert == visit.expert) {
+                Some(place) => {
+                    let (expert, mlp) = held.remove(place);
+                    held.push((expert, mlp.clone()));
+                    here.push((visit, mlp));
+                }
+                None => away.push(visit),
+            }
+        }
+        self.used.fetch_add((here.len() + away.len()) as u64, Ordering::Relaxed);
+        (here, away)
+    }
+
+    /// How many of `visits` are copied together: at least one.
+    fn fitting(&self, visits: &[Visit]) -> usize {
+        let ends = visits.iter().scan(0, |bytes, visit| {
+            *bytes += self.experts[visit.expert].bytes();
+            Some(*bytes)
+        });
+        ends.take_while(|end| *end <= COPIED_AT_ONCE).count().max(1)
+    }
+
+    /// # Errors
+    /// [`Error::OutOfMemory`](kiln_core::Error::OutOfMemory) where the device has no room for them.
+    fn copy(&self, visits: &[Visit], device: &Device) -> Result<Vec<GatedMlp>> {
+        let refusals = Refusals::until_now();
+        let own = || visits.iter().map(|visit| &self.experts[visit.expert]);
+        let copies = own().map(|expert| expert.to_device(self.activation, device)).collect();
+        // What was refused must not stay, and the host must not run ahead of the copies.
+        device_error::sync(device)?;
+        refusals.none_since()?;
+        self.copied.fetch_add(visits.len() as u64, Ordering::Relaxed);
+        self.copied_bytes.fetch_add(own().map(HostMlp::bytes).sum::<usize>() as u64, Ordering::Relaxed);
+        Ok(copies)
+    }
+
+    /// Has an expert stay on the device, in the place of the one that was used least recently.
+    fn keep(&self, expert: usize, mlp: GatedMlp) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another generation may have copied it at the same time.
+        if self.resident == 0 || held.iter().any(|(other, _)| *other == expert) {
+            return;
+        }
+        if held.len() >= self.resident {
+            held.remove(0);
+        }
+        held.push((expert, mlp));
+    }
+}
+
+fn numbers(values: impl Iterator<Item = usize>, device: &Device) -> Tensor<1, Int> {
+    let values: Vec<i32> = values.map(|value| value as i32).collect();
+    let len = values.len();
+    Tensor::from_data(TensorData::new(values, [len]), (device, burn::tensor::DType::I32))
+}

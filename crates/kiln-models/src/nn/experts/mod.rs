@@ -1,0 +1,251 @@
+//! A mixture of experts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>): several gated feed-forwards, of which each token goes to
+//! the few that a router chooses for it. What they make of it is added up, by the router's weights. (`MixtralSparseMoeBlock` of
+//! transformers)
+
+mod host;
+
+use burn::tensor::{Int, Tensor, activation::sigmoid};
+use kiln_core::{Result, model::ExpertTraffic};
+use kiln_kernels::{Activation, ExpertLinear, Gated, Kernels, MatrixStack, Route, Routing, WeightedSum};
+
+pub(crate) use self::host::COPIED_AT_ONCE;
+use self::host::HostExperts;
+use super::{
+    linear::Linear,
+    mlp::{GatedMlp, MlpConfig},
+};
+use crate::{ConfigFile, Part, Weights};
+
+/// What architectures say of a mixture of experts. The rest is in [`MlpConfig`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertsConfig {
+    pub(crate) experts: usize,
+    /// Experts that a token goes to.
+    pub(crate) chosen: usize,
+    /// Width of each expert.
+    pub(crate) intermediate: usize,
+    /// Width of an expert that all tokens go to as well, by a gate of its own; `None` where there is none.
+    pub(crate) shared: Option<usize>,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub(crate) normalised: bool,
+    pub(crate) names: ExpertNames,
+}
+
+/// Names of the parts of a checkpoint, where architectures differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertNames {
+    pub(crate) router: &'static str,
+    pub(crate) gate: &'static str,
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
+}
+
+impl ExpertNames {
+    /// As most name them.
+    pub(crate) fn new(router: &'static str) -> Self {
+        Self { router, gate: "gate_proj", up: "up_proj", down: "down_proj" }
+    }
+}
+
+impl ExpertsConfig {
+    /// Says whether the numbers of experts are possible; `field` is what their number is called.
+    pub(crate) fn check(&self, config: &ConfigFile, field: &str) -> Result<()> {
+        // Far above any model, far below where products of two overflow.
+        config.check(field, self.experts, 1 << 14)?;
+        config.check("num_experts_per_tok", self.chosen, self.experts)?;
+        config.check("moe_intermediate_size", self.intermediate, 1 << 24)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Experts {
+    router: Linear,
+    experts: Placed,
+    shared: Option<SharedExpert>,
+    config: ExpertsConfig,
+}
+
+/// Where the weights of experts are.
+#[derive(Debug)]
+enum Placed {
+    OnDevice(Stacks),
+    InHostMemory(HostExperts),
+}
+
+/// The weights of all experts, on the device.
+#[derive(Debug)]
+struct Stacks {
+    /// `[experts, 2 · intermediate, hidden]`: `gate_proj` and `up_proj`, one above the other
+    gate_up_proj: MatrixStack,
+    /// `[experts, hidden, intermediate]`
+    down_proj: MatrixStack,
+    activation: Activation,
+}
+
+/// An expert that all tokens go to. What it makes of them is multiplied by the sigmoid of `gate`.
+#[derive(Debug)]
+struct SharedExpert {
+    /// `[1, hidden]`
+    gate: Linear,
+    mlp: GatedMlp,
+}
+
+/// The tensors of one expert in a checkpoint.
+struct Names {
+    gate: Part,
+    up: Part,
+    down: Part,
+}
+
+impl Experts {
+    pub(crate) fn load(
+        weights: &mut dyn Weights,
+        name: &str,
+        config: &ExpertsConfig,
+        mlp: &MlpConfig,
+    ) -> Result<Self> {
+        let &ExpertsConfig { experts, intermediate, names, .. } = config;
+        let hidden = mlp.hidden;
+        let expert = |expert: usize| {
+            let part = |part, rows| Part::new(format!("{name}.experts.{expert}.{part}.weight"), rows);
+            Names {
+                gate: part(names.gate, intermediate),
+                up: part(names.up, intermediate),
+                down: part(names.down, hidden),
+            }
+        };
+        let of_all: Vec<_> = (0..experts).map(expert).collect();
+        let router = Linear::load(weights, &format!("{name}.{}", names.router), [hidden, experts], false)?;
+        let shared = config.shared.map(|intermediate| {
+            let mlp = MlpConfig { intermediate, ..*mlp };
+            Ok(SharedExpert {
+                gate: Linear::load(weights, &format!("{name}.shared_expert_gate"), [hidden, 1], false)?,
+                mlp: GatedMlp::load(weights, &format!("{name}.shared_expert"), &mlp)?,
+            })
+        });
+        Ok(Self {
+            router,
+            shared: shared.transpose()?,
+            experts: match weights.resident_experts() {
+                None => Placed::OnDevice(Stacks::load(weights, of_all, config, mlp)?),
+                Some(resident) => {
+                    Placed::InHostMemory(HostExperts::load(weights, of_all, resident, config, mlp)?)
+                }
+            },
+            config: *config,
+        })
+    }
+
+    /// Bytes of all weights, wherever they are.
+    pub(crate) fn bytes(&self) -> usize {
+        let shared = |SharedExpert { gate, mlp }: &SharedExpert| gate.bytes() + mlp.bytes();
+        self.router.bytes() + self.expert_bytes() + self.shared.as_ref().map_or(0, shared)
+    }
+
+    /// Bytes of the experts that a token does not go to.
+    pub(crate) fn idle_bytes(&self) -> usize {
+        let ExpertsConfig { experts, chosen, .. } = self.config;
+        self.expert_bytes() / experts * (experts - chosen)
+    }
+
+    /// Bytes of the experts that are in host memory.
+    pub(crate) fn host_bytes(&self) -> usize {
+        match &self.experts {
+            Placed::OnDevice(_) => 0,
+            Placed::InHostMemory(experts) => experts.bytes(),
+        }
+    }
+
+    /// `None` where no expert is in host memory.
+    pub(crate) fn traffic(&self) -> Option<ExpertTraffic> {
+        match &self.experts {
+            Placed::OnDevice(_) => None,
+            Placed::InHostMemory(experts) => Some(experts.traffic()),
+        }
+    }
+
+    fn expert_bytes(&self) -> usize {
+        match &self.experts {
+            Placed::OnDevice(stacks) => stacks.gate_up_proj.bytes() + stacks.down_proj.bytes(),
+            Placed::InHostMemory(experts) => experts.bytes(),
+        }
+    }
+
+    /// What they make of `x`, added to `residual` where there is one.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, all of them
+    ///
+    /// # Errors
+    /// Where experts are in host memory: what the device says of reading the routing and of copying weights.
+    pub(crate) fn forward(
+        &self,
+        residual: Option<Tensor<3>>,
+        x: Tensor<3>,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>> {
+        let ExpertsConfig { chosen, normalised, .. } = self.config;
+        let logits = self.router.forward(x.clone(), kernels);
+        let Routing { experts, weights } = kernels.run(Route { logits, chosen, normalised });
+        let residual = match &self.shared {
+            None => residual,
+            Some(shared) => Some(shared.forward(residual, x.clone(), kernels)),
+        };
+        let x = match &self.experts {
+            Placed::OnDevice(stacks) => stacks.forward(x, experts, kernels),
+            Placed::InHostMemory(host) => host.forward(x, experts, kernels)?,
+        };
+        Ok(kernels.run(WeightedSum { x, weights, residual }))
+    }
+}
+
+impl Stacks {
+    fn load(
+        weights: &mut dyn Weights,
+        of_all: Vec<Names>,
+        &ExpertsConfig { experts, intermediate, .. }: &ExpertsConfig,
+        &MlpConfig { hidden, activation, .. }: &MlpConfig,
+    ) -> Result<Self> {
+        let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+        for names in of_all {
+            gate_up.extend([names.gate, names.up]);
+            down.push(names.down);
+        }
+        Ok(Self {
+            gate_up_proj: weights.stack(&gate_up, [experts, 2 * intermediate, hidden])?,
+            down_proj: weights.stack(&down, [experts, hidden, intermediate])?,
+            activation,
+        })
+    }
+
+    /// What its experts make of each token.
+    ///
+    /// # Shapes
+    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result: `[batch, tokens, chosen, hidden]`
+    fn forward(&self, x: Tensor<3>, experts: Tensor<3, Int>, kernels: &Kernels) -> Tensor<4> {
+        let ([batch, tokens, hidden], [.., chosen]) = (x.dims(), experts.dims());
+        let project = |x: Tensor<4>, weight: &MatrixStack| {
+            kernels.run(ExpertLinear { x, weight: weight.clone(), experts: experts.clone() })
+        };
+        let both = project(x.reshape([batch, tokens, 1, hidden]), &self.gate_up_proj);
+        let intermediate = both.dims()[3] / 2;
+        let both = both.reshape([batch, tokens * chosen, 2 * intermediate]);
+        let (gate, up) =
+            (both.clone().narrow(2, 0, intermediate), both.narrow(2, intermediate, intermediate));
+        let inner = kernels.run(Gated { gate, up, activation: self.activation });
+        project(inner.reshape([batch, tokens, chosen, intermediate]), &self.down_proj)
+    }
+}
+
+impl SharedExpert {
+    /// What it makes of `x`, added to `residual` where there is one.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, hidden]`, all of them
+    fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        let [batch, tokens, hidden] = x.dims();
+        let weights = sigmoid(self.gate.forward(x.clone(), kernels));
+        let x = self.mlp.forward(None, x, kernels).reshape([batch, tokens, 1, hidden]);
+        kernels.run(WeightedSum { x, weights, residual })
+    }
+}
