@@ -1,12 +1,12 @@
 // The product of a vector with the matrix of an expert, for few tokens: y[pair] = w[experts[pair]] x[pair], where a pair is a token and one of
 // its slots. As linear.wgsl for a single row, and what a pair comes to does not depend on other pairs. The pairs of the same rows of
-// weights are neighbours.
+// weights are neighbours. With row_products.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
-// Parts that rows of the weight are split into.
+// Eight lanes times this number go along a row.
 const SPLITS = 1u;
 
 struct Info {
@@ -35,36 +35,9 @@ struct Info {
 @group(0) @binding(3) var<storage, read_write> y: array<elem>;
 @group(0) @binding(4) var<uniform> info: Info;
 
-const LANES = 256u;
-// Lanes that share the sums of four rows of the weight.
-const TOGETHER = 8u * SPLITS;
-const OUTPUTS = LANES / TOGETHER * 4u;
+const AT_ONCE = 1u;
 
-var<workgroup> sums: array<vec4<f32>, LANES>;
 var<workgroup> shared_expert: u32;
-
-// Four numbers of a row: those from 4 c on. What is beyond its end is any of it.
-fn places(c: u32, stride: u32) -> vec4<u32> {
-    return min(vec4(4u * c) + vec4(0u, 1u, 2u, 3u), vec4(info.input - 1u)) * stride;
-}
-
-// Of x it is 0.
-fn x_at(at: u32, c: u32) -> vec4<f32> {
-    if WIDTH == 4u {
-        return vec4<f32>(vec4(x[at / 4u + c]));
-    }
-    let i = places(c, info.x_strides.w) + at;
-    let numbers = vec4<f32>(vec4(vec4(x[i.x]).x, vec4(x[i.y]).x, vec4(x[i.z]).x, vec4(x[i.w]).x));
-    return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input));
-}
-
-fn w_at(at: u32, c: u32) -> vec4<f32> {
-    if WIDTH == 4u {
-        return vec4<f32>(vec4(w[at / 4u + c]));
-    }
-    let i = places(c, info.w_strides.y) + at;
-    return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
-}
 
 @compute @workgroup_size(LANES)
 fn main(
@@ -91,30 +64,38 @@ fn main(
     let vector = pair / info.slots;
     let vector_at = dot(vec3(vector / info.tokens, vector % info.tokens, pair % info.slots), info.x_strides.xyz);
     let columns = (info.input + 3u) / 4u;
-    let each = (columns + TOGETHER - 1u) / TOGETHER * 8u;
-    let begin = lane % TOGETHER / 8u * each;
-    let end = min(begin + each, columns);
     var products = vec4(0.0);
-    for (var c = begin + lane % 8u; c < end; c += 8u) {
-        let numbers = x_at(vector_at, c);
+    var c = lane % TOGETHER * 2u;
+    for (; c + 1u < columns; c += TOGETHER * 2u) {
+        let numbers = x_at(vector_at, c, info.x_strides.w);
+        let next = x_at(vector_at, c + 1u, info.x_strides.w);
+        let w_0 = w_at(weights.x, c, info.w_strides.y);
+        let next_0 = w_at(weights.x, c + 1u, info.w_strides.y);
+        let w_1 = w_at(weights.y, c, info.w_strides.y);
+        let next_1 = w_at(weights.y, c + 1u, info.w_strides.y);
+        let w_2 = w_at(weights.z, c, info.w_strides.y);
+        let next_2 = w_at(weights.z, c + 1u, info.w_strides.y);
+        let w_3 = w_at(weights.w, c, info.w_strides.y);
+        let next_3 = w_at(weights.w, c + 1u, info.w_strides.y);
+        products += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
+        products += vec4(dot(next, next_0), dot(next, next_1), dot(next, next_2), dot(next, next_3));
+    }
+    // The last, where their number is odd.
+    if c < columns {
+        let numbers = x_at(vector_at, c, info.x_strides.w);
         products += vec4(
-            dot(numbers, w_at(weights.x, c)),
-            dot(numbers, w_at(weights.y, c)),
-            dot(numbers, w_at(weights.z, c)),
-            dot(numbers, w_at(weights.w, c)),
+            dot(numbers, w_at(weights.x, c, info.w_strides.y)),
+            dot(numbers, w_at(weights.y, c, info.w_strides.y)),
+            dot(numbers, w_at(weights.z, c, info.w_strides.y)),
+            dot(numbers, w_at(weights.w, c, info.w_strides.y)),
         );
     }
     sums[lane] = products;
-    workgroupBarrier();
+    add_up(lane);
     for (var i = lane; i < OUTPUTS; i += LANES) {
         let output = first_output + i;
         if output < info.output {
-            var sum = 0.0;
-            for (var j = 0u; j < TOGETHER; j++) {
-                // Groups begin at different lanes, which are in different banks.
-                sum += sums[i / 4u * TOGETHER + (j + i / 4u) % TOGETHER][i % 4u];
-            }
-            y[pair * info.outputs + info.first_output + output] = elem(sum);
+            y[pair * info.outputs + info.first_output + output] = elem(added_up(0u, i));
         }
     }
 }

@@ -1,6 +1,7 @@
-// y = x w^T + bias + residual of a few rows. Eight lanes go along four rows of the weight together, so that each number of x that is
-// read meets four weights, and memory is read in order. Where that makes few workgroups of long rows, rows are split. How a sum is
-// made does not depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
+// y = x w^T + bias + residual of a few rows. Eight lanes or more go along four rows of the weight together, so that each number of x that is
+// read meets four weights, and memory is read in order. Where eight make few workgroups of long rows, more do. A lane reads eight numbers of each
+// row at once. How a sum is made does not depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
+// With row_products.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
@@ -8,7 +9,7 @@ alias pack = vec4<elem>;
 const WIDTH = 4u;
 // Rows of x that a workgroup has.
 const ROWS = 1u;
-// Parts that rows of the weight are split into.
+// Eight lanes times this number go along a row.
 const SPLITS = 1u;
 
 struct Info {
@@ -37,38 +38,8 @@ struct Info {
 @group(0) @binding(4) var<storage, read_write> y: array<elem>;
 @group(0) @binding(5) var<uniform> info: Info;
 
-const LANES = 256u;
-// Lanes that share the sums of four rows of the weight.
-const TOGETHER = 8u * SPLITS;
-const OUTPUTS = LANES / TOGETHER * 4u;
-
 // Rows whose sums are in memory together.
 const AT_ONCE = min(ROWS, 4u);
-
-var<workgroup> sums: array<vec4<f32>, LANES * AT_ONCE>;
-
-// Four numbers of a row: those from 4 c on. What is beyond its end is any of it.
-fn places(c: u32, stride: u32) -> vec4<u32> {
-    return min(vec4(4u * c) + vec4(0u, 1u, 2u, 3u), vec4(info.input - 1u)) * stride;
-}
-
-// Of x it is 0.
-fn x_at(at: u32, c: u32) -> vec4<f32> {
-    if WIDTH == 4u {
-        return vec4<f32>(vec4(x[at / 4u + c]));
-    }
-    let i = places(c, info.x_strides.z) + at;
-    let numbers = vec4<f32>(vec4(vec4(x[i.x]).x, vec4(x[i.y]).x, vec4(x[i.z]).x, vec4(x[i.w]).x));
-    return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input));
-}
-
-fn w_at(at: u32, c: u32) -> vec4<f32> {
-    if WIDTH == 4u {
-        return vec4<f32>(vec4(w[at / 4u + c]));
-    }
-    let i = places(c, info.w_strides.y) + at;
-    return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
-}
 
 @compute @workgroup_size(LANES)
 fn main(
@@ -88,21 +59,36 @@ fn main(
     let weights = own * info.w_strides.x;
     var products: array<vec4<f32>, ROWS>;
     let columns = (info.input + 3u) / 4u;
-    let each = (columns + TOGETHER - 1u) / TOGETHER * 8u;
-    let begin = lane % TOGETHER / 8u * each;
-    let end = min(begin + each, columns);
     var vectors: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
         let row = min(first_row + r, info.rows - 1u);
         vectors[r] = row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y;
     }
-    for (var c = begin + lane % 8u; c < end; c += 8u) {
-        let w_0 = w_at(weights.x, c);
-        let w_1 = w_at(weights.y, c);
-        let w_2 = w_at(weights.z, c);
-        let w_3 = w_at(weights.w, c);
+    var c = lane % TOGETHER * 2u;
+    for (; c + 1u < columns; c += TOGETHER * 2u) {
+        let w_0 = w_at(weights.x, c, info.w_strides.y);
+        let next_0 = w_at(weights.x, c + 1u, info.w_strides.y);
+        let w_1 = w_at(weights.y, c, info.w_strides.y);
+        let next_1 = w_at(weights.y, c + 1u, info.w_strides.y);
+        let w_2 = w_at(weights.z, c, info.w_strides.y);
+        let next_2 = w_at(weights.z, c + 1u, info.w_strides.y);
+        let w_3 = w_at(weights.w, c, info.w_strides.y);
+        let next_3 = w_at(weights.w, c + 1u, info.w_strides.y);
         for (var r = 0u; r < ROWS; r++) {
-            let numbers = x_at(vectors[r], c);
+            let numbers = x_at(vectors[r], c, info.x_strides.z);
+            let next = x_at(vectors[r], c + 1u, info.x_strides.z);
+            products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
+            products[r] += vec4(dot(next, next_0), dot(next, next_1), dot(next, next_2), dot(next, next_3));
+        }
+    }
+    // The last, where their number is odd.
+    if c < columns {
+        let w_0 = w_at(weights.x, c, info.w_strides.y);
+        let w_1 = w_at(weights.y, c, info.w_strides.y);
+        let w_2 = w_at(weights.z, c, info.w_strides.y);
+        let w_3 = w_at(weights.w, c, info.w_strides.y);
+        for (var r = 0u; r < ROWS; r++) {
+            let numbers = x_at(vectors[r], c, info.x_strides.z);
             products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
         }
     }
@@ -110,17 +96,12 @@ fn main(
         for (var r = 0u; r < AT_ONCE; r++) {
             sums[r * LANES + lane] = products[from_row + r];
         }
-        workgroupBarrier();
+        add_up(lane);
         for (var i = lane; i < OUTPUTS * AT_ONCE; i += LANES) {
             let row = first_row + from_row + i / OUTPUTS;
             let output = first_output + i % OUTPUTS;
             if row < info.rows && output < info.output {
-                let lanes = i / OUTPUTS * LANES + i % OUTPUTS / 4u * TOGETHER;
-                var sum = 0.0;
-                for (var j = 0u; j < TOGETHER; j++) {
-                    // Groups begin at different lanes, which are in different banks.
-                    sum += sums[lanes + (j + i % OUTPUTS / 4u) % TOGETHER][i % 4u];
-                }
+                var sum = added_up(i / OUTPUTS, i % OUTPUTS);
                 if info.biased == 1u {
                     sum += f32(bias[output * info.bias_stride]);
                 }

@@ -61,12 +61,15 @@ pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
     }
 }
 
-/// Whether a GPU is imitated on the CPU.
-pub(crate) fn is_software(device: &Device) -> bool {
-    matches!(
+/// Whether a GPU is imitated on the CPU, where each workgroup costs most. For tests, `KILN_SHARE_AS_A_GPU` has work shared as on a GPU there, too.
+pub(crate) fn prefers_few_groups(device: &Device) -> bool {
+    static AS_A_GPU: LazyLock<bool> = LazyLock::new(|| std::env::var_os("KILN_SHARE_AS_A_GPU").is_some());
+
+    let is_software = matches!(
         device.as_dispatch(),
         DispatchDevice::Cube(CubeDevice::Wgpu(device)) if device.kind == WgpuDeviceKind::Cpu
-    )
+    );
+    is_software && !*AS_A_GPU
 }
 
 /// Workgroups that keep a device busy: that many on any GPU. Where one is imitated on the CPU, a thread each: more cost
@@ -76,7 +79,7 @@ pub(crate) fn enough(device: &Device, on_gpus: usize) -> usize {
     static THREADS: LazyLock<usize> =
         LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
-    if is_software(device) { *THREADS } else { on_gpus }
+    if prefers_few_groups(device) { *THREADS } else { on_gpus }
 }
 
 /// At least `groups` workgroups; kernels number them by row and return where there is nothing to do.
@@ -103,7 +106,7 @@ mod wgsl {
     use cubecl::{
         client::Client,
         ir::attributes::BufferIOAttr,
-        prelude::{CubeDim, KernelId},
+        prelude::{CubeDim, ExecutionMode, KernelId},
         server::{KernelArguments, MetadataBindingInfo},
     };
 
@@ -183,7 +186,9 @@ mod wgsl {
 
         /// What the text depends on.
         fn id(&self) -> KernelId {
-            KernelId::new::<Self>().info((self.shader.name, self.elem, self.picks.clone()))
+            // Every loop ends by what is counted in it: no loop needs a counter of its own, which costs registers.
+            let id = KernelId::new::<Self>().mode(ExecutionMode::Unchecked);
+            id.info((self.shader.name, self.elem, self.picks.clone()))
         }
 
         fn lang(&self) -> &'static str {

@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{AttentionShape, Buffers};
 use crate::{
     kernel::INVARIANT_UP_TO,
-    launch::{empty, empty_like, enough, is_software, primitive},
+    launch::{empty, empty_like, enough, prefers_few_groups, primitive},
 };
 
 /// The longest vectors that there is memory for.
@@ -97,7 +97,7 @@ impl Sharing {
     ) -> Self {
         let fours = if together > 4 && 2 * head_dim <= LARGEST_HEAD { 2 } else { 1 };
         // Rounds of 256 keys. Each part costs most where a GPU is imitated.
-        let chunk = if is_software(device) { 1024 } else { 256 };
+        let chunk = if prefers_few_groups(device) { 1024 } else { 256 };
         let splits = match shape.window {
             Some(window) if window <= chunk => 1,
             // They begin and end in the middle of a part.

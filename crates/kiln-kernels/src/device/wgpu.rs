@@ -25,6 +25,9 @@ use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
 /// Devices opened so far, by their number: Burn initialises a runtime once a process.
 static OPENED: Mutex<Option<HashMap<usize, Opened>>> = Mutex::new(None);
 
+/// Launches that are handed to the driver together. A decode step of a large model has a few hundred, and each submission takes as long as many of them.
+const LAUNCHES_A_SUBMISSION: usize = 256;
+
 #[derive(Clone)]
 struct Adapter {
     info: DeviceInfo,
@@ -76,6 +79,7 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
     let (device, setup) = Device::wgpu_options()
         .device_kind(adapter.kind)
         .graphics_api(adapter.backend)
+        .tasks_max(LAUNCHES_A_SUBMISSION)
         .init_with_setup()
         .map_err(|e| unavailable(name, e))?;
     setup.device.on_uncaptured_error(Arc::new(give_up));

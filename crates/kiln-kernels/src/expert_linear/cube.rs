@@ -11,7 +11,7 @@ use super::{ExpertLinear, Sharing, Tiles};
 use crate::{
     Matrix,
     launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive},
-    linear::{Four, four},
+    linear::{Four, add_up, added_up, four, four_or_zero},
     matrix::StackBlock,
     route::MOST_EXPERTS,
 };
@@ -82,37 +82,33 @@ fn expert_linear<E: Float, N: Size>(
     let first = first_output + lane / together * 4;
     let at = vector_of(x, pair, tokens, slots);
     let columns = input.div_ceil(4);
-    let each = columns.div_ceil(together) * 8;
-    let begin = lane % together / 8 * each;
-    let end = select(is_here, min(begin + each, columns), 0usize);
+    let end = select(is_here, columns, 0usize);
     let mut products = Four::new(0.0);
-    let mut c = begin + lane % 8;
+    let mut c = lane % together * 2;
     while c < end {
         let numbers = four::<E, N>(x, at, c, x.stride(3), input);
+        let next = four_or_zero::<E, N>(x, at, c + 1, x.stride(3), input);
         #[unroll]
         for i in 0..4usize {
             // Those beyond the last are the last.
             let own = expert * block.output + min(first + i, block.output - 1);
             let weights = four::<E, N>(w, own * w.stride(0), c, w.stride(1), input);
-            products.insert(i, products.extract(i) + dot(numbers, weights));
+            let following = four_or_zero::<E, N>(w, own * w.stride(0), c + 1, w.stride(1), input);
+            products.insert(i, products.extract(i) + dot(numbers, weights) + dot(next, following));
         }
-        c += 8;
+        c += comptime!(2 * together);
     }
     let mut sums = Shared::<[f32]>::new_slice(comptime!(4 * LANES));
     #[unroll]
     for i in 0..4usize {
         sums[lane * 4 + i] = products.extract(i);
     }
-    sync_cube();
+    add_up(&mut sums, lane, together, 1usize);
     let mut i = lane;
     while i < of_workgroup {
         let output = first_output + i;
         if is_here && output < block.output {
-            let mut sum = f32::new(0.0);
-            for j in 0..together {
-                // Groups begin at different lanes, which are in different banks.
-                sum += sums[(i / 4 * together + (j + i / 4) % together) * 4 + i % 4];
-            }
+            let sum = added_up(&sums, 0usize, i, together);
             y[pair * block.outputs + block.first_output + output] = E::cast_from(sum);
         }
         i += LANES;

@@ -18,7 +18,7 @@ use crate::{
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
     invariance::{Extent, cut},
     kernel::INVARIANT_UP_TO,
-    linear::{PACK, products_of_rows},
+    linear::{PACK, SPLITS, products_of_rows},
     shader::Shader,
 };
 #[cfg(feature = "cube")]
@@ -151,6 +151,7 @@ impl Kernel for ExpertLinear {
             cases.push(case(pairs, [3, 70, 96], Swapped(0, 1), true, whole));
         }
         cases.push(case([1, 1, 2], [3, 300, 1030], Plain, true, whole));
+        cases.push(case([1, 2, 2], [3, 8, 4100], Plain, true, whole));
         cases.push(case([2, 2, 2], [300, 8, 12], Swapped(1, 3), false, whole));
         cases.push(case([1, 150, 2], [2, 65, 36], Plain, false, whole));
         cases.push(case([2, 40, 3], [300, 8, 12], Plain, true, 100));
@@ -209,8 +210,11 @@ impl Tiles {
 
 const FEW: Shader = Shader {
     name: "expert_linear",
-    text: include_str!("../../../../shaders/expert_linear.wgsl"),
-    options: &[PACK, &["const SPLITS = 1u;", "const SPLITS = 2u;", "const SPLITS = 4u;"]],
+    text: concat!(
+        include_str!("../../../../shaders/expert_linear.wgsl"),
+        include_str!("../../../../shaders/row_products.wgsl")
+    ),
+    options: &[PACK, SPLITS],
 };
 
 const GROUPS: Shader = Shader {

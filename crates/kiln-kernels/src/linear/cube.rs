@@ -12,7 +12,7 @@ use crate::{
 /// As `vec4<f32>` of WGSL.
 pub(crate) type Four = Vector<f32, Const<4>>;
 
-/// Four numbers of a row of that many, those from 4 c on. What is beyond its end is 0.
+/// Four numbers of a row of that many, those from 4 c on. What is beyond its end is 0, where fours do not end with it.
 #[cube]
 pub(crate) fn four<E: Float, N: Size>(
     tensor: &Tensor<Vector<E, N>>,
@@ -34,6 +34,78 @@ pub(crate) fn four<E: Float, N: Size>(
         }
         numbers
     }
+}
+
+/// [`four`], also where 4 c is beyond the end of the row.
+#[cube]
+pub(crate) fn four_or_zero<E: Float, N: Size>(
+    tensor: &Tensor<Vector<E, N>>,
+    at: usize,
+    c: usize,
+    stride: usize,
+    len: usize,
+) -> Four {
+    let width = tensor.vector_size();
+    if comptime!(width == 4) {
+        let numbers = four::<E, N>(tensor, at, min(c, len / 4 - 1), stride, len);
+        numbers * Four::cast_from(select(4 * c < len, f32::new(1.0), f32::new(0.0)))
+    } else {
+        four::<E, N>(tensor, at, c, stride, len)
+    }
+}
+
+/// Adds up, for each of `at_once` rows of x, the four sums of every `together` lanes, and returns how many are left of them. They follow each
+/// other in `sums`.
+#[cube]
+pub(crate) fn add_up(
+    sums: &mut Shared<[f32]>,
+    lane: usize,
+    #[comptime] together: usize,
+    #[comptime] at_once: usize,
+) {
+    sync_cube();
+    let first = comptime!(first_added(together));
+    if comptime!(first > 1) {
+        let left = comptime!(together / first);
+        let is_mine = lane < comptime!(LANES / first * at_once);
+        let begin = lane / left * together + lane % left;
+        let mut sum = Four::new(0.0);
+        if is_mine {
+            for j in 0..first {
+                #[unroll]
+                for i in 0..4usize {
+                    sum.insert(i, sum.extract(i) + sums[(begin + j * left) * 4 + i]);
+                }
+            }
+        }
+        sync_cube();
+        if is_mine {
+            #[unroll]
+            for i in 0..4usize {
+                sums[lane * 4 + i] = sum.extract(i);
+            }
+        }
+        sync_cube();
+    }
+}
+
+/// What was added up for the output of that number of the workgroup, in the row of that number.
+#[cube]
+pub(crate) fn added_up(sums: &Shared<[f32]>, row: usize, output: usize, #[comptime] together: usize) -> f32 {
+    let left = comptime!(together / first_added(together));
+    let outputs = comptime!(LANES / together * 4);
+    let first = (row * outputs + output) / 4 * left;
+    let mut sum = f32::new(0.0);
+    for j in 0..left {
+        // Outputs begin at different lanes, which are in different banks.
+        sum += sums[(first + (j + output / 4) % left) * 4 + output % 4];
+    }
+    sum
+}
+
+/// Lanes of `together` whose sums are added up first.
+pub(crate) fn first_added(together: usize) -> usize {
+    if together > 16 { 16 } else { 1 }
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -71,27 +143,26 @@ fn linear<E: Float, N: Size>(
         products[r] = Four::new(0.0);
     }
     let columns = input.div_ceil(4);
-    let each = columns.div_ceil(together) * 8;
-    let begin = lane % together / 8 * each;
-    let end = min(begin + each, columns);
-    let mut c = begin + lane % 8;
-    while c < end {
-        let mut weights = Array::<Four>::new(4usize);
+    let mut c = lane % together * 2;
+    while c < columns {
+        let mut weights = Array::<Four>::new(8usize);
         #[unroll]
         for i in 0..4usize {
             // Those beyond the last are the last.
             let own = min(first + i, output - 1);
             weights[i] = four::<E, N>(w, own * w.stride(0), c, w.stride(1), input);
+            weights[i + 4] = four_or_zero::<E, N>(w, own * w.stride(0), c + 1, w.stride(1), input);
         }
         #[unroll]
         for r in 0..most_rows {
             let row = min(first_row + r, rows - 1);
             let at = row / tokens * x.stride(0) + row % tokens * x.stride(1);
             let numbers = four::<E, N>(x, at, c, x.stride(2), input);
+            let next = four_or_zero::<E, N>(x, at, c + 1, x.stride(2), input);
             let mut sums = products[r];
             #[unroll]
             for i in 0..4usize {
-                let product = numbers * weights[i];
+                let product = numbers * weights[i] + next * weights[i + 4];
                 let mut dot = f32::new(0.0);
                 #[unroll]
                 for d in 0..4usize {
@@ -101,7 +172,7 @@ fn linear<E: Float, N: Size>(
             }
             products[r] = sums;
         }
-        c += 8;
+        c += comptime!(2 * together);
     }
     // Rows whose sums are in memory together.
     let at_once = comptime!(if most_rows < 4 { most_rows } else { 4 });
@@ -115,18 +186,13 @@ fn linear<E: Float, N: Size>(
                 sums[(r * LANES + lane) * 4 + i] = products[from * at_once + r].extract(i);
             }
         }
-        sync_cube();
+        add_up(&mut sums, lane, together, at_once);
         let mut i = lane;
         while i < outputs * at_once {
             let row = first_row + from * at_once + i / outputs;
             let out = first_output + i % outputs;
             if row < rows && out < output {
-                let lanes = i / outputs * LANES + i % outputs / 4 * together;
-                let mut sum = f32::new(0.0);
-                for j in 0..together {
-                    // Groups begin at different lanes, which are in different banks.
-                    sum += sums[(lanes + (j + i % outputs / 4) % together) * 4 + i % 4];
-                }
+                let mut sum = added_up(&sums, i / outputs, i % outputs, together);
                 if comptime!(biased) {
                     sum += f32::cast_from(bias[out * bias.stride(0)]);
                 }

@@ -11,7 +11,7 @@ mod cube;
 mod native;
 
 #[cfg(feature = "cube")]
-pub(crate) use cube::{Four, four};
+pub(crate) use cube::{Four, add_up, added_up, four, four_or_zero};
 #[cfg(feature = "cpu")]
 pub(crate) use native::{Group, products_of_groups};
 
@@ -168,6 +168,12 @@ impl Kernel for Linear {
             cases.push(case([rows, tokens, 96], Swapped(0, 1), 7, true, false));
             cases.push(case([rows, tokens, 96], Swapped(1, 2), 7, true, true));
         }
+        // Long rows, which many lanes go along, and an odd number of fours.
+        for tokens in [1, 5] {
+            cases.push(case([1, tokens, 4096], Plain, 9, false, true));
+            cases.push(case([1, tokens, 4100], Plain, 6, true, false));
+            cases.push(case([1, tokens, 4103], Plain, 2, false, false));
+        }
         // Rows that lie apart, by a number that four divides and by one that it does not.
         cases.push(case([2, 2, 96], Cut(1), 70, true, false));
         cases.push(case([2, 2, 96], Cut(2), 70, false, true));
@@ -204,8 +210,8 @@ impl Linear {
 #[cfg(feature = "cube")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sharing {
-    /// Parts that rows of the weight are split into: 1, 2 or 4. It does not depend on the rows of x, so that sums are the
-    /// same for any number of them.
+    /// Eight lanes times this number go along a row of the weight: a power of 2, up to 32. It does not depend on the rows of x, so that sums
+    /// are the same for any number of them.
     pub(crate) splits: usize,
     /// Rows of x that a workgroup has: 1, 2, 4 or 8.
     together: usize,
@@ -215,19 +221,17 @@ pub(crate) struct Sharing {
 #[cfg(feature = "cube")]
 impl Sharing {
     pub(crate) fn new(rows: usize, input: usize, output: usize, device: &Device) -> Self {
-        /// Numbers of a row of the result that a workgroup makes, where rows of the weight are not split.
+        /// Numbers of a row of the result that a workgroup makes, where eight lanes go along a row of the weight.
         const OUTPUTS: usize = crate::launch::LANES / 8 * 4;
         /// Numbers along which eight lanes are worth having.
         const WORTH: usize = 128;
+        /// All lanes of a workgroup.
+        const MOST_SPLITS: usize = crate::launch::LANES / 8;
         /// Rows that there are registers for.
         const MOST: usize = 8;
 
-        let most = (input / WORTH).min(enough(device, 256) * OUTPUTS / output);
-        let splits = match most {
-            0..2 => 1,
-            2..4 => 2,
-            _ => 4,
-        };
+        let most = (input / WORTH).min(enough(device, 1024) * OUTPUTS / output);
+        let splits = 1 << most.clamp(1, MOST_SPLITS).ilog2();
         let together = rows.next_power_of_two().min(MOST);
         let workgroups = output.div_ceil(OUTPUTS / splits) * rows.div_ceil(together);
         Self { splits, together, workgroups }
@@ -238,12 +242,25 @@ impl Sharing {
 pub(crate) const PACK: Lines =
     &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
+/// How many times eight lanes go along a row of the weight.
+pub(crate) const SPLITS: Lines = &[
+    "const SPLITS = 1u;",
+    "const SPLITS = 2u;",
+    "const SPLITS = 4u;",
+    "const SPLITS = 8u;",
+    "const SPLITS = 16u;",
+    "const SPLITS = 32u;",
+];
+
 const SHADER: Shader = Shader {
     name: "linear",
-    text: include_str!("../../../../shaders/linear.wgsl"),
+    text: concat!(
+        include_str!("../../../../shaders/linear.wgsl"),
+        include_str!("../../../../shaders/row_products.wgsl")
+    ),
     options: &[
         PACK,
         &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"],
-        &["const SPLITS = 1u;", "const SPLITS = 2u;", "const SPLITS = 4u;"],
+        SPLITS,
     ],
 };
