@@ -1,0 +1,48 @@
+//! Writes every shader in every permutation into a folder, as WGSL and as the SPIR-V that wgpu hands to a driver. `tools/gpu/check.py` has compilers for
+//! GPUs say what they make of them.
+
+use std::{env, error::Error, fs, path::Path};
+
+use kiln::kernels::KERNELS;
+use naga::{
+    back::spv,
+    proc::{BoundsCheckPolicies, BoundsCheckPolicy},
+    valid::{Capabilities, ValidationFlags, Validator},
+};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = env::args().nth(1).ok_or("usage: kernel-texts FOLDER")?;
+    let folder = Path::new(&folder);
+    fs::create_dir_all(folder)?;
+    for (name, text) in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
+        let file = folder.join(name.replace(' ', "-"));
+        fs::write(file.with_extension("wgsl"), &text)?;
+        let bytes: Vec<u8> = spirv(&text)?.into_iter().flat_map(u32::to_le_bytes).collect();
+        fs::write(file.with_extension("spv"), bytes)?;
+    }
+    Ok(())
+}
+
+/// With the options that cubecl-wgpu asks for in its unchecked mode.
+fn spirv(text: &str) -> Result<Vec<u32>, Box<dyn Error>> {
+    let module = naga::front::wgsl::parse_str(text)?;
+    let info = Validator::new(ValidationFlags::all(), Capabilities::all()).validate(&module)?;
+    let unchecked = BoundsCheckPolicy::Unchecked;
+    let options = spv::Options {
+        lang_version: (1, 6),
+        flags: spv::WriterFlags::empty(),
+        bounds_check_policies: BoundsCheckPolicies {
+            index: unchecked,
+            buffer: unchecked,
+            image_load: unchecked,
+            binding_array: unchecked,
+        },
+        zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
+        force_loop_bounding: env::var_os("KILN_BOUNDED_LOOPS").is_some(),
+        emit_int_div_checks: false,
+        ..Default::default()
+    };
+    let entry =
+        spv::PipelineOptions { shader_stage: naga::ShaderStage::Compute, entry_point: "main".to_owned() };
+    Ok(spv::write_vec(&module, &info, &options, Some(&entry))?)
+}

@@ -1,0 +1,87 @@
+"""What NVIDIA's compilers make of CUDA C++: registers, blocks of a multiprocessor, spills, and how wide loads from global memory are.
+
+    python nvrtc.py ARCHITECTURE FILE.cu ..    prints a line of JSON for each file, after one with the compiler
+
+No GPU is needed: NVRTC compiles for a real architecture, down to machine code. Needs the Python packages `nvidia-cuda-nvrtc` and `nvidia-cuda-runtime`.
+"""
+
+import collections
+import ctypes
+import glob
+import json
+import re
+import site
+import sys
+
+WARP = 32
+REGISTERS, REGISTER_UNIT = 65536, 256  # of a multiprocessor, and as they are given to a warp
+WARPS = {"75": 32, "86": 48, "89": 48, "120": 48}  # of a multiprocessor; 64 elsewhere
+
+
+def toolkit():
+    for folder in site.getsitepackages():
+        if found := glob.glob(f"{folder}/nvidia/cu13/lib/libnvrtc.so.*"):
+            return ctypes.CDLL(found[0]), f"{folder}/nvidia/cu13/include"
+    sys.exit("there is no NVRTC; pip install nvidia-cuda-nvrtc nvidia-cuda-runtime")
+
+
+def compiled(nvrtc, include, source, architecture):
+    """PTX and log, as cubecl-cuda has NVRTC compile, but with the assembler's figures in the log."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    options = [
+        f"--gpu-architecture={architecture}", f"--include-path={include}", f"--include-path={include}/cccl", "-lineinfo", "--ptxas-options=-v",
+    ]
+    array = (ctypes.c_char_p * len(options))(*map(str.encode, options))
+
+    def text(of):
+        getattr(nvrtc, f"nvrtcGet{of}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        getattr(nvrtc, f"nvrtcGet{of}")(program, buffer)
+        return buffer.value.decode()
+
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
+    log = text("ProgramLog")
+    ptx = None if failed else text("PTX")
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return ptx, log
+
+
+def widest_load(ptx):
+    """Bytes of the widest load from global memory, and of the loads' mean."""
+    found = collections.Counter()
+    for modifiers in re.findall(r"\bld((?:\.[\w:]+)*\.global(?:\.[\w:]+)*)\s", ptx):
+        vector = re.search(r"\.v(\d)\b", modifiers)
+        bits = re.search(r"\.[busf](\d+)$", modifiers)
+        found[int(vector[1] if vector else 1) * int(bits[1]) // 8] += 1
+    return max(found, default=0)
+
+
+def figures(ptx, log, architecture):
+    figure = lambda pattern: int(m[1]) if (m := re.search(pattern, log)) else 0
+    registers = figure(r"Used (\d+) registers")
+    warps = -(-int(m[1]) // WARP) if (m := re.search(r"\.maxntid (\d+)", ptx)) else 1
+    fitting = REGISTERS // (-(-registers * WARP // REGISTER_UNIT) * REGISTER_UNIT) if registers else 64
+    fitting = min(fitting, WARPS.get(architecture.removeprefix("sm_").rstrip("a"), 64))
+    return {
+        "registers": registers,
+        "spilled": figure(r"(\d+) bytes spill stores") + figure(r"(\d+) bytes spill loads"),
+        "shared": figure(r"(\d+) bytes smem"),
+        "occupancy": fitting // warps,
+        "instructions": sum(1 for line in ptx.splitlines() if re.match(r"\s+(@\S+\s+)?[a-z][\w.:]*\s.*;$", line)),
+        "load": widest_load(ptx),
+    }
+
+
+def main():
+    architecture, files = sys.argv[1], sys.argv[2:]
+    nvrtc, include = toolkit()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    print(json.dumps({"driver": f"NVRTC {major.value}.{minor.value}"}), flush=True)
+    for file in files:
+        ptx, log = compiled(nvrtc, include, open(file).read(), architecture)
+        print(json.dumps(figures(ptx, log, architecture) if ptx else {"error": log}), flush=True)
+
+
+main()
