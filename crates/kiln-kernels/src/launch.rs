@@ -63,10 +63,12 @@ pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
 
 /// Whether a GPU is imitated on the CPU.
 pub(crate) fn is_software(device: &Device) -> bool {
-    matches!(
-        device.as_dispatch(),
-        DispatchDevice::Cube(CubeDevice::Wgpu(device)) if device.kind == WgpuDeviceKind::Cpu
-    )
+    match device.as_dispatch() {
+        DispatchDevice::Cube(CubeDevice::Wgpu(device)) => device.kind == WgpuDeviceKind::Cpu,
+        #[cfg(feature = "cuda")]
+        DispatchDevice::Cube(CubeDevice::Cuda(_)) => crate::device::is_software_cuda(),
+        _ => false,
+    }
 }
 
 /// Workgroups that keep a device busy: that many on any GPU. Where one is imitated on the CPU, a thread each: more cost
