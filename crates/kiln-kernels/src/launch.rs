@@ -65,10 +65,12 @@ pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
 pub(crate) fn prefers_few_groups(device: &Device) -> bool {
     static AS_A_GPU: LazyLock<bool> = LazyLock::new(|| std::env::var_os("KILN_SHARE_AS_A_GPU").is_some());
 
-    let is_software = matches!(
-        device.as_dispatch(),
-        DispatchDevice::Cube(CubeDevice::Wgpu(device)) if device.kind == WgpuDeviceKind::Cpu
-    );
+    let is_software = match device.as_dispatch() {
+        DispatchDevice::Cube(CubeDevice::Wgpu(device)) => device.kind == WgpuDeviceKind::Cpu,
+        #[cfg(feature = "cuda")]
+        DispatchDevice::Cube(CubeDevice::Cuda(_)) => crate::device::is_software_cuda(),
+        _ => false,
+    };
     is_software && !*AS_A_GPU
 }
 

@@ -1,6 +1,9 @@
 //! NVIDIA GPUs through CUDA. What Burn would only find out by panicking is asked beforehand.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use burn::tensor::{DType, Device};
 use cubecl::cuda::{CudaDevice, install};
@@ -9,6 +12,14 @@ use kiln_core::{Result, unsafe_ops};
 use nvml_wrapper::Nvml;
 
 use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
+
+/// Whether the driver is a stand-in whose devices are software (`tools/softcuda`).
+static SOFTWARE: AtomicBool = AtomicBool::new(false);
+
+/// Whether CUDA devices that were opened are imitated on the CPU.
+pub(crate) fn is_software() -> bool {
+    SOFTWARE.load(Ordering::Relaxed)
+}
 
 /// All GPUs that CUDA shows.
 pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
@@ -58,11 +69,15 @@ fn info(index: usize, memory: &Memory) -> Result<DeviceInfo> {
         let hex: String = uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
         format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
     });
-    let total = uuid.and_then(|uuid| memory.total.get(&uuid).copied());
+    let adapter = device::get_name(gpu).map_err(|e| unavailable(name, e))?;
+    let software = adapter.to_lowercase().contains("software");
+    SOFTWARE.fetch_or(software, Ordering::Relaxed);
+    let properties = cubecl::Device::Cuda(CudaDevice::new(index)).client().properties_shared();
+    let total = uuid.and_then(|uuid| memory.total.get(&uuid).copied()).or(properties.memory.max_memory());
     Ok(DeviceInfo {
         name,
-        class: DeviceClass::Discrete,
-        adapter: device::get_name(gpu).map_err(|e| unavailable(name, e))?,
+        class: if software { DeviceClass::Software } else { DeviceClass::Discrete },
+        adapter,
         driver: memory.driver.clone().unwrap_or_else(|| "NVIDIA".to_owned()),
         api: "CUDA".to_owned(),
         memory: total,
@@ -74,7 +89,7 @@ fn info(index: usize, memory: &Memory) -> Result<DeviceInfo> {
     })
 }
 
-/// What NVML says; it may be missing (Jetson, MIG), and then nothing is known.
+/// What NVML says. It may be missing (Jetson, MIG): then the CUDA driver says how much memory there is.
 struct Memory {
     /// Bytes, by the GPU's UUID: NVML counts GPUs that CUDA was told to hide.
     total: HashMap<String, u64>,

@@ -9,6 +9,8 @@ mod bandwidth;
 pub use bandwidth::CopyBandwidth;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::is_software as is_software_cuda;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
@@ -69,7 +71,7 @@ pub enum DeviceClass {
     Discrete,
     Integrated,
     Virtual,
-    /// A graphics API imitated on the CPU: for tests, not for speed.
+    /// A GPU imitated on the CPU: for tests, not for speed.
     Software,
 }
 
