@@ -3,6 +3,7 @@
 mod attention;
 mod in_place;
 mod invariance;
+mod product;
 mod sample;
 mod shaders;
 mod words;

@@ -26,6 +26,7 @@ use crate::{
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
     invariance::{Extent, cut},
     kernel::INVARIANT_UP_TO,
+    product,
     shader::{Lines, Shader},
 };
 
@@ -181,10 +182,10 @@ pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool
     match x.dims()[0] {
         // How a backend adds up depends on the number of rows.
         n @ 2.. if row_by_row => {
-            let row = |row| x.clone().narrow(0, row, 1).matmul(weight.clone());
+            let row = |row| product(x.clone().narrow(0, row, 1), weight.clone());
             Tensor::cat((0..n).map(row).collect(), 0)
         }
-        _ => x.matmul(weight),
+        _ => product(x, weight),
     }
 }
 
