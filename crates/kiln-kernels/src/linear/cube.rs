@@ -36,6 +36,18 @@ pub(crate) fn four<E: Float, N: Size>(
     }
 }
 
+/// `Σ a b`. Which products are joined with a sum is said here: compilers choose, and may choose another one in a kernel for
+/// more rows.
+#[cube]
+pub(crate) fn dot(a: Four, b: Four) -> f32 {
+    let mut sum = a.extract(0usize) * b.extract(0usize);
+    #[unroll]
+    for d in 1..4usize {
+        sum = fma(a.extract(d), b.extract(d), sum);
+    }
+    sum
+}
+
 #[cube(launch, address_type = "dynamic")]
 fn linear<E: Float, N: Size>(
     x: &Tensor<Vector<E, N>>,
@@ -91,13 +103,7 @@ fn linear<E: Float, N: Size>(
             let mut sums = products[r];
             #[unroll]
             for i in 0..4usize {
-                let product = numbers * weights[i];
-                let mut dot = f32::new(0.0);
-                #[unroll]
-                for d in 0..4usize {
-                    dot += product.extract(d);
-                }
-                sums.insert(i, sums.extract(i) + dot);
+                sums.insert(i, sums.extract(i) + dot(numbers, weights[i]));
             }
             products[r] = sums;
         }

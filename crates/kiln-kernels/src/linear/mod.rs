@@ -11,7 +11,7 @@ mod cube;
 mod native;
 
 #[cfg(feature = "cube")]
-pub(crate) use cube::{Four, four};
+pub(crate) use cube::{Four, dot, four};
 #[cfg(feature = "cpu")]
 pub(crate) use native::{Group, products_of_groups};
 
