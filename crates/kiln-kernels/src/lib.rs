@@ -60,7 +60,7 @@ pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{Matrix, MatrixStack};
 pub use product::product;
-pub use recording::Recording;
+pub use recording::{Recorded, Recording};
 pub use rms_norm::{NormOrder, RmsNorm};
 pub use rotary::Rotary;
 pub use route::{Route, Routing};
