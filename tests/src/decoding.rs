@@ -2,11 +2,11 @@
 
 use kiln::{
     Error, GenerationConfig, Model, Plan, TokenId, cache_samples,
-    device::Opened,
+    device::{DeviceClass, Opened},
     kernels::{Kernels, Ran},
 };
 
-use crate::support::recorded;
+use crate::support::{alone_with, is_alone, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -83,6 +83,46 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// CUDA gives a recording up where another thread allocates meanwhile, and what it was to write, too. The software device does so
+/// when it is told to; others only record.
+#[test]
+fn a_recording_that_is_given_up_changes_no_token() {
+    if !is_alone() {
+        let name = "decoding::a_recording_that_is_given_up_changes_no_token";
+        return devices()
+            .for_each(|(device, _)| alone_with(name, Some(device), &[("SOFTCUDA_FAIL_CAPTURE", "1")]));
+    }
+    let (device, opened) = devices().next().unwrap();
+    for (name, cache) in [
+        ("llama", "static"),
+        ("llama", "dynamic"),
+        ("llama", "quantized:group=8,residual=8"),
+        ("mistral", "sliding"),
+        ("mamba", "dynamic"),
+    ] {
+        let model = recorded(name, opened);
+        for (prompts, sample) in [(vec![vec![3, 1, 4, 1, 5]], true), (vec![vec![3, 1, 4], vec![8]], false)] {
+            let tokens = |compile| run(&model, cache, &prompts, &wanted(12, sample), Some(compile));
+            assert_eq!(tokens(true), tokens(false), "{name}, {cache} on {device}");
+        }
+        // A cache that held something before, which only the caller has: an error, and then it can be used again.
+        let mut kept = model.cache(&Plan::named(cache).unwrap()).unwrap();
+        let mut go_on = |prompt: TokenId| -> kiln::Result<Vec<_>> {
+            let request = model.generate(vec![vec![prompt]]).cache(&mut kept).config(wanted(8, false));
+            request.compile(Some(true)).steps()?.map(|step| Ok(step?.tokens[0])).collect()
+        };
+        let first = go_on(3).unwrap();
+        let fails = device == "cuda" && opened.info.class == DeviceClass::Software;
+        match go_on(4) {
+            Err(error) if fails => {
+                assert!(matches!(error, Error::Execution(_)), "{name}, {cache} on {device}: {error}");
+                assert_eq!(go_on(3).unwrap(), first, "{name}, {cache} on {device}: afterwards");
+            }
+            other => assert!(other.is_ok() && !fails, "{name}, {cache} on {device}: {other:?}"),
         }
     }
 }

@@ -99,8 +99,14 @@ pub(crate) fn assert_close(got: &[f32], want: &[f32], what: &str) {
 /// Runs the test `name` of this binary once more, in a process of its own: on `devices` only, where that is said.
 #[track_caller]
 pub(crate) fn alone(name: &str, devices: Option<&str>) {
+    alone_with(name, devices, &[]);
+}
+
+/// As [`alone`], with variables of the environment.
+#[track_caller]
+pub(crate) fn alone_with(name: &str, devices: Option<&str>, set: &[(&str, &str)]) {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", name, "--nocapture"]).env(ALONE, name);
+    child.args(["--exact", name, "--nocapture"]).env(ALONE, name).envs(set.iter().copied());
     if let Some(devices) = devices {
         child.env("KILN_TEST_DEVICES", devices);
     }

@@ -98,8 +98,9 @@ std::string compiled(const std::string& text, std::string& log) {
         log = "softcuda cannot write " + source;
         return "";
     }
-    std::string command = "g++ " SOFTCUDA_FLAGS " -shared -I" + quoted(folder() + "/include") + " -include softcuda.h " + quoted(source) +
-        " " + quoted(folder() + "/libcuda.so.1") + " -o " + quoted(own + ".so") + " 2>&1";
+    // What else it needs, it finds in the process: the C library, and the driver's library.
+    std::string command = "g++ " SOFTCUDA_FLAGS " -shared -nostdlib -I" + quoted(folder() + "/include") + " -include softcuda.h " + quoted(source) +
+        " -lgcc -o " + quoted(own + ".so") + " 2>&1";
     FILE* output = popen(command.c_str(), "r");
     char buffer[4096];
     for (size_t length; output && (length = fread(buffer, 1, sizeof buffer, output)) > 0;) log.append(buffer, length);

@@ -118,7 +118,11 @@ API cuInit(unsigned flags) {
     if (flags) return INVALID_VALUE;
     if (devices().empty()) return NO_DEVICE;
     std::lock_guard lock(everything);
-    if (!initialized) report_faults(describe);
+    if (initialized) return SUCCESS;
+    report_faults(describe);
+    // For kernels, which are not linked with it.
+    Dl_info info;
+    if (dladdr(&only_context, &info)) dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
     return initialized = true, SUCCESS;
 }
 API cuDriverGetVersion(int* version) { return *version = 12080, SUCCESS; }

@@ -25,7 +25,7 @@ API nvrtcCompileProgram(Program* program, int count, const char* const* options)
     if (!program) return INVALID_PROGRAM;
     std::string architecture;
     for (int i = 0; i < count; i++)
-        if (const char* sm = strstr(options[i], "arch=sm_")) architecture = sm + strlen("arch=sm_");
+        if (const char* sm = strstr(options[i], "=sm_")) architecture = sm + strlen("=sm_");
     // What a kernel asks about itself, such as whether it may use PTX of a later GPU.
     std::string text = softcuda::rewritten(program->source, "sm_" + architecture);
     text = "#define __CUDA_ARCH__ " + architecture + "0\n" + text;

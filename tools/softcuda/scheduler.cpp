@@ -10,8 +10,8 @@
 #include <vector>
 
 namespace softcuda {
-thread_local Block block{};
-thread_local Fiber* self = nullptr;
+constinit thread_local Block block{};
+constinit thread_local Fiber* self = nullptr;
 
 namespace {
 constexpr size_t STACK = (64 << 10) + 448;  // Not a power of two: the tops would share a set of the cache.
@@ -158,6 +158,7 @@ struct Pool {
     const Launch* launch = nullptr;
     std::atomic<size_t> next{0};
     size_t blocks = 0, at_once = 1, busy = 0, round = 0, others = 0;
+    bool open = false;  // Whether a thread that comes now is of use.
 
     Pool() {
         const char* set = getenv("SOFTCUDA_THREADS");
@@ -168,8 +169,8 @@ struct Pool {
         Worker worker;
         for (size_t seen = 0;;) {
             std::unique_lock lock(mutex);
-            wake.wait(lock, [&] { return round != seen; });
-            seen = round;
+            wake.wait(lock, [&] { return open && round != seen; });
+            seen = round, busy++;
             lock.unlock();
             worker.work(*launch, next, blocks, at_once);
             lock.lock();
@@ -184,10 +185,11 @@ struct Pool {
         bool alone = count == 1 || others == 0 || threads < (launch.kernel->each ? 4096 : 256);
         std::unique_lock lock(mutex);
         this->launch = &launch, next = 0, blocks = count, at_once = std::max<size_t>(1, count / ((others + 1) * 8));
-        if (!alone) busy = others, round++, wake.notify_all();
+        if (!alone) open = true, round++, wake.notify_all();
         lock.unlock();
         worker.work(launch, next, blocks, at_once);
         lock.lock();
+        open = false;
         done.wait(lock, [&] { return busy == 0; });
     }
 };

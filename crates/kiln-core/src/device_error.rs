@@ -87,20 +87,29 @@ pub fn preparing() -> MutexGuard<'static, usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Tests of one process hear of each other's refusals.
+    pub(crate) static ALONE: Mutex<()> = Mutex::new(());
 
     #[test]
     fn a_refusal_ends_the_trust_in_what_came_before() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let before = Refusals::until_now();
         assert!(before.none_since().is_ok());
         Refusals::report();
         assert!(matches!(before.none_since(), Err(Error::OutOfMemory { .. })));
         assert!(Refusals::until_now().none_since().is_ok());
+        // CUDA says it in words, and late.
+        let before = Refusals::until_now();
+        assert_eq!(Error::of_device("an out-of-memory error"), Error::refused("a tensor"));
+        assert!(before.none_since().is_err());
     }
 
     #[test]
     fn a_panic_of_the_device_is_an_error() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let refused = caught(|| std::panic::resume_unwind(Box::new(REFUSAL.to_owned())));
         assert_eq!(refused, Err::<(), _>(Error::refused("a tensor")));
         let other = caught(|| std::panic::resume_unwind(Box::new("no such binding")));

@@ -54,6 +54,9 @@ pub trait CacheLayer: fmt::Debug + Send {
     /// Forgets everything. Promises stay.
     fn reset(&mut self);
 
+    /// Forgets everything, and gives up buffers that [`reset`](Self::reset) keeps: what is in them cannot be read any more.
+    fn discard(&mut self);
+
     /// Rebuilds the batch: new row `i` is old row `rows[i]`. Rows may be repeated and left out.
     ///
     /// # Errors

@@ -418,6 +418,12 @@ impl ModelCache {
         self.recount();
     }
 
+    /// Forgets everything, and gives up all buffers: a device that failed may refuse to read them from then on.
+    pub fn discard(&mut self) {
+        self.parts_mut().for_each(|part| part.discard());
+        self.reset();
+    }
+
     /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.
     pub fn strategies(&self) -> impl Iterator<Item = Option<&'static str>> {
         let blocks = self.groups.iter().take(1).flat_map(|group| &group.layers);

@@ -7,7 +7,7 @@ use kiln_core::{
     layer::RowPosition,
     model::{CausalModel, Logits},
 };
-use kiln_kernels::Recording;
+use kiln_kernels::{Recorded, Recording};
 
 use crate::{
     cache_handle::CacheHandle,
@@ -85,6 +85,8 @@ enum Capture {
     /// Steps that were made since the allocator was told.
     WarmingUp(usize),
     On(Recording, Output),
+    /// The device gave the recording up.
+    Lost,
 }
 
 impl DecodeLoop {
@@ -140,22 +142,26 @@ impl DecodeLoop {
             Capture::On(..) => self.record_again(),
             Capture::WarmingUp(WARM_UP..) if repeats => {
                 match Recording::record(&device, || self.launch(running, chooser.as_deref_mut()))? {
-                    Some((recording, output)) => {
+                    Recorded::Graph(recording, output) => {
                         recording.replay()?;
                         self.capture = Capture::On(recording, output.clone());
                         return Ok(output);
                     }
-                    None => self.capture = Capture::Off,
+                    Recorded::Never => self.capture = Capture::Off,
+                    Recorded::Lost(why) => {
+                        self.capture = Capture::Lost;
+                        return Err(why);
+                    }
                 }
             }
-            Capture::WarmingUp(_) | Capture::Off => {}
+            Capture::WarmingUp(_) | Capture::Off | Capture::Lost => {}
         }
         match &mut self.capture {
             // Nothing to learn from a step that no recording can stand for, such as one that fetches layers.
             Capture::WarmingUp(0) if !repeats => {}
             Capture::WarmingUp(0) if Recording::prepare(&device).is_err() => self.capture = Capture::Off,
             Capture::WarmingUp(steps) => *steps += 1,
-            Capture::Off | Capture::On(..) => {}
+            Capture::Off | Capture::On(..) | Capture::Lost => {}
         }
         self.launch(running, chooser)
     }
@@ -165,6 +171,11 @@ impl DecodeLoop {
         if matches!(self.capture, Capture::On(..)) {
             self.capture = Capture::WarmingUp(0);
         }
+    }
+
+    /// Whether a step was given up with its recording. What it was to write, the cache included, cannot be read any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.capture, Capture::Lost)
     }
 
     fn launch(&mut self, running: &mut Running<'_>, chooser: Option<&mut Chooser>) -> Result<Output> {

@@ -240,6 +240,7 @@ impl<'a> Generation<'a> {
         read_back::yield_now().await;
         self.over = true;
         self.clock.start();
+        let mut emptied = false;
         let chosen = loop {
             let chosen = match self.assisted {
                 Some(_) => self.choose_assisted().await,
@@ -247,9 +248,16 @@ impl<'a> Generation<'a> {
                 None if self.on_device() => self.choose_on_device().await,
                 None => self.choose_on_host().await,
             };
+            let lost = self.feeder.lost || self.guidance.as_ref().is_some_and(Guidance::is_lost);
             match (chosen, self.feeder.refusals.none_since()) {
                 (Err(error), Err(refused)) if !matches!(error, Error::DeviceLost(_)) => {
-                    if let Err(error) = self.begin_again(refused).await {
+                    if let Err(error) = self.begin_again(refused, true).await {
+                        break Err(error);
+                    }
+                }
+                (Err(error), Ok(())) if lost && !matches!(error, Error::DeviceLost(_)) => {
+                    if let Err(error) = self.begin_again(error, false).await {
+                        emptied = true;
                         break Err(error);
                     }
                 }
@@ -261,7 +269,7 @@ impl<'a> Generation<'a> {
             Ok(step) if step.finished.iter().all(|&finished| finished) => self.settle(),
             Ok(_) => self.over = false,
             Err(error) => {
-                if matches!(error, Error::Execution(_) | Error::DeviceLost(_)) {
+                if matches!(error, Error::Execution(_) | Error::DeviceLost(_)) && !emptied {
                     self.feeder.running.cache.poison();
                 }
                 self.forget_what_was_refused();

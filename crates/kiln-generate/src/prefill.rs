@@ -69,6 +69,8 @@ pub(crate) struct Feeder<'a> {
     reaches: usize,
     /// Until when nothing that the cache holds is missing.
     pub(crate) refusals: Refusals,
+    /// Whether a step was given up with its recording since, and with it what the cache holds.
+    pub(crate) lost: bool,
 }
 
 impl<'a> Feeder<'a> {
@@ -88,6 +90,7 @@ impl<'a> Feeder<'a> {
             features: None,
             reaches: 0,
             refusals: Refusals::until_now(),
+            lost: false,
         }
     }
 
@@ -97,13 +100,16 @@ impl<'a> Feeder<'a> {
         self.running.cache.reserve(tokens);
     }
 
-    /// Forgets everything: what the cache holds cannot be trusted, because a device refused an allocation.
+    /// Forgets everything: what the cache holds cannot be trusted, because a device refused an allocation or gave up a
+    /// recording.
     pub(crate) fn start_over(&mut self) {
         (self.unseen, self.decode) = (None, None);
-        self.running.cache.reset();
+        self.running.cache.discard();
         self.running.cache.keep_history(1);
         self.running.cache.reserve(self.reaches);
         self.refusals = Refusals::until_now();
+        // It may be given up again, for the same reason.
+        self.capture &= !std::mem::take(&mut self.lost);
     }
 
     /// Has the cache hold each row `width` times, one behind the other.
@@ -285,6 +291,7 @@ impl<'a> Feeder<'a> {
                     decode = DecodeLoop::new(&tokens, &self.running, self.capture);
                 }
                 output => {
+                    self.lost |= decode.is_lost();
                     self.decode = Some(decode);
                     return output;
                 }

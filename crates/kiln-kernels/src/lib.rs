@@ -32,6 +32,7 @@ mod matrix;
 mod native;
 #[cfg(feature = "cube")]
 mod order;
+mod product;
 mod recording;
 mod rms_norm;
 mod rotary;
@@ -58,7 +59,8 @@ pub use kv_unpack::KvUnpack;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{Matrix, MatrixStack};
-pub use recording::Recording;
+pub use product::product;
+pub use recording::{Recorded, Recording};
 pub use rms_norm::{NormOrder, RmsNorm};
 pub use rotary::Rotary;
 pub use route::{Route, Routing};

@@ -12,6 +12,19 @@ use kiln_core::{
     unsafe_ops::{self, Graph},
 };
 
+/// What became of launches that were to be recorded.
+#[derive(Debug)]
+#[must_use]
+pub enum Recorded<T> {
+    /// They can be executed, any number of times.
+    Graph(Recording, T),
+    /// The device has no graphs. Nothing was launched.
+    Never,
+    /// The device gave the recording up, as CUDA does where another thread allocates meanwhile. Nothing was executed and
+    /// nothing will be, and the device refuses to read what the launches would have written.
+    Lost(Error),
+}
+
 /// Launches that were recorded once and are repeated as one (a CUDA graph, or wgpu's command list).
 pub struct Recording {
     device: Device,
@@ -49,23 +62,28 @@ impl Recording {
         Self::prepared();
     }
 
-    /// Records what `launch` launches; nothing of it is executed. `None`, and nothing was launched, where the device has
-    /// no graphs.
+    /// Records what `launch` launches; nothing of it is executed.
     ///
     /// # Errors
-    /// That of `launch`, or of the device. What `launch` counted on the host is counted then, and was not executed.
-    pub fn record<T>(device: &Device, launch: impl FnOnce() -> Result<T>) -> Result<Option<(Self, T)>> {
+    /// That of `launch`. What `launch` counted on the host is counted then, and was not executed.
+    pub fn record<T>(device: &Device, launch: impl FnOnce() -> Result<T>) -> Result<Recorded<T>> {
         let started = caught(|| Dispatch::graph_start_capture(device.as_dispatch()));
         if !matches!(started, Ok(Ok(()))) {
             Self::prepared();
-            return started.map(|_| None);
+            return started.map(|_| Recorded::Never);
         }
         let output = launch();
         // Stopped also after an error: the device must not stay in this mode.
         let graph = caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
         Self::prepared();
-        let (output, graph) = (output?, graph?.map_err(Error::of_device)?);
-        Ok(Some((Self { device: device.clone(), graph, thread: thread::current().id() }, output)))
+        let output = output?;
+        match graph.and_then(|graph| graph.map_err(Error::of_device)) {
+            Ok(graph) => {
+                let recording = Self { device: device.clone(), graph, thread: thread::current().id() };
+                Ok(Recorded::Graph(recording, output))
+            }
+            Err(why) => Ok(Recorded::Lost(why)),
+        }
     }
 
     /// Whether this thread may replay it.

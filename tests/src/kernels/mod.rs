@@ -3,6 +3,7 @@
 mod attention;
 mod in_place;
 mod invariance;
+mod product;
 mod sample;
 mod shaders;
 mod words;
@@ -68,15 +69,15 @@ fn implementations_agree_with_the_reference() {
                     continue;
                 }
                 for (choice, _) in choices(name, device) {
-                    // On wgpu, `auto` is `wgsl`.
-                    if name == "wgpu" && choice == Choice::Auto {
+                    // On GPUs, `auto` is one of the others.
+                    if name != "cpu" && choice == Choice::Auto {
                         continue;
                     }
-                    // References on wgpu are up to hundreds of launches, and of Burn's operations, which Burn tests.
+                    // References on GPUs are up to hundreds of launches, and of Burn's operations, which Burn tests.
                     let every = match (name.as_str(), choice) {
-                        ("wgpu", Choice::Reference) => 16,
+                        ("wgpu" | "cuda", Choice::Reference) => 16,
                         // The types differ in loads and stores.
-                        ("wgpu", _) if dtype != DType::F32 => 2,
+                        ("wgpu" | "cuda", _) if dtype != DType::F32 => 2,
                         _ => 1,
                     };
                     for (case, want) in cases.iter().zip(&wanted).step_by(every) {

@@ -40,8 +40,8 @@ struct Fiber {
 };
 // In the driver's library. The model of thread-local storage saves a call with each use.
 #define SOFTCUDA_SHARED __attribute__((visibility("default")))
-extern thread_local Block block SOFTCUDA_SHARED __attribute__((tls_model("initial-exec")));
-extern thread_local Fiber* self SOFTCUDA_SHARED __attribute__((tls_model("initial-exec")));
+extern constinit thread_local Block block SOFTCUDA_SHARED __attribute__((tls_model("initial-exec")));
+extern constinit thread_local Fiber* self SOFTCUDA_SHARED __attribute__((tls_model("initial-exec")));
 SOFTCUDA_SHARED void wait(Fiber::State state, int site);
 
 // Lanes of a warp that have come to the same place in the text meet once none of the others can go on: as many as can be together.

@@ -187,6 +187,11 @@ impl<P: Policy> CacheLayer for Memory<P> {
         }
     }
 
+    fn discard(&mut self) {
+        self.reset();
+        self.tensors.slots_mut().into_iter().for_each(AnySlot::clear);
+    }
+
     fn reorder(&mut self, rows: &[usize]) -> Result<()> {
         let Some(have) = self.rows() else { return Ok(()) };
         if let Some(&row) = rows.iter().find(|&&row| row >= have) {

@@ -146,6 +146,11 @@ impl<'a> Guidance<'a> {
         .collect()
     }
 
+    /// Whether a step was given up with its recording.
+    pub(super) fn is_lost(&self) -> bool {
+        self.feeder.lost
+    }
+
     /// Forgets what was fed; see [`Feeder::start_over`].
     pub(super) fn start_over(&mut self) {
         self.feeder.running.left_pad = self.prompts.iter().map(|row| row.left_pad).collect();

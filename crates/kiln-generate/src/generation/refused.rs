@@ -1,4 +1,4 @@
-//! Going on after a device refused an allocation that had been claimed.
+//! Going on after a device refused an allocation that had been claimed, or gave up the recording of a step.
 
 use std::ops::Range;
 
@@ -17,12 +17,13 @@ use super::{
 use crate::{chooser::Chooser, decode::Running, prefill::Feeder, sampler::Sampler};
 
 impl Generation<'_> {
-    /// After a device refused an allocation: what the cache holds cannot be trusted, so all of it is fed once more, in
-    /// smaller pieces or to a cache that takes less.
+    /// After an error that leaves nothing to trust in the cache: all that it held is fed once more. `for_memory`: the device
+    /// refused an allocation, so it is fed in smaller pieces or to a cache that takes less; else a recording was given up, and
+    /// steps are launched from then on.
     ///
     /// # Errors
-    /// `refused`, where that cannot be. The cache is empty then, and can be used.
-    pub(super) async fn begin_again(&mut self, refused: Error) -> Result<()> {
+    /// `error`, where that cannot be. The cache is empty then, and can be used.
+    pub(super) async fn begin_again(&mut self, error: Error, for_memory: bool) -> Result<()> {
         /// Prompt tokens of a row in one piece, from the second attempt on.
         const PIECE: usize = 128;
 
@@ -36,15 +37,17 @@ impl Generation<'_> {
         self.contrastive.iter_mut().for_each(Contrastive::start_over);
         device_error::give_back(&self.device);
         if !self.whole {
-            return Err(refused);
+            return Err(error);
         }
         let prompt = longest_prompt(&self.rows);
-        let held = prompt + self.delivered;
-        let chunk = self.options.prefill_chunk.unwrap_or(held);
-        self.options.prefill_chunk = Some(chunk.min(PIECE));
-        if chunk.min(prompt) <= PIECE || self.feeder.oom_policy.is_none() {
-            // For as many rows as the cache had, which a `static` buffer still has.
-            self.feeder.free_memory(refused, held, chunk.min(PIECE))?;
+        if for_memory {
+            let held = prompt + self.delivered;
+            let chunk = self.options.prefill_chunk.unwrap_or(held);
+            self.options.prefill_chunk = Some(chunk.min(PIECE));
+            if chunk.min(prompt) <= PIECE || self.feeder.oom_policy.is_none() {
+                // For as many rows as the cache had.
+                self.feeder.free_memory(error, held, chunk.min(PIECE))?;
+            }
         }
         self.feeder.running.left_pad = self.rows.iter().step_by(self.width).map(|row| row.left_pad).collect();
         self.launched = self.delivered;
@@ -79,9 +82,9 @@ impl Generation<'_> {
         self.catch_up()
     }
 
-    /// Empties the cache where a device refused a part of what it should hold; whether that was so.
+    /// Empties the cache where a device refused a part of what it should hold, or gave it up; whether that was so.
     pub(super) fn forget_what_was_refused(&mut self) -> bool {
-        let refused = self.feeder.refusals.none_since().is_err();
+        let refused = self.feeder.refusals.none_since().is_err() || self.feeder.lost;
         if refused {
             self.feeder.start_over();
         }

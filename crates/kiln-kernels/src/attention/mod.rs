@@ -31,6 +31,7 @@ use crate::{
     cases::Case,
     invariance::{Extent, cut, cut_positions, cut_rows},
     kernel::{INVARIANT_UP_TO, checked_positions},
+    product,
     shader::{Lines, Shader},
 };
 
@@ -347,14 +348,14 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Te
 
         let folded = |width| [batch, kv_heads, heads / kv_heads * n, width];
         let q = q.clone().narrow(2, i, n).cast(DType::F32).reshape(folded(head_dim));
-        let scores = (q.matmul(keys.clone()) * scale).reshape([batch, heads, n, slots]);
+        let scores = (product(q, keys.clone()) * scale).reshape([batch, heads, n, slots]);
         let scores = match softcap {
             Some(cap) => (scores / cap).tanh() * cap,
             None => scores,
         };
         // A query that sees nothing gets the same weight for all slots, and then none.
         let weights = softmax(scores.mask_fill(hidden.clone(), f32::MIN), 3).mask_fill(hidden, 0.0);
-        weights.reshape(folded(slots)).matmul(values.clone()).reshape([batch, heads, n, head_dim])
+        product(weights.reshape(folded(slots)), values.clone()).reshape([batch, heads, n, head_dim])
     });
     Tensor::cat(blocks.collect(), 2).cast(dtype)
 }

@@ -41,12 +41,27 @@ pub(super) fn open(index: usize) -> Result<Opened> {
         let why = "NVRTC, CUDA's run-time compiler, is not installed; install the CUDA toolkit (libnvrtc)";
         return Err(unavailable(name, why));
     }
-    let headers = install::cuda_path().map(|path| path.join("include/cuda_fp16.h"));
-    if !headers.is_some_and(|header| header.is_file()) {
-        let why = "the CUDA toolkit's headers are not found; install them, or set CUDA_PATH to the toolkit's folder";
+    let info = info(index, &Memory::read())?;
+    let include = install::cuda_path().map(|path| path.join("include"));
+    let is_there = |header: &str| include.as_ref().is_some_and(|include| include.join(header).is_file());
+    let missing: Vec<&str> = headers(index).filter(|header| !is_there(header)).collect();
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        let place = include.map_or_else(String::new, |include| format!(" in {}", include.display()));
+        let why = format!(
+            "headers of the CUDA toolkit are missing{place}: {missing}; install them, or set CUDA_PATH to the toolkit's \
+             folder"
+        );
         return Err(unavailable(name, why));
     }
-    Ok(Opened { device: Device::cuda(index), info: info(index, &Memory::read())? })
+    Ok(Opened { device: Device::cuda(index), info })
+}
+
+/// What kernels include: types of numbers, and tensor cores where there are any.
+fn headers(index: usize) -> impl Iterator<Item = &'static str> {
+    let properties = cubecl::Device::Cuda(CudaDevice::new(index)).client().properties_shared();
+    let tensor_cores = properties.hardware.min_tensor_cores_dim.map(|_| ["mma.h", "crt/mma.h"]);
+    ["cuda_fp16.h", "cuda_bf16.h"].into_iter().chain(tensor_cores.into_iter().flatten())
 }
 
 /// How many GPUs the driver shows.

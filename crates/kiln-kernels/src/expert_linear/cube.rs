@@ -11,7 +11,7 @@ use super::{ExpertLinear, Sharing, Tiles};
 use crate::{
     Matrix,
     launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive},
-    linear::{Four, add_up, added_up, four, four_or_zero},
+    linear::{Four, add_up, added_up, dot, four, four_or_zero},
     matrix::StackBlock,
     route::MOST_EXPERTS,
 };
@@ -39,17 +39,6 @@ fn vector_of<E: Float, N: Size>(x: &Tensor<Vector<E, N>>, pair: usize, tokens: u
     let vector = pair / slots;
     let slot = select(x.shape(2) == 1, 0usize, pair % slots);
     vector / tokens * x.stride(0) + vector % tokens * x.stride(1) + slot * x.stride(2)
-}
-
-#[cube]
-fn dot(a: Four, b: Four) -> f32 {
-    let product = a * b;
-    let mut sum = f32::new(0.0);
-    #[unroll]
-    for d in 0..4usize {
-        sum += product.extract(d);
-    }
-    sum
 }
 
 #[cube(launch, address_type = "dynamic")]

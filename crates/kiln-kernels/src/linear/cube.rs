@@ -45,17 +45,14 @@ pub(crate) fn four_or_zero<E: Float, N: Size>(
     stride: usize,
     len: usize,
 ) -> Four {
-    let width = tensor.vector_size();
-    if comptime!(width == 4) {
-        let numbers = four::<E, N>(tensor, at, min(c, len / 4 - 1), stride, len);
-        numbers * Four::cast_from(select(4 * c < len, f32::new(1.0), f32::new(0.0)))
-    } else {
-        four::<E, N>(tensor, at, c, stride, len)
+    let mut numbers = Four::new(0.0);
+    if 4 * c < len {
+        numbers = four::<E, N>(tensor, at, c, stride, len);
     }
+    numbers
 }
 
-/// Adds up, for each of `at_once` rows of x, the four sums of every `together` lanes, and returns how many are left of them. They follow each
-/// other in `sums`.
+/// Adds up, for each of `at_once` rows of x, the four sums of every `together` lanes. What is left of them follows each other in `sums`.
 #[cube]
 pub(crate) fn add_up(
     sums: &mut Shared<[f32]>,
@@ -99,6 +96,18 @@ pub(crate) fn added_up(sums: &Shared<[f32]>, row: usize, output: usize, #[compti
     for j in 0..left {
         // Outputs begin at different lanes, which are in different banks.
         sum += sums[(first + (j + output / 4) % left) * 4 + output % 4];
+    }
+    sum
+}
+
+/// `Σ a b`. Which products are joined with a sum is said here: compilers choose, and may choose another one in a kernel for
+/// more rows.
+#[cube]
+pub(crate) fn dot(a: Four, b: Four) -> f32 {
+    let mut sum = a.extract(0usize) * b.extract(0usize);
+    #[unroll]
+    for d in 1..4usize {
+        sum = fma(a.extract(d), b.extract(d), sum);
     }
     sum
 }
@@ -162,13 +171,7 @@ fn linear<E: Float, N: Size>(
             let mut sums = products[r];
             #[unroll]
             for i in 0..4usize {
-                let product = numbers * weights[i] + next * weights[i + 4];
-                let mut dot = f32::new(0.0);
-                #[unroll]
-                for d in 0..4usize {
-                    dot += product.extract(d);
-                }
-                sums.insert(i, sums.extract(i) + dot);
+                sums.insert(i, sums.extract(i) + dot(numbers, weights[i]) + dot(next, weights[i + 4]));
             }
             products[r] = sums;
         }

@@ -11,7 +11,7 @@ mod cube;
 mod native;
 
 #[cfg(feature = "cube")]
-pub(crate) use cube::{Four, add_up, added_up, four, four_or_zero};
+pub(crate) use cube::{Four, add_up, added_up, dot, four, four_or_zero};
 #[cfg(feature = "cpu")]
 pub(crate) use native::{Group, products_of_groups};
 
@@ -26,6 +26,7 @@ use crate::{
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
     invariance::{Extent, cut},
     kernel::INVARIANT_UP_TO,
+    product,
     shader::{Lines, Shader},
 };
 
@@ -187,10 +188,10 @@ pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool
     match x.dims()[0] {
         // How a backend adds up depends on the number of rows.
         n @ 2.. if row_by_row => {
-            let row = |row| x.clone().narrow(0, row, 1).matmul(weight.clone());
+            let row = |row| product(x.clone().narrow(0, row, 1), weight.clone());
             Tensor::cat((0..n).map(row).collect(), 0)
         }
-        _ => x.matmul(weight),
+        _ => product(x, weight),
     }
 }
 

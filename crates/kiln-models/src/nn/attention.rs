@@ -7,7 +7,7 @@ use kiln_core::{
     model_cache::RowPart,
     view::{KvView, PackedView},
 };
-use kiln_kernels::{AttentionPacked, AttentionShape, Kernels, Rotary};
+use kiln_kernels::{AttentionPacked, AttentionShape, Kernels, Rotary, product};
 
 use super::{
     linear::Linear,
@@ -206,7 +206,7 @@ pub(super) fn attend(
         KvView::Packed(view) => *view,
     };
     let rotate = |x: Tensor<4>| match &rotation {
-        Some(matrix) => x.matmul(matrix.clone().unsqueeze()),
+        Some(matrix) => product(x, matrix.clone().unsqueeze()),
         None => x,
     };
     let q = rotate(q);

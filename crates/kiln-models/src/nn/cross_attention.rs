@@ -7,7 +7,7 @@ use kiln_core::{
     model_cache::RowPart,
     view::KvView,
 };
-use kiln_kernels::{AttentionShape, Kernels};
+use kiln_kernels::{AttentionShape, Kernels, product};
 
 use super::{
     attention::{AttentionConfig, attend},
@@ -107,7 +107,7 @@ fn weights(queries: &Tensor<4>, view: &KvView, heads: &[usize], scale: f64) -> R
     };
     let of_head = |head: usize| {
         let [q, k] = [queries, &kv.keys].map(|x| x.clone().narrow(1, head, 1).cast(DType::F32));
-        softmax(q.matmul(k.transpose()) * scale, 3)
+        softmax(product(q, k.transpose()) * scale, 3)
     };
     Ok(Tensor::cat(heads.iter().map(|&head| of_head(head)).collect(), 1))
 }

@@ -15,7 +15,7 @@ use kiln_core::{
     slot::Slot,
     view::{DenseKv, KvView, PackedView},
 };
-use kiln_kernels::{Kernels, KvPack, KvUnpack};
+use kiln_kernels::{Kernels, KvPack, KvUnpack, product};
 use serde::{Deserialize, Serialize};
 
 use self::blocks::{copy_blocks, refined_scales};
@@ -270,7 +270,7 @@ impl Derived {
 
 fn rotated((keys, values): Kv, rotation: Option<&Tensor<2>>) -> Kv {
     let rotate = |x: Tensor<4>| match rotation {
-        Some(matrix) => x.matmul(matrix.clone().unsqueeze()),
+        Some(matrix) => product(x, matrix.clone().unsqueeze()),
         None => x,
     };
     (rotate(keys), rotate(values))
