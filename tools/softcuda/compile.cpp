@@ -98,8 +98,9 @@ std::string compiled(const std::string& text, std::string& log) {
         log = "softcuda cannot write " + source;
         return "";
     }
-    // What else it needs, it finds in the process: the C library, and the driver's library.
-    std::string command = "g++ " SOFTCUDA_FLAGS " -shared -nostdlib -I" + quoted(folder() + "/include") + " -include softcuda.h " + quoted(source) +
+    // What else it needs, it finds in the process: the C library, and the driver's library. What it defines is its own: a type
+    // of the same name is another one in each kernel.
+    std::string command = "g++ " SOFTCUDA_FLAGS " -shared -nostdlib -fno-gnu-unique -Wl,-Bsymbolic -I" + quoted(folder() + "/include") + " -include softcuda.h " + quoted(source) +
         " -lgcc -o " + quoted(own + ".so") + " 2>&1";
     FILE* output = popen(command.c_str(), "r");
     char buffer[4096];
