@@ -3,7 +3,7 @@
 
 use std::{env, error::Error, fs, path::Path};
 
-use kiln::kernels::KERNELS;
+use kiln::kernels::{KERNELS, Text};
 use naga::{
     back::spv,
     proc::{BoundsCheckPolicies, BoundsCheckPolicy},
@@ -14,18 +14,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = env::args().nth(1).ok_or("usage: kernel-texts FOLDER")?;
     let folder = Path::new(&folder);
     fs::create_dir_all(folder)?;
-    for (name, text) in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
-        let file = folder.join(name.replace(' ', "-"));
-        fs::write(file.with_extension("wgsl"), &text)?;
+    for text in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
+        let file = folder.join(text.name.replace(' ', "-"));
+        fs::write(file.with_extension("wgsl"), &text.wgsl)?;
         let bytes: Vec<u8> = spirv(&text)?.into_iter().flat_map(u32::to_le_bytes).collect();
         fs::write(file.with_extension("spv"), bytes)?;
     }
     Ok(())
 }
 
-/// With the options that cubecl-wgpu asks for in its unchecked mode.
-fn spirv(text: &str) -> Result<Vec<u32>, Box<dyn Error>> {
-    let module = naga::front::wgsl::parse_str(text)?;
+/// With the options that cubecl-wgpu asks for.
+fn spirv(Text { wgsl, counts_loops, .. }: &Text) -> Result<Vec<u32>, Box<dyn Error>> {
+    let module = naga::front::wgsl::parse_str(wgsl)?;
     let info = Validator::new(ValidationFlags::all(), Capabilities::all()).validate(&module)?;
     let unchecked = BoundsCheckPolicy::Unchecked;
     let options = spv::Options {
@@ -38,7 +38,7 @@ fn spirv(text: &str) -> Result<Vec<u32>, Box<dyn Error>> {
             binding_array: unchecked,
         },
         zero_initialize_workgroup_memory: spv::ZeroInitializeWorkgroupMemoryMode::None,
-        force_loop_bounding: env::var_os("KILN_BOUNDED_LOOPS").is_some(),
+        force_loop_bounding: *counts_loops,
         emit_int_div_checks: false,
         ..Default::default()
     };

@@ -23,7 +23,7 @@ use crate::{
     route::Route,
     sample::Sample,
     selective_scan::SelectiveScan,
-    shader::Shader,
+    shader::{Shader, Text},
     top_logprobs::TopLogprobs,
     weighted_sum::WeightedSum,
 };
@@ -137,8 +137,8 @@ impl KernelInfo {
         }
     }
 
-    /// The text of each of its shaders in every permutation, with a name that says which.
-    pub fn shaders(&self) -> impl Iterator<Item = (String, String)> {
+    /// The text of each of its shaders in every permutation.
+    pub fn shaders(&self) -> impl Iterator<Item = Text> {
         (self.shaders)().iter().flat_map(Shader::permutations)
     }
 

@@ -188,8 +188,11 @@ mod wgsl {
 
         /// What the text depends on.
         fn id(&self) -> KernelId {
-            // Every loop ends by what is counted in it: no loop needs a counter of its own, which costs registers.
-            let id = KernelId::new::<Self>().mode(ExecutionMode::Unchecked);
+            let mode = match self.shader.counts_loops() {
+                true => ExecutionMode::Checked,
+                false => ExecutionMode::Unchecked,
+            };
+            let id = KernelId::new::<Self>().mode(mode);
             id.info((self.shader.name, self.elem, self.picks.clone()))
         }
 

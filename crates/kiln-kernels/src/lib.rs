@@ -66,6 +66,6 @@ pub use rotary::Rotary;
 pub use route::{Route, Routing};
 pub use sample::{Draws, Sample, Sampling, likeliest};
 pub use selective_scan::SelectiveScan;
-pub use shader::Shader;
+pub use shader::{Shader, Text};
 pub use top_logprobs::TopLogprobs;
 pub use weighted_sum::WeightedSum;

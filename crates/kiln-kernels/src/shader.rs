@@ -12,6 +12,16 @@ pub struct Shader {
     pub(crate) options: &'static [Lines],
 }
 
+/// A finished text.
+#[derive(Clone, Debug)]
+pub struct Text {
+    /// The shader, its type of element, and the number of the line of each option.
+    pub name: String,
+    pub wgsl: String,
+    /// See [`Shader::counts_loops`].
+    pub counts_loops: bool,
+}
+
 /// The lines that stand in the file, and others.
 pub(crate) type Lines = &'static [&'static str];
 
@@ -30,8 +40,14 @@ impl Shader {
         text
     }
 
-    /// The text in every permutation, with a name that says which.
-    pub fn permutations(&self) -> impl Iterator<Item = (String, String)> + use<'_> {
+    /// Whether drivers get loops with counters that end them at some time. They cost registers, and no loop of ours needs them. But without,
+    /// Mesa's software Vulkan (22.3.6) computes prompts of 256 dimensions wrong.
+    pub fn counts_loops(&self) -> bool {
+        self.name == "attention_prefill"
+    }
+
+    /// The text in every permutation.
+    pub fn permutations(&self) -> impl Iterator<Item = Text> + use<'_> {
         let mut all = vec![vec![]];
         for lines in self.options {
             let longer = |picks: Vec<usize>| (0..lines.len()).map(move |pick| [&picks[..], &[pick]].concat());
@@ -43,7 +59,7 @@ impl Shader {
             let name = picks
                 .iter()
                 .fold(format!("{} {}", self.name, elem.name()), |name, pick| format!("{name} {pick}"));
-            (name, self.finish(elem, &picks))
+            Text { name, wgsl: self.finish(elem, &picks), counts_loops: self.counts_loops() }
         })
     }
 }

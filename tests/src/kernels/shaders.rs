@@ -1,11 +1,11 @@
 //! The texts of shaders.
 
-use kiln::kernels::KERNELS;
+use kiln::kernels::{KERNELS, Text};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 #[test]
 fn shaders_are_valid_and_keep_to_what_every_device_has() {
-    for (name, text) in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
+    for Text { name, wgsl: text, .. } in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
         let module = naga::front::wgsl::parse_str(&text)
             .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&text)));
         // f16 is the only thing that a permutation may ask for, and says so.
