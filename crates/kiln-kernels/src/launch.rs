@@ -188,7 +188,7 @@ mod wgsl {
 
         /// What the text depends on.
         fn id(&self) -> KernelId {
-            let mode = match self.shader.counts_loops() {
+            let mode = match self.shader.counts_loops(&self.picks) {
                 true => ExecutionMode::Checked,
                 false => ExecutionMode::Unchecked,
             };
