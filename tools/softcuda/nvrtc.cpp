@@ -1,4 +1,7 @@
 // libnvrtc.so: its "PTX" is C++ of a CPU, which the driver compiles unless the cache has it.
+#include <fstream>
+#include <functional>
+#include <stdlib.h>
 #include <string>
 #include <string.h>
 
@@ -9,6 +12,17 @@ struct Program {
     std::string source, text, log;
 };
 enum Result { SUCCESS = 0, INVALID_INPUT = 3, INVALID_PROGRAM = 4, COMPILATION = 6 };
+
+/// Keeps the text that a GPU would get in the folder SOFTCUDA_TEXTS, by the name of its kernel: compilers for GPUs can read it there.
+void keep(const std::string& source) {
+    const char* folder = getenv("SOFTCUDA_TEXTS");
+    size_t end = source.find('(', source.find("__launch_bounds__"));
+    if (!folder || end == std::string::npos) return;
+    end = source.find('(', source.find(')', end));
+    size_t begin = source.find_last_of(" \n", end) + 1;
+    std::string name = source.substr(begin, end - begin) + "-" + std::to_string(std::hash<std::string>{}(source));
+    std::ofstream(std::string(folder) + "/" + name + ".cu") << source;
+}
 }  // namespace
 
 #define API extern "C" __attribute__((visibility("default"))) Result
@@ -23,6 +37,7 @@ API nvrtcCreateProgram(Program** program, const char* source, const char*, int, 
 
 API nvrtcCompileProgram(Program* program, int count, const char* const* options) {
     if (!program) return INVALID_PROGRAM;
+    keep(program->source);
     std::string architecture;
     for (int i = 0; i < count; i++)
         if (const char* sm = strstr(options[i], "=sm_")) architecture = sm + strlen("=sm_");
