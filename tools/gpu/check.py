@@ -3,7 +3,8 @@
     python tools/gpu/check.py FOLDER            exit code 1 where something became worse
     python tools/gpu/check.py FOLDER --write    writes tools/gpu/figures.csv and docs/gpu.md; say why in the commit if something became worse
 
-FOLDER has the texts of `cargo run --release --bin kernel-texts -- FOLDER`, and may have CUDA C++ (`.cu`). Worse is: more spilled registers, fewer subgroups
+FOLDER has the texts of `cargo run --release --bin kernel-texts -- FOLDER`, and may have CUDA C++ (`.cu`),
+which the software CUDA device keeps (`SOFTCUDA_TEXTS`, tools/softcuda/README.md). Worse is: more spilled registers, fewer subgroups
 or blocks at a time, more than 5 % more instructions, narrower loads. Figures are of one version of each compiler; where another is installed,
 nothing is compared, and that is said. What was compiled before is remembered in ~/.cache/kiln-gpu.
 """
@@ -102,7 +103,7 @@ def page(figures, drivers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--write", action="store_true", help="commit to what is found")
+    parser.add_argument("--write", action="store_true", help="write the figures that were found")
     arguments = parser.parse_args()
     (old, old_drivers), figures, drivers = committed(), {}, {}
     failed = False

@@ -48,7 +48,7 @@ def compiled(nvrtc, include, source, architecture):
 
 
 def widest_load(ptx):
-    """Bytes of the widest load from global memory, and of the loads' mean."""
+    """Bytes of the widest load from global memory."""
     found = collections.Counter()
     for modifiers in re.findall(r"\bld((?:\.[\w:]+)*\.global(?:\.[\w:]+)*)\s", ptx):
         vector = re.search(r"\.v(\d)\b", modifiers)
