@@ -1,61 +1,73 @@
-// A token of each row of logits: processors in transformers' order, then the draw. One workgroup a row.
+// The last of three steps that choose a token of each row: the best of its tops, or a draw of what processors leave. One workgroup
+// a row.
 //
-// Scores become keys, integers in the same order. A threshold is found without sorting, three bits of the keys at a
-// time; a place in the vocabulary by going into one of eight parts at a time. Every sum is made in a fixed order.
+// A threshold is found without sorting, three bits of the keys at a time; a place among candidates by going into one of eight parts at
+// a time. Every sum is made in a fixed order.
 // With order.wgsl.
 
-alias elem = f32;
+// Candidates with their tokens, in a list; or the keys of all tokens.
+alias entry = vec2<u32>;
+const LISTED = true;
 
 struct Info {
     rows: u32,
     vocab: u32,
+    // Workgroups that a row had, and tokens of each.
+    shares: u32,
+    share: u32,
+    word_strides: vec2<u32>,
     // Words of a row.
     steps: u32,
+    used_stride: u32,
+    // Of rows, and within them.
+    occurred_strides: vec2<u32>,
+    // 1: the token is marked as one that occurred.
+    penalized: u32,
+    // 0: the likeliest token.
+    draws: u32,
     // 0: all.
     top_k: u32,
-    // Of rows, and within them.
-    logit_strides: vec2<u32>,
-    word_strides: vec2<u32>,
-    occurred_strides: vec2<u32>,
-    used_stride: u32,
-    // 1: tokens that occurred are penalized.
-    penalized: u32,
-    penalty: f32,
-    temperature: f32,
     // 1 - top_p; 0: all.
     tail: f32,
     min_p: f32,
-    // 0: the likeliest token.
-    draws: u32,
 }
 
-@group(0) @binding(0) var<storage, read_write> logits: array<elem>;
-@group(0) @binding(1) var<storage, read_write> words: array<i32>;
-@group(0) @binding(2) var<storage, read_write> used: array<i32>;
-@group(0) @binding(3) var<storage, read_write> occurred: array<i32>;
-@group(0) @binding(4) var<storage, read_write> keys: array<u32>;
-@group(0) @binding(5) var<storage, read_write> chosen: array<i32>;
-@group(0) @binding(6) var<uniform> info: Info;
+// Of each row, 8 of each share: a key and its token.
+@group(0) @binding(0) var<storage, read_write> tops: array<vec2<u32>>;
+// [rows, 2, vocab]: candidates in the first half, where their share begins; room for a list in the second. Or [rows, vocab].
+@group(0) @binding(1) var<storage, read_write> entries: array<entry>;
+// Of each share: how many candidates there are, what they weigh, what others weigh.
+@group(0) @binding(2) var<storage, read_write> found: array<f32>;
+@group(0) @binding(3) var<storage, read_write> words: array<i32>;
+@group(0) @binding(4) var<storage, read_write> used: array<i32>;
+@group(0) @binding(5) var<storage, read_write> occurred: array<i32>;
+@group(0) @binding(6) var<storage, read_write> chosen: array<i32>;
+@group(0) @binding(7) var<uniform> info: Info;
 
 const LANES = 256u;
-// Bins of three bits, and parts of the vocabulary; each has some of the lanes.
+// Best tokens of each share.
+const TOPS = 8u;
+// Bins of three bits, and parts of the candidates; each has some of the lanes.
 const PARTS = 8u;
 const TOGETHER = LANES / PARTS;
 
-// What is added up: tokens, those whose key is the lowest that is kept, weights.
+// What is added up: candidates, those whose key is the lowest that is kept, weights.
 const COUNT = 0u;
 const TIES = 1u;
 const WEIGHTS = 2u;
 
-var<workgroup> tops: array<vec2<u32>, LANES>;
+var<workgroup> best: array<vec2<u32>, LANES>;
 var<workgroup> bins: array<f32, PARTS * LANES>;
 var<workgroup> sums: array<f32, LANES>;
 
-// The row's keys.
-var<private> first_key: u32;
+// How many candidates the row has.
+var<workgroup> listed: u32;
+
+// Where they begin.
+var<private> first_entry: u32;
 // The key of the largest score.
 var<private> largest: u32;
-// What is left: keys from this one on; of those that equal it, tokens from this one on; weights from this one on.
+// What is left: keys from this one on; of those that equal it, candidates from this one on; weights from this one on.
 var<private> lowest_kept: u32;
 var<private> first_kept: u32;
 var<private> least: f32;
@@ -67,36 +79,19 @@ struct Pick {
     sum: f32,
 }
 
-// What is infinite, or not a number, stays so.
-fn processed(logit: f32, penalized: bool) -> f32 {
-    if (bitcast<u32>(logit) & 0x7fffffffu) >= 0x7f800000u {
-        return logit;
-    }
-    var score = logit;
-    if penalized {
-        score = select(score / info.penalty, score * info.penalty, score < 0.0);
-    }
-    if info.temperature != 1.0 {
-        score /= info.temperature;
-    }
-    return score;
+fn key_at(i: u32) -> u32 {
+    return vec2(entries[first_entry + i]).x;
 }
 
-// The largest score weighs 1.
-fn weight(key: u32) -> f32 {
-    let quotient = exp(score_of(key) - score_of(largest));
-    return select(select(quotient, 1.0, key == largest), 0.0, key <= LOWEST);
-}
-
-fn mass(what: u32, token: u32) -> f32 {
-    let key = keys[first_key + token];
+fn mass(what: u32, i: u32) -> f32 {
+    let key = key_at(i);
     if what == COUNT {
         return 1.0;
     } else if what == TIES {
         return select(0.0, 1.0, key == lowest_kept);
     }
-    let kept = key > lowest_kept || (key == lowest_kept && token >= first_kept);
-    let own = weight(key);
+    let kept = key > lowest_kept || (key == lowest_kept && i >= first_kept);
+    let own = weight(key, largest);
     return select(0.0, own, kept && own >= least);
 }
 
@@ -113,10 +108,10 @@ fn add_up(sum: f32, lane: u32) {
 }
 
 // The first of the sums with which all up to it exceed the limit; else the last that is not 0.
-fn pick(count: u32, step: u32, before: f32, limit: f32) -> Pick {
+fn pick(number: u32, step: u32, before: f32, limit: f32) -> Pick {
     var picked = Pick(0u, before, 0.0);
     var all = before;
-    for (var i = 0u; i < count; i++) {
+    for (var i = 0u; i < number; i++) {
         let sum = sums[i * step];
         if sum > 0.0 {
             picked = Pick(i, all, sum);
@@ -129,10 +124,10 @@ fn pick(count: u32, step: u32, before: f32, limit: f32) -> Pick {
     return picked;
 }
 
-fn total(what: u32, lane: u32) -> f32 {
+fn total(count: u32, lane: u32) -> f32 {
     var sum = 0.0;
-    for (var token = lane; token < info.vocab; token += LANES) {
-        sum += mass(what, token);
+    for (var i = lane; i < count; i += LANES) {
+        sum += mass(WEIGHTS, i);
     }
     add_up(sum, lane);
     var all = 0.0;
@@ -143,19 +138,19 @@ fn total(what: u32, lane: u32) -> f32 {
     return all;
 }
 
-// The smallest key such that it and all below exceed the limit.
-fn threshold(what: u32, limit: f32, lane: u32) -> Pick {
+// The smallest key such that it and all below, with what is before, exceed the limit.
+fn threshold(what: u32, count: u32, before: f32, limit: f32, lane: u32) -> Pick {
     var mask = 0u;
-    var found = Pick(0u, 0.0, 0.0);
+    var place = Pick(0u, before, 0.0);
     for (var turn = 0u; turn < 11u; turn++) {
         let shift = 30u - 3u * turn;
         for (var bin = 0u; bin < PARTS; bin++) {
             bins[bin * LANES + lane] = 0.0;
         }
-        for (var token = lane; token < info.vocab; token += LANES) {
-            let key = keys[first_key + token];
-            if (key & mask) == found.at {
-                bins[(key >> shift) % PARTS * LANES + lane] += mass(what, token);
+        for (var i = lane; i < count; i += LANES) {
+            let key = key_at(i);
+            if (key & mask) == place.at {
+                bins[(key >> shift) % PARTS * LANES + lane] += mass(what, i);
             }
         }
         workgroupBarrier();
@@ -165,43 +160,108 @@ fn threshold(what: u32, limit: f32, lane: u32) -> Pick {
             sum += bins[bin + i];
         }
         add_up(sum, lane);
-        let digit = pick(PARTS, TOGETHER, found.before, limit);
-        found = Pick(found.at | (digit.at << shift), digit.before, digit.sum);
+        let digit = pick(PARTS, TOGETHER, place.before, limit);
+        place = Pick(place.at | (digit.at << shift), digit.before, digit.sum);
         mask |= 7u << shift;
         workgroupBarrier();
     }
-    return found;
+    return place;
 }
 
-// The first token such that it and all before it exceed the limit.
-fn find(what: u32, limit: f32, lane: u32) -> u32 {
-    var begin = 0u;
-    var end = info.vocab;
-    var before = 0.0;
-    var width = info.vocab;
+// The first of `number` candidates, from `begin` on and before `end`, such that it and all before it exceed the limit.
+fn find(what: u32, begin: u32, end: u32, number: u32, before: f32, limit: f32, lane: u32) -> u32 {
+    var place = vec2(begin, end);
+    var all = before;
+    var width = number;
     while width > LANES {
         width = (width + PARTS - 1u) / PARTS;
-        let first = begin + lane / TOGETHER * width;
+        let first = place.x + lane / TOGETHER * width;
         var sum = 0.0;
-        for (var token = first + lane % TOGETHER; token < min(first + width, end); token += TOGETHER) {
-            sum += mass(what, token);
+        for (var i = first + lane % TOGETHER; i < min(first + width, place.y); i += TOGETHER) {
+            sum += mass(what, i);
         }
         add_up(sum, lane);
-        let part = pick(PARTS, TOGETHER, before, limit);
-        begin += part.at * width;
-        end = min(begin + width, end);
-        before = part.before;
+        let part = pick(PARTS, TOGETHER, all, limit);
+        place.x += part.at * width;
+        place.y = min(place.x + width, place.y);
+        all = part.before;
         workgroupBarrier();
     }
     var own = 0.0;
-    if begin + lane < end {
-        own = mass(what, begin + lane);
+    if place.x + lane < place.y {
+        own = mass(what, place.x + lane);
     }
     sums[lane] = own;
     workgroupBarrier();
-    let token = begin + pick(LANES, 1u, before, limit).at;
+    let at = place.x + pick(LANES, 1u, all, limit).at;
     workgroupBarrier();
-    return token;
+    return at;
+}
+
+// Puts the candidates of all shares one behind the other. Says how many there are.
+fn list(row: u32, lane: u32) -> u32 {
+    let first_found = row * 2u * info.vocab;
+    first_entry = first_found + info.vocab;
+    var count = 0u;
+    for (var share = 0u; share < info.shares; share++) {
+        let more = u32(found[(row * info.shares + share) * 3u]);
+        for (var i = lane; i < more; i += LANES) {
+            entries[first_entry + count + i] = entries[first_found + share * info.share + i];
+        }
+        count += more;
+    }
+    if lane == 0u {
+        listed = count;
+    }
+    storageBarrier();
+    return workgroupUniformLoad(&listed);
+}
+
+// A candidate, after top_k, top_p and min_p.
+fn drawn(row: u32, word: i32, lane: u32) -> u32 {
+    let count = list(row, lane);
+    if info.top_k > 0u && info.top_k < count {
+        lowest_kept = threshold(COUNT, count, 0.0, f32(count - info.top_k), lane).at;
+    }
+    if info.tail > 0.0 {
+        // Where there is a top_k, what are no candidates do not count. Else they are the first to go.
+        var gone = 0.0;
+        for (var share = 0u; share < info.shares && info.top_k == 0u; share++) {
+            gone += found[(row * info.shares + share) * 3u + 2u];
+        }
+        let limit = info.tail * (gone + total(count, lane));
+        let last = threshold(WEIGHTS, count, gone, limit, lane);
+        lowest_kept = last.at;
+        // Of those that equal it, the first go; of the largest, not the last.
+        let each = weight(last.at, largest);
+        let ties = round(last.sum / each) - select(0.0, 1.0, last.at == largest);
+        let go = clamp(floor((limit - last.before) / each), 0.0, max(ties, 0.0));
+        let last_gone = find(TIES, 0u, count, count, 0.0, go - 0.5, lane);
+        first_kept = select(0u, last_gone + 1u, go > 0.0);
+    }
+    least = info.min_p;
+    let limit = f32(word) / 16777216.0 * total(count, lane);
+    return vec2(entries[first_entry + find(WEIGHTS, 0u, count, count, 0.0, limit, lane)]).y;
+}
+
+// One of all tokens.
+fn drawn_of_all(row: u32, word: i32, lane: u32) -> u32 {
+    first_entry = row * info.vocab;
+    sums[lane] = 0.0;
+    if lane < info.shares {
+        sums[lane] = found[(row * info.shares + lane) * 3u + 1u];
+    }
+    workgroupBarrier();
+    var all = 0.0;
+    for (var share = 0u; share < info.shares; share++) {
+        all += sums[share];
+    }
+    let limit = f32(word) / 16777216.0 * all;
+    let share = pick(info.shares, 1u, 0.0, limit);
+    workgroupBarrier();
+    let first = share.at * info.share;
+    let end = min(first + info.share, info.vocab);
+    return find(WEIGHTS, first, end, info.share, share.before, limit, lane);
 }
 
 @compute @workgroup_size(LANES)
@@ -214,62 +274,28 @@ fn main(
     if row >= info.rows {
         return;
     }
-    first_key = row * info.vocab;
     let step = min(u32(used[row * info.used_stride]), info.steps - 1u);
-
-    var top = vec2(0u, 0u);
-    for (var token = lane; token < info.vocab; token += LANES) {
-        var penalized = false;
-        if info.penalized == 1u {
-            penalized = occurred[dot(vec2(row, token), info.occurred_strides)] != 0;
-        }
-        let logit = f32(logits[dot(vec2(row, token), info.logit_strides)]);
-        let key = key_of(processed(logit, penalized));
-        if info.draws == 1u {
-            keys[first_key + token] = key;
-        }
-        if key > top.x {
-            top = vec2(key, token);
-        }
+    let number = info.shares * TOPS;
+    best[lane] = vec2(0u, 0u);
+    if lane < number {
+        best[lane] = tops[row * number + lane];
     }
-    tops[lane] = top;
     for (var left = LANES / 2u; left > 0u; left /= 2u) {
         workgroupBarrier();
-        if lane < left {
-            let other = tops[lane + left];
-            if other.x > tops[lane].x || (other.x == tops[lane].x && other.y < tops[lane].y) {
-                tops[lane] = other;
-            }
+        if lane < left && is_better(best[lane + left], best[lane]) {
+            best[lane] = best[lane + left];
         }
     }
-    // Other lanes' keys are read from here on.
-    storageBarrier();
     workgroupBarrier();
-    largest = tops[0].x;
-    var token = i32(tops[0].y);
-
+    largest = best[0].x;
+    var token = i32(best[0].y);
     if info.draws == 1u {
-        lowest_kept = 0u;
-        first_kept = 0u;
-        least = 0.0;
-        if info.top_k > 0u && info.top_k < info.vocab {
-            lowest_kept = threshold(COUNT, f32(info.vocab - info.top_k), lane).at;
-        }
-        if info.tail > 0.0 {
-            let limit = info.tail * total(WEIGHTS, lane);
-            let last = threshold(WEIGHTS, limit, lane);
-            lowest_kept = last.at;
-            // Of those that equal it, the first go; of the largest, not the last.
-            let each = weight(last.at);
-            let ties = round(last.sum / each) - select(0.0, 1.0, last.at == largest);
-            let go = clamp(floor((limit - last.before) / each), 0.0, max(ties, 0.0));
-            let last_gone = find(TIES, go - 0.5, lane);
-            first_kept = select(0u, last_gone + 1u, go > 0.0);
-        }
-        least = info.min_p;
         let word = words[dot(vec2(row, step), info.word_strides)];
-        let limit = f32(word) / 16777216.0 * total(WEIGHTS, lane);
-        token = i32(find(WEIGHTS, limit, lane));
+        if LISTED {
+            token = i32(drawn(row, word, lane));
+        } else {
+            token = i32(drawn_of_all(row, word, lane));
+        }
     }
     token = select(-1, token, largest > LOWEST && largest < HIGHEST);
     if lane == 0u {

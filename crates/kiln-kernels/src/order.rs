@@ -8,6 +8,9 @@ pub(crate) const LOWEST: u32 = 0x007f_ffff;
 pub(crate) const HIGHEST: u32 = 0xff80_0000;
 pub(crate) const NONE: u32 = 0xffff_ffff;
 
+/// The largest score that has a bin of its own.
+pub(crate) const LARGEST_BINNED: f32 = 1e6;
+
 #[cube]
 pub(crate) fn key_of(score: f32) -> u32 {
     let bits = u32::reinterpret(score);
@@ -26,4 +29,18 @@ pub(crate) fn score_of(key: u32) -> f32 {
 #[cube]
 pub(crate) fn is_better(key: u32, place: u32, than_key: u32, than_place: u32) -> bool {
     key > than_key || (key == than_key && place < than_place)
+}
+
+/// Scores of a quarter have a bin together. Those that are so large that there is none are at an end.
+#[cube]
+pub(crate) fn bin_of(key: u32) -> i32 {
+    let score = min(max(score_of(key), comptime!(-LARGEST_BINNED)), LARGEST_BINNED);
+    i32::cast_from(f32::floor(score * 4.0))
+}
+
+/// `exp(score - largest score)`: the largest weighs 1.
+#[cube]
+pub(crate) fn weight(key: u32, largest: u32) -> f32 {
+    let quotient = f32::exp(score_of(key) - score_of(largest));
+    select(key <= LOWEST, 0.0, select(key == largest, 1.0, quotient))
 }

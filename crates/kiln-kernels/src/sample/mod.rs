@@ -8,8 +8,13 @@
 //! The order of sums differs between implementations, so a draw may too where it falls within a rounding of the border
 //! of two tokens. One implementation on one device repeats itself bit for bit.
 
+mod cases;
 #[cfg(feature = "cube")]
 mod cube;
+#[cfg(feature = "cube")]
+mod sharing;
+#[cfg(feature = "wgpu")]
+mod wgsl;
 
 use std::ops::Range;
 
@@ -18,7 +23,7 @@ use kiln_core::{Result as KilnResult, read_back};
 
 use crate::{
     Kernel,
-    cases::{Case, Layout, Plain, Read, Swapped},
+    cases::{Case, Read},
     invariance::{Extent, cut_rows},
     shader::Shader,
 };
@@ -85,8 +90,11 @@ impl Kernel for Sample {
     type Output = (Tensor<2, Int>, Draws);
 
     fn checked(self) -> Self {
-        let Self { logits, mut draws, sampling } = self;
+        let Self { logits, mut draws, mut sampling } = self;
         let [rows, tokens, vocab] = logits.dims();
+        if sampling.top_k >= vocab {
+            sampling.top_k = 0;
+        }
         assert!(tokens == 1 && vocab > 0, "sample: logits {:?}", logits.dims());
         assert!(draws.words.dims()[0] == rows && draws.words.dims()[1] > 0, "sample: words");
         assert_eq!(draws.used.dims(), [rows], "sample: steps of each row");
@@ -132,39 +140,7 @@ impl Kernel for Sample {
 
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<(Tensor<2, Int>, Draws), Self> {
-        use burn::backend::Cube;
-
-        use crate::launch::{Launch, empty, primitive, strides, to_write};
-
-        let Self { logits, draws, sampling } = self;
-        let ([rows, _, vocab], [_, steps]) = (logits.dims(), draws.words.dims());
-        let penalized = draws.occurred.is_some();
-        let (logits, words) = (primitive(logits), primitive(draws.words));
-        let used = to_write(primitive(draws.used));
-        let occurred = draws
-            .occurred
-            .map_or_else(|| empty(&logits, [1, 1], DType::I32), |occurred| to_write(primitive(occurred)));
-        let keys = empty(&logits, [rows, vocab], DType::U32);
-        let chosen = empty(&logits, [rows, 1], DType::I32);
-        let [[logit0, _, logit2]] = [strides(&logits)];
-        let ([word0, word1], [occurred0, occurred1], [used0]) =
-            (strides(&words), strides(&occurred), strides(&used));
-        #[rustfmt::skip]
-        let info = [
-            rows as u32, vocab as u32, steps as u32, sampling.top_k.min(vocab) as u32,
-            logit0, logit2, word0, word1,
-            occurred0, occurred1, used0, u32::from(penalized),
-            sampling.repetition_penalty.to_bits(), sampling.temperature.to_bits(), sampling.tail.to_bits(), sampling.min_p.to_bits(),
-            u32::from(sampling.draws),
-        ];
-        let launch = Launch::new(&SHADER, logits.dtype, &chosen.client).reads(logits).reads(words.clone());
-        launch.updates(&used).updates(&occurred).writes(&keys).writes(&chosen).run(rows, &info);
-        let draws = Draws {
-            words: Tensor::from_primitive::<Cube>(words),
-            used: Tensor::from_primitive::<Cube>(used),
-            occurred: penalized.then(|| Tensor::from_primitive::<Cube>(occurred)),
-        };
-        Ok((Tensor::from_primitive::<Cube>(chosen), draws))
+        Ok(wgsl::launch(self))
     }
 
     #[cfg(feature = "cube")]
@@ -185,50 +161,11 @@ impl Kernel for Sample {
     }
 
     fn shaders() -> &'static [Shader] {
-        &[SHADER]
+        &[SCORES, CANDIDATES, CHOICE]
     }
 
     fn cases() -> Vec<Case<Self>> {
-        let all = Sampling { draws: true, ..Sampling::NEUTRAL };
-        let samplings = [
-            Sampling::NEUTRAL,
-            Sampling { draws: false, repetition_penalty: 1.7, ..all },
-            all,
-            Sampling { temperature: 0.3, ..all },
-            Sampling { top_k: 3, ..all },
-            Sampling { tail: 0.1, ..all },
-            Sampling { min_p: 0.1, ..all },
-            Sampling {
-                repetition_penalty: 1.7,
-                temperature: 0.8,
-                top_k: 40,
-                tail: 0.13,
-                min_p: 0.03,
-                draws: true,
-            },
-        ];
-        let case = |sampling: Sampling, vocab: usize, layout: Layout| {
-            let case = Case::new((sampling, vocab, layout), move |numbers| {
-                let rows = 3;
-                let logits = numbers.tensor([rows, 1, vocab], layout) * 4.0;
-                let device = numbers.device();
-                let integers = |n: usize, number: fn(usize) -> i32| {
-                    let numbers: Vec<i32> = (0..n).map(number).collect();
-                    Tensor::<1, Int>::from_data(TensorData::new(numbers, [n]), (device, DType::I32))
-                };
-                let occurred = integers(rows * vocab, |i| i32::from(i % 3 == 0)).reshape([rows, vocab]);
-                let draws = Draws {
-                    words: integers(rows, |row| 0x2f_1b3d * (row as i32 + 1)).reshape([rows, 1]),
-                    used: integers(rows, |_| 0),
-                    occurred: (sampling.repetition_penalty != 1.0).then_some(occurred),
-                };
-                Self { logits, draws, sampling }
-            });
-            case.without_native()
-        };
-        let layouts = [(1, Plain), (7, Swapped(0, 2)), (257, Plain), (2048, Swapped(0, 2))];
-        let of = |sampling| layouts.map(|(vocab, layout)| case(sampling, vocab, layout));
-        samplings.into_iter().flat_map(of).collect()
+        cases::all()
     }
 }
 
@@ -292,11 +229,33 @@ fn draw(scores: Tensor<2>, words: Tensor<2, Int>, sampling: &Sampling) -> Tensor
     token.mask_where(beyond, last).mask_fill(is_one.bool_not(), -1)
 }
 
-const SHADER: Shader = Shader {
+/// The three steps: scores of all tokens, those that may be drawn, the token.
+const SCORES: Shader = Shader {
+    name: "sample_scores",
+    text: concat!(
+        include_str!("../../../../shaders/sample_scores.wgsl"),
+        include_str!("../../../../shaders/order.wgsl")
+    ),
+    options: &[],
+};
+
+const CANDIDATES: Shader = Shader {
+    name: "sample_candidates",
+    text: concat!(
+        include_str!("../../../../shaders/sample_candidates.wgsl"),
+        include_str!("../../../../shaders/order.wgsl")
+    ),
+    options: &[&["const LISTED = true;", "const LISTED = false;"]],
+};
+
+const CHOICE: Shader = Shader {
     name: "sample",
     text: concat!(
         include_str!("../../../../shaders/sample.wgsl"),
         include_str!("../../../../shaders/order.wgsl")
     ),
-    options: &[],
+    options: &[&[
+        "alias entry = vec2<u32>;\nconst LISTED = true;",
+        "alias entry = u32;\nconst LISTED = false;",
+    ]],
 };
