@@ -1,7 +1,8 @@
 // y = x w^T + bias + residual of a few rows. Eight lanes or more go along four rows of the weight together, so that each number of x that is
 // read meets four weights, and memory is read in order. Where eight make few workgroups of long rows, more do. A lane reads eight numbers of each
 // row at once. How a sum is made does not depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
-// With row_products.wgsl.
+// Around the product, x may be normed and the result gated or rotated. x is divided by its root mean square behind the product.
+// With row_products.wgsl and activation.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
@@ -11,6 +12,16 @@ const WIDTH = 4u;
 const ROWS = 1u;
 // Eight lanes times this number go along a row.
 const SPLITS = 1u;
+// Whether x is normed, and what becomes of the result.
+const NORMED = false;
+const THEN = NOTHING;
+const ACTIVATION = 0u;
+
+const NOTHING = 0u;
+// The first half of the weight's rows makes gates of the second's results.
+const GATED = 1u;
+// Heads are rotated as in rotary.wgsl.
+const ROTATED = 2u;
 
 struct Info {
     // Row r of x is [r / tokens, r % tokens].
@@ -29,6 +40,17 @@ struct Info {
     biased: u32,
     bias_stride: u32,
     workgroups: u32,
+    // [1 or batch, tokens, pairs]; the first is 0 where all sequences share their angles.
+    cos_strides: vec3<u32>,
+    pairs: u32,
+    sin_strides: vec3<u32>,
+    head_dim: u32,
+    // Rows of the weight whose results are rotated.
+    rotated: u32,
+    scale_stride: u32,
+    eps: f32,
+    // What is added to scales.
+    shift: f32,
 }
 
 @group(0) @binding(0) var<storage, read_write> x: array<pack>;
@@ -36,10 +58,80 @@ struct Info {
 @group(0) @binding(2) var<storage, read_write> bias: array<elem>;
 @group(0) @binding(3) var<storage, read_write> residual: array<elem>;
 @group(0) @binding(4) var<storage, read_write> y: array<elem>;
-@group(0) @binding(5) var<uniform> info: Info;
+// Numbers of x are multiplied by them where it is normed.
+@group(0) @binding(5) var<storage, read_write> scales: array<pack>;
+@group(0) @binding(6) var<storage, read_write> cosines: array<f32>;
+@group(0) @binding(7) var<storage, read_write> sines: array<f32>;
+@group(0) @binding(8) var<uniform> info: Info;
 
 // Rows whose sums are in memory together.
 const AT_ONCE = min(ROWS, 4u);
+
+// The row of the weight at a place: results that meet are two places apart.
+fn row_at(place: u32) -> u32 {
+    let second = place % 4u >= 2u;
+    let number = place / 4u * 2u + place % 2u;
+    if THEN == GATED {
+        let half = info.output / 2u;
+        return min(number, half - 1u) + select(0u, half, second);
+    } else if THEN == ROTATED {
+        let of_head = place % info.head_dim;
+        let row = of_head / 4u * 2u + of_head % 2u + select(0u, info.pairs, second);
+        return select(place, place - of_head + row, place < info.rotated && of_head < 2u * info.pairs);
+    }
+    return min(place, info.output - 1u);
+}
+
+// Four scales: those of the numbers from 4 c on.
+fn scales_at(c: u32) -> vec4<f32> {
+    if WIDTH == 4u {
+        return vec4<f32>(vec4(scales[c])) + info.shift;
+    }
+    let i = places(c, info.scale_stride);
+    let four = vec4(vec4(scales[i.x]).x, vec4(scales[i.y]).x, vec4(scales[i.z]).x, vec4(scales[i.w]).x);
+    return vec4<f32>(four) + info.shift;
+}
+
+// A result, with its bias: that of a row of x that has its sums in memory, at a place of the workgroup.
+fn result(row: u32, own_place: u32, place: u32) -> f32 {
+    let sum = added_up(row, own_place);
+    if info.biased == 1u {
+        return sum + f32(bias[row_at(place) * info.bias_stride]);
+    }
+    return sum;
+}
+
+fn write(row: u32, place: u32, own_row: u32, own_place: u32) {
+    let output = row_at(place);
+    let position = vec2(row / info.tokens, row % info.tokens);
+    if THEN == GATED {
+        let number = place / 4u * 2u + place % 2u;
+        if place % 4u < 2u && number < info.output / 2u {
+            let value = activated(result(own_row, own_place, place)) * result(own_row, own_place + 2u, place + 2u);
+            y[row * (info.output / 2u) + number] = elem(value);
+        }
+        return;
+    }
+    if place >= info.output {
+        return;
+    }
+    var value = result(own_row, own_place, place);
+    if THEN == ROTATED {
+        let of_head = output % info.head_dim;
+        if output < info.rotated && of_head < 2u * info.pairs {
+            let pair = vec3(position, of_head % info.pairs);
+            // The tables are rounded to the type of x.
+            let c = f32(elem(cosines[dot(pair, info.cos_strides)]));
+            let s = f32(elem(sines[dot(pair, info.sin_strides)]));
+            let other = result(own_row, own_place ^ 2u, place ^ 2u);
+            value = value * c + select(other, -other, of_head < info.pairs) * s;
+        }
+    }
+    if info.added == 1u {
+        value += f32(residual[dot(vec3(position, output), info.residual_strides)]);
+    }
+    y[row * info.output + output] = elem(value);
+}
 
 @compute @workgroup_size(LANES)
 fn main(
@@ -55,8 +147,10 @@ fn main(
     let first_row = workgroup % tiles * ROWS;
     let first_output = workgroup / tiles * OUTPUTS;
     // Those beyond the last are the last.
-    let own = min(vec4(first_output + lane / TOGETHER * 4u) + vec4(0u, 1u, 2u, 3u), vec4(info.output - 1u));
-    let weights = own * info.w_strides.x;
+    let first_place = first_output + lane / TOGETHER * 4u;
+    let own = vec4(row_at(first_place), row_at(first_place + 1u), row_at(first_place + 2u), row_at(first_place + 3u));
+    let weights = min(own, vec4(info.output - 1u)) * info.w_strides.x;
+    var squares: array<f32, ROWS>;
     var products: array<vec4<f32>, ROWS>;
     let columns = (info.input + 3u) / 4u;
     var vectors: array<u32, ROWS>;
@@ -74,9 +168,20 @@ fn main(
         let next_2 = w_at(weights.z, c + 1u, info.w_strides.y);
         let w_3 = w_at(weights.w, c, info.w_strides.y);
         let next_3 = w_at(weights.w, c + 1u, info.w_strides.y);
+        var scale = vec4(1.0);
+        var next_scale = vec4(1.0);
+        if NORMED {
+            scale = scales_at(c);
+            next_scale = scales_at(c + 1u);
+        }
         for (var r = 0u; r < ROWS; r++) {
-            let numbers = x_at(vectors[r], c, info.x_strides.z);
-            let next = x_at(vectors[r], c + 1u, info.x_strides.z);
+            var numbers = x_at(vectors[r], c, info.x_strides.z);
+            var next = x_at(vectors[r], c + 1u, info.x_strides.z);
+            if NORMED {
+                squares[r] += dot(numbers, numbers) + dot(next, next);
+                numbers *= scale;
+                next *= next_scale;
+            }
             products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
             products[r] += vec4(dot(next, next_0), dot(next, next_1), dot(next, next_2), dot(next, next_3));
         }
@@ -87,9 +192,35 @@ fn main(
         let w_1 = w_at(weights.y, c, info.w_strides.y);
         let w_2 = w_at(weights.z, c, info.w_strides.y);
         let w_3 = w_at(weights.w, c, info.w_strides.y);
+        var scale = vec4(1.0);
+        if NORMED {
+            scale = scales_at(c);
+        }
         for (var r = 0u; r < ROWS; r++) {
-            let numbers = x_at(vectors[r], c, info.x_strides.z);
+            var numbers = x_at(vectors[r], c, info.x_strides.z);
+            if NORMED {
+                squares[r] += dot(numbers, numbers);
+                numbers *= scale;
+            }
             products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
+        }
+    }
+    if NORMED {
+        for (var from_row = 0u; from_row < ROWS; from_row += 4u) {
+            for (var r = 0u; r < AT_ONCE; r++) {
+                sums[lane][r] = squares[from_row + r];
+            }
+            add_up(lane);
+            // All lanes that share sums of four rows of the weight have met all of x.
+            var sum = vec4(0.0);
+            for (var j = 0u; j < LEFT; j++) {
+                sum += sums[j];
+            }
+            let root = sqrt(sum / f32(info.input) + info.eps);
+            for (var r = 0u; r < AT_ONCE; r++) {
+                products[from_row + r] /= root[r];
+            }
+            workgroupBarrier();
         }
     }
     for (var from_row = 0u; from_row < ROWS; from_row += AT_ONCE) {
@@ -99,17 +230,9 @@ fn main(
         add_up(lane);
         for (var i = lane; i < OUTPUTS * AT_ONCE; i += LANES) {
             let row = first_row + from_row + i / OUTPUTS;
-            let output = first_output + i % OUTPUTS;
-            if row < info.rows && output < info.output {
-                var sum = added_up(i / OUTPUTS, i % OUTPUTS);
-                if info.biased == 1u {
-                    sum += f32(bias[output * info.bias_stride]);
-                }
-                if info.added == 1u {
-                    let place = vec3(row / info.tokens, row % info.tokens, output);
-                    sum += f32(residual[dot(place, info.residual_strides)]);
-                }
-                y[row * info.output + output] = elem(sum);
+            let place = first_output + i % OUTPUTS;
+            if row < info.rows {
+                write(row, place, i / OUTPUTS, i % OUTPUTS);
             }
         }
         if ROWS > AT_ONCE {

@@ -14,6 +14,7 @@ mod experts;
 mod fuzz;
 mod invariance;
 mod kernels;
+mod launches;
 mod laws;
 mod models;
 mod modes;

@@ -8,7 +8,7 @@ use std::{
 use burn::{backend::DispatchDevice, tensor::Device};
 use kiln_core::{Error, Result};
 
-use crate::{Choice, Kernel, Path, Ran};
+use crate::{Choice, Kernel, NormedLinear, Path, Ran};
 
 /// Runs kernels on one device. A model holds it; clones share their counts.
 ///
@@ -70,6 +70,16 @@ impl Kernels {
         tracing::trace!(target: "kiln::kernels", kernel = K::NAME, %path, ?shape);
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((K::NAME, path)).or_default() += 1;
         output
+    }
+
+    /// Whether [`run`](Self::run) computes `kernel` in one launch, and that is faster than its steps. Not where a GPU is imitated on the
+    /// CPU: a launch costs little there, and every workgroup computes the norm.
+    pub fn fuses(&self, kernel: &NormedLinear) -> bool {
+        #[cfg(feature = "cube")]
+        let takes_launches = !crate::launch::prefers_few_groups(&self.device);
+        #[cfg(not(feature = "cube"))]
+        let takes_launches = false;
+        takes_launches && matches!(self.path, Path::Wgsl | Path::Cube) && kernel.is_for_few_rows()
     }
 
     /// What ran so far, here and in clones. What a captured graph repeats is not counted again.

@@ -25,11 +25,14 @@ mod kv_reorder;
 mod kv_unpack;
 #[cfg(feature = "cube")]
 mod launch;
+#[cfg(feature = "cube")]
+mod launches;
 mod layer_norm;
 mod linear;
 mod matrix;
 #[cfg(feature = "cpu")]
 mod native;
+mod normed_linear;
 #[cfg(feature = "cube")]
 mod order;
 mod product;
@@ -56,9 +59,12 @@ pub use kv_append::KvAppend;
 pub use kv_pack::KvPack;
 pub use kv_reorder::KvReorder;
 pub use kv_unpack::KvUnpack;
+#[cfg(feature = "cube")]
+pub use launches::launches_of;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use matrix::{Matrix, MatrixStack};
+pub use normed_linear::{NormedLinear, Then};
 pub use product::product;
 pub use recording::{Recorded, Recording};
 pub use rms_norm::{NormOrder, RmsNorm};

@@ -168,6 +168,14 @@ impl Rows {
         Tensor::cat(self.blocks.iter().map(project).collect(), 2)
     }
 
+    /// The matrix, where it was not cut.
+    pub(crate) fn whole(&self) -> Option<&Matrix> {
+        match &self.blocks[..] {
+            [whole] => Some(whole),
+            _ => None,
+        }
+    }
+
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         self.blocks.iter().map(Matrix::bytes).sum()

@@ -6,9 +6,11 @@
 //! are for few rows alone.
 
 #[cfg(feature = "cube")]
-mod cube;
+pub(crate) mod cube;
 #[cfg(feature = "cpu")]
 mod native;
+#[cfg(feature = "wgpu")]
+pub(crate) mod wgsl;
 
 #[cfg(feature = "cube")]
 pub(crate) use cube::{Four, add_up, added_up, dot, four, four_or_zero};
@@ -17,10 +19,8 @@ pub(crate) use native::{Group, products_of_groups};
 
 #[cfg(feature = "cube")]
 use burn::tensor::Device;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
-#[cfg(feature = "cube")]
-use crate::launch::enough;
 use crate::{
     Kernel, Matrix, Path,
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
@@ -28,6 +28,12 @@ use crate::{
     kernel::INVARIANT_UP_TO,
     product,
     shader::{Lines, Shader},
+};
+#[cfg(feature = "cube")]
+use crate::{
+    NormOrder,
+    launch::enough,
+    normed_linear::{NormedLinear, Then},
 };
 
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
@@ -87,41 +93,12 @@ impl Kernel for Linear {
 
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<Tensor<3>, Self> {
-        use burn::backend::Cube;
-
-        use crate::launch::{Launch, comes_in_fours, empty, primitive, strides};
-
-        if !self.is_for_few_rows() {
-            return Err(self);
-        }
-        let Self { x, weight: Matrix::Dense(weight), bias, residual } = self;
-        let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
-        let rows = batch * tokens;
-        let (biased, added) = (bias.is_some(), residual.is_some());
-        let Sharing { splits, together, workgroups } = Sharing::new(rows, input, output, &x.device());
-        let (x, weight) = (primitive(x), primitive(weight));
-        let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
-        let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
-        let y = empty(&x, [batch, tokens, output], x.dtype);
-        let fours = comes_in_fours(&x) && comes_in_fours(&weight);
-        let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
-        let [residual0, residual1, residual2] = strides(&residual);
-        #[rustfmt::skip]
-        let info = [
-            x0, x1, x2, tokens as u32,
-            w0, w1, input as u32, output as u32,
-            residual0, residual1, residual2, u32::from(added),
-            rows as u32, u32::from(biased), bias0, workgroups as u32,
-        ];
-        let picks = [usize::from(!fours), together.ilog2() as usize, splits.ilog2() as usize];
-        let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&picks);
-        launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y).run(workgroups, &info);
-        Ok(Tensor::from_primitive::<Cube>(y))
+        if self.is_for_few_rows() { Ok(wgsl::launch(self.into())) } else { Err(self) }
     }
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
-        if self.is_for_few_rows() { Ok(cube::launch(self)) } else { Err(self) }
+        if self.is_for_few_rows() { Ok(cube::launch(self.into())) } else { Err(self) }
     }
 
     fn extent(&self) -> [usize; 2] {
@@ -199,11 +176,83 @@ pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool
 impl Linear {
     /// Whether the GPU kernels take it.
     fn is_for_few_rows(&self) -> bool {
-        let Self { x, weight: Matrix::Dense(weight), bias, residual } = self;
-        let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
-        let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
-        let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
-        of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
+        let others = self.bias.iter().map(Tensor::dtype).chain(self.residual.iter().map(Tensor::dtype));
+        are_few_of_one_type(&self.x, &self.weight, others)
+    }
+}
+
+/// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types `others`.
+pub(crate) fn are_few_of_one_type(
+    x: &Tensor<3>,
+    Matrix::Dense(weight): &Matrix,
+    others: impl Iterator<Item = DType>,
+) -> bool {
+    let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
+    let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
+    of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
+}
+
+/// A product with what is around it, for the GPU kernels.
+#[cfg(feature = "cube")]
+#[derive(Debug)]
+pub(crate) struct Around {
+    x: Tensor<3>,
+    weight: Matrix,
+    bias: Option<Tensor<1>>,
+    residual: Option<Tensor<3>>,
+    norm: Option<Scales>,
+    then: Then,
+}
+
+/// What normed numbers are multiplied by.
+#[cfg(feature = "cube")]
+#[derive(Debug)]
+pub(crate) struct Scales {
+    scale: Tensor<1>,
+    eps: f64,
+    order: NormOrder,
+}
+
+#[cfg(feature = "cube")]
+impl From<Linear> for Around {
+    fn from(Linear { x, weight, bias, residual }: Linear) -> Self {
+        Self { x, weight, bias, residual, norm: None, then: Then::Nothing }
+    }
+}
+
+#[cfg(feature = "cube")]
+impl From<NormedLinear> for Around {
+    fn from(NormedLinear { x, scale, eps, order, weight, bias, then }: NormedLinear) -> Self {
+        Self { x, weight, bias, residual: None, norm: Some(Scales { scale, eps, order }), then }
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Then {
+    /// Places in the order of work: rows of the weight that meet are in one four.
+    fn places(&self, output: usize) -> usize {
+        match self {
+            Self::Gate(_) => (output / 2).div_ceil(2) * 4,
+            Self::Nothing | Self::Rotate { .. } => output,
+        }
+    }
+
+    /// Numbers of a result.
+    fn width(&self, output: usize) -> usize {
+        match self {
+            Self::Gate(_) => output / 2,
+            Self::Nothing | Self::Rotate { .. } => output,
+        }
+    }
+
+    /// Which of [`FUSED`] it is.
+    #[cfg(feature = "wgpu")]
+    fn option(&self, normed: bool) -> usize {
+        match self {
+            Self::Nothing => usize::from(normed),
+            Self::Gate(activation) => 2 + *activation as usize,
+            Self::Rotate { .. } => 5,
+        }
     }
 }
 
@@ -253,15 +302,27 @@ pub(crate) const SPLITS: Lines = &[
     "const SPLITS = 32u;",
 ];
 
+/// What is done around a product.
+const FUSED: Lines = &[
+    "const NORMED = false;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
+    "const NORMED = true;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
+    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 0u;",
+    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 1u;",
+    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 2u;",
+    "const NORMED = true;\nconst THEN = ROTATED;\nconst ACTIVATION = 0u;",
+];
+
 const SHADER: Shader = Shader {
     name: "linear",
     text: concat!(
         include_str!("../../../../shaders/linear.wgsl"),
-        include_str!("../../../../shaders/row_products.wgsl")
+        include_str!("../../../../shaders/row_products.wgsl"),
+        include_str!("../../../../shaders/activation.wgsl")
     ),
     options: &[
         PACK,
         &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"],
         SPLITS,
+        FUSED,
     ],
 };

@@ -7,12 +7,12 @@ use kiln_core::{
     model_cache::RowPart,
     view::{KvView, PackedView},
 };
-use kiln_kernels::{AttentionPacked, AttentionShape, Kernels, Rotary, product};
+use kiln_kernels::{AttentionPacked, AttentionShape, Kernels, Rotary, Then, product};
 
 use super::{
     linear::Linear,
-    norm::{Norm, NormKind},
-    places::{Frame, Places},
+    norm::{Norm, NormKind, Normed},
+    places::{Frame, Places, Tables},
 };
 use crate::{Sizes, Weights};
 
@@ -106,45 +106,24 @@ impl Attention {
         self.qkv_proj.bytes() + self.o_proj.bytes() + norms
     }
 
-    /// What it makes of `x`, added to `residual` where there is one.
+    /// What it makes of vectors that are still to be normed, added to `residual` where there is one.
     ///
     /// # Shapes
     /// `[batch, tokens, hidden]`, all of them
     pub(crate) fn forward(
         &self,
         residual: Option<Tensor<3>>,
-        x: Tensor<3>,
+        normed: Normed<'_>,
         places: &mut Places<'_>,
         parts: Vec<RowPart<'_, dyn KvLayer>>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
-        let [batch, tokens, _] = x.dims();
-        let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
+        let [_, tokens, _] = normed.x.dims();
+        let AttentionConfig { scale, softcap, .. } = self.config;
         let shape = AttentionShape { scale, softcap, window: self.window, causal: true };
         let frames: Vec<Frame> = parts.iter().map(|part| Frame::of(part, tokens)).collect();
         let tables = places.rotary(&frames, self.window);
-        let rotate = |x: Tensor<4>| match &tables {
-            Some((cos, sin)) => kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone() }),
-            None => x,
-        };
-
-        let all_heads = heads + 2 * kv_heads;
-        let all = self.qkv_proj.forward(x, kernels).reshape([batch, tokens, all_heads, head_dim]);
-        let values = all.clone().narrow(2, heads + kv_heads, kv_heads).swap_dims(1, 2);
-        let [queries, keys] = match &self.head_norms {
-            None => {
-                let both = all.narrow(2, 0, heads + kv_heads).swap_dims(1, 2);
-                let both = rotate(both);
-                [both.clone().narrow(1, 0, heads), both.narrow(1, heads, kv_heads)]
-            }
-            Some([q_norm, k_norm]) => {
-                let vectors = all.reshape([batch * tokens, all_heads, head_dim]);
-                [(q_norm, 0, heads), (k_norm, heads, kv_heads)].map(|(norm, first, heads)| {
-                    let x = norm.forward(vectors.clone().narrow(1, first, heads), kernels);
-                    rotate(x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
-                })
-            }
-        };
+        let [queries, keys, values] = self.queries_keys_values(normed, tables, kernels);
 
         let mut mixed = Vec::with_capacity(parts.len());
         for (part, frame) in parts.into_iter().zip(&frames) {
@@ -160,6 +139,55 @@ impl Attention {
         }
         let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
         Ok(self.merge(residual, mixed, kernels))
+    }
+
+    /// Queries, keys and values of all heads, rotated by `tables` where there are some.
+    ///
+    /// # Shapes
+    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, head_dim]`
+    fn queries_keys_values(
+        &self,
+        normed: Normed<'_>,
+        tables: Option<Tables>,
+        kernels: &Kernels,
+    ) -> [Tensor<4>; 3] {
+        let [batch, tokens, _] = normed.x.dims();
+        let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let all_heads = heads + 2 * kv_heads;
+        // Rotated with the product, where heads are not normed in between.
+        let (then, tables) = match (&self.head_norms, tables) {
+            (None, Some((cos, sin))) => {
+                let then =
+                    Then::Rotate { cos: cos.clone(), sin: sin.clone(), heads: heads + kv_heads, head_dim };
+                (then, Some((cos, sin)))
+            }
+            (_, tables) => (Then::Nothing, tables),
+        };
+        let rotates = matches!(then, Then::Rotate { .. });
+        let (all, rotated) = match self.qkv_proj.fused(normed, then, kernels) {
+            Ok(all) => (all, rotates),
+            Err(normed) => (self.qkv_proj.forward(normed.compute(kernels), kernels), false),
+        };
+        let all = all.reshape([batch, tokens, all_heads, head_dim]);
+        let rotate = |x: Tensor<4>| match &tables {
+            Some((cos, sin)) if !rotated => kernels.run(Rotary { x, cos: cos.clone(), sin: sin.clone() }),
+            _ => x,
+        };
+        let values = all.clone().narrow(2, heads + kv_heads, kv_heads).swap_dims(1, 2);
+        let [queries, keys] = match &self.head_norms {
+            None => {
+                let both = rotate(all.narrow(2, 0, heads + kv_heads).swap_dims(1, 2));
+                [both.clone().narrow(1, 0, heads), both.narrow(1, heads, kv_heads)]
+            }
+            Some([q_norm, k_norm]) => {
+                let vectors = all.reshape([batch * tokens, all_heads, head_dim]);
+                [(q_norm, 0, heads), (k_norm, heads, kv_heads)].map(|(norm, first, heads)| {
+                    let x = norm.forward(vectors.clone().narrow(1, first, heads), kernels);
+                    rotate(x.reshape([batch, tokens, heads, head_dim]).swap_dims(1, 2))
+                })
+            }
+        };
+        [queries, keys, values]
     }
 
     /// What it makes of `x` where every token sees all others, added to `residual`. Keys and values are not kept.

@@ -15,7 +15,7 @@ use super::{
     experts::{Experts, ExpertsConfig},
     mamba::{Mamba, MambaConfig},
     mlp::{GatedMlp, PlainMlp},
-    norm::Norm,
+    norm::{Norm, Normed},
     places::Places,
 };
 use crate::Weights;
@@ -192,12 +192,14 @@ impl Block {
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let dtype = self.input_norm.dtype();
-        let normed = self.input_norm.forward(x.clone().cast(dtype), kernels);
+        let normed = Normed { norm: &self.input_norm, x: x.clone().cast(dtype) };
         let mix = |residual| match &self.mixer {
             Mixer::Attention(attention) => {
                 attention.forward(residual, normed, places, pass.attention(layer)?, kernels)
             }
-            Mixer::Mamba(mamba) => mamba.forward(residual, normed, places, pass.recurrent(layer)?, kernels),
+            Mixer::Mamba(mamba) => {
+                mamba.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
+            }
         };
         let x = match &self.mixer_norm {
             None if x.dtype() == dtype => mix(Some(x))?,
@@ -284,11 +286,11 @@ impl NormedFeedForward {
     /// # Shapes
     /// `[batch, tokens, hidden]`, unchanged
     fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
-        let normed = self.input_norm.forward(x.clone(), kernels);
+        let normed = Normed { norm: &self.input_norm, x: x.clone() };
         let feed = |residual| match &self.feed_forward {
-            FeedForward::Gated(gated) => Ok(gated.forward(residual, normed, kernels)),
-            FeedForward::Plain(plain) => Ok(plain.forward(residual, normed, kernels)),
-            FeedForward::Experts(experts) => experts.forward(residual, normed, kernels),
+            FeedForward::Gated(gated) => Ok(gated.forward_normed(residual, normed, kernels)),
+            FeedForward::Plain(plain) => Ok(plain.forward(residual, normed.compute(kernels), kernels)),
+            FeedForward::Experts(experts) => experts.forward(residual, normed.compute(kernels), kernels),
         };
         match &self.norm {
             None => feed(Some(x)),

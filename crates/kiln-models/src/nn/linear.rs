@@ -1,9 +1,9 @@
 //! `y = x Wᵀ + b`.
 
 use burn::tensor::Tensor;
-use kiln_core::Result;
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, NormedLinear, Then};
 
+use super::norm::{Norm, Normed};
 use crate::{Part, Rows, Weights};
 
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ impl Linear {
         name: &str,
         [input, output]: [usize; 2],
         bias: bool,
-    ) -> Result<Self> {
+    ) -> kiln_core::Result<Self> {
         Self::stacked(weights, &[(name, output)], input, bias)
     }
 
@@ -37,7 +37,7 @@ impl Linear {
         parts: &[(&str, usize)],
         input: usize,
         bias: bool,
-    ) -> Result<Self> {
+    ) -> kiln_core::Result<Self> {
         Self::stacked_where(weights, parts, input, |_| bias)
     }
 
@@ -47,7 +47,7 @@ impl Linear {
         parts: &[(&str, usize)],
         input: usize,
         has_bias: impl Fn(&str) -> bool,
-    ) -> Result<Self> {
+    ) -> kiln_core::Result<Self> {
         let named = |kind: &str, parts: &[(&str, usize)]| -> Vec<Part> {
             parts.iter().map(|(name, output)| Part::new(format!("{name}.{kind}"), *output)).collect()
         };
@@ -83,6 +83,26 @@ impl Linear {
     /// `[batch, tokens, in]` to `[batch, tokens, out]`
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         self.weight.project(x, self.bias.as_ref(), None, kernels)
+    }
+
+    /// [`forward`](Self::forward) of vectors that are still to be normed, and `then` of it, in one launch.
+    ///
+    /// # Errors
+    /// The vectors, where it takes several launches.
+    pub(crate) fn fused<'a>(
+        &self,
+        normed: Normed<'a>,
+        then: Then,
+        kernels: &Kernels,
+    ) -> Result<Tensor<3>, Normed<'a>> {
+        let (Norm::Rms { weight: scale, eps, order }, Some(weight)) = (normed.norm, self.weight.whole())
+        else {
+            return Err(normed);
+        };
+        let (eps, order, bias) = (*eps, *order, self.bias.clone());
+        let (x, scale, weight) = (normed.x.clone(), scale.clone(), weight.clone());
+        let fused = NormedLinear { x, scale, eps, order, weight, bias, then };
+        if kernels.fuses(&fused) { Ok(kernels.run(fused)) } else { Err(normed) }
     }
 
     /// [`forward`](Self::forward), added to `residual` where there is one, of the shape of the result.

@@ -2,9 +2,9 @@
 
 use burn::tensor::Tensor;
 use kiln_core::Result;
-use kiln_kernels::{Activate, Activation, Gated, Kernels};
+use kiln_kernels::{Activate, Activation, Gated, Kernels, Then};
 
-use super::linear::Linear;
+use super::{linear::Linear, norm::Normed};
 use crate::{ConfigFile, Rows, Sizes, Weights};
 
 /// What architectures say of a feed-forward block.
@@ -75,14 +75,27 @@ impl GatedMlp {
     /// # Shapes
     /// `[batch, tokens, hidden]`, all of them
     pub(crate) fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
+        self.down_proj.forward_onto(residual, self.gated(x, kernels), kernels)
+    }
+
+    /// [`forward`](Self::forward) of vectors that are still to be normed.
+    pub(crate) fn forward_normed(
+        &self,
+        residual: Option<Tensor<3>>,
+        normed: Normed<'_>,
+        kernels: &Kernels,
+    ) -> Tensor<3> {
+        let fused = self.gate_up_proj.fused(normed, Then::Gate(self.activation), kernels);
+        let gated = fused.unwrap_or_else(|normed| self.gated(normed.compute(kernels), kernels));
+        self.down_proj.forward_onto(residual, gated, kernels)
+    }
+
+    /// What the second projection is applied to.
+    fn gated(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let both = self.gate_up_proj.forward(x, kernels);
         let half = both.dims()[2] / 2;
         let (gate, up) = (both.clone().narrow(2, 0, half), both.narrow(2, half, half));
-        self.down_proj.forward_onto(
-            residual,
-            kernels.run(Gated { gate, up, activation: self.activation }),
-            kernels,
-        )
+        kernels.run(Gated { gate, up, activation: self.activation })
     }
 }
 

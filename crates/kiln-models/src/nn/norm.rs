@@ -77,3 +77,18 @@ impl Norm {
         }
     }
 }
+
+/// Vectors that are still to be normed: their projection does it where it can.
+#[derive(Clone, Debug)]
+pub(crate) struct Normed<'a> {
+    pub(crate) norm: &'a Norm,
+    /// `[batch, tokens, len]`
+    pub(crate) x: Tensor<3>,
+}
+
+impl Normed<'_> {
+    /// Norms them.
+    pub(crate) fn compute(self, kernels: &Kernels) -> Tensor<3> {
+        self.norm.forward(self.x, kernels)
+    }
+}

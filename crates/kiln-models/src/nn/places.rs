@@ -80,7 +80,7 @@ pub(crate) struct Places<'a> {
 }
 
 /// Cosines and sines, `[1 or batch, new, rotated / 2]`.
-type Tables = (Tensor<3>, Tensor<3>);
+pub(super) type Tables = (Tensor<3>, Tensor<3>);
 
 impl<'a> Places<'a> {
     pub(crate) fn new(batch: &'a Batch, ropes: Option<&'a Ropes>) -> Self {

@@ -1,0 +1,34 @@
+//! Counts what is launched.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    thread::{self, ThreadId},
+};
+
+use cubecl::logging::{LaunchObservation, LaunchObserver};
+
+/// Launches of this thread on GPUs while `work` is done, by the name of the kernel. What a recording repeats is not counted again.
+///
+/// One at a time: of two that count at once, the first counts nothing of what is launched until the second is done.
+pub fn launches_of<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
+    let counts = Arc::new(Counts { thread: thread::current().id(), counts: Mutex::default() });
+    let observation = LaunchObservation::new(counts.clone());
+    let result = work();
+    drop(observation);
+    let counts = std::mem::take(&mut *counts.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    (result, counts)
+}
+
+struct Counts {
+    thread: ThreadId,
+    counts: Mutex<BTreeMap<&'static str, usize>>,
+}
+
+impl LaunchObserver for Counts {
+    fn launched(&self, kernel: &'static str) {
+        if thread::current().id() == self.thread {
+            *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(kernel).or_default() += 1;
+        }
+    }
+}
