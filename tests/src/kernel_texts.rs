@@ -1,5 +1,5 @@
 //! Writes every shader in every permutation into a folder, as WGSL and as the SPIR-V that wgpu hands to a driver. `tools/gpu/check.py` has compilers for
-//! GPUs say what they make of them.
+//! GPUs say what they make of them. Those for matrix units are in folders named after their matrices.
 
 use std::{env, error::Error, fs, path::Path};
 
@@ -13,8 +13,11 @@ use naga::{
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = env::args().nth(1).ok_or("usage: kernel-texts FOLDER")?;
     let folder = Path::new(&folder);
-    fs::create_dir_all(folder)?;
     for text in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
+        // Not every compiler knows matrix units, and those that do know some sizes.
+        let matrix = ["coop_mat8x8", "coop_mat16x16"].into_iter().find(|matrix| text.wgsl.contains(matrix));
+        let folder = matrix.map_or_else(|| folder.to_owned(), |matrix| folder.join(matrix));
+        fs::create_dir_all(&folder)?;
         let file = folder.join(text.name.replace(' ', "-"));
         fs::write(file.with_extension("wgsl"), &text.wgsl)?;
         let bytes: Vec<u8> = spirv(&text)?.into_iter().flat_map(u32::to_le_bytes).collect();

@@ -2,6 +2,7 @@
 
     python tools/gpu/check.py FOLDER            exit code 1 where something became worse
     python tools/gpu/check.py FOLDER --write    writes tools/gpu/figures.csv and docs/gpu.md; say why in the commit if something became worse
+    .. --mesa FOLDER                            with texts for matrix units, for which the installed Mesa may be too old: `mesa.sh fetch FOLDER trixie`
 
 FOLDER has the texts of `cargo run --release --bin kernel-texts -- FOLDER`, and may have CUDA C++ (`.cu`),
 which the software CUDA device keeps (`SOFTCUDA_TEXTS`, tools/softcuda/README.md). Worse is: more spilled registers, fewer subgroups
@@ -22,21 +23,23 @@ FIGURES, PAGE = HERE / "figures.csv", HERE.parent.parent / "docs/gpu.md"
 CACHE = pathlib.Path.home() / ".cache/kiln-gpu/figures.json"
 COLUMNS = ["registers", "spilled", "shared", "occupancy", "instructions", "load"]
 MORE_INSTRUCTIONS = 1.05
+# The compiler's program, its files, the GPU.
 TARGETS = {
-    "gfx1100": ("radv.py", ".spv", "AMD RDNA 3"),
-    "navi21": ("radv.py", ".spv", "AMD RDNA 2"),
-    "sm_80": ("nvrtc.py", ".cu", "NVIDIA A100"),
-    "sm_89": ("nvrtc.py", ".cu", "NVIDIA RTX 40"),
-    "sm_90a": ("nvrtc.py", ".cu", "NVIDIA H100"),
-    "sm_120a": ("nvrtc.py", ".cu", "NVIDIA RTX 50"),
+    "gfx1100": ("radv.py", "*.spv", "AMD RDNA 3"),
+    "navi21": ("radv.py", "*.spv", "AMD RDNA 2"),
+    "navi31": ("radv.py", "coop_mat16x16/*.spv", "AMD RDNA 3, matrix units"),
+    "sm_80": ("nvrtc.py", "*.cu", "NVIDIA A100"),
+    "sm_89": ("nvrtc.py", "*.cu", "NVIDIA RTX 40"),
+    "sm_90a": ("nvrtc.py", "*.cu", "NVIDIA H100"),
+    "sm_120a": ("nvrtc.py", "*.cu", "NVIDIA RTX 50"),
 }
 
 
-def measured(target, files):
+def measured(target, files, prefix):
     """Figures of each file by its name, and the compiler's version."""
     program = TARGETS[target][0]
     run = lambda files: [json.loads(line) for line in subprocess.run(
-        [sys.executable, HERE / program, target, *files], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()]
+        [*prefix, sys.executable, HERE / program, target, *files], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()]
     (driver,) = run([])
     known = json.loads(CACHE.read_text()) if CACHE.exists() else {}
     key = lambda file: hashlib.sha256(f"{target} {driver['driver']} ".encode() + file.read_bytes()).hexdigest()
@@ -76,12 +79,13 @@ def page(figures, drivers):
     """A table of each kernel's worst permutation."""
     lines = [
         "# What compilers for GPUs make of the kernels", "",
-        "No GPU is needed for these figures: Mesa's RADV compiles every shader in every permutation for two families of AMD's GPUs.",
+        "No GPU is needed for these figures: Mesa's RADV compiles every shader in every permutation for families of AMD's GPUs.",
         "They are made by `tools/gpu/check.py`, which `.ci/run` calls: a change that makes one of them worse fails, unless it commits the new figures and says why.",
-        "`tools/gpu/figures.csv` has every permutation. Chrome's compiler (Tint) takes every shader, too. Fewer instructions are not less time where memory is the limit. A spill in a",
+        "`tools/gpu/figures.csv` has every permutation. Chrome's compiler (Tint) takes every shader, too, but those for matrix units: their WGSL is an extension of naga. Fewer instructions are not less time where memory is the limit. A spill in a",
         "loop, or one workgroup on a multiprocessor, is worth a look on any GPU.", "",
         "    cargo run --release --bin kernel-texts -- /tmp/texts",
-        "    python3 tools/gpu/check.py /tmp/texts", "",
+        "    tools/gpu/mesa.sh fetch ~/.cache/mesa-25 trixie",
+        "    python3 tools/gpu/check.py /tmp/texts --mesa ~/.cache/mesa-25", "",
         "Each row has the worst of a kernel's permutations: the most registers, the most that are spilled, the fewest subgroups or blocks that fit one multiprocessor at a time, the",
         "most instructions.", "",
     ]
@@ -104,14 +108,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--write", action="store_true", help="write the figures that were found")
+    parser.add_argument("--mesa", type=pathlib.Path, help="a newer Mesa, for texts for matrix units")
     arguments = parser.parse_args()
     (old, old_drivers), figures, drivers = committed(), {}, {}
     failed = False
-    for target, (_, suffix, gpu) in TARGETS.items():
-        files = sorted(arguments.folder.glob(f"*{suffix}"))
+    for target, (_, pattern, gpu) in TARGETS.items():
+        files = sorted(arguments.folder.glob(pattern))
         if not files:
             continue
-        found, drivers[target] = measured(target, files)
+        prefix = []
+        if "/" in pattern:
+            if not arguments.mesa:
+                print(f"NOT CHECKED for {gpu}: that needs --mesa")
+                continue
+            prefix = [HERE / "mesa.sh", "with", arguments.mesa, "radeon"]
+        found, drivers[target] = measured(target, files, prefix)
         figures |= {(target, name): figure for name, figure in found.items()}
         for name, figure in found.items():
             if "error" in figure:
@@ -125,6 +136,11 @@ def main():
                 failed = True
                 print(f"worse for {gpu}: {name}: {', '.join(sentences)}")
     if arguments.write:
+        # What was not measured stays.
+        for (target, name), figure in old.items():
+            if target not in drivers:
+                figures[target, name] = figure
+        drivers = old_drivers | drivers
         with FIGURES.open("w", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")
             rows.writerow(["target", "compiler", "kernel", *COLUMNS])

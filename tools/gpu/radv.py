@@ -3,7 +3,8 @@
     python radv.py FAMILY FILE.spv ..    prints a line of JSON for each file, after one with the driver
 
 No GPU is needed: Mesa's RADV compiles for the family that it is told (its null device) and hands out its compiler's statistics. Needs the Python package
-`vulkan` and Debian's `mesa-vulkan-drivers`.
+`vulkan` and Debian's `mesa-vulkan-drivers`. Mesa has to be older than 26, which has no null device. Shaders for matrix units need 25 (mesa.sh). The
+driver is the installed one, unless VK_DRIVER_FILES names another.
 """
 
 import glob
@@ -13,6 +14,7 @@ import struct
 import sys
 
 DRIVERS = "/usr/share/vulkan/icd.d/radeon_icd*.json"
+MATRIX_UNITS = "VK_KHR_cooperative_matrix"
 CAPTURE_STATISTICS = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 ENTRY_POINT, DECORATE, VARIABLE = 15, 71, 59  # SPIR-V instructions
 BINDING, STORAGE_BUFFER, UNIFORM = 33, 12, 2
@@ -45,12 +47,15 @@ def open_device(vk):
     physical = vk.vkEnumeratePhysicalDevices(vk.vkCreateInstance(vk.VkInstanceCreateInfo(pApplicationInfo=app), None))[0]
     chain = vk.VkPhysicalDeviceShaderFloat16Int8Features(shaderFloat16=1, shaderInt8=1)
     chain = vk.VkPhysicalDevice16BitStorageFeatures(storageBuffer16BitAccess=1, uniformAndStorageBuffer16BitAccess=1, pNext=chain)
-    chain = vk.VkPhysicalDeviceVulkanMemoryModelFeatures(vulkanMemoryModel=1, pNext=chain)
+    chain = vk.VkPhysicalDeviceVulkanMemoryModelFeatures(vulkanMemoryModel=1, vulkanMemoryModelDeviceScope=1, pNext=chain)
     chain = vk.VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR(pipelineExecutableInfo=1, pNext=chain)
     queue = vk.VkDeviceQueueCreateInfo(queueFamilyIndex=0, queueCount=1, pQueuePriorities=[1.0])
-    extension = "VK_KHR_pipeline_executable_properties"
+    extensions = ["VK_KHR_pipeline_executable_properties"]
+    if any(found.extensionName == MATRIX_UNITS for found in vk.vkEnumerateDeviceExtensionProperties(physical, None)):
+        extensions.append(MATRIX_UNITS)
+        chain = vk.VkPhysicalDeviceCooperativeMatrixFeaturesKHR(cooperativeMatrix=1, pNext=chain)
     info = vk.VkDeviceCreateInfo(
-        pNext=chain, queueCreateInfoCount=1, pQueueCreateInfos=[queue], enabledExtensionCount=1, ppEnabledExtensionNames=[extension])
+        pNext=chain, queueCreateInfoCount=1, pQueueCreateInfos=[queue], enabledExtensionCount=len(extensions), ppEnabledExtensionNames=extensions)
     return vk.vkGetPhysicalDeviceProperties(physical), vk.vkCreateDevice(physical, info, None)
 
 
@@ -79,10 +84,10 @@ def statistics(vk, gpu, words):
 
 def main():
     family, files = sys.argv[1], sys.argv[2:]
-    drivers = glob.glob(DRIVERS)
-    if not drivers:
+    driver = os.environ.get("VK_DRIVER_FILES") or next(iter(glob.glob(DRIVERS)), None)
+    if not driver:
         sys.exit("there is no RADV; install Debian's mesa-vulkan-drivers")
-    os.environ.update(VK_ICD_FILENAMES=drivers[0], VK_DRIVER_FILES=drivers[0], RADV_FORCE_FAMILY=family)
+    os.environ.update(VK_ICD_FILENAMES=driver, VK_DRIVER_FILES=driver, RADV_FORCE_FAMILY=family)
     import vulkan as vk  # The loader reads the environment when it is first used.
 
     properties, gpu = open_device(vk)

@@ -17,8 +17,18 @@ pub(crate) fn run(args: &DevicesArgs) -> Result<ExitCode> {
         say(format_args!("{:#}", serde_json::Value::from(devices)))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let head =
-        ["device", "class", "adapter", "api", "driver", "memory", "f16", "subgroups", "largest binding"];
+    let head = [
+        "device",
+        "class",
+        "adapter",
+        "api",
+        "driver",
+        "memory",
+        "f16",
+        "subgroups",
+        "matrix units",
+        "largest binding",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(found.iter().map(row));
     say(format_args!("{}", display::table(&rows)))?;
@@ -45,6 +55,7 @@ fn row(info: &DeviceInfo) -> Vec<String> {
             true => least.to_string(),
             false => format!("{least} to {most}"),
         }),
+        info.matrix_units.map_or_else(unknown, |units| units.to_string()),
         match info.largest_binding {
             usize::MAX => "any".to_owned(),
             limit => display::bytes(limit as u64),
@@ -62,6 +73,7 @@ fn json(info: &DeviceInfo) -> serde_json::Value {
         "memory": info.memory,
         "f16": info.f16,
         "subgroups": info.subgroups,
+        "matrix_units": info.matrix_units.map(|units| units.size),
         "largest_binding": (info.largest_binding != usize::MAX).then_some(info.largest_binding),
     })
 }

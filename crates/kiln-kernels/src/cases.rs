@@ -21,7 +21,7 @@ type Run = Box<dyn Fn(&Kernels, DType) -> Result<Vec<TensorData>>>;
 type Invariance = Box<dyn Fn(&Kernels, DType) -> Result<Option<String>>>;
 
 /// Whether a kernel lacks an implementation.
-type Lacks = Box<dyn Fn(Path, DType) -> bool>;
+type Lacks = Box<dyn Fn(Path, DType, &Device) -> bool>;
 
 /// What a result may differ from the one that is wanted.
 type Tolerance = Box<dyn Fn(f64, Rounding) -> f64>;
@@ -41,7 +41,7 @@ impl<K> Case<K> {
         Self {
             name: format!("{name:?}"),
             inputs: Box::new(inputs),
-            lacks: Box::new(|_, _| false),
+            lacks: Box::new(|_, _, _| false),
             tolerance: Box::new(|_, _| 0.0),
         }
     }
@@ -53,6 +53,11 @@ impl<K> Case<K> {
 
     /// States for which implementations and types the reference runs instead.
     pub fn without(self, lacks: impl Fn(Path, DType) -> bool + 'static) -> Self {
+        self.without_on(move |path, dtype, _| lacks(path, dtype))
+    }
+
+    /// As [`without`](Self::without), where it depends on the device.
+    pub fn without_on(self, lacks: impl Fn(Path, DType, &Device) -> bool + 'static) -> Self {
         Self { lacks: Box::new(lacks), ..self }
     }
 
@@ -118,9 +123,9 @@ impl AnyCase {
         (self.invariance)(kernels, dtype)
     }
 
-    /// The implementation that runs where `preferred` is selected.
-    pub fn path(&self, preferred: Path, dtype: DType) -> Path {
-        if (self.lacks)(preferred, dtype) { Path::Reference } else { preferred }
+    /// The implementation that runs on a device where `preferred` is selected.
+    pub fn path(&self, preferred: Path, dtype: DType, device: &Device) -> Path {
+        if (self.lacks)(preferred, dtype, device) { Path::Reference } else { preferred }
     }
 
     /// The element that differs most, if it differs too much; in a sentence.

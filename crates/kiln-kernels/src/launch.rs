@@ -54,9 +54,14 @@ pub(crate) fn to_write(tensor: CubeTensor) -> CubeTensor {
 
 /// Whether vectors of a tensor, along its last dimension, begin and end between two fours of its memory.
 pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
-    let four = |number: &usize| number.is_multiple_of(4);
+    comes_in(4, tensor)
+}
+
+/// Whether vectors of a tensor, along its last dimension, begin and end between two groups of that many neighbours in memory.
+pub(crate) fn comes_in(many: usize, tensor: &CubeTensor) -> bool {
+    let fits = |number: &usize| number.is_multiple_of(many);
     match (tensor.meta.strides().split_last(), tensor.meta.shape().last()) {
-        (Some((1, others)), Some(len)) => others.iter().all(four) && four(len),
+        (Some((1, others)), Some(len)) => others.iter().all(fits) && fits(len),
         _ => false,
     }
 }

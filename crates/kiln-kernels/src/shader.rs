@@ -46,6 +46,11 @@ impl Shader {
         self.name == "attention_prefill" && picks.get(2) == Some(&0)
     }
 
+    /// Whether it multiplies with matrix units. They take float16 alone.
+    fn uses_matrix_units(&self) -> bool {
+        self.text.contains("enable wgpu_cooperative_matrix;")
+    }
+
     /// The text in every permutation.
     pub fn permutations(&self) -> impl Iterator<Item = Text> + use<'_> {
         let mut all = vec![vec![]];
@@ -53,8 +58,12 @@ impl Shader {
             let longer = |picks: Vec<usize>| (0..lines.len()).map(move |pick| [&picks[..], &[pick]].concat());
             all = all.into_iter().flat_map(longer).collect();
         }
-        let elements = [DType::F32, DType::F16];
-        let all = all.into_iter().flat_map(move |picks| elements.map(|elem| (elem, picks.clone())));
+        let elements: &[DType] = match self.uses_matrix_units() {
+            true => &[DType::F16],
+            false => &[DType::F32, DType::F16],
+        };
+        let all =
+            all.into_iter().flat_map(move |picks| elements.iter().map(move |&elem| (elem, picks.clone())));
         all.map(move |(elem, picks)| {
             let name = picks
                 .iter()

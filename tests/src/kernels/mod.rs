@@ -83,7 +83,7 @@ fn implementations_agree_with_the_reference() {
                     for (case, want) in cases.iter().zip(&wanted).step_by(every) {
                         let kernels = Kernels::new(choice, device).unwrap();
                         let got = case.run(&kernels, dtype);
-                        let path = case.path(path(choice, name), dtype);
+                        let path = case.path(path(choice, name), dtype, device);
                         let what = format!("{choice} on {name}, {dtype:?}: {case:?}");
                         assert_eq!(kernels.ran(), [Ran { kernel: kernel.name, path, count: 1 }], "{what}");
                         let wrong = match got {

@@ -99,6 +99,7 @@ fn info(index: usize, memory: &Memory) -> Result<DeviceInfo> {
         // Every GPU that current toolkits compile for has it.
         f16: Device::cuda(index).supports_dtype(DType::F16),
         subgroups: Some((32, 32)),
+        matrix_units: None,
         // cubecl's pages are at most a quarter of the memory.
         largest_binding: total.map_or(1 << 30, |total| usize::try_from(total / 4).unwrap_or(usize::MAX)),
     })

@@ -87,6 +87,22 @@ impl fmt::Display for DeviceClass {
     }
 }
 
+/// Units of a GPU that multiply small matrices: tensor cores, matrix cores, simdgroup matrices. wgpu calls what they
+/// multiply cooperative matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixUnits {
+    /// Rows of each matrix, and columns.
+    pub size: u32,
+    /// Threads of the smallest subgroup. The threads of a subgroup hold a matrix together.
+    pub threads: u32,
+}
+
+impl fmt::Display for MatrixUnits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{0}x{0}", self.size)
+    }
+}
+
 /// What is known of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -100,6 +116,8 @@ pub struct DeviceInfo {
     pub f16: bool,
     /// Smallest and largest subgroup, where kernels can use them.
     pub subgroups: Option<(u32, u32)>,
+    /// Units that multiply matrices of float16 and add up in float32, where shaders can use them.
+    pub matrix_units: Option<MatrixUnits>,
     /// Bytes of the largest tensor a kernel can be given.
     pub largest_binding: usize,
 }
@@ -251,6 +269,7 @@ fn cpu_info() -> Result<DeviceInfo> {
         memory: Some(memory),
         f16: false,
         subgroups: None,
+        matrix_units: None,
         largest_binding: usize::MAX,
     })
 }
@@ -270,6 +289,8 @@ fn open_cpu() -> Result<Opened> {
     Err(not_compiled(DeviceName::Cpu, "cpu"))
 }
 
+#[cfg(feature = "wgpu")]
+pub(crate) use wgpu::matrix_units;
 #[cfg(feature = "wgpu")]
 use wgpu::{infos as wgpu_infos, open as open_wgpu};
 

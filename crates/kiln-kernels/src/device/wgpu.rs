@@ -20,7 +20,7 @@ use kiln_core::{
     read_back::block_on,
 };
 
-use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
+use super::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, unavailable};
 
 /// Devices opened so far, by their number: Burn initialises a runtime once a process.
 static OPENED: Mutex<Option<HashMap<usize, Opened>>> = Mutex::new(None);
@@ -83,9 +83,39 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
         .init_with_setup()
         .map_err(|e| unavailable(name, e))?;
     setup.device.on_uncaptured_error(Arc::new(give_up));
-    let device = Opened { device, info: adapter.info };
+    let has_matrix_units = setup.device.features().contains(MATRIX_UNITS);
+    let info =
+        DeviceInfo { matrix_units: adapter.info.matrix_units.filter(|_| has_matrix_units), ..adapter.info };
+    let device = Opened { device, info };
     opened.insert(number, device.clone());
     Ok(device)
+}
+
+/// What shaders that multiply with matrix units need. cubecl requests everything that the adapter has.
+const MATRIX_UNITS: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+    .union(wgpu::Features::SHADER_F16)
+    .union(wgpu::Features::SUBGROUP);
+
+/// The matrix units of a device that [`open`] opened.
+pub(crate) fn matrix_units(device: &Device) -> Option<MatrixUnits> {
+    let opened = OPENED.lock().ok()?;
+    opened.as_ref()?.values().find(|opened| opened.device == *device)?.info.matrix_units
+}
+
+/// The largest square matrices of float16 with sums in float32.
+fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
+    use wgpu::CooperativeScalarType::{F16, F32};
+
+    let info = adapter.get_info();
+    // wgpu says 4 for Metal. But matrices are of SIMD groups, which have 32 threads.
+    let threads = if info.backend == wgpu::Backend::Metal { 32 } else { info.subgroup_min_size };
+    let all = adapter.cooperative_matrix_properties().into_iter();
+    let taken = all.filter(|matrix| {
+        let is_square = matrix.m_size == matrix.n_size && matrix.n_size == matrix.k_size;
+        is_square && matrix.ab_type == F16 && matrix.cr_type == F32 && !matrix.saturating_accumulation
+    });
+    let size = taken.map(|matrix| matrix.m_size).max()?;
+    adapter.features().contains(MATRIX_UNITS).then_some(MatrixUnits { size, threads })
 }
 
 /// Ends what the thread of the device is at by a panic, as Burn's own handler does. Tensors that were to be written count
@@ -164,6 +194,7 @@ fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
             memory: None,
             f16: features.contains(wgpu::Features::SHADER_F16),
             subgroups: subgroups.then_some((info.subgroup_min_size, info.subgroup_max_size)),
+            matrix_units: matrix_units_of(&adapter),
             largest_binding: usize::try_from(
                 limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
             )

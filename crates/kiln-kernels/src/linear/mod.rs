@@ -2,13 +2,15 @@
 //!
 //! Decoding multiplies each weight by a handful of vectors, once a token: it takes as long as reading the weights does.
 //! The native code reads each weight once, on all threads. Since both factors are stored along the sum, it rearranges
-//! neither, which is what a general product spends its time on where there are few rows. So do the GPU kernels, which
-//! are for few rows alone.
+//! neither, which is what a general product spends its time on where there are few rows. So do the GPU kernels for few
+//! rows. Prefill has many: matrix units multiply them, where wgpu offers them (`tiles.rs`).
 
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
 #[cfg(feature = "cpu")]
 mod native;
+#[cfg(feature = "wgpu")]
+mod tiles;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgsl;
 
@@ -17,9 +19,7 @@ pub(crate) use cube::{Four, add_up, added_up, dot, four, four_or_zero};
 #[cfg(feature = "cpu")]
 pub(crate) use native::{Group, products_of_groups};
 
-#[cfg(feature = "cube")]
-use burn::tensor::Device;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::{
     Kernel, Matrix, Path,
@@ -39,7 +39,7 @@ use crate::{
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
 ///
 /// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, the reference runs: Burn's matrix products
-/// are faster there.
+/// are faster there. But in float16, on wgpu devices that have matrix units, a shader that uses them takes more rows, too.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[rows, tokens, in]`
@@ -93,7 +93,7 @@ impl Kernel for Linear {
 
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<Tensor<3>, Self> {
-        if self.is_for_few_rows() { Ok(wgsl::launch(self.into())) } else { Err(self) }
+        if self.is_for_few_rows() { Ok(wgsl::launch(self.into())) } else { tiles::launch(self) }
     }
 
     #[cfg(feature = "cube")]
@@ -116,6 +116,9 @@ impl Kernel for Linear {
     }
 
     fn shaders() -> &'static [Shader] {
+        #[cfg(feature = "wgpu")]
+        return &[SHADER, tiles::SHADER];
+        #[cfg(not(feature = "wgpu"))]
         &[SHADER]
     }
 
@@ -127,10 +130,13 @@ impl Kernel for Linear {
                 let residual = residual.then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
                 Self { x: numbers.tensor(x, layout), weight, bias, residual }
             });
-            let lacks = move |path, _| path != Path::Native && x[0] * x[1] > INVARIANT_UP_TO;
+            let lacks = move |path, dtype, device: &Device| {
+                let few = x[0] * x[1] <= INVARIANT_UP_TO;
+                path != Path::Native && !few && !takes_many_rows(path, dtype, device)
+            };
             // Sums of n products in another order, some devices' in the type itself; they are rounded before a residual is
             // added, or only then.
-            inputs.without(lacks).within(move |want, Rounding { single, ulp, .. }| {
+            inputs.without_on(lacks).within(move |want, Rounding { single, ulp, .. }| {
                 let n = x[2] as f64;
                 LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
             })
@@ -155,8 +161,38 @@ impl Kernel for Linear {
         // Rows that lie apart, by a number that four divides and by one that it does not.
         cases.push(case([2, 2, 96], Cut(1), 70, true, false));
         cases.push(case([2, 2, 96], Cut(2), 70, false, true));
+        // Many rows, which matrix units multiply in tiles of 64 by 64: whole ones and parts, whole steps along the sum and parts.
+        for x in [[1, 17, 32], [3, 43, 48], [1, 64, 40], [3, 43, 7], [1, 65, 257], [2, 65, 1040]] {
+            // An odd number of them: tests of float16 take every second case.
+            let outputs = [
+                (66, true, true),
+                (64, false, false),
+                (1, true, false),
+                (130, false, true),
+                (65, true, true),
+            ];
+            cases.extend(outputs.map(|(output, bias, residual)| case(x, Plain, output, bias, residual)));
+        }
+        for layout in [Swapped(0, 1), Swapped(1, 2), Cut(1), Cut(2)] {
+            cases.push(case([3, 43, 96], layout, 70, true, false));
+            cases.push(case([3, 43, 96], layout, 70, false, true));
+        }
+        // Enough for tiles of 128 by 128.
+        cases.push(case([2, 520, 48], Plain, 1930, true, false));
+        cases.push(case([2, 520, 24], Plain, 1930, true, false));
         cases
     }
+}
+
+/// Whether an implementation for GPUs takes more than a few rows.
+#[cfg(feature = "wgpu")]
+fn takes_many_rows(path: Path, dtype: DType, device: &Device) -> bool {
+    path == Path::Wgsl && tiles::takes(dtype, device)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn takes_many_rows(_: Path, _: DType, _: &Device) -> bool {
+    false
 }
 
 /// `x Wᵀ` for `[rows, in]` and `[out, in]`, in Burn operations: row by row, or all at once.

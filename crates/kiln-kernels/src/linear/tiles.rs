@@ -1,0 +1,152 @@
+//! Products of many rows with a GPU's matrix units: float16 factors, float32 sums.
+
+use burn::{
+    backend::Cube,
+    tensor::{DType, Device, Tensor},
+};
+
+use super::Linear;
+use crate::{
+    Matrix,
+    device::{MatrixUnits, matrix_units},
+    kernel::INVARIANT_UP_TO,
+    launch::{Launch, comes_in, empty, prefers_few_groups, primitive, strides},
+    shader::{Lines, Shader},
+};
+
+/// A way to cut y into tiles. A workgroup has a tile, a subgroup a part of it: 2 x 4 matrices.
+struct Shape {
+    /// What it is best for.
+    units: MatrixUnits,
+    down: usize,
+    across: usize,
+}
+
+impl Shape {
+    fn rows(&self) -> usize {
+        2 * self.units.size as usize * self.down
+    }
+
+    fn outputs(&self) -> usize {
+        4 * self.units.size as usize * self.across
+    }
+}
+
+macro_rules! shapes {
+    ($([$size:tt $threads:literal $lanes:literal $down:literal $across:literal $places:ident],)*) => {
+        const SHAPES: &[Shape] = &[
+            $(Shape { units: MatrixUnits { size: $size, threads: $threads }, down: $down, across: $across }),*
+        ];
+        const LINES: Lines = &[
+            $(concat!(
+                "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
+                "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
+                "alias y_matrix = coop_mat", $size, "x", $size, "<f32, C>;\n",
+                "const SIZE = ", $size, "u;\n",
+                "const LANES = ", $lanes, "u;\n",
+                "const DOWN = ", $down, "u;\n",
+                "const ACROSS = ", $across, "u;\n",
+                "// What memory consists of, and how many of them four numbers are.\n",
+                places!($places),
+            )),*
+        ];
+    };
+}
+
+macro_rules! places {
+    (fours) => {
+        "alias place = vec4<elem>;\nconst PLACES = 1u;\nfn place_of(four: vec4<elem>, i: u32) -> place { return four; }"
+    };
+    // naga writes Metal's loads of matrices for pointers to scalars.
+    (scalars) => {
+        "alias place = elem;\nconst PLACES = 4u;\nfn place_of(four: vec4<elem>, i: u32) -> place { return four[i]; }"
+    };
+}
+
+// Of two for the same units, the first one has the larger tiles.
+shapes! {
+    [16 32 256 4 2 fours],
+    [16 32 64 2 1 fours],
+    [8 8 256 8 4 fours],
+    [8 8 64 4 2 fours],
+    [8 32 256 4 2 scalars],
+    [8 32 64 2 1 scalars],
+}
+
+/// Numbers along the sum that a workgroup has in memory together, as in the shader.
+const STEP: usize = 16;
+
+const EIGHTS: Lines =
+    &["alias pack = vec4<elem>;\nconst WIDTH = 8u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+
+pub(super) const SHADER: Shader = Shader {
+    name: "linear_tiles",
+    text: include_str!("../../../../shaders/linear_tiles.wgsl"),
+    options: &[EIGHTS, LINES],
+};
+
+/// The units that many rows of that type are multiplied with, if they are. A software device imitates them: Burn's product takes
+/// two thirds of the time there.
+fn units_for(dtype: DType, device: &Device) -> Option<MatrixUnits> {
+    let is_worth_it = dtype == DType::F16 && !prefers_few_groups(device);
+    is_worth_it.then(|| matrix_units(device)).flatten()
+}
+
+/// Whether a device takes more than a few rows of that type.
+pub(super) fn takes(dtype: DType, device: &Device) -> bool {
+    units_for(dtype, device).is_some()
+}
+
+/// The number of the shape for a result of that size.
+fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
+    /// Large tiles read less. These are enough to keep a GPU busy.
+    const BUSY: usize = 128;
+
+    // A text is right with subgroups of any size. Those of 32 threads are common.
+    let of = |threads| SHAPES.iter().position(|shape| shape.units == MatrixUnits { threads, ..units });
+    let large = of(units.threads).or_else(|| of(32)).unwrap_or(0);
+    let shape = &SHAPES[large];
+    let down = rows.div_ceil(shape.rows());
+    let wasted = down * shape.rows() - rows;
+    let is_large = down * output.div_ceil(shape.outputs()) >= BUSY && 4 * wasted <= rows;
+    if is_large { large } else { large + 1 }
+}
+
+/// Computes it, if all is float16, on a device with matrix units.
+///
+/// # Errors
+/// The inputs, if not.
+#[allow(clippy::result_large_err, reason = "as in `Kernel`")]
+pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
+    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = &linear;
+    let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
+    let rows = batch * tokens;
+    let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
+    let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
+    let units = match units_for(x.dtype(), &x.device()) {
+        Some(units) if of_one_type && rows > INVARIANT_UP_TO && input * output > 0 => units,
+        _ => return Err(linear),
+    };
+    let number = shape_for(units, rows, output);
+    let shape = &SHAPES[number];
+    let workgroups = rows.div_ceil(shape.rows()) * output.div_ceil(shape.outputs());
+    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear;
+    let (biased, added) = (bias.is_some(), residual.is_some());
+    let (x, weight) = (primitive(x), primitive(weight));
+    let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
+    let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
+    let y = empty(&x, [batch, tokens, output], x.dtype);
+    let eights = comes_in(8, &x) && comes_in(8, &weight) && input.is_multiple_of(STEP);
+    let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
+    let [residual0, residual1, residual2] = strides(&residual);
+    #[rustfmt::skip]
+    let info = [
+        x0, x1, x2, tokens as u32,
+        w0, w1, input as u32, output as u32,
+        residual0, residual1, residual2, u32::from(added),
+        rows as u32, u32::from(biased), bias0, workgroups as u32,
+    ];
+    let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&[usize::from(!eights), number]);
+    launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y).run(workgroups, &info);
+    Ok(Tensor::from_primitive::<Cube>(y))
+}

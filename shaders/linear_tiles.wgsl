@@ -1,0 +1,275 @@
+// y = x w^T + bias + residual of many rows, with units that multiply small matrices (cooperative matrices). A workgroup has a tile of y, which is a grid
+// of parts. A subgroup has a part: 2 x 4 matrices of sums. While a step along the sum is multiplied in memory, the next one is read. Workgroups with
+// other rows of x and the same weights are neighbours.
+
+enable wgpu_cooperative_matrix;
+alias elem = f32;
+// Neighbours that are read at once: eight, as two fours, where the layout of x and w allows and rows are whole steps.
+alias pack = vec4<elem>;
+const WIDTH = 8u;
+// Matrices that are multiplied, and rows and columns of each. Parts of a workgroup, one below the other and side by side.
+alias x_matrix = coop_mat16x16<elem, A>;
+alias w_matrix = coop_mat16x16<elem, B>;
+alias y_matrix = coop_mat16x16<f32, C>;
+const SIZE = 16u;
+const LANES = 256u;
+const DOWN = 4u;
+const ACROSS = 2u;
+// What memory consists of, and how many of them four numbers are.
+alias place = vec4<elem>;
+const PLACES = 1u;
+fn place_of(four: vec4<elem>, i: u32) -> place { return four; }
+
+struct Info {
+    // Row r of x is [r / tokens, r % tokens].
+    x_strides: vec3<u32>,
+    tokens: u32,
+    // [output, input]
+    w_strides: vec2<u32>,
+    input: u32,
+    output: u32,
+    // As x.
+    residual_strides: vec3<u32>,
+    // 1: there is a residual.
+    added: u32,
+    rows: u32,
+    // 1: there is a bias.
+    biased: u32,
+    bias_stride: u32,
+    workgroups: u32,
+}
+
+@group(0) @binding(0) var<storage, read_write> x: array<pack>;
+@group(0) @binding(1) var<storage, read_write> w: array<pack>;
+@group(0) @binding(2) var<storage, read_write> bias: array<elem>;
+@group(0) @binding(3) var<storage, read_write> residual: array<elem>;
+@group(0) @binding(4) var<storage, read_write> y: array<elem>;
+@group(0) @binding(5) var<uniform> info: Info;
+
+const PARTS = DOWN * ACROSS;
+// Of a tile.
+const ROWS = DOWN * 2u * SIZE;
+const OUTPUTS = ACROSS * 4u * SIZE;
+// Numbers along the sum that are in memory together.
+const STEP = 16u;
+// Places from a row to the next. There is a gap, so that rows begin in different banks.
+const STRIDE = (STEP + 8u) / 4u * PLACES;
+// From a matrix to the one below it.
+const BELOW = SIZE * STRIDE;
+// Eights of a step, and how many of them a lane reads.
+const X_EIGHTS = ROWS * STEP / 8u;
+const W_EIGHTS = OUTPUTS * STEP / 8u;
+const X_EACH = (X_EIGHTS + LANES - 1u) / LANES;
+const W_EACH = (W_EIGHTS + LANES - 1u) / LANES;
+// Numbers of a matrix, and matrices of sums that are in memory together.
+const AREA = SIZE * SIZE;
+const AT_ONCE = min(PARTS, 1024u / AREA);
+
+var<workgroup> x_tile: array<place, ROWS * STRIDE>;
+var<workgroup> w_tile: array<place, OUTPUTS * STRIDE>;
+var<workgroup> sums: array<f32, AT_ONCE * AREA>;
+
+// Eight numbers of a row.
+struct Eight {
+    low: vec4<elem>,
+    high: vec4<elem>,
+}
+
+// Which of four numbers from c on are in a row.
+fn is_in_row(c: u32) -> vec4<bool> {
+    return vec4(c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input);
+}
+
+// Their places. What is beyond the end of the row is any of it.
+fn places(c: u32, stride: u32) -> vec4<u32> {
+    return min(vec4(c) + vec4(0u, 1u, 2u, 3u), vec4(info.input - 1u)) * stride;
+}
+
+fn x_four(at: u32, c: u32) -> vec4<elem> {
+    let i = places(c, info.x_strides.z) + at;
+    let numbers = vec4<elem>(vec4(x[i.x]).x, vec4(x[i.y]).x, vec4(x[i.z]).x, vec4(x[i.w]).x);
+    return select(vec4<elem>(), numbers, is_in_row(c));
+}
+
+fn w_four(at: u32, c: u32) -> vec4<elem> {
+    let i = places(c, info.w_strides.y) + at;
+    let numbers = vec4<elem>(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x);
+    return select(vec4<elem>(), numbers, is_in_row(c));
+}
+
+// Numbers of a row from 8 e on. Those beyond its end in its last step are 0. Beyond that step they are any.
+fn x_at(at: u32, e: u32) -> Eight {
+    if WIDTH == 8u {
+        let i = 2u * (at / 8u + min(e, info.input / 8u - 1u));
+        return Eight(vec4<elem>(vec4(x[i])), vec4<elem>(vec4(x[i + 1u])));
+    }
+    return Eight(x_four(at, 8u * e), x_four(at, 8u * e + 4u));
+}
+
+fn w_at(at: u32, e: u32) -> Eight {
+    if WIDTH == 8u {
+        let i = 2u * (at / 8u + min(e, info.input / 8u - 1u));
+        return Eight(vec4<elem>(vec4(w[i])), vec4<elem>(vec4(w[i + 1u])));
+    }
+    return Eight(w_four(at, 8u * e), w_four(at, 8u * e + 4u));
+}
+
+// What a lane and its subgroup have.
+struct Own {
+    lane: u32,
+    part: u32,
+    // Parts that subgroups have now: from the first on, as many.
+    first_part: u32,
+    parts: u32,
+    // Row and output of the tile.
+    first: vec2<u32>,
+}
+
+// Writes one of the 2 x 4 matrices of each part.
+fn write(matrix: y_matrix, down: u32, across: u32, own: Own) {
+    for (var begin = 0u; begin < PARTS; begin += AT_ONCE) {
+        // All lanes have read what was there.
+        workgroupBarrier();
+        if own.part / AT_ONCE == begin / AT_ONCE {
+            coopStoreT(matrix, &sums[own.part % AT_ONCE * AREA], SIZE);
+        }
+        workgroupBarrier();
+        for (var i = own.lane; i < AT_ONCE * AREA; i += LANES) {
+            let part = begin + i / AREA;
+            let row = own.first.x + (part / ACROSS * 2u + down) * SIZE + i / SIZE % SIZE;
+            let output = own.first.y + (part % ACROSS * 4u + across) * SIZE + i % SIZE;
+            if part - own.first_part < own.parts && row < info.rows && output < info.output {
+                var sum = sums[i];
+                if info.biased == 1u {
+                    sum += f32(bias[output * info.bias_stride]);
+                }
+                if info.added == 1u {
+                    let at = vec3(row / info.tokens, row % info.tokens, output);
+                    sum += f32(residual[dot(at, info.residual_strides)]);
+                }
+                y[row * info.output + output] = elem(sum);
+            }
+        }
+    }
+}
+
+@compute @workgroup_size(LANES)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+) {
+    let workgroup = group.x + group.y * groups.x;
+    if workgroup >= info.workgroups {
+        return;
+    }
+    let tiles = (info.rows + ROWS - 1u) / ROWS;
+    let first = vec2(workgroup % tiles * ROWS, workgroup / tiles * OUTPUTS);
+    let steps = (info.input + STEP - 1u) / STEP;
+    // Rows that it reads, and which half of a step. Those beyond the last are the last.
+    var x_rows: array<u32, X_EACH>;
+    for (var i = 0u; i < X_EACH; i++) {
+        let row = min(first.x + (lane + i * LANES) / 2u, info.rows - 1u);
+        x_rows[i] = row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y;
+    }
+    var w_rows: array<u32, W_EACH>;
+    for (var i = 0u; i < W_EACH; i++) {
+        w_rows[i] = min(first.y + (lane + i * LANES) / 2u, info.output - 1u) * info.w_strides.x;
+    }
+    let half = lane % 2u;
+
+    // A driver may choose how large subgroups are. Where there are fewer than parts, they do several, one after the other.
+    for (var first_part = 0u; first_part < PARTS; first_part += subgroups) {
+        // Where there are more, they do what the last one does.
+        let part = min(first_part + subgroup, PARTS - 1u);
+        let x_first = part / ACROSS * 2u * BELOW;
+        let w_first = part % ACROSS * 4u * BELOW;
+        // All lanes have read what was there.
+        workgroupBarrier();
+        for (var i = lane; i < AREA; i += LANES) {
+            sums[i] = 0.0;
+        }
+        workgroupBarrier();
+        var y_00 = coopLoadT<y_matrix>(&sums[0], SIZE);
+        var y_01 = y_00;
+        var y_02 = y_00;
+        var y_03 = y_00;
+        var y_10 = y_00;
+        var y_11 = y_00;
+        var y_12 = y_00;
+        var y_13 = y_00;
+        // What was read.
+        var x_next: array<Eight, X_EACH>;
+        for (var i = 0u; i < X_EACH; i++) {
+            x_next[i] = x_at(x_rows[i], half);
+        }
+        var w_next: array<Eight, W_EACH>;
+        for (var i = 0u; i < W_EACH; i++) {
+            w_next[i] = w_at(w_rows[i], half);
+        }
+        for (var step = 0u; step < steps; step++) {
+            // All lanes have multiplied what was there.
+            workgroupBarrier();
+            for (var i = 0u; i < X_EACH; i++) {
+                let row = (lane + i * LANES) / 2u;
+                if row < ROWS {
+                    let at = row * STRIDE + half * 2u * PLACES;
+                    for (var j = 0u; j < PLACES; j++) {
+                        x_tile[at + j] = place_of(x_next[i].low, j);
+                    }
+                    for (var j = 0u; j < PLACES; j++) {
+                        x_tile[at + PLACES + j] = place_of(x_next[i].high, j);
+                    }
+                }
+            }
+            for (var i = 0u; i < W_EACH; i++) {
+                let row = (lane + i * LANES) / 2u;
+                if row < OUTPUTS {
+                    let at = row * STRIDE + half * 2u * PLACES;
+                    for (var j = 0u; j < PLACES; j++) {
+                        w_tile[at + j] = place_of(w_next[i].low, j);
+                    }
+                    for (var j = 0u; j < PLACES; j++) {
+                        w_tile[at + PLACES + j] = place_of(w_next[i].high, j);
+                    }
+                }
+            }
+            workgroupBarrier();
+            let eight = (step + 1u) * (STEP / 8u) + half;
+            for (var i = 0u; i < X_EACH; i++) {
+                x_next[i] = x_at(x_rows[i], eight);
+            }
+            for (var i = 0u; i < W_EACH; i++) {
+                w_next[i] = w_at(w_rows[i], eight);
+            }
+            for (var k = 0u; k < STEP / 4u * PLACES; k += SIZE / 4u * PLACES) {
+                let x_0 = coopLoadT<x_matrix>(&x_tile[x_first + k], STRIDE);
+                let x_1 = coopLoadT<x_matrix>(&x_tile[x_first + BELOW + k], STRIDE);
+                // The columns of its transpose.
+                let w_0 = coopLoad<w_matrix>(&w_tile[w_first + k], STRIDE);
+                let w_1 = coopLoad<w_matrix>(&w_tile[w_first + BELOW + k], STRIDE);
+                let w_2 = coopLoad<w_matrix>(&w_tile[w_first + 2u * BELOW + k], STRIDE);
+                let w_3 = coopLoad<w_matrix>(&w_tile[w_first + 3u * BELOW + k], STRIDE);
+                y_00 = coopMultiplyAdd(x_0, w_0, y_00);
+                y_01 = coopMultiplyAdd(x_0, w_1, y_01);
+                y_02 = coopMultiplyAdd(x_0, w_2, y_02);
+                y_03 = coopMultiplyAdd(x_0, w_3, y_03);
+                y_10 = coopMultiplyAdd(x_1, w_0, y_10);
+                y_11 = coopMultiplyAdd(x_1, w_1, y_11);
+                y_12 = coopMultiplyAdd(x_1, w_2, y_12);
+                y_13 = coopMultiplyAdd(x_1, w_3, y_13);
+            }
+        }
+        let own = Own(lane, part, first_part, subgroups, first);
+        write(y_00, 0u, 0u, own);
+        write(y_01, 0u, 1u, own);
+        write(y_02, 0u, 2u, own);
+        write(y_03, 0u, 3u, own);
+        write(y_10, 1u, 0u, own);
+        write(y_11, 1u, 1u, own);
+        write(y_12, 1u, 2u, own);
+        write(y_13, 1u, 3u, own);
+    }
+}
