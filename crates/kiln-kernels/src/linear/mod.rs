@@ -161,7 +161,7 @@ impl Kernel for Linear {
         // Rows that lie apart, by a number that four divides and by one that it does not.
         cases.push(case([2, 2, 96], Cut(1), 70, true, false));
         cases.push(case([2, 2, 96], Cut(2), 70, false, true));
-        // Many rows, which matrix units multiply in tiles of 64 by 64: whole ones and parts, whole steps along the sum and parts.
+        // Many rows, which matrix units multiply in tiles of 64 rows: whole ones and parts, whole steps along the sum and parts.
         for x in [[1, 17, 32], [3, 43, 48], [1, 64, 40], [3, 43, 7], [1, 65, 257], [2, 65, 1040]] {
             // An odd number of them: tests of float16 take every second case.
             let outputs = [
@@ -177,7 +177,7 @@ impl Kernel for Linear {
             cases.push(case([3, 43, 96], layout, 70, true, false));
             cases.push(case([3, 43, 96], layout, 70, false, true));
         }
-        // Enough for tiles of 128 by 128.
+        // Enough for the larger tiles.
         cases.push(case([2, 520, 48], Plain, 1930, true, false));
         cases.push(case([2, 520, 24], Plain, 1930, true, false));
         cases
