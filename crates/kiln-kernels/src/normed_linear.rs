@@ -34,6 +34,7 @@ pub struct NormedLinear {
 
 /// What becomes of a product `[rows, tokens, out]`.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a launch has one")]
 pub enum Then {
     Nothing,
     /// Its first half makes gates of its second, as [`Gated`] does: `[rows, tokens, out / 2]`.
@@ -150,7 +151,7 @@ impl Kernel for NormedLinear {
                     eps: 0.5,
                     order,
                     weight: Matrix::Dense(numbers.tensor([output, x[2]], Plain)),
-                    bias: (output % 3 == 0).then(|| numbers.tensor([output], Plain)),
+                    bias: output.is_multiple_of(3).then(|| numbers.tensor([output], Plain)),
                     then,
                 }
             });

@@ -164,9 +164,9 @@ impl Attention {
             (_, tables) => (Then::Nothing, tables),
         };
         let rotates = matches!(then, Then::Rotate { .. });
-        let (all, rotated) = match self.qkv_proj.fused(normed, then, kernels) {
-            Ok(all) => (all, rotates),
-            Err(normed) => (self.qkv_proj.forward(normed.compute(kernels), kernels), false),
+        let (all, rotated) = match self.qkv_proj.fused(&normed, then, kernels) {
+            Some(all) => (all, rotates),
+            None => (self.qkv_proj.forward(normed.compute(kernels), kernels), false),
         };
         let all = all.reshape([batch, tokens, all_heads, head_dim]);
         let rotate = |x: Tensor<4>| match &tables {

@@ -85,24 +85,19 @@ impl Linear {
         self.weight.project(x, self.bias.as_ref(), None, kernels)
     }
 
-    /// [`forward`](Self::forward) of vectors that are still to be normed, and `then` of it, in one launch.
-    ///
-    /// # Errors
-    /// The vectors, where it takes several launches.
-    pub(crate) fn fused<'a>(
-        &self,
-        normed: Normed<'a>,
-        then: Then,
-        kernels: &Kernels,
-    ) -> Result<Tensor<3>, Normed<'a>> {
-        let (Norm::Rms { weight: scale, eps, order }, Some(weight)) = (normed.norm, self.weight.whole())
-        else {
-            return Err(normed);
+    /// [`forward`](Self::forward) of vectors that are still to be normed, and `then` of it, where that is one launch.
+    pub(crate) fn fused(&self, normed: &Normed<'_>, then: Then, kernels: &Kernels) -> Option<Tensor<3>> {
+        let Norm::Rms { weight: scale, eps, order } = normed.norm else { return None };
+        let fused = NormedLinear {
+            x: normed.x.clone(),
+            scale: scale.clone(),
+            eps: *eps,
+            order: *order,
+            weight: self.weight.whole()?.clone(),
+            bias: self.bias.clone(),
+            then,
         };
-        let (eps, order, bias) = (*eps, *order, self.bias.clone());
-        let (x, scale, weight) = (normed.x.clone(), scale.clone(), weight.clone());
-        let fused = NormedLinear { x, scale, eps, order, weight, bias, then };
-        if kernels.fuses(&fused) { Ok(kernels.run(fused)) } else { Err(normed) }
+        kernels.fuses(&fused).then(|| kernels.run(fused))
     }
 
     /// [`forward`](Self::forward), added to `residual` where there is one, of the shape of the result.

@@ -85,8 +85,8 @@ impl GatedMlp {
         normed: Normed<'_>,
         kernels: &Kernels,
     ) -> Tensor<3> {
-        let fused = self.gate_up_proj.fused(normed, Then::Gate(self.activation), kernels);
-        let gated = fused.unwrap_or_else(|normed| self.gated(normed.compute(kernels), kernels));
+        let fused = self.gate_up_proj.fused(&normed, Then::Gate(self.activation), kernels);
+        let gated = fused.unwrap_or_else(|| self.gated(normed.compute(kernels), kernels));
         self.down_proj.forward_onto(residual, gated, kernels)
     }
 

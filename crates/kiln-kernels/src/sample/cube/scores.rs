@@ -84,7 +84,8 @@ pub(super) fn scores<E: Float>(
         }
         left /= 2;
     }
-    if lane % TOGETHER == 0 {
+    let of_part = lane % TOGETHER;
+    if of_part == 0 {
         let at = (CUBE_POS * LANES + lane) / TOGETHER * 2;
         tops[at] = top_keys[lane];
         tops[at + 1] = top_tokens[lane];
