@@ -26,6 +26,7 @@ mod refusals;
 mod requests;
 mod sampling;
 mod saved;
+mod self_test;
 mod sequence;
 mod settings;
 mod speech;

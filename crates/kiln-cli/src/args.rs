@@ -7,7 +7,7 @@ use kiln::{
     DtypeChoice, Error, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName, kernels::Choice,
 };
 
-use crate::transcribe::TranscribeArgs;
+use crate::{doctor::DoctorArgs, transcribe::TranscribeArgs};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// List the devices of this machine
     Devices(DevicesArgs),
+    /// Compare the kernels of a device with their references, and time it: for a bug report
+    Doctor(DoctorArgs),
     /// Describe the caches and their settings
     Caches(CachesArgs),
     /// Show what a model folder holds, and what fits into memory

@@ -16,6 +16,7 @@ mod conformance;
 mod detect;
 mod devices;
 mod display;
+mod doctor;
 mod inspect;
 mod load;
 mod output;
@@ -60,6 +61,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Caches(args) => caches::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Conformance(args) => conformance::run(args),

@@ -131,7 +131,8 @@ pub struct KernelInfo {
 }
 
 impl KernelInfo {
-    const fn of<K: Kernel>() -> Self {
+    /// What is known of a kernel.
+    pub const fn of<K: Kernel>() -> Self {
         Self {
             name: K::NAME,
             shaders: K::shaders,

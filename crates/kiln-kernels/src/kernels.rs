@@ -1,7 +1,7 @@
 //! Runs kernels on a device.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -19,6 +19,8 @@ pub struct Kernels {
     device: Device,
     /// The implementation that runs, where a kernel has it.
     path: Path,
+    /// Kernels whose reference runs in any case.
+    distrusted: Arc<BTreeSet<&'static str>>,
     counts: Arc<Mutex<BTreeMap<(&'static str, Path), u64>>>,
 }
 
@@ -41,7 +43,13 @@ impl Kernels {
                 return Err(Error::Setting { name: "kernels", why });
             }
         };
-        Ok(Self { device: device.clone(), path, counts: Arc::default() })
+        Ok(Self { device: device.clone(), path, distrusted: Arc::default(), counts: Arc::default() })
+    }
+
+    /// Has the references of these kernels run, whatever was chosen: those that a [`self_test`](crate::self_test) found to be wrong.
+    #[must_use]
+    pub fn without(self, kernels: impl IntoIterator<Item = &'static str>) -> Self {
+        Self { distrusted: Arc::new(kernels.into_iter().collect()), ..self }
     }
 
     pub fn device(&self) -> &Device {
@@ -57,7 +65,7 @@ impl Kernels {
     pub fn run<K: Kernel>(&self, kernel: K) -> K::Output {
         let kernel = kernel.checked();
         let shape = tracing::enabled!(target: "kiln::kernels", tracing::Level::TRACE).then(|| kernel.shape());
-        let done = match self.path {
+        let done = match self.path_of::<K>() {
             Path::Reference => Err(kernel),
             Path::Native => kernel.native(),
             Path::Wgsl => kernel.wgsl(),
@@ -72,6 +80,10 @@ impl Kernels {
         output
     }
 
+    fn path_of<K: Kernel>(&self) -> Path {
+        if self.distrusted.contains(K::NAME) { Path::Reference } else { self.path }
+    }
+
     /// Whether [`run`](Self::run) computes `kernel` in one launch, and that is faster than its steps. Not where a GPU is imitated on the
     /// CPU: a launch costs little there, and every workgroup computes the norm.
     pub fn fuses(&self, kernel: &NormedLinear) -> bool {
@@ -79,7 +91,7 @@ impl Kernels {
         let takes_launches = !crate::launch::prefers_few_groups(&self.device);
         #[cfg(not(feature = "cube"))]
         let takes_launches = false;
-        takes_launches && matches!(self.path, Path::Wgsl | Path::Cube) && kernel.is_for_few_rows()
+        takes_launches && self.path_of::<NormedLinear>().is_on_gpu() && kernel.is_for_few_rows()
     }
 
     /// What ran so far, here and in clones. What a captured graph repeats is not counted again.

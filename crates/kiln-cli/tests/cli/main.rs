@@ -235,6 +235,24 @@ fn devices_are_listed() {
 }
 
 #[test]
+fn doctor_compares_kernels_and_times_the_device() {
+    for device in devices() {
+        let output = kiln(&["doctor", "--device", &device, "--quick"]);
+        let text = stdout(&output);
+        assert!(output.status.success(), "{text}{}", stderr(&output));
+        for line in ["memory: ", "a launch: ", "a token of 128256: ", "give the results of their references"]
+        {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+    let output = kiln(&["doctor", "--device", "cpu", "--quick", "--json"]);
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert!(report["kernels"].as_array().unwrap().iter().all(|kernel| kernel["wrong"] == 0), "{report}");
+    assert!(report["seconds"]["launch"].as_f64().unwrap() > 0.0, "{report}");
+    refused(&kiln(&["doctor", "--device", "wgpu:99"]), "wgpu:99");
+}
+
+#[test]
 fn inspect_says_what_a_folder_holds() {
     let demo = format!("{}/../../assets/demo", env!("CARGO_MANIFEST_DIR"));
     let text = stdout(&kiln(&["inspect", &demo]));

@@ -187,6 +187,7 @@ fn help() {
         "run",
         "chat",
         "devices",
+        "doctor",
         "caches",
         "inspect",
         "conformance",

@@ -161,6 +161,14 @@ impl Opened {
         }
     }
 
+    /// Has no kernel use its matrix units from now on, in this process: they gave wrong results.
+    pub fn without_matrix_units(mut self) -> Self {
+        #[cfg(feature = "wgpu")]
+        wgpu::forget_matrix_units(&self.device);
+        self.info.matrix_units = None;
+        self
+    }
+
     /// Whether the host can go on while this device computes.
     pub fn is_asynchronous(&self) -> bool {
         self.info.class != DeviceClass::Cpu

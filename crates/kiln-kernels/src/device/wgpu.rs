@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     panic::resume_unwind,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use burn::tensor::{
@@ -100,6 +100,14 @@ const MATRIX_UNITS: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MA
 pub(crate) fn matrix_units(device: &Device) -> Option<MatrixUnits> {
     let opened = OPENED.lock().ok()?;
     opened.as_ref()?.values().find(|opened| opened.device == *device)?.info.matrix_units
+}
+
+/// Has [`matrix_units`] know of none.
+pub(super) fn forget_matrix_units(device: &Device) {
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    for opened in opened.iter_mut().flat_map(HashMap::values_mut).filter(|opened| opened.device == *device) {
+        opened.info.matrix_units = None;
+    }
 }
 
 /// The largest square matrices of float16 with sums in float32.

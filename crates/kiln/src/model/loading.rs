@@ -31,6 +31,7 @@ use crate::{
     chat::chat_templates,
     folder::{SMALLEST_CHUNK, generation_config, own_plan},
     out_of_memory::{claim_weights, usable},
+    self_test::{self, SelfTest},
     speech::SpeechConfig,
 };
 
@@ -115,6 +116,7 @@ pub struct ModelBuilder<'a> {
     plan: Option<Plan>,
     memory: Option<u64>,
     resident_experts: Option<usize>,
+    self_test: SelfTest,
     tokens: usize,
 }
 
@@ -153,6 +155,7 @@ impl<'a> ModelBuilder<'a> {
             plan: None,
             memory: None,
             resident_experts: None,
+            self_test: SelfTest::default(),
             tokens: 0,
         }
     }
@@ -220,6 +223,11 @@ impl<'a> ModelBuilder<'a> {
         Self { tokens, ..self }
     }
 
+    /// When the kernels of the device are compared with their references before they are used. Default: once on each GPU.
+    pub fn self_test(self, when: SelfTest) -> Self {
+        Self { self_test: when, ..self }
+    }
+
     /// Loads the model.
     ///
     /// # Errors
@@ -272,6 +280,7 @@ impl<'a> ModelBuilder<'a> {
             true => DType::F16.size(),
             false => dtype.size(),
         };
+        let (kernels, device) = self.trusted(kernels, device, dtype)?;
         let claim = claim_weights(
             &self.budget(&device),
             (elements * dtype.size() as u64).saturating_sub(self.spared(
@@ -326,6 +335,7 @@ impl<'a> ModelBuilder<'a> {
     fn make_up(&self, sizes: &RandomModel, device: Opened, kernels: Kernels) -> Result<Model> {
         let configured = configure(&sizes.config())?;
         let dtype = self.dtype_on(&device, &*configured)?;
+        let (kernels, device) = self.trusted(kernels, device, dtype)?;
         let budget = self.budget(&device);
         // All of them first: made one by one, those that fit would take minutes until one does not.
         let bytes = sizes.parameters().saturating_mul(dtype.size() as u64);
@@ -366,6 +376,14 @@ impl<'a> ModelBuilder<'a> {
             load_time: Duration::ZERO,
             told: AtomicBool::new(false),
         })
+    }
+
+    /// Without what gives wrong results, where kernels were not chosen by name.
+    fn trusted(&self, kernels: Kernels, device: Opened, dtype: DType) -> Result<(Kernels, Opened)> {
+        match self.kernels {
+            Choice::Auto => self_test::trusted(kernels, device, dtype, self.self_test),
+            Choice::Reference | Choice::Wgsl | Choice::Cube => Ok((kernels, device)),
+        }
     }
 
     fn dtype_on(&self, device: &Opened, configured: &dyn Configured) -> Result<DType> {

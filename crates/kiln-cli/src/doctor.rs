@@ -1,0 +1,199 @@
+//! `kiln doctor`
+
+use std::{process::ExitCode, time::Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use kiln::{
+    burn::tensor::{DType, Int, Tensor, TensorData},
+    device::{self, CopyBandwidth, DeviceName, Opened},
+    kernels::{
+        Activate, Activation, Choice, Coverage, Draws, KERNELS, Kernels, Sample, Sampling, Verdict, self_test,
+    },
+    read_back,
+};
+use serde_json::json;
+
+use crate::{
+    display,
+    output::{Result, say},
+};
+
+/// Tokens of the vocabulary that choosing is timed with: as many as Llama 3 has.
+const VOCABULARY: usize = 128_256;
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
+    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
+    device: DeviceName,
+    /// Compare a few inputs of each kernel instead of all: seconds instead of minutes
+    #[arg(long)]
+    quick: bool,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Seconds
+struct Times {
+    launch: f64,
+    greedy: f64,
+    sampled: f64,
+}
+
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    let device = device::open(args.device)?;
+    let verdicts = verdicts(&device, if args.quick { Coverage::Quick } else { Coverage::Full })?;
+    let memory = device.measure_bandwidth()?;
+    let copies = device.measure_copies()?;
+    let times = times(&device)?;
+    match args.json {
+        true => say(format_args!("{:#}", report(&device, &verdicts, memory, copies, &times)))?,
+        false => print(&device, &verdicts, memory, copies, &times)?,
+    }
+    let all_right = verdicts.iter().all(Verdict::is_right);
+    Ok(if all_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Compares every kernel, in every type of numbers that the device computes.
+fn verdicts(device: &Opened, extent: Coverage) -> Result<Vec<Verdict>> {
+    let dtypes: Vec<DType> = [DType::F32, DType::F16, DType::BF16]
+        .into_iter()
+        .filter(|dtype| device.device.supports_dtype(*dtype))
+        .collect();
+    let bar = ProgressBar::new((KERNELS.len() * dtypes.len()) as u64);
+    if let Ok(style) = ProgressStyle::with_template("{msg:20} {wide_bar} {pos}/{len} {eta}") {
+        bar.set_style(style);
+    }
+    let mut verdicts = Vec::new();
+    for dtype in dtypes {
+        for kernel in KERNELS {
+            bar.set_message(kernel.name);
+            verdicts.extend(self_test(kernel, device, dtype, extent)?);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(verdicts)
+}
+
+fn times(device: &Opened) -> Result<Times> {
+    let kernels = Kernels::new(Choice::Auto, &device.device)?;
+    let device = &device.device;
+    let x = Tensor::<3>::zeros([1, 1, 8], (device, DType::F32));
+    let launch = best(256, || {
+        let mut y = x.clone();
+        for _ in 0..256 {
+            y = kernels.run(Activate { x: y, activation: Activation::Silu });
+        }
+        Ok(read_back::read(y).map(drop)?)
+    })?;
+    // As spread as those of a language model are.
+    let logits = (0..VOCABULARY).map(|i| ((i * 7919 % 10_007) as f32 / 10_007.0 - 0.5).powi(3) * 100.0);
+    let logits = TensorData::new(logits.collect::<Vec<_>>(), [1, 1, VOCABULARY]);
+    let logits = Tensor::<3>::from_data(logits, (device, DType::F32));
+    let choose = |sampling: Sampling| {
+        best(16, || {
+            let zeros = |len| Tensor::<1, Int>::from_data(TensorData::new(vec![0i32; len], [len]), device);
+            let mut draws = Draws { words: zeros(16).reshape([1, 16]), used: zeros(1), occurred: None };
+            let mut tokens = None;
+            for _ in 0..16 {
+                let (chosen, after) = kernels.run(Sample { logits: logits.clone(), draws, sampling });
+                (tokens, draws) = (Some(chosen), after);
+            }
+            tokens.map_or(Ok(()), |tokens| Ok(read_back::read(tokens).map(drop)?))
+        })
+    };
+    let greedy = choose(Sampling::NEUTRAL)?;
+    let sampled = choose(Sampling { top_k: 50, tail: 0.1, draws: true, ..Sampling::NEUTRAL })?;
+    Ok(Times { launch, greedy, sampled })
+}
+
+/// Seconds that one of `number` takes, which `work` does: the best of a few times, after one that compiles kernels.
+fn best(number: usize, work: impl Fn() -> Result<()>) -> Result<f64> {
+    let mut best = f64::INFINITY;
+    for _ in 0..6 {
+        let started = Instant::now();
+        work()?;
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    Ok(best / number as f64)
+}
+
+fn print(
+    device: &Opened,
+    verdicts: &[Verdict],
+    memory: f64,
+    copies: Option<CopyBandwidth>,
+    times: &Times,
+) -> Result<()> {
+    let info = &device.info;
+    say(format_args!("kiln {} on {}: {}", env!("CARGO_PKG_VERSION"), info.name, info.adapter))?;
+    say(format_args!("{}, driver {}, {}", info.api, info.driver, info.class))?;
+    let rate = |rate: f64| format!("{}/s", display::bytes(rate as u64));
+    say(format_args!("memory: {}", rate(memory)))?;
+    if let Some(CopyBandwidth { up, down }) = copies {
+        say(format_args!("copies to it: {}, from it: {}", rate(up), rate(down)))?;
+    }
+    say(format_args!("a launch: {:.1} µs", times.launch * 1e6))?;
+    say(format_args!(
+        "a token of {VOCABULARY}: {:.3} ms, drawn {:.3} ms",
+        times.greedy * 1e3,
+        times.sampled * 1e3
+    ))?;
+    let compared: usize = verdicts.iter().map(|verdict| verdict.compared).sum();
+    let wrong: Vec<_> = verdicts.iter().filter(|verdict| !verdict.is_right()).collect();
+    if wrong.is_empty() {
+        return say(format_args!(
+            "kernels: all {} give the results of their references ({compared} comparisons)",
+            verdicts.len()
+        ));
+    }
+    say(format_args!(
+        "kernels: {} of {} give other results than their references ({compared} comparisons)",
+        wrong.len(),
+        verdicts.len()
+    ))?;
+    for Verdict { kernel, path, dtype, compared, wrong, why } in wrong {
+        let why = why.as_deref().unwrap_or_default();
+        say(format_args!("- {kernel}, {path}, {}: {wrong} of {compared}: {why}", dtype.name()))?;
+    }
+    say("Please report this text. `--kernels reference` computes without kernels, slower.")
+}
+
+fn report(
+    device: &Opened,
+    verdicts: &[Verdict],
+    memory: f64,
+    copies: Option<CopyBandwidth>,
+    times: &Times,
+) -> serde_json::Value {
+    let info = &device.info;
+    let kernels: Vec<_> = verdicts
+        .iter()
+        .map(|Verdict { kernel, path, dtype, compared, wrong, why }| {
+            json!({
+                "kernel": kernel,
+                "path": path.to_string(),
+                "dtype": dtype.name(),
+                "compared": compared,
+                "wrong": wrong,
+                "why": why,
+            })
+        })
+        .collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "device": info.name.to_string(),
+        "class": info.class.to_string(),
+        "adapter": info.adapter,
+        "api": info.api,
+        "driver": info.driver,
+        "memory_bandwidth": memory,
+        "copies": copies.map(|CopyBandwidth { up, down }| json!({ "up": up, "down": down })),
+        "seconds": { "launch": times.launch, "greedy": times.greedy, "sampled": times.sampled },
+        "vocabulary": VOCABULARY,
+        "kernels": kernels,
+    })
+}

@@ -1,0 +1,129 @@
+//! Kernels that give wrong results on a device are found, and their references run.
+
+use burn::tensor::{DType, Tensor};
+use kiln::{
+    Model, SelfTest,
+    device::DeviceClass,
+    kernels::{
+        Choice, Coverage, KERNELS, Kernel, KernelInfo, Kernels, Path, Ran,
+        cases::{Case, Layout},
+        invariance::Extent,
+        self_test,
+    },
+};
+
+use crate::support::{fixtures, float32, greedy};
+
+/// Doubles numbers. What is not its reference triples the last.
+#[derive(Clone)]
+struct Faulty {
+    x: Tensor<1>,
+}
+
+impl Faulty {
+    #[allow(clippy::unnecessary_wraps, clippy::result_large_err, reason = "as in `Kernel`")]
+    fn wrong(self) -> Result<Tensor<1>, Self> {
+        let [len] = self.x.dims();
+        let (first, last) = (self.x.clone().narrow(0, 0, len - 1) * 2, self.x.narrow(0, len - 1, 1) * 3);
+        Ok(Tensor::cat(vec![first, last], 0))
+    }
+}
+
+impl Kernel for Faulty {
+    const NAME: &'static str = "faulty";
+    type Output = Tensor<1>;
+
+    fn checked(self) -> Self {
+        self
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.x.dims().into()
+    }
+
+    fn reference(self) -> Tensor<1> {
+        self.x * 2
+    }
+
+    fn native(self) -> Result<Tensor<1>, Self> {
+        self.wrong()
+    }
+
+    fn wgsl(self) -> Result<Tensor<1>, Self> {
+        self.wrong()
+    }
+
+    fn cube(self) -> Result<Tensor<1>, Self> {
+        self.wrong()
+    }
+
+    fn extent(&self) -> [usize; 2] {
+        [1, 1]
+    }
+
+    fn part(self, _: Extent) -> Self {
+        self
+    }
+
+    fn part_of(whole: Tensor<1>, _: Extent) -> Tensor<1> {
+        whole
+    }
+
+    fn cases() -> Vec<Case<Self>> {
+        let case = |len: usize| {
+            Case::new(len, move |numbers| {
+                let x: Tensor<1> = numbers.tensor([len], Layout::Plain);
+                // No number is 0.
+                Self { x: x.abs() + 1 }
+            })
+        };
+        (2..11).map(case).collect()
+    }
+}
+
+#[test]
+fn a_wrong_kernel_is_found_and_its_reference_runs() {
+    for (name, opened) in kiln_testkit::devices::opened() {
+        let faulty = KernelInfo::of::<Faulty>();
+        let verdict = self_test(&faulty, opened, DType::F32, Coverage::Full).unwrap().unwrap();
+        assert_eq!((verdict.compared, verdict.wrong), (9, 9), "{name}");
+        let quick = self_test(&faulty, opened, DType::F32, Coverage::Quick).unwrap().unwrap();
+        assert_eq!((quick.compared, quick.is_right()), (3, false), "{name}");
+        let why = quick.why.unwrap();
+        assert!(why.starts_with("faulty 2: element 1 is "), "{name}: {why}");
+
+        let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap().without(["faulty"]);
+        let x = Tensor::<1>::full([3], 2.0, (&opened.device, DType::F32));
+        let doubled: Vec<f32> = kiln::read_back::read(kernels.run(Faulty { x })).unwrap().iter().collect();
+        assert_eq!(doubled, [4.0; 3], "{name}");
+        assert_eq!(kernels.ran(), [Ran { kernel: "faulty", path: Path::Reference, count: 1 }], "{name}");
+    }
+}
+
+#[test]
+fn right_kernels_are_trusted() {
+    for (name, opened) in kiln_testkit::devices::opened() {
+        for kernel in KERNELS.iter().filter(|kernel| ["kv_append", "linear", "sample"].contains(&kernel.name))
+        {
+            match self_test(kernel, opened, DType::F32, Coverage::Quick).unwrap() {
+                Some(verdict) => assert!(verdict.is_right(), "{name}: {verdict:?}"),
+                None => assert_eq!((kernel.name, opened.info.class), ("sample", DeviceClass::Cpu)),
+            }
+        }
+    }
+}
+
+/// All kernels are compared while a model is loaded, and all are trusted: the model runs with them.
+#[test]
+fn a_model_whose_kernels_were_compared_runs_with_them() {
+    let tokens = |opened, when| {
+        let folder = fixtures("5.23.0").join("models/llama");
+        let model = float32(Model::builder(folder), opened).self_test(when).load().unwrap();
+        let steps = model.generate(vec![vec![3, 1, 4]]).config(greedy(5)).steps().unwrap();
+        let tokens: Vec<_> = steps.map(|step| step.unwrap().tokens).collect();
+        (tokens, model.kernels().ran().iter().any(|ran| ran.path != Path::Reference))
+    };
+    for (name, opened) in kiln_testkit::devices::opened() {
+        assert_eq!(tokens(opened, SelfTest::Always), tokens(opened, SelfTest::Never), "{name}");
+    }
+}
