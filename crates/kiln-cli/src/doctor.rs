@@ -138,7 +138,7 @@ fn print(
     }
     say(format_args!("a launch: {:.1} µs", times.launch * 1e6))?;
     say(format_args!(
-        "a token of {VOCABULARY}: {:.3} ms, drawn {:.3} ms",
+        "choosing one of {VOCABULARY} tokens: {:.3} ms, drawing one: {:.3} ms",
         times.greedy * 1e3,
         times.sampled * 1e3
     ))?;
