@@ -1,6 +1,6 @@
 //! `kiln doctor`
 
-use std::{process::ExitCode, time::Instant};
+use std::{collections::BTreeSet, process::ExitCode, time::Instant};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
 }
 
 /// Compares every kernel, in every type of numbers that the device computes.
-fn verdicts(device: &Opened, extent: Coverage) -> Result<Vec<Verdict>> {
+fn verdicts(device: &Opened, coverage: Coverage) -> Result<Vec<Verdict>> {
     let dtypes: Vec<DType> = [DType::F32, DType::F16, DType::BF16]
         .into_iter()
         .filter(|dtype| device.device.supports_dtype(*dtype))
@@ -70,7 +70,7 @@ fn verdicts(device: &Opened, extent: Coverage) -> Result<Vec<Verdict>> {
     for dtype in dtypes {
         for kernel in KERNELS {
             bar.set_message(kernel.name);
-            verdicts.extend(self_test(kernel, device, dtype, extent)?);
+            verdicts.extend(self_test(kernel, device, dtype, coverage)?);
             bar.inc(1);
         }
     }
@@ -144,16 +144,19 @@ fn print(
     ))?;
     let compared: usize = verdicts.iter().map(|verdict| verdict.compared).sum();
     let wrong: Vec<_> = verdicts.iter().filter(|verdict| !verdict.is_right()).collect();
+    // Each is compared in several types.
+    let kernels: BTreeSet<_> = verdicts.iter().map(|verdict| verdict.kernel).collect();
+    let wrong_kernels: BTreeSet<_> = wrong.iter().map(|verdict| verdict.kernel).collect();
     if wrong.is_empty() {
         return say(format_args!(
             "kernels: all {} give the results of their references ({compared} comparisons)",
-            verdicts.len()
+            kernels.len()
         ));
     }
     say(format_args!(
         "kernels: {} of {} give other results than their references ({compared} comparisons)",
-        wrong.len(),
-        verdicts.len()
+        wrong_kernels.len(),
+        kernels.len()
     ))?;
     for Verdict { kernel, path, dtype, compared, wrong, why } in wrong {
         let why = why.as_deref().unwrap_or_default();

@@ -58,7 +58,8 @@ pub(crate) fn trusted(
         tracing::info!(target: "kiln", "comparing the kernels of {} with their references", device.info.adapter);
         distrusted(&device, dtype, KERNELS)
     })?;
-    for name in &distrusted {
+    let known_names = KERNELS.iter().map(|kernel| kernel.name).chain([MATRIX_UNITS]);
+    for name in known_names.filter(|name| distrusted.contains(*name)) {
         tracing::warn!(
             target: "kiln",
             "{name} gives wrong results in {} on {} (driver {}), so a slower way is taken; `kiln doctor` says more, for a report",
@@ -68,7 +69,7 @@ pub(crate) fn trusted(
         );
     }
     let device = match distrusted.contains(MATRIX_UNITS) {
-        true => device.without_matrix_units(),
+        true => device.with_matrix_units(None),
         false => device,
     };
     let wrong = KERNELS.iter().map(|kernel| kernel.name).filter(|name| distrusted.contains(*name));
@@ -111,7 +112,9 @@ fn distrusted(device: &Opened, dtype: DType, kernels: &[KernelInfo]) -> Result<B
     if first.is_empty() || device.info.matrix_units.is_none() {
         return Ok(first);
     }
-    let mut others = wrong(&device.clone().without_matrix_units())?;
+    let mut others = wrong(&device.clone().with_matrix_units(None))?;
+    // They may not be what is wrong.
+    _ = device.clone().with_matrix_units(device.info.matrix_units);
     if others != first {
         others.insert(MATRIX_UNITS.to_owned());
     }

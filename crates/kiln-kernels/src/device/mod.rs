@@ -161,11 +161,11 @@ impl Opened {
         }
     }
 
-    /// Has no kernel use its matrix units from now on, in this process: they gave wrong results.
-    pub fn without_matrix_units(mut self) -> Self {
+    /// Has kernels use these matrix units from now on, in this process: those that the device was opened with, or none.
+    pub fn with_matrix_units(mut self, units: Option<MatrixUnits>) -> Self {
         #[cfg(feature = "wgpu")]
-        wgpu::forget_matrix_units(&self.device);
-        self.info.matrix_units = None;
+        wgpu::set_matrix_units(&self.device, units);
+        self.info.matrix_units = units;
         self
     }
 

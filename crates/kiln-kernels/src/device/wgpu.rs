@@ -102,11 +102,11 @@ pub(crate) fn matrix_units(device: &Device) -> Option<MatrixUnits> {
     opened.as_ref()?.values().find(|opened| opened.device == *device)?.info.matrix_units
 }
 
-/// Has [`matrix_units`] know of none.
-pub(super) fn forget_matrix_units(device: &Device) {
+/// What [`matrix_units`] says from now on.
+pub(super) fn set_matrix_units(device: &Device, units: Option<MatrixUnits>) {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     for opened in opened.iter_mut().flat_map(HashMap::values_mut).filter(|opened| opened.device == *device) {
-        opened.info.matrix_units = None;
+        opened.info.matrix_units = units;
     }
 }
 

@@ -357,8 +357,7 @@ pub(crate) fn launch(
     let Sharing { splits, together, workgroups } =
         Sharing::new(rows, input, then.places(output), &x.device());
     let (x, weight) = (primitive(x), primitive(weight));
-    let number = |dtype| empty(&x, [1], dtype);
-    let bias = bias.map_or_else(|| number(x.dtype), primitive);
+    let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, then.width(output)], x.dtype);
     let (order, eps) = (norm.as_ref().map(|norm| norm.order), norm.as_ref().map_or(0.0, |norm| norm.eps));

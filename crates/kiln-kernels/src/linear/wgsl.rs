@@ -20,8 +20,7 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
     let Sharing { splits, together, workgroups } =
         Sharing::new(rows, input, then.places(output), &x.device());
     let (x, weight) = (primitive(x), primitive(weight));
-    let number = |dtype| empty(&x, [1], dtype);
-    let bias = bias.map_or_else(|| number(x.dtype), primitive);
+    let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, then.width(output)], x.dtype);
     let fused = then.option(norm.is_some());
