@@ -69,26 +69,14 @@ fn main(
     for (; c + 1u < columns; c += TOGETHER * 2u) {
         let numbers = x_at(vector_at, c, info.x_strides.w);
         let next = x_at(vector_at, c + 1u, info.x_strides.w);
-        let w_0 = w_at(weights.x, c, info.w_strides.y);
-        let next_0 = w_at(weights.x, c + 1u, info.w_strides.y);
-        let w_1 = w_at(weights.y, c, info.w_strides.y);
-        let next_1 = w_at(weights.y, c + 1u, info.w_strides.y);
-        let w_2 = w_at(weights.z, c, info.w_strides.y);
-        let next_2 = w_at(weights.z, c + 1u, info.w_strides.y);
-        let w_3 = w_at(weights.w, c, info.w_strides.y);
-        let next_3 = w_at(weights.w, c + 1u, info.w_strides.y);
-        products += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
-        products += vec4(dot(next, next_0), dot(next, next_1), dot(next, next_2), dot(next, next_3));
+        let rows = four_rows_at(weights, c, info.w_strides.y);
+        let next_rows = four_rows_at(weights, c + 1u, info.w_strides.y);
+        products = add_products(add_products(products, numbers, rows), next, next_rows);
     }
     // The last, where their number is odd.
     if c < columns {
         let numbers = x_at(vector_at, c, info.x_strides.w);
-        products += vec4(
-            dot(numbers, w_at(weights.x, c, info.w_strides.y)),
-            dot(numbers, w_at(weights.y, c, info.w_strides.y)),
-            dot(numbers, w_at(weights.z, c, info.w_strides.y)),
-            dot(numbers, w_at(weights.w, c, info.w_strides.y)),
-        );
+        products = add_products(products, numbers, four_rows_at(weights, c, info.w_strides.y));
     }
     sums[lane] = products;
     add_up(lane);

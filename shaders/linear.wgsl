@@ -160,14 +160,8 @@ fn main(
     }
     var c = lane % TOGETHER * 2u;
     for (; c + 1u < columns; c += TOGETHER * 2u) {
-        let w_0 = w_at(weights.x, c, info.w_strides.y);
-        let next_0 = w_at(weights.x, c + 1u, info.w_strides.y);
-        let w_1 = w_at(weights.y, c, info.w_strides.y);
-        let next_1 = w_at(weights.y, c + 1u, info.w_strides.y);
-        let w_2 = w_at(weights.z, c, info.w_strides.y);
-        let next_2 = w_at(weights.z, c + 1u, info.w_strides.y);
-        let w_3 = w_at(weights.w, c, info.w_strides.y);
-        let next_3 = w_at(weights.w, c + 1u, info.w_strides.y);
+        let w_here = four_rows_at(weights, c, info.w_strides.y);
+        let w_next = four_rows_at(weights, c + 1u, info.w_strides.y);
         var scale = vec4(1.0);
         var next_scale = vec4(1.0);
         if NORMED {
@@ -182,16 +176,12 @@ fn main(
                 numbers *= scale;
                 next *= next_scale;
             }
-            products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
-            products[r] += vec4(dot(next, next_0), dot(next, next_1), dot(next, next_2), dot(next, next_3));
+            products[r] = add_products(add_products(products[r], numbers, w_here), next, w_next);
         }
     }
     // The last, where their number is odd.
     if c < columns {
-        let w_0 = w_at(weights.x, c, info.w_strides.y);
-        let w_1 = w_at(weights.y, c, info.w_strides.y);
-        let w_2 = w_at(weights.z, c, info.w_strides.y);
-        let w_3 = w_at(weights.w, c, info.w_strides.y);
+        let w_here = four_rows_at(weights, c, info.w_strides.y);
         var scale = vec4(1.0);
         if NORMED {
             scale = scales_at(c);
@@ -202,7 +192,7 @@ fn main(
                 squares[r] += dot(numbers, numbers);
                 numbers *= scale;
             }
-            products[r] += vec4(dot(numbers, w_0), dot(numbers, w_1), dot(numbers, w_2), dot(numbers, w_3));
+            products[r] = add_products(products[r], numbers, w_here);
         }
     }
     if NORMED {

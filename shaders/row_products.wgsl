@@ -35,6 +35,21 @@ fn w_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
     return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
 }
 
+// Four numbers of each of four rows of the weight, which begin there.
+fn four_rows_at(at: vec4<u32>, c: u32, stride: u32) -> mat4x4<f32> {
+    return mat4x4(w_at(at.x, c, stride), w_at(at.y, c, stride), w_at(at.z, c, stride), w_at(at.w, c, stride));
+}
+
+// Adds the products of four numbers with those of four rows. Which product is joined with a sum is said here: compilers choose, and may choose
+// another one in a kernel for more rows.
+fn add_products(sums: vec4<f32>, numbers: vec4<f32>, rows: mat4x4<f32>) -> vec4<f32> {
+    let columns = transpose(rows);
+    var sum = fma(columns[0], vec4(numbers.x), sums);
+    sum = fma(columns[1], vec4(numbers.y), sum);
+    sum = fma(columns[2], vec4(numbers.z), sum);
+    return fma(columns[3], vec4(numbers.w), sum);
+}
+
 // Adds up the sums that all lanes have written.
 fn add_up(lane: u32) {
     workgroupBarrier();
