@@ -84,9 +84,24 @@ fn half_numbers(halves: vec4<u32>) -> vec4<f32> {
     return select(numbers, -numbers, (halves & vec4(0x8000u)) != vec4(0u));
 }
 
-// A scale and an offset.
-fn affine(word: u32) -> vec2<f32> {
-    return half_numbers(vec4(word, word >> 16u, 0u, 0u)).xy;
+// A code in the first bits of a mantissa: 1 + code / 2^bits, without a conversion, which is slow on some GPUs. So scales are of 2^bits steps, and offsets of
+// code -2^bits. All of this is exact, for scales have few bits.
+fn codes_at(words: vec4<u32>, place: u32, bits: u32) -> vec4<f32> {
+    let from_bit = place * bits;
+    let to_bit = 23u - bits;
+    let larger = max(from_bit, to_bit);
+    // One of the two shifts is by 0.
+    let moved = (words << vec4(larger - from_bit)) >> vec4(larger - to_bit);
+    return bitcast<vec4<f32>>((moved & vec4(((1u << bits) - 1u) << to_bit)) | vec4(0x3f800000u));
+}
+const KEY_STEPS = f32(1u << KEY_BITS);
+const VALUE_STEPS = f32(1u << VALUE_BITS);
+
+// The scale and the offset that a word has.
+fn affine(word: u32, steps: f32) -> vec2<f32> {
+    let numbers = half_numbers(vec4(word, word >> 16u, 0u, 0u));
+    let scale = numbers.x * steps;
+    return vec2(scale, numbers.y - scale);
 }
 
 @compute @workgroup_size(LANES)
@@ -182,9 +197,8 @@ fn main(
                     let words = vec4(keys[vector.x + w], keys[vector.y + w], keys[vector.z + w], keys[vector.w + w]);
                     for (var i = 0u; i < KEY_CODES; i++) {
                         let d = w * KEY_CODES + i;
-                        let codes = vec4<f32>(vec4<i32>((words >> vec4(i * KEY_BITS)) & vec4((1u << KEY_BITS) - 1u)));
-                        let scale = affine(key_scales[group + min(d, dim - 1u)]);
-                        let numbers = codes * scale.x + scale.y;
+                        let scale = affine(key_scales[group + min(d, dim - 1u)], KEY_STEPS);
+                        let numbers = fma(codes_at(words, i, KEY_BITS), vec4(scale.x), vec4(scale.y));
                         for (var j = 0u; j < FOURS; j++) {
                             products[j] += outer(rows[d * FOURS + j], numbers);
                         }
@@ -193,18 +207,24 @@ fn main(
             } else {
                 let groups = vec4(key_groups) + at * info.key_scale_strides.z;
                 while w < stop {
-                    // The words of a group: its scale comes after its sums.
+                    // The words of a group. Offsets count for its channels only, which may end inside a word.
                     let group = w / info.key_together;
                     let until = min((group + 1u) * info.key_together, stop);
                     var d = group * info.key_channels + w % info.key_together * KEY_CODES;
-                    var sums_of_codes: array<mat4x4<f32>, FOURS>;
+                    let halves = vec4(
+                        key_scales[groups.x + group],
+                        key_scales[groups.y + group],
+                        key_scales[groups.z + group],
+                        key_scales[groups.w + group],
+                    );
+                    let scale = half_numbers(halves) * KEY_STEPS;
                     var sums_of_rows: array<vec4<f32>, FOURS>;
                     for (; w < until; w++) {
                         let words = vec4(keys[vector.x + w], keys[vector.y + w], keys[vector.z + w], keys[vector.w + w]);
                         for (var i = 0u; i < KEY_CODES; i++) {
-                            let codes = vec4<f32>(vec4<i32>((words >> vec4(i * KEY_BITS)) & vec4((1u << KEY_BITS) - 1u)));
+                            let numbers = fma(codes_at(words, i, KEY_BITS), scale, -scale);
                             for (var j = 0u; j < FOURS; j++) {
-                                sums_of_codes[j] += outer(rows[(d + i) * FOURS + j], codes);
+                                products[j] += outer(rows[(d + i) * FOURS + j], numbers);
                             }
                         }
                         for (var j = 0u; j < FOURS; j++) {
@@ -212,18 +232,9 @@ fn main(
                         }
                         d += KEY_CODES;
                     }
-                    let halves = vec4(
-                        key_scales[groups.x + group],
-                        key_scales[groups.y + group],
-                        key_scales[groups.z + group],
-                        key_scales[groups.w + group],
-                    );
-                    let scale = half_numbers(halves);
                     let offset = half_numbers(halves >> vec4(16u));
                     for (var j = 0u; j < FOURS; j++) {
-                        let sums = sums_of_codes[j];
-                        let scaled = mat4x4(sums[0] * scale.x, sums[1] * scale.y, sums[2] * scale.z, sums[3] * scale.w);
-                        products[j] += scaled + outer(sums_of_rows[j], offset);
+                        products[j] += outer(sums_of_rows[j], offset);
                     }
                 }
             }
@@ -288,7 +299,7 @@ fn main(
                         }
                     }
                 } else {
-                    let scale = affine(value_scales[value_groups + at * info.value_scale_strides.z + together]);
+                    let scale = affine(value_scales[value_groups + at * info.value_scale_strides.z + together], VALUE_STEPS);
                     for (var j = 0u; j < FOURS; j++) {
                         let weight = memory[key * FOURS + j];
                         offsets[j] += weight * scale.y;
@@ -341,14 +352,15 @@ fn main(
 
 // Four codes of a word of values, the first of which is that many after the first of its piece.
 fn codes_of(piece: u32, first: u32) -> vec4<f32> {
-    let codes = vec4(piece) >> ((vec4(first) + vec4(0u, 1u, 2u, 3u)) * VALUE_BITS);
-    return vec4<f32>(vec4<i32>(codes & vec4((1u << VALUE_BITS) - 1u)));
+    let moved = vec4(piece) >> ((vec4(first) + vec4(0u, 1u, 2u, 3u)) * VALUE_BITS);
+    return codes_at(moved, 0u, VALUE_BITS);
 }
 
 // What codes mean whose scales are there.
 fn numbers_of(codes: vec4<f32>, at: vec4<u32>) -> vec4<f32> {
     let words = vec4(value_scales[at.x], value_scales[at.y], value_scales[at.z], value_scales[at.w]);
-    return codes * half_numbers(words) + half_numbers(words >> vec4(16u));
+    let scale = half_numbers(words) * VALUE_STEPS;
+    return fma(codes, scale, half_numbers(words >> vec4(16u)) - scale);
 }
 
 // The first channel of a piece of a value, and the first that its word has not.

@@ -55,10 +55,21 @@ pub(crate) struct Codes {
     pub(crate) bits: u32,
 }
 
-/// The code at that place of a word.
+/// The code at that place of a word in the first bits of a mantissa: `1 + code / 2^bits`, without a conversion, which is slow on some GPUs. So scales
+/// are of 2^bits steps, and offsets of code -2^bits. All of this is exact, for scales have few bits.
 #[cube]
-fn code(word: u32, i: u32, #[comptime] bits: u32) -> f32 {
-    f32::cast_from((word >> (i * bits)) & comptime!((1u32 << bits) - 1))
+fn code(word: u32, place: u32, #[comptime] bits: u32) -> f32 {
+    let (from_bit, to_bit) = (place * bits, comptime!(23 - bits).runtime());
+    let larger = max(from_bit, to_bit);
+    // One of the two shifts is by 0.
+    let moved = (word << (larger - from_bit)) >> (larger - to_bit);
+    f32::reinterpret((moved & comptime!(((1u32 << bits) - 1) << (23 - bits))) | 0x3f80_0000u32)
+}
+
+/// The scale that a word has, of 2^bits steps.
+#[cube]
+fn scale_of(halves: u32, #[comptime] bits: u32) -> f32 {
+    half_number(halves & 0xffffu32) * comptime!((1u32 << bits) as f32)
 }
 
 /// The first channel of a piece of a value.
@@ -240,14 +251,15 @@ pub(super) fn decode_codes<E: Float>(
                     for u in 0..4usize {
                         words[u] = keys[key_vectors + at[u] * keys.stride(2) + w];
                     }
+                    #[unroll]
                     for i in 0..key_each {
                         let d = w * key_each + i;
                         let halves = key_scales[group + min(d, dim - 1)];
-                        let scale = half_number(halves & 0xffffu32);
-                        let offset = half_number(halves >> 16u32);
+                        let scale = scale_of(halves, key_bits);
+                        let offset = half_number(halves >> 16u32) - scale;
                         #[unroll]
                         for u in 0..4usize {
-                            let number = code(words[u], u32::cast_from(i), key_bits) * scale + offset;
+                            let number = fma(code(words[u], i as u32, key_bits), scale, offset);
                             #[unroll]
                             for j in 0..fours {
                                 products[u * fours + j] += rows[d * fours + j] * Four::new(number);
@@ -258,16 +270,18 @@ pub(super) fn decode_codes<E: Float>(
                 }
             } else {
                 while w < stop {
-                    // The words of a group: its scale comes after its sums.
+                    // The words of a group. Offsets count for its channels only, which may end inside a word.
                     let group = w / info.key_together;
                     let until = min((group + 1) * info.key_together, stop);
                     let mut d = group * info.key_channels + w % info.key_together * key_each;
-                    let mut sums_of_codes = Array::<Four>::new(comptime!(4 * fours));
-                    let mut sums_of_rows = Array::<Four>::new(fours);
+                    let mut halves = Array::<u32>::new(4usize);
+                    let mut scales = Array::<f32>::new(4usize);
                     #[unroll]
-                    for i in 0..comptime!(4 * fours) {
-                        sums_of_codes[i] = Four::new(0.0);
+                    for u in 0..4usize {
+                        halves[u] = key_scales[key_groups + at[u] * key_scales.stride(2) + group];
+                        scales[u] = scale_of(halves[u], key_bits);
                     }
+                    let mut sums_of_rows = Array::<Four>::new(fours);
                     #[unroll]
                     for j in 0..fours {
                         sums_of_rows[j] = Four::new(0.0);
@@ -278,14 +292,14 @@ pub(super) fn decode_codes<E: Float>(
                         for u in 0..4usize {
                             words[u] = keys[key_vectors + at[u] * keys.stride(2) + w];
                         }
+                        #[unroll]
                         for i in 0..key_each {
                             #[unroll]
                             for u in 0..4usize {
-                                let code = code(words[u], u32::cast_from(i), key_bits);
+                                let number = fma(code(words[u], i as u32, key_bits), scales[u], -scales[u]);
                                 #[unroll]
                                 for j in 0..fours {
-                                    sums_of_codes[u * fours + j] +=
-                                        rows[(d + i) * fours + j] * Four::new(code);
+                                    products[u * fours + j] += rows[(d + i) * fours + j] * Four::new(number);
                                 }
                             }
                         }
@@ -298,13 +312,10 @@ pub(super) fn decode_codes<E: Float>(
                     }
                     #[unroll]
                     for u in 0..4usize {
-                        let halves = key_scales[key_groups + at[u] * key_scales.stride(2) + group];
-                        let scale = Four::new(half_number(halves & 0xffffu32));
-                        let offset = Four::new(half_number(halves >> 16u32));
+                        let offset = Four::new(half_number(halves[u] >> 16u32));
                         #[unroll]
                         for j in 0..fours {
-                            products[u * fours + j] +=
-                                sums_of_codes[u * fours + j] * scale + sums_of_rows[j] * offset;
+                            products[u * fours + j] += sums_of_rows[j] * offset;
                         }
                     }
                 }
@@ -393,8 +404,9 @@ pub(super) fn decode_codes<E: Float>(
                     #[unroll]
                     for i in 0..piece {
                         let halves = value_scales[group + min(channel + i, dim - 1)];
-                        let value = code(codes, i as u32, value_bits) * half_number(halves & 0xffffu32)
-                            + half_number(halves >> 16u32);
+                        let scale = scale_of(halves, value_bits);
+                        let offset = half_number(halves >> 16u32) - scale;
+                        let value = fma(code(codes, i as u32, value_bits), scale, offset);
                         #[unroll]
                         for j in 0..fours {
                             vectors[i * fours + j] += memory[key * fours + j] * Four::new(value);
@@ -403,8 +415,9 @@ pub(super) fn decode_codes<E: Float>(
                 } else {
                     let group = word / info.value_together;
                     let halves = value_scales[value_groups + at * value_scales.stride(2) + group];
-                    let scale = Four::new(half_number(halves & 0xffffu32));
-                    let offset = Four::new(half_number(halves >> 16u32));
+                    let scale = scale_of(halves, value_bits);
+                    let offset = Four::new(half_number(halves >> 16u32) - scale);
+                    let scale = Four::new(scale);
                     #[unroll]
                     for j in 0..fours {
                         let weight = memory[key * fours + j];
