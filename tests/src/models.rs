@@ -2,7 +2,8 @@
 
 use kiln::{
     Batch, DtypeChoice, Error, GenerationConfig, Logits, Model, ModelBuilder, Plan, RandomLlama, TokenId,
-    device::{self, DeviceName, Opened},
+    burn::tensor::DType,
+    device::{self, DeviceClass, DeviceName, Opened},
 };
 
 use crate::support::{
@@ -101,11 +102,17 @@ fn matrices_larger_than_a_binding_are_split() {
 }
 
 #[test]
-fn float16_is_close_to_float32() {
-    let able = devices().filter(|opened| opened.info.f16);
-    for (opened, name) in able.flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
+fn half_the_bits_are_close_to_float32() {
+    let gpus = || devices().filter(|opened| opened.info.class != DeviceClass::Cpu);
+    let types = [(DtypeChoice::F16, true, 11), (DtypeChoice::Bf16, false, 8)];
+    let able = types.into_iter().flat_map(|(dtype, is_float16, bits)| {
+        gpus()
+            .filter(move |opened| opened.half_dtype(is_float16).is_some())
+            .map(move |opened| (opened, dtype, bits))
+    });
+    for ((opened, dtype, bits), name) in able.flat_map(|able| ARCHITECTURES.map(|name| (able, name))) {
         let folder = fixtures_of(name).join("models").join(name);
-        let half = Model::builder(&folder).opened(opened.clone()).dtype(DtypeChoice::F16).load().unwrap();
+        let half = Model::builder(&folder).opened(opened.clone()).dtype(dtype).load().unwrap();
         let single = recorded(name, opened);
         let run = |model: &Model| {
             let mut cache = model.cache(&dynamic()).unwrap();
@@ -114,8 +121,25 @@ fn float16_is_close_to_float32() {
         };
         let (half, single) = (run(&half), run(&single));
         let largest = half.iter().zip(&single).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        // Logits reach about 10; 2^-11 of that a rounding, and a few dozen roundings on the way to each.
-        assert!(largest > 0.0 && largest < 10.0 * 2f32.powi(-11) * 30.0, "{name} differs by {largest}");
+        // Logits reach about 10; 2^-bits of that a rounding, and a few dozen roundings on the way to each.
+        assert!(
+            largest > 0.0 && largest < 10.0 * 2f32.powi(-bits) * 30.0,
+            "{name} in {dtype} differs by {largest}"
+        );
+    }
+}
+
+#[test]
+fn models_whose_numbers_are_too_large_for_float16_run_in_bfloat16_on_gpus_that_have_it() {
+    for opened in devices().filter(|opened| opened.info.class != DeviceClass::Cpu) {
+        let chosen = |class| {
+            let mut opened = opened.clone();
+            opened.info.class = class;
+            opened.natural_dtype(false)
+        };
+        let is_cuda = matches!(opened.info.name, DeviceName::Cuda(_));
+        assert_eq!(chosen(DeviceClass::Discrete), if is_cuda { DType::BF16 } else { DType::F32 });
+        assert_eq!(chosen(DeviceClass::Software), DType::F32);
     }
 }
 

@@ -130,14 +130,21 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// The type that weights and caches are held in where the user does not say: float16 on a GPU that computes it,
-    /// else float32.
-    pub fn natural_dtype(&self) -> DType {
+    /// The type of 16 bits that a model is computed in here, if any: float16, or bfloat16 where the model's numbers are too large for that. The CPU
+    /// computes bfloat16 ten times slower than float32.
+    pub fn half_dtype(&self, fits_float16: bool) -> Option<DType> {
+        let dtype = if fits_float16 { DType::F16 } else { DType::BF16 };
+        let is_slow = dtype == DType::BF16 && self.info.class == DeviceClass::Cpu;
+        (!is_slow && self.device.supports_dtype(dtype)).then_some(dtype)
+    }
+
+    /// The type that weights and caches are held in where the user does not say: [`half_dtype`](Self::half_dtype) on a GPU, else float32.
+    pub fn natural_dtype(&self, fits_float16: bool) -> DType {
         match self.info.class {
-            DeviceClass::Discrete | DeviceClass::Integrated | DeviceClass::Virtual if self.info.f16 => {
-                DType::F16
+            DeviceClass::Discrete | DeviceClass::Integrated | DeviceClass::Virtual => {
+                self.half_dtype(fits_float16).unwrap_or(DType::F32)
             }
-            _ => DType::F32,
+            DeviceClass::Cpu | DeviceClass::Software => DType::F32,
         }
     }
 

@@ -39,7 +39,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DtypeChoice {
-    /// float16 on a GPU that computes it, where the model's activations stay within it; else float32
+    /// float16 on a GPU that computes it, or bfloat16 where the model's activations are too large for float16; else float32
     #[default]
     Auto,
     /// float32
@@ -276,10 +276,7 @@ impl<'a> ModelBuilder<'a> {
             configured.features().map(|_| SpeechConfig::read(folder, &checkpoint.config)).transpose()?;
 
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
-        let half = match configured.fits_float16() && device.device.supports_dtype(DType::F16) {
-            true => DType::F16.size(),
-            false => dtype.size(),
-        };
+        let half = device.half_dtype(configured.fits_float16()).map_or(dtype.size(), |half| half.size());
         let (kernels, device) = self.trusted(kernels, device, dtype)?;
         let claim = claim_weights(
             &self.budget(&device),
@@ -388,8 +385,7 @@ impl<'a> ModelBuilder<'a> {
 
     fn dtype_on(&self, device: &Opened, configured: &dyn Configured) -> Result<DType> {
         let dtype = match self.dtype {
-            DtypeChoice::Auto if !configured.fits_float16() => DType::F32,
-            DtypeChoice::Auto => device.natural_dtype(),
+            DtypeChoice::Auto => device.natural_dtype(configured.fits_float16()),
             DtypeChoice::F32 => DType::F32,
             DtypeChoice::F16 => DType::F16,
             DtypeChoice::Bf16 => DType::BF16,
