@@ -9,7 +9,7 @@ use std::{
 
 use kiln::{
     Chat, ChatTemplate, Error, GenerationConfig, Message, Model, Offload, OnOutOfMemory, Plan, Result,
-    STRATEGIES, Sequence, Step, TokenId, memory::Refusals,
+    STRATEGIES, Sequence, Step, TokenId, memory::DeviceState,
 };
 use tempfile::TempDir;
 
@@ -312,7 +312,7 @@ impl<'m> Rounds<'m> {
         let mut at = 0;
         let reporting = std::iter::from_fn(|| {
             if at == step {
-                Refusals::report();
+                DeviceState::of(self.model.device()).report_refusal();
             }
             at += 1;
             steps.next()

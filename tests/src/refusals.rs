@@ -2,9 +2,10 @@
 
 use std::process::Command;
 
+use burn::tensor::Device;
 use kiln::{
     DolaLayers, Error, GenerationConfig, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama,
-    Request, Result, TokenId, device::Opened, memory::Refusals,
+    Request, Result, TokenId, device::Opened, memory::DeviceState,
 };
 
 use crate::support::{alone, float32, is_alone, recorded};
@@ -125,6 +126,8 @@ fn at_any_token() {
 }
 
 fn refuse_at_any_token(opened: &Opened) {
+    // It need not be there.
+    let another = Device::cuda(99);
     let one = vec![numbers(20)];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
     for (name, text, rows, looks_up) in [
@@ -155,8 +158,8 @@ fn refuse_at_any_token(opened: &Opened) {
                 continue;
             }
             wanted.prompt_lookup_num_tokens = looks_up.then_some(3);
-            // Refused before the `n`th step.
-            let run = |n: Option<usize>, on_oom| {
+            // A device refuses before the `n`th step.
+            let run = |refusing: Option<(usize, &Device)>, on_oom| {
                 let mut cache = model.cache(&Plan::named(text).unwrap()).unwrap();
                 let mut steps = model
                     .generate(rows.clone())
@@ -166,8 +169,8 @@ fn refuse_at_any_token(opened: &Opened) {
                     .steps()?;
                 let mut tokens = Vec::new();
                 for i in 0.. {
-                    if n == Some(i) {
-                        Refusals::report();
+                    if let Some((_, device)) = refusing.filter(|(n, _)| *n == i) {
+                        DeviceState::of(device).report_refusal();
                     }
                     match steps.next() {
                         Some(step) => tokens.push(step?.tokens),
@@ -180,7 +183,7 @@ fn refuse_at_any_token(opened: &Opened) {
             let (want, len, _) = run(None, OnOutOfMemory::Fail).unwrap();
             for n in 0..8 {
                 let what = format!("{name}, {text}, {mode}, looks up {looks_up}, step {n}");
-                match run(Some(n), OnOutOfMemory::Offload) {
+                match run(Some((n, model.device())), OnOutOfMemory::Offload) {
                     Ok(got) => assert_eq!(got, (want.clone(), len, true), "{what}"),
                     Err(Error::OutOfMemory { .. }) => assert_eq!(text, "none", "{what}: was to go on"),
                     Err(other) => panic!("{what}: {other}"),
@@ -188,7 +191,13 @@ fn refuse_at_any_token(opened: &Opened) {
                 if mode != "greedy" {
                     continue;
                 }
-                let refused = run(Some(n), OnOutOfMemory::Fail);
+                let elsewhere = run(Some((n, &another)), OnOutOfMemory::Fail);
+                assert_eq!(
+                    elsewhere.unwrap(),
+                    (want.clone(), len, false),
+                    "{what}: another device's refusal"
+                );
+                let refused = run(Some((n, model.device())), OnOutOfMemory::Fail);
                 assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{what}: {refused:?}");
             }
         }

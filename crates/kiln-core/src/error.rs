@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::device_error::{REFUSAL, Refusals};
+use crate::device_state::REFUSAL;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -111,8 +111,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a device says of its work. That it refused an allocation is [counted](Refusals::report): CUDA says so when a
-    /// tensor is read that needs it, and not before.
+    /// What a device says of its work. [`DeviceState::error`](crate::device_state::DeviceState::error) counts refusals, too.
     pub fn of_device(error: impl std::fmt::Display) -> Self {
         // The last is what cubecl says of memory whose allocation panicked.
         const REFUSED: [&str; 3] = [REFUSAL, "out-of-memory", "Memory location was never initialized"];
@@ -124,10 +123,7 @@ impl Error {
             return Self::DeviceLost(reasons.find(|line| *line != "Caused by:").unwrap_or(LOST).to_owned());
         }
         match REFUSED.iter().any(|refused| text.contains(refused)) {
-            true => {
-                Refusals::report();
-                Self::refused("a tensor")
-            }
+            true => Self::refused("a tensor"),
             false => Self::Execution(text),
         }
     }
@@ -202,7 +198,6 @@ mod tests {
 
     #[test]
     fn what_a_device_says_is_understood() {
-        let _alone = crate::device_error::tests::ALONE.lock();
         let lost = "An error happened during execution\nCaused by:\n  The device is poisoned\nCaused by:\n  Unknown: gone\n\
                     Backtrace:\n 1: main";
         assert_eq!(Error::of_device(lost), Error::DeviceLost("Unknown: gone".to_owned()));

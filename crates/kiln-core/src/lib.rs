@@ -4,7 +4,7 @@
 
 pub mod batch;
 pub mod budget;
-pub mod device_error;
+pub mod device_state;
 pub mod error;
 pub mod files;
 pub mod layer;

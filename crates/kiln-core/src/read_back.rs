@@ -11,7 +11,7 @@ use std::{
 use burn::tensor::{Tensor, TensorData, kind::Basic};
 use burn_std::{RuntimeKind, set_runtime_kind};
 
-use crate::{Error, Result, device_error::caught};
+use crate::{Error, Result, device_state::DeviceState};
 
 /// A read that was started. The device goes on working while it is under way.
 pub struct ReadBack(State);
@@ -37,10 +37,12 @@ pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBa
     // Burn's other way copies when the data are first looked at: too late where the tensor is written again, as the
     // output of a captured step is.
     set_runtime_kind(RuntimeKind::Async);
+    let state = DeviceState::of(&tensor.device());
     let mut read: Pin<Box<dyn Future<Output = _> + Send>> =
-        Box::pin(async move { tensor.into_data_async().await.map_err(Error::of_device) });
+        Box::pin(async move { tensor.into_data_async().await });
     let mut read: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(poll_fn(move |context| {
-        caught(|| read.as_mut().poll(context)).unwrap_or_else(|panic| Poll::Ready(Err(panic)))
+        let polled = state.caught(|| read.as_mut().poll(context));
+        polled.map_or_else(|panic| Poll::Ready(Err(panic)), |read| read.map_err(|e| state.error(e)))
     }));
     // Burn enqueues the copy when the future is first polled, not when it is made.
     match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -7,7 +7,7 @@ use burn::{
 };
 use libloading::Library;
 
-use crate::{Error, Result, device_error::caught};
+use crate::{Result, device_state::DeviceState};
 
 /// Whether the system's loader finds the shared library `name`.
 ///
@@ -50,6 +50,8 @@ pub type Graph = <Dispatch as BackendTypes>::GraphPrimitive;
 /// # Errors
 /// What the device says.
 pub fn replay(device: &Device, graph: &Graph) -> Result<()> {
+    let state = DeviceState::of(device);
     // SAFETY: see above; the step that owns a recording holds the tensors, or borrows their owners.
-    caught(|| unsafe { Dispatch::graph_replay(device.as_dispatch(), graph) })?.map_err(Error::of_device)
+    let replayed = state.caught(|| unsafe { Dispatch::graph_replay(device.as_dispatch(), graph) })?;
+    replayed.map_err(|e| state.error(e))
 }

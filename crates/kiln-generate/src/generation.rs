@@ -170,7 +170,7 @@ impl<'a> Generation<'a> {
         };
         // A recorded step is of no use where the rows of the cache are moved before each.
         let capture = options.compile && contrastive.is_none();
-        let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), capture);
+        let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), capture, &device);
         feeder.features = batch.features.clone();
         let device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
         feeder.chooser = device_sampler.map(Chooser::Sampler);

@@ -2,11 +2,11 @@
 
 use std::{ops::Range, sync::Arc};
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
     batch::Batch,
-    device_error::Refusals,
+    device_state::{DeviceState, Refusals},
     layer::StepShape,
     model::{CausalModel, Logits},
     model_cache::ModelCache,
@@ -39,7 +39,8 @@ pub async fn prefill(
     chunk: Option<usize>,
 ) -> Result<Tensor<3>> {
     checked_chunk(chunk)?;
-    Feeder::new(model, cache, batch.left_pad.clone(), false).prefill(batch, chunk).await
+    let device = batch.tokens.device();
+    Feeder::new(model, cache, batch.left_pad.clone(), false, &device).prefill(batch, chunk).await
 }
 
 pub(crate) fn checked_chunk(chunk: Option<usize>) -> Result<()> {
@@ -79,6 +80,7 @@ impl<'a> Feeder<'a> {
         cache: impl Into<CacheHandle<'a>>,
         left_pad: Vec<usize>,
         capture: bool,
+        device: &Device,
     ) -> Self {
         Self {
             running: Running { model, cache: cache.into(), left_pad, wanted: Wanted::Last },
@@ -89,7 +91,7 @@ impl<'a> Feeder<'a> {
             oom_policy: None,
             features: None,
             reaches: 0,
-            refusals: Refusals::until_now(),
+            refusals: DeviceState::of(device).refusals(),
             lost: false,
         }
     }
@@ -107,7 +109,7 @@ impl<'a> Feeder<'a> {
         self.running.cache.discard();
         self.running.cache.keep_history(1);
         self.running.cache.reserve(self.reaches);
-        self.refusals = Refusals::until_now();
+        self.refusals.forgive();
         // It may be given up again, for the same reason.
         self.capture &= !std::mem::take(&mut self.lost);
     }

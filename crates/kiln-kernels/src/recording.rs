@@ -8,7 +8,7 @@ use burn::{
 };
 use kiln_core::{
     Error, Result,
-    device_error::{caught, preparing},
+    device_state::DeviceState,
     unsafe_ops::{self, Graph},
 };
 
@@ -43,23 +43,26 @@ impl Recording {
     /// Tells the allocator that what runs from now on will be recorded, so that it is there for every replay. A few runs
     /// must follow before [`record`](Self::record), which allocates nothing new.
     pub fn prepare(device: &Device) -> Result<()> {
-        let mut preparing = preparing();
-        caught(|| Dispatch::graph_prepare(device.as_dispatch()))?.map_err(Error::of_device)?;
+        let state = DeviceState::of(device);
+        let mut preparing = state.preparing();
+        let prepared = state.caught(|| Dispatch::graph_prepare(device.as_dispatch()))?;
+        prepared.map_err(|e| state.error(e))?;
         *preparing += 1;
         Ok(())
     }
 
     /// What was prepared was recorded, or will not be.
-    fn prepared() {
-        let mut preparing = preparing();
+    fn prepared(state: &DeviceState) {
+        let mut preparing = state.preparing();
         *preparing = preparing.saturating_sub(1);
     }
 
     /// Takes back [`prepare`](Self::prepare), where nothing is going to be recorded after all.
     pub fn abandon(device: &Device) {
         // It has no graph to give, and says so.
-        _ = caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
-        Self::prepared();
+        let state = DeviceState::of(device);
+        _ = state.caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
+        Self::prepared(&state);
     }
 
     /// Records what `launch` launches; nothing of it is executed.
@@ -67,17 +70,18 @@ impl Recording {
     /// # Errors
     /// That of `launch`. What `launch` counted on the host is counted then, and was not executed.
     pub fn record<T>(device: &Device, launch: impl FnOnce() -> Result<T>) -> Result<Recorded<T>> {
-        let started = caught(|| Dispatch::graph_start_capture(device.as_dispatch()));
+        let state = DeviceState::of(device);
+        let started = state.caught(|| Dispatch::graph_start_capture(device.as_dispatch()));
         if !matches!(started, Ok(Ok(()))) {
-            Self::prepared();
+            Self::prepared(&state);
             return started.map(|_| Recorded::Never);
         }
         let output = launch();
         // Stopped also after an error: the device must not stay in this mode.
-        let graph = caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
-        Self::prepared();
+        let graph = state.caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
+        Self::prepared(&state);
         let output = output?;
-        match graph.and_then(|graph| graph.map_err(Error::of_device)) {
+        match graph.and_then(|graph| graph.map_err(|e| state.error(e))) {
             Ok(graph) => {
                 let recording = Self { device: device.clone(), graph, thread: thread::current().id() };
                 Ok(Recorded::Graph(recording, output))

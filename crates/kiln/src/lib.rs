@@ -162,7 +162,7 @@ pub mod kernels {
 pub mod memory {
     pub use kiln_cache::memory::{KvPolicy, Memory, Policy, Progress, TensorTree};
     pub use kiln_core::{
-        device_error::Refusals,
+        device_state::{DeviceState, Refusals},
         layer::{
             CacheLayer, CrossLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents,
             Positions, Reorders, RowPosition, StateLayer, StateRings, StepShape, Usage,

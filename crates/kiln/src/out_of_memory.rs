@@ -11,7 +11,7 @@ use kiln_cache::{CacheSpec, Offload, Plan, QuantizedSettings, offload, offload_o
 use kiln_core::{
     Error, Result,
     budget::{Budget, Claim, system_has},
-    device_error,
+    device_state::DeviceState,
     layer::{KvLayer, Positions, StepShape},
     model_cache::{LayerCache, ModelCache},
     need::{AttentionNeed, LayerNeed},
@@ -101,7 +101,7 @@ impl OomPolicy for OffloadLayers {
             false => offload(cache, Offload::All)?,
         }
         // So that what was given up can be had again.
-        device_error::give_back(&self.device);
+        DeviceState::of(&self.device).give_back();
         let helped = cache.bytes_for(step) < before;
         if helped && !self.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -188,7 +188,7 @@ impl OomPolicy for QuantizeLayers {
                 }
             }
         }
-        device_error::give_back(&self.then.device);
+        DeviceState::of(&self.then.device).give_back();
         if cache.bytes_for(step) >= before {
             return self.then.shrink(cache, step, working);
         }

@@ -13,7 +13,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_core::{
     Error, Result,
     budget::Claim,
-    device_error,
+    device_state::DeviceState,
     layer::{
         CacheLayer, Footprint, Kv, KvLayer, KvSpan, LayerState, Limits, Moved, Parents, Positions, Reorders,
         StepShape, Usage,
@@ -152,7 +152,7 @@ impl<P: Policy> CacheLayer for Memory<P> {
                 self.on_device(|policy, at, tensors| policy.rewind(at, tensors, len))?;
                 self.at.seq_len = len;
                 // What is on its way up is held until it is there, and the next layer comes right behind.
-                self.host.as_ref().map_or(Ok(()), |_| device_error::sync(&self.device))
+                self.host.as_ref().map_or(Ok(()), |_| DeviceState::of(&self.device).sync())
             }
             _ if len == 0 => {
                 let horizon = self.at.horizon;

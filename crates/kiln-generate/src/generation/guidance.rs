@@ -83,7 +83,7 @@ impl<'a> Guidance<'a> {
         };
         let prompts: Vec<Row> = ids.into_iter().enumerate().map(row).collect();
         let left_pad = prompts.iter().map(|row| row.left_pad).collect();
-        let mut feeder = Feeder::new(model, cache, left_pad, options.compile);
+        let mut feeder = Feeder::new(model, cache, left_pad, options.compile, device);
         feeder.oom_policy = options.oom_policy.clone();
         let any = options.settings.padding(model.vocab());
         Ok(Some(Self { scale, feeder, prompts, any, device: device.clone() }))

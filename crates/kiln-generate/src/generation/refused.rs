@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_core::{Error, Result, batch::Batch, device_error, model::TokenId, read_back};
+use kiln_core::{Error, Result, batch::Batch, device_state::DeviceState, model::TokenId, read_back};
 
 use super::{
     Generation, Next,
@@ -30,12 +30,12 @@ impl Generation<'_> {
         self.ahead = None;
         self.next = Next::Nothing;
         // What is still under way has to do with what is given up, and so have its errors.
-        _ = device_error::sync(&self.device);
+        _ = DeviceState::of(&self.device).sync();
         self.feeder.start_over();
         self.guidance.iter_mut().for_each(Guidance::start_over);
         self.assisted.iter_mut().for_each(Assisted::start_over);
         self.contrastive.iter_mut().for_each(Contrastive::start_over);
-        device_error::give_back(&self.device);
+        DeviceState::of(&self.device).give_back();
         if !self.whole {
             return Err(error);
         }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use kiln_core::{Result, device_error, read_back};
+use kiln_core::{Result, device_state::DeviceState, read_back};
 
 #[cfg(feature = "cpu")]
 use super::DeviceClass;
@@ -94,5 +94,5 @@ pub(super) fn measure_copies(device: &Device) -> Result<CopyBandwidth> {
 }
 
 fn wait(device: &Device) -> Result<()> {
-    device_error::sync(device)
+    DeviceState::of(device).sync()
 }

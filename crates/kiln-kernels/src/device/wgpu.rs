@@ -16,7 +16,7 @@ use burn::tensor::{
 };
 use kiln_core::{
     Result,
-    device_error::{REFUSAL, Refusals},
+    device_state::{DeviceState, REFUSAL},
     read_back::block_on,
 };
 
@@ -82,7 +82,8 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
         .tasks_max(LAUNCHES_A_SUBMISSION)
         .init_with_setup()
         .map_err(|e| unavailable(name, e))?;
-    setup.device.on_uncaptured_error(Arc::new(give_up));
+    let state = DeviceState::of(&device);
+    setup.device.on_uncaptured_error(Arc::new(move |error| give_up(&state, error)));
     let has_matrix_units = setup.device.features().contains(MATRIX_UNITS);
     let info =
         DeviceInfo { matrix_units: adapter.info.matrix_units.filter(|_| has_matrix_units), ..adapter.info };
@@ -129,10 +130,10 @@ fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
 /// Ends what the thread of the device is at by a panic, as Burn's own handler does. Tensors that were to be written count
 /// as unwritten: reading them, or what is computed from them, is an error.
 #[allow(clippy::panic, reason = "other faults are mistakes of ours, and want a trace")]
-fn give_up(error: wgpu::Error) {
+fn give_up(state: &DeviceState, error: wgpu::Error) {
     match error {
         wgpu::Error::OutOfMemory { .. } => {
-            Refusals::report();
+            state.report_refusal();
             // Nobody has to be told by a trace.
             resume_unwind(Box::new(REFUSAL.to_owned()))
         }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Range};
 
 use burn::tensor::{DType, Device, Tensor, TensorData, s};
 use half::{bf16, f16};
-use kiln_core::{Error, Result, device_error};
+use kiln_core::{Error, Result, device_state::DeviceState};
 use kiln_kernels::Matrix;
 
 use super::{
@@ -234,7 +234,7 @@ impl<'a> Loader<'a> {
 
     fn wait(&mut self) -> Result<()> {
         self.in_flight = 0;
-        device_error::sync(self.device)
+        DeviceState::of(self.device).sync()
     }
 }
 

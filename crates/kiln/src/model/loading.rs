@@ -13,7 +13,7 @@ use kiln_cache::Plan;
 use kiln_core::{
     Error, Result,
     budget::Budget,
-    device_error::{self, Refusals},
+    device_state::{DeviceState, Refusals},
 };
 use kiln_generate::{ChatTemplates, GenerationConfig, Tokenizer};
 use kiln_kernels::{
@@ -290,7 +290,7 @@ impl<'a> ModelBuilder<'a> {
             configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
             [dtype.size(), half],
         )?;
-        let refusals = Refusals::until_now();
+        let refusals = DeviceState::of(&device.device).refusals();
         let total = checkpoint.bytes();
         let mut read = 0;
         let largest_binding = self.largest_binding_on(&device);
@@ -304,7 +304,7 @@ impl<'a> ModelBuilder<'a> {
         loader.keep_experts(self.resident_experts);
         let causal = configured.load(&mut loader, &kernels)?;
         let parameters = loader.finish()?;
-        wait_for_weights(&device.device, refusals)?;
+        wait_for_weights(&device.device, &refusals)?;
         tracing::debug!(target: "kiln::memory", usage = ?device.device.memory_pool_usage(), "loaded");
         Ok(Model {
             causal,
@@ -346,14 +346,14 @@ impl<'a> ModelBuilder<'a> {
             claim: budget.claim("weights", 0)?,
             elements: 0,
         };
-        let refusals = Refusals::until_now();
+        let refusals = DeviceState::of(&device.device).refusals();
         let causal = configured.load(&mut weights, &kernels)?;
         let RandomWeights { mut claim, elements, .. } = weights;
         if self.resident_experts.is_some() {
             // With room for those that will be there.
             claim.resize(claim.bytes().max(held))?;
         }
-        wait_for_weights(&device.device, refusals)?;
+        wait_for_weights(&device.device, &refusals)?;
         Ok(Model {
             causal,
             name: "random".to_owned(),
@@ -436,7 +436,7 @@ impl<'a> ModelBuilder<'a> {
 ///
 /// # Errors
 /// What the device says; [`Error::OutOfMemory`] where it had no room for them.
-fn wait_for_weights(device: &Device, before: Refusals) -> Result<()> {
-    device_error::sync(device)?;
+fn wait_for_weights(device: &Device, before: &Refusals) -> Result<()> {
+    DeviceState::of(device).sync()?;
     before.none_since().map_err(|_| Error::refused("the weights"))
 }

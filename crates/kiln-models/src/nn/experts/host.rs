@@ -8,12 +8,7 @@ use std::sync::{
 };
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_core::{
-    Result,
-    device_error::{self, Refusals},
-    model::ExpertTraffic,
-    read_back,
-};
+use kiln_core::{Result, device_state::DeviceState, model::ExpertTraffic, read_back};
 use kiln_kernels::{Activation, Kernels};
 
 use super::{ExpertsConfig, Names};
@@ -186,11 +181,12 @@ impl HostExperts {
     /// # Errors
     /// [`Error::OutOfMemory`](kiln_core::Error::OutOfMemory) where the device has no room for them.
     fn copy(&self, visits: &[Visit], device: &Device) -> Result<Vec<GatedMlp>> {
-        let refusals = Refusals::until_now();
+        let state = DeviceState::of(device);
+        let refusals = state.refusals();
         let own = || visits.iter().map(|visit| &self.experts[visit.expert]);
         let copies = own().map(|expert| expert.to_device(self.activation, device)).collect();
         // What was refused must not stay, and the host must not run ahead of the copies.
-        device_error::sync(device)?;
+        state.sync()?;
         refusals.none_since()?;
         self.copied.fetch_add(visits.len() as u64, Ordering::Relaxed);
         self.copied_bytes.fetch_add(own().map(HostMlp::bytes).sum::<usize>() as u64, Ordering::Relaxed);

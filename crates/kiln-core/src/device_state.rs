@@ -1,0 +1,180 @@
+//! What the generations on a device share: whether it refused an allocation, and whether a step is about to be recorded.
+//!
+//! A claim that does not fit a [`Budget`](crate::budget::Budget) is refused before anything is allocated. A device may
+//! refuse what was claimed all the same: others use its memory, or nobody knows how much it has. What was to be stored
+//! there is missing then, and the work behind it is given up, some of it silently. So it is counted here, and nothing
+//! that was computed since on that device is trusted.
+
+use std::{
+    fmt::Display,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use burn::tensor::Device;
+
+use crate::{Error, Result};
+
+/// What a panic that says that a device refused an allocation carries.
+pub const REFUSAL: &str = "out of device memory";
+
+/// What the generations on a device share. There is one of each device.
+#[derive(Clone, Debug)]
+pub struct DeviceState(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    device: Device,
+    /// Allocations that it refused.
+    refused: AtomicU64,
+    /// Steps that are about to be recorded.
+    preparing: Mutex<usize>,
+}
+
+/// The allocations that a device had refused at some moment.
+#[derive(Clone, Debug)]
+pub struct Refusals {
+    of: DeviceState,
+    count: u64,
+}
+
+impl Refusals {
+    /// Whether what was computed since can be trusted, as far as it was waited for.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] where the device refused an allocation since.
+    pub fn none_since(&self) -> Result<()> {
+        match self.of.count() == self.count {
+            true => Ok(()),
+            false => Err(Error::refused("a tensor")),
+        }
+    }
+
+    /// Forgives those until now: what is computed from here on can be trusted again.
+    pub fn forgive(&mut self) {
+        self.count = self.of.count();
+    }
+}
+
+impl DeviceState {
+    /// That of `device`.
+    pub fn of(device: &Device) -> Self {
+        /// As many as a process has devices.
+        static ALL: Mutex<Vec<DeviceState>> = Mutex::new(Vec::new());
+
+        // Whoever panicked held a list that is whole at any time.
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(state) = all.iter().find(|state| state.0.device == *device) {
+            return state.clone();
+        }
+        let (refused, preparing) = (AtomicU64::new(0), Mutex::new(0));
+        let state = Self(Arc::new(Shared { device: device.clone(), refused, preparing }));
+        all.push(state.clone());
+        state
+    }
+
+    /// Counts a refusal: to be called where the device has no room for an allocation.
+    pub fn report_refusal(&self) {
+        self.0.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count(&self) -> u64 {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+
+    /// Those until now.
+    pub fn refusals(&self) -> Refusals {
+        Refusals { of: self.clone(), count: self.count() }
+    }
+
+    /// What the device says of its work. That it refused an allocation is counted: CUDA says so when a tensor is read that
+    /// needs it, and not before.
+    pub fn error(&self, text: impl Display) -> Error {
+        let error = Error::of_device(text);
+        if matches!(error, Error::OutOfMemory { .. }) {
+            self.report_refusal();
+        }
+        error
+    }
+
+    /// Does `work`, which may wait for the device. Burn re-raises here what the thread of the device panicked with.
+    ///
+    /// # Errors
+    /// The panic, as an error.
+    pub fn caught<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
+        catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            self.error(text.unwrap_or("its thread panicked"))
+        })
+    }
+
+    /// Waits until the device has done all that was launched.
+    ///
+    /// # Errors
+    /// What the device says. A tensor whose work failed is not among it: that is said when it is read.
+    pub fn sync(&self) -> Result<()> {
+        self.caught(|| self.0.device.sync())?.map_err(|e| self.error(e))
+    }
+
+    /// Has the device give back memory that nothing uses; not while a step is about to be recorded on it, which needs what it
+    /// was given before.
+    pub fn give_back(&self) {
+        let preparing = self.preparing();
+        if *preparing == 0 {
+            // Where it fails, it fails again at whatever needs the memory.
+            _ = self.caught(|| self.0.device.memory_cleanup());
+        }
+    }
+
+    /// Steps that are about to be recorded: none is added while this is held.
+    pub fn preparing(&self) -> MutexGuard<'_, usize> {
+        // Whoever panicked held a number that is whole at any time.
+        self.0.preparing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_ends_the_trust_in_what_came_before_on_that_device() {
+        // Neither is opened.
+        let [state, other] = [7, 8].map(|index| DeviceState::of(&Device::cuda(index)));
+        let (mut before, on_other) = (state.refusals(), other.refusals());
+        assert!(before.none_since().is_ok());
+        DeviceState::of(&Device::cuda(7)).report_refusal();
+        assert!(matches!(before.none_since(), Err(Error::OutOfMemory { .. })));
+        assert!(state.refusals().none_since().is_ok());
+        // CUDA says it in words, and late.
+        before.forgive();
+        assert!(before.none_since().is_ok());
+        assert_eq!(state.error("an out-of-memory error"), Error::refused("a tensor"));
+        assert!(before.none_since().is_err());
+        assert!(on_other.none_since().is_ok(), "another device's refusal counts");
+    }
+
+    #[test]
+    fn a_panic_of_the_device_is_an_error() {
+        let state = DeviceState::of(&Device::cuda(9));
+        let before = state.refusals();
+        let other = state.caught(|| std::panic::resume_unwind(Box::new("no such binding")));
+        assert_eq!(other, Err::<(), _>(Error::Execution("no such binding".to_owned())));
+        assert_eq!(state.caught(|| 3), Ok(3));
+        assert!(before.none_since().is_ok());
+        let refused = state.caught(|| std::panic::resume_unwind(Box::new(REFUSAL.to_owned())));
+        assert_eq!(refused, Err::<(), _>(Error::refused("a tensor")));
+        assert!(before.none_since().is_err());
+    }
+
+    #[test]
+    fn steps_are_about_to_be_recorded_on_one_device() {
+        let [state, other] = [10, 11].map(|index| DeviceState::of(&Device::cuda(index)));
+        *state.preparing() += 1;
+        assert_eq!((*DeviceState::of(&Device::cuda(10)).preparing(), *other.preparing()), (1, 0));
+    }
+}
