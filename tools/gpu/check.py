@@ -1,20 +1,23 @@
 """What compilers for GPUs make of the kernels, compared with the figures that are committed.
 
-    python tools/gpu/check.py FOLDER            exit code 1 where something became worse
-    python tools/gpu/check.py FOLDER --write    writes tools/gpu/figures.csv and docs/gpu.md; say why in the commit if something became worse
-    .. --mesa FOLDER                            with texts for matrix units, for which the installed Mesa may be too old: `mesa.sh fetch FOLDER trixie`
+    python tools/gpu/check.py FOLDER --mesa MESA            exit code 1 where something became worse
+    python tools/gpu/check.py FOLDER --mesa MESA --write    writes tools/gpu/figures.csv and docs/gpu.md; say why in the commit if something became worse
 
-FOLDER has the texts of `cargo run --release --bin kernel-texts -- FOLDER`, and may have CUDA C++ (`.cu`),
-which the software CUDA device keeps (`SOFTCUDA_TEXTS`, tools/softcuda/README.md). Worse is: more spilled registers, fewer subgroups
-or blocks at a time, more than 5 % more instructions, narrower loads. Figures are of one version of each compiler; where another is installed,
-nothing is compared, and that is said. What was compiled before is remembered in ~/.cache/kiln-gpu.
+FOLDER has the texts of `cargo run --release --bin kernel-texts -- FOLDER`, or CUDA C++ (`.cu`), which the software CUDA device keeps
+(`SOFTCUDA_TEXTS`, tools/softcuda/README.md). What it has not is not checked. MESA is what `mesa.sh fetch MESA trixie` makes; CUDA C++ does not need it.
+Worse is: more spilled registers, fewer subgroups or blocks at a time, more than 5 % more instructions, narrower loads. Figures are of one version of
+each compiler; with another, nothing is compared, and that is said. What was compiled before is remembered in ~/.cache/kiln-gpu.
 """
 
 import argparse
+import concurrent.futures
 import csv
 import hashlib
+import functools
 import json
+import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -22,22 +25,50 @@ HERE = pathlib.Path(__file__).parent
 FIGURES, PAGE = HERE / "figures.csv", HERE.parent.parent / "docs/gpu.md"
 CACHE = pathlib.Path.home() / ".cache/kiln-gpu/figures.json"
 COLUMNS = ["registers", "spilled", "shared", "occupancy", "instructions", "load"]
+FEWER_IS_WORSE = ["occupancy", "load"]
 MORE_INSTRUCTIONS = 1.05
 # The compiler's program, its files, the GPU.
 TARGETS = {
-    "gfx1100": ("radv.py", "*.spv", "AMD RDNA 3"),
-    "navi21": ("radv.py", "*.spv", "AMD RDNA 2"),
-    "navi31": ("radv.py", "coop_mat16x16/*.spv", "AMD RDNA 3, matrix units"),
-    "sm_80": ("nvrtc.py", "*.cu", "NVIDIA A100"),
-    "sm_89": ("nvrtc.py", "*.cu", "NVIDIA RTX 40"),
-    "sm_90a": ("nvrtc.py", "*.cu", "NVIDIA H100"),
-    "sm_120a": ("nvrtc.py", "*.cu", "NVIDIA RTX 50"),
+    "navi31": ("radv.py", ["*.spv", "coop_mat16x16/*.spv"], "AMD RDNA 3"),
+    "navi21": ("radv.py", ["*.spv"], "AMD RDNA 2"),
+    "sm_80": ("nvrtc.py", ["*.cu"], "NVIDIA A100"),
+    "sm_89": ("nvrtc.py", ["*.cu"], "NVIDIA RTX 40"),
+    "sm_90a": ("nvrtc.py", ["*.cu"], "NVIDIA H100"),
+    "sm_120a": ("nvrtc.py", ["*.cu"], "NVIDIA RTX 50"),
 }
 
 
-def measured(target, files, prefix):
-    """Figures of each file by its name, and the compiler's version."""
-    program = TARGETS[target][0]
+@functools.cache
+def own_kernels():
+    """Names of Kiln's `#[cube]` kernels, with which those of their CUDA C++ begin. The other texts are Burn's."""
+    launched = r"#\[cube\(launch[^\]]*\)\](?:\s*#\[[^\]]*\])*\s*(?:pub(?:\(\w+\))? )?fn (\w+)"
+    return {name for file in (HERE.parent.parent / "crates/kiln-kernels/src").rglob("*.rs") for name in re.findall(launched, file.read_text())}
+
+
+def texts_of(folder, patterns):
+    """Files by what their figures are called. Permutations of CUDA C++ have names of no meaning: those of the same types count as one text."""
+    found = {}
+    for file in sorted(file for pattern in patterns for file in folder.glob(pattern)):
+        name = file.stem
+        if file.suffix == ".cu":
+            kernel, types = re.fullmatch(r"(\w+?)((?:_[a-z]_\w+?)*)(?:_[0-9a-f]{8})?-\d+", name).groups()
+            # What is computed in bfloat16 is computed in float16, too.
+            if kernel not in own_kernels() or "bf16" in types:
+                continue
+            name = f"{kernel}-{types.strip('_').replace('_', '-')}".rstrip("-")
+        found.setdefault(name, []).append(file)
+    return found
+
+
+def worst(figures):
+    """Of permutations that count as one text."""
+    of = lambda column: [figure[column] for figure in figures if column in figure]
+    return {column: (min if column in FEWER_IS_WORSE else max)(of(column)) for column in COLUMNS if of(column)}
+
+
+def measured(target, texts, prefix):
+    """Figures of each text, and the compiler's version."""
+    program, files = TARGETS[target][0], [file for files in texts.values() for file in files]
     run = lambda files: [json.loads(line) for line in subprocess.run(
         [*prefix, sys.executable, HERE / program, target, *files], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()]
     (driver,) = run([])
@@ -45,12 +76,16 @@ def measured(target, files, prefix):
     key = lambda file: hashlib.sha256(f"{target} {driver['driver']} ".encode() + file.read_bytes()).hexdigest()
     keys = {file: key(file) for file in files}
     new = [file for file in files if keys[file] not in known]
-    for begin in range(0, len(new), 50):
-        some = new[begin:begin + 50]
-        known |= zip((keys[file] for file in some), run(some)[1:])
-        CACHE.parent.mkdir(parents=True, exist_ok=True)
-        CACHE.write_text(json.dumps(known))
-    return {file.stem: known[keys[file]] for file in files}, driver["driver"]
+    some = [new[begin:begin + 25] for begin in range(0, len(new), 25)]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as compilers:
+        for files_of_some, found in zip(some, compilers.map(run, some)):
+            known |= zip((keys[file] for file in files_of_some), found[1:])
+            CACHE.parent.mkdir(parents=True, exist_ok=True)
+            CACHE.write_text(json.dumps(known))
+    for file in files:
+        if error := known[keys[file]].get("error"):
+            sys.exit(f"{file.name} does not compile for {TARGETS[target][2]}:\n{error}")
+    return {name: worst([known[keys[file]] for file in files]) for name, files in texts.items()}, driver["driver"]
 
 
 def committed():
@@ -79,27 +114,32 @@ def page(figures, drivers):
     """A table of each kernel's worst permutation."""
     lines = [
         "# What compilers for GPUs make of the kernels", "",
-        "No GPU is needed for these figures: Mesa's RADV compiles every shader in every permutation for families of AMD's GPUs.",
+        "No GPU is needed for these figures: Mesa's RADV compiles every shader in every permutation for families of AMD's GPUs, and NVIDIA's NVRTC the CUDA C++ of the",
+        "`#[cube]` kernels that tests launch, down to machine code.",
         "They are made by `tools/gpu/check.py`, which `.ci/run` calls: a change that makes one of them worse fails, unless it commits the new figures and says why.",
         "`tools/gpu/figures.csv` has every permutation. Chrome's compiler (Tint) takes every shader, too, but those for matrix units: their WGSL is an extension of naga. Fewer instructions are not less time where memory is the limit. A spill in a",
         "loop, or one workgroup on a multiprocessor, is worth a look on any GPU.", "",
         "    cargo run --release --bin kernel-texts -- /tmp/texts",
         "    tools/gpu/mesa.sh fetch ~/.cache/mesa-25 trixie",
         "    python3 tools/gpu/check.py /tmp/texts --mesa ~/.cache/mesa-25", "",
-        "Each row has the worst of a kernel's permutations: the most registers, the most that are spilled, the fewest subgroups or blocks that fit one multiprocessor at a time, the",
-        "most instructions.", "",
+        "[CONTRIBUTING](../CONTRIBUTING.md) says how to have the CUDA C++. Each row has the worst of a kernel's permutations: the most registers, the most that are spilled, the",
+        "fewest subgroups or blocks that fit one multiprocessor at a time, the most instructions; of NVIDIA also the narrowest of each permutation's widest loads, in bytes.", "",
     ]
     for target, (_, _, gpu) in TARGETS.items():
         own = {name: found for (of, name), found in figures.items() if of == target}
         if not own:
             continue
-        lines += [f"## {gpu} (`{target}`, {drivers[target]})", "", "| kernel | texts | registers | spilled | texts that spill | occupancy | instructions |", "|---|---|---|---|---|---|---|"]
+        columns = ["kernel", "texts", "registers", "spilled", "texts that spill", "occupancy", "instructions"]
+        with_loads = any("load" in found for found in own.values())
+        columns += ["load"] * with_loads
+        lines += [f"## {gpu} (`{target}`, {drivers[target]})", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         for kernel in sorted({name.split("-")[0] for name in own}):
-            texts = [found for name, found in own.items() if name.split("-")[0] == kernel]
-            most = lambda column: max(found[column] for found in texts)
-            spilling = sum(found["spilled"] > 0 for found in texts)
-            lines.append(
-                f"| `{kernel}` | {len(texts)} | {most('registers')} | {most('spilled')} | {spilling} | {min(found['occupancy'] for found in texts)} | {most('instructions'):,} |")
+            of_kernel = [found for name, found in own.items() if name.split("-")[0] == kernel]
+            all_worst = worst(of_kernel)
+            spilling = sum(found["spilled"] > 0 for found in of_kernel)
+            cells = [f"`{kernel}`", len(of_kernel), all_worst["registers"], all_worst["spilled"], spilling, all_worst["occupancy"], f"{all_worst['instructions']:,}"]
+            cells += [all_worst.get("load", "")] * with_loads
+            lines.append(f"| {' | '.join(map(str, cells))} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -107,28 +147,25 @@ def page(figures, drivers):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--only", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="GPU", help=f"not all of {', '.join(TARGETS)}")
     parser.add_argument("--write", action="store_true", help="write the figures that were found")
-    parser.add_argument("--mesa", type=pathlib.Path, help="a newer Mesa, for texts for matrix units")
+    parser.add_argument("--mesa", type=pathlib.Path, help="the Mesa that compiles SPIR-V")
     arguments = parser.parse_args()
     (old, old_drivers), figures, drivers = committed(), {}, {}
     failed = False
-    for target, (_, pattern, gpu) in TARGETS.items():
-        files = sorted(arguments.folder.glob(pattern))
-        if not files:
+    for target, (program, patterns, gpu) in TARGETS.items():
+        found = texts_of(arguments.folder, patterns)
+        if not found or target not in arguments.only:
             continue
         prefix = []
-        if "/" in pattern:
+        if program == "radv.py":
             if not arguments.mesa:
-                print(f"NOT CHECKED for {gpu}: that needs --mesa")
-                continue
+                sys.exit("SPIR-V needs --mesa: `mesa.sh fetch MESA trixie` makes one")
             prefix = [HERE / "mesa.sh", "with", arguments.mesa, "radeon"]
-        found, drivers[target] = measured(target, files, prefix)
+        found, drivers[target] = measured(target, found, prefix)
         figures |= {(target, name): figure for name, figure in found.items()}
-        for name, figure in found.items():
-            if "error" in figure:
-                sys.exit(f"{name} does not compile for {gpu}:\n{figure['error']}")
         print(f"{gpu} ({drivers[target]}): {len(found)} texts, {sum(figure['spilled'] > 0 for figure in found.values())} spill")
-        if old_drivers.get(target) != drivers[target]:
+        if old_drivers and old_drivers.get(target) != drivers[target]:
             print(f"NOT COMPARED for {gpu}: the figures are of {old_drivers.get(target)}, and {drivers[target]} is installed")
             continue
         for name, figure in found.items():
