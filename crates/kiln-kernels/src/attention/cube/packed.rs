@@ -15,6 +15,9 @@ const TOGETHER: usize = 4;
 /// Numbers of the rows for each dimension, and some 0 beyond.
 const ROOM: usize = 304;
 
+/// Codes of a word that are written out one by one. More would take all registers.
+const UNROLLED: usize = 10;
+
 /// What is the same for all workgroups.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct PackedInfo {
@@ -251,7 +254,7 @@ pub(super) fn decode_codes<E: Float>(
                     for u in 0..4usize {
                         words[u] = keys[key_vectors + at[u] * keys.stride(2) + w];
                     }
-                    #[unroll]
+                    #[unroll(key_each <= UNROLLED)]
                     for i in 0..key_each {
                         let d = w * key_each + i;
                         let halves = key_scales[group + min(d, dim - 1)];
@@ -292,7 +295,7 @@ pub(super) fn decode_codes<E: Float>(
                         for u in 0..4usize {
                             words[u] = keys[key_vectors + at[u] * keys.stride(2) + w];
                         }
-                        #[unroll]
+                        #[unroll(key_each <= UNROLLED)]
                         for i in 0..key_each {
                             #[unroll]
                             for u in 0..4usize {
