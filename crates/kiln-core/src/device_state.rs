@@ -1,4 +1,5 @@
-//! What the generations on a device share: whether it refused an allocation, and whether a step is about to be recorded.
+//! What the generations on a device share: whether it refused an allocation, whether a step is about to be recorded, and
+//! the queue of copies to it.
 //!
 //! A claim that does not fit a [`Budget`](crate::budget::Budget) is refused before anything is allocated. A device may
 //! refuse what was claimed all the same: others use its memory, or nobody knows how much it has. What was to be stored
@@ -9,12 +10,12 @@ use std::{
     fmt::Display,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use burn::tensor::Device;
+use burn::tensor::{Device, StreamId};
 
 use crate::{Error, Result};
 
@@ -32,6 +33,8 @@ struct Shared {
     refused: AtomicU64,
     /// Steps that are about to be recorded.
     preparing: Mutex<usize>,
+    /// Of copies to the device, where it can copy and compute at once.
+    uploads: OnceLock<StreamId>,
 }
 
 /// The allocations that a device had refused at some moment.
@@ -70,8 +73,12 @@ impl DeviceState {
         if let Some(state) = all.iter().find(|state| state.0.device == *device) {
             return state.clone();
         }
-        let (refused, preparing) = (AtomicU64::new(0), Mutex::new(0));
-        let state = Self(Arc::new(Shared { device: device.clone(), refused, preparing }));
+        let state = Self(Arc::new(Shared {
+            device: device.clone(),
+            refused: AtomicU64::new(0),
+            preparing: Mutex::new(0),
+            uploads: OnceLock::new(),
+        }));
         all.push(state.clone());
         state
     }
@@ -127,6 +134,24 @@ impl DeviceState {
         if *preparing == 0 {
             // Where it fails, it fails again at whatever needs the memory.
             _ = self.caught(|| self.0.device.memory_cleanup());
+            // Each queue has memory of its own.
+            if self.0.uploads.get().is_some() {
+                _ = self.caught(|| self.uploading(|| self.0.device.memory_cleanup()));
+            }
+        }
+    }
+
+    /// Says that the device copies and computes at once, when both are on different queues (CUDA's streams).
+    pub fn copies_beside_work(&self) {
+        self.0.uploads.get_or_init(StreamId::allocate);
+    }
+
+    /// Runs `upload`, which copies tensors to the device: on a queue of its own, if the device has one. Work that uses
+    /// the tensors waits for them, and other work does not.
+    pub fn uploading<T>(&self, upload: impl FnOnce() -> T) -> T {
+        match self.0.uploads.get() {
+            Some(queue) => queue.executes(upload),
+            None => upload(),
         }
     }
 
@@ -176,5 +201,15 @@ mod tests {
         let [state, other] = [10, 11].map(|index| DeviceState::of(&Device::cuda(index)));
         *state.preparing() += 1;
         assert_eq!((*DeviceState::of(&Device::cuda(10)).preparing(), *other.preparing()), (1, 0));
+    }
+
+    #[test]
+    fn copies_have_a_queue_of_their_own_where_the_device_copies_beside_work() {
+        let [state, other] = [12, 13].map(|index| DeviceState::of(&Device::cuda(index)));
+        state.copies_beside_work();
+        let queue = || DeviceState::of(&Device::cuda(12)).uploading(StreamId::current);
+        assert_ne!(queue(), StreamId::current());
+        assert_eq!(queue(), queue(), "there is one for the device");
+        assert_eq!(other.uploading(StreamId::current), StreamId::current());
     }
 }

@@ -7,6 +7,7 @@ pub mod budget;
 pub mod device_state;
 pub mod error;
 pub mod files;
+pub mod host_data;
 pub mod layer;
 pub mod model;
 pub mod model_cache;

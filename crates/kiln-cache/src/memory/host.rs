@@ -5,6 +5,8 @@ use std::{ops::Range, sync::Arc};
 use burn::tensor::{DType, Device, TensorData};
 use kiln_core::{
     Error, Result,
+    device_state::DeviceState,
+    host_data,
     layer::Moved,
     read_back::{ReadBack, block_on},
     slot::{AnySlot, Dirty, Outline},
@@ -89,9 +91,10 @@ impl Host {
     /// Puts copies into the slots that are away.
     pub(super) fn fill(&mut self, slots: Vec<&mut dyn AnySlot>, device: &Device) -> Result<()> {
         self.settle()?;
+        let state = DeviceState::of(device);
         for (slot, here) in slots.into_iter().zip(&self.slots).filter(|(slot, _)| slot.is_offloaded()) {
             self.moved.up += here.iter().map(|tensor| tensor.len() as u64).sum::<u64>();
-            slot.fill(&mut here.iter().map(HostTensor::to_data), device);
+            state.uploading(|| slot.fill(&mut here.iter().map(HostTensor::to_data), device));
         }
         Ok(())
     }
@@ -178,8 +181,9 @@ impl HostTensor {
         }
     }
 
+    /// Shares its bytes. Written before they are copied to the device, they would be copied in host memory first.
     fn to_data(&self) -> TensorData {
-        TensorData::from_bytes_vec(self.bytes.to_vec(), self.shape.clone(), self.dtype)
+        host_data::shared(Arc::clone(&self.bytes), self.shape.clone(), self.dtype)
     }
 
     /// Replaces entries `tokens` of dimension 2, or everything.

@@ -8,7 +8,7 @@ use std::{
 use burn::tensor::{DType, Device};
 use cubecl::cuda::{CudaDevice, install};
 use cudarc::driver::result::device;
-use kiln_core::{Result, unsafe_ops};
+use kiln_core::{Result, device_state::DeviceState, unsafe_ops};
 use nvml_wrapper::Nvml;
 
 use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
@@ -54,7 +54,9 @@ pub(super) fn open(index: usize) -> Result<Opened> {
         );
         return Err(unavailable(name, why));
     }
-    Ok(Opened { device: Device::cuda(index), info })
+    let device = Device::cuda(index);
+    DeviceState::of(&device).copies_beside_work();
+    Ok(Opened { device, info })
 }
 
 /// What kernels include: types of numbers, and tensor cores where there are any.

@@ -184,9 +184,11 @@ impl HostExperts {
         let state = DeviceState::of(device);
         let refusals = state.refusals();
         let own = || visits.iter().map(|visit| &self.experts[visit.expert]);
-        let copies = own().map(|expert| expert.to_device(self.activation, device)).collect();
-        // What was refused must not stay, and the host must not run ahead of the copies.
-        state.sync()?;
+        let copies = state.uploading(|| {
+            let copies = own().map(|expert| expert.to_device(self.activation, device)).collect();
+            // What was refused must not stay, and the host must not run ahead of the copies.
+            state.sync().map(|()| copies)
+        })?;
         refusals.none_since()?;
         self.copied.fetch_add(visits.len() as u64, Ordering::Relaxed);
         self.copied_bytes.fetch_add(own().map(HostMlp::bytes).sum::<usize>() as u64, Ordering::Relaxed);

@@ -1,0 +1,58 @@
+//! Numbers in host memory that are copied to a device again and again.
+
+use std::{ops::Deref, sync::Arc};
+
+use burn::tensor::{DType, TensorData};
+use burn_std::{AllocationProperty, Bytes};
+
+/// The tensor data of `bytes`, which its clones share. A clone that is copied to a device is not copied in host memory before.
+pub fn shared(bytes: Arc<Vec<u8>>, shape: Vec<usize>, dtype: DType) -> TensorData {
+    of_owner(Owner(bytes), shape, dtype)
+}
+
+/// `data`, which its clones share. A clone that is copied to a device is not copied in host memory before.
+pub fn shareable(data: TensorData) -> TensorData {
+    let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+    of_owner(Owner(Arc::new(data.into_bytes())), shape, dtype)
+}
+
+/// Keeps memory until the last clone is gone.
+struct Owner<T>(Arc<T>);
+
+impl<T: Deref<Target = [u8]>> AsRef<[u8]> for Owner<T> {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn of_owner<T>(owner: Owner<T>, shape: Vec<usize>, dtype: DType) -> TensorData
+where
+    T: Deref<Target = [u8]> + Send + Sync + 'static,
+{
+    let bytes = bytes::Bytes::from_owner(owner);
+    TensorData::from_bytes(Bytes::from_shared(bytes, AllocationProperty::Native), shape, dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_share_memory_until_one_is_written() {
+        let bytes = Arc::new([1f32, 2.0].iter().flat_map(|number| number.to_le_bytes()).collect());
+        let data = shared(Arc::clone(&bytes), vec![2], DType::F32);
+        let mut other = data.clone();
+        assert_eq!(data.as_bytes().as_ptr(), bytes.as_ptr());
+        assert_eq!(other.as_bytes().as_ptr(), bytes.as_ptr());
+        other.as_mut_slice::<f32>().unwrap()[0] = 9.0;
+        assert_eq!(data.iter::<f32>().collect::<Vec<_>>(), [1.0, 2.0]);
+        assert_eq!(other.iter::<f32>().collect::<Vec<_>>(), [9.0, 2.0]);
+    }
+
+    #[test]
+    fn shareable_data_are_the_data_and_share() {
+        let data = shareable(TensorData::new(vec![1i32, -2, 3], [3]));
+        assert_eq!(data.iter::<i32>().collect::<Vec<_>>(), [1, -2, 3]);
+        assert_eq!(data.clone().as_bytes().as_ptr(), data.as_bytes().as_ptr());
+    }
+}
