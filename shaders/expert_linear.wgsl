@@ -1,6 +1,6 @@
 // The product of a vector with the matrix of an expert, for few tokens: y[pair] = w[experts[pair]] x[pair], where a pair is a token and one of
 // its slots. As linear.wgsl for a single row, and what a pair comes to does not depend on other pairs. The pairs of the same rows of
-// weights are neighbours. With row_products.wgsl.
+// weights are neighbours. With weights_dense.wgsl and row_products.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
@@ -29,7 +29,6 @@ struct Info {
 }
 
 @group(0) @binding(0) var<storage, read_write> x: array<pack>;
-@group(0) @binding(1) var<storage, read_write> w: array<pack>;
 // [rows, tokens, slots]
 @group(0) @binding(2) var<storage, read_write> experts: array<i32>;
 @group(0) @binding(3) var<storage, read_write> y: array<elem>;

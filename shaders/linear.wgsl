@@ -2,7 +2,7 @@
 // read meets four weights, and memory is read in order. Where eight make few workgroups of long rows, more do. A lane reads eight numbers of each
 // row at once. How a sum is made does not depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
 // Around the product, x may be normed and the result gated or rotated. x is divided by its root mean square behind the product.
-// With row_products.wgsl and activation.wgsl.
+// With weights_dense.wgsl or weights_bf16.wgsl, row_products.wgsl and activation.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
@@ -54,7 +54,6 @@ struct Info {
 }
 
 @group(0) @binding(0) var<storage, read_write> x: array<pack>;
-@group(0) @binding(1) var<storage, read_write> w: array<pack>;
 @group(0) @binding(2) var<storage, read_write> bias: array<elem>;
 @group(0) @binding(3) var<storage, read_write> residual: array<elem>;
 @group(0) @binding(4) var<storage, read_write> y: array<elem>;

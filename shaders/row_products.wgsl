@@ -1,5 +1,5 @@
 // Products of vectors with rows of a weight: how numbers are read, and how sums of lanes are added up. With the names of the shader in front of it: pack,
-// WIDTH, SPLITS, AT_ONCE, x, w, info.input.
+// WIDTH, SPLITS, AT_ONCE, x, info.input. And with w_at, of weights_dense.wgsl or another file that reads weights.
 
 const LANES = 256u;
 // Lanes that share the sums of four rows of the weight.
@@ -25,14 +25,6 @@ fn x_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
     let i = places(c, stride) + at;
     let numbers = vec4<f32>(vec4(vec4(x[i.x]).x, vec4(x[i.y]).x, vec4(x[i.z]).x, vec4(x[i.w]).x));
     return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input));
-}
-
-fn w_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
-    if WIDTH == 4u {
-        return vec4<f32>(vec4(w[at / 4u + c]));
-    }
-    let i = places(c, stride) + at;
-    return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
 }
 
 // Four numbers of each of four rows of the weight, which begin there.

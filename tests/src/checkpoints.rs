@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::DType;
 use half::{bf16, f16};
-use kiln::{DtypeChoice, Error, GenerationConfig, Inspection, Model, Plan, device::Opened};
+use kiln::{
+    DtypeChoice, Error, GenerationConfig, Inspection, Model, Plan,
+    device::{DeviceName, Opened},
+};
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
@@ -115,26 +118,59 @@ pub(crate) fn logits(model: &Model) -> Vec<f32> {
     forward(model, &batch(model, &[vec![3, 1, 4, 1, 5]]), &mut cache)
 }
 
+/// Rounds all tensors of a folder to a type of 16 bits.
+fn halve(folder: &Path, dtype: Dtype) {
+    edit_tensors(folder, |tensors| {
+        for (kind, _, data) in tensors.values_mut() {
+            let half = |x: f32| match dtype {
+                Dtype::F16 => f16::from_f32(x).to_le_bytes(),
+                _ => bf16::from_f32(x).to_le_bytes(),
+            };
+            *data = floats(data).flat_map(half).collect();
+            *kind = dtype;
+        }
+    });
+}
+
 #[test]
 fn half_precision_files_load() {
     let want = logits(&load(copy().path()).unwrap());
     for dtype in [Dtype::F16, Dtype::BF16] {
         let folder = copy();
-        edit_tensors(folder.path(), |tensors| {
-            for (kind, _, data) in tensors.values_mut() {
-                let half = |x: f32| match dtype {
-                    Dtype::F16 => f16::from_f32(x).to_le_bytes(),
-                    _ => bf16::from_f32(x).to_le_bytes(),
-                };
-                *data = floats(data).flat_map(half).collect();
-                *kind = dtype;
-            }
-        });
+        halve(folder.path(), dtype);
         let model = load(folder.path()).unwrap();
         assert_eq!(model.dtype(), DType::F32);
         // bfloat16 keeps 8 bits of each weight; logits reach about 10.
         let largest = logits(&model).iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(largest > 0.0 && largest < 1.0, "{dtype:?}: {largest}");
+    }
+}
+
+#[test]
+fn matrices_in_bfloat16_stay_so_where_shaders_read_them() {
+    let is_wgpu = |opened: &&Opened| matches!(opened.info.name, DeviceName::Wgpu(_));
+    for opened in kiln_testkit::devices::opened().iter().map(|(_, opened)| opened).filter(is_wgpu) {
+        for name in ["llama", "llama_tied", "gemma2", "gemma3_text", "qwen2", "qwen2_moe", "phi3"] {
+            let folder = copy_of(name);
+            halve(folder.path(), Dtype::BF16);
+            let on_cpu = load(folder.path()).unwrap();
+            let model = float32(Model::builder(folder.path()), opened).load().unwrap();
+            // The numbers are those of the file, and so are the logits: of a few tokens, and of many.
+            for tokens in [vec![3, 1, 4, 1, 5], (10..50).collect()] {
+                let logits = |model: &Model| {
+                    let mut cache = model.cache(&Plan::dynamic()).unwrap();
+                    forward(model, &batch(model, &[tokens.clone()]), &mut cache)
+                };
+                assert_close(&logits(&model), &logits(&on_cpu), &format!("{name}, {} tokens", tokens.len()));
+            }
+            assert_eq!(model.parameters(), on_cpu.parameters());
+            let halved = model.weight_bytes() as f64 / on_cpu.weight_bytes() as f64;
+            // Vectors stay float32, and so do experts.
+            assert!(halved < if name == "qwen2_moe" { 0.9 } else { 0.6 }, "{name}: {halved}");
+            // Cut into blocks that a small binding holds.
+            let cut = float32(Model::builder(folder.path()), opened).largest_binding(6144).load().unwrap();
+            assert_close(&self::logits(&cut), &self::logits(&on_cpu), &format!("{name}, cut"));
+        }
     }
 }
 

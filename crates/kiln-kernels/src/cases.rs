@@ -9,7 +9,7 @@ use kiln_core::{
     read_back,
 };
 
-use crate::{Kernel, Kernels, Path, invariance::violation};
+use crate::{Kernel, Kernels, PackedFormat, PackedMatrix, Path, invariance::violation};
 
 /// Makes the inputs of a kernel.
 type Inputs<K> = Box<dyn Fn(&mut Numbers) -> K>;
@@ -270,6 +270,15 @@ impl Numbers {
             u32::from(scale.to_bits()) | u32::from(offset.to_bits()) << 16
         });
         PackedBuffer { codes, scales }
+    }
+
+    /// A packed weight `[rows, columns]` of numbers from -2 to 2.
+    pub fn packed_matrix(&mut self, [rows, columns]: [usize; 2]) -> PackedMatrix {
+        let mut half = || u32::from(half::bf16::from_f32(self.next()).to_bits());
+        let words: Vec<i32> = (0..rows * columns / 2).map(|_| (half() | half() << 16) as i32).collect();
+        let words = TensorData::new(words, [rows, columns / 2]);
+        let words = Tensor::from_data(words, (&self.device, DType::I32));
+        PackedMatrix::new(words, PackedFormat::Bf16)
     }
 
     /// What `word` makes of a place in a row and a number from -2 to 2.

@@ -26,6 +26,7 @@ use crate::{
     selective_scan::SelectiveScan,
     shader::{Shader, Text},
     top_logprobs::TopLogprobs,
+    unpack::Unpack,
     weighted_sum::WeightedSum,
 };
 
@@ -52,6 +53,7 @@ pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<Route>(),
     KernelInfo::of::<ExpertLinear>(),
     KernelInfo::of::<WeightedSum>(),
+    KernelInfo::of::<Unpack>(),
 ];
 
 /// Rows times tokens of each, up to which no number of a row depends on what is computed beside it, bit for bit. More may

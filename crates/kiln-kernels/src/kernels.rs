@@ -5,10 +5,13 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use burn::{backend::DispatchDevice, tensor::Device};
+use burn::{
+    backend::DispatchDevice,
+    tensor::{DType, Device},
+};
 use kiln_core::{Error, Result};
 
-use crate::{Choice, Kernel, NormedLinear, Path, Ran};
+use crate::{Choice, Kernel, Linear, NormedLinear, Path, Ran, Unpack};
 
 /// Runs kernels on one device. A model holds it; clones share their counts.
 ///
@@ -92,6 +95,12 @@ impl Kernels {
         #[cfg(not(feature = "cube"))]
         let takes_launches = false;
         takes_launches && self.path_of::<NormedLinear>().is_on_gpu() && kernel.is_for_few_rows()
+    }
+
+    /// Whether weights that are packed are computed with as fast as dense ones, in vectors of `dtype`.
+    pub fn takes_packed(&self, dtype: DType) -> bool {
+        let paths = [self.path_of::<Linear>(), self.path_of::<NormedLinear>(), self.path_of::<Unpack>()];
+        dtype == DType::F32 && paths.iter().all(|path| *path == Path::Wgsl)
     }
 
     /// What ran so far, here and in clones. What a captured graph repeats is not counted again.

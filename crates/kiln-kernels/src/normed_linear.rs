@@ -3,7 +3,7 @@
 //! Decoding a token launches few kernels this way, each of which reads its weights once. The root mean square divides the product, and nothing is
 //! rounded between the steps, so results differ from those of the steps by a few roundings.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use crate::{
     Activation, Gated, Kernel, Linear, Matrix, NormOrder, RmsNorm, Rotary,
@@ -106,7 +106,10 @@ impl Kernel for NormedLinear {
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
-        if self.is_for_few_rows() { Ok(linear::cube::launch(self.into())) } else { Err(self) }
+        match &self.weight {
+            Matrix::Dense(_) if self.is_for_few_rows() => Ok(linear::cube::launch(self.into())),
+            _ => Err(self),
+        }
     }
 
     fn extent(&self) -> [usize; 2] {
@@ -134,8 +137,8 @@ impl Kernel for NormedLinear {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        let case = |x: [usize; 3], output: usize, given: Given, order: NormOrder| {
-            let inputs = Case::new((x, output, given, order), move |numbers| {
+        let of_weight = |packed: bool, x: [usize; 3], output: usize, given: Given, order: NormOrder| {
+            let inputs = Case::new((packed, x, output, given, order), move |numbers| {
                 let then = match given {
                     Given::Nothing => Then::Nothing,
                     Given::Gate(activation) => Then::Gate(activation),
@@ -150,12 +153,19 @@ impl Kernel for NormedLinear {
                     scale: numbers.tensor([x[2]], Plain),
                     eps: 0.5,
                     order,
-                    weight: Matrix::Dense(numbers.tensor([output, x[2]], Plain)),
+                    weight: if packed {
+                        Matrix::Packed(numbers.packed_matrix([output, x[2]]))
+                    } else {
+                        Matrix::Dense(numbers.tensor([output, x[2]], Plain))
+                    },
                     bias: output.is_multiple_of(3).then(|| numbers.tensor([output], Plain)),
                     then,
                 }
             });
-            let lacks = move |path, _| given.lacks(path, x[0] * x[1]);
+            let lacks = move |path, dtype| {
+                let takes = !packed || path == crate::Path::Wgsl && dtype == DType::F32;
+                !takes || given.lacks(path, x[0] * x[1])
+            };
             // Products of n numbers, which are 1 in the mean, with scales of up to 1 + LARGEST. The reference rounds them twice, and the
             // product; then it multiplies that by another, or two of them by sines.
             inputs.without(lacks).within(move |want, Rounding { single, ulp, .. }| {
@@ -169,6 +179,7 @@ impl Kernel for NormedLinear {
                 }
             })
         };
+        let case = |x, output, given, order| of_weight(false, x, output, given, order);
         let mut cases = Vec::new();
         let rotate = |heads, head_dim, pairs, tables| Given::Rotate { heads, head_dim, pairs, tables };
         let [order, other] = [NormOrder::CastThenScale, NormOrder::ScaleThenCast];
@@ -193,6 +204,13 @@ impl Kernel for NormedLinear {
         }
         cases.push(case([1, 1, 4096], 16, rotate(1, 8, 4, 1), NormOrder::CastThenScale));
         cases.push(case([1, 5, 4100], 18, Given::Gate(Activation::Silu), NormOrder::CastThenScale));
+        for (input, output, given) in [
+            (80, 42, Given::Nothing),
+            (1032, 42, Given::Gate(Activation::GeluTanh)),
+            (96, 3 * 80, rotate(2, 80, 40, 1)),
+        ] {
+            cases.push(of_weight(true, [1, 3, input], output, given, NormOrder::ScaleThenCast));
+        }
         cases
     }
 

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use kiln_core::{Result, budget::Claim, read_back};
-use kiln_kernels::Matrix;
 
 use crate::{ConfigFile, Part, Weights};
 
@@ -269,8 +268,8 @@ impl Weights for RandomWeights {
         Ok(self.noise([parts.iter().map(|part| part.rows).sum()])? + 1.0)
     }
 
-    fn matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
-        self.noise([range.len(), width]).map(Matrix::Dense)
+    fn dense_matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
+        self.noise([range.len(), width])
     }
 
     fn host_matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_core::{Error, Result};
+use kiln_core::{Error, Result, host_data};
 use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack};
 
 /// A tensor of a checkpoint.
@@ -28,7 +28,12 @@ pub trait Weights {
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>>;
 
     /// Rows `range` of the matrix of all `parts`, `[rows of all, width]`.
-    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix>;
+    fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
+        self.dense_matrix(parts, width, range).map(Matrix::Dense)
+    }
+
+    /// [`matrix`](Self::matrix), whose numbers are of the type that is computed in.
+    fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>>;
 
     /// [`matrix`](Self::matrix), in host memory.
     fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData>;
@@ -61,9 +66,9 @@ pub trait Weights {
     /// # Errors
     /// [`Error::Setting`] if the device cannot bind a row.
     fn host_rows(&mut self, parts: &[Part], width: usize) -> Result<HostRows> {
-        let blocks =
-            self.blocks(parts, width)?.into_iter().map(|block| self.host_matrix(parts, width, block));
-        Ok(HostRows { blocks: blocks.collect::<Result<_>>()? })
+        let blocks = self.blocks(parts, width)?.into_iter();
+        let read = |block| self.host_matrix(parts, width, block).map(host_data::shareable);
+        Ok(HostRows { blocks: blocks.map(read).collect::<Result<_>>()? })
     }
 
     /// Matrices of this shape, `[count, rows, width]`: all `parts`, one below the other, in blocks that are each small enough to be bound.
@@ -72,7 +77,7 @@ pub trait Weights {
     /// [`Error::Setting`] if the device cannot bind a row.
     fn stack(&mut self, parts: &[Part], shape: [usize; 3]) -> Result<MatrixStack> {
         let most = self.rows_at_once(parts, shape[2])?;
-        MatrixStack::read(shape, most, |range| self.matrix(parts, shape[2], range))
+        MatrixStack::read(shape, most, |range| self.dense_matrix(parts, shape[2], range))
     }
 
     /// The rows of all `parts`, in blocks that the device can bind.
@@ -117,20 +122,20 @@ impl From<Tensor<2>> for Rows {
 
 impl Rows {
     /// The rows that `ids` `[batch, tokens]` name, as `[batch, tokens, width]`.
-    pub(crate) fn select(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+    pub(crate) fn select(&self, ids: Tensor<2, Int>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens] = ids.dims();
         let ids = ids.reshape([batch * tokens]);
         let width = self.blocks.first().map_or(0, Matrix::columns);
         // Ids were checked to be in the vocabulary.
         if let [whole] = &self.blocks[..] {
-            return whole.select(ids).reshape([batch, tokens, width]);
+            return whole.select(ids, kernels).reshape([batch, tokens, width]);
         }
         let mut start = 0;
         let mut found: Option<Tensor<2>> = None;
         for block in &self.blocks {
             let len = block.rows();
             let local = ids.clone() - start as i64;
-            let rows = block.select(local.clone().clamp(0, len as i64 - 1));
+            let rows = block.select(local.clone().clamp(0, len as i64 - 1), kernels);
             found = Some(match found {
                 None => rows,
                 Some(before) => {

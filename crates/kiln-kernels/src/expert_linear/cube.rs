@@ -9,7 +9,6 @@ use cubecl::prelude::*;
 
 use super::{ExpertLinear, Sharing, Tiles};
 use crate::{
-    Matrix,
     launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive},
     linear::{Four, add_up, added_up, dot, four, four_or_zero},
     matrix::StackBlock,
@@ -285,7 +284,7 @@ impl Product {
     }
 
     /// The weight of a block, and how many of its neighbours are read at once.
-    fn weight(&self, StackBlock { matrix: Matrix::Dense(weight), .. }: &StackBlock) -> (CubeTensor, usize) {
+    fn weight(&self, StackBlock { numbers: weight, .. }: &StackBlock) -> (CubeTensor, usize) {
         let weight = primitive(weight.clone());
         let fours = comes_in_fours(&self.x) && comes_in_fours(&weight);
         (weight, if fours { 4 } else { 1 })

@@ -14,7 +14,7 @@ mod native;
 use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 
 use crate::{
-    Kernel, Matrix, MatrixStack,
+    Kernel, MatrixStack,
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
     invariance::{Extent, cut},
     kernel::INVARIANT_UP_TO,
@@ -120,7 +120,7 @@ impl Kernel for ExpertLinear {
             let case = Case::new(name, move |numbers| {
                 let all = numbers.tensor([count * output, input], Plain);
                 let weight = MatrixStack::read([count, output, input], most, |range| {
-                    Ok::<_, ()>(Matrix::Dense(all.clone().narrow(0, range.start, range.len())))
+                    Ok::<_, ()>(all.clone().narrow(0, range.start, range.len()))
                 });
                 // The first expert has the most, and some have none where there are many.
                 let expert = |i: usize| (i * 7 + i / 3) % count.min(9) * (i % 5).min(1);
@@ -163,10 +163,7 @@ impl ExpertLinear {
     /// Whether anything is to be computed, and all numbers are of one type.
     #[cfg(any(feature = "cube", feature = "cpu"))]
     fn is_of_one_type(&self) -> bool {
-        let one = self.weight.blocks().iter().all(|block| {
-            let Matrix::Dense(numbers) = &block.matrix;
-            numbers.dtype() == self.x.dtype()
-        });
+        let one = self.weight.blocks().iter().all(|block| block.numbers.dtype() == self.x.dtype());
         let [count, output, input] = self.weight.shape();
         one && count * output * input * self.experts.shape().num_elements() > 0
     }
@@ -212,6 +209,7 @@ const FEW: Shader = Shader {
     name: "expert_linear",
     text: concat!(
         include_str!("../../../../shaders/expert_linear.wgsl"),
+        include_str!("../../../../shaders/weights_dense.wgsl"),
         include_str!("../../../../shaders/row_products.wgsl")
     ),
     options: &[PACK, SPLITS],
@@ -239,7 +237,6 @@ mod wgsl {
 
     use super::{ExpertLinear, FEW, GROUPS, Sharing, TILES, Tiles};
     use crate::{
-        Matrix,
         launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
         matrix::StackBlock,
         shader::Shader,
@@ -265,8 +262,8 @@ mod wgsl {
 
         /// A launch for one block, and its `info`, which `last` ends.
         fn launch(&self, shader: &'static Shader, pick: usize, block: &StackBlock) -> (Launch, Vec<u32>) {
-            let StackBlock { matrix: Matrix::Dense(weight), members, rows } = block;
-            let weight = primitive(weight.clone());
+            let StackBlock { numbers, members, rows } = block;
+            let weight = primitive(numbers.clone());
             let fours = comes_in_fours(&self.x) && comes_in_fours(&weight);
             let ([x0, x1, x2, x3], [w0, w1]) = (strides(&self.x), strides(&weight));
             let x2 = if self.x.meta.shape()[2] == 1 { 0 } else { x2 };

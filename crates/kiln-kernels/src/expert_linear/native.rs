@@ -8,7 +8,7 @@ use burn::{
 
 use super::ExpertLinear;
 use crate::{
-    Kernel, Matrix,
+    Kernel,
     linear::{Group, products_of_groups},
     matrix::StackBlock,
     native::{Storage, primitive},
@@ -49,7 +49,7 @@ fn products_in<E: Storage>(ExpertLinear { x, weight, experts }: &ExpertLinear) -
 
     let mut y = vec![0.0; experts.len() * output];
     let mut read = 0;
-    for StackBlock { matrix: Matrix::Dense(numbers), members, rows } in weight.blocks() {
+    for StackBlock { numbers, members, rows } in weight.blocks() {
         let numbers = primitive(numbers.clone());
         let numbers: &[E] = numbers.as_slice()?;
         let mut results: Vec<_> = y.chunks_mut(output).map(|y| Some(&mut y[rows.clone()])).collect();

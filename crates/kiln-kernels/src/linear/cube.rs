@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::{Around, Sharing};
 use crate::{
-    Activation, Matrix, NormOrder,
+    Activation, NormOrder,
     gated::cube::activated,
     launch::{LANES, address_type, comes_in_fours, count, empty, primitive},
     normed_linear::Then,
@@ -348,9 +348,9 @@ fn linear<E: Float, N: Size>(
     }
 }
 
-pub(crate) fn launch(
-    Around { x, weight: Matrix::Dense(weight), bias, residual, norm, then }: Around,
-) -> burn::tensor::Tensor<3> {
+/// Weights are dense.
+pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -> burn::tensor::Tensor<3> {
+    let weight = weight.numbers();
     let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let rows = batch * tokens;
     let (biased, added) = (bias.is_some(), residual.is_some());

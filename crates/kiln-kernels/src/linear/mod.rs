@@ -12,6 +12,8 @@ mod native;
 #[cfg(feature = "wgpu")]
 mod tiles;
 #[cfg(feature = "wgpu")]
+mod unpacked;
+#[cfg(feature = "wgpu")]
 pub(crate) mod wgsl;
 
 #[cfg(feature = "cube")]
@@ -70,20 +72,13 @@ impl Kernel for Linear {
     }
 
     fn reference(self) -> Tensor<3> {
-        let Self { x, weight: Matrix::Dense(weight), bias, residual } = self;
+        let Self { x, weight, bias, residual } = self;
         let [rows, tokens, input] = x.dims();
+        let weight = weight.numbers().cast(x.dtype());
         let [output, _] = weight.dims();
         // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
         let y = products_of_rows(x.reshape([rows * tokens, input]), weight, rows * tokens <= INVARIANT_UP_TO);
-        let y = match bias {
-            Some(bias) => y + bias.unsqueeze(),
-            None => y,
-        };
-        let y = y.reshape([rows, tokens, output]);
-        match residual {
-            Some(residual) => y + residual,
-            None => y,
-        }
+        finished(y.reshape([rows, tokens, output]), bias, residual)
     }
 
     #[cfg(feature = "cpu")]
@@ -93,12 +88,21 @@ impl Kernel for Linear {
 
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<Tensor<3>, Self> {
-        if self.is_for_few_rows() { Ok(wgsl::launch(self.into())) } else { tiles::launch(self) }
+        if self.is_for_few_rows() {
+            return Ok(wgsl::launch(self.into()));
+        }
+        match &self.weight {
+            Matrix::Dense(_) => tiles::launch(self),
+            Matrix::Packed(_) => unpacked::product_of(self),
+        }
     }
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
-        if self.is_for_few_rows() { Ok(cube::launch(self.into())) } else { Err(self) }
+        match &self.weight {
+            Matrix::Dense(_) if self.is_for_few_rows() => Ok(cube::launch(self.into())),
+            _ => Err(self),
+        }
     }
 
     fn extent(&self) -> [usize; 2] {
@@ -117,12 +121,20 @@ impl Kernel for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[SHADER, tiles::SHADER];
+        return &[SHADER, BF16, tiles::SHADER];
         #[cfg(not(feature = "wgpu"))]
-        &[SHADER]
+        &[SHADER, BF16]
     }
 
     fn cases() -> Vec<Case<Self>> {
+        // Sums of n products in another order, some devices' in the type itself; they are rounded before a residual is
+        // added, or only then.
+        let within = |case: Case<Self>, input: usize| {
+            case.within(move |want, Rounding { single, ulp, .. }| {
+                let n = input as f64;
+                LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
+            })
+        };
         let case = |x: [usize; 3], layout: Layout, output: usize, bias: bool, residual: bool| {
             let inputs = Case::new((x, layout, output, bias, residual), move |numbers| {
                 let weight = Matrix::Dense(numbers.tensor([output, x[2]], Plain));
@@ -134,12 +146,16 @@ impl Kernel for Linear {
                 let few = x[0] * x[1] <= INVARIANT_UP_TO;
                 path != Path::Native && !few && !takes_many_rows(path, dtype, device)
             };
-            // Sums of n products in another order, some devices' in the type itself; they are rounded before a residual is
-            // added, or only then.
-            inputs.without_on(lacks).within(move |want, Rounding { single, ulp, .. }| {
-                let n = x[2] as f64;
-                LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
-            })
+            within(inputs.without_on(lacks), x[2])
+        };
+        let packed = |x: [usize; 3], layout: Layout, output: usize| {
+            let inputs = Case::new(("packed", x, layout, output), move |numbers| {
+                let weight = Matrix::Packed(numbers.packed_matrix([output, x[2]]));
+                let bias = output.is_multiple_of(2).then(|| numbers.tensor([output], Plain));
+                let residual = output.is_multiple_of(5).then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
+                Self { x: numbers.tensor(x, layout), weight, bias, residual }
+            });
+            within(inputs.without(|path, dtype| path != Path::Wgsl || dtype != DType::F32), x[2])
         };
         let mut cases = Vec::new();
         for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (4, 4), (2, 16)] {
@@ -177,6 +193,14 @@ impl Kernel for Linear {
             cases.push(case([3, 43, 96], layout, 70, true, false));
             cases.push(case([3, 43, 96], layout, 70, false, true));
         }
+        // Packed weights, which vectors of float32 are multiplied by.
+        for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (4, 4), (2, 16)] {
+            for (input, output) in [(4, 1), (80, 96), (1032, 40), (4100, 9)] {
+                cases.push(packed([rows, tokens, input], Plain, output));
+            }
+            cases.push(packed([rows, tokens, 96], Swapped(1, 2), 70));
+            cases.push(packed([rows, tokens, 96], Cut(2), 70));
+        }
         // Enough for the larger tiles.
         cases.push(case([2, 520, 48], Plain, 1930, true, false));
         cases.push(case([2, 520, 24], Plain, 1930, true, false));
@@ -193,6 +217,18 @@ fn takes_many_rows(path: Path, dtype: DType, device: &Device) -> bool {
 #[cfg(not(feature = "wgpu"))]
 fn takes_many_rows(_: Path, _: DType, _: &Device) -> bool {
     false
+}
+
+/// A product with its bias and residual.
+fn finished(y: Tensor<3>, bias: Option<Tensor<1>>, residual: Option<Tensor<3>>) -> Tensor<3> {
+    let y = match bias {
+        Some(bias) => y + bias.unsqueeze(),
+        None => y,
+    };
+    match residual {
+        Some(residual) => y + residual,
+        None => y,
+    }
 }
 
 /// `x Wᵀ` for `[rows, in]` and `[out, in]`, in Burn operations: row by row, or all at once.
@@ -220,10 +256,10 @@ impl Linear {
 /// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types `others`.
 pub(crate) fn are_few_of_one_type(
     x: &Tensor<3>,
-    Matrix::Dense(weight): &Matrix,
+    weight: &Matrix,
     others: impl Iterator<Item = DType>,
 ) -> bool {
-    let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
+    let ([rows, tokens, input], output) = (x.dims(), weight.rows());
     let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
     of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
 }
@@ -348,17 +384,28 @@ const FUSED: Lines = &[
     "const NORMED = true;\nconst THEN = ROTATED;\nconst ACTIVATION = 0u;",
 ];
 
+/// Rows of x that a workgroup has.
+const ROWS: Lines = &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"];
+
 const SHADER: Shader = Shader {
     name: "linear",
     text: concat!(
         include_str!("../../../../shaders/linear.wgsl"),
+        include_str!("../../../../shaders/weights_dense.wgsl"),
         include_str!("../../../../shaders/row_products.wgsl"),
         include_str!("../../../../shaders/activation.wgsl")
     ),
-    options: &[
-        PACK,
-        &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"],
-        SPLITS,
-        FUSED,
-    ],
+    options: &[PACK, ROWS, SPLITS, FUSED],
+};
+
+/// For packed weights.
+const BF16: Shader = Shader {
+    name: "linear_bf16",
+    text: concat!(
+        include_str!("../../../../shaders/linear.wgsl"),
+        include_str!("../../../../shaders/weights_bf16.wgsl"),
+        include_str!("../../../../shaders/row_products.wgsl"),
+        include_str!("../../../../shaders/activation.wgsl")
+    ),
+    options: &[ROWS, SPLITS, FUSED],
 };

@@ -33,7 +33,7 @@ const TILE: usize = 128 << 10;
 
 /// `None` for what it is not made for: several types together, weights with gaps, nothing at all.
 pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
-    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear;
+    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear else { return None };
     let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
     let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
@@ -50,7 +50,7 @@ pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
 
 /// Sums are float32, with bias and residual, and rounded once.
 fn products_in<E: Storage>(linear: &Linear) -> Option<Tensor<3>> {
-    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear;
+    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear else { return None };
     let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let (x, weight) = (primitive(x.clone()).to_contiguous(), primitive(weight.clone()));
     let mut y = {

@@ -119,7 +119,7 @@ fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
 /// The inputs, if not.
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
 pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
-    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = &linear;
+    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = &linear else { return Err(linear) };
     let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
     let rows = batch * tokens;
     let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
@@ -131,7 +131,8 @@ pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
     let number = shape_for(units, rows, output);
     let shape = &SHAPES[number];
     let workgroups = rows.div_ceil(shape.rows()) * output.div_ceil(shape.outputs());
-    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear;
+    let weight = weight.clone();
+    let Linear { x, bias, residual, .. } = linear;
     let (biased, added) = (bias.is_some(), residual.is_some());
     let (x, weight) = (primitive(x), primitive(weight));
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);

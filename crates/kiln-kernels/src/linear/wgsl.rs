@@ -5,31 +5,39 @@ use burn::{
     tensor::{DType, Tensor},
 };
 
-use super::{Around, SHADER, Sharing};
+use super::{Around, BF16, SHADER, Sharing};
 use crate::{
     Matrix, NormOrder,
-    launch::{Launch, comes_in_fours, empty, primitive, strides},
+    launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
     normed_linear::Then,
 };
 
 pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -> Tensor<3> {
-    let Matrix::Dense(weight) = weight;
-    let ([batch, tokens, input], [output, _]) = (x.dims(), weight.dims());
+    let ([batch, tokens, input], output) = (x.dims(), weight.rows());
     let rows = batch * tokens;
     let (biased, added) = (bias.is_some(), residual.is_some());
     let Sharing { splits, together, workgroups } =
         Sharing::new(rows, input, then.places(output), &x.device());
-    let (x, weight) = (primitive(x), primitive(weight));
+    let packed = matches!(weight, Matrix::Packed(_));
+    // Packed weights are read by fours, and so is what they meet.
+    let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, then.width(output)], x.dtype);
     let fused = then.option(norm.is_some());
     let shift = norm.as_ref().is_some_and(|norm| norm.order == NormOrder::ScaleThenCast);
     let (scales, eps) = match norm {
-        Some(norm) => (primitive(norm.scale), norm.eps as f32),
+        Some(norm) => (if packed { in_order(norm.scale) } else { primitive(norm.scale) }, norm.eps as f32),
         None => (empty(&x, [4], x.dtype), 0.0),
     };
-    let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
+    let (weight, [w0, w1]) = match weight {
+        Matrix::Dense(weight) => {
+            let weight = primitive(weight);
+            let strides = strides(&weight);
+            (weight, strides)
+        }
+        Matrix::Packed(packed) => (in_order(packed.words), [input as u32, 1]),
+    };
     let (cos, sin, each, [pairs, head_dim, rotated]) = match then {
         Then::Rotate { cos, sin, heads, head_dim } => {
             let [tables, _, pairs] = cos.dims();
@@ -37,7 +45,7 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         }
         _ => (empty(&x, [1; 3], DType::F32), empty(&x, [1; 3], DType::F32), 0, [0; 3]),
     };
-    let ([x0, x1, x2], [w0, w1]) = (strides(&x), strides(&weight));
+    let [x0, x1, x2] = strides(&x);
     let ([bias0], [scale0], [residual0, residual1, residual2]) =
         (strides(&bias), strides(&scales), strides(&residual));
     let [[cos0, cos1, cos2], [sin0, sin1, sin2]] = [strides(&cos), strides(&sin)];
@@ -51,8 +59,13 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         sin0 * each, sin1, sin2, head_dim as u32,
         rotated as u32, scale0, eps.to_bits(), f32::from(u8::from(shift)).to_bits(),
     ];
-    let picks = [usize::from(!fours), together.ilog2() as usize, splits.ilog2() as usize, fused];
-    let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&picks);
+    let picks = [together.ilog2() as usize, splits.ilog2() as usize, fused];
+    let launch = if packed {
+        Launch::new(&BF16, x.dtype, &y.client).with(&picks)
+    } else {
+        let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
+        Launch::new(&SHADER, x.dtype, &y.client).with(&[&[usize::from(!fours)], &picks[..]].concat())
+    };
     let launch = launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y);
     launch.reads(scales).reads(cos).reads(sin).run(workgroups, &info);
     Tensor::from_primitive::<Cube>(y)

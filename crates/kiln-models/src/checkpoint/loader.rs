@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use burn::tensor::{DType, Device, Tensor, TensorData, s};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic, s};
 use half::{bf16, f16};
 use kiln_core::{Error, Result, device_state::DeviceState};
-use kiln_kernels::Matrix;
+use kiln_kernels::{Matrix, PackedFormat, PackedMatrix};
+use safetensors::Dtype;
 
 use super::{
     Checkpoint, Entry,
@@ -28,6 +29,8 @@ pub struct Loader<'a> {
     /// Whether tensors are copied to memory of the device's own
     copied: bool,
     resident_experts: Option<usize>,
+    /// Whether matrices that are stored in bfloat16 stay so.
+    keeps_bf16: bool,
     on_progress: &'a mut dyn FnMut(u64),
     used: BTreeSet<String>,
     in_flight: usize,
@@ -44,6 +47,13 @@ struct Piece<'a> {
     start: usize,
     /// Bytes of a row in the file.
     row: usize,
+}
+
+impl Piece<'_> {
+    fn elements(&self) -> u64 {
+        let row: usize = self.entry.shape.iter().skip(1).product();
+        (self.rows * row) as u64
+    }
 }
 
 impl std::fmt::Debug for Loader<'_> {
@@ -71,6 +81,7 @@ impl<'a> Loader<'a> {
             largest_binding,
             copied,
             resident_experts: None,
+            keeps_bf16: false,
             on_progress,
             used,
             in_flight: 0,
@@ -81,6 +92,11 @@ impl<'a> Loader<'a> {
     /// Has the weights of experts be in host memory, but for so many of each block.
     pub fn keep_experts(&mut self, resident: Option<usize>) {
         self.resident_experts = resident;
+    }
+
+    /// Has matrices that are stored in bfloat16 stay so, as [`Matrix::Packed`].
+    pub fn keep_bf16(&mut self, keeps: bool) {
+        self.keeps_bf16 = keeps;
     }
 
     /// Says whether every tensor of the checkpoint found its place; returns how many elements were loaded.
@@ -148,20 +164,25 @@ impl<'a> Loader<'a> {
         let pieces = self.pieces(parts, row, &range)?;
         let mut shape = [range.len(); D];
         shape[1..].copy_from_slice(row);
-        self.upload(&pieces, shape)
+        self.upload(&pieces, shape, self.dtype)
     }
 
-    /// `pieces` as a tensor, which is cut along its first dimension to travel.
-    fn upload<const D: usize>(&mut self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<Tensor<D>> {
-        let row = shape[1..].iter().product::<usize>() * self.dtype.size();
+    /// `pieces` as a tensor of `dtype`, which is cut along its first dimension to travel. Of int32, it has the bytes of the file.
+    fn upload<const D: usize, K: Basic + 'static>(
+        &mut self,
+        pieces: &[Piece<'_>],
+        shape: [usize; D],
+        dtype: DType,
+    ) -> Result<Tensor<D, K>> {
+        let row = shape[1..].iter().product::<usize>() * dtype.size();
         let rows = if self.copied { (IN_FLIGHT / row.max(1)).max(1) } else { shape[0] };
-        self.parameters += shape.iter().product::<usize>() as u64;
+        self.parameters += pieces.iter().map(Piece::elements).sum::<u64>();
         if rows >= shape[0] {
-            return self.send(pieces, shape);
+            return self.send(pieces, shape, dtype);
         }
-        let (device, dtype) = (self.device, self.dtype);
-        let mut whole =
-            device.memory_persistent_allocations(shape, |shape| Tensor::<D>::empty(shape, (device, dtype)));
+        let device = self.device;
+        let mut whole = device
+            .memory_persistent_allocations(shape, |shape| Tensor::<D, K>::empty(shape, (device, dtype)));
         let mut start = 0;
         for piece in pieces {
             for first in (0..piece.rows).step_by(rows) {
@@ -169,7 +190,7 @@ impl<'a> Loader<'a> {
                 part_shape[0] = rows.min(piece.rows - first);
                 let end = start + part_shape[0];
                 let block = Piece { rows: part_shape[0], start: piece.start + first * piece.row, ..*piece };
-                let part = self.send(&[block], part_shape)?;
+                let part = self.send(&[block], part_shape, dtype)?;
                 // In place: nobody else holds the tensor.
                 whole = whole.slice_assign(s![start..end], part);
                 self.wait()?;
@@ -180,11 +201,16 @@ impl<'a> Loader<'a> {
     }
 
     /// Converts `pieces` and starts them on their way.
-    fn send<const D: usize>(&mut self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<Tensor<D>> {
-        let (device, dtype) = (self.device, self.dtype);
-        let data = self.read(pieces, shape)?;
+    fn send<const D: usize, K: Basic + 'static>(
+        &mut self,
+        pieces: &[Piece<'_>],
+        shape: [usize; D],
+        dtype: DType,
+    ) -> Result<Tensor<D, K>> {
+        let device = self.device;
+        let data = self.read(pieces, shape, dtype)?;
         let tensor = device.memory_persistent_allocations(data, |data: TensorData| {
-            Tensor::<D>::from_data(data, (device, dtype))
+            Tensor::<D, K>::from_data(data, (device, dtype))
         });
         self.in_flight += shape.iter().product::<usize>() * dtype.size();
         if self.in_flight >= IN_FLIGHT {
@@ -193,15 +219,33 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
-    /// Reads and converts `pieces`.
-    fn read<const D: usize>(&mut self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<TensorData> {
-        let data = match self.dtype {
+    /// Reads `pieces`, and converts them to a type of floats.
+    fn read<const D: usize>(
+        &mut self,
+        pieces: &[Piece<'_>],
+        shape: [usize; D],
+        dtype: DType,
+    ) -> Result<TensorData> {
+        let data = match dtype {
+            DType::I32 => self.words(pieces, shape)?,
             DType::F16 => self.convert::<f16, D>(pieces, shape)?,
             DType::BF16 => self.convert::<bf16, D>(pieces, shape)?,
             _ => self.convert::<f32, D>(pieces, shape)?,
         };
         (self.on_progress)(pieces.iter().map(|piece| (piece.rows * piece.row) as u64).sum());
         Ok(data)
+    }
+
+    /// The bytes of `pieces`, one behind the other, as words.
+    fn words<const D: usize>(&self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<TensorData> {
+        let mut words = bytemuck::zeroed_vec::<i32>(shape.iter().product());
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        for &Piece { entry, rows, start, row, .. } in pieces {
+            let (bytes, behind) = rest.split_at_mut(rows * row);
+            self.checkpoint.read(entry, start, bytes)?;
+            rest = behind;
+        }
+        Ok(TensorData::new(words, shape))
     }
 
     /// The numbers of `pieces`, one behind the other; no second copy of any is made.
@@ -244,14 +288,26 @@ impl Weights for Loader<'_> {
     }
 
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
-        self.stack(parts, &[width], range).map(Matrix::Dense)
+        let format = PackedFormat::Bf16;
+        if let Some(words) = format.words(width).filter(|_| self.keeps_bf16) {
+            let pieces = self.pieces(parts, &[width], &range)?;
+            if pieces.iter().all(|piece| piece.entry.dtype == Dtype::BF16) {
+                let words: Tensor<2, Int> = self.upload(&pieces, [range.len(), words], DType::I32)?;
+                return Ok(Matrix::Packed(PackedMatrix::new(words, format)));
+            }
+        }
+        self.dense_matrix(parts, width, range).map(Matrix::Dense)
+    }
+
+    fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
+        self.stack(parts, &[width], range)
     }
 
     fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData> {
         let pieces = self.pieces(parts, &[width], &range)?;
         let shape = [range.len(), width];
         self.parameters += shape.iter().product::<usize>() as u64;
-        self.read(&pieces, shape)
+        self.read(&pieces, shape, self.dtype)
     }
 
     fn resident_experts(&self) -> Option<usize> {
@@ -263,10 +319,7 @@ impl Weights for Loader<'_> {
         let rows: usize = shape.iter().product();
         let row = entry.range.len() / rows.max(1);
         let piece = Piece { name, entry, rows, start: entry.range.start, row };
-        let others = std::mem::replace(&mut self.dtype, DType::F32);
-        let numbers = self.upload(&[piece], [rows]);
-        self.dtype = others;
-        numbers
+        self.upload(&[piece], [rows], DType::F32)
     }
 
     fn largest_binding(&self) -> usize {

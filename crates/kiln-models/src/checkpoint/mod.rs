@@ -7,6 +7,7 @@ use std::{
 };
 
 use kiln_core::{Error, Result, tensor_file::TensorFile};
+use kiln_kernels::PackedFormat;
 use safetensors::Dtype;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -71,6 +72,17 @@ impl Checkpoint {
             sum.1 += entry.range.len() as u64;
         }
         sums
+    }
+
+    /// Elements of the matrices that are stored in bfloat16 and can stay so.
+    pub fn bf16_elements(&self) -> u64 {
+        let stays = |entry: &&Entry| {
+            entry.dtype == Dtype::BF16
+                && entry.shape.len() == 2
+                && PackedFormat::Bf16.words(entry.shape[1]).is_some()
+        };
+        let elements = |entry: &Entry| entry.shape.iter().product::<usize>() as u64;
+        self.tensors.values().filter(stays).map(elements).sum()
     }
 
     /// Bytes of all weights as they are stored.

@@ -373,13 +373,13 @@ impl CausalModel for Decoder {
             self.config.check_alignment(heads)?;
             places.aligned = heads;
         }
-        let mut x = self.embed_tokens.select(batch.tokens.clone());
+        let mut x = self.embed_tokens.select(batch.tokens.clone(), kernels);
         if let Some(scale) = self.config.embedding_scale {
             let scale = rounded(scale, x.dtype());
             x = x * scale;
         }
         if let Some(table) = &self.embed_positions {
-            x = x + table.select(places.learned(pass));
+            x = x + table.select(places.learned(pass), kernels);
         }
         if self.config.float32_residual {
             x = x.cast(DType::F32);

@@ -278,13 +278,14 @@ impl<'a> ModelBuilder<'a> {
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
         let half = device.half_dtype(configured.fits_float16()).map_or(dtype.size(), |half| half.size());
         let (kernels, device) = self.trusted(kernels, device, dtype)?;
+        let keeps_bf16 = kernels.takes_packed(dtype);
+        // Experts are computed with from numbers of one type.
+        let halves = keeps_bf16 && configured.sizes().experts.is_none();
+        let halved = if halves { checkpoint.bf16_elements() * 2 } else { 0 };
+        let spared = self.spared(&device, &configured.sizes(), dtype)? + halved;
         let claim = claim_weights(
             &self.budget(&device),
-            (elements * dtype.size() as u64).saturating_sub(self.spared(
-                &device,
-                &configured.sizes(),
-                dtype,
-            )?),
+            (elements * dtype.size() as u64).saturating_sub(spared),
             plan.build(&needs, &kernels)?,
             self.tokens,
             configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
@@ -302,6 +303,7 @@ impl<'a> ModelBuilder<'a> {
         let mut loader =
             Loader::new(&checkpoint, &device.device, dtype, largest_binding, copied, &mut on_progress);
         loader.keep_experts(self.resident_experts);
+        loader.keep_bf16(keeps_bf16);
         let causal = configured.load(&mut loader, &kernels)?;
         let parameters = loader.finish()?;
         wait_for_weights(&device.device, &refusals)?;

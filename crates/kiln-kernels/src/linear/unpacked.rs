@@ -1,0 +1,35 @@
+//! Products of many rows with packed weights: some rows of the weight are unpacked at a time, and multiplied as dense ones are.
+
+use burn::tensor::Tensor;
+
+use super::{Linear, finished};
+use crate::{Kernel, Matrix, Unpack, product};
+
+/// Bytes of numbers that are unpacked at a time, at least.
+const AT_ONCE: usize = 32 << 20;
+
+/// Computes it, if the weight is packed.
+///
+/// # Errors
+/// The inputs, if not.
+#[allow(clippy::result_large_err, reason = "as in `Kernel`")]
+pub(super) fn product_of(linear: Linear) -> Result<Tensor<3>, Linear> {
+    let Matrix::Packed(packed) = &linear.weight else { return Err(linear) };
+    let ([rows, tokens, input], output) = (linear.x.dims(), packed.rows());
+    if linear.x.dtype() != linear.weight.dtype() || rows * tokens * input * output == 0 {
+        return Err(linear);
+    }
+    let x = linear.x.clone().reshape([rows * tokens, input]);
+    let at_once = (AT_ONCE / (4 * input)).max(1);
+    let mut products = Vec::with_capacity(output.div_ceil(at_once));
+    for first in (0..output).step_by(at_once) {
+        let matrix = packed.narrow(first..(first + at_once).min(output));
+        let numbers = match (Unpack { matrix }).wgsl() {
+            Ok(numbers) => numbers,
+            Err(unpack) => unpack.reference(),
+        };
+        products.push(product(x.clone(), numbers.transpose()));
+    }
+    let y = if products.len() == 1 { products.remove(0) } else { Tensor::cat(products, 1) };
+    Ok(finished(y.reshape([rows, tokens, output]), linear.bias, linear.residual))
+}

@@ -1,0 +1,12 @@
+// Weights whose numbers are of the type of x, and are read as those of x are.
+
+@group(0) @binding(1) var<storage, read_write> w: array<pack>;
+
+// Four numbers of a row that begins there: those from 4 c on. What is beyond its end is any of it.
+fn w_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
+    if WIDTH == 4u {
+        return vec4<f32>(vec4(w[at / 4u + c]));
+    }
+    let i = places(c, stride) + at;
+    return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
+}
