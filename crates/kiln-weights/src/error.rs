@@ -1,6 +1,8 @@
-//! What can be wrong with a file of weights, or with a request for its numbers. One sentence each.
+//! What can be wrong with a file of weights, or with numbers to pack. One sentence each.
 
-/// A file of weights that cannot be read, or numbers that cannot be packed.
+use crate::Format;
+
+/// A file of weights that cannot be read or written, or numbers that cannot be packed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -8,15 +10,37 @@ pub enum Error {
     #[error("the weights cannot be read or written: {0}")]
     Io(#[from] std::io::Error),
 
-    /// The file is of another kind, or of a version or byte order that is not supported.
+    /// The file is of another kind, or uses what is not supported.
     #[error("the file cannot be read as GGUF: {0}")]
     Unsupported(String),
 
-    /// The file contradicts itself or ends too early. No part of it was returned.
-    #[error("the GGUF file is damaged: {0}")]
+    /// The file contradicts itself or ends too early.
+    #[error("the GGUF file is damaged: {0}; get it again")]
     Damaged(String),
 
     /// A metadata entry that is missing, of another type than is needed, or impossible.
     #[error("GGUF metadata `{key}` {why}")]
     Metadata { key: String, why: String },
+
+    /// What is to be written cannot be part of a GGUF file.
+    #[error("the GGUF file cannot be written: {0}")]
+    Unwritable(String),
+
+    /// No number format has this name.
+    #[error("unknown number format `{name}`; known: {}", Format::ALL.map(Format::name).join(", "))]
+    UnknownFormat { name: String },
+
+    /// Bytes and numbers that do not belong together.
+    #[error(
+        "{bytes} bytes do not hold {numbers} numbers in {format}; each {} numbers have {} bytes",
+        .format.block(), .format.block_bytes()
+    )]
+    Length { format: Format, bytes: usize, numbers: usize },
+
+    /// A number that is not finite, or larger than the scales of the format can be. `at` is its index.
+    #[error(
+        "number {at} is {value:e} and cannot be packed as {format}, which takes numbers from -{largest} to \
+         {largest}; check the weights, or keep them in f32"
+    )]
+    Unpackable { format: Format, at: usize, value: f32, largest: f32 },
 }

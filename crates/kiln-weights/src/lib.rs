@@ -4,6 +4,9 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod format;
+mod formats;
 pub mod gguf;
 
 pub use error::Error;
+pub use format::Format;

@@ -2,6 +2,54 @@
 //!
 //! Source: `docs/gguf.md` and `src/gguf.cpp` of ggml.
 
+mod file;
 mod metadata;
+mod parts;
+mod reader;
+mod tensor;
+mod writer;
 
+pub use file::Gguf;
 pub use metadata::{Array, Metadata, Value};
+pub use parts::{Parts, part_names};
+pub use tensor::TensorInfo;
+pub use writer::{GgufWriter, NewTensor};
+
+use crate::Error;
+
+/// The longest key of an entry or name of a tensor, in bytes.
+const LONGEST_NAME: u64 = 64 << 10;
+const MOST_TENSORS: u64 = 1 << 16;
+
+/// Where tensors begin if the metadata does not say it: at multiples of this.
+const ALIGNMENT: u64 = 32;
+
+fn damaged(why: String) -> Error {
+    Error::Damaged(why)
+}
+
+/// The alignment of tensors, in bytes: a power of two.
+fn alignment(metadata: &Metadata) -> Result<u64, Error> {
+    const KEY: &str = "general.alignment";
+
+    match metadata.get(KEY) {
+        None => Ok(ALIGNMENT),
+        Some(Value::U32(alignment)) if alignment.is_power_of_two() => Ok((*alignment).into()),
+        Some(_) => Err(Error::Metadata {
+            key: KEY.to_owned(),
+            why: "must be a power of two, as an unsigned integer of 32 bits".to_owned(),
+        }),
+    }
+}
+
+/// A name from a file as part of a message: quoted, short, and without control characters, which a terminal would obey.
+fn shown(name: &str) -> String {
+    const LONGEST: usize = 100;
+
+    let short: String = name.chars().take(LONGEST).collect();
+    let rest = if short.len() < name.len() { ".." } else { "" };
+    format!("`{}{rest}`", short.escape_debug())
+}
+
+#[cfg(test)]
+mod tests;

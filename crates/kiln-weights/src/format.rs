@@ -1,0 +1,163 @@
+//! The number formats of packed weights: their names, their sizes, packing and unpacking.
+
+use crate::Error;
+use crate::formats::{Layout, blocks_of_32, k_quants, plain, tables};
+
+/// A number format of weights, as in GGUF files. Numbers are packed in blocks; a row of a matrix is a whole number of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    F32,
+    F16,
+    Bf16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    Iq4Nl,
+    Iq4Xs,
+    Mxfp4,
+}
+
+impl Format {
+    pub const ALL: [Self; 16] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+        Self::Mxfp4,
+    ];
+
+    fn layout(self) -> &'static Layout {
+        match self {
+            Self::F32 => &plain::F32,
+            Self::F16 => &plain::F16,
+            Self::Bf16 => &plain::BF16,
+            Self::Q4_0 => &blocks_of_32::Q4_0,
+            Self::Q4_1 => &blocks_of_32::Q4_1,
+            Self::Q5_0 => &blocks_of_32::Q5_0,
+            Self::Q5_1 => &blocks_of_32::Q5_1,
+            Self::Q8_0 => &blocks_of_32::Q8_0,
+            Self::Q2K => &k_quants::Q2_K,
+            Self::Q3K => &k_quants::Q3_K,
+            Self::Q4K => &k_quants::Q4_K,
+            Self::Q5K => &k_quants::Q5_K,
+            Self::Q6K => &k_quants::Q6_K,
+            Self::Iq4Nl => &tables::IQ4_NL,
+            Self::Iq4Xs => &tables::IQ4_XS,
+            Self::Mxfp4 => &tables::MXFP4,
+        }
+    }
+
+    /// The name in lower case, as `q4_k`.
+    pub fn name(self) -> &'static str {
+        self.layout().name
+    }
+
+    /// The format with this name, in upper or lower case.
+    ///
+    /// # Errors
+    /// [`Error::UnknownFormat`].
+    pub fn parse(name: &str) -> Result<Self, Error> {
+        let mut formats = Self::ALL.into_iter();
+        let found = formats.find(|format| format.name().eq_ignore_ascii_case(name));
+        found.ok_or_else(|| Error::UnknownFormat { name: name.to_owned() })
+    }
+
+    /// The number of this type in ggml's `enum ggml_type`, which GGUF files hold.
+    pub fn ggml_type(self) -> u32 {
+        self.layout().ggml_type
+    }
+
+    /// The format with this number in `enum ggml_type`, if it is supported.
+    pub fn of_ggml_type(ggml_type: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.ggml_type() == ggml_type)
+    }
+
+    /// How many numbers a block holds.
+    pub fn block(self) -> usize {
+        self.layout().block
+    }
+
+    /// How many bytes a block has.
+    pub fn block_bytes(self) -> usize {
+        self.layout().block_bytes
+    }
+
+    /// How many bytes so many numbers have. `None` where they are not whole blocks, or the bytes overflow.
+    pub fn bytes_of(self, numbers: usize) -> Option<usize> {
+        match numbers % self.block() {
+            0 => (numbers / self.block()).checked_mul(self.block_bytes()),
+            _ => None,
+        }
+    }
+
+    /// Unpacks whole blocks. The numbers equal those of `gguf.quants.dequantize` (PyPI `gguf`) to the bit; a NaN may have
+    /// other bits.
+    ///
+    /// # Errors
+    /// [`Error::Length`], where `bytes` are not exactly those of `numbers`. Nothing is written then.
+    pub fn unpack(self, bytes: &[u8], numbers: &mut [f32]) -> Result<(), Error> {
+        self.check_lengths(bytes.len(), numbers.len())?;
+        (self.layout().unpack)(bytes, numbers);
+        Ok(())
+    }
+
+    /// Packs whole blocks as ggml does when it has no importance matrix.
+    ///
+    /// # Errors
+    /// [`Error::Length`], where `bytes` are not exactly those of `numbers`, and [`Error::Unpackable`], where a number is
+    /// not finite or too large. Nothing is written then. The float formats take every number.
+    pub fn pack(self, numbers: &[f32], bytes: &mut [u8]) -> Result<(), Error> {
+        self.check_lengths(bytes.len(), numbers.len())?;
+        self.check_numbers(numbers)?;
+        (self.layout().pack)(numbers, bytes);
+        Ok(())
+    }
+
+    fn check_lengths(self, bytes: usize, numbers: usize) -> Result<(), Error> {
+        match self.bytes_of(numbers) == Some(bytes) {
+            true => Ok(()),
+            false => Err(Error::Length { format: self, bytes, numbers }),
+        }
+    }
+
+    fn check_numbers(self, numbers: &[f32]) -> Result<(), Error> {
+        let Some(largest) = self.layout().largest else { return Ok(()) };
+        // False of NaN
+        let fits = |number: f32| number.abs() <= largest;
+        // Without an early exit, the compiler vectorises it.
+        if numbers.iter().fold(true, |all, &number| all & fits(number)) {
+            return Ok(());
+        }
+        match numbers.iter().enumerate().find(|&(_, &number)| !fits(number)) {
+            Some((at, &value)) => Err(Error::Unpackable { format: self, at, value, largest }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! Formats against recordings of gguf and ggml (`tools/weights_cases.py`).
+
+use std::io::Cursor;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::gguf::Gguf;
+
+static RECORDED: &[u8] =
+    include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/weights/formats.gguf"));
+
+fn tensor(name: &str) -> &'static [u8] {
+    let gguf = Gguf::read(&mut Cursor::new(RECORDED), RECORDED.len() as u64).expect("the recorded file");
+    let range = gguf.tensor(name).expect(name).range.clone();
+    &RECORDED[range.start as usize..range.end as usize]
+}
+
+fn floats(name: &str) -> Vec<f32> {
+    unpacked(Format::F32, tensor(name))
+}
+
+fn unpacked(format: Format, bytes: &[u8]) -> Vec<f32> {
+    let mut numbers = vec![0.0; bytes.len() / format.block_bytes() * format.block()];
+    format.unpack(bytes, &mut numbers).expect("whole blocks");
+    numbers
+}
+
+fn packed(format: Format, numbers: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; format.bytes_of(numbers.len()).expect("whole blocks")];
+    format.pack(numbers, &mut bytes).expect("numbers that can be packed");
+    bytes
+}
+
+#[test]
+fn unpacking_equals_gguf_to_the_bit() {
+    for format in Format::ALL {
+        let numbers = unpacked(format, tensor(&format!("{format}.blocks")));
+        let expected = floats(&format!("{format}.numbers"));
+        assert_eq!(numbers.len(), expected.len());
+        for (at, (number, expected)) in numbers.iter().zip(expected).enumerate() {
+            let same = number.to_bits() == expected.to_bits() || number.is_nan() && expected.is_nan();
+            assert!(same, "{format}: number {at} is {number:e}, and gguf has {expected:e}");
+        }
+    }
+}
+
+#[test]
+fn the_recorded_blocks_have_special_scales() {
+    for format in Format::ALL.into_iter().filter(|&format| format != Format::Mxfp4) {
+        let numbers = floats(&format!("{format}.numbers"));
+        assert!(numbers.iter().any(|x| x.is_nan()), "{format}");
+        assert!(numbers.iter().any(|x| x.is_finite() && *x < 0.0), "{format}");
+    }
+}
+
+#[test]
+fn packing_equals_ggml() {
+    let numbers = floats("numbers");
+    for format in Format::ALL {
+        let (bytes, expected) = (packed(format, &numbers), tensor(&format!("{format}.packed")));
+        let blocks = bytes.chunks(format.block_bytes()).zip(expected.chunks(format.block_bytes()));
+        for (block, (bytes, expected)) in blocks.enumerate() {
+            match format.block() {
+                // Codes of groups with a scale of 0 mean nothing. ggml keeps there what it tried last.
+                256 => {
+                    let (numbers, expected) = (unpacked(format, bytes), unpacked(format, expected));
+                    assert_eq!(numbers, expected, "{format}: block {block}");
+                }
+                _ => assert_eq!(bytes, expected, "{format}: block {block}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_format_is_found_by_its_name_and_its_number() {
+    for format in Format::ALL {
+        assert_eq!(Format::parse(format.name()).expect("its name"), format);
+        assert_eq!(Format::parse(&format.name().to_uppercase()).expect("its name"), format);
+        assert_eq!(Format::of_ggml_type(format.ggml_type()), Some(format));
+    }
+    assert_eq!(Format::of_ggml_type(4), None);
+    let error = Format::parse("q4_9").expect_err("no such format").to_string();
+    assert!(error.starts_with("unknown number format `q4_9`; known: f32, f16, bf16, q4_0"), "{error}");
+}
+
+#[test]
+fn sizes_are_those_of_whole_blocks() {
+    assert_eq!(Format::Q4K.bytes_of(512), Some(288));
+    assert_eq!(Format::Q4K.bytes_of(0), Some(0));
+    assert_eq!(Format::Q4K.bytes_of(300), None);
+    assert_eq!(Format::F32.bytes_of(usize::MAX), None);
+    let error = Format::Q8_0.unpack(&[0; 34], &mut [0.0; 33]).expect_err("not a block").to_string();
+    assert_eq!(error, "34 bytes do not hold 33 numbers in q8_0; each 32 numbers have 34 bytes");
+    assert!(Format::Q8_0.pack(&[0.0; 32], &mut [0; 33]).is_err());
+}
+
+#[test]
+fn numbers_without_a_scale_are_refused_and_nothing_is_written() {
+    for format in Format::ALL.into_iter().filter(|format| format.block() > 1) {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut numbers = [0.5; 512];
+            numbers[300] = bad;
+            let mut bytes = vec![7; format.bytes_of(512).expect("whole blocks")];
+            let error = format.pack(&numbers, &mut bytes).expect_err("not finite").to_string();
+            assert!(error.starts_with("number 300 is "), "{error}");
+            assert!(bytes.iter().all(|&byte| byte == 7), "{format}");
+        }
+    }
+    let error = Format::Q4_0.pack(&[1e5; 32], &mut [0; 18]).expect_err("too large").to_string();
+    assert_eq!(
+        error,
+        "number 0 is 1e5 and cannot be packed as q4_0, which takes numbers from -65504 to 65504; check the \
+         weights, or keep them in f32"
+    );
+    assert_eq!(unpacked(Format::F16, &packed(Format::F16, &[1e30])), [f32::INFINITY]);
+}
+
+/// Numbers of all sizes that can be packed, in groups of similar size.
+fn numbers() -> impl Strategy<Value = Vec<f32>> {
+    let group = (-30..16_i32, prop::collection::vec(-1.0..1.0_f32, 16))
+        .prop_map(|(exponent, group)| group.into_iter().map(move |x| x * 2_f32.powi(exponent)));
+    prop::collection::vec(group, 32).prop_map(|groups| groups.into_iter().flatten().collect())
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_unpacked(bytes in prop::collection::vec(any::<u8>(), 0..1024)) {
+        for format in Format::ALL {
+            let blocks = bytes.len() / format.block_bytes();
+            unpacked(format, &bytes[..blocks * format.block_bytes()]);
+        }
+    }
+
+    /// A scale is the largest number of its group over the number of steps to one side of 0, or less. A code is rounded to
+    /// the nearest, and a number at the end may be cut by a whole step, as there is one code less on one side. Scales are
+    /// rounded, too: to half of the least float16, and to a part of 2048.
+    #[test]
+    fn blocks_of_32_lose_at_most_a_step(numbers in numbers()) {
+        let steps = [
+            (Format::Q4_0, 8.0), (Format::Q4_1, 7.5), (Format::Q5_0, 16.0), (Format::Q5_1, 15.5), (Format::Q8_0, 127.0),
+        ];
+        for (format, steps) in steps {
+            let unpacked = unpacked(format, &packed(format, &numbers));
+            for (numbers, unpacked) in numbers.chunks(32).zip(unpacked.chunks(32)) {
+                let largest = numbers.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
+                let of_scales = largest / 1024.0 + 2_f32.powi(-24) * 256.0;
+                for (x, unpacked) in numbers.iter().zip(unpacked) {
+                    prop_assert!((x - unpacked).abs() <= largest / steps + of_scales, "{format}: {x} {unpacked}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_packed_is_finite(numbers in numbers()) {
+        for format in Format::ALL {
+            let unpacked = unpacked(format, &packed(format, &numbers));
+            prop_assert!(unpacked.iter().all(|x| x.is_finite()), "{format}");
+        }
+    }
+}
+
+/// `KILN_TEST_SPEED=1 cargo test --release -- --nocapture speed`
+#[test]
+fn speed() {
+    if std::env::var_os("KILN_TEST_SPEED").is_none() {
+        return println!("skipped: KILN_TEST_SPEED is not set");
+    }
+    let numbers = floats("numbers").repeat(256);
+    for format in Format::ALL {
+        let mut bytes = packed(format, &numbers);
+        let start = std::time::Instant::now();
+        format.pack(&numbers, &mut bytes).expect("packed before");
+        let pack = numbers.len() as f64 / start.elapsed().as_secs_f64() / 1e6;
+        let mut unpacked = numbers.clone();
+        let start = std::time::Instant::now();
+        format.unpack(&bytes, &mut unpacked).expect("unpacked before");
+        let unpack = numbers.len() as f64 / start.elapsed().as_secs_f64() / 1e6;
+        println!("{format:8} pack {pack:7.0} M/s, unpack {unpack:7.0} M/s");
+    }
+}

@@ -1,0 +1,169 @@
+//! Blocks of 32 numbers with a scale, and in some formats a minimum: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+
+use crate::formats::bits::{bytes_of, codes_of};
+use crate::formats::{Block, Layout, fields, inverse, largest, narrow, widen};
+
+pub(crate) static Q4_0: Layout = Layout::of::<Q4_0, _, _>("q4_0", 2);
+pub(crate) static Q4_1: Layout = Layout::of::<Q4_1, _, _>("q4_1", 3);
+pub(crate) static Q5_0: Layout = Layout::of::<Q5_0, _, _>("q5_0", 6);
+pub(crate) static Q5_1: Layout = Layout::of::<Q5_1, _, _>("q5_1", 7);
+pub(crate) static Q8_0: Layout = Layout::of::<Q8_0, _, _>("q8_0", 8);
+
+fields! {
+    /// `(code - 8) · scale`, with 4 bits a code (`block_q4_0` of ggml).
+    struct Q4_0 {
+        scale: [u8; 2],
+        /// Byte i: code i, then code i + 16
+        codes: [u8; 16],
+    }
+}
+
+impl Block<32, 18> for Q4_0 {
+    fn unpack(&self, numbers: &mut [f32; 32]) {
+        scaled(widen(self.scale), codes_of::<4, 16, 32>(&self.codes).map(|code| code as i8 - 8), numbers);
+    }
+
+    fn pack(numbers: &[f32; 32]) -> Self {
+        let (scale, codes) = symmetric(numbers, 8.0);
+        Self { scale, codes: bytes_of::<4, 16, 16>(&codes) }
+    }
+}
+
+fields! {
+    /// `code · scale + minimum`, with 4 bits a code (`block_q4_1` of ggml).
+    struct Q4_1 {
+        scale: [u8; 2],
+        minimum: [u8; 2],
+        /// Byte i: code i, then code i + 16
+        codes: [u8; 16],
+    }
+}
+
+impl Block<32, 20> for Q4_1 {
+    fn unpack(&self, numbers: &mut [f32; 32]) {
+        affine(widen(self.scale), widen(self.minimum), codes_of::<4, 16, 32>(&self.codes), numbers);
+    }
+
+    fn pack(numbers: &[f32; 32]) -> Self {
+        let (scale, minimum, codes) = between_extremes(numbers, 15.0);
+        Self { scale, minimum, codes: bytes_of::<4, 16, 16>(&codes) }
+    }
+}
+
+fields! {
+    /// `(code - 16) · scale`, with 5 bits a code (`block_q5_0` of ggml).
+    struct Q5_0 {
+        scale: [u8; 2],
+        /// Bit i: the highest bit of code i
+        high: [u8; 4],
+        /// Byte i: the low bits of code i, then those of code i + 16
+        low: [u8; 16],
+    }
+}
+
+impl Block<32, 22> for Q5_0 {
+    fn unpack(&self, numbers: &mut [f32; 32]) {
+        scaled(widen(self.scale), five_bits(&self.high, &self.low).map(|code| code as i8 - 16), numbers);
+    }
+
+    fn pack(numbers: &[f32; 32]) -> Self {
+        let (scale, codes) = symmetric(numbers, 16.0);
+        let (high, low) = split_five_bits(&codes);
+        Self { scale, high, low }
+    }
+}
+
+fields! {
+    /// `code · scale + minimum`, with 5 bits a code (`block_q5_1` of ggml).
+    struct Q5_1 {
+        scale: [u8; 2],
+        minimum: [u8; 2],
+        /// Bit i: the highest bit of code i
+        high: [u8; 4],
+        /// Byte i: the low bits of code i, then those of code i + 16
+        low: [u8; 16],
+    }
+}
+
+impl Block<32, 24> for Q5_1 {
+    fn unpack(&self, numbers: &mut [f32; 32]) {
+        affine(widen(self.scale), widen(self.minimum), five_bits(&self.high, &self.low), numbers);
+    }
+
+    fn pack(numbers: &[f32; 32]) -> Self {
+        let (scale, minimum, codes) = between_extremes(numbers, 31.0);
+        let (high, low) = split_five_bits(&codes);
+        Self { scale, minimum, high, low }
+    }
+}
+
+fields! {
+    /// `code · scale`, with a signed byte a code (`block_q8_0` of ggml).
+    struct Q8_0 {
+        scale: [u8; 2],
+        codes: [u8; 32],
+    }
+}
+
+impl Block<32, 34> for Q8_0 {
+    fn unpack(&self, numbers: &mut [f32; 32]) {
+        scaled(widen(self.scale), self.codes.map(|code| code as i8), numbers);
+    }
+
+    fn pack(numbers: &[f32; 32]) -> Self {
+        let scale = largest(numbers).abs() / 127.0;
+        let inverse = inverse(scale);
+        Self { scale: narrow(scale), codes: numbers.map(|x| round(x * inverse) as i8 as u8) }
+    }
+}
+
+/// The nearest integer; halves are rounded away from 0, as in C. `f32::round` calls a function where the processor has no
+/// instruction for it.
+fn round(x: f32) -> f32 {
+    // With 0.5, the sum would be rounded up to 1 for the largest number below 0.5.
+    const BELOW_HALF: f32 = 0.5_f32.next_down();
+    (x + BELOW_HALF.copysign(x)) as i32 as f32
+}
+
+fn scaled(scale: f32, codes: [i8; 32], numbers: &mut [f32; 32]) {
+    for (number, code) in numbers.iter_mut().zip(codes) {
+        *number = scale * f32::from(code);
+    }
+}
+
+fn affine(scale: f32, minimum: f32, codes: [u8; 32], numbers: &mut [f32; 32]) {
+    for (number, code) in numbers.iter_mut().zip(codes) {
+        *number = scale * f32::from(code) + minimum;
+    }
+}
+
+/// The scale that makes the largest number `-half`, and the codes from 0 to `2 · half - 1`.
+fn symmetric(numbers: &[f32; 32], half: f32) -> ([u8; 2], [u8; 32]) {
+    let scale = largest(numbers) / -half;
+    let inverse = inverse(scale);
+    // The sum is not negative, so dropping its fraction rounds to the nearest.
+    let codes = numbers.map(|x| (x * inverse + (half + 0.5)).min(2.0 * half - 1.0) as u8);
+    (narrow(scale), codes)
+}
+
+/// The scale and minimum with which the codes 0 and `max` are the smallest and the largest number.
+fn between_extremes(numbers: &[f32; 32], max: f32) -> ([u8; 2], [u8; 2], [u8; 32]) {
+    let low = numbers.iter().fold(f32::MAX, |low, &x| if x < low { x } else { low });
+    let high = numbers.iter().fold(f32::MIN, |high, &x| if x > high { x } else { high });
+    let scale = (high - low) / max;
+    let inverse = inverse(scale);
+    let codes = numbers.map(|x| ((x - low) * inverse + 0.5).min(max) as u8);
+    (narrow(scale), narrow(low), codes)
+}
+
+fn five_bits(high: &[u8; 4], low: &[u8; 16]) -> [u8; 32] {
+    let (high, mut codes) = (codes_of::<1, 1, 32>(high), codes_of::<4, 16, 32>(low));
+    for (code, high) in codes.iter_mut().zip(high) {
+        *code |= high << 4;
+    }
+    codes
+}
+
+fn split_five_bits(codes: &[u8; 32]) -> ([u8; 4], [u8; 16]) {
+    (bytes_of::<1, 1, 4>(&codes.map(|code| code >> 4)), bytes_of::<4, 16, 16>(codes))
+}

@@ -1,0 +1,176 @@
+//! Blocks whose codes are places in a table of 16 values: IQ4_NL, IQ4_XS, MXFP4.
+
+use crate::formats::bits::{bytes_of, codes_of};
+use crate::formats::search::{best_fit, groups, nearest};
+use crate::formats::{Block, Layout, fields, inverse, largest, narrow, widen};
+
+pub(crate) static IQ4_NL: Layout = Layout::of::<Iq4Nl, _, _>("iq4_nl", 20);
+pub(crate) static IQ4_XS: Layout = Layout::of::<Iq4Xs, _, _>("iq4_xs", 23);
+pub(crate) static MXFP4: Layout =
+    Layout { largest: Some(f32::MAX), ..Layout::of::<Mxfp4, _, _>("mxfp4", 39) };
+
+/// `kvalues_iq4nl` of ggml: denser near 0, as weights are.
+const NON_LINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// `kvalues_mxfp4` of ggml: twice the values of a float of 4 bits (E2M1), which is a sign, 2 bits of exponent and 1 of
+/// fraction.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+fields! {
+    /// `scale · NON_LINEAR[code]`, with 4 bits a code (`block_iq4_nl` of ggml).
+    struct Iq4Nl {
+        scale: [u8; 2],
+        /// Byte i: code i, then code i + 16
+        codes: [u8; 16],
+    }
+}
+
+impl Block<32, 18> for Iq4Nl {
+    fn unpack(&self, numbers: &mut [f32; 32]) {
+        look_up(&NON_LINEAR, widen(self.scale), codes_of::<4, 16, 32>(&self.codes), numbers);
+    }
+
+    fn pack(numbers: &[f32; 32]) -> Self {
+        let [scale] = non_linear_scales(&groups::<32, 1>(numbers));
+        let inverse = inverse(scale);
+        let codes = numbers.map(|x| non_linear_code(inverse * x));
+        Self { scale: narrow(scale), codes: bytes_of::<4, 16, 16>(&codes) }
+    }
+}
+
+fields! {
+    /// `scale · (s - 32) · NON_LINEAR[code]`, with 4 bits a code, and a 6-bit s for each 32 numbers (`block_iq4_xs` of ggml).
+    struct Iq4Xs {
+        scale: [u8; 2],
+        /// Two bits for each group: the high bits of s
+        high_scales: [u8; 2],
+        /// Four bits for each group: the low bits of s
+        low_scales: [u8; 4],
+        /// Byte i of each 16: code i, then code i + 16
+        codes: [u8; 128],
+    }
+}
+
+impl Block<256, 136> for Iq4Xs {
+    fn unpack(&self, numbers: &mut [f32; 256]) {
+        let scale = widen(self.scale);
+        let high = codes_of::<2, 1, 8>(&self.high_scales);
+        let low = codes_of::<4, 1, 8>(&self.low_scales);
+        let codes = codes_of::<4, 16, 256>(&self.codes);
+        let groups = numbers.as_chunks_mut().0.iter_mut().zip(codes.as_chunks().0);
+        for ((numbers, codes), (high, low)) in groups.zip(high.into_iter().zip(low)) {
+            let factor = (high << 4 | low) as i8 - 32;
+            look_up(&NON_LINEAR, scale * f32::from(factor), *codes, numbers);
+        }
+    }
+
+    fn pack(numbers: &[f32; 256]) -> Self {
+        let scales = non_linear_scales(&groups::<32, 8>(numbers));
+        let scale = -largest(&scales) / 32.0;
+        let to_factor = inverse(scale);
+        let factors = scales.map(|s| nearest(to_factor * s, -32.0, 31.0));
+        let mut codes = [0; 256];
+        let in_groups = codes.as_chunks_mut::<32>().0.iter_mut().zip(numbers.as_chunks::<32>().0);
+        for ((codes, numbers), factor) in in_groups.zip(factors) {
+            let inverse = inverse(scale * factor);
+            *codes = numbers.map(|x| non_linear_code(inverse * x));
+        }
+        let factors = factors.map(|factor| (factor + 32.0) as u8);
+        Self {
+            scale: narrow(scale),
+            high_scales: bytes_of::<2, 1, 2>(&factors.map(|factor| factor >> 4)),
+            low_scales: bytes_of::<4, 1, 4>(&factors),
+            codes: bytes_of::<4, 16, 128>(&codes),
+        }
+    }
+}
+
+fields! {
+    /// `2^(exponent - 128) · E2M1[code]`, with 4 bits a code (`block_mxfp4` of ggml; OCP Microscaling Formats 1.0).
+    struct Mxfp4 {
+        exponent: [u8; 1],
+        /// Byte i: code i, then code i + 16
+        codes: [u8; 16],
+    }
+}
+
+impl Block<32, 17> for Mxfp4 {
+    fn unpack(&self, numbers: &mut [f32; 32]) {
+        let [exponent] = self.exponent;
+        look_up(&E2M1, half_power(exponent), codes_of::<4, 16, 32>(&self.codes), numbers);
+    }
+
+    /// The largest value gets the exponent of the largest number, so numbers up to a third larger become smaller.
+    fn pack(numbers: &[f32; 32]) -> Self {
+        /// Halfway between two values; a number there becomes the one nearer to 0
+        const LIMITS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
+
+        let largest = largest(numbers).abs();
+        let exponent = if largest > 0.0 { (largest.log2().floor() + 125.0) as u8 } else { 0 };
+        let limits = LIMITS.map(|limit| limit * half_power(exponent));
+        let codes = numbers.map(|x| {
+            let size: u8 = limits.iter().map(|&limit| u8::from(x.abs() > limit)).sum();
+            size | u8::from(x < 0.0 && size > 0) << 3
+        });
+        Self { exponent: [exponent], codes: bytes_of::<4, 16, 16>(&codes) }
+    }
+}
+
+/// `2^(exponent - 128)`: half of what the exponent stands for, as the values of the table are doubled.
+fn half_power(exponent: u8) -> f32 {
+    f32::from_bits(match exponent {
+        // Below the normal numbers
+        0..2 => 0x0020_0000 << exponent,
+        _ => u32::from(exponent - 1) << 23,
+    })
+}
+
+fn look_up(table: &[i8; 16], scale: f32, codes: [u8; 32], numbers: &mut [f32; 32]) {
+    for (number, code) in numbers.iter_mut().zip(codes) {
+        *number = scale * f32::from(table[usize::from(code & 15)]);
+    }
+}
+
+/// Scales of groups, so that `scale · value` is near to the numbers: the best of 16 inverse scales
+/// (`quantize_row_iq4_nl_impl` of ggml, with as many tries as `quantize_iq4_nl` lets it do).
+fn non_linear_scales<const G: usize>(numbers: &[[f32; G]; 32]) -> [f32; G] {
+    let inverses = (-8..=7_i8).map(|stretch| {
+        move |largest: f32| match stretch {
+            -8 => 1.0 / (largest / 127.0),
+            _ => (f32::from(stretch) - 127.0) / largest,
+        }
+    });
+    let nearest = |x| {
+        let mut value = f32::from(NON_LINEAR[0]);
+        for step in STEPS {
+            value += if x >= step.limit { step.height } else { 0.0 };
+        }
+        value
+    };
+    best_fit(numbers, inverses, nearest, |weight, x, value| weight * value * x)
+}
+
+/// The place of the value nearest to `x`; the larger one of two that are as near.
+fn non_linear_code(x: f32) -> u8 {
+    STEPS.iter().map(|step| u8::from(x >= step.limit)).sum()
+}
+
+/// From one value of [`NON_LINEAR`] to the next.
+#[derive(Clone, Copy)]
+struct Step {
+    /// Halfway between the values
+    limit: f32,
+    height: f32,
+}
+
+/// Comparing with all limits vectorises, a search in the table does not.
+const STEPS: [Step; 15] = {
+    let mut steps = [Step { limit: 0.0, height: 0.0 }; 15];
+    let mut i = 0;
+    while i < 15 {
+        let (low, high) = (NON_LINEAR[i] as f32, NON_LINEAR[i + 1] as f32);
+        steps[i] = Step { limit: (low + high) / 2.0, height: high - low };
+        i += 1;
+    }
+    steps
+};

@@ -1,0 +1,1 @@
+//! GGUF files: recorded, written and damaged ones.
