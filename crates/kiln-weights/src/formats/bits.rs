@@ -3,14 +3,17 @@
 //! All formats of ggml share one scheme, with two parameters. `STRIDE` bytes hold `8 / BITS · STRIDE` codes. The lowest
 //! bits of these bytes are the first `STRIDE` codes, the next bits are the next `STRIDE` codes, and so on.
 
-/// Reads `N` codes.
-pub(crate) fn codes_of<const BITS: usize, const STRIDE: usize, const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mask = (1 << BITS) - 1;
+/// Reads `N` codes from `B` bytes.
+#[inline]
+pub(crate) fn codes_of<const BITS: usize, const STRIDE: usize, const N: usize, const B: usize>(
+    bytes: &[u8; B],
+) -> [u8; N] {
     let mut codes = [0; N];
-    for (bytes, codes) in bytes.chunks_exact(STRIDE).zip(codes.chunks_exact_mut(STRIDE * 8 / BITS)) {
-        for (plane, codes) in codes.chunks_exact_mut(STRIDE).enumerate() {
+    let planes = codes.as_chunks_mut::<STRIDE>().0.chunks_exact_mut(8 / BITS);
+    for (bytes, planes) in bytes.as_chunks::<STRIDE>().0.iter().zip(planes) {
+        for (plane, codes) in planes.iter_mut().enumerate() {
             for (code, byte) in codes.iter_mut().zip(bytes) {
-                *code = byte >> (plane * BITS) & mask;
+                *code = byte >> (plane * BITS) & mask(BITS);
             }
         }
     }
@@ -18,15 +21,22 @@ pub(crate) fn codes_of<const BITS: usize, const STRIDE: usize, const N: usize>(b
 }
 
 /// Writes codes, of which only the lowest `BITS` bits are used, to `B` bytes.
-pub(crate) fn bytes_of<const BITS: usize, const STRIDE: usize, const B: usize>(codes: &[u8]) -> [u8; B] {
-    let mask = (1 << BITS) - 1;
+#[inline]
+pub(crate) fn bytes_of<const BITS: usize, const STRIDE: usize, const N: usize, const B: usize>(
+    codes: &[u8; N],
+) -> [u8; B] {
     let mut bytes = [0; B];
-    for (bytes, codes) in bytes.chunks_exact_mut(STRIDE).zip(codes.chunks_exact(STRIDE * 8 / BITS)) {
-        for (plane, codes) in codes.chunks_exact(STRIDE).enumerate() {
+    let planes = codes.as_chunks::<STRIDE>().0.chunks_exact(8 / BITS);
+    for (bytes, planes) in bytes.as_chunks_mut::<STRIDE>().0.iter_mut().zip(planes) {
+        for (plane, codes) in planes.iter().enumerate() {
             for (byte, code) in bytes.iter_mut().zip(codes) {
-                *byte |= (code & mask) << (plane * BITS);
+                *byte |= (code & mask(BITS)) << (plane * BITS);
             }
         }
     }
     bytes
+}
+
+const fn mask(bits: usize) -> u8 {
+    (1 << bits) - 1
 }

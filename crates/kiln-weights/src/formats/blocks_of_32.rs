@@ -20,12 +20,12 @@ fields! {
 
 impl Block<32, 18> for Q4_0 {
     fn unpack(&self, numbers: &mut [f32; 32]) {
-        scaled(widen(self.scale), codes_of::<4, 16, 32>(&self.codes).map(|code| code as i8 - 8), numbers);
+        centered(widen(self.scale), 8.0, &codes_of::<4, 16, 32, _>(&self.codes), numbers);
     }
 
     fn pack(numbers: &[f32; 32]) -> Self {
         let (scale, codes) = symmetric(numbers, 8.0);
-        Self { scale, codes: bytes_of::<4, 16, 16>(&codes) }
+        Self { scale, codes: bytes_of::<4, 16, _, _>(&codes) }
     }
 }
 
@@ -41,12 +41,12 @@ fields! {
 
 impl Block<32, 20> for Q4_1 {
     fn unpack(&self, numbers: &mut [f32; 32]) {
-        affine(widen(self.scale), widen(self.minimum), codes_of::<4, 16, 32>(&self.codes), numbers);
+        affine(widen(self.scale), widen(self.minimum), &codes_of::<4, 16, 32, _>(&self.codes), numbers);
     }
 
     fn pack(numbers: &[f32; 32]) -> Self {
         let (scale, minimum, codes) = between_extremes(numbers, 15.0);
-        Self { scale, minimum, codes: bytes_of::<4, 16, 16>(&codes) }
+        Self { scale, minimum, codes: bytes_of::<4, 16, _, _>(&codes) }
     }
 }
 
@@ -63,7 +63,7 @@ fields! {
 
 impl Block<32, 22> for Q5_0 {
     fn unpack(&self, numbers: &mut [f32; 32]) {
-        scaled(widen(self.scale), five_bits(&self.high, &self.low).map(|code| code as i8 - 16), numbers);
+        centered(widen(self.scale), 16.0, &five_bits(&self.high, &self.low), numbers);
     }
 
     fn pack(numbers: &[f32; 32]) -> Self {
@@ -87,7 +87,7 @@ fields! {
 
 impl Block<32, 24> for Q5_1 {
     fn unpack(&self, numbers: &mut [f32; 32]) {
-        affine(widen(self.scale), widen(self.minimum), five_bits(&self.high, &self.low), numbers);
+        affine(widen(self.scale), widen(self.minimum), &five_bits(&self.high, &self.low), numbers);
     }
 
     fn pack(numbers: &[f32; 32]) -> Self {
@@ -107,7 +107,10 @@ fields! {
 
 impl Block<32, 34> for Q8_0 {
     fn unpack(&self, numbers: &mut [f32; 32]) {
-        scaled(widen(self.scale), self.codes.map(|code| code as i8), numbers);
+        let scale = widen(self.scale);
+        for (number, &code) in numbers.iter_mut().zip(&self.codes) {
+            *number = scale * f32::from(code as i8);
+        }
     }
 
     fn pack(numbers: &[f32; 32]) -> Self {
@@ -125,14 +128,16 @@ fn round(x: f32) -> f32 {
     (x + BELOW_HALF.copysign(x)) as i32 as f32
 }
 
-fn scaled(scale: f32, codes: [i8; 32], numbers: &mut [f32; 32]) {
-    for (number, code) in numbers.iter_mut().zip(codes) {
-        *number = scale * f32::from(code);
+/// `(code - half) · scale`
+fn centered(scale: f32, half: f32, codes: &[u8; 32], numbers: &mut [f32; 32]) {
+    for (number, &code) in numbers.iter_mut().zip(codes) {
+        *number = scale * (f32::from(code) - half);
     }
 }
 
-fn affine(scale: f32, minimum: f32, codes: [u8; 32], numbers: &mut [f32; 32]) {
-    for (number, code) in numbers.iter_mut().zip(codes) {
+/// `code · scale + minimum`
+fn affine(scale: f32, minimum: f32, codes: &[u8; 32], numbers: &mut [f32; 32]) {
+    for (number, &code) in numbers.iter_mut().zip(codes) {
         *number = scale * f32::from(code) + minimum;
     }
 }
@@ -157,13 +162,15 @@ fn between_extremes(numbers: &[f32; 32], max: f32) -> ([u8; 2], [u8; 2], [u8; 32
 }
 
 fn five_bits(high: &[u8; 4], low: &[u8; 16]) -> [u8; 32] {
-    let (high, mut codes) = (codes_of::<1, 1, 32>(high), codes_of::<4, 16, 32>(low));
-    for (code, high) in codes.iter_mut().zip(high) {
-        *code |= high << 4;
+    let high = u32::from_le_bytes(*high);
+    let mut codes = codes_of::<4, 16, 32, _>(low);
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code |= (high >> i & 1) as u8 * 16;
     }
     codes
 }
 
 fn split_five_bits(codes: &[u8; 32]) -> ([u8; 4], [u8; 16]) {
-    (bytes_of::<1, 1, 4>(&codes.map(|code| code >> 4)), bytes_of::<4, 16, 16>(codes))
+    let high = codes.iter().enumerate().fold(0, |high, (i, code)| high | u32::from(code >> 4) << i);
+    (high.to_le_bytes(), bytes_of::<4, 16, _, _>(codes))
 }

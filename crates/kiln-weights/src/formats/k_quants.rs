@@ -29,7 +29,7 @@ impl Block<256, 84> for Q2K {
             minimum: self.minimum,
             scales: self.groups.map(|group| group & 15),
             minimums: self.groups.map(|group| group >> 4),
-            codes: codes_of::<2, 32, 256>(&self.codes),
+            codes: codes_of::<2, 32, 256, _>(&self.codes),
         };
         affine.unpack(numbers);
     }
@@ -41,7 +41,7 @@ impl Block<256, 84> for Q2K {
         let affine = Affine::pack(&numbers, &numbers.map(|lanes| lanes.map(f32::abs)), TRIES, 15.0);
         Self {
             groups: std::array::from_fn(|group| affine.scales[group] | affine.minimums[group] << 4),
-            codes: bytes_of::<2, 32, 64>(&affine.codes),
+            codes: bytes_of::<2, 32, _, _>(&affine.codes),
             scale: affine.scale,
             minimum: affine.minimum,
         }
@@ -66,15 +66,15 @@ fields! {
 impl Block<256, 110> for Q3K {
     fn unpack(&self, numbers: &mut [f32; 256]) {
         let scales = joined(
-            codes_of::<4, 8, 16>(&self.low_scales),
-            codes_of::<2, 4, 16>(&self.high_scales).map(|high| high << 4),
+            codes_of::<4, 8, 16, _>(&self.low_scales),
+            codes_of::<2, 4, 16, _>(&self.high_scales).map(|high| high << 4),
         );
         let codes = joined(
-            codes_of::<2, 32, 256>(&self.low),
-            codes_of::<1, 32, 256>(&self.high).map(|high| high << 2),
+            codes_of::<2, 32, 256, _>(&self.low),
+            codes_of::<1, 32, 256, _>(&self.high).map(|high| high << 2),
         );
         let scales = scales.map(|scale| scale as i8 - 32);
-        unpack_symmetric(self.scale, scales, &codes.map(|code| code as i8 - 4), numbers);
+        unpack_symmetric(self.scale, scales, 4.0, &codes, numbers);
     }
 
     fn pack(numbers: &[f32; 256]) -> Self {
@@ -83,10 +83,10 @@ impl Block<256, 110> for Q3K {
         let scales = scales.map(|scale| (scale + 32) as u8);
         let codes = codes.map(|code| (code + 4) as u8);
         Self {
-            high: bytes_of::<1, 32, 32>(&codes.map(|code| code >> 2)),
-            low: bytes_of::<2, 32, 64>(&codes),
-            low_scales: bytes_of::<4, 8, 8>(&scales),
-            high_scales: bytes_of::<2, 4, 4>(&scales.map(|scale| scale >> 4)),
+            high: bytes_of::<1, 32, _, _>(&codes.map(|code| code >> 2)),
+            low: bytes_of::<2, 32, _, _>(&codes),
+            low_scales: bytes_of::<4, 8, _, _>(&scales),
+            high_scales: bytes_of::<2, 4, _, _>(&scales.map(|scale| scale >> 4)),
             scale,
         }
     }
@@ -107,7 +107,7 @@ fields! {
 impl Block<256, 144> for Q4K {
     fn unpack(&self, numbers: &mut [f32; 256]) {
         let (scales, minimums) = six_bits(&self.groups);
-        let codes = codes_of::<4, 32, 256>(&self.codes);
+        let codes = codes_of::<4, 32, 256, _>(&self.codes);
         Affine { scale: self.scale, minimum: self.minimum, scales, minimums, codes }.unpack(numbers);
     }
 
@@ -120,7 +120,7 @@ impl Block<256, 144> for Q4K {
             scale: affine.scale,
             minimum: affine.minimum,
             groups: six_bits_bytes(&affine.scales, &affine.minimums),
-            codes: bytes_of::<4, 32, 128>(&affine.codes),
+            codes: bytes_of::<4, 32, _, _>(&affine.codes),
         }
     }
 }
@@ -143,8 +143,8 @@ impl Block<256, 176> for Q5K {
     fn unpack(&self, numbers: &mut [f32; 256]) {
         let (scales, minimums) = six_bits(&self.groups);
         let codes = joined(
-            codes_of::<4, 32, 256>(&self.low),
-            codes_of::<1, 32, 256>(&self.high).map(|high| high << 4),
+            codes_of::<4, 32, 256, _>(&self.low),
+            codes_of::<1, 32, 256, _>(&self.high).map(|high| high << 4),
         );
         Affine { scale: self.scale, minimum: self.minimum, scales, minimums, codes }.unpack(numbers);
     }
@@ -158,8 +158,8 @@ impl Block<256, 176> for Q5K {
             scale: affine.scale,
             minimum: affine.minimum,
             groups: six_bits_bytes(&affine.scales, &affine.minimums),
-            high: bytes_of::<1, 32, 32>(&affine.codes.map(|code| code >> 4)),
-            low: bytes_of::<4, 32, 128>(&affine.codes),
+            high: bytes_of::<1, 32, _, _>(&affine.codes.map(|code| code >> 4)),
+            low: bytes_of::<4, 32, _, _>(&affine.codes),
         }
     }
 }
@@ -179,11 +179,11 @@ fields! {
 impl Block<256, 210> for Q6K {
     fn unpack(&self, numbers: &mut [f32; 256]) {
         let codes = joined(
-            codes_of::<4, 64, 256>(&self.low),
-            codes_of::<2, 32, 256>(&self.high).map(|high| high << 4),
+            codes_of::<4, 64, 256, _>(&self.low),
+            codes_of::<2, 32, 256, _>(&self.high).map(|high| high << 4),
         );
         let scales = self.scales.map(|scale| scale as i8);
-        unpack_symmetric(self.scale, scales, &codes.map(|code| code as i8 - 32), numbers);
+        unpack_symmetric(self.scale, scales, 32.0, &codes, numbers);
     }
 
     fn pack(numbers: &[f32; 256]) -> Self {
@@ -191,8 +191,8 @@ impl Block<256, 210> for Q6K {
         let (scale, scales, codes) = pack_symmetric(&numbers, symmetric(&numbers, 32.0), 128.0, 32.0);
         let codes = codes.map(|code| (code + 32) as u8);
         Self {
-            low: bytes_of::<4, 64, 128>(&codes),
-            high: bytes_of::<2, 32, 64>(&codes.map(|code| code >> 4)),
+            low: bytes_of::<4, 64, _, _>(&codes),
+            high: bytes_of::<2, 32, _, _>(&codes.map(|code| code >> 4)),
             scales: scales.map(|scale| scale as u8),
             scale,
         }
@@ -266,14 +266,20 @@ fn weights<const N: usize, const G: usize>(numbers: &Groups<N, G>) -> Groups<N, 
     numbers.map(|x| std::array::from_fn(|lane| mean[lane] + x[lane].abs()))
 }
 
-/// Numbers of groups of 16, as `scale · s · code`.
-fn unpack_symmetric(scale: [u8; 2], scales: [i8; 16], codes: &[i8; 256], numbers: &mut [f32; 256]) {
+/// Numbers of groups of 16, as `scale · s · (code - half)`.
+fn unpack_symmetric(
+    scale: [u8; 2],
+    scales: [i8; 16],
+    half: f32,
+    codes: &[u8; 256],
+    numbers: &mut [f32; 256],
+) {
     let scale = widen(scale);
     let groups = numbers.as_chunks_mut::<16>().0.iter_mut().zip(codes.as_chunks::<16>().0);
     for ((numbers, codes), s) in groups.zip(scales) {
         let scale = scale * f32::from(s);
         for (number, &code) in numbers.iter_mut().zip(codes) {
-            *number = scale * f32::from(code);
+            *number = scale * (f32::from(code) - half);
         }
     }
 }

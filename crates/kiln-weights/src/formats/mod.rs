@@ -123,7 +123,9 @@ fn inverse(scale: f32) -> f32 {
     }
 }
 
-/// The first of the numbers with the largest absolute value. `-0` is taken for 0.
+/// The first of the numbers with the largest absolute value, or 0.
 fn largest<const N: usize>(numbers: &[f32; N]) -> f32 {
-    numbers.iter().fold(0.0, |max: f32, &x| if x.abs() > max.abs() { x } else { max })
+    // In two steps, of which the first is vectorised. No number is NaN.
+    let size = numbers.iter().fold(0.0, |size: f32, x| if x.abs() > size { x.abs() } else { size });
+    numbers.iter().copied().find(|x| x.abs() == size).unwrap_or(0.0)
 }

@@ -2,9 +2,10 @@
 
 use crate::formats::bits::{bytes_of, codes_of};
 use crate::formats::search::{best_fit, groups, nearest};
-use crate::formats::{Block, Layout, fields, inverse, largest, narrow, widen};
+use crate::formats::{Block, Fields, Layout, fields, inverse, largest, narrow, widen};
 
-pub(crate) static IQ4_NL: Layout = Layout::of::<Iq4Nl, _, _>("iq4_nl", 20);
+pub(crate) static IQ4_NL: Layout =
+    Layout { pack: pack_non_linear, ..Layout::of::<Iq4Nl, _, _>("iq4_nl", 20) };
 pub(crate) static IQ4_XS: Layout = Layout::of::<Iq4Xs, _, _>("iq4_xs", 23);
 pub(crate) static MXFP4: Layout =
     Layout { largest: Some(f32::MAX), ..Layout::of::<Mxfp4, _, _>("mxfp4", 39) };
@@ -27,14 +28,35 @@ fields! {
 
 impl Block<32, 18> for Iq4Nl {
     fn unpack(&self, numbers: &mut [f32; 32]) {
-        look_up(&NON_LINEAR, widen(self.scale), codes_of::<4, 16, 32>(&self.codes), numbers);
+        look_up(&NON_LINEAR, widen(self.scale), codes_of::<4, 16, 32, _>(&self.codes), numbers);
     }
 
     fn pack(numbers: &[f32; 32]) -> Self {
-        let [scale] = non_linear_scales(&groups::<32, 1>(numbers));
+        let [scale] = non_linear_scales(&groups(numbers));
+        Self::with_scale(numbers, scale)
+    }
+}
+
+impl Iq4Nl {
+    fn with_scale(numbers: &[f32; 32], scale: f32) -> Self {
         let inverse = inverse(scale);
         let codes = numbers.map(|x| non_linear_code(inverse * x));
-        Self { scale: narrow(scale), codes: bytes_of::<4, 16, 16>(&codes) }
+        Self { scale: narrow(scale), codes: bytes_of::<4, 16, _, _>(&codes) }
+    }
+}
+
+/// Packs blocks as IQ4_NL, most of them in groups of eight, whose scales are searched side by side.
+fn pack_non_linear(numbers: &[f32], bytes: &mut [u8]) {
+    let mut blocks = bytes.as_chunks_mut().0.iter_mut();
+    let (eights, rest) = numbers.as_chunks::<256>();
+    for eight in eights {
+        let scales: [f32; 8] = non_linear_scales(&groups(eight));
+        for ((numbers, scale), block) in eight.as_chunks().0.iter().zip(scales).zip(&mut blocks) {
+            Iq4Nl::with_scale(numbers, scale).write(block);
+        }
+    }
+    for (numbers, block) in rest.as_chunks().0.iter().zip(blocks) {
+        Iq4Nl::pack(numbers).write(block);
     }
 }
 
@@ -54,9 +76,9 @@ fields! {
 impl Block<256, 136> for Iq4Xs {
     fn unpack(&self, numbers: &mut [f32; 256]) {
         let scale = widen(self.scale);
-        let high = codes_of::<2, 1, 8>(&self.high_scales);
-        let low = codes_of::<4, 1, 8>(&self.low_scales);
-        let codes = codes_of::<4, 16, 256>(&self.codes);
+        let high = codes_of::<2, 1, 8, _>(&self.high_scales);
+        let low = codes_of::<4, 1, 8, _>(&self.low_scales);
+        let codes = codes_of::<4, 16, 256, _>(&self.codes);
         let groups = numbers.as_chunks_mut().0.iter_mut().zip(codes.as_chunks().0);
         for ((numbers, codes), (high, low)) in groups.zip(high.into_iter().zip(low)) {
             let factor = (high << 4 | low) as i8 - 32;
@@ -78,9 +100,9 @@ impl Block<256, 136> for Iq4Xs {
         let factors = factors.map(|factor| (factor + 32.0) as u8);
         Self {
             scale: narrow(scale),
-            high_scales: bytes_of::<2, 1, 2>(&factors.map(|factor| factor >> 4)),
-            low_scales: bytes_of::<4, 1, 4>(&factors),
-            codes: bytes_of::<4, 16, 128>(&codes),
+            high_scales: bytes_of::<2, 1, _, _>(&factors.map(|factor| factor >> 4)),
+            low_scales: bytes_of::<4, 1, _, _>(&factors),
+            codes: bytes_of::<4, 16, _, _>(&codes),
         }
     }
 }
@@ -97,7 +119,7 @@ fields! {
 impl Block<32, 17> for Mxfp4 {
     fn unpack(&self, numbers: &mut [f32; 32]) {
         let [exponent] = self.exponent;
-        look_up(&E2M1, half_power(exponent), codes_of::<4, 16, 32>(&self.codes), numbers);
+        look_up(&E2M1, half_power(exponent), codes_of::<4, 16, 32, _>(&self.codes), numbers);
     }
 
     /// The largest value gets the exponent of the largest number, so numbers up to a third larger become smaller.
@@ -112,7 +134,7 @@ impl Block<32, 17> for Mxfp4 {
             let size: u8 = limits.iter().map(|&limit| u8::from(x.abs() > limit)).sum();
             size | u8::from(x < 0.0 && size > 0) << 3
         });
-        Self { exponent: [exponent], codes: bytes_of::<4, 16, 16>(&codes) }
+        Self { exponent: [exponent], codes: bytes_of::<4, 16, _, _>(&codes) }
     }
 }
 

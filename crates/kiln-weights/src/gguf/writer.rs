@@ -183,58 +183,26 @@ fn put_value(header: &mut Vec<u8>, value: &Value) {
 
 /// Appends the number of the type, the length, and the values.
 fn put_array(header: &mut Vec<u8>, array: &Array) {
-    let mut start = |value_type: u32| {
+    let mut put = |value_type: u32, values: &mut dyn Iterator<Item = u8>| {
         header.extend(value_type.to_le_bytes());
         header.extend((array.len() as u64).to_le_bytes());
+        header.extend(values);
     };
     match array {
-        Array::U8(v) => {
-            start(0);
-            header.extend(v);
-        }
-        Array::I8(v) => {
-            start(1);
-            header.extend(v.iter().flat_map(|n| n.to_le_bytes()));
-        }
-        Array::U16(v) => {
-            start(2);
-            header.extend(v.iter().flat_map(|n| n.to_le_bytes()));
-        }
-        Array::I16(v) => {
-            start(3);
-            header.extend(v.iter().flat_map(|n| n.to_le_bytes()));
-        }
-        Array::U32(v) => {
-            start(4);
-            header.extend(v.iter().flat_map(|n| n.to_le_bytes()));
-        }
-        Array::I32(v) => {
-            start(5);
-            header.extend(v.iter().flat_map(|n| n.to_le_bytes()));
-        }
-        Array::F32(v) => {
-            start(6);
-            header.extend(v.iter().flat_map(|x| x.to_le_bytes()));
-        }
-        Array::Bool(v) => {
-            start(7);
-            header.extend(v.iter().map(|&b| u8::from(b)));
-        }
+        Array::U8(v) => put(0, &mut v.iter().copied()),
+        Array::I8(v) => put(1, &mut v.iter().flat_map(|n| n.to_le_bytes())),
+        Array::U16(v) => put(2, &mut v.iter().flat_map(|n| n.to_le_bytes())),
+        Array::I16(v) => put(3, &mut v.iter().flat_map(|n| n.to_le_bytes())),
+        Array::U32(v) => put(4, &mut v.iter().flat_map(|n| n.to_le_bytes())),
+        Array::I32(v) => put(5, &mut v.iter().flat_map(|n| n.to_le_bytes())),
+        Array::F32(v) => put(6, &mut v.iter().flat_map(|x| x.to_le_bytes())),
+        Array::Bool(v) => put(7, &mut v.iter().map(|&b| u8::from(b))),
         Array::String(v) => {
-            start(8);
+            put(8, &mut std::iter::empty());
             v.iter().for_each(|text| put_string(header, text));
         }
-        Array::U64(v) => {
-            start(10);
-            header.extend(v.iter().flat_map(|n| n.to_le_bytes()));
-        }
-        Array::I64(v) => {
-            start(11);
-            header.extend(v.iter().flat_map(|n| n.to_le_bytes()));
-        }
-        Array::F64(v) => {
-            start(12);
-            header.extend(v.iter().flat_map(|x| x.to_le_bytes()));
-        }
+        Array::U64(v) => put(10, &mut v.iter().flat_map(|n| n.to_le_bytes())),
+        Array::I64(v) => put(11, &mut v.iter().flat_map(|n| n.to_le_bytes())),
+        Array::F64(v) => put(12, &mut v.iter().flat_map(|x| x.to_le_bytes())),
     }
 }
