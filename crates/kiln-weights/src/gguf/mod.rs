@@ -2,17 +2,22 @@
 //!
 //! Source: `docs/gguf.md` and `src/gguf.cpp` of ggml.
 
+mod config;
 mod file;
 mod metadata;
+pub mod names;
 mod parts;
 mod reader;
 mod tensor;
+mod tokenizer;
 mod writer;
 
+pub use config::{FACTORS, Tensors, config_json};
 pub use file::Gguf;
 pub use metadata::{Array, Metadata, Value};
 pub use parts::{Parts, part_names};
 pub use tensor::TensorInfo;
+pub use tokenizer::{generation_config, tokenizer_config, tokenizer_json};
 pub use writer::{GgufWriter, NewTensor};
 
 use crate::Error;

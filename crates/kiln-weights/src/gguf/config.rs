@@ -1,0 +1,203 @@
+//! The config of a model in a GGUF file's metadata, as the `config.json` of a Hugging Face folder.
+//!
+//! Keys: `docs/gguf.md` of ggml. What they mean to each architecture: `conversion/*.py` of llama.cpp, which
+//! writes them from a `config.json`, and `src/models/*.cpp`, which reads them. What a file says nowhere is
+//! what llama.cpp assumes.
+
+mod architectures;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Map, Value};
+
+use self::architectures::ARCHITECTURES;
+pub use self::rope::FACTORS;
+use super::{Metadata, shown};
+use crate::Error;
+
+/// More blocks than any model has.
+const MOST_LAYERS: u64 = 4096;
+
+/// What a config needs to know of the tensors in a file.
+pub trait Tensors {
+    /// The shape of tensor `name`, rows first; `None` where there is no such tensor.
+    fn shape(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// The numbers of tensor `name`, which is a short vector.
+    ///
+    /// # Errors
+    /// Where there is no such tensor, or it cannot be read.
+    fn numbers(&mut self, name: &str) -> Result<Vec<f32>, Error>;
+}
+
+/// The `config.json` of the model in a file, which names its `model_type`.
+///
+/// # Errors
+/// An unknown architecture, a key that is missing or impossible, and what a `config.json` of the architecture
+/// cannot say.
+pub fn config_json(metadata: &Metadata, tensors: &mut dyn Tensors) -> Result<Value, Error> {
+    const KEY: &str = "general.architecture";
+    let wrong = |why: String| Error::Metadata { key: KEY.to_owned(), why };
+    let name = metadata.text(KEY)?.ok_or_else(|| wrong("is missing".to_owned()))?;
+    let Some((architecture, config)) = ARCHITECTURES.iter().find(|(known, _)| *known == name) else {
+        let known: Vec<_> = ARCHITECTURES.iter().map(|(known, _)| *known).collect();
+        return Err(wrong(format!(
+            "is {}, which is not supported; known: {}",
+            shown(name),
+            known.join(", ")
+        )));
+    };
+    config(&mut File { metadata, architecture, tensors }).map(Value::from)
+}
+
+/// The fields of a `config.json`.
+type Fields = Map<String, Value>;
+
+/// A file whose config is read.
+struct File<'a> {
+    metadata: &'a Metadata,
+    architecture: &'static str,
+    tensors: &'a mut dyn Tensors,
+}
+
+impl File<'_> {
+    /// `key`, with the architecture in front.
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    fn wrong(&self, key: &str, why: impl Into<String>) -> Error {
+        Error::Metadata { key: self.key(key), why: why.into() }
+    }
+
+    fn missing(&self, key: &str) -> Error {
+        self.wrong(key, "is missing")
+    }
+
+    fn unsigned(&self, key: &str) -> Result<Option<u64>, Error> {
+        self.metadata.unsigned(&self.key(key))
+    }
+
+    fn needed(&self, key: &str) -> Result<u64, Error> {
+        self.unsigned(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, Error> {
+        self.metadata.number(&self.key(key))
+    }
+
+    fn layers(&self) -> Result<u64, Error> {
+        match self.needed("block_count")? {
+            layers @ 1..=MOST_LAYERS => Ok(layers),
+            layers => {
+                Err(self.wrong("block_count", format!("is {layers}, must be between 1 and {MOST_LAYERS}")))
+            }
+        }
+    }
+
+    /// A number for each block: files have one for all, or a list.
+    fn of_layers(&self, key: &str) -> Result<Option<Vec<u64>>, Error> {
+        let layers = self.layers()? as usize;
+        let is_list = self.metadata.get(&self.key(key)).is_some_and(|value| value.as_array().is_some());
+        if !is_list {
+            return Ok(self.unsigned(key)?.map(|number| vec![number; layers]));
+        }
+        let mut list = self.metadata.integers(&self.key(key))?.unwrap_or_default();
+        if list.len() < layers {
+            return Err(self.wrong(key, format!("has {} entries for {layers} blocks", list.len())));
+        }
+        list.truncate(layers);
+        Ok(Some(list))
+    }
+
+    /// A number that is the same in all blocks.
+    fn uniform(&self, key: &str) -> Result<Option<u64>, Error> {
+        let Some(list) = self.of_layers(key)? else { return Ok(None) };
+        match list.iter().all(|number| list.first() == Some(number)) {
+            true => Ok(list.first().copied()),
+            false => {
+                Err(self.wrong(key, "differs between blocks, which is not supported for this architecture"))
+            }
+        }
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.tensors.shape(tensor).is_some()
+    }
+
+    /// Which blocks have the tensor `part`.
+    fn blocks_with(&self, part: &str) -> Result<Vec<bool>, Error> {
+        Ok((0..self.layers()?).map(|i| self.has(&format!("blk.{i}.{part}"))).collect())
+    }
+
+    /// The fields that all models have. The size of the vocabulary is that of the embeddings: they may have
+    /// more rows than there are tokens.
+    fn model(&self, model_type: &str) -> Result<Fields, Error> {
+        const EMBEDDINGS: &str = "token_embd.weight";
+        if self.metadata.boolean(&self.key("attention.causal"))? == Some(false) {
+            return Err(self.wrong("attention.causal", "is false, and models here see no later tokens"));
+        }
+        let vocab = self.tensors.shape(EMBEDDINGS).and_then(|shape| shape.first().copied());
+        let vocab = vocab.ok_or_else(|| Error::Damaged(format!("the tensor `{EMBEDDINGS}` is missing")))?;
+        Ok(fields([
+            ("model_type", model_type.into()),
+            ("num_hidden_layers", self.layers()?.into()),
+            ("hidden_size", self.needed("embedding_length")?.into()),
+            ("vocab_size", vocab.into()),
+            // A head of its own is always a tensor.
+            ("tie_word_embeddings", (!self.has("output.weight")).into()),
+        ]))
+    }
+
+    fn eps(&self) -> Result<f64, Error> {
+        const KEY: &str = "attention.layer_norm_rms_epsilon";
+        self.number(KEY)?.ok_or_else(|| self.missing(KEY))
+    }
+
+    /// The fields that models of attention and feed-forwards have.
+    fn decoder(&self, model_type: &str) -> Result<Fields, Error> {
+        let heads =
+            self.uniform("attention.head_count")?.ok_or_else(|| self.missing("attention.head_count"))?;
+        let mut config = self.model(model_type)?;
+        config.extend(fields([
+            ("num_attention_heads", heads.into()),
+            ("head_dim", self.head_dim()?.into()),
+            ("rms_norm_eps", self.eps()?.into()),
+        ]));
+        let sizes = [
+            ("num_key_value_heads", self.uniform("attention.head_count_kv")?.or(Some(heads))),
+            ("intermediate_size", self.uniform("feed_forward_length")?),
+            ("max_position_embeddings", self.unsigned("context_length")?),
+        ];
+        config.extend(sizes.into_iter().filter_map(|(name, size)| Some((name.to_owned(), size?.into()))));
+        Ok(config)
+    }
+
+    fn head_dim(&self) -> Result<u64, Error> {
+        let (keys, values) = ("attention.key_length", "attention.value_length");
+        let (hidden, heads) = (self.needed("embedding_length")?, self.uniform("attention.head_count")?);
+        let default = heads.and_then(|heads| {
+            hidden.checked_div(heads).filter(|size| size.checked_mul(heads) == Some(hidden))
+        });
+        let size = self.unsigned(keys)?.or(default).ok_or_else(|| self.missing(keys))?;
+        match self.unsigned(values)? {
+            Some(other) if other != size => Err(self.wrong(
+                values,
+                format!(
+                    "is {other}, and keys have {size}; heads whose values have another size are not supported"
+                ),
+            )),
+            _ => Ok(size),
+        }
+    }
+
+    /// The window of blocks that have one; 0 stands for none.
+    fn window(&self) -> Result<Option<u64>, Error> {
+        Ok(self.unsigned("attention.sliding_window")?.filter(|window| *window > 0))
+    }
+}
+
+fn fields<const N: usize>(fields: [(&str, Value); N]) -> Fields {
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

@@ -1,0 +1,155 @@
+//! Rotary positions: their base, the share of each head that is rotated, and the ways to stretch them.
+//!
+//! Llama 3 and Phi-3 have what frequencies are divided by as tensors, which the converter computes from the
+//! config.
+
+use std::f64::consts::TAU;
+
+use serde_json::{Value, json};
+
+use super::{Fields, File, fields};
+use crate::{Error, gguf::shown};
+
+/// Tensors that are part of the config, and none of the model's weights.
+pub const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
+
+impl File<'_> {
+    /// The fields of rotary positions.
+    pub(super) fn rope(&mut self) -> Result<Fields, Error> {
+        const DIMENSIONS: &str = "rope.dimension_count";
+        let base = self.number("rope.freq_base")?.unwrap_or(1e4);
+        let size = self.head_dim()?;
+        let rotated = self.unsigned(DIMENSIONS)?.unwrap_or(size);
+        if rotated == 0 || rotated > size {
+            return Err(self.wrong(
+                DIMENSIONS,
+                format!("is {rotated}, must be between 1 and the {size} dimensions of a head"),
+            ));
+        }
+        let mut rope = fields([("rope_theta", base.into())]);
+        if rotated != size {
+            // The next number where the product would be rounded down.
+            let share = rotated as f64 / size as f64;
+            let product = (size as f64 * share) as u64;
+            rope.insert(
+                "partial_rotary_factor".to_owned(),
+                if product < rotated { share.next_up() } else { share }.into(),
+            );
+        }
+        rope.extend(self.scaling(base, rotated)?.map(|scaling| ("rope_scaling".to_owned(), scaling)));
+        Ok(rope)
+    }
+
+    /// `rope_scaling`; `None` where frequencies are not stretched.
+    fn scaling(&mut self, base: f64, rotated: u64) -> Result<Option<Value>, Error> {
+        const TYPE: &str = "rope.scaling.type";
+        let kind = self.metadata.text(&self.key(TYPE))?.unwrap_or("linear").to_owned();
+        // 0 stands for none, and the second is an old name.
+        let factor = self.number("rope.scaling.factor")?.or(self.number("rope.scale_linear")?);
+        let factor = factor.filter(|factor| *factor != 0.0 && *factor != 1.0);
+        let [freqs, short, long] = FACTORS;
+        let both = (self.has(short), self.has(long));
+        match (&*kind, factor) {
+            ("yarn", Some(factor)) => self.yarn(factor).map(Some),
+            ("linear", Some(factor)) => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
+            ("linear" | "none" | "longrope", _) if both == (true, true) => {
+                let (short, long) = (self.factors(short, rotated)?, self.factors(long, rotated)?);
+                self.long_rope(&short, &long).map(Some)
+            }
+            ("linear" | "none", _) if both == (false, false) && self.has(freqs) => {
+                let factors = self.factors(freqs, rotated)?;
+                match llama3(&factors, base, rotated) {
+                    Some(scaling) => Ok(Some(scaling)),
+                    // The same factors for sequences of any length.
+                    None => self.long_rope(&factors, &factors).map(Some),
+                }
+            }
+            ("linear" | "none", _) if both == (false, false) => Ok(None),
+            ("linear" | "none" | "longrope", _) => {
+                let why = format!("is `{kind}`, and the tensors `{short}` and `{long}` are not both there");
+                Err(self.wrong(TYPE, why))
+            }
+            ("yarn", None) => Err(self.missing("rope.scaling.factor")),
+            _ => Err(self.wrong(
+                TYPE,
+                format!("is {}, which is unknown; known: none, linear, yarn, longrope", shown(&kind)),
+            )),
+        }
+    }
+
+    /// What frequencies are divided by, one for each pair of dimensions.
+    fn factors(&mut self, name: &str, rotated: u64) -> Result<Vec<f32>, Error> {
+        let factors = self.tensors.numbers(name)?;
+        let sound = factors.len() as u64 == rotated / 2
+            && factors.iter().all(|factor| factor.is_finite() && *factor > 0.0);
+        match sound {
+            true => Ok(factors),
+            false => {
+                Err(Error::Damaged(format!("the tensor `{name}` must have {} positive numbers", rotated / 2)))
+            }
+        }
+    }
+
+    fn long_rope(&self, short: &[f32], long: &[f32]) -> Result<Value, Error> {
+        let numbers = |factors: &[f32]| factors.iter().map(|factor| f64::from(*factor)).collect::<Vec<_>>();
+        let trained =
+            self.unsigned("rope.scaling.original_context_length")?.or(self.unsigned("context_length")?);
+        Ok(json!({
+            "rope_type": "longrope",
+            "short_factor": numbers(short),
+            "long_factor": numbers(long),
+            "original_max_position_embeddings": trained,
+            "attention_factor": self.number("rope.scaling.attn_factor")?.unwrap_or(1.0),
+        }))
+    }
+
+    fn yarn(&self, factor: f64) -> Result<Value, Error> {
+        for (key, neutral) in
+            [("rope.scaling.yarn_ext_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.0)]
+        {
+            if let Some(other) = self.number(key)?.filter(|other| *other != neutral) {
+                return Err(self.wrong(key, format!("is {other}, and only {neutral} is supported")));
+            }
+        }
+        let mut scaling = fields([("rope_type", "yarn".into()), ("factor", factor.into())]);
+        let trained =
+            self.unsigned("rope.scaling.original_context_length")?.or(self.unsigned("context_length")?);
+        scaling.insert("original_max_position_embeddings".to_owned(), trained.into());
+        for (field, key) in [
+            ("attention_factor", "rope.scaling.yarn_attn_factor"),
+            ("beta_fast", "rope.scaling.yarn_beta_fast"),
+            ("beta_slow", "rope.scaling.yarn_beta_slow"),
+        ] {
+            scaling.extend(self.number(key)?.map(|number| (field.to_owned(), number.into())));
+        }
+        Ok(scaling.into())
+    }
+}
+
+/// `rope_scaling` of type `llama3`, where it gives these factors with the numbers that all such models have.
+fn llama3(factors: &[f32], base: f64, rotated: u64) -> Option<Value> {
+    const LOW: f64 = 1.0;
+    const HIGH: f64 = 4.0;
+    const TRAINED: f64 = 8192.0;
+    // The converter computes in float32, whose errors add up to a few millionths; another trained length
+    // changes factors by tenths.
+    const CLOSE: f64 = 1e-4;
+    // The slowest frequency is stretched by all of it.
+    let factor = f64::from(*factors.last()?);
+    let expected = |i: usize| {
+        let wavelength = TAU * base.powf((2 * i) as f64 / rotated as f64);
+        let smooth = ((TRAINED / wavelength - LOW) / (HIGH - LOW)).clamp(0.0, 1.0);
+        1.0 / ((1.0 - smooth) / factor + smooth)
+    };
+    let is_close = |(i, found): (usize, &f32)| (f64::from(*found) / expected(i) - 1.0).abs() < CLOSE;
+    let same = factor > 1.0 && factors.iter().enumerate().all(is_close);
+    same.then(|| {
+        json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": LOW,
+            "high_freq_factor": HIGH,
+            "original_max_position_embeddings": TRAINED as u64,
+        })
+    })
+}

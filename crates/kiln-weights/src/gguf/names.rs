@@ -1,0 +1,193 @@
+//! Where a tensor of a Hugging Face checkpoint is in a GGUF file, and what its conversion changed.
+//!
+//! Source: `gguf-py/gguf/tensor_mapping.py` and `conversion/*.py` of llama.cpp.
+
+use std::ops::Range;
+
+#[cfg(test)]
+mod tests;
+
+/// What a conversion did to a tensor, and how to undo it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undo {
+    Nothing,
+    /// The rows of each head were permuted: the dimensions that rotary positions rotate together are next to
+    /// each other, and in a checkpoint they are half a head apart. Vectors are permuted as rows are.
+    Permuted {
+        heads: usize,
+    },
+    /// 1 was added to all numbers: norms of Gemma multiply by one plus their weights.
+    PlusOne,
+    /// The numbers `x` became `-exp(x)`: Mamba's `A_log` became `A`.
+    NegativeExp,
+}
+
+impl Undo {
+    /// The row in the file of row `row` of a tensor of `rows` rows.
+    pub fn row(self, row: usize, rows: usize) -> usize {
+        let Self::Permuted { heads } = self else { return row };
+        // Sizes that no model has are left as they are.
+        let Some(half) = rows.checked_div(heads).map(|size| size / 2).filter(|half| *half > 0) else {
+            return row;
+        };
+        let (head, within) = (row / (2 * half), row % (2 * half));
+        head * 2 * half + within % half * 2 + within / half
+    }
+
+    /// The number of the checkpoint for `number` of the file.
+    pub fn number(self, number: f32) -> f32 {
+        match self {
+            Self::Nothing | Self::Permuted { .. } => number,
+            Self::PlusOne => number - 1.0,
+            // Rounded once.
+            Self::NegativeExp => (-f64::from(number)).ln() as f32,
+        }
+    }
+}
+
+/// A tensor of a checkpoint in a GGUF file. The file may lack its dimensions of 1; the order of the numbers
+/// is the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The tensor in the file.
+    pub name: String,
+    /// Which matrix of a stack it is, where the file has the matrices of all experts in one tensor `[experts,
+    /// rows, columns]`.
+    pub expert: Option<usize>,
+    pub undo: Undo,
+}
+
+impl Source {
+    /// Where the tensor's `rows` rows are in the file's tensor, seen as a matrix; `None` where numbers
+    /// overflow.
+    pub fn rows(&self, rows: usize) -> Option<Range<usize>> {
+        let start = self.expert.unwrap_or(0).checked_mul(rows)?;
+        Some(start..start.checked_add(rows)?)
+    }
+}
+
+/// Numbers of a model that its conversion depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// `num_attention_heads`
+    pub heads: usize,
+    /// `num_key_value_heads`
+    pub kv_heads: usize,
+}
+
+/// Tensors outside of blocks: their names in checkpoints, without `.weight`, and in files.
+const OUTSIDE: [(&str, &str); 6] = [
+    ("model.embed_tokens", "token_embd"),
+    ("backbone.embeddings", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("model.final_layernorm", "output_norm"),
+    ("backbone.norm_f", "output_norm"),
+    ("lm_head", "output"),
+];
+
+/// Parts of blocks.
+const PARTS: [(&str, &str); 26] = [
+    ("input_layernorm", "attn_norm"),
+    ("norm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    // Of Gemma 2 and 3, the only ones that have a norm before the feed-forward as well.
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("pre_ff_layernorm", "ffn_norm"),
+    // Both matrices, that of the gate above.
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("feed_forward.router", "ffn_gate_inp"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("feed_forward.gate_proj", "ffn_gate"),
+    ("feed_forward.up_proj", "ffn_up"),
+    ("feed_forward.down_proj", "ffn_down"),
+];
+
+/// Parts of state-space mixers, which are called `mixer` or `mamba`.
+const MIXER: [(&str, &str); 10] = [
+    ("in_proj", "ssm_in"),
+    ("conv1d", "ssm_conv1d"),
+    ("x_proj", "ssm_x"),
+    ("dt_proj", "ssm_dt"),
+    ("A_log", "ssm_a"),
+    ("D", "ssm_d"),
+    ("out_proj", "ssm_out"),
+    ("dt_layernorm", "ssm_dt_norm"),
+    ("b_layernorm", "ssm_b_norm"),
+    ("c_layernorm", "ssm_c_norm"),
+];
+
+/// Matrices of experts.
+const EXPERTS: [(&str, &str); 6] = [
+    ("gate_proj", "ffn_gate_exps"),
+    ("up_proj", "ffn_up_exps"),
+    ("down_proj", "ffn_down_exps"),
+    ("w1", "ffn_gate_exps"),
+    ("w3", "ffn_up_exps"),
+    ("w2", "ffn_down_exps"),
+];
+
+/// Where the tensor `name` of a checkpoint with this `model_type` is in a GGUF file; `None` for a name that
+/// no file has.
+///
+/// Whether the file has the tensor is for the caller to see.
+pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
+    // `A_log` and `D` have no suffix, here and there.
+    let suffix = [".weight", ".bias"].into_iter().find(|suffix| name.ends_with(suffix)).unwrap_or_default();
+    let stem = name.strip_suffix(suffix)?;
+    if let Some(outside) = find(&OUTSIDE, stem) {
+        let undo = undo(model_type, stem, heads);
+        return Some(Source { name: format!("{outside}{suffix}"), expert: None, undo });
+    }
+    let block =
+        ["model.layers.", "backbone.layers."].into_iter().find_map(|prefix| stem.strip_prefix(prefix))?;
+    let (block, part) = block.split_once('.')?;
+    let block: usize = block.parse().ok()?;
+    let (expert, found) = match part.split_once(".experts.") {
+        Some((_, expert)) => {
+            let (expert, matrix) = expert.split_once('.')?;
+            (Some(expert.parse().ok()?), find(&EXPERTS, matrix)?)
+        }
+        None => (None, in_block(model_type, part)?),
+    };
+    Some(Source { name: format!("blk.{block}.{found}{suffix}"), expert, undo: undo(model_type, part, heads) })
+}
+
+fn in_block(model_type: &str, part: &str) -> Option<&'static str> {
+    if let Some(part) = ["mixer.", "mamba."].into_iter().find_map(|mixer| part.strip_prefix(mixer)) {
+        return find(&MIXER, part);
+    }
+    match (part, model_type) {
+        ("post_attention_layernorm", "gemma2" | "gemma3_text") => Some("post_attention_norm"),
+        ("post_attention_layernorm", _) => Some("ffn_norm"),
+        _ => find(&PARTS, part),
+    }
+}
+
+fn undo(model_type: &str, part: &str, Heads { heads, kv_heads }: Heads) -> Undo {
+    match (model_type, part) {
+        ("llama" | "mistral" | "mixtral", "self_attn.q_proj") => Undo::Permuted { heads },
+        ("llama" | "mistral" | "mixtral", "self_attn.k_proj") => Undo::Permuted { heads: kv_heads },
+        ("gemma" | "gemma2" | "gemma3_text", part) if part.ends_with("norm") => Undo::PlusOne,
+        (_, "mixer.A_log" | "mamba.A_log") => Undo::NegativeExp,
+        _ => Undo::Nothing,
+    }
+}
+
+fn find(table: &[(&str, &'static str)], name: &str) -> Option<&'static str> {
+    table.iter().find(|(known, _)| *known == name).map(|(_, found)| *found)
+}

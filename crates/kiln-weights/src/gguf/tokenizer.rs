@@ -1,0 +1,212 @@
+//! The tokenizer in a GGUF file's metadata, as the files of a Hugging Face folder.
+//!
+//! Keys: `docs/gguf.md` of ggml. Behaviour: the model's own tokenizer in Transformers where it is known, else
+//! `llama-vocab.cpp` of llama.cpp. [`tokenizer_json`] is what the `tokenizers` crate reads.
+
+mod byte_level;
+mod pre_tokenizer;
+mod sentencepiece;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+use serde_json::{Map, Value, json};
+
+use self::vocabulary::{Kind, Vocabulary};
+use super::{Metadata, shown};
+use crate::Error;
+
+/// Tokens that end a text or a turn in chats. A GGUF file names only one of them as its `eos_token_id`.
+/// The list is that of llama.cpp (`special_eog_ids`), without those of models that are not supported.
+const ENDS: [&str; 11] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<EOT>",
+    "_<EOT>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// Names of special tokens in `tokenizer_config.json`, and in keys of GGUF.
+const SPECIAL: [(&str, &str); 6] = [
+    ("bos_token", "bos"),
+    ("eos_token", "eos"),
+    ("unk_token", "unknown"),
+    ("pad_token", "padding"),
+    ("sep_token", "seperator"),
+    ("mask_token", "mask"),
+];
+
+/// What the kinds of tokenizers differ in. The values are fields of `tokenizer.json`.
+struct Parts {
+    normalizer: Value,
+    pre_tokenizer: Value,
+    decoder: Value,
+    model: Value,
+    /// Whether texts begin with the token `bos` where the file does not say so.
+    adds_bos: bool,
+}
+
+/// The `tokenizer.json` of the tokenizer in `tokenizer.ggml.*`.
+///
+/// The model `gpt2` is byte-level BPE, `llama` and `gemma4` are SentencePiece's BPE with byte fallback.
+///
+/// # Errors
+/// Another model, an unknown pre-tokenizer, and keys that are missing or contradict each other.
+pub fn tokenizer_json(metadata: &Metadata) -> Result<Value, Error> {
+    let vocabulary = Vocabulary::read(metadata)?;
+    let parts = match vocabulary.model {
+        "gpt2" => byte_level::parts(metadata, &vocabulary)?,
+        "llama" | "gemma4" => sentencepiece::parts(metadata, &vocabulary)?,
+        other => {
+            let why = format!("is {}, which is not supported; known: gpt2, llama, gemma4", shown(other));
+            return Err(wrong("model", why));
+        }
+    };
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added_tokens(),
+        "normalizer": parts.normalizer,
+        "pre_tokenizer": parts.pre_tokenizer,
+        "post_processor": template(metadata, &vocabulary, parts.adds_bos)?,
+        "decoder": parts.decoder,
+        "model": parts.model,
+    }))
+}
+
+/// The `tokenizer_config.json`: chat templates, special tokens by name, and the longest sequence in tokens.
+///
+/// # Errors
+/// Where the metadata has no tokens, or values of wrong types.
+pub fn tokenizer_config(metadata: &Metadata) -> Result<Value, Error> {
+    let vocabulary = Vocabulary::read(metadata)?;
+    let mut config = Map::new();
+    for (name, key) in SPECIAL {
+        if let Some(id) = vocabulary.special(metadata, key)? {
+            config.insert(name.to_owned(), vocabulary.text(id).into());
+        }
+    }
+    for name in ["add_bos_token", "add_eos_token"] {
+        if let Some(adds) = metadata.boolean(&format!("tokenizer.ggml.{name}"))? {
+            config.insert(name.to_owned(), adds.into());
+        }
+    }
+    if let Some(architecture) = metadata.text("general.architecture")? {
+        let longest = metadata.unsigned(&format!("{architecture}.context_length"))?;
+        config.extend(longest.map(|longest| ("model_max_length".to_owned(), longest.into())));
+    }
+    config.extend(chat_template(metadata)?.map(|template| ("chat_template".to_owned(), template)));
+    Ok(config.into())
+}
+
+/// The `generation_config.json`: ids of the tokens that begin and end a text, and of padding.
+///
+/// # Errors
+/// Where the metadata has no tokens, or values of wrong types.
+pub fn generation_config(metadata: &Metadata) -> Result<Value, Error> {
+    let vocabulary = Vocabulary::read(metadata)?;
+    let mut config = Map::new();
+    for (name, key) in [("bos_token_id", "bos"), ("pad_token_id", "padding")] {
+        let id = vocabulary.special(metadata, key)?;
+        config.extend(id.map(|id| (name.to_owned(), id.into())));
+    }
+    let mut ends = Vec::new();
+    for key in ["eos", "eot", "eom"] {
+        ends.extend(vocabulary.special(metadata, key)?);
+    }
+    let by_text = vocabulary.tokens.iter().zip(0..);
+    let by_text = by_text.filter(|(token, _)| matches!(token.kind, Kind::Control | Kind::UserDefined));
+    ends.extend(by_text.filter(|(token, _)| ENDS.contains(&&*token.text)).map(|(_, id)| id));
+    let mut seen = Vec::new();
+    ends.retain(|id: &u32| {
+        !seen.contains(id) && {
+            seen.push(*id);
+            true
+        }
+    });
+    if !ends.is_empty() {
+        config.insert("eos_token_id".to_owned(), ends.into());
+    }
+    if let Some(ids) = metadata.integers("tokenizer.ggml.suppress_tokens")? {
+        config.insert("suppress_tokens".to_owned(), ids.into());
+    }
+    Ok(config.into())
+}
+
+/// One template, or a list of named ones; `None` where the file has none.
+fn chat_template(metadata: &Metadata) -> Result<Option<Value>, Error> {
+    const KEY: &str = "tokenizer.chat_template";
+    let default = metadata.text(KEY)?;
+    let mut named = Vec::new();
+    for (key, value) in metadata.iter() {
+        // `tokenizer.chat_template.NAME`
+        let name = key.strip_prefix(KEY).and_then(|rest| rest.strip_prefix('.'));
+        if let (Some(name), Some(template)) = (name, value.as_str()) {
+            named.push(json!({ "name": name, "template": template }));
+        }
+    }
+    if named.is_empty() {
+        return Ok(default.map(Value::from));
+    }
+    let default = default.map(|template| json!({ "name": "default", "template": template }));
+    Ok(Some(default.into_iter().chain(named).collect()))
+}
+
+/// The post-processor, which adds the tokens `bos` and `eos`; null where it adds none.
+fn template(metadata: &Metadata, vocabulary: &Vocabulary<'_>, adds_bos: bool) -> Result<Value, Error> {
+    let mut tokens = Map::new();
+    let mut piece = |name: &str, default: bool| {
+        let key = format!("add_{name}_token");
+        let asked = metadata.boolean(&format!("tokenizer.ggml.{key}"))?;
+        if !asked.unwrap_or(default) {
+            return Ok(None);
+        }
+        let Some(id) = vocabulary.special(metadata, name)? else {
+            return match asked {
+                Some(_) => {
+                    Err(wrong(&key, format!("is true, and `tokenizer.ggml.{name}_token_id` names no token")))
+                }
+                None => Ok(None),
+            };
+        };
+        let text = vocabulary.text(id);
+        tokens.insert(text.to_owned(), json!({ "id": text, "ids": [id], "tokens": [text] }));
+        Ok(Some(json!({ "SpecialToken": { "id": text, "type_id": 0 } })))
+    };
+    let (bos, eos) = (piece("bos", adds_bos)?, piece("eos", false)?);
+    if bos.is_none() && eos.is_none() {
+        return Ok(Value::Null);
+    }
+    let around = |text: &str| {
+        let text = json!({ "Sequence": { "id": text, "type_id": 0 } });
+        bos.clone().into_iter().chain([text]).chain(eos.clone()).collect::<Vec<Value>>()
+    };
+    let pair = [around("A"), around("B")].concat();
+    Ok(json!({
+        "type": "TemplateProcessing",
+        "single": around("A"),
+        "pair": pair,
+        "special_tokens": tokens,
+    }))
+}
+
+/// The error of the key `tokenizer.ggml.` + `key`.
+fn wrong(key: &str, why: impl Into<String>) -> Error {
+    Error::Metadata { key: format!("tokenizer.ggml.{key}"), why: why.into() }
+}
+
+/// The model of `tokenizer.json` for byte-pair encoding, without what sets kinds apart.
+fn bpe(vocabulary: &Vocabulary<'_>, merges: Vec<Value>) -> Map<String, Value> {
+    let mut model = Map::new();
+    model.insert("type".to_owned(), "BPE".into());
+    model.insert("vocab".to_owned(), vocabulary.ids_by_text().into());
+    model.insert("merges".to_owned(), merges.into());
+    model
+}
