@@ -3,24 +3,41 @@
 use crate::Error;
 use crate::formats::{Layout, blocks_of_32, k_quants, plain, tables};
 
-/// A number format of weights, as in GGUF files. Numbers are packed in blocks; a row of a matrix is a whole number of blocks.
+/// A number format of weights, as in GGUF files, with its bits for each number. Numbers are packed in blocks; a row of a
+/// matrix is a whole number of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
+    /// float32
     F32,
+    /// float16
     F16,
+    /// bfloat16: float32 with 16 bits less of fraction
     Bf16,
+    /// 4.5 bits: blocks of 32 with a scale
     Q4_0,
+    /// 5 bits: blocks of 32 with a scale and a minimum
     Q4_1,
+    /// 5.5 bits: blocks of 32 with a scale
     Q5_0,
+    /// 6 bits: blocks of 32 with a scale and a minimum
     Q5_1,
+    /// 8.5 bits: blocks of 32 with a scale
     Q8_0,
+    /// 2.625 bits: blocks of 256, in groups of 16 with a scale and a minimum
     Q2K,
+    /// 3.4375 bits: blocks of 256, in groups of 16 with a scale
     Q3K,
+    /// 4.5 bits: blocks of 256, in groups of 32 with a scale and a minimum
     Q4K,
+    /// 5.5 bits: blocks of 256, in groups of 32 with a scale and a minimum
     Q5K,
+    /// 6.5625 bits: blocks of 256, in groups of 16 with a scale
     Q6K,
+    /// 4.5 bits: blocks of 32 with a scale, and a table of 16 values
     Iq4Nl,
+    /// 4.25 bits: blocks of 256, in groups of 32 with a scale, and a table of 16 values
     Iq4Xs,
+    /// 4.25 bits: blocks of 32 with a power of two as scale, and floats of 4 bits
     Mxfp4,
 }
 

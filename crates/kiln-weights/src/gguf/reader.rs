@@ -13,7 +13,7 @@ use crate::{Error, Format};
 const LARGEST_HEADER: u64 = 128 << 20;
 const MOST_ENTRIES: u64 = 1 << 16;
 
-/// Reads values from the beginning of a file, and counts what may still be read.
+/// Reads values one after the other, and counts what may still be read.
 pub(super) struct Reader<R> {
     file: BufReader<R>,
     position: u64,
@@ -107,10 +107,11 @@ impl<R: Read> Reader<R> {
         shape.reverse();
         let ggml_type = u32::from_le_bytes(self.array("the format of a tensor")?);
         let Some(format) = Format::of_ggml_type(ggml_type) else {
-            let (known, what) = (Format::ALL.map(Format::name).join(", "), type_name(ggml_type));
             return Err(Error::Unsupported(format!(
-                "tensor {} has the type {what}; use a file with other types, which can be {known}",
-                shown(&name)
+                "tensor {} has the type {}, which is not supported; use a file with these types: {}",
+                shown(&name),
+                type_name(ggml_type),
+                Format::ALL.map(Format::name).join(", ")
             )));
         };
         let offset = u64::from_le_bytes(self.array("the place of a tensor")?);
@@ -252,9 +253,11 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// The name that ggml has for a type that is not supported.
+/// The name that ggml has, or had, for a type that is not supported.
 fn type_name(ggml_type: u32) -> String {
-    const NAMES: [(u32, &str); 21] = [
+    const NAMES: [(u32, &str); 27] = [
+        (4, "q4_2"),
+        (5, "q4_3"),
         (9, "q8_1"),
         (15, "q8_k"),
         (16, "iq2_xxs"),
@@ -269,14 +272,20 @@ fn type_name(ggml_type: u32) -> String {
         (27, "i64"),
         (28, "f64"),
         (29, "iq1_m"),
+        (31, "q4_0_4_4"),
+        (32, "q4_0_4_8"),
+        (33, "q4_0_8_8"),
         (34, "tq1_0"),
         (35, "tq2_0"),
+        (36, "iq4_nl_4_4"),
+        (37, "iq4_nl_4_8"),
+        (38, "iq4_nl_8_8"),
         (40, "nvfp4"),
         (41, "q1_0"),
         (42, "q2_0"),
-        (4, "q4_2, which ggml no longer has"),
-        (5, "q4_3, which ggml no longer has"),
     ];
-    let name = NAMES.iter().find(|(known, _)| *known == ggml_type);
-    name.map_or_else(|| format!("{ggml_type}, which is unknown"), |(_, name)| (*name).to_owned())
+    match NAMES.iter().find(|(known, _)| *known == ggml_type) {
+        Some((_, name)) => (*name).to_owned(),
+        None => format!("{ggml_type}"),
+    }
 }

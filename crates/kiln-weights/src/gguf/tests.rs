@@ -60,6 +60,37 @@ fn values_of_each_type_are_read() {
 }
 
 #[test]
+fn values_are_given_as_the_type_that_is_asked_for() {
+    let entries = [
+        ("small", Value::I8(-3)),
+        ("large", Value::U64(u64::MAX)),
+        ("float", Value::F32(0.5)),
+        ("text", Value::String("a".to_owned())),
+        ("yes", Value::Bool(true)),
+        ("integers", Value::Array(Array::I16(vec![1, 2]))),
+        ("signed", Value::Array(Array::I16(vec![1, -2]))),
+        ("floats", Value::Array(Array::F64(vec![0.25]))),
+    ];
+    let metadata = Metadata::from_iter(entries);
+    assert_eq!(metadata.unsigned("large").expect("an integer"), Some(u64::MAX));
+    assert_eq!(metadata.number("small").expect("a number"), Some(-3.0));
+    assert_eq!(metadata.number("float").expect("a number"), Some(0.5));
+    assert_eq!(metadata.text("text").expect("a text"), Some("a"));
+    assert_eq!(metadata.boolean("yes").expect("a truth value"), Some(true));
+    assert_eq!(metadata.integers("integers").expect("integers"), Some(vec![1, 2]));
+    assert_eq!(metadata.numbers("floats").expect("floats"), Some(vec![0.25]));
+    assert_eq!(metadata.strings("missing").expect("no entry"), None);
+    let error = metadata.unsigned("small").expect_err("negative").to_string();
+    assert_eq!(error, "GGUF metadata `small` must be an integer that is not negative");
+    assert!(metadata.integers("signed").is_err() && metadata.strings("text").is_err());
+    assert!(metadata.boolean("small").is_err() && metadata.numbers("integers").is_err());
+
+    let mut metadata = metadata;
+    assert_eq!(metadata.insert("small", Value::I8(4)), Some(Value::I8(-3)));
+    assert_eq!(metadata.iter().next(), Some(("small", &Value::I8(4))));
+}
+
+#[test]
 fn tensors_are_found_by_name() {
     let gguf = read(RECORDED).expect("the recorded file");
     assert_eq!(gguf.tensors().len(), 1 + 3 * Format::ALL.len());

@@ -145,9 +145,9 @@ fn impossible_tensors_are_refused() {
     assert_refused(one(&[256], 0, 0), "before tensor `a` does; get it again");
     assert_refused(
         one(&[256], 17, 0),
-        "tensor `a` has the type iq2_xs; use a file with other types, which can be f32, f16",
+        "tensor `a` has the type iq2_xs, which is not supported; use a file with these types: f32, f16",
     );
-    assert_refused(one(&[256], 1234, 0), "tensor `a` has the type 1234, which is unknown");
+    assert_refused(one(&[256], 1234, 0), "tensor `a` has the type 1234, which is not supported");
     let two = |first: &str, at: u64| Header::of(2, 0).tensor(first, &[16], 0, at).tensor("b", &[16], 0, 64);
     assert_refused(two("b", 0), "tensor `b` is there twice");
     assert_refused(two("a", 32), "tensors `a` and `b` overlap");
