@@ -12,6 +12,8 @@ use crate::{Error, Format};
 /// The most bytes of metadata and table. A model with 256,000 tokens has about 20 MB.
 const LARGEST_HEADER: u64 = 128 << 20;
 const MOST_ENTRIES: u64 = 1 << 16;
+/// How many bytes of a text are read before memory for more is allocated.
+const PIECE: usize = 64 << 10;
 
 /// Reads values one after the other, and counts what may still be read.
 pub(super) struct Reader<R> {
@@ -219,12 +221,15 @@ impl<R: Read> Reader<R> {
         if len > self.end - self.position {
             return Err(self.ends_in(&format!("{what} of {len} bytes")));
         }
-        let mut bytes = Vec::with_capacity(len.min(LONGEST_NAME) as usize);
-        self.file.by_ref().take(len).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 != len {
-            return Err(self.ends_in(what));
+        let mut bytes = Vec::new();
+        let mut missing = len as usize;
+        while missing > 0 {
+            let piece = missing.min(PIECE);
+            let start = bytes.len();
+            bytes.resize(start + piece, 0);
+            self.fill(&mut bytes[start..], what)?;
+            missing -= piece;
         }
-        self.position += len;
         String::from_utf8(bytes).map_err(|error| {
             let text = String::from_utf8_lossy(error.as_bytes());
             damaged(format!("{what} is not UTF-8: {}", shown(&text)))
@@ -233,15 +238,20 @@ impl<R: Read> Reader<R> {
 
     fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], Error> {
         let mut bytes = [0; N];
-        if N as u64 > self.end - self.position {
+        self.fill(&mut bytes, what)?;
+        Ok(bytes)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8], what: &str) -> Result<(), Error> {
+        if bytes.len() as u64 > self.end - self.position {
             return Err(self.ends_in(what));
         }
-        match self.file.read_exact(&mut bytes) {
-            Ok(()) => self.position += N as u64,
+        match self.file.read_exact(bytes) {
+            Ok(()) => self.position += bytes.len() as u64,
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Err(self.ends_in(what)),
             Err(error) => return Err(error.into()),
         }
-        Ok(bytes)
+        Ok(())
     }
 
     /// The error of a value that reaches behind the end.
