@@ -199,9 +199,11 @@ impl Block<256, 210> for Q6K {
     }
 }
 
-/// The contents of a block of `G` groups with scales and minimums.
+/// A block of `G` groups with scales and minimums, with one byte for each code.
 struct Affine<const G: usize> {
+    /// A float16
     scale: [u8; 2],
+    /// A float16
     minimum: [u8; 2],
     /// Factors of `scale`, for each group
     scales: [u8; G],
@@ -223,16 +225,17 @@ impl<const G: usize> Affine<G> {
         }
     }
 
-    /// Scales and minimums become codes up to `largest`, and then the numbers become codes with what these can express.
+    /// Scales and minimums become codes up to `largest_code`. Then the numbers become codes, with the scales and minimums
+    /// that these codes express.
     fn pack<const N: usize>(
         numbers: &Groups<N, G>,
         weights: &Groups<N, G>,
         tries: Tries,
-        largest: f32,
+        largest_code: f32,
     ) -> Self {
         let (scales, minimums) = affine(numbers, weights, tries);
-        let (scale, scales) = factors(scales, largest);
-        let (minimum, minimums) = factors(minimums.map(|minimum| -minimum), largest);
+        let (scale, scales) = factors(scales, largest_code);
+        let (minimum, minimums) = factors(minimums.map(|minimum| -minimum), largest_code);
         let group_scales = scales.map(|s| widen(scale) * f32::from(s));
         let group_minimums = minimums.map(|m| widen(minimum) * f32::from(m));
         let mut codes = [0; 256];
@@ -284,8 +287,10 @@ fn unpack_symmetric(
     }
 }
 
-/// Scales become codes from `-largest` to `largest - 1`, and then the numbers become codes from `-half` to `half - 1` with
-/// what these can express.
+/// Scales become codes from `-largest_code` to `largest_code - 1`. Then the numbers become codes from `-half` to `half - 1`,
+/// with the scales that these codes express.
+///
+/// Returns the factor of all scales, their codes, and the codes of the numbers.
 fn pack_symmetric(
     numbers: &Groups<16, 16>,
     scales: [f32; 16],

@@ -78,7 +78,7 @@ pub(crate) fn affine<const N: usize, const G: usize>(
     let inverses = |stretched: f32, minimums: &[f32; G]| {
         std::array::from_fn(|lane| stretched / (high[lane] - minimums[lane]))
     };
-    // Where all numbers of a group are the same, this is infinite, the scale is 0, and no try is better.
+    // Where all numbers of a group are the same, and not positive, this is infinite, the scale is 0, and no try is better.
     let inverse = inverses(tries.max, &minimums);
     let mut scales = inverse.map(f32::recip);
     let codes = affine_codes(numbers, &minimums, &inverse, tries.max);

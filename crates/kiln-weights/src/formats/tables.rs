@@ -122,7 +122,8 @@ impl Block<32, 17> for Mxfp4 {
         look_up(&E2M1, half_power(exponent), codes_of::<4, 16, 32, _>(&self.codes), numbers);
     }
 
-    /// The largest value gets the exponent of the largest number, so numbers up to a third larger become smaller.
+    /// The largest value is 1.5 times the power of two that is not above the largest number. A number beyond it becomes it,
+    /// and loses up to a quarter.
     fn pack(numbers: &[f32; 32]) -> Self {
         /// Halfway between two values; a number there becomes the one nearer to 0
         const LIMITS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
