@@ -178,20 +178,21 @@ fn template(metadata: &Metadata, vocabulary: &Vocabulary<'_>, adds_bos: bool) ->
         };
         let text = vocabulary.text(id);
         tokens.insert(text.to_owned(), json!({ "id": text, "ids": [id], "tokens": [text] }));
-        Ok(Some(json!({ "SpecialToken": { "id": text, "type_id": 0 } })))
+        Ok(Some(text))
     };
     let (bos, eos) = (piece("bos", adds_bos)?, piece("eos", false)?);
     if bos.is_none() && eos.is_none() {
         return Ok(Value::Null);
     }
-    let around = |text: &str| {
-        let text = json!({ "Sequence": { "id": text, "type_id": 0 } });
-        bos.clone().into_iter().chain([text]).chain(eos.clone()).collect::<Vec<Value>>()
+    let around = |text: &str, number: u32| {
+        let token = |token| json!({ "SpecialToken": { "id": token, "type_id": number } });
+        let text = json!({ "Sequence": { "id": text, "type_id": number } });
+        bos.map(token).into_iter().chain([text]).chain(eos.map(token)).collect::<Vec<Value>>()
     };
-    let pair = [around("A"), around("B")].concat();
+    let pair = [around("A", 0), around("B", 1)].concat();
     Ok(json!({
         "type": "TemplateProcessing",
-        "single": around("A"),
+        "single": around("A", 0),
         "pair": pair,
         "special_tokens": tokens,
     }))
