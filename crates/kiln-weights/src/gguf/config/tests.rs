@@ -1,5 +1,5 @@
 //! Configs of all architectures, from metadata as `convert_hf_to_gguf.py` of llama.cpp writes it.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
 
@@ -7,6 +7,8 @@ use serde_json::{Value as Json, json};
 
 use super::{architectures::every, *};
 use crate::gguf::{Array, Value as Stored};
+
+mod converter;
 
 /// Tensors by name: shapes, and numbers where there are any.
 #[derive(Debug, Default)]

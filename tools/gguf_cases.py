@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""What llama.cpp's converter makes of configs and names of tensors, for the tests of kiln-weights.
+
+    python tools/gguf_cases.py LLAMA_CPP        writes tests/data/gguf/cases.json
+
+Makes a small random model of each architecture with transformers, and converts it to GGUF with `conversion/` of the folder LLAMA_CPP, a
+source tree of llama.cpp (the source package llama-cpp-python 0.3.36 of PyPI has one in `vendor`). A case has the metadata, the shapes of all
+tensors, rows first, and the factors of rotary positions, beside the config and the tensors of the checkpoint. Needs torch and transformers
+5.23. Bad input: one line on stderr, exit status 2.
+"""
+import json, logging, os, sys, tempfile
+from pathlib import Path
+
+OUT = Path(__file__).resolve().parent.parent / "tests/data/gguf/cases.json"
+VOCAB = 96
+
+
+def configs(T):
+    common = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=2, max_position_embeddings=16384, rms_norm_eps=1e-5)
+    with_ = lambda **changed: {**common, **changed}
+    mamba = dict(vocab_size=VOCAB, hidden_size=64, state_size=16, num_hidden_layers=2, expand=2)
+    experts = dict(num_experts=2, num_experts_per_tok=1)
+    llama3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192,
+                  rope_theta=500000.0)
+    yarn = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=4096, rope_theta=1e6, beta_fast=16.0)
+    long = dict(rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, original_max_position_embeddings=4096,
+                short_factor=[1.0 + 0.25 * i for i in range(6)], long_factor=[2.0 + 0.5 * i for i in range(6)])
+    return [
+        T.LlamaConfig(**common, attention_bias=True, mlp_bias=True, rope_parameters=llama3),
+        T.LlamaConfig(**common, tie_word_embeddings=True, rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1e4)),
+        T.MixtralConfig(**common, num_local_experts=2, num_experts_per_tok=1, sliding_window=None, head_dim=16),
+        T.Qwen2Config(**common, rope_parameters=yarn),
+        T.Qwen2MoeConfig(**common, **experts, moe_intermediate_size=32, shared_expert_intermediate_size=48),
+        T.Qwen3Config(**common, head_dim=32),
+        T.Qwen3MoeConfig(**common, **experts, moe_intermediate_size=32, head_dim=32, norm_topk_prob=True),
+        T.Phi3Config(**common, original_max_position_embeddings=4096, sliding_window=2047, rope_parameters=long, pad_token_id=0),
+        T.GemmaConfig(**common, head_dim=32),
+        T.Gemma2Config(**common, head_dim=32, query_pre_attn_scalar=32, sliding_window=128),
+        T.Gemma3TextConfig(**with_(num_hidden_layers=7), head_dim=32, query_pre_attn_scalar=32, sliding_window=128),
+        T.MambaConfig(**mamba),
+        T.FalconMambaConfig(**mamba),
+        T.JambaConfig(**with_(num_hidden_layers=6), **experts, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=3,
+                      attn_layer_offset=1, mamba_d_state=16, mamba_dt_rank=8),
+    ]
+
+
+def convert(folder, file):
+    """Converts the checkpoint in `folder` without a tokenizer, which these models do not have."""
+    import gguf, torch
+    from conversion import get_model_class
+    from conversion.base import ModelBase
+
+    base = get_model_class(ModelBase.load_hparams(folder, False)["architectures"][0])
+
+    def set_vocab(self):
+        self.gguf_writer.add_tokenizer_model("none")
+
+    # Gemma 3 counts the tokens.
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}))
+    model = type("WithoutVocabulary", (base,), {"set_vocab": set_vocab, "model_arch": base.model_arch})
+    with torch.inference_mode():
+        model(folder, gguf.LlamaFileType.ALL_F32, file).write()
+
+
+def case(config, folder):
+    import gguf, transformers
+    from safetensors.numpy import load_file
+
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    convert(folder, folder / "model.gguf")
+    reader = gguf.GGUFReader(folder / "model.gguf")
+    kept = lambda key: key == "general.architecture" or not key.startswith(("GGUF.", "general.", "tokenizer."))
+    metadata = [[key, [t.name for t in field.types], field.contents()] for key, field in reader.fields.items() if kept(key)]
+    drop = ("architectures", "dtype", "transformers_version", "use_cache")
+    return {
+        "config": {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if k not in drop},
+        "metadata": metadata,
+        "tensors": {t.name: [int(n) for n in reversed(t.shape)] for t in reader.tensors},
+        "factors": {t.name: t.data.tolist() for t in reader.tensors if t.name.startswith("rope_")},
+        "checkpoint": {name: list(t.shape) for name, t in load_file(folder / "model.safetensors").items()},
+    }
+
+
+def main():
+    if len(sys.argv) != 2 or not os.path.isdir(os.path.join(sys.argv[1], "conversion")):
+        print("gguf_cases: error: name a source tree of llama.cpp: python tools/gguf_cases.py LLAMA_CPP", file=sys.stderr)
+        raise SystemExit(2)
+    sys.path[:0] = [sys.argv[1], os.path.join(sys.argv[1], "gguf-py")]
+    import transformers
+    logging.disable(logging.WARNING)
+    cases = []
+    for config in configs(transformers):
+        with tempfile.TemporaryDirectory() as folder:
+            cases.append(case(config, Path(folder)))
+        print(config.model_type, len(cases[-1]["checkpoint"]), "tensors")
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text("[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in cases) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()
