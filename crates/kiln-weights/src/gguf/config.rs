@@ -83,8 +83,14 @@ impl File<'_> {
         self.unsigned(key)?.ok_or_else(|| self.missing(key))
     }
 
+    /// JSON has no numbers that are not finite.
     fn number(&self, key: &str) -> Result<Option<f64>, Error> {
-        self.metadata.number(&self.key(key))
+        match self.metadata.number(&self.key(key))? {
+            Some(number) if !number.is_finite() => {
+                Err(self.wrong(key, format!("is {number}, must be finite")))
+            }
+            number => Ok(number),
+        }
     }
 
     fn layers(&self) -> Result<u64, Error> {

@@ -9,6 +9,7 @@ use super::{architectures::every, *};
 use crate::gguf::{Array, Value as Stored};
 
 mod converter;
+mod hostile;
 
 /// Tensors by name: shapes, and numbers where there are any.
 #[derive(Debug, Default)]
@@ -158,6 +159,7 @@ fn sizes_may_be_lists_and_heads_of_their_own_size() {
     model().sizes(&[("block_count", u32::MAX)]).refused("must be between 1 and 4096");
     model().set("attention.causal", Stored::Bool(false)).refused("`llama.attention.causal` is false");
     Model::new("llama").refused("`llama.block_count` is missing");
+    model().number("rope.freq_base", f32::NAN).refused("`llama.rope.freq_base` is NaN, must be finite");
     let mut without = model();
     without.tensors = Few::default();
     without.refused("the tensor `token_embd.weight` is missing");

@@ -13,6 +13,7 @@ use tokenizers::{
 use super::{pre_tokenizer::PRE_TOKENIZERS, *};
 use crate::gguf::{Array, Value};
 
+mod hostile;
 mod vocabs;
 
 /// Metadata with these values below `tokenizer.`.
@@ -304,6 +305,18 @@ fn added_tokens_are_those_that_the_file_marks() {
     // What converters make up is no token; what is unused is one.
     let vocab = json["model"]["vocab"].as_object().unwrap();
     assert!(!vocab.contains_key("[PAD259]") && !vocab.contains_key("[PAD261]") && vocab.contains_key("rest"));
+}
+
+#[test]
+fn text_that_the_user_defined_is_found_first() {
+    // As Gemma has runs of spaces. Converters write them as spaces, which a text has before they become `▁`.
+    let mut metadata = sentencepiece(&[("▁", 0.0), ("a", 0.0), ("▁a", 0.0), ("   ", 0.0), ("\n\n", 0.0)]);
+    let kinds = [2, 3, 3].into_iter().chain([6; 256]).chain([1, 1, 1, 4, 4]).collect();
+    metadata.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
+    metadata.insert("tokenizer.ggml.add_space_prefix", Value::Bool(false));
+    let tokenizer = tokenizer(&metadata);
+    assert_eq!(tokens(&tokenizer, "a    a\n\n\na a"), ["<s>", "a", "   ", "▁a", "\n\n", "<0x0A>", "a", "▁a"]);
+    assert_eq!(tokenizer.decode(&ids(&tokenizer, "a    a\n\n a"), true).unwrap(), "a    a\n\n a");
 }
 
 #[test]
