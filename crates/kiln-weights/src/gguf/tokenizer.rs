@@ -124,15 +124,14 @@ pub fn generation_config(metadata: &Metadata) -> Result<Value, Error> {
     let by_text = vocabulary.tokens.iter().zip(0..);
     let by_text = by_text.filter(|(token, _)| matches!(token.kind, Kind::Control | Kind::UserDefined));
     ends.extend(by_text.filter(|(token, _)| ENDS.contains(&&*token.text)).map(|(_, id)| id));
-    let mut seen = Vec::new();
-    ends.retain(|id: &u32| {
-        !seen.contains(id) && {
-            seen.push(*id);
-            true
+    let mut unique: Vec<u32> = Vec::new();
+    for id in ends {
+        if !unique.contains(&id) {
+            unique.push(id);
         }
-    });
-    if !ends.is_empty() {
-        config.insert("eos_token_id".to_owned(), ends.into());
+    }
+    if !unique.is_empty() {
+        config.insert("eos_token_id".to_owned(), unique.into());
     }
     if let Some(ids) = metadata.integers("tokenizer.ggml.suppress_tokens")? {
         config.insert("suppress_tokens".to_owned(), ids.into());

@@ -46,34 +46,40 @@ impl File<'_> {
         let kind = self.metadata.text(&self.key(TYPE))?.unwrap_or("linear").to_owned();
         // 0 stands for none, and the second is an old name.
         let factor = self.number("rope.scaling.factor")?.or(self.number("rope.scale_linear")?);
-        let factor = factor.filter(|factor| *factor != 0.0 && *factor != 1.0);
-        let [freqs, short, long] = FACTORS;
-        let both = (self.has(short), self.has(long));
-        match (&*kind, factor) {
-            ("yarn", Some(factor)) => self.yarn(factor).map(Some),
-            ("linear", Some(factor)) => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
-            ("linear" | "none" | "longrope", _) if both == (true, true) => {
+        let stretched = match (&*kind, factor.filter(|factor| *factor != 0.0)) {
+            ("yarn", Some(factor)) => Some(self.yarn(factor)?),
+            ("yarn", None) => return Err(self.missing("rope.scaling.factor")),
+            ("linear", Some(factor)) if factor != 1.0 => {
+                Some(json!({ "rope_type": "linear", "factor": factor }))
+            }
+            ("linear" | "none" | "longrope", _) => None,
+            _ => {
+                let why =
+                    format!("is {}, which is unknown; known: none, linear, yarn, longrope", shown(&kind));
+                return Err(self.wrong(TYPE, why));
+            }
+        };
+        let needs_factors = kind == "longrope";
+        match (stretched, FACTORS.map(|name| self.has(name).then_some(name))) {
+            (None, [None, Some(short), Some(long)]) => {
                 let (short, long) = (self.factors(short, rotated)?, self.factors(long, rotated)?);
                 self.long_rope(&short, &long).map(Some)
             }
-            ("linear" | "none", _) if both == (false, false) && self.has(freqs) => {
-                let factors = self.factors(freqs, rotated)?;
+            (None, [Some(all), None, None]) if !needs_factors => {
+                let factors = self.factors(all, rotated)?;
                 match llama3(&factors, base, rotated) {
                     Some(scaling) => Ok(Some(scaling)),
                     // The same factors for sequences of any length.
                     None => self.long_rope(&factors, &factors).map(Some),
                 }
             }
-            ("linear" | "none", _) if both == (false, false) => Ok(None),
-            ("linear" | "none" | "longrope", _) => {
-                let why = format!("is `{kind}`, and the tensors `{short}` and `{long}` are not both there");
+            (stretched, [None, None, None]) if !needs_factors => Ok(stretched),
+            (_, found) => {
+                let found: Vec<_> = found.into_iter().flatten().collect();
+                let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
+                let why = format!("is `{kind}`, which does not fit the factors that the file has: {found}");
                 Err(self.wrong(TYPE, why))
             }
-            ("yarn", None) => Err(self.missing("rope.scaling.factor")),
-            _ => Err(self.wrong(
-                TYPE,
-                format!("is {}, which is unknown; known: none, linear, yarn, longrope", shown(&kind)),
-            )),
         }
     }
 

@@ -191,7 +191,13 @@ fn rotary_positions_are_stretched() {
     linear()
         .text("rope.scaling.type", "ntk")
         .refused("is `ntk`, which is unknown; known: none, linear, yarn, longrope");
-    Model::decoder("llama").text("rope.scaling.type", "longrope").refused("are not both there");
+    Model::decoder("llama")
+        .text("rope.scaling.type", "longrope")
+        .refused("is `longrope`, which does not fit the factors that the file has: none");
+    linear()
+        .vector("rope_freqs.weight", vec![1.0; 8])
+        .refused("does not fit the factors that the file has: rope_freqs.weight");
+    yarn().vector("rope_factors_long.weight", vec![1.0; 8]).refused("does not fit");
 }
 
 #[test]

@@ -16,6 +16,33 @@ fn any_value() -> impl Strategy<Value = Stored> {
     ]
 }
 
+const KEYS: [&str; 24] = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "rope.freq_base",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "ssm.conv_kernel",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+    "ssm.dt_b_c_rms",
+    "final_logit_softcapping",
+];
+
 proptest! {
     #[test]
     fn no_metadata_makes_it_panic(
@@ -23,13 +50,6 @@ proptest! {
         changes in prop::collection::vec((0..24_usize, any_value()), 1..6),
         factors in prop::collection::vec(any::<f32>(), 0..9),
     ) {
-        const KEYS: [&str; 24] = [
-            "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
-            "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
-            "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base", "rope.dimension_count",
-            "rope.scaling.type", "rope.scaling.factor", "expert_count", "expert_used_count", "expert_feed_forward_length",
-            "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.dt_b_c_rms", "final_logit_softcapping",
-        ];
         let mut model = mixers(ARCHITECTURES[architecture].0).vector("rope_freqs.weight", factors);
         for (key, value) in changes {
             model = model.set(KEYS[key], value);

@@ -19,17 +19,29 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
+const KEYS: [&str; 12] = [
+    "ggml.model",
+    "ggml.pre",
+    "ggml.tokens",
+    "ggml.token_type",
+    "ggml.scores",
+    "ggml.merges",
+    "ggml.add_bos_token",
+    "ggml.bos_token_id",
+    "ggml.unknown_token_id",
+    "ggml.eos_token_id",
+    "ggml.add_space_prefix",
+    "chat_template",
+];
+
 proptest! {
     #[test]
     fn no_metadata_makes_it_panic(
         is_byte_level in any::<bool>(),
         changes in prop::collection::vec((0..12_usize, any_value()), 1..6),
     ) {
-        const KEYS: [&str; 12] = [
-            "ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.scores", "ggml.merges", "ggml.add_bos_token",
-            "ggml.bos_token_id", "ggml.unknown_token_id", "ggml.eos_token_id", "ggml.add_space_prefix", "chat_template",
-        ];
-        let mut metadata = if is_byte_level { byte_level("gpt-2") } else { sentencepiece(&[("a", 1.0), ("b", 1.0), ("ab", 0.0)]) };
+        let scored = [("a", 1.0), ("b", 1.0), ("ab", 0.0)];
+        let mut metadata = if is_byte_level { byte_level("gpt-2") } else { sentencepiece(&scored) };
         for (key, value) in changes {
             metadata.insert(format!("tokenizer.{}", KEYS[key]), value);
         }
