@@ -1,6 +1,5 @@
-// What attention_decode, attention_packed and attention_prefill share.
+// What attention_decode, attention_packed, attention_prefill and attention_tiles share.
 
-const LANES = 256u;
 const LOWEST = -3.4028234e38;
 
 // Where the rows of a workgroup are. Row r is query r / group of head r % group.

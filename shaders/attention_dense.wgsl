@@ -1,4 +1,4 @@
-// What attention_decode and attention_prefill share: how keys and values are read, and how results are written.
+// What attention_decode, attention_prefill and attention_tiles share: how keys and values are read, and how results are written.
 
 // Four numbers of a vector: those from 4 c on. What is beyond its end is any of it.
 fn places(c: u32, stride: u32) -> vec4<u32> {

@@ -1,5 +1,6 @@
 // What attention_decode and attention_packed share, which go with a few rows over all keys, 256 at a time.
 
+const LANES = 256u;
 const ROWS = 4u * FOURS;
 // Lanes that read the vector of a key together.
 const TOGETHER = 4u;

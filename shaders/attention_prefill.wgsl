@@ -1,6 +1,6 @@
 // y = softmax(scale * q k) v of many queries. The queries of heads that share keys are rows; a workgroup goes with 64
 // of them over the keys that they see, 64 at a time (https://arxiv.org/abs/2205.14135).
-// With attention.wgsl and attention_dense.wgsl.
+// With attention.wgsl, attention_dense.wgsl and attention_many.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of queries, keys and values allows.
@@ -12,50 +12,7 @@ const SPLIT = false;
 // Parts of 64 dimensions that a vector has at most.
 const PARTS = 4u;
 
-struct Info {
-    // [batch, heads, queries, head_dim]
-    q_strides: vec4<u32>,
-    // Both [batch, kv_heads, slots, head_dim].
-    key_strides: vec4<u32>,
-    value_strides: vec4<u32>,
-    kv_heads: u32,
-    // Query heads of each of them.
-    group: u32,
-    queries: u32,
-    slots: u32,
-    head_dim: u32,
-    // The key of position p is in slot (p - origin) mod slots.
-    origin: u32,
-    start: i32,
-    window: i32,
-    scale: f32,
-    // 0: none.
-    softcap: f32,
-    // 1: positions below bound[0] are not here.
-    bounded: u32,
-    // Workgroups for all rows, and parts of the keys.
-    tiles: u32,
-    splits: u32,
-    workgroups: u32,
-    // All parts of a vector, and those before the first of these.
-    parts: u32,
-    before: u32,
-    // The first position that keys do not have, where those after it are in other buffers.
-    end: i32,
-    // Rows of the batch.
-    batch: u32,
-}
-
-@group(0) @binding(0) var<storage, read_write> q: array<pack>;
-@group(0) @binding(1) var<storage, read_write> keys: array<pack>;
-@group(0) @binding(2) var<storage, read_write> values: array<pack>;
-// [2, batch]: the position of the first query of each row, and the first position that the row may see.
-@group(0) @binding(3) var<storage, read_write> positions: array<i32>;
-@group(0) @binding(4) var<storage, read_write> bound: array<i32>;
-@group(0) @binding(5) var<storage, read_write> y: array<mixed>;
-@group(0) @binding(6) var<uniform> info: Info;
-
-const ROWS = 64u;
+const LANES = 256u;
 const KEYS = 64u;
 // Weights of four rows for 16 keys, and one vector more, so that the fours are in different banks.
 const WEIGHTS = 17u;
@@ -67,15 +24,6 @@ const PAIR = min(PARTS, 2u);
 // First queries and keys [4 fours of dimensions, 64]. Then the largest scores of each lane. Then, for 16 keys, weights
 // [16 fours of rows, 16 keys] and values [16 keys, 16 PAIR fours of dimensions].
 var<workgroup> memory: array<vec4<f32>, VALUES + PAIR * LANES>;
-
-// Shares positions evenly.
-fn part_of(place: Place, begin: i32, end: i32, columns: u32) -> Part {
-    let even = (max(end - begin, 0) + i32(info.splits) - 1) / i32(info.splits);
-    // Whole rounds of the lanes.
-    let each = max((even + 63) / 64 * 64, 128);
-    let from_position = begin + i32(place.split) * each;
-    return Part(from_position, min(from_position + each, end), info.head_dim, columns, u32(info.softcap != 0.0));
-}
 
 fn query_at(at: u32, c: u32) -> vec4<f32> {
     if WIDTH == 4u {

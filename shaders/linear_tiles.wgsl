@@ -16,9 +16,9 @@ const LANES = 256u;
 const DOWN = 4u;
 const ACROSS = 2u;
 // What memory consists of, and how many of them four numbers are.
-alias place = vec4<elem>;
-const PLACES = 1u;
-fn place_of(four: vec4<elem>, i: u32) -> place { return four; }
+alias cell = vec4<elem>;
+const CELLS = 1u;
+fn cell_of(four: vec4<elem>, i: u32) -> cell { return four; }
 
 struct Info {
     // Row r of x is [r / tokens, r % tokens].
@@ -52,8 +52,8 @@ const ROWS = DOWN * 2u * SIZE;
 const OUTPUTS = ACROSS * 4u * SIZE;
 // Numbers along the sum that are in memory together.
 const STEP = 16u;
-// Places from a row to the next. There is a gap, so that rows begin in different banks.
-const STRIDE = (STEP + 8u) / 4u * PLACES;
+// Cells from a row to the next. There is a gap, so that rows begin in different banks.
+const STRIDE = (STEP + 8u) / 4u * CELLS;
 // From a matrix to the one below it.
 const BELOW = SIZE * STRIDE;
 // Eights of a step, and how many of them a lane reads.
@@ -65,8 +65,8 @@ const W_EACH = (W_EIGHTS + LANES - 1u) / LANES;
 const AREA = SIZE * SIZE;
 const AT_ONCE = min(PARTS, 1024u / AREA);
 
-var<workgroup> x_tile: array<place, ROWS * STRIDE>;
-var<workgroup> w_tile: array<place, OUTPUTS * STRIDE>;
+var<workgroup> x_tile: array<cell, ROWS * STRIDE>;
+var<workgroup> w_tile: array<cell, OUTPUTS * STRIDE>;
 var<workgroup> sums: array<f32, AT_ONCE * AREA>;
 
 // Eight numbers of a row.
@@ -215,24 +215,24 @@ fn main(
             for (var i = 0u; i < X_EACH; i++) {
                 let row = (lane + i * LANES) / 2u;
                 if row < ROWS {
-                    let at = row * STRIDE + half * 2u * PLACES;
-                    for (var j = 0u; j < PLACES; j++) {
-                        x_tile[at + j] = place_of(x_next[i].low, j);
+                    let at = row * STRIDE + half * 2u * CELLS;
+                    for (var j = 0u; j < CELLS; j++) {
+                        x_tile[at + j] = cell_of(x_next[i].low, j);
                     }
-                    for (var j = 0u; j < PLACES; j++) {
-                        x_tile[at + PLACES + j] = place_of(x_next[i].high, j);
+                    for (var j = 0u; j < CELLS; j++) {
+                        x_tile[at + CELLS + j] = cell_of(x_next[i].high, j);
                     }
                 }
             }
             for (var i = 0u; i < W_EACH; i++) {
                 let row = (lane + i * LANES) / 2u;
                 if row < OUTPUTS {
-                    let at = row * STRIDE + half * 2u * PLACES;
-                    for (var j = 0u; j < PLACES; j++) {
-                        w_tile[at + j] = place_of(w_next[i].low, j);
+                    let at = row * STRIDE + half * 2u * CELLS;
+                    for (var j = 0u; j < CELLS; j++) {
+                        w_tile[at + j] = cell_of(w_next[i].low, j);
                     }
-                    for (var j = 0u; j < PLACES; j++) {
-                        w_tile[at + PLACES + j] = place_of(w_next[i].high, j);
+                    for (var j = 0u; j < CELLS; j++) {
+                        w_tile[at + CELLS + j] = cell_of(w_next[i].high, j);
                     }
                 }
             }
@@ -244,7 +244,7 @@ fn main(
             for (var i = 0u; i < W_EACH; i++) {
                 w_next[i] = w_at(w_rows[i], eight);
             }
-            for (var k = 0u; k < STEP / 4u * PLACES; k += SIZE / 4u * PLACES) {
+            for (var k = 0u; k < STEP / 4u * CELLS; k += SIZE / 4u * CELLS) {
                 let x_0 = coopLoadT<x_matrix>(&x_tile[x_first + k], STRIDE);
                 let x_1 = coopLoadT<x_matrix>(&x_tile[x_first + BELOW + k], STRIDE);
                 // The columns of its transpose.

@@ -30,6 +30,8 @@ mod launches;
 mod layer_norm;
 mod linear;
 mod matrix;
+#[cfg(feature = "wgpu")]
+mod matrix_units;
 #[cfg(feature = "cpu")]
 mod native;
 mod normed_linear;

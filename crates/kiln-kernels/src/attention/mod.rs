@@ -390,6 +390,7 @@ const PREFILL: Shader = Shader {
         include_str!("../../../../shaders/attention_prefill.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
         include_str!("../../../../shaders/attention_dense.wgsl"),
+        include_str!("../../../../shaders/attention_many.wgsl"),
     ),
     options: &[PACK, MIXED, &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
 };

@@ -8,9 +8,10 @@ use burn::{
 use super::Linear;
 use crate::{
     Matrix,
-    device::{MatrixUnits, matrix_units},
+    device::MatrixUnits,
     kernel::INVARIANT_UP_TO,
-    launch::{Launch, comes_in, empty, prefers_few_groups, primitive, strides},
+    launch::{Launch, comes_in, empty, primitive, strides},
+    matrix_units::{cells, units_for},
     shader::{Lines, Shader},
 };
 
@@ -33,7 +34,7 @@ impl Shape {
 }
 
 macro_rules! shapes {
-    ($([$size:tt $threads:literal $lanes:literal $down:literal $across:literal $places:ident],)*) => {
+    ($([$size:tt $threads:literal $lanes:literal $down:literal $across:literal $cells:ident],)*) => {
         const SHAPES: &[Shape] = &[
             $(Shape { units: MatrixUnits { size: $size, threads: $threads }, down: $down, across: $across }),*
         ];
@@ -47,19 +48,9 @@ macro_rules! shapes {
                 "const DOWN = ", $down, "u;\n",
                 "const ACROSS = ", $across, "u;\n",
                 "// What memory consists of, and how many of them four numbers are.\n",
-                places!($places),
+                cells!($cells),
             )),*
         ];
-    };
-}
-
-macro_rules! places {
-    (fours) => {
-        "alias place = vec4<elem>;\nconst PLACES = 1u;\nfn place_of(four: vec4<elem>, i: u32) -> place { return four; }"
-    };
-    // naga writes Metal's loads of matrices for pointers to scalars.
-    (scalars) => {
-        "alias place = elem;\nconst PLACES = 4u;\nfn place_of(four: vec4<elem>, i: u32) -> place { return four[i]; }"
     };
 }
 
@@ -85,13 +76,6 @@ pub(super) const SHADER: Shader = Shader {
     text: include_str!("../../../../shaders/linear_tiles.wgsl"),
     options: &[EIGHTS, LINES],
 };
-
-/// The units that many rows of that type are multiplied with, if they are. A software device imitates them: Burn's product takes
-/// two thirds of the time there.
-fn units_for(dtype: DType, device: &Device) -> Option<MatrixUnits> {
-    let is_worth_it = dtype == DType::F16 && !prefers_few_groups(device);
-    is_worth_it.then(|| matrix_units(device)).flatten()
-}
 
 /// Whether a device takes more than a few rows of that type.
 pub(super) fn takes(dtype: DType, device: &Device) -> bool {
