@@ -28,7 +28,9 @@ fetch() {
 
 with() {
   local root="$folder/root" icd="$folder/$1.json"
-  printf '{"file_format_version": "1.0.0", "ICD": {"api_version": "1.3.0", "library_path": "%s"}}' "$root/$libraries/libvulkan_$1.so" >"$icd"
+  printf '{"file_format_version": "1.0.0", "ICD": {"api_version": "1.3.0", "library_path": "%s"}}' "$root/$libraries/libvulkan_$1.so" >"$icd.$$"
+  # Another program may be reading the file.
+  mv "$icd.$$" "$icd"
   # The programs' own libraries come last.
   VK_DRIVER_FILES="$icd" VK_ICD_FILENAMES="$icd" exec "$root/usr/lib64/ld-linux-x86-64.so.2" --library-path "$root/$libraries:/$libraries" "${@:2}"
 }
