@@ -33,6 +33,7 @@ pub struct Case<K> {
     /// Whether the kernel lacks an implementation for these inputs.
     lacks: Lacks,
     tolerance: Tolerance,
+    is_probed: bool,
 }
 
 impl<K> Case<K> {
@@ -43,6 +44,7 @@ impl<K> Case<K> {
             inputs: Box::new(inputs),
             lacks: Box::new(|_, _, _| false),
             tolerance: Box::new(|_, _| 0.0),
+            is_probed: false,
         }
     }
 
@@ -64,6 +66,11 @@ impl<K> Case<K> {
     /// States that the kernel has no code for the CPU.
     pub fn without_native(self) -> Self {
         self.without(|path, _| path == Path::Native)
+    }
+
+    /// States that quick self-tests run the case: its shader is another one than that of common inputs.
+    pub fn probed(self) -> Self {
+        Self { is_probed: true, ..self }
     }
 
     /// The inputs on a device, of type `dtype`.
@@ -91,10 +98,11 @@ pub struct AnyCase {
     invariance: Invariance,
     lacks: Lacks,
     tolerance: Tolerance,
+    is_probed: bool,
 }
 
 impl AnyCase {
-    pub(crate) fn of<K: Kernel>(Case { name, inputs, lacks, tolerance }: Case<K>) -> Self {
+    pub(crate) fn of<K: Kernel>(Case { name, inputs, lacks, tolerance, is_probed }: Case<K>) -> Self {
         let inputs = Rc::new(inputs);
         let again = Rc::clone(&inputs);
         let run = move |kernels: &Kernels, dtype| {
@@ -104,7 +112,13 @@ impl AnyCase {
         let invariance = move |kernels: &Kernels, dtype| {
             violation(again(&mut Numbers::new(kernels.device(), dtype)), kernels)
         };
-        Self { kernel: K::NAME, name, run: Box::new(run), invariance: Box::new(invariance), lacks, tolerance }
+        let (run, invariance) = (Box::new(run), Box::new(invariance));
+        Self { kernel: K::NAME, name, run, invariance, lacks, tolerance, is_probed }
+    }
+
+    /// Whether quick self-tests run it, whichever others they leave out.
+    pub(crate) fn is_probed(&self) -> bool {
+        self.is_probed
     }
 
     /// The results on the device of `kernels`, for inputs of type `dtype`.

@@ -154,6 +154,16 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "these are tests")]
 
     use kiln_core::Error;
+    #[cfg(feature = "wgpu")]
+    use {
+        burn::tensor::Tensor,
+        kiln_kernels::{
+            Kernel,
+            cases::{Case, Layout},
+            device::{DeviceName, MatrixUnits, open},
+            invariance::Extent,
+        },
+    };
 
     use super::*;
 
@@ -172,6 +182,69 @@ mod tests {
         assert_eq!(known(Some(&file), "b", never), Ok(names(&[])));
         assert_eq!(known(Some(&file), "a", never), Ok(names(&["linear"])), "still known");
         assert!(known(None, "a", never).is_err(), "nothing is remembered without a file");
+    }
+
+    /// Doubles numbers: with matrix units, which are wrong, and else without.
+    #[cfg(feature = "wgpu")]
+    #[derive(Clone)]
+    struct Planted(Tensor<1>);
+
+    #[cfg(feature = "wgpu")]
+    impl Kernel for Planted {
+        const NAME: &'static str = "planted";
+        type Output = Tensor<1>;
+
+        fn checked(self) -> Self {
+            self
+        }
+
+        fn shape(&self) -> Vec<usize> {
+            self.0.dims().into()
+        }
+
+        fn reference(self) -> Tensor<1> {
+            self.0 * 2
+        }
+
+        fn wgsl(self) -> Result<Tensor<1>, Self> {
+            let units = open(DeviceName::Wgpu(None)).unwrap().info.matrix_units;
+            Ok(self.0 * if units.is_some() { 3 } else { 2 })
+        }
+
+        fn extent(&self) -> [usize; 2] {
+            [1, 1]
+        }
+
+        fn part(self, _: Extent) -> Self {
+            self
+        }
+
+        fn part_of(whole: Tensor<1>, _: Extent) -> Tensor<1> {
+            whole
+        }
+
+        fn cases() -> Vec<Case<Self>> {
+            vec![Case::new("of three", |numbers| Self(numbers.tensor::<1>([3], Layout::Plain).abs() + 1))]
+        }
+    }
+
+    #[cfg(feature = "wgpu")]
+    #[test]
+    fn wrong_matrix_units_are_found_and_kernels_are_trusted_without() {
+        let Ok(device) = open(DeviceName::Wgpu(None)) else {
+            let wanted = std::env::var("KILN_TEST_DEVICES").unwrap_or_default();
+            assert!(!wanted.contains("wgpu"), "there is no wgpu device");
+            return eprintln!("not tested: there is no wgpu device");
+        };
+        let own = device.info.matrix_units;
+        // Kernels of this process ask for them. On a software device none multiplies with them.
+        let device = device.with_matrix_units(Some(MatrixUnits { size: 16, threads: 32 }));
+        let planted = [KernelInfo::of::<Planted>()];
+        assert_eq!(distrusted(&device, DType::F32, &planted), Ok(names(&[MATRIX_UNITS])));
+        assert_eq!(open(DeviceName::Wgpu(None)).unwrap().info.matrix_units, device.info.matrix_units);
+        let device = device.with_matrix_units(None);
+        assert_eq!(distrusted(&device, DType::F32, &planted), Ok(names(&[])));
+        device.with_matrix_units(own);
     }
 
     #[test]

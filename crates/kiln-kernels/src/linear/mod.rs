@@ -202,8 +202,9 @@ impl Kernel for Linear {
             cases.push(packed([rows, tokens, 96], Cut(2), 70));
         }
         // Enough for the larger tiles.
-        cases.push(case([2, 520, 48], Plain, 1930, true, false));
+        cases.push(case([2, 520, 48], Plain, 1930, true, false).probed());
         cases.push(case([2, 520, 24], Plain, 1930, true, false));
+        cases.push(case([1, 65, 48], Plain, 66, true, true).probed());
         cases
     }
 }
