@@ -15,6 +15,8 @@ mod packed;
 #[cfg(feature = "cube")]
 mod sharing;
 #[cfg(feature = "wgpu")]
+mod tiles;
+#[cfg(feature = "wgpu")]
 mod wgsl;
 
 pub use packed::AttentionPacked;
@@ -162,8 +164,12 @@ impl Kernel for Attention {
         cut(whole, &part, 2)
     }
 
-    /// The first two have the queries, many and few; the last puts together what workgroups made that shared the keys.
+    /// The first two have the queries, many and few; the third puts together what workgroups made that shared the keys. The last, where it is, has many
+    /// queries and multiplies with matrix units.
     fn shaders() -> &'static [Shader] {
+        #[cfg(feature = "wgpu")]
+        return &[PREFILL, DECODE, COMBINE, tiles::SHADER];
+        #[cfg(not(feature = "wgpu"))]
         &[PREFILL, DECODE, COMBINE]
     }
 

@@ -10,6 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{
     Buffers, COMBINE, DECODE, Limits, PREFILL,
     sharing::{Rows, Sharing, Written, over_chain},
+    tiles,
 };
 use crate::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides};
 
@@ -31,6 +32,7 @@ pub(super) fn launch(
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
     let Buffers { keys, values, from, .. } = buffers;
+    let device = keys.device();
     let bounded = from.is_some();
     let (keys, values, positions) = (primitive(keys), primitive(values), in_order(positions));
     let from = from.map_or_else(|| empty(&positions, [1], DType::I32), primitive);
@@ -49,20 +51,27 @@ pub(super) fn launch(
         splits as u32, workgroups as u32, written.parts as u32, written.before as u32,
         end as u32, batch as u32, rows.chunk() as u32,
     ];
-    let (shader, fours, size) = match rows {
-        Rows::Few { fours, .. } => (&DECODE, [&keys, &values].into_iter().all(comes_in_fours), fours - 1),
-        Rows::Many => {
-            let parts = match head_dim.div_ceil(64) {
-                1 => 2,
-                2 => 1,
-                _ => 0,
-            };
-            (&PREFILL, [&q, &keys, &values].into_iter().all(comes_in_fours), parts)
+    let split = usize::from(written.parts > 1);
+    let (shader, picks) = match rows {
+        Rows::Few { fours, .. } => {
+            let in_fours = [&keys, &values].into_iter().all(comes_in_fours);
+            (&DECODE, [usize::from(!in_fours), split, fours - 1])
         }
+        Rows::Many => match tiles::picks([&q, &keys, &values], split, &device) {
+            Some(picks) => (&tiles::SHADER, picks),
+            None => {
+                let in_fours = [&q, &keys, &values].into_iter().all(comes_in_fours);
+                let parts = match head_dim.div_ceil(64) {
+                    1 => 2,
+                    2 => 1,
+                    _ => 0,
+                };
+                (&PREFILL, [usize::from(!in_fours), split, parts])
+            }
+        },
     };
     let client = q.client.clone();
-    let launch = Launch::new(shader, q.dtype, &client);
-    let launch = launch.with(&[usize::from(!fours), usize::from(written.parts > 1), size]);
+    let launch = Launch::new(shader, q.dtype, &client).with(&picks);
     let launch = launch.reads(q).reads(keys).reads(values).reads(positions).reads(from);
     launch.writes(written.to).run(workgroups, &info);
 }
