@@ -31,6 +31,8 @@ expect 'a recording fails' 0 "$words" env SOFTCUDA_FAIL_CAPTURE=1 "${say[@]}" --
 expect 'there is no room for the weights' 2 "no room for the model's weights" env SOFTCUDA_MEMORY=15000000 "${say[@]}"
 # Kiln is told that there is more memory than the driver gives.
 expect 'the driver refuses memory' 2 'the device has no room for a tensor' env SOFTCUDA_MEMORY=20000000 "${say[@]}" --memory 1GiB
+expect 'devices are hidden' 0 'software device 1' env SOFTCUDA_DEVICES=2 CUDA_VISIBLE_DEVICES=1 "$kiln" devices
+expect 'a hidden device is asked for' 2 'there are 1 CUDA devices' env SOFTCUDA_DEVICES=2 CUDA_VISIBLE_DEVICES=1 "$kiln" run --device cuda:1 x
 g++ -O1 -o "$folder/outside" "$(dirname "$0")/outside.cpp" -L"$CUDA_PATH" -lcuda -lnvrtc
 expect 'a kernel that reads its memory' 0 'all numbers were read' "$folder/outside" 0
 expect 'a kernel that reads outside' 134 'reads where it must not' "$folder/outside" 1
