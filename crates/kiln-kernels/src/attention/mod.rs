@@ -164,8 +164,8 @@ impl Kernel for Attention {
         cut(whole, &part, 2)
     }
 
-    /// The first two have the queries, many and few; the third puts together what workgroups made that shared the keys. The last, where it is, has many
-    /// queries and multiplies with matrix units.
+    /// The first two have the queries, many and few; the third puts together what workgroups made that shared the keys. The
+    /// last has many queries and multiplies with matrix units.
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
         return &[PREFILL, DECODE, COMBINE, tiles::SHADER];

@@ -28,8 +28,9 @@ macro_rules! units {
     };
 }
 
-// A workgroup has four parts. Of two texts for the same units, the second one is for workgroups that share keys. Software devices have
-// subgroups of 8 threads and run for tests alone: they get a text with half as many subgroups as parts, and Metal's, with four times as many.
+// A workgroup has four parts. Of two texts for the same units, the second one is for workgroups that share keys. Software
+// devices have subgroups of 8 threads and run for tests alone: they get a text with half as many subgroups as parts, and
+// Metal's, with four times as many.
 units! {
     [16 32 128 fours],
     [8 32 128 scalars],
@@ -53,7 +54,8 @@ pub(super) const SHADER: Shader = Shader {
     options: &[MIXED, DIMS, LINES],
 };
 
-/// The lines of the shader for queries, keys and values, if it takes them: float16, of a length and in a layout that it has, on a device with matrix units.
+/// The lines of the shader for queries, keys and values, if it takes them: float16, of a length and in a layout that it has, on
+/// a device with matrix units. `split`: 1 where workgroups share keys.
 pub(super) fn picks(tensors: [&CubeTensor; 3], split: usize, device: &Device) -> Option<[usize; 3]> {
     let [q, ..] = tensors;
     let units = units_for(q.dtype, device)?;

@@ -14,12 +14,13 @@ use crate::{
 pub(crate) fn cases() -> Vec<Case<Attention>> {
     let case = |given: Given| {
         let lacks = move |path, _| given.new == 0 || (path != Path::Native && given.head_dim > 256);
-        // Matrix units take the weights of many queries in the type of the values: each is off by half an ulp of itself, and
-        // together they are 1. Scores are exponents of 2 there, which rounds them twice more; those of weights are up to 14,
-        // with 28 roundings more.
-        let weights = move |single, ulp| LARGEST * (ulp / 2.0 + 2.0 * (28.0 + 2.0 * given.score()) * single);
+        // Matrix units take the weights of many queries in float16: each is off by half an ulp of itself, and together they
+        // are 1. Scores are exponents of 2 there, which rounds them twice more; those of weights are up to 14, with 28
+        // roundings more.
+        let half = half::f16::EPSILON.to_f64();
+        let weights = move |single| LARGEST * (half / 2.0 + 2.0 * (28.0 + 2.0 * given.score()) * single);
         let tolerance = move |want: f64, Rounding { ulp, single, .. }| {
-            let of_units = if ulp > 0.0 && is_prompt(given.new) { weights(single, ulp) } else { 0.0 };
+            let of_units = if ulp > 0.0 && is_prompt(given.new) { weights(single) } else { 0.0 };
             given.tolerance() + of_units + want.abs() * ulp
         };
         let case = Case::new(given, move |numbers| given.inputs(numbers)).without(lacks).within(tolerance);
@@ -201,7 +202,8 @@ fn all() -> Vec<Given> {
         cases.push(Given { slots: 1500, first: 1499, group: 1, ..base });
         cases.push(Given { cuts: &[50], ..base });
     }
-    // Scores far apart: the largest so far is exceeded by far again and again, and what was summed up becomes almost nothing.
+    // Scores far apart: the largest so far is exceeded by far again and again, and what was summed up becomes almost
+    // nothing.
     for new in [1, 5, 33, 65] {
         for head_dim in [64, 80, 96, 128] {
             // An odd number of them: tests of float16 take every second case.
