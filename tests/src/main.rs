@@ -12,6 +12,7 @@ mod conformance;
 mod decoding;
 mod experts;
 mod fuzz;
+mod gguf;
 mod invariance;
 mod kernels;
 mod launches;

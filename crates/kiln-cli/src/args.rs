@@ -220,7 +220,7 @@ pub(crate) struct RunArgs {
     /// A newline at the end of a file or of standard input is not part of the prompt. With --load-cache the prompt may be
     /// left out.
     pub(crate) prompt: Option<String>,
-    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    /// A Hugging Face model folder, or a GGUF file [default: the demo model that comes with Kiln]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// Read the prompt from a file
@@ -267,7 +267,7 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
-    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    /// A Hugging Face model folder, or a GGUF file [default: the demo model that comes with Kiln]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// What the model is told before anything else
@@ -371,7 +371,7 @@ pub(crate) struct CachesArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A Hugging Face model folder
+    /// A Hugging Face model folder, or a GGUF file
     pub(crate) model: PathBuf,
     /// Tokens to compute the cache for [default: the model's positions]
     #[arg(long, value_name = "N")]
@@ -429,7 +429,7 @@ pub(crate) struct ConformancePlaceArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    /// A Hugging Face model folder, or a GGUF file [default: the demo model that comes with Kiln]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// A Llama of random weights made up on the device
@@ -488,7 +488,7 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
-    /// A Hugging Face model folder [default: the demo model that comes with Kiln]
+    /// A Hugging Face model folder, or a GGUF file [default: the demo model that comes with Kiln]
     #[arg(short, long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]

@@ -12,7 +12,7 @@ use kiln::{
 
 use crate::{args::PlaceArgs, output::note};
 
-/// The folder that was asked for, or the demo model's.
+/// The folder or GGUF file that was asked for, or the demo model's folder.
 pub(crate) fn folder(asked: Option<&Path>) -> Result<PathBuf> {
     if let Some(folder) = asked {
         return Ok(folder.to_owned());
@@ -22,7 +22,8 @@ pub(crate) fn folder(asked: Option<&Path>) -> Result<PathBuf> {
     let found = beside.into_iter().chain([source]).find(|folder| folder.join("config.json").exists());
     found.ok_or_else(|| Error::Setting {
         name: "--model",
-        why: "the demo model is not beside this binary; name a Hugging Face model folder".to_owned(),
+        why: "the demo model is not beside this binary; name a Hugging Face model folder or a GGUF file"
+            .to_owned(),
     })
 }
 

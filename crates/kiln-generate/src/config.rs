@@ -189,10 +189,17 @@ impl GenerationConfig {
     /// # Errors
     /// [`Error::File`] if it cannot be read, is no JSON object, or has a value of the wrong type.
     pub fn from_file(path: &Path) -> Result<Option<Self>> {
+        files::try_read_text(path)?.map(|text| Self::from_text(path, &text)).transpose()
+    }
+
+    /// Reads the text of a `generation_config.json`, which came from `path`.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it is no JSON object, or has a value of the wrong type.
+    pub fn from_text(path: &Path, text: &str) -> Result<Self> {
         let error = |why: String| Error::File { path: path.to_owned(), why };
-        let Some(text) = files::try_read_text(path)? else { return Ok(None) };
-        let map = serde_json::from_str(&text).map_err(|e| error(format!("is not a JSON object: {e}")))?;
-        Self::read(&map).map(Some).map_err(error)
+        let map = serde_json::from_str(text).map_err(|e| error(format!("is not a JSON object: {e}")))?;
+        Self::read(&map).map_err(error)
     }
 
     /// Reads keyword arguments of `generate()`.

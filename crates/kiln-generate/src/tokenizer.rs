@@ -72,7 +72,15 @@ impl Tokenizer {
     /// [`Error::File`] if it cannot be read, or [`load`](Self::load) refuses it.
     pub fn from_file(path: &Path) -> Result<Option<Self>> {
         let Some(file) = files::try_read(path, files::LONGEST_TEXT)? else { return Ok(None) };
-        Self::load(&file).map(Some).map_err(|why| Error::File { path: path.to_owned(), why })
+        Self::from_text(path, &file).map(Some)
+    }
+
+    /// The tokenizer of the text of a `tokenizer.json`, which came from `path`.
+    ///
+    /// # Errors
+    /// [`Error::File`] if [`load`](Self::load) refuses it.
+    pub fn from_text(path: &Path, text: &[u8]) -> Result<Self> {
+        Self::load(text).map_err(|why| Error::File { path: path.to_owned(), why })
     }
 
     /// The tokenizer of a `tokenizer.json`, without its padding, truncation and dropout, which are for training.

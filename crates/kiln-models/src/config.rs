@@ -6,7 +6,10 @@ use kiln_core::{Error, Result, files};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use crate::{checkpoint::foreign::no_config, nn::experts::COPIED_AT_ONCE};
+use crate::{
+    checkpoint::{foreign::no_config, gguf::GgufFiles},
+    nn::experts::COPIED_AT_ONCE,
+};
 
 /// A config is a page of text; more than this is not one.
 const LARGEST_CONFIG: u64 = 16 << 20;
@@ -188,13 +191,20 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads `config.json` in `folder`.
+    /// Reads `config.json` in `folder`, or the config in a GGUF file.
     pub fn read(folder: &Path) -> Result<Self> {
+        if GgufFiles::is(folder) {
+            return Self::of_gguf(folder, &GgufFiles::open(folder)?);
+        }
         let path = folder.join("config.json");
         // Asked before: the path of a file in what is a file itself is another error on each system.
         let json = if folder.is_dir() { read_json(&path)? } else { None };
         let json = json.ok_or_else(|| no_config(folder))?;
         Ok(Self { path, json })
+    }
+
+    pub(crate) fn of_gguf(path: &Path, files: &GgufFiles) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), json: files.config()? })
     }
 
     /// A config that was never a file.

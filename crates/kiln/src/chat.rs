@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, files, model::TokenId, model_cache::ModelCache};
 use kiln_generate::{ChatTemplate, ChatTemplates, Conversation, GenerationConfig, Message, RenderOptions};
+use kiln_models::checkpoint::Checkpoint;
 use serde_json::Value;
 
 use crate::{
@@ -17,15 +18,16 @@ use crate::{
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The templates and special tokens of a folder, from where transformers takes them: `chat_template.jinja` and
+/// The templates and special tokens of a model, from where transformers takes them: `chat_template.jinja` and
 /// `additional_chat_templates/NAME.jinja`, or else `chat_template` in `tokenizer_config.json`, one or several.
-pub(crate) fn chat_templates(folder: &Path) -> Result<ChatTemplates> {
-    let config = json(&folder.join("tokenizer_config.json"))?;
+pub(crate) fn chat_templates(checkpoint: &Checkpoint) -> Result<ChatTemplates> {
+    let config = json(checkpoint, "tokenizer_config.json")?;
     let mut by_name = BTreeMap::new();
-    if let Some(source) = files::try_read_text(&folder.join("chat_template.jinja"))? {
+    if let Some(source) = checkpoint.text("chat_template.jinja")? {
         by_name.insert("default".to_owned(), source);
     }
-    for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(checkpoint.path_of("additional_chat_templates")).into_iter().flatten().flatten()
+    {
         let path = entry.path();
         if let (Some("jinja"), Some(name)) = (path.extension().and_then(|e| e.to_str()), path.file_stem()) {
             by_name.extend(
@@ -39,7 +41,7 @@ pub(crate) fn chat_templates(folder: &Path) -> Result<ChatTemplates> {
     let mut special_tokens = special_tokens_of(&config);
     // Tokenizers that list no added tokens in their config are older than it, and keep these apart.
     if config.get("added_tokens_decoder").is_none() {
-        special_tokens.extend(special_tokens_of(&json(&folder.join("special_tokens_map.json"))?));
+        special_tokens.extend(special_tokens_of(&json(checkpoint, "special_tokens_map.json")?));
     }
     Ok(ChatTemplates { by_name, special_tokens })
 }
@@ -67,10 +69,9 @@ fn special_tokens_of(config: &Value) -> BTreeMap<String, String> {
 }
 
 /// The JSON of a file; null where there is no such file.
-fn json(path: &Path) -> Result<Value> {
-    let read =
-        |text: String| serde_json::from_str(&text).map_err(|e| wrong(path, format!("is no JSON: {e}")));
-    files::try_read_text(path)?.map_or(Ok(Value::Null), read)
+fn json(checkpoint: &Checkpoint, file: &str) -> Result<Value> {
+    let wrong = |e| wrong(&checkpoint.path_of(file), format!("is no JSON: {e}"));
+    checkpoint.text(file)?.map_or(Ok(Value::Null), |text| serde_json::from_str(&text).map_err(wrong))
 }
 
 fn wrong(path: &Path, why: String) -> Error {

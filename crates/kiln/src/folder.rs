@@ -1,10 +1,10 @@
-//! What a Hugging Face folder holds beside its weights.
+//! What a Hugging Face folder, or a GGUF file, holds beside its weights.
 
 use std::{collections::BTreeMap, path::Path};
 
 use kiln_cache::{Plan, STRATEGIES};
 use kiln_core::{Result, error::plain, need::LayerNeed};
-use kiln_generate::GenerationConfig;
+use kiln_generate::{GenerationConfig, Tokenizer};
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
 use serde_json::{Map, Value};
 
@@ -37,7 +37,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Reads `config.json` and the headers of the weights in `folder`. No weight is loaded.
+    /// Reads `config.json` and the headers of the weights in `folder`, or those of a GGUF file. No weight is loaded.
     ///
     /// # Errors
     /// [`Error::File`] for a file that is missing or damaged; [`Error::Unknown`] for an architecture that is not known.
@@ -172,10 +172,34 @@ fn longest(left: u64, bytes: &dyn Fn(usize) -> usize) -> Longest {
     Longest::Tokens(fit)
 }
 
+/// The tokenizer of a folder or a GGUF file, without its weights; `None` if it has none.
+///
+/// # Errors
+/// [`Error::File`](kiln_core::Error::File) for a file that is missing or damaged.
+pub fn tokenizer_of(model: impl AsRef<Path>) -> Result<Option<Tokenizer>> {
+    tokenizer(&Checkpoint::open(model.as_ref())?)
+}
+
+/// The settings of a generation that a folder or a GGUF file has.
+///
+/// # Errors
+/// [`Error::File`](kiln_core::Error::File) for a file that is missing or damaged.
+pub fn generation_config_of(model: impl AsRef<Path>) -> Result<GenerationConfig> {
+    generation_config(&Checkpoint::open(model.as_ref())?)
+}
+
+/// `tokenizer.json`, if there is one.
+pub(crate) fn tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    const FILE: &str = "tokenizer.json";
+    let read = |text: String| Tokenizer::from_text(&checkpoint.path_of(FILE), text.as_bytes());
+    checkpoint.text(FILE)?.map(read).transpose()
+}
+
 /// `generation_config.json`, completed by the ids that only `config.json` has.
-pub(crate) fn generation_config(folder: &Path, checkpoint: &Checkpoint) -> Result<GenerationConfig> {
-    let path = folder.join("generation_config.json");
-    let from_file = GenerationConfig::from_file(&path)?.unwrap_or_default();
+pub(crate) fn generation_config(checkpoint: &Checkpoint) -> Result<GenerationConfig> {
+    const FILE: &str = "generation_config.json";
+    let read = |text: String| GenerationConfig::from_text(&checkpoint.path_of(FILE), &text);
+    let from_file = checkpoint.text(FILE)?.map(read).transpose()?.unwrap_or_default();
     let ids = |key: &str| checkpoint.config.get(key).cloned().map(|value| (key.to_owned(), value));
     let ids = ["eos_token_id", "pad_token_id", "bos_token_id"].into_iter().filter_map(ids).collect();
     Ok(from_file.merged_over(&GenerationConfig::from_arguments(&ids)?))

@@ -85,7 +85,7 @@ pub use kiln_models::{
 };
 
 pub use chat::Chat;
-pub use folder::{Ask, CacheSize, Inspection, Longest, cache_text};
+pub use folder::{Ask, CacheSize, Inspection, Longest, cache_text, generation_config_of, tokenizer_of};
 pub use model::{DtypeChoice, Model, ModelBuilder, Progress};
 pub use out_of_memory::{OnOutOfMemory, usable};
 pub use request::{Prompt, Request};

@@ -35,6 +35,7 @@ type Run = Box<dyn FnMut(&[u8]) -> bool>;
 /// Every target. A line here is all that it takes.
 const TARGETS: &[Target] = &[
     targets::weights::TARGET,
+    targets::gguf::TARGET,
     targets::config::TARGET,
     targets::generation::TARGET,
     targets::tokenizer::TARGET,

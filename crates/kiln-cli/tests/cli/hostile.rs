@@ -303,7 +303,7 @@ fn foreign_models_are_called_what_they_are() {
     let folder = tempfile::tempdir().unwrap();
     let model = |name: &str| run(&["--model", folder.path().join(name).to_str().unwrap(), "x"]);
     fs::write(folder.path().join("x.gguf"), "GGUF\0\0").unwrap();
-    refused(&model("x.gguf"), "is a GGUF file");
+    refused(&model("x.gguf"), "GGUF file is damaged");
     refused(&model(""), "holds GGUF files");
     refused(&model("nowhere"), "there is no such folder");
     for (method, said) in

@@ -4,13 +4,42 @@ use burn::tensor::Element;
 use bytemuck::Pod;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use kiln_core::Error;
+use kiln_weights::{Format, gguf::names::Undo};
 use safetensors::Dtype;
 
-/// Elements converted at a time, so that no second copy of a tensor is ever made.
+/// Numbers that are converted at a time, so that no second copy of a tensor is ever made: whole blocks of every format.
 const BLOCK: usize = 1 << 16;
 
 /// Fills a buffer with the next bytes of a file.
 pub(super) type Source<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<(), Error>;
+
+/// The type of numbers in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    Plain(Dtype),
+    /// Several share a word.
+    Packed(Format),
+}
+
+impl Stored {
+    pub(super) fn of(format: Format) -> Self {
+        match format {
+            Format::F32 => Self::Plain(Dtype::F32),
+            Format::F16 => Self::Plain(Dtype::F16),
+            Format::Bf16 => Self::Plain(Dtype::BF16),
+            packed => Self::Packed(packed),
+        }
+    }
+}
+
+impl std::fmt::Display for Stored {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Plain(dtype) => write!(f, "{dtype:?}"),
+            Self::Packed(format) => f.write_str(&format.name().to_uppercase()),
+        }
+    }
+}
 
 /// Why numbers could not be had.
 pub(super) enum Failed {
@@ -28,79 +57,85 @@ impl From<Error> for Failed {
 
 /// What weights are held as.
 pub(super) trait Number: Pod + Element {
-    /// Decodes as many little-endian numbers of type `from` as there are in `numbers`.
-    fn convert(source: Source<'_>, from: Dtype, numbers: &mut [Self]) -> Result<(), Failed>;
+    /// Its name in a safetensors file.
+    const DTYPE: Dtype;
+
+    /// Rounds float32 numbers.
+    fn round(wide: &[f32], numbers: &mut [Self]) -> Result<(), Failed>;
 }
 
 impl Number for f32 {
-    fn convert(source: Source<'_>, from: Dtype, numbers: &mut [Self]) -> Result<(), Failed> {
-        match from {
-            Dtype::F32 => Ok(source(bytemuck::cast_slice_mut(numbers))?),
-            Dtype::F16 => blocks::<f16, _>(source, numbers, |half, out| half.convert_to_f32_slice(out)),
-            Dtype::BF16 => blocks::<bf16, _>(source, numbers, |half, out| half.convert_to_f32_slice(out)),
-            _ => Err(unreadable(from)),
-        }
+    const DTYPE: Dtype = Dtype::F32;
+
+    fn round(wide: &[f32], numbers: &mut [Self]) -> Result<(), Failed> {
+        numbers.copy_from_slice(wide);
+        Ok(())
     }
 }
 
 impl Number for f16 {
-    fn convert(source: Source<'_>, from: Dtype, numbers: &mut [Self]) -> Result<(), Failed> {
-        if from == Dtype::F16 {
-            return Ok(source(bytemuck::cast_slice_mut(numbers))?);
-        }
-        by_way_of_f32(source, from, numbers, |wide, out| {
-            out.convert_from_f32_slice(wide);
-            match wide.iter().zip(&*out).find(|(w, h)| w.is_finite() && !h.is_finite()) {
-                Some((value, _)) => {
-                    Err(Failed::Convert(format!("holds {value}, beyond float16; load it as f32 (`dtype`)")))
-                }
-                None => Ok(()),
+    const DTYPE: Dtype = Dtype::F16;
+
+    fn round(wide: &[f32], numbers: &mut [Self]) -> Result<(), Failed> {
+        numbers.convert_from_f32_slice(wide);
+        match wide.iter().zip(&*numbers).find(|(w, h)| w.is_finite() && !h.is_finite()) {
+            Some((value, _)) => {
+                Err(Failed::Convert(format!("holds {value}, beyond float16; load it as f32 (`dtype`)")))
             }
-        })
+            None => Ok(()),
+        }
     }
 }
 
 impl Number for bf16 {
-    fn convert(source: Source<'_>, from: Dtype, numbers: &mut [Self]) -> Result<(), Failed> {
-        if from == Dtype::BF16 {
-            return Ok(source(bytemuck::cast_slice_mut(numbers))?);
-        }
-        by_way_of_f32(source, from, numbers, |wide, out| {
-            out.convert_from_f32_slice(wide);
-            Ok(())
-        })
+    const DTYPE: Dtype = Dtype::BF16;
+
+    fn round(wide: &[f32], numbers: &mut [Self]) -> Result<(), Failed> {
+        numbers.convert_from_f32_slice(wide);
+        Ok(())
     }
 }
 
-fn unreadable(from: Dtype) -> Failed {
-    Failed::Convert(format!("is stored as {from:?}; F32, F16 and BF16 are read"))
-}
-
-fn by_way_of_f32<T>(
+/// Decodes as many little-endian numbers as there are in `numbers`, which are whole rows, and undoes what a conversion did
+/// to each.
+pub(super) fn decode<T: Number>(
     source: Source<'_>,
-    from: Dtype,
+    from: Stored,
+    undo: Undo,
     numbers: &mut [T],
-    convert: impl Fn(&[f32], &mut [T]) -> Result<(), Failed>,
 ) -> Result<(), Failed> {
+    let is_changed = !matches!(undo, Undo::Nothing | Undo::Permuted { .. });
+    if from == Stored::Plain(T::DTYPE) && !is_changed {
+        return Ok(source(bytemuck::cast_slice_mut(numbers))?);
+    }
     let mut wide = vec![0.0; BLOCK.min(numbers.len())];
+    let mut bytes = Vec::new();
     for out in numbers.chunks_mut(BLOCK) {
         let wide = &mut wide[..out.len()];
-        f32::convert(source, from, wide)?;
-        convert(wide, out)?;
+        widen(source, from, &mut bytes, wide)?;
+        if is_changed {
+            wide.iter_mut().for_each(|number| *number = undo.number(*number));
+        }
+        T::round(wide, out)?;
     }
     Ok(())
 }
 
-fn blocks<T: Pod, U>(
-    source: Source<'_>,
-    numbers: &mut [U],
-    convert: impl Fn(&[T], &mut [U]),
-) -> Result<(), Failed> {
-    let mut stored: Vec<T> = bytemuck::zeroed_vec(BLOCK.min(numbers.len()));
-    for out in numbers.chunks_mut(BLOCK) {
-        let stored = &mut stored[..out.len()];
-        source(bytemuck::cast_slice_mut(stored))?;
-        convert(stored, out);
-    }
-    Ok(())
+/// Decodes numbers to float32. `bytes` is a buffer.
+fn widen(source: Source<'_>, from: Stored, bytes: &mut Vec<u8>, wide: &mut [f32]) -> Result<(), Failed> {
+    let format = match from {
+        Stored::Plain(Dtype::F32) => Format::F32,
+        Stored::Plain(Dtype::F16) => Format::F16,
+        Stored::Plain(Dtype::BF16) => Format::Bf16,
+        Stored::Packed(format) => format,
+        Stored::Plain(other) => {
+            let why = format!("is stored as {other:?}; F32, F16 and BF16 are read");
+            return Err(Failed::Convert(why));
+        }
+    };
+    let len = format.bytes_of(wide.len());
+    let len = len.ok_or_else(|| Failed::Convert(format!("is cut within a block of {format}")))?;
+    bytes.resize(len, 0);
+    source(bytes)?;
+    format.unpack(bytes, wide).map_err(|e| Failed::Convert(e.to_string()))
 }

@@ -2,27 +2,21 @@
 
 use std::{fs, path::Path};
 
-use kiln_core::{Error, files};
+use kiln_core::Error;
 
 use crate::ConfigFile;
 
 /// What to give instead.
-const WANTED: &str = "give a Hugging Face folder with config.json and safetensors weights";
+const WANTED: &str = "give a Hugging Face folder with config.json and safetensors weights, or a GGUF file";
 
 /// Why `folder`, which has no config.json, is no model folder.
 pub(crate) fn no_config(folder: &Path) -> Error {
     let error = |why: String| Error::File { path: folder.to_owned(), why };
     if folder.is_file() {
-        return error(
-            match (&beginning(folder).unwrap_or_default(), folder.extension().and_then(|name| name.to_str()))
-            {
-                (b"GGUF", _) | (_, Some("gguf")) => {
-                    format!("is a GGUF file, which is not read yet; {WANTED}")
-                }
-                (_, Some("safetensors")) => "is a file of weights; give the folder it is in".to_owned(),
-                _ => format!("is a file; {WANTED}"),
-            },
-        );
+        return error(match folder.extension().and_then(|name| name.to_str()) {
+            Some("safetensors") => "is a file of weights; give the folder it is in".to_owned(),
+            _ => format!("is a file; {WANTED}"),
+        });
     }
     let Ok(entries) = fs::read_dir(folder) else {
         return error(format!("there is no such folder; {WANTED}"));
@@ -31,7 +25,7 @@ pub(crate) fn no_config(folder: &Path) -> Error {
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     let has = |found: fn(&str) -> bool| names.iter().any(|name| found(name));
     error(if has(|name| name.ends_with(".gguf")) {
-        format!("holds GGUF files, which are not read yet; {WANTED}")
+        "holds GGUF files; give the name of one of them".to_owned()
     } else if has(|name| name == "adapter_config.json") {
         "holds an adapter (adapter_config.json), not a model; merge it into its base model first".to_owned()
     } else if has(|name| name == "params.json") {
@@ -67,12 +61,4 @@ pub(super) fn check_packed(config: &ConfigFile) -> Result<(), Error> {
         "its weights were quantized by {method} (`quantization_config`), which is not read yet; give the folder of the \
          unquantized model"
     )))
-}
-
-fn beginning(file: &Path) -> Option<[u8; 4]> {
-    use std::io::Read;
-
-    let mut beginning = [0; 4];
-    files::open(file).ok()?.0.read_exact(&mut beginning).ok()?;
-    Some(beginning)
 }

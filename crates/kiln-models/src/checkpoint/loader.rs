@@ -6,11 +6,12 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic, s};
 use half::{bf16, f16};
 use kiln_core::{Error, Result, device_state::DeviceState};
 use kiln_kernels::{Matrix, PackedFormat, PackedMatrix};
+use kiln_weights::gguf::names::Undo;
 use safetensors::Dtype;
 
 use super::{
-    Checkpoint, Entry,
-    convert::{Failed, Number},
+    Checkpoint, Entry, Found,
+    convert::{Failed, Number, Stored, decode},
 };
 use crate::{Part, Weights};
 
@@ -43,16 +44,30 @@ struct Piece<'a> {
     name: &'a str,
     entry: &'a Entry,
     rows: usize,
-    /// Where its bytes begin, from the beginning of the data.
+    /// The number of the first row.
+    first: usize,
+    /// Rows of the whole tensor.
+    of: usize,
+    /// Numbers of a row.
+    columns: usize,
+    /// Where the tensor begins, from the beginning of the file's data.
     start: usize,
     /// Bytes of a row in the file.
     row: usize,
+    /// What the conversion of the file did to it.
+    undo: Undo,
 }
 
 impl Piece<'_> {
     fn elements(&self) -> u64 {
-        let row: usize = self.entry.shape.iter().skip(1).product();
-        (self.rows * row) as u64
+        (self.rows * self.columns) as u64
+    }
+
+    /// Rows that follow each other in the file: where each run begins, and its bytes.
+    fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
+        let each = if matches!(self.undo, Undo::Permuted { .. }) { 1 } else { self.rows.max(1) };
+        let rows = (self.first..self.first + self.rows).step_by(each);
+        rows.map(move |row| (self.start + self.undo.row(row, self.of) * self.row, each * self.row))
     }
 }
 
@@ -104,32 +119,22 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`Error::File`] naming those left over: the config then describes another model than the weights.
     pub fn finish(self) -> Result<u64> {
-        // Tables that old versions stored and every version recomputes, and a head that is tied to the embedding.
-        let harmless = |name: &str| name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight";
         let left: Vec<_> = (self.checkpoint.tensors.keys())
-            .filter(|name| !self.used.contains(*name) && !harmless(name))
+            .filter(|name| !self.used.contains(*name) && !self.checkpoint.is_spare(name))
             .collect();
         let Some(first) = left.first() else { return Ok(self.parameters) };
         let why = format!(
-            "the weights hold {} tensors that config.json has no place for, such as `{first}`; they belong to another \
-             config",
-            left.len()
+            "the weights hold {} tensors that {} has no place for, such as `{first}`; they belong to another config",
+            left.len(),
+            self.checkpoint.config_name()
         );
-        Err(Error::File { path: self.checkpoint.folder.join("config.json"), why })
+        Err(Error::File { path: self.checkpoint.path_of("config.json"), why })
     }
 
-    fn entry(&mut self, name: &str, shape: &[usize]) -> Result<&'a Entry> {
-        let checkpoint = self.checkpoint;
-        let Some(entry) = checkpoint.tensors.get(name) else {
-            let why = format!("the weights have no tensor `{name}`, which config.json asks for");
-            return Err(Error::File { path: checkpoint.folder.clone(), why });
-        };
-        if entry.shape != shape {
-            let why = format!("`{name}` has shape {:?}, and config.json asks for {shape:?}", entry.shape);
-            return Err(Error::File { path: checkpoint.path(entry), why });
-        }
-        self.used.insert(name.to_owned());
-        Ok(entry)
+    fn find(&mut self, name: &str, shape: &[usize]) -> Result<Found<'a>> {
+        let found = self.checkpoint.find(name, shape)?;
+        self.used.insert(found.name.clone());
+        Ok(found)
     }
 
     /// Rows `range` of the tensor of all `parts`, whose rows have the shape `row`, in the files.
@@ -140,15 +145,23 @@ impl<'a> Loader<'a> {
         let mut pieces = Vec::new();
         let mut start = 0;
         for part in parts {
-            let entry = self.entry(&part.name, &[&[part.rows], row].concat())?;
+            let Found { entry, start: bytes, row: row_bytes, undo, .. } =
+                self.find(&part.name, &[&[part.rows], row].concat())?;
             let mine = |at: usize| at.saturating_sub(start).min(part.rows);
             let (first, end) = (mine(range.start), mine(range.end));
             start += part.rows;
             if first < end {
-                // The header was checked to give the tensor as many bytes as its shape needs.
-                let row = entry.range.len() / part.rows;
-                let start = entry.range.start + first * row;
-                pieces.push(Piece { name: &part.name, entry, rows: end - first, start, row });
+                pieces.push(Piece {
+                    name: &part.name,
+                    entry,
+                    rows: end - first,
+                    first,
+                    of: part.rows,
+                    columns: row.iter().product(),
+                    start: bytes,
+                    row: row_bytes,
+                    undo,
+                });
             }
         }
         Ok(pieces)
@@ -189,7 +202,7 @@ impl<'a> Loader<'a> {
                 let mut part_shape = shape;
                 part_shape[0] = rows.min(piece.rows - first);
                 let end = start + part_shape[0];
-                let block = Piece { rows: part_shape[0], start: piece.start + first * piece.row, ..*piece };
+                let block = Piece { rows: part_shape[0], first: piece.first + first, ..*piece };
                 let part = self.send(&[block], part_shape, dtype)?;
                 // In place: nobody else holds the tensor.
                 whole = whole.slice_assign(s![start..end], part);
@@ -240,10 +253,12 @@ impl<'a> Loader<'a> {
     fn words<const D: usize>(&self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<TensorData> {
         let mut words = bytemuck::zeroed_vec::<i32>(shape.iter().product());
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-        for &Piece { entry, rows, start, row, .. } in pieces {
-            let (bytes, behind) = rest.split_at_mut(rows * row);
-            self.checkpoint.read(entry, start, bytes)?;
-            rest = behind;
+        for piece in pieces {
+            for (start, len) in piece.runs() {
+                let (bytes, behind) = rest.split_at_mut(len);
+                self.checkpoint.read(piece.entry, start, bytes)?;
+                rest = behind;
+            }
         }
         Ok(TensorData::new(words, shape))
     }
@@ -256,22 +271,25 @@ impl<'a> Loader<'a> {
     ) -> Result<TensorData> {
         let mut numbers = bytemuck::zeroed_vec::<T>(shape.iter().product());
         let mut rest = &mut numbers[..];
-        for &Piece { name, entry, rows, start, .. } in pieces {
-            let len = rows * shape[1..].iter().product::<usize>();
-            let (converted, behind) = rest.split_at_mut(len);
-            let mut at = start;
-            let mut source = |bytes: &mut [u8]| {
-                self.checkpoint.read(entry, at, bytes)?;
-                at += bytes.len();
-                Ok(())
-            };
-            T::convert(&mut source, entry.dtype, converted).map_err(|failed| match failed {
-                Failed::Read(error) => error,
-                Failed::Convert(why) => {
-                    Error::File { path: self.checkpoint.path(entry), why: format!("`{name}` {why}") }
-                }
-            })?;
-            rest = behind;
+        for piece in pieces {
+            let &Piece { name, entry, row, columns, undo, .. } = piece;
+            for (start, bytes) in piece.runs() {
+                let rows = bytes.checked_div(row).unwrap_or(0);
+                let (converted, behind) = rest.split_at_mut(rows * columns);
+                let mut at = start;
+                let mut source = |bytes: &mut [u8]| {
+                    self.checkpoint.read(entry, at, bytes)?;
+                    at += bytes.len();
+                    Ok(())
+                };
+                decode::<T>(&mut source, entry.stored, undo, converted).map_err(|failed| match failed {
+                    Failed::Read(error) => error,
+                    Failed::Convert(why) => {
+                        Error::File { path: self.checkpoint.path(entry), why: format!("`{name}` {why}") }
+                    }
+                })?;
+                rest = behind;
+            }
         }
         Ok(TensorData::new(numbers, shape))
     }
@@ -291,7 +309,7 @@ impl Weights for Loader<'_> {
         let format = PackedFormat::Bf16;
         if let Some(words) = format.words(width).filter(|_| self.keeps_bf16) {
             let pieces = self.pieces(parts, &[width], &range)?;
-            if pieces.iter().all(|piece| piece.entry.dtype == Dtype::BF16) {
+            if pieces.iter().all(|piece| piece.entry.stored == Stored::Plain(Dtype::BF16)) {
                 let words: Tensor<2, Int> = self.upload(&pieces, [range.len(), words], DType::I32)?;
                 return Ok(Matrix::Packed(PackedMatrix::new(words, format)));
             }
@@ -315,11 +333,11 @@ impl Weights for Loader<'_> {
     }
 
     fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>> {
-        let entry = self.entry(name, shape)?;
-        let rows: usize = shape.iter().product();
-        let row = entry.range.len() / rows.max(1);
-        let piece = Piece { name, entry, rows, start: entry.range.start, row };
-        self.upload(&[piece], [rows], DType::F32)
+        let Found { entry, start, row, undo, .. } = self.find(name, shape)?;
+        let columns = shape.iter().skip(1).product();
+        let rows = shape.first().copied().unwrap_or(1);
+        let piece = Piece { name, entry, rows, first: 0, of: rows, columns, start, row, undo };
+        self.upload(&[piece], [rows * columns], DType::F32)
     }
 
     fn largest_binding(&self) -> usize {

@@ -1,4 +1,4 @@
-//! A Hugging Face folder: which files it has, and which tensors are in them.
+//! A model's files, a Hugging Face folder or a GGUF file: which there are, and which tensors are in them.
 
 use std::{
     collections::BTreeMap,
@@ -6,40 +6,68 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiln_core::{Error, Result, tensor_file::TensorFile};
+use kiln_core::{Error, Result, files, tensor_file::TensorFile};
 use kiln_kernels::PackedFormat;
+use kiln_weights::gguf::{
+    FACTORS,
+    names::{self, Heads, Undo},
+};
 use safetensors::Dtype;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 mod convert;
 pub(crate) mod foreign;
+pub(crate) mod gguf;
 mod loader;
 
 pub use loader::Loader;
 
+use self::{convert::Stored, gguf::GgufFiles};
 use crate::{ConfigFile, config::read_json};
 
 /// More tensors than any model has; a header may not ask for more.
 const MOST_TENSORS: usize = 1 << 16;
 
-/// The config of a folder and the headers of its weights, whose files are open. Nothing is read until it is loaded.
+/// The config of a model and the headers of its weights, whose files are open. Nothing is read until it is loaded.
 #[derive(Debug)]
 pub struct Checkpoint {
+    /// The folder, or the GGUF file.
     pub folder: PathBuf,
     pub config: ConfigFile,
-    shards: Vec<TensorFile>,
+    files: Files,
+    /// By their names in the files.
     tensors: BTreeMap<String, Entry>,
+}
+
+/// What holds the tensors.
+#[derive(Debug)]
+enum Files {
+    Safetensors(Vec<TensorFile>),
+    Gguf { files: GgufFiles, model_type: String, heads: Heads },
 }
 
 /// Where a tensor lies.
 #[derive(Clone, Debug)]
 struct Entry {
-    shard: usize,
-    dtype: Dtype,
+    /// The number of its file.
+    file: usize,
+    stored: Stored,
     shape: Vec<usize>,
-    /// Bytes of the shard's data
+    /// Bytes of the file's data
     range: Range<usize>,
+}
+
+/// A tensor that was asked for.
+struct Found<'a> {
+    /// Its name in the file.
+    name: String,
+    entry: &'a Entry,
+    /// Where its bytes begin.
+    start: usize,
+    /// Bytes of a row.
+    row: usize,
+    undo: Undo,
 }
 
 impl Checkpoint {
@@ -48,10 +76,13 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::File`] for what is missing, damaged or contradicts itself.
     pub fn open(folder: &Path) -> Result<Self> {
+        if GgufFiles::is(folder) {
+            return Self::of_gguf(folder);
+        }
         let config = ConfigFile::read(folder)?;
         foreign::check_packed(&config)?;
-        let mut checkpoint =
-            Self { folder: folder.to_owned(), config, shards: Vec::new(), tensors: BTreeMap::new() };
+        let files = Files::Safetensors(Vec::new());
+        let mut checkpoint = Self { folder: folder.to_owned(), config, files, tensors: BTreeMap::new() };
         let index = folder.join("model.safetensors.index.json");
         match read_json(&index)? {
             Some(json) => checkpoint.add_indexed(&index, &json)?,
@@ -63,11 +94,115 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    fn of_gguf(path: &Path) -> Result<Self> {
+        let files = GgufFiles::open(path)?;
+        let config = ConfigFile::of_gguf(path, &files)?;
+        let number = |key: &str| config.get(key).and_then(Value::as_u64).unwrap_or(0) as usize;
+        let heads = Heads { heads: number("num_attention_heads"), kv_heads: number("num_key_value_heads") };
+        let model_type = config.model_type()?;
+        let mut tensors = BTreeMap::new();
+        for (file, part) in files.parts().iter().enumerate() {
+            for tensor in part.tensors() {
+                let place = |at: u64| {
+                    usize::try_from(at).map_err(|_| Error::File {
+                        path: part.path.clone(),
+                        why: "is larger than this machine can address".to_owned(),
+                    })
+                };
+                let entry = Entry {
+                    file,
+                    stored: Stored::of(tensor.format),
+                    shape: tensor.shape.clone(),
+                    range: place(tensor.range.start)?..place(tensor.range.end)?,
+                };
+                if tensors.insert(tensor.name.clone(), entry).is_some() {
+                    let why = format!("`{}` is in another part, too", tensor.name);
+                    return Err(Error::File { path: part.path.clone(), why });
+                }
+            }
+        }
+        let files = Files::Gguf { files, model_type, heads };
+        Ok(Self { folder: path.to_owned(), config, files, tensors })
+    }
+
+    /// The text of a small file of the folder, or what a GGUF file says in its place; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::File`] where it cannot be read.
+    pub fn text(&self, file: &str) -> Result<Option<String>> {
+        match &self.files {
+            Files::Safetensors(_) => files::try_read_text(&self.folder.join(file)),
+            Files::Gguf { files, .. } => files.text(file),
+        }
+    }
+
+    /// The path of a small file of the folder, for messages.
+    pub fn path_of(&self, file: &str) -> PathBuf {
+        match &self.files {
+            Files::Safetensors(_) => self.folder.join(file),
+            Files::Gguf { .. } => self.folder.clone(),
+        }
+    }
+
+    /// The tensor that a Hugging Face folder calls `name`, of that shape.
+    fn find(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
+        let (source, is_gguf) = match &self.files {
+            Files::Safetensors(_) => (None, false),
+            Files::Gguf { model_type, heads, .. } => (names::source(model_type, name, *heads), true),
+        };
+        let (stored_name, expert, undo) = match source {
+            Some(source) => (source.name, source.expert, source.undo),
+            None => (name.to_owned(), None, Undo::Nothing),
+        };
+        let Some(entry) = self.tensors.get(&stored_name) else {
+            let why =
+                format!("the weights have no tensor `{stored_name}`, which {} asks for", self.config_name());
+            return Err(Error::File { path: self.folder.clone(), why });
+        };
+        // Files of GGUF leave dimensions of 1 out, and have all experts in one tensor.
+        let own = if expert.is_some() { entry.shape.get(1..).unwrap_or_default() } else { &entry.shape };
+        let count = if expert.is_some() { entry.shape.first().copied().unwrap_or(0) } else { 1 };
+        let fits = match is_gguf {
+            true => own.iter().filter(|size| **size != 1).eq(shape.iter().filter(|size| **size != 1)),
+            false => own == shape,
+        };
+        let number = expert.unwrap_or(0);
+        if !fits || number >= count {
+            let why = format!(
+                "`{stored_name}` has shape {:?}, and {} asks for {shape:?}",
+                entry.shape,
+                self.config_name()
+            );
+            return Err(Error::File { path: self.path(entry), why });
+        }
+        // The header was checked to give the tensor as many bytes as its shape needs.
+        let bytes = entry.range.len() / count;
+        let row = bytes / shape.first().copied().unwrap_or(1).max(1);
+        Ok(Found { name: stored_name, entry, start: entry.range.start + number * bytes, row, undo })
+    }
+
+    /// What says what the model is, for messages.
+    fn config_name(&self) -> &'static str {
+        match &self.files {
+            Files::Safetensors(_) => "config.json",
+            Files::Gguf { .. } => "the metadata",
+        }
+    }
+
+    /// Tensors that belong to the config, or that nobody needs: tables that old versions stored and every version recomputes,
+    /// and a head that is tied to the embedding.
+    fn is_spare(&self, name: &str) -> bool {
+        match &self.files {
+            Files::Safetensors(_) => name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight",
+            Files::Gguf { .. } => FACTORS.contains(&name),
+        }
+    }
+
     /// Tensors by dtype name: how many elements, how many bytes.
     pub fn by_dtype(&self) -> BTreeMap<String, (u64, u64)> {
         let mut sums = BTreeMap::<String, (u64, u64)>::new();
         for entry in self.tensors.values() {
-            let sum = sums.entry(format!("{:?}", entry.dtype)).or_default();
+            let sum = sums.entry(entry.stored.to_string()).or_default();
             sum.0 += entry.shape.iter().product::<usize>() as u64;
             sum.1 += entry.range.len() as u64;
         }
@@ -77,7 +212,7 @@ impl Checkpoint {
     /// Elements of the matrices that are stored in bfloat16 and can stay so.
     pub fn bf16_elements(&self) -> u64 {
         let stays = |entry: &&Entry| {
-            entry.dtype == Dtype::BF16
+            entry.stored == Stored::Plain(Dtype::BF16)
                 && entry.shape.len() == 2
                 && PackedFormat::Bf16.words(entry.shape[1]).is_some()
         };
@@ -102,7 +237,7 @@ impl Checkpoint {
         let mut hash = Sha256::new();
         hash.update(self.config.text());
         for (name, entry) in &self.tensors {
-            hash.update(format!("{name} {:?} {:?}\n", entry.dtype, entry.shape));
+            hash.update(format!("{name} {} {:?}\n", entry.stored, entry.shape));
             let (len, mut sample) = (entry.range.len(), [0; SAMPLE]);
             for start in [0, len / 2, len.saturating_sub(SAMPLE)] {
                 let sample = &mut sample[..SAMPLE.min(len - start)];
@@ -115,7 +250,10 @@ impl Checkpoint {
 
     /// How many files hold the weights.
     pub fn shards(&self) -> usize {
-        self.shards.len()
+        match &self.files {
+            Files::Safetensors(shards) => shards.len(),
+            Files::Gguf { files, .. } => files.parts().len(),
+        }
     }
 
     fn add_indexed(&mut self, index: &Path, json: &Value) -> Result<()> {
@@ -151,27 +289,37 @@ impl Checkpoint {
         if tensors.len() + self.tensors.len() > MOST_TENSORS {
             return Err(wrong(format!("more than {MOST_TENSORS} tensors are not read")));
         }
+        let Files::Safetensors(shards) = &mut self.files else { return Ok(()) };
         for (name, info) in tensors {
             let range = info.data_offsets.0..info.data_offsets.1;
-            let entry =
-                Entry { shard: self.shards.len(), dtype: info.dtype, shape: info.shape.clone(), range };
+            let stored = Stored::Plain(info.dtype);
+            let entry = Entry { file: shards.len(), stored, shape: info.shape.clone(), range };
             if self.tensors.insert(name.clone(), entry).is_some() {
                 return Err(wrong(format!("`{name}` is in another file too")));
             }
         }
-        self.shards.push(file);
+        shards.push(file);
         Ok(())
     }
 
     /// Reads from `start` on, which counts as the range of `entry` does.
     fn read(&self, entry: &Entry, start: usize, bytes: &mut [u8]) -> Result<()> {
-        match self.shards.get(entry.shard) {
-            Some(file) => file.read(start as u64, bytes),
-            None => Err(Error::File { path: self.folder.clone(), why: "has lost a file".to_owned() }),
-        }
+        let read = match &self.files {
+            Files::Safetensors(shards) => shards.get(entry.file).map(|file| file.read(start as u64, bytes)),
+            Files::Gguf { files, .. } => {
+                files.parts().get(entry.file).map(|file| file.read(start as u64, bytes))
+            }
+        };
+        read.unwrap_or_else(|| {
+            Err(Error::File { path: self.folder.clone(), why: "has lost a file".to_owned() })
+        })
     }
 
     fn path(&self, entry: &Entry) -> PathBuf {
-        self.shards.get(entry.shard).map_or(&*self.folder, TensorFile::path).to_owned()
+        let path = match &self.files {
+            Files::Safetensors(shards) => shards.get(entry.file).map(TensorFile::path),
+            Files::Gguf { files, .. } => files.parts().get(entry.file).map(|part| &*part.path),
+        };
+        path.unwrap_or(&self.folder).to_owned()
     }
 }

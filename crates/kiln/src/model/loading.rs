@@ -15,7 +15,7 @@ use kiln_core::{
     budget::Budget,
     device_state::{DeviceState, Refusals},
 };
-use kiln_generate::{ChatTemplates, GenerationConfig, Tokenizer};
+use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
     Choice, Kernels,
     device::{self, DeviceClass, DeviceName, Opened},
@@ -29,7 +29,7 @@ use kiln_models::{
 use super::Model;
 use crate::{
     chat::chat_templates,
-    folder::{SMALLEST_CHUNK, generation_config, own_plan},
+    folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
     out_of_memory::{claim_weights, usable},
     self_test::{self, SelfTest},
     speech::SpeechConfig,
@@ -266,12 +266,12 @@ impl<'a> ModelBuilder<'a> {
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
         // Small files first, so that what is wrong with them is said before the long work.
-        let generation = generation_config(folder, &checkpoint)?;
-        let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
+        let generation = generation_config(&checkpoint)?;
+        let tokenizer = tokenizer(&checkpoint)?;
         let own_plan = own_plan(&generation);
         let (plan, needs) = (self.plan.as_ref().unwrap_or(&own_plan), configured.needs());
         plan.check(&needs)?;
-        let chat_templates = chat_templates(folder)?;
+        let chat_templates = chat_templates(&checkpoint)?;
         let speech =
             configured.features().map(|_| SpeechConfig::read(folder, &checkpoint.config)).transpose()?;
 

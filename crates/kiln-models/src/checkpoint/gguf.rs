@@ -1,0 +1,174 @@
+//! A GGUF file in the place of a Hugging Face folder: its metadata says what the folder's small files say.
+//!
+//! A model that `llama-gguf-split` cut into parts is opened by the name of any of them.
+
+use std::{
+    fs::File,
+    io::{BufReader, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use kiln_core::{Error, Result, files};
+use kiln_weights::gguf::{self, Gguf, Metadata, TensorInfo};
+use serde_json::Value;
+
+/// The beginning of a GGUF file.
+const MAGIC: &[u8; 4] = b"GGUF";
+
+/// More parts than any model has.
+const MOST_PARTS: usize = 1 << 10;
+
+/// The parts of a model in GGUF files, which are open. No tensor is read.
+#[derive(Debug)]
+pub(crate) struct GgufFiles {
+    /// The file that was named.
+    path: PathBuf,
+    parts: Vec<PartFile>,
+}
+
+#[derive(Debug)]
+pub(super) struct PartFile {
+    pub(super) path: PathBuf,
+    file: Mutex<File>,
+    header: Gguf,
+}
+
+impl PartFile {
+    fn open(path: &Path) -> Result<Self> {
+        let (file, len) = files::open(path)?;
+        let mut reader = BufReader::new(file);
+        let header = Gguf::read(&mut reader, len).map_err(|e| wrong(path, e))?;
+        Ok(Self { path: path.to_owned(), file: Mutex::new(reader.into_inner()), header })
+    }
+
+    pub(super) fn tensors(&self) -> &[TensorInfo] {
+        self.header.tensors()
+    }
+
+    /// Fills `bytes` from byte `at` of the file on.
+    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(bytes));
+        read.map_err(|e| wrong(&self.path, e))
+    }
+}
+
+impl GgufFiles {
+    /// Whether `path` is a GGUF file, or a file that is called one.
+    pub(crate) fn is(path: &Path) -> bool {
+        let is_called = path.extension().is_some_and(|name| name.eq_ignore_ascii_case("gguf"));
+        path.is_file() && (is_called || beginning(path).is_some_and(|found| found == *MAGIC))
+    }
+
+    /// Opens a file and, if it is a part of a model, the other parts beside it.
+    ///
+    /// # Errors
+    /// [`Error::File`] for what is missing, damaged, or contradicts another part.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let named = PartFile::open(path)?;
+        let Some(split) = named.header.parts().map_err(|e| wrong(path, e))?.filter(|split| split.count > 1)
+        else {
+            return Ok(Self { path: path.to_owned(), parts: vec![named] });
+        };
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let names = gguf::part_names(&name).filter(|names| names.len() as u64 == split.count);
+        let names = names.filter(|names| names.len() <= MOST_PARTS).ok_or_else(|| {
+            let why = format!(
+                "is part {} of {}, and is not called so; parts are called NAME-00001-of-{:05}.gguf",
+                split.part + 1,
+                split.count,
+                split.count
+            );
+            wrong(path, why)
+        })?;
+        let parts: Vec<PartFile> =
+            names.iter().map(|name| PartFile::open(&path.with_file_name(name))).collect::<Result<_>>()?;
+        for (number, part) in (0..).zip(&parts) {
+            match part.header.parts().map_err(|e| wrong(&part.path, e))? {
+                Some(found) if found.part == number && found.count == split.count => {}
+                _ => {
+                    let why = format!("is not part {} of {}, as its name says", number + 1, split.count);
+                    return Err(wrong(&part.path, why));
+                }
+            }
+        }
+        let tensors: usize = parts.iter().map(|part| part.tensors().len()).sum();
+        if tensors as u64 != split.tensors {
+            let why =
+                format!("belongs to a model of {} tensors, and its parts have {tensors}", split.tensors);
+            return Err(wrong(path, why));
+        }
+        Ok(Self { path: path.to_owned(), parts })
+    }
+
+    pub(super) fn parts(&self) -> &[PartFile] {
+        &self.parts
+    }
+
+    /// What a folder's file of this name would say; `None` for a file that has no counterpart.
+    ///
+    /// # Errors
+    /// [`Error::File`] for metadata that is missing, unknown or contradicts itself.
+    pub(crate) fn text(&self, file: &str) -> Result<Option<String>> {
+        let metadata = self.metadata();
+        // All of them are about tokens.
+        if !metadata.contains("tokenizer.ggml.model") {
+            return Ok(None);
+        }
+        let json = match file {
+            "tokenizer.json" => gguf::tokenizer_json(metadata),
+            "tokenizer_config.json" => gguf::tokenizer_config(metadata),
+            "generation_config.json" => gguf::generation_config(metadata),
+            _ => return Ok(None),
+        };
+        json.map(|json| Some(json.to_string())).map_err(|e| wrong(&self.path, e))
+    }
+
+    /// The config of the model, as in a `config.json`.
+    pub(crate) fn config(&self) -> Result<Value> {
+        let mut tensors = Tensors(self);
+        gguf::config_json(self.metadata(), &mut tensors).map_err(|e| wrong(&self.path, e))
+    }
+
+    /// That of the model is in the first part.
+    fn metadata(&self) -> &Metadata {
+        self.parts[0].header.metadata()
+    }
+}
+
+/// What the config needs to know of tensors.
+struct Tensors<'a>(&'a GgufFiles);
+
+impl Tensors<'_> {
+    fn find(&self, name: &str) -> Option<(&PartFile, &TensorInfo)> {
+        self.0.parts.iter().find_map(|part| Some((part, part.header.tensor(name)?)))
+    }
+}
+
+impl gguf::Tensors for Tensors<'_> {
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.find(name).map(|(_, tensor)| tensor.shape.clone())
+    }
+
+    fn numbers(&mut self, name: &str) -> Result<Vec<f32>, kiln_weights::Error> {
+        let io = |why: String| kiln_weights::Error::Io(std::io::Error::other(why));
+        let (part, tensor) = self.find(name).ok_or_else(|| io(format!("there is no tensor `{name}`")))?;
+        // The header was checked: the file has as many bytes.
+        let mut bytes = vec![0; (tensor.range.end - tensor.range.start) as usize];
+        part.read(tensor.range.start, &mut bytes).map_err(|e| io(e.to_string()))?;
+        let mut numbers = vec![0.0; tensor.shape.iter().product()];
+        tensor.format.unpack(&bytes, &mut numbers)?;
+        Ok(numbers)
+    }
+}
+
+fn wrong(path: &Path, why: impl ToString) -> Error {
+    Error::File { path: path.to_owned(), why: why.to_string() }
+}
+
+fn beginning(path: &Path) -> Option<[u8; 4]> {
+    let mut beginning = [0; 4];
+    files::open(path).ok()?.0.read_exact(&mut beginning).ok()?;
+    Some(beginning)
+}

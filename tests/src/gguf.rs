@@ -1,0 +1,264 @@
+//! Models in GGUF files are those of Hugging Face folders, whatever their numbers are packed in.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use kiln::{Model, device::Opened};
+use kiln_weights::{
+    Format,
+    gguf::{
+        Array, GgufWriter, Metadata, NewTensor, Value,
+        names::{Heads, source},
+    },
+};
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+use crate::{
+    checkpoints::logits,
+    support::{assert_close, float32},
+};
+
+/// A model that llama.cpp's converter was given, and what it made of it (`tools/gguf_cases.py`). The numbers are made up here.
+struct Case {
+    config: Json,
+    metadata: Metadata,
+    /// Shapes by name, in the file and in the folder.
+    tensors: BTreeMap<String, Vec<usize>>,
+    checkpoint: BTreeMap<String, Vec<usize>>,
+    /// Tensors whose numbers follow from the config.
+    factors: HashMap<String, Vec<f32>>,
+}
+
+fn cases() -> Vec<Case> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/data/gguf/cases.json");
+    let cases: Vec<Json> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    cases.iter().map(Case::new).collect()
+}
+
+impl Case {
+    fn new(json: &Json) -> Self {
+        let entries = json["metadata"].as_array().unwrap().iter();
+        let metadata =
+            entries.map(|entry| (entry[0].as_str().unwrap(), value(&entry[1], &entry[2]))).collect();
+        let shapes = |key: &str| serde_json::from_value(json[key].clone()).unwrap();
+        let factors = serde_json::from_value(json["factors"].clone()).unwrap_or_default();
+        Self {
+            config: json["config"].clone(),
+            metadata,
+            tensors: shapes("tensors"),
+            checkpoint: shapes("checkpoint"),
+            factors,
+        }
+    }
+
+    fn model_type(&self) -> &str {
+        self.config["model_type"].as_str().unwrap()
+    }
+
+    /// The format of a tensor: `format` where its rows are whole blocks.
+    fn format(&self, name: &str, format: Format) -> Format {
+        let shape = &self.tensors[name];
+        let is_matrix = shape.len() > 1 && !name.contains("ssm_") && !name.contains("norm");
+        if is_matrix && shape[shape.len() - 1].is_multiple_of(format.block()) { format } else { Format::F32 }
+    }
+
+    /// The bytes of a tensor, and the numbers that they are.
+    fn numbers(&self, name: &str, format: Format) -> (Vec<u8>, Vec<f32>) {
+        let len: usize = self.tensors[name].iter().product();
+        let mut seed = name.bytes().fold(7u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+        let mut next = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (seed >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        let mut numbers: Vec<f32> = (0..len)
+            .map(|_| match next() {
+                x if name.contains("norm") => 1.0 + x / 4.0,
+                // What a state decays by.
+                x if name.ends_with("ssm_a") => x - 1.0,
+                x => x / 2.0,
+            })
+            .collect();
+        if let Some(factors) = self.factors.get(name) {
+            numbers.clone_from(factors);
+        }
+        let format = self.format(name, format);
+        let mut bytes = vec![0; format.bytes_of(len).unwrap()];
+        format.pack(&numbers, &mut bytes).unwrap();
+        format.unpack(&bytes, &mut numbers).unwrap();
+        (bytes, numbers)
+    }
+
+    /// Writes some of the tensors.
+    fn write<'a>(
+        &self,
+        path: &Path,
+        metadata: &Metadata,
+        names: impl Iterator<Item = &'a String> + Clone,
+        format: Format,
+    ) {
+        let tensor = |name: &String| NewTensor {
+            name: name.clone(),
+            shape: self.tensors[name].clone(),
+            format: self.format(name, format),
+        };
+        let tensors: Vec<_> = names.clone().map(tensor).collect();
+        let mut writer = GgufWriter::new(fs::File::create(path).unwrap(), metadata, &tensors).unwrap();
+        names.for_each(|name| writer.write(&self.numbers(name, format).0).unwrap());
+        writer.finish().unwrap();
+    }
+
+    fn gguf(&self, folder: &TempDir, format: Format) -> PathBuf {
+        let path = folder.path().join(format!("{}.gguf", self.model_type()));
+        self.write(&path, &self.metadata, self.tensors.keys(), format);
+        path
+    }
+
+    /// The same model as a Hugging Face folder.
+    fn folder(&self, format: Format) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
+        let number = |key: &str| self.config[key].as_u64().unwrap_or(0) as usize;
+        let heads = Heads { heads: number("num_attention_heads"), kv_heads: number("num_key_value_heads") };
+        let mut tensors = BTreeMap::new();
+        for (name, shape) in &self.checkpoint {
+            let found = source(self.model_type(), name, heads).unwrap();
+            let (_, numbers) = self.numbers(&found.name, format);
+            let rows = shape[0];
+            let columns: usize = shape[1..].iter().product();
+            let first = found.rows(rows).unwrap().start;
+            let row = |row: usize| &numbers[(first + found.undo.row(row, rows)) * columns..][..columns];
+            let bytes = (0..rows).flat_map(row).flat_map(|&x| found.undo.number(x).to_le_bytes());
+            tensors.insert(name.clone(), (shape.clone(), bytes.collect::<Vec<u8>>()));
+        }
+        let views = tensors
+            .iter()
+            .map(|(name, (shape, data))| (name, TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
+        safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+        folder
+    }
+}
+
+/// A value with the names of its types in the Python package `gguf`.
+fn value(types: &Json, value: &Json) -> Value {
+    match (types[0].as_str().unwrap(), value) {
+        ("UINT32", _) => Value::U32(value.as_u64().unwrap() as u32),
+        ("FLOAT32", _) => Value::F32(value.as_f64().unwrap() as f32),
+        ("BOOL", _) => Value::Bool(value.as_bool().unwrap()),
+        ("STRING", _) => Value::String(value.as_str().unwrap().to_owned()),
+        ("ARRAY", list) => {
+            Value::Array(Array::I32(serde_json::from_value(list.clone()).expect("arrays have integers")))
+        }
+        (other, _) => panic!("no model has a value of type {other}"),
+    }
+}
+
+/// Small files that are right, for fuzzing.
+pub(crate) fn small_files() -> Vec<Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    let kinds = [("llama", Format::F32), ("qwen2", Format::Q8_0), ("mamba", Format::F32)];
+    let of = |(kind, format): (&str, Format)| {
+        let case = cases().into_iter().find(|case| case.model_type() == kind).unwrap();
+        fs::read(case.gguf(&folder, format)).unwrap()
+    };
+    kinds.map(of).into()
+}
+
+fn load(path: &Path, opened: &Opened) -> kiln::Result<Model> {
+    float32(Model::builder(path), opened).load()
+}
+
+fn devices() -> impl Iterator<Item = &'static Opened> {
+    kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
+}
+
+#[test]
+fn every_architecture_is_what_it_is_as_a_folder() {
+    for case in cases() {
+        let files = tempfile::tempdir().unwrap();
+        let (path, folder) = (case.gguf(&files, Format::F32), case.folder(Format::F32));
+        for opened in devices() {
+            let (model, same) = (load(&path, opened).unwrap(), load(folder.path(), opened).unwrap());
+            assert_eq!(model.parameters(), same.parameters(), "{}", case.model_type());
+            let (logits, want) = (logits(&model), logits(&same));
+            assert!(logits.iter().all(|logit| logit.is_finite()), "{}", case.model_type());
+            // Frequencies of stretched positions are float32 in the file, and computed in the folder.
+            let name = format!("{} on {}", case.model_type(), opened.info.name);
+            if case.factors.is_empty() {
+                assert_eq!(logits, want, "{name}");
+            }
+            assert_close(&logits, &want, &name);
+        }
+    }
+}
+
+#[test]
+fn packed_numbers_are_those_that_they_unpack_to() {
+    let case = cases().into_iter().find(|case| case.model_type() == "qwen2").unwrap();
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    for format in [Format::F16, Format::Bf16, Format::Q4_0, Format::Q5_1, Format::Q8_0, Format::Iq4Nl] {
+        let files = tempfile::tempdir().unwrap();
+        let path = case.gguf(&files, format);
+        let packed = case.tensors.keys().filter(|name| case.format(name, format) == format).count();
+        assert!(packed > 4, "{format}: {packed} tensors");
+        let (model, same) = (load(&path, opened).unwrap(), load(case.folder(format).path(), opened).unwrap());
+        assert_eq!(logits(&model), logits(&same), "{format}");
+    }
+}
+
+#[test]
+fn parts_are_found_by_the_name_of_any_of_them() {
+    let case = cases().into_iter().find(|case| case.model_type() == "llama").unwrap();
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    let files = tempfile::tempdir().unwrap();
+    let want = logits(&load(&case.gguf(&files, Format::F32), opened).unwrap());
+    let part = |number: usize| files.path().join(format!("model-{number:05}-of-00003.gguf"));
+    let split = |number: usize, all: usize| {
+        let mut metadata = if number == 1 { case.metadata.clone() } else { Metadata::new() };
+        metadata.insert("split.no", Value::U16(number as u16 - 1));
+        metadata.insert("split.count", Value::U16(3));
+        metadata.insert("split.tensors.count", Value::I32(all as i32));
+        let own = case.tensors.keys().enumerate().filter(move |(i, _)| i % 3 + 1 == number);
+        case.write(&part(number), &metadata, own.map(|(_, name)| name), Format::F32);
+    };
+    (1..=3).for_each(|number| split(number, case.tensors.len()));
+    for number in 1..=3 {
+        assert_eq!(logits(&load(&part(number), opened).unwrap()), want);
+    }
+    let refused = |path: &Path| load(path, opened).unwrap_err().to_string();
+    let renamed = files.path().join("renamed.gguf");
+    fs::copy(part(2), &renamed).unwrap();
+    assert!(refused(&renamed).contains("is part 2 of 3"), "{}", refused(&renamed));
+    split(1, case.tensors.len() + 1);
+    assert!(refused(&part(1)).contains("its parts have"), "{}", refused(&part(1)));
+    fs::copy(part(2), part(3)).unwrap();
+    assert!(refused(&part(1)).contains("is not part 3 of 3"), "{}", refused(&part(1)));
+    fs::remove_file(part(3)).unwrap();
+    assert!(refused(&part(1)).contains("there is no such file"), "{}", refused(&part(1)));
+}
+
+#[test]
+fn files_that_are_not_what_their_metadata_says_are_refused() {
+    let case = cases().into_iter().find(|case| case.model_type() == "llama").unwrap();
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("x.gguf");
+    let refused = |key: &str, value: Value| {
+        let mut metadata = case.metadata.clone();
+        metadata.insert(key, value);
+        case.write(&path, &metadata, case.tensors.keys(), Format::F32);
+        load(&path, opened).unwrap_err().to_string()
+    };
+    let unknown = refused("general.architecture", Value::String("gpt9".to_owned()));
+    assert!(unknown.contains("gpt9") && unknown.contains("known: "), "{unknown}");
+    let wrong = refused("llama.embedding_length", Value::U32(128));
+    assert!(wrong.contains("has shape"), "{wrong}");
+    let few = refused("llama.block_count", Value::U32(1));
+    assert!(few.contains("no place for"), "{few}");
+    let many = refused("llama.block_count", Value::U32(3));
+    assert!(many.contains("no tensor `blk.2."), "{many}");
+}
