@@ -159,7 +159,7 @@ fn matrices_in_bfloat16_stay_so_where_shaders_read_them() {
             for tokens in [vec![3, 1, 4, 1, 5], (10..50).collect()] {
                 let logits = |model: &Model| {
                     let mut cache = model.cache(&Plan::dynamic()).unwrap();
-                    forward(model, &batch(model, &[tokens.clone()]), &mut cache)
+                    forward(model, &batch(model, std::slice::from_ref(&tokens)), &mut cache)
                 };
                 assert_close(&logits(&model), &logits(&on_cpu), &format!("{name}, {} tokens", tokens.len()));
             }
