@@ -44,7 +44,7 @@ mod tests {
         let mut other = data.clone();
         assert_eq!(data.as_bytes().as_ptr(), bytes.as_ptr());
         assert_eq!(other.as_bytes().as_ptr(), bytes.as_ptr());
-        other.as_mut_slice::<f32>().unwrap()[0] = 9.0;
+        other.as_mut_slice::<f32>().expect("it is float32")[0] = 9.0;
         assert_eq!(data.iter::<f32>().collect::<Vec<_>>(), [1.0, 2.0]);
         assert_eq!(other.iter::<f32>().collect::<Vec<_>>(), [9.0, 2.0]);
     }
