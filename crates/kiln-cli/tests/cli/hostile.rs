@@ -306,6 +306,7 @@ fn foreign_models_are_called_what_they_are() {
     refused(&model("x.gguf"), "GGUF file is damaged");
     refused(&model(""), "holds GGUF files");
     refused(&model("nowhere"), "there is no such folder");
+    refused(&model("nowhere.gguf"), "there is no such file");
     for (method, said) in
         [(json!({"quant_method": "gptq"}), "gptq"), (json!({"load_in_4bit": true}), "bitsandbytes")]
     {

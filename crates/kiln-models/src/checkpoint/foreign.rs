@@ -19,7 +19,9 @@ pub(crate) fn no_config(folder: &Path) -> Error {
         });
     }
     let Ok(entries) = fs::read_dir(folder) else {
-        return error(format!("there is no such folder; {WANTED}"));
+        let is_gguf = folder.extension().is_some_and(|name| name.eq_ignore_ascii_case("gguf"));
+        let kind = if is_gguf { "file" } else { "folder" };
+        return error(format!("there is no such {kind}; {WANTED}"));
     };
     let names: Vec<String> =
         entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
