@@ -118,7 +118,7 @@ impl Case {
         path
     }
 
-    /// The same model as a Hugging Face folder.
+    /// A Hugging Face folder of the model.
     fn folder(&self, format: Format) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();

@@ -16,6 +16,9 @@ use serde_json::Value;
 /// The beginning of a GGUF file.
 const MAGIC: &[u8; 4] = b"GGUF";
 
+/// More numbers than a tensor has that belongs to the config.
+const LONGEST_VECTOR: usize = 1 << 16;
+
 /// More parts than any model has.
 const MOST_PARTS: usize = 1 << 10;
 
@@ -154,10 +157,15 @@ impl gguf::Tensors for Tensors<'_> {
     fn numbers(&mut self, name: &str) -> Result<Vec<f32>, kiln_weights::Error> {
         let io = |why: String| kiln_weights::Error::Io(std::io::Error::other(why));
         let (part, tensor) = self.find(name).ok_or_else(|| io(format!("there is no tensor `{name}`")))?;
+        let len: usize = tensor.shape.iter().product();
+        if len > LONGEST_VECTOR {
+            let why = format!("the tensor `{name}` has {len} numbers, more than in any model");
+            return Err(kiln_weights::Error::Damaged(why));
+        }
         // The header was checked: the file has as many bytes.
         let mut bytes = vec![0; (tensor.range.end - tensor.range.start) as usize];
         part.read(tensor.range.start, &mut bytes).map_err(|e| io(e.to_string()))?;
-        let mut numbers = vec![0.0; tensor.shape.iter().product()];
+        let mut numbers = vec![0.0; len];
         tensor.format.unpack(&bytes, &mut numbers)?;
         Ok(numbers)
     }
