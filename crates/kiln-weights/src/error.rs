@@ -37,6 +37,10 @@ pub enum Error {
     )]
     Length { format: Format, bytes: usize, numbers: usize },
 
+    /// Parts of a quantized matrix that contradict each other.
+    #[error("its {part} {why}; get the folder again")]
+    Quantized { part: &'static str, why: String },
+
     /// A number that is not finite, or larger than the scales of the format can be. `at` is its index.
     #[error(
         "number {at} is {value:e} and cannot be packed as {format}, which takes numbers from -{largest} to \

@@ -1,4 +1,4 @@
-//! Number formats of packed weights, and GGUF files.
+//! Number formats of packed weights, GGUF files, and matrices that PyTorch's quantizers packed.
 //!
 //! ```
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/weights/formats.gguf");
@@ -20,6 +20,7 @@ mod error;
 mod format;
 mod formats;
 pub mod gguf;
+pub mod quantized;
 
 pub use error::Error;
 pub use format::Format;

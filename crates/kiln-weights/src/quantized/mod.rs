@@ -1,0 +1,110 @@
+//! Matrices as the quantizers of PyTorch store them: bitsandbytes, GPTQ, AWQ and compressed-tensors.
+//!
+//! A matrix is several tensors: codes, scales, zero points, an order of columns. [`Quantized`] is all of it
+//! but the codes, which are given for the rows that are unpacked.
+
+mod awq;
+mod bitsandbytes;
+mod codes;
+mod compressed_tensors;
+mod float8;
+mod gptq;
+mod scaling;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub use self::bitsandbytes::{Blocks, Nested};
+pub use self::compressed_tensors::CodeType;
+pub use self::gptq::{Gptq, Zeros};
+
+use self::codes::Codes;
+use self::scaling::Scaling;
+use crate::Error;
+
+/// A quantized matrix `[rows, columns]` without its codes.
+#[derive(Clone, Debug)]
+pub struct Quantized {
+    rows: usize,
+    columns: usize,
+    codes: Codes,
+    scaling: Scaling,
+}
+
+impl Quantized {
+    /// # Errors
+    /// [`Error::Quantized`] for codes or numbers that are more than can be addressed, and for rows that the layout cannot have.
+    fn new(rows: usize, columns: usize, codes: Codes, scaling: Scaling) -> Result<Self, Error> {
+        let sizes = codes.bytes(rows, columns).zip(rows.checked_mul(columns));
+        match sizes {
+            Some(_) => Ok(Self { rows, columns, codes, scaling }),
+            None => Err(wrong("codes", format!("do not fit a matrix of {rows} rows and {columns} columns"))),
+        }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes of all codes.
+    pub fn code_bytes(&self) -> usize {
+        self.codes.bytes(self.rows, self.columns).unwrap_or(0)
+    }
+
+    /// Which bytes of the codes [`unpack`](Self::unpack) needs for these rows: all where codes are stored
+    /// column by column.
+    pub fn codes_of(&self, rows: Range<usize>) -> Range<usize> {
+        let end = rows.end.min(self.rows);
+        self.codes.range(rows.start.min(end)..end, self.rows, self.columns)
+    }
+
+    /// Unpacks these rows to `numbers`, which has `columns` numbers for each. `codes` are the bytes of
+    /// [`codes_of`](Self::codes_of).
+    ///
+    /// The numbers are computed in float32, from scales that are exact in float32. Those of bitsandbytes
+    /// equal its own to the bit; those of the other methods do after they are rounded to the type of the
+    /// scales, in which these methods compute.
+    ///
+    /// # Errors
+    /// [`Error::Quantized`] where the lengths are others. Nothing is written then.
+    pub fn unpack(&self, rows: Range<usize>, codes: &[u8], numbers: &mut [f32]) -> Result<(), Error> {
+        let count = rows.end.checked_sub(rows.start).filter(|_| rows.end <= self.rows);
+        let count = count.ok_or_else(|| wrong("rows", format!("{rows:?} are not among {}", self.rows)))?;
+        // Cannot overflow: all numbers of the matrix were counted.
+        check("numbers", numbers.len(), count * self.columns)?;
+        check("bytes of codes", codes.len(), self.codes_of(rows.clone()).len())?;
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        self.codes.unpack(rows.clone(), self.rows, self.columns, codes, numbers);
+        self.scaling.apply(rows.start, self.columns, numbers);
+        Ok(())
+    }
+}
+
+/// An error about a part of a matrix.
+fn wrong(part: &'static str, why: String) -> Error {
+    Error::Quantized { part, why }
+}
+
+/// # Errors
+/// [`Error::Quantized`] where there are not `wanted` of `part`.
+fn check(part: &'static str, found: usize, wanted: usize) -> Result<(), Error> {
+    match found == wanted {
+        true => Ok(()),
+        false => Err(wrong(part, format!("are {found} where {wanted} are needed"))),
+    }
+}
+
+/// The product of two sizes.
+///
+/// # Errors
+/// [`Error::Quantized`] where it is more than can be addressed.
+fn product(part: &'static str, one: usize, other: usize) -> Result<usize, Error> {
+    one.checked_mul(other).ok_or_else(|| wrong(part, format!("would be {one} times {other}")))
+}

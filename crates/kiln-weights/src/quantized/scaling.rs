@@ -1,0 +1,123 @@
+//! From the numbers that codes stand for to those of the matrix.
+
+use super::{check, wrong};
+use crate::Error;
+
+/// What numbers are multiplied by.
+#[derive(Clone, Debug)]
+pub(super) enum Scaling {
+    /// A scale for each block of numbers, through the whole matrix as if it were one row.
+    Blocks { scales: Vec<f32>, block: usize },
+    /// A scale for each row, and a factor for all. Both products are rounded.
+    Rows { scales: Vec<f32>, factor: f32 },
+    /// A zero point and a scale for each row and group of columns.
+    Groups(Groups),
+}
+
+/// `(code - zero) * scale`.
+#[derive(Clone, Debug)]
+pub(super) struct Groups {
+    /// `[rows, count]`
+    scales: Vec<f32>,
+    /// `[rows, count]`
+    zeros: Vec<f32>,
+    /// Groups of a row
+    count: usize,
+    columns: Columns,
+}
+
+/// Which group a column belongs to.
+#[derive(Clone, Debug)]
+enum Columns {
+    /// So many that follow each other belong to one.
+    InOrder(usize),
+    /// The group of each column.
+    Listed(Vec<usize>),
+}
+
+impl Groups {
+    /// `scales` and `zeros` are `[rows, count]`. Columns belong to the group that `listed` has for them, or `size` that follow each other belong to
+    /// one.
+    ///
+    /// # Errors
+    /// [`Error::Quantized`] where lengths are others, or a column belongs to a group that there is not.
+    pub(super) fn new(
+        [rows, columns]: [usize; 2],
+        size: usize,
+        listed: Option<&[i32]>,
+        scales: Vec<f32>,
+        zeros: Vec<f32>,
+    ) -> Result<Self, Error> {
+        let count = scales.len().checked_div(rows).unwrap_or(0);
+        check("scales", scales.len(), count * rows)?;
+        check("zero points", zeros.len(), scales.len())?;
+        let columns = match listed {
+            Some(listed) => {
+                check("columns in groups", listed.len(), columns)?;
+                let group = |&group: &i32| usize::try_from(group).ok().filter(|group| *group < count);
+                let missing = |group: &i32| {
+                    wrong("columns in groups", format!("name group {group}, and there are {count} groups"))
+                };
+                let groups = listed.iter().map(|listed| group(listed).ok_or_else(|| missing(listed)));
+                Columns::Listed(groups.collect::<Result<_, _>>()?)
+            }
+            None if size == 0 => return Err(wrong("groups", "have 0 columns".to_owned())),
+            None => {
+                check("groups of columns", count, columns.div_ceil(size))?;
+                Columns::InOrder(size)
+            }
+        };
+        Ok(Self { scales, zeros, count, columns })
+    }
+
+    fn apply(&self, first: usize, columns: usize, numbers: &mut [f32]) {
+        let Self { scales, zeros, count, columns: order } = self;
+        // Where there are no groups, there are no columns.
+        let each = (*count).max(1);
+        let groups = scales.chunks_exact(each).zip(zeros.chunks_exact(each)).skip(first);
+        for (row, (scales, zeros)) in numbers.chunks_exact_mut(columns).zip(groups) {
+            match order {
+                Columns::InOrder(size) => {
+                    for (group, (scale, zero)) in row.chunks_mut(*size).zip(scales.iter().zip(zeros)) {
+                        group.iter_mut().for_each(|number| *number = (*number - zero) * scale);
+                    }
+                }
+                Columns::Listed(groups) => {
+                    for (number, &group) in row.iter_mut().zip(groups) {
+                        *number = (*number - zeros[group]) * scales[group];
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Scaling {
+    /// Scales whole rows of `columns` numbers, from row `first` on.
+    pub(super) fn apply(&self, first: usize, columns: usize, numbers: &mut [f32]) {
+        match self {
+            Self::Blocks { scales, block } => {
+                let (mut at, mut rest) = (first * columns, numbers);
+                let mut scales = scales.iter().skip(at / block);
+                while let Some(scale) = scales.next().filter(|_| !rest.is_empty()) {
+                    let (numbers, behind) = rest.split_at_mut(rest.len().min(block - at % block));
+                    numbers.iter_mut().for_each(|number| *number *= scale);
+                    at += numbers.len();
+                    rest = behind;
+                }
+            }
+            Self::Rows { scales, factor } => {
+                for (row, scale) in numbers.chunks_exact_mut(columns).zip(scales.iter().skip(first)) {
+                    row.iter_mut().for_each(|number| *number = *number * scale * factor);
+                }
+            }
+            Self::Groups(groups) => groups.apply(first, columns, numbers),
+        }
+    }
+}
+
+/// `[rows, columns]` of a matrix `[columns, rows]`.
+pub(super) fn transposed(numbers: &[f32], rows: usize) -> Vec<f32> {
+    let of_row = |row| numbers.iter().skip(row).step_by(rows.max(1)).copied();
+    (0..rows).flat_map(of_row).collect()
+}
