@@ -8,13 +8,13 @@ use kiln_weights::{Format, gguf::names::Undo};
 use safetensors::Dtype;
 
 /// Numbers that are converted at a time, so that no second copy of a tensor is ever made: whole blocks of every format.
-const BLOCK: usize = 1 << 16;
+pub(super) const BLOCK: usize = 1 << 16;
 
 /// Fills a buffer with the next bytes of a file.
 pub(super) type Source<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<(), Error>;
 
 /// The type of numbers in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Stored {
     Plain(Dtype),
     /// Several share a word.
@@ -100,12 +100,12 @@ impl Number for bf16 {
 /// to each.
 pub(super) fn decode<T: Number>(
     source: Source<'_>,
-    from: Stored,
+    from: &Stored,
     undo: Undo,
     numbers: &mut [T],
 ) -> Result<(), Failed> {
     let is_changed = !matches!(undo, Undo::Nothing | Undo::Permuted { .. });
-    if from == Stored::Plain(T::DTYPE) && !is_changed {
+    if *from == Stored::Plain(T::DTYPE) && !is_changed {
         return Ok(source(bytemuck::cast_slice_mut(numbers))?);
     }
     let mut wide = vec![0.0; BLOCK.min(numbers.len())];
@@ -122,12 +122,12 @@ pub(super) fn decode<T: Number>(
 }
 
 /// Decodes numbers to float32. `bytes` is a buffer.
-fn widen(source: Source<'_>, from: Stored, bytes: &mut Vec<u8>, wide: &mut [f32]) -> Result<(), Failed> {
+fn widen(source: Source<'_>, from: &Stored, bytes: &mut Vec<u8>, wide: &mut [f32]) -> Result<(), Failed> {
     let format = match from {
         Stored::Plain(Dtype::F32) => Format::F32,
         Stored::Plain(Dtype::F16) => Format::F16,
         Stored::Plain(Dtype::BF16) => Format::Bf16,
-        Stored::Packed(format) => format,
+        Stored::Packed(format) => *format,
         Stored::Plain(other) => {
             let why = format!("is stored as {other:?}; F32, F16 and BF16 are read");
             return Err(Failed::Convert(why));

@@ -272,26 +272,34 @@ impl<'a> Loader<'a> {
         let mut numbers = bytemuck::zeroed_vec::<T>(shape.iter().product());
         let mut rest = &mut numbers[..];
         for piece in pieces {
-            let &Piece { name, entry, row, columns, undo, .. } = piece;
-            for (start, bytes) in piece.runs() {
-                let rows = bytes.checked_div(row).unwrap_or(0);
-                let (converted, behind) = rest.split_at_mut(rows * columns);
-                let mut at = start;
-                let mut source = |bytes: &mut [u8]| {
-                    self.checkpoint.read(entry, at, bytes)?;
-                    at += bytes.len();
-                    Ok(())
-                };
-                decode::<T>(&mut source, entry.stored, undo, converted).map_err(|failed| match failed {
-                    Failed::Read(error) => error,
-                    Failed::Convert(why) => {
-                        Error::File { path: self.checkpoint.path(entry), why: format!("`{name}` {why}") }
-                    }
-                })?;
-                rest = behind;
-            }
+            let (converted, behind) = rest.split_at_mut(piece.rows * piece.columns);
+            self.decode(piece, converted).map_err(|failed| match failed {
+                Failed::Read(error) => error,
+                Failed::Convert(why) => {
+                    let path = self.checkpoint.path(piece.entry);
+                    Error::File { path, why: format!("`{}` {why}", piece.name) }
+                }
+            })?;
+            rest = behind;
         }
         Ok(TensorData::new(numbers, shape))
+    }
+
+    /// The numbers of a piece.
+    fn decode<T: Number>(&self, piece: &Piece<'_>, mut numbers: &mut [T]) -> Result<(), Failed> {
+        for (start, bytes) in piece.runs() {
+            let rows = bytes.checked_div(piece.row).unwrap_or(0);
+            let (converted, behind) = numbers.split_at_mut(rows * piece.columns);
+            let mut at = start;
+            let mut source = |bytes: &mut [u8]| {
+                self.checkpoint.read(piece.entry, at, bytes)?;
+                at += bytes.len();
+                Ok(())
+            };
+            decode::<T>(&mut source, &piece.entry.stored, piece.undo, converted)?;
+            numbers = behind;
+        }
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<()> {

@@ -58,6 +58,16 @@ struct Entry {
     range: Range<usize>,
 }
 
+impl Entry {
+    fn elements(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64
+    }
+
+    fn bytes(&self) -> usize {
+        self.range.len()
+    }
+}
+
 /// A tensor that was asked for.
 struct Found<'a> {
     /// Its name in the file.
@@ -176,7 +186,7 @@ impl Checkpoint {
             return Err(Error::File { path: self.path(entry), why });
         }
         // The header was checked to give the tensor as many bytes as its shape needs.
-        let bytes = entry.range.len() / count;
+        let bytes = entry.bytes() / count;
         let row = bytes / shape.first().copied().unwrap_or(1).max(1);
         Ok(Found { name: stored_name, entry, start: entry.range.start + number * bytes, row, undo })
     }
@@ -203,8 +213,8 @@ impl Checkpoint {
         let mut sums = BTreeMap::<String, (u64, u64)>::new();
         for entry in self.tensors.values() {
             let sum = sums.entry(entry.stored.to_string()).or_default();
-            sum.0 += entry.shape.iter().product::<usize>() as u64;
-            sum.1 += entry.range.len() as u64;
+            sum.0 += entry.elements();
+            sum.1 += entry.bytes() as u64;
         }
         sums
     }
@@ -216,13 +226,12 @@ impl Checkpoint {
                 && entry.shape.len() == 2
                 && PackedFormat::Bf16.words(entry.shape[1]).is_some()
         };
-        let elements = |entry: &Entry| entry.shape.iter().product::<usize>() as u64;
-        self.tensors.values().filter(stays).map(elements).sum()
+        self.tensors.values().filter(stays).map(Entry::elements).sum()
     }
 
     /// Bytes of all weights as they are stored.
     pub fn bytes(&self) -> u64 {
-        self.tensors.values().map(|entry| entry.range.len() as u64).sum()
+        self.tensors.values().map(|entry| entry.bytes() as u64).sum()
     }
 
     /// A name for these weights: the SHA-256 of the config, of every tensor's name, type and shape, and of samples of its
