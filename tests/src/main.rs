@@ -22,6 +22,7 @@ mod modes;
 mod offload;
 mod out_of_memory;
 mod quantized;
+mod quantized_folders;
 mod ragged;
 mod refusals;
 mod requests;

@@ -36,6 +36,7 @@ type Run = Box<dyn FnMut(&[u8]) -> bool>;
 const TARGETS: &[Target] = &[
     targets::weights::TARGET,
     targets::gguf::TARGET,
+    targets::quantized::TARGET,
     targets::config::TARGET,
     targets::generation::TARGET,
     targets::tokenizer::TARGET,

@@ -307,9 +307,7 @@ fn foreign_models_are_called_what_they_are() {
     refused(&model(""), "holds GGUF files");
     refused(&model("nowhere"), "there is no such folder");
     refused(&model("nowhere.gguf"), "there is no such file");
-    for (method, said) in
-        [(json!({"quant_method": "gptq"}), "gptq"), (json!({"load_in_4bit": true}), "bitsandbytes")]
-    {
+    for (method, said) in [(json!({"quant_method": "hqq"}), "by hqq"), (json!({}), "an unknown method")] {
         let folder =
             copy_of_demo(|folder| set(folder, "config.json", json!({"quantization_config": method})));
         refused(&of(&folder, &["x"]), said);

@@ -7,6 +7,8 @@ use kiln_core::Error;
 use kiln_weights::{Format, gguf::names::Undo};
 use safetensors::Dtype;
 
+use super::quantized::Group;
+
 /// Numbers that are converted at a time, so that no second copy of a tensor is ever made: whole blocks of every format.
 pub(super) const BLOCK: usize = 1 << 16;
 
@@ -19,6 +21,8 @@ pub(super) enum Stored {
     Plain(Dtype),
     /// Several share a word.
     Packed(Format),
+    /// The codes of a matrix that consists of several tensors.
+    Quantized(Box<Group>),
 }
 
 impl Stored {
@@ -37,6 +41,7 @@ impl std::fmt::Display for Stored {
         match self {
             Self::Plain(dtype) => write!(f, "{dtype:?}"),
             Self::Packed(format) => f.write_str(&format.name().to_uppercase()),
+            Self::Quantized(group) => group.fmt(f),
         }
     }
 }
@@ -128,8 +133,8 @@ fn widen(source: Source<'_>, from: &Stored, bytes: &mut Vec<u8>, wide: &mut [f32
         Stored::Plain(Dtype::F16) => Format::F16,
         Stored::Plain(Dtype::BF16) => Format::Bf16,
         Stored::Packed(format) => *format,
-        Stored::Plain(other) => {
-            let why = format!("is stored as {other:?}; F32, F16 and BF16 are read");
+        Stored::Plain(_) | Stored::Quantized(_) => {
+            let why = format!("is stored as {from}; F32, F16 and BF16 are read");
             return Err(Failed::Convert(why));
         }
     };

@@ -4,8 +4,6 @@ use std::{fs, path::Path};
 
 use kiln_core::Error;
 
-use crate::ConfigFile;
-
 /// What to give instead.
 const WANTED: &str = "give a Hugging Face folder with config.json and safetensors weights, or a GGUF file";
 
@@ -46,21 +44,4 @@ pub(super) fn no_weights(folder: &Path) -> Error {
         false => "there is no model.safetensors; weights are read from safetensors files",
     };
     Error::File { path: folder.to_owned(), why: why.to_owned() }
-}
-
-/// Refuses weights that were packed by another program: their tensors are no plain matrices.
-///
-/// # Errors
-/// [`Error::File`] with the method's name.
-pub(super) fn check_packed(config: &ConfigFile) -> Result<(), Error> {
-    let Some(packed) = config.get("quantization_config") else { return Ok(()) };
-    let method = packed.get("quant_method").and_then(|method| method.as_str());
-    let method = method.unwrap_or(match packed.get("load_in_4bit").or(packed.get("load_in_8bit")) {
-        Some(_) => "bitsandbytes",
-        None => "an unknown method",
-    });
-    Err(config.error(&format!(
-        "its weights were quantized by {method} (`quantization_config`), which is not read yet; give the folder of the \
-         unquantized model"
-    )))
 }

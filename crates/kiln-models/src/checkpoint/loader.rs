@@ -12,6 +12,7 @@ use safetensors::Dtype;
 use super::{
     Checkpoint, Entry, Found,
     convert::{Failed, Number, Stored, decode},
+    quantized::{Group, Unpacking},
 };
 use crate::{Part, Weights};
 
@@ -34,6 +35,8 @@ pub struct Loader<'a> {
     keeps_bf16: bool,
     on_progress: &'a mut dyn FnMut(u64),
     used: BTreeSet<String>,
+    /// The quantized matrix that was read last: its next rows need the same tensors.
+    unpacking: Option<Unpacking>,
     in_flight: usize,
     parameters: u64,
 }
@@ -99,6 +102,7 @@ impl<'a> Loader<'a> {
             keeps_bf16: false,
             on_progress,
             used,
+            unpacking: None,
             in_flight: 0,
             parameters: 0,
         }
@@ -265,7 +269,7 @@ impl<'a> Loader<'a> {
 
     /// The numbers of `pieces`, one behind the other; no second copy of any is made.
     fn convert<T: Number, const D: usize>(
-        &self,
+        &mut self,
         pieces: &[Piece<'_>],
         shape: [usize; D],
     ) -> Result<TensorData> {
@@ -286,7 +290,10 @@ impl<'a> Loader<'a> {
     }
 
     /// The numbers of a piece.
-    fn decode<T: Number>(&self, piece: &Piece<'_>, mut numbers: &mut [T]) -> Result<(), Failed> {
+    fn decode<T: Number>(&mut self, piece: &Piece<'_>, mut numbers: &mut [T]) -> Result<(), Failed> {
+        if let Stored::Quantized(group) = &piece.entry.stored {
+            return self.unpack(piece, group, numbers);
+        }
         for (start, bytes) in piece.runs() {
             let rows = bytes.checked_div(piece.row).unwrap_or(0);
             let (converted, behind) = numbers.split_at_mut(rows * piece.columns);
@@ -300,6 +307,22 @@ impl<'a> Loader<'a> {
             numbers = behind;
         }
         Ok(())
+    }
+
+    /// The numbers of a piece of a quantized matrix.
+    fn unpack<T: Number>(
+        &mut self,
+        piece: &Piece<'_>,
+        group: &Group,
+        numbers: &mut [T],
+    ) -> Result<(), Failed> {
+        let &Piece { name, entry, first, .. } = piece;
+        let unpacking = match self.unpacking.take().filter(|unpacking| unpacking.is_of(name)) {
+            Some(unpacking) => unpacking,
+            None => Unpacking::begin(self.checkpoint, name, entry, group)?,
+        };
+        let read = |start, bytes: &mut [u8]| self.checkpoint.read(entry, entry.range.start + start, bytes);
+        self.unpacking.insert(unpacking).rows(first, read, numbers)
     }
 
     fn wait(&mut self) -> Result<()> {

@@ -20,10 +20,11 @@ mod convert;
 pub(crate) mod foreign;
 pub(crate) mod gguf;
 mod loader;
+mod quantized;
 
 pub use loader::Loader;
 
-use self::{convert::Stored, gguf::GgufFiles};
+use self::{convert::Stored, gguf::GgufFiles, quantized::Method};
 use crate::{ConfigFile, config::read_json};
 
 /// More tensors than any model has; a header may not ask for more.
@@ -48,7 +49,7 @@ enum Files {
 }
 
 /// Where a tensor lies.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Entry {
     /// The number of its file.
     file: usize,
@@ -63,8 +64,18 @@ impl Entry {
         self.shape.iter().product::<usize>() as u64
     }
 
+    /// The tensors it consists of: itself, and those beside the codes of a quantized matrix.
+    fn tensors(&self) -> impl Iterator<Item = &Self> {
+        let parts = match &self.stored {
+            Stored::Quantized(group) => Some(group.parts()),
+            Stored::Plain(_) | Stored::Packed(_) => None,
+        };
+        std::iter::once(self).chain(parts.into_iter().flatten())
+    }
+
+    /// Bytes of all its tensors.
     fn bytes(&self) -> usize {
-        self.range.len()
+        self.tensors().map(|entry| entry.range.len()).sum()
     }
 }
 
@@ -90,7 +101,7 @@ impl Checkpoint {
             return Self::of_gguf(folder);
         }
         let config = ConfigFile::read(folder)?;
-        foreign::check_packed(&config)?;
+        let method = Method::read(&config)?;
         let files = Files::Safetensors(Vec::new());
         let mut checkpoint = Self { folder: folder.to_owned(), config, files, tensors: BTreeMap::new() };
         let index = folder.join("model.safetensors.index.json");
@@ -100,6 +111,9 @@ impl Checkpoint {
                 checkpoint.add(&folder.join("model.safetensors"))?;
             }
             None => return Err(foreign::no_weights(folder)),
+        }
+        if let Some(method) = method {
+            checkpoint.gather(&method)?;
         }
         Ok(checkpoint)
     }
@@ -247,11 +261,13 @@ impl Checkpoint {
         hash.update(self.config.text());
         for (name, entry) in &self.tensors {
             hash.update(format!("{name} {} {:?}\n", entry.stored, entry.shape));
-            let (len, mut sample) = (entry.range.len(), [0; SAMPLE]);
-            for start in [0, len / 2, len.saturating_sub(SAMPLE)] {
-                let sample = &mut sample[..SAMPLE.min(len - start)];
-                self.read(entry, entry.range.start + start, sample)?;
-                hash.update(sample);
+            for tensor in entry.tensors() {
+                let (len, mut sample) = (tensor.range.len(), [0; SAMPLE]);
+                for start in [0, len / 2, len.saturating_sub(SAMPLE)] {
+                    let sample = &mut sample[..SAMPLE.min(len - start)];
+                    self.read(tensor, tensor.range.start + start, sample)?;
+                    hash.update(sample);
+                }
             }
         }
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())

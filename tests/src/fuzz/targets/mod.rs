@@ -6,6 +6,7 @@ pub(super) mod chat;
 pub(super) mod config;
 pub(super) mod generation;
 pub(super) mod gguf;
+pub(super) mod quantized;
 pub(super) mod tokenizer;
 pub(super) mod weights;
 pub(super) mod words;

@@ -1,0 +1,222 @@
+//! The tensors of one quantized matrix.
+
+use std::{collections::BTreeMap, fmt};
+
+use kiln_weights::{
+    Format,
+    quantized::{Blocks, CodeType, Gptq, Nested, Quantized, Zeros},
+};
+use safetensors::Dtype;
+
+use crate::checkpoint::{
+    Checkpoint, Entry,
+    convert::{Failed, Stored},
+};
+
+/// What a quantized matrix has beside its codes, whose entry this is a part of.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::checkpoint) struct Group {
+    pub(super) kind: Kind,
+    /// By what follows the name of the matrix's module.
+    pub(super) parts: BTreeMap<&'static str, Entry>,
+}
+
+/// What the codes are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    /// NF4 or FP4
+    FourBits {
+        name: &'static str,
+        block: usize,
+        nested: Option<NestedBlocks>,
+    },
+    LlmInt8,
+    Gptq {
+        bits: usize,
+        group: Option<usize>,
+        zeros: Zeros,
+    },
+    Awq {
+        group: Option<usize>,
+    },
+    Compressed(CodeType),
+}
+
+/// Scales that are quantized as well.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct NestedBlocks {
+    pub(super) block: usize,
+    pub(super) offset: f32,
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::FourBits { name, .. } => write!(f, "{name} (bitsandbytes, 4 bits)"),
+            Kind::LlmInt8 => f.write_str("LLM.int8 (bitsandbytes, 8 bits)"),
+            Kind::Gptq { bits, .. } => write!(f, "GPTQ ({bits} bits)"),
+            Kind::Awq { .. } => f.write_str("AWQ (4 bits)"),
+            Kind::Compressed(CodeType::Packed { bits }) => write!(f, "INT{bits} (compressed-tensors)"),
+            Kind::Compressed(CodeType::Int8) => f.write_str("INT8 (compressed-tensors)"),
+            Kind::Compressed(CodeType::Float8) => f.write_str("F8_E4M3 (compressed-tensors)"),
+        }
+    }
+}
+
+impl Group {
+    pub(in crate::checkpoint) fn parts(&self) -> impl Iterator<Item = &Entry> {
+        self.parts.values()
+    }
+
+    /// Reads all but the codes of a matrix `[rows, columns]`.
+    pub(super) fn read(
+        &self,
+        checkpoint: &Checkpoint,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Quantized, Failed> {
+        let parts = Parts { checkpoint, parts: &self.parts };
+        let quantized = match self.kind {
+            Kind::FourBits { block, nested, .. } => {
+                let table = parts.floats(".weight.quant_map", 16)?;
+                let blocks = rows.saturating_mul(columns).div_ceil(block.max(1));
+                match nested {
+                    None => {
+                        let scales = Blocks::Plain(parts.floats(".weight.absmax", blocks)?);
+                        Quantized::four_bits(rows, columns, &table, block, scales)
+                    }
+                    Some(NestedBlocks { block: nested, offset }) => {
+                        let scales = Blocks::Nested(Nested {
+                            codes: &parts.bytes(".weight.absmax", Dtype::U8, blocks)?,
+                            table: &parts.floats(".weight.nested_quant_map", 256)?,
+                            scales: &parts.floats(".weight.nested_absmax", blocks.div_ceil(nested.max(1)))?,
+                            block: nested,
+                            offset,
+                        });
+                        Quantized::four_bits(rows, columns, &table, block, scales)
+                    }
+                }
+            }
+            Kind::LlmInt8 => Quantized::llm_int8(rows, columns, parts.floats(".SCB", rows)?),
+            Kind::Gptq { bits, group, zeros } => {
+                let groups = parts.lines(".scales")?;
+                let order = parts.order(".g_idx", columns)?;
+                let matrix = Gptq {
+                    rows,
+                    columns,
+                    bits,
+                    scales: &parts.floats(".scales", groups.saturating_mul(rows))?,
+                    zeros: &parts.words(".qzeros", groups.saturating_mul(rows.saturating_mul(bits) / 32))?,
+                    stored_zeros: zeros,
+                    group: group.unwrap_or(columns),
+                    columns_in_groups: order.as_deref(),
+                };
+                matrix.quantized()
+            }
+            Kind::Awq { group } => {
+                let groups = parts.lines(".scales")?;
+                let scales = parts.floats(".scales", groups.saturating_mul(rows))?;
+                let zeros = parts.words(".qzeros", groups.saturating_mul(rows / 8))?;
+                Quantized::awq(rows, columns, &scales, &zeros, group.unwrap_or(columns))
+            }
+            Kind::Compressed(codes) => return parts.compressed(rows, columns, codes),
+        };
+        Ok(quantized?)
+    }
+}
+
+impl From<kiln_weights::Error> for Failed {
+    fn from(error: kiln_weights::Error) -> Self {
+        Self::Convert(format!("cannot be unpacked: {error}"))
+    }
+}
+
+/// The small tensors of a matrix. Each is read only if it has the length that it must have.
+struct Parts<'a> {
+    checkpoint: &'a Checkpoint,
+    parts: &'a BTreeMap<&'static str, Entry>,
+}
+
+impl Parts<'_> {
+    fn part(&self, name: &str) -> Result<&Entry, Failed> {
+        let missing = || Failed::Convert(format!("has no tensor `*{name}` beside it; get the folder again"));
+        self.parts.get(name).ok_or_else(missing)
+    }
+
+    /// The first number of a part's shape; 1 of a single number.
+    fn lines(&self, name: &str) -> Result<usize, Failed> {
+        Ok(self.part(name)?.shape.first().copied().unwrap_or(1))
+    }
+
+    /// The bytes of a part that has `len` numbers.
+    fn checked(&self, name: &str, len: usize, known: &[Dtype]) -> Result<(Dtype, Vec<u8>), Failed> {
+        let part = self.part(name)?;
+        let dtype = match part.stored {
+            Stored::Plain(dtype) if known.contains(&dtype) => dtype,
+            _ => {
+                let why = format!("has `*{name}` in {} beside it; {known:?} are read", part.stored);
+                return Err(Failed::Convert(why));
+            }
+        };
+        if part.elements() != len as u64 {
+            let why = format!(
+                "has `*{name}` of shape {:?} beside it, where {len} numbers are needed; get the folder again",
+                part.shape
+            );
+            return Err(Failed::Convert(why));
+        }
+        let mut bytes = vec![0; part.range.len()];
+        self.checkpoint.read(part, part.range.start, &mut bytes)?;
+        Ok((dtype, bytes))
+    }
+
+    fn bytes(&self, name: &str, dtype: Dtype, len: usize) -> Result<Vec<u8>, Failed> {
+        Ok(self.checked(name, len, &[dtype])?.1)
+    }
+
+    fn floats(&self, name: &str, len: usize) -> Result<Vec<f32>, Failed> {
+        let (dtype, bytes) = self.checked(name, len, &[Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::I8])?;
+        let format = match dtype {
+            Dtype::F16 => Format::F16,
+            Dtype::BF16 => Format::Bf16,
+            Dtype::F32 => Format::F32,
+            _ => return Ok(bytes.iter().map(|byte| byte.cast_signed().into()).collect()),
+        };
+        let mut numbers = vec![0.0; len];
+        format.unpack(&bytes, &mut numbers)?;
+        Ok(numbers)
+    }
+
+    fn words(&self, name: &str, len: usize) -> Result<Vec<u32>, Failed> {
+        let bytes = self.bytes(name, Dtype::I32, len)?;
+        Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    }
+
+    /// The group of each column, where they are listed.
+    fn order(&self, name: &str, columns: usize) -> Result<Option<Vec<i32>>, Failed> {
+        if !self.parts.contains_key(name) {
+            return Ok(None);
+        }
+        let groups: Vec<_> = self.words(name, columns)?.iter().map(|group| group.cast_signed()).collect();
+        // compressed-tensors writes -1 where columns are in order.
+        Ok(Some(groups).filter(|groups| groups.iter().any(|group| *group != -1)))
+    }
+
+    fn compressed(&self, rows: usize, columns: usize, codes: CodeType) -> Result<Quantized, Failed> {
+        // A scale for each group of each row, for each row, or for all.
+        let groups = self.part(".weight_scale")?.shape.get(1).copied().unwrap_or(1);
+        let lines = if self.lines(".weight_scale")? == 1 { 1 } else { rows };
+        let count = groups.saturating_mul(lines);
+        let scales = self.floats(".weight_scale", count)?;
+        let zeros = match codes {
+            _ if !self.parts.contains_key(".weight_zero_point") => None,
+            CodeType::Packed { bits } => {
+                let words = rows.saturating_mul(bits).div_ceil(32).saturating_mul(groups);
+                Some(Quantized::packed_zeros(rows, groups, bits, &self.words(".weight_zero_point", words)?)?)
+            }
+            _ => Some(self.floats(".weight_zero_point", count)?),
+        };
+        let order = self.order(".weight_g_idx", columns)?;
+        Ok(Quantized::compressed(rows, columns, codes, &scales, zeros.as_deref(), order.as_deref())?)
+    }
+}

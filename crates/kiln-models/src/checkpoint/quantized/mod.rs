@@ -1,0 +1,84 @@
+//! Matrices that PyTorch's quantizers packed: what a folder has of each, and how its rows are unpacked.
+//!
+//! All tensors of a matrix become one entry of the checkpoint, under the name and with the shape that the
+//! matrix has in an unquantized folder.
+
+mod gather;
+mod group;
+mod method;
+
+use std::ops::Range;
+
+use kiln_core::Error;
+use kiln_weights::quantized::Quantized;
+
+pub(super) use self::{group::Group, method::Method};
+use super::{
+    Checkpoint, Entry,
+    convert::{BLOCK, Failed, Number},
+};
+
+/// Rows that are unpacked at a time, at least: where codes are stored column by column, fewer would read the
+/// same memory several times.
+const AT_ONCE: usize = 16;
+
+/// A matrix that is being unpacked. What it has beside its codes is in memory.
+#[derive(Debug)]
+pub(super) struct Unpacking {
+    name: String,
+    matrix: Quantized,
+    /// The codes that were read last, and where they are.
+    codes: Vec<u8>,
+    range: Range<usize>,
+}
+
+impl Unpacking {
+    pub(super) fn begin(
+        checkpoint: &Checkpoint,
+        name: &str,
+        entry: &Entry,
+        group: &Group,
+    ) -> Result<Self, Failed> {
+        let &[rows, columns] = &entry.shape[..] else {
+            return Err(Failed::Convert("is no matrix".to_owned()));
+        };
+        let matrix = group.read(checkpoint, rows, columns)?;
+        if matrix.code_bytes() != entry.range.len() {
+            let why =
+                format!("has {} bytes of codes, and {} are needed", entry.range.len(), matrix.code_bytes());
+            return Err(Failed::Convert(why));
+        }
+        Ok(Self { name: name.to_owned(), matrix, codes: Vec::new(), range: 0..0 })
+    }
+
+    pub(super) fn is_of(&self, name: &str) -> bool {
+        self.name == name
+    }
+
+    /// Unpacks rows from `first` on to `numbers`. `read` reads bytes of the codes.
+    pub(super) fn rows<T: Number>(
+        &mut self,
+        first: usize,
+        read: impl Fn(usize, &mut [u8]) -> Result<(), Error>,
+        numbers: &mut [T],
+    ) -> Result<(), Failed> {
+        let columns = self.matrix.columns().max(1);
+        let at_once = (BLOCK / columns).max(AT_ONCE);
+        let mut wide = vec![0.0; numbers.len().min(at_once.saturating_mul(columns))];
+        let starts = (first..).step_by(at_once);
+        for (start, numbers) in starts.zip(numbers.chunks_mut(at_once.saturating_mul(columns))) {
+            let rows = start..start + numbers.len() / columns;
+            let range = self.matrix.codes_of(rows.clone());
+            if range != self.range {
+                self.range = 0..0;
+                self.codes.resize(range.len(), 0);
+                read(range.start, &mut self.codes)?;
+                self.range = range;
+            }
+            let wide = &mut wide[..numbers.len()];
+            self.matrix.unpack(rows, &self.codes, wide)?;
+            T::round(wide, numbers)?;
+        }
+        Ok(())
+    }
+}
