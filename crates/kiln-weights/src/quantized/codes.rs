@@ -69,10 +69,17 @@ impl Codes {
     ) {
         match self {
             Self::Table(table) => {
+                // The first number may be the second of a byte.
                 let skipped = range.start * columns % 2;
-                let pairs = codes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-                for (number, code) in numbers.iter_mut().zip(pairs.skip(skipped)) {
-                    *number = table[usize::from(code)];
+                let (begun, codes) = codes.split_at(skipped);
+                let (first, numbers) = numbers.split_at_mut(skipped);
+                for (number, byte) in first.iter_mut().zip(begun) {
+                    *number = table[usize::from(byte & 15)];
+                }
+                for (numbers, &byte) in numbers.chunks_mut(2).zip(codes) {
+                    for (number, code) in numbers.iter_mut().zip([byte >> 4, byte & 15]) {
+                        *number = table[usize::from(code)];
+                    }
                 }
             }
             Self::Int8 => {
@@ -86,37 +93,66 @@ impl Codes {
                 }
             }
             Self::Rows { bits } => {
-                let half = (1 << (bits - 1)) as f32;
                 let bytes = row_bytes(columns, *bits).unwrap_or(0).max(1);
                 for (row, codes) in numbers.chunks_exact_mut(columns).zip(codes.chunks_exact(bytes)) {
-                    for (numbers, &byte) in row.chunks_mut(8 / bits).zip(codes) {
-                        split(byte.into(), *bits, numbers);
-                        numbers.iter_mut().for_each(|number| *number -= half);
+                    match bits {
+                        2 => unpack_row::<2>(codes, row),
+                        4 => unpack_row::<4>(codes, row),
+                        _ => unpack_row::<8>(codes, row),
                     }
                 }
             }
             Self::Columns { bits } => {
                 // A line has a word of each row.
                 for (line, words) in codes.as_chunks().0.chunks_exact(rows).enumerate() {
-                    let words = words.iter().skip(range.start);
-                    for (row, &word) in numbers.chunks_exact_mut(columns).zip(words) {
-                        let per_word = WORD / bits;
-                        if let Some(numbers) = row.get_mut(line * per_word..(line + 1) * per_word) {
-                            split(u32::from_le_bytes(word), *bits, numbers);
-                        }
+                    let words = words.iter().skip(range.start).map(|word| u32::from_le_bytes(*word));
+                    let rows = numbers.chunks_exact_mut(columns);
+                    match bits {
+                        2 => unpack_line::<2>(words, line, rows),
+                        4 => unpack_line::<4>(words, line, rows),
+                        _ => unpack_line::<8>(words, line, rows),
                     }
                 }
             }
             Self::Awq => {
-                for (column, words) in codes.as_chunks().0.chunks_exact(rows / 8).enumerate() {
-                    for (row, numbers) in range.clone().zip(numbers.chunks_exact_mut(columns)) {
-                        let code = words.get(row / 8).map_or(0.0, |&word| awq(u32::from_le_bytes(word), row));
-                        if let Some(number) = numbers.get_mut(column) {
-                            *number = code;
-                        }
+                for (row, numbers) in range.zip(numbers.chunks_exact_mut(columns)) {
+                    let words = codes.as_chunks().0.iter().skip(row / 8).step_by(rows / 8);
+                    for (number, word) in numbers.iter_mut().zip(words) {
+                        *number = awq(u32::from_le_bytes(*word), row);
                     }
                 }
             }
+        }
+    }
+}
+
+/// The codes of a row of words, less half of their range.
+fn unpack_row<const BITS: usize>(codes: &[u8], row: &mut [f32]) {
+    let half = (1 << (BITS - 1)) as f32;
+    let whole = row.len() / (8 / BITS);
+    let mut bytes = row.chunks_exact_mut(8 / BITS);
+    for (numbers, &byte) in bytes.by_ref().zip(codes) {
+        split(byte.into(), BITS, numbers);
+        numbers.iter_mut().for_each(|number| *number -= half);
+    }
+    // The last byte may have more codes than the row.
+    let rest = bytes.into_remainder();
+    if let Some(&byte) = codes.get(whole) {
+        split(byte.into(), BITS, rest);
+        rest.iter_mut().for_each(|number| *number -= half);
+    }
+}
+
+/// The codes of a word of each row, which are those of the same columns.
+fn unpack_line<'a, const BITS: usize>(
+    words: impl Iterator<Item = u32>,
+    line: usize,
+    rows: impl Iterator<Item = &'a mut [f32]>,
+) {
+    let per_word = WORD / BITS;
+    for (row, word) in rows.zip(words) {
+        if let Some(numbers) = row.get_mut(line * per_word..(line + 1) * per_word) {
+            split(word, BITS, numbers);
         }
     }
 }
@@ -127,7 +163,7 @@ fn row_bytes(columns: usize, bits: usize) -> Option<usize> {
 }
 
 /// The codes of a word, the first in its lowest bits.
-#[inline]
+#[inline(always)]
 pub(super) fn split(word: u32, bits: usize, codes: &mut [f32]) {
     let mask = (1 << bits) - 1;
     for (place, code) in codes.iter_mut().enumerate() {
