@@ -28,7 +28,7 @@ use self::{convert::Stored, gguf::GgufFiles, quantized::Method};
 use crate::{ConfigFile, config::read_json};
 
 /// More tensors than any model has; a header may not ask for more.
-const MOST_TENSORS: usize = 1 << 16;
+const MOST_TENSORS: usize = 1 << 18;
 
 /// The config of a model and the headers of its weights, whose files are open. Nothing is read until it is loaded.
 #[derive(Debug)]

@@ -16,7 +16,8 @@ use crate::Error;
 /// How zero points are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeros {
-    /// `checkpoint_format` `gptq`: less 1. A zero point of 0 borrows from the next of its word, so 1 is added to all of a word at once.
+    /// `checkpoint_format` `gptq`: less 1. A zero point of 0 borrows from the next of its word, so 1 is added
+    /// to all of a word at once.
     LessOne,
     /// `checkpoint_format` `gptq_v2`.
     Plain,
@@ -45,7 +46,8 @@ impl Gptq<'_> {
     /// [`Error::Quantized`] where lengths contradict each other, or a column belongs to no group.
     pub fn quantized(self) -> Result<Quantized, Error> {
         let Self { rows, columns, bits, scales, zeros, stored_zeros, group, columns_in_groups } = self;
-        // Codes of 3 bits have had two layouts of their zero points, and nothing in a file says which.
+        // With 3 bits, GPTQModel adds 1 in other bits of a word than zero points are in. Nothing in a file
+        // says whether it was written so.
         if ![2, 4, 8].contains(&bits) {
             return Err(wrong("codes", format!("have {bits} bits; 2, 4 and 8 are read")));
         }

@@ -34,7 +34,8 @@ pub struct Quantized {
 
 impl Quantized {
     /// # Errors
-    /// [`Error::Quantized`] for codes or numbers that are more than can be addressed, and for rows that the layout cannot have.
+    /// [`Error::Quantized`] for codes or numbers that are more than can be addressed, and for rows that the
+    /// layout cannot have.
     fn new(rows: usize, columns: usize, codes: Codes, scaling: Scaling) -> Result<Self, Error> {
         let sizes = codes.bytes(rows, columns).zip(rows.checked_mul(columns));
         match sizes {

@@ -36,8 +36,8 @@ enum Columns {
 }
 
 impl Groups {
-    /// `scales` and `zeros` are `[rows, count]`. Columns belong to the group that `listed` has for them, or `size` that follow each other belong to
-    /// one.
+    /// `scales` and `zeros` are `[rows, count]`. Columns belong to the group that `listed` has for them, or
+    /// `size` that follow each other belong to one.
     ///
     /// # Errors
     /// [`Error::Quantized`] where lengths are others, or a column belongs to a group that there is not.

@@ -303,13 +303,17 @@ proptest! {
             group,
             columns_in_groups: listed,
         };
-        let nested = Nested { codes: &codes[..group], table: &[0.5; 256], scales: &scales, block: bits, offset: 1.0 };
+        let table = [0.5; 256];
+        let nested =
+            Nested { codes: &codes[..group], table: &table, scales: &scales, block: bits, offset: 1.0 };
         let packed = Quantized::packed_zeros(rows, scales.len() / rows.max(1), bits, &zeros);
+        let (words, packed) = (CodeType::Packed { bits }, packed.ok());
+        let one = &scales[..scales.len().min(1)];
         let matrices = [
             gptq.quantized(),
             Quantized::awq(rows, columns, &scales, &zeros, group),
-            Quantized::compressed(rows, columns, CodeType::Packed { bits }, &scales, packed.ok().as_deref(), listed),
-            Quantized::compressed(rows, columns, CodeType::Float8, &scales[..scales.len().min(1)], None, listed),
+            Quantized::compressed(rows, columns, words, &scales, packed.as_deref(), listed),
+            Quantized::compressed(rows, columns, CodeType::Float8, one, None, listed),
             Quantized::llm_int8(rows, columns, scales.clone()),
             Quantized::four_bits(rows, columns, &[0.5; 16], group, Blocks::Plain(scales.clone())),
             Quantized::four_bits(rows, columns, &[0.5; 16], group, Blocks::Nested(nested)),

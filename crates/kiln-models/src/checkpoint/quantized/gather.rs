@@ -190,7 +190,8 @@ impl Checkpoint {
             }
             // Other orders are those of some GPUs, which old versions stored.
             if format.range.len() != 1 || order != [0] {
-                let why = "is stored in the order of a GPU (`*.weight_format`); save it again with bitsandbytes 0.45";
+                let why =
+                    "is in the order of a GPU (`*.weight_format`); save it again with a new bitsandbytes";
                 return Err(self.wrong(&found, why));
             }
         }
@@ -242,8 +243,8 @@ impl Checkpoint {
             Some(&bits) => self.put(found, [rows, columns], Kind::Compressed(CodeType::Packed { bits })),
             None => {
                 let why = format!(
-                    "has codes of shape [{lines}, {words}], which are no matrix [{rows}, {columns}] of {bits:?} bits; \
-                     get the folder again"
+                    "has codes of shape [{lines}, {words}], which are no matrix [{rows}, {columns}] of {bits:?} \
+                     bits; get the folder again"
                 );
                 Err(self.wrong(&found, &why))
             }

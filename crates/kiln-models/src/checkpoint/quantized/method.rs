@@ -76,28 +76,38 @@ impl<'a> Settings<'a> {
     /// What the weights are, which is not read.
     fn unread(&self, what: &str) -> Error {
         self.config.error(&format!(
-            "its weights {what} (`quantization_config`); bitsandbytes, gptq, awq and compressed-tensors are read: give \
-             such a folder, or that of the unquantized model"
+            "its weights {what} (`quantization_config`); bitsandbytes, gptq, awq and compressed-tensors are \
+             read: give such a folder, or that of the unquantized model"
         ))
     }
 
-    /// Refuses a setting with another value than the first or the one that is assumed where it is missing.
+    /// Refuses a setting that is there and has none of the values that are read.
     fn only(&self, key: &str, known: &[&str]) -> Result<(), Error> {
         match self.get(key) {
             None => Ok(()),
             Some(Value::String(value)) if known.contains(&value.as_str()) => Ok(()),
             Some(other) => {
                 let known = known.join(", ");
-                Err(self.unread(&format!("have the layout `{key}` {other}; known: {known}")))
+                Err(self.config.error(&format!(
+                    "has `{key}` {other} in `quantization_config`, and {known} are read; quantize the model \
+                     so, or give the unquantized model"
+                )))
             }
         }
+    }
+
+    fn other_bits(&self, bits: u64, known: &str) -> Error {
+        self.config.error(&format!(
+            "has weights of {bits} bits in `quantization_config`, and {known} are read; quantize the model so, \
+             or give the unquantized model"
+        ))
     }
 
     fn bits(&self, keys: [&str; 2]) -> Result<usize, Error> {
         let bits = keys.into_iter().find_map(|key| self.get(key)).and_then(Value::as_u64);
         match bits {
             Some(bits @ (2 | 4 | 8)) => Ok(bits as usize),
-            Some(bits) => Err(self.unread(&format!("have {bits} bits a number; 2, 4 and 8 are read"))),
+            Some(bits) => Err(self.other_bits(bits, "2, 4 and 8")),
             None => Err(self.config.error("has no `bits` in `quantization_config`; get the folder again")),
         }
     }
@@ -108,15 +118,15 @@ impl<'a> Settings<'a> {
             Some((Some(-1), _)) => Ok(None),
             Some((_, Some(size))) if (1..=LARGEST_GROUP).contains(&size) => Ok(Some(size as usize)),
             _ => Err(self.config.error(
-                "has no possible `group_size` in `quantization_config`, which is a number of columns or -1; get the \
-                 folder again",
+                "has no possible `group_size` in `quantization_config`, which is a number of columns or -1; \
+                 get the folder again",
             )),
         }
     }
 
     fn gptq(&self) -> Result<Method, Error> {
         if self.is_set("is_marlin_format") {
-            return Err(self.unread("have the layout of Marlin"));
+            return Err(self.unread("are packed for Marlin"));
         }
         self.only("checkpoint_format", &["gptq", "gptq_v2"])?;
         self.only("pack_dtype", &["int32"])?;
@@ -132,7 +142,7 @@ impl<'a> Settings<'a> {
         self.only("format", &["gemm", "GEMM"])?;
         match self.bits(["bits", "w_bit"])? {
             4 => Ok(Method::Awq { group: self.group(["group_size", "q_group_size"])? }),
-            bits => Err(self.unread(&format!("have {bits} bits a number; AWQ is read with 4"))),
+            bits => Err(self.other_bits(bits as u64, "4")),
         }
     }
 
