@@ -149,6 +149,19 @@ fn matrices_of_different_bits_are_in_one_folder() {
 }
 
 #[test]
+fn zero_points_of_packed_codes_may_be_bytes() {
+    let mut case = case("ct_4_rows");
+    let same = logits(&load(case.folder().path()).unwrap());
+    for (name, (dtype, shape, data)) in &mut case.tensors {
+        if name.ends_with("weight_zero_point") {
+            let zeros = data.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(|code| code.wrapping_sub(8));
+            (*dtype, *shape, *data) = (Dtype::I8, vec![data.len() * 2, 1], zeros.collect());
+        }
+    }
+    assert_eq!(logits(&load(case.folder().path()).unwrap()), same);
+}
+
+#[test]
 fn a_folder_says_how_it_was_quantized() {
     let names: BTreeMap<_, _> = [
         ("nf4", "NF4 (bitsandbytes, 4 bits)"),
@@ -207,7 +220,10 @@ fn methods_that_are_not_read_are_named() {
         (json!({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}), "\"gemv\""),
         (json!({"quant_method": "awq", "bits": 8, "group_size": 32}), "has weights of 8 bits"),
         (json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}), "nvfp4"),
-        (json!({"quant_method": "compressed-tensors", "transform_config": {"x": 1}}), "transformations"),
+        (
+            json!({"quant_method": "compressed-tensors", "transform_config": {"x": 1}}),
+            "has a `transform_config`",
+        ),
         (
             json!({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}),
             "sparse-24-bitmask",

@@ -243,8 +243,8 @@ impl Checkpoint {
             Some(&bits) => self.put(found, [rows, columns], Kind::Compressed(CodeType::Packed { bits })),
             None => {
                 let why = format!(
-                    "has codes of shape [{lines}, {words}], which are no matrix [{rows}, {columns}] of {bits:?} \
-                     bits; get the folder again"
+                    "has codes of shape [{lines}, {words}], which are no matrix [{rows}, {columns}] of \
+                     {bits:?} bits; get the folder again"
                 );
                 Err(self.wrong(&found, &why))
             }

@@ -208,9 +208,10 @@ impl Parts<'_> {
         let lines = if self.lines(".weight_scale")? == 1 { 1 } else { rows };
         let count = groups.saturating_mul(lines);
         let scales = self.floats(".weight_scale", count)?;
-        let zeros = match codes {
-            _ if !self.parts.contains_key(".weight_zero_point") => None,
-            CodeType::Packed { bits } => {
+        let zeros = match (codes, self.parts.get(".weight_zero_point")) {
+            (_, None) => None,
+            // Old versions have packed codes, and zero points in bytes.
+            (CodeType::Packed { bits }, Some(part)) if part.stored != Stored::Plain(Dtype::I8) => {
                 let words = rows.saturating_mul(bits).div_ceil(32).saturating_mul(groups);
                 Some(Quantized::packed_zeros(rows, groups, bits, &self.words(".weight_zero_point", words)?)?)
             }

@@ -98,8 +98,8 @@ impl<'a> Settings<'a> {
 
     fn other_bits(&self, bits: u64, known: &str) -> Error {
         self.config.error(&format!(
-            "has weights of {bits} bits in `quantization_config`, and {known} are read; quantize the model so, \
-             or give the unquantized model"
+            "has weights of {bits} bits in `quantization_config`, and {known} are read; quantize the model \
+             so, or give the unquantized model"
         ))
     }
 
@@ -148,7 +148,9 @@ impl<'a> Settings<'a> {
 
     fn compressed_tensors(&self) -> Result<Method, Error> {
         if self.get("transform_config").and_then(Value::as_object).is_some_and(|config| !config.is_empty()) {
-            return Err(self.unread("are used between transformations (`transform_config`)"));
+            let why = "has a `transform_config` in `quantization_config`, which is not read; give the \
+                       unquantized model";
+            return Err(self.config.error(why));
         }
         if let Some(sparsity) = self.get("sparsity_config") {
             Settings { settings: sparsity, ..*self }.only("format", &["dense"])?;
