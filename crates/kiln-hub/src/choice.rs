@@ -1,0 +1,394 @@
+//! Which files of a repository make the model that was asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use crate::{Error, Part, Result, Spec, names, spec::is_gguf};
+
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+
+/// What Kiln reads of a folder beside its weights. Chat templates in [`TEMPLATES`] come on top.
+const TEXTS: [&str; 7] = [
+    CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+];
+
+/// The folder of chat templates with names.
+const TEMPLATES: &str = "additional_chat_templates/";
+
+/// The format that is taken where a repository has several and none was named, as llama.cpp does.
+const USUAL_QUANT: &str = "Q4_K_M";
+
+/// Parts of the largest split GGUF file that is downloaded.
+const MOST_PARTS: u32 = 1000;
+
+/// What is to be downloaded.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// A folder: these texts, and the weights that the index names, or the one file without an index.
+    Folder { texts: Vec<String>, indexed: bool },
+    /// A GGUF file: all its parts, the first one first.
+    Gguf(Vec<String>),
+}
+
+/// Why nothing was chosen, in words that follow the name of the repository.
+#[derive(Debug)]
+pub(crate) enum Unchosen {
+    /// A part of a split file is not there.
+    Part(String),
+    /// Nothing is what was asked for.
+    Nothing(String),
+    /// More was named, or is there, than one model.
+    Several(String),
+}
+
+impl Unchosen {
+    /// What is said where the files are those of the hub.
+    pub(crate) fn of(self, repo: &str) -> Error {
+        let why = match self {
+            Self::Part(file) => format!("lacks the file `{file}`"),
+            Self::Nothing(why) | Self::Several(why) => why,
+        };
+        Error::Choice { repo: repo.to_owned(), why }
+    }
+}
+
+/// Chooses among the files of a repository.
+pub(crate) fn choose(spec: &Spec, files: &[String]) -> Result<Choice, Unchosen> {
+    let has = |name: &str| files.iter().any(|file| file == name);
+    if spec.part().is_none() && has(CONFIG) && (has(INDEX) || has(WEIGHTS)) {
+        let template = |file: &str| file.starts_with(TEMPLATES) && file.ends_with(".jinja");
+        let wanted = |file: &&String| TEXTS.contains(&file.as_str()) || template(file);
+        let texts = files.iter().filter(wanted).filter(|file| names::is_safe(file)).cloned();
+        return Ok(Choice::Folder { texts: texts.collect(), indexed: has(INDEX) });
+    }
+    gguf_model(spec, files)?.complete()
+}
+
+/// The parts of the GGUF file that is meant, as far as they are there.
+pub(crate) fn parts_of(spec: &Spec, files: &[String]) -> Result<Vec<String>, Unchosen> {
+    gguf_model(spec, files).map(|model| model.files.into_iter().collect())
+}
+
+fn gguf_model(spec: &Spec, files: &[String]) -> Result<GgufModel, Unchosen> {
+    let mut models = gguf_models(files);
+    let of = |models: &mut Vec<GgufModel>, quant: &str| -> Vec<GgufModel> {
+        models.extract_if(.., |model| holds_word(&model.stem, quant)).collect()
+    };
+    let nothing = |why: String| Err(Unchosen::Nothing(why));
+    match spec.part() {
+        None if models.is_empty() => {
+            let why =
+                "has no safetensors files with a config.json and no GGUF file, which is what Kiln reads";
+            nothing(why.to_owned())
+        }
+        None => {
+            let listed = labels_of(&models);
+            let mut usual = if models.len() == 1 { models } else { of(&mut models, USUAL_QUANT) };
+            match (usual.pop(), usual.is_empty()) {
+                (Some(model), true) => Ok(model),
+                _ => {
+                    let repo = spec.repo();
+                    let why = format!("has several GGUF files; write {repo}:QUANT with one of {listed}");
+                    Err(Unchosen::Several(why))
+                }
+            }
+        }
+        Some(Part::Quant(_)) if models.is_empty() => nothing("has no GGUF files".to_owned()),
+        Some(Part::Quant(quant)) => {
+            let mut found = of(&mut models, quant);
+            let listed = several(found.iter().map(|model| model.stem.as_str()));
+            match (found.pop(), found.is_empty()) {
+                (Some(model), true) => Ok(model),
+                (Some(_), false) => {
+                    let why = format!("has several GGUF files of `{quant}`; name the file: {listed}");
+                    Err(Unchosen::Several(why))
+                }
+                (None, _) => nothing(format!("has no GGUF file of `{quant}`; it has {}", labels_of(&models))),
+            }
+        }
+        Some(Part::File(name)) => {
+            let found = gguf_files(files, |_| true).into_iter().find(|model| model.files.contains(name));
+            found.ok_or_else(|| {
+                let ggufs = files.iter().map(String::as_str).filter(|file| is_gguf(file));
+                let near = names::nearest(name, ggufs);
+                let near = near.map_or_else(String::new, |near| format!("; the nearest is `{near}`"));
+                Unchosen::Nothing(format!("has no file `{name}`{near}"))
+            })
+        }
+    }
+}
+
+/// The files of the weights that an index names.
+///
+/// # Errors
+/// What is wrong with the index.
+pub(crate) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
+    let index: Value = serde_json::from_slice(index).map_err(|e| format!("is not JSON: {e}"))?;
+    let map = index.get("weight_map").and_then(Value::as_object).ok_or("has no object `weight_map`")?;
+    let mut shards = BTreeSet::new();
+    for file in map.values() {
+        let file = file.as_str().ok_or("has a file that is no text")?;
+        if !names::is_safe(file) || !file.ends_with(".safetensors") {
+            return Err(format!("names the file `{file}`, which is no safetensors file of the repository"));
+        }
+        if !shards.contains(file) {
+            shards.insert(file.to_owned());
+        }
+    }
+    match shards.is_empty() {
+        true => Err("names no files".to_owned()),
+        false => Ok(shards),
+    }
+}
+
+/// Names of the weights among files: `safetensors`, and the formats of GGUF files.
+pub(crate) fn labels(files: &[String]) -> Vec<String> {
+    let safetensors = files.iter().any(|file| file == INDEX || file == WEIGHTS);
+    let safetensors = safetensors.then(|| "safetensors".to_owned());
+    safetensors.into_iter().chain(gguf_models(files).into_iter().map(|model| model.label)).collect()
+}
+
+/// A GGUF file, whole or split.
+#[derive(Debug)]
+struct GgufModel {
+    /// Its name without the number of a part and the extension.
+    stem: String,
+    /// Its format, or its stem where the name has none.
+    label: String,
+    /// Those of its parts that there are.
+    files: BTreeSet<String>,
+    parts: Option<u32>,
+}
+
+impl GgufModel {
+    fn complete(&self) -> Result<Choice, Unchosen> {
+        let whole = || Choice::Gguf(self.files.iter().cloned().collect());
+        let Some(parts) = self.parts else { return Ok(whole()) };
+        if !(1..=MOST_PARTS).contains(&parts) {
+            let why = format!("has `{}` in {parts} parts; 1 to {MOST_PARTS} are possible", self.stem);
+            return Err(Unchosen::Nothing(why));
+        }
+        let there: BTreeSet<u32> =
+            self.files.iter().filter_map(|file| split(file).1).map(|(part, _)| part).collect();
+        match (1..=parts).find(|part| !there.contains(part)) {
+            Some(missing) => Err(Unchosen::Part(format!("{}-{missing:05}-of-{parts:05}.gguf", self.stem))),
+            None => Ok(whole()),
+        }
+    }
+}
+
+/// The models among GGUF files. Projectors of images and matrices of importance are none.
+fn gguf_models(files: &[String]) -> Vec<GgufModel> {
+    gguf_files(files, |file| {
+        let name = file.rsplit('/').next().unwrap_or(file).to_ascii_lowercase();
+        !name.starts_with("mmproj") && !name.contains("imatrix")
+    })
+}
+
+fn gguf_files(files: &[String], keep: impl Fn(&str) -> bool) -> Vec<GgufModel> {
+    let mut models: BTreeMap<(String, Option<u32>), GgufModel> = BTreeMap::new();
+    for file in files.iter().filter(|file| is_gguf(file) && names::is_safe(file) && keep(file)) {
+        let (stem, part) = split(file);
+        let parts = part.map(|(_, parts)| parts);
+        let model = models.entry((stem.to_owned(), parts)).or_insert_with(|| {
+            let label = quant_of(stem).unwrap_or(stem).to_owned();
+            GgufModel { stem: stem.to_owned(), label, files: BTreeSet::new(), parts }
+        });
+        model.files.insert(file.clone());
+    }
+    models.into_values().collect()
+}
+
+/// The name of a GGUF file without its extension and the number of its part; that number and how many parts there are
+/// (`llama_split_path` of llama.cpp: `NAME-00001-of-00003.gguf`).
+fn split(file: &str) -> (&str, Option<(u32, u32)>) {
+    let stem = file.get(..file.len().saturating_sub(".gguf".len())).unwrap_or(file);
+    let numbered = || {
+        let (rest, parts) = stem.rsplit_once("-of-")?;
+        let (name, part) = rest.rsplit_once('-')?;
+        let number =
+            |digits: &str| match digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+                true => digits.parse::<u32>().ok(),
+                false => None,
+            };
+        Some((name, (number(part)?, number(parts)?)))
+    };
+    match numbered() {
+        Some((name, part)) => (name, Some(part)),
+        None => (stem, None),
+    }
+}
+
+/// Whether a name holds a word that is not part of a longer one: `Q4_K` is not in `model-Q4_K_M`, and `Q4_K_M` not in
+/// `model-IQ4_K_M`. An underscore may stand before it.
+fn holds_word(name: &str, word: &str) -> bool {
+    let (name, word) = (name.to_ascii_lowercase(), word.to_ascii_lowercase());
+    name.match_indices(&word).any(|(at, _)| {
+        let before = name.get(..at).and_then(|text| text.chars().next_back());
+        let behind = name.get(at + word.len()..).and_then(|text| text.chars().next());
+        !before.is_some_and(char::is_alphanumeric) && !behind.is_some_and(|c| c.is_alphanumeric() || c == '_')
+    })
+}
+
+/// The word of a name that is a number format: `Q4_K_M`, `IQ3_XS`, `F16`, `BF16`, `MXFP4`, with an `UD-` before it.
+fn quant_of(stem: &str) -> Option<&str> {
+    let is_quant = |word: &str| {
+        let upper = word.to_ascii_uppercase();
+        let number = ["IQ", "TQ", "Q", "BF", "F", "MXFP"].iter().find_map(|kind| upper.strip_prefix(kind));
+        number.is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let word = stem.rsplit(['-', '.', '/']).find(|word| is_quant(word))?;
+    // The place of the word in the stem, to see what is before it.
+    let before = stem.rfind(word).and_then(|at| stem.get(..at)).unwrap_or_default();
+    match before.strip_suffix("UD-") {
+        Some(rest) => stem.get(rest.len()..rest.len() + "UD-".len() + word.len()),
+        None => Some(word),
+    }
+}
+
+fn labels_of(models: &[GgufModel]) -> String {
+    several(models.iter().map(|model| model.label.as_str()))
+}
+
+/// A list for a sentence, cut where nobody would read on.
+fn several<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 24;
+
+    let names: Vec<&str> = names.collect();
+    let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => shown,
+        Some(more) => format!("{shown} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn of(spec: &str, files: &[&str]) -> Result<Choice> {
+        let files: Vec<String> = files.iter().map(|&file| file.to_owned()).collect();
+        choose(&spec.parse().unwrap(), &files).map_err(|unchosen| unchosen.of("a/b"))
+    }
+
+    fn gguf(files: &[&str]) -> Choice {
+        Choice::Gguf(files.iter().map(|&file| file.to_owned()).collect())
+    }
+
+    #[track_caller]
+    fn refused(spec: &str, files: &[&str], expected: &str) {
+        let message = of(spec, files).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+
+    const QUANTS: [&str; 7] = [
+        "README.md",
+        "m-IQ4_XS.gguf",
+        "m-Q4_K_M.gguf",
+        "m-Q8_0.gguf",
+        "m-UD-Q2_K_XL.gguf",
+        "mmproj-F16.gguf",
+        "Q6_K/m-Q6_K-00001-of-00002.gguf",
+    ];
+
+    #[test]
+    fn a_folder_is_its_texts_and_weights() {
+        let files = [
+            "config.json",
+            "model.safetensors",
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "a.gguf",
+            "onnx/config.json",
+        ];
+        let texts = vec!["config.json".to_owned(), "tokenizer.json".to_owned()];
+        assert_eq!(of("a/b", &files).unwrap(), Choice::Folder { texts, indexed: false });
+        assert_eq!(of("a/b:a.gguf", &files).unwrap(), gguf(&["a.gguf"]));
+        let Choice::Folder { texts, indexed: true } = of(
+            "a/b",
+            &[
+                "config.json",
+                INDEX,
+                "additional_chat_templates/rag.jinja",
+                "additional_chat_templates/../x.jinja",
+            ],
+        )
+        .unwrap() else {
+            unreachable!("a folder with an index")
+        };
+        assert_eq!(texts, ["config.json", "additional_chat_templates/rag.jinja"]);
+    }
+
+    #[test]
+    fn a_quant_is_a_word_of_the_name() {
+        assert_eq!(of("a/b:q8_0", &QUANTS).unwrap(), gguf(&["m-Q8_0.gguf"]));
+        assert_eq!(of("a/b", &QUANTS).unwrap(), gguf(&["m-Q4_K_M.gguf"]));
+        assert_eq!(of("a/b:iq4_xs", &QUANTS).unwrap(), gguf(&["m-IQ4_XS.gguf"]));
+        assert_eq!(of("a/b", &["x.gguf", "mmproj-x.gguf", "x.imatrix.gguf"]).unwrap(), gguf(&["x.gguf"]));
+        assert_eq!(of("a/b:mmproj-F16.gguf", &QUANTS).unwrap(), gguf(&["mmproj-F16.gguf"]));
+        refused("a/b:Q4_K", &QUANTS, "no GGUF file of `Q4_K`; it has Q6_K, IQ4_XS, Q4_K_M, Q8_0, UD-Q2_K_XL");
+        refused("a/b:Q4_XS", &QUANTS, "no GGUF file of `Q4_XS`");
+        refused("a/b", &["x-Q8_0.gguf", "x-F16.gguf"], "write a/b:QUANT with one of F16, Q8_0");
+        refused(
+            "a/b:Q8_0",
+            &["x-Q8_0.gguf", "y-Q8_0.gguf"],
+            "several GGUF files of `Q8_0`; name the file: x-Q8_0, y-Q8_0",
+        );
+        refused("a/b:Q8_0", &["README.md"], "has no GGUF files");
+        refused("a/b", &["README.md", "pytorch_model.bin", "config.json"], "which is what Kiln reads");
+        refused("a/b:m-Q8_1.gguf", &QUANTS, "has no file `m-Q8_1.gguf`; the nearest is `m-Q8_0.gguf`");
+    }
+
+    #[test]
+    fn a_split_file_is_all_its_parts() {
+        let both = ["Q6_K/m-Q6_K-00002-of-00002.gguf", "Q6_K/m-Q6_K-00001-of-00002.gguf"];
+        let parts = gguf(&["Q6_K/m-Q6_K-00001-of-00002.gguf", "Q6_K/m-Q6_K-00002-of-00002.gguf"]);
+        assert_eq!(of("a/b:Q6_K", &both).unwrap(), parts);
+        assert_eq!(of("a/b:Q6_K/m-Q6_K-00002-of-00002.gguf", &both).unwrap(), parts);
+        refused("a/b:Q6_K", &QUANTS, "lacks the file `Q6_K/m-Q6_K-00002-of-00002.gguf`");
+        refused("a/b", &["x-00001-of-99999.gguf"], "in 99999 parts; 1 to 1000 are possible");
+        refused("a/b", &["x-00001-of-00000.gguf", "../x-F16.gguf"], "in 0 parts");
+        refused("a/b", &["../x-F16.gguf", "/y-F16.gguf"], "no GGUF file");
+    }
+
+    #[test]
+    fn an_index_names_files_of_the_repository() {
+        let index =
+            br#"{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors", "c": "m-1.safetensors"}}"#;
+        let named: Vec<String> = shards(index).unwrap().into_iter().collect();
+        assert_eq!(named, ["m-1.safetensors", "m-2.safetensors"]);
+        for index in [
+            r#"{"weight_map": {"a": "../m.safetensors"}}"#,
+            r#"{"weight_map": {"a": "/m.safetensors"}}"#,
+            r#"{"weight_map": {"a": "m.bin"}}"#,
+            r#"{"weight_map": {"a": 1}}"#,
+            r#"{"weight_map": {}}"#,
+            r#"{"weight_map": []}"#,
+            "[]",
+            "",
+            "{",
+        ] {
+            assert!(shards(index.as_bytes()).is_err(), "{index}");
+        }
+    }
+
+    #[test]
+    fn weights_are_listed_by_their_formats() {
+        let files: Vec<String> =
+            QUANTS.iter().chain(&["model.safetensors", "plain.gguf"]).map(|&f| f.to_owned()).collect();
+        assert_eq!(
+            labels(&files),
+            ["safetensors", "Q6_K", "IQ4_XS", "Q4_K_M", "Q8_0", "UD-Q2_K_XL", "plain"]
+        );
+    }
+}

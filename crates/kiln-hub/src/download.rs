@@ -1,0 +1,191 @@
+//! Downloading one blob: resumed, checked, then renamed.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+    thread,
+};
+
+use sha2::{Digest, Sha256};
+use ureq::{
+    Body,
+    http::{Response, StatusCode, header},
+};
+
+use crate::{
+    Error, Hub, Result, Spec,
+    cache::{RepoCache, create_parent},
+    client::{Client, FileFacts},
+};
+
+/// Tries in a row that bring nearly nothing before a download is given up. With pauses of 1, 2, 4 and 8 seconds between them.
+const TRIES: u32 = 5;
+
+/// Bytes of a try that count as progress. Fewer, and a server could keep the client busy with single bytes.
+const PROGRESS: u64 = 1 << 20;
+
+/// Bytes that are read at once.
+const BUFFER: usize = 256 << 10;
+
+/// A file of a repository at a commit, and what the hub says of it.
+pub(crate) struct Wanted<'a> {
+    pub(crate) spec: &'a Spec,
+    pub(crate) commit: &'a str,
+    pub(crate) file: &'a str,
+    pub(crate) facts: &'a FileFacts,
+}
+
+impl Wanted<'_> {
+    /// The SHA-256 that the file has to have. Small files have none: their ETag is a hash of Git.
+    fn sha256(&self) -> Option<&str> {
+        let etag = self.facts.etag.as_str();
+        (etag.len() == 64 && etag.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(etag)
+    }
+}
+
+/// Makes sure that the blob of a file is in the cache. `on_read` gets the number of its bytes that are there.
+///
+/// # Errors
+/// [`Error::Cut`] after the connection was cut too often: what was read stays, for the next run to go on from.
+/// [`Error::Checksum`] for what is not the file. [`Error::DiskFull`], [`Error::File`].
+pub(crate) fn blob(
+    hub: &Hub,
+    client: &Client<'_>,
+    cache: &RepoCache,
+    wanted: &Wanted<'_>,
+    on_read: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let size = wanted.facts.size;
+    let path = cache.blob(&wanted.facts.etag);
+    create_parent(&path)?;
+    let _lock = cache.lock(&wanted.facts.etag)?;
+    if fs::metadata(&path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == size) {
+        on_read(size);
+        return Ok(());
+    }
+    let mut partial = Partial::open(&path, size)?;
+    on_read(partial.len);
+    let mut tries = 0;
+    while partial.len < size {
+        let before = partial.len;
+        let mut attempt = |partial: &mut Partial| {
+            let response = client.bytes(wanted.spec, wanted.commit, wanted.file, partial.len)?;
+            partial.receive(response, client, wanted.file, on_read)
+        };
+        let why = match attempt(&mut partial) {
+            Ok(()) if partial.len == size => break,
+            Ok(()) => "the connection was cut".to_owned(),
+            Err(Error::Unreachable { why, .. }) => why,
+            Err(error @ Error::Busy { .. }) => error.to_string(),
+            Err(error) => return Err(error),
+        };
+        tries = if partial.len >= before.saturating_add(PROGRESS) { 1 } else { tries + 1 };
+        if tries == TRIES {
+            let file = wanted.file.to_owned();
+            return Err(Error::Cut { file, read: partial.len, size, why });
+        }
+        tracing::debug!(file = wanted.file, read = partial.len, why, "the download goes on after a pause");
+        thread::sleep(hub.pause.saturating_mul(1 << (tries - 1)));
+    }
+    partial.finish(wanted, &path)
+}
+
+/// The beginning of a blob, in `ETAG.incomplete`.
+struct Partial {
+    path: PathBuf,
+    file: File,
+    hash: Sha256,
+    /// Bytes that are written and hashed.
+    len: u64,
+    /// Bytes of the whole blob.
+    size: u64,
+}
+
+impl Partial {
+    fn open(blob: &Path, size: u64) -> Result<Self> {
+        let path = blob.with_added_extension("incomplete");
+        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        let file = file.map_err(|e| Error::file(&path, &e))?;
+        let mut partial = Self { path, file, hash: Sha256::new(), len: 0, size };
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let read = partial.file.read(&mut buffer).map_err(|e| Error::file(&partial.path, &e))?;
+            if read == 0 {
+                break;
+            }
+            partial.hash.update(buffer.get(..read).unwrap_or_default());
+            partial.len += read as u64;
+            if partial.len > size {
+                partial.clear()?;
+                break;
+            }
+        }
+        Ok(partial)
+    }
+
+    /// Starts again from nothing.
+    fn clear(&mut self) -> Result<()> {
+        let cleared = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
+        cleared.map_err(|e| Error::file(&self.path, &e))?;
+        self.hash = Sha256::new();
+        self.len = 0;
+        Ok(())
+    }
+
+    /// Appends what a response brings. A body that ends early is no error here.
+    fn receive(
+        &mut self,
+        response: Response<Body>,
+        client: &Client<'_>,
+        file: &str,
+        on_read: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT => {
+                let range =
+                    response.headers().get(header::CONTENT_RANGE).and_then(|range| range.to_str().ok());
+                let from =
+                    range.and_then(|range| range.strip_prefix("bytes ")?.split('-').next()?.parse().ok());
+                if from != Some(self.len) {
+                    return Err(client.nonsense(file, "is another part than the one that was asked for"));
+                }
+            }
+            StatusCode::RANGE_NOT_SATISFIABLE => return self.clear(),
+            StatusCode::OK => self.clear()?,
+            status => return Err(client.nonsense(file, &format!("has the status {status}"))),
+        }
+        let mut body = response.into_body().into_with_config().limit(u64::MAX).reader();
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let read = match body.read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(read) => read,
+                Err(e) => return Err(client.cut(&e)),
+            };
+            let bytes = buffer.get(..read).unwrap_or_default();
+            if self.len.saturating_add(read as u64) > self.size {
+                self.clear()?;
+                return Err(client.nonsense(file, &format!("is longer than the {} bytes it said", self.size)));
+            }
+            self.file.write_all(bytes).map_err(|e| Error::file(&self.path, &e))?;
+            self.hash.update(bytes);
+            self.len += read as u64;
+            on_read(self.len);
+        }
+    }
+
+    /// Checks the whole blob, and gives it its name.
+    fn finish(self, wanted: &Wanted<'_>, blob: &Path) -> Result<()> {
+        let Self { path, file, hash, .. } = self;
+        let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        if wanted.sha256().is_some_and(|sha256| !sha256.eq_ignore_ascii_case(&hash)) {
+            drop(file);
+            fs::remove_file(&path).map_err(|e| Error::file(&path, &e))?;
+            return Err(Error::Checksum { file: wanted.file.to_owned() });
+        }
+        file.sync_all().map_err(|e| Error::file(&path, &e))?;
+        drop(file);
+        fs::rename(&path, blob).map_err(|e| Error::file(blob, &e))
+    }
+}

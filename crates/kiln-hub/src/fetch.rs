@@ -1,0 +1,184 @@
+//! From the name of a model to its path in the cache.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    Error, Hub, Result, Spec,
+    cache::RepoCache,
+    choice::{self, CONFIG, Choice, INDEX, Unchosen, WEIGHTS, choose},
+    client::{Client, FileFacts},
+    download::{self, Wanted},
+    names,
+};
+
+/// Bytes of the longest index of weights that is read.
+const LONGEST_INDEX: u64 = 64 << 20;
+
+/// How far a download is.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Progress<'a> {
+    /// The file that is downloaded, by its name in the repository.
+    pub file: &'a str,
+    /// Bytes of all files that are there.
+    pub read: u64,
+    /// Bytes of all files.
+    pub total: u64,
+}
+
+impl Hub {
+    /// Downloads what the cache lacks of a model. Returns its folder or its GGUF file in the cache.
+    ///
+    /// The hub is asked what the revision is now. Where it cannot be reached, a complete model of the cache is used with a
+    /// warning. A commit that is complete in the cache is used without any request.
+    ///
+    /// Which files: those of the GGUF file that the spec names; else `model.safetensors`, or the files of its index, with
+    /// the texts beside them; else the only GGUF file, or that of `Q4_K_M`, as llama.cpp chooses.
+    ///
+    /// # Errors
+    /// What [`Error`] lists. What was downloaded stays, and the next call goes on from there.
+    pub fn fetch(&self, spec: &Spec, mut on_progress: impl FnMut(Progress<'_>)) -> Result<PathBuf> {
+        let cache = RepoCache::new(self.cache(), spec.repo());
+        let pinned = spec.revision().is_some_and(names::is_commit);
+        let stored = self.stored(spec, &cache);
+        if self.offline || pinned && stored.is_ok() {
+            return stored;
+        }
+        let client = Client::new(self)?;
+        match patient(self, || client.listing(spec)) {
+            Ok(listing) => {
+                cache.set_commit(spec.revision_or_main(), &listing.commit)?;
+                let fetch =
+                    Fetch { hub: self, client: &client, cache: &cache, spec, commit: &listing.commit };
+                let choice = choose(spec, &listing.files).map_err(|unchosen| unchosen.of(spec.repo()))?;
+                fetch.choice(&choice, &listing.files, &mut on_progress)
+            }
+            Err(error) if error.is_transient() && stored.is_ok() => {
+                tracing::warn!("{error}");
+                stored
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The path of a model that is complete in the cache.
+    fn stored(&self, spec: &Spec, cache: &RepoCache) -> Result<PathBuf> {
+        let cache_path = || self.cache().display().to_string();
+        let missing =
+            |file: String| Error::Offline { repo: spec.repo().to_owned(), file, cache: cache_path() };
+        let commit = cache.commit(spec.revision_or_main());
+        let files = commit.as_ref().map(|commit| cache.files(commit)).unwrap_or_default();
+        let Some(commit) = commit.filter(|_| !files.is_empty()) else {
+            return Err(Error::OfflineModel { spec: spec.to_string(), cache: cache_path() });
+        };
+        let folder = cache.snapshot(&commit);
+        let has = |name: &str| files.iter().any(|file| file == name);
+        if spec.part().is_none() && has(CONFIG) && !has(INDEX) && !has(WEIGHTS) {
+            return Err(missing(WEIGHTS.to_owned()));
+        }
+        match choose(spec, &files) {
+            Err(Unchosen::Part(file)) => Err(missing(file)),
+            Err(Unchosen::Nothing(_)) => {
+                Err(Error::OfflineModel { spec: spec.to_string(), cache: cache_path() })
+            }
+            Err(several @ Unchosen::Several(_)) => Err(several.of(spec.repo())),
+            Ok(Choice::Folder { indexed: false, .. }) => Ok(folder),
+            Ok(Choice::Folder { .. }) => {
+                let shards = read_index(&folder.join(INDEX))?;
+                shards.into_iter().find(|shard| !has(shard)).map_or(Ok(folder), |shard| Err(missing(shard)))
+            }
+            Ok(Choice::Gguf(parts)) => Ok(first_of(&folder, &parts)),
+        }
+    }
+}
+
+/// A commit of a repository that is being fetched.
+struct Fetch<'a> {
+    hub: &'a Hub,
+    client: &'a Client<'a>,
+    cache: &'a RepoCache,
+    spec: &'a Spec,
+    commit: &'a str,
+}
+
+impl Fetch<'_> {
+    fn choice(
+        &self,
+        choice: &Choice,
+        listed: &[String],
+        on_progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<PathBuf> {
+        let folder = self.cache.snapshot(self.commit);
+        match choice {
+            Choice::Gguf(parts) => {
+                self.files(parts, on_progress)?;
+                Ok(first_of(&folder, parts))
+            }
+            Choice::Folder { texts, indexed } => {
+                self.files(texts, on_progress)?;
+                let weights = if *indexed {
+                    self.files(&[INDEX.to_owned()], on_progress)?;
+                    read_index(&folder.join(INDEX))?.into_iter().collect()
+                } else {
+                    vec![WEIGHTS.to_owned()]
+                };
+                if let Some(shard) = weights.iter().find(|shard| !listed.contains(shard)) {
+                    let why = format!("has no file `{shard}`, which {INDEX} names");
+                    return Err(Error::Choice { repo: self.spec.repo().to_owned(), why });
+                }
+                self.files(&weights, on_progress)?;
+                Ok(folder)
+            }
+        }
+    }
+
+    /// Downloads the files that the snapshot lacks. Their sizes are asked for first, so that the total is known.
+    fn files(&self, files: &[String], on_progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+        let stored = self.cache.files(self.commit);
+        let mut lacking: Vec<(&str, FileFacts)> = Vec::new();
+        for file in files.iter().filter(|file| !stored.contains(file)) {
+            let facts = patient(self.hub, || self.client.facts(self.spec, self.commit, file))?;
+            lacking.push((file, facts));
+        }
+        let total = lacking.iter().fold(0u64, |total, (_, facts)| total.saturating_add(facts.size));
+        let mut before = 0u64;
+        for (file, facts) in &lacking {
+            let wanted = Wanted { spec: self.spec, commit: self.commit, file, facts };
+            download::blob(self.hub, self.client, self.cache, &wanted, &mut |read| {
+                on_progress(Progress { file, read: before.saturating_add(read), total });
+            })?;
+            self.cache.link(self.commit, file, &facts.etag)?;
+            before = before.saturating_add(facts.size);
+        }
+        Ok(())
+    }
+}
+
+/// Sends a small request again, once, after a pause.
+fn patient<T>(hub: &Hub, request: impl Fn() -> Result<T>) -> Result<T> {
+    match request() {
+        Err(error) if error.is_transient() => {
+            tracing::debug!("{error}");
+            std::thread::sleep(hub.pause);
+            request()
+        }
+        answer => answer,
+    }
+}
+
+/// The path of a GGUF file: that of its first part.
+fn first_of(folder: &Path, parts: &[String]) -> PathBuf {
+    parts.first().map_or_else(|| folder.to_owned(), |first| folder.join(first))
+}
+
+/// The files that an index names.
+fn read_index(path: &Path) -> Result<std::collections::BTreeSet<String>> {
+    let mut index = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LONGEST_INDEX).read_to_end(&mut index));
+    read.map_err(|e| Error::file(path, &e))?;
+    choice::shards(&index).map_err(|why| Error::File { path: path.to_owned(), why })
+}

@@ -1,0 +1,198 @@
+//! Where the hub and its cache are, from the environment variables of `huggingface_hub`.
+
+use std::{
+    env::{self, VarError},
+    fmt,
+    fs::File,
+    io::{ErrorKind, Read},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use ureq::http::{HeaderValue, Uri};
+
+use crate::{Error, Result};
+
+/// Bytes of the longest token that is read of a file.
+const LONGEST_TOKEN: u64 = 4096;
+
+/// A hub, the cache of its models, and a token for it.
+///
+/// | variable | meaning |
+/// |---|---|
+/// | `HF_ENDPOINT` | address of the hub: `https://huggingface.co` |
+/// | `HF_HUB_CACHE` | folder of the cache: `hub` in `HF_HOME` |
+/// | `HF_HOME` | folder of the cache and the token: `~/.cache/huggingface` |
+/// | `HF_TOKEN` | token for private and gated models: what is in `HF_TOKEN_PATH`, or `token` in `HF_HOME` |
+/// | `HF_HUB_OFFLINE` | 1: use the cache alone |
+/// | `SSL_CERT_FILE` | certificates to trust, in PEM, instead of Mozilla's |
+///
+/// Source: `constants.py` of `huggingface_hub`.
+#[derive(Clone)]
+pub struct Hub {
+    pub(crate) endpoint: String,
+    pub(crate) cache: PathBuf,
+    pub(crate) token: Option<HeaderValue>,
+    pub(crate) offline: bool,
+    pub(crate) certificates: Option<PathBuf>,
+    /// Before the first retry; each one after it waits twice as long.
+    pub(crate) pause: Duration,
+}
+
+impl Hub {
+    /// The hub that the environment names.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a variable that makes no sense; [`Error::File`] for a token that cannot be read.
+    pub fn from_env() -> Result<Self> {
+        let home = match path("HF_HOME")? {
+            Some(home) => home,
+            None => match (path("XDG_CACHE_HOME")?, env::home_dir()) {
+                (Some(cache), _) => cache.join("huggingface"),
+                (None, Some(home)) => home.join(".cache/huggingface"),
+                (None, None) => {
+                    let why =
+                        "is not set, and there is no home folder; set it to a folder for models".to_owned();
+                    return Err(Error::Setting { name: "HF_HOME", why });
+                }
+            },
+        };
+        let cache = path("HF_HUB_CACHE")?.unwrap_or_else(|| home.join("hub"));
+        let endpoint = text("HF_ENDPOINT")?.unwrap_or_else(|| "https://huggingface.co".to_owned());
+        let mut hub = Self::new(endpoint, cache)?;
+        let token = match text("HF_TOKEN")? {
+            Some(token) => Some(token),
+            None => read_token(&path("HF_TOKEN_PATH")?.unwrap_or_else(|| home.join("token")))?,
+        };
+        if let Some(token) = token {
+            hub = hub.token(&token)?;
+        }
+        let offline = text("HF_HUB_OFFLINE")?.unwrap_or_default().to_ascii_lowercase();
+        hub.offline = ["1", "on", "yes", "true"].contains(&offline.as_str());
+        hub.certificates = path("SSL_CERT_FILE")?;
+        Ok(hub)
+    }
+
+    /// A hub at an address, such as `https://huggingface.co`, with its cache in a folder.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for an address that is no address.
+    pub fn new(endpoint: impl Into<String>, cache: impl Into<PathBuf>) -> Result<Self> {
+        let endpoint = endpoint.into().trim_end_matches('/').to_owned();
+        let uri: Option<Uri> = endpoint.parse().ok();
+        let known = uri.as_ref().is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")));
+        if !known || uri.is_none_or(|uri| uri.host().is_none_or(str::is_empty) || uri.query().is_some()) {
+            let why = format!("is `{endpoint}`, which is no address; write it as https://huggingface.co");
+            return Err(Error::Setting { name: "HF_ENDPOINT", why });
+        }
+        let pause = Duration::from_secs(1);
+        Ok(Self { endpoint, cache: cache.into(), token: None, offline: false, certificates: None, pause })
+    }
+
+    /// With a token for private and gated models. It is sent to this hub only, and to no server that the hub redirects to.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a text that cannot be a token.
+    pub fn token(mut self, token: &str) -> Result<Self> {
+        let visible = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
+        let header = HeaderValue::try_from(format!("Bearer {token}")).ok().filter(|_| visible);
+        let mut header = header.ok_or_else(|| Error::Setting {
+            name: "HF_TOKEN",
+            why: "holds characters that no token has; copy it again, or unset it".to_owned(),
+        })?;
+        header.set_sensitive(true);
+        self.token = Some(header);
+        Ok(self)
+    }
+
+    /// Whether only the cache is used.
+    #[must_use]
+    pub fn offline(mut self, offline: bool) -> Self {
+        self.offline = offline;
+        self
+    }
+
+    /// How long a download waits before it goes on for the first time after the connection was cut: one second. Each further
+    /// pause is twice as long.
+    #[must_use]
+    pub fn pause(mut self, pause: Duration) -> Self {
+        self.pause = pause;
+        self
+    }
+
+    /// The folder of the cache.
+    pub fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    /// The hub's name in messages.
+    pub(crate) fn host(&self) -> String {
+        self.endpoint.split_once("://").map_or(self.endpoint.as_str(), |(_, host)| host).to_owned()
+    }
+}
+
+impl fmt::Debug for Hub {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub")
+            .field("endpoint", &self.endpoint)
+            .field("cache", &self.cache)
+            .field("offline", &self.offline)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A variable that is set and not empty.
+fn text(name: &'static str) -> Result<Option<String>> {
+    match env::var(name) {
+        Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => Err(Error::Setting { name, why: "is not UTF-8 text".to_owned() }),
+    }
+}
+
+fn path(name: &'static str) -> Result<Option<PathBuf>> {
+    let Some(path) = env::var_os(name).filter(|path| !path.is_empty()) else { return Ok(None) };
+    let path = PathBuf::from(path);
+    let home = path.strip_prefix("~").ok().map(Path::to_owned);
+    match (home, env::home_dir()) {
+        (Some(rest), Some(home)) => Ok(Some(home.join(rest))),
+        _ => std::path::absolute(&path).map(Some).map_err(|e| Error::file(&path, &e)),
+    }
+}
+
+/// The token in a file; `None` if there is no such file.
+fn read_token(path: &Path) -> Result<Option<String>> {
+    let mut token = String::new();
+    let read = File::open(path).and_then(|file| file.take(LONGEST_TOKEN).read_to_string(&mut token));
+    match read {
+        Ok(_) => Ok(Some(token.trim().to_owned()).filter(|token| !token.is_empty())),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::file(path, &e)),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_an_address() {
+        assert_eq!(Hub::new("http://localhost:80/hf/", "x").unwrap().endpoint, "http://localhost:80/hf");
+        for endpoint in
+            ["", "huggingface.co", "ftp://x", "https://", "https://a b", "file:///etc", "https://x?y"]
+        {
+            assert!(Hub::new(endpoint, "x").is_err(), "{endpoint}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_never_printed() {
+        let hub = Hub::new("https://x", "y").unwrap().token("hf_secret").unwrap();
+        assert!(!format!("{hub:?} {:?}", hub.token).contains("secret"));
+        for token in ["", "a b", "a\nb: c", "é"] {
+            assert!(hub.clone().token(token).is_err(), "{token}");
+        }
+    }
+}

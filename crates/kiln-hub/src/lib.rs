@@ -1,0 +1,34 @@
+//! Models from the Hugging Face hub, and the cache that they are kept in.
+//!
+//! ```no_run
+//! use kiln_hub::{Hub, Spec};
+//!
+//! let hub = Hub::from_env()?;
+//! let spec: Spec = "Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M".parse()?;
+//! let path = hub.fetch(&spec, |progress| println!("{} of {} bytes", progress.read, progress.total))?;
+//! # Ok::<(), kiln_hub::Error>(())
+//! ```
+//!
+//! [`Hub::fetch`] downloads what the cache lacks and returns a model folder or a GGUF file. [`Hub::list`] and
+//! [`Hub::removal`] look after the cache. Its layout is that of `huggingface_hub`, so Transformers and Kiln share one copy
+//! of a model.
+//!
+//! **Invariant:** nothing is written outside of the cache, and nothing is allocated for a size that an answer claims.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod choice;
+mod client;
+mod download;
+mod error;
+mod fetch;
+mod hub;
+mod names;
+mod spec;
+mod stored;
+
+pub use error::{Error, Result};
+pub use fetch::Progress;
+pub use hub::Hub;
+pub use spec::{Part, Spec};
+pub use stored::{Removal, StoredModel};

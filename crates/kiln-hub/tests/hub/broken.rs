@@ -1,0 +1,160 @@
+//! Connections that break, servers that say no.
+
+use std::{
+    fs,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use super::{
+    Cache, FOLDER, GGUF, fetch, refused,
+    server::{Reply, Server},
+};
+
+/// Larger than what a client reads at once, and with no part that equals another.
+fn large() -> Vec<u8> {
+    (0..900_000u32).flat_map(u32::to_le_bytes).collect()
+}
+
+const ONE: &str = "org/name:m.gguf";
+
+#[test]
+fn a_cut_download_goes_on_where_it_was() {
+    let bytes = large();
+    let server = Server::with_faults("org/name", &[("m.gguf", &bytes)], |request, reply| match request.cdn {
+        true => Reply { cut: Some(1_200_000), ..reply },
+        false => reply,
+    });
+    let cache = Cache::new();
+    let path = fetch(&cache.hub(&server), ONE).unwrap();
+    assert!(fs::read(path).unwrap() == bytes);
+    let from: Vec<_> = server.requests().into_iter().filter(|request| request.cdn).map(|r| r.from).collect();
+    assert_eq!(from, [None, Some(1_200_000), Some(2_400_000)]);
+    assert!(!cache.blob(&bytes).with_added_extension("incomplete").exists());
+}
+
+#[test]
+fn a_download_is_given_up_and_a_later_one_goes_on() {
+    let bytes = large();
+    let server = Server::with_faults("org/name", &[("m.gguf", &bytes)], |request, reply| match request.cdn {
+        true => Reply { cut: Some(100_000), ..reply },
+        false => reply,
+    });
+    let cache = Cache::new();
+    refused(&cache.hub(&server), ONE, "m.gguf was cut at 500000 of 3600000 bytes");
+    assert_eq!(server.requests().iter().filter(|request| request.cdn).count(), 5);
+    let partial = cache.blob(&bytes).with_added_extension("incomplete");
+    assert_eq!(fs::metadata(&partial).unwrap().len(), 500_000);
+    refused(&cache.hub(&server).offline(true), ONE, "is not in the cache");
+
+    let server = Server::new("org/name", &[("m.gguf", &bytes)]);
+    let path = fetch(&cache.hub(&server), ONE).unwrap();
+    assert!(fs::read(path).unwrap() == bytes);
+    let from: Vec<_> = server.requests().into_iter().filter(|request| request.cdn).map(|r| r.from).collect();
+    assert_eq!(from, [Some(500_000)]);
+}
+
+#[test]
+fn a_server_without_ranges_starts_again() {
+    let bytes = large();
+    let calls = AtomicUsize::new(0);
+    let whole = bytes.clone();
+    let server = Server::with_faults("org/name", &[("m.gguf", &bytes)], move |request, reply| {
+        let cut = (request.cdn && calls.fetch_add(1, Ordering::Relaxed) == 0).then_some(5000);
+        match request.cdn {
+            true => Reply { cut, ..Reply::status(200).body(whole.clone()) },
+            false => reply,
+        }
+    });
+    let cache = Cache::new();
+    assert!(fs::read(fetch(&cache.hub(&server), ONE).unwrap()).unwrap() == bytes);
+    assert_eq!(server.requests().iter().filter(|request| request.cdn).count(), 2);
+}
+
+#[test]
+fn what_is_left_of_something_else_is_not_used() {
+    let (cache, bytes) = (Cache::new(), large());
+    let server = Server::new("org/name", &[("m.gguf", &bytes)]);
+    let partial = cache.blob(&bytes).with_added_extension("incomplete");
+    fs::create_dir_all(partial.parent().unwrap()).unwrap();
+    // Longer than the file: it cannot be its beginning.
+    fs::write(&partial, vec![7; bytes.len() + 1]).unwrap();
+    let path = fetch(&cache.hub(&server), ONE).unwrap();
+    assert!(fs::read(&path).unwrap() == bytes);
+    // As long as a beginning: the checksum tells, and the next run starts from nothing.
+    fs::remove_file(&path).unwrap();
+    fs::remove_file(cache.blob(&bytes)).unwrap();
+    fs::write(&partial, [7; 1000]).unwrap();
+    refused(&cache.hub(&server), ONE, "m.gguf does not have the SHA-256 that the hub gives");
+    assert!(!partial.exists() && !cache.blob(&bytes).exists());
+    assert!(fs::read(fetch(&cache.hub(&server), ONE).unwrap()).unwrap() == bytes);
+    // A blob of another length is damaged.
+    fs::remove_file(&path).unwrap();
+    fs::write(cache.blob(&bytes), b"short").unwrap();
+    assert!(fs::read(fetch(&cache.hub(&server), ONE).unwrap()).unwrap() == bytes);
+}
+
+#[test]
+fn two_at_once_download_once() {
+    let (cache, bytes) = (Cache::new(), large());
+    let server = Server::new("org/name", &[("m.gguf", &bytes)]);
+    let hub = cache.hub(&server);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert!(fs::read(fetch(&hub, ONE).unwrap()).unwrap() == bytes));
+        }
+    });
+    assert_eq!(server.requests().iter().filter(|request| request.cdn).count(), 1);
+}
+
+#[test]
+fn a_busy_hub_is_asked_again() {
+    let calls = AtomicUsize::new(0);
+    let server = Server::with_faults("org/name", &FOLDER, move |request, reply| {
+        // Each request to the hub, and none to what it leads to, fails once.
+        match !request.cdn && calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+            true => Reply::status(503),
+            false => reply,
+        }
+    });
+    fetch(&Cache::new().hub(&server), "org/name").unwrap();
+    let server = Server::with_faults("org/name", &FOLDER, |_, _| Reply::status(429));
+    refused(&Cache::new().hub(&server), "org/name", "answers 429; try again later");
+}
+
+#[test]
+fn a_refusal_says_what_to_do() {
+    let no = |status: u16, code: &'static str, only_files: bool| {
+        let server = Server::with_faults("org/name", &GGUF, move |request, reply| {
+            match only_files && request.path.starts_with("/api/") {
+                true => reply,
+                false => Reply::status(status).header("X-Error-Code", code),
+            }
+        });
+        let hub = Cache::new().hub(&server);
+        let message = |hub| fetch(&hub, "org/name").unwrap_err().to_string();
+        (message(hub.clone()), message(hub.token("hf_x").unwrap()))
+    };
+    for (status, code, only_files) in [(403, "GatedRepo", true), (401, "GatedRepo", true), (403, "", false)] {
+        let (message, _) = no(status, code, only_files);
+        assert!(message.contains("org/name is gated: accept its licence at http://127.0.0.1"), "{message}");
+        assert!(message.contains("set HF_TOKEN"), "{message}");
+    }
+    let (without, with) = no(401, "", false);
+    assert!(without.contains("has no model org/name; if it is private, set HF_TOKEN"), "{without}");
+    assert!(with.contains("does not accept the token"), "{with}");
+    let (_, message) = no(404, "RevisionNotFound", false);
+    assert!(message.contains("has no revision `main`"), "{message}");
+    let (_, message) = no(404, "EntryNotFound", true);
+    assert!(message.contains("has no file `m-Q4_K_M.gguf`"), "{message}");
+    let (_, message) = no(418, "", false);
+    assert!(message.contains("is an error (418)"), "{message}");
+
+    let server = Server::new("org/name", &GGUF);
+    refused(
+        &Cache::new().hub(&server),
+        "org/nam",
+        "has no model org/nam; the nearest is org/name; if it is private",
+    );
+    refused(&Cache::new().hub(&server), "who/knows", "has no model who/knows; if it is private");
+}
