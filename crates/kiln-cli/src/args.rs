@@ -47,6 +47,15 @@ pub(crate) enum Command {
     Transcribe(TranscribeArgs),
     /// Look for a watermark in a text
     Detect(DetectArgs),
+    /// Download a model from the Hugging Face hub
+    #[cfg(feature = "hub")]
+    Pull(crate::hub::PullArgs),
+    /// List the models from the hub that are on this machine
+    #[cfg(feature = "hub")]
+    List(crate::hub::ListArgs),
+    /// Remove a model from the hub from this machine
+    #[cfg(feature = "hub")]
+    Remove(crate::hub::RemoveArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
@@ -220,8 +229,8 @@ pub(crate) struct RunArgs {
     /// A newline at the end of a file or of standard input is not part of the prompt. With --load-cache the prompt may be
     /// left out.
     pub(crate) prompt: Option<String>,
-    /// A Hugging Face model folder, or a GGUF file [default: the demo model that comes with Kiln]
-    #[arg(short, long, value_name = "DIR")]
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Read the prompt from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
@@ -249,7 +258,7 @@ pub(crate) struct RunArgs {
     #[arg(long, hide_short_help = true, value_name = "TEXT")]
     pub(crate) negative_prompt: Option<String>,
     /// A smaller model proposes tokens, which the model checks; the tokens stay the same
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "MODEL")]
     pub(crate) draft: Option<PathBuf>,
     /// Print N sequences, with beams or sampling
     #[arg(long, value_name = "N")]
@@ -267,8 +276,8 @@ pub(crate) struct RunArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
-    /// A Hugging Face model folder, or a GGUF file [default: the demo model that comes with Kiln]
-    #[arg(short, long, value_name = "DIR")]
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// What the model is told before anything else
     #[arg(long, value_name = "TEXT")]
@@ -371,7 +380,7 @@ pub(crate) struct CachesArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// A Hugging Face model folder, or a GGUF file
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub
     pub(crate) model: PathBuf,
     /// Tokens to compute the cache for [default: the model's positions]
     #[arg(long, value_name = "N")]
@@ -429,8 +438,8 @@ pub(crate) struct ConformancePlaceArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// A Hugging Face model folder, or a GGUF file [default: the demo model that comes with Kiln]
-    #[arg(short, long, value_name = "DIR")]
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// A Llama of random weights made up on the device
     #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB", conflicts_with = "model")]
@@ -488,8 +497,8 @@ pub(crate) struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
-    /// A Hugging Face model folder, or a GGUF file [default: the demo model that comes with Kiln]
-    #[arg(short, long, value_name = "DIR")]
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
@@ -518,7 +527,7 @@ pub(crate) struct DetectArgs {
     /// The text, without its prompt; `-` or nothing reads it from standard input
     pub(crate) text: Option<String>,
     /// The model that may have written it [default: the demo model that comes with Kiln]
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Read the text from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "text")]

@@ -6,7 +6,7 @@ use kiln::{Ask, CacheSize, ExpertSizes, Inspection, Longest, Sizes, device, usab
 
 use crate::{
     args::InspectArgs,
-    display,
+    display, load,
     output::{Result, say},
 };
 
@@ -18,7 +18,7 @@ const WITHOUT_LIMIT: usize = 2048;
 
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     let plan = args.plan()?;
-    let inspection = Inspection::of(&args.model)?;
+    let inspection = Inspection::of(load::folder(Some(&args.model))?)?;
     let positions = Some(inspection.sizes.positions).filter(|&n| n < Sizes::ANY_LENGTH);
     let tokens = args.ctx.or(positions).unwrap_or(WITHOUT_LIMIT);
     let memory = match args.memory {

@@ -10,21 +10,28 @@ use kiln::{
     ConfigFile, Error, Model, ModelBuilder, Plan, Progress, Result, device, device::Opened, files, models,
 };
 
-use crate::{args::PlaceArgs, output::note};
+use crate::{
+    args::PlaceArgs,
+    output::{self, note},
+};
 
-/// The folder or GGUF file that was asked for, or the demo model's folder.
-pub(crate) fn folder(asked: Option<&Path>) -> Result<PathBuf> {
-    if let Some(folder) = asked {
-        return Ok(folder.to_owned());
+/// The folder or GGUF file that was asked for, which may have to be downloaded; or the demo model's folder.
+pub(crate) fn folder(asked: Option<&Path>) -> output::Result<PathBuf> {
+    if let Some(named) = asked {
+        #[cfg(feature = "hub")]
+        return crate::hub::located(named);
+        #[cfg(not(feature = "hub"))]
+        return Ok(named.to_owned());
     }
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("assets/demo")));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
     let found = beside.into_iter().chain([source]).find(|folder| folder.join("config.json").exists());
-    found.ok_or_else(|| Error::Setting {
+    let missing = || Error::Setting {
         name: "--model",
         why: "the demo model is not beside this binary; name a Hugging Face model folder or a GGUF file"
             .to_owned(),
-    })
+    };
+    Ok(found.ok_or_else(missing)?)
 }
 
 /// A text from wherever it was given: as an argument, in a file, else on standard input. `what` it is, for the user.
@@ -88,11 +95,7 @@ pub(crate) fn model(
     plan: Option<&Plan>,
     tokens: usize,
 ) -> Result<Model> {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
-        bar.set_style(style);
-    }
-    bar.set_message("loading");
+    let bar = bar("loading");
     let on_progress = |Progress { read, total, .. }| {
         bar.set_length(total);
         bar.set_position(read);
@@ -104,4 +107,14 @@ pub(crate) fn model(
         .load();
     bar.finish_and_clear();
     model
+}
+
+/// A progress bar in bytes. It is drawn where standard error is a terminal.
+pub(crate) fn bar(message: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
+        bar.set_style(style);
+    }
+    bar.set_message(message);
+    bar
 }

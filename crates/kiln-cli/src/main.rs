@@ -17,6 +17,8 @@ mod detect;
 mod devices;
 mod display;
 mod doctor;
+#[cfg(feature = "hub")]
+mod hub;
 mod inspect;
 mod load;
 mod output;
@@ -69,6 +71,12 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Probe(args) => probe::run(args),
         Command::Transcribe(args) => transcribe::run(args),
         Command::Detect(args) => detect::run(args),
+        #[cfg(feature = "hub")]
+        Command::Pull(args) => hub::pull(args),
+        #[cfg(feature = "hub")]
+        Command::List(args) => hub::list(args),
+        #[cfg(feature = "hub")]
+        Command::Remove(args) => hub::remove(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "kiln", &mut script);

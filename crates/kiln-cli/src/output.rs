@@ -15,6 +15,12 @@ use crate::args::Cli;
 #[derive(Debug)]
 pub(crate) enum Failure {
     Kiln(Error),
+    /// A model cannot be had from the hub.
+    #[cfg(feature = "hub")]
+    Hub(kiln::hub::Error),
+    /// Nothing on this machine has this name, and the hub does not help.
+    #[cfg(feature = "hub")]
+    Nowhere(String, kiln::hub::Error),
     /// What was asked for could not be written to the named stream.
     Output(&'static str, io::Error),
     /// The reader of standard output went away (`| head`). Nobody wants the rest, and nobody has to be told.
@@ -26,6 +32,13 @@ pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Kiln(error)
+    }
+}
+
+#[cfg(feature = "hub")]
+impl From<kiln::hub::Error> for Failure {
+    fn from(error: kiln::hub::Error) -> Self {
+        Self::Hub(error)
     }
 }
 
@@ -46,6 +59,13 @@ impl Failure {
                 note(format_args!("error: {}", flags(&plain(error))));
             }
             Self::Kiln(error) => note(format_args!("error: {}", plain(error))),
+            #[cfg(feature = "hub")]
+            Self::Hub(error) => note(format_args!("error: {}", kiln::plain(&error.to_string()))),
+            #[cfg(feature = "hub")]
+            Self::Nowhere(name, error) => {
+                let why = kiln::plain(&error.to_string());
+                note(format_args!("error: no folder or file here is called {name}, and {why}"));
+            }
             Self::Output(stream, error) => note(format_args!("error: {stream} cannot be written: {error}")),
         }
         match self {

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use crate::{
     args::{CacheArgs, PlaceArgs, RunArgs, SamplingArgs},
     display, load,
-    output::{Result, note, print, say, tell},
+    output::{Failure, Result, note, print, say, tell},
 };
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     args.load_cache.as_deref().map(files::open).transpose()?;
     let prompt = prompt(args)?;
     if args.model.is_none() && looks_like_a_model(&prompt) {
-        note(format_args!("note: `{prompt}` is the prompt; a model is named with --model DIR"));
+        note(format_args!("note: `{prompt}` is the prompt; a model is named with --model MODEL"));
     }
 
     let least = usize::try_from(args.sampling.max_new_tokens.unwrap_or(0)).unwrap_or(0);
@@ -51,7 +51,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let draft = args
         .draft
         .as_deref()
-        .map(|folder| load::text_model(folder, &draft_place, model.opened().clone(), None, least))
+        .map(|named| {
+            let folder = load::folder(Some(named))?;
+            Ok::<_, Failure>(load::text_model(&folder, &draft_place, model.opened().clone(), None, least)?)
+        })
         .transpose()?;
     let plan = match (plan, &args.load_cache) {
         (Some(plan), _) => plan,

@@ -23,6 +23,9 @@
 pub use burn;
 /// Audio files as samples, and Whisper's features of them.
 pub use kiln_audio::{self as audio, AudioReader};
+/// Models from the Hugging Face hub, and the cache that they are kept in.
+#[cfg(feature = "hub")]
+pub use kiln_hub as hub;
 
 mod chat;
 mod folder;

@@ -12,8 +12,8 @@ pub(crate) struct TranscribeArgs {
     /// Recordings: WAV, MP3, FLAC, Ogg Vorbis, M4A; `-` is standard input
     #[arg(required = true, value_name = "FILE")]
     pub(super) files: Vec<PathBuf>,
-    /// Folder of a Whisper model from Hugging Face
-    #[arg(short, long, env = "KILN_SPEECH_MODEL", value_name = "DIR")]
+    /// Folder of a Whisper model, or ORG/NAME on the Hugging Face hub
+    #[arg(short, long, env = "KILN_SPEECH_MODEL", value_name = "MODEL")]
     pub(super) model: PathBuf,
     /// The language that is spoken: a code such as `de`, or its English name [default: detected]
     #[arg(short, long)]

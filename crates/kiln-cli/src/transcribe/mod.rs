@@ -28,12 +28,13 @@ pub(crate) fn run(args: &TranscribeArgs) -> Result<ExitCode> {
     }
     let targets = targets(args)?;
     let plan = args.cache.plan()?.map(|plan| args.cache.offloaded(plan));
-    if !load::hears(&args.model)? {
+    let folder = load::folder(Some(&args.model))?;
+    if !load::hears(&folder)? {
         let why = "takes text and no sound; name the folder of a Whisper model".to_owned();
         return Err(Error::Setting { name: "--model", why }.into());
     }
     let device = load::open(&args.place)?;
-    let model = load::model(&args.model, &args.place, device, plan.as_ref(), 0)?;
+    let model = load::model(&folder, &args.place, device, plan.as_ref(), 0)?;
     let transcriber = args.applied(Transcriber::new(&model)?)?;
 
     let seconds: f64 = recordings.iter().filter_map(|(_, reader)| reader.seconds()).sum();

@@ -10,6 +10,8 @@ use std::{
 use serde_json::{Value, json};
 
 mod hostile;
+#[cfg(feature = "hub")]
+mod hub;
 // On Windows, system errors read differently and the program is called kiln.exe.
 #[cfg(unix)]
 mod snapshots;

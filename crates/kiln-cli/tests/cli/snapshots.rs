@@ -195,6 +195,9 @@ fn help() {
         "probe",
         "transcribe",
         "detect",
+        "pull",
+        "list",
+        "remove",
         "completions",
     ] {
         let [short, long] = ["-h", "--help"].map(|flag| {

@@ -6,6 +6,7 @@ use std::{
     net::{TcpListener, TcpStream},
     sync::{Arc, Mutex},
     thread,
+    time::Duration,
 };
 
 use serde_json::json;
@@ -32,6 +33,8 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
     /// Sent before the connection is cut, although all was announced.
     pub(crate) cut: Option<usize>,
+    /// After the cut, the connection stays open, and nothing comes.
+    pub(crate) stall: bool,
     /// The body is repeated for ever, and its length is not announced.
     pub(crate) endless: bool,
 }
@@ -210,6 +213,9 @@ fn send(mut stream: TcpStream, request: &Request, reply: &Reply) -> std::io::Res
     }
     loop {
         stream.write_all(&reply.body[..reply.cut.unwrap_or(reply.body.len()).min(reply.body.len())])?;
+        if reply.stall {
+            thread::sleep(Duration::from_secs(60));
+        }
         if !reply.endless {
             return Ok(());
         }

@@ -310,9 +310,7 @@ impl<'a> ModelBuilder<'a> {
         tracing::debug!(target: "kiln::memory", usage = ?device.device.memory_pool_usage(), "loaded");
         Ok(Model {
             causal,
-            name: folder
-                .file_name()
-                .map_or_else(|| folder.display().to_string(), |n| n.display().to_string()),
+            name: name_of(folder),
             sizes: configured.sizes(),
             device,
             dtype,
@@ -441,4 +439,15 @@ impl<'a> ModelBuilder<'a> {
 fn wait_for_weights(device: &Device, before: &Refusals) -> Result<()> {
     DeviceState::of(device).sync()?;
     before.none_since().map_err(|_| Error::refused("the weights"))
+}
+
+/// The name of a folder or file; the repository's for a snapshot in the cache of the hub, which is named after its commit.
+fn name_of(folder: &Path) -> String {
+    let named = |path: &Path| path.file_name().map(|name| name.display().to_string());
+    let repo = || {
+        let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"))?;
+        let repo = named(snapshots.parent()?)?;
+        repo.strip_prefix("models--").map(|repo| repo.replacen("--", "/", 1))
+    };
+    repo().or_else(|| named(folder)).unwrap_or_else(|| folder.display().to_string())
 }
