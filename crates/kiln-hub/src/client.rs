@@ -59,14 +59,17 @@ pub(crate) struct FileFacts {
 
 impl<'a> Client<'a> {
     /// # Errors
-    /// [`Error::Setting`], [`Error::File`] for certificates that cannot be read.
+    /// [`Error::Setting`] for certificates that cannot be read.
     pub(crate) fn new(hub: &'a Hub) -> Result<Self> {
         let mut tls = TlsConfig::builder();
         if let Some(path) = &hub.certificates {
             let mut pem = Vec::new();
             let read =
                 File::open(path).and_then(|file| file.take(LONGEST_CERTIFICATES).read_to_end(&mut pem));
-            read.map_err(|e| Error::file(path, &e))?;
+            read.map_err(|e| {
+                let why = format!("names {}, which cannot be read: {e}", path.display());
+                Error::Setting { name: "SSL_CERT_FILE", why }
+            })?;
             let certificate = |item| match item {
                 Ok(PemItem::Certificate(certificate)) => Some(certificate),
                 _ => None,
@@ -276,6 +279,10 @@ fn reason(error: &io::Error) -> String {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "nothing arrives any more".to_owned(),
         io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted | io::ErrorKind::UnexpectedEof => {
             "the connection was cut".to_owned()
+        }
+        // The standard library has no kind for it.
+        _ if error.to_string().contains("lookup address information") => {
+            "its name is not known; check the network connection".to_owned()
         }
         _ => error.to_string(),
     }

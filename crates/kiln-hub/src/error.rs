@@ -75,6 +75,7 @@ impl Error {
         let path = path.to_owned();
         match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::DiskFull { path },
+            ErrorKind::NotFound => Self::File { path, why: "there is no such file".to_owned() },
             ErrorKind::PermissionDenied => Self::File { path, why: "permission denied".to_owned() },
             _ => Self::File { path, why: error.to_string() },
         }

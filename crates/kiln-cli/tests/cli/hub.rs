@@ -151,7 +151,7 @@ fn what_cannot_be_had_is_one_sentence() {
     // What does not look like a model of the hub is a path.
     for path in ["./org/name", "a/b/c", "org/name.gguf", "/org/name"] {
         let message = stderr(&run(&server.endpoint, path));
-        assert!(message.contains("no such file"), "{message}");
+        assert!(message.contains("there is no such"), "{message}");
     }
 }
 
