@@ -11,7 +11,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::{self, ErrorKind, Read},
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -95,21 +95,22 @@ impl RepoCache {
     }
 
     /// Waits until no other process writes this blob. The lock ends when the file is dropped, or the process.
-    pub(crate) fn lock(&self, etag: &str) -> Result<File> {
+    ///
+    /// `None` where the file system has no locks, as some network file systems.
+    pub(crate) fn lock(&self, etag: &str) -> Result<Option<File>> {
         let path = self.locks().join(format!("{etag}.lock"));
         create_parent(&path)?;
         let file = File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|e| Error::file(&path, &e))?;
-        match file.try_lock() {
+        let locked = match file.try_lock() {
+            Ok(()) => true,
             Err(TryLockError::WouldBlock) => {
                 tracing::warn!("another process downloads the same file; waiting for it");
-                file.lock().map_err(|e| Error::file(&path, &e))?;
+                file.lock().is_ok()
             }
-            // Some network file systems have no locks. Then two processes may download a file twice.
-            Err(TryLockError::Error(e)) if e.kind() == ErrorKind::Unsupported => {}
-            locked => locked.map_err(|e| Error::file(&path, &e.into()))?,
-        }
-        Ok(file)
+            Err(TryLockError::Error(_)) => false,
+        };
+        Ok(locked.then_some(file))
     }
 }
 
@@ -167,5 +168,5 @@ fn symlink(target: &Path, link: &Path) -> io::Result<()> {
 
 #[cfg(not(any(unix, windows)))]
 fn symlink(_: &Path, _: &Path) -> io::Result<()> {
-    Err(ErrorKind::Unsupported.into())
+    Err(io::ErrorKind::Unsupported.into())
 }

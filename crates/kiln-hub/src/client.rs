@@ -170,7 +170,8 @@ impl<'a> Client<'a> {
             }
             let request = request.body(()).map_err(|_| nonsense("has no address"))?;
             let response = self.agent.run(request).map_err(|e| self.unreachable(&url, &e))?;
-            let done = until_etag && response.headers().contains_key("x-linked-etag");
+            let says = |name| response.headers().contains_key(name);
+            let done = until_etag && says("x-linked-etag") && says("x-linked-size");
             if !response.status().is_redirection() || done {
                 return Ok(response);
             }
@@ -200,7 +201,9 @@ impl<'a> Client<'a> {
             ("RevisionNotFound", _) => {
                 Error::NoRevision { repo, revision: spec.revision_or_main().to_owned() }
             }
-            ("EntryNotFound", _) => Error::Choice { repo, why: format!("has no file `{what}`") },
+            ("EntryNotFound", _) if file.is_some() => {
+                Error::Choice { repo, why: format!("has no file `{what}`") }
+            }
             // The hub does not say to strangers what exists: it answers 401 for what is private or does not exist.
             (_, 401) if hub.token.is_some() && code != Some("RepoNotFound") => {
                 Error::Token { host: hub.endpoint.clone() }

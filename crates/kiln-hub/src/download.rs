@@ -25,6 +25,9 @@ const TRIES: u32 = 5;
 /// Bytes of a try that count as progress. Fewer, and a server could keep the client busy with single bytes.
 const PROGRESS: u64 = 1 << 20;
 
+/// What the name of a blob ends with before it is complete, as in `huggingface_hub`.
+const INCOMPLETE: &str = "incomplete";
+
 /// Bytes that are read at once.
 const BUFFER: usize = 256 << 10;
 
@@ -59,12 +62,15 @@ pub(crate) fn blob(
     let size = wanted.facts.size;
     let path = cache.blob(&wanted.facts.etag);
     create_parent(&path)?;
-    let _lock = cache.lock(&wanted.facts.etag)?;
+    let lock = cache.lock(&wanted.facts.etag)?;
     if fs::metadata(&path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == size) {
         on_read(size);
         return Ok(());
     }
-    let mut partial = Partial::open(&path, size)?;
+    // Without a lock, each process has a file of its own, which no later one goes on with.
+    let extension =
+        lock.as_ref().map_or_else(|| format!("{}.incomplete", std::process::id()), |_| INCOMPLETE.to_owned());
+    let mut partial = Partial::open(path.with_added_extension(extension), size)?;
     on_read(partial.len);
     let mut tries = 0;
     while partial.len < size {
@@ -91,7 +97,7 @@ pub(crate) fn blob(
     partial.finish(wanted, &path)
 }
 
-/// The beginning of a blob, in `ETAG.incomplete`.
+/// The beginning of a blob.
 struct Partial {
     path: PathBuf,
     file: File,
@@ -103,8 +109,7 @@ struct Partial {
 }
 
 impl Partial {
-    fn open(blob: &Path, size: u64) -> Result<Self> {
-        let path = blob.with_added_extension("incomplete");
+    fn open(path: PathBuf, size: u64) -> Result<Self> {
         let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
         let file = file.map_err(|e| Error::file(&path, &e))?;
         let mut partial = Self { path, file, hash: Sha256::new(), len: 0, size };

@@ -76,6 +76,9 @@ impl Error {
         match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::DiskFull { path },
             ErrorKind::NotFound => Self::File { path, why: "there is no such file".to_owned() },
+            ErrorKind::ReadOnlyFilesystem => {
+                Self::File { path, why: "the file system is read-only".to_owned() }
+            }
             ErrorKind::PermissionDenied => Self::File { path, why: "permission denied".to_owned() },
             _ => Self::File { path, why: error.to_string() },
         }

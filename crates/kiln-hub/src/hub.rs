@@ -16,6 +16,9 @@ use crate::{Error, Result};
 /// Bytes of the longest token that is read of a file.
 const LONGEST_TOKEN: u64 = 4096;
 
+/// What is said of a text that cannot be a token.
+const NO_TOKEN: &str = "holds characters that no token has; copy the token again, or remove it";
+
 /// A hub, the cache of its models, and a token for it.
 ///
 /// | variable | meaning |
@@ -60,12 +63,13 @@ impl Hub {
         let cache = path("HF_HUB_CACHE")?.unwrap_or_else(|| home.join("hub"));
         let endpoint = text("HF_ENDPOINT")?.unwrap_or_else(|| "https://huggingface.co".to_owned());
         let mut hub = Self::new(endpoint, cache)?;
-        let token = match text("HF_TOKEN")? {
-            Some(token) => Some(token),
-            None => read_token(&path("HF_TOKEN_PATH")?.unwrap_or_else(|| home.join("token")))?,
-        };
-        if let Some(token) = token {
+        if let Some(token) = text("HF_TOKEN")? {
             hub = hub.token(&token)?;
+        } else {
+            let path = path("HF_TOKEN_PATH")?.unwrap_or_else(|| home.join("token"));
+            if let Some(token) = read_token(&path)? {
+                hub = hub.token(&token).map_err(|_| Error::File { path, why: NO_TOKEN.to_owned() })?;
+            }
         }
         let offline = text("HF_HUB_OFFLINE")?.unwrap_or_default().to_ascii_lowercase();
         hub.offline = ["1", "on", "yes", "true"].contains(&offline.as_str());
@@ -96,10 +100,8 @@ impl Hub {
     pub fn token(mut self, token: &str) -> Result<Self> {
         let visible = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
         let header = HeaderValue::try_from(format!("Bearer {token}")).ok().filter(|_| visible);
-        let mut header = header.ok_or_else(|| Error::Setting {
-            name: "HF_TOKEN",
-            why: "holds characters that no token has; copy it again, or unset it".to_owned(),
-        })?;
+        let mut header =
+            header.ok_or_else(|| Error::Setting { name: "HF_TOKEN", why: NO_TOKEN.to_owned() })?;
         header.set_sensitive(true);
         self.token = Some(header);
         Ok(self)

@@ -113,6 +113,33 @@ fn models_are_pulled_listed_and_removed() {
 }
 
 #[test]
+fn the_environment_is_that_of_the_python_library() {
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::new("org/name", &[("m.gguf", b"x")]);
+    let pulled = |variables: &[(&str, &str)]| {
+        let mut command = command(&server.endpoint, home.path(), &["pull", "org/name"]);
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let token = server.requests().first().and_then(|request| request.token.clone());
+        (PathBuf::from(stdout(&output).trim_end()), token)
+    };
+    assert_eq!(pulled(&[]).1, None);
+    fs::write(home.path().join("token"), "hf_file\n").unwrap();
+    assert_eq!(pulled(&[]).1.as_deref(), Some("Bearer hf_file"));
+    assert_eq!(pulled(&[("HF_TOKEN", "hf_set")]).1.as_deref(), Some("Bearer hf_set"));
+    let other = home.path().join("other");
+    fs::write(&other, "hf_other").unwrap();
+    assert_eq!(pulled(&[("HF_TOKEN_PATH", other.to_str().unwrap())]).1.as_deref(), Some("Bearer hf_other"));
+    let cache = home.path().join("elsewhere");
+    assert!(pulled(&[("HF_HUB_CACHE", cache.to_str().unwrap())]).0.starts_with(&cache));
+    fs::write(home.path().join("token"), "two words").unwrap();
+    refused(
+        &kiln(&server.endpoint, home.path(), &["pull", "org/name"]),
+        "token: holds characters that no token has",
+    );
+}
+
+#[test]
 fn what_cannot_be_had_is_one_sentence() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::with_faults("org/name", &[("m.gguf", b"x")], |request, reply| {

@@ -123,6 +123,26 @@ fn a_busy_hub_is_asked_again() {
 }
 
 #[test]
+fn a_hub_may_have_its_files_elsewhere() {
+    let server = Server::with_faults("org/name", &FOLDER, |request, reply| {
+        match request.path.strip_prefix("/org/name/resolve/") {
+            // What this server answers there is an ETag and a size, as for any small file.
+            Some(_) if request.path.ends_with(".json") => {
+                Reply::status(307).header("Location", format!("/elsewhere{}", request.path))
+            }
+            _ => reply,
+        }
+    });
+    let cache = Cache::new();
+    let folder = fetch(&cache.hub(&server).token("hf_secret").unwrap(), "org/name").unwrap();
+    assert_eq!(fs::read(folder.join("config.json")).unwrap(), b"{}");
+    let elsewhere: Vec<_> =
+        server.requests().into_iter().filter(|request| request.path.starts_with("/elsewhere")).collect();
+    assert_eq!(elsewhere.len(), 6, "HEAD and GET of three files");
+    assert!(elsewhere.iter().all(|request| request.token.is_some()), "it is the same hub");
+}
+
+#[test]
 fn a_refusal_says_what_to_do() {
     let no = |status: u16, code: &'static str, only_files: bool| {
         let server = Server::with_faults("org/name", &GGUF, move |request, reply| {

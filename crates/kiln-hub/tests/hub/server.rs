@@ -166,7 +166,9 @@ impl State {
             let siblings: Vec<_> = self.files.keys().map(|name| json!({ "rfilename": name })).collect();
             return Reply::status(200).body(json!({ "sha": COMMIT, "siblings": siblings }).to_string());
         }
-        let name = request.path.strip_prefix(&format!("/{}/resolve/{COMMIT}/", self.repo));
+        // Some of its addresses are second ones.
+        let path = request.path.strip_prefix("/elsewhere").unwrap_or(&request.path);
+        let name = path.strip_prefix(&format!("/{}/resolve/{COMMIT}/", self.repo));
         match name.and_then(|name| Some((name, self.files.get(name)?))) {
             Some((name, bytes)) if is_large(name) => Reply::status(302)
                 .header("X-Repo-Commit", COMMIT)
