@@ -85,7 +85,7 @@ fn an_etag_does_not_leave_the_folder() {
         "",
         "\"\"",
         "../../x",
-        "\"/etc/passwd\"",
+        "\"/no-such-folder/evil\"",
         "..",
         ".",
         "a/b",
@@ -114,7 +114,7 @@ fn listed_names_do_not_leave_the_folder() {
     };
     for name in [
         "../../../evil.gguf",
-        "/tmp/evil.gguf",
+        "/no-such-folder/evil.gguf",
         "a/../../evil.gguf",
         "C:\\evil.gguf",
         "..\\evil.gguf",
@@ -135,7 +135,7 @@ fn listed_names_do_not_leave_the_folder() {
 
 #[test]
 fn an_index_does_not_leave_the_folder() {
-    for shard in ["../evil.safetensors", "/tmp/evil.safetensors", "evil.bin", ""] {
+    for shard in ["../evil.safetensors", "/no-such-folder/evil.safetensors", "evil.bin", ""] {
         let index = serde_json::json!({ "weight_map": { "a": shard } }).to_string();
         let files: [(&str, &[u8]); 3] = [
             ("config.json", b"{}"),
