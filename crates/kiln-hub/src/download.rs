@@ -91,7 +91,7 @@ pub(crate) fn blob(
             let file = wanted.file.to_owned();
             return Err(Error::Cut { file, read: partial.len, size, why });
         }
-        tracing::debug!(file = wanted.file, read = partial.len, why, "the download goes on after a pause");
+        tracing::debug!(target: "kiln::hub", file = wanted.file, read = partial.len, why, "the download goes on after a pause");
         thread::sleep(hub.pause.saturating_mul(1 << (tries - 1)));
     }
     partial.finish(wanted, &path)

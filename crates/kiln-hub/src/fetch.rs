@@ -58,7 +58,7 @@ impl Hub {
                 fetch.choice(&choice, &listing.files, &mut on_progress)
             }
             Err(error) if error.is_transient() && stored.is_ok() => {
-                tracing::warn!("{error}");
+                tracing::warn!(target: "kiln::hub", "{error}");
                 stored
             }
             Err(error) => Err(error),
@@ -162,7 +162,7 @@ impl Fetch<'_> {
 fn patient<T>(hub: &Hub, request: impl Fn() -> Result<T>) -> Result<T> {
     match request() {
         Err(error) if error.is_transient() => {
-            tracing::debug!("{error}");
+            tracing::debug!(target: "kiln::hub", "{error}");
             std::thread::sleep(hub.pause);
             request()
         }
