@@ -105,7 +105,8 @@ impl RepoCache {
         let locked = match file.try_lock() {
             Ok(()) => true,
             Err(TryLockError::WouldBlock) => {
-                tracing::warn!(target: "kiln::hub", "another process downloads the same file; waiting for it");
+                let what = "another process downloads the same file; waiting for it";
+                tracing::warn!(target: "kiln::hub", "{what}");
                 file.lock().is_ok()
             }
             Err(TryLockError::Error(_)) => false,

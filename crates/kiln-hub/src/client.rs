@@ -264,9 +264,7 @@ impl<'a> Client<'a> {
             ureq::Error::Timeout(_) => "it does not answer".to_owned(),
             ureq::Error::Io(e) => reason(e),
             ureq::Error::Rustls(e) => {
-                format!(
-                    "its certificate or encryption is not accepted ({e}); SSL_CERT_FILE names other certificates"
-                )
+                format!("its certificate is not accepted ({e}); SSL_CERT_FILE names other certificates")
             }
             e @ ureq::Error::Protocol(_) => format!("it does not speak HTTP ({e})"),
             e => e.to_string(),

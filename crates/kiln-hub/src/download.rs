@@ -72,26 +72,27 @@ pub(crate) fn blob(
         lock.as_ref().map_or_else(|| format!("{}.incomplete", std::process::id()), |_| INCOMPLETE.to_owned());
     let mut partial = Partial::open(path.with_added_extension(extension), size)?;
     on_read(partial.len);
+    // The most that was there, so that a server that starts again does not count as progress.
+    let mut most = partial.len;
     let mut tries = 0;
     while partial.len < size {
-        let before = partial.len;
-        let mut attempt = |partial: &mut Partial| {
-            let response = client.bytes(wanted.spec, wanted.commit, wanted.file, partial.len)?;
-            partial.receive(response, client, wanted.file, on_read)
-        };
-        let why = match attempt(&mut partial) {
+        let response = client.bytes(wanted.spec, wanted.commit, wanted.file, partial.len);
+        let received = response.and_then(|response| partial.receive(response, client, wanted.file, on_read));
+        let why = match received {
             Ok(()) if partial.len == size => break,
             Ok(()) => "the connection was cut".to_owned(),
             Err(Error::Unreachable { why, .. }) => why,
             Err(error @ Error::Busy { .. }) => error.to_string(),
             Err(error) => return Err(error),
         };
-        tries = if partial.len >= before.saturating_add(PROGRESS) { 1 } else { tries + 1 };
+        tries = if partial.len >= most.saturating_add(PROGRESS) { 1 } else { tries + 1 };
+        most = most.max(partial.len);
         if tries == TRIES {
             let file = wanted.file.to_owned();
             return Err(Error::Cut { file, read: partial.len, size, why });
         }
-        tracing::debug!(target: "kiln::hub", file = wanted.file, read = partial.len, why, "the download goes on after a pause");
+        let (file, read) = (wanted.file, partial.len);
+        tracing::debug!(target: "kiln::hub", file, read, why, "the download goes on after a pause");
         thread::sleep(hub.pause.saturating_mul(1 << (tries - 1)));
     }
     partial.finish(wanted, &path)

@@ -29,9 +29,7 @@ pub enum Error {
     #[error("{repo} {why}")]
     Choice { repo: String, why: String },
     /// The licence of the model has to be accepted first.
-    #[error(
-        "{repo} is gated: accept its licence at {url}, and set HF_TOKEN to a token of the account that accepted it"
-    )]
+    #[error("{repo} is gated: accept its licence at {url}, and set HF_TOKEN to a token of that account")]
     Gated { repo: String, url: String },
     /// The token is wrong.
     #[error("{host} does not accept the token; set HF_TOKEN to one of {host}/settings/tokens, or unset it")]
@@ -47,7 +45,7 @@ pub enum Error {
     Answer { host: String, what: String, why: String },
     /// A file would have to be downloaded, and may not be.
     #[error(
-        "`{file}` of {repo} is not in the cache {cache}, and HF_HUB_OFFLINE is set; unset it to download the file"
+        "`{file}` of {repo} is not in the cache {cache}, and HF_HUB_OFFLINE is set; unset it to download it"
     )]
     Offline { repo: String, file: String, cache: String },
     /// The model would have to be downloaded, and may not be.
@@ -60,7 +58,7 @@ pub enum Error {
     #[error("{file} does not have the SHA-256 that the hub gives, and was removed; run the command again")]
     Checksum { file: String },
     /// There is no room for a file.
-    #[error("the disk of {} is full; make room with `kiln remove`, or set HF_HOME to another disk", .path.display())]
+    #[error("the disk of {} is full; use `kiln remove`, or set HF_HOME to another disk", .path.display())]
     DiskFull { path: PathBuf },
     /// A file of the cache cannot be read or written.
     #[error("{}: {why}", .path.display())]
@@ -97,8 +95,7 @@ mod tests {
     #[test]
     fn a_full_disk_has_a_sentence_of_its_own() {
         let message = |kind: ErrorKind| Error::file(Path::new("/cache/x"), &kind.into()).to_string();
-        let full =
-            "the disk of /cache/x is full; make room with `kiln remove`, or set HF_HOME to another disk";
+        let full = "the disk of /cache/x is full; use `kiln remove`, or set HF_HOME to another disk";
         assert_eq!(message(ErrorKind::StorageFull), full);
         assert_eq!(message(ErrorKind::QuotaExceeded), full);
         assert_eq!(message(ErrorKind::PermissionDenied), "/cache/x: permission denied");

@@ -72,6 +72,24 @@ fn a_server_without_ranges_starts_again() {
 }
 
 #[test]
+fn a_server_that_starts_again_and_again_is_given_up() {
+    let bytes = large();
+    let (calls, whole) = (AtomicUsize::new(0), bytes.clone());
+    let server =
+        Server::with_faults("org/name", &[("m.gguf", &bytes)], move |request, reply| match request.cdn {
+            // Ever more and less, and never all.
+            true => {
+                let cut = [1_200_000, 2_400_000][calls.fetch_add(1, Ordering::Relaxed) % 2];
+                Reply { cut: Some(cut), ..Reply::status(200).body(whole.clone()) }
+            }
+            false => reply,
+        });
+    refused(&Cache::new().hub(&server), ONE, "of 3600000 bytes");
+    // 1.2 and 2.4 million bytes are progress, and the four tries after them are none.
+    assert_eq!(server.requests().iter().filter(|request| request.cdn).count(), 6);
+}
+
+#[test]
 fn what_is_left_of_something_else_is_not_used() {
     let (cache, bytes) = (Cache::new(), large());
     let server = Server::new("org/name", &[("m.gguf", &bytes)]);
