@@ -1,6 +1,6 @@
 //! What can be wrong with a file of weights, or with numbers to pack. One sentence each.
 
-use crate::Format;
+use crate::{Format, Mixture};
 
 /// A file of weights that cannot be read or written, or numbers that cannot be packed.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +29,10 @@ pub enum Error {
     /// No number format has this name.
     #[error("unknown number format `{name}`; known: {}", Format::ALL.map(Format::name).join(", "))]
     UnknownFormat { name: String },
+
+    /// No mixture of formats has this name.
+    #[error("unknown mixture of formats `{name}`; known: {}", Mixture::ALL.map(Mixture::name).join(", "))]
+    UnknownMixture { name: String },
 
     /// Bytes and numbers that do not belong together.
     #[error(

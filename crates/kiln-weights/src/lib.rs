@@ -20,7 +20,9 @@ mod error;
 mod format;
 mod formats;
 pub mod gguf;
+mod mixture;
 pub mod quantized;
 
 pub use error::Error;
 pub use format::Format;
+pub use mixture::{Mixture, Outline};

@@ -167,6 +167,11 @@ pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
     Some(Source { name: format!("blk.{block}.{found}{suffix}"), expert, undo: undo(model_type, part, heads) })
 }
 
+/// The number of the block that a tensor of a GGUF file belongs to; `None` for those outside of blocks.
+pub fn block(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
+}
+
 fn in_block(model_type: &str, part: &str) -> Option<&'static str> {
     if let Some(part) = ["mixer.", "mamba."].into_iter().find_map(|mixer| part.strip_prefix(mixer)) {
         return find(&MIXER, part);

@@ -1,0 +1,315 @@
+//! Mixtures: which tensor of a model is packed in which format, as `q4_k_m`.
+//!
+//! Source: `llama_tensor_get_type` of llama.cpp (`src/llama-quant.cpp`), without an importance matrix. Names of tensors
+//! are those of GGUF files.
+
+use crate::{
+    Error, Format,
+    gguf::{Metadata, names},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// A choice of formats for the tensors of a model. Most matrices have the format that the name begins with; the head, and
+/// the values and the last matrices of some blocks, have more bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mixture {
+    F32,
+    F16,
+    Bf16,
+    Q8_0,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q2K,
+    Q3KS,
+    Q3KM,
+    Q3KL,
+    Q4KS,
+    #[default]
+    Q4KM,
+    Q5KS,
+    Q5KM,
+    Q6K,
+    Iq4Nl,
+    Iq4Xs,
+}
+
+/// What a mixture needs to know of a model, beside the tensor itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outline {
+    /// Number of blocks.
+    pub blocks: usize,
+    /// The numbers of the blocks that have attention, in ascending order.
+    pub attention: Vec<usize>,
+    /// Experts of a block; 0 where there are none.
+    pub experts: usize,
+    /// Query heads for each key-value head of the first block; 0 where it has no attention.
+    pub queries_per_head: usize,
+    /// Whether the head is the matrix of the embeddings.
+    pub tied: bool,
+    /// Whether it is one of the large models, of 80 blocks, whose values get more bits (`LLM_TYPE_70B`).
+    pub large: bool,
+}
+
+impl Outline {
+    /// The outline of a model in a GGUF file, from its metadata and the names of its tensors.
+    ///
+    /// # Errors
+    /// Keys of other types than are needed, and a file without `general.architecture` or `block_count`.
+    pub fn of<'a>(
+        metadata: &Metadata,
+        tensors: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<Self, Error> {
+        const KEY: &str = "general.architecture";
+        let missing = |key: &str| Error::Metadata { key: key.to_owned(), why: "is missing".to_owned() };
+        let architecture = metadata.text(KEY)?.ok_or_else(|| missing(KEY))?;
+        // Some models have a list, with a number for each block.
+        let number = |key: &str| {
+            let key = format!("{architecture}.{key}");
+            let is_list = metadata.get(&key).is_some_and(|value| value.as_array().is_some());
+            Ok::<_, Error>(match is_list {
+                true => metadata.integers(&key)?.and_then(|list| list.first().copied()),
+                false => metadata.unsigned(&key)?,
+            })
+        };
+        let blocks = number("block_count")?.ok_or_else(|| missing("block_count"))? as usize;
+        let heads = number("attention.head_count")?.unwrap_or(0);
+        let kv_heads = number("attention.head_count_kv")?.unwrap_or(heads);
+        let is_value = |name: &&str| matches!(Role::of(name), Role::Values);
+        let mut attention: Vec<usize> = tensors.clone().filter(is_value).filter_map(names::block).collect();
+        attention.sort_unstable();
+        attention.dedup();
+        let shares = heads != kv_heads;
+        Ok(Self {
+            blocks,
+            attention,
+            experts: number("expert_count")?.unwrap_or(0) as usize,
+            queries_per_head: heads.checked_div(kv_heads).unwrap_or(0) as usize,
+            tied: tensors.clone().all(|name| name != "output.weight"),
+            large: blocks == 80 && (architecture == "qwen2" || architecture == "llama" && shares),
+        })
+    }
+}
+
+/// What a matrix does, as far as mixtures tell them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Embeddings,
+    Head,
+    /// Also those that are one matrix with queries and keys.
+    Values,
+    Keys,
+    AttentionOutput,
+    Down,
+    Other,
+}
+
+impl Role {
+    fn of(name: &str) -> Self {
+        match name {
+            "output.weight" => return Self::Head,
+            "token_embd.weight" => return Self::Embeddings,
+            _ => {}
+        }
+        let part = name.split('.').nth(2).unwrap_or_default();
+        match part {
+            _ if !name.ends_with(".weight") => Self::Other,
+            "attn_v" | "attn_qkv" => Self::Values,
+            "attn_k" => Self::Keys,
+            "attn_output" => Self::AttentionOutput,
+            part if part.starts_with("ffn_down") => Self::Down,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl Mixture {
+    pub const ALL: [Self; 19] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q2K,
+        Self::Q3KS,
+        Self::Q3KM,
+        Self::Q3KL,
+        Self::Q4KS,
+        Self::Q4KM,
+        Self::Q5KS,
+        Self::Q5KM,
+        Self::Q6K,
+        Self::Iq4Nl,
+        Self::Iq4Xs,
+    ];
+
+    /// The name, the format of most matrices, and the number in `enum llama_ftype`.
+    const fn entry(self) -> (&'static str, Format, u32) {
+        match self {
+            Self::F32 => ("f32", Format::F32, 0),
+            Self::F16 => ("f16", Format::F16, 1),
+            Self::Bf16 => ("bf16", Format::Bf16, 32),
+            Self::Q8_0 => ("q8_0", Format::Q8_0, 7),
+            Self::Q4_0 => ("q4_0", Format::Q4_0, 2),
+            Self::Q4_1 => ("q4_1", Format::Q4_1, 3),
+            Self::Q5_0 => ("q5_0", Format::Q5_0, 8),
+            Self::Q5_1 => ("q5_1", Format::Q5_1, 9),
+            Self::Q2K => ("q2_k", Format::Q2K, 10),
+            Self::Q3KS => ("q3_k_s", Format::Q3K, 11),
+            Self::Q3KM => ("q3_k_m", Format::Q3K, 12),
+            Self::Q3KL => ("q3_k_l", Format::Q3K, 13),
+            Self::Q4KS => ("q4_k_s", Format::Q4K, 14),
+            Self::Q4KM => ("q4_k_m", Format::Q4K, 15),
+            Self::Q5KS => ("q5_k_s", Format::Q5K, 16),
+            Self::Q5KM => ("q5_k_m", Format::Q5K, 17),
+            Self::Q6K => ("q6_k", Format::Q6K, 18),
+            Self::Iq4Nl => ("iq4_nl", Format::Iq4Nl, 25),
+            Self::Iq4Xs => ("iq4_xs", Format::Iq4Xs, 30),
+        }
+    }
+
+    /// The name in lower case, as `q4_k_m`.
+    pub fn name(self) -> &'static str {
+        self.entry().0
+    }
+
+    /// The format of most matrices.
+    pub fn format(self) -> Format {
+        self.entry().1
+    }
+
+    /// The number in `general.file_type` (`enum llama_ftype`).
+    pub fn file_type(self) -> u32 {
+        self.entry().2
+    }
+
+    /// The mixture with this name, in upper or lower case.
+    ///
+    /// # Errors
+    /// [`Error::UnknownMixture`].
+    pub fn parse(name: &str) -> Result<Self, Error> {
+        let mut all = Self::ALL.into_iter();
+        let found = all.find(|mixture| mixture.name().eq_ignore_ascii_case(name));
+        found.ok_or_else(|| Error::UnknownMixture { name: name.to_owned() })
+    }
+
+    /// The format of the tensor `name` of this shape, rows first. Norms, biases, routers, convolutions and all vectors are float32.
+    ///
+    /// The columns are whole blocks of the format.
+    pub fn format_of(self, name: &str, shape: &[usize], model: &Outline) -> Format {
+        let columns = shape.last().copied().unwrap_or(1);
+        match is_packed(name, shape) {
+            false => Format::F32,
+            true if self.format().block() == 1 => self.format(),
+            true => fitting(self.preferred(name, columns, model), columns),
+        }
+    }
+
+    /// The format, if the columns were whole blocks of it.
+    fn preferred(self, name: &str, columns: usize, model: &Outline) -> Format {
+        let block = names::block(name).unwrap_or(0);
+        let blocks = model.blocks;
+        let common = self.format();
+        let has_eight = model.experts == 8;
+        match Role::of(name) {
+            Role::Embeddings if !model.tied => common,
+            Role::Embeddings | Role::Head => match self {
+                Self::Q8_0 => common,
+                _ if !columns.is_multiple_of(common.block()) => Format::Q8_0,
+                _ => Format::Q6K,
+            },
+            Role::Values if has_eight => Format::Q8_0,
+            Role::Values => {
+                let place = model.attention.iter().take_while(|attends| **attends < block).count();
+                match self.of_values(place, model) {
+                    Format::Q3K | Format::Q4K if model.large => Format::Q5K,
+                    format => format,
+                }
+            }
+            Role::Keys if has_eight => Format::Q8_0,
+            Role::AttentionOutput => match self {
+                Self::Q2K | Self::Q3KS | Self::Q3KM | Self::Q4KS | Self::Q4KM | Self::Iq4Nl | Self::Iq4Xs
+                    if has_eight =>
+                {
+                    Format::Q5K
+                }
+                Self::Q2K if !has_eight => Format::Q3K,
+                Self::Q3KM => Format::Q4K,
+                Self::Q3KL if !has_eight => Format::Q5K,
+                _ => common,
+            },
+            Role::Down => match self {
+                Self::Q2K => Format::Q3K,
+                Self::Q3KM if block < blocks / 16 => Format::Q5K,
+                Self::Q3KM => Format::Q4K,
+                Self::Q3KL => Format::Q5K,
+                Self::Q4KM | Self::Q5KM if needs_more(block, blocks) => Format::Q6K,
+                Self::Q4KS | Self::Iq4Nl | Self::Iq4Xs if block < blocks / 8 => Format::Q5K,
+                _ => common,
+            },
+            Role::Keys | Role::Other => common,
+        }
+    }
+
+    /// `place`: how many blocks before it have attention.
+    fn of_values(self, place: usize, model: &Outline) -> Format {
+        let is_shared = model.queries_per_head >= 4;
+        match self {
+            Self::Q2K => {
+                if is_shared {
+                    Format::Q4K
+                } else {
+                    Format::Q3K
+                }
+            }
+            Self::Q3KM if place < 2 => Format::Q5K,
+            Self::Q3KM => Format::Q4K,
+            Self::Q3KL => Format::Q5K,
+            Self::Iq4Nl | Self::Iq4Xs if is_shared => Format::Q5K,
+            Self::Q4KM | Self::Q5KM if needs_more(place, model.attention.len()) => Format::Q6K,
+            Self::Q4KS if place < 4 => Format::Q5K,
+            _ => self.format(),
+        }
+    }
+}
+
+impl std::fmt::Display for Mixture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Whether a tensor may have another format than float32.
+fn is_packed(name: &str, shape: &[usize]) -> bool {
+    // One row is a vector to ggml.
+    let rows = shape.iter().rev().skip(1).any(|size| *size > 1);
+    let kept = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d"];
+    rows && name.ends_with(".weight") && !kept.iter().any(|part| name.contains(part))
+}
+
+/// The first and the last eighth, and every third between them.
+fn needs_more(place: usize, of: usize) -> bool {
+    let eighth = of / 8;
+    place < eighth || place >= 7 * of / 8 || (place - eighth) % 3 == 2
+}
+
+/// A format of about as many bits that so many columns are whole blocks of.
+fn fitting(format: Format, columns: usize) -> Format {
+    let fits = |format: Format| columns.is_multiple_of(format.block());
+    let smaller = match format {
+        _ if fits(format) => format,
+        Format::Iq4Xs => Format::Iq4Nl,
+        Format::Q2K | Format::Q3K => Format::Q4_0,
+        Format::Q4K => Format::Q5_0,
+        Format::Q5K => Format::Q5_1,
+        Format::Q6K => Format::Q8_0,
+        other => other,
+    };
+    if fits(smaller) { smaller } else { Format::F16 }
+}
