@@ -26,6 +26,10 @@ pub enum Error {
     #[error("the GGUF file cannot be written: {0}")]
     Unwritable(String),
 
+    /// A model that GGUF has no keys for, or files of a folder that are not understood.
+    #[error("the model cannot become a GGUF file: {0}")]
+    Unconvertible(String),
+
     /// No number format has this name.
     #[error("unknown number format `{name}`; known: {}", Format::ALL.map(Format::name).join(", "))]
     UnknownFormat { name: String },

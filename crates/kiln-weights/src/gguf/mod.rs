@@ -3,6 +3,7 @@
 //! Source: `docs/gguf.md` and `src/gguf.cpp` of ggml.
 
 mod config;
+mod export;
 mod file;
 mod metadata;
 pub mod names;
@@ -13,6 +14,7 @@ mod tokenizer;
 mod writer;
 
 pub use config::{FACTORS, Tensors, config_json};
+pub use export::{ConfigMetadata, TokenizerFiles, check_config, config_metadata, tokenizer_metadata};
 pub use file::Gguf;
 pub use metadata::{Array, Metadata, Value};
 pub use parts::{Parts, part_names};

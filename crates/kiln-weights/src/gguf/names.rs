@@ -34,6 +34,16 @@ impl Undo {
         head * 2 * half + within % half * 2 + within / half
     }
 
+    /// The number of the file for `number` of the checkpoint: the way back of [`number`](Self::number).
+    pub fn stored(self, number: f32) -> f32 {
+        match self {
+            Self::Nothing | Self::Permuted { .. } => number,
+            Self::PlusOne => number + 1.0,
+            // Rounded once.
+            Self::NegativeExp => -f64::from(number).exp() as f32,
+        }
+    }
+
     /// The number of the checkpoint for `number` of the file.
     pub fn number(self, number: f32) -> f32 {
         match self {

@@ -4,7 +4,7 @@
 //! `llama-vocab.cpp` of llama.cpp. [`tokenizer_json`] is what the `tokenizers` crate reads.
 
 mod byte_level;
-mod pre_tokenizer;
+pub(super) mod pre_tokenizer;
 mod sentencepiece;
 #[cfg(test)]
 mod tests;
@@ -18,7 +18,7 @@ use crate::Error;
 
 /// Tokens that end a text or a turn in chats. A GGUF file names only one of them as its `eos_token_id`.
 /// The list is that of llama.cpp (`special_eog_ids`), without those of models that are not supported.
-const ENDS: [&str; 11] = [
+pub(super) const ENDS: [&str; 11] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",

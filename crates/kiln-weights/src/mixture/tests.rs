@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use std::{collections::BTreeMap, fs};
 
 use serde_json::Value as Json;

@@ -13,7 +13,8 @@ use crate::{
 };
 
 /// GPT-2 (Radford et al., 2019).
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(in crate::gguf) const GPT2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 /// GPT-4 (`cl100k_base` of tiktoken).
 const GPT4: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
@@ -60,19 +61,19 @@ const CASED: &str = "\\s?[\
     A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕ\
     ἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳ\
     Ꙁ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
-const DIGIT: &str = r"\p{N}";
+pub(in crate::gguf) const DIGIT: &str = r"\p{N}";
 const LINE: &str = r"[\r\n]";
 const CJK: &str = r"[一-龥ࠀ-一가-퟿]+";
 
 /// How texts are cut into words, and what else the name stands for.
 #[derive(Debug)]
-pub(super) struct PreTokenizer {
-    pub(super) names: &'static [&'static str],
-    patterns: &'static [&'static str],
+pub(in crate::gguf) struct PreTokenizer {
+    pub(in crate::gguf) names: &'static [&'static str],
+    pub(in crate::gguf) patterns: &'static [&'static str],
     /// Whether a letter and its accent become one character (NFC) before.
-    pub(super) composes: bool,
+    pub(in crate::gguf) composes: bool,
     /// Whether a word that is a token is not merged from its bytes.
-    pub(super) ignores_merges: bool,
+    pub(in crate::gguf) ignores_merges: bool,
     /// Whether texts begin with the token `bos` where the file does not say so.
     pub(super) adds_bos: bool,
 }
@@ -121,7 +122,7 @@ impl PreTokenizer {
     }
 
     /// The field `pre_tokenizer` of `tokenizer.json`.
-    pub(super) fn json(&self) -> Value {
+    pub(in crate::gguf) fn json(&self) -> Value {
         let split = |pattern: &&str| {
             let pattern = json!({ "Regex": pattern });
             json!({ "type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false })
@@ -137,7 +138,7 @@ pub(super) fn bytes() -> Value {
 }
 
 /// All pre-tokenizers that are known.
-pub(super) static PRE_TOKENIZERS: &[PreTokenizer] = &[
+pub(in crate::gguf) static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer::new(&["default"], &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"]),
     PreTokenizer::new(
         &[

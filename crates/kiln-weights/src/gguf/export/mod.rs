@@ -1,0 +1,13 @@
+//! A Hugging Face folder's config and tokenizer as the metadata of a GGUF file: the way back of `config` and `tokenizer`.
+//!
+//! Source: `conversion/*.py` and `gguf-py/gguf/vocab.py` of llama.cpp, which write the same keys.
+
+mod architectures;
+mod config;
+mod rope;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+pub use self::config::{ConfigMetadata, check_config, config_metadata};
+pub use self::tokenizer::{TokenizerFiles, tokenizer_metadata};
