@@ -7,7 +7,7 @@ use kiln::{
     DtypeChoice, Error, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName, kernels::Choice,
 };
 
-use crate::{doctor::DoctorArgs, transcribe::TranscribeArgs};
+use crate::{doctor::DoctorArgs, quantize::QuantizeArgs, transcribe::TranscribeArgs};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Measure the loss of quantized caches on a model, and recommend one
     Probe(ProbeArgs),
+    /// Write a model as a GGUF file with packed weights
+    Quantize(QuantizeArgs),
     /// Turn speech into text
     Transcribe(TranscribeArgs),
     /// Look for a watermark in a text

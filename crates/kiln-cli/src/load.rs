@@ -85,6 +85,16 @@ pub(crate) fn hears(folder: &Path) -> Result<bool> {
     Ok(models::configure(&ConfigFile::read(folder)?)?.features().is_some())
 }
 
+/// A bar of bytes, for something that takes a while.
+pub(crate) fn bar(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
+        bar.set_style(style);
+    }
+    bar.set_message(what);
+    bar
+}
+
 /// Loads a folder, with a progress bar where someone is watching.
 ///
 /// `tokens`: how many a sequence will have at least.
@@ -107,14 +117,4 @@ pub(crate) fn model(
         .load();
     bar.finish_and_clear();
     model
-}
-
-/// A progress bar in bytes. It is drawn where standard error is a terminal.
-pub(crate) fn bar(message: &'static str) -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
-        bar.set_style(style);
-    }
-    bar.set_message(message);
-    bar
 }

@@ -23,6 +23,7 @@ mod inspect;
 mod load;
 mod output;
 mod probe;
+mod quantize;
 mod run;
 mod transcribe;
 
@@ -69,6 +70,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
         Command::Conformance(args) => conformance::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Probe(args) => probe::run(args),
+        Command::Quantize(args) => quantize::run(args),
         Command::Transcribe(args) => transcribe::run(args),
         Command::Detect(args) => detect::run(args),
         #[cfg(feature = "hub")]

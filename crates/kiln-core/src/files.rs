@@ -220,6 +220,11 @@ impl NewFile {
         self.file.path()
     }
 
+    /// What went wrong while it was written to.
+    pub fn failed(path: &Path, e: &io::Error) -> Error {
+        error(path, format!("cannot be written: {}", reason(e)))
+    }
+
     /// Puts the file in the place of its target, once all of it is on the disk.
     ///
     /// # Errors
@@ -236,6 +241,17 @@ impl NewFile {
                 .and_then(|folder| folder.sync_all());
         }
         Ok(())
+    }
+}
+
+/// Writes to the temporary file.
+impl Write for NewFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }
 

@@ -219,6 +219,10 @@ impl ConfigFile {
         }
     }
 
+    pub(crate) fn json(&self) -> &Value {
+        &self.json
+    }
+
     /// All of it, in a form that does not depend on how it was written.
     pub(crate) fn text(&self) -> String {
         self.json.to_string()

@@ -34,6 +34,9 @@ mod weights;
 mod whisper;
 mod windows;
 
+/// Which tensors are packed in which format.
+pub use kiln_weights::Mixture;
+
 pub use config::{ConfigFile, ExpertSizes, Sizes};
 pub use nn::rope::{Rope, Ropes};
 pub use random::{RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, RandomWeights};

@@ -32,6 +32,7 @@ mod folder;
 mod model;
 mod out_of_memory;
 pub mod probe;
+mod quantize;
 mod request;
 mod saved;
 mod self_test;
@@ -83,14 +84,16 @@ pub use kiln_generate::{
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{
-    self as models, ConfigFile, ExpertSizes, RandomJamba, RandomLlama, RandomMamba, RandomMixtral,
+    self as models, ConfigFile, ExpertSizes, Mixture, RandomJamba, RandomLlama, RandomMamba, RandomMixtral,
     RandomModel, Rope, Ropes, Sizes,
 };
 
 pub use chat::Chat;
 pub use folder::{Ask, CacheSize, Inspection, Longest, cache_text, generation_config_of, tokenizer_of};
+pub use kiln_models::checkpoint::Quantized;
 pub use model::{DtypeChoice, Model, ModelBuilder, Progress};
 pub use out_of_memory::{OnOutOfMemory, usable};
+pub use quantize::quantize;
 pub use request::{Prompt, Request};
 pub use saved::SavedCache;
 pub use self_test::SelfTest;

@@ -36,6 +36,19 @@ impl Stored {
     }
 }
 
+impl Stored {
+    /// The format of numbers that are read; `None` for those of other types.
+    pub(super) fn format(&self) -> Option<Format> {
+        match self {
+            Self::Plain(Dtype::F32) => Some(Format::F32),
+            Self::Plain(Dtype::F16) => Some(Format::F16),
+            Self::Plain(Dtype::BF16) => Some(Format::Bf16),
+            Self::Packed(format) => Some(*format),
+            Self::Plain(_) | Self::Quantized(_) => None,
+        }
+    }
+}
+
 impl std::fmt::Display for Stored {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -128,15 +141,8 @@ pub(super) fn decode<T: Number>(
 
 /// Decodes numbers to float32. `bytes` is a buffer.
 fn widen(source: Source<'_>, from: &Stored, bytes: &mut Vec<u8>, wide: &mut [f32]) -> Result<(), Failed> {
-    let format = match from {
-        Stored::Plain(Dtype::F32) => Format::F32,
-        Stored::Plain(Dtype::F16) => Format::F16,
-        Stored::Plain(Dtype::BF16) => Format::Bf16,
-        Stored::Packed(format) => *format,
-        Stored::Plain(_) | Stored::Quantized(_) => {
-            let why = format!("is stored as {from}; F32, F16 and BF16 are read");
-            return Err(Failed::Convert(why));
-        }
+    let Some(format) = from.format() else {
+        return Err(Failed::Convert(format!("is stored as {from}; F32, F16 and BF16 are read")));
     };
     let len = format.bytes_of(wide.len());
     let len = len.ok_or_else(|| Failed::Convert(format!("is cut within a block of {format}")))?;

@@ -116,7 +116,8 @@ impl GgufFiles {
     pub(crate) fn text(&self, file: &str) -> Result<Option<String>> {
         let metadata = self.metadata();
         // All of them are about tokens.
-        if !metadata.contains("tokenizer.ggml.model") {
+        let model = metadata.get("tokenizer.ggml.model");
+        if model.is_none_or(|model| matches!(model.as_str(), Some("none" | "no_vocab"))) {
             return Ok(None);
         }
         let json = match file {
@@ -135,7 +136,7 @@ impl GgufFiles {
     }
 
     /// That of the model is in the first part.
-    fn metadata(&self) -> &Metadata {
+    pub(super) fn metadata(&self) -> &Metadata {
         self.parts[0].header.metadata()
     }
 }

@@ -20,9 +20,11 @@ mod convert;
 pub(crate) mod foreign;
 pub(crate) mod gguf;
 mod loader;
+mod quantize;
 mod quantized;
 
 pub use loader::Loader;
+pub use quantize::{Quantized, quantize};
 
 use self::{convert::Stored, gguf::GgufFiles, quantized::Method};
 use crate::{ConfigFile, config::read_json};

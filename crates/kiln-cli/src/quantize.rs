@@ -1,0 +1,85 @@
+//! `kiln quantize`
+
+use std::{
+    ops::ControlFlow,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use clap::Args;
+use kiln::{Error, Mixture, Progress, files};
+
+use crate::{
+    display, load,
+    output::{Result, note, say},
+};
+
+/// What a shell calls a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+#[derive(Debug, Args)]
+pub(crate) struct QuantizeArgs {
+    /// A Hugging Face model folder, or a GGUF file
+    model: PathBuf,
+    /// The GGUF file to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    #[arg(short, long, default_value_t, value_name = "NAME", value_parser = mixture, help = mixtures())]
+    quant: Mixture,
+    /// Replace the file if it is there
+    #[arg(long)]
+    force: bool,
+}
+
+fn mixture(name: &str) -> std::result::Result<Mixture, String> {
+    Mixture::parse(name).map_err(|e| e.to_string())
+}
+
+fn mixtures() -> String {
+    format!(
+        "Mixture of number formats, as llama.cpp names them: {}",
+        Mixture::ALL.map(Mixture::name).join(", ")
+    )
+}
+
+pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
+    let QuantizeArgs { model, output, quant, force } = args;
+    if !force && output.exists() {
+        let why = format!("{} is there; give another name, or --force to replace it", output.display());
+        return Err(Error::Setting { name: "--output", why }.into());
+    }
+    files::check_writable(output)?;
+    let stopped = Arc::new(AtomicBool::new(false));
+    let seen = stopped.clone();
+    if let Err(e) = ctrlc::set_handler(move || seen.store(true, Ordering::Relaxed)) {
+        tracing::warn!("Ctrl-C may leave a temporary file: {e}");
+    }
+    let bar = load::bar("quantizing");
+    let done = kiln::quantize(model, output, *quant, |Progress { read, total, .. }| {
+        bar.set_length(total);
+        bar.set_position(read);
+        match stopped.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    bar.finish_and_clear();
+    let Some(done) = done? else {
+        note("stopped; nothing was written");
+        return Ok(ExitCode::from(INTERRUPTED));
+    };
+    let tensors: Vec<_> = done.tensors.iter().map(|(format, count)| format!("{count} in {format}")).collect();
+    let bits = 8.0 * done.bytes as f64 / done.parameters.max(1) as f64;
+    say(format_args!(
+        "{}: {} in {}, {bits:.2} bits a number; tensors: {}",
+        output.display(),
+        display::count(done.parameters),
+        display::bytes(done.bytes),
+        tensors.join(", ")
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}

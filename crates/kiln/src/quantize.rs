@@ -1,0 +1,45 @@
+//! One GGUF file of a model, with packed weights.
+
+use std::{ops::ControlFlow, path::Path};
+
+use kiln_core::Result;
+use kiln_models::{
+    Mixture,
+    checkpoint::{self, Checkpoint, Quantized},
+};
+
+use crate::Progress;
+
+/// Writes the model in a Hugging Face folder, or in another GGUF file, to the GGUF file `output`, which Kiln and llama.cpp
+/// load. No device is used, and memory for a small part of a tensor is enough.
+///
+/// `on_progress` may break off: then nothing is left, and the result is `None`. A file that is there is replaced once the new
+/// one is complete.
+///
+/// ```
+/// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+/// # let files = tempfile::tempdir()?;
+/// # let output = files.path().join("demo-q8_0.gguf");
+/// use std::ops::ControlFlow;
+///
+/// kiln::quantize(folder, &output, kiln::Mixture::Q8_0, |_| ControlFlow::Continue(()))?;
+/// let model = kiln::Model::load(&output)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::File`](crate::Error::File) for a model that GGUF has no names for, numbers that a format cannot hold, and files
+/// that cannot be read or written. What is wrong with the model is said before its weights are read.
+pub fn quantize(
+    model: impl AsRef<Path>,
+    output: impl AsRef<Path>,
+    mixture: Mixture,
+    mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Option<Quantized>> {
+    let checkpoint = Checkpoint::open(model.as_ref())?;
+    let (mut read, total) = (0, checkpoint.bytes());
+    checkpoint::quantize(&checkpoint, output.as_ref(), mixture, &mut |bytes| {
+        read += bytes;
+        on_progress(Progress { read, total })
+    })
+}
