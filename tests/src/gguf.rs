@@ -24,17 +24,17 @@ use crate::{
 };
 
 /// A model that llama.cpp's converter was given, and what it made of it (`tools/gguf_cases.py`). The numbers are made up here.
-struct Case {
+pub(crate) struct Case {
     config: Json,
     metadata: Metadata,
     /// Shapes by name, in the file and in the folder.
-    tensors: BTreeMap<String, Vec<usize>>,
+    pub(crate) tensors: BTreeMap<String, Vec<usize>>,
     checkpoint: BTreeMap<String, Vec<usize>>,
     /// Tensors whose numbers follow from the config.
     factors: HashMap<String, Vec<f32>>,
 }
 
-fn cases() -> Vec<Case> {
+pub(crate) fn cases() -> Vec<Case> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/data/gguf/cases.json");
     let cases: Vec<Json> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     cases.iter().map(Case::new).collect()
@@ -56,7 +56,7 @@ impl Case {
         }
     }
 
-    fn model_type(&self) -> &str {
+    pub(crate) fn model_type(&self) -> &str {
         self.config["model_type"].as_str().unwrap()
     }
 
@@ -119,7 +119,7 @@ impl Case {
     }
 
     /// A Hugging Face folder of the model.
-    fn folder(&self, format: Format) -> TempDir {
+    pub(crate) fn folder(&self, format: Format) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
         let number = |key: &str| self.config[key].as_u64().unwrap_or(0) as usize;
@@ -168,7 +168,7 @@ pub(crate) fn small_files() -> Vec<Vec<u8>> {
     kinds.map(of).into()
 }
 
-fn load(path: &Path, opened: &Opened) -> kiln::Result<Model> {
+pub(crate) fn load(path: &Path, opened: &Opened) -> kiln::Result<Model> {
     float32(Model::builder(path), opened).load()
 }
 

@@ -440,6 +440,26 @@ fn every_cache_runs() {
 }
 
 #[test]
+fn a_folder_is_quantized_to_a_file_that_runs() {
+    let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("demo.gguf");
+    let (demo, file) = (demo.to_str().unwrap(), file.to_str().unwrap());
+    let output = kiln(&["quantize", demo, "-o", file, "--quant", "f16"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("16.0") && stdout(&output).contains("in f16"), "{}", stdout(&output));
+    // The demo's numbers are float16, so they and its tokenizer are the same.
+    let continued = |model: &str| stdout(&run(&["--model", model, "The Constitution of the United States"]));
+    assert_eq!(continued(file), continued(demo));
+
+    refused(&kiln(&["quantize", demo, "-o", file]), "--force to replace it");
+    let output = kiln(&["quantize", file, "-o", file, "--force", "--quant", "Q8_0"]);
+    assert!(output.status.success() && stdout(&output).contains("in q8_0"), "{}", stderr(&output));
+    assert!(run(&["--model", file, "ROMEO:"]).status.success());
+    assert_eq!(std::fs::read_dir(files.path()).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[test]
 fn completions_are_scripts() {
     for shell in ["bash", "zsh", "fish"] {
         assert!(stdout(&kiln(&["completions", shell])).contains("kiln"), "{shell}");

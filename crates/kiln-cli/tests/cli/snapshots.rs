@@ -132,6 +132,12 @@ const REFUSED: &str = "
     /load /nowhere | chat
     /load Cargo.toml | chat
     \"\"\"never closed | chat
+    quantize
+    quantize /nowhere -o model.gguf
+    quantize assets/demo -o model.gguf --quant q4
+    quantize assets/demo -o Cargo.toml
+    quantize assets/demo -o /nowhere/model.gguf
+    quantize tests/fixtures/transformers-5.23.0/models/whisper -o model.gguf
     inspect /nowhere
     inspect assets/demo --batch 0
     inspect assets/demo --cache elastic
@@ -193,6 +199,7 @@ fn help() {
         "conformance",
         "bench",
         "probe",
+        "quantize",
         "transcribe",
         "detect",
         "pull",

@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::{
     Error,
-    gguf::{Tensors, Value, generation_config, tokenizer_config, tokenizer_json},
+    gguf::{Gguf, Tensors, Value, generation_config, tokenizer_config, tokenizer_json},
 };
 
 fn read(path: &str) -> Json {
@@ -174,6 +174,43 @@ fn every_pre_tokenizer_is_recognised() {
         let does = |one: &PreTokenizer| (one.json(), one.composes, one.ignores_merges);
         assert_eq!(does(found), does(one), "{:?} for {:?}", found.names, one.names);
     }
+}
+
+/// `KILN_TEST_VOCABS` names the folder `models` of llama.cpp, as in the tests of the reader.
+#[test]
+fn vocabularies_of_llama_cpp_come_back() {
+    let Some(folder) = std::env::var_os("KILN_TEST_VOCABS") else {
+        println!(
+            "vocabularies_of_llama_cpp_come_back: skipped: set KILN_TEST_VOCABS to the folder `models` of llama.cpp"
+        );
+        return;
+    };
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut tested = 0;
+    for path in files.filter(|path| path.extension().is_some_and(|extension| extension == "gguf")) {
+        let mut file = fs::File::open(&path).unwrap();
+        let len = file.metadata().unwrap().len();
+        let metadata = Gguf::read(&mut file, len).unwrap().metadata().clone();
+        // Those that are not read are counted by the test of the reader.
+        let Ok(tokenizer) = tokenizer_json(&metadata) else { continue };
+        let vocab = metadata.strings("tokenizer.ggml.tokens").unwrap().unwrap().len();
+        let files = TokenizerFiles {
+            tokenizer: tokenizer.clone(),
+            config: tokenizer_config(&metadata).unwrap(),
+            generation: generation_config(&metadata).unwrap(),
+            ..TokenizerFiles::default()
+        };
+        let written = tokenizer_metadata(&files, vocab).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+        let back = tokenizer_json(&written).unwrap();
+        for part in ["normalizer", "pre_tokenizer", "post_processor", "decoder"] {
+            assert_eq!(back[part], tokenizer[part], "{path:?}: {part}");
+        }
+        assert!(back["model"] == tokenizer["model"], "{path:?}: another model");
+        assert_eq!(generation_config(&written).unwrap(), files.generation, "{path:?}");
+        tested += 1;
+    }
+    println!("{tested} vocabularies");
+    assert!(tested > 0, "the folder has no vocabularies");
 }
 
 /// `<unk>`, `<s>`, `</s>`, the bytes, letters, and what they are merged to.
