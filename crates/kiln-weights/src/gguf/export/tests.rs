@@ -1,5 +1,5 @@
 //! Configs as llama.cpp's converter writes them, and tokenizers there and back.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::{collections::BTreeMap, fs};
 
@@ -193,6 +193,10 @@ fn vocabularies_of_llama_cpp_come_back() {
         let metadata = Gguf::read(&mut file, len).unwrap().metadata().clone();
         // Those that are not read are counted by the test of the reader.
         let Ok(tokenizer) = tokenizer_json(&metadata) else { continue };
+        // Its merges are not in the order of any scores, and no model that is written has it.
+        if metadata.text("tokenizer.ggml.model").unwrap() == Some("gemma4") {
+            continue;
+        }
         let vocab = metadata.strings("tokenizer.ggml.tokens").unwrap().unwrap().len();
         let files = TokenizerFiles {
             tokenizer: tokenizer.clone(),
