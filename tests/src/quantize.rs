@@ -125,7 +125,7 @@ fn nothing_is_left_of_a_file_that_is_not_complete() {
     {
         let error = quantize(folder.path(), &path, mixture).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
-        assert_eq!(files(output.path()), [path.clone()]);
+        assert_eq!(files(output.path()), [&*path]);
         assert_eq!(fs::read(&path).unwrap(), b"before");
     }
     quantize(folder.path(), &path, Mixture::Bf16).unwrap();
