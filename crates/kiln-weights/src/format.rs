@@ -61,7 +61,7 @@ impl Format {
         Self::Mxfp4,
     ];
 
-    fn layout(self) -> &'static Layout {
+    pub(crate) const fn layout(self) -> &'static Layout {
         match self {
             Self::F32 => &plain::F32,
             Self::F16 => &plain::F16,

@@ -22,6 +22,7 @@ mod formats;
 pub mod gguf;
 mod mixture;
 pub mod quantized;
+pub mod streams;
 
 pub use error::Error;
 pub use format::Format;

@@ -2,12 +2,13 @@
 
 use crate::formats::bits::{bytes_of, codes_of};
 use crate::formats::{Block, Layout, fields, inverse, largest, narrow, widen};
+use crate::streams::{Parts, Streams};
 
-pub(crate) static Q4_0: Layout = Layout::of::<Q4_0, _, _>("q4_0", 2);
-pub(crate) static Q4_1: Layout = Layout::of::<Q4_1, _, _>("q4_1", 3);
-pub(crate) static Q5_0: Layout = Layout::of::<Q5_0, _, _>("q5_0", 6);
-pub(crate) static Q5_1: Layout = Layout::of::<Q5_1, _, _>("q5_1", 7);
-pub(crate) static Q8_0: Layout = Layout::of::<Q8_0, _, _>("q8_0", 8);
+pub(crate) static Q4_0: Layout = Layout::of::<Q4_0, _, _>("q4_0", 2, Some(Streams::of_32(4, 0, 8, false)));
+pub(crate) static Q4_1: Layout = Layout::of::<Q4_1, _, _>("q4_1", 3, Some(Streams::of_32(4, 0, 0, true)));
+pub(crate) static Q5_0: Layout = Layout::of::<Q5_0, _, _>("q5_0", 6, Some(Streams::of_32(4, 1, 16, false)));
+pub(crate) static Q5_1: Layout = Layout::of::<Q5_1, _, _>("q5_1", 7, Some(Streams::of_32(4, 1, 0, true)));
+pub(crate) static Q8_0: Layout = Layout::of::<Q8_0, _, _>("q8_0", 8, Some(Streams::of_32(8, 0, 128, false)));
 
 fields! {
     /// `(code - 8) · scale`, with 4 bits a code (`block_q4_0` of ggml).
@@ -26,6 +27,11 @@ impl Block<32, 18> for Q4_0 {
     fn pack(numbers: &[f32; 32]) -> Self {
         let (scale, codes) = symmetric(numbers, 8.0);
         Self { scale, codes: bytes_of::<4, 16, _, _>(&codes) }
+    }
+
+    fn parts(&self) -> Parts<32> {
+        let codes = codes_of::<4, 16, 32, _>(&self.codes);
+        Parts { codes, scale: u16::from_le_bytes(self.scale), ..Parts::default() }
     }
 }
 
@@ -47,6 +53,12 @@ impl Block<32, 20> for Q4_1 {
     fn pack(numbers: &[f32; 32]) -> Self {
         let (scale, minimum, codes) = between_extremes(numbers, 15.0);
         Self { scale, minimum, codes: bytes_of::<4, 16, _, _>(&codes) }
+    }
+
+    fn parts(&self) -> Parts<32> {
+        let codes = codes_of::<4, 16, 32, _>(&self.codes);
+        let (scale, minimum) = (u16::from_le_bytes(self.scale), u16::from_le_bytes(self.minimum));
+        Parts { codes, scale, minimum, ..Parts::default() }
     }
 }
 
@@ -70,6 +82,11 @@ impl Block<32, 22> for Q5_0 {
         let (scale, codes) = symmetric(numbers, 16.0);
         let (high, low) = split_five_bits(&codes);
         Self { scale, high, low }
+    }
+
+    fn parts(&self) -> Parts<32> {
+        let codes = five_bits(&self.high, &self.low);
+        Parts { codes, scale: u16::from_le_bytes(self.scale), ..Parts::default() }
     }
 }
 
@@ -95,6 +112,12 @@ impl Block<32, 24> for Q5_1 {
         let (high, low) = split_five_bits(&codes);
         Self { scale, minimum, high, low }
     }
+
+    fn parts(&self) -> Parts<32> {
+        let codes = five_bits(&self.high, &self.low);
+        let (scale, minimum) = (u16::from_le_bytes(self.scale), u16::from_le_bytes(self.minimum));
+        Parts { codes, scale, minimum, ..Parts::default() }
+    }
 }
 
 fields! {
@@ -117,6 +140,11 @@ impl Block<32, 34> for Q8_0 {
         let scale = largest(numbers).abs() / 127.0;
         let inverse = inverse(scale);
         Self { scale: narrow(scale), codes: numbers.map(|x| round(x * inverse) as i8 as u8) }
+    }
+
+    fn parts(&self) -> Parts<32> {
+        let codes = self.codes.map(|code| code ^ 128);
+        Parts { codes, scale: u16::from_le_bytes(self.scale), ..Parts::default() }
     }
 }
 

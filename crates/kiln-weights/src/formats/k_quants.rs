@@ -2,13 +2,19 @@
 
 use crate::formats::bits::{bytes_of, codes_of};
 use crate::formats::search::{Groups, Tries, ZERO, affine, groups, nearest, symmetric, symmetric_descent};
-use crate::formats::{Block, Layout, fields, largest, narrow, widen};
+use crate::formats::{Block, Layout, fields, filled, largest, narrow, widen};
+use crate::streams::{GroupScales, Parts, Streams};
 
-pub(crate) static Q2_K: Layout = Layout::of::<Q2K, _, _>("q2_k", 10);
-pub(crate) static Q3_K: Layout = Layout::of::<Q3K, _, _>("q3_k", 11);
-pub(crate) static Q4_K: Layout = Layout::of::<Q4K, _, _>("q4_k", 12);
-pub(crate) static Q5_K: Layout = Layout::of::<Q5K, _, _>("q5_k", 13);
-pub(crate) static Q6_K: Layout = Layout::of::<Q6K, _, _>("q6_k", 14);
+pub(crate) static Q2_K: Layout =
+    Layout::of::<Q2K, _, _>("q2_k", 10, Some(Streams::of_256(2, 0, 0, 16, GroupScales::Nibbles)));
+pub(crate) static Q3_K: Layout =
+    Layout::of::<Q3K, _, _>("q3_k", 11, Some(Streams::of_256(2, 1, 4, 16, GroupScales::Signed)));
+pub(crate) static Q4_K: Layout =
+    Layout::of::<Q4K, _, _>("q4_k", 12, Some(Streams::of_256(4, 0, 0, 32, GroupScales::Bytes)));
+pub(crate) static Q5_K: Layout =
+    Layout::of::<Q5K, _, _>("q5_k", 13, Some(Streams::of_256(4, 1, 0, 32, GroupScales::Bytes)));
+pub(crate) static Q6_K: Layout =
+    Layout::of::<Q6K, _, _>("q6_k", 14, Some(Streams::of_256(4, 2, 32, 16, GroupScales::Signed)));
 
 fields! {
     /// `scale · s · code - minimum · m`, with 2 bits a code, and 4-bit s and m for each 16 numbers (`block_q2_K` of ggml).
@@ -22,16 +28,25 @@ fields! {
     }
 }
 
-impl Block<256, 84> for Q2K {
-    fn unpack(&self, numbers: &mut [f32; 256]) {
-        let affine = Affine {
+impl Q2K {
+    fn affine(&self) -> Affine<16> {
+        Affine {
             scale: self.scale,
             minimum: self.minimum,
             scales: self.groups.map(|group| group & 15),
             minimums: self.groups.map(|group| group >> 4),
             codes: codes_of::<2, 32, 256, _>(&self.codes),
-        };
-        affine.unpack(numbers);
+        }
+    }
+}
+
+impl Block<256, 84> for Q2K {
+    fn unpack(&self, numbers: &mut [f32; 256]) {
+        self.affine().unpack(numbers);
+    }
+
+    fn parts(&self) -> Parts<256> {
+        self.affine().parts()
     }
 
     fn pack(numbers: &[f32; 256]) -> Self {
@@ -63,8 +78,8 @@ fields! {
     }
 }
 
-impl Block<256, 110> for Q3K {
-    fn unpack(&self, numbers: &mut [f32; 256]) {
+impl Q3K {
+    fn scales_and_codes(&self) -> ([i8; 16], [u8; 256]) {
         let scales = joined(
             codes_of::<4, 8, 16, _>(&self.low_scales),
             codes_of::<2, 4, 16, _>(&self.high_scales).map(|high| high << 4),
@@ -73,8 +88,19 @@ impl Block<256, 110> for Q3K {
             codes_of::<2, 32, 256, _>(&self.low),
             codes_of::<1, 32, 256, _>(&self.high).map(|high| high << 2),
         );
-        let scales = scales.map(|scale| scale as i8 - 32);
+        (scales.map(|scale| scale as i8 - 32), codes)
+    }
+}
+
+impl Block<256, 110> for Q3K {
+    fn unpack(&self, numbers: &mut [f32; 256]) {
+        let (scales, codes) = self.scales_and_codes();
         unpack_symmetric(self.scale, scales, 4.0, &codes, numbers);
+    }
+
+    fn parts(&self) -> Parts<256> {
+        let (scales, codes) = self.scales_and_codes();
+        symmetric_parts(self.scale, scales, codes)
     }
 
     fn pack(numbers: &[f32; 256]) -> Self {
@@ -104,11 +130,21 @@ fields! {
     }
 }
 
-impl Block<256, 144> for Q4K {
-    fn unpack(&self, numbers: &mut [f32; 256]) {
+impl Q4K {
+    fn affine(&self) -> Affine<8> {
         let (scales, minimums) = six_bits(&self.groups);
         let codes = codes_of::<4, 32, 256, _>(&self.codes);
-        Affine { scale: self.scale, minimum: self.minimum, scales, minimums, codes }.unpack(numbers);
+        Affine { scale: self.scale, minimum: self.minimum, scales, minimums, codes }
+    }
+}
+
+impl Block<256, 144> for Q4K {
+    fn unpack(&self, numbers: &mut [f32; 256]) {
+        self.affine().unpack(numbers);
+    }
+
+    fn parts(&self) -> Parts<256> {
+        self.affine().parts()
     }
 
     fn pack(numbers: &[f32; 256]) -> Self {
@@ -139,14 +175,24 @@ fields! {
     }
 }
 
-impl Block<256, 176> for Q5K {
-    fn unpack(&self, numbers: &mut [f32; 256]) {
+impl Q5K {
+    fn affine(&self) -> Affine<8> {
         let (scales, minimums) = six_bits(&self.groups);
         let codes = joined(
             codes_of::<4, 32, 256, _>(&self.low),
             codes_of::<1, 32, 256, _>(&self.high).map(|high| high << 4),
         );
-        Affine { scale: self.scale, minimum: self.minimum, scales, minimums, codes }.unpack(numbers);
+        Affine { scale: self.scale, minimum: self.minimum, scales, minimums, codes }
+    }
+}
+
+impl Block<256, 176> for Q5K {
+    fn unpack(&self, numbers: &mut [f32; 256]) {
+        self.affine().unpack(numbers);
+    }
+
+    fn parts(&self) -> Parts<256> {
+        self.affine().parts()
     }
 
     fn pack(numbers: &[f32; 256]) -> Self {
@@ -176,14 +222,25 @@ fields! {
     }
 }
 
-impl Block<256, 210> for Q6K {
-    fn unpack(&self, numbers: &mut [f32; 256]) {
+impl Q6K {
+    fn scales_and_codes(&self) -> ([i8; 16], [u8; 256]) {
         let codes = joined(
             codes_of::<4, 64, 256, _>(&self.low),
             codes_of::<2, 32, 256, _>(&self.high).map(|high| high << 4),
         );
-        let scales = self.scales.map(|scale| scale as i8);
+        (self.scales.map(|scale| scale as i8), codes)
+    }
+}
+
+impl Block<256, 210> for Q6K {
+    fn unpack(&self, numbers: &mut [f32; 256]) {
+        let (scales, codes) = self.scales_and_codes();
         unpack_symmetric(self.scale, scales, 32.0, &codes, numbers);
+    }
+
+    fn parts(&self) -> Parts<256> {
+        let (scales, codes) = self.scales_and_codes();
+        symmetric_parts(self.scale, scales, codes)
     }
 
     fn pack(numbers: &[f32; 256]) -> Self {
@@ -222,6 +279,16 @@ impl<const G: usize> Affine<G> {
             for (number, &code) in numbers.iter_mut().zip(codes) {
                 *number = scale * f32::from(code) - minimum;
             }
+        }
+    }
+
+    fn parts(&self) -> Parts<256> {
+        Parts {
+            codes: self.codes,
+            scales: filled(self.scales),
+            minimums: filled(self.minimums),
+            scale: u16::from_le_bytes(self.scale),
+            minimum: u16::from_le_bytes(self.minimum),
         }
     }
 
@@ -291,6 +358,11 @@ fn unpack_symmetric(
 /// with the scales that these codes express.
 ///
 /// Returns the factor of all scales, their codes, and the codes of the numbers.
+fn symmetric_parts(scale: [u8; 2], scales: [i8; 16], codes: [u8; 256]) -> Parts<256> {
+    let scale = u16::from_le_bytes(scale);
+    Parts { codes, scales: scales.map(|s| s as u8), scale, ..Parts::default() }
+}
+
 fn pack_symmetric(
     numbers: &Groups<16, 16>,
     scales: [f32; 16],

@@ -11,6 +11,8 @@ pub(crate) mod tables;
 
 use half::f16;
 
+use crate::streams::{Order, Parts, Streams};
+
 /// The largest float16. Numbers up to it give scales that float16 holds.
 const LARGEST_F16: f32 = 65504.0;
 
@@ -28,11 +30,19 @@ pub(crate) struct Layout {
     pub(crate) unpack: fn(&[u8], &mut [f32]),
     /// Packs whole blocks
     pub(crate) pack: fn(&[f32], &mut [u8]),
+    /// How blocks lie in words, where several numbers share one
+    pub(crate) streams: Option<Streams>,
+    /// Places rows of blocks in words
+    pub(crate) arrange: fn(&Streams, &[&[u8]], Order, &mut [u8]),
 }
 
 impl Layout {
     /// The layout of blocks of `N` numbers in `B` bytes.
-    const fn of<T: Block<N, B>, const N: usize, const B: usize>(name: &'static str, ggml_type: u32) -> Self {
+    const fn of<T: Block<N, B>, const N: usize, const B: usize>(
+        name: &'static str,
+        ggml_type: u32,
+        streams: Option<Streams>,
+    ) -> Self {
         Self {
             name,
             ggml_type,
@@ -49,6 +59,10 @@ impl Layout {
                     T::pack(numbers).write(block);
                 }
             },
+            streams,
+            arrange: |streams, rows, order, words| {
+                streams.arrange(|block: &[u8; B]| T::read(block).parts(), rows, order, words);
+            },
         }
     }
 }
@@ -59,6 +73,13 @@ trait Block<const N: usize, const B: usize>: Fields<B> {
 
     /// Packs numbers that are finite and not larger than [`Layout::largest`].
     fn pack(numbers: &[f32; N]) -> Self;
+
+    fn parts(&self) -> Parts<N>;
+}
+
+/// Fills a longer array.
+fn filled<const N: usize, const M: usize>(values: [u8; N]) -> [u8; M] {
+    std::array::from_fn(|i| values.get(i).copied().unwrap_or(0))
 }
 
 /// A struct whose fields are the `B` bytes of a block.

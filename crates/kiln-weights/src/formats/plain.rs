@@ -4,8 +4,9 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::formats::{Block, Fields, Layout};
+use crate::streams::Parts;
 
-pub(crate) static F32: Layout = Layout { largest: None, ..Layout::of::<f32, _, _>("f32", 0) };
+pub(crate) static F32: Layout = Layout { largest: None, ..Layout::of::<f32, _, _>("f32", 0, None) };
 pub(crate) static F16: Layout = Layout {
     name: "f16",
     ggml_type: 1,
@@ -14,8 +15,10 @@ pub(crate) static F16: Layout = Layout {
     largest: None,
     unpack: unpack_f16,
     pack: pack_f16,
+    streams: None,
+    arrange: |_, _, _, _| {},
 };
-pub(crate) static BF16: Layout = Layout { largest: None, ..Layout::of::<bf16, _, _>("bf16", 30) };
+pub(crate) static BF16: Layout = Layout { largest: None, ..Layout::of::<bf16, _, _>("bf16", 30, None) };
 
 impl Fields<4> for f32 {
     fn read(bytes: &[u8; 4]) -> Self {
@@ -34,6 +37,10 @@ impl Block<1, 4> for f32 {
 
     fn pack(numbers: &[f32; 1]) -> Self {
         numbers[0]
+    }
+
+    fn parts(&self) -> Parts<1> {
+        Parts::default()
     }
 }
 
@@ -85,5 +92,9 @@ impl Block<1, 2> for bf16 {
 
     fn pack(numbers: &[f32; 1]) -> Self {
         Self::from_f32(numbers[0])
+    }
+
+    fn parts(&self) -> Parts<1> {
+        Parts::default()
     }
 }

@@ -1,14 +1,25 @@
 //! Blocks whose codes are places in a table of 16 values: IQ4_NL, IQ4_XS, MXFP4.
 
+use half::bf16;
+
 use crate::formats::bits::{bytes_of, codes_of};
 use crate::formats::search::{best_fit, groups, nearest};
-use crate::formats::{Block, Fields, Layout, fields, inverse, largest, narrow, widen};
+use crate::formats::{Block, Fields, Layout, fields, filled, inverse, largest, narrow, widen};
+use crate::streams::{GroupScales, Parts, Streams};
 
 pub(crate) static IQ4_NL: Layout =
-    Layout { pack: pack_non_linear, ..Layout::of::<Iq4Nl, _, _>("iq4_nl", 20) };
-pub(crate) static IQ4_XS: Layout = Layout::of::<Iq4Xs, _, _>("iq4_xs", 23);
+    Layout { pack: pack_non_linear, ..Layout::of::<Iq4Nl, _, _>("iq4_nl", 20, Some(STREAMS)) };
+pub(crate) static IQ4_XS: Layout = Layout::of::<Iq4Xs, _, _>(
+    "iq4_xs",
+    23,
+    Some(Streams::of_256(4, 0, 0, 32, GroupScales::Signed).with_table(&NON_LINEAR)),
+);
 pub(crate) static MXFP4: Layout =
-    Layout { largest: Some(f32::MAX), ..Layout::of::<Mxfp4, _, _>("mxfp4", 39) };
+    Layout { largest: Some(f32::MAX), ..Layout::of::<Mxfp4, _, _>("mxfp4", 39, Some(MX_STREAMS)) };
+
+const STREAMS: Streams = Streams::of_32(4, 0, 0, false).with_table(&NON_LINEAR);
+
+const MX_STREAMS: Streams = Streams { is_bf16: true, ..Streams::of_32(4, 0, 0, false).with_table(&E2M1) };
 
 /// `kvalues_iq4nl` of ggml: denser near 0, as weights are.
 const NON_LINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
@@ -34,6 +45,11 @@ impl Block<32, 18> for Iq4Nl {
     fn pack(numbers: &[f32; 32]) -> Self {
         let [scale] = non_linear_scales(&groups(numbers));
         Self::with_scale(numbers, scale)
+    }
+
+    fn parts(&self) -> Parts<32> {
+        let codes = codes_of::<4, 16, 32, _>(&self.codes);
+        Parts { codes, scale: u16::from_le_bytes(self.scale), ..Parts::default() }
     }
 }
 
@@ -73,15 +89,21 @@ fields! {
     }
 }
 
+impl Iq4Xs {
+    /// `s - 32` of each group
+    fn factors(&self) -> [i8; 8] {
+        let high = codes_of::<2, 1, 8, _>(&self.high_scales);
+        let low = codes_of::<4, 1, 8, _>(&self.low_scales);
+        std::array::from_fn(|group| (high[group] << 4 | low[group]) as i8 - 32)
+    }
+}
+
 impl Block<256, 136> for Iq4Xs {
     fn unpack(&self, numbers: &mut [f32; 256]) {
         let scale = widen(self.scale);
-        let high = codes_of::<2, 1, 8, _>(&self.high_scales);
-        let low = codes_of::<4, 1, 8, _>(&self.low_scales);
         let codes = codes_of::<4, 16, 256, _>(&self.codes);
         let groups = numbers.as_chunks_mut().0.iter_mut().zip(codes.as_chunks().0);
-        for ((numbers, codes), (high, low)) in groups.zip(high.into_iter().zip(low)) {
-            let factor = (high << 4 | low) as i8 - 32;
+        for ((numbers, codes), factor) in groups.zip(self.factors()) {
             look_up(&NON_LINEAR, scale * f32::from(factor), *codes, numbers);
         }
     }
@@ -103,6 +125,15 @@ impl Block<256, 136> for Iq4Xs {
             high_scales: bytes_of::<2, 1, _, _>(&factors.map(|factor| factor >> 4)),
             low_scales: bytes_of::<4, 1, _, _>(&factors),
             codes: bytes_of::<4, 16, _, _>(&codes),
+        }
+    }
+
+    fn parts(&self) -> Parts<256> {
+        Parts {
+            codes: codes_of::<4, 16, 256, _>(&self.codes),
+            scales: filled(self.factors().map(|factor| factor as u8)),
+            scale: u16::from_le_bytes(self.scale),
+            ..Parts::default()
         }
     }
 }
@@ -136,6 +167,13 @@ impl Block<32, 17> for Mxfp4 {
             size | u8::from(x < 0.0 && size > 0) << 3
         });
         Self { exponent: [exponent], codes: bytes_of::<4, 16, _, _>(&codes) }
+    }
+
+    fn parts(&self) -> Parts<32> {
+        let [exponent] = self.exponent;
+        // A power of 2 loses nothing.
+        let scale = bf16::from_f32(half_power(exponent)).to_bits();
+        Parts { codes: codes_of::<4, 16, 32, _>(&self.codes), scale, ..Parts::default() }
     }
 }
 

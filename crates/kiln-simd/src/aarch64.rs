@@ -1,0 +1,173 @@
+//! Lanes of NEON with dot products (four vectors).
+#![allow(
+    unsafe_code,
+    reason = "functions of instructions can be called where a value says that they are there"
+)]
+
+use std::arch::{
+    aarch64::{
+        float32x4_t, uint32x4_t, vaddq_f32, vandq_u32, vcvtq_f32_s32, vdotq_s32, vdupq_n_f32, vdupq_n_s32,
+        vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32, vld1q_f32, vld1q_u8, vld1q_u32, vmulq_f32, vorrq_u32,
+        vqtbl1q_u8, vreinterpretq_s8_s32, vreinterpretq_s8_u8, vreinterpretq_s8_u32, vreinterpretq_s32_u32,
+        vreinterpretq_u8_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshlq_u32, vst1q_f32,
+    },
+    is_aarch64_feature_detected,
+};
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+
+use crate::{Lanes, Work};
+
+/// **Invariant:** a value exists only where the machine has NEON and its dot products.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Neon(());
+
+impl Neon {
+    pub(crate) fn detect() -> Option<Self> {
+        (is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")).then_some(Self(()))
+    }
+
+    pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
+        #[target_feature(enable = "neon,dotprod")]
+        fn run<W: Work>(lanes: Neon, work: W) -> W::Output {
+            work.run(lanes)
+        }
+        // SAFETY: the value says that the instructions are there.
+        unsafe { run(self, work) }
+    }
+
+    #[inline(always)]
+    fn signed_dot(self, sums: [uint32x4_t; 4], bytes: [uint32x4_t; 4], x: i32) -> [uint32x4_t; 4] {
+        std::array::from_fn(|i| unsafe {
+            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
+            let sums = vreinterpretq_s32_u32(sums[i]);
+            vreinterpretq_u32_s32(vdotq_s32(sums, vreinterpretq_s8_u32(bytes[i]), x))
+        })
+    }
+}
+
+// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of quarters of arrays.
+impl Lanes for Neon {
+    type Words = [uint32x4_t; 4];
+    type Floats = [float32x4_t; 4];
+
+    const REGISTERS: usize = 8;
+    const SUBTRACTS_128: bool = true;
+
+    #[inline(always)]
+    fn words(self, words: &[u32; 16]) -> [uint32x4_t; 4] {
+        quarters_of(words).map(|words| unsafe { vld1q_u32(words.as_ptr()) })
+    }
+
+    #[inline(always)]
+    fn integers(self, integer: i32) -> [uint32x4_t; 4] {
+        unsafe { [vdupq_n_u32(integer.cast_unsigned()); 4] }
+    }
+
+    #[inline(always)]
+    fn shift_right(self, words: [uint32x4_t; 4], by: u32) -> [uint32x4_t; 4] {
+        words.map(|words| unsafe { vshlq_u32(words, vdupq_n_s32(-by.cast_signed())) })
+    }
+
+    #[inline(always)]
+    fn shift_left(self, words: [uint32x4_t; 4], by: u32) -> [uint32x4_t; 4] {
+        words.map(|words| unsafe { vshlq_u32(words, vdupq_n_s32(by.cast_signed())) })
+    }
+
+    #[inline(always)]
+    fn and(self, words: [uint32x4_t; 4], mask: u32) -> [uint32x4_t; 4] {
+        words.map(|words| unsafe { vandq_u32(words, vdupq_n_u32(mask)) })
+    }
+
+    #[inline(always)]
+    fn or(self, a: [uint32x4_t; 4], b: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
+        std::array::from_fn(|i| unsafe { vorrq_u32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], bytes: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
+        bytes.map(|bytes| unsafe {
+            vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(table.as_ptr()), vreinterpretq_u8_u32(bytes)))
+        })
+    }
+
+    #[inline(always)]
+    fn dot(self, sums: [uint32x4_t; 4], bytes: [uint32x4_t; 4], x: i32) -> [uint32x4_t; 4] {
+        self.signed_dot(sums, bytes, x)
+    }
+
+    #[inline(always)]
+    fn dot_wide(self, sums: [uint32x4_t; 4], bytes: [uint32x4_t; 4], x: i32) -> [uint32x4_t; 4] {
+        let signed = bytes.map(|bytes| unsafe {
+            vreinterpretq_u32_u8(veorq_u8(vreinterpretq_u8_u32(bytes), vdupq_n_u8(128)))
+        });
+        self.signed_dot(sums, signed, x)
+    }
+
+    #[inline(always)]
+    fn to_floats(self, integers: [uint32x4_t; 4]) -> [float32x4_t; 4] {
+        integers.map(|integers| unsafe { vcvtq_f32_s32(vreinterpretq_s32_u32(integers)) })
+    }
+
+    #[inline(always)]
+    fn splat(self, float: f32) -> [float32x4_t; 4] {
+        unsafe { [vdupq_n_f32(float); 4] }
+    }
+
+    #[inline(always)]
+    fn floats(self, floats: &[f32; 16]) -> [float32x4_t; 4] {
+        quarters_of(floats).map(|floats| unsafe { vld1q_f32(floats.as_ptr()) })
+    }
+
+    #[inline(always)]
+    fn halves(self, halves: &[u16; 16]) -> [float32x4_t; 4] {
+        // Intrinsics of float16 are not stable yet; the crate has them in assembly.
+        let mut floats = [0.0; 16];
+        halves.map(f16::from_bits).convert_to_f32_slice(&mut floats);
+        self.floats(&floats)
+    }
+
+    #[inline(always)]
+    fn bfloats(self, bfloats: &[u16; 16]) -> [float32x4_t; 4] {
+        self.floats(&bfloats.map(|bits| bf16::from_bits(bits).to_f32()))
+    }
+
+    #[inline(always)]
+    fn bytes(self, bytes: &[u8; 16]) -> [float32x4_t; 4] {
+        self.floats(&bytes.map(f32::from))
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, bytes: &[u8; 16]) -> [float32x4_t; 4] {
+        self.floats(&bytes.map(|byte| f32::from(byte.cast_signed())))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [float32x4_t; 4], b: [float32x4_t; 4]) -> [float32x4_t; 4] {
+        std::array::from_fn(|i| unsafe { vmulq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn add(self, a: [float32x4_t; 4], b: [float32x4_t; 4]) -> [float32x4_t; 4] {
+        std::array::from_fn(|i| unsafe { vaddq_f32(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [float32x4_t; 4], b: [float32x4_t; 4], c: [float32x4_t; 4]) -> [float32x4_t; 4] {
+        std::array::from_fn(|i| unsafe { vfmaq_f32(c[i], a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn array(self, floats: [float32x4_t; 4]) -> [f32; 16] {
+        let mut array = [0.0; 16];
+        for (to, from) in array.as_chunks_mut::<4>().0.iter_mut().zip(floats) {
+            unsafe { vst1q_f32(to.as_mut_ptr(), from) };
+        }
+        array
+    }
+}
+
+#[inline(always)]
+fn quarters_of<T: Copy + Default>(all: &[T; 16]) -> [[T; 4]; 4] {
+    std::array::from_fn(|i| std::array::from_fn(|j| all[4 * i + j]))
+}

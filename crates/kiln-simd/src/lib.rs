@@ -1,0 +1,104 @@
+//! Vectors of sixteen lanes, by the instructions that the machine has.
+//!
+//! For code that is written once, over [`Lanes`], and compiled for each set of instructions: products of bytes and float16 above all,
+//! which the crate `pulp` does not have.
+//!
+//! **Invariant:** functions of instructions are `unsafe`, and are called in this crate alone. A value of lanes exists only where the
+//! machine has their instructions.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+mod portable;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+/// Sixteen lanes of 32 bits.
+pub trait Lanes: Copy {
+    /// Sixteen integers, or four bytes each
+    type Words: Copy;
+    /// Sixteen float32
+    type Floats: Copy;
+
+    /// How many vectors of sixteen lanes there are registers for.
+    const REGISTERS: usize;
+
+    /// Whether [`dot_wide`](Self::dot_wide) takes a byte as what it is above 128.
+    const SUBTRACTS_128: bool;
+
+    fn words(self, words: &[u32; 16]) -> Self::Words;
+
+    /// The same integer in all lanes.
+    fn integers(self, integer: i32) -> Self::Words;
+
+    fn shift_right(self, words: Self::Words, by: u32) -> Self::Words;
+
+    fn shift_left(self, words: Self::Words, by: u32) -> Self::Words;
+
+    fn and(self, words: Self::Words, mask: u32) -> Self::Words;
+
+    fn or(self, a: Self::Words, b: Self::Words) -> Self::Words;
+
+    /// The entries of a table that bytes from 0 to 15 name.
+    fn look_up(self, table: &[u8; 16], bytes: Self::Words) -> Self::Words;
+
+    /// Adds the dot product of four bytes, up to 127, with four signed bytes from -127 on, which all lanes share.
+    fn dot(self, sums: Self::Words, bytes: Self::Words, x: i32) -> Self::Words;
+
+    /// As [`dot`](Self::dot), of bytes up to 255; see [`SUBTRACTS_128`](Self::SUBTRACTS_128).
+    fn dot_wide(self, sums: Self::Words, bytes: Self::Words, x: i32) -> Self::Words;
+
+    /// Integers as floats.
+    fn to_floats(self, integers: Self::Words) -> Self::Floats;
+
+    /// The same float in all lanes.
+    fn splat(self, float: f32) -> Self::Floats;
+
+    fn floats(self, floats: &[f32; 16]) -> Self::Floats;
+
+    /// float16 numbers, by their bits.
+    fn halves(self, halves: &[u16; 16]) -> Self::Floats;
+
+    /// bfloat16 numbers, by their bits.
+    fn bfloats(self, bfloats: &[u16; 16]) -> Self::Floats;
+
+    fn bytes(self, bytes: &[u8; 16]) -> Self::Floats;
+
+    fn signed_bytes(self, bytes: &[u8; 16]) -> Self::Floats;
+
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// `a b + c`, rounded once where the machine can.
+    fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+
+    fn array(self, floats: Self::Floats) -> [f32; 16];
+}
+
+/// What is computed with lanes.
+pub trait Work {
+    type Output;
+
+    /// It is to be inlined, so that it is compiled for the instructions of `lanes`.
+    fn run<L: Lanes>(self, lanes: L) -> Self::Output;
+}
+
+/// Does work with the best lanes of this machine.
+pub fn run<W: Work>(work: W) -> W::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(lanes) = x86::Avx512::detect() {
+            return lanes.run(work);
+        }
+        if let Some(lanes) = x86::Avx2::detect() {
+            return lanes.run(work);
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    if let Some(lanes) = aarch64::Neon::detect() {
+        return lanes.run(work);
+    }
+    work.run(portable::Portable)
+}

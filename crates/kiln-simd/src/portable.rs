@@ -1,0 +1,126 @@
+//! Lanes for every machine, in plain Rust.
+
+use half::{bf16, f16};
+
+use crate::Lanes;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Portable;
+
+impl Lanes for Portable {
+    type Words = [u32; 16];
+    type Floats = [f32; 16];
+
+    const REGISTERS: usize = 4;
+    const SUBTRACTS_128: bool = true;
+
+    #[inline(always)]
+    fn words(self, words: &[u32; 16]) -> [u32; 16] {
+        *words
+    }
+
+    #[inline(always)]
+    fn integers(self, integer: i32) -> [u32; 16] {
+        [integer.cast_unsigned(); 16]
+    }
+
+    #[inline(always)]
+    fn shift_right(self, words: [u32; 16], by: u32) -> [u32; 16] {
+        words.map(|word| word >> by)
+    }
+
+    #[inline(always)]
+    fn shift_left(self, words: [u32; 16], by: u32) -> [u32; 16] {
+        words.map(|word| word << by)
+    }
+
+    #[inline(always)]
+    fn and(self, words: [u32; 16], mask: u32) -> [u32; 16] {
+        words.map(|word| word & mask)
+    }
+
+    #[inline(always)]
+    fn or(self, a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
+        std::array::from_fn(|lane| a[lane] | b[lane])
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], bytes: [u32; 16]) -> [u32; 16] {
+        bytes.map(|word| u32::from_le_bytes(word.to_le_bytes().map(|byte| table[usize::from(byte & 15)])))
+    }
+
+    #[inline(always)]
+    fn dot(self, sums: [u32; 16], bytes: [u32; 16], x: i32) -> [u32; 16] {
+        dot(sums, bytes, x, 0)
+    }
+
+    #[inline(always)]
+    fn dot_wide(self, sums: [u32; 16], bytes: [u32; 16], x: i32) -> [u32; 16] {
+        dot(sums, bytes, x, 128)
+    }
+
+    #[inline(always)]
+    fn to_floats(self, integers: [u32; 16]) -> [f32; 16] {
+        integers.map(|integer| integer.cast_signed() as f32)
+    }
+
+    #[inline(always)]
+    fn splat(self, float: f32) -> [f32; 16] {
+        [float; 16]
+    }
+
+    #[inline(always)]
+    fn floats(self, floats: &[f32; 16]) -> [f32; 16] {
+        *floats
+    }
+
+    #[inline(always)]
+    fn halves(self, halves: &[u16; 16]) -> [f32; 16] {
+        halves.map(|bits| f16::from_bits(bits).to_f32())
+    }
+
+    #[inline(always)]
+    fn bfloats(self, bfloats: &[u16; 16]) -> [f32; 16] {
+        bfloats.map(|bits| bf16::from_bits(bits).to_f32())
+    }
+
+    #[inline(always)]
+    fn bytes(self, bytes: &[u8; 16]) -> [f32; 16] {
+        bytes.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, bytes: &[u8; 16]) -> [f32; 16] {
+        bytes.map(|byte| f32::from(byte.cast_signed()))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|lane| a[lane] * b[lane])
+    }
+
+    #[inline(always)]
+    fn add(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|lane| a[lane] + b[lane])
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
+        std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
+    }
+
+    #[inline(always)]
+    fn array(self, floats: [f32; 16]) -> [f32; 16] {
+        floats
+    }
+}
+
+#[inline(always)]
+fn dot(sums: [u32; 16], bytes: [u32; 16], x: i32, subtracted: i32) -> [u32; 16] {
+    let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
+    std::array::from_fn(|lane| {
+        let bytes = bytes[lane].to_le_bytes().map(|byte| i32::from(byte) - subtracted);
+        let products = bytes[0] * x[0] + bytes[1] * x[1] + bytes[2] * x[2] + bytes[3] * x[3];
+        sums[lane].wrapping_add(products.cast_unsigned())
+    })
+}

@@ -1,0 +1,63 @@
+//! Every set of instructions that this machine has computes what the plain code does.
+
+use crate::{Lanes, Work, portable::Portable};
+
+/// All operations, on some numbers.
+struct All;
+
+impl Work for All {
+    type Output = Vec<[f32; 16]>;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) -> Vec<[f32; 16]> {
+        let words: [u32; 16] = std::array::from_fn(|i| (i as u32 + 1).wrapping_mul(0x9e37_79b9));
+        let halves: [u16; 16] =
+            std::array::from_fn(|i| 0x0400 * i as u16 + 7 * i as u16 + 0x8000 * (i as u16 % 2));
+        let bytes: [u8; 16] = std::array::from_fn(|i| 17 * i as u8);
+        let floats: [f32; 16] = std::array::from_fn(|i| i as f32 * 0.37 - 3.0);
+        let table: [u8; 16] = std::array::from_fn(|i| 255 - 16 * i as u8);
+        let all = lanes.words(&words);
+        let small = lanes.and(all, 0x7f7f_7f7f);
+        let four = lanes.and(lanes.shift_right(all, 4), 0x0f0f_0f0f);
+        let (start, x) = (lanes.integers(-1000), i32::from_le_bytes([127, 129, 1, 200]));
+        // What is not subtracted from bytes is subtracted here.
+        let sum = 128 * [127, -127, 1, -56].iter().sum::<i32>();
+        let wide = lanes.integers(if L::SUBTRACTS_128 { 5 } else { 5 - sum });
+        let number = lanes.floats(&floats);
+        let results = [
+            lanes.to_floats(lanes.dot(start, small, x)),
+            lanes.to_floats(lanes.dot_wide(wide, all, x)),
+            lanes.to_floats(lanes.or(lanes.shift_left(four, 3), lanes.look_up(&table, four))),
+            lanes.halves(&halves),
+            lanes.bfloats(&halves),
+            lanes.bytes(&bytes),
+            lanes.signed_bytes(&bytes),
+            lanes.add(lanes.mul(number, lanes.splat(0.5)), number),
+            // Exact, so that rounding once or twice is one.
+            lanes.mul_add(lanes.bytes(&bytes), lanes.splat(3.0), lanes.splat(-2.0)),
+        ];
+        results.map(|result| lanes.array(result)).into()
+    }
+}
+
+#[test]
+fn instructions_compute_what_plain_code_does() {
+    let want = All.run(Portable);
+    let found = crate::run(All);
+    assert_eq!(found, want);
+    #[cfg(target_arch = "x86_64")]
+    if let Some(lanes) = crate::x86::Avx2::detect() {
+        assert_eq!(lanes.run(All), want);
+    }
+}
+
+#[test]
+fn plain_code_computes_products_of_bytes() {
+    // 1·127 + 2·(-127) + 3·1 + 4·(-1) = -128
+    let bytes = u32::from_le_bytes([1, 2, 3, 4]);
+    let x = i32::from_le_bytes([127, 129, 1, 255]);
+    assert_eq!(Portable.dot([0; 16], [bytes; 16], x), [(-128i32).cast_unsigned(); 16]);
+    // (1 - 128)·1 + (130 - 128)·3 = -121
+    let bytes = u32::from_le_bytes([1, 130, 128, 128]);
+    assert_eq!(Portable.dot_wide([0; 16], [bytes; 16], 0x0000_0301), [(-121i32).cast_unsigned(); 16]);
+}

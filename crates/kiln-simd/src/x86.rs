@@ -1,0 +1,337 @@
+//! Lanes of AVX-512 with VNNI (one vector), and of AVX2 with FMA and F16C (two vectors), with AVX-VNNI where it is there.
+#![allow(
+    unsafe_code,
+    reason = "functions of instructions can be called where a value says that they are there"
+)]
+
+use std::arch::{
+    is_x86_feature_detected,
+    x86_64::{
+        __m256, __m256i, __m512, __m512i, _mm_loadu_si128, _mm_set1_epi64x, _mm256_add_epi32, _mm256_add_ps,
+        _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
+        _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps,
+        _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps,
+        _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+        _mm256_shuffle_epi8, _mm256_sign_epi8, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srlv_epi32,
+        _mm256_storeu_ps, _mm256_xor_si256, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4,
+        _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
+        _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
+        _mm512_loadu_si512, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi32, _mm512_set1_ps,
+        _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_storeu_ps,
+    },
+};
+
+use crate::{Lanes, Work};
+
+/// **Invariant:** a value exists only where the machine has AVX-512 F, BW and VNNI.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(crate) fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        all.then_some(Self(()))
+    }
+
+    pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        fn run<W: Work>(lanes: Avx512, work: W) -> W::Output {
+            work.run(lanes)
+        }
+        // SAFETY: the value says that the instructions are there; AVX-512 F implies AVX2, FMA and F16C.
+        unsafe { run(self, work) }
+    }
+}
+
+// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of whole arrays.
+impl Lanes for Avx512 {
+    type Words = __m512i;
+    type Floats = __m512;
+
+    const REGISTERS: usize = 32;
+    const SUBTRACTS_128: bool = false;
+
+    #[inline(always)]
+    fn words(self, words: &[u32; 16]) -> __m512i {
+        unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn integers(self, integer: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(integer) }
+    }
+
+    #[inline(always)]
+    fn shift_right(self, words: __m512i, by: u32) -> __m512i {
+        unsafe { _mm512_srlv_epi32(words, _mm512_set1_epi32(by.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn shift_left(self, words: __m512i, by: u32) -> __m512i {
+        unsafe { _mm512_sllv_epi32(words, _mm512_set1_epi32(by.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn and(self, words: __m512i, mask: u32) -> __m512i {
+        unsafe { _mm512_and_si512(words, _mm512_set1_epi32(mask.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], bytes: __m512i) -> __m512i {
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, bytes)
+        }
+    }
+
+    #[inline(always)]
+    fn dot(self, sums: __m512i, bytes: __m512i, x: i32) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sums, bytes, _mm512_set1_epi32(x)) }
+    }
+
+    #[inline(always)]
+    fn dot_wide(self, sums: __m512i, bytes: __m512i, x: i32) -> __m512i {
+        self.dot(sums, bytes, x)
+    }
+
+    #[inline(always)]
+    fn to_floats(self, integers: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(integers) }
+    }
+
+    #[inline(always)]
+    fn splat(self, float: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(float) }
+    }
+
+    #[inline(always)]
+    fn floats(self, floats: &[f32; 16]) -> __m512 {
+        unsafe { _mm512_loadu_ps(floats.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn halves(self, halves: &[u16; 16]) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(halves.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn bfloats(self, bfloats: &[u16; 16]) -> __m512 {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bfloats.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    fn bytes(self, bytes: &[u8; 16]) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, bytes: &[u8; 16]) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn array(self, floats: __m512) -> [f32; 16] {
+        let mut array = [0.0; 16];
+        unsafe { _mm512_storeu_ps(array.as_mut_ptr(), floats) };
+        array
+    }
+}
+
+/// **Invariant:** a value exists only where the machine has AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(crate) fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        all.then_some(Self(()))
+    }
+
+    pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn run<W: Work>(lanes: Avx2, work: W) -> W::Output {
+            work.run(lanes)
+        }
+        // SAFETY: the value says that the instructions are there.
+        unsafe { run(self, work) }
+    }
+
+    #[inline(always)]
+    fn each(a: [__m256i; 2], of: impl Fn(__m256i) -> __m256i) -> [__m256i; 2] {
+        [of(a[0]), of(a[1])]
+    }
+}
+
+// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of halves of arrays.
+impl Lanes for Avx2 {
+    type Words = [__m256i; 2];
+    type Floats = [__m256; 2];
+
+    const REGISTERS: usize = 8;
+    const SUBTRACTS_128: bool = true;
+
+    #[inline(always)]
+    fn words(self, words: &[u32; 16]) -> [__m256i; 2] {
+        let [a, b] = halves_of(words);
+        unsafe { [_mm256_loadu_si256(a.as_ptr().cast()), _mm256_loadu_si256(b.as_ptr().cast())] }
+    }
+
+    #[inline(always)]
+    fn integers(self, integer: i32) -> [__m256i; 2] {
+        unsafe { [_mm256_set1_epi32(integer); 2] }
+    }
+
+    #[inline(always)]
+    fn shift_right(self, words: [__m256i; 2], by: u32) -> [__m256i; 2] {
+        Self::each(words, |words| unsafe { _mm256_srlv_epi32(words, _mm256_set1_epi32(by.cast_signed())) })
+    }
+
+    #[inline(always)]
+    fn shift_left(self, words: [__m256i; 2], by: u32) -> [__m256i; 2] {
+        Self::each(words, |words| unsafe { _mm256_sllv_epi32(words, _mm256_set1_epi32(by.cast_signed())) })
+    }
+
+    #[inline(always)]
+    fn and(self, words: [__m256i; 2], mask: u32) -> [__m256i; 2] {
+        Self::each(words, |words| unsafe { _mm256_and_si256(words, _mm256_set1_epi32(mask.cast_signed())) })
+    }
+
+    #[inline(always)]
+    fn or(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], bytes: [__m256i; 2]) -> [__m256i; 2] {
+        let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
+        Self::each(bytes, |bytes| unsafe { _mm256_shuffle_epi8(table, bytes) })
+    }
+
+    #[inline(always)]
+    fn dot(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        // Two products of up to 127 · 127 fit in 16 bits.
+        let add = |sums, bytes| unsafe {
+            let pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi32(x));
+            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        };
+        [add(sums[0], bytes[0]), add(sums[1], bytes[1])]
+    }
+
+    #[inline(always)]
+    fn dot_wide(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        // The sign of a byte moves to x; two products of up to 128 · 127 fit in 16 bits.
+        let add = |sums, bytes| unsafe {
+            let signed = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+            let x = _mm256_sign_epi8(_mm256_set1_epi32(x), signed);
+            let pairs = _mm256_maddubs_epi16(_mm256_sign_epi8(signed, signed), x);
+            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        };
+        [add(sums[0], bytes[0]), add(sums[1], bytes[1])]
+    }
+
+    #[inline(always)]
+    fn to_floats(self, integers: [__m256i; 2]) -> [__m256; 2] {
+        integers.map(|integers| unsafe { _mm256_cvtepi32_ps(integers) })
+    }
+
+    #[inline(always)]
+    fn splat(self, float: f32) -> [__m256; 2] {
+        unsafe { [_mm256_set1_ps(float); 2] }
+    }
+
+    #[inline(always)]
+    fn floats(self, floats: &[f32; 16]) -> [__m256; 2] {
+        let [a, b] = halves_of(floats);
+        unsafe { [_mm256_loadu_ps(a.as_ptr()), _mm256_loadu_ps(b.as_ptr())] }
+    }
+
+    #[inline(always)]
+    fn halves(self, halves: &[u16; 16]) -> [__m256; 2] {
+        halves_of(halves).map(|halves| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast())) })
+    }
+
+    #[inline(always)]
+    fn bfloats(self, bfloats: &[u16; 16]) -> [__m256; 2] {
+        halves_of(bfloats).map(|bfloats| unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(bfloats.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        })
+    }
+
+    #[inline(always)]
+    fn bytes(self, bytes: &[u8; 16]) -> [__m256; 2] {
+        halves_of(bytes).map(|bytes| unsafe {
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_set1_epi64x(i64::from_le_bytes(bytes))))
+        })
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, bytes: &[u8; 16]) -> [__m256; 2] {
+        halves_of(bytes).map(|bytes| unsafe {
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_set1_epi64x(i64::from_le_bytes(bytes))))
+        })
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn add(self, a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+
+    #[inline(always)]
+    fn array(self, floats: [__m256; 2]) -> [f32; 16] {
+        let mut array = [0.0; 16];
+        let (a, b) = array.split_at_mut(8);
+        unsafe {
+            _mm256_storeu_ps(a.as_mut_ptr(), floats[0]);
+            _mm256_storeu_ps(b.as_mut_ptr(), floats[1]);
+        }
+        array
+    }
+}
+
+#[inline(always)]
+fn halves_of<T: Copy + Default>(all: &[T; 16]) -> [[T; 8]; 2] {
+    let mut halves = [[T::default(); 8]; 2];
+    halves[0].copy_from_slice(&all[..8]);
+    halves[1].copy_from_slice(&all[8..]);
+    halves
+}

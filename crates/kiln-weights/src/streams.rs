@@ -1,0 +1,521 @@
+//! The layout of packed matrices in memory: the parts of blocks apart from each other, in words of 32 bits.
+//!
+//! Blocks of a file have 17 to 210 bytes, which vector units and GPUs cannot read as words. So codes, scales and minimums become
+//! streams. Nothing is rounded, and the bytes are those of the file, but for scales of six bits, which get eight.
+//!
+//! Codes are placed so that vectors of four bytes come out of words by a shift and a mask. Four neighbours are a quad; a run of 32 numbers
+//! has eight. Quad q is byte for byte in
+//!
+//! | bits | words of a run | word | shifted by |
+//! |---|---|---|---|
+//! | 8 | 8 | q | 0 |
+//! | 4 | 4 | q % 4 | 4 (q / 4) |
+//! | 2 | 2 | q / 4 | 2 (q % 4) |
+//! | 1 | 1 | 0 | q |
+
+use crate::{Error, Format};
+
+/// Rows whose words lie side by side in [`Order::Sixteens`].
+pub const SIXTEEN: usize = 16;
+
+/// How the words of rows follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Row after row. A row has the low bits of all codes, then the high bits, the scales of groups, the minimums of groups,
+    /// and the float16 scales, each of which begins with a word. A scale and a minimum in float16 share a word.
+    Rows,
+    /// Sixteen rows after sixteen rows, block after block. A block has the float16 scales of sixteen rows, then their minimums, the scales
+    /// of each group, the minimums of each group, and then the codes of each run of 32: low bits, word by word, and high bits. So vector
+    /// units whose lanes are rows read it in order. Rows that are missing are 0.
+    Sixteens,
+}
+
+/// Scales of the groups of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GroupScales {
+    /// The block is one group.
+    One,
+    /// Signed bytes
+    Signed,
+    /// Bytes, and as many for minimums
+    Bytes,
+    /// Four bits for the scale, and four for the minimum
+    Nibbles,
+}
+
+/// What words hold.
+///
+/// A number is `scale · s · (byte - offset) - minimum · m`, or `scale · (byte - offset) + minimum` of a block that is one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Streams {
+    /// Numbers of a block
+    pub block: usize,
+    /// Low bits of a code
+    pub low: usize,
+    /// High bits of a code
+    pub high: usize,
+    /// Numbers that share a scale: 16 or 32
+    pub group: usize,
+    pub groups: GroupScales,
+    /// Whether there is a minimum beside the float16 scale
+    pub has_minimum: bool,
+    /// Whether the scale is bfloat16 instead of float16
+    pub is_bf16: bool,
+    /// What codes stand for, if they are places in a table
+    pub table: Option<&'static [i8; 16]>,
+    /// What is subtracted from a code
+    pub offset: u8,
+}
+
+/// The parts of a block.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts<const N: usize> {
+    pub(crate) codes: [u8; N],
+    /// Of each group
+    pub(crate) scales: [u8; 16],
+    /// Of each group
+    pub(crate) minimums: [u8; 16],
+    /// The bits of a float16 or bfloat16
+    pub(crate) scale: u16,
+    /// The bits of a float16
+    pub(crate) minimum: u16,
+}
+
+impl<const N: usize> Default for Parts<N> {
+    fn default() -> Self {
+        Self { codes: [0; N], scales: [0; 16], minimums: [0; 16], scale: 0, minimum: 0 }
+    }
+}
+
+impl Streams {
+    /// Blocks of 32 that are one group.
+    pub(crate) const fn of_32(low: usize, high: usize, offset: u8, has_minimum: bool) -> Self {
+        let groups = GroupScales::One;
+        Self { block: 32, low, high, group: 32, groups, has_minimum, is_bf16: false, table: None, offset }
+    }
+
+    /// Blocks of 256.
+    pub(crate) const fn of_256(
+        low: usize,
+        high: usize,
+        offset: u8,
+        group: usize,
+        groups: GroupScales,
+    ) -> Self {
+        let has_minimum = !matches!(groups, GroupScales::Signed);
+        Self { block: 256, low, high, group, groups, has_minimum, is_bf16: false, table: None, offset }
+    }
+
+    pub(crate) const fn with_table(self, table: &'static [i8; 16]) -> Self {
+        Self { table: Some(table), ..self }
+    }
+
+    /// Bytes of the parts of a block: low bits, high bits, scales of groups, minimums of groups, and what is in float16.
+    pub const fn parts(&self) -> [usize; 5] {
+        let groups = self.block / self.group;
+        let (scales, minimums) = match self.groups {
+            GroupScales::One => (0, 0),
+            GroupScales::Signed | GroupScales::Nibbles => (groups, 0),
+            GroupScales::Bytes => (groups, groups),
+        };
+        let halves = if self.has_minimum { 4 } else { 2 };
+        [self.block * self.low / 8, self.block * self.high / 8, scales, minimums, halves]
+    }
+
+    /// Words of a row of so many blocks.
+    pub fn row_words(&self, blocks: usize) -> usize {
+        self.parts().iter().map(|bytes| (bytes * blocks).div_ceil(4)).sum()
+    }
+
+    /// Words of a block of sixteen rows.
+    pub const fn block_words(&self) -> usize {
+        let [low, high, scales, minimums, halves] = self.parts();
+        (low + high + scales + minimums + halves) * SIXTEEN / 4
+    }
+
+    /// Words of so many rows of so many blocks.
+    pub fn words(&self, order: Order, rows: usize, blocks: usize) -> usize {
+        match order {
+            Order::Rows => rows * self.row_words(blocks),
+            Order::Sixteens => rows.div_ceil(SIXTEEN) * blocks * self.block_words(),
+        }
+    }
+
+    /// Places rows of blocks of `B` bytes in words: all bytes of [`words`](Self::words) for them.
+    pub(crate) fn arrange<const N: usize, const B: usize>(
+        &self,
+        parts_of: impl Fn(&[u8; B]) -> Parts<N>,
+        rows: &[&[u8]],
+        order: Order,
+        to: &mut [u8],
+    ) {
+        let blocks = rows.first().map_or(0, |row| row.len() / B);
+        let places = Places { streams: self, order, blocks };
+        for (row, of_row) in rows.iter().enumerate() {
+            for (block, of_block) in of_row.as_chunks().0.iter().enumerate() {
+                self.put(&parts_of(of_block), places, row, block, to);
+            }
+        }
+    }
+
+    fn put<const N: usize>(
+        &self,
+        parts: &Parts<N>,
+        places: Places<'_>,
+        row: usize,
+        block: usize,
+        to: &mut [u8],
+    ) {
+        let low = (1u16 << self.low) - 1;
+        for (run, codes) in parts.codes.as_chunks::<32>().0.iter().enumerate() {
+            let bytes = packed(self.low, &codes.map(|code| code & low as u8));
+            places.put::<4>(to, [row, block, 0, run * 4 * self.low], &bytes[..4 * self.low]);
+            if self.high > 0 {
+                let bytes = packed(self.high, &codes.map(|code| code >> self.low));
+                places.put::<4>(to, [row, block, 1, run * 4 * self.high], &bytes[..4 * self.high]);
+            }
+        }
+        let groups = self.block / self.group;
+        match self.groups {
+            GroupScales::One => {}
+            GroupScales::Signed => places.put::<1>(to, [row, block, 2, 0], &parts.scales[..groups]),
+            GroupScales::Bytes => {
+                places.put::<1>(to, [row, block, 2, 0], &parts.scales[..groups]);
+                places.put::<1>(to, [row, block, 3, 0], &parts.minimums[..groups]);
+            }
+            GroupScales::Nibbles => {
+                let both: [u8; 16] = std::array::from_fn(|i| parts.scales[i] | parts.minimums[i] << 4);
+                places.put::<1>(to, [row, block, 2, 0], &both[..groups]);
+            }
+        }
+        places.put::<2>(to, [row, block, 4, 0], &parts.scale.to_le_bytes());
+        if self.has_minimum {
+            places.put::<2>(to, [row, block, 4, 2], &parts.minimum.to_le_bytes());
+        }
+    }
+
+    fn parts_at(&self, places: Places<'_>, row: usize, block: usize, from: &[u8]) -> Parts<256> {
+        let mut parts = Parts::default();
+        for (run, codes) in parts.codes.as_chunks_mut::<32>().0.iter_mut().take(self.block / 32).enumerate() {
+            let mut bytes = [0; 32];
+            places.get::<4>(from, [row, block, 0, run * 4 * self.low], &mut bytes[..4 * self.low]);
+            *codes = unpacked(self.low, &bytes);
+            if self.high > 0 {
+                let mut bytes = [0; 32];
+                places.get::<4>(from, [row, block, 1, run * 4 * self.high], &mut bytes[..4 * self.high]);
+                let high = unpacked(self.high, &bytes);
+                codes.iter_mut().zip(high).for_each(|(code, high)| *code |= high << self.low);
+            }
+        }
+        let groups = self.block / self.group;
+        if self.groups != GroupScales::One {
+            places.get::<1>(from, [row, block, 2, 0], &mut parts.scales[..groups]);
+        }
+        match self.groups {
+            GroupScales::Bytes => places.get::<1>(from, [row, block, 3, 0], &mut parts.minimums[..groups]),
+            GroupScales::Nibbles => {
+                parts.minimums = parts.scales.map(|both| both >> 4);
+                parts.scales = parts.scales.map(|both| both & 15);
+            }
+            GroupScales::One | GroupScales::Signed => {}
+        }
+        let mut half = [0; 2];
+        places.get::<2>(from, [row, block, 4, 0], &mut half);
+        parts.scale = u16::from_le_bytes(half);
+        if self.has_minimum {
+            places.get::<2>(from, [row, block, 4, 2], &mut half);
+            parts.minimum = u16::from_le_bytes(half);
+        }
+        parts
+    }
+
+    /// The numbers of a block.
+    fn numbers(&self, parts: &Parts<256>, numbers: &mut [f32]) {
+        let scale = match self.is_bf16 {
+            true => half::bf16::from_bits(parts.scale).to_f32(),
+            false => half::f16::from_bits(parts.scale).to_f32(),
+        };
+        let minimum = half::f16::from_bits(parts.minimum).to_f32();
+        let groups = numbers.chunks_mut(self.group).zip(parts.codes.chunks(self.group)).enumerate();
+        for (group, (numbers, codes)) in groups {
+            let (s, m) = (parts.scales[group % 16], f32::from(parts.minimums[group % 16]));
+            let (scale, minimum) = match self.groups {
+                GroupScales::One => (scale, self.has_minimum.then_some(minimum)),
+                GroupScales::Signed => (scale * f32::from(s as i8), None),
+                GroupScales::Bytes | GroupScales::Nibbles => (scale * f32::from(s), Some(-(minimum * m))),
+            };
+            for (number, &code) in numbers.iter_mut().zip(codes) {
+                let value = match self.table {
+                    Some(table) => f32::from(table[usize::from(code & 15)]),
+                    None => f32::from(code) - f32::from(self.offset),
+                };
+                *number = scale * value;
+                if let Some(minimum) = minimum {
+                    *number += minimum;
+                }
+            }
+        }
+    }
+}
+
+/// Where the parts of blocks are.
+#[derive(Clone, Copy)]
+struct Places<'a> {
+    streams: &'a Streams,
+    order: Order,
+    /// Blocks of a row
+    blocks: usize,
+}
+
+impl Places<'_> {
+    /// Where the bytes `at` and following of a part are. They stay together in units.
+    fn of(&self, row: usize, block: usize, part: usize, at: usize, unit: usize) -> usize {
+        let parts = self.streams.parts();
+        match self.order {
+            Order::Rows => {
+                let before: usize =
+                    parts[..part].iter().map(|bytes| (bytes * self.blocks).next_multiple_of(4)).sum();
+                row * self.streams.row_words(self.blocks) * 4 + before + block * parts[part] + at
+            }
+            Order::Sixteens => {
+                let sixteen = (row / SIXTEEN * self.blocks + block) * self.streams.block_words() * 4;
+                let [low, high, scales, minimums, halves] = parts;
+                let runs = self.streams.block / 32;
+                // Codes are read run by run, and what is of the whole block before them.
+                let before = match part {
+                    0 => halves + scales + minimums + at / (low / runs) * (high / runs),
+                    1 => halves + scales + minimums + (at / (high / runs) + 1) * (low / runs),
+                    2 => halves,
+                    3 => halves + scales,
+                    _ => 0,
+                };
+                sixteen + (before + at) * SIXTEEN + row % SIXTEEN * unit
+            }
+        }
+    }
+
+    /// Where the bytes `at` and following of a part are, and from unit to unit.
+    #[inline]
+    fn steps(&self, row: usize, block: usize, part: usize, at: usize, unit: usize) -> (usize, usize) {
+        let together = if self.order == Order::Sixteens { SIXTEEN } else { 1 };
+        (self.of(row, block, part, at, unit), unit * together)
+    }
+
+    #[inline]
+    fn put<const UNIT: usize>(&self, to: &mut [u8], [row, block, part, at]: [usize; 4], bytes: &[u8]) {
+        let (start, step) = self.steps(row, block, part, at, UNIT);
+        let places = to.get_mut(start..).unwrap_or_default().chunks_mut(step);
+        for (to, from) in places.zip(bytes.as_chunks::<UNIT>().0) {
+            if let Some(to) = to.first_chunk_mut() {
+                *to = *from;
+            }
+        }
+    }
+
+    #[inline]
+    fn get<const UNIT: usize>(&self, from: &[u8], [row, block, part, at]: [usize; 4], bytes: &mut [u8]) {
+        let (start, step) = self.steps(row, block, part, at, UNIT);
+        let places = from.get(start..).unwrap_or_default().chunks(step);
+        for (from, to) in places.zip(bytes.as_chunks_mut::<UNIT>().0) {
+            if let Some(from) = from.first_chunk() {
+                *to = *from;
+            }
+        }
+    }
+}
+
+/// Numbers of `N` bytes of up to sixteen rows, column after column.
+fn interleave<const N: usize>(rows: &[&[u8]], to: &mut [u8]) {
+    let mut columns = rows.iter().map(|row| row.as_chunks::<N>().0.iter()).collect::<Vec<_>>();
+    for sixteen in to.as_chunks_mut::<N>().0.as_chunks_mut::<SIXTEEN>().0 {
+        for (to, from) in sixteen.iter_mut().zip(&mut columns) {
+            if let Some(from) = from.next() {
+                *to = *from;
+            }
+        }
+    }
+}
+
+/// A run of codes of so many bits; the first `4 · bits` bytes count.
+fn packed(bits: usize, codes: &[u8; 32]) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    let words = bits;
+    for (quad, codes) in codes.as_chunks::<4>().0.iter().enumerate() {
+        let (word, shift) = place_of(bits, words, quad);
+        for (byte, code) in bytes.iter_mut().skip(4 * word).zip(codes) {
+            *byte |= code << shift;
+        }
+    }
+    bytes
+}
+
+fn unpacked(bits: usize, bytes: &[u8; 32]) -> [u8; 32] {
+    let mask = ((1u16 << bits) - 1) as u8;
+    let mut codes = [0; 32];
+    for (quad, codes) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let (word, shift) = place_of(bits, bits, quad);
+        for (code, byte) in codes.iter_mut().zip(bytes.iter().skip(4 * word)) {
+            *code = byte >> shift & mask;
+        }
+    }
+    codes
+}
+
+/// The word of a run that a quad is in, and its shift within each byte.
+fn place_of(bits: usize, words: usize, quad: usize) -> (usize, usize) {
+    match bits {
+        4 => (quad % words, quad / words * bits),
+        2 => (quad / 4, quad % 4 * bits),
+        1 => (0, quad),
+        _ => (quad, 0),
+    }
+}
+
+impl Format {
+    /// How blocks lie in words; `None` of floats.
+    pub const fn streams(self) -> Option<Streams> {
+        self.layout().streams
+    }
+
+    /// Words of a matrix `[rows, columns]`; `None` where a row is no whole number of blocks, or of words.
+    pub fn words(self, order: Order, rows: usize, columns: usize) -> Option<usize> {
+        let Some(streams) = self.streams() else {
+            let row = columns * self.block_bytes();
+            return match order {
+                Order::Rows => row.is_multiple_of(4).then_some(rows * row / 4),
+                Order::Sixteens => Some(rows.div_ceil(SIXTEEN) * SIXTEEN * row / 4),
+            };
+        };
+        columns.is_multiple_of(streams.block).then(|| streams.words(order, rows, columns / streams.block))
+    }
+
+    /// Places rows, which follow each other in `bytes` as in a file, in words (little endian).
+    ///
+    /// # Errors
+    /// [`Error::Length`] where bytes and words do not belong together. Nothing is written then.
+    pub fn arrange(self, order: Order, columns: usize, bytes: &[u8], words: &mut [u8]) -> Result<(), Error> {
+        let wrong = || Error::Length { format: self, bytes: bytes.len(), numbers: columns };
+        let row = self.bytes_of(columns).filter(|row| *row > 0).ok_or_else(wrong)?;
+        let rows: Vec<&[u8]> = bytes.chunks_exact(row).collect();
+        if Some(words.len()) != self.words(order, rows.len(), columns).map(|words| words * 4) {
+            return Err(wrong());
+        }
+        match (self.streams(), order) {
+            (Some(streams), _) => (self.layout().arrange)(&streams, &rows, order, words),
+            (None, Order::Rows) => words.copy_from_slice(bytes),
+            (None, Order::Sixteens) => {
+                for (sixteen, words) in rows.chunks(SIXTEEN).zip(words.chunks_mut(SIXTEEN * row)) {
+                    match self.block_bytes() {
+                        2 => interleave::<2>(sixteen, words),
+                        _ => interleave::<4>(sixteen, words),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The numbers of rows of a matrix in words, as [`unpack`](Self::unpack) gives them.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where words and columns do not belong together, or where a row is not there.
+    pub fn numbers_of_rows(
+        self,
+        order: Order,
+        columns: usize,
+        words: &[u8],
+        rows: impl IntoIterator<Item = usize>,
+    ) -> Result<Vec<f32>, Error> {
+        let wrong = || Error::Length { format: self, bytes: words.len(), numbers: columns };
+        let row_bytes = self.bytes_of(columns).filter(|row| *row > 0).ok_or_else(wrong)?;
+        let mut numbers = Vec::new();
+        for row in rows {
+            if self.words(order, row + 1, columns).is_none_or(|needed| needed * 4 > words.len()) {
+                return Err(wrong());
+            }
+            let start = numbers.len();
+            numbers.resize(start + columns, 0.0);
+            let numbers = &mut numbers[start..];
+            match (self.streams(), order) {
+                (Some(streams), _) => {
+                    let places = Places { streams: &streams, order, blocks: columns / streams.block };
+                    for (block, numbers) in numbers.chunks_mut(streams.block).enumerate() {
+                        streams.numbers(&streams.parts_at(places, row, block, words), numbers);
+                    }
+                }
+                (None, Order::Rows) => self.unpack(&words[row * row_bytes..][..row_bytes], numbers)?,
+                (None, Order::Sixteens) => {
+                    let number = self.block_bytes();
+                    let sixteen = &words[row / SIXTEEN * SIXTEEN * row_bytes..];
+                    let places = sixteen.chunks_exact(number).skip(row % SIXTEEN).step_by(SIXTEEN);
+                    for (to, from) in numbers.iter_mut().zip(places) {
+                        self.unpack(from, std::slice::from_mut(to))?;
+                    }
+                }
+            }
+        }
+        Ok(numbers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_file_in_both_orders() {
+        for format in Format::ALL {
+            let columns = 512;
+            for rows in [1, 16, 37] {
+                // Every bit pattern of codes and scales, but for scales that are not finite: those have no equal.
+                let mut state = 7u32;
+                let mut bytes: Vec<u8> = (0..rows * format.bytes_of(columns).unwrap_or(0))
+                    .map(|_| {
+                        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                        (state >> 24) as u8
+                    })
+                    .collect();
+                let mut want = vec![0.0; rows * columns];
+                format.unpack(&bytes, &mut want).expect("they fit");
+                for block in bytes.chunks_mut(format.block_bytes()) {
+                    let mut numbers = vec![0.0; format.block()];
+                    format.unpack(block, &mut numbers).expect("they fit");
+                    if numbers.iter().any(|number| !number.is_finite()) {
+                        block.fill(1);
+                    }
+                }
+                format.unpack(&bytes, &mut want).expect("they fit");
+                for order in [Order::Rows, Order::Sixteens] {
+                    let len = format.words(order, rows, columns).expect("whole blocks");
+                    let mut words = vec![0; len * 4];
+                    format.arrange(order, columns, &bytes, &mut words).expect("they fit");
+                    let numbers = format.numbers_of_rows(order, columns, &words, 0..rows).expect("they fit");
+                    for (i, (got, want)) in numbers.iter().zip(&want).enumerate() {
+                        assert_eq!(
+                            got.to_bits(),
+                            want.to_bits(),
+                            "{format} {order:?} {rows}: number {i}: {got}, {want}"
+                        );
+                    }
+                }
+                // Four bytes of a hundred more than the file has, or a byte a block.
+                let file = format.bytes_of(columns).unwrap_or(0);
+                let words = format.words(Order::Rows, 1, columns).expect("whole blocks");
+                assert!(words * 4 <= file + (file / 25).max(columns / format.block()) + 4, "{format}");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_that_do_not_belong_together_are_refused() {
+        for format in [Format::Q4_0, Format::Q6K] {
+            let bytes = vec![0; format.bytes_of(512).unwrap_or(0)];
+            let mut words = vec![0; 4 * format.words(Order::Rows, 1, 512).unwrap_or(0)];
+            assert!(format.arrange(Order::Rows, 512, &bytes, &mut words[4..]).is_err());
+            assert!(format.arrange(Order::Rows, 500, &bytes, &mut words).is_err());
+            assert!(format.numbers_of_rows(Order::Rows, 512, &words, [1]).is_err());
+            assert!(format.numbers_of_rows(Order::Rows, 0, &words, [0]).is_err());
+        }
+        assert_eq!(Format::F16.words(Order::Rows, 1, 511), None);
+    }
+}
