@@ -2,7 +2,7 @@
 // read meets four weights, and memory is read in order. Where eight make few workgroups of long rows, more do. A lane reads eight numbers of each
 // row at once. How a sum is made does not depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
 // Around the product, x may be normed and the result gated or rotated. x is divided by its root mean square behind the product.
-// With weights_dense.wgsl or weights_bf16.wgsl, row_products.wgsl and activation.wgsl.
+// With weights_dense.wgsl, weights_bf16.wgsl or weights_packed.wgsl, row_products.wgsl and activation.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
@@ -159,8 +159,8 @@ fn main(
     }
     var c = lane % TOGETHER * 2u;
     for (; c + 1u < columns; c += TOGETHER * 2u) {
-        let w_here = four_rows_at(weights, c, info.w_strides.y);
-        let w_next = four_rows_at(weights, c + 1u, info.w_strides.y);
+        let w_here = four_rows_at(weights, c / 2u, 0u, info.w_strides.y);
+        let w_next = four_rows_at(weights, c / 2u, 1u, info.w_strides.y);
         var scale = vec4(1.0);
         var next_scale = vec4(1.0);
         if NORMED {
@@ -180,7 +180,7 @@ fn main(
     }
     // The last, where their number is odd.
     if c < columns {
-        let w_here = four_rows_at(weights, c, info.w_strides.y);
+        let w_here = four_rows_at(weights, c / 2u, 0u, info.w_strides.y);
         var scale = vec4(1.0);
         if NORMED {
             scale = scales_at(c);

@@ -27,9 +27,14 @@ fn x_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
     return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input));
 }
 
-// Four numbers of each of four rows of the weight, which begin there.
-fn four_rows_at(at: vec4<u32>, c: u32, stride: u32) -> mat4x4<f32> {
-    return mat4x4(w_at(at.x, c, stride), w_at(at.y, c, stride), w_at(at.z, c, stride), w_at(at.w, c, stride));
+// Four numbers of each of four rows of the weight, which begin there: the first or the second of the fours of a pair.
+fn four_rows_at(at: vec4<u32>, pair: u32, second: u32, stride: u32) -> mat4x4<f32> {
+    return mat4x4(
+        w_at(at.x, pair, second, stride),
+        w_at(at.y, pair, second, stride),
+        w_at(at.z, pair, second, stride),
+        w_at(at.w, pair, second, stride),
+    );
 }
 
 // Adds the products of four numbers with those of four rows. Which product is joined with a sum is said here: compilers choose, and may choose

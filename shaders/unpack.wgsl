@@ -1,13 +1,15 @@
-// The numbers of words of two bfloat16 numbers, the first in the low half.
+// The numbers of a packed weight's rows, four at a time. With weights_packed.wgsl.
 
 alias elem = f32;
 
 struct Info {
+    rows: u32,
+    // Numbers of a row, and its words.
+    input: u32,
     words: u32,
 }
 
-@group(0) @binding(0) var<storage, read_write> words: array<u32>;
-@group(0) @binding(1) var<storage, read_write> y: array<vec2<f32>>;
+@group(0) @binding(0) var<storage, read_write> y: array<vec4<elem>>;
 @group(0) @binding(2) var<uniform> info: Info;
 
 @compute @workgroup_size(256)
@@ -17,7 +19,9 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let i = (group.x + group.y * groups.x) * 256u + lane;
-    if i < info.words {
-        y[i] = bitcast<vec2<f32>>(vec2(words[i] << 16u, words[i] & 0xffff0000u));
+    let fours = info.input / 4u;
+    if i < info.rows * fours {
+        let four = i % fours;
+        y[i] = vec4<elem>(w_at(i / fours * info.words, four / 2u, four % 2u, 1u));
     }
 }

@@ -2,8 +2,9 @@
 
 @group(0) @binding(1) var<storage, read_write> w: array<pack>;
 
-// Four numbers of a row that begins there: those from 4 c on. What is beyond its end is any of it.
-fn w_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
+// Four numbers of a row that begins there: the first or second four of a pair of fours. What is beyond its end is any of it.
+fn w_at(at: u32, pair: u32, second: u32, stride: u32) -> vec4<f32> {
+    let c = 2u * pair + second;
     if WIDTH == 4u {
         return vec4<f32>(vec4(w[at / 4u + c]));
     }

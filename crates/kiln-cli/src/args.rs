@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{
-    DtypeChoice, Error, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName, kernels::Choice,
+    DtypeChoice, Error, Mixture, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName,
+    kernels::Choice,
 };
 
 use crate::{doctor::DoctorArgs, quantize::QuantizeArgs, transcribe::TranscribeArgs};
@@ -76,6 +77,16 @@ pub(crate) struct PlaceArgs {
     /// Which implementation of each kernel runs: auto, reference, wgsl or cube
     #[arg(long, hide_short_help = true, default_value = "auto", value_name = "WHICH")]
     pub(crate) kernels: Choice,
+    /// Compute with packed weights in float32 on the CPU, and round no activation to 8 bits
+    ///
+    /// Slower. By default, activations are rounded to 8 bits, with a scale for each 32 numbers, where they meet packed weights.
+    #[arg(long)]
+    pub(crate) exact: bool,
+    /// Pack the weights when they are loaded, such as q8_0 or q4_k_m; see `kiln quantize --help`
+    ///
+    /// A file that `kiln quantize` wrote loads faster, with the same numbers.
+    #[arg(long, value_name = "NAME", value_parser = crate::quantize::mixture)]
+    pub(crate) quant: Option<Mixture>,
     /// Memory of the device to use at most, such as `6GiB` [default: 90 % of what it has]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<u64>,

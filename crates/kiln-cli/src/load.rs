@@ -59,7 +59,7 @@ pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
 /// A model where it was asked for.
 pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
     let model = model.opened(device).dtype(place.dtype).kernels(place.kernels).memory(place.memory);
-    model.offload_experts(place.offload_experts)
+    model.exact(place.exact).quant(place.quant).offload_experts(place.offload_experts)
 }
 
 /// Loads a folder of a model of text.

@@ -35,7 +35,7 @@ pub(crate) struct QuantizeArgs {
     force: bool,
 }
 
-fn mixture(name: &str) -> std::result::Result<Mixture, String> {
+pub(crate) fn mixture(name: &str) -> std::result::Result<Mixture, String> {
     Mixture::parse(name).map_err(|e| e.to_string())
 }
 

@@ -9,7 +9,7 @@ use kiln_core::{
     read_back,
 };
 
-use crate::{Kernel, Kernels, PackedFormat, PackedMatrix, Path, invariance::violation};
+use crate::{Arithmetic, Kernel, Kernels, PackedLayout, PackedMatrix, Path, Use, invariance::violation};
 
 /// Makes the inputs of a kernel.
 type Inputs<K> = Box<dyn Fn(&mut Numbers) -> K>;
@@ -286,13 +286,26 @@ impl Numbers {
         PackedBuffer { codes, scales }
     }
 
-    /// A packed weight `[rows, columns]` of numbers from -2 to 2.
-    pub fn packed_matrix(&mut self, [rows, columns]: [usize; 2]) -> PackedMatrix {
-        let mut half = || u32::from(half::bf16::from_f32(self.next()).to_bits());
-        let words: Vec<i32> = (0..rows * columns / 2).map(|_| (half() | half() << 16) as i32).collect();
-        let words = TensorData::new(words, [rows, columns / 2]);
-        let words = Tensor::from_data(words, (&self.device, DType::I32));
-        PackedMatrix::new(words, PackedFormat::Bf16)
+    /// A packed weight `[rows, columns]` of numbers from -2 to 2, for vectors of the type of the inputs.
+    ///
+    /// # Panics
+    /// If a row is no whole number of blocks.
+    pub fn packed_matrix(
+        &mut self,
+        shape: [usize; 2],
+        layout: PackedLayout,
+        arithmetic: Arithmetic,
+    ) -> PackedMatrix {
+        let numbers: Vec<f32> = (0..shape[0] * shape[1]).map(|_| self.next()).collect();
+        let of_words = layout.words(shape).expect("rows are whole blocks");
+        let mut bytes = vec![0; layout.format.bytes_of(numbers.len()).expect("rows are whole blocks")];
+        let mut words = vec![0i32; of_words.iter().product()];
+        let packed = layout.format.pack(&numbers, &mut bytes).and_then(|()| {
+            layout.format.arrange(layout.order, shape[1], &bytes, bytemuck::cast_slice_mut(&mut words))
+        });
+        packed.expect("bytes and words are those of the numbers");
+        let words = Tensor::from_data(TensorData::new(words, of_words), (&self.device, DType::I32));
+        PackedMatrix::new(words, layout, shape, Use { dtype: self.dtype, arithmetic })
     }
 
     /// What `word` makes of a place in a row and a number from -2 to 2.

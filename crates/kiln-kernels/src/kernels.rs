@@ -11,7 +11,9 @@ use burn::{
 };
 use kiln_core::{Error, Result};
 
-use crate::{Choice, Kernel, Linear, NormedLinear, Path, Ran, Unpack};
+use kiln_weights::{Format, streams::Order};
+
+use crate::{Choice, Kernel, Linear, NormedLinear, PackedLayout, Path, Ran, Unpack, linear::takes_packed};
 
 /// Runs kernels on one device. A model holds it; clones share their counts.
 ///
@@ -97,10 +99,21 @@ impl Kernels {
         takes_launches && self.path_of::<NormedLinear>().is_on_gpu() && kernel.is_for_few_rows()
     }
 
-    /// Whether weights that are packed are computed with as fast as dense ones, in vectors of `dtype`.
-    pub fn takes_packed(&self, dtype: DType) -> bool {
+    /// How packed weights of a format lie in memory, so that they are computed with as fast as dense ones or faster, in
+    /// vectors of `dtype`; `None` where they are not.
+    pub fn packed_layout(&self, format: Format, dtype: DType) -> Option<PackedLayout> {
         let paths = [self.path_of::<Linear>(), self.path_of::<NormedLinear>(), self.path_of::<Unpack>()];
-        dtype == DType::F32 && paths.iter().all(|path| *path == Path::Wgsl)
+        let order = if self.path == Path::Native { Order::Sixteens } else { Order::Rows };
+        let layout = PackedLayout { format, order };
+        let is_worth_it = match format {
+            // Numbers as they are computed with are dense.
+            Format::F32 => false,
+            // GPUs that compute in float16 have faster ways for numbers of 16 bits.
+            Format::F16 | Format::Bf16 => dtype == DType::F32,
+            _ => self.path != Path::Native || dtype == DType::F32,
+        };
+        let takes = |path: &Path| *path == self.path && takes_packed(*path, layout);
+        (is_worth_it && self.path != Path::Reference && paths.iter().all(takes)).then_some(layout)
     }
 
     /// What ran so far, here and in clones. What a captured graph repeats is not counted again.

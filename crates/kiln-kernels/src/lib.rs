@@ -37,6 +37,7 @@ mod native;
 mod normed_linear;
 #[cfg(feature = "cube")]
 mod order;
+mod packed_lines;
 mod product;
 mod recording;
 mod rms_norm;
@@ -67,7 +68,7 @@ pub use kv_unpack::KvUnpack;
 pub use launches::launches_of;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
-pub use matrix::{Matrix, MatrixStack, PackedFormat, PackedMatrix};
+pub use matrix::{Arithmetic, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use};
 pub use normed_linear::{NormedLinear, Then};
 pub use product::product;
 pub use recording::{Recorded, Recording};

@@ -4,7 +4,12 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Int, Tensor};
 
-use crate::{Kernels, Unpack};
+use kiln_weights::{
+    Format,
+    streams::{Order, SIXTEEN},
+};
+
+use crate::{Kernel, Kernels, Unpack};
 
 /// A weight `[rows, columns]`. Vectors are multiplied by its rows ([`Linear`](crate::Linear)), or its rows are
 /// looked up.
@@ -17,54 +22,82 @@ pub enum Matrix {
     Packed(PackedMatrix),
 }
 
-/// A weight `[rows, columns]` in words of 32 bits.
+/// A weight `[rows, columns]` in words of 32 bits, from whose codes products are computed.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
-    /// `[rows, words of a row]`
+    /// Those of a row in each row, or of sixteen rows in [`Order::Sixteens`]
     pub(crate) words: Tensor<2, Int>,
-    pub(crate) format: PackedFormat,
+    pub(crate) layout: PackedLayout,
+    /// Rows and columns
+    pub(crate) shape: [usize; 2],
+    pub(crate) use_as: Use,
 }
 
-/// What a word of a [`PackedMatrix`] is.
+/// What the words of a [`PackedMatrix`] are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum PackedFormat {
-    /// Two bfloat16 numbers; the first is the low half. They are float32 numbers that end early, so every device computes with them, also those
-    /// that do not have the type.
-    Bf16,
+pub struct PackedLayout {
+    pub format: Format,
+    pub order: Order,
 }
 
-impl PackedFormat {
-    /// Numbers of a word.
-    pub fn numbers_a_word(self) -> usize {
-        match self {
-            Self::Bf16 => 2,
-        }
-    }
+/// How a [`PackedMatrix`] is computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// The type of the vectors that meet it, and of results
+    pub dtype: DType,
+    pub arithmetic: Arithmetic,
+}
 
-    /// The words of so many columns, where kernels take them: a lane reads four numbers at once.
-    pub fn words(self, columns: usize) -> Option<usize> {
-        columns.is_multiple_of(4).then(|| columns / self.numbers_a_word())
+/// How products with packed weights are computed on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Arithmetic {
+    /// Vectors are rounded to signed bytes, with a scale for each 32 numbers, and multiplied in integers. Weights that are floats are
+    /// multiplied in float32.
+    #[default]
+    Integers,
+    /// In float32.
+    Floats,
+}
+
+impl PackedLayout {
+    /// The shape of the words of a matrix `[rows, columns]`; `None` where a row is no whole number of blocks, or of words.
+    pub fn words(self, [rows, columns]: [usize; 2]) -> Option<[usize; 2]> {
+        let together = if self.order == Order::Sixteens { SIXTEEN } else { 1 };
+        // Lanes of GPUs read four numbers at once.
+        let fits = self.order == Order::Sixteens || columns.is_multiple_of(4);
+        let words = self.format.words(self.order, together, columns).filter(|_| fits)?;
+        Some([rows.div_ceil(together), words])
     }
 }
 
 impl PackedMatrix {
-    /// A matrix of `words` `[rows, words of a row]`, int32 on the device: the bits count.
-    pub fn new(words: Tensor<2, Int>, format: PackedFormat) -> Self {
-        Self { words, format }
+    /// A matrix `[rows, columns]` of `words`, int32 on the device: the bits count. They have the shape that
+    /// [`PackedLayout::words`] says.
+    ///
+    /// # Panics
+    /// If they have another.
+    pub fn new(words: Tensor<2, Int>, layout: PackedLayout, shape: [usize; 2], use_as: Use) -> Self {
+        assert_eq!(Some(words.dims()), layout.words(shape), "packed matrix: words of {shape:?}");
+        Self { words, layout, shape, use_as }
     }
 
     pub fn rows(&self) -> usize {
-        self.words.dims()[0]
+        self.shape[0]
     }
 
     pub fn columns(&self) -> usize {
-        self.words.dims()[1] * self.format.numbers_a_word()
+        self.shape[1]
     }
 
-    /// Some of its rows.
+    pub fn format(&self) -> Format {
+        self.layout.format
+    }
+
+    /// Some of its rows, of words row after row.
+    #[cfg(feature = "wgpu")]
     pub(crate) fn narrow(&self, rows: Range<usize>) -> Self {
-        Self { words: self.words.clone().narrow(0, rows.start, rows.len()), ..*self }
+        let words = self.words.clone().narrow(0, rows.start, rows.len());
+        Self { words, shape: [rows.len(), self.shape[1]], ..*self }
     }
 }
 
@@ -91,11 +124,11 @@ impl Matrix {
         }
     }
 
-    /// The type of its numbers. Packed ones are computed with in float32.
+    /// The type of the vectors that it is made for.
     pub fn dtype(&self) -> DType {
         match self {
             Self::Dense(numbers) => numbers.dtype(),
-            Self::Packed(_) => DType::F32,
+            Self::Packed(packed) => packed.use_as.dtype,
         }
     }
 
@@ -103,18 +136,15 @@ impl Matrix {
     pub fn select(&self, ids: Tensor<1, Int>, kernels: &Kernels) -> Tensor<2> {
         match self {
             Self::Dense(numbers) => numbers.clone().select(0, ids),
-            Self::Packed(packed) => {
-                let words = packed.words.clone().select(0, ids);
-                kernels.run(Unpack { matrix: PackedMatrix { words, ..*packed } })
-            }
+            Self::Packed(packed) => kernels.run(Unpack { matrix: packed.clone(), ids: Some(ids) }),
         }
     }
 
-    /// All its numbers, in plain operations.
+    /// All its numbers, as the reference has them.
     pub(crate) fn numbers(self) -> Tensor<2> {
         match self {
             Self::Dense(numbers) => numbers,
-            Self::Packed(matrix) => Unpack { matrix }.numbers(),
+            Self::Packed(matrix) => Unpack::all(matrix).reference(),
         }
     }
 }

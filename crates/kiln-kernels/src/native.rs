@@ -41,11 +41,15 @@ pub(crate) fn pieces(products: usize) -> usize {
 /// Does that work, the last piece first.
 pub(crate) fn work<P: WithSimd + Send>(products: usize, pieces: Vec<P>) {
     let pieces = Mutex::new(pieces);
-    let work = || {
+    on_threads(products, &|| {
         while let Some(piece) = pieces.lock().ok().and_then(|mut pieces| pieces.pop()) {
             Arch::new().dispatch(piece);
         }
-    };
+    });
+}
+
+/// Calls `work` on as many threads as that many products are worth.
+pub(crate) fn on_threads(products: usize, work: &(dyn Fn() + Sync)) {
     match threads(products) {
         1 => work(),
         // This thread begins at once, and does not wait for the others to wake.

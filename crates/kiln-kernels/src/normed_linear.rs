@@ -3,10 +3,11 @@
 //! Decoding a token launches few kernels this way, each of which reads its weights once. The root mean square divides the product, and nothing is
 //! rounded between the steps, so results differ from those of the steps by a few roundings.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
+use kiln_weights::{Format, streams::Order};
 
 use crate::{
-    Activation, Gated, Kernel, Linear, Matrix, NormOrder, RmsNorm, Rotary,
+    Activation, Arithmetic, Gated, Kernel, Linear, Matrix, NormOrder, PackedLayout, RmsNorm, Rotary,
     cases::{Case, LARGEST, Plain, Rounding},
     invariance::{Extent, cut},
     linear,
@@ -154,7 +155,8 @@ impl Kernel for NormedLinear {
                     eps: 0.5,
                     order,
                     weight: if packed {
-                        Matrix::Packed(numbers.packed_matrix([output, x[2]]))
+                        let layout = PackedLayout { format: Format::Bf16, order: Order::Rows };
+                        Matrix::Packed(numbers.packed_matrix([output, x[2]], layout, Arithmetic::Floats))
                     } else {
                         Matrix::Dense(numbers.tensor([output, x[2]], Plain))
                     },
@@ -162,8 +164,8 @@ impl Kernel for NormedLinear {
                     then,
                 }
             });
-            let lacks = move |path, dtype| {
-                let takes = !packed || path == crate::Path::Wgsl && dtype == DType::F32;
+            let lacks = move |path, _| {
+                let takes = !packed || path == crate::Path::Wgsl;
                 !takes || given.lacks(path, x[0] * x[1])
             };
             // Products of n numbers, which are 1 in the mean, with scales of up to 1 + LARGEST. The reference rounds them twice, and the

@@ -1,42 +1,46 @@
-//! The numbers of a packed weight.
+//! Rows of a packed weight as numbers: embeddings of tokens, and what the reference multiplies.
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use kiln_weights::{Format, streams::Order};
 
-use crate::{Kernel, PackedFormat, PackedMatrix, Path, cases::Case, invariance::Extent, shader::Shader};
+use crate::{
+    Arithmetic, Kernel, PackedLayout, PackedMatrix, Path, cases::Case, invariance::Extent,
+    linear::takes_packed, packed_lines, shader::Shader,
+};
 
-/// The numbers of a packed weight, in float32: `[rows, columns]`.
+/// Rows of a packed weight: `[n, columns]`, in the type that it is used as.
 #[derive(Clone, Debug)]
 pub struct Unpack {
     pub matrix: PackedMatrix,
+    /// `[n]`, numbers of rows of the matrix; `None`: all, in order
+    pub ids: Option<Tensor<1, Int>>,
 }
 
 impl Unpack {
-    /// In plain operations.
-    pub(crate) fn numbers(self) -> Tensor<2> {
-        let PackedMatrix { words, format: PackedFormat::Bf16 } = self.matrix;
-        let [rows, columns] = words.dims();
-        let halves = [words.clone(), words.bitwise_right_shift_scalar(16)];
-        bf16_numbers(Tensor::stack::<3>(halves.into(), 2)).reshape([rows, 2 * columns])
+    /// All rows.
+    pub(crate) fn all(matrix: PackedMatrix) -> Self {
+        Self { matrix, ids: None }
     }
-}
 
-/// The numbers that the lowest 16 bits are, as bfloat16: finite ones.
-fn bf16_numbers<const D: usize>(bits: Tensor<D, Int>) -> Tensor<D> {
-    let exponent = bits.clone().bitwise_right_shift_scalar(7).bitwise_and_scalar(255);
-    let digits = bits.clone().bitwise_and_scalar(127).float().cast(DType::F32);
-    let normal = exponent.clone().greater_elem(0);
-    let mut number = digits.clone().mask_where(normal, digits + 128.0) * (1.0 / 128.0);
-    // Products with powers of 2 are exact, and none on the way is smaller or larger than the number.
-    let power = exponent.clamp_min(1) - 127;
-    let (up, down) = (power.clone().clamp_min(0), (-power).clamp_min(0));
-    for power in [64, 32, 16, 8, 4, 2, 1] {
-        for (by, factor) in [(&up, 2f32.powi(power)), (&down, 0.5f32.powi(power))] {
-            let set = by.clone().bitwise_and_scalar(power).greater_elem(0);
-            number = number.clone().mask_where(set, number * factor);
-        }
+    fn rows(&self) -> usize {
+        self.ids.as_ref().map_or(self.matrix.rows(), |ids| ids.dims()[0])
     }
-    let negative = bits.bitwise_and_scalar(0x8000).greater_elem(0);
-    number.clone().mask_where(negative, -number)
+
+    /// The rows of words in host memory.
+    fn of_words(&self, words: &[i32]) -> Tensor<2> {
+        let PackedMatrix { layout, shape: [_, columns], use_as, .. } = &self.matrix;
+        let rows: Vec<usize> = match &self.ids {
+            Some(ids) => ids.clone().into_data().iter::<i64>().map(|id| id as usize).collect(),
+            None => (0..self.matrix.rows()).collect(),
+        };
+        let count = rows.len();
+        let words = bytemuck::cast_slice(words);
+        let numbers = layout.format.numbers_of_rows(layout.order, *columns, words, rows);
+        let numbers =
+            numbers.expect("ids are those of rows, and words were checked when the matrix was made");
+        let data = TensorData::new(numbers, [count, *columns]);
+        Tensor::from_data(data, (&self.matrix.words.device(), use_as.dtype))
+    }
 }
 
 impl Kernel for Unpack {
@@ -48,11 +52,25 @@ impl Kernel for Unpack {
     }
 
     fn shape(&self) -> Vec<usize> {
-        vec![self.matrix.rows(), self.matrix.columns()]
+        vec![self.rows(), self.matrix.columns()]
     }
 
+    /// The numbers are those of [`kiln_weights::Format::unpack`].
+    ///
+    /// # Panics
+    /// If an id is not that of a row.
     fn reference(self) -> Tensor<2> {
-        self.numbers()
+        let words = self.matrix.words.clone().into_data();
+        self.of_words(words.as_slice().expect("words are int32"))
+    }
+
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<Tensor<2>, Self> {
+        let words = crate::native::primitive(self.matrix.words.clone()).to_contiguous();
+        match words.as_slice::<i32>() {
+            Some(words) => Ok(self.of_words(words)),
+            None => Err(self),
+        }
     }
 
     #[cfg(feature = "wgpu")]
@@ -61,24 +79,33 @@ impl Kernel for Unpack {
 
         use crate::launch::{LANES, Launch, empty, in_order};
 
-        let ([rows, columns], format) = ([self.matrix.rows(), self.matrix.columns()], self.matrix.format);
-        if rows * columns == 0 || format != PackedFormat::Bf16 {
+        let Self { matrix, ids } = &self;
+        let (rows, columns, dtype) = (self.rows(), matrix.columns(), matrix.use_as.dtype);
+        let Some(format) = packed_lines::pick(matrix.format()) else { return Err(self) };
+        if rows * columns == 0 || matrix.layout.order != Order::Rows {
             return Err(self);
         }
-        let words = in_order(self.matrix.words);
-        let y = empty(&words, [rows, columns], DType::F32);
-        let count = rows * columns / format.numbers_a_word();
-        let launch = Launch::new(&SHADER, DType::F32, &y.client).reads(words).writes(&y);
-        launch.run(count.div_ceil(LANES), &[count as u32]);
+        let words = matrix.words.clone();
+        let words = in_order(match ids {
+            Some(ids) => words.select(0, ids.clone()),
+            None => words,
+        });
+        let y = empty(&words, [rows, columns], dtype);
+        let row = matrix.words.dims()[1];
+        let launch = Launch::new(&SHADER, dtype, &y.client).with(&[format]).writes(&y).reads(words);
+        launch.run((rows * columns / 4).div_ceil(LANES), &[rows as u32, columns as u32, row as u32]);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
     fn extent(&self) -> [usize; 2] {
-        [self.matrix.rows(), 1]
+        [self.rows(), 1]
     }
 
     fn part(self, [rows, _]: Extent) -> Self {
-        Self { matrix: self.matrix.narrow(rows) }
+        let ids = self
+            .ids
+            .unwrap_or_else(|| Tensor::arange(0..self.matrix.rows() as i64, &self.matrix.words.device()));
+        Self { ids: Some(ids.narrow(0, rows.start, rows.len())), ..self }
     }
 
     fn part_of(whole: Tensor<2>, [rows, _]: Extent) -> Tensor<2> {
@@ -90,41 +117,34 @@ impl Kernel for Unpack {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        let shapes = [[1, 4], [3, 8], [70, 300], [2, 5120]];
-        // Every device gives the numbers, to the bit. CUDA has the type itself, and the CPU reads it.
-        let lacks = |path, _| matches!(path, Path::Native | Path::Cube);
-        let cases = shapes.map(|shape| {
-            Case::new(shape, move |numbers| Self { matrix: numbers.packed_matrix(shape) }).without(lacks)
-        });
-        cases.into()
-    }
-}
-
-const SHADER: Shader =
-    Shader { name: "unpack", text: include_str!("../../../shaders/unpack.wgsl"), options: &[] };
-
-#[cfg(all(test, feature = "cpu"))]
-mod tests {
-    use burn::tensor::{Device, TensorData};
-    use half::bf16;
-
-    use super::*;
-    use crate::Matrix;
-
-    #[test]
-    fn numbers_are_those_of_every_bit_pattern_that_is_finite() {
-        let device = Device::flex();
-        let finite: Vec<u16> = (0..=u16::MAX).filter(|&bits| bf16::from_bits(bits).is_finite()).collect();
-        let words: Vec<i32> =
-            finite.chunks_exact(2).map(|two| (u32::from(two[0]) | u32::from(two[1]) << 16) as i32).collect();
-        let data = TensorData::new(words, [finite.len() / 256, 128]);
-        let matrix = PackedMatrix::new(Tensor::from_data(data, (&device, DType::I32)), PackedFormat::Bf16);
-        let numbers = Unpack { matrix: matrix.clone() }.numbers().into_data();
-        let want: Vec<f32> = finite.iter().map(|&bits| bf16::from_bits(bits).to_f32()).collect();
-        assert_eq!(numbers.shape().num_elements(), finite.len() / 256 * 256);
-        for (got, want) in numbers.iter::<f32>().zip(&want) {
-            assert_eq!(got.to_bits(), want.to_bits(), "{got} is not {want}");
+        let mut cases = Vec::new();
+        for format in Format::ALL {
+            for order in [Order::Rows, Order::Sixteens] {
+                let layout = PackedLayout { format, order };
+                for (blocks, rows) in [(1, 1), (3, 40)] {
+                    let shape = [rows, blocks * format.block().max(32)];
+                    let case = Case::new((format.name(), order, shape), move |numbers| {
+                        let matrix = numbers.packed_matrix(shape, layout, Arithmetic::Floats);
+                        let ids: Vec<i64> = (0..rows as i64).map(|i| i * 7 % rows as i64).collect();
+                        let ids =
+                            Tensor::from_data(TensorData::new(ids, [rows]), (numbers.device(), DType::I64));
+                        Self { matrix, ids: (rows > 1).then_some(ids) }
+                    });
+                    // Every device gives the numbers, to the bit.
+                    let lacks = move |path, _| path != Path::Native && !takes_packed(path, layout);
+                    cases.push(case.without(lacks));
+                }
+            }
         }
-        assert_eq!(Matrix::Packed(matrix).bytes(), finite.len() / 256 * 256 * 2);
+        cases
     }
 }
+
+const SHADER: Shader = Shader {
+    name: "unpack",
+    text: concat!(
+        include_str!("../../../shaders/unpack.wgsl"),
+        include_str!("../../../shaders/weights_packed.wgsl")
+    ),
+    options: &[packed_lines::FORMATS],
+};

@@ -85,9 +85,22 @@ pub trait Weights {
     /// # Errors
     /// [`Error::Setting`] if it cannot bind a row.
     fn blocks(&self, parts: &[Part], width: usize) -> Result<Vec<Range<usize>>> {
-        let rows: usize = parts.iter().map(|part| part.rows).sum();
-        let block = self.rows_at_once(parts, width)?;
-        Ok((0..rows).step_by(block).map(|start| start..start.saturating_add(block).min(rows)).collect())
+        let most = self.rows_at_once(parts, width)?;
+        let mut blocks = Vec::new();
+        for run in self.runs(parts, width)? {
+            let end = run.end;
+            blocks.extend(run.step_by(most).map(|first| first..first.saturating_add(most).min(end)));
+        }
+        Ok(blocks)
+    }
+
+    /// The rows of all `parts`, in runs that can be one matrix: those that are packed in several formats cannot.
+    ///
+    /// # Errors
+    /// Those of a tensor that is not there.
+    fn runs(&self, parts: &[Part], _width: usize) -> Result<Vec<Range<usize>>> {
+        let all = 0..parts.iter().map(|part| part.rows).sum();
+        Ok([all].into())
     }
 
     /// How many rows of `parts` the device can bind together.

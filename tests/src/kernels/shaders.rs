@@ -8,8 +8,9 @@ fn shaders_are_valid_and_keep_to_what_every_device_has() {
     for Text { name, wgsl: text, .. } in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
         let module = naga::front::wgsl::parse_str(&text)
             .unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&text)));
-        // What a permutation asks for, it says. Subgroups come with matrix units: naga refuses `enable subgroups;`.
-        let mut wanted = Capabilities::empty();
+        // What a permutation asks for, it says. Subgroups come with matrix units: naga refuses `enable subgroups;`. Every device of WebGPU
+        // converts float16 numbers in words.
+        let mut wanted = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
         wanted.set(Capabilities::SHADER_FLOAT16, text.contains("enable f16;"));
         let matrix_units = Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP;
         wanted.set(matrix_units, text.contains("enable wgpu_cooperative_matrix;"));

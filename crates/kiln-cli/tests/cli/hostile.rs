@@ -362,30 +362,38 @@ fn advice_about_memory_helps() {
         assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     };
     // Weights alone are too much.
-    let message = said(&["--memory", "10MiB", "-n", "8"], "the model's weights");
+    let dense = ["--memory", "10MiB", "-n", "8", "--kernels", "reference"];
+    let message = said(&dense, "the model's weights");
     assert!(!message.contains("offload") && !message.contains("smaller cache"), "{message}");
     let memory = between(&message, "allow at least", "(--memory)");
-    let output = kiln(&["run", "-d", "cpu", "--memory", &memory, "-n", "4", "x"]);
+    let reference = ["run", "-d", "cpu", "--kernels", "reference", "-n", "4"];
+    let output = kiln(&[&reference[..], &["--memory", &memory, "x"]].concat());
     assert!(output.status.success(), "{memory}: {}", stderr(&output));
     assert!(message.contains("--dtype"), "{message}");
-    let output = kiln(&["run", "-d", "cpu", "--memory", "10MiB", "--dtype", "f16", "-n", "4", "x"]);
+    let output = kiln(&[&reference[..], &["--memory", "10MiB", "--dtype", "f16", "x"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    // Those that stay 16 bits are half as large already.
+    let message = said(&["--memory", "5MiB", "-n", "8"], "the model's weights");
+    assert!(!message.contains("--dtype"), "{message}");
+    let memory = between(&message, "allow at least", "(--memory)");
+    let output = kiln(&["run", "-d", "cpu", "--memory", &memory, "-n", "4", "x"]);
     assert!(output.status.success(), "{}", stderr(&output));
     // The cache.
     for on_oom in ["offload", "fail"] {
-        let message = said(&["--memory", "16MiB", "-n", "150", "--on-oom", on_oom], "a cache of");
+        let message = said(&["--memory", "8.5MiB", "-n", "150", "--on-oom", on_oom], "a cache of");
         let memory = between(&message, "allow at least", "(--memory)");
         succeeds(&["--memory", &memory, "-n", "150", "--on-oom", on_oom]);
     }
-    let message = said(&["--memory", "17MiB", "-n", "150", "--on-oom", "fail"], "a cache of");
+    let message = said(&["--memory", "9.5MiB", "-n", "150", "--on-oom", "fail"], "a cache of");
     assert!(message.contains("--offload"), "{message}");
-    succeeds(&["--memory", "17MiB", "-n", "150", "--on-oom", "fail", "--offload"]);
+    succeeds(&["--memory", "9.5MiB", "-n", "150", "--on-oom", "fail", "--offload"]);
     let tokens: usize = between(&message, "use at most", "tokens").parse().unwrap();
     let output = kiln(&[
         "run",
         "-d",
         "cpu",
         "--memory",
-        "17MiB",
+        "9.5MiB",
         "--on-oom",
         "fail",
         "-n",
@@ -394,11 +402,11 @@ fn advice_about_memory_helps() {
     ]);
     assert!(output.status.success(), "{tokens}: {}", stderr(&output));
     // The pass that feeds the prompt.
-    succeeds(&["--memory", "20MiB", "-n", "150", "--on-oom", "fail"]);
-    let large = ["--memory", "20MiB", "-n", "150", "--on-oom", "fail", "--prefill-chunk", "512"];
+    succeeds(&["--memory", "12.5MiB", "-n", "150", "--on-oom", "fail"]);
+    let large = ["--memory", "12.5MiB", "-n", "150", "--on-oom", "fail", "--prefill-chunk", "512"];
     let message = said(&large, "--prefill-chunk");
     let chunk = between(&message, "feed", "prompt tokens at a time");
-    succeeds(&["--memory", "20MiB", "-n", "150", "--on-oom", "fail", "--prefill-chunk", &chunk]);
+    succeeds(&["--memory", "12.5MiB", "-n", "150", "--on-oom", "fail", "--prefill-chunk", &chunk]);
     refused(&kiln(&["run", "-d", "cpu", "-t", "1e-40", "x"]), "temperature");
 }
 

@@ -302,14 +302,14 @@ fn a_cache_that_does_not_fit_moves_to_the_host_or_is_refused() {
     };
     let whole = ask(&[]);
     assert_eq!(stderr(&whole), "");
-    // Weights of 15.1 MiB, and 1.3 MiB of cache.
-    let small = ask(&["--memory", "16.2MiB"]);
+    // Weights of 7.6 MiB, and 1.3 MiB of cache.
+    let small = ask(&["--memory", "8.7MiB"]);
     assert_eq!(stdout(&small), stdout(&whole));
     let told = stderr(&small);
     assert!(told.contains("move to host memory") && told.lines().count() == 1, "{told}");
-    refused(&ask(&["--memory", "16.2MiB", "--on-oom", "fail"]), "out of memory: no room for a cache of");
-    refused(&ask(&["--memory", "15.5MiB"]), "use at most");
-    refused(&ask(&["--memory", "15MiB"]), "out of memory: no room for the model's weights");
+    refused(&ask(&["--memory", "8.7MiB", "--on-oom", "fail"]), "out of memory: no room for a cache of");
+    refused(&ask(&["--memory", "8MiB"]), "use at most");
+    refused(&ask(&["--memory", "7.5MiB"]), "out of memory: no room for the model's weights");
     refused(&ask(&["--on-oom", "weep"]), "offload");
     // The same with layers in host memory from the start.
     for args in

@@ -25,8 +25,8 @@ const REFUSED: &str = "
     run --kernels magic x
     run --kernels wgsl x
     run --memory lots x
-    run --memory 10MiB x
-    run --memory 16MiB --on-oom fail -n 150 x
+    run --memory 5MiB x
+    run --memory 8.5MiB --on-oom fail -n 150 x
     run --on-oom pray x
     run --offload=some x
     run --cache elastic x

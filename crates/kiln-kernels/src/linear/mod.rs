@@ -9,6 +9,8 @@
 pub(crate) mod cube;
 #[cfg(feature = "cpu")]
 mod native;
+#[cfg(feature = "cpu")]
+mod packed;
 #[cfg(feature = "wgpu")]
 mod tiles;
 #[cfg(feature = "wgpu")]
@@ -23,12 +25,14 @@ pub(crate) use native::{Group, products_of_groups};
 
 use burn::tensor::{DType, Device, Tensor};
 
+use kiln_weights::{Format, streams::Order};
+
 use crate::{
-    Kernel, Matrix, Path,
+    Arithmetic, Kernel, Matrix, PackedLayout, Path,
     cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
     invariance::{Extent, cut},
     kernel::INVARIANT_UP_TO,
-    product,
+    packed_lines, product,
     shader::{Lines, Shader},
 };
 #[cfg(feature = "cube")]
@@ -121,9 +125,9 @@ impl Kernel for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[SHADER, BF16, tiles::SHADER];
+        return &[SHADER, PACKED, tiles::SHADER];
         #[cfg(not(feature = "wgpu"))]
-        &[SHADER, BF16]
+        &[SHADER, PACKED]
     }
 
     fn cases() -> Vec<Case<Self>> {
@@ -148,14 +152,25 @@ impl Kernel for Linear {
             };
             within(inputs.without_on(lacks), x[2])
         };
-        let packed = |x: [usize; 3], layout: Layout, output: usize| {
-            let inputs = Case::new(("packed", x, layout, output), move |numbers| {
-                let weight = Matrix::Packed(numbers.packed_matrix([output, x[2]]));
+        let packed = |packing: PackedLayout, arithmetic, x: [usize; 3], layout: Layout, output: usize| {
+            let name = ("packed", packing.format.name(), packing.order, arithmetic, x, layout, output);
+            let inputs = Case::new(name, move |numbers| {
+                let weight = Matrix::Packed(numbers.packed_matrix([output, x[2]], packing, arithmetic));
                 let bias = output.is_multiple_of(2).then(|| numbers.tensor([output], Plain));
                 let residual = output.is_multiple_of(5).then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
                 Self { x: numbers.tensor(x, layout), weight, bias, residual }
             });
-            within(inputs.without(|path, dtype| path != Path::Wgsl || dtype != DType::F32), x[2])
+            let lacks = move |path, _| !takes_packed(path, packing);
+            // Vectors that are rounded to bytes are off by up to half a step, evenly: the sum has a standard deviation, and no
+            // result is six of them off.
+            let step = LARGEST / 127.0;
+            let rounded = 6.0 * (x[2] as f64).sqrt() * LARGEST * step / 12f64.sqrt();
+            let rounded = if arithmetic == Arithmetic::Integers { rounded } else { 0.0 };
+            inputs.without(lacks).within(move |want, Rounding { single, ulp, .. }| {
+                let n = x[2] as f64;
+                let exact = LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp);
+                exact + want.abs() * ulp + rounded
+            })
         };
         let mut cases = Vec::new();
         for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (4, 4), (2, 16)] {
@@ -193,13 +208,29 @@ impl Kernel for Linear {
             cases.push(case([3, 43, 96], layout, 70, true, false));
             cases.push(case([3, 43, 96], layout, 70, false, true));
         }
-        // Packed weights, which vectors of float32 are multiplied by.
-        for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (4, 4), (2, 16)] {
-            for (input, output) in [(4, 1), (80, 96), (1032, 40), (4100, 9)] {
-                cases.push(packed([rows, tokens, input], Plain, output));
+        // Packed weights.
+        for format in Format::ALL {
+            let block = format.block().max(32);
+            for (order, arithmetic) in [
+                (Order::Rows, Arithmetic::Floats),
+                (Order::Sixteens, Arithmetic::Floats),
+                (Order::Sixteens, Arithmetic::Integers),
+            ] {
+                let packing = PackedLayout { format, order };
+                // There are many formats, and compilers of shaders take their time.
+                let batches = match order {
+                    Order::Rows => &[(1, 5), (2, 16)][..],
+                    Order::Sixteens => &[(1, 1), (1, 5), (2, 16), (2, 1), (1, 3), (4, 4)],
+                };
+                for (i, &(rows, tokens)) in batches.iter().enumerate() {
+                    let (blocks, output) = [(1, 1), (3, 96), (4, 41), (16, 9)][(i + format as usize) % 4];
+                    cases.push(packed(packing, arithmetic, [rows, tokens, blocks * block], Plain, output));
+                }
+                if order == Order::Sixteens || format == Format::Q4_0 {
+                    cases.push(packed(packing, arithmetic, [2, 2, 2 * block], Swapped(1, 2), 70));
+                    cases.push(packed(packing, arithmetic, [2, 2, 2 * block], Cut(2), 70));
+                }
             }
-            cases.push(packed([rows, tokens, 96], Swapped(1, 2), 70));
-            cases.push(packed([rows, tokens, 96], Cut(2), 70));
         }
         // Enough for the larger tiles.
         cases.push(case([2, 520, 48], Plain, 1930, true, false).probed());
@@ -254,6 +285,16 @@ impl Linear {
     }
 }
 
+/// Whether an implementation computes with packed weights.
+pub(crate) fn takes_packed(path: Path, PackedLayout { format, order }: PackedLayout) -> bool {
+    match path {
+        Path::Reference => true,
+        Path::Native => order == Order::Sixteens,
+        Path::Wgsl => order == Order::Rows && packed_lines::pick(format).is_some(),
+        Path::Cube => false,
+    }
+}
+
 /// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types `others`.
 pub(crate) fn are_few_of_one_type(
     x: &Tensor<3>,
@@ -262,7 +303,11 @@ pub(crate) fn are_few_of_one_type(
 ) -> bool {
     let ([rows, tokens, input], output) = (x.dims(), weight.rows());
     let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
-    of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
+    let is_read = match weight {
+        Matrix::Dense(_) => true,
+        Matrix::Packed(packed) => takes_packed(Path::Wgsl, packed.layout),
+    };
+    is_read && of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
 }
 
 /// A product with what is around it, for the GPU kernels.
@@ -400,13 +445,13 @@ const SHADER: Shader = Shader {
 };
 
 /// For packed weights.
-const BF16: Shader = Shader {
-    name: "linear_bf16",
+const PACKED: Shader = Shader {
+    name: "linear_packed",
     text: concat!(
         include_str!("../../../../shaders/linear.wgsl"),
-        include_str!("../../../../shaders/weights_bf16.wgsl"),
+        include_str!("../../../../shaders/weights_packed.wgsl"),
         include_str!("../../../../shaders/row_products.wgsl"),
         include_str!("../../../../shaders/activation.wgsl")
     ),
-    options: &[ROWS, SPLITS, FUSED],
+    options: &[packed_lines::FORMATS, ROWS, SPLITS, FUSED],
 };

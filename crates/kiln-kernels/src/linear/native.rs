@@ -15,10 +15,15 @@ use burn::{
 };
 use pulp::{Simd, WithSimd};
 
-use super::Linear;
+use kiln_weights::streams::Order;
+
+use super::{
+    Linear,
+    packed::{self, Sixteens},
+};
 use crate::{
-    Matrix,
-    native::{Storage, pieces, primitive, work},
+    Matrix, PackedLayout, PackedMatrix,
+    native::{Storage, on_threads, pieces, primitive, work},
 };
 
 /// Vectors that are multiplied by a weight while it is in a register.
@@ -33,8 +38,8 @@ const TILE: usize = 128 << 10;
 
 /// `None` for what it is not made for: several types together, weights with gaps, nothing at all.
 pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
-    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear else { return None };
-    let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
+    let Linear { x, weight, bias, residual } = linear;
+    let ([rows, tokens, input], output) = (x.dims(), weight.rows());
     let others = bias.iter().map(Tensor::dtype).chain(residual.iter().map(Tensor::dtype));
     let of_one_type = others.chain([weight.dtype()]).all(|dtype| dtype == x.dtype());
     if !of_one_type || rows * tokens * input * output == 0 {
@@ -50,13 +55,19 @@ pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
 
 /// Sums are float32, with bias and residual, and rounded once.
 fn products_in<E: Storage>(linear: &Linear) -> Option<Tensor<3>> {
-    let Linear { x, weight: Matrix::Dense(weight), bias, residual } = linear else { return None };
-    let ([rows, tokens, input], [output, _]) = (x.dims(), weight.dims());
-    let (x, weight) = (primitive(x.clone()).to_contiguous(), primitive(weight.clone()));
+    let Linear { x, weight, bias, residual } = linear;
+    let ([rows, tokens, input], output) = (x.dims(), weight.rows());
+    let x = primitive(x.clone()).to_contiguous();
     let mut y = {
         let mut widened = Vec::new();
         let x = E::in_floats(x.as_slice()?, &mut widened);
-        products::<E>(x, weight.as_slice()?, [rows * tokens, input, output])
+        match weight {
+            Matrix::Dense(weight) => {
+                let weight = primitive(weight.clone());
+                products::<E>(x, weight.as_slice()?, [rows * tokens, input, output])
+            }
+            Matrix::Packed(weight) => products_of_packed(x, weight)?,
+        }
     };
     let mut widened = Vec::new();
     if let Some(bias) = bias {
@@ -73,6 +84,26 @@ fn products_in<E: Storage>(linear: &Linear) -> Option<Tensor<3>> {
     }
     let y = FlexTensor::from_data(TensorData::new(E::of_floats(y), [rows, tokens, output]));
     Some(Tensor::from_primitive::<Flex>(y))
+}
+
+/// `[vectors, output]` for x `[vectors, input]`, if the words lie as vector units read them.
+fn products_of_packed(x: &[f32], weight: &PackedMatrix) -> Option<Vec<f32>> {
+    let (PackedLayout { format, order }, [rows, columns]) = (weight.layout, weight.shape);
+    if order != Order::Sixteens {
+        return None;
+    }
+    let words = primitive(weight.words.clone()).to_contiguous();
+    let words = bytemuck::cast_slice(words.as_slice::<i32>()?);
+    let count = x.len() * rows;
+    packed::products(
+        x,
+        Sixteens { words, format, rows, columns },
+        weight.use_as.arithmetic,
+        pieces(count),
+        |work| {
+            on_threads(count, work);
+        },
+    )
 }
 
 /// `[rows, output]` for x `[rows, input]` and weights `[output, input]`.

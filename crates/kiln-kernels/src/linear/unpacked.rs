@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use super::{Linear, finished};
-use crate::{Kernel, Matrix, Unpack, product};
+use super::{Linear, finished, takes_packed, tiles};
+use crate::{Kernel, Matrix, Path, Unpack};
 
 /// Bytes of numbers that are unpacked at a time, at least.
 const AT_ONCE: usize = 32 << 20;
@@ -16,20 +16,18 @@ const AT_ONCE: usize = 32 << 20;
 pub(super) fn product_of(linear: Linear) -> Result<Tensor<3>, Linear> {
     let Matrix::Packed(packed) = &linear.weight else { return Err(linear) };
     let ([rows, tokens, input], output) = (linear.x.dims(), packed.rows());
-    if linear.x.dtype() != linear.weight.dtype() || rows * tokens * input * output == 0 {
+    let is_read = takes_packed(Path::Wgsl, packed.layout);
+    if !is_read || linear.x.dtype() != linear.weight.dtype() || rows * tokens * input * output == 0 {
         return Err(linear);
     }
-    let x = linear.x.clone().reshape([rows * tokens, input]);
     let at_once = (AT_ONCE / (4 * input)).max(1);
     let mut products = Vec::with_capacity(output.div_ceil(at_once));
     for first in (0..output).step_by(at_once) {
         let matrix = packed.narrow(first..(first + at_once).min(output));
-        let numbers = match (Unpack { matrix }).wgsl() {
-            Ok(numbers) => numbers,
-            Err(unpack) => unpack.reference(),
-        };
-        products.push(product(x.clone(), numbers.transpose()));
+        let weight = Matrix::Dense(Unpack::all(matrix).wgsl().unwrap_or_else(Unpack::reference));
+        let product = Linear { x: linear.x.clone(), weight, bias: None, residual: None };
+        products.push(tiles::launch(product).unwrap_or_else(Linear::reference));
     }
-    let y = if products.len() == 1 { products.remove(0) } else { Tensor::cat(products, 1) };
-    Ok(finished(y.reshape([rows, tokens, output]), linear.bias, linear.residual))
+    let y = if products.len() == 1 { products.remove(0) } else { Tensor::cat(products, 2) };
+    Ok(finished(y, linear.bias, linear.residual))
 }

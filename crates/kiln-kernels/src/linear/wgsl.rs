@@ -5,11 +5,12 @@ use burn::{
     tensor::{DType, Tensor},
 };
 
-use super::{Around, BF16, SHADER, Sharing};
+use super::{Around, PACKED, SHADER, Sharing};
 use crate::{
     Matrix, NormOrder,
     launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
     normed_linear::Then,
+    packed_lines,
 };
 
 pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -> Tensor<3> {
@@ -18,7 +19,11 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
     let (biased, added) = (bias.is_some(), residual.is_some());
     let Sharing { splits, together, workgroups } =
         Sharing::new(rows, input, then.places(output), &x.device());
-    let packed = matches!(weight, Matrix::Packed(_));
+    let format = match &weight {
+        Matrix::Dense(_) => None,
+        Matrix::Packed(packed) => packed_lines::pick(packed.format()),
+    };
+    let packed = format.is_some();
     // Packed weights are read by fours, and so is what they meet.
     let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
@@ -36,7 +41,10 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
             let strides = strides(&weight);
             (weight, strides)
         }
-        Matrix::Packed(packed) => (in_order(packed.words), [input as u32, 1]),
+        Matrix::Packed(packed) => {
+            let words = packed.words.dims()[1];
+            (in_order(packed.words), [words as u32, 1])
+        }
     };
     let (cos, sin, each, [pairs, head_dim, rotated]) = match then {
         Then::Rotate { cos, sin, heads, head_dim } => {
@@ -60,8 +68,8 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         rotated as u32, scale0, eps.to_bits(), f32::from(u8::from(shift)).to_bits(),
     ];
     let picks = [together.ilog2() as usize, splits.ilog2() as usize, fused];
-    let launch = if packed {
-        Launch::new(&BF16, x.dtype, &y.client).with(&picks)
+    let launch = if let Some(format) = format {
+        Launch::new(&PACKED, x.dtype, &y.client).with(&[&[format], &picks[..]].concat())
     } else {
         let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
         Launch::new(&SHADER, x.dtype, &y.client).with(&[&[usize::from(!fours)], &picks[..]].concat())

@@ -34,17 +34,15 @@ impl Stored {
             packed => Self::Packed(packed),
         }
     }
-}
 
-impl Stored {
-    /// The format of numbers that are read; `None` for those of other types.
+    /// The format of the numbers, if it is read.
     pub(super) fn format(&self) -> Option<Format> {
         match self {
             Self::Plain(Dtype::F32) => Some(Format::F32),
             Self::Plain(Dtype::F16) => Some(Format::F16),
             Self::Plain(Dtype::BF16) => Some(Format::Bf16),
-            Self::Packed(format) => Some(*format),
             Self::Plain(_) | Self::Quantized(_) => None,
+            Self::Packed(format) => Some(*format),
         }
     }
 }
@@ -141,9 +139,9 @@ pub(super) fn decode<T: Number>(
 
 /// Decodes numbers to float32. `bytes` is a buffer.
 fn widen(source: Source<'_>, from: &Stored, bytes: &mut Vec<u8>, wide: &mut [f32]) -> Result<(), Failed> {
-    let Some(format) = from.format() else {
-        return Err(Failed::Convert(format!("is stored as {from}; F32, F16 and BF16 are read")));
-    };
+    let format = from
+        .format()
+        .ok_or_else(|| Failed::Convert(format!("is stored as {from}; F32, F16 and BF16 are read")))?;
     let len = format.bytes_of(wide.len());
     let len = len.ok_or_else(|| Failed::Convert(format!("is cut within a block of {format}")))?;
     bytes.resize(len, 0);

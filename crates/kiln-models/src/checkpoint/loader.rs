@@ -5,9 +5,13 @@ use std::{collections::BTreeSet, ops::Range};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic, s};
 use half::{bf16, f16};
 use kiln_core::{Error, Result, device_state::DeviceState};
-use kiln_kernels::{Matrix, PackedFormat, PackedMatrix};
-use kiln_weights::gguf::names::Undo;
-use safetensors::Dtype;
+use kiln_kernels::{Arithmetic, Kernels, Matrix, PackedLayout, PackedMatrix, Use};
+use kiln_weights::{
+    Format,
+    gguf::names::Undo,
+    streams::{Order, SIXTEEN},
+};
+use rayon::prelude::*;
 
 use super::{
     Checkpoint, Entry, Found,
@@ -20,6 +24,9 @@ use crate::{Part, Weights};
 /// the converted weights, and the driver's staging buffer. So larger tensors travel in blocks of rows, too.
 const IN_FLIGHT: usize = 4 << 20;
 
+/// Bytes of a file that are placed in words at a time.
+const ARRANGED: usize = 1 << 18;
+
 /// Loads the tensors of a checkpoint one by one, and remembers which it was asked for.
 ///
 /// Host memory: on the CPU none but the weights themselves, else a few times `IN_FLIGHT`.
@@ -31,14 +38,20 @@ pub struct Loader<'a> {
     /// Whether tensors are copied to memory of the device's own
     copied: bool,
     resident_experts: Option<usize>,
-    /// Whether matrices that are stored in bfloat16 stay so.
-    keeps_bf16: bool,
+    /// How matrices are held that stay as they are stored.
+    packed: Option<Packed>,
     on_progress: &'a mut dyn FnMut(u64),
     used: BTreeSet<String>,
     /// The quantized matrix that was read last: its next rows need the same tensors.
     unpacking: Option<Unpacking>,
     in_flight: usize,
     parameters: u64,
+}
+
+/// How matrices are held that stay as they are stored.
+struct Packed {
+    kernels: Kernels,
+    use_as: Use,
 }
 
 /// Some rows of a tensor in a file.
@@ -66,11 +79,59 @@ impl Piece<'_> {
         (self.rows * self.columns) as u64
     }
 
+    /// Where each row begins.
+    fn row_starts(&self) -> impl Iterator<Item = usize> {
+        let rows = self.first..self.first + self.rows;
+        rows.map(move |row| self.start + self.undo.row(row, self.of) * self.row)
+    }
+
     /// Rows that follow each other in the file: where each run begins, and its bytes.
     fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
         let each = if matches!(self.undo, Undo::Permuted { .. }) { 1 } else { self.rows.max(1) };
         let rows = (self.first..self.first + self.rows).step_by(each);
         rows.map(move |row| (self.start + self.undo.row(row, self.of) * self.row, each * self.row))
+    }
+}
+
+fn of_piece(checkpoint: &Checkpoint, piece: &Piece<'_>, why: String) -> Error {
+    Error::File { path: checkpoint.path(piece.entry), why: format!("`{}` {why}", piece.name) }
+}
+
+/// A row that begins there in the file, in a format: as it is stored, or packed now.
+fn packed_row(
+    checkpoint: &Checkpoint,
+    piece: &Piece<'_>,
+    start: usize,
+    format: Format,
+    to: &mut [u8],
+) -> Result<()> {
+    let stored = piece.entry.stored.format();
+    if stored == Some(format) {
+        return checkpoint.read(piece.entry, start, to);
+    }
+    let wrong = |why: String| of_piece(checkpoint, piece, why);
+    let stored = stored.ok_or_else(|| wrong(format!("is stored as {}", piece.entry.stored)))?;
+    let (mut bytes, mut numbers) = (vec![0; piece.row], vec![0.0; piece.columns]);
+    checkpoint.read(piece.entry, start, &mut bytes)?;
+    let packed = stored.unpack(&bytes, &mut numbers).and_then(|()| format.pack(&numbers, to));
+    packed.map_err(|e| wrong(e.to_string()))
+}
+
+/// What a tensor holds.
+#[derive(Clone, Copy)]
+enum Held {
+    /// Numbers of a type
+    As(DType),
+    /// Words of a packed matrix
+    In(PackedLayout),
+}
+
+impl Held {
+    fn dtype(self) -> DType {
+        match self {
+            Self::As(dtype) => dtype,
+            Self::In(_) => DType::I32,
+        }
     }
 }
 
@@ -99,7 +160,7 @@ impl<'a> Loader<'a> {
             largest_binding,
             copied,
             resident_experts: None,
-            keeps_bf16: false,
+            packed: None,
             on_progress,
             used,
             unpacking: None,
@@ -113,9 +174,9 @@ impl<'a> Loader<'a> {
         self.resident_experts = resident;
     }
 
-    /// Has matrices that are stored in bfloat16 stay so, as [`Matrix::Packed`].
-    pub fn keep_bf16(&mut self, keeps: bool) {
-        self.keeps_bf16 = keeps;
+    /// Has matrices stay as they are stored, where `kernels` compute with them, as [`Matrix::Packed`].
+    pub fn keep_packed(&mut self, kernels: Kernels, arithmetic: Arithmetic) {
+        self.packed = Some(Packed { kernels, use_as: Use { dtype: self.dtype, arithmetic } });
     }
 
     /// Says whether every tensor of the checkpoint found its place; returns how many elements were loaded.
@@ -181,21 +242,22 @@ impl<'a> Loader<'a> {
         let pieces = self.pieces(parts, row, &range)?;
         let mut shape = [range.len(); D];
         shape[1..].copy_from_slice(row);
-        self.upload(&pieces, shape, self.dtype)
+        self.parameters += pieces.iter().map(Piece::elements).sum::<u64>();
+        self.upload(&pieces, shape, Held::As(self.dtype))
     }
 
-    /// `pieces` as a tensor of `dtype`, which is cut along its first dimension to travel. Of int32, it has the bytes of the file.
+    /// `pieces` as a tensor, which is cut along its first dimension to travel.
     fn upload<const D: usize, K: Basic + 'static>(
         &mut self,
         pieces: &[Piece<'_>],
         shape: [usize; D],
-        dtype: DType,
+        held: Held,
     ) -> Result<Tensor<D, K>> {
+        let dtype = held.dtype();
         let row = shape[1..].iter().product::<usize>() * dtype.size();
         let rows = if self.copied { (IN_FLIGHT / row.max(1)).max(1) } else { shape[0] };
-        self.parameters += pieces.iter().map(Piece::elements).sum::<u64>();
         if rows >= shape[0] {
-            return self.send(pieces, shape, dtype);
+            return self.send(pieces, shape, held);
         }
         let device = self.device;
         let mut whole = device
@@ -207,7 +269,7 @@ impl<'a> Loader<'a> {
                 part_shape[0] = rows.min(piece.rows - first);
                 let end = start + part_shape[0];
                 let block = Piece { rows: part_shape[0], first: piece.first + first, ..*piece };
-                let part = self.send(&[block], part_shape, dtype)?;
+                let part = self.send(&[block], part_shape, held)?;
                 // In place: nobody else holds the tensor.
                 whole = whole.slice_assign(s![start..end], part);
                 self.wait()?;
@@ -222,10 +284,10 @@ impl<'a> Loader<'a> {
         &mut self,
         pieces: &[Piece<'_>],
         shape: [usize; D],
-        dtype: DType,
+        held: Held,
     ) -> Result<Tensor<D, K>> {
-        let device = self.device;
-        let data = self.read(pieces, shape, dtype)?;
+        let (device, dtype) = (self.device, held.dtype());
+        let data = self.read(pieces, shape, held)?;
         let tensor = device.memory_persistent_allocations(data, |data: TensorData| {
             Tensor::<D, K>::from_data(data, (device, dtype))
         });
@@ -236,34 +298,64 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
-    /// Reads `pieces`, and converts them to a type of floats.
+    /// Reads `pieces`.
     fn read<const D: usize>(
         &mut self,
         pieces: &[Piece<'_>],
         shape: [usize; D],
-        dtype: DType,
+        held: Held,
     ) -> Result<TensorData> {
-        let data = match dtype {
-            DType::I32 => self.words(pieces, shape)?,
-            DType::F16 => self.convert::<f16, D>(pieces, shape)?,
-            DType::BF16 => self.convert::<bf16, D>(pieces, shape)?,
-            _ => self.convert::<f32, D>(pieces, shape)?,
+        let data = match held {
+            Held::In(layout) => self.words(pieces, layout, shape)?,
+            Held::As(DType::F16) => self.convert::<f16, D>(pieces, shape)?,
+            Held::As(DType::BF16) => self.convert::<bf16, D>(pieces, shape)?,
+            Held::As(_) => self.convert::<f32, D>(pieces, shape)?,
         };
         (self.on_progress)(pieces.iter().map(|piece| (piece.rows * piece.row) as u64).sum());
         Ok(data)
     }
 
-    /// The bytes of `pieces`, one behind the other, as words.
-    fn words<const D: usize>(&self, pieces: &[Piece<'_>], shape: [usize; D]) -> Result<TensorData> {
+    /// The format of all `pieces`, if they have one and nothing but the order of rows is to be undone.
+    fn shared_format(&self, pieces: &[Piece<'_>]) -> Option<Format> {
+        let (first, others) = pieces.split_first()?;
+        let format = self.checkpoint.format(first.entry)?;
+        let fits = |piece: &Piece<'_>| {
+            let in_order = matches!(piece.undo, Undo::Nothing | Undo::Permuted { .. });
+            in_order && self.checkpoint.format(piece.entry) == Some(format)
+        };
+        (fits(first) && others.iter().all(fits)).then_some(format)
+    }
+
+    /// The rows of `pieces`, one below the other, as words of a packed matrix. A part of them is arranged at a time, so that no second copy
+    /// is made.
+    fn words<const D: usize>(
+        &self,
+        pieces: &[Piece<'_>],
+        layout: PackedLayout,
+        shape: [usize; D],
+    ) -> Result<TensorData> {
         let mut words = bytemuck::zeroed_vec::<i32>(shape.iter().product());
-        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-        for piece in pieces {
-            for (start, len) in piece.runs() {
-                let (bytes, behind) = rest.split_at_mut(len);
-                self.checkpoint.read(piece.entry, start, bytes)?;
-                rest = behind;
+        let columns = pieces.first().map_or(0, |piece| piece.columns);
+        let row = layout.format.bytes_of(columns).unwrap_or(0).max(1);
+        // Where each row is.
+        let rows: Vec<(&Piece<'_>, usize)> =
+            pieces.iter().flat_map(|piece| piece.row_starts().map(move |start| (piece, start))).collect();
+        let together = if layout.order == Order::Sixteens { SIXTEEN } else { 1 };
+        let at_once = (ARRANGED / (row * together)).max(1) * together;
+        let words_at_once = at_once / together * shape[1..].iter().product::<usize>();
+        let parts = rows.par_chunks(at_once).zip(words.par_chunks_mut(words_at_once.max(1)));
+        parts.try_for_each(|(rows, words)| {
+            let mut bytes = vec![0; rows.len() * row];
+            for (&(piece, start), bytes) in rows.iter().zip(bytes.chunks_exact_mut(row)) {
+                packed_row(self.checkpoint, piece, start, layout.format, bytes)?;
             }
-        }
+            let arranged =
+                layout.format.arrange(layout.order, columns, &bytes, bytemuck::cast_slice_mut(words));
+            arranged.map_err(|e| match rows.first() {
+                Some((piece, _)) => of_piece(self.checkpoint, piece, e.to_string()),
+                None => Error::File { path: self.checkpoint.folder.clone(), why: e.to_string() },
+            })
+        })?;
         Ok(TensorData::new(words, shape))
     }
 
@@ -337,15 +429,39 @@ impl Weights for Loader<'_> {
     }
 
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
-        let format = PackedFormat::Bf16;
-        if let Some(words) = format.words(width).filter(|_| self.keeps_bf16) {
+        if let Some(Packed { kernels, use_as }) = &self.packed {
+            let (kernels, use_as) = (kernels.clone(), *use_as);
             let pieces = self.pieces(parts, &[width], &range)?;
-            if pieces.iter().all(|piece| piece.entry.stored == Stored::Plain(Dtype::BF16)) {
-                let words: Tensor<2, Int> = self.upload(&pieces, [range.len(), words], DType::I32)?;
-                return Ok(Matrix::Packed(PackedMatrix::new(words, format)));
+            let shape = [range.len(), width];
+            let layout =
+                self.shared_format(&pieces).and_then(|format| kernels.packed_layout(format, self.dtype));
+            if let Some((layout, words)) = layout.and_then(|layout| Some((layout, layout.words(shape)?))) {
+                let words: Tensor<2, Int> = self.upload(&pieces, words, Held::In(layout))?;
+                self.parameters += (shape[0] * shape[1]) as u64;
+                return Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as)));
             }
         }
         self.dense_matrix(parts, width, range).map(Matrix::Dense)
+    }
+
+    fn runs(&self, parts: &[Part], width: usize) -> Result<Vec<Range<usize>>> {
+        let mut runs: Vec<(Range<usize>, Option<Format>)> = Vec::new();
+        let mut start = 0;
+        for part in parts {
+            let rows = start..start + part.rows;
+            start = rows.end;
+            let entry = self.checkpoint.find(&part.name, &[part.rows, width])?.entry;
+            let format = match &self.packed {
+                Some(Packed { kernels, .. }) => (self.checkpoint.format(entry))
+                    .filter(|format| kernels.packed_layout(*format, self.dtype).is_some()),
+                None => None,
+            };
+            match runs.last_mut() {
+                Some((run, last)) if *last == format => run.end = rows.end,
+                _ => runs.push((rows, format)),
+            }
+        }
+        Ok(runs.into_iter().map(|(rows, _)| rows).collect())
     }
 
     fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
@@ -356,7 +472,7 @@ impl Weights for Loader<'_> {
         let pieces = self.pieces(parts, &[width], &range)?;
         let shape = [range.len(), width];
         self.parameters += shape.iter().product::<usize>() as u64;
-        self.read(&pieces, shape, self.dtype)
+        self.read(&pieces, shape, Held::As(self.dtype))
     }
 
     fn resident_experts(&self) -> Option<usize> {
@@ -368,7 +484,8 @@ impl Weights for Loader<'_> {
         let columns = shape.iter().skip(1).product();
         let rows = shape.first().copied().unwrap_or(1);
         let piece = Piece { name, entry, rows, first: 0, of: rows, columns, start, row, undo };
-        self.upload(&[piece], [rows * columns], DType::F32)
+        self.parameters += piece.elements();
+        self.upload(&[piece], [rows * columns], Held::As(DType::F32))
     }
 
     fn largest_binding(&self) -> usize {

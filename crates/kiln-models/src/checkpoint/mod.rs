@@ -6,13 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use burn::tensor::DType;
 use kiln_core::{Error, Result, files, tensor_file::TensorFile};
-use kiln_kernels::PackedFormat;
-use kiln_weights::gguf::{
-    FACTORS,
-    names::{self, Heads, Undo},
+use kiln_kernels::Kernels;
+use kiln_weights::{
+    Format, Mixture,
+    gguf::{
+        FACTORS,
+        names::{self, Heads, Undo},
+    },
 };
-use safetensors::Dtype;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -41,6 +44,8 @@ pub struct Checkpoint {
     files: Files,
     /// By their names in the files.
     tensors: BTreeMap<String, Entry>,
+    /// The formats that tensors are packed in when they are loaded, by the number of their file and their place there.
+    packed: BTreeMap<(usize, usize), Format>,
 }
 
 /// What holds the tensors.
@@ -105,7 +110,13 @@ impl Checkpoint {
         let config = ConfigFile::read(folder)?;
         let method = Method::read(&config)?;
         let files = Files::Safetensors(Vec::new());
-        let mut checkpoint = Self { folder: folder.to_owned(), config, files, tensors: BTreeMap::new() };
+        let mut checkpoint = Self {
+            folder: folder.to_owned(),
+            config,
+            files,
+            tensors: BTreeMap::new(),
+            packed: BTreeMap::new(),
+        };
         let index = folder.join("model.safetensors.index.json");
         match read_json(&index)? {
             Some(json) => checkpoint.add_indexed(&index, &json)?,
@@ -148,7 +159,7 @@ impl Checkpoint {
             }
         }
         let files = Files::Gguf { files, model_type, heads };
-        Ok(Self { folder: path.to_owned(), config, files, tensors })
+        Ok(Self { folder: path.to_owned(), config, files, tensors, packed: BTreeMap::new() })
     }
 
     /// The text of a small file of the folder, or what a GGUF file says in its place; `None` if there is none.
@@ -235,14 +246,34 @@ impl Checkpoint {
         sums
     }
 
-    /// Elements of the matrices that are stored in bfloat16 and can stay so.
-    pub fn bf16_elements(&self) -> u64 {
-        let stays = |entry: &&Entry| {
-            entry.stored == Stored::Plain(Dtype::BF16)
-                && entry.shape.len() == 2
-                && PackedFormat::Bf16.words(entry.shape[1]).is_some()
+    /// Has matrices packed when they are loaded, in the formats of a mixture.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a model that [`quantize`] cannot write either.
+    pub fn pack_as(&mut self, mixture: Mixture) -> Result<()> {
+        self.packed = quantize::formats(self, mixture)?;
+        Ok(())
+    }
+
+    /// The format that a tensor is packed in when it is loaded, or else stored in.
+    fn format(&self, entry: &Entry) -> Option<Format> {
+        self.packed.get(&(entry.file, entry.range.start)).copied().or_else(|| entry.stored.format())
+    }
+
+    /// How many bytes all weights take, of which those of matrices that `kernels` compute with as they are stay packed, and others
+    /// have elements of `dtype`.
+    pub fn held_bytes(&self, kernels: &Kernels, dtype: DType) -> u64 {
+        let bytes = |entry: &Entry| {
+            let numbers = entry.shape.iter().product::<usize>();
+            let packed = match entry.shape[..] {
+                [rows, columns] => (self.format(entry))
+                    .and_then(|format| kernels.packed_layout(format, dtype))
+                    .and_then(|layout| layout.words([rows, columns])),
+                _ => None,
+            };
+            packed.map_or(numbers * dtype.size(), |words| words.iter().product::<usize>() * 4) as u64
         };
-        self.tensors.values().filter(stays).map(Entry::elements).sum()
+        self.tensors.values().map(bytes).sum()
     }
 
     /// Bytes of all weights as they are stored.

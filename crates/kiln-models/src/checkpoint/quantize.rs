@@ -98,6 +98,26 @@ pub fn quantize(
     Ok(Some(done))
 }
 
+/// The format of each stored tensor in a file that [`quantize`] would write, by the number of its file and its place there.
+pub(super) fn formats(checkpoint: &Checkpoint, mixture: Mixture) -> Result<BTreeMap<(usize, usize), Format>> {
+    let plan = Plan::of(checkpoint)?;
+    let names = plan.tensors.iter().map(|(name, ..)| &**name);
+    let outline = Outline::of(&plan.metadata, names)
+        .map_err(|e| Error::File { path: checkpoint.folder.clone(), why: e.to_string() })?;
+    let mut formats = BTreeMap::new();
+    for (name, shape, source) in &plan.tensors {
+        if let Source::Stored(entries, _) = source {
+            let format = mixture.format_of(name, shape, &outline);
+            if let Some(entry) = entries.iter().find(|entry| entry.stored.format().is_none()) {
+                let why = format!("`{name}` is stored as {}; F32, F16 and BF16 are packed", entry.stored);
+                return Err(Error::File { path: checkpoint.path(entry), why });
+            }
+            formats.extend(entries.iter().map(|entry| ((entry.file, entry.range.start), format)));
+        }
+    }
+    Ok(formats)
+}
+
 /// A stored tensor that is packed piece by piece.
 struct Pieces<'a> {
     checkpoint: &'a Checkpoint,

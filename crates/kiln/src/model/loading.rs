@@ -17,11 +17,11 @@ use kiln_core::{
 };
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
-    Choice, Kernels,
+    Arithmetic, Choice, Kernels,
     device::{self, DeviceClass, DeviceName, Opened},
 };
 use kiln_models::{
-    Configured, RandomModel, RandomWeights, Sizes,
+    Configured, Mixture, RandomModel, RandomWeights, Sizes,
     checkpoint::{Checkpoint, Loader},
     configure,
 };
@@ -111,6 +111,8 @@ pub struct ModelBuilder<'a> {
     device: Place,
     dtype: DtypeChoice,
     kernels: Choice,
+    arithmetic: Arithmetic,
+    quant: Option<Mixture>,
     largest_binding: Option<usize>,
     on_progress: Option<Box<dyn FnMut(Progress) + 'a>>,
     plan: Option<Plan>,
@@ -150,6 +152,8 @@ impl<'a> ModelBuilder<'a> {
             device: Place::Named(DeviceName::Auto),
             dtype: DtypeChoice::Auto,
             kernels: Choice::Auto,
+            arithmetic: Arithmetic::default(),
+            quant: None,
             largest_binding: None,
             on_progress: None,
             plan: None,
@@ -187,6 +191,18 @@ impl<'a> ModelBuilder<'a> {
     /// Which implementation of the kernels runs. Default: the fastest of each that the device has.
     pub fn kernels(self, kernels: Choice) -> Self {
         Self { kernels, ..self }
+    }
+
+    /// Whether products with packed weights are computed in float32 on the CPU. Default: activations are rounded to 8 bits, with a
+    /// scale for each 32 numbers, and products are computed in integers, which is faster. `docs/weights.md` has the loss.
+    pub fn exact(self, exact: bool) -> Self {
+        Self { arithmetic: if exact { Arithmetic::Floats } else { Arithmetic::Integers }, ..self }
+    }
+
+    /// Packs the weights when they are loaded, in the formats of a mixture, as [`quantize`](crate::quantize) packs them in a file. `None`, the
+    /// default: they stay as they are stored.
+    pub fn quant(self, mixture: impl Into<Option<Mixture>>) -> Self {
+        Self { quant: mixture.into(), ..self }
     }
 
     /// Bytes of the largest tensor that is given to a kernel. Default, and at most: the limit of the device.
@@ -262,7 +278,7 @@ impl<'a> ModelBuilder<'a> {
         kernels: Kernels,
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Model> {
-        let checkpoint = Checkpoint::open(folder)?;
+        let mut checkpoint = Checkpoint::open(folder)?;
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
         // Small files first, so that what is wrong with them is said before the long work.
@@ -278,14 +294,26 @@ impl<'a> ModelBuilder<'a> {
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
         let half = device.half_dtype(configured.fits_float16()).map_or(dtype.size(), |half| half.size());
         let (kernels, device) = self.trusted(kernels, device, dtype)?;
-        let keeps_bf16 = kernels.takes_packed(dtype);
+        if let Some(mixture) = self.quant {
+            if kernels.packed_layout(mixture.format(), dtype).is_none() {
+                let why = format!(
+                    "is {mixture}, and {} does not compute from such codes; leave it out",
+                    device.info.name
+                );
+                return Err(Error::Setting { name: "quant", why });
+            }
+            checkpoint.pack_as(mixture)?;
+        }
         // Experts are computed with from numbers of one type.
-        let halves = keeps_bf16 && configured.sizes().experts.is_none();
-        let halved = if halves { checkpoint.bf16_elements() * 2 } else { 0 };
-        let spared = self.spared(&device, &configured.sizes(), dtype)? + halved;
+        let held = match configured.sizes().experts {
+            Some(_) => elements * dtype.size() as u64,
+            None => checkpoint.held_bytes(&kernels, dtype),
+        };
+        // Those that are packed would not be smaller in float16.
+        let half = if held < elements * dtype.size() as u64 { dtype.size() } else { half };
         let claim = claim_weights(
             &self.budget(&device),
-            (elements * dtype.size() as u64).saturating_sub(spared),
+            held.saturating_sub(self.spared(&device, &configured.sizes(), dtype)?),
             plan.build(&needs, &kernels)?,
             self.tokens,
             configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
@@ -303,7 +331,7 @@ impl<'a> ModelBuilder<'a> {
         let mut loader =
             Loader::new(&checkpoint, &device.device, dtype, largest_binding, copied, &mut on_progress);
         loader.keep_experts(self.resident_experts);
-        loader.keep_bf16(keeps_bf16);
+        loader.keep_packed(kernels.clone(), self.arithmetic);
         let causal = configured.load(&mut loader, &kernels)?;
         let parameters = loader.finish()?;
         wait_for_weights(&device.device, &refusals)?;

@@ -1,0 +1,114 @@
+//! Products in float32.
+
+use std::marker::PhantomData;
+
+use kiln_simd::Lanes;
+
+use super::{
+    Kernel,
+    formats::{Block, Packed, Plain, RUN},
+};
+
+/// 32 numbers of a vector.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    numbers: [f32; RUN],
+    /// Of the first sixteen and the others
+    sums: [f32; 2],
+}
+
+/// Vectors in runs.
+pub(super) fn runs(x: &[f32]) -> Vec<Run> {
+    let sum = |numbers: &[f32]| numbers.iter().sum::<f32>();
+    let runs = x.as_chunks::<RUN>().0.iter();
+    runs.map(|&numbers| Run { numbers, sums: [sum(&numbers[..RUN / 2]), sum(&numbers[RUN / 2..])] }).collect()
+}
+
+/// Codes as floats.
+pub(super) struct Floats<P>(PhantomData<P>);
+
+impl<P: Packed> Kernel for Floats<P> {
+    type Run = Run;
+
+    fn runs(columns: usize) -> usize {
+        columns / RUN
+    }
+
+    #[inline(always)]
+    fn products<L: Lanes, const T: usize>(lanes: L, words: &[u32], x: [&[Run]; T]) -> [L::Floats; T] {
+        let mut totals = [lanes.splat(0.0); T];
+        for (i, words) in words.chunks_exact(P::WORDS).enumerate() {
+            let block = Block::of::<P>(words);
+            let whole = block.whole::<L, P>(lanes);
+            for run in 0..P::RUNS {
+                let quads = block.quads::<L, P>(lanes, run);
+                for group in 0..P::GROUPS {
+                    let [scale, minimum] = block.of_group::<L, P>(lanes, whole, run * P::GROUPS + group);
+                    let mut sums = [lanes.splat(0.0); T];
+                    for q in group * 8 / P::GROUPS..(group + 1) * 8 / P::GROUPS {
+                        for byte in 0..4 {
+                            let code = lanes.and(lanes.shift_right(quads[q], byte as u32 * 8), 255);
+                            let code = lanes.to_floats(code);
+                            let number = match P::OFFSET {
+                                0 => code,
+                                offset => lanes.add(code, lanes.splat(-offset as f32)),
+                            };
+                            for t in 0..T {
+                                let x = x[t][i * P::RUNS + run].numbers[4 * q + byte];
+                                sums[t] = lanes.mul_add(number, lanes.splat(x), sums[t]);
+                            }
+                        }
+                    }
+                    for t in 0..T {
+                        totals[t] = lanes.mul_add(sums[t], scale, totals[t]);
+                        if P::HAS_MINIMUM {
+                            let [first, second] = x[t][i * P::RUNS + run].sums;
+                            let sum = match (P::GROUPS, group) {
+                                (1, _) => first + second,
+                                (_, 0) => first,
+                                _ => second,
+                            };
+                            totals[t] = lanes.mul_add(minimum, lanes.splat(sum), totals[t]);
+                        }
+                    }
+                }
+            }
+        }
+        totals
+    }
+}
+
+/// Weights that are floats.
+pub(super) struct Numbers<N>(PhantomData<N>);
+
+impl<N: Plain> Kernel for Numbers<N> {
+    type Run = f32;
+
+    fn runs(columns: usize) -> usize {
+        columns
+    }
+
+    #[inline(always)]
+    fn products<L: Lanes, const T: usize>(lanes: L, words: &[u32], x: [&[f32]; T]) -> [L::Floats; T] {
+        // Two sums, which do not wait for each other.
+        let mut totals = [[lanes.splat(0.0); T]; 2];
+        let columns: &[N::Column] = bytemuck::cast_slice(words);
+        let x = x.map(|x| &x[..columns.len()]);
+        let (twos, last) = columns.as_chunks::<2>();
+        for (i, two) in twos.iter().enumerate() {
+            for half in 0..2 {
+                let w = N::floats(lanes, &two[half]);
+                for t in 0..T {
+                    totals[half][t] = lanes.mul_add(w, lanes.splat(x[t][2 * i + half]), totals[half][t]);
+                }
+            }
+        }
+        for column in last {
+            let w = N::floats(lanes, column);
+            for t in 0..T {
+                totals[0][t] = lanes.mul_add(w, lanes.splat(x[t][columns.len() - 1]), totals[0][t]);
+            }
+        }
+        std::array::from_fn(|t| lanes.add(totals[0][t], totals[1][t]))
+    }
+}

@@ -1,0 +1,227 @@
+//! What is known of each format when code is compiled for it.
+
+use kiln_simd::Lanes;
+use kiln_weights::{
+    Format,
+    streams::{GroupScales, Streams},
+};
+
+/// Numbers in a run: those that share a scale in a vector.
+pub(super) const RUN: usize = 32;
+
+/// Packed codes.
+pub(super) trait Packed: 'static {
+    const STREAMS: Streams;
+
+    /// What a table's entries are increased by, to be bytes.
+    const RAISED: u8 = match Self::STREAMS.table {
+        Some(table) if table[0] < -12 => 128,
+        Some(_) => 12,
+        None => 0,
+    };
+
+    /// What is subtracted from a byte.
+    const OFFSET: i32 = (Self::STREAMS.offset + Self::RAISED) as i32;
+
+    /// Whether bytes are larger than 127.
+    const WIDE: bool = Self::OFFSET == 128;
+
+    /// A table's entries as bytes.
+    const TABLE: [u8; 16] = {
+        let mut bytes = [0; 16];
+        if let Some(table) = Self::STREAMS.table {
+            let mut i = 0;
+            while i < 16 {
+                bytes[i] = (table[i] as i16 + Self::RAISED as i16) as u8;
+                i += 1;
+            }
+        }
+        bytes
+    };
+
+    /// Words of the float16 of a block of sixteen rows
+    const HALVES: usize = Self::STREAMS.parts()[4] * 4;
+
+    /// Words of the scales of groups
+    const SCALES: usize = Self::STREAMS.parts()[2] * 4;
+
+    /// Words of the minimums of groups
+    const MINIMUMS: usize = Self::STREAMS.parts()[3] * 4;
+
+    /// Words of a block of sixteen rows.
+    const WORDS: usize = Self::STREAMS.block_words();
+
+    /// Runs of a block
+    const RUNS: usize = Self::STREAMS.block / RUN;
+
+    /// Groups of a run
+    const GROUPS: usize = RUN / Self::STREAMS.group;
+
+    const HAS_MINIMUM: bool = Self::STREAMS.has_minimum;
+}
+
+/// Floats as they are.
+pub(super) trait Plain: 'static {
+    /// The number of each row, for one column.
+    type Column: bytemuck::Pod + Sync;
+
+    fn floats<L: Lanes>(lanes: L, column: &Self::Column) -> L::Floats;
+}
+
+/// What is compiled for every format.
+pub(super) trait Visitor {
+    fn packed<P: Packed>(self);
+    fn plain<N: Plain>(self);
+}
+
+macro_rules! packed {
+    ($($name:ident)*) => {
+        $(
+            struct $name;
+
+            impl Packed for $name {
+                const STREAMS: Streams = match Format::$name.streams() {
+                    Some(streams) => streams,
+                    None => unreachable!(),
+                };
+            }
+        )*
+
+        /// Calls the visitor with a format.
+        pub(super) fn visit(format: Format, visitor: impl Visitor) {
+            match format {
+                $(Format::$name => visitor.packed::<$name>(),)*
+                Format::F32 => visitor.plain::<F32>(),
+                Format::F16 => visitor.plain::<F16>(),
+                Format::Bf16 => visitor.plain::<Bf16>(),
+            }
+        }
+    };
+}
+
+packed!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4);
+
+struct F32;
+struct F16;
+struct Bf16;
+
+impl Plain for F32 {
+    type Column = [f32; 16];
+
+    #[inline(always)]
+    fn floats<L: Lanes>(lanes: L, column: &[f32; 16]) -> L::Floats {
+        lanes.floats(column)
+    }
+}
+
+impl Plain for F16 {
+    type Column = [u16; 16];
+
+    #[inline(always)]
+    fn floats<L: Lanes>(lanes: L, column: &[u16; 16]) -> L::Floats {
+        lanes.halves(column)
+    }
+}
+
+impl Plain for Bf16 {
+    type Column = [u16; 16];
+
+    #[inline(always)]
+    fn floats<L: Lanes>(lanes: L, column: &[u16; 16]) -> L::Floats {
+        lanes.bfloats(column)
+    }
+}
+
+/// A block of sixteen rows.
+pub(super) struct Block<'a> {
+    halves: &'a [[u16; 16]],
+    scales: &'a [[u8; 16]],
+    minimums: &'a [[u8; 16]],
+    codes: &'a [[u32; 16]],
+}
+
+impl<'a> Block<'a> {
+    /// A block of `P::WORDS` words.
+    #[inline(always)]
+    pub(super) fn of<P: Packed>(words: &'a [u32]) -> Self {
+        let (halves, words) = words.split_at(P::HALVES);
+        let (scales, words) = words.split_at(P::SCALES);
+        let (minimums, codes) = words.split_at(P::MINIMUMS);
+        Self {
+            halves: bytemuck::cast_slice(halves),
+            scales: bytemuck::cast_slice(scales),
+            minimums: bytemuck::cast_slice(minimums),
+            codes: codes.as_chunks().0,
+        }
+    }
+
+    /// The scale of the block, and its minimum or 0.
+    #[inline(always)]
+    pub(super) fn whole<L: Lanes, P: Packed>(&self, lanes: L) -> [L::Floats; 2] {
+        let scale = match P::STREAMS.is_bf16 {
+            true => lanes.bfloats(&self.halves[0]),
+            false => lanes.halves(&self.halves[0]),
+        };
+        let minimum = if P::HAS_MINIMUM { lanes.halves(&self.halves[1]) } else { lanes.splat(0.0) };
+        match P::STREAMS.groups {
+            GroupScales::One => [scale, minimum],
+            // It is subtracted.
+            _ => [scale, lanes.mul(minimum, lanes.splat(-1.0))],
+        }
+    }
+
+    /// The scale of a group and its minimum, from those of the block.
+    #[inline(always)]
+    pub(super) fn of_group<L: Lanes, P: Packed>(
+        &self,
+        lanes: L,
+        [scale, minimum]: [L::Floats; 2],
+        group: usize,
+    ) -> [L::Floats; 2] {
+        match P::STREAMS.groups {
+            GroupScales::One => [scale, minimum],
+            GroupScales::Signed => [lanes.mul(scale, lanes.signed_bytes(&self.scales[group])), minimum],
+            GroupScales::Bytes => {
+                let [s, m] = [lanes.bytes(&self.scales[group]), lanes.bytes(&self.minimums[group])];
+                [lanes.mul(scale, s), lanes.mul(minimum, m)]
+            }
+            GroupScales::Nibbles => {
+                let both = self.scales[group];
+                let [s, m] =
+                    [lanes.bytes(&both.map(|both| both & 15)), lanes.bytes(&both.map(|both| both >> 4))];
+                [lanes.mul(scale, s), lanes.mul(minimum, m)]
+            }
+        }
+    }
+
+    /// The codes of a run as bytes, four neighbours a word.
+    #[inline(always)]
+    pub(super) fn quads<L: Lanes, P: Packed>(&self, lanes: L, run: usize) -> [L::Words; 8] {
+        let mut quads = [lanes.integers(0); 8];
+        let bits = P::STREAMS.low + P::STREAMS.high;
+        let (low, high) = self.codes[run * bits..(run + 1) * bits].split_at(P::STREAMS.low);
+        for q in 0..8 {
+            quads[q] = match P::STREAMS.low {
+                8 => lanes.words(&low[q]),
+                4 => lanes.and(lanes.shift_right(lanes.words(&low[q % 4]), q as u32 / 4 * 4), 0x0f0f_0f0f),
+                _ => lanes.and(lanes.shift_right(lanes.words(&low[q / 4]), q as u32 % 4 * 2), 0x0303_0303),
+            };
+        }
+        if P::STREAMS.high > 0 {
+            for q in 0..8 {
+                let (word, right, mask) = match P::STREAMS.high {
+                    2 => (q / 4, q as u32 % 4 * 2, 0x0303_0303),
+                    _ => (0, q as u32, 0x0101_0101),
+                };
+                let bits = lanes.and(lanes.shift_right(lanes.words(&high[word]), right), mask);
+                quads[q] = lanes.or(quads[q], lanes.shift_left(bits, P::STREAMS.low as u32));
+            }
+        }
+        if P::STREAMS.table.is_some() {
+            for q in 0..8 {
+                quads[q] = lanes.look_up(&P::TABLE, quads[q]);
+            }
+        }
+        quads
+    }
+}

@@ -1,0 +1,115 @@
+//! Products in integers, of vectors that are rounded to bytes.
+
+use std::marker::PhantomData;
+
+use kiln_simd::{Lanes, Work};
+
+use super::{
+    Kernel,
+    formats::{Block, Packed, RUN},
+};
+
+/// 32 numbers of a vector as signed bytes with a scale.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(super) struct Run {
+    /// Four bytes each, from -127 to 127
+    quads: [i32; 8],
+    scale: f32,
+    /// What a sum of products begins with, for each group of a weight, so that its offset is subtracted
+    starts: [i32; 2],
+    /// The sum of the numbers as they were rounded, for each group of a weight
+    sums: [f32; 2],
+}
+
+/// Rounds vectors for weights of a format.
+pub(super) struct Rounding<'a, P> {
+    x: &'a [f32],
+    format: PhantomData<P>,
+}
+
+impl<'a, P> Rounding<'a, P> {
+    pub(super) fn of(x: &'a [f32]) -> Self {
+        Self { x, format: PhantomData }
+    }
+}
+
+impl<P: Packed> Work for Rounding<'_, P> {
+    type Output = Vec<Run>;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) -> Vec<Run> {
+        let offset = P::OFFSET - if P::WIDE && L::SUBTRACTS_128 { 128 } else { 0 };
+        self.x.as_chunks::<RUN>().0.iter().map(|x| run::<P>(x, offset)).collect()
+    }
+}
+
+#[inline(always)]
+fn run<P: Packed>(x: &[f32; RUN], offset: i32) -> Run {
+    /// Adding it rounds to an integer, which the lowest bits then are.
+    const ROUND: f32 = 12_582_912.0;
+
+    // Eight maxima beside each other, which are vectorised.
+    let mut sizes = [0.0f32; 8];
+    for x in x.as_chunks::<8>().0 {
+        for i in 0..8 {
+            sizes[i] = if x[i].abs() > sizes[i] { x[i].abs() } else { sizes[i] };
+        }
+    }
+    let largest = sizes.iter().fold(0.0f32, |largest, &size| if size > largest { size } else { largest });
+    let scale = largest / 127.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let mut bytes = [0i8; RUN];
+    for i in 0..RUN {
+        bytes[i] = (x[i] * inverse + ROUND).to_bits() as i8;
+    }
+    let (mut starts, mut sums) = ([0; 2], [0.0; 2]);
+    for (group, bytes) in bytes.chunks_exact(RUN / P::GROUPS).enumerate() {
+        let sum: i32 = bytes.iter().map(|&byte| i32::from(byte)).sum();
+        starts[group] = -offset * sum;
+        sums[group] = scale * sum as f32;
+    }
+    Run { quads: bytemuck::cast(bytes), scale, starts, sums }
+}
+
+/// Codes times bytes.
+pub(super) struct Integers<P>(PhantomData<P>);
+
+impl<P: Packed> Kernel for Integers<P> {
+    type Run = Run;
+
+    fn runs(columns: usize) -> usize {
+        columns / RUN
+    }
+
+    #[inline(always)]
+    fn products<L: Lanes, const T: usize>(lanes: L, words: &[u32], x: [&[Run]; T]) -> [L::Floats; T] {
+        let mut totals = [lanes.splat(0.0); T];
+        for (i, words) in words.chunks_exact(P::WORDS).enumerate() {
+            let block = Block::of::<P>(words);
+            let whole = block.whole::<L, P>(lanes);
+            for run in 0..P::RUNS {
+                let quads = block.quads::<L, P>(lanes, run);
+                for group in 0..P::GROUPS {
+                    let [scale, minimum] = block.of_group::<L, P>(lanes, whole, run * P::GROUPS + group);
+                    for t in 0..T {
+                        let x = &x[t][i * P::RUNS + run];
+                        let mut sums = lanes.integers(x.starts[group]);
+                        for q in group * 8 / P::GROUPS..(group + 1) * 8 / P::GROUPS {
+                            sums = match P::WIDE {
+                                true => lanes.dot_wide(sums, quads[q], x.quads[q]),
+                                false => lanes.dot(sums, quads[q], x.quads[q]),
+                            };
+                        }
+                        let scale = lanes.mul(scale, lanes.splat(x.scale));
+                        totals[t] = lanes.mul_add(lanes.to_floats(sums), scale, totals[t]);
+                        if P::HAS_MINIMUM {
+                            totals[t] = lanes.mul_add(minimum, lanes.splat(x.sums[group]), totals[t]);
+                        }
+                    }
+                }
+            }
+        }
+        totals
+    }
+}

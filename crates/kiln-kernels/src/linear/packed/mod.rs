@@ -1,0 +1,179 @@
+//! Products with packed matrices on the CPU, computed from the codes.
+//!
+//! Decoding reads every weight once a token, so it takes as long as reading does: bits are speed. A lane is a row of the matrix
+//! ([`kiln_simd`]), and sixteen rows meet a few vectors at a time. In integers (`integers.rs`), vectors become signed bytes with a scale for each
+//! 32, and a product of two bytes is exact. In floats (`floats.rs`), codes become float32 in registers.
+//!
+//! A number of the result is one sum in one order. So its bits do not depend on how many vectors are multiplied together,
+//! or on how rows are shared among threads.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
+)]
+
+mod floats;
+mod formats;
+mod integers;
+
+use std::sync::Mutex;
+
+use kiln_simd::{Lanes, Work};
+use kiln_weights::{
+    Format,
+    streams::{Order, SIXTEEN},
+};
+
+use self::formats::{Packed, Plain, Visitor};
+use crate::Arithmetic;
+
+/// Bytes of vectors that stay in the second cache while weights pass by.
+const CACHE: usize = 256 << 10;
+
+/// A packed matrix in [`Order::Sixteens`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sixteens<'a> {
+    pub(super) words: &'a [u32],
+    pub(super) format: Format,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+}
+
+/// `y = x Wᵀ`: `[vectors, rows]` for `x` `[vectors, columns]`, in so many pieces. `on_threads` calls what it is given on each thread. `None`
+/// where the words are not those of the matrix.
+pub(super) fn products(
+    x: &[f32],
+    weight: Sixteens<'_>,
+    arithmetic: Arithmetic,
+    pieces: usize,
+    on_threads: impl FnOnce(&(dyn Fn() + Sync)),
+) -> Option<Vec<f32>> {
+    let Sixteens { words, format, rows, columns } = weight;
+    let stride = format.words(Order::Sixteens, SIXTEEN, columns)?;
+    if stride == 0 || rows == 0 || words.len() != rows.div_ceil(SIXTEEN) * stride {
+        return None;
+    }
+    let mut y = vec![0.0; x.len() / columns * rows];
+    let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces.max(1));
+    let mut all: Vec<Piece<'_>> =
+        words.chunks(sixteens * stride).map(|words| Piece { words, stride, y: Vec::new() }).collect();
+    for row in y.chunks_mut(rows) {
+        let parts = row.chunks_mut(sixteens * SIXTEEN);
+        all.iter_mut().zip(parts).for_each(|(piece, part)| piece.y.push(part));
+    }
+    formats::visit(format, Products { x, columns, arithmetic, pieces: Mutex::new(all), on_threads });
+    Some(y)
+}
+
+/// Some rows of the matrix, and their part of each vector's result.
+struct Piece<'a> {
+    words: &'a [u32],
+    /// Words of sixteen rows
+    stride: usize,
+    y: Vec<&'a mut [f32]>,
+}
+
+struct Products<'a, F> {
+    x: &'a [f32],
+    columns: usize,
+    arithmetic: Arithmetic,
+    pieces: Mutex<Vec<Piece<'a>>>,
+    on_threads: F,
+}
+
+impl<F: FnOnce(&(dyn Fn() + Sync))> Products<'_, F> {
+    /// Has threads compute pieces until none is left.
+    fn compute<K: Kernel>(self, x: &[K::Run]) {
+        (self.on_threads)(&|| {
+            while let Some(piece) = self.pieces.lock().ok().and_then(|mut pieces| pieces.pop()) {
+                kiln_simd::run(Tiles::<K> { x, runs: K::runs(self.columns), piece });
+            }
+        });
+    }
+}
+
+impl<F: FnOnce(&(dyn Fn() + Sync))> Visitor for Products<'_, F> {
+    fn packed<P: Packed>(self) {
+        match self.arithmetic {
+            Arithmetic::Integers => {
+                let x = kiln_simd::run(integers::Rounding::<P>::of(self.x));
+                self.compute::<integers::Integers<P>>(&x);
+            }
+            Arithmetic::Floats => {
+                let x = floats::runs(self.x);
+                self.compute::<floats::Floats<P>>(&x);
+            }
+        }
+    }
+
+    fn plain<N: Plain>(self) {
+        let x = self.x;
+        self.compute::<floats::Numbers<N>>(x);
+    }
+}
+
+/// How sixteen rows are multiplied by vectors.
+trait Kernel {
+    /// A part of a vector
+    type Run: Sync;
+
+    /// Runs of a vector of so many numbers.
+    fn runs(columns: usize) -> usize;
+
+    /// The products of sixteen rows with `T` vectors. Those of a vector do not depend on `T`. It is to be inlined.
+    fn products<L: Lanes, const T: usize>(lanes: L, words: &[u32], x: [&[Self::Run]; T]) -> [L::Floats; T];
+}
+
+/// A piece of work, in tiles of sixteen rows and a few vectors.
+struct Tiles<'a, K: Kernel> {
+    x: &'a [K::Run],
+    /// Runs of a vector
+    runs: usize,
+    piece: Piece<'a>,
+}
+
+impl<K: Kernel> Work for Tiles<'_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Self { x, runs, piece: Piece { words, stride, mut y } } = self;
+        let together = (CACHE / (runs * size_of::<K::Run>()).max(1)).next_multiple_of(8);
+        for (x, y) in x.chunks(together * runs).zip(y.chunks_mut(together)) {
+            for (i, words) in words.chunks(stride).enumerate() {
+                let (mut x, mut y, column) = (x, &mut y[..], i * SIXTEEN);
+                if L::REGISTERS >= 32 {
+                    (x, y) = tiles::<L, K, 8>(lanes, words, x, runs, y, column);
+                }
+                (x, y) = tiles::<L, K, 4>(lanes, words, x, runs, y, column);
+                tiles::<L, K, 1>(lanes, words, x, runs, y, column);
+            }
+        }
+    }
+}
+
+/// Multiplies as many vectors as there are tiles of `T`, and returns the others.
+#[inline(always)]
+fn tiles<'x, 'y, 'z, L: Lanes, K: Kernel, const T: usize>(
+    lanes: L,
+    words: &[u32],
+    mut x: &'x [K::Run],
+    runs: usize,
+    mut y: &'y mut [&'z mut [f32]],
+    column: usize,
+) -> (&'x [K::Run], &'y mut [&'z mut [f32]]) {
+    while y.len() >= T {
+        let (tile, others) = x.split_at(T * runs);
+        let (results, rest) = y.split_at_mut(T);
+        let products =
+            K::products::<L, T>(lanes, words, std::array::from_fn(|t| &tile[t * runs..(t + 1) * runs]));
+        for t in 0..T {
+            let (row, sums) = (&mut results[t][column..], lanes.array(products[t]));
+            match row.first_chunk_mut::<SIXTEEN>() {
+                Some(row) => *row = sums,
+                None => row.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum),
+            }
+        }
+        (x, y) = (others, rest);
+    }
+    (x, y)
+}
