@@ -29,11 +29,11 @@ fn codes_at(start: u32, bits: u32, run: u32, four: u32) -> u32 {
     if bits == 8u {
         return w[start + run * 8u + four];
     } else if bits == 4u {
-        return w[start + run * 4u + four % 4u] >> (four / 4u * 4u) & 0x0f0f0f0fu;
+        return (w[start + run * 4u + four % 4u] >> (four / 4u * 4u)) & 0x0f0f0f0fu;
     } else if bits == 2u {
-        return w[start + run * 2u + four / 4u] >> (four % 4u * 2u) & 0x03030303u;
+        return (w[start + run * 2u + four / 4u] >> (four % 4u * 2u)) & 0x03030303u;
     }
-    return w[start + run] >> four & 0x01010101u;
+    return (w[start + run] >> four) & 0x01010101u;
 }
 
 // What a place in the table stands for: bytes of words, increased by 128.
@@ -44,7 +44,7 @@ fn non_linear(code: u32) -> f32 {
 
 // 2, 1 and 0.5 are 4, 2 and 1 here.
 fn e2m1(code: u32) -> f32 {
-    let exponent = code >> 1u & 3u;
+    let exponent = (code >> 1u) & 3u;
     let size = select((2u + (code & 1u)) << (exponent - min(exponent, 1u)), code & 1u, exponent == 0u);
     return select(f32(size), -f32(size), code >= 8u);
 }
@@ -65,7 +65,7 @@ fn w_at(at: u32, pair: u32, second: u32, stride: u32) -> vec4<f32> {
     if HIGH > 0u {
         bytes |= codes_at(high_start, HIGH, run, four) << LOW;
     }
-    let codes = vec4(bytes & 0xffu, bytes >> 8u & 0xffu, bytes >> 16u & 0xffu, bytes >> 24u);
+    let codes = vec4(bytes & 0xffu, (bytes >> 8u) & 0xffu, (bytes >> 16u) & 0xffu, bytes >> 24u);
     var numbers = vec4<f32>(codes) - OFFSET;
     if TABLE == NON_LINEAR {
         numbers = vec4(non_linear(codes.x), non_linear(codes.y), non_linear(codes.z), non_linear(codes.w));

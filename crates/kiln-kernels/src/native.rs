@@ -14,7 +14,7 @@ use pulp::{Arch, WithSimd};
 const PIECES: usize = 4;
 
 /// Products of fewer pairs of numbers than these take less time than it takes to wake a thread.
-const ONE_THREAD: usize = 1 << 18;
+pub(crate) const ONE_THREAD: usize = 1 << 18;
 
 /// # Panics
 /// On a tensor of another backend, as Burn does wherever devices are mixed.

@@ -184,11 +184,6 @@ impl Avx2 {
         // SAFETY: the value says that the instructions are there.
         unsafe { run(self, work) }
     }
-
-    #[inline(always)]
-    fn each(a: [__m256i; 2], of: impl Fn(__m256i) -> __m256i) -> [__m256i; 2] {
-        [of(a[0]), of(a[1])]
-    }
 }
 
 // SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of halves of arrays.
@@ -212,17 +207,26 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn shift_right(self, words: [__m256i; 2], by: u32) -> [__m256i; 2] {
-        Self::each(words, |words| unsafe { _mm256_srlv_epi32(words, _mm256_set1_epi32(by.cast_signed())) })
+        unsafe {
+            let by = _mm256_set1_epi32(by.cast_signed());
+            [_mm256_srlv_epi32(words[0], by), _mm256_srlv_epi32(words[1], by)]
+        }
     }
 
     #[inline(always)]
     fn shift_left(self, words: [__m256i; 2], by: u32) -> [__m256i; 2] {
-        Self::each(words, |words| unsafe { _mm256_sllv_epi32(words, _mm256_set1_epi32(by.cast_signed())) })
+        unsafe {
+            let by = _mm256_set1_epi32(by.cast_signed());
+            [_mm256_sllv_epi32(words[0], by), _mm256_sllv_epi32(words[1], by)]
+        }
     }
 
     #[inline(always)]
     fn and(self, words: [__m256i; 2], mask: u32) -> [__m256i; 2] {
-        Self::each(words, |words| unsafe { _mm256_and_si256(words, _mm256_set1_epi32(mask.cast_signed())) })
+        unsafe {
+            let mask = _mm256_set1_epi32(mask.cast_signed());
+            [_mm256_and_si256(words[0], mask), _mm256_and_si256(words[1], mask)]
+        }
     }
 
     #[inline(always)]
@@ -232,35 +236,42 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn look_up(self, table: &[u8; 16], bytes: [__m256i; 2]) -> [__m256i; 2] {
-        let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
-        Self::each(bytes, |bytes| unsafe { _mm256_shuffle_epi8(table, bytes) })
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, bytes[0]), _mm256_shuffle_epi8(table, bytes[1])]
+        }
     }
 
     #[inline(always)]
     fn dot(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
-        // Two products of up to 127 · 127 fit in 16 bits.
-        let add = |sums, bytes| unsafe {
-            let pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi32(x));
-            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        };
-        [add(sums[0], bytes[0]), add(sums[1], bytes[1])]
+        unsafe {
+            let (x, one) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
+            // Two products of up to 127 · 127 fit in 16 bits.
+            let first = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes[0], x), one);
+            let second = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes[1], x), one);
+            [_mm256_add_epi32(sums[0], first), _mm256_add_epi32(sums[1], second)]
+        }
     }
 
     #[inline(always)]
     fn dot_wide(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
-        // The sign of a byte moves to x; two products of up to 128 · 127 fit in 16 bits.
-        let add = |sums, bytes| unsafe {
-            let signed = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
-            let x = _mm256_sign_epi8(_mm256_set1_epi32(x), signed);
-            let pairs = _mm256_maddubs_epi16(_mm256_sign_epi8(signed, signed), x);
-            _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        };
-        [add(sums[0], bytes[0]), add(sums[1], bytes[1])]
+        unsafe {
+            let flip = _mm256_set1_epi8(-128);
+            let signed = [_mm256_xor_si256(bytes[0], flip), _mm256_xor_si256(bytes[1], flip)];
+            let (x, one) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
+            // The sign of a byte moves to x; two products of up to 128 · 127 fit in 16 bits.
+            let first =
+                _mm256_maddubs_epi16(_mm256_sign_epi8(signed[0], signed[0]), _mm256_sign_epi8(x, signed[0]));
+            let second =
+                _mm256_maddubs_epi16(_mm256_sign_epi8(signed[1], signed[1]), _mm256_sign_epi8(x, signed[1]));
+            let (first, second) = (_mm256_madd_epi16(first, one), _mm256_madd_epi16(second, one));
+            [_mm256_add_epi32(sums[0], first), _mm256_add_epi32(sums[1], second)]
+        }
     }
 
     #[inline(always)]
     fn to_floats(self, integers: [__m256i; 2]) -> [__m256; 2] {
-        integers.map(|integers| unsafe { _mm256_cvtepi32_ps(integers) })
+        unsafe { [_mm256_cvtepi32_ps(integers[0]), _mm256_cvtepi32_ps(integers[1])] }
     }
 
     #[inline(always)]
@@ -276,29 +287,42 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn halves(self, halves: &[u16; 16]) -> [__m256; 2] {
-        halves_of(halves).map(|halves| unsafe { _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast())) })
+        let [a, b] = halves_of(halves);
+        unsafe {
+            let (a, b) = (_mm_loadu_si128(a.as_ptr().cast()), _mm_loadu_si128(b.as_ptr().cast()));
+            [_mm256_cvtph_ps(a), _mm256_cvtph_ps(b)]
+        }
     }
 
     #[inline(always)]
     fn bfloats(self, bfloats: &[u16; 16]) -> [__m256; 2] {
-        halves_of(bfloats).map(|bfloats| unsafe {
-            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(bfloats.as_ptr().cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-        })
+        let [a, b] = halves_of(bfloats);
+        unsafe {
+            let a = _mm256_cvtepu16_epi32(_mm_loadu_si128(a.as_ptr().cast()));
+            let b = _mm256_cvtepu16_epi32(_mm_loadu_si128(b.as_ptr().cast()));
+            let (a, b) = (_mm256_slli_epi32::<16>(a), _mm256_slli_epi32::<16>(b));
+            [_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)]
+        }
     }
 
     #[inline(always)]
     fn bytes(self, bytes: &[u8; 16]) -> [__m256; 2] {
-        halves_of(bytes).map(|bytes| unsafe {
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_set1_epi64x(i64::from_le_bytes(bytes))))
-        })
+        let [a, b] = halves_of(bytes);
+        unsafe {
+            let a = _mm256_cvtepu8_epi32(_mm_set1_epi64x(i64::from_le_bytes(a)));
+            let b = _mm256_cvtepu8_epi32(_mm_set1_epi64x(i64::from_le_bytes(b)));
+            [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)]
+        }
     }
 
     #[inline(always)]
     fn signed_bytes(self, bytes: &[u8; 16]) -> [__m256; 2] {
-        halves_of(bytes).map(|bytes| unsafe {
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_set1_epi64x(i64::from_le_bytes(bytes))))
-        })
+        let [a, b] = halves_of(bytes);
+        unsafe {
+            let a = _mm256_cvtepi8_epi32(_mm_set1_epi64x(i64::from_le_bytes(a)));
+            let b = _mm256_cvtepi8_epi32(_mm_set1_epi64x(i64::from_le_bytes(b)));
+            [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)]
+        }
     }
 
     #[inline(always)]

@@ -93,7 +93,13 @@ impl<N: Plain> Kernel for Numbers<N> {
         // Two sums, which do not wait for each other.
         let mut totals = [[lanes.splat(0.0); T]; 2];
         let columns: &[N::Column] = bytemuck::cast_slice(words);
-        let x = x.map(|x| &x[..columns.len()]);
+        // Of a length that is known, so that places are not checked again and again. No closures: those of arrays are not always inlined, and
+        // then vectors would leave their registers.
+        let mut cut = x;
+        for t in 0..T {
+            cut[t] = &x[t][..columns.len()];
+        }
+        let x = cut;
         let (twos, last) = columns.as_chunks::<2>();
         for (i, two) in twos.iter().enumerate() {
             for half in 0..2 {
@@ -109,6 +115,10 @@ impl<N: Plain> Kernel for Numbers<N> {
                 totals[0][t] = lanes.mul_add(w, lanes.splat(x[t][columns.len() - 1]), totals[0][t]);
             }
         }
-        std::array::from_fn(|t| lanes.add(totals[0][t], totals[1][t]))
+        let [mut sums, others] = totals;
+        for t in 0..T {
+            sums[t] = lanes.add(sums[t], others[t]);
+        }
+        sums
     }
 }

@@ -186,9 +186,12 @@ impl<'a> Block<'a> {
                 [lanes.mul(scale, s), lanes.mul(minimum, m)]
             }
             GroupScales::Nibbles => {
-                let both = self.scales[group];
-                let [s, m] =
-                    [lanes.bytes(&both.map(|both| both & 15)), lanes.bytes(&both.map(|both| both >> 4))];
+                let (mut low, mut high) = (self.scales[group], self.scales[group]);
+                for lane in 0..16 {
+                    low[lane] &= 15;
+                    high[lane] >>= 4;
+                }
+                let [s, m] = [lanes.bytes(&low), lanes.bytes(&high)];
                 [lanes.mul(scale, s), lanes.mul(minimum, m)]
             }
         }

@@ -40,7 +40,13 @@ impl<P: Packed> Work for Rounding<'_, P> {
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) -> Vec<Run> {
         let offset = P::OFFSET - if P::WIDE && L::SUBTRACTS_128 { 128 } else { 0 };
-        self.x.as_chunks::<RUN>().0.iter().map(|x| run::<P>(x, offset)).collect()
+        let x = self.x.as_chunks::<RUN>().0;
+        let mut runs = Vec::with_capacity(x.len());
+        // A loop: what a closure computes would not be compiled for the instructions that were found.
+        for x in x {
+            runs.push(run::<P>(x, offset));
+        }
+        runs
     }
 }
 
@@ -65,7 +71,10 @@ fn run<P: Packed>(x: &[f32; RUN], offset: i32) -> Run {
     }
     let (mut starts, mut sums) = ([0; 2], [0.0; 2]);
     for (group, bytes) in bytes.chunks_exact(RUN / P::GROUPS).enumerate() {
-        let sum: i32 = bytes.iter().map(|&byte| i32::from(byte)).sum();
+        let mut sum = 0;
+        for &byte in bytes {
+            sum += i32::from(byte);
+        }
         starts[group] = -offset * sum;
         sums[group] = scale * sum as f32;
     }

@@ -164,8 +164,11 @@ fn tiles<'x, 'y, 'z, L: Lanes, K: Kernel, const T: usize>(
     while y.len() >= T {
         let (tile, others) = x.split_at(T * runs);
         let (results, rest) = y.split_at_mut(T);
-        let products =
-            K::products::<L, T>(lanes, words, std::array::from_fn(|t| &tile[t * runs..(t + 1) * runs]));
+        let mut vectors = [&tile[..0]; T];
+        for t in 0..T {
+            vectors[t] = &tile[t * runs..(t + 1) * runs];
+        }
+        let products = K::products::<L, T>(lanes, words, vectors);
         for t in 0..T {
             let (row, sums) = (&mut results[t][column..], lanes.array(products[t]));
             match row.first_chunk_mut::<SIXTEEN>() {
