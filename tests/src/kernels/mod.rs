@@ -80,10 +80,13 @@ fn implementations_agree_with_the_reference() {
                         ("wgpu" | "cuda", _) if dtype != DType::F32 => 2,
                         _ => 1,
                     };
-                    for (case, want) in cases.iter().zip(&wanted).step_by(every) {
+                    for (i, (case, want)) in cases.iter().zip(&wanted).enumerate().step_by(every) {
+                        let path = case.path(path(choice, name), dtype, device);
+                        if name != "cpu" && path == Path::Reference && i % 16 != 0 {
+                            continue;
+                        }
                         let kernels = Kernels::new(choice, device).unwrap();
                         let got = case.run(&kernels, dtype);
-                        let path = case.path(path(choice, name), dtype, device);
                         let what = format!("{choice} on {name}, {dtype:?}: {case:?}");
                         assert_eq!(kernels.ran(), [Ran { kernel: kernel.name, path, count: 1 }], "{what}");
                         let wrong = match got {
