@@ -1,4 +1,4 @@
-//! Lanes of NEON with dot products (four vectors).
+//! Lanes of NEON (four vectors).
 #![allow(
     unsafe_code,
     reason = "functions of instructions can be called where a value says that they are there"
@@ -6,10 +6,11 @@
 
 use std::arch::{
     aarch64::{
-        float32x4_t, uint32x4_t, vaddq_f32, vandq_u32, vcvtq_f32_s32, vdotq_s32, vdupq_n_f32, vdupq_n_s32,
-        vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32, vld1q_f32, vld1q_u8, vld1q_u32, vmulq_f32, vorrq_u32,
-        vqtbl1q_u8, vreinterpretq_s8_s32, vreinterpretq_s8_u8, vreinterpretq_s8_u32, vreinterpretq_s32_u32,
-        vreinterpretq_u8_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshlq_u32, vst1q_f32,
+        float32x4_t, uint32x4_t, vaddq_f32, vaddq_u32, vandq_u32, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32,
+        vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32, vget_high_s8, vget_low_s8, vld1q_f32, vld1q_u8,
+        vld1q_u32, vmull_s8, vmulq_f32, vorrq_u32, vpaddlq_s16, vpaddq_s32, vqtbl1q_u8, vreinterpretq_s8_s32,
+        vreinterpretq_s8_u32, vreinterpretq_s32_u32, vreinterpretq_u8_u32, vreinterpretq_u32_s32,
+        vreinterpretq_u32_u8, vshlq_u32, vst1q_f32,
     },
     is_aarch64_feature_detected,
 };
@@ -18,17 +19,17 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use crate::{Lanes, Work};
 
-/// **Invariant:** a value exists only where the machine has NEON and its dot products.
+/// **Invariant:** a value exists only where the machine has NEON.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Neon(());
 
 impl Neon {
     pub(crate) fn detect() -> Option<Self> {
-        (is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod")).then_some(Self(()))
+        is_aarch64_feature_detected!("neon").then_some(Self(()))
     }
 
     pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
-        #[target_feature(enable = "neon,dotprod")]
+        #[target_feature(enable = "neon")]
         fn run<W: Work>(lanes: Neon, work: W) -> W::Output {
             work.run(lanes)
         }
@@ -38,11 +39,17 @@ impl Neon {
 
     #[inline(always)]
     fn signed_dot(self, sums: [uint32x4_t; 4], bytes: [uint32x4_t; 4], x: i32) -> [uint32x4_t; 4] {
-        std::array::from_fn(|i| unsafe {
-            let x = vreinterpretq_s8_s32(vdupq_n_s32(x));
-            let sums = vreinterpretq_s32_u32(sums[i]);
-            vreinterpretq_u32_s32(vdotq_s32(sums, vreinterpretq_s8_u32(bytes[i]), x))
-        })
+        let mut added = sums;
+        for i in 0..4 {
+            added[i] = unsafe {
+                let (x, bytes) = (vreinterpretq_s8_s32(vdupq_n_s32(x)), vreinterpretq_s8_u32(bytes[i]));
+                // Products of two bytes fit in 16 bits. Intrinsics of dot products (`vdotq_s32`) are not stable in Rust.
+                let first = vpaddlq_s16(vmull_s8(vget_low_s8(bytes), vget_low_s8(x)));
+                let second = vpaddlq_s16(vmull_s8(vget_high_s8(bytes), vget_high_s8(x)));
+                vaddq_u32(sums[i], vreinterpretq_u32_s32(vpaddq_s32(first, second)))
+            };
+        }
+        added
     }
 }
 
