@@ -29,7 +29,7 @@ pub trait Lanes: Copy {
 
     fn words(self, words: &[u32; 16]) -> Self::Words;
 
-    /// The same integer in all lanes.
+    /// An integer, in every lane.
     fn integers(self, integer: i32) -> Self::Words;
 
     fn shift_right(self, words: Self::Words, by: u32) -> Self::Words;
@@ -52,7 +52,7 @@ pub trait Lanes: Copy {
     /// Integers as floats.
     fn to_floats(self, integers: Self::Words) -> Self::Floats;
 
-    /// The same float in all lanes.
+    /// A float, in every lane.
     fn splat(self, float: f32) -> Self::Floats;
 
     fn floats(self, floats: &[f32; 16]) -> Self::Floats;

@@ -88,11 +88,11 @@ impl Piece<'_> {
     /// Rows that follow each other in the file: where each run begins, and its bytes.
     fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
         let each = if matches!(self.undo, Undo::Permuted { .. }) { 1 } else { self.rows.max(1) };
-        let rows = (self.first..self.first + self.rows).step_by(each);
-        rows.map(move |row| (self.start + self.undo.row(row, self.of) * self.row, each * self.row))
+        self.row_starts().step_by(each).map(move |start| (start, each * self.row))
     }
 }
 
+/// What is wrong with a tensor.
 fn of_piece(checkpoint: &Checkpoint, piece: &Piece<'_>, why: String) -> Error {
     Error::File { path: checkpoint.path(piece.entry), why: format!("`{}` {why}", piece.name) }
 }
@@ -371,10 +371,7 @@ impl<'a> Loader<'a> {
             let (converted, behind) = rest.split_at_mut(piece.rows * piece.columns);
             self.decode(piece, converted).map_err(|failed| match failed {
                 Failed::Read(error) => error,
-                Failed::Convert(why) => {
-                    let path = self.checkpoint.path(piece.entry);
-                    Error::File { path, why: format!("`{}` {why}", piece.name) }
-                }
+                Failed::Convert(why) => of_piece(self.checkpoint, piece, why),
             })?;
             rest = behind;
         }

@@ -40,7 +40,7 @@ impl Plan {
         }
     }
 
-    /// The same model in one file.
+    /// The plan of a GGUF file that is packed again, its parts joined.
     fn of_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Self {
         let kept = metadata.iter().filter(|(key, _)| !key.starts_with("split."));
         let tensor = |(name, entry): (&String, &Entry)| {
