@@ -3,6 +3,9 @@
 //! `y = act(gate) · up`, element by element, for `[rows, tokens, width]`. The activation is float32 whatever the type of
 //! the gate, and rounded to it once before it is multiplied, as in the reference.
 
+#[cfg(feature = "cpu")]
+mod native;
+
 use std::f64::consts::PI;
 
 use burn::tensor::{
@@ -73,6 +76,11 @@ impl Kernel for Gated {
         let Self { gate, up, activation } = self;
         let dtype = gate.dtype();
         activation.of(gate.cast(DType::F32)).cast(dtype) * up
+    }
+
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<Tensor<3>, Self> {
+        native::gated(self)
     }
 
     #[cfg(feature = "wgpu")]

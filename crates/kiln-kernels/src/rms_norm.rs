@@ -3,6 +3,9 @@
 //! `y = x / sqrt(mean(x²) + eps) · w` over the last dimension of `[rows, tokens, hidden]`. Sums and the quotient are
 //! float32 whatever the type of x; [`NormOrder`] says where the result is rounded to it.
 
+#[cfg(feature = "cpu")]
+mod native;
+
 use burn::tensor::{DType, Tensor};
 
 use crate::{
@@ -59,6 +62,11 @@ impl Kernel for RmsNorm {
             NormOrder::CastThenScale => normal.cast(dtype) * weight,
             NormOrder::ScaleThenCast => (normal * (weight.cast(DType::F32) + 1.0)).cast(dtype),
         }
+    }
+
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<Tensor<3>, Self> {
+        native::normed(self)
     }
 
     #[cfg(feature = "wgpu")]

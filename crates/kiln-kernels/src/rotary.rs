@@ -7,6 +7,9 @@
 //! rounded once. The reference rounds each of the three; GPUs would not agree with it or with each other, since they
 //! are free to contract a product and a sum.
 
+#[cfg(feature = "cpu")]
+mod native;
+
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::{
@@ -69,6 +72,11 @@ impl Kernel for Rotary {
             parts.push(x.narrow(3, 2 * pairs, dim - 2 * pairs));
         }
         Tensor::cat(parts, 3)
+    }
+
+    #[cfg(feature = "cpu")]
+    fn native(self) -> Result<Tensor<4>, Self> {
+        native::rotated(self)
     }
 
     #[cfg(feature = "wgpu")]

@@ -9,7 +9,7 @@ use pulp::{Simd, WithSimd};
 use super::Activate;
 use crate::{
     Activation,
-    native::{Storage, exp, pieces, primitive, silu, work},
+    native::{Storage, activate, pieces, primitive, work},
 };
 
 /// # Errors
@@ -55,28 +55,8 @@ impl<E: Storage> WithSimd for Piece<'_, E> {
         for (x, y) in self.x.chunks(BLOCK).zip(self.y.chunks_mut(BLOCK)) {
             let numbers = &mut numbers[..x.len()];
             E::widen(x, numbers);
-            match self.activation {
-                Activation::Silu => numbers.iter_mut().for_each(|x| *x = silu(*x)),
-                Activation::Gelu => numbers.iter_mut().for_each(|x| *x *= normal(*x)),
-                Activation::GeluTanh => numbers.iter_mut().for_each(|x| {
-                    // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))
-                    let u = 2.0 * 0.797_884_6 * (*x * *x * 0.044_715 + 1.0) * *x;
-                    let bound = if u < -80.0 { -80.0 } else { u };
-                    *x /= 1.0 + exp(-bound);
-                }),
-            }
+            activate(numbers, self.activation);
             E::narrow(numbers, y);
         }
     }
-}
-
-/// The normal distribution, `(1 + erf(x / √2)) / 2`, by 7.1.26 of Abramowitz and Stegun, which is off by 1.5e-7 at most.
-#[inline(always)]
-fn normal(x: f32) -> f32 {
-    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-    let t = 1.0 / (1.0 + 0.327_591_1 * z);
-    let sum =
-        t * (0.254_829_6 + t * (-0.284_496_74 + t * (1.421_413_7 + t * (-1.453_152 + t * 1.061_405_4))));
-    let tail = 0.5 * sum * exp(-(z * z));
-    if x >= 0.0 { 1.0 - tail } else { tail }
 }

@@ -7,7 +7,7 @@ use burn::{
 use pulp::{Simd, WithSimd};
 
 use super::LayerNorm;
-use crate::native::{Storage, Vectors, pieces, primitive, work};
+use crate::native::{Storage, Vectors, pieces, primitive, sum, sum_of_squares, work};
 
 /// # Errors
 /// The inputs, for types that it is not made for.
@@ -57,22 +57,6 @@ struct Piece<'a, E> {
     y: &'a mut [E],
 }
 
-/// Partial sums, so that additions need not wait for each other.
-const LANES: usize = 32;
-
-/// The sum of `f` of all numbers.
-#[inline(always)]
-fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (whole, rest) = x.as_chunks::<LANES>();
-    for chunk in whole {
-        for (sum, &x) in sums.iter_mut().zip(chunk) {
-            *sum += f(x);
-        }
-    }
-    rest.iter().fold(sums.iter().sum(), |sum, &x| sum + f(x))
-}
-
 impl<E: Storage> WithSimd for Piece<'_, E> {
     type Output = ();
 
@@ -84,8 +68,8 @@ impl<E: Storage> WithSimd for Piece<'_, E> {
         for (i, y) in y.chunks_mut(hidden).enumerate() {
             let vector = first + i;
             let x = &x.at(vector / tokens, vector % tokens)[..hidden];
-            let mean = sum(x, |x| x) / hidden as f32;
-            let variance = sum(x, |x| (x - mean) * (x - mean)) / hidden as f32;
+            let mean = sum(x) / hidden as f32;
+            let variance = sum_of_squares(x, mean) / hidden as f32;
             let scale = 1.0 / (variance + eps).sqrt();
             for ((normed, x), (weight, bias)) in normed.iter_mut().zip(x).zip(weight.iter().zip(bias)) {
                 *normed = (x - mean) * scale * weight + bias;

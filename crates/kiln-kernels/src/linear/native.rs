@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Matrix, PackedLayout, PackedMatrix,
-    native::{ONE_THREAD, Storage, on_threads, pieces, primitive, work},
+    native::{Storage, pieces, primitive, work},
 };
 
 /// Vectors that are multiplied by a weight while it is in a register.
@@ -35,9 +35,6 @@ const CHUNK: usize = 1024;
 
 /// Bytes of weights, in float32, that stay in the second cache while all vectors pass by.
 const TILE: usize = 128 << 10;
-
-/// Bytes of packed weights, once for each vector, that take less time to multiply than it takes to wake a thread.
-const WORTH_A_THREAD: usize = 4 << 20;
 
 /// `None` for what it is not made for: several types together, weights with gaps, nothing at all.
 pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
@@ -97,11 +94,8 @@ fn products_of_packed(x: &[f32], weight: &PackedMatrix) -> Option<Vec<f32>> {
     }
     let words = primitive(weight.words.clone()).to_contiguous();
     let words = bytemuck::cast_slice(words.as_slice::<i32>()?);
-    // Products of the fewest bits are limited by the same memory as others: what counts is bytes.
-    let read = size_of_val(words) * (x.len() / columns.max(1));
-    let worth = read / (WORTH_A_THREAD / ONE_THREAD);
     let weight_of = Sixteens { words, format, rows, columns };
-    packed::products(x, weight_of, weight.use_as.arithmetic, pieces(worth), |work| on_threads(worth, work))
+    packed::products(x, weight_of, weight.use_as.arithmetic)
 }
 
 /// `[rows, output]` for x `[rows, input]` and weights `[output, input]`.

@@ -10,18 +10,19 @@ use super::{
 };
 
 /// 32 numbers of a vector.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Run {
     numbers: [f32; RUN],
     /// Of the first sixteen and the others
     sums: [f32; 2],
 }
 
-/// Vectors in runs.
-pub(super) fn runs(x: &[f32]) -> Vec<Run> {
+/// Makes runs of vectors.
+pub(super) fn fill(x: &[f32], runs: &mut [Run]) {
     let sum = |numbers: &[f32]| numbers.iter().sum::<f32>();
-    let runs = x.as_chunks::<RUN>().0.iter();
-    runs.map(|&numbers| Run { numbers, sums: [sum(&numbers[..RUN / 2]), sum(&numbers[RUN / 2..])] }).collect()
+    for (&numbers, run) in x.as_chunks::<RUN>().0.iter().zip(runs) {
+        *run = Run { numbers, sums: [sum(&numbers[..RUN / 2]), sum(&numbers[RUN / 2..])] };
+    }
 }
 
 /// Codes as floats.

@@ -10,7 +10,7 @@ use super::{
 };
 
 /// 32 numbers of a vector as signed bytes with a scale.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Run {
     /// Four bytes each, from -127 to 127
@@ -25,28 +25,25 @@ pub(super) struct Run {
 /// Rounds vectors for weights of a format.
 pub(super) struct Rounding<'a, P> {
     x: &'a [f32],
+    runs: &'a mut [Run],
     format: PhantomData<P>,
 }
 
 impl<'a, P> Rounding<'a, P> {
-    pub(super) fn of(x: &'a [f32]) -> Self {
-        Self { x, format: PhantomData }
+    pub(super) fn new(x: &'a [f32], runs: &'a mut [Run]) -> Self {
+        Self { x, runs, format: PhantomData }
     }
 }
 
 impl<P: Packed> Work for Rounding<'_, P> {
-    type Output = Vec<Run>;
+    type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self, _: L) -> Vec<Run> {
+    fn run<L: Lanes>(self, _: L) {
         let offset = P::OFFSET - if P::WIDE && L::SUBTRACTS_128 { 128 } else { 0 };
-        let x = self.x.as_chunks::<RUN>().0;
-        let mut runs = Vec::with_capacity(x.len());
-        // A loop: what a closure computes would not be compiled for the instructions that were found.
-        for x in x {
-            runs.push(run::<P>(x, offset));
+        for (x, rounded) in self.x.as_chunks::<RUN>().0.iter().zip(self.runs) {
+            *rounded = run::<P>(x, offset);
         }
-        runs
     }
 }
 

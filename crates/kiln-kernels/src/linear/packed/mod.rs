@@ -15,19 +15,23 @@ mod floats;
 mod formats;
 mod integers;
 
-use std::sync::Mutex;
-
 use kiln_simd::{Lanes, Work};
 use kiln_weights::{
     Format,
     streams::{Order, SIXTEEN},
 };
 
-use self::formats::{Packed, Plain, Visitor};
-use crate::Arithmetic;
+use self::formats::{Packed, Plain, RUN, Visitor};
+use crate::{
+    Arithmetic,
+    native::{ONE_THREAD, pieces, share},
+};
 
 /// Bytes of vectors that stay in the second cache while weights pass by.
 const CACHE: usize = 256 << 10;
+
+/// Bytes of packed weights, once for each vector, that take more time to multiply than it takes to share them.
+const WORTH_SHARING: usize = 512 << 10;
 
 /// A packed matrix in [`Order::Sixteens`].
 #[derive(Clone, Copy, Debug)]
@@ -38,29 +42,25 @@ pub(super) struct Sixteens<'a> {
     pub(super) columns: usize,
 }
 
-/// `y = x Wᵀ`: `[vectors, rows]` for `x` `[vectors, columns]`, in so many pieces. `on_threads` calls what it is given on each thread. `None`
-/// where the words are not those of the matrix.
-pub(super) fn products(
-    x: &[f32],
-    weight: Sixteens<'_>,
-    arithmetic: Arithmetic,
-    pieces: usize,
-    on_threads: impl FnOnce(&(dyn Fn() + Sync)),
-) -> Option<Vec<f32>> {
+/// `y = x Wᵀ`: `[vectors, rows]` for `x` `[vectors, columns]`. `None` where the words are not those of the matrix.
+pub(super) fn products(x: &[f32], weight: Sixteens<'_>, arithmetic: Arithmetic) -> Option<Vec<f32>> {
     let Sixteens { words, format, rows, columns } = weight;
     let stride = format.words(Order::Sixteens, SIXTEEN, columns)?;
     if stride == 0 || rows == 0 || words.len() != rows.div_ceil(SIXTEEN) * stride {
         return None;
     }
-    let mut y = vec![0.0; x.len() / columns * rows];
-    let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces.max(1));
+    let vectors = x.len() / columns.max(1);
+    // Few vectors take as long as memory does, and many take as long as sums do: what counts is bytes.
+    let worth = size_of_val(words) * vectors / (WORTH_SHARING / ONE_THREAD);
+    let mut y = vec![0.0; vectors * rows];
+    let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces(worth));
     let mut all: Vec<Piece<'_>> =
         words.chunks(sixteens * stride).map(|words| Piece { words, stride, y: Vec::new() }).collect();
     for row in y.chunks_mut(rows) {
         let parts = row.chunks_mut(sixteens * SIXTEEN);
         all.iter_mut().zip(parts).for_each(|(piece, part)| piece.y.push(part));
     }
-    formats::visit(format, Products { x, columns, arithmetic, pieces: Mutex::new(all), on_threads });
+    formats::visit(format, Products { x, columns, arithmetic, worth, pieces: all });
     Some(y)
 }
 
@@ -72,34 +72,31 @@ struct Piece<'a> {
     y: Vec<&'a mut [f32]>,
 }
 
-struct Products<'a, F> {
+struct Products<'a> {
     x: &'a [f32],
     columns: usize,
     arithmetic: Arithmetic,
-    pieces: Mutex<Vec<Piece<'a>>>,
-    on_threads: F,
+    /// Pairs of numbers whose products take about as long
+    worth: usize,
+    pieces: Vec<Piece<'a>>,
 }
 
-impl<F: FnOnce(&(dyn Fn() + Sync))> Products<'_, F> {
-    /// Has threads compute pieces until none is left.
+impl Products<'_> {
     fn compute<K: Kernel>(self, x: &[K::Run]) {
-        (self.on_threads)(&|| {
-            while let Some(piece) = self.pieces.lock().ok().and_then(|mut pieces| pieces.pop()) {
-                kiln_simd::run(Tiles::<K> { x, runs: K::runs(self.columns), piece });
-            }
-        });
+        let runs = K::runs(self.columns);
+        share(self.worth, self.pieces, |piece| kiln_simd::run(Tiles::<K> { x, runs, piece }));
     }
 }
 
-impl<F: FnOnce(&(dyn Fn() + Sync))> Visitor for Products<'_, F> {
+impl Visitor for Products<'_> {
     fn packed<P: Packed>(self) {
         match self.arithmetic {
             Arithmetic::Integers => {
-                let x = kiln_simd::run(integers::Rounding::<P>::of(self.x));
+                let x = in_runs(self.x, |x, runs| kiln_simd::run(integers::Rounding::<P>::new(x, runs)));
                 self.compute::<integers::Integers<P>>(&x);
             }
             Arithmetic::Floats => {
-                let x = floats::runs(self.x);
+                let x = in_runs(self.x, floats::fill);
                 self.compute::<floats::Floats<P>>(&x);
             }
         }
@@ -109,6 +106,16 @@ impl<F: FnOnce(&(dyn Fn() + Sync))> Visitor for Products<'_, F> {
         let x = self.x;
         self.compute::<floats::Numbers<N>>(x);
     }
+}
+
+/// Vectors in runs of [`RUN`] numbers, as `fill` makes them.
+fn in_runs<R: Clone + Default + Send>(x: &[f32], fill: impl Fn(&[f32], &mut [R]) + Sync) -> Vec<R> {
+    let mut runs = vec![R::default(); x.len() / RUN];
+    // About as many operations a number.
+    let worth = 8 * x.len();
+    let each = runs.len().div_ceil(pieces(worth)).max(1);
+    share(worth, x.chunks(each * RUN).zip(runs.chunks_mut(each)).collect(), |(x, runs)| fill(x, runs));
+    runs
 }
 
 /// How sixteen rows are multiplied by vectors.

@@ -1,0 +1,137 @@
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Barrier, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use super::{LINGER, Team};
+
+fn team(threads: usize) -> Team {
+    Team::new(threads).expect("the system has threads")
+}
+
+/// Shares the numbers below `n`, and returns the sum of those that were taken.
+fn sum(team: &Team, n: usize) -> usize {
+    let (next, sum) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    team.share(&|| {
+        loop {
+            let taken = next.fetch_add(1, Ordering::Relaxed);
+            if taken >= n {
+                return;
+            }
+            sum.fetch_add(taken, Ordering::Relaxed);
+        }
+    });
+    sum.into_inner()
+}
+
+#[test]
+fn each_piece_is_done_once() {
+    for threads in [0, 1, 3] {
+        let team = team(threads);
+        for n in 0..2000 {
+            assert_eq!(sum(&team, n), n * n.saturating_sub(1) / 2, "{threads} threads");
+        }
+    }
+}
+
+#[test]
+fn threads_help() {
+    let team = team(2);
+    let all = Barrier::new(3);
+    team.share(&|| {
+        all.wait();
+    });
+}
+
+#[test]
+fn threads_help_after_they_slept() {
+    let team = team(2);
+    for _ in 0..20 {
+        thread::sleep(3 * LINGER);
+        let all = Barrier::new(3);
+        team.share(&|| {
+            all.wait();
+        });
+    }
+}
+
+/// Who shares does not wait for those that have not begun: here the one thread is busy.
+#[test]
+fn work_ends_without_those_who_have_no_time() {
+    let team = team(1);
+    let (begun, goes_on) = (Barrier::new(2), Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let calls = AtomicUsize::new(0);
+            team.share(&|| match calls.fetch_add(1, Ordering::Relaxed) {
+                0 => {
+                    begun.wait();
+                    goes_on.wait();
+                }
+                _ => {}
+            });
+        });
+        begun.wait();
+        // It is called here alone while another is shared.
+        assert_eq!(sum(&team, 100), 4950);
+        goes_on.wait();
+    });
+}
+
+#[test]
+fn work_within_work_is_done_where_it_is() {
+    let team = team(2);
+    let sums = Mutex::new(Vec::new());
+    team.share(&|| {
+        let sum = sum(&team, 10);
+        sums.lock().expect("nobody panics").push(sum);
+    });
+    assert!(sums.into_inner().expect("nobody panics").iter().all(|&sum| sum == 45));
+}
+
+#[test]
+fn several_share_at_the_same_time() {
+    let team = team(2);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    assert_eq!(sum(&team, 100), 4950);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn panics_reach_the_one_who_shares() {
+    let team = team(1);
+    for there in [false, true] {
+        let both = Barrier::new(2);
+        let here = thread::current().id();
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            team.share(&|| {
+                both.wait();
+                if (thread::current().id() != here) == there {
+                    std::panic::panic_any("planted");
+                }
+            });
+        }));
+        assert_eq!(result.expect_err("one of both panics").downcast_ref::<&str>(), Some(&"planted"));
+        assert_eq!(sum(&team, 100), 4950);
+    }
+}
+
+#[test]
+fn a_team_ends_whether_it_sleeps_or_not() {
+    for slept in [Duration::ZERO, 3 * LINGER] {
+        let team = team(3);
+        assert_eq!(sum(&team, 10), 45);
+        thread::sleep(slept);
+    }
+}
