@@ -79,6 +79,11 @@ pub(crate) fn prefers_few_groups(device: &Device) -> bool {
     is_software && !*AS_A_GPU
 }
 
+/// Whether kernels on the device of `tensor` may have float16 numbers. All CUDA devices have them.
+pub(crate) fn has_half(tensor: &CubeTensor) -> bool {
+    matches!(tensor.device, CubeDevice::Cuda(_))
+}
+
 /// Workgroups that keep a device busy: that many on any GPU. Where one is imitated on the CPU, a thread each: more cost
 /// more there.
 pub(crate) fn enough(device: &Device, on_gpus: usize) -> usize {

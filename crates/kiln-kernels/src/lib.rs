@@ -38,6 +38,8 @@ mod normed_linear;
 #[cfg(feature = "cube")]
 mod order;
 mod packed_lines;
+#[cfg(feature = "cube")]
+mod packed_reader;
 mod product;
 mod recording;
 mod rms_norm;

@@ -94,7 +94,7 @@ impl PackedMatrix {
     }
 
     /// Some of its rows, of words row after row.
-    #[cfg(feature = "wgpu")]
+    #[cfg(feature = "cube")]
     pub(crate) fn narrow(&self, rows: Range<usize>) -> Self {
         let words = self.words.clone().narrow(0, rows.start, rows.len());
         Self { words, shape: [rows.len(), self.shape[1]], ..*self }

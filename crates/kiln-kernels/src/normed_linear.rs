@@ -107,10 +107,7 @@ impl Kernel for NormedLinear {
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
-        match &self.weight {
-            Matrix::Dense(_) if self.is_for_few_rows() => Ok(linear::cube::launch(self.into())),
-            _ => Err(self),
-        }
+        if self.is_for_few_rows() { Ok(linear::cube::launch(self.into())) } else { Err(self) }
     }
 
     fn extent(&self) -> [usize; 2] {
@@ -164,8 +161,8 @@ impl Kernel for NormedLinear {
                     then,
                 }
             });
-            let lacks = move |path, _| {
-                let takes = !packed || path == crate::Path::Wgsl;
+            let lacks = move |path: crate::Path, _| {
+                let takes = !packed || path.is_on_gpu();
                 !takes || given.lacks(path, x[0] * x[1])
             };
             // Products of n numbers, which are 1 in the mean, with scales of up to 1 + LARGEST. The reference rounds them twice, and the

@@ -97,6 +97,12 @@ impl Kernel for Unpack {
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
+    #[cfg(feature = "cube")]
+    fn cube(self) -> Result<Tensor<2>, Self> {
+        let is_read = takes_packed(Path::Cube, self.matrix.layout);
+        if is_read && self.rows() * self.matrix.columns() > 0 { Ok(cube::launch(self)) } else { Err(self) }
+    }
+
     fn extent(&self) -> [usize; 2] {
         [self.rows(), 1]
     }
@@ -121,8 +127,11 @@ impl Kernel for Unpack {
         for format in Format::ALL {
             for order in [Order::Rows, Order::Sixteens] {
                 let layout = PackedLayout { format, order };
-                for (blocks, rows) in [(1, 1), (3, 40)] {
-                    let shape = [rows, blocks * format.block().max(32)];
+                let block = format.block().max(32);
+                // Rows of floats may end within a run of 32 numbers.
+                let part = (format == Format::Bf16).then_some((44, 5));
+                for (columns, rows) in [(block, 1), (3 * block, 40)].into_iter().chain(part) {
+                    let shape = [rows, columns];
                     let case = Case::new((format.name(), order, shape), move |numbers| {
                         let matrix = numbers.packed_matrix(shape, layout, Arithmetic::Floats);
                         let ids: Vec<i64> = (0..rows as i64).map(|i| i * 7 % rows as i64).collect();
@@ -148,3 +157,81 @@ const SHADER: Shader = Shader {
     ),
     options: &[packed_lines::FORMATS],
 };
+
+#[cfg(feature = "cube")]
+mod cube {
+    use burn::{
+        backend::{Cube, cubecl::dtype_to_storage_type},
+        tensor::Tensor as BurnTensor,
+    };
+    use cubecl::prelude::*;
+
+    use super::Unpack;
+    use crate::{
+        launch::{LANES, address_type, count, empty, has_half, in_order},
+        linear::Four,
+        packed_reader::{Reading, TABLE, halves_of, read_four, read_group, read_words, write_table},
+    };
+
+    /// A lane has half a run.
+    #[cube(launch, address_type = "dynamic")]
+    fn unpack<E: Float, N: Size>(
+        w: &Tensor<u32>,
+        y: &mut Tensor<Vector<E, N>>,
+        rows: usize,
+        input: usize,
+        halves: usize,
+        #[comptime] reading: Reading,
+        #[define(E)] _elem: ElemType,
+    ) {
+        let mut table = Shared::<[f32]>::new_slice(TABLE);
+        write_table(&mut table, reading);
+        if ABSOLUTE_POS < rows * halves {
+            let (row, half) = (ABSOLUTE_POS / halves, ABSOLUTE_POS % halves);
+            let at = row * w.stride(0);
+            let words = read_words(w, at, half, input, reading);
+            #[unroll]
+            for pair in 0..2usize {
+                let group = read_group(w, at, half, pair, input, reading);
+                let (steps, zero) = comptime!((reading.steps(), reading.zero()));
+                #[unroll]
+                for four in 0..2usize {
+                    let read = read_four(&words, &table, pair, four, reading);
+                    // Where there are minimums, products are exact: it does not matter whether they are rounded before the sum.
+                    let numbers = (read - Four::new(zero)) * Four::new(group.scale * steps);
+                    let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair + four);
+                    if c * 4 < input {
+                        y[row * (input / 4) + c] = Vector::cast_from(numbers + Four::new(group.minimum));
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn launch(inputs: Unpack) -> BurnTensor<2> {
+        let (rows, columns) = (inputs.rows(), inputs.matrix.columns());
+        let Unpack { matrix, ids } = inputs;
+        let streams = matrix.format().streams();
+        let words = in_order(match ids {
+            Some(ids) => matrix.words.select(0, ids),
+            None => matrix.words,
+        });
+        let y = empty(&words, [rows, columns], matrix.use_as.dtype);
+        let halves = halves_of(columns);
+        unpack::launch(
+            &y.client,
+            count((rows * halves).div_ceil(LANES)),
+            CubeDim::new_1d(LANES as u32),
+            address_type([&words, &y]),
+            4,
+            words.clone().into_tensor_arg(),
+            y.clone().into_tensor_arg(),
+            rows,
+            columns,
+            halves,
+            Reading { streams, has_half: has_half(&y) },
+            dtype_to_storage_type(y.dtype),
+        );
+        BurnTensor::from_primitive::<Cube>(y)
+    }
+}

@@ -13,7 +13,7 @@ mod native;
 mod packed;
 #[cfg(feature = "wgpu")]
 mod tiles;
-#[cfg(feature = "wgpu")]
+#[cfg(feature = "cube")]
 mod unpacked;
 #[cfg(feature = "wgpu")]
 pub(crate) mod wgsl;
@@ -37,7 +37,7 @@ use crate::{
 };
 #[cfg(feature = "cube")]
 use crate::{
-    NormOrder,
+    NormOrder, Unpack,
     launch::enough,
     normed_linear::{NormedLinear, Then},
 };
@@ -97,15 +97,16 @@ impl Kernel for Linear {
         }
         match &self.weight {
             Matrix::Dense(_) => tiles::launch(self),
-            Matrix::Packed(_) => unpacked::product_of(self),
+            Matrix::Packed(_) => unpacked::product_of(self, Unpack::wgsl, tiles::launch),
         }
     }
 
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
         match &self.weight {
-            Matrix::Dense(_) if self.is_for_few_rows() => Ok(cube::launch(self.into())),
-            _ => Err(self),
+            _ if self.is_for_few_rows() => Ok(cube::launch(self.into())),
+            Matrix::Dense(_) => Err(self),
+            Matrix::Packed(_) => unpacked::product_of(self, Unpack::cube, Err),
         }
     }
 
@@ -290,8 +291,7 @@ pub(crate) fn takes_packed(path: Path, PackedLayout { format, order }: PackedLay
     match path {
         Path::Reference => true,
         Path::Native => order == Order::Sixteens,
-        Path::Wgsl => order == Order::Rows && packed_lines::pick(format).is_some(),
-        Path::Cube => false,
+        Path::Wgsl | Path::Cube => order == Order::Rows && packed_lines::pick(format).is_some(),
     }
 }
 

@@ -2,18 +2,23 @@
 
 use burn::tensor::Tensor;
 
-use super::{Linear, finished, takes_packed, tiles};
+use super::{Linear, finished, takes_packed};
 use crate::{Kernel, Matrix, Path, Unpack};
 
 /// Bytes of numbers that are unpacked at a time, at least.
 const AT_ONCE: usize = 32 << 20;
 
-/// Computes it, if the weight is packed.
+/// Computes it, if the weight is packed, with these implementations of its two steps. Where one does not take its inputs, the reference
+/// of the step runs.
 ///
 /// # Errors
 /// The inputs, if not.
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
-pub(super) fn product_of(linear: Linear) -> Result<Tensor<3>, Linear> {
+pub(super) fn product_of(
+    linear: Linear,
+    unpack: impl Fn(Unpack) -> Result<Tensor<2>, Unpack>,
+    multiply: impl Fn(Linear) -> Result<Tensor<3>, Linear>,
+) -> Result<Tensor<3>, Linear> {
     let Matrix::Packed(packed) = &linear.weight else { return Err(linear) };
     let ([rows, tokens, input], output) = (linear.x.dims(), packed.rows());
     let is_read = takes_packed(Path::Wgsl, packed.layout);
@@ -24,9 +29,9 @@ pub(super) fn product_of(linear: Linear) -> Result<Tensor<3>, Linear> {
     let mut products = Vec::with_capacity(output.div_ceil(at_once));
     for first in (0..output).step_by(at_once) {
         let matrix = packed.narrow(first..(first + at_once).min(output));
-        let weight = Matrix::Dense(Unpack::all(matrix).wgsl().unwrap_or_else(Unpack::reference));
+        let weight = Matrix::Dense(unpack(Unpack::all(matrix)).unwrap_or_else(Unpack::reference));
         let product = Linear { x: linear.x.clone(), weight, bias: None, residual: None };
-        products.push(tiles::launch(product).unwrap_or_else(Linear::reference));
+        products.push(multiply(product).unwrap_or_else(Linear::reference));
     }
     let y = if products.len() == 1 { products.remove(0) } else { Tensor::cat(products, 2) };
     Ok(finished(y, linear.bias, linear.residual))

@@ -1,0 +1,176 @@
+//! Products with packed weights: numbers are made of codes in registers, where they meet vectors.
+
+use cubecl::prelude::*;
+
+use super::{Four, Info, Product, dot, four, four_or_zero, no_sums, row_at, write_results};
+use crate::{
+    NormOrder,
+    launch::LANES,
+    packed_reader::{Reading, read_four, read_group, read_words, write_table},
+};
+
+/// As `linear`, where lanes go along halves of runs of `w`.
+///
+/// `Σ x w` of a group is `factor · Σ x read + shift · Σ x`: codes are multiplied as they are read, and what is of the group counts once.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn linear_packed<E: Float, N: Size>(
+    x: &Tensor<Vector<E, N>>,
+    w: &Tensor<u32>,
+    bias: &Tensor<E>,
+    residual: &Tensor<E>,
+    y: &mut Tensor<E>,
+    scales: &Tensor<Vector<E, N>>,
+    cosines: &Tensor<f32>,
+    sines: &Tensor<f32>,
+    info: &Info,
+    #[comptime] product: Product,
+    #[comptime] reading: Reading,
+    #[define(E)] _elem: ElemType,
+) {
+    let workgroup = CUBE_POS;
+    if workgroup >= info.workgroups {
+        terminate!();
+    }
+    let (tokens, input, rows) = (info.tokens, info.input, info.rows);
+    let lane = UNIT_POS as usize;
+    let (most_rows, together) = comptime!((product.most_rows, product.together()));
+    let (norm, kind) = comptime!((product.norm, product.kind));
+    let tiles = rows.div_ceil(most_rows);
+    let first_row = workgroup % tiles * most_rows;
+    let first_output = workgroup / tiles * comptime!(product.outputs());
+    let first = first_output + lane / together * 4;
+    let (mut products, mut squares) = no_sums(most_rows);
+    // Numbers of the table, then sums.
+    let mut memory = Shared::<[f32]>::new_slice(comptime!(4 * LANES * product.at_once()));
+    write_table(&mut memory, reading);
+    let mut begins = Array::<usize>::new(4usize);
+    #[unroll]
+    for i in 0..4usize {
+        // Those beyond the last are the last.
+        begins[i] = min(row_at(first + i, info, kind), info.output - 1) * w.stride(0);
+    }
+    let mut half = lane % together;
+    while half < info.halves {
+        let mut words = Sequence::<Array<u32>>::new();
+        let mut factors = Sequence::<Four>::new();
+        let mut shifts = Sequence::<Four>::new();
+        #[unroll]
+        for i in 0..4usize {
+            words.push(read_words(w, begins[i], half, input, reading));
+        }
+        #[unroll]
+        for group in 0..comptime!(reading.groups()) {
+            let mut factor = Four::new(1.0);
+            let mut shift = Four::new(0.0);
+            #[unroll]
+            for i in 0..4usize {
+                let of_group = read_group(w, begins[i], half, group, input, reading);
+                let steps = of_group.scale * comptime!(reading.steps());
+                factor.insert(i, steps);
+                shift.insert(i, fma(steps, comptime!(-reading.zero()), of_group.minimum));
+            }
+            factors.push(factor);
+            shifts.push(shift);
+        }
+        #[unroll]
+        for pair in 0..2usize {
+            let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair);
+            let mut weights = Array::<Four>::new(8usize);
+            #[unroll]
+            for i in 0..4usize {
+                weights[i] = read_four(&words[i], &memory, pair, 0usize, reading);
+                weights[comptime!(i + 4)] = read_four(&words[i], &memory, pair, 1usize, reading);
+            }
+            let mut own_scales = Array::<Four>::new(2usize);
+            if comptime!(norm.is_some()) {
+                #[unroll]
+                for next in 0..2usize {
+                    let mut four = four_at::<E, N>(scales, 0usize, c + next, input, reading);
+                    if comptime!(norm == Some(NormOrder::ScaleThenCast)) {
+                        four += Four::new(1.0);
+                    }
+                    own_scales[next] = four;
+                }
+            }
+            let group = comptime!(if reading.groups() == 2 { pair } else { 0 });
+            let (factor, shift) = (factors[group], shifts[group]);
+            #[unroll]
+            for r in 0..most_rows {
+                let row = min(first_row + r, rows - 1);
+                let at = row / tokens * x.stride(0) + row % tokens * x.stride(1);
+                let mut numbers = four_at::<E, N>(x, at, c, input, reading);
+                let mut next = four_at::<E, N>(x, at, c + 1, input, reading);
+                // The sum of the numbers.
+                let mut total = f32::new(0.0);
+                if comptime!(norm.is_some()) {
+                    squares[r] += dot(numbers, numbers) + dot(next, next);
+                    total = dot_onto(dot(numbers, own_scales[0]), next, own_scales[1]);
+                    numbers *= own_scales[0];
+                    next *= own_scales[1];
+                } else {
+                    #[unroll]
+                    for i in 0..4usize {
+                        total += numbers.extract(i) + next.extract(i);
+                    }
+                }
+                let mut sums = products[r];
+                #[unroll]
+                for i in 0..4usize {
+                    let partial = dot_onto(dot(numbers, weights[i]), next, weights[comptime!(i + 4)]);
+                    let mut sum = fma(factor.extract(i), partial, sums.extract(i));
+                    if comptime!(reading.reads_codes()) {
+                        sum = fma(shift.extract(i), total, sum);
+                    }
+                    sums.insert(i, sum);
+                }
+                products[r] = sums;
+            }
+        }
+        half += together;
+    }
+    if comptime!(reading.table().is_some()) {
+        // All lanes have read the table.
+        sync_cube();
+    }
+    write_results::<E>(
+        memory,
+        &mut products,
+        &squares,
+        bias,
+        residual,
+        y,
+        cosines,
+        sines,
+        info,
+        first_row,
+        first_output,
+        product,
+    );
+}
+
+/// Four numbers of a vector. Rows of bfloat16 may end within half a run; what is beyond is 0.
+#[cube]
+fn four_at<E: Float, N: Size>(
+    tensor: &Tensor<Vector<E, N>>,
+    at: usize,
+    c: usize,
+    input: usize,
+    #[comptime] reading: Reading,
+) -> Four {
+    if comptime!(reading.streams.is_some()) {
+        four::<E, N>(tensor, at, c, 1usize, input)
+    } else {
+        four_or_zero::<E, N>(tensor, at, c, 1usize, input)
+    }
+}
+
+/// `sum + Σ a b`.
+#[cube]
+fn dot_onto(sum: f32, a: Four, b: Four) -> f32 {
+    let mut sum = sum;
+    #[unroll]
+    for d in 0..4usize {
+        sum = fma(a.extract(d), b.extract(d), sum);
+    }
+    sum
+}
