@@ -129,7 +129,7 @@ fn losses_are_small() {
             for format in formats {
                 let plans = [8, 4].map(|bits| Plan::named(&format!("{format},nbits={bits}")).unwrap());
                 let probed = probe(&model, &text(40), 40, &plans, &mut |_| ()).unwrap();
-                let [eight, four] = [1, 2].map(|at| probed.caches[at].divergence);
+                let [eight, four] = [1, 2].map(|at| probed.caches[at].compared.divergence);
                 assert!(eight > 0.0 && eight < 2e-4, "{format} of {name} on {device}: {eight:e}");
                 assert!(eight < four && four < 0.05, "{format} of {name} on {device}: {four:e}");
             }

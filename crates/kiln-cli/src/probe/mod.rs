@@ -9,13 +9,14 @@ use kiln::{
     probe::{BROKEN, Loss, PROBED, Probe, Probed, UNSEEN, UNSEEN_AGREEMENT, own_text, probe},
 };
 
+use self::chart::{Chart, Point};
 use crate::{
     args::ProbeArgs,
     display, load,
     output::{Result, say},
 };
 
-mod plot;
+mod chart;
 
 /// Tokens of a window, where the model has more positions.
 const WINDOW: usize = 2048;
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
         false => print(&probed, &model, args.text.is_none())?,
     }
     if let Some(path) = &args.plot {
-        files::write(path, plot::svg(&probed, model.name()).as_bytes())?;
+        files::write(path, chart(&probed, model.name()).svg().as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -105,10 +106,10 @@ fn print(probe: &Probe, model: &Model, own: bool) -> Result<()> {
             probed.cache.clone(),
             format!("{:.0}", probed.bytes_per_token),
             format!("{:.3}", probed.bytes_per_token / dense.bytes_per_token),
-            format!("{:.2e}", probed.divergence),
-            format!("{:.2e}", probed.largest_divergence),
-            format!("{:.2} %", 100.0 * probed.agreement),
-            format!("{:.3}", probed.perplexity),
+            format!("{:.2e}", probed.compared.divergence),
+            format!("{:.2e}", probed.compared.largest_divergence),
+            format!("{:.2} %", 100.0 * probed.compared.agreement),
+            format!("{:.3}", probed.compared.perplexity),
             format!("{:.1}", 1.0 / probed.step.as_secs_f64().max(1e-9)),
             loss.to_owned(),
         ]);
@@ -134,7 +135,8 @@ fn print(probe: &Probe, model: &Model, own: bool) -> Result<()> {
 
 /// What it is that breaks.
 fn because(probe: &Probe, broken: &Probed) -> String {
-    let kinder = |other: &&Probed| other.divergence < BROKEN / 10.0 && !other.cache.contains("format=");
+    let kinder =
+        |other: &&Probed| other.compared.divergence < BROKEN / 10.0 && !other.cache.contains("format=");
     let per_token = broken.cache.contains("format=") && !broken.cache.contains("axis_key=-1");
     match probe.ranked().into_iter().filter(|_| per_token).find(kinder) {
         Some(kind) => format!(
@@ -142,6 +144,21 @@ fn because(probe: &Probe, broken: &Probed) -> String {
             kind.cache
         ),
         None => "its keys and values need more bits".to_owned(),
+    }
+}
+
+fn chart<'a>(probe: &'a Probe, model: &str) -> Chart<'a> {
+    let dense = probe.dense().bytes_per_token.max(1.0);
+    let point = |probed: &'a Probed| Point {
+        name: probed.cache.trim_start_matches("quantized:"),
+        share: probed.bytes_per_token / dense,
+        divergence: probed.compared.divergence,
+    };
+    Chart {
+        title: format!("{model}: what a token's bytes cost"),
+        across: "bytes, of those of a dense cache",
+        up: "KL divergence from a dense cache, nats",
+        points: probe.ranked().into_iter().map(point).collect(),
     }
 }
 
@@ -153,10 +170,10 @@ fn json(probe: &Probe, model: &Model) -> serde_json::Value {
             serde_json::json!({
                 "cache": probed.cache,
                 "bytes_per_token": probed.bytes_per_token,
-                "kl_divergence": probed.divergence,
-                "largest_kl_divergence": probed.largest_divergence,
-                "same_token": probed.agreement,
-                "perplexity": probed.perplexity,
+                "kl_divergence": probed.compared.divergence,
+                "largest_kl_divergence": probed.compared.largest_divergence,
+                "same_token": probed.compared.agreement,
+                "perplexity": probed.compared.perplexity,
                 "tokens_per_second": 1.0 / probed.step.as_secs_f64().max(1e-9),
             })
         })

@@ -1,0 +1,205 @@
+//! How far what a model says next is from what it should say, and what that means for a text.
+
+use kiln_core::{Result, model::TokenId};
+use kiln_generate::sampler::{greedy, no_distribution};
+
+/// Distributions of the next token beside those that they should be, over all places of a text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Comparison {
+    /// Mean Kullback-Leibler divergence from what it should be, in nats.
+    pub divergence: f64,
+    /// The largest of it, over all tokens.
+    pub largest_divergence: f64,
+    /// Share of places at which the same token is likeliest.
+    pub agreement: f64,
+    /// Of the text: `exp` of the mean negative logarithm of each token's probability.
+    pub perplexity: f64,
+}
+
+/// Mean divergence up to which a loss is not seen: distributions differ less than those of a model in 8 bits and in 16.
+pub const UNSEEN: f64 = 0.01;
+
+/// Share of tokens at which the same token must be likeliest, for a loss that is not seen.
+pub const UNSEEN_AGREEMENT: f64 = 0.99;
+
+/// Mean divergence from which on a model is broken.
+pub const BROKEN: f64 = 0.5;
+
+/// Sizes that differ by less than this are one size.
+const SAME_SIZE: f64 = 1.01;
+
+/// What a loss means for the text that a model writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Within [`UNSEEN`] and [`UNSEEN_AGREEMENT`].
+    Unseen,
+    /// Between the bounds: some tokens change, and the text is another of the same kind.
+    Seen,
+    /// Beyond [`BROKEN`].
+    Broken,
+}
+
+impl Comparison {
+    /// What the measured loss means.
+    pub fn loss(&self) -> Loss {
+        if self.divergence <= UNSEEN && self.agreement >= UNSEEN_AGREEMENT {
+            Loss::Unseen
+        } else if self.divergence <= BROKEN {
+            Loss::Seen
+        } else {
+            Loss::Broken
+        }
+    }
+}
+
+/// Something that is smaller than what it stands for, and loses some of it.
+pub(super) trait Lossy {
+    fn bytes(&self) -> f64;
+    fn compared(&self) -> &Comparison;
+}
+
+/// Those that lose least first.
+pub(super) fn ranked<T: Lossy>(all: &[T]) -> Vec<&T> {
+    let mut ranked: Vec<&T> = all.iter().collect();
+    ranked.sort_by(|a, b| a.compared().divergence.total_cmp(&b.compared().divergence));
+    ranked
+}
+
+/// Of those whose loss is not seen the smallest, and of one size the one that loses least; `None` where none has fewer than
+/// `bytes` bytes.
+pub(super) fn recommended<T: Lossy>(all: &[T], bytes: f64) -> Option<&T> {
+    let mut unseen = ranked(all);
+    unseen.retain(|one| one.compared().loss() == Loss::Unseen && one.bytes() < bytes);
+    let smallest = unseen.iter().map(|one| one.bytes()).min_by(f64::total_cmp)?;
+    unseen.into_iter().find(|one| one.bytes() <= SAME_SIZE * smallest)
+}
+
+/// Logarithms of the probabilities of all tokens.
+pub(super) struct Distribution {
+    logarithms: Vec<f64>,
+    likeliest: usize,
+}
+
+impl Distribution {
+    pub(super) fn of(logits: &[f32]) -> Self {
+        let (mut likeliest, mut most) = (0, f32::NEG_INFINITY);
+        for (at, &logit) in logits.iter().enumerate() {
+            if logit > most {
+                (likeliest, most) = (at, logit);
+            }
+        }
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+        let all = f64::from(most) + sum.ln();
+        Self { logarithms: logits.iter().map(|&logit| f64::from(logit) - all).collect(), likeliest }
+    }
+
+    /// Of logits that others are compared with.
+    ///
+    /// # Errors
+    /// Logits that are no distribution: then the model is wrong, and not what is compared with it.
+    pub(super) fn checked(logits: &[f32]) -> Result<Self> {
+        match greedy(logits) {
+            Some(_) => Ok(Self::of(logits)),
+            None => Err(no_distribution()),
+        }
+    }
+
+    /// In nats.
+    fn divergence_from(&self, right: &Self) -> f64 {
+        let terms = right.logarithms.iter().zip(&self.logarithms);
+        let sum: f64 =
+            terms.map(|(p, q)| if *p == f64::NEG_INFINITY { 0.0 } else { p.exp() * (p - q) }).sum();
+        // Rounding can make a sum of nothing but roundings negative. What is no number stays none.
+        if sum < 0.0 { 0.0 } else { sum }
+    }
+}
+
+/// What was said at the places of a text so far.
+#[derive(Default)]
+pub(super) struct Comparisons {
+    divergences: Vec<f64>,
+    agreed: usize,
+    surprise: f64,
+}
+
+impl Comparisons {
+    /// `next`: the token that follows in the text.
+    pub(super) fn add(&mut self, said: &Distribution, right: &Distribution, next: TokenId) {
+        self.divergences.push(said.divergence_from(right));
+        self.agreed += usize::from(said.likeliest == right.likeliest);
+        self.surprise -= said.logarithms.get(next as usize).copied().unwrap_or(f64::NEG_INFINITY);
+    }
+
+    pub(super) fn finish(self) -> Comparison {
+        let n = self.divergences.len().max(1) as f64;
+        Comparison {
+            divergence: self.divergences.iter().sum::<f64>() / n,
+            largest_divergence: self.divergences.iter().copied().max_by(f64::total_cmp).unwrap_or(0.0),
+            agreement: self.agreed as f64 / n,
+            perplexity: (self.surprise / n).exp(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Sized(&'static str, f64, Comparison);
+
+    impl Lossy for Sized {
+        fn bytes(&self) -> f64 {
+            self.1
+        }
+
+        fn compared(&self) -> &Comparison {
+            &self.2
+        }
+    }
+
+    fn compared(divergence: f64, agreement: f64) -> Comparison {
+        Comparison { divergence, largest_divergence: divergence, agreement, perplexity: 1.0 }
+    }
+
+    #[test]
+    fn words_follow_from_bounds() {
+        assert_eq!(compared(UNSEEN, UNSEEN_AGREEMENT).loss(), Loss::Unseen);
+        assert_eq!(compared(9e-4, 0.952).loss(), Loss::Seen, "one token in twenty changes");
+        assert_eq!(compared(BROKEN, 0.2).loss(), Loss::Seen);
+        assert_eq!(compared(f64::NAN, 1.0).loss(), Loss::Broken);
+    }
+
+    #[test]
+    fn the_smallest_whose_loss_is_not_seen_is_recommended() {
+        let eight = || Sized("8", 50.0, compared(1e-4, 0.999));
+        let four = Sized("4", 30.0, compared(1e-3, 0.995));
+        let close = Sized("close", 29.9, compared(5e-3, 0.991));
+        let coarse = || Sized("2", 20.0, compared(0.03, 0.92));
+        let name = |all: &[Sized]| recommended(all, 100.0).map(|best| best.0);
+        assert_eq!(name(&[eight(), coarse()]), Some("8"));
+        assert_eq!(name(&[close, eight(), four, coarse()]), Some("4"), "of one size the one that loses less");
+        assert_eq!(name(&[coarse()]), None);
+        assert!(recommended(&[eight()], 50.0).is_none(), "it is not smaller");
+    }
+
+    #[test]
+    fn divergence_is_that_of_the_formula() {
+        // Of probabilities 1/2, 1/4, 1/4 and 1/4, 1/2, 1/4: ln 2 / 2 - ln 2 / 4.
+        let [right, said] =
+            [[2.0_f32, 1.0, 1.0], [1.0, 2.0, 1.0]].map(|odds| Distribution::of(&odds.map(f32::ln)));
+        let mut all = Comparisons::default();
+        all.add(&said, &right, 0);
+        all.add(&right, &right, 0);
+        let Comparison { divergence, largest_divergence, agreement, perplexity } = all.finish();
+        let ln2 = std::f64::consts::LN_2;
+        // Logits are float32, whose roundings are below 1e-7.
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} is not {b}");
+        near(largest_divergence, ln2 / 4.0);
+        near(divergence, ln2 / 8.0);
+        near(agreement, 0.5);
+        // The token has probabilities 1/4 and 1/2.
+        near(perplexity, 8.0_f64.sqrt());
+        assert!(Distribution::checked(&[0.0, f32::NAN]).is_err());
+    }
+}

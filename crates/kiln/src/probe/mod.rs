@@ -1,0 +1,9 @@
+//! What it costs to hold a model, or what it remembers, in fewer bits: text is fed, and what the model says next is compared.
+
+mod caches;
+mod comparison;
+mod windows;
+
+pub use caches::{PROBED, Probe, Probed, probe};
+pub use comparison::{BROKEN, Comparison, Loss, UNSEEN, UNSEEN_AGREEMENT};
+pub use windows::own_text;
