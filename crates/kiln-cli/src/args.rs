@@ -42,7 +42,7 @@ pub(crate) enum Command {
     Conformance(ConformanceArgs),
     /// Measure prefill and decode
     Bench(BenchArgs),
-    /// Measure the loss of quantized caches on a model, and recommend one
+    /// Measure the loss of quantized caches or packed weights on a model, and recommend one
     Probe(ProbeArgs),
     /// Write a model as a GGUF file with packed weights
     Quantize(QuantizeArgs),
@@ -508,6 +508,16 @@ pub(crate) struct BenchArgs {
     pub(crate) against: Option<PathBuf>,
 }
 
+const WEIGHTS: &str = "The model is compared with itself as it is stored: name the original, in 16 or 32 bits. On the CPU, each mixture is \
+                       measured with --exact and without. Up to three models are in memory.";
+
+fn weights_help() -> String {
+    let default = kiln::probe::MIXTURES.map(Mixture::name).join(",");
+    format!(
+        "Measure packed weights instead of caches, in these mixtures; see `kiln quantize --help` [default: {default}]"
+    )
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
     /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
@@ -521,12 +531,19 @@ pub(crate) struct ProbeArgs {
     /// Maximum number of tokens to measure on
     #[arg(long, default_value_t = 2048, value_name = "N")]
     pub(crate) tokens: usize,
-    /// Tokens of one sequence; the cache is reset after them [default: the model's positions, at most 2048]
+    /// Tokens of one sequence; the cache is reset after them [default: the model's positions, at most 2048, or 512 with --weights]
     #[arg(long, alias = "window", value_name = "N")]
     pub(crate) ctx: Option<usize>,
     /// Caches to measure; see `kiln caches` [default: each format at each width]
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache: Vec<String>,
+    #[arg(long, value_name = "NAME,..", num_args = 0..=1, require_equals = true, value_delimiter = ',')]
+    #[arg(value_parser = crate::quantize::mixture, conflicts_with_all = ["cache", "exact", "offload_experts"])]
+    #[arg(help = weights_help(), long_help = format!("{}\n\n{WEIGHTS}", weights_help()))]
+    pub(crate) weights: Option<Vec<Mixture>>,
+    /// Also measure which kinds of tensors, and which ten tensors, lose most in the smallest of the mixtures
+    #[arg(long, requires = "weights")]
+    pub(crate) per_tensor: bool,
     /// Write a chart of loss against bytes to this SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,

@@ -110,12 +110,13 @@ fn what_cannot_be_saved_is_said_before_anything_is_generated() {
     let (nowhere, file) = (nowhere.to_str().unwrap(), file.to_str().unwrap());
     let here = folder.path().to_str().unwrap();
     let fixtures = fixture("transformers-5.23.0");
-    let refusals: [(&[&str], &str); 6] = [
+    let refusals: [(&[&str], &str); 7] = [
         (&["run", "--device", "cpu", "--save-cache", nowhere, "x"], "there is no folder"),
         (&["run", "--device", "cpu", "--save-cache", here, "x"], "is a folder"),
         (&["run", "--device", "cpu", "--cache", "none", "--save-cache", file, "x"], "remembers nothing"),
         (&["probe", "--device", "cpu", "--plot", nowhere], "there is no folder"),
         (&["probe", "--device", "cpu", "--cache", "none"], "remembers nothing"),
+        (&["probe", "--device", "cpu", "--weights", "--plot", nowhere], "there is no folder"),
         (&["conformance", &fixtures, "--device", "cpu", "--json", nowhere], "there is no folder"),
     ];
     for (args, expected) in refusals {
@@ -171,14 +172,55 @@ fn scores_that_are_not_numbers_are_an_error() {
             assert_eq!(output.status.code(), Some(1), "{how:?} on {device}: {}", stdout(&output));
             assert!(stderr(&output).contains("not finite numbers"), "{}", stderr(&output));
         }
-        let output = kiln(&["probe", "-m", model, "-d", device, "--tokens", "20"]);
-        assert_eq!(output.status.code(), Some(1), "on {device}");
-        assert!(
-            stderr(&output).contains("not finite numbers"),
-            "the cache is not blamed: {}",
-            stderr(&output)
-        );
+        for what in [&["--tokens", "20"][..], &["--weights=q8_0", "--text", "Cargo.toml", "--tokens", "20"]] {
+            let output = kiln(&[&["probe", "-m", model, "-d", device], what].concat());
+            assert_eq!(output.status.code(), Some(1), "on {device}");
+            assert!(
+                stderr(&output).contains("not finite numbers"),
+                "the cache and the mixture are not blamed: {}",
+                stderr(&output)
+            );
+        }
     }
+}
+
+#[test]
+fn losses_of_weights_are_printed_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (chart, packed) = (path("loss.svg"), path("packed.gguf"));
+    for device in super::devices() {
+        let probe = ["probe", "-d", &device, "--weights=q8_0,q4_0", "--tokens", "40"];
+        let report = kiln(&[&probe[..], &["--json", "--per-tensor", "--plot", &chart]].concat());
+        assert!(report.status.success(), "{}", stderr(&report));
+        let json: Value = serde_json::from_str(&stdout(&report)).unwrap();
+        let weights = json["weights"].as_array().unwrap();
+        let quants: Vec<_> = weights.iter().map(|one| (one["quant"].as_str(), &one["exact"])).collect();
+        let (yes, no) = (&json!(true), &json!(false));
+        let expected = match device.as_str() {
+            "cpu" => vec![
+                (None, no),
+                (Some("q8_0"), yes),
+                (Some("q8_0"), no),
+                (Some("q4_0"), yes),
+                (Some("q4_0"), no),
+            ],
+            _ => vec![(None, no), (Some("q8_0"), no), (Some("q4_0"), no)],
+        };
+        assert_eq!(quants, expected, "{device}");
+        assert!(weights[1]["kl_divergence"].as_f64().unwrap() > 0.0);
+        assert_eq!(json["tensors"]["quant"], "q4_0", "the smallest");
+        assert_eq!(json["tensors"]["worst"].as_array().unwrap().len(), 10);
+        let drawn = fs::read_to_string(&chart).unwrap();
+        assert!(drawn.contains(">q4_0</text>") && !drawn.contains("--exact"), "{drawn}");
+
+        let table = kiln(&probe);
+        assert!(table.status.success(), "{}", stderr(&table));
+        assert!(stdout(&table).contains("recommended:"), "{}", stdout(&table));
+    }
+    let quantize = kiln(&["quantize", demo().to_str().unwrap(), "-o", &packed, "--quant", "q8_0"]);
+    assert!(quantize.status.success(), "{}", stderr(&quantize));
+    refused(&kiln(&["probe", "-d", "cpu", "--weights", "-m", &packed]), "name the original");
 }
 
 #[test]

@@ -152,6 +152,16 @@ const REFUSED: &str = "
     probe --cache none
     probe --plot /nowhere/loss.svg
     probe --text /nowhere
+    probe --per-tensor
+    probe --weights=q4
+    probe --weights --cache static
+    probe --weights --exact
+    probe --weights --quant q4_k_m
+    probe --weights --tokens 1
+    probe --weights --ctx 1
+    probe --weights --plot /nowhere/loss.svg
+    probe --weights --model tests/fixtures/transformers-5.23.0/models/whisper
+    probe --weights --model tests/fixtures/transformers-5.23.0-experts/models/mixtral
     detect x
     detect --watermark /nowhere x
     detect --watermark Cargo.toml x

@@ -1,7 +1,7 @@
 //! A model's files, a Hugging Face folder or a GGUF file: which there are, and which tensors are in them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -27,7 +27,7 @@ mod quantize;
 mod quantized;
 
 pub use loader::Loader;
-pub use quantize::{Quantized, quantize};
+pub use quantize::{PackedTensor, Quantized, packed_tensors, quantize};
 
 use self::{convert::Stored, gguf::GgufFiles, quantized::Method};
 use crate::{ConfigFile, config::read_json};
@@ -246,13 +246,20 @@ impl Checkpoint {
         sums
     }
 
-    /// Has matrices packed when they are loaded, in the formats of a mixture.
+    /// Has matrices packed when they are loaded, in the formats of a mixture; `only`: those that have one of these names in GGUF files.
     ///
     /// # Errors
     /// [`Error::File`] for a model that [`quantize`] cannot write either.
-    pub fn pack_as(&mut self, mixture: Mixture) -> Result<()> {
-        self.packed = quantize::formats(self, mixture)?;
+    pub fn pack_as(&mut self, mixture: Mixture, only: Option<&BTreeSet<String>>) -> Result<()> {
+        self.packed = quantize::formats(self, mixture, only)?;
         Ok(())
+    }
+
+    /// What the first tensor is stored as that was packed before, by its name in the file; `None` where all are numbers of 16 or 32 bits.
+    pub fn packed_before(&self) -> Option<(&str, String)> {
+        let is_packed = |entry: &Entry| !matches!(entry.stored, Stored::Plain(_));
+        let (name, entry) = self.tensors.iter().find(|(_, entry)| is_packed(entry))?;
+        Some((name, entry.stored.to_string()))
     }
 
     /// The format that a tensor is packed in when it is loaded, or else stored in.

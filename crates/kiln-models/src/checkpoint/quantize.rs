@@ -2,15 +2,24 @@
 //!
 //! **Invariant:** no more numbers than those of a piece are in memory, however large a tensor is.
 
+mod loss;
 mod plan;
 
-use std::{collections::BTreeMap, num::NonZero, ops::ControlFlow, path::Path, thread};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZero,
+    ops::ControlFlow,
+    path::Path,
+    thread,
+};
 
 use kiln_core::{Error, Result, files::NewFile};
 use kiln_weights::{
     Format, Mixture, Outline,
     gguf::{GgufWriter, NewTensor, Value, names::Undo},
 };
+
+pub use loss::{PackedTensor, packed_tensors};
 
 use self::plan::{Plan, Source};
 use super::{Checkpoint, Entry};
@@ -47,14 +56,8 @@ pub fn quantize(
     mixture: Mixture,
     on_read: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<Option<Quantized>> {
-    let wrong = |path: &Path, e: kiln_weights::Error| match e {
-        kiln_weights::Error::Io(e) => NewFile::failed(output, &e),
-        e => Error::File { path: path.to_owned(), why: e.to_string() },
-    };
     let plan = Plan::of(checkpoint)?;
-    let of_model = |e| wrong(&checkpoint.folder, e);
-    let outline =
-        Outline::of(&plan.metadata, plan.tensors.iter().map(|(name, ..)| &**name)).map_err(of_model)?;
+    let outline = outline(checkpoint, &plan)?;
     let mut metadata = plan.metadata;
     metadata.insert("general.file_type", Value::U32(mixture.file_type()));
     // Of the formats, which have had other layouts (`GGML_QNT_VERSION`).
@@ -70,7 +73,10 @@ pub fn quantize(
         tensors.push(NewTensor { name: name.clone(), shape: shape.clone(), format });
     }
     let file = NewFile::create(output)?;
-    let of_file = |e| wrong(output, e);
+    let of_file = |e: kiln_weights::Error| match e {
+        kiln_weights::Error::Io(e) => NewFile::failed(output, &e),
+        e => Error::File { path: output.to_owned(), why: e.to_string() },
+    };
     let mut writer = GgufWriter::new(file, &metadata, &tensors).map_err(of_file)?;
     for (NewTensor { name, format, .. }, (.., source)) in tensors.iter().zip(&plan.tensors) {
         let (entries, undo) = match source {
@@ -98,14 +104,18 @@ pub fn quantize(
     Ok(Some(done))
 }
 
-/// The format of each stored tensor in a file that [`quantize`] would write, by the number of its file and its place there.
-pub(super) fn formats(checkpoint: &Checkpoint, mixture: Mixture) -> Result<BTreeMap<(usize, usize), Format>> {
+/// The format of each stored tensor in a file that [`quantize`] would write, by the number of its file and its place there. `only`: those
+/// that have one of these names in the file.
+pub(super) fn formats(
+    checkpoint: &Checkpoint,
+    mixture: Mixture,
+    only: Option<&BTreeSet<String>>,
+) -> Result<BTreeMap<(usize, usize), Format>> {
     let plan = Plan::of(checkpoint)?;
-    let names = plan.tensors.iter().map(|(name, ..)| &**name);
-    let outline = Outline::of(&plan.metadata, names)
-        .map_err(|e| Error::File { path: checkpoint.folder.clone(), why: e.to_string() })?;
+    let outline = outline(checkpoint, &plan)?;
     let mut formats = BTreeMap::new();
-    for (name, shape, source) in &plan.tensors {
+    let is_meant = |name: &String| only.is_none_or(|only| only.contains(name));
+    for (name, shape, source) in plan.tensors.iter().filter(|(name, ..)| is_meant(name)) {
         if let Source::Stored(entries, _) = source {
             let format = mixture.format_of(name, shape, &outline);
             if let Some(entry) = entries.iter().find(|entry| entry.stored.format().is_none()) {
@@ -116,6 +126,12 @@ pub(super) fn formats(checkpoint: &Checkpoint, mixture: Mixture) -> Result<BTree
         }
     }
     Ok(formats)
+}
+
+fn outline(checkpoint: &Checkpoint, plan: &Plan) -> Result<Outline> {
+    let names = plan.tensors.iter().map(|(name, ..)| &**name);
+    Outline::of(&plan.metadata, names)
+        .map_err(|e| Error::File { path: checkpoint.folder.clone(), why: e.to_string() })
 }
 
 /// A stored tensor that is packed piece by piece.

@@ -1,6 +1,7 @@
 //! Loading a model: where, how, and what is checked before the long work.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     path::{Path, PathBuf},
     str::FromStr,
@@ -18,7 +19,7 @@ use kiln_core::{
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
     Arithmetic, Choice, Kernels,
-    device::{self, DeviceClass, DeviceName, Opened},
+    device::{self, DeviceClass, DeviceInfo, DeviceName, Opened},
 };
 use kiln_models::{
     Configured, Mixture, RandomModel, RandomWeights, Sizes,
@@ -113,6 +114,8 @@ pub struct ModelBuilder<'a> {
     kernels: Choice,
     arithmetic: Arithmetic,
     quant: Option<Mixture>,
+    /// Names in GGUF files of the tensors that are packed; `None`: all that the mixture packs.
+    packed_tensors: Option<BTreeSet<String>>,
     largest_binding: Option<usize>,
     on_progress: Option<Box<dyn FnMut(Progress) + 'a>>,
     plan: Option<Plan>,
@@ -154,6 +157,7 @@ impl<'a> ModelBuilder<'a> {
             kernels: Choice::Auto,
             arithmetic: Arithmetic::default(),
             quant: None,
+            packed_tensors: None,
             largest_binding: None,
             on_progress: None,
             plan: None,
@@ -203,6 +207,25 @@ impl<'a> ModelBuilder<'a> {
     /// default: they stay as they are stored.
     pub fn quant(self, mixture: impl Into<Option<Mixture>>) -> Self {
         Self { quant: mixture.into(), ..self }
+    }
+
+    /// Packs only the tensors that have these names in GGUF files.
+    pub(crate) fn packed_tensors(self, names: impl IntoIterator<Item = String>) -> Self {
+        Self { packed_tensors: Some(names.into_iter().collect()), ..self }
+    }
+
+    /// The folder or file that is loaded.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for weights that are made up.
+    pub(crate) fn path(&self) -> Result<&Path> {
+        match &self.source {
+            Source::Folder(folder) => Ok(folder),
+            Source::Random(_) => {
+                let why = "is made up; name a folder or a GGUF file".to_owned();
+                Err(Error::Setting { name: "model", why })
+            }
+        }
     }
 
     /// Bytes of the largest tensor that is given to a kernel. Default, and at most: the limit of the device.
@@ -295,14 +318,8 @@ impl<'a> ModelBuilder<'a> {
         let half = device.half_dtype(configured.fits_float16()).map_or(dtype.size(), |half| half.size());
         let (kernels, device) = self.trusted(kernels, device, dtype)?;
         if let Some(mixture) = self.quant {
-            if kernels.packed_layout(mixture.format(), dtype).is_none() {
-                let why = format!(
-                    "is {mixture}, and {} does not compute from such codes; leave it out",
-                    device.info.name
-                );
-                return Err(Error::Setting { name: "quant", why });
-            }
-            checkpoint.pack_as(mixture)?;
+            check_quant(mixture, &kernels, dtype, &device.info)?;
+            checkpoint.pack_as(mixture, self.packed_tensors.as_ref())?;
         }
         // Experts are computed with from numbers of one type.
         let held = match configured.sizes().experts {
@@ -458,6 +475,21 @@ impl<'a> ModelBuilder<'a> {
         let limit = device.info.largest_binding;
         self.largest_binding.map_or(limit, |asked| asked.min(limit))
     }
+}
+
+/// # Errors
+/// [`Error::Setting`] where the device cannot compute from the codes of a mixture.
+pub(crate) fn check_quant(
+    mixture: Mixture,
+    kernels: &Kernels,
+    dtype: DType,
+    device: &DeviceInfo,
+) -> Result<()> {
+    if kernels.packed_layout(mixture.format(), dtype).is_some() {
+        return Ok(());
+    }
+    let why = format!("is {mixture}, and {} does not compute from such codes; leave it out", device.name);
+    Err(Error::Setting { name: "quant", why })
 }
 
 /// Waits until weights are on the device.

@@ -22,6 +22,7 @@ use kiln_generate::{ChatTemplates, GenerationConfig, TextStream, TokenTable, Tok
 use kiln_kernels::{Kernels, device::Opened};
 use kiln_models::Sizes;
 
+pub(crate) use loading::check_quant;
 pub use loading::{DtypeChoice, ModelBuilder, Progress};
 
 use crate::{

@@ -158,7 +158,7 @@ pub fn probe(
                     None => Distribution::checked(&logits)?,
                     Some(_) => Distribution::of(&logits),
                 };
-                counts.compared.add(&said, dense.as_ref().unwrap_or(&said), pair[1]);
+                counts.compared.add(said.beside(dense.as_ref().unwrap_or(&said), pair[1]));
                 dense.get_or_insert(said);
             }
             fed += 1;

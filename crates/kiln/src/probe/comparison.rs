@@ -57,6 +57,11 @@ impl Comparison {
 pub(super) trait Lossy {
     fn bytes(&self) -> f64;
     fn compared(&self) -> &Comparison;
+
+    /// Whether so little is lost that it can be recommended.
+    fn is_good(&self) -> bool {
+        self.compared().loss() == Loss::Unseen
+    }
 }
 
 /// Those that lose least first.
@@ -66,13 +71,13 @@ pub(super) fn ranked<T: Lossy>(all: &[T]) -> Vec<&T> {
     ranked
 }
 
-/// Of those whose loss is not seen the smallest, and of one size the one that loses least; `None` where none has fewer than
+/// Of those that can be recommended the smallest, and of one size the one that loses least; `None` where none has fewer than
 /// `bytes` bytes.
 pub(super) fn recommended<T: Lossy>(all: &[T], bytes: f64) -> Option<&T> {
-    let mut unseen = ranked(all);
-    unseen.retain(|one| one.compared().loss() == Loss::Unseen && one.bytes() < bytes);
-    let smallest = unseen.iter().map(|one| one.bytes()).min_by(f64::total_cmp)?;
-    unseen.into_iter().find(|one| one.bytes() <= SAME_SIZE * smallest)
+    let mut good = ranked(all);
+    good.retain(|one| one.is_good() && one.bytes() < bytes);
+    let smallest = good.iter().map(|one| one.bytes()).min_by(f64::total_cmp)?;
+    good.into_iter().find(|one| one.bytes() <= SAME_SIZE * smallest)
 }
 
 /// Logarithms of the probabilities of all tokens.
@@ -105,14 +110,27 @@ impl Distribution {
         }
     }
 
-    /// In nats.
-    fn divergence_from(&self, right: &Self) -> f64 {
+    /// Compares it with what it should be, at a place behind which the text has the token `next`.
+    pub(super) fn beside(&self, right: &Self, next: TokenId) -> Place {
         let terms = right.logarithms.iter().zip(&self.logarithms);
         let sum: f64 =
             terms.map(|(p, q)| if *p == f64::NEG_INFINITY { 0.0 } else { p.exp() * (p - q) }).sum();
-        // Rounding can make a sum of nothing but roundings negative. What is no number stays none.
-        if sum < 0.0 { 0.0 } else { sum }
+        Place {
+            // Rounding can make a sum of nothing but roundings negative. What is no number stays none.
+            divergence: if sum < 0.0 { 0.0 } else { sum },
+            agrees: self.likeliest == right.likeliest,
+            surprise: -self.logarithms.get(next as usize).copied().unwrap_or(f64::NEG_INFINITY),
+        }
     }
+}
+
+/// Two distributions at a place of a text.
+pub(super) struct Place {
+    /// In nats.
+    divergence: f64,
+    agrees: bool,
+    /// The negative logarithm of the probability of the token that follows.
+    surprise: f64,
 }
 
 /// What was said at the places of a text so far.
@@ -124,11 +142,10 @@ pub(super) struct Comparisons {
 }
 
 impl Comparisons {
-    /// `next`: the token that follows in the text.
-    pub(super) fn add(&mut self, said: &Distribution, right: &Distribution, next: TokenId) {
-        self.divergences.push(said.divergence_from(right));
-        self.agreed += usize::from(said.likeliest == right.likeliest);
-        self.surprise -= said.logarithms.get(next as usize).copied().unwrap_or(f64::NEG_INFINITY);
+    pub(super) fn add(&mut self, Place { divergence, agrees, surprise }: Place) {
+        self.divergences.push(divergence);
+        self.agreed += usize::from(agrees);
+        self.surprise += surprise;
     }
 
     pub(super) fn finish(self) -> Comparison {
@@ -189,8 +206,8 @@ mod tests {
         let [right, said] =
             [[2.0_f32, 1.0, 1.0], [1.0, 2.0, 1.0]].map(|odds| Distribution::of(&odds.map(f32::ln)));
         let mut all = Comparisons::default();
-        all.add(&said, &right, 0);
-        all.add(&right, &right, 0);
+        all.add(said.beside(&right, 0));
+        all.add(right.beside(&right, 0));
         let Comparison { divergence, largest_divergence, agreement, perplexity } = all.finish();
         let ln2 = std::f64::consts::LN_2;
         // Logits are float32, whose roundings are below 1e-7.

@@ -32,6 +32,11 @@ impl<'a> Windows<'a> {
     pub(super) fn iter(&self) -> impl Iterator<Item = &'a [TokenId]> + use<'a> {
         self.text.chunks(self.window).filter(|window| window.len() > 1)
     }
+
+    /// Tokens that are fed.
+    pub(super) fn tokens(&self) -> usize {
+        self.iter().map(|window| window.len() - 1).sum()
+    }
 }
 
 /// Text of `tokens` tokens that the model makes itself, at temperature 1, in windows: it is what the model knows best.
