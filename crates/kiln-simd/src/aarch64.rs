@@ -8,9 +8,10 @@ use std::arch::{
     aarch64::{
         float32x4_t, uint32x4_t, vaddq_f32, vaddq_u32, vandq_u32, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32,
         vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32, vget_high_s8, vget_low_s8, vld1q_f32, vld1q_u8,
-        vld1q_u32, vmull_s8, vmulq_f32, vorrq_u32, vpaddlq_s16, vpaddq_s32, vqtbl1q_u8, vreinterpretq_s8_s32,
-        vreinterpretq_s8_u32, vreinterpretq_s32_u32, vreinterpretq_u8_u32, vreinterpretq_u32_s32,
-        vreinterpretq_u32_u8, vshlq_u32, vst1q_f32,
+        vld1q_u8_x4, vld1q_u32, vmlaq_u32, vmull_s8, vmulq_f32, vorrq_u32, vpaddlq_s16, vpaddq_s32,
+        vqtbl1q_u8, vqtbl4q_u8, vreinterpretq_f32_u8, vreinterpretq_s8_s32, vreinterpretq_s8_u32,
+        vreinterpretq_s32_u32, vreinterpretq_u8_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshlq_u32,
+        vst1q_f32, vst1q_u32, vuzp1q_u32, vuzp2q_u32,
     },
     is_aarch64_feature_detected,
 };
@@ -67,6 +68,15 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn word_array(self, words: [uint32x4_t; 4]) -> [u32; 16] {
+        let mut array = [0; 16];
+        for (to, from) in array.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            unsafe { vst1q_u32(to.as_mut_ptr(), from) };
+        }
+        array
+    }
+
+    #[inline(always)]
     fn integers(self, integer: i32) -> [uint32x4_t; 4] {
         unsafe { [vdupq_n_u32(integer.cast_unsigned()); 4] }
     }
@@ -99,6 +109,16 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    fn unzip(self, a: [uint32x4_t; 4], b: [uint32x4_t; 4]) -> [[uint32x4_t; 4]; 2] {
+        let (mut even, mut odd) = (a, a);
+        for i in 0..4 {
+            let [first, second] = if i < 2 { [a[2 * i], a[2 * i + 1]] } else { [b[2 * i - 4], b[2 * i - 3]] };
+            (even[i], odd[i]) = unsafe { (vuzp1q_u32(first, second), vuzp2q_u32(first, second)) };
+        }
+        [even, odd]
+    }
+
+    #[inline(always)]
     fn dot(self, sums: [uint32x4_t; 4], bytes: [uint32x4_t; 4], x: i32) -> [uint32x4_t; 4] {
         self.signed_dot(sums, bytes, x)
     }
@@ -124,6 +144,20 @@ impl Lanes for Neon {
     #[inline(always)]
     fn floats(self, floats: &[f32; 16]) -> [float32x4_t; 4] {
         quarters_of(floats).map(|floats| unsafe { vld1q_f32(floats.as_ptr()) })
+    }
+
+    #[inline(always)]
+    fn pick(self, floats: &[f32; 16], lanes: [uint32x4_t; 4]) -> [float32x4_t; 4] {
+        let mut picked = self.splat(0.0);
+        for i in 0..4 {
+            picked[i] = unsafe {
+                let table = vld1q_u8_x4(floats.as_ptr().cast());
+                // The four bytes of a lane are next to each other.
+                let bytes = vmlaq_u32(vdupq_n_u32(0x0302_0100), lanes[i], vdupq_n_u32(0x0404_0404));
+                vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(bytes)))
+            };
+        }
+        picked
     }
 
     #[inline(always)]
@@ -171,6 +205,11 @@ impl Lanes for Neon {
             unsafe { vst1q_f32(to.as_mut_ptr(), from) };
         }
         array
+    }
+
+    #[inline(never)]
+    fn call<W: Work>(self, work: W) -> W::Output {
+        self.run(work)
     }
 }
 

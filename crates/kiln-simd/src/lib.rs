@@ -29,6 +29,8 @@ pub trait Lanes: Copy {
 
     fn words(self, words: &[u32; 16]) -> Self::Words;
 
+    fn word_array(self, words: Self::Words) -> [u32; 16];
+
     /// An integer, in every lane.
     fn integers(self, integer: i32) -> Self::Words;
 
@@ -43,6 +45,9 @@ pub trait Lanes: Copy {
     /// The entries of a table that bytes from 0 to 15 name.
     fn look_up(self, table: &[u8; 16], bytes: Self::Words) -> Self::Words;
 
+    /// The words at even places of two vectors one after the other, and those at odd places.
+    fn unzip(self, a: Self::Words, b: Self::Words) -> [Self::Words; 2];
+
     /// Adds the dot product of four bytes, up to 127, with four signed bytes from -127 on, which all lanes share.
     fn dot(self, sums: Self::Words, bytes: Self::Words, x: i32) -> Self::Words;
 
@@ -56,6 +61,9 @@ pub trait Lanes: Copy {
     fn splat(self, float: f32) -> Self::Floats;
 
     fn floats(self, floats: &[f32; 16]) -> Self::Floats;
+
+    /// The floats that lanes from 0 to 15 name.
+    fn pick(self, floats: &[f32; 16], lanes: Self::Words) -> Self::Floats;
 
     /// float16 numbers, by their bits.
     fn halves(self, halves: &[u16; 16]) -> Self::Floats;
@@ -75,6 +83,9 @@ pub trait Lanes: Copy {
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     fn array(self, floats: Self::Floats) -> [f32; 16];
+
+    /// Does work in a function of its own: one that is too large to be inlined keeps its vectors in memory.
+    fn call<W: Work>(self, work: W) -> W::Output;
 }
 
 /// What is computed with lanes.

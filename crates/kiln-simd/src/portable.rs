@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::Lanes;
+use crate::{Lanes, Work};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Portable;
@@ -17,6 +17,11 @@ impl Lanes for Portable {
     #[inline(always)]
     fn words(self, words: &[u32; 16]) -> [u32; 16] {
         *words
+    }
+
+    #[inline(always)]
+    fn word_array(self, words: [u32; 16]) -> [u32; 16] {
+        words
     }
 
     #[inline(always)]
@@ -50,6 +55,12 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn unzip(self, a: [u32; 16], b: [u32; 16]) -> [[u32; 16]; 2] {
+        let at = |place: usize| if place < 16 { a[place] } else { b[place - 16] };
+        [0, 1].map(|odd| std::array::from_fn(|lane| at(2 * lane + odd)))
+    }
+
+    #[inline(always)]
     fn dot(self, sums: [u32; 16], bytes: [u32; 16], x: i32) -> [u32; 16] {
         dot(sums, bytes, x, 0)
     }
@@ -72,6 +83,11 @@ impl Lanes for Portable {
     #[inline(always)]
     fn floats(self, floats: &[f32; 16]) -> [f32; 16] {
         *floats
+    }
+
+    #[inline(always)]
+    fn pick(self, floats: &[f32; 16], lanes: [u32; 16]) -> [f32; 16] {
+        lanes.map(|lane| floats[lane as usize & 15])
     }
 
     #[inline(always)]
@@ -112,6 +128,11 @@ impl Lanes for Portable {
     #[inline(always)]
     fn array(self, floats: [f32; 16]) -> [f32; 16] {
         floats
+    }
+
+    #[inline(never)]
+    fn call<W: Work>(self, work: W) -> W::Output {
+        work.run(self)
     }
 }
 

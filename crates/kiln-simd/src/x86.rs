@@ -8,16 +8,19 @@ use std::arch::{
     is_x86_feature_detected,
     x86_64::{
         __m256, __m256i, __m512, __m512i, _mm_loadu_si128, _mm_set1_epi64x, _mm256_add_epi32, _mm256_add_ps,
-        _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
-        _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps,
-        _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps,
-        _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-        _mm256_shuffle_epi8, _mm256_sign_epi8, _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srlv_epi32,
-        _mm256_storeu_ps, _mm256_xor_si256, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4,
-        _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
-        _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
-        _mm512_loadu_si512, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi32, _mm512_set1_ps,
-        _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_storeu_ps,
+        _mm256_and_si256, _mm256_blendv_ps, _mm256_broadcastsi128_si256, _mm256_castps_si256,
+        _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
+        _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+        _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_permute4x64_epi64,
+        _mm256_permutevar8x32_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+        _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_sign_epi8, _mm256_slli_epi32, _mm256_sllv_epi32,
+        _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_xor_si256, _mm512_add_ps,
+        _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi32,
+        _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+        _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
+        _mm512_or_si512, _mm512_permutex2var_epi32, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps,
+        _mm512_setr_epi32, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi32, _mm512_srlv_epi32,
+        _mm512_storeu_ps, _mm512_storeu_si512,
     },
 };
 
@@ -61,6 +64,13 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn word_array(self, words: __m512i) -> [u32; 16] {
+        let mut array = [0; 16];
+        unsafe { _mm512_storeu_si512(array.as_mut_ptr().cast(), words) };
+        array
+    }
+
+    #[inline(always)]
     fn integers(self, integer: i32) -> __m512i {
         unsafe { _mm512_set1_epi32(integer) }
     }
@@ -94,6 +104,15 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
+    fn unzip(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            [_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b)]
+        }
+    }
+
+    #[inline(always)]
     fn dot(self, sums: __m512i, bytes: __m512i, x: i32) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, bytes, _mm512_set1_epi32(x)) }
     }
@@ -116,6 +135,11 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn floats(self, floats: &[f32; 16]) -> __m512 {
         unsafe { _mm512_loadu_ps(floats.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn pick(self, floats: &[f32; 16], lanes: __m512i) -> __m512 {
+        unsafe { _mm512_permutexvar_ps(lanes, _mm512_loadu_ps(floats.as_ptr())) }
     }
 
     #[inline(always)]
@@ -162,6 +186,11 @@ impl Lanes for Avx512 {
         unsafe { _mm512_storeu_ps(array.as_mut_ptr(), floats) };
         array
     }
+
+    #[inline(never)]
+    fn call<W: Work>(self, work: W) -> W::Output {
+        self.run(work)
+    }
 }
 
 /// **Invariant:** a value exists only where the machine has AVX2, FMA and F16C.
@@ -198,6 +227,17 @@ impl Lanes for Avx2 {
     fn words(self, words: &[u32; 16]) -> [__m256i; 2] {
         let [a, b] = halves_of(words);
         unsafe { [_mm256_loadu_si256(a.as_ptr().cast()), _mm256_loadu_si256(b.as_ptr().cast())] }
+    }
+
+    #[inline(always)]
+    fn word_array(self, words: [__m256i; 2]) -> [u32; 16] {
+        let mut array = [0; 16];
+        let (a, b) = array.split_at_mut(8);
+        unsafe {
+            _mm256_storeu_si256(a.as_mut_ptr().cast(), words[0]);
+            _mm256_storeu_si256(b.as_mut_ptr().cast(), words[1]);
+        }
+        array
     }
 
     #[inline(always)]
@@ -243,6 +283,12 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn unzip(self, a: [__m256i; 2], b: [__m256i; 2]) -> [[__m256i; 2]; 2] {
+        let [[a, a_odd], [b, b_odd]] = [unzip_halves(a), unzip_halves(b)];
+        [[a, b], [a_odd, b_odd]]
+    }
+
+    #[inline(always)]
     fn dot(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
         unsafe {
             let (x, one) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
@@ -283,6 +329,27 @@ impl Lanes for Avx2 {
     fn floats(self, floats: &[f32; 16]) -> [__m256; 2] {
         let [a, b] = halves_of(floats);
         unsafe { [_mm256_loadu_ps(a.as_ptr()), _mm256_loadu_ps(b.as_ptr())] }
+    }
+
+    #[inline(always)]
+    fn pick(self, floats: &[f32; 16], lanes: [__m256i; 2]) -> [__m256; 2] {
+        unsafe {
+            let [low, high] = self.floats(floats);
+            let (first, second) = (lanes[0], lanes[1]);
+            // The sign that a lane from 8 on gets says which half it is in.
+            let above = |lanes| _mm256_castsi256_ps(_mm256_slli_epi32::<28>(lanes));
+            let a = _mm256_blendv_ps(
+                _mm256_permutevar8x32_ps(low, first),
+                _mm256_permutevar8x32_ps(high, first),
+                above(first),
+            );
+            let b = _mm256_blendv_ps(
+                _mm256_permutevar8x32_ps(low, second),
+                _mm256_permutevar8x32_ps(high, second),
+                above(second),
+            );
+            [a, b]
+        }
     }
 
     #[inline(always)]
@@ -350,6 +417,11 @@ impl Lanes for Avx2 {
         }
         array
     }
+
+    #[inline(never)]
+    fn call<W: Work>(self, work: W) -> W::Output {
+        self.run(work)
+    }
 }
 
 #[inline(always)]
@@ -358,4 +430,16 @@ fn halves_of<T: Copy + Default>(all: &[T; 16]) -> [[T; 8]; 2] {
     halves[0].copy_from_slice(&all[..8]);
     halves[1].copy_from_slice(&all[8..]);
     halves
+}
+
+/// The words at even places, and those at odd places. To be called where AVX2 is.
+#[inline(always)]
+fn unzip_halves([a, b]: [__m256i; 2]) -> [__m256i; 2] {
+    unsafe {
+        let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+        // Each half of a vector is shuffled by itself; then quarters are put in order.
+        let even = _mm256_castps_si256(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
+        let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+        [_mm256_permute4x64_epi64::<0b11_01_10_00>(even), _mm256_permute4x64_epi64::<0b11_01_10_00>(odd)]
+    }
 }

@@ -79,7 +79,8 @@ pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
     let packed_places = Places::new(&positions, |_| end - held as i32, end, limits);
     let tensors = [&kv.keys.codes, &kv.keys.scales, &kv.values.codes, &kv.values.scales].map(|words| {
         let words = primitive(words.clone());
-        let neighbours = words.layout().strides()[3] == 1 || words.layout().shape()[3] == 1;
+        let (strides, width) = (words.layout().strides(), words.layout().shape()[3]);
+        let neighbours = strides[2] == width as isize && (strides[3] == 1 || width == 1);
         if neighbours { words } else { words.to_contiguous() }
     });
     let packings = [kv.key_packing, kv.value_packing];

@@ -10,7 +10,8 @@ use std::ops::Range;
 use pulp::{Simd, WithSimd};
 
 use super::{
-    Block, Given, Storage,
+    Block, Given, Source, Storage,
+    packed::attend_few,
     scores::{Vectors, exp, finite, score_few, score_many, tanh},
 };
 
@@ -41,7 +42,14 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { given, block: Block { row, kv_head, queries: block }, keys, result } = self;
+        let Self { given, block, keys, result } = self;
+        let result = match (result, &given.keys, &given.values) {
+            (Mixed::Part(part), Source::Packed(k), Source::Packed(v)) if given.are_few => {
+                return attend_few(given, [k, v], &block, keys, part);
+            }
+            (result, ..) => result,
+        };
+        let Block { row, kv_head, queries: block } = block;
         let (limits, new, dim) = (given.limits(), block.len(), given.head_dim);
         let rows = given.group * new;
         // Scores are `[keys, columns]`, with a column for each row and as many more as fill a vector.

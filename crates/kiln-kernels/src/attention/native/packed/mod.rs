@@ -1,9 +1,20 @@
-//! Numbers of packed vectors, made for the keys that are worked on: they stay in the caches.
+//! Packed keys and values: a few queries go over their codes, many over numbers made of them, which stay in the caches.
+
+mod codes;
+mod few;
+mod keys;
+mod values;
+
+use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use kiln_core::packed::{Along, Packing};
 
-use super::View;
+use self::{
+    codes::{Codes, affine},
+    few::Few,
+};
+use super::{Block, Given, Storage, View};
 
 /// A packed buffer of the backend's.
 #[derive(Clone, Copy)]
@@ -14,9 +25,18 @@ pub(super) struct PackedView<'a> {
 }
 
 impl<'a> PackedView<'a> {
-    /// Words of a token, and of its scales, have to be neighbours.
+    /// Words of a token, and those of the next one, have to be neighbours, and so have their scales.
     pub(super) fn of([codes, scales]: [&'a FlexTensor; 2], packing: Packing) -> Self {
         Self { codes: View::of(codes), scales: View::of(scales), packing }
+    }
+
+    /// Those of a head.
+    fn codes(&self, row: usize, head: usize, head_dim: usize) -> Codes<'_> {
+        let [words, scales] = [&self.codes, &self.scales].map(|view| {
+            let words = &view.numbers[view.place([row, head, 0]) as usize..];
+            bytemuck::cast_slice(words)
+        });
+        Codes::new(words, scales, self.packing, head_dim)
     }
 
     /// The vectors of `n` slots, `width` numbers of each, of which `dim` are written.
@@ -50,7 +70,7 @@ impl<'a> PackedView<'a> {
                     let halves = self.scales.place([batch, head, (slot + i) / group]) as usize;
                     let halves = &self.scales.numbers[halves..][..dim];
                     for d in 0..dim {
-                        (scales[d], offsets[d]) = affine(halves[d]);
+                        (scales[d], offsets[d]) = affine(halves[d].cast_unsigned());
                     }
                 }
                 let mut d = 0;
@@ -74,7 +94,7 @@ impl<'a> PackedView<'a> {
                 let halves = &self.scales.numbers[halves..];
                 let mut first = 0;
                 while first < dim {
-                    let (scale, offset) = affine(halves[first / channels]);
+                    let (scale, offset) = affine(halves[first / channels].cast_unsigned());
                     let codes = &codes[first / channels * words..];
                     let vector = &mut vector[first..dim.min(first + channels)];
                     let mut d = 0;
@@ -105,17 +125,33 @@ fn codes_of<const BITS: usize, const CODES: usize>(word: i32) -> [f32; CODES] {
     std::array::from_fn(|i| ((word as u32 >> (i * BITS)) & ((1 << BITS) - 1)) as i32 as f32)
 }
 
-/// A scale and an offset.
-#[inline(always)]
-fn affine(word: i32) -> (f32, f32) {
-    (half_number(word as u32 & 0xffff), half_number(word as u32 >> 16))
-}
-
-/// The float16 number of these bits, which is finite. Without branches, so that it is done in vectors.
-#[inline(always)]
-fn half_number(half: u32) -> f32 {
-    let normal = f32::from_bits(((half & 0x7fff) << 13) + 0x3800_0000);
-    let small = (half & 0x3ff) as i32 as f32 * crate::half::SMALLEST;
-    let number = if half & 0x7c00 == 0 { small } else { normal };
-    if half & 0x8000 == 0 { number } else { -number }
+/// What some positions give the queries of a block: [`Mixed::Part`](super::rows::Mixed::Part).
+pub(super) fn attend_few<E: Storage>(
+    given: &Given<'_, E>,
+    [keys, values]: [&PackedView<'_>; 2],
+    block: &Block,
+    positions: Range<i32>,
+    part: &mut [f32],
+) {
+    let Block { row, kv_head, ref queries } = *block;
+    let (dim, new, limits) = (given.head_dim, queries.len(), given.limits());
+    let rows = given.group * new;
+    let (mut vectors, mut seen) = (vec![0.0; rows * dim], Vec::with_capacity(rows));
+    for (r, vector) in vectors.chunks_exact_mut(dim).enumerate() {
+        let (head, query) = (kv_head * given.group + r / new, queries.start + r % new);
+        given.q.read([row, head, query], vector);
+        vector.iter_mut().for_each(|x| *x *= limits.scale);
+        seen.push(given.seen(row, query));
+    }
+    kiln_simd::run(Few {
+        queries: vectors,
+        seen,
+        softcap: limits.softcap,
+        keys: keys.codes(row, kv_head, dim),
+        values: values.codes(row, kv_head, dim),
+        origin: limits.origin as usize,
+        slots: given.slots,
+        positions: positions.start as usize..positions.end as usize,
+        part,
+    });
 }

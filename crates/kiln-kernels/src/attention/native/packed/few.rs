@@ -1,0 +1,101 @@
+//! A few queries over packed keys and values, which are unpacked in registers alone.
+
+use std::ops::Range;
+
+use kiln_simd::{Lanes, Work};
+
+use super::super::scores::{exp, finite, tanh};
+use super::{
+    codes::{Codes, LANES, SEGMENT},
+    keys::Scorer,
+    values::Mixer,
+};
+
+/// What a piece of work goes over.
+pub(super) struct Few<'a> {
+    /// `[rows, head_dim]`, times the scale.
+    pub(super) queries: Vec<f32>,
+    /// The first and the last position that each row sees.
+    pub(super) seen: Vec<(i32, i32)>,
+    pub(super) softcap: Option<f32>,
+    pub(super) keys: Codes<'a>,
+    pub(super) values: Codes<'a>,
+    /// What is in the first slot, and the number of slots.
+    pub(super) origin: usize,
+    pub(super) slots: usize,
+    pub(super) positions: Range<usize>,
+    /// For each row the largest score, the sum of weights and the sums of values.
+    pub(super) part: &'a mut [f32],
+}
+
+impl Work for Few<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let Self { queries, seen, softcap, keys, values, origin, slots, positions, part } = self;
+        let rows = seen.len();
+        let base = positions.start / SEGMENT * SEGMENT;
+        let places = (positions.end - base).next_multiple_of(LANES);
+        // A segment writes a whole one.
+        let stride = places + SEGMENT;
+        let mut scores = vec![0.0; rows * stride];
+        let mut scorer = Scorer::new(keys, &queries);
+        for segment in keys.segments(&positions, origin, slots) {
+            scorer.write(lanes, segment, &mut scores[segment.position - base..], stride);
+        }
+        for ((scores, (from, to)), part) in
+            scores.chunks_exact_mut(stride).zip(&seen).zip(part.chunks_exact_mut(keys.head_dim + 2))
+        {
+            let (scores, behind) = scores.split_at_mut(places);
+            behind.fill(0.0);
+            if let Some(cap) = softcap {
+                for score in scores.iter_mut() {
+                    *score = tanh(*score / cap) * cap;
+                }
+            }
+            let first = ((*from).max(positions.start as i32) as usize).clamp(base, base + places) - base;
+            let end = ((*to + 1).min(positions.end as i32).max(0) as usize)
+                .clamp(base + first, base + places)
+                - base;
+            scores[..first].fill(f32::NEG_INFINITY);
+            scores[end..].fill(f32::NEG_INFINITY);
+            (part[0], part[1]) = weigh(scores);
+        }
+        let mut mixer = Mixer::new(values, rows);
+        for segment in values.segments(&positions, origin, slots) {
+            mixer.add(lanes, segment, &scores[segment.position - base..], stride);
+        }
+        for (r, part) in part.chunks_exact_mut(values.head_dim + 2).take(rows).enumerate() {
+            mixer.write(r, &mut part[2..]);
+        }
+    }
+}
+
+/// Makes weights of scores: the largest score, and the sum of the weights.
+#[inline(always)]
+fn weigh(scores: &mut [f32]) -> (f32, f32) {
+    let scores = scores.as_chunks_mut::<LANES>().0;
+    let mut largest = [f32::NEG_INFINITY; LANES];
+    for scores in scores.iter() {
+        for l in 0..LANES {
+            largest[l] = if scores[l] > largest[l] { scores[l] } else { largest[l] };
+        }
+    }
+    let mut all = f32::NEG_INFINITY;
+    for l in 0..LANES {
+        all = if largest[l] > all { largest[l] } else { all };
+    }
+    let mut sums = [0.0; LANES];
+    for scores in scores {
+        for l in 0..LANES {
+            scores[l] = exp(scores[l] - finite(all));
+            sums[l] += scores[l];
+        }
+    }
+    let mut sum = 0.0;
+    for l in 0..LANES {
+        sum += sums[l];
+    }
+    (all, sum)
+}

@@ -1,0 +1,273 @@
+//! Scores of packed keys.
+//!
+//! A lane is a key: words are transposed, and codes become floats in registers, where they meet the queries. A scale of a channel
+//! is multiplied into the query, once for all keys of a group. A scale of a token is multiplied by the sum over its group. What
+//! offsets add is one product for a group.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
+)]
+
+use kiln_simd::{Lanes, Work};
+
+use super::codes::{Codes, LANES, Run, SEGMENT, Segment, dot};
+
+/// Keys at a time: two vectors of them.
+const TILE: usize = 2 * LANES;
+
+/// Words of a tile, transposed.
+type Block = [[u32; TILE]; LANES];
+
+/// Queries that go over the same keys, and what is made of them.
+pub(super) struct Scorer<'a> {
+    keys: Codes<'a>,
+    runs: Vec<Run>,
+    rows: usize,
+    /// Places of codes in the words of a token
+    places: usize,
+    /// `[rows, places]`, and what codes are multiplied with where they are in their words, as powers of 2 too large.
+    queries: Vec<f32>,
+    shrunk: Vec<f32>,
+    /// `shrunk`, times the scales of a group of tokens.
+    scaled: Vec<f32>,
+    /// `[rows, runs]`: what offsets are multiplied with.
+    sums: Vec<f32>,
+    /// Of a segment: `[groups, SEGMENT]`. Ones where scales are of channels.
+    scales: Vec<f32>,
+    offsets: Vec<f32>,
+    block: Block,
+}
+
+impl<'a> Scorer<'a> {
+    /// `queries`: `[rows, head_dim]`
+    pub(super) fn new(keys: Codes<'a>, given: &[f32]) -> Self {
+        let (rows, runs, codes) = (given.len() / keys.head_dim, keys.runs(), keys.codes);
+        let places = keys.width * codes;
+        let (mut queries, mut sums) = (vec![0.0; rows * places], vec![0.0; rows * runs.len()]);
+        for (r, query) in given.chunks_exact(keys.head_dim).enumerate() {
+            let placed = &mut queries[r * places..][..places];
+            keys.place(query, placed);
+            for (run, sum) in runs.iter().zip(&mut sums[r * runs.len()..]) {
+                let first = if keys.tokens.is_some() { 0.0 } else { 1.0 };
+                *sum = first * placed[run.first * codes..][..run.len * codes].iter().sum::<f32>();
+            }
+        }
+        let mut shrunk = queries.clone();
+        keys.shrink(&mut shrunk);
+        let (scaled, of_groups) = (shrunk.clone(), vec![1.0; keys.groups * SEGMENT]);
+        let (scales, offsets, block) = (of_groups.clone(), of_groups, [[0; TILE]; LANES]);
+        Self { keys, runs, rows, places, queries, shrunk, scaled, sums, scales, offsets, block }
+    }
+
+    /// Writes the scores of a segment, `stride` numbers from row to row, and anything behind them, up to [`SEGMENT`] numbers.
+    #[inline(always)]
+    pub(super) fn write<L: Lanes>(&mut self, lanes: L, segment: Segment, scores: &mut [f32], stride: usize) {
+        match self.keys.bits {
+            1 => self.write_bits::<L, 1, 32, 4>(lanes, segment, scores, stride),
+            2 => self.write_bits::<L, 2, 16, 4>(lanes, segment, scores, stride),
+            3 => self.write_bits::<L, 3, 10, 5>(lanes, segment, scores, stride),
+            4 => self.write_bits::<L, 4, 8, 4>(lanes, segment, scores, stride),
+            _ => self.write_bits::<L, 8, 4, 2>(lanes, segment, scores, stride),
+        }
+    }
+
+    #[inline(always)]
+    fn write_bits<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize>(
+        &mut self,
+        lanes: L,
+        segment: Segment,
+        scores: &mut [f32],
+        stride: usize,
+    ) {
+        self.scale(segment);
+        let (width, most) = (self.keys.width, if L::REGISTERS >= 32 { 4 } else { 2 });
+        for tile in (0..segment.len).step_by(TILE) {
+            let mut run = 0;
+            for column in (0..width).step_by(LANES) {
+                let tokens = TILE.min(segment.len - tile);
+                self.transpose(lanes, segment.slot + tile, tokens, column);
+                while run < self.runs.len() && self.runs[run].first < column + LANES {
+                    let mut row = 0;
+                    while row < self.rows {
+                        let scores = &mut scores[row * stride + tile..];
+                        let place = [row, run, tile, stride];
+                        row += match most.min(self.rows - row) {
+                            4.. => self.meet::<L, BITS, CODES, SHIFT, 4>(lanes, scores, place),
+                            3 => self.meet::<L, BITS, CODES, SHIFT, 3>(lanes, scores, place),
+                            2 => self.meet::<L, BITS, CODES, SHIFT, 2>(lanes, scores, place),
+                            _ => self.meet::<L, BITS, CODES, SHIFT, 1>(lanes, scores, place),
+                        };
+                    }
+                    run += 1;
+                }
+            }
+        }
+    }
+
+    /// Reads the scales of a segment.
+    #[inline(always)]
+    fn scale(&mut self, segment: Segment) {
+        let Self { keys, rows, places, .. } = *self;
+        if !keys.tokens.is_some() {
+            keys.scales_of_tokens(segment, &mut self.scales, &mut self.offsets);
+            return;
+        }
+        let (mut scales, mut offsets) = (vec![0.0; places], vec![0.0; places]);
+        keys.scales_of_channels(segment, &mut scales, &mut offsets);
+        for r in 0..rows {
+            let query = &self.queries[r * places..][..places];
+            let shrunk = &self.shrunk[r * places..][..places];
+            let scaled = &mut self.scaled[r * places..][..places];
+            for i in 0..places {
+                scaled[i] = shrunk[i] * scales[i];
+            }
+            self.sums[r * self.runs.len()] = dot(query, &offsets);
+        }
+    }
+
+    /// The words of these slots from a column on, transposed. What is beyond them stays as it was.
+    #[inline(always)]
+    fn transpose<L: Lanes>(&mut self, lanes: L, slot: usize, tokens: usize, column: usize) {
+        let width = self.keys.width;
+        let words = &self.keys.words[slot * width..][..tokens * width];
+        if tokens == TILE && LANES.is_multiple_of(width) {
+            let block = &mut self.block;
+            match width {
+                16 => lanes.call(Transposition::<16> { words, block }),
+                8 => lanes.call(Transposition::<8> { words, block }),
+                4 => lanes.call(Transposition::<4> { words, block }),
+                2 => lanes.call(Transposition::<2> { words, block }),
+                _ => lanes.call(Transposition::<1> { words, block }),
+            }
+            return;
+        }
+        let len = LANES.min(width - column);
+        for (t, words) in words.chunks_exact(width).enumerate() {
+            for (block, word) in self.block.iter_mut().zip(&words[column..][..len]) {
+                block[t] = *word;
+            }
+        }
+    }
+
+    /// Adds what M rows make of a run of words.
+    #[inline(always)]
+    fn meet<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize>(
+        &self,
+        lanes: L,
+        scores: &mut [f32],
+        [row, run, tile, stride]: [usize; 4],
+    ) -> usize {
+        let Run { first, len, group } = self.runs[run];
+        let (mut queries, mut sums) = ([&[][..]; M], [0.0; M]);
+        for m in 0..M {
+            queries[m] = self.scaled[(row + m) * self.places + first * CODES..][..len * CODES].as_chunks().0;
+            sums[m] = self.sums[(row + m) * self.runs.len() + run];
+        }
+        let words = &self.block[first % LANES..][..len];
+        let at = group.min(self.scales.len() / SEGMENT - 1) * SEGMENT + tile;
+        let (scales, offsets) = (self.scales[at..].as_chunks().0, self.offsets[at..].as_chunks().0);
+        let is_first = run == 0;
+        lanes.call(Meeting::<BITS, CODES, SHIFT, M> {
+            words,
+            queries,
+            sums,
+            scales,
+            offsets,
+            is_first,
+            scores,
+            stride,
+        });
+        M
+    }
+}
+
+/// M queries and two vectors of keys, of which they share a run of words.
+struct Meeting<'a, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize> {
+    words: &'a [[u32; TILE]],
+    queries: [&'a [[f32; CODES]]; M],
+    /// What offsets are multiplied with.
+    sums: [f32; M],
+    scales: &'a [[f32; LANES]],
+    offsets: &'a [[f32; LANES]],
+    /// Whether scores are written, not added to.
+    is_first: bool,
+    scores: &'a mut [f32],
+    stride: usize,
+}
+
+impl<const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize> Work
+    for Meeting<'_, BITS, CODES, SHIFT, M>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let mut sums = [[lanes.splat(0.0); 2]; M];
+        let mut queries = self.queries;
+        for m in 0..M {
+            queries[m] = &self.queries[m][..self.words.len()];
+        }
+        for (i, words) in self.words.iter().enumerate() {
+            let halves = words.as_chunks::<LANES>().0;
+            let mut rest = [lanes.words(&halves[0]), lanes.words(&halves[1])];
+            for shift in 0..CODES / SHIFT {
+                for c in 0..SHIFT {
+                    let mask = ((1u32 << BITS) - 1) << (c * BITS);
+                    let code = [
+                        lanes.to_floats(lanes.and(rest[0], mask)),
+                        lanes.to_floats(lanes.and(rest[1], mask)),
+                    ];
+                    for m in 0..M {
+                        let query = lanes.splat(queries[m][i][shift * SHIFT + c]);
+                        for t in 0..2 {
+                            sums[m][t] = lanes.mul_add(code[t], query, sums[m][t]);
+                        }
+                    }
+                }
+                for t in 0..2 {
+                    rest[t] = lanes.shift_right(rest[t], (SHIFT * BITS) as u32);
+                }
+            }
+        }
+        for m in 0..M {
+            let scores = self.scores[m * self.stride..].as_chunks_mut::<LANES>().0;
+            let sum = lanes.splat(self.sums[m]);
+            for t in 0..2 {
+                let before = if self.is_first { lanes.splat(0.0) } else { lanes.floats(&scores[t]) };
+                let scaled = lanes.mul_add(sums[m][t], lanes.floats(&self.scales[t]), before);
+                scores[t] = lanes.array(lanes.mul_add(lanes.floats(&self.offsets[t]), sum, scaled));
+            }
+        }
+    }
+}
+
+/// Words of [`TILE`] tokens of `WIDTH` words, which are to be transposed.
+struct Transposition<'a, const WIDTH: usize> {
+    words: &'a [u32],
+    block: &'a mut Block,
+}
+
+impl<const WIDTH: usize> Work for Transposition<'_, WIDTH> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let words = self.words.as_chunks::<LANES>().0;
+        for half in 0..2 {
+            let mut vectors = [lanes.integers(0); WIDTH];
+            for i in 0..WIDTH {
+                vectors[i] = lanes.words(&words[half * WIDTH + i]);
+            }
+            // Each step halves how far apart the words of a column are.
+            for _ in 0..WIDTH.ilog2() {
+                let before = vectors;
+                for i in 0..WIDTH / 2 {
+                    [vectors[i], vectors[WIDTH / 2 + i]] = lanes.unzip(before[2 * i], before[2 * i + 1]);
+                }
+            }
+            for i in 0..WIDTH {
+                self.block[i].as_chunks_mut::<LANES>().0[half] = lanes.word_array(vectors[i]);
+            }
+        }
+    }
+}

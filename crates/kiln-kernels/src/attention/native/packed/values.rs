@@ -1,0 +1,340 @@
+//! Packed values, mixed by weights.
+//!
+//! A lane is a word, as words lie in memory: of one token, or of several. Codes become floats in registers, where they are added up
+//! times the weights of rows, which the scales of tokens are multiplied into. Scales of channels are multiplied once for all tokens of a
+//! group. What offsets add is one sum for a group.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
+)]
+
+use kiln_simd::{Lanes, Work};
+
+use super::codes::{Codes, LANES, SEGMENT, Segment, dot, shift};
+
+/// Rows that are worked on together, at most.
+const ROWS: usize = 4;
+
+/// Sums of weighted values.
+pub(super) struct Mixer<'a> {
+    values: Codes<'a>,
+    rows: usize,
+    /// Tokens of a vector, and vectors that the words of a token take.
+    tokens: usize,
+    columns: usize,
+    /// Of each column
+    places: Vec<Places>,
+    /// `[rows, columns, codes]`: sums of weighted codes, as powers of 2 too large. Of a segment, where scales are of channels.
+    sums: Vec<[f32; LANES]>,
+    /// `sums` times scales of channels, and what offsets of channels add.
+    scaled: Vec<[f32; LANES]>,
+    /// `[rows, groups]`: what offsets of tokens add.
+    added: Vec<f32>,
+    /// Of a segment: `[SEGMENT, groups]`, 0 behind it, and `[groups, SEGMENT]`. Ones where scales are of channels.
+    scales: Vec<f32>,
+    offsets: Vec<f32>,
+    by_group: Vec<f32>,
+    /// `[vectors, rows]`: weights of lanes, of up to [`ROWS`] rows.
+    weights: Vec<[f32; LANES]>,
+}
+
+impl<'a> Mixer<'a> {
+    pub(super) fn new(values: Codes<'a>, rows: usize) -> Self {
+        let (width, groups) = (values.width, values.groups);
+        let tokens = if LANES.is_multiple_of(width) { LANES / width } else { 1 };
+        let columns = width.div_ceil(LANES);
+        let sums = vec![[0.0; LANES]; rows * columns * values.codes];
+        Self {
+            values,
+            rows,
+            tokens,
+            columns,
+            places: (0..columns).map(|column| Places::new(&values, tokens, column)).collect(),
+            scaled: if values.tokens.is_some() { sums.clone() } else { Vec::new() },
+            sums,
+            added: vec![0.0; rows * groups],
+            scales: vec![0.0; SEGMENT * groups + LANES],
+            offsets: vec![0.0; SEGMENT * groups],
+            by_group: vec![0.0; SEGMENT * groups],
+            weights: vec![[0.0; LANES]; SEGMENT * ROWS],
+        }
+    }
+
+    /// Adds the values of a segment. `weights` begin with those of its tokens, `stride` numbers from row to row.
+    #[inline(always)]
+    pub(super) fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize) {
+        match self.values.bits {
+            1 => self.add_bits::<L, 1, 32, 4>(lanes, segment, weights, stride),
+            2 => self.add_bits::<L, 2, 16, 4>(lanes, segment, weights, stride),
+            3 => self.add_bits::<L, 3, 10, 5>(lanes, segment, weights, stride),
+            4 => self.add_bits::<L, 4, 8, 4>(lanes, segment, weights, stride),
+            _ => self.add_bits::<L, 8, 4, 2>(lanes, segment, weights, stride),
+        }
+    }
+
+    #[inline(always)]
+    fn add_bits<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize>(
+        &mut self,
+        lanes: L,
+        segment: Segment,
+        weights: &[f32],
+        stride: usize,
+    ) {
+        self.scale(segment, weights, stride);
+        let most = if L::REGISTERS >= 32 { ROWS } else { 1 };
+        for column in 0..self.columns {
+            let mut row = 0;
+            while row < self.rows {
+                let (weights, place) = (&weights[row * stride..], [row, column, stride]);
+                row += match most.min(self.rows - row) {
+                    4.. => self.meet::<L, BITS, CODES, SHIFT, 4>(lanes, segment, weights, place),
+                    3 => self.meet::<L, BITS, CODES, SHIFT, 3>(lanes, segment, weights, place),
+                    2 => self.meet::<L, BITS, CODES, SHIFT, 2>(lanes, segment, weights, place),
+                    _ => self.meet::<L, BITS, CODES, SHIFT, 1>(lanes, segment, weights, place),
+                };
+            }
+        }
+        if self.values.tokens.is_some() {
+            self.scale_channels(segment, weights, stride);
+        }
+    }
+
+    /// Reads the scales of a segment along channels, and adds what offsets do.
+    #[inline(always)]
+    fn scale(&mut self, segment: Segment, weights: &[f32], stride: usize) {
+        let groups = self.values.groups;
+        if self.values.tokens.is_some() {
+            self.scales[..segment.len].fill(1.0);
+            self.scales[segment.len..].fill(0.0);
+            return;
+        }
+        self.values.scales_of_tokens(segment, &mut self.by_group, &mut self.offsets);
+        self.scales[segment.len * groups..].fill(0.0);
+        if groups == 1 {
+            self.scales[..segment.len].copy_from_slice(&self.by_group[..segment.len]);
+        } else {
+            for (i, scales) in self.scales.chunks_exact_mut(groups).take(segment.len).enumerate() {
+                for g in 0..groups {
+                    scales[g] = self.by_group[g * SEGMENT + i];
+                }
+            }
+        }
+        for r in 0..self.rows {
+            let weights = &weights[r * stride..][..segment.len];
+            for g in 0..groups {
+                self.added[r * groups + g] += dot(weights, &self.offsets[g * SEGMENT..][..segment.len]);
+            }
+        }
+    }
+
+    /// Adds a vector of words of each token for M rows.
+    #[inline(always)]
+    fn meet<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize>(
+        &mut self,
+        lanes: L,
+        segment: Segment,
+        weights: &[f32],
+        [row, column, stride]: [usize; 3],
+    ) -> usize {
+        let Self { values, tokens, columns, .. } = *self;
+        let step = tokens * values.width;
+        let words = &values.words[segment.slot * values.width + column * LANES..];
+        let vectors = segment.len.div_ceil(tokens);
+        let places = &self.places[column];
+        let spread = &mut self.weights[..vectors * M];
+        lanes.call(Spread::<M> {
+            weights,
+            stride,
+            tokens,
+            scales: &self.scales[places.first..],
+            step: tokens * values.groups,
+            places,
+            spread,
+        });
+        let weights = self.weights[..vectors * M].as_chunks::<M>().0;
+        let sums = &mut self.sums[(row * columns + column) * CODES..];
+        lanes.call(Meeting::<BITS, CODES, SHIFT, M> { words, step, weights, sums, stride: columns * CODES });
+        M
+    }
+
+    /// Multiplies the sums of a segment by the scales of channels.
+    #[inline(always)]
+    fn scale_channels(&mut self, segment: Segment, weights: &[f32], stride: usize) {
+        let Self { values, tokens, columns, .. } = *self;
+        let (width, codes) = (values.width, values.codes);
+        let (mut scales, mut offsets) = (vec![0.0; width * codes], vec![0.0; width * codes]);
+        values.scales_of_channels(segment, &mut scales, &mut offsets);
+        let mut of_lanes = vec![[0.0; LANES]; 2 * columns * codes];
+        let (lane_scales, lane_offsets) = of_lanes.split_at_mut(columns * codes);
+        let (bits, shift) = (values.bits, shift(values.bits));
+        for w in 0..width {
+            for c in 0..codes {
+                let (place, lane) = (w / LANES * codes + c, w % LANES);
+                for token in 0..tokens {
+                    lane_scales[place][token * width + lane] = scales[w * codes + c];
+                }
+                lane_offsets[place][lane] = offsets[w * codes + c] * (1u32 << (c % shift * bits)) as f32;
+            }
+        }
+        let rows =
+            self.sums.chunks_exact_mut(columns * codes).zip(self.scaled.chunks_exact_mut(columns * codes));
+        for (r, (sums, scaled)) in rows.enumerate() {
+            let mut weight = 0.0;
+            for w in &weights[r * stride..][..segment.len] {
+                weight += *w;
+            }
+            for i in 0..columns * codes {
+                for l in 0..LANES {
+                    scaled[i][l] += sums[i][l] * lane_scales[i][l] + lane_offsets[i][l] * weight;
+                }
+                sums[i] = [0.0; LANES];
+            }
+        }
+    }
+
+    /// The sums of weighted values: `[rows, head_dim]`.
+    #[inline(always)]
+    pub(super) fn write(&self, row: usize, mixed: &mut [f32]) {
+        let Self { values, tokens, columns, .. } = *self;
+        let (width, codes, together) = (values.width, values.codes, values.together);
+        let (bits, shift) = (values.bits, shift(values.bits));
+        let sums = if values.tokens.is_some() { &self.scaled } else { &self.sums };
+        let sums = &sums[row * columns * codes..][..columns * codes];
+        let channels = values.channels;
+        for (g, mixed) in mixed.chunks_mut(channels).enumerate() {
+            let added = self.added[row * values.groups + g];
+            for (w, mixed) in mixed.chunks_mut(codes).enumerate() {
+                let word = g * together + w;
+                for (c, mixed) in mixed.iter_mut().enumerate() {
+                    let lanes = &sums[word / LANES * codes + c];
+                    let mut sum = 0.0;
+                    for token in 0..tokens {
+                        sum += lanes[token * width + word % LANES];
+                    }
+                    *mixed = sum * (1.0 / (1u32 << (c % shift * bits)) as f32) + added;
+                }
+            }
+        }
+    }
+}
+
+/// What lanes of a vector of words are of.
+struct Places {
+    /// The first scale
+    first: usize,
+    /// Which token, and which scale from the first on.
+    tokens: [u32; LANES],
+    scales: [u32; LANES],
+}
+
+impl Places {
+    /// For a column of words.
+    fn new(values: &Codes<'_>, tokens: usize, column: usize) -> Self {
+        let first = if values.tokens.is_some() { 0 } else { column * LANES / values.together };
+        let mut places = Self { first, tokens: [0; LANES], scales: [0; LANES] };
+        for lane in 0..LANES {
+            let (token, word) =
+                if tokens > 1 { (lane / values.width, lane % values.width) } else { (0, lane) };
+            let group = ((column * LANES + word) / values.together).min(values.groups - 1);
+            places.tokens[lane] = token as u32;
+            places.scales[lane] = (token * values.groups + group - first) as u32;
+        }
+        places
+    }
+}
+
+/// Gives each lane of words the weights of its token, for M rows, times its scale.
+struct Spread<'a, const M: usize> {
+    weights: &'a [f32],
+    /// From row to row, and tokens and scales from vector to vector.
+    stride: usize,
+    tokens: usize,
+    step: usize,
+    scales: &'a [f32],
+    places: &'a Places,
+    /// `[vectors, M]`
+    spread: &'a mut [[f32; LANES]],
+}
+
+impl<const M: usize> Work for Spread<'_, M> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let (of_token, of_scale) = (lanes.words(&self.places.tokens), lanes.words(&self.places.scales));
+        let (mut token, mut scale) = (0, 0);
+        for spread in self.spread.as_chunks_mut::<M>().0 {
+            let Some(scales) = self.scales[scale..].first_chunk::<LANES>() else { return };
+            let scales = lanes.pick(scales, of_scale);
+            for m in 0..M {
+                let Some(weights) = self.weights[m * self.stride + token..].first_chunk::<LANES>() else {
+                    return;
+                };
+                spread[m] = lanes.array(lanes.mul(lanes.pick(weights, of_token), scales));
+            }
+            token += self.tokens;
+            scale += self.step;
+        }
+    }
+}
+
+/// A vector of words of each token, or of several, and their weights in M rows.
+struct Meeting<'a, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize> {
+    words: &'a [u32],
+    /// Words from vector to vector
+    step: usize,
+    weights: &'a [[[f32; LANES]; M]],
+    /// Of codes, `stride` from row to row.
+    sums: &'a mut [[f32; LANES]],
+    stride: usize,
+}
+
+impl<const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize> Work
+    for Meeting<'_, BITS, CODES, SHIFT, M>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        for pass in 0..CODES / SHIFT {
+            let mut sums = [[lanes.splat(0.0); SHIFT]; M];
+            for m in 0..M {
+                let before = &self.sums[m * self.stride + pass * SHIFT..][..SHIFT];
+                for c in 0..SHIFT {
+                    sums[m][c] = lanes.floats(&before[c]);
+                }
+            }
+            let by = (pass * SHIFT * BITS) as u32;
+            let mut at = 0;
+            for weights in self.weights {
+                let word = match self.words[at..].first_chunk::<LANES>() {
+                    Some(words) => lanes.words(words),
+                    None => lanes.words(&last(&self.words[at..])),
+                };
+                let word = lanes.shift_right(word, by);
+                for c in 0..SHIFT {
+                    let mask = ((1u32 << BITS) - 1) << (c * BITS);
+                    let code = lanes.to_floats(lanes.and(word, mask));
+                    for m in 0..M {
+                        sums[m][c] = lanes.mul_add(code, lanes.floats(&weights[m]), sums[m][c]);
+                    }
+                }
+                at += self.step;
+            }
+            for m in 0..M {
+                let after = &mut self.sums[m * self.stride + pass * SHIFT..][..SHIFT];
+                for c in 0..SHIFT {
+                    after[c] = lanes.array(sums[m][c]);
+                }
+            }
+        }
+    }
+}
+
+/// The last words of a buffer, which are fewer than a vector has lanes.
+#[cold]
+fn last(words: &[u32]) -> [u32; LANES] {
+    let mut all = [0; LANES];
+    all[..words.len()].copy_from_slice(words);
+    all
+}
