@@ -137,7 +137,7 @@ impl Kernel for Gated {
             });
             // The activation is off by a few roundings of its argument, and by the error of an approximation of the normal
             // distribution, and rounded; then multiplied by at most LARGEST, and rounded.
-            inputs.without_native().within(move |want, Rounding { single, ulp, .. }| {
+            inputs.within(move |want, Rounding { single, ulp, .. }| {
                 let off = LARGEST * times * (16.0 * single + 2e-7);
                 LARGEST * off + want.abs() * 2.0 * ulp
             })

@@ -124,7 +124,7 @@ impl Kernel for RmsNorm {
             // by a few, since a GPU's are not the nearest ones.
             let roundings = if order == NormOrder::CastThenScale { 2.0 } else { 1.0 };
             let n = x[2] as f64;
-            inputs.without_native().within(move |want, Rounding { single, ulp, .. }| {
+            inputs.within(move |want, Rounding { single, ulp, .. }| {
                 want.abs() * (single * (n.sqrt() + 8.0) + ulp * roundings)
             })
         };

@@ -141,7 +141,7 @@ impl Kernel for Rotary {
                 Self { x: numbers.tensor(x, layout), cos, sin }
             });
             // Two products of at most LARGEST / 2 by LARGEST, after one factor was rounded, and their sum.
-            inputs.without_native().within(|want, Rounding { single, ulp, .. }| {
+            inputs.within(|want, Rounding { single, ulp, .. }| {
                 LARGEST * LARGEST * (2.0 * single + ulp) + want.abs() * ulp
             })
         };

@@ -1,5 +1,5 @@
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Barrier, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -68,12 +68,11 @@ fn work_ends_without_those_who_have_no_time() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let calls = AtomicUsize::new(0);
-            team.share(&|| match calls.fetch_add(1, Ordering::Relaxed) {
-                0 => {
+            team.share(&|| {
+                if calls.fetch_add(1, Ordering::Relaxed) == 0 {
                     begun.wait();
                     goes_on.wait();
                 }
-                _ => {}
             });
         });
         begun.wait();
@@ -118,7 +117,7 @@ fn panics_reach_the_one_who_shares() {
             team.share(&|| {
                 both.wait();
                 if (thread::current().id() != here) == there {
-                    std::panic::panic_any("planted");
+                    resume_unwind(Box::new("planted"));
                 }
             });
         }));

@@ -1,4 +1,8 @@
 //! A few queries over packed keys and values, which are unpacked in registers alone.
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
+)]
 
 use std::ops::Range;
 

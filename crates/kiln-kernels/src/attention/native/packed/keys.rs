@@ -108,7 +108,7 @@ impl<'a> Scorer<'a> {
     #[inline(always)]
     fn scale(&mut self, segment: Segment) {
         let Self { keys, rows, places, .. } = *self;
-        if !keys.tokens.is_some() {
+        if keys.tokens.is_none() {
             keys.scales_of_tokens(segment, &mut self.scales, &mut self.offsets);
             return;
         }
