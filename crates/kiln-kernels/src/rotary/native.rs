@@ -14,37 +14,37 @@ use crate::native::{Storage, pieces, primitive, work};
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn rotated(kernel: Rotary) -> Result<Tensor<4>, Rotary> {
     match kernel.x.dtype() {
-        DType::F32 => rotated_in::<f32>(&kernel),
-        DType::F16 => rotated_in::<f16>(&kernel),
-        DType::BF16 => rotated_in::<bf16>(&kernel),
-        _ => None,
+        DType::F32 => Ok(rotated_in::<f32>(kernel)),
+        DType::F16 => Ok(rotated_in::<f16>(kernel)),
+        DType::BF16 => Ok(rotated_in::<bf16>(kernel)),
+        _ => Err(kernel),
     }
-    .ok_or(kernel)
 }
 
-/// `None` where numbers of a head are not next to each other, and where there is nothing to do.
-fn rotated_in<E: Storage>(Rotary { x, cos, sin }: &Rotary) -> Option<Tensor<4>> {
+fn rotated_in<E: Storage>(Rotary { x, cos, sin }: Rotary) -> Tensor<4> {
     let (dims, [tables, _, pairs]) = (x.dims(), cos.dims());
     let head_dim = dims[3];
-    let x = primitive(x.clone());
-    let (layout, mut strides) = (x.layout(), [0; 3]);
-    for (stride, of_x) in strides.iter_mut().zip(layout.strides()) {
-        *stride = usize::try_from(*of_x).ok()?;
+    if x.shape().num_elements() == 0 {
+        return x;
     }
-    if pairs == 0 || x.layout().shape().num_elements() == 0 || layout.strides()[3] != 1 {
-        return None;
+    let mut x = primitive(x);
+    let strides = x.layout().strides();
+    if strides[3] != 1 || strides.iter().any(|&stride| stride < 0) {
+        x = x.to_contiguous();
     }
-    let start = layout.start_offset();
+    let (start, mut strides) = (x.layout().start_offset(), [0; 3]);
+    for (stride, of_x) in strides.iter_mut().zip(x.layout().strides()) {
+        *stride = of_x.unsigned_abs();
+    }
     // As the reference rounds them.
     let [cos, sin] = [cos, sin].map(|table| {
-        let table = primitive(table.clone()).to_contiguous();
-        let mut wide = table.as_slice::<f32>()?.to_vec();
+        let table = primitive(table).to_contiguous();
+        let mut wide = table.as_slice::<f32>().expect("tables are float32").to_vec();
         let mut rounded = vec![E::default(); wide.len()];
         E::narrow(&wide, &mut rounded);
         E::widen(&rounded, &mut wide);
-        Some(wide)
+        wide
     });
-    let (cos, sin) = (cos?, sin?);
     let x: &[E] = x.storage();
     let mut y = vec![E::default(); dims.iter().product()];
     // A few operations a number.
@@ -62,7 +62,7 @@ fn rotated_in<E: Storage>(Rotary { x, cos, sin }: &Rotary) -> Option<Tensor<4>> 
         y,
     };
     work(products, y.chunks_mut(each * head_dim).enumerate().map(piece).collect());
-    Some(Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, dims))))
+    Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, dims)))
 }
 
 /// Some vectors of heads, from `first` on.
