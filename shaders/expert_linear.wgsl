@@ -68,14 +68,14 @@ fn main(
     for (; c + 1u < columns; c += TOGETHER * 2u) {
         let numbers = x_at(vector_at, c, info.x_strides.w);
         let next = x_at(vector_at, c + 1u, info.x_strides.w);
-        let rows = four_rows_at(weights, c / 2u, 0u, info.w_strides.y);
-        let next_rows = four_rows_at(weights, c / 2u, 1u, info.w_strides.y);
-        products = add_products(add_products(products, numbers, rows), next, next_rows);
+        let columns_here = columns_at(weights, c / 2u, 0u, info.w_strides.y);
+        let columns_next = columns_at(weights, c / 2u, 1u, info.w_strides.y);
+        products = add_products(add_products(products, numbers, columns_here), next, columns_next);
     }
     // The last, where their number is odd.
     if c < columns {
         let numbers = x_at(vector_at, c, info.x_strides.w);
-        products = add_products(products, numbers, four_rows_at(weights, c / 2u, 0u, info.w_strides.y));
+        products = add_products(products, numbers, columns_at(weights, c / 2u, 0u, info.w_strides.y));
     }
     sums[lane] = products;
     add_up(lane);

@@ -1,8 +1,8 @@
 // y = x w^T + bias + residual of a few rows. Eight lanes or more go along four rows of the weight together, so that each number of x that is
-// read meets four weights, and memory is read in order. Where eight make few workgroups of long rows, more do. A lane reads eight numbers of each
-// row at once. How a sum is made does not depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
+// read meets four weights, and memory is read in order. Where eight make few workgroups of long rows, more do. How a sum is made does not
+// depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
 // Around the product, x may be normed and the result gated or rotated. x is divided by its root mean square behind the product.
-// With weights_dense.wgsl, weights_bf16.wgsl or weights_packed.wgsl, row_products.wgsl and activation.wgsl.
+// With linear_dense.wgsl and weights_dense.wgsl, or linear_packed.wgsl and weights_packed.wgsl; and with row_products.wgsl and activation.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
@@ -62,6 +62,11 @@ struct Info {
 @group(0) @binding(6) var<storage, read_write> cosines: array<f32>;
 @group(0) @binding(7) var<storage, read_write> sines: array<f32>;
 @group(0) @binding(8) var<uniform> info: Info;
+
+// Of each row of x: where it begins, what a lane has of its products with four rows of the weight, and of its squares.
+var<private> vectors: array<u32, ROWS>;
+var<private> products: array<vec4<f32>, ROWS>;
+var<private> squares: array<f32, ROWS>;
 
 // Rows whose sums are in memory together.
 const AT_ONCE = min(ROWS, 4u);
@@ -149,51 +154,11 @@ fn main(
     let first_place = first_output + lane / TOGETHER * 4u;
     let own = vec4(row_at(first_place), row_at(first_place + 1u), row_at(first_place + 2u), row_at(first_place + 3u));
     let weights = min(own, vec4(info.output - 1u)) * info.w_strides.x;
-    var squares: array<f32, ROWS>;
-    var products: array<vec4<f32>, ROWS>;
-    let columns = (info.input + 3u) / 4u;
-    var vectors: array<u32, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
         let row = min(first_row + r, info.rows - 1u);
         vectors[r] = row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y;
     }
-    var c = lane % TOGETHER * 2u;
-    for (; c + 1u < columns; c += TOGETHER * 2u) {
-        let w_here = four_rows_at(weights, c / 2u, 0u, info.w_strides.y);
-        let w_next = four_rows_at(weights, c / 2u, 1u, info.w_strides.y);
-        var scale = vec4(1.0);
-        var next_scale = vec4(1.0);
-        if NORMED {
-            scale = scales_at(c);
-            next_scale = scales_at(c + 1u);
-        }
-        for (var r = 0u; r < ROWS; r++) {
-            var numbers = x_at(vectors[r], c, info.x_strides.z);
-            var next = x_at(vectors[r], c + 1u, info.x_strides.z);
-            if NORMED {
-                squares[r] += dot(numbers, numbers) + dot(next, next);
-                numbers *= scale;
-                next *= next_scale;
-            }
-            products[r] = add_products(add_products(products[r], numbers, w_here), next, w_next);
-        }
-    }
-    // The last, where their number is odd.
-    if c < columns {
-        let w_here = four_rows_at(weights, c / 2u, 0u, info.w_strides.y);
-        var scale = vec4(1.0);
-        if NORMED {
-            scale = scales_at(c);
-        }
-        for (var r = 0u; r < ROWS; r++) {
-            var numbers = x_at(vectors[r], c, info.x_strides.z);
-            if NORMED {
-                squares[r] += dot(numbers, numbers);
-                numbers *= scale;
-            }
-            products[r] = add_products(products[r], numbers, w_here);
-        }
-    }
+    multiply(weights, lane % TOGETHER);
     if NORMED {
         for (var from_row = 0u; from_row < ROWS; from_row += 4u) {
             for (var r = 0u; r < AT_ONCE; r++) {

@@ -1,5 +1,5 @@
 // Products of vectors with rows of a weight: how numbers are read, and how sums of lanes are added up. With the names of the shader in front of it: pack,
-// WIDTH, SPLITS, AT_ONCE, x, info.input. And with w_at, of weights_dense.wgsl or another file that reads weights.
+// WIDTH, SPLITS, AT_ONCE, x, info.input.
 
 const LANES = 256u;
 // Lanes that share the sums of four rows of the weight.
@@ -27,20 +27,9 @@ fn x_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
     return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input));
 }
 
-// Four numbers of each of four rows of the weight, which begin there: the first or the second of the fours of a pair.
-fn four_rows_at(at: vec4<u32>, pair: u32, second: u32, stride: u32) -> mat4x4<f32> {
-    return mat4x4(
-        w_at(at.x, pair, second, stride),
-        w_at(at.y, pair, second, stride),
-        w_at(at.z, pair, second, stride),
-        w_at(at.w, pair, second, stride),
-    );
-}
-
-// Adds the products of four numbers with those of four rows. Which product is joined with a sum is said here: compilers choose, and may choose
-// another one in a kernel for more rows.
-fn add_products(sums: vec4<f32>, numbers: vec4<f32>, rows: mat4x4<f32>) -> vec4<f32> {
-    let columns = transpose(rows);
+// Adds the products of four numbers with the columns of four rows. Which product is joined with a sum is said here: compilers choose, and may
+// choose another one in a kernel for more rows.
+fn add_products(sums: vec4<f32>, numbers: vec4<f32>, columns: mat4x4<f32>) -> vec4<f32> {
     var sum = fma(columns[0], vec4(numbers.x), sums);
     sum = fma(columns[1], vec4(numbers.y), sum);
     sum = fma(columns[2], vec4(numbers.z), sum);

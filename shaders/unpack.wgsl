@@ -1,4 +1,4 @@
-// The numbers of a packed weight's rows, four at a time. With weights_packed.wgsl.
+// The numbers of a packed weight's rows: a lane has half a run of four of them. With weights_packed.wgsl.
 
 alias elem = f32;
 
@@ -12,6 +12,32 @@ struct Info {
 @group(0) @binding(0) var<storage, read_write> y: array<vec4<elem>>;
 @group(0) @binding(2) var<uniform> info: Info;
 
+// Writes four numbers of each of four rows.
+fn write(first_row: u32, c: u32, columns: mat4x4<f32>, group: Group) {
+    let fours = info.input / 4u;
+    if c >= fours {
+        return;
+    }
+    // Where there are minimums, products are exact: it does not matter whether they are rounded before the sum.
+    let rows = transpose(mat4x4(
+        (columns[0] - OFFSET) * group.scale + group.minimum,
+        (columns[1] - OFFSET) * group.scale + group.minimum,
+        (columns[2] - OFFSET) * group.scale + group.minimum,
+        (columns[3] - OFFSET) * group.scale + group.minimum,
+    ));
+    let at = first_row * fours + c;
+    y[at] = vec4<elem>(rows[0]);
+    if first_row + 1u < info.rows {
+        y[at + fours] = vec4<elem>(rows[1]);
+    }
+    if first_row + 2u < info.rows {
+        y[at + 2u * fours] = vec4<elem>(rows[2]);
+    }
+    if first_row + 3u < info.rows {
+        y[at + 3u * fours] = vec4<elem>(rows[3]);
+    }
+}
+
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -19,9 +45,22 @@ fn main(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let i = (group.x + group.y * groups.x) * 256u + lane;
-    let fours = info.input / 4u;
-    if i < info.rows * fours {
-        let four = i % fours;
-        y[i] = vec4<elem>(w_at(i / fours * info.words, four / 2u, four % 2u, 1u));
+    let halves = (info.input + 31u) / 32u * 2u;
+    let first_row = i / halves * 4u;
+    if first_row >= info.rows {
+        return;
     }
+    let half = i % halves;
+    // Rows beyond the last are the last.
+    let weights = min(vec4(first_row) + vec4(0u, 1u, 2u, 3u), vec4(info.rows - 1u)) * info.words;
+    let codes = codes_of_half(weights, half);
+    let c = half / 2u * 8u + half % 2u * 2u;
+    let first = columns_of_pair(codes.first);
+    let second = columns_of_pair(codes.second);
+    let of_first = group_at(weights, half, 0u);
+    let of_second = group_at(weights, half, 1u);
+    write(first_row, c, first.first, of_first);
+    write(first_row, c + 1u, first.second, of_first);
+    write(first_row, c + 4u, second.first, of_second);
+    write(first_row, c + 5u, second.second, of_second);
 }

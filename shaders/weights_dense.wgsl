@@ -11,3 +11,13 @@ fn w_at(at: u32, pair: u32, second: u32, stride: u32) -> vec4<f32> {
     let i = places(c, stride) + at;
     return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
 }
+
+// Four columns of four rows, which begin there: the first or the second of the fours of a pair.
+fn columns_at(at: vec4<u32>, pair: u32, second: u32, stride: u32) -> mat4x4<f32> {
+    return transpose(mat4x4(
+        w_at(at.x, pair, second, stride),
+        w_at(at.y, pair, second, stride),
+        w_at(at.z, pair, second, stride),
+        w_at(at.w, pair, second, stride),
+    ));
+}

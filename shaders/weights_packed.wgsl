@@ -1,10 +1,10 @@
 // Weights in words. A row of them has the low bits of all codes, the high bits, the scales of groups, the minimums of groups, and the scale of
-// each block, with its minimum if it has one; each begins with a word. A run of 32 codes has eight fours. What follows is of bfloat16, two
-// numbers a word.
+// each block, with its minimum if it has one; each begins with a word. What is read at once is half a run of 32 numbers of four rows: two pairs of
+// fours, 16 numbers apart. Of codes of four bits these are both halves of two words. What follows is of bfloat16, two numbers a word.
 
 // Numbers of a block and of a group, bits of a code, how a group's scale is stored, whether there are minimums, what is subtracted from codes,
 // and what they stand for.
-const BLOCK = 8u; const GROUP = 8u; const LOW = 16u; const HIGH = 0u; const SCALES = ONE; const HAS_MINIMUM = false; const OFFSET = 0.0; const TABLE = PLAIN;
+const BLOCK = 32u; const GROUP = 32u; const LOW = 16u; const HIGH = 0u; const SCALES = ONE; const HAS_MINIMUM = false; const OFFSET = 0.0; const TABLE = PLAIN;
 
 // The block is one group; signed bytes; bytes, with as many for minimums; four bits each for scale and minimum.
 const ONE = 0u;
@@ -19,21 +19,53 @@ const E2M1 = 2u;
 
 @group(0) @binding(1) var<storage, read_write> w: array<u32>;
 
-// A byte of a stream that begins with that word.
-fn byte_at(start: u32, i: u32) -> u32 {
-    return extractBits(w[start + i / 4u], i % 4u * 8u, 8u);
+// Words of four rows.
+fn words_at(at: vec4<u32>, i: u32) -> vec4<u32> {
+    return vec4(w[at.x + i], w[at.y + i], w[at.z + i], w[at.w + i]);
 }
 
-// Four codes of a stream of so many bits each: one in each byte.
-fn codes_at(start: u32, bits: u32, run: u32, four: u32) -> u32 {
-    if bits == 8u {
-        return w[start + run * 8u + four];
-    } else if bits == 4u {
-        return (w[start + run * 4u + four % 4u] >> (four / 4u * 4u)) & 0x0f0f0f0fu;
+// A byte of a stream of each row.
+fn bytes_at(start: vec4<u32>, i: u32) -> vec4<u32> {
+    return (words_at(start, i / 4u) >> vec4(i % 4u * 8u)) & vec4(0xffu);
+}
+
+// The codes of two fours of each row, one in each byte; or the words that both pairs of half a run have them in.
+struct Pair {
+    first: vec4<u32>,
+    second: vec4<u32>,
+}
+
+// Words of a stream of so many bits a code that both pairs of half a run need.
+fn words_of_half(start: vec4<u32>, bits: u32, half: u32) -> Pair {
+    let run = half / 2u;
+    let part = half % 2u;
+    if bits == 4u {
+        return Pair(words_at(start, run * 4u + part * 2u), words_at(start, run * 4u + part * 2u + 1u));
     } else if bits == 2u {
-        return (w[start + run * 2u + four / 4u] >> (four % 4u * 2u)) & 0x03030303u;
+        let shift = vec4(part * 4u);
+        return Pair(words_at(start, run * 2u) >> shift, words_at(start, run * 2u + 1u) >> shift);
+    } else if bits == 1u {
+        return Pair(words_at(start, run) >> vec4(part * 2u), vec4(0u));
     }
-    return (w[start + run] >> four) & 0x01010101u;
+    return Pair(vec4(0u), vec4(0u));
+}
+
+// Codes of a stream: of the first or second pair of half a run.
+fn codes_of_pair(start: vec4<u32>, bits: u32, half: u32, pair: u32, words: Pair) -> Pair {
+    let run = half / 2u;
+    let part = half % 2u;
+    if bits == 8u {
+        let word = run * 8u + part * 2u + pair * 4u;
+        return Pair(words_at(start, word), words_at(start, word + 1u));
+    } else if bits == 4u {
+        let shift = vec4(4u * pair);
+        return Pair((words.first >> shift) & vec4(0x0f0f0f0fu), (words.second >> shift) & vec4(0x0f0f0f0fu));
+    } else if bits == 2u {
+        let word = select(words.first, words.second, pair == 1u);
+        return Pair(word & vec4(0x03030303u), (word >> vec4(2u)) & vec4(0x03030303u));
+    }
+    let word = words.first >> vec4(4u * pair);
+    return Pair(word & vec4(0x01010101u), (word >> vec4(1u)) & vec4(0x01010101u));
 }
 
 // What a place in the table stands for: bytes of words, increased by 128.
@@ -49,52 +81,142 @@ fn e2m1(code: u32) -> f32 {
     return select(f32(size), -f32(size), code >= 8u);
 }
 
-// Four numbers of a row that begins with that word: the first or second four of a pair of fours.
-fn w_at(at: u32, pair: u32, second: u32, stride: u32) -> vec4<f32> {
-    if LOW == 16u {
-        let words = vec2(w[at + 4u * pair + 2u * second], w[at + 4u * pair + 2u * second + 1u]);
-        return bitcast<vec4<f32>>(vec4(words.x << 16u, words.x & 0xffff0000u, words.y << 16u, words.y & 0xffff0000u));
-    }
-    let run = pair / 4u;
-    let four = pair % 4u * 2u + second;
-    let group = pair / (GROUP / 8u);
-    let block = pair / (BLOCK / 8u);
-    let high_start = at + info.input / 32u * LOW;
-    var start = high_start + info.input / 32u * HIGH;
-    var bytes = codes_at(at, LOW, run, four);
-    if HIGH > 0u {
-        bytes |= codes_at(high_start, HIGH, run, four) << LOW;
-    }
-    let codes = vec4(bytes & 0xffu, (bytes >> 8u) & 0xffu, (bytes >> 16u) & 0xffu, bytes >> 24u);
-    var numbers = vec4<f32>(codes) - OFFSET;
+// What a code of each row stands for, before it is scaled.
+fn numbers_of(codes: vec4<u32>) -> vec4<f32> {
     if TABLE == NON_LINEAR {
-        numbers = vec4(non_linear(codes.x), non_linear(codes.y), non_linear(codes.z), non_linear(codes.w));
+        return vec4(non_linear(codes.x), non_linear(codes.y), non_linear(codes.z), non_linear(codes.w));
     } else if TABLE == E2M1 {
-        numbers = vec4(e2m1(codes.x), e2m1(codes.y), e2m1(codes.z), e2m1(codes.w));
+        return vec4(e2m1(codes.x), e2m1(codes.y), e2m1(codes.z), e2m1(codes.w));
     }
+    return vec4<f32>(codes);
+}
+
+// The columns of four codes of each row.
+fn columns_of(bytes: vec4<u32>) -> mat4x4<f32> {
+    return mat4x4(
+        numbers_of(bytes & vec4(0xffu)),
+        numbers_of((bytes >> vec4(8u)) & vec4(0xffu)),
+        numbers_of((bytes >> vec4(16u)) & vec4(0xffu)),
+        numbers_of(bytes >> vec4(24u)),
+    );
+}
+
+fn columns_of_bf16(words: vec4<u32>, next: vec4<u32>) -> mat4x4<f32> {
+    let high = vec4(0xffff0000u);
+    return mat4x4(
+        bitcast<vec4<f32>>(words << vec4(16u)),
+        bitcast<vec4<f32>>(words & high),
+        bitcast<vec4<f32>>(next << vec4(16u)),
+        bitcast<vec4<f32>>(next & high),
+    );
+}
+
+// What was read of a pair of fours of each row: their codes, one in each byte; of bfloat16, four words.
+struct Codes {
+    first: vec4<u32>,
+    second: vec4<u32>,
+    third: vec4<u32>,
+    fourth: vec4<u32>,
+}
+
+// What was read of half a run of each row.
+struct Half {
+    first: Codes,
+    second: Codes,
+}
+
+fn codes_of_half(at: vec4<u32>, half: u32) -> Half {
+    if LOW == 16u {
+        let word = half / 2u * 16u + half % 2u * 4u;
+        return Half(
+            Codes(bf16_at(at, word), bf16_at(at, word + 1u), bf16_at(at, word + 2u), bf16_at(at, word + 3u)),
+            Codes(bf16_at(at, word + 8u), bf16_at(at, word + 9u), bf16_at(at, word + 10u), bf16_at(at, word + 11u)),
+        );
+    }
+    let high_start = at + vec4(info.input / 32u * LOW);
+    let low_words = words_of_half(at, LOW, half);
+    var first = codes_of_pair(at, LOW, half, 0u, low_words);
+    var second = codes_of_pair(at, LOW, half, 1u, low_words);
+    if HIGH > 0u {
+        let words = words_of_half(high_start, HIGH, half);
+        let high_first = codes_of_pair(high_start, HIGH, half, 0u, words);
+        let high_second = codes_of_pair(high_start, HIGH, half, 1u, words);
+        first = Pair(first.first | (high_first.first << vec4(LOW)), first.second | (high_first.second << vec4(LOW)));
+        second = Pair(second.first | (high_second.first << vec4(LOW)), second.second | (high_second.second << vec4(LOW)));
+    }
+    let none = vec4(0u);
+    return Half(Codes(first.first, first.second, none, none), Codes(second.first, second.second, none, none));
+}
+
+// Two numbers of each row. A row may end within a run; beyond is 0.
+fn bf16_at(at: vec4<u32>, word: u32) -> vec4<u32> {
+    let words = info.input / 2u;
+    return select(vec4(0u), words_at(at, min(word, words - 1u)), word < words);
+}
+
+// Columns of two fours of each row.
+struct Columns {
+    first: mat4x4<f32>,
+    second: mat4x4<f32>,
+}
+
+// Numbers, before they are scaled.
+fn columns_of_pair(codes: Codes) -> Columns {
+    if LOW == 16u {
+        return Columns(columns_of_bf16(codes.first, codes.second), columns_of_bf16(codes.third, codes.fourth));
+    }
+    return Columns(columns_of(codes.first), columns_of(codes.second));
+}
+
+// A group of numbers of each row: (code - OFFSET) scale + minimum.
+struct Group {
+    scale: vec4<f32>,
+    minimum: vec4<f32>,
+}
+
+// That of the first or second pair of half a run.
+fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
+    if LOW == 16u {
+        return Group(vec4(1.0), vec4(0.0));
+    }
+    let group = half / 2u * (32u / GROUP) + select(0u, pair, GROUP == 16u);
+    let block = half / (BLOCK / 16u);
+    var start = at + vec4(info.input / 32u * (LOW + HIGH));
     // The scale of the group and its minimum, as factors of those of the block.
-    var factors = vec2(1.0, 1.0);
+    var scale = vec4(1.0);
+    var minimum = vec4(1.0);
     if SCALES != ONE {
-        let byte = byte_at(start, group);
-        let words = info.input / GROUP / 4u;
+        let words = vec4(info.input / GROUP / 4u);
+        let bytes = bytes_at(start, group);
         if SCALES == SIGNED {
-            factors.x = f32(extractBits(bitcast<i32>(w[start + group / 4u]), group % 4u * 8u, 8u));
+            scale = vec4<f32>(bitcast<vec4<i32>>(bytes << vec4(24u)) >> vec4(24u));
         } else if SCALES == BYTES {
-            factors = vec2(f32(byte), -f32(byte_at(start + words, group)));
+            scale = vec4<f32>(bytes);
+            minimum = -vec4<f32>(bytes_at(start + words, group));
             start += words;
         } else {
-            factors = vec2(f32(byte & 15u), -f32(byte >> 4u));
+            scale = vec4<f32>(bytes & vec4(15u));
+            minimum = -vec4<f32>(bytes >> vec4(4u));
         }
         start += words;
     }
     if HAS_MINIMUM {
-        let of_block = unpack2x16float(w[start + block]) * factors;
-        return numbers * of_block.x + of_block.y;
+        let both = words_at(start, block);
+        let x = unpack2x16float(both.x);
+        let y = unpack2x16float(both.y);
+        let z = unpack2x16float(both.z);
+        let last = unpack2x16float(both.w);
+        return Group(vec4(x.x, y.x, z.x, last.x) * scale, vec4(x.y, y.y, z.y, last.y) * minimum);
     }
-    let two = w[start + block / 2u];
+    let halves = words_at(start, block / 2u) >> vec4(block % 2u * 16u);
     if TABLE == E2M1 {
-        return numbers * bitcast<f32>(select(two << 16u, two & 0xffff0000u, block % 2u == 1u));
+        return Group(bitcast<vec4<f32>>(halves << vec4(16u)), vec4(0.0));
     }
-    let scales = unpack2x16float(two);
-    return numbers * (select(scales.x, scales.y, block % 2u == 1u) * factors.x);
+    let scales = vec4(
+        unpack2x16float(halves.x).x,
+        unpack2x16float(halves.y).x,
+        unpack2x16float(halves.z).x,
+        unpack2x16float(halves.w).x,
+    );
+    return Group(scales * scale, vec4(0.0));
 }

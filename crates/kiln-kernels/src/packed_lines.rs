@@ -25,7 +25,7 @@ pub(crate) const READ: [Format; 14] = [
 /// What the shader is to know of each format.
 #[rustfmt::skip]
 pub(crate) const FORMATS: Lines = &[
-    "const BLOCK = 8u; const GROUP = 8u; const LOW = 16u; const HIGH = 0u; const SCALES = ONE; const HAS_MINIMUM = false; const OFFSET = 0.0; const TABLE = PLAIN;",
+    "const BLOCK = 32u; const GROUP = 32u; const LOW = 16u; const HIGH = 0u; const SCALES = ONE; const HAS_MINIMUM = false; const OFFSET = 0.0; const TABLE = PLAIN;",
     "const BLOCK = 32u; const GROUP = 32u; const LOW = 4u; const HIGH = 0u; const SCALES = ONE; const HAS_MINIMUM = false; const OFFSET = 8.0; const TABLE = PLAIN;",
     "const BLOCK = 32u; const GROUP = 32u; const LOW = 4u; const HIGH = 0u; const SCALES = ONE; const HAS_MINIMUM = true; const OFFSET = 0.0; const TABLE = PLAIN;",
     "const BLOCK = 32u; const GROUP = 32u; const LOW = 4u; const HIGH = 1u; const SCALES = ONE; const HAS_MINIMUM = false; const OFFSET = 16.0; const TABLE = PLAIN;",

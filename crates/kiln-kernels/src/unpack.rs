@@ -93,7 +93,10 @@ impl Kernel for Unpack {
         let y = empty(&words, [rows, columns], dtype);
         let row = matrix.words.dims()[1];
         let launch = Launch::new(&SHADER, dtype, &y.client).with(&[format]).writes(&y).reads(words);
-        launch.run((rows * columns / 4).div_ceil(LANES), &[rows as u32, columns as u32, row as u32]);
+        launch.run(
+            (rows.div_ceil(4) * columns.div_ceil(32) * 2).div_ceil(LANES),
+            &[rows as u32, columns as u32, row as u32],
+        );
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 

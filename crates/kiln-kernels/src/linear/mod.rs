@@ -437,6 +437,7 @@ const SHADER: Shader = Shader {
     name: "linear",
     text: concat!(
         include_str!("../../../../shaders/linear.wgsl"),
+        include_str!("../../../../shaders/linear_dense.wgsl"),
         include_str!("../../../../shaders/weights_dense.wgsl"),
         include_str!("../../../../shaders/row_products.wgsl"),
         include_str!("../../../../shaders/activation.wgsl")
@@ -449,6 +450,7 @@ const PACKED: Shader = Shader {
     name: "linear_packed",
     text: concat!(
         include_str!("../../../../shaders/linear.wgsl"),
+        include_str!("../../../../shaders/linear_packed.wgsl"),
         include_str!("../../../../shaders/weights_packed.wgsl"),
         include_str!("../../../../shaders/row_products.wgsl"),
         include_str!("../../../../shaders/activation.wgsl")

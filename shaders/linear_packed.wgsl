@@ -1,0 +1,67 @@
+// What a lane of linear.wgsl has of the sums, where weights are packed: it reads half a run of each row at once. A product of a group is that of
+// its codes, times its scale, and the sum of x times what codes are off: what is of the group counts once. With weights_packed.wgsl.
+
+// Whether sums of x count.
+const SHIFTS = HAS_MINIMUM || OFFSET != 0.0;
+
+// Four numbers of x. A row of bfloat16 may end within a run.
+fn four_at(at: u32, c: u32) -> vec4<f32> {
+    if LOW == 16u {
+        let fours = info.input / 4u;
+        return select(vec4(0.0), x_at(at, min(c, fours - 1u), 1u), c < fours);
+    }
+    return x_at(at, c, 1u);
+}
+
+fn four_scales_at(c: u32) -> vec4<f32> {
+    return scales_at(min(c, info.input / 4u - 1u));
+}
+
+// Adds the products of a pair of fours of half a run.
+fn multiply_pair(half: u32, pair: u32, codes: Codes, group: Group) {
+    let c = half / 2u * 8u + half % 2u * 2u + pair * 4u;
+    let columns = columns_of_pair(codes);
+    let shift = group.minimum - OFFSET * group.scale;
+    var scale = vec4(1.0);
+    var next_scale = vec4(1.0);
+    if NORMED {
+        scale = four_scales_at(c);
+        next_scale = four_scales_at(c + 1u);
+    }
+    for (var r = 0u; r < ROWS; r++) {
+        var numbers = four_at(vectors[r], c);
+        var next = four_at(vectors[r], c + 1u);
+        var sum = dot(numbers + next, vec4(1.0));
+        if NORMED {
+            squares[r] += dot(numbers, numbers) + dot(next, next);
+            sum = dot(numbers, scale) + dot(next, next_scale);
+            numbers *= scale;
+            next *= next_scale;
+        }
+        if LOW == 16u {
+            products[r] = add_products(add_products(products[r], numbers, columns.first), next, columns.second);
+        } else {
+            let product = add_products(add_products(vec4(0.0), numbers, columns.first), next, columns.second);
+            products[r] = fma(group.scale, product, products[r]);
+            if SHIFTS {
+                products[r] = fma(shift, vec4(sum), products[r]);
+            }
+        }
+    }
+}
+
+// The lane of those that go along the rows of the weight, which begin there.
+fn multiply(weights: vec4<u32>, lane: u32) {
+    let halves = (info.input + 31u) / 32u * 2u;
+    for (var half = lane; half < halves; half += TOGETHER) {
+        // All is read before it is used, so that few registers hold x.
+        let codes = codes_of_half(weights, half);
+        let first = group_at(weights, half, 0u);
+        var second = first;
+        if GROUP == 16u {
+            second = group_at(weights, half, 1u);
+        }
+        multiply_pair(half, 0u, codes.first, first);
+        multiply_pair(half, 1u, codes.second, second);
+    }
+}
