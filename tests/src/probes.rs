@@ -22,11 +22,6 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// CUDA does not compute from the codes of packed weights.
-fn computes_from_codes(opened: &Opened) -> bool {
-    !opened.info.name.to_string().starts_with("cuda")
-}
-
 /// Two windows, and the beginning of a third.
 fn text(model: &Model) -> Vec<TokenId> {
     let text = "Friends, Romans, countrymen, lend me your ears; I come to bury Caesar, not to praise him. The evil that men \
@@ -54,7 +49,7 @@ fn mean_divergence(right: &[f32], other: &[f32], places: usize) -> f64 {
 
 #[test]
 fn losses_of_weights_are_those_of_whole_passes() {
-    for (device, opened) in devices().filter(|(_, opened)| computes_from_codes(opened)) {
+    for (device, opened) in devices() {
         let builder = || float32(Model::builder(demo()), opened);
         let original = builder().exact(true).load().unwrap();
         let text = text(&original);
@@ -106,7 +101,7 @@ fn losses_of_weights_are_those_of_whole_passes() {
 
 #[test]
 fn tensors_are_packed_alone() {
-    for (device, opened) in devices().filter(|(_, opened)| computes_from_codes(opened)) {
+    for (device, opened) in devices() {
         let builder = || float32(Model::builder(demo()), opened);
         let original = builder().exact(true).load().unwrap();
         let text = text(&original);
@@ -140,9 +135,6 @@ fn tensors_are_packed_alone() {
 #[test]
 fn errors_of_tensors_are_those_of_their_numbers() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
-    if !computes_from_codes(opened) {
-        return;
-    }
     let builder = || float32(Model::builder(demo()), opened);
     let original = builder().load().unwrap();
     let text = text(&original);

@@ -508,8 +508,8 @@ pub(crate) struct BenchArgs {
     pub(crate) against: Option<PathBuf>,
 }
 
-const WEIGHTS: &str = "The model is compared with itself as it is stored: name the original, in 16 or 32 bits. On the CPU, each mixture is \
-                       measured with --exact and without. Up to three models are in memory.";
+const WEIGHTS: &str = "The model is compared with itself as it is stored: name the original, in 16 or 32 bits. On the CPU, mixtures \
+                       with packed formats are measured with --exact and without. Up to three models are in memory.";
 
 fn weights_help() -> String {
     let default = kiln::probe::MIXTURES.map(Mixture::name).join(",");

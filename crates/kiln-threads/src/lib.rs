@@ -15,12 +15,12 @@ mod tests;
 
 use std::{
     any::Any,
-    hint, io,
+    hint, io, mem,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     ptr,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -33,7 +33,10 @@ pub const LINGER: Duration = Duration::from_micros(500);
 const SPINS: usize = 256;
 
 /// The flag of [`Shared::joined`] that a computation can be joined.
-const OPEN: usize = 1 << (usize::BITS - 1);
+const OPEN: u64 = 1 << 63;
+
+/// Where in [`Shared::joined`] the number of the computation begins. Fewer threads than that fit below it.
+const NUMBER: u32 = 16;
 
 /// What is shared. To be called by several threads at the same time.
 type Work<'a> = &'a (dyn Fn() + Sync);
@@ -67,7 +70,7 @@ impl Team {
         self.threads.len()
     }
 
-    /// Calls `work` here, and on each thread that has time for it meanwhile. It returns when all of them have returned from it.
+    /// Calls `work` here, and once on each thread that has time for it meanwhile. It returns when all of them have returned from it.
     ///
     /// So `work` takes pieces off a list until none is left. While another computation is shared, or from within one, it is called here alone.
     ///
@@ -79,6 +82,8 @@ impl Team {
             Err(TryLockError::Poisoned(leads)) => leads.into_inner(),
             Err(TryLockError::WouldBlock) => return work(),
         };
+        // Where this thread panicked, too, nobody took it.
+        drop(locked(&self.shared.panic).take());
         {
             let _ended = self.shared.open(&work);
             work();
@@ -103,9 +108,9 @@ impl Drop for Team {
 #[derive(Debug, Default)]
 struct Shared {
     /// Computations that have been shared so far
-    begun: AtomicUsize,
-    /// Threads that joined the computation, and [`OPEN`]
-    joined: AtomicUsize,
+    begun: AtomicU64,
+    /// Threads that joined the computation, its number, and [`OPEN`]
+    joined: AtomicU64,
     /// The computation, while there are threads that joined it or may
     work: AtomicPtr<Work<'static>>,
     /// Threads that sleep, or are about to
@@ -123,7 +128,7 @@ struct Ended<'a>(&'a Shared);
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         self.0.joined.fetch_and(!OPEN, Ordering::AcqRel);
-        wait_until(None, || self.0.joined.load(Ordering::Acquire) == 0);
+        wait_until(None, || self.0.joined.load(Ordering::Acquire).is_multiple_of(1 << NUMBER));
     }
 }
 
@@ -131,7 +136,8 @@ impl Shared {
     /// Has threads join `work` until what is returned is dropped.
     fn open<'a>(&'a self, work: &'a Work<'_>) -> Ended<'a> {
         self.work.store(ptr::from_ref(work).cast_mut().cast(), Ordering::Relaxed);
-        self.joined.store(OPEN, Ordering::Release);
+        let number = self.begun.load(Ordering::Relaxed).wrapping_add(1);
+        self.joined.store(OPEN | number << NUMBER, Ordering::Release);
         let ended = Ended(self);
         self.begin();
         ended
@@ -154,15 +160,15 @@ impl Shared {
             if !wait_until(Some(LINGER), || self.begun.load(Ordering::Acquire) != seen) {
                 self.sleep_after(seen);
             }
-            seen = self.begun.load(Ordering::Acquire);
+            let begun = self.begun.load(Ordering::Acquire);
             if self.stops.load(Ordering::SeqCst) {
                 return;
             }
-            self.join();
+            seen = self.join(seen).unwrap_or(begun);
         }
     }
 
-    fn sleep_after(&self, seen: usize) {
+    fn sleep_after(&self, seen: u64) {
         let mut sleeping = locked(&self.sleeping);
         self.sleep.fetch_add(1, Ordering::SeqCst);
         while self.begun.load(Ordering::SeqCst) == seen {
@@ -171,21 +177,26 @@ impl Shared {
         self.sleep.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Helps with the computation, if it has not ended.
-    fn join(&self) {
-        let one_more = |joined: usize| (joined & OPEN != 0).then_some(joined + 1);
-        if self.joined.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).is_err() {
-            return;
-        }
+    /// Helps with the computation, if it has not ended and is not the one that was `seen`. Returns its number.
+    fn join(&self, seen: u64) -> Option<u64> {
+        let number = |joined: u64| (joined & !OPEN) >> NUMBER;
+        let one_more = |joined: u64| (joined & OPEN != 0 && number(joined) != seen).then_some(joined + 1);
+        let joined = self.joined.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).ok()?;
         let work = self.work.load(Ordering::Relaxed);
         // SAFETY: `open` has stored it before the flag that was seen, and whoever called it waits until `joined` is 0 before
         // what it borrows ends.
         #[expect(unsafe_code, reason = "threads of a team outlive what they are lent")]
         let work: Work<'_> = unsafe { *work };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
-            *locked(&self.panic) = Some(panic);
+            let mut first = locked(&self.panic);
+            match *first {
+                None => *first = Some(panic),
+                // Dropping it may panic.
+                Some(_) => mem::forget(panic),
+            }
         }
         self.joined.fetch_sub(1, Ordering::Release);
+        Some(number(joined))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{LINGER, Team};
+use super::{LINGER, Shared, Team, Work};
 
 fn team(threads: usize) -> Team {
     Team::new(threads).expect("the system has threads")
@@ -60,9 +60,32 @@ fn threads_help_after_they_slept() {
     }
 }
 
-/// Who shares does not wait for those that have not begun: here the one thread is busy.
+/// Here no thread ever looks.
 #[test]
-fn work_ends_without_those_who_have_no_time() {
+fn nobody_waits_for_a_thread_that_has_not_begun() {
+    let shared = Shared::default();
+    let work: Work<'_> = &|| ();
+    for _ in 0..3 {
+        drop(shared.open(&work));
+        assert_eq!(shared.join(0), None, "it has ended");
+    }
+}
+
+#[test]
+fn a_thread_joins_a_computation_once() {
+    let (shared, calls) = (Shared::default(), AtomicUsize::new(0));
+    let work: Work<'_> = &|| {
+        calls.fetch_add(1, Ordering::Relaxed);
+    };
+    let ended = shared.open(&work);
+    assert_eq!(shared.join(0), Some(1));
+    assert_eq!(shared.join(1), None);
+    drop(ended);
+    assert_eq!(calls.into_inner(), 1);
+}
+
+#[test]
+fn a_second_computation_is_done_where_it_is() {
     let team = team(1);
     let (begun, goes_on) = (Barrier::new(2), Barrier::new(2));
     thread::scope(|scope| {
@@ -76,7 +99,6 @@ fn work_ends_without_those_who_have_no_time() {
             });
         });
         begun.wait();
-        // It is called here alone while another is shared.
         assert_eq!(sum(&team, 100), 4950);
         goes_on.wait();
     });
@@ -124,6 +146,20 @@ fn panics_reach_the_one_who_shares() {
         assert_eq!(result.expect_err("one of both panics").downcast_ref::<&str>(), Some(&"planted"));
         assert_eq!(sum(&team, 100), 4950);
     }
+}
+
+#[test]
+fn no_panic_is_left_for_the_next_computation() {
+    let team = team(1);
+    let both = Barrier::new(2);
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        team.share(&|| {
+            both.wait();
+            resume_unwind(Box::new("planted"));
+        });
+    }));
+    assert!(result.is_err());
+    assert_eq!(sum(&team, 100), 4950);
 }
 
 #[test]

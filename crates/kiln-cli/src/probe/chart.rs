@@ -37,10 +37,13 @@ impl Chart<'_> {
         let [left, right, top, bottom] = FIELD;
         // Labels stand to the right of their points.
         let widest = 1.4 * points.iter().map(|point| point.share).fold(0.1, f64::max);
-        let highest = points.iter().map(|point| point.divergence).fold(1.0, f64::max).log10().ceil();
+        let finite = points.iter().map(|point| point.divergence).filter(|loss| loss.is_finite());
+        let highest = finite.fold(1.0, f64::max).log10().ceil();
         let lowest = LEAST.log10();
         let x = |share: f64| left + (right - left) * share / widest;
-        let y = |loss: f64| bottom - (bottom - top) * (loss.max(LEAST).log10() - lowest) / (highest - lowest);
+        // What is lost without bound is at the top.
+        let power = |loss: f64| if loss.is_finite() { loss.max(LEAST).log10() } else { highest };
+        let y = |loss: f64| bottom - (bottom - top) * (power(loss) - lowest) / (highest - lowest);
 
         let mut lines = Vec::new();
         let text = |x: f64, y: f64, anchor: &str, text: &str| {

@@ -55,7 +55,8 @@ pub(super) fn run(args: &ProbeArgs, mixtures: &[Mixture]) -> Result<ExitCode> {
     let probed = probe_weights(&subject.model, &builder, &tokens, subject.window, mixtures, &mut on_progress);
     weights_bar.finish_and_clear();
     let probed = probed?;
-    let smallest = probed.weights.iter().min_by_key(|one| one.bytes).and_then(|one| one.mixture);
+    let smallest = probed.weights.iter().filter(|one| one.mixture.is_some()).min_by_key(|one| one.bytes);
+    let smallest = smallest.and_then(|one| one.mixture);
     let tensors = match smallest.filter(|_| args.per_tensor) {
         Some(mixture) => {
             let bar = share(format!("probing tensors of {mixture}"));
@@ -110,7 +111,7 @@ fn print(probe: &WeightsProbe, tensors: Option<&TensorsProbe>, subject: &Subject
         say(format_args!(
             "without --exact, activations are rounded to 8 bits, which costs {lost:.2e} nats at most (in {name})"
         ))?;
-        if lost > ROUNDING {
+        if lost.is_nan() || lost > ROUNDING {
             say(format_args!("warning: that is more than {ROUNDING} nats; use --exact with this model"))?;
         }
     }

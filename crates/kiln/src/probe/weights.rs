@@ -1,8 +1,8 @@
 //! What packed weights cost on a model: it is loaded in each mixture of formats, reads a text, and is compared with itself as it is
 //! stored.
 //!
-//! Up to three models are in memory: the original, and a mixture twice, with exact and with rounded activations. A packed model has
-//! at most 8.5 bits a weight, so they take no more than two of the original in 16 bits.
+//! Up to three models are in memory: the original, and a mixture twice, with exact and with rounded activations. In 8.5 bits a weight,
+//! these two take about as much as the original in 16 bits.
 
 use std::path::Path;
 
