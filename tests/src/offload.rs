@@ -183,7 +183,8 @@ fn two_layers_are_on_the_device_whatever_is_done() {
                 let left = given_back(&opened.device).unwrap() - before;
                 let [most, left] = [most, left].map(|bytes| bytes as f64 / layer);
                 println!("{device}, {plan}, {what}: pages for {most:.2} layers, {left:.2} are left");
-                assert!(most <= 2.2 && left <= 1.0, "{device}, {plan}, {what}: {most} and {left} layers");
+                // Two layers, in pages of 0.62 layers. On a busy machine one more is there before another is given back.
+                assert!(most <= 2.6 && left <= 1.0, "{device}, {plan}, {what}: {most} and {left} layers");
             };
             cache.truncate(cache.seq_len() - 1).unwrap();
             done("truncated");
