@@ -82,13 +82,15 @@ impl Team {
             Err(TryLockError::Poisoned(leads)) => leads.into_inner(),
             Err(TryLockError::WouldBlock) => return work(),
         };
-        // Where this thread panicked, too, nobody took it.
-        drop(locked(&self.shared.panic).take());
+        // One that is there was left by a computation whose own thread panicked, too.
+        let left = locked(&self.shared.panic).take();
+        drop(left);
         {
             let _ended = self.shared.open(&work);
             work();
         }
-        if let Some(panic) = locked(&self.shared.panic).take() {
+        let panic = locked(&self.shared.panic).take();
+        if let Some(panic) = panic {
             resume_unwind(panic);
         }
     }
