@@ -24,6 +24,9 @@ where
     tensor.try_into_primitive::<Flex>().expect("the tensors of a kernel are on its device")
 }
 
+/// Numbers that are rounded at once.
+const ROUNDED: usize = 256;
+
 /// How numbers are stored.
 pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
     /// Numbers that are float32 already.
@@ -36,6 +39,17 @@ pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
 
     /// To the nearest.
     fn narrow(from: &[f32], to: &mut [Self]);
+
+    /// Rounds numbers as they are when they are stored.
+    #[inline(always)]
+    fn round(numbers: &mut [f32]) {
+        let mut stored = [Self::default(); ROUNDED];
+        for numbers in numbers.chunks_mut(ROUNDED) {
+            let stored = &mut stored[..numbers.len()];
+            Self::narrow(numbers, stored);
+            Self::widen(stored, numbers);
+        }
+    }
 
     /// Numbers in float32, which are in `widened` where they are not stored so.
     #[inline(always)]
@@ -70,6 +84,8 @@ impl Storage for f32 {
     fn narrow(from: &[f32], to: &mut [Self]) {
         to.copy_from_slice(from);
     }
+
+    fn round(_: &mut [f32]) {}
 
     fn of_floats(numbers: Vec<f32>) -> Vec<Self> {
         numbers

@@ -55,13 +55,12 @@ impl<E: Storage> WithSimd for Piece<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
         let Self { gate, up, activation, tokens, width, first, y } = self;
-        let (mut numbers, mut rounded) = (vec![0.0; width], vec![E::default(); width]);
+        let mut numbers = vec![0.0; width];
         for (i, y) in y.chunks_mut(width).enumerate() {
             let (row, token) = ((first + i) / tokens, (first + i) % tokens);
             numbers.copy_from_slice(&gate.at(row, token)[..width]);
             activate(&mut numbers, activation);
-            E::narrow(&numbers, &mut rounded);
-            E::widen(&rounded, &mut numbers);
+            E::round(&mut numbers);
             for (number, up) in numbers.iter_mut().zip(&up.at(row, token)[..width]) {
                 *number *= up;
             }

@@ -51,7 +51,7 @@ pub(crate) fn share<P: Send>(products: usize, pieces: Vec<P>, work: impl Fn(P) +
 /// The threads beside those that call kernels; `None` where there is only one.
 fn team() -> Option<&'static Team> {
     static TEAM: OnceLock<Option<Team>> = OnceLock::new();
-    let others = rayon::current_num_threads() - 1;
     // Without threads, whoever calls a kernel does all of its work.
-    TEAM.get_or_init(|| Team::new(others).ok()).as_ref().filter(|team| team.threads() > 0)
+    let team = || Team::new(rayon::current_num_threads() - 1).ok().filter(|team| team.threads() > 0);
+    TEAM.get_or_init(team).as_ref()
 }

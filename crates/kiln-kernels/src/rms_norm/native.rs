@@ -57,7 +57,7 @@ impl<E: Storage> WithSimd for Piece<'_, E> {
     fn with_simd<S: Simd>(self, _: S) {
         let Self { x, weight, eps, order, tokens, first, y } = self;
         let hidden = weight.len();
-        let (mut normed, mut rounded) = (vec![0.0; hidden], vec![E::default(); hidden]);
+        let mut normed = vec![0.0; hidden];
         for (i, y) in y.chunks_mut(hidden).enumerate() {
             let vector = first + i;
             let x = &x.at(vector / tokens, vector % tokens)[..hidden];
@@ -67,8 +67,7 @@ impl<E: Storage> WithSimd for Piece<'_, E> {
             }
             match order {
                 NormOrder::CastThenScale => {
-                    E::narrow(&normed, &mut rounded);
-                    E::widen(&rounded, &mut normed);
+                    E::round(&mut normed);
                     for (normed, weight) in normed.iter_mut().zip(weight) {
                         *normed *= weight;
                     }

@@ -40,9 +40,7 @@ fn rotated_in<E: Storage>(Rotary { x, cos, sin }: Rotary) -> Tensor<4> {
     let [cos, sin] = [cos, sin].map(|table| {
         let table = primitive(table).to_contiguous();
         let mut wide = table.as_slice::<f32>().expect("tables are float32").to_vec();
-        let mut rounded = vec![E::default(); wide.len()];
-        E::narrow(&wide, &mut rounded);
-        E::widen(&rounded, &mut wide);
+        E::round(&mut wide);
         wide
     });
     let x: &[E] = x.storage();
