@@ -14,6 +14,9 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+/// How far ahead [`Lanes::prefetch`] asks for memory, in bytes: as much as arrives while one number is waited for.
+pub const AHEAD: usize = 4096;
+
 /// Sixteen lanes of 32 bits.
 pub trait Lanes: Copy {
     /// Sixteen integers, or four bytes each
@@ -83,6 +86,11 @@ pub trait Lanes: Copy {
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     fn array(self, floats: Self::Floats) -> [f32; 16];
+
+    /// Asks for the memory that lies [`AHEAD`] bytes behind `data`, for code that reads memory in order: processors that fetch ahead by
+    /// themselves stop at the end of a page. Does nothing where there is no stable function for it.
+    #[inline(always)]
+    fn prefetch<T>(self, _data: &[T]) {}
 
     /// Does work in a function of its own: one that is too large to be inlined keeps its vectors in memory.
     fn call<W: Work>(self, work: W) -> W::Output;

@@ -7,24 +7,24 @@
 use std::arch::{
     is_x86_feature_detected,
     x86_64::{
-        __m256, __m256i, __m512, __m512i, _mm_loadu_si128, _mm_set1_epi64x, _mm256_add_epi32, _mm256_add_ps,
-        _mm256_and_si256, _mm256_blendv_ps, _mm256_broadcastsi128_si256, _mm256_castps_si256,
-        _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32,
-        _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-        _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_permute4x64_epi64,
-        _mm256_permutevar8x32_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-        _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_sign_epi8, _mm256_slli_epi32, _mm256_sllv_epi32,
-        _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_xor_si256, _mm512_add_ps,
-        _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi32,
-        _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-        _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
-        _mm512_or_si512, _mm512_permutex2var_epi32, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps,
-        _mm512_setr_epi32, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi32, _mm512_srlv_epi32,
-        _mm512_storeu_ps, _mm512_storeu_si512,
+        __m256, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_set1_epi64x,
+        _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_broadcastsi128_si256,
+        _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+        _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+        _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256,
+        _mm256_permute4x64_epi64, _mm256_permutevar8x32_ps, _mm256_set1_epi8, _mm256_set1_epi16,
+        _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_sign_epi8,
+        _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
+        _mm256_xor_si256, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps,
+        _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32,
+        _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+        _mm512_mul_ps, _mm512_or_si512, _mm512_permutex2var_epi32, _mm512_permutexvar_ps, _mm512_set1_epi32,
+        _mm512_set1_ps, _mm512_setr_epi32, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi32,
+        _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
     },
 };
 
-use crate::{Lanes, Work};
+use crate::{AHEAD, Lanes, Work};
 
 /// **Invariant:** a value exists only where the machine has AVX-512 F, BW and VNNI.
 #[derive(Clone, Copy, Debug)]
@@ -185,6 +185,11 @@ impl Lanes for Avx512 {
         let mut array = [0.0; 16];
         unsafe { _mm512_storeu_ps(array.as_mut_ptr(), floats) };
         array
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, data: &[T]) {
+        prefetch(data);
     }
 
     #[inline(never)]
@@ -418,9 +423,26 @@ impl Lanes for Avx2 {
         array
     }
 
+    #[inline(always)]
+    fn prefetch<T>(self, data: &[T]) {
+        prefetch(data);
+    }
+
     #[inline(never)]
     fn call<W: Work>(self, work: W) -> W::Output {
         self.run(work)
+    }
+}
+
+/// The bytes of a line of the caches.
+const LINE: usize = 64;
+
+#[inline(always)]
+fn prefetch<T>(data: &[T]) {
+    let ahead = data.as_ptr().wrapping_byte_add(AHEAD);
+    for line in 0..size_of_val(data).div_ceil(LINE) {
+        // SAFETY: nothing is read, and an address that is not there is no fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_byte_add(line * LINE).cast()) };
     }
 }
 

@@ -7,6 +7,7 @@ use kiln_simd::Lanes;
 use super::{
     Kernel,
     formats::{Block, Packed, Plain, RUN},
+    waits_for_memory,
 };
 
 /// 32 numbers of a vector.
@@ -41,7 +42,13 @@ impl<P: Packed> Kernel for Floats<P> {
         for (i, words) in words.chunks_exact(P::WORDS).enumerate() {
             let block = Block::of::<P>(words);
             let whole = block.whole::<L, P>(lanes);
+            if waits_for_memory(T) {
+                block.prefetch_scales::<L, P>(lanes);
+            }
             for run in 0..P::RUNS {
+                if waits_for_memory(T) {
+                    block.prefetch_codes::<L, P>(lanes, run);
+                }
                 let quads = block.quads::<L, P>(lanes, run);
                 for group in 0..P::GROUPS {
                     let [scale, minimum] = block.of_group::<L, P>(lanes, whole, run * P::GROUPS + group);
@@ -103,6 +110,9 @@ impl<N: Plain> Kernel for Numbers<N> {
         let x = cut;
         let (twos, last) = columns.as_chunks::<2>();
         for (i, two) in twos.iter().enumerate() {
+            if waits_for_memory(T) {
+                lanes.prefetch(two);
+            }
             for half in 0..2 {
                 let w = N::floats(lanes, &two[half]);
                 for t in 0..T {

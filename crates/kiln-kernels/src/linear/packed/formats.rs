@@ -197,6 +197,24 @@ impl<'a> Block<'a> {
         }
     }
 
+    /// Asks for the scales of the blocks that come.
+    #[inline(always)]
+    pub(super) fn prefetch_scales<L: Lanes, P: Packed>(&self, lanes: L) {
+        // Those of small blocks are in the lines of codes.
+        if P::RUNS > 1 {
+            lanes.prefetch(self.halves);
+            lanes.prefetch(self.scales);
+            lanes.prefetch(self.minimums);
+        }
+    }
+
+    /// Asks for the codes of the runs that come.
+    #[inline(always)]
+    pub(super) fn prefetch_codes<L: Lanes, P: Packed>(&self, lanes: L, run: usize) {
+        let bits = P::STREAMS.low + P::STREAMS.high;
+        lanes.prefetch(&self.codes[run * bits..(run + 1) * bits]);
+    }
+
     /// The codes of a run as bytes, four neighbours a word.
     #[inline(always)]
     pub(super) fn quads<L: Lanes, P: Packed>(&self, lanes: L, run: usize) -> [L::Words; 8] {
