@@ -107,6 +107,10 @@ pub(crate) fn model(
 ) -> Result<Model> {
     let bar = bar("loading");
     let on_progress = |Progress { read, total, .. }| {
+        if read == 0 {
+            // Reading a tokenizer leaves up to 80 MiB of it, and weights do not fit in there.
+            crate::return_freed_memory();
+        }
         bar.set_length(total);
         bar.set_position(read);
     };

@@ -1,5 +1,4 @@
 //! The command line. Bad input is one sentence and exit code 2.
-#![forbid(unsafe_code)]
 
 use std::{
     io::{self, IsTerminal},
@@ -34,6 +33,13 @@ use output::{Failure, Result, print};
 /// step, which takes up to half of the time on the CPU (docs/performance.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Returns freed memory to the system, which the allocator would keep for later.
+#[expect(unsafe_code, reason = "a function of C that takes no pointer")]
+fn return_freed_memory() {
+    // SAFETY: it may be called at any time.
+    unsafe { libmimalloc_sys::mi_collect(true) };
+}
 
 fn main() -> ExitCode {
     // Messages of the libraries below stay silent unless asked for: `KILN_LOG=kiln=debug`, or `trace`.

@@ -14,6 +14,8 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 /// How far ahead [`Lanes::prefetch`] asks for memory, in bytes: as much as arrives while one number is waited for.
 pub const AHEAD: usize = 4096;
 
@@ -104,19 +106,47 @@ pub trait Work {
     fn run<L: Lanes>(self, lanes: L) -> Self::Output;
 }
 
+/// Sets of instructions that lanes have, better ones last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Instructions {
+    /// What every machine has
+    Plain,
+    Neon,
+    /// AVX2, FMA and F16C
+    Avx2,
+    /// AVX2, FMA, F16C and AVX-VNNI
+    AvxVnni,
+    /// AVX-512 F, BW, DQ, VL and VNNI
+    Avx512,
+}
+
+/// The best instructions that [`run`] may use.
+static LIMIT: AtomicU8 = AtomicU8::new(Instructions::Avx512 as u8);
+
+/// Has [`run`] use no better instructions than these from now on: for tests of what other machines run.
+pub fn limit(best: Instructions) {
+    LIMIT.store(best as u8, Ordering::Relaxed);
+}
+
 /// Does work with the best lanes of this machine.
 pub fn run<W: Work>(work: W) -> W::Output {
+    let limit = LIMIT.load(Ordering::Relaxed);
+    let allowed = |instructions: Instructions| instructions as u8 <= limit;
     #[cfg(target_arch = "x86_64")]
     {
-        if let Some(lanes) = x86::Avx512::detect() {
+        if let Some(lanes) = x86::Avx512::detect().filter(|_| allowed(Instructions::Avx512)) {
             return lanes.run(work);
         }
-        if let Some(lanes) = x86::Avx2::detect() {
+        if let Some(lanes) = x86::Avx2::<true>::detect().filter(|_| allowed(Instructions::AvxVnni)) {
+            return lanes.run(work);
+        }
+        if let Some(lanes) = x86::Avx2::<false>::detect().filter(|_| allowed(Instructions::Avx2)) {
             return lanes.run(work);
         }
     }
     #[cfg(target_arch = "aarch64")]
-    if let Some(lanes) = aarch64::Neon::detect() {
+    if let Some(lanes) = aarch64::Neon::detect().filter(|_| allowed(Instructions::Neon)) {
         return lanes.run(work);
     }
     work.run(portable::Portable)

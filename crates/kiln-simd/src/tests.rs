@@ -24,6 +24,8 @@ impl Work for All {
         let sum = 128 * [127, -127, 1, -56].iter().sum::<i32>();
         let wide = lanes.integers(if L::SUBTRACTS_128 { 5 } else { 5 - sum });
         let number = lanes.floats(&floats);
+        // It changes nothing, and what lies ahead need not be there.
+        lanes.prefetch(&floats);
         let results = [
             lanes.to_floats(lanes.dot(start, small, x)),
             lanes.to_floats(lanes.dot_wide(wide, all, x)),
@@ -39,18 +41,37 @@ impl Work for All {
             // Exact, so that rounding once or twice is one.
             lanes.mul_add(lanes.bytes(&bytes), lanes.splat(3.0), lanes.splat(-2.0)),
         ];
-        results.map(|result| lanes.array(result)).into()
+        let mut arrays: Vec<_> = results.map(|result| lanes.array(result)).into();
+        arrays.push(lanes.word_array(four).map(|word| word as f32));
+        arrays
+    }
+}
+
+/// [`All`], in a function of its own.
+struct Called;
+
+impl Work for Called {
+    type Output = Vec<[f32; 16]>;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) -> Vec<[f32; 16]> {
+        lanes.call(All)
     }
 }
 
 #[test]
 fn instructions_compute_what_plain_code_does() {
     let want = All.run(Portable);
-    let found = crate::run(All);
-    assert_eq!(found, want);
+    assert_eq!(crate::run(All), want);
+    assert_eq!(crate::run(Called), want);
     #[cfg(target_arch = "x86_64")]
-    if let Some(lanes) = crate::x86::Avx2::detect() {
-        assert_eq!(lanes.run(All), want);
+    {
+        if let Some(lanes) = crate::x86::Avx2::<false>::detect() {
+            assert_eq!(lanes.run(All), want);
+        }
+        if let Some(lanes) = crate::x86::Avx2::<true>::detect() {
+            assert_eq!(lanes.run(All), want);
+        }
     }
 }
 

@@ -30,19 +30,35 @@ fn read_on_cpu() -> f64 {
 
     let data = vec![1.0f32; BYTES / 4];
     let chunk = (data.len() / rayon::current_num_threads()).max(1);
-    let sum = |chunk: &[f32]| {
-        let mut sums = [0.0f32; 32];
-        for block in chunk.chunks_exact(32) {
-            sums.iter_mut().zip(block).for_each(|(sum, x)| *sum += x);
-        }
-        sums.iter().sum::<f32>()
-    };
     let pass = |_| {
         let start = Instant::now();
-        std::hint::black_box(data.par_chunks(chunk).map(sum).sum::<f32>());
+        std::hint::black_box(data.par_chunks(chunk).map(|chunk| kiln_simd::run(Sum(chunk))).sum::<f32>());
         start.elapsed().as_secs_f64()
     };
     BYTES as f64 / (0..REPETITIONS).map(pass).fold(f64::INFINITY, f64::min)
+}
+
+/// Adds numbers up, as fast as products with weights read theirs.
+#[cfg(feature = "cpu")]
+struct Sum<'a>(&'a [f32]);
+
+#[cfg(feature = "cpu")]
+impl kiln_simd::Work for Sum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<L: kiln_simd::Lanes>(self, lanes: L) -> f32 {
+        // Several sums, which do not wait for each other.
+        let mut sums = [lanes.splat(0.0); 4];
+        for four in self.0.as_chunks::<16>().0.as_chunks::<4>().0 {
+            lanes.prefetch(four);
+            for i in 0..4 {
+                sums[i] = lanes.add(sums[i], lanes.floats(&four[i]));
+            }
+        }
+        let [a, b, c, d] = sums;
+        lanes.array(lanes.add(lanes.add(a, b), lanes.add(c, d))).iter().sum()
+    }
 }
 
 fn read_and_write(opened: &Opened) -> Result<f64> {

@@ -233,7 +233,7 @@ impl<'a> ModelBuilder<'a> {
         Self { largest_binding: bytes.into(), ..self }
     }
 
-    /// Is told how many bytes of the weights were read.
+    /// Is told how many bytes of the weights were read; first 0, when all smaller files were.
     pub fn on_progress(self, on_progress: impl FnMut(Progress) + 'a) -> Self {
         Self { on_progress: Some(Box::new(on_progress)), ..self }
     }
@@ -344,6 +344,7 @@ impl<'a> ModelBuilder<'a> {
             read += bytes;
             on_progress(Progress { read, total });
         };
+        on_progress(0);
         let copied = device.is_asynchronous();
         let mut loader =
             Loader::new(&checkpoint, &device.device, dtype, largest_binding, copied, &mut on_progress);

@@ -1,232 +1,57 @@
-//! Lanes of AVX-512 with VNNI (one vector), and of AVX2 with FMA and F16C (two vectors), with AVX-VNNI where it is there.
-#![allow(
-    unsafe_code,
-    reason = "functions of instructions can be called where a value says that they are there"
-)]
+//! Lanes of AVX2 with FMA and F16C, and with AVX-VNNI where it is there: two vectors.
 
 use std::arch::{
     is_x86_feature_detected,
     x86_64::{
-        __m256, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_set1_epi64x,
-        _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_broadcastsi128_si256,
-        _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
-        _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-        _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256,
-        _mm256_permute4x64_epi64, _mm256_permutevar8x32_ps, _mm256_set1_epi8, _mm256_set1_epi16,
-        _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_sign_epi8,
-        _mm256_slli_epi32, _mm256_sllv_epi32, _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
-        _mm256_xor_si256, _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps,
-        _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32,
-        _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-        _mm512_mul_ps, _mm512_or_si512, _mm512_permutex2var_epi32, _mm512_permutexvar_ps, _mm512_set1_epi32,
-        _mm512_set1_ps, _mm512_setr_epi32, _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi32,
-        _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+        __m256, __m256i, _mm_loadu_si128, _mm_set1_epi64x, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256,
+        _mm256_blendv_ps, _mm256_broadcastsi128_si256, _mm256_castps_si256, _mm256_castsi256_ps,
+        _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
+        _mm256_cvtph_ps, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+        _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_permute4x64_epi64,
+        _mm256_permutevar8x32_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+        _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_sign_epi8, _mm256_slli_epi32, _mm256_sllv_epi32,
+        _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_xor_si256,
     },
 };
 
-use crate::{AHEAD, Lanes, Work};
+use super::prefetch;
+use crate::{Lanes, Work};
 
-/// **Invariant:** a value exists only where the machine has AVX-512 F, BW and VNNI.
+/// **Invariant:** a value exists only where the machine has AVX2, FMA and F16C; where `VNNI`, AVX-VNNI, too, which multiplies bytes in one
+/// instruction instead of three.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx2<const VNNI: bool>(());
 
-impl Avx512 {
-    pub(crate) fn detect() -> Option<Self> {
-        let all = is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512vnni");
-        all.then_some(Self(()))
-    }
-
-    pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-        fn run<W: Work>(lanes: Avx512, work: W) -> W::Output {
-            work.run(lanes)
-        }
-        // SAFETY: the value says that the instructions are there; AVX-512 F implies AVX2, FMA and F16C.
-        unsafe { run(self, work) }
-    }
-}
-
-// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of whole arrays.
-impl Lanes for Avx512 {
-    type Words = __m512i;
-    type Floats = __m512;
-
-    const REGISTERS: usize = 32;
-    const SUBTRACTS_128: bool = false;
-
-    #[inline(always)]
-    fn words(self, words: &[u32; 16]) -> __m512i {
-        unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
-    }
-
-    #[inline(always)]
-    fn word_array(self, words: __m512i) -> [u32; 16] {
-        let mut array = [0; 16];
-        unsafe { _mm512_storeu_si512(array.as_mut_ptr().cast(), words) };
-        array
-    }
-
-    #[inline(always)]
-    fn integers(self, integer: i32) -> __m512i {
-        unsafe { _mm512_set1_epi32(integer) }
-    }
-
-    #[inline(always)]
-    fn shift_right(self, words: __m512i, by: u32) -> __m512i {
-        unsafe { _mm512_srlv_epi32(words, _mm512_set1_epi32(by.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn shift_left(self, words: __m512i, by: u32) -> __m512i {
-        unsafe { _mm512_sllv_epi32(words, _mm512_set1_epi32(by.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn and(self, words: __m512i, mask: u32) -> __m512i {
-        unsafe { _mm512_and_si512(words, _mm512_set1_epi32(mask.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn or(self, a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_or_si512(a, b) }
-    }
-
-    #[inline(always)]
-    fn look_up(self, table: &[u8; 16], bytes: __m512i) -> __m512i {
-        unsafe {
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-            _mm512_shuffle_epi8(table, bytes)
-        }
-    }
-
-    #[inline(always)]
-    fn unzip(self, a: __m512i, b: __m512i) -> [__m512i; 2] {
-        unsafe {
-            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-            [_mm512_permutex2var_epi32(a, even, b), _mm512_permutex2var_epi32(a, odd, b)]
-        }
-    }
-
-    #[inline(always)]
-    fn dot(self, sums: __m512i, bytes: __m512i, x: i32) -> __m512i {
-        unsafe { _mm512_dpbusd_epi32(sums, bytes, _mm512_set1_epi32(x)) }
-    }
-
-    #[inline(always)]
-    fn dot_wide(self, sums: __m512i, bytes: __m512i, x: i32) -> __m512i {
-        self.dot(sums, bytes, x)
-    }
-
-    #[inline(always)]
-    fn to_floats(self, integers: __m512i) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(integers) }
-    }
-
-    #[inline(always)]
-    fn splat(self, float: f32) -> __m512 {
-        unsafe { _mm512_set1_ps(float) }
-    }
-
-    #[inline(always)]
-    fn floats(self, floats: &[f32; 16]) -> __m512 {
-        unsafe { _mm512_loadu_ps(floats.as_ptr()) }
-    }
-
-    #[inline(always)]
-    fn pick(self, floats: &[f32; 16], lanes: __m512i) -> __m512 {
-        unsafe { _mm512_permutexvar_ps(lanes, _mm512_loadu_ps(floats.as_ptr())) }
-    }
-
-    #[inline(always)]
-    fn halves(self, halves: &[u16; 16]) -> __m512 {
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(halves.as_ptr().cast())) }
-    }
-
-    #[inline(always)]
-    fn bfloats(self, bfloats: &[u16; 16]) -> __m512 {
-        unsafe {
-            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bfloats.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-        }
-    }
-
-    #[inline(always)]
-    fn bytes(self, bytes: &[u8; 16]) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
-    }
-
-    #[inline(always)]
-    fn signed_bytes(self, bytes: &[u8; 16]) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn array(self, floats: __m512) -> [f32; 16] {
-        let mut array = [0.0; 16];
-        unsafe { _mm512_storeu_ps(array.as_mut_ptr(), floats) };
-        array
-    }
-
-    #[inline(always)]
-    fn prefetch<T>(self, data: &[T]) {
-        prefetch(data);
-    }
-
-    #[inline(never)]
-    fn call<W: Work>(self, work: W) -> W::Output {
-        self.run(work)
-    }
-}
-
-/// **Invariant:** a value exists only where the machine has AVX2, FMA and F16C.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
-
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     pub(crate) fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!VNNI || is_x86_feature_detected!("avxvnni"));
         all.then_some(Self(()))
     }
 
     pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn run<W: Work>(lanes: Avx2, work: W) -> W::Output {
+        fn run<W: Work, L: Lanes>(lanes: L, work: W) -> W::Output {
+            work.run(lanes)
+        }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn run_with_vnni<W: Work, L: Lanes>(lanes: L, work: W) -> W::Output {
             work.run(lanes)
         }
         // SAFETY: the value says that the instructions are there.
-        unsafe { run(self, work) }
+        unsafe { if VNNI { run_with_vnni(self, work) } else { run(self, work) } }
     }
 }
 
 // SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of halves of arrays.
-impl Lanes for Avx2 {
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Words = [__m256i; 2];
     type Floats = [__m256; 2];
 
     const REGISTERS: usize = 8;
-    const SUBTRACTS_128: bool = true;
+    const SUBTRACTS_128: bool = !VNNI;
 
     #[inline(always)]
     fn words(self, words: &[u32; 16]) -> [__m256i; 2] {
@@ -295,6 +120,9 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn dot(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        if VNNI {
+            return self.dot_of_vnni(sums, bytes, x);
+        }
         unsafe {
             let (x, one) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
             // Two products of up to 127 · 127 fit in 16 bits.
@@ -306,6 +134,9 @@ impl Lanes for Avx2 {
 
     #[inline(always)]
     fn dot_wide(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        if VNNI {
+            return self.dot_of_vnni(sums, bytes, x);
+        }
         unsafe {
             let flip = _mm256_set1_epi8(-128);
             let signed = [_mm256_xor_si256(bytes[0], flip), _mm256_xor_si256(bytes[1], flip)];
@@ -434,15 +265,14 @@ impl Lanes for Avx2 {
     }
 }
 
-/// The bytes of a line of the caches.
-const LINE: usize = 64;
-
-#[inline(always)]
-fn prefetch<T>(data: &[T]) {
-    let ahead = data.as_ptr().wrapping_byte_add(AHEAD);
-    for line in 0..size_of_val(data).div_ceil(LINE) {
-        // SAFETY: nothing is read, and an address that is not there is no fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_byte_add(line * LINE).cast()) };
+impl<const VNNI: bool> Avx2<VNNI> {
+    /// Products of bytes; of a value that says that AVX-VNNI is there.
+    #[inline(always)]
+    fn dot_of_vnni(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            [_mm256_dpbusd_avx_epi32(sums[0], bytes[0], x), _mm256_dpbusd_avx_epi32(sums[1], bytes[1], x)]
+        }
     }
 }
 

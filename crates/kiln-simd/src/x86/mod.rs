@@ -1,0 +1,25 @@
+//! Lanes of processors by Intel and AMD.
+#![allow(
+    unsafe_code,
+    reason = "functions of instructions can be called where a value says that they are there"
+)]
+
+mod avx2;
+mod avx512;
+
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
+pub(crate) use self::{avx2::Avx2, avx512::Avx512};
+use crate::AHEAD;
+
+/// The bytes of a line of the caches.
+const LINE: usize = 64;
+
+#[inline(always)]
+fn prefetch<T>(data: &[T]) {
+    let ahead = data.as_ptr().wrapping_byte_add(AHEAD);
+    for line in 0..size_of_val(data).div_ceil(LINE) {
+        // SAFETY: nothing is read, and an address that is not there is no fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_byte_add(line * LINE).cast()) };
+    }
+}
