@@ -1,6 +1,7 @@
 // The product of a vector with the matrix of an expert, for few tokens: y[pair] = w[experts[pair]] x[pair], where a pair is a token and one of
 // its slots. As linear.wgsl for a single row, and what a pair comes to does not depend on other pairs. The pairs of the same rows of
-// weights are neighbours. With weights_dense.wgsl and row_products.wgsl.
+// weights are neighbours. With linear_dense.wgsl and weights_dense.wgsl, or linear_packed.wgsl and weights_packed.wgsl; and with
+// row_products.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
@@ -8,9 +9,12 @@ alias pack = vec4<elem>;
 const WIDTH = 4u;
 // Eight lanes times this number go along a row.
 const SPLITS = 1u;
+// Vectors that a workgroup has. They are not normed.
+const ROWS = 1u;
+const NORMED = false;
 
 struct Info {
-    // [rows, tokens, slots, input]
+    // [rows, tokens, input, slots]
     x_strides: vec4<u32>,
     // [experts of this block, rows of each]
     w_strides: vec2<u32>,
@@ -34,9 +38,19 @@ struct Info {
 @group(0) @binding(3) var<storage, read_write> y: array<elem>;
 @group(0) @binding(4) var<uniform> info: Info;
 
+// Where the vector begins, and what a lane has of its products with four rows of the weight.
+var<private> vectors: array<u32, ROWS>;
+var<private> products: array<vec4<f32>, ROWS>;
+var<private> squares: array<f32, ROWS>;
+
 const AT_ONCE = 1u;
 
 var<workgroup> shared_expert: u32;
+
+// What normed numbers would be multiplied by.
+fn scales_at(c: u32) -> vec4<f32> {
+    return vec4(1.0);
+}
 
 @compute @workgroup_size(LANES)
 fn main(
@@ -61,23 +75,9 @@ fn main(
     let own = min(vec4(first_output + lane / TOGETHER * 4u) + vec4(0u, 1u, 2u, 3u), vec4(info.output - 1u));
     let weights = (own + vec4(expert * info.output)) * info.w_strides.x;
     let vector = pair / info.slots;
-    let vector_at = dot(vec3(vector / info.tokens, vector % info.tokens, pair % info.slots), info.x_strides.xyz);
-    let columns = (info.input + 3u) / 4u;
-    var products = vec4(0.0);
-    var c = lane % TOGETHER * 2u;
-    for (; c + 1u < columns; c += TOGETHER * 2u) {
-        let numbers = x_at(vector_at, c, info.x_strides.w);
-        let next = x_at(vector_at, c + 1u, info.x_strides.w);
-        let columns_here = columns_at(weights, c / 2u, 0u, info.w_strides.y);
-        let columns_next = columns_at(weights, c / 2u, 1u, info.w_strides.y);
-        products = add_products(add_products(products, numbers, columns_here), next, columns_next);
-    }
-    // The last, where their number is odd.
-    if c < columns {
-        let numbers = x_at(vector_at, c, info.x_strides.w);
-        products = add_products(products, numbers, columns_at(weights, c / 2u, 0u, info.w_strides.y));
-    }
-    sums[lane] = products;
+    vectors[0] = dot(vec3(vector / info.tokens, vector % info.tokens, pair % info.slots), info.x_strides.xyw);
+    multiply(weights, lane % TOGETHER);
+    sums[lane] = products[0];
     add_up(lane);
     for (var i = lane; i < OUTPUTS; i += LANES) {
         let output = first_output + i;

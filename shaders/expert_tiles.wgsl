@@ -1,15 +1,16 @@
 // The products of vectors with the matrices of experts, for many tokens: y[pair] = w[experts[pair]] x[pair], where a pair is a token and
 // one of its slots. A workgroup has a tile of pairs that go to one expert (expert_groups.wgsl) and some rows of its matrix.
+// With expert_tiles_dense.wgsl, or with expert_tiles_packed.wgsl and weights_packed.wgsl.
 
 alias elem = f32;
 // Neighbours that are read at once: four, where the layout of x and w allows.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
 // Pairs of a tile.
-const TILE = 16u;
+const TILE = 32u;
 
 struct Info {
-    // [rows, tokens, slots, input]
+    // [rows, tokens, input, slots]
     x_strides: vec4<u32>,
     // [experts of this block, rows of each]
     w_strides: vec2<u32>,
@@ -28,7 +29,6 @@ struct Info {
 }
 
 @group(0) @binding(0) var<storage, read_write> x: array<pack>;
-@group(0) @binding(1) var<storage, read_write> w: array<pack>;
 // [rows, tokens, slots]
 @group(0) @binding(2) var<storage, read_write> experts: array<i32>;
 // [tiles, TILE]: pairs, or -1.
@@ -46,7 +46,9 @@ const FOURS = min(TILE / 8u, 4u);
 struct Place {
     expert: u32,
     // Fours of a row.
-    columns: u32,
+    fours: u32,
+    // Where a row ends, counted as `c` of read_weights.
+    end: u32,
 }
 
 // Of each vector, and of each row of the matrix.
@@ -64,17 +66,9 @@ fn x_at(at: u32, c: u32) -> vec4<f32> {
     if WIDTH == 4u {
         return vec4<f32>(vec4(x[at / 4u + c]));
     }
-    let i = places(c, info.x_strides.w) + at;
+    let i = places(c, info.x_strides.z) + at;
     let numbers = vec4<f32>(vec4(vec4(x[i.x]).x, vec4(x[i.y]).x, vec4(x[i.z]).x, vec4(x[i.w]).x));
     return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input));
-}
-
-fn w_at(at: u32, c: u32) -> vec4<f32> {
-    if WIDTH == 4u {
-        return vec4<f32>(vec4(w[at / 4u + c]));
-    }
-    let i = places(c, info.w_strides.y) + at;
-    return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
 }
 
 @compute @workgroup_size(LANES)
@@ -90,7 +84,7 @@ fn main(
     let first = workgroup % info.tiles * TILE;
     let first_output = workgroup / info.tiles * OUTPUTS;
     if lane == 0u {
-        shared_place = Place(info.experts, (info.input + 3u) / 4u);
+        shared_place = Place(info.experts, (info.input + 3u) / 4u, end_of_row());
         if order[first] >= 0 {
             shared_place.expert = u32(experts[order[first]]) - info.first_expert;
         }
@@ -107,26 +101,19 @@ fn main(
     }
     let vector = u32(max(pair, 0)) / info.slots;
     let slot = u32(max(pair, 0)) % info.slots;
-    let vector_at = dot(vec3(vector / info.tokens, vector % info.tokens, slot), info.x_strides.xyz);
+    let vector_at = dot(vec3(vector / info.tokens, vector % info.tokens, slot), info.x_strides.xyw);
 
     // What it computes: four rows of the matrix, ACROSS apart, times four vectors.
     let quartet = lane / ACROSS * 4u;
     let across = lane % ACROSS;
     var products: array<vec4<f32>, 4>;
-    for (var c = 0u; c < place.columns; c += FOURS) {
-        for (var i = lane; i < FOURS * OUTPUTS; i += LANES) {
-            // Those beyond the last row are the last.
-            let row = place.expert * info.output + min(first_output + i / FOURS, info.output - 1u);
-            var numbers = vec4(0.0);
-            if c + i % FOURS < place.columns {
-                numbers = w_at(row * info.w_strides.x, c + i % FOURS);
-            }
-            weights[i % FOURS * OUTPUTS + i / FOURS] = numbers;
-        }
+    for (var c = 0u; c < place.end; c += FOURS) {
+        read_weights(place.expert * info.output, first_output, c, place.fours, lane);
         if lane < FOURS * TILE {
+            let own = four_of(c, lane % FOURS);
             var numbers = vec4(0.0);
-            if pair >= 0 && c + lane % FOURS < place.columns {
-                numbers = x_at(vector_at, c + lane % FOURS);
+            if pair >= 0 && own < place.fours {
+                numbers = x_at(vector_at, own);
             }
             vectors[lane % FOURS * TILE + lane / FOURS] = numbers;
         }

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln::{
     ExpertTraffic, Model, ModelBuilder, Plan, RandomMixtral,
     device::Opened,
-    kernels::{Choice, ExpertLinear, Kernels, MatrixStack},
+    kernels::{Choice, ExpertLinear, Kernels, Matrix, MatrixStack},
 };
 use tracing::{
     Event, Metadata, Subscriber,
@@ -208,7 +208,7 @@ fn other_experts_change_nothing() {
                     (&opened.device, DType::F32),
                 );
                 let weight = MatrixStack::read([experts, output, input], 100, |range| {
-                    Ok::<_, kiln::Error>(all.clone().narrow(0, range.start, range.len()))
+                    Ok::<_, kiln::Error>(Matrix::Dense(all.clone().narrow(0, range.start, range.len())))
                 });
                 let goes_to = TensorData::new(vec![chosen as i32; tokens * 2], [1, tokens, 2]);
                 let y = kernels.run(ExpertLinear {

@@ -13,7 +13,9 @@ use kiln_core::{Error, Result};
 
 use kiln_weights::{Format, streams::Order};
 
-use crate::{Choice, Kernel, Linear, NormedLinear, PackedLayout, Path, Ran, Unpack, linear::takes_packed};
+use crate::{
+    Choice, ExpertLinear, Kernel, Linear, NormedLinear, PackedLayout, Path, Ran, Unpack, linear::takes_packed,
+};
 
 /// Runs kernels on one device. A model holds it; clones share their counts.
 ///
@@ -114,6 +116,12 @@ impl Kernels {
         };
         let takes = |path: &Path| *path == self.path && takes_packed(*path, layout);
         (is_worth_it && self.path != Path::Reference && paths.iter().all(takes)).then_some(layout)
+    }
+
+    /// [`packed_layout`](Self::packed_layout) for a stack of matrices with that many rows each. On the CPU they are a multiple of 16.
+    pub fn packed_stack_layout(&self, format: Format, dtype: DType, rows: usize) -> Option<PackedLayout> {
+        let layout = self.packed_layout(format, dtype)?;
+        (self.path_of::<ExpertLinear>() == self.path && layout.is_for_stacks(rows)).then_some(layout)
     }
 
     /// What ran so far, here and in clones. What a captured graph repeats is not counted again.

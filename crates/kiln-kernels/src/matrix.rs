@@ -60,13 +60,23 @@ pub enum Arithmetic {
 }
 
 impl PackedLayout {
+    /// Rows whose words are mixed with each other's.
+    pub fn together(self) -> usize {
+        if self.order == Order::Sixteens { SIXTEEN } else { 1 }
+    }
+
     /// The shape of the words of a matrix `[rows, columns]`; `None` where a row is no whole number of blocks, or of words.
     pub fn words(self, [rows, columns]: [usize; 2]) -> Option<[usize; 2]> {
-        let together = if self.order == Order::Sixteens { SIXTEEN } else { 1 };
+        let together = self.together();
         // Lanes of GPUs read four numbers at once.
         let fits = self.order == Order::Sixteens || columns.is_multiple_of(4);
         let words = self.format.words(self.order, together, columns).filter(|_| fits)?;
         Some([rows.div_ceil(together), words])
+    }
+
+    /// Whether matrices of that many rows can be one above the other: none begins within a sixteen.
+    pub fn is_for_stacks(self, rows: usize) -> bool {
+        rows.is_multiple_of(self.together())
     }
 }
 
@@ -93,10 +103,10 @@ impl PackedMatrix {
         self.layout.format
     }
 
-    /// Some of its rows, of words row after row.
-    #[cfg(feature = "cube")]
+    /// Some of its rows. In [`Order::Sixteens`] they begin with a whole sixteen.
     pub(crate) fn narrow(&self, rows: Range<usize>) -> Self {
-        let words = self.words.clone().narrow(0, rows.start, rows.len());
+        let together = self.layout.together();
+        let words = self.words.clone().narrow(0, rows.start / together, rows.len().div_ceil(together));
         Self { words, shape: [rows.len(), self.shape[1]], ..*self }
     }
 }
@@ -150,7 +160,7 @@ impl Matrix {
 }
 
 /// As many matrices of one shape, one above the other: a weight of every expert of a layer. They are in blocks that a kernel can
-/// bind. Their numbers are of one type, and not packed.
+/// bind. A block is dense or packed.
 #[derive(Clone, Debug)]
 pub struct MatrixStack {
     /// How many there are, then the rows and the columns of each.
@@ -162,7 +172,7 @@ pub struct MatrixStack {
 #[derive(Clone, Debug)]
 pub(crate) struct StackBlock {
     /// `[members · rows, columns]`
-    pub(crate) numbers: Tensor<2>,
+    pub(crate) matrix: Matrix,
     pub(crate) members: Range<usize>,
     pub(crate) rows: Range<usize>,
 }
@@ -173,10 +183,13 @@ impl MatrixStack {
     ///
     /// # Errors
     /// Those of `read`.
+    ///
+    /// # Panics
+    /// If a block in [`Order::Sixteens`] has several matrices whose rows are no whole sixteens.
     pub fn read<E>(
         shape: [usize; 3],
         most: usize,
-        mut read: impl FnMut(Range<usize>) -> Result<Tensor<2>, E>,
+        mut read: impl FnMut(Range<usize>) -> Result<Matrix, E>,
     ) -> Result<Self, E> {
         let [count, rows, _] = shape;
         let most = most.max(1);
@@ -187,8 +200,12 @@ impl MatrixStack {
             for first_row in (0..rows).step_by(most) {
                 let rows_of_each = first_row..first_row.saturating_add(most).min(rows);
                 let start = members.start * rows + rows_of_each.start;
-                let numbers = read(start..start + members.len() * rows_of_each.len())?;
-                blocks.push(StackBlock { numbers, members: members.clone(), rows: rows_of_each });
+                let matrix = read(start..start + members.len() * rows_of_each.len())?;
+                if let Matrix::Packed(packed) = &matrix {
+                    let fits = members.len() == 1 || packed.layout.is_for_stacks(rows);
+                    assert!(fits, "matrix stack: {rows} rows in {:?}", packed.layout.order);
+                }
+                blocks.push(StackBlock { matrix, members: members.clone(), rows: rows_of_each });
             }
         }
         Ok(Self { shape, blocks })
@@ -201,21 +218,28 @@ impl MatrixStack {
 
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
-        self.blocks
-            .iter()
-            .map(|block| block.numbers.shape().num_elements() * block.numbers.dtype().size())
-            .sum()
+        self.blocks.iter().map(|block| block.matrix.bytes()).sum()
     }
 
     pub(crate) fn blocks(&self) -> &[StackBlock] {
         &self.blocks
     }
 
+    /// Whether any block is packed.
+    #[cfg(feature = "cube")]
+    pub(crate) fn is_packed(&self) -> bool {
+        self.blocks.iter().any(|block| matches!(block.matrix, Matrix::Packed(_)))
+    }
+
     /// The rows of matrix `member`, piece by piece.
-    pub(crate) fn pieces(&self, member: usize) -> impl Iterator<Item = Tensor<2>> {
+    pub(crate) fn pieces(&self, member: usize) -> impl Iterator<Item = Matrix> {
         let own = self.blocks.iter().filter(move |block| block.members.contains(&member));
-        own.map(move |StackBlock { numbers, members, rows }| {
-            numbers.clone().narrow(0, (member - members.start) * rows.len(), rows.len())
+        own.map(move |StackBlock { matrix, members, rows }| {
+            let first = (member - members.start) * rows.len();
+            match matrix {
+                Matrix::Dense(numbers) => Matrix::Dense(numbers.clone().narrow(0, first, rows.len())),
+                Matrix::Packed(packed) => Matrix::Packed(packed.narrow(first..first + rows.len())),
+            }
         })
     }
 }

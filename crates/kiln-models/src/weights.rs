@@ -77,7 +77,7 @@ pub trait Weights {
     /// [`Error::Setting`] if the device cannot bind a row.
     fn stack(&mut self, parts: &[Part], shape: [usize; 3]) -> Result<MatrixStack> {
         let most = self.rows_at_once(parts, shape[2])?;
-        MatrixStack::read(shape, most, |range| self.dense_matrix(parts, shape[2], range))
+        MatrixStack::read(shape, most, |range| self.dense_matrix(parts, shape[2], range).map(Matrix::Dense))
     }
 
     /// The rows of all `parts`, in blocks that the device can bind.

@@ -6,23 +6,32 @@
 //! Of few tokens each pair is multiplied by itself, so that only the weights of chosen experts are read, and a pair does not depend on
 //! others. Of many, pairs are sorted by expert first, and those of an expert meet each of its weights together.
 
+mod cases;
 #[cfg(feature = "cube")]
 mod cube;
 #[cfg(feature = "cpu")]
 mod native;
+#[cfg(feature = "wgpu")]
+mod wgsl;
 
-use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
+use burn::tensor::{Int, IntDType, Tensor};
 
 use crate::{
-    Kernel, MatrixStack,
-    cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
+    Kernel, Matrix, MatrixStack,
+    cases::Case,
     invariance::{Extent, cut},
     kernel::INVARIANT_UP_TO,
     linear::{PACK, SPLITS, products_of_rows},
-    shader::Shader,
+    packed_lines,
+    shader::{Lines, Shader},
 };
 #[cfg(feature = "cube")]
-use crate::{linear::Sharing, route::MOST_EXPERTS};
+use crate::{
+    Path,
+    linear::{Sharing, takes_packed},
+    matrix::StackBlock,
+    route::MOST_EXPERTS,
+};
 
 /// Each token times the matrices of its experts: `[rows, tokens, slots, out]`.
 ///
@@ -63,7 +72,9 @@ impl Kernel for ExpertLinear {
         let shape = [n, slots, output];
         let mut y = Tensor::zeros(shape, (&x.device(), x.dtype()));
         for expert in 0..count {
-            let product = |weight| products_of_rows(x.clone(), weight, n <= INVARIANT_UP_TO);
+            let product = |weight: Matrix| {
+                products_of_rows(x.clone(), weight.numbers().cast(x.dtype()), n <= INVARIANT_UP_TO)
+            };
             let product = Tensor::cat(weight.pieces(expert).map(product).collect(), 1);
             let others = experts.clone().not_equal_elem(expert as i64).expand(shape);
             y = product.reshape([n, each, output]).expand(shape).mask_where(others, y);
@@ -106,56 +117,11 @@ impl Kernel for ExpertLinear {
     }
 
     fn shaders() -> &'static [Shader] {
-        &[FEW, GROUPS, TILES]
+        &[FEW, FEW_PACKED, GROUPS, TILES, TILES_PACKED]
     }
 
     fn cases() -> Vec<Case<Self>> {
-        // `most`: rows of weights that a block has.
-        let case = |[rows, tokens, slots]: [usize; 3],
-                    [count, output, input]: [usize; 3],
-                    layout: Layout,
-                    shared: bool,
-                    most: usize| {
-            let name = ([rows, tokens, slots], [count, output, input], layout, shared, most);
-            let case = Case::new(name, move |numbers| {
-                let all = numbers.tensor([count * output, input], Plain);
-                let weight = MatrixStack::read([count, output, input], most, |range| {
-                    Ok::<_, ()>(all.clone().narrow(0, range.start, range.len()))
-                });
-                // The first expert has the most, and some have none where there are many.
-                let expert = |i: usize| (i * 7 + i / 3) % count.min(9) * (i % 5).min(1);
-                let experts = (0..rows * tokens * slots).map(|i| expert(i) as i32).collect::<Vec<_>>();
-                let experts = TensorData::new(experts, [rows, tokens, slots]);
-                Self {
-                    x: numbers.tensor([rows, tokens, if shared { 1 } else { slots }, input], layout),
-                    weight: weight.expect("what is there is read"),
-                    experts: Tensor::from_data(experts, (numbers.device(), DType::I32)),
-                }
-            });
-            // Sums of n products in another order, some devices' in the type itself; and rounded.
-            case.within(move |want, Rounding { single, ulp, .. }| {
-                let n = input as f64;
-                LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
-            })
-        };
-        let whole = usize::MAX;
-        let mut cases = Vec::new();
-        for [rows, tokens, slots] in [[1, 1, 1], [1, 1, 2], [2, 3, 3], [4, 4, 2], [2, 20, 2], [1, 70, 3]] {
-            let pairs = [rows, tokens, slots];
-            cases.push(case(pairs, [1, 3, 7], Plain, true, whole));
-            cases.push(case(pairs, [4, 96, 80], Plain, false, whole));
-            cases.push(case(pairs, [8, 41, 257], Plain, true, whole));
-            // Several experts a block, and several blocks an expert.
-            cases.push(case(pairs, [5, 70, 96], Plain, true, 160));
-            cases.push(case(pairs, [3, 70, 96], Cut(1), false, 32));
-            cases.push(case(pairs, [3, 70, 96], Swapped(0, 1), true, whole));
-        }
-        cases.push(case([1, 1, 2], [3, 300, 1030], Plain, true, whole));
-        cases.push(case([1, 2, 2], [3, 8, 4100], Plain, true, whole));
-        cases.push(case([2, 2, 2], [300, 8, 12], Swapped(1, 3), false, whole));
-        cases.push(case([1, 150, 2], [2, 65, 36], Plain, false, whole));
-        cases.push(case([2, 40, 3], [300, 8, 12], Plain, true, 100));
-        cases
+        cases::of_dense().chain(cases::of_packed()).collect()
     }
 }
 
@@ -163,14 +129,19 @@ impl ExpertLinear {
     /// Whether anything is to be computed, and all numbers are of one type.
     #[cfg(any(feature = "cube", feature = "cpu"))]
     fn is_of_one_type(&self) -> bool {
-        let one = self.weight.blocks().iter().all(|block| block.numbers.dtype() == self.x.dtype());
+        let one = self.weight.blocks().iter().all(|block| block.matrix.dtype() == self.x.dtype());
         let [count, output, input] = self.weight.shape();
         one && count * output * input * self.experts.shape().num_elements() > 0
     }
 
     #[cfg(feature = "cube")]
     fn is_for_gpus(&self) -> bool {
-        self.is_of_one_type() && self.weight.shape()[0] <= MOST_EXPERTS
+        let is_read = |block: &StackBlock| match &block.matrix {
+            Matrix::Dense(_) => true,
+            Matrix::Packed(packed) => takes_packed(Path::Wgsl, packed.layout),
+        };
+        let are_read = self.weight.blocks().iter().all(is_read);
+        are_read && self.is_of_one_type() && self.weight.shape()[0] <= MOST_EXPERTS
     }
 
     #[cfg(feature = "cube")]
@@ -194,10 +165,12 @@ struct Tiles {
 
 #[cfg(feature = "cube")]
 impl Tiles {
-    fn new(pairs: usize, experts: usize) -> Self {
+    fn new(pairs: usize, weight: &MatrixStack) -> Self {
+        let [experts, ..] = weight.shape();
         let tile = match pairs / experts {
-            0..24 => 16,
-            24..64 => 32,
+            // As many rows as then have half a run each do not fit in memory.
+            0..24 if !weight.is_packed() => 16,
+            0..64 => 32,
             _ => 64,
         };
         let outputs = 16 * crate::launch::LANES / tile;
@@ -205,14 +178,29 @@ impl Tiles {
     }
 }
 
+/// Pairs of a tile. Those of packed weights are the first two.
+const SIZES: Lines = &["const TILE = 32u;", "const TILE = 64u;", "const TILE = 16u;"];
+
 const FEW: Shader = Shader {
     name: "expert_linear",
     text: concat!(
         include_str!("../../../../shaders/expert_linear.wgsl"),
+        include_str!("../../../../shaders/linear_dense.wgsl"),
         include_str!("../../../../shaders/weights_dense.wgsl"),
         include_str!("../../../../shaders/row_products.wgsl")
     ),
     options: &[PACK, SPLITS],
+};
+
+const FEW_PACKED: Shader = Shader {
+    name: "expert_linear_packed",
+    text: concat!(
+        include_str!("../../../../shaders/expert_linear.wgsl"),
+        include_str!("../../../../shaders/linear_packed.wgsl"),
+        include_str!("../../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../../shaders/row_products.wgsl")
+    ),
+    options: &[packed_lines::FORMATS, SPLITS],
 };
 
 const GROUPS: Shader = Shader {
@@ -223,90 +211,19 @@ const GROUPS: Shader = Shader {
 
 const TILES: Shader = Shader {
     name: "expert_tiles",
-    text: include_str!("../../../../shaders/expert_tiles.wgsl"),
-    options: &[PACK, &["const TILE = 16u;", "const TILE = 32u;", "const TILE = 64u;"]],
+    text: concat!(
+        include_str!("../../../../shaders/expert_tiles.wgsl"),
+        include_str!("../../../../shaders/expert_tiles_dense.wgsl")
+    ),
+    options: &[PACK, SIZES],
 };
 
-#[cfg(feature = "wgpu")]
-mod wgsl {
-    use burn::{
-        backend::Cube,
-        tensor::{DType, Tensor},
-    };
-    use burn_cubecl::tensor::CubeTensor;
-
-    use super::{ExpertLinear, FEW, GROUPS, Sharing, TILES, Tiles};
-    use crate::{
-        launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
-        matrix::StackBlock,
-        shader::Shader,
-    };
-
-    /// What launches for all blocks have in common.
-    struct Product {
-        x: CubeTensor,
-        experts: CubeTensor,
-        y: CubeTensor,
-        tokens: usize,
-        slots: usize,
-        outputs: usize,
-    }
-
-    impl Product {
-        fn new(x: Tensor<4>, experts: Tensor<3, burn::tensor::Int>, outputs: usize) -> Self {
-            let [rows, tokens, slots] = experts.dims();
-            let (x, experts) = (primitive(x), in_order(experts));
-            let y = empty(&x, [rows, tokens, slots, outputs], x.dtype);
-            Self { x, experts, y, tokens, slots, outputs }
-        }
-
-        /// A launch for one block, and its `info`, which `last` ends.
-        fn launch(&self, shader: &'static Shader, pick: usize, block: &StackBlock) -> (Launch, Vec<u32>) {
-            let StackBlock { numbers, members, rows } = block;
-            let weight = primitive(numbers.clone());
-            let fours = comes_in_fours(&self.x) && comes_in_fours(&weight);
-            let ([x0, x1, x2, x3], [w0, w1]) = (strides(&self.x), strides(&weight));
-            let x2 = if self.x.meta.shape()[2] == 1 { 0 } else { x2 };
-            let input = self.x.meta.shape()[3];
-            let sizes = [input, rows.len(), members.start, members.len(), rows.start, self.outputs];
-            let sizes = sizes.into_iter().chain([self.tokens, self.slots]).map(|n| n as u32);
-            let info = [x0, x1, x2, x3, w0, w1].into_iter().chain(sizes).collect();
-            let launch = Launch::new(shader, self.x.dtype, &self.y.client).with(&[usize::from(!fours), pick]);
-            (launch.reads(self.x.clone()).reads(weight).reads(self.experts.clone()), info)
-        }
-
-        fn result(self) -> Tensor<4> {
-            Tensor::from_primitive::<Cube>(self.y)
-        }
-    }
-
-    pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> Tensor<4> {
-        let ([_, output, input], pairs) = (weight.shape(), experts.shape().num_elements());
-        let product = Product::new(x.clone(), experts, output);
-        for block in weight.blocks() {
-            let Sharing { splits, workgroups, .. } = Sharing::new(1, input, block.rows.len(), &x.device());
-            let (launch, mut info) = product.launch(&FEW, splits.ilog2() as usize, block);
-            let workgroups = workgroups * pairs;
-            info.extend([pairs as u32, workgroups as u32]);
-            launch.updates(&product.y).run(workgroups, &info);
-        }
-        product.result()
-    }
-
-    pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> Tensor<4> {
-        let ([count, output, _], pairs) = (weight.shape(), experts.shape().num_elements());
-        let Tiles { tile, tiles, outputs } = Tiles::new(pairs, count);
-        let product = Product::new(x, experts, output);
-        let order = empty(&product.x, [tiles, tile], DType::I32);
-        let info = [pairs, count, tile, tiles].map(|n| n as u32);
-        let launch = Launch::new(&GROUPS, DType::F32, &order.client).reads(product.experts.clone());
-        launch.writes(&order).run(1, &info);
-        for block in weight.blocks() {
-            let (launch, mut info) = product.launch(&TILES, (tile / 16).ilog2() as usize, block);
-            let workgroups = tiles * block.rows.len().div_ceil(outputs);
-            info.extend([tiles as u32, workgroups as u32]);
-            launch.reads(order.clone()).updates(&product.y).run(workgroups, &info);
-        }
-        product.result()
-    }
-}
+const TILES_PACKED: Shader = Shader {
+    name: "expert_tiles_packed",
+    text: concat!(
+        include_str!("../../../../shaders/expert_tiles.wgsl"),
+        include_str!("../../../../shaders/expert_tiles_packed.wgsl"),
+        include_str!("../../../../shaders/weights_packed.wgsl")
+    ),
+    options: &[packed_lines::FORMATS, &[SIZES[0], SIZES[1]]],
+};

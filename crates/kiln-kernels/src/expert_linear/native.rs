@@ -8,8 +8,8 @@ use burn::{
 
 use super::ExpertLinear;
 use crate::{
-    Kernel,
-    linear::{Group, products_of_groups},
+    Kernel, Matrix,
+    linear::{Group, packed, products_of_groups},
     matrix::StackBlock,
     native::{Storage, primitive},
 };
@@ -40,30 +40,55 @@ fn products_in<E: Storage>(ExpertLinear { x, weight, experts }: &ExpertLinear) -
     let x = primitive(x.clone()).to_contiguous();
     let mut widened = Vec::new();
     let x = E::in_floats(x.as_slice()?, &mut widened);
-    let vector = |pair: &usize| if each == 1 { pair / slots } else { *pair };
-    // The vectors of each expert, one after the other.
-    let gathered: Vec<Vec<f32>> = pairs
-        .iter()
-        .map(|own| own.iter().flat_map(|pair| &x[vector(pair) * input..][..input]).copied().collect())
-        .collect();
+    let vector = |pair: usize| if each == 1 { pair / slots } else { pair };
+    // The vectors of each expert's pairs, one after the other, and which of all they are.
+    let mut gathered = Vec::with_capacity(experts.len() * input);
+    let mut vectors = Vec::with_capacity(count);
+    for own in &pairs {
+        let first = gathered.len() / input;
+        for &pair in own {
+            gathered.extend_from_slice(&x[vector(pair) * input..][..input]);
+        }
+        vectors.push(first..first + own.len());
+    }
 
     let mut y = vec![0.0; experts.len() * output];
     let mut read = 0;
-    for StackBlock { numbers, members, rows } in weight.blocks() {
-        let numbers = primitive(numbers.clone());
-        let numbers: &[E] = numbers.as_slice()?;
+    for StackBlock { matrix, members, rows } in weight.blocks() {
         let mut results: Vec<_> = y.chunks_mut(output).map(|y| Some(&mut y[rows.clone()])).collect();
-        let chosen = members.clone().zip(numbers.chunks(rows.len() * input));
-        let chosen = chosen.filter(|(expert, _)| !pairs[*expert].is_empty());
-        let groups: Vec<_> = chosen
-            .map(|(expert, weight)| Group {
-                x: &gathered[expert],
-                weight,
-                y: pairs[expert].iter().filter_map(|&pair| results[pair].take()).collect(),
-            })
-            .collect();
-        read += groups.iter().map(|group| size_of_val(group.weight)).sum::<usize>();
-        products_of_groups(input, groups);
+        let mut results_of =
+            |expert: usize| pairs[expert].iter().filter_map(|&pair| results[pair].take()).collect();
+        let chosen = members.clone().enumerate().filter(|(_, expert)| !pairs[*expert].is_empty());
+        match matrix {
+            Matrix::Dense(numbers) => {
+                let (numbers, len) = (primitive(numbers.clone()), rows.len() * input);
+                let numbers: &[E] = numbers.as_slice()?;
+                let group = |(place, expert): (usize, usize)| Group {
+                    x: &gathered[vectors[expert].start * input..vectors[expert].end * input],
+                    weight: &numbers[place * len..][..len],
+                    y: results_of(expert),
+                };
+                let groups: Vec<_> = chosen.map(group).collect();
+                read += groups.iter().map(|group| size_of_val(group.weight)).sum::<usize>();
+                products_of_groups(input, groups);
+            }
+            Matrix::Packed(matrix) => {
+                let words = primitive(matrix.words.clone()).to_contiguous();
+                let words: &[u32] = bytemuck::cast_slice(words.as_slice::<i32>()?);
+                let len = words.len() / members.len();
+                let group = |(place, expert): (usize, usize)| packed::Group {
+                    vectors: vectors[expert].clone(),
+                    words: &words[place * len..][..len],
+                    y: results_of(expert),
+                };
+                let groups: Vec<_> = chosen.map(group).collect();
+                read += groups.iter().map(|group| size_of_val(group.words)).sum::<usize>();
+                if !groups.is_empty() {
+                    let arithmetic = matrix.use_as.arithmetic;
+                    packed::products_of_groups(&gathered, input, matrix.layout, arithmetic, groups)?;
+                }
+            }
+        }
     }
     tracing::trace!(target: "kiln::kernels", kernel = ExpertLinear::NAME, read, "bytes of weights were read");
     let y = FlexTensor::from_data(TensorData::new(E::of_floats(y), [rows, tokens, slots, output]));

@@ -10,7 +10,7 @@ pub(crate) mod cube;
 #[cfg(feature = "cpu")]
 mod native;
 #[cfg(feature = "cpu")]
-mod packed;
+pub(crate) mod packed;
 #[cfg(feature = "wgpu")]
 mod tiles;
 #[cfg(feature = "cube")]
@@ -19,7 +19,10 @@ mod unpacked;
 pub(crate) mod wgsl;
 
 #[cfg(feature = "cube")]
-pub(crate) use cube::{Four, add_up, added_up, dot, four, four_or_zero};
+pub(crate) use cube::{
+    Four, add_products_of_pair, add_up, added_up, dot, four, four_at, four_or_zero, numbers_of_pair,
+    read_half, sum_of,
+};
 #[cfg(feature = "cpu")]
 pub(crate) use native::{Group, products_of_groups};
 

@@ -15,14 +15,9 @@ use burn::{
 };
 use pulp::{Simd, WithSimd};
 
-use kiln_weights::streams::Order;
-
-use super::{
-    Linear,
-    packed::{self, Sixteens},
-};
+use super::{Linear, packed};
 use crate::{
-    Matrix, PackedLayout, PackedMatrix,
+    Matrix, PackedMatrix,
     native::{Storage, pieces, primitive, work},
 };
 
@@ -88,14 +83,14 @@ fn products_in<E: Storage>(linear: &Linear) -> Option<Tensor<3>> {
 
 /// `[vectors, output]` for x `[vectors, input]`, if the words lie as vector units read them.
 fn products_of_packed(x: &[f32], weight: &PackedMatrix) -> Option<Vec<f32>> {
-    let (PackedLayout { format, order }, [rows, columns]) = (weight.layout, weight.shape);
-    if order != Order::Sixteens {
-        return None;
-    }
+    let [output, input] = weight.shape;
     let words = primitive(weight.words.clone()).to_contiguous();
     let words = bytemuck::cast_slice(words.as_slice::<i32>()?);
-    let weight_of = Sixteens { words, format, rows, columns };
-    packed::products(x, weight_of, weight.use_as.arithmetic)
+    let mut y = vec![0.0; x.len() / input * output];
+    let results: Vec<_> = y.chunks_mut(output).collect();
+    let group = packed::Group { vectors: 0..results.len(), words, y: results };
+    packed::products_of_groups(x, input, weight.layout, weight.use_as.arithmetic, vec![group])?;
+    Some(y)
 }
 
 /// `[rows, output]` for x `[rows, input]` and weights `[output, input]`.

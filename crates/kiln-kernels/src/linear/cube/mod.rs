@@ -10,7 +10,10 @@ use burn::{
 use cubecl::prelude::*;
 
 use self::results::write_results;
-pub(crate) use self::results::{add_up, added_up};
+pub(crate) use self::{
+    packed::{add_products_of_pair, four_at, numbers_of_pair, read_half, sum_of},
+    results::{add_up, added_up},
+};
 use super::{Around, Sharing};
 use crate::{
     Activation, Matrix, NormOrder,

@@ -51,36 +51,11 @@ pub(super) fn linear_packed<E: Float, N: Size>(
     }
     let mut half = lane % together;
     while half < info.halves {
-        let mut words = Sequence::<Array<u32>>::new();
-        let mut factors = Sequence::<Four>::new();
-        let mut shifts = Sequence::<Four>::new();
-        #[unroll]
-        for i in 0..4usize {
-            words.push(read_words(w, begins[i], half, input, reading));
-        }
-        #[unroll]
-        for group in 0..comptime!(reading.groups()) {
-            let mut factor = Four::new(1.0);
-            let mut shift = Four::new(0.0);
-            #[unroll]
-            for i in 0..4usize {
-                let of_group = read_group(w, begins[i], half, group, input, reading);
-                let steps = of_group.scale * comptime!(reading.steps());
-                factor.insert(i, steps);
-                shift.insert(i, fma(steps, comptime!(-reading.zero()), of_group.minimum));
-            }
-            factors.push(factor);
-            shifts.push(shift);
-        }
+        let read = read_half(w, &begins, half, input, reading);
         #[unroll]
         for pair in 0..2usize {
             let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair);
-            let mut weights = Array::<Four>::new(8usize);
-            #[unroll]
-            for i in 0..4usize {
-                weights[i] = read_four(&words[i], &memory, pair, 0usize, reading);
-                weights[comptime!(i + 4)] = read_four(&words[i], &memory, pair, 1usize, reading);
-            }
+            let weights = numbers_of_pair(&read, &memory, pair, reading);
             let mut own_scales = Array::<Four>::new(2usize);
             if comptime!(norm.is_some()) {
                 #[unroll]
@@ -92,8 +67,6 @@ pub(super) fn linear_packed<E: Float, N: Size>(
                     own_scales[next] = four;
                 }
             }
-            let group = comptime!(if reading.groups() == 2 { pair } else { 0 });
-            let (factor, shift) = (factors[group], shifts[group]);
             #[unroll]
             for r in 0..most_rows {
                 let row = min(first_row + r, rows - 1);
@@ -108,22 +81,10 @@ pub(super) fn linear_packed<E: Float, N: Size>(
                     numbers *= own_scales[0];
                     next *= own_scales[1];
                 } else {
-                    #[unroll]
-                    for i in 0..4usize {
-                        total += numbers.extract(i) + next.extract(i);
-                    }
+                    total += sum_of(numbers, next);
                 }
-                let mut sums = products[r];
-                #[unroll]
-                for i in 0..4usize {
-                    let partial = dot_onto(dot(numbers, weights[i]), next, weights[comptime!(i + 4)]);
-                    let mut sum = fma(factor.extract(i), partial, sums.extract(i));
-                    if comptime!(reading.reads_codes()) {
-                        sum = fma(shift.extract(i), total, sum);
-                    }
-                    sums.insert(i, sum);
-                }
-                products[r] = sums;
+                products[r] =
+                    add_products_of_pair(products[r], numbers, next, total, &read, &weights, pair, reading);
             }
         }
         half += together;
@@ -148,9 +109,108 @@ pub(super) fn linear_packed<E: Float, N: Size>(
     );
 }
 
+/// What was read of half a run of four rows.
+#[derive(CubeType)]
+pub(crate) struct HalfRun {
+    /// Of each row
+    words: Sequence<Array<u32>>,
+    /// Of each group: what codes of each row are multiplied by, and what is added to each.
+    factors: Sequence<Four>,
+    shifts: Sequence<Four>,
+}
+
+/// Reads half a run of the four rows that begin with these words.
+#[cube]
+pub(crate) fn read_half(
+    w: &Tensor<u32>,
+    begins: &Array<usize>,
+    half: usize,
+    input: usize,
+    #[comptime] reading: Reading,
+) -> HalfRun {
+    let mut words = Sequence::<Array<u32>>::new();
+    let mut factors = Sequence::<Four>::new();
+    let mut shifts = Sequence::<Four>::new();
+    #[unroll]
+    for i in 0..4usize {
+        words.push(read_words(w, begins[i], half, input, reading));
+    }
+    #[unroll]
+    for group in 0..comptime!(reading.groups()) {
+        let mut factor = Four::new(1.0);
+        let mut shift = Four::new(0.0);
+        #[unroll]
+        for i in 0..4usize {
+            let of_group = read_group(w, begins[i], half, group, input, reading);
+            let steps = of_group.scale * comptime!(reading.steps());
+            factor.insert(i, steps);
+            shift.insert(i, fma(steps, comptime!(-reading.zero()), of_group.minimum));
+        }
+        factors.push(factor);
+        shifts.push(shift);
+    }
+    HalfRun { words, factors, shifts }
+}
+
+/// The codes of a pair of fours: the first four of each row, then the second.
+#[cube]
+pub(crate) fn numbers_of_pair(
+    read: &HalfRun,
+    table: &Shared<[f32]>,
+    #[comptime] pair: usize,
+    #[comptime] reading: Reading,
+) -> Array<Four> {
+    let mut numbers = Array::<Four>::new(8usize);
+    #[unroll]
+    for i in 0..4usize {
+        numbers[i] = read_four(&read.words[i], table, pair, 0usize, reading);
+        numbers[comptime!(i + 4)] = read_four(&read.words[i], table, pair, 1usize, reading);
+    }
+    numbers
+}
+
+/// Adds the products of a pair of fours of a vector, `numbers` and `next`, with those of each row. `total` is what the pair adds up to.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "they are registers")]
+pub(crate) fn add_products_of_pair(
+    sums: Four,
+    numbers: Four,
+    next: Four,
+    total: f32,
+    read: &HalfRun,
+    weights: &Array<Four>,
+    #[comptime] pair: usize,
+    #[comptime] reading: Reading,
+) -> Four {
+    let group = comptime!(if reading.groups() == 2 { pair } else { 0 });
+    let (factor, shift) = (read.factors[group], read.shifts[group]);
+    let mut added = sums;
+    #[unroll]
+    for i in 0..4usize {
+        let partial = dot_onto(dot(numbers, weights[i]), next, weights[comptime!(i + 4)]);
+        let mut sum = fma(factor.extract(i), partial, added.extract(i));
+        if comptime!(reading.reads_codes()) {
+            sum = fma(shift.extract(i), total, sum);
+        }
+        added.insert(i, sum);
+    }
+    added
+}
+
+/// What two fours add up to.
+#[cube]
+pub(crate) fn sum_of(numbers: Four, next: Four) -> f32 {
+    let mut total = f32::new(0.0);
+    #[unroll]
+    for i in 0..4usize {
+        total += numbers.extract(i) + next.extract(i);
+    }
+    total
+}
+
 /// Four numbers of a vector. Rows of bfloat16 may end within half a run; what is beyond is 0.
 #[cube]
-fn four_at<E: Float, N: Size>(
+pub(crate) fn four_at<E: Float, N: Size>(
     tensor: &Tensor<Vector<E, N>>,
     at: usize,
     c: usize,

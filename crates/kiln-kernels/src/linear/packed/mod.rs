@@ -15,15 +15,14 @@ mod floats;
 mod formats;
 mod integers;
 
+use std::ops::Range;
+
 use kiln_simd::{Lanes, Work};
-use kiln_weights::{
-    Format,
-    streams::{Order, SIXTEEN},
-};
+use kiln_weights::streams::{Order, SIXTEEN};
 
 use self::formats::{Packed, Plain, RUN, Visitor};
 use crate::{
-    Arithmetic,
+    Arithmetic, PackedLayout,
     native::{ONE_THREAD, pieces, share},
 };
 
@@ -33,39 +32,55 @@ const CACHE: usize = 256 << 10;
 /// Bytes of packed weights, once for each vector, that take more time to multiply than it takes to share them.
 const WORTH_SHARING: usize = 512 << 10;
 
-/// A packed matrix in [`Order::Sixteens`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sixteens<'a> {
-    pub(super) words: &'a [u32],
-    pub(super) format: Format,
-    pub(super) rows: usize,
-    pub(super) columns: usize,
+/// Vectors that meet the same rows.
+pub(crate) struct Group<'a> {
+    /// Which of all vectors they are.
+    pub(crate) vectors: Range<usize>,
+    /// The words of the rows
+    pub(crate) words: &'a [u32],
+    /// The result of each vector, as long as there are rows.
+    pub(crate) y: Vec<&'a mut [f32]>,
 }
 
-/// `y = x Wᵀ`: `[vectors, rows]` for `x` `[vectors, columns]`. `None` where the words are not those of the matrix.
-pub(super) fn products(x: &[f32], weight: Sixteens<'_>, arithmetic: Arithmetic) -> Option<Vec<f32>> {
-    let Sixteens { words, format, rows, columns } = weight;
-    let stride = format.words(Order::Sixteens, SIXTEEN, columns)?;
-    if stride == 0 || rows == 0 || words.len() != rows.div_ceil(SIXTEEN) * stride {
+/// The products of each group of vectors `x` `[vectors, columns]`, with matrices in [`Order::Sixteens`]. `None` where words are not
+/// those of the rows, and then some results may be written.
+pub(crate) fn products_of_groups(
+    x: &[f32],
+    columns: usize,
+    PackedLayout { format, order }: PackedLayout,
+    arithmetic: Arithmetic,
+    groups: Vec<Group<'_>>,
+) -> Option<()> {
+    let stride = format.words(order, SIXTEEN, columns).filter(|stride| *stride > 0)?;
+    if order != Order::Sixteens {
         return None;
     }
-    let vectors = x.len() / columns.max(1);
     // Few vectors take as long as memory does, and many take as long as sums do: what counts is bytes.
-    let worth = size_of_val(words) * vectors / (WORTH_SHARING / ONE_THREAD);
-    let mut y = vec![0.0; vectors * rows];
-    let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces(worth));
-    let mut all: Vec<Piece<'_>> =
-        words.chunks(sixteens * stride).map(|words| Piece { words, stride, y: Vec::new() }).collect();
-    for row in y.chunks_mut(rows) {
-        let parts = row.chunks_mut(sixteens * SIXTEEN);
-        all.iter_mut().zip(parts).for_each(|(piece, part)| piece.y.push(part));
+    let bytes: usize = groups.iter().map(|group| size_of_val(group.words) * group.y.len()).sum();
+    let worth = bytes / (WORTH_SHARING / ONE_THREAD);
+    let pieces_of_each = pieces(worth).div_ceil(groups.len().max(1));
+    let mut all = Vec::new();
+    for Group { vectors, words, y } in groups {
+        let rows = y.first().map_or(0, |y| y.len());
+        if rows == 0 || words.len() != rows.div_ceil(SIXTEEN) * stride || vectors.len() != y.len() {
+            return None;
+        }
+        let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces_of_each);
+        let first = all.len();
+        let piece = |words| Piece { vectors: vectors.clone(), words, stride, y: Vec::with_capacity(y.len()) };
+        all.extend(words.chunks(sixteens * stride).map(piece));
+        for row in y {
+            let parts = row.chunks_mut(sixteens * SIXTEEN);
+            all[first..].iter_mut().zip(parts).for_each(|(piece, part)| piece.y.push(part));
+        }
     }
     formats::visit(format, Products { x, columns, arithmetic, worth, pieces: all });
-    Some(y)
+    Some(())
 }
 
-/// Some rows of the matrix, and their part of each vector's result.
+/// Some rows of a matrix, and their part of each vector's result.
 struct Piece<'a> {
+    vectors: Range<usize>,
     words: &'a [u32],
     /// Words of sixteen rows
     stride: usize,
@@ -148,7 +163,8 @@ impl<K: Kernel> Work for Tiles<'_, K> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Self { x, runs, piece: Piece { words, stride, mut y } } = self;
+        let Self { x, runs, piece: Piece { vectors, words, stride, mut y } } = self;
+        let x = &x[vectors.start * runs..vectors.end * runs];
         let together = (CACHE / (runs * size_of::<K::Run>()).max(1)).next_multiple_of(8);
         for (x, y) in x.chunks(together * runs).zip(y.chunks_mut(together)) {
             for (i, words) in words.chunks(stride).enumerate() {
