@@ -21,6 +21,7 @@ mod models;
 mod modes;
 mod offload;
 mod out_of_memory;
+mod packed_experts;
 mod probes;
 mod quantize;
 mod quantized;

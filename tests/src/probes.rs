@@ -181,8 +181,7 @@ fn only_originals_are_probed() {
     kiln::quantize(demo(), &packed, Mixture::F16, |_| std::ops::ControlFlow::Continue(())).unwrap();
     check_original(&packed).unwrap();
 
-    let mixtral = fixtures("5.23.0-experts").join("models/mixtral");
-    assert!(why(check_original(mixtral).unwrap_err()).contains("has experts"));
+    check_original(fixtures("5.23.0-experts").join("models/mixtral")).unwrap();
     let whisper = fixtures("5.23.0-whisper").join("models/whisper_multilingual");
     assert!(why(check_original(whisper).unwrap_err()).contains("model of speech"));
 

@@ -59,12 +59,18 @@ impl Sizes {
         rows.saturating_mul(logits.saturating_add(tokens.saturating_mul(self.token_bytes(element))))
     }
 
-    /// Bytes that experts in host memory spare the device, where `resident` of each block stay there; `None` where there are no experts.
-    pub fn offloaded_bytes(&self, resident: usize, element: usize) -> Option<u64> {
-        let ExpertSizes { experts, intermediate, blocks, .. } = self.experts?;
-        let one = [3, self.hidden, intermediate, element]
-            .iter()
-            .fold(1, |bytes: u64, &n| bytes.saturating_mul(n as u64));
+    /// Elements of the weights of experts that tokens are routed to; 0 where there are none.
+    pub fn expert_elements(&self) -> u64 {
+        let Some(ExpertSizes { experts, intermediate, blocks, .. }) = self.experts else { return 0 };
+        let sizes = [3, self.hidden, intermediate, experts, blocks];
+        sizes.iter().fold(1, |product: u64, &n| product.saturating_mul(n as u64))
+    }
+
+    /// Bytes that experts in host memory spare the device, where `resident` of each block stay there and all experts together have
+    /// `bytes`; `None` where there are no experts.
+    pub fn offloaded_bytes(&self, resident: usize, bytes: u64) -> Option<u64> {
+        let ExpertSizes { experts, blocks, .. } = self.experts?;
+        let one = bytes / (experts as u64).saturating_mul(blocks as u64).max(1);
         let away = (experts.saturating_sub(resident) as u64).saturating_mul(one);
         // Of one block at a time, some more are there.
         let passing = one.max(COPIED_AT_ONCE as u64).min(away);

@@ -40,7 +40,7 @@ pub use kiln_weights::Mixture;
 pub use config::{ConfigFile, ExpertSizes, Sizes};
 pub use nn::rope::{Rope, Ropes};
 pub use random::{RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, RandomWeights};
-pub use weights::{HostRows, Part, Rows, Weights};
+pub use weights::{HostMatrix, HostRows, Part, Rows, Weights};
 
 /// Reads one family of checkpoints.
 pub trait Architecture: fmt::Debug + Sync {

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 use kiln_core::{Result, budget::Claim, read_back};
 
-use crate::{ConfigFile, Part, Weights};
+use crate::{ConfigFile, HostMatrix, Part, Weights};
 
 /// Sizes of a made-up Llama: `LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,14 +272,12 @@ impl Weights for RandomWeights {
         self.noise([range.len(), width])
     }
 
-    fn host_matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData> {
+    fn host_matrix(&mut self, _parts: &[Part], width: usize, range: Range<usize>) -> Result<HostMatrix> {
         let shape = [range.len(), width];
         self.elements += shape.iter().product::<usize>() as u64;
-        read_back::read(Tensor::<2>::random(
-            shape,
-            Distribution::Normal(0.0, 0.02),
-            (&self.device, self.dtype),
-        ))
+        let options = (&self.device, self.dtype);
+        let numbers = Tensor::<2>::random(shape, Distribution::Normal(0.0, 0.02), options);
+        read_back::read(numbers).map(HostMatrix::dense)
     }
 
     fn resident_experts(&self) -> Option<usize> {

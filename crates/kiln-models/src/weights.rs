@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_core::{Error, Result, host_data};
-use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack};
+use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use};
 
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub trait Weights {
     fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>>;
 
     /// [`matrix`](Self::matrix), in host memory.
-    fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData>;
+    fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<HostMatrix>;
 
     /// All numbers of the tensor `name` of this shape, in order, in float32 whatever the other weights are held in.
     fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>>;
@@ -67,7 +67,7 @@ pub trait Weights {
     /// [`Error::Setting`] if the device cannot bind a row.
     fn host_rows(&mut self, parts: &[Part], width: usize) -> Result<HostRows> {
         let blocks = self.blocks(parts, width)?.into_iter();
-        let read = |block| self.host_matrix(parts, width, block).map(host_data::shareable);
+        let read = |block| self.host_matrix(parts, width, block);
         Ok(HostRows { blocks: blocks.map(read).collect::<Result<_>>()? })
     }
 
@@ -208,19 +208,52 @@ impl Rows {
 /// A matrix in host memory, in the blocks that its [`Rows`] will have.
 #[derive(Clone, Debug)]
 pub struct HostRows {
-    /// `[rows, width]`
-    blocks: Vec<TensorData>,
+    blocks: Vec<HostMatrix>,
 }
 
 impl HostRows {
     /// Copies it to a device.
     pub(crate) fn to_device(&self, device: &Device) -> Rows {
-        let copy =
-            |block: &TensorData| Matrix::Dense(Tensor::from_data(block.clone(), (device, block.dtype())));
-        Rows { blocks: self.blocks.iter().map(copy).collect() }
+        Rows { blocks: self.blocks.iter().map(|block| block.to_device(device)).collect() }
     }
 
     pub fn bytes(&self) -> usize {
-        self.blocks.iter().map(|block| block.as_bytes().len()).sum()
+        self.blocks.iter().map(HostMatrix::bytes).sum()
+    }
+}
+
+/// A [`Matrix`] in host memory.
+#[derive(Clone, Debug)]
+pub struct HostMatrix {
+    /// Numbers `[rows, width]`, or words
+    data: TensorData,
+    /// What words are, the shape of their matrix, and what it is used as.
+    packed: Option<(PackedLayout, [usize; 2], Use)>,
+}
+
+impl HostMatrix {
+    /// A matrix of numbers `[rows, width]`.
+    pub fn dense(numbers: TensorData) -> Self {
+        Self { data: host_data::shareable(numbers), packed: None }
+    }
+
+    /// A matrix of int32 `words`, as [`PackedMatrix::new`] is given.
+    pub fn packed(words: TensorData, layout: PackedLayout, shape: [usize; 2], use_as: Use) -> Self {
+        Self { data: host_data::shareable(words), packed: Some((layout, shape, use_as)) }
+    }
+
+    fn to_device(&self, device: &Device) -> Matrix {
+        let options = (device, self.data.dtype());
+        match self.packed {
+            None => Matrix::Dense(Tensor::from_data(self.data.clone(), options)),
+            Some((layout, shape, use_as)) => {
+                let words = Tensor::from_data(self.data.clone(), options);
+                Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as))
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.data.as_bytes().len()
     }
 }

@@ -161,7 +161,6 @@ const REFUSED: &str = "
     probe --weights --ctx 1
     probe --weights --plot /nowhere/loss.svg
     probe --weights --model tests/fixtures/transformers-5.23.0/models/whisper
-    probe --weights --model tests/fixtures/transformers-5.23.0-experts/models/mixtral
     detect x
     detect --watermark /nowhere x
     detect --watermark Cargo.toml x

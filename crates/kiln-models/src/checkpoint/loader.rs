@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, ops::Range};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, kind::Basic, s};
 use half::{bf16, f16};
 use kiln_core::{Error, Result, device_state::DeviceState};
-use kiln_kernels::{Arithmetic, Kernels, Matrix, PackedLayout, PackedMatrix, Use};
+use kiln_kernels::{Arithmetic, Kernels, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use};
 use kiln_weights::{
     Format,
     gguf::names::Undo,
@@ -14,11 +14,12 @@ use kiln_weights::{
 use rayon::prelude::*;
 
 use super::{
-    Checkpoint, Entry, Found,
+    Checkpoint, Found,
     convert::{Failed, Number, Stored, decode},
+    piece::{Piece, of_piece, packed_row},
     quantized::{Group, Unpacking},
 };
-use crate::{Part, Weights};
+use crate::{HostMatrix, Part, Weights};
 
 /// Bytes that may be on their way to a GPU before the loader waits for it. What is under way is host memory, twice:
 /// the converted weights, and the driver's staging buffer. So larger tensors travel in blocks of rows, too.
@@ -54,67 +55,11 @@ struct Packed {
     use_as: Use,
 }
 
-/// Some rows of a tensor in a file.
-#[derive(Clone, Copy)]
-struct Piece<'a> {
-    name: &'a str,
-    entry: &'a Entry,
-    rows: usize,
-    /// The number of the first row.
-    first: usize,
-    /// Rows of the whole tensor.
-    of: usize,
-    /// Numbers of a row.
-    columns: usize,
-    /// Where the tensor begins, from the beginning of the file's data.
-    start: usize,
-    /// Bytes of a row in the file.
-    row: usize,
-    /// What the conversion of the file did to it.
-    undo: Undo,
-}
-
-impl Piece<'_> {
-    fn elements(&self) -> u64 {
-        (self.rows * self.columns) as u64
-    }
-
-    /// Where each row begins.
-    fn row_starts(&self) -> impl Iterator<Item = usize> {
-        let rows = self.first..self.first + self.rows;
-        rows.map(move |row| self.start + self.undo.row(row, self.of) * self.row)
-    }
-
-    /// Rows that follow each other in the file: where each run begins, and its bytes.
-    fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
-        let each = if matches!(self.undo, Undo::Permuted { .. }) { 1 } else { self.rows.max(1) };
-        self.row_starts().step_by(each).map(move |start| (start, each * self.row))
-    }
-}
-
-/// What is wrong with a tensor.
-fn of_piece(checkpoint: &Checkpoint, piece: &Piece<'_>, why: String) -> Error {
-    Error::File { path: checkpoint.path(piece.entry), why: format!("`{}` {why}", piece.name) }
-}
-
-/// A row that begins there in the file, in a format: as it is stored, or packed now.
-fn packed_row(
-    checkpoint: &Checkpoint,
-    piece: &Piece<'_>,
-    start: usize,
-    format: Format,
-    to: &mut [u8],
-) -> Result<()> {
-    let stored = piece.entry.stored.format();
-    if stored == Some(format) {
-        return checkpoint.read(piece.entry, start, to);
-    }
-    let wrong = |why: String| of_piece(checkpoint, piece, why);
-    let stored = stored.ok_or_else(|| wrong(format!("is stored as {}", piece.entry.stored)))?;
-    let (mut bytes, mut numbers) = (vec![0; piece.row], vec![0.0; piece.columns]);
-    checkpoint.read(piece.entry, start, &mut bytes)?;
-    let packed = stored.unpack(&bytes, &mut numbers).and_then(|()| format.pack(&numbers, to));
-    packed.map_err(|e| wrong(e.to_string()))
+/// What the words of a packed matrix are, their shape, and what it is used as.
+struct Words {
+    layout: PackedLayout,
+    shape: [usize; 2],
+    use_as: Use,
 }
 
 /// What a tensor holds.
@@ -233,7 +178,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Rows `range` of the tensor of all `parts`, whose rows have the shape `row`.
-    fn stack<const D: usize>(
+    fn dense<const D: usize>(
         &mut self,
         parts: &[Part],
         row: &[usize],
@@ -324,6 +269,42 @@ impl<'a> Loader<'a> {
             in_order && self.checkpoint.format(piece.entry) == Some(format)
         };
         (fits(first) && others.iter().all(fits)).then_some(format)
+    }
+
+    /// How the rows of `pieces` are packed, if they stay as they are stored: `layout_of` says how kernels have a format in memory.
+    fn packed_layout(
+        &self,
+        pieces: &[Piece<'_>],
+        width: usize,
+        layout_of: impl Fn(&Kernels, Format, DType) -> Option<PackedLayout>,
+    ) -> Option<PackedLayout> {
+        let Packed { kernels, .. } = self.packed.as_ref()?;
+        let layout = layout_of(kernels, self.shared_format(pieces)?, self.dtype)?;
+        layout.words([1, width]).map(|_| layout)
+    }
+
+    /// The words of a matrix of this shape; `None` where it is not packed.
+    fn packed_words(&self, layout: Option<PackedLayout>, shape: [usize; 2]) -> Option<Words> {
+        let (layout, Packed { use_as, .. }) = (layout?, self.packed.as_ref()?);
+        Some(Words { layout, shape: layout.words(shape)?, use_as: *use_as })
+    }
+
+    /// Rows `range` of the matrix of all `parts`, packed as `layout` says, or dense.
+    fn matrix_in(
+        &mut self,
+        layout: Option<PackedLayout>,
+        parts: &[Part],
+        width: usize,
+        range: Range<usize>,
+    ) -> Result<Matrix> {
+        let shape = [range.len(), width];
+        let Some(Words { layout, shape: of_words, use_as }) = self.packed_words(layout, shape) else {
+            return self.dense_matrix(parts, width, range).map(Matrix::Dense);
+        };
+        let pieces = self.pieces(parts, &[width], &range)?;
+        let words: Tensor<2, Int> = self.upload(&pieces, of_words, Held::In(layout))?;
+        self.parameters += (shape[0] * shape[1]) as u64;
+        Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as)))
     }
 
     /// The rows of `pieces`, one below the other, as words of a packed matrix. A part of them is arranged at a time, so that no second copy
@@ -422,23 +403,29 @@ impl<'a> Loader<'a> {
 
 impl Weights for Loader<'_> {
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>> {
-        self.stack(parts, &[], 0..parts.iter().map(|part| part.rows).sum())
+        self.dense(parts, &[], 0..parts.iter().map(|part| part.rows).sum())
     }
 
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
-        if let Some(Packed { kernels, use_as }) = &self.packed {
-            let (kernels, use_as) = (kernels.clone(), *use_as);
-            let pieces = self.pieces(parts, &[width], &range)?;
-            let shape = [range.len(), width];
-            let layout =
-                self.shared_format(&pieces).and_then(|format| kernels.packed_layout(format, self.dtype));
-            if let Some((layout, words)) = layout.and_then(|layout| Some((layout, layout.words(shape)?))) {
-                let words: Tensor<2, Int> = self.upload(&pieces, words, Held::In(layout))?;
-                self.parameters += (shape[0] * shape[1]) as u64;
-                return Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as)));
+        let pieces = self.pieces(parts, &[width], &range)?;
+        let layout = self.packed_layout(&pieces, width, Kernels::packed_layout);
+        self.matrix_in(layout, parts, width, range)
+    }
+
+    fn stack(&mut self, parts: &[Part], shape: [usize; 3]) -> Result<MatrixStack> {
+        let [.., width] = shape;
+        let pieces = self.pieces(parts, &[width], &(0..parts.iter().map(|part| part.rows).sum()))?;
+        let layout = self.packed_layout(&pieces, width, |kernels, format, dtype| {
+            let of_part = |part: &Part| kernels.packed_stack_layout(format, dtype, part.rows);
+            parts.iter().map(of_part).reduce(Option::and).flatten()
+        });
+        let most = match layout.and_then(|layout| Some((layout.together(), layout.words([1, width])?))) {
+            Some((together, [_, words])) if self.largest_binding >= 4 * words => {
+                self.largest_binding / (4 * words) * together
             }
-        }
-        self.dense_matrix(parts, width, range).map(Matrix::Dense)
+            _ => self.rows_at_once(parts, width)?,
+        };
+        MatrixStack::read(shape, most, |range| self.matrix_in(layout, parts, width, range))
     }
 
     fn runs(&self, parts: &[Part], width: usize) -> Result<Vec<Range<usize>>> {
@@ -462,14 +449,20 @@ impl Weights for Loader<'_> {
     }
 
     fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>> {
-        self.stack(parts, &[width], range)
+        self.dense(parts, &[width], range)
     }
 
-    fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<TensorData> {
+    fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<HostMatrix> {
         let pieces = self.pieces(parts, &[width], &range)?;
         let shape = [range.len(), width];
         self.parameters += shape.iter().product::<usize>() as u64;
-        self.read(&pieces, shape, Held::As(self.dtype))
+        match self.packed_words(self.packed_layout(&pieces, width, Kernels::packed_layout), shape) {
+            Some(Words { layout, shape: of_words, use_as }) => {
+                let words = self.read(&pieces, of_words, Held::In(layout))?;
+                Ok(HostMatrix::packed(words, layout, shape, use_as))
+            }
+            None => self.read(&pieces, shape, Held::As(self.dtype)).map(HostMatrix::dense),
+        }
     }
 
     fn resident_experts(&self) -> Option<usize> {

@@ -23,6 +23,7 @@ mod convert;
 pub(crate) mod foreign;
 pub(crate) mod gguf;
 mod loader;
+mod piece;
 mod quantize;
 mod quantized;
 
@@ -270,17 +271,28 @@ impl Checkpoint {
     /// How many bytes all weights take, of which those of matrices that `kernels` compute with as they are stay packed, and others
     /// have elements of `dtype`.
     pub fn held_bytes(&self, kernels: &Kernels, dtype: DType) -> u64 {
-        let bytes = |entry: &Entry| {
-            let numbers = entry.shape.iter().product::<usize>();
-            let packed = match entry.shape[..] {
-                [rows, columns] => (self.format(entry))
-                    .and_then(|format| kernels.packed_layout(format, dtype))
-                    .and_then(|layout| layout.words([rows, columns])),
-                _ => None,
-            };
-            packed.map_or(numbers * dtype.size(), |words| words.iter().product::<usize>() * 4) as u64
+        self.tensors.iter().map(|(name, entry)| self.held(name, entry, kernels, dtype)).sum()
+    }
+
+    /// [`held_bytes`](Self::held_bytes) of the experts of mixtures alone.
+    pub fn held_expert_bytes(&self, kernels: &Kernels, dtype: DType) -> u64 {
+        let experts = self.tensors.iter().filter(|(name, _)| is_of_experts(name));
+        experts.map(|(name, entry)| self.held(name, entry, kernels, dtype)).sum()
+    }
+
+    fn held(&self, name: &str, entry: &Entry, kernels: &Kernels, dtype: DType) -> u64 {
+        let numbers = entry.shape.iter().product::<usize>();
+        let (count, rows, columns) = match entry.shape[..] {
+            [rows, columns] => (1, rows, columns),
+            [count, rows, columns] if is_of_experts(name) => (count, rows, columns),
+            _ => return (numbers * dtype.size()) as u64,
         };
-        self.tensors.values().map(bytes).sum()
+        let layout = self.format(entry).and_then(|format| match is_of_experts(name) {
+            true => kernels.packed_stack_layout(format, dtype, rows),
+            false => kernels.packed_layout(format, dtype),
+        });
+        let packed = layout.and_then(|layout| layout.words([rows, columns]));
+        packed.map_or(numbers * dtype.size(), |[rows, words]| count * rows * words * 4) as u64
     }
 
     /// Bytes of all weights as they are stored.
@@ -387,4 +399,9 @@ impl Checkpoint {
         };
         path.unwrap_or(&self.folder).to_owned()
     }
+}
+
+/// Whether a tensor, by its name in a folder or a GGUF file, has weights of experts that tokens are routed to.
+fn is_of_experts(name: &str) -> bool {
+    name.contains(".experts.") || name.contains("_exps.")
 }

@@ -321,16 +321,13 @@ impl<'a> ModelBuilder<'a> {
             check_quant(mixture, &kernels, dtype, &device.info)?;
             checkpoint.pack_as(mixture, self.packed_tensors.as_ref())?;
         }
-        // Experts are computed with from numbers of one type.
-        let held = match configured.sizes().experts {
-            Some(_) => elements * dtype.size() as u64,
-            None => checkpoint.held_bytes(&kernels, dtype),
-        };
+        let held = checkpoint.held_bytes(&kernels, dtype);
+        let of_experts = checkpoint.held_expert_bytes(&kernels, dtype);
         // Those that are packed would not be smaller in float16.
         let half = if held < elements * dtype.size() as u64 { dtype.size() } else { half };
         let claim = claim_weights(
             &self.budget(&device),
-            held.saturating_sub(self.spared(&device, &configured.sizes(), dtype)?),
+            held.saturating_sub(self.spared(&device, &configured.sizes(), of_experts)?),
             plan.build(&needs, &kernels)?,
             self.tokens,
             configured.sizes().working_bytes(1, SMALLEST_CHUNK, dtype.size()),
@@ -382,7 +379,9 @@ impl<'a> ModelBuilder<'a> {
         let budget = self.budget(&device);
         // All of them first: made one by one, those that fit would take minutes until one does not.
         let bytes = sizes.parameters().saturating_mul(dtype.size() as u64);
-        let spared = self.spared(&device, &configured.sizes(), dtype)?;
+        let configured_sizes = configured.sizes();
+        let of_experts = configured_sizes.expert_elements().saturating_mul(dtype.size() as u64);
+        let spared = self.spared(&device, &configured_sizes, of_experts)?;
         let held = budget.claim("the model's weights", bytes.saturating_sub(spared))?.bytes();
         let mut weights = RandomWeights {
             device: device.device.clone(),
@@ -449,10 +448,10 @@ impl<'a> ModelBuilder<'a> {
         Ok(dtype)
     }
 
-    /// Bytes of the device that are spared where experts are in host memory.
-    fn spared(&self, device: &Opened, sizes: &Sizes, dtype: DType) -> Result<u64> {
+    /// Bytes of the device that are spared where experts, which together have `bytes`, are in host memory.
+    fn spared(&self, device: &Opened, sizes: &Sizes, bytes: u64) -> Result<u64> {
         let Some(resident) = self.resident_experts else { return Ok(0) };
-        match sizes.offloaded_bytes(resident, dtype.size()) {
+        match sizes.offloaded_bytes(resident, bytes) {
             // Host memory is what it has.
             Some(_) if device.info.class == DeviceClass::Cpu => Ok(0),
             Some(bytes) => Ok(bytes),

@@ -75,11 +75,51 @@ enum Placed {
 /// The weights of all experts, on the device.
 #[derive(Debug)]
 struct Stacks {
-    /// `[experts, 2 · intermediate, hidden]`: `gate_proj` and `up_proj`, one above the other
-    gate_up_proj: MatrixStack,
+    gate_up_proj: GateUp,
     /// `[experts, hidden, intermediate]`
     down_proj: MatrixStack,
     activation: Activation,
+}
+
+/// What leads into experts: `gate_proj` and `up_proj`.
+#[derive(Debug)]
+enum GateUp {
+    /// `[experts, 2 · intermediate, hidden]`, one above the other
+    Joined(MatrixStack),
+    /// `[experts, intermediate, hidden]` each, where they are packed in different formats.
+    Apart([MatrixStack; 2]),
+}
+
+impl GateUp {
+    fn load(
+        weights: &mut dyn Weights,
+        of_all: &[Names],
+        [experts, intermediate, hidden]: [usize; 3],
+    ) -> Result<Self> {
+        // Those of all experts are packed as those of the first one.
+        let formats = match of_all.first() {
+            Some(Names { gate, up, .. }) => weights.runs(&[gate.clone(), up.clone()], hidden)?.len(),
+            None => 1,
+        };
+        if formats == 1 {
+            let both: Vec<_> =
+                of_all.iter().flat_map(|Names { gate, up, .. }| [gate.clone(), up.clone()]).collect();
+            return Ok(Self::Joined(weights.stack(&both, [experts, 2 * intermediate, hidden])?));
+        }
+        let [gates, ups]: [Vec<_>; 2] = [
+            of_all.iter().map(|names| names.gate.clone()).collect(),
+            of_all.iter().map(|names| names.up.clone()).collect(),
+        ];
+        let mut stack = |parts: &[Part]| weights.stack(parts, [experts, intermediate, hidden]);
+        Ok(Self::Apart([stack(&gates)?, stack(&ups)?]))
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Joined(both) => both.bytes(),
+            Self::Apart(stacks) => stacks.iter().map(MatrixStack::bytes).sum(),
+        }
+    }
 }
 
 /// An expert that all tokens go to. What it makes of them is multiplied by the sigmoid of `gate`.
@@ -206,16 +246,10 @@ impl Stacks {
         &ExpertsConfig { experts, intermediate, .. }: &ExpertsConfig,
         &MlpConfig { hidden, activation, .. }: &MlpConfig,
     ) -> Result<Self> {
-        let (mut gate_up, mut down) = (Vec::new(), Vec::new());
-        for names in of_all {
-            gate_up.extend([names.gate, names.up]);
-            down.push(names.down);
-        }
-        Ok(Self {
-            gate_up_proj: weights.stack(&gate_up, [experts, 2 * intermediate, hidden])?,
-            down_proj: weights.stack(&down, [experts, hidden, intermediate])?,
-            activation,
-        })
+        let gate_up_proj = GateUp::load(weights, &of_all, [experts, intermediate, hidden])?;
+        let down: Vec<_> = of_all.into_iter().map(|names| names.down).collect();
+        let down_proj = weights.stack(&down, [experts, hidden, intermediate])?;
+        Ok(Self { gate_up_proj, down_proj, activation })
     }
 
     /// What its experts make of each token.
@@ -227,11 +261,21 @@ impl Stacks {
         let project = |x: Tensor<4>, weight: &MatrixStack| {
             kernels.run(ExpertLinear { x, weight: weight.clone(), experts: experts.clone() })
         };
-        let both = project(x.reshape([batch, tokens, 1, hidden]), &self.gate_up_proj);
-        let intermediate = both.dims()[3] / 2;
-        let both = both.reshape([batch, tokens * chosen, 2 * intermediate]);
-        let (gate, up) =
-            (both.clone().narrow(2, 0, intermediate), both.narrow(2, intermediate, intermediate));
+        let x = x.reshape([batch, tokens, 1, hidden]);
+        let into = |weight: &MatrixStack| {
+            let y = project(x.clone(), weight);
+            let width = y.dims()[3];
+            y.reshape([batch, tokens * chosen, width])
+        };
+        let (gate, up) = match &self.gate_up_proj {
+            GateUp::Joined(both) => {
+                let both = into(both);
+                let width = both.dims()[2] / 2;
+                (both.clone().narrow(2, 0, width), both.narrow(2, width, width))
+            }
+            GateUp::Apart([gate, up]) => (into(gate), into(up)),
+        };
+        let intermediate = gate.dims()[2];
         let inner = kernels.run(Gated { gate, up, activation: self.activation });
         project(inner.reshape([batch, tokens, chosen, intermediate]), &self.down_proj)
     }
