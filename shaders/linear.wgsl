@@ -158,7 +158,7 @@ fn main(
         let row = min(first_row + r, info.rows - 1u);
         vectors[r] = row / info.tokens * info.x_strides.x + row % info.tokens * info.x_strides.y;
     }
-    multiply(weights, lane % TOGETHER);
+    multiply(weights, lane);
     if NORMED {
         for (var from_row = 0u; from_row < ROWS; from_row += 4u) {
             for (var r = 0u; r < AT_ONCE; r++) {

@@ -1,9 +1,9 @@
 // What a lane of linear.wgsl has of the sums, where weights are dense: it reads eight neighbours of each row at once. With weights_dense.wgsl.
 
-// The lane of those that go along the rows of the weight, which begin there.
+// What a lane has of rows of the weight, which begin there.
 fn multiply(weights: vec4<u32>, lane: u32) {
     let columns = (info.input + 3u) / 4u;
-    var c = lane * 2u;
+    var c = lane % TOGETHER * 2u;
     for (; c + 1u < columns; c += TOGETHER * 2u) {
         let w_here = columns_at(weights, c / 2u, 0u, info.w_strides.y);
         let w_next = columns_at(weights, c / 2u, 1u, info.w_strides.y);

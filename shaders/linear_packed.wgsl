@@ -2,7 +2,7 @@
 // its codes, times its scale, and the sum of x times what codes are off: what is of the group counts once. With weights_packed.wgsl.
 
 // Whether sums of x count.
-const SHIFTS = HAS_MINIMUM || OFFSET != 0.0;
+const SHIFTS = HAS_MINIMUM || OFFSET != 0.0 || SCALES == ZEROS;
 
 // Four numbers of x. A row of bfloat16 may end within a run.
 fn four_at(at: u32, c: u32) -> vec4<f32> {
@@ -21,7 +21,7 @@ fn four_scales_at(c: u32) -> vec4<f32> {
 fn multiply_pair(half: u32, pair: u32, codes: Codes, group: Group) {
     let c = half / 2u * 8u + half % 2u * 2u + pair * 4u;
     let columns = columns_of_pair(codes);
-    let shift = group.minimum - OFFSET * group.scale;
+    let shift = group.minimum - group.offset * group.scale;
     var scale = vec4(1.0);
     var next_scale = vec4(1.0);
     if NORMED {
@@ -50,10 +50,11 @@ fn multiply_pair(half: u32, pair: u32, codes: Codes, group: Group) {
     }
 }
 
-// The lane of those that go along the rows of the weight, which begin there.
+// What a lane has of rows of the weight, which begin there.
 fn multiply(weights: vec4<u32>, lane: u32) {
+    write_table(lane);
     let halves = (info.input + 31u) / 32u * 2u;
-    for (var half = lane; half < halves; half += TOGETHER) {
+    for (var half = lane % TOGETHER; half < halves; half += TOGETHER) {
         // All is read before it is used, so that few registers hold x.
         let codes = codes_of_half(weights, half);
         let first = group_at(weights, half, 0u);
@@ -63,5 +64,9 @@ fn multiply(weights: vec4<u32>, lane: u32) {
         }
         multiply_pair(half, 0u, codes.first, first);
         multiply_pair(half, 1u, codes.second, second);
+    }
+    if HAS_FLOATS {
+        // All lanes have read the table.
+        workgroupBarrier();
     }
 }

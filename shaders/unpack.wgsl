@@ -12,6 +12,9 @@ struct Info {
 @group(0) @binding(0) var<storage, read_write> y: array<vec4<elem>>;
 @group(0) @binding(2) var<uniform> info: Info;
 
+// A table.
+var<workgroup> sums: array<vec4<f32>, 4>;
+
 // Writes four numbers of each of four rows.
 fn write(first_row: u32, c: u32, columns: mat4x4<f32>, group: Group) {
     let fours = info.input / 4u;
@@ -20,10 +23,10 @@ fn write(first_row: u32, c: u32, columns: mat4x4<f32>, group: Group) {
     }
     // Where there are minimums, products are exact: it does not matter whether they are rounded before the sum.
     let rows = transpose(mat4x4(
-        (columns[0] - OFFSET) * group.scale + group.minimum,
-        (columns[1] - OFFSET) * group.scale + group.minimum,
-        (columns[2] - OFFSET) * group.scale + group.minimum,
-        (columns[3] - OFFSET) * group.scale + group.minimum,
+        (columns[0] - group.offset) * group.scale + group.minimum,
+        (columns[1] - group.offset) * group.scale + group.minimum,
+        (columns[2] - group.offset) * group.scale + group.minimum,
+        (columns[3] - group.offset) * group.scale + group.minimum,
     ));
     let at = first_row * fours + c;
     y[at] = vec4<elem>(rows[0]);
@@ -44,6 +47,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
+    write_table(lane);
     let i = (group.x + group.y * groups.x) * 256u + lane;
     let halves = (info.input + 31u) / 32u * 2u;
     let first_row = i / halves * 4u;

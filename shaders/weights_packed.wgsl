@@ -2,20 +2,31 @@
 // each block, with its minimum if it has one; each begins with a word. What is read at once is half a run of 32 numbers of four rows: two pairs of
 // fours, 16 numbers apart. Of codes of four bits these are both halves of two words. What follows is of bfloat16, two numbers a word.
 
-// Numbers of a block and of a group, bits of a code, how a group's scale is stored, whether there are minimums, what is subtracted from codes,
-// and what they stand for.
-const BLOCK = 32u; const GROUP = 32u; const LOW = 16u; const HIGH = 0u; const SCALES = ONE; const HAS_MINIMUM = false; const OFFSET = 0.0; const TABLE = PLAIN;
+// Numbers of a block and of a group, bits of a code, how a group's scale is stored, the type of the block's scale, whether there are minimums,
+// what is subtracted from codes, and what they stand for.
+const BLOCK = 32u; const GROUP = 32u; const LOW = 16u; const HIGH = 0u; const SCALES = ONE; const SCALE = F16; const HAS_MINIMUM = false; const OFFSET = 0.0; const TABLE = PLAIN;
 
-// The block is one group; signed bytes; bytes, with as many for minimums; four bits each for scale and minimum.
+// The block is one group; signed bytes; bytes, with as many for minimums; four bits each for scale and minimum; a block that is one group has
+// a byte that is subtracted from codes.
 const ONE = 0u;
 const SIGNED = 1u;
 const BYTES = 2u;
 const NIBBLES = 3u;
+const ZEROS = 4u;
 
-// Codes are numbers; places in the table of IQ4_NL; floats of 4 bits, twice as large, with a bfloat16 as scale.
+// Types of scales.
+const F16 = 0u;
+const BF16 = 1u;
+const F32 = 2u;
+
+// Codes are numbers; places in the table of IQ4_NL; floats of 4 bits, twice as large; places in a table of floats.
 const PLAIN = 0u;
 const NON_LINEAR = 1u;
 const E2M1 = 2u;
+const NF4 = 3u;
+const FP4 = 4u;
+
+const HAS_FLOATS = TABLE == NF4 || TABLE == FP4;
 
 @group(0) @binding(1) var<storage, read_write> w: array<u32>;
 
@@ -81,12 +92,36 @@ fn e2m1(code: u32) -> f32 {
     return select(f32(size), -f32(size), code >= 8u);
 }
 
+// Writes a table of floats into the first places of `sums`, where lanes read different entries at once. Then all lanes wait.
+fn write_table(lane: u32) {
+    if HAS_FLOATS {
+        if lane == 0u && TABLE == NF4 {
+            sums[0] = vec4(-1.0, -0.6961928, -0.52507305, -0.3949175);
+            sums[1] = vec4(-0.28444138, -0.18477343, -0.091050036, 0.0);
+            sums[2] = vec4(0.0795803, 0.1609302, 0.2461123, 0.33791524);
+            sums[3] = vec4(0.44070983, 0.562617, 0.72295684, 1.0);
+        } else if lane == 0u {
+            sums[0] = vec4(0.0, 0.0052083335, 0.6666667, 1.0);
+            sums[1] = vec4(0.33333334, 0.5, 0.16666667, 0.25);
+            sums[2] = vec4(0.0, -0.0052083335, -0.6666667, -1.0);
+            sums[3] = vec4(-0.33333334, -0.5, -0.16666667, -0.25);
+        }
+        workgroupBarrier();
+    }
+}
+
+fn entry(code: u32) -> f32 {
+    return sums[code / 4u][code % 4u];
+}
+
 // What a code of each row stands for, before it is scaled.
 fn numbers_of(codes: vec4<u32>) -> vec4<f32> {
     if TABLE == NON_LINEAR {
         return vec4(non_linear(codes.x), non_linear(codes.y), non_linear(codes.z), non_linear(codes.w));
     } else if TABLE == E2M1 {
         return vec4(e2m1(codes.x), e2m1(codes.y), e2m1(codes.z), e2m1(codes.w));
+    } else if HAS_FLOATS {
+        return vec4(entry(codes.x), entry(codes.y), entry(codes.z), entry(codes.w));
     }
     return vec4<f32>(codes);
 }
@@ -168,25 +203,28 @@ fn columns_of_pair(codes: Codes) -> Columns {
     return Columns(columns_of(codes.first), columns_of(codes.second));
 }
 
-// A group of numbers of each row: (code - OFFSET) scale + minimum.
+// A group of numbers of each row: (code - offset) scale + minimum.
 struct Group {
     scale: vec4<f32>,
     minimum: vec4<f32>,
+    offset: vec4<f32>,
 }
 
 // That of the first or second pair of half a run.
 fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
     if LOW == 16u {
-        return Group(vec4(1.0), vec4(0.0));
+        return Group(vec4(1.0), vec4(0.0), vec4(0.0));
     }
-    let group = half / 2u * (32u / GROUP) + select(0u, pair, GROUP == 16u);
+    // Half a run is in one group, or each of its pairs is in a group of 16.
+    let group = select(half / (max(GROUP, 32u) / 16u), half / 2u * 2u + pair, GROUP == 16u);
     let block = half / (BLOCK / 16u);
     var start = at + vec4(info.input / 32u * (LOW + HIGH));
     // The scale of the group and its minimum, as factors of those of the block.
     var scale = vec4(1.0);
     var minimum = vec4(1.0);
+    var offset = vec4(OFFSET);
     if SCALES != ONE {
-        let words = vec4(info.input / GROUP / 4u);
+        let words = vec4((info.input / GROUP + 3u) / 4u);
         let bytes = bytes_at(start, group);
         if SCALES == SIGNED {
             scale = vec4<f32>(bitcast<vec4<i32>>(bytes << vec4(24u)) >> vec4(24u));
@@ -194,11 +232,16 @@ fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
             scale = vec4<f32>(bytes);
             minimum = -vec4<f32>(bytes_at(start + words, group));
             start += words;
+        } else if SCALES == ZEROS {
+            offset = vec4<f32>(bytes);
         } else {
             scale = vec4<f32>(bytes & vec4(15u));
             minimum = -vec4<f32>(bytes >> vec4(4u));
         }
         start += words;
+    }
+    if SCALE == F32 {
+        return Group(bitcast<vec4<f32>>(words_at(start, block)), vec4(0.0), offset);
     }
     if HAS_MINIMUM {
         let both = words_at(start, block);
@@ -206,11 +249,11 @@ fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
         let y = unpack2x16float(both.y);
         let z = unpack2x16float(both.z);
         let last = unpack2x16float(both.w);
-        return Group(vec4(x.x, y.x, z.x, last.x) * scale, vec4(x.y, y.y, z.y, last.y) * minimum);
+        return Group(vec4(x.x, y.x, z.x, last.x) * scale, vec4(x.y, y.y, z.y, last.y) * minimum, offset);
     }
     let halves = words_at(start, block / 2u) >> vec4(block % 2u * 16u);
-    if TABLE == E2M1 {
-        return Group(bitcast<vec4<f32>>(halves << vec4(16u)), vec4(0.0));
+    if SCALE == BF16 {
+        return Group(bitcast<vec4<f32>>(halves << vec4(16u)), vec4(0.0), offset);
     }
     let scales = vec4(
         unpack2x16float(halves.x).x,
@@ -218,5 +261,5 @@ fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
         unpack2x16float(halves.z).x,
         unpack2x16float(halves.w).x,
     );
-    return Group(scales * scale, vec4(0.0));
+    return Group(scales * scale, vec4(0.0), offset);
 }

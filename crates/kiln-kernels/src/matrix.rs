@@ -51,8 +51,8 @@ pub struct Use {
 /// How products with packed weights are computed on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
-    /// Vectors are rounded to signed bytes, with a scale for each 32 numbers, and multiplied in integers. Weights that are floats are
-    /// multiplied in float32.
+    /// Vectors are rounded to signed bytes, with a scale for each 32 numbers, and multiplied in integers. Weights that are floats, or
+    /// places in a table of floats, are multiplied in float32.
     #[default]
     Integers,
     /// In float32.

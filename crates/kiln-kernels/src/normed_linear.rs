@@ -135,8 +135,13 @@ impl Kernel for NormedLinear {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        let of_weight = |packed: bool, x: [usize; 3], output: usize, given: Given, order: NormOrder| {
-            let inputs = Case::new((packed, x, output, given, order), move |numbers| {
+        let of_weight = |packed: Option<Format>,
+                         x: [usize; 3],
+                         output: usize,
+                         given: Given,
+                         order: NormOrder| {
+            let name = packed.map(Format::name);
+            let inputs = Case::new((name, x, output, given, order), move |numbers| {
                 let then = match given {
                     Given::Nothing => Then::Nothing,
                     Given::Gate(activation) => Then::Gate(activation),
@@ -151,18 +156,19 @@ impl Kernel for NormedLinear {
                     scale: numbers.tensor([x[2]], Plain),
                     eps: 0.5,
                     order,
-                    weight: if packed {
-                        let layout = PackedLayout { format: Format::Bf16, order: Order::Rows };
-                        Matrix::Packed(numbers.packed_matrix([output, x[2]], layout, Arithmetic::Floats))
-                    } else {
-                        Matrix::Dense(numbers.tensor([output, x[2]], Plain))
+                    weight: match packed {
+                        Some(format) => {
+                            let layout = PackedLayout { format, order: Order::Rows };
+                            Matrix::Packed(numbers.packed_matrix([output, x[2]], layout, Arithmetic::Floats))
+                        }
+                        None => Matrix::Dense(numbers.tensor([output, x[2]], Plain)),
                     },
                     bias: output.is_multiple_of(3).then(|| numbers.tensor([output], Plain)),
                     then,
                 }
             });
             let lacks = move |path: crate::Path, _| {
-                let takes = !packed || path.is_on_gpu();
+                let takes = packed.is_none() || path.is_on_gpu();
                 !takes || given.lacks(path, x[0] * x[1])
             };
             // Products of n numbers, which are 1 in the mean, with scales of up to 1 + LARGEST. The reference rounds them twice, and the
@@ -178,7 +184,7 @@ impl Kernel for NormedLinear {
                 }
             })
         };
-        let case = |x, output, given, order| of_weight(false, x, output, given, order);
+        let case = |x, output, given, order| of_weight(None, x, output, given, order);
         let mut cases = Vec::new();
         let rotate = |heads, head_dim, pairs, tables| Given::Rotate { heads, head_dim, pairs, tables };
         let [order, other] = [NormOrder::CastThenScale, NormOrder::ScaleThenCast];
@@ -208,7 +214,17 @@ impl Kernel for NormedLinear {
             (1032, 42, Given::Gate(Activation::GeluTanh)),
             (96, 3 * 80, rotate(2, 80, 40, 1)),
         ] {
-            cases.push(of_weight(true, [1, 3, input], output, given, NormOrder::ScaleThenCast));
+            cases.push(of_weight(Some(Format::Bf16), [1, 3, input], output, given, NormOrder::ScaleThenCast));
+        }
+        // Tables share memory with sums, and zero points with scales.
+        for (format, given) in [
+            (Format::Nf4, Given::Gate(Activation::Silu)),
+            (Format::Fp4, rotate(1, 8, 4, 1)),
+            (Format::Int4In64, Given::Gate(Activation::Silu)),
+            (Format::Int4In128, Given::Nothing),
+            (Format::Int8, rotate(1, 8, 4, 1)),
+        ] {
+            cases.push(of_weight(Some(format), [1, 5, 384], 16, given, order));
         }
         cases
     }

@@ -5,7 +5,7 @@
 
 use cubecl::prelude::*;
 use half::f16;
-use kiln_weights::streams::{GroupScales, Streams};
+use kiln_weights::streams::{GroupScales, ScaleType, Streams, Table};
 
 use crate::{half::half_number, linear::Four};
 
@@ -41,7 +41,7 @@ impl Reading {
 
     /// Groups that half a run is in: 1, or one for each pair of fours.
     pub(crate) fn groups(self) -> usize {
-        self.streams.map_or(1, |streams| 32 / streams.group)
+        self.streams.map_or(1, |streams| (32 / streams.group).max(1))
     }
 
     /// Bits of a code.
@@ -50,13 +50,13 @@ impl Reading {
     }
 
     /// The numbers that codes are places of.
-    pub(crate) fn table(self) -> Option<&'static [i8; TABLE]> {
-        self.streams.and_then(|streams| streams.table)
+    pub(crate) fn table(self) -> Option<[f32; TABLE]> {
+        self.streams.and_then(|streams| streams.table).map(Table::numbers)
     }
 
     /// Whether [`read_four`] gives codes, and not numbers of a table or of bfloat16.
     pub(crate) fn reads_codes(self) -> bool {
-        self.streams.is_some_and(|streams| streams.table.is_none())
+        self.streams.is_some() && self.table().is_none()
     }
 
     /// What a scale is multiplied by for what [`read_four`] gives.
@@ -64,8 +64,8 @@ impl Reading {
         if self.reads_codes() { (1u32 << self.bits()) as f32 } else { 1.0 }
     }
 
-    /// What [`read_four`] gives for the number 0, where there is no minimum.
-    pub(crate) fn zero(self) -> f32 {
+    /// What [`read_four`] gives for the number 0, where there is no minimum, and no zero point.
+    fn zero(self) -> f32 {
         let offset = self.streams.map_or(0, |streams| streams.offset);
         if self.reads_codes() { 1.0 + f32::from(offset) / self.steps() } else { 0.0 }
     }
@@ -96,10 +96,11 @@ fn mask(bits: usize) -> u32 {
     0x0101_0101 * ((1 << bits) - 1)
 }
 
-/// A group of numbers: each is `scale · (code - offset) + minimum`.
+/// A group of numbers: each is `scale · (read - zero) · steps + minimum`, for what [`read_four`] gives.
 #[derive(CubeType)]
 pub(crate) struct Group {
     pub(crate) scale: f32,
+    pub(crate) zero: f32,
     pub(crate) minimum: f32,
 }
 
@@ -242,19 +243,23 @@ pub(crate) fn read_group(
     #[comptime] reading: Reading,
 ) -> Group {
     let mut scale = f32::new(1.0);
+    let mut zero = f32::new(comptime!(reading.zero()));
     let mut minimum = f32::new(0.0);
     #[allow(clippy::single_match, reason = "it is decided when the kernel is compiled")]
     match comptime!(reading.streams) {
         Some(streams) => {
             let block = half / comptime!(streams.block / HALF_RUN);
-            let group =
-                half / 2 * comptime!(reading.groups()) + comptime!(if streams.group < 32 { pair } else { 0 });
+            let group = if comptime!(streams.group < 32) {
+                half / 2 * 2 + comptime!(pair)
+            } else {
+                half / comptime!(streams.group / HALF_RUN)
+            };
             let scales = at + input / 32 * comptime!(streams.low + streams.high);
             // Words of scales of groups, or of their minimums.
-            let each = input / comptime!(4 * streams.group);
+            let each = (input / comptime!(streams.group)).div_ceil(4);
             let bytes = comptime!(match streams.groups {
                 GroupScales::One => 0,
-                GroupScales::Signed | GroupScales::Nibbles => 1,
+                GroupScales::Signed | GroupScales::Nibbles | GroupScales::Zeros => 1,
                 GroupScales::Bytes => 2,
             });
             let of_blocks = scales + each * bytes;
@@ -269,8 +274,13 @@ pub(crate) fn read_group(
                 let both = byte_at(w, scales, group);
                 of_group = f32::cast_from(both & 15u32);
                 of_minimum = -f32::cast_from(both >> 4u32);
+            } else if comptime!(streams.groups == GroupScales::Zeros) {
+                let code = f32::cast_from(byte_at(w, scales, group));
+                zero = code * comptime!(1.0 / reading.steps()) + 1.0;
             }
-            if comptime!(streams.has_minimum) {
+            if comptime!(streams.scale == ScaleType::F32) {
+                scale = f32::reinterpret(w[of_blocks + block]);
+            } else if comptime!(streams.has_minimum) {
                 let halves = w[of_blocks + block];
                 scale = float_of(halves & 0xffffu32, reading) * of_group;
                 minimum = float_of(halves >> 16u32, reading) * of_minimum;
@@ -281,7 +291,7 @@ pub(crate) fn read_group(
         }
         None => {}
     }
-    Group { scale, minimum }
+    Group { scale, zero, minimum }
 }
 
 /// A byte of a stream that begins with the word `start`.
@@ -293,7 +303,7 @@ fn byte_at(w: &Tensor<u32>, start: usize, i: usize) -> u32 {
 /// The scale of 16 bits.
 #[cube]
 fn float_of(bits: u32, #[comptime] reading: Reading) -> f32 {
-    if comptime!(reading.streams.is_some_and(|streams| streams.is_bf16)) {
+    if comptime!(reading.streams.is_some_and(|streams| streams.scale == ScaleType::Bf16)) {
         f32::reinterpret(bits << 16u32)
     } else if comptime!(reading.has_half) {
         f32::cast_from(f16::reinterpret(u16::cast_from(bits)))
@@ -310,7 +320,7 @@ pub(crate) fn write_table(memory: &mut Shared<[f32]>, #[comptime] reading: Readi
         let mut own = f32::new(0.0);
         #[unroll]
         for i in 0..TABLE {
-            let number = comptime!(reading.table().map_or(0.0, |table| f32::from(table[i])));
+            let number = comptime!(reading.table().map_or(0.0, |table| table[i]));
             own = select(lane == i, number, own);
         }
         if lane < TABLE {

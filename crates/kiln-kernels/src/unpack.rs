@@ -196,12 +196,12 @@ mod cube {
             #[unroll]
             for pair in 0..2usize {
                 let group = read_group(w, at, half, pair, input, reading);
-                let (steps, zero) = comptime!((reading.steps(), reading.zero()));
+                let steps = comptime!(reading.steps());
                 #[unroll]
                 for four in 0..2usize {
                     let read = read_four(&words, &table, pair, four, reading);
                     // Where there are minimums, products are exact: it does not matter whether they are rounded before the sum.
-                    let numbers = (read - Four::new(zero)) * Four::new(group.scale * steps);
+                    let numbers = (read - Four::new(group.zero)) * Four::new(group.scale * steps);
                     let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair + four);
                     if c * 4 < input {
                         y[row * (input / 4) + c] = Vector::cast_from(numbers + Four::new(group.minimum));

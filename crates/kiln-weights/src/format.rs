@@ -1,10 +1,10 @@
 //! The number formats of packed weights: their names, their sizes, packing and unpacking.
 
 use crate::Error;
-use crate::formats::{Layout, blocks_of_32, k_quants, plain, tables};
+use crate::formats::{Layout, blocks_of_32, k_quants, plain, pytorch, tables};
 
-/// A number format of weights, as in GGUF files, with its bits for each number. Numbers are packed in blocks; a row of a
-/// matrix is a whole number of blocks.
+/// A number format of weights, with its bits for each number. Numbers are packed in blocks; a row of a matrix is a whole
+/// number of blocks. GGUF files have all formats but those whose blocks have a scale in float32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// float32
@@ -39,10 +39,22 @@ pub enum Format {
     Iq4Xs,
     /// 4.25 bits: blocks of 32 with a power of two as scale, and floats of 4 bits
     Mxfp4,
+    /// 4.5 bits: blocks of 64 with a scale in float32, and a table of 16 quantiles of a normal distribution (bitsandbytes)
+    Nf4,
+    /// 4.5 bits: blocks of 64 with a scale in float32, and floats of 4 bits (bitsandbytes)
+    Fp4,
+    /// 5.25 bits: blocks of 32 with a scale in float32 and a zero point (GPTQ, AWQ, compressed-tensors)
+    Int4In32,
+    /// 4.625 bits: blocks of 64 with a scale in float32 and a zero point
+    Int4In64,
+    /// 4.3125 bits: blocks of 128 with a scale in float32 and a zero point
+    Int4In128,
+    /// 9.25 bits: blocks of 32 with a scale in float32 and a zero point
+    Int8,
 }
 
 impl Format {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 22] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -59,6 +71,12 @@ impl Format {
         Self::Iq4Nl,
         Self::Iq4Xs,
         Self::Mxfp4,
+        Self::Nf4,
+        Self::Fp4,
+        Self::Int4In32,
+        Self::Int4In64,
+        Self::Int4In128,
+        Self::Int8,
     ];
 
     pub(crate) const fn layout(self) -> &'static Layout {
@@ -79,6 +97,12 @@ impl Format {
             Self::Iq4Nl => &tables::IQ4_NL,
             Self::Iq4Xs => &tables::IQ4_XS,
             Self::Mxfp4 => &tables::MXFP4,
+            Self::Nf4 => &pytorch::NF4,
+            Self::Fp4 => &pytorch::FP4,
+            Self::Int4In32 => &pytorch::INT4_32,
+            Self::Int4In64 => &pytorch::INT4_64,
+            Self::Int4In128 => &pytorch::INT4_128,
+            Self::Int8 => &pytorch::INT8,
         }
     }
 
@@ -97,14 +121,19 @@ impl Format {
         found.ok_or_else(|| Error::UnknownFormat { name: name.to_owned() })
     }
 
-    /// The number of this type in ggml's `enum ggml_type`, which GGUF files hold.
-    pub fn ggml_type(self) -> u32 {
+    /// The number of this type in ggml's `enum ggml_type`, which GGUF files hold; `None` of a format that they do not have.
+    pub fn ggml_type(self) -> Option<u32> {
         self.layout().ggml_type
+    }
+
+    /// Those that GGUF files have.
+    pub fn in_gguf() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|format| format.ggml_type().is_some())
     }
 
     /// The format with this number in `enum ggml_type`, if it is supported.
     pub fn of_ggml_type(ggml_type: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|format| format.ggml_type() == ggml_type)
+        Self::ALL.into_iter().find(|format| format.ggml_type() == Some(ggml_type))
     }
 
     /// How many numbers a block holds.
@@ -125,8 +154,8 @@ impl Format {
         }
     }
 
-    /// Unpacks whole blocks. The numbers equal those of `gguf.quants.dequantize` (PyPI `gguf`) to the bit; a NaN may have
-    /// other bits.
+    /// Unpacks whole blocks. The numbers of formats in GGUF files equal those of `gguf.quants.dequantize` (PyPI `gguf`) to the
+    /// bit; a NaN may have other bits.
     ///
     /// # Errors
     /// [`Error::Length`], where `bytes` are not exactly those of `numbers`. Nothing is written then.
@@ -136,7 +165,8 @@ impl Format {
         Ok(())
     }
 
-    /// Packs whole blocks as ggml does when it has no importance matrix.
+    /// Packs whole blocks as ggml does when it has no importance matrix, or as bitsandbytes does; integers with a zero point
+    /// reach from the smallest number of a block to the largest.
     ///
     /// # Errors
     /// [`Error::Length`], where `bytes` are not exactly those of `numbers`, and [`Error::Unpackable`], where a number is

@@ -13,6 +13,11 @@
 //! | 2 | 2 | q / 4 | 2 (q % 4) |
 //! | 1 | 1 | 0 | q |
 
+mod places;
+
+pub use crate::formats::Table;
+
+use self::places::Places;
 use crate::{Error, Format};
 
 /// Rows whose words lie side by side in [`Order::Sixteens`].
@@ -22,9 +27,9 @@ pub const SIXTEEN: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// Row after row. A row has the low bits of all codes, then the high bits, the scales of groups, the minimums of groups,
-    /// and the float16 scales, each of which begins with a word. A scale and a minimum in float16 share a word.
+    /// and the scales of blocks, each of which begins with a word. A scale and a minimum in float16 share a word.
     Rows,
-    /// Sixteen rows after sixteen rows, block after block. A block has the float16 scales of sixteen rows, then their minimums, the scales
+    /// Sixteen rows after sixteen rows, block after block. A block has the scales of sixteen rows, then their minimums, the scales
     /// of each group, the minimums of each group, and then the codes of each run of 32: low bits, word by word, and high bits. So vector
     /// units whose lanes are rows read it in order. Rows that are missing are 0.
     Sixteens,
@@ -41,11 +46,40 @@ pub enum GroupScales {
     Bytes,
     /// Four bits for the scale, and four for the minimum
     Nibbles,
+    /// The block is one group, and has the code of the number 0 in a byte
+    Zeros,
+}
+
+/// The type of the scale of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleType {
+    F16,
+    Bf16,
+    F32,
+}
+
+impl ScaleType {
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// The scale that has these bits.
+    fn read(self, bits: u32) -> f32 {
+        match self {
+            Self::F16 => half::f16::from_bits(bits as u16).to_f32(),
+            Self::Bf16 => half::bf16::from_bits(bits as u16).to_f32(),
+            Self::F32 => f32::from_bits(bits),
+        }
+    }
 }
 
 /// What words hold.
 ///
-/// A number is `scale · s · (byte - offset) - minimum · m`, or `scale · (byte - offset) + minimum` of a block that is one group.
+/// A number is `scale · s · (byte - offset) - minimum · m`, or `scale · (byte - offset) + minimum` of a block that is one group. An entry
+/// of a table takes the place of the byte, and a zero point that of the offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Streams {
     /// Numbers of a block
@@ -54,15 +88,14 @@ pub struct Streams {
     pub low: usize,
     /// High bits of a code
     pub high: usize,
-    /// Numbers that share a scale: 16 or 32
+    /// Numbers that share a scale: 16, or a multiple of 32
     pub group: usize,
     pub groups: GroupScales,
     /// Whether there is a minimum beside the float16 scale
     pub has_minimum: bool,
-    /// Whether the scale is bfloat16 instead of float16
-    pub is_bf16: bool,
+    pub scale: ScaleType,
     /// What codes stand for, if they are places in a table
-    pub table: Option<&'static [i8; 16]>,
+    pub table: Option<Table>,
     /// What is subtracted from a code
     pub offset: u8,
 }
@@ -71,12 +104,12 @@ pub struct Streams {
 #[derive(Clone, Debug)]
 pub(crate) struct Parts<const N: usize> {
     pub(crate) codes: [u8; N],
-    /// Of each group
+    /// Of each group: its scale, or its zero point
     pub(crate) scales: [u8; 16],
     /// Of each group
     pub(crate) minimums: [u8; 16],
-    /// The bits of a float16 or bfloat16
-    pub(crate) scale: u16,
+    /// The bits of the scale, in its type
+    pub(crate) scale: u32,
     /// The bits of a float16
     pub(crate) minimum: u16,
 }
@@ -90,8 +123,13 @@ impl<const N: usize> Default for Parts<N> {
 impl Streams {
     /// Blocks of 32 that are one group.
     pub(crate) const fn of_32(low: usize, high: usize, offset: u8, has_minimum: bool) -> Self {
-        let groups = GroupScales::One;
-        Self { block: 32, low, high, group: 32, groups, has_minimum, is_bf16: false, table: None, offset }
+        let (groups, scale) = (GroupScales::One, ScaleType::F16);
+        Self { block: 32, low, high, group: 32, groups, has_minimum, scale, table: None, offset }
+    }
+
+    /// Blocks that are one group, with a scale in float32.
+    pub(crate) const fn in_float32(block: usize, bits: usize, groups: GroupScales) -> Self {
+        Self { block, low: bits, group: block, groups, scale: ScaleType::F32, ..Self::of_32(0, 0, 0, false) }
     }
 
     /// Blocks of 256.
@@ -103,23 +141,24 @@ impl Streams {
         groups: GroupScales,
     ) -> Self {
         let has_minimum = !matches!(groups, GroupScales::Signed);
-        Self { block: 256, low, high, group, groups, has_minimum, is_bf16: false, table: None, offset }
+        Self { block: 256, low, high, group, groups, has_minimum, scale: ScaleType::F16, table: None, offset }
     }
 
-    pub(crate) const fn with_table(self, table: &'static [i8; 16]) -> Self {
+    pub(crate) const fn with_table(self, table: Table) -> Self {
         Self { table: Some(table), ..self }
     }
 
-    /// Bytes of the parts of a block: low bits, high bits, scales of groups, minimums of groups, and what is in float16.
+    /// Bytes of the parts of a block: low bits, high bits, scales of groups or their zero points, minimums of groups, and the scale of the
+    /// block with its minimum.
     pub const fn parts(&self) -> [usize; 5] {
         let groups = self.block / self.group;
         let (scales, minimums) = match self.groups {
             GroupScales::One => (0, 0),
-            GroupScales::Signed | GroupScales::Nibbles => (groups, 0),
+            GroupScales::Signed | GroupScales::Nibbles | GroupScales::Zeros => (groups, 0),
             GroupScales::Bytes => (groups, groups),
         };
-        let halves = if self.has_minimum { 4 } else { 2 };
-        [self.block * self.low / 8, self.block * self.high / 8, scales, minimums, halves]
+        let whole = self.scale.bytes() + if self.has_minimum { 2 } else { 0 };
+        [self.block * self.low / 8, self.block * self.high / 8, scales, minimums, whole]
     }
 
     /// Words of a row of so many blocks.
@@ -129,8 +168,8 @@ impl Streams {
 
     /// Words of a block of sixteen rows.
     pub const fn block_words(&self) -> usize {
-        let [low, high, scales, minimums, halves] = self.parts();
-        (low + high + scales + minimums + halves) * SIXTEEN / 4
+        let [low, high, scales, minimums, whole] = self.parts();
+        (low + high + scales + minimums + whole) * SIXTEEN / 4
     }
 
     /// Words of so many rows of so many blocks.
@@ -178,7 +217,9 @@ impl Streams {
         let groups = self.block / self.group;
         match self.groups {
             GroupScales::One => {}
-            GroupScales::Signed => places.put::<1>(to, [row, block, 2, 0], &parts.scales[..groups]),
+            GroupScales::Signed | GroupScales::Zeros => {
+                places.put::<1>(to, [row, block, 2, 0], &parts.scales[..groups]);
+            }
             GroupScales::Bytes => {
                 places.put::<1>(to, [row, block, 2, 0], &parts.scales[..groups]);
                 places.put::<1>(to, [row, block, 3, 0], &parts.minimums[..groups]);
@@ -188,7 +229,11 @@ impl Streams {
                 places.put::<1>(to, [row, block, 2, 0], &both[..groups]);
             }
         }
-        places.put::<2>(to, [row, block, 4, 0], &parts.scale.to_le_bytes());
+        let scale = parts.scale.to_le_bytes();
+        match self.scale {
+            ScaleType::F32 => places.put::<4>(to, [row, block, 4, 0], &scale),
+            ScaleType::F16 | ScaleType::Bf16 => places.put::<2>(to, [row, block, 4, 0], &scale[..2]),
+        }
         if self.has_minimum {
             places.put::<2>(to, [row, block, 4, 2], &parts.minimum.to_le_bytes());
         }
@@ -217,12 +262,16 @@ impl Streams {
                 parts.minimums = parts.scales.map(|both| both >> 4);
                 parts.scales = parts.scales.map(|both| both & 15);
             }
-            GroupScales::One | GroupScales::Signed => {}
+            GroupScales::One | GroupScales::Signed | GroupScales::Zeros => {}
         }
-        let mut half = [0; 2];
-        places.get::<2>(from, [row, block, 4, 0], &mut half);
-        parts.scale = u16::from_le_bytes(half);
+        let mut scale = [0; 4];
+        match self.scale {
+            ScaleType::F32 => places.get::<4>(from, [row, block, 4, 0], &mut scale),
+            ScaleType::F16 | ScaleType::Bf16 => places.get::<2>(from, [row, block, 4, 0], &mut scale[..2]),
+        }
+        parts.scale = u32::from_le_bytes(scale);
         if self.has_minimum {
+            let mut half = [0; 2];
             places.get::<2>(from, [row, block, 4, 2], &mut half);
             parts.minimum = u16::from_le_bytes(half);
         }
@@ -231,11 +280,9 @@ impl Streams {
 
     /// The numbers of a block.
     fn numbers(&self, parts: &Parts<256>, numbers: &mut [f32]) {
-        let scale = match self.is_bf16 {
-            true => half::bf16::from_bits(parts.scale).to_f32(),
-            false => half::f16::from_bits(parts.scale).to_f32(),
-        };
+        let scale = self.scale.read(parts.scale);
         let minimum = half::f16::from_bits(parts.minimum).to_f32();
+        let table = self.table.map(Table::numbers);
         let groups = numbers.chunks_mut(self.group).zip(parts.codes.chunks(self.group)).enumerate();
         for (group, (numbers, codes)) in groups {
             let (s, m) = (parts.scales[group % 16], f32::from(parts.minimums[group % 16]));
@@ -243,82 +290,18 @@ impl Streams {
                 GroupScales::One => (scale, self.has_minimum.then_some(minimum)),
                 GroupScales::Signed => (scale * f32::from(s as i8), None),
                 GroupScales::Bytes | GroupScales::Nibbles => (scale * f32::from(s), Some(-(minimum * m))),
+                GroupScales::Zeros => (scale, None),
             };
+            let zero = if self.groups == GroupScales::Zeros { s } else { self.offset };
             for (number, &code) in numbers.iter_mut().zip(codes) {
-                let value = match self.table {
-                    Some(table) => f32::from(table[usize::from(code & 15)]),
-                    None => f32::from(code) - f32::from(self.offset),
+                let value = match table {
+                    Some(table) => table[usize::from(code & 15)],
+                    None => f32::from(code) - f32::from(zero),
                 };
                 *number = scale * value;
                 if let Some(minimum) = minimum {
                     *number += minimum;
                 }
-            }
-        }
-    }
-}
-
-/// Where the parts of blocks are.
-#[derive(Clone, Copy)]
-struct Places<'a> {
-    streams: &'a Streams,
-    order: Order,
-    /// Blocks of a row
-    blocks: usize,
-}
-
-impl Places<'_> {
-    /// Where the bytes `at` and following of a part are. They stay together in units.
-    fn of(&self, row: usize, block: usize, part: usize, at: usize, unit: usize) -> usize {
-        let parts = self.streams.parts();
-        match self.order {
-            Order::Rows => {
-                let before: usize =
-                    parts[..part].iter().map(|bytes| (bytes * self.blocks).next_multiple_of(4)).sum();
-                row * self.streams.row_words(self.blocks) * 4 + before + block * parts[part] + at
-            }
-            Order::Sixteens => {
-                let sixteen = (row / SIXTEEN * self.blocks + block) * self.streams.block_words() * 4;
-                let [low, high, scales, minimums, halves] = parts;
-                let runs = self.streams.block / 32;
-                // Codes are read run by run, and what is of the whole block before them.
-                let before = match part {
-                    0 => halves + scales + minimums + at / (low / runs) * (high / runs),
-                    1 => halves + scales + minimums + (at / (high / runs) + 1) * (low / runs),
-                    2 => halves,
-                    3 => halves + scales,
-                    _ => 0,
-                };
-                sixteen + (before + at) * SIXTEEN + row % SIXTEEN * unit
-            }
-        }
-    }
-
-    /// Where the bytes `at` and following of a part are, and from unit to unit.
-    #[inline]
-    fn steps(&self, row: usize, block: usize, part: usize, at: usize, unit: usize) -> (usize, usize) {
-        let together = if self.order == Order::Sixteens { SIXTEEN } else { 1 };
-        (self.of(row, block, part, at, unit), unit * together)
-    }
-
-    #[inline]
-    fn put<const UNIT: usize>(&self, to: &mut [u8], [row, block, part, at]: [usize; 4], bytes: &[u8]) {
-        let (start, step) = self.steps(row, block, part, at, UNIT);
-        let places = to.get_mut(start..).unwrap_or_default().chunks_mut(step);
-        for (to, from) in places.zip(bytes.as_chunks::<UNIT>().0) {
-            if let Some(to) = to.first_chunk_mut() {
-                *to = *from;
-            }
-        }
-    }
-
-    #[inline]
-    fn get<const UNIT: usize>(&self, from: &[u8], [row, block, part, at]: [usize; 4], bytes: &mut [u8]) {
-        let (start, step) = self.steps(row, block, part, at, UNIT);
-        let places = from.get(start..).unwrap_or_default().chunks(step);
-        for (from, to) in places.zip(bytes.as_chunks_mut::<UNIT>().0) {
-            if let Some(from) = from.first_chunk() {
-                *to = *from;
             }
         }
     }

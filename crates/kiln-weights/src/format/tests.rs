@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::gguf::Gguf;
+use crate::streams::Table;
 
 static RECORDED: &[u8] =
     include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/weights/formats.gguf"));
@@ -34,7 +35,7 @@ fn packed(format: Format, numbers: &[f32]) -> Vec<u8> {
 
 #[test]
 fn unpacking_equals_gguf_to_the_bit() {
-    for format in Format::ALL {
+    for format in Format::in_gguf() {
         let numbers = unpacked(format, tensor(&format!("{format}.blocks")));
         let expected = floats(&format!("{format}.numbers"));
         assert_eq!(numbers.len(), expected.len());
@@ -47,7 +48,7 @@ fn unpacking_equals_gguf_to_the_bit() {
 
 #[test]
 fn the_recorded_blocks_have_special_scales() {
-    for format in Format::ALL.into_iter().filter(|&format| format != Format::Mxfp4) {
+    for format in Format::in_gguf().filter(|&format| format != Format::Mxfp4) {
         let numbers = floats(&format!("{format}.numbers"));
         assert!(numbers.iter().any(|x| x.is_nan()), "{format}");
         assert!(numbers.iter().any(|x| x.is_finite() && *x < 0.0), "{format}");
@@ -57,7 +58,7 @@ fn the_recorded_blocks_have_special_scales() {
 #[test]
 fn packing_equals_ggml() {
     let numbers = floats("numbers");
-    for format in Format::ALL {
+    for format in Format::in_gguf() {
         let (bytes, expected) = (packed(format, &numbers), tensor(&format!("{format}.packed")));
         let blocks = bytes.chunks(format.block_bytes()).zip(expected.chunks(format.block_bytes()));
         for (block, (bytes, expected)) in blocks.enumerate() {
@@ -78,8 +79,11 @@ fn a_format_is_found_by_its_name_and_its_number() {
     for format in Format::ALL {
         assert_eq!(Format::parse(format.name()).expect("its name"), format);
         assert_eq!(Format::parse(&format.name().to_uppercase()).expect("its name"), format);
-        assert_eq!(Format::of_ggml_type(format.ggml_type()), Some(format));
+        if let Some(number) = format.ggml_type() {
+            assert_eq!(Format::of_ggml_type(number), Some(format));
+        }
     }
+    assert_eq!(Format::in_gguf().count(), 16);
     assert_eq!(Format::of_ggml_type(4), None);
     let error = Format::parse("q4_9").expect_err("no such format").to_string();
     assert!(error.starts_with("unknown number format `q4_9`; known: f32, f16, bf16, q4_0"), "{error}");
@@ -130,6 +134,40 @@ proptest! {
         for format in Format::ALL {
             let blocks = bytes.len() / format.block_bytes();
             unpacked(format, &bytes[..blocks * format.block_bytes()]);
+        }
+    }
+
+    /// A step is a fifteenth or a 255th of the way from the smallest number to the largest, with 0. Codes lose half of it, and
+    /// the zero point another half.
+    #[test]
+    fn integers_with_a_zero_point_lose_at_most_a_step(numbers in numbers()) {
+        for (format, codes) in
+            [(Format::Int4In32, 15.0), (Format::Int4In64, 15.0), (Format::Int4In128, 15.0), (Format::Int8, 255.0)]
+        {
+            let unpacked = unpacked(format, &packed(format, &numbers));
+            for (numbers, unpacked) in numbers.chunks(format.block()).zip(unpacked.chunks(format.block())) {
+                let (low, high) = numbers.iter().fold((0.0, 0.0), |(l, h): (f32, f32), x| (l.min(*x), h.max(*x)));
+                let most = (high - low) / codes * (1.0 + 512.0 * f32::EPSILON);
+                for (x, unpacked) in numbers.iter().zip(unpacked) {
+                    prop_assert!((x - unpacked).abs() <= most, "{format}: {x} became {unpacked}");
+                }
+            }
+        }
+    }
+
+    /// Numbers become the entry of the table that is nearest, and the largest stays what it is.
+    #[test]
+    fn numbers_of_a_table_are_the_nearest(numbers in numbers()) {
+        for (format, table) in [(Format::Nf4, Table::Nf4), (Format::Fp4, Table::Fp4)] {
+            let unpacked = unpacked(format, &packed(format, &numbers));
+            for (numbers, unpacked) in numbers.chunks(64).zip(unpacked.chunks(64)) {
+                let largest = numbers.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
+                for (x, unpacked) in numbers.iter().zip(unpacked) {
+                    let distances = table.numbers().map(|entry| (entry * largest - x).abs());
+                    let least = distances.into_iter().fold(f32::INFINITY, f32::min);
+                    prop_assert!((x - unpacked).abs() <= least + largest * 4.0 * f32::EPSILON, "{format}: {x} became {unpacked}");
+                }
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! Codes of 1, 2 or 4 bits in bytes.
+//! Codes of 1, 2, 4 or 8 bits in bytes.
 //!
 //! All formats of ggml share one scheme, with two parameters. `STRIDE` bytes hold `8 / BITS · STRIDE` codes. The lowest
 //! bits of these bytes are the first `STRIDE` codes, the next bits are the next `STRIDE` codes, and so on.
@@ -38,5 +38,5 @@ pub(crate) fn bytes_of<const BITS: usize, const STRIDE: usize, const N: usize, c
 }
 
 const fn mask(bits: usize) -> u8 {
-    (1 << bits) - 1
+    0xff >> (8 - bits)
 }

@@ -31,7 +31,7 @@ impl Block<32, 18> for Q4_0 {
 
     fn parts(&self) -> Parts<32> {
         let codes = codes_of::<4, 16, 32, _>(&self.codes);
-        Parts { codes, scale: u16::from_le_bytes(self.scale), ..Parts::default() }
+        Parts { codes, scale: u16::from_le_bytes(self.scale).into(), ..Parts::default() }
     }
 }
 
@@ -57,7 +57,7 @@ impl Block<32, 20> for Q4_1 {
 
     fn parts(&self) -> Parts<32> {
         let codes = codes_of::<4, 16, 32, _>(&self.codes);
-        let (scale, minimum) = (u16::from_le_bytes(self.scale), u16::from_le_bytes(self.minimum));
+        let (scale, minimum) = (u16::from_le_bytes(self.scale).into(), u16::from_le_bytes(self.minimum));
         Parts { codes, scale, minimum, ..Parts::default() }
     }
 }
@@ -86,7 +86,7 @@ impl Block<32, 22> for Q5_0 {
 
     fn parts(&self) -> Parts<32> {
         let codes = five_bits(&self.high, &self.low);
-        Parts { codes, scale: u16::from_le_bytes(self.scale), ..Parts::default() }
+        Parts { codes, scale: u16::from_le_bytes(self.scale).into(), ..Parts::default() }
     }
 }
 
@@ -115,7 +115,7 @@ impl Block<32, 24> for Q5_1 {
 
     fn parts(&self) -> Parts<32> {
         let codes = five_bits(&self.high, &self.low);
-        let (scale, minimum) = (u16::from_le_bytes(self.scale), u16::from_le_bytes(self.minimum));
+        let (scale, minimum) = (u16::from_le_bytes(self.scale).into(), u16::from_le_bytes(self.minimum));
         Parts { codes, scale, minimum, ..Parts::default() }
     }
 }
@@ -144,7 +144,7 @@ impl Block<32, 34> for Q8_0 {
 
     fn parts(&self) -> Parts<32> {
         let codes = self.codes.map(|code| code ^ 128);
-        Parts { codes, scale: u16::from_le_bytes(self.scale), ..Parts::default() }
+        Parts { codes, scale: u16::from_le_bytes(self.scale).into(), ..Parts::default() }
     }
 }
 

@@ -287,7 +287,7 @@ impl<const G: usize> Affine<G> {
             codes: self.codes,
             scales: filled(self.scales),
             minimums: filled(self.minimums),
-            scale: u16::from_le_bytes(self.scale),
+            scale: u16::from_le_bytes(self.scale).into(),
             minimum: u16::from_le_bytes(self.minimum),
         }
     }
@@ -359,7 +359,7 @@ fn unpack_symmetric(
 ///
 /// Returns the factor of all scales, their codes, and the codes of the numbers.
 fn symmetric_parts(scale: [u8; 2], scales: [i8; 16], codes: [u8; 256]) -> Parts<256> {
-    let scale = u16::from_le_bytes(scale);
+    let scale = u16::from_le_bytes(scale).into();
     Parts { codes, scales: scales.map(|s| s as u8), scale, ..Parts::default() }
 }
 

@@ -1,13 +1,16 @@
 //! The layout of each format, one file for each family, and what all blocks share.
 //!
-//! Source of all layouts: `ggml-common.h` and `ggml-quants.c` of ggml. Numbers of several bytes are little endian.
+//! Source of layouts in GGUF files: `ggml-common.h` and `ggml-quants.c` of ggml. Numbers of several bytes are little endian.
 
 mod bits;
 pub(crate) mod blocks_of_32;
 pub(crate) mod k_quants;
 pub(crate) mod plain;
+pub(crate) mod pytorch;
 mod search;
 pub(crate) mod tables;
+
+pub use tables::Table;
 
 use half::f16;
 
@@ -20,7 +23,8 @@ const LARGEST_F16: f32 = 65504.0;
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) name: &'static str,
-    pub(crate) ggml_type: u32,
+    /// `None` of a format that GGUF files do not have
+    pub(crate) ggml_type: Option<u32>,
     /// Numbers of a block
     pub(crate) block: usize,
     pub(crate) block_bytes: usize,
@@ -43,9 +47,17 @@ impl Layout {
         ggml_type: u32,
         streams: Option<Streams>,
     ) -> Self {
+        Self { ggml_type: Some(ggml_type), ..Self::in_no_file::<T, N, B>(name, streams) }
+    }
+
+    /// The layout of blocks that GGUF files do not have.
+    const fn in_no_file<T: Block<N, B>, const N: usize, const B: usize>(
+        name: &'static str,
+        streams: Option<Streams>,
+    ) -> Self {
         Self {
             name,
-            ggml_type,
+            ggml_type: None,
             block: N,
             block_bytes: B,
             largest: Some(LARGEST_F16),

@@ -9,7 +9,7 @@ use crate::streams::Parts;
 pub(crate) static F32: Layout = Layout { largest: None, ..Layout::of::<f32, _, _>("f32", 0, None) };
 pub(crate) static F16: Layout = Layout {
     name: "f16",
-    ggml_type: 1,
+    ggml_type: Some(1),
     block: 1,
     block_bytes: 2,
     largest: None,

@@ -5,21 +5,80 @@ use half::bf16;
 use crate::formats::bits::{bytes_of, codes_of};
 use crate::formats::search::{best_fit, groups, nearest};
 use crate::formats::{Block, Fields, Layout, fields, filled, inverse, largest, narrow, widen};
-use crate::streams::{GroupScales, Parts, Streams};
+use crate::streams::{GroupScales, Parts, ScaleType, Streams};
 
 pub(crate) static IQ4_NL: Layout =
     Layout { pack: pack_non_linear, ..Layout::of::<Iq4Nl, _, _>("iq4_nl", 20, Some(STREAMS)) };
 pub(crate) static IQ4_XS: Layout = Layout::of::<Iq4Xs, _, _>(
     "iq4_xs",
     23,
-    Some(Streams::of_256(4, 0, 0, 32, GroupScales::Signed).with_table(&NON_LINEAR)),
+    Some(Streams::of_256(4, 0, 0, 32, GroupScales::Signed).with_table(Table::NonLinear)),
 );
 pub(crate) static MXFP4: Layout =
     Layout { largest: Some(f32::MAX), ..Layout::of::<Mxfp4, _, _>("mxfp4", 39, Some(MX_STREAMS)) };
 
-const STREAMS: Streams = Streams::of_32(4, 0, 0, false).with_table(&NON_LINEAR);
+const STREAMS: Streams = Streams::of_32(4, 0, 0, false).with_table(Table::NonLinear);
 
-const MX_STREAMS: Streams = Streams { is_bf16: true, ..Streams::of_32(4, 0, 0, false).with_table(&E2M1) };
+const MX_STREAMS: Streams =
+    Streams { scale: ScaleType::Bf16, ..Streams::of_32(4, 0, 0, false).with_table(Table::E2M1) };
+
+/// A table of what codes of four bits stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Table {
+    /// Of IQ4_NL and IQ4_XS
+    NonLinear,
+    /// Of MXFP4
+    E2M1,
+    /// Of bitsandbytes: quantiles of a normal distribution, from -1 to 1
+    Nf4,
+    /// Of bitsandbytes: floats of 4 bits, of which the largest is 1
+    Fp4,
+}
+
+impl Table {
+    /// The entries.
+    pub const fn numbers(self) -> [f32; 16] {
+        match self {
+            Self::Nf4 => NF4,
+            Self::Fp4 => FP4,
+            Self::NonLinear => widened(&NON_LINEAR),
+            Self::E2M1 => widened(&E2M1),
+        }
+    }
+
+    /// The entries, if all are integers.
+    pub const fn integers(self) -> Option<&'static [i8; 16]> {
+        match self {
+            Self::NonLinear => Some(&NON_LINEAR),
+            Self::E2M1 => Some(&E2M1),
+            Self::Nf4 | Self::Fp4 => None,
+        }
+    }
+}
+
+const fn widened(integers: &[i8; 16]) -> [f32; 16] {
+    let mut numbers = [0.0; 16];
+    let mut i = 0;
+    while i < 16 {
+        numbers[i] = integers[i] as f32;
+        i += 1;
+    }
+    numbers
+}
+
+/// `get_4bit_type("nf4")` of bitsandbytes.
+#[rustfmt::skip]
+const NF4: [f32; 16] = [
+    -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+];
+
+/// `get_4bit_type("fp4")` of bitsandbytes.
+#[rustfmt::skip]
+const FP4: [f32; 16] = [
+    0.0, 0.0052083335, 0.6666667, 1.0, 0.33333334, 0.5, 0.16666667, 0.25,
+    0.0, -0.0052083335, -0.6666667, -1.0, -0.33333334, -0.5, -0.16666667, -0.25,
+];
 
 /// `kvalues_iq4nl` of ggml: denser near 0, as weights are.
 const NON_LINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
@@ -49,7 +108,7 @@ impl Block<32, 18> for Iq4Nl {
 
     fn parts(&self) -> Parts<32> {
         let codes = codes_of::<4, 16, 32, _>(&self.codes);
-        Parts { codes, scale: u16::from_le_bytes(self.scale), ..Parts::default() }
+        Parts { codes, scale: u16::from_le_bytes(self.scale).into(), ..Parts::default() }
     }
 }
 
@@ -132,7 +191,7 @@ impl Block<256, 136> for Iq4Xs {
         Parts {
             codes: codes_of::<4, 16, 256, _>(&self.codes),
             scales: filled(self.factors().map(|factor| factor as u8)),
-            scale: u16::from_le_bytes(self.scale),
+            scale: u16::from_le_bytes(self.scale).into(),
             ..Parts::default()
         }
     }
@@ -172,7 +231,7 @@ impl Block<32, 17> for Mxfp4 {
     fn parts(&self) -> Parts<32> {
         let [exponent] = self.exponent;
         // A power of 2 loses nothing.
-        let scale = bf16::from_f32(half_power(exponent)).to_bits();
+        let scale = bf16::from_f32(half_power(exponent)).to_bits().into();
         Parts { codes: codes_of::<4, 16, 32, _>(&self.codes), scale, ..Parts::default() }
     }
 }

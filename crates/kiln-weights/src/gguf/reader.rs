@@ -113,7 +113,7 @@ impl<R: Read> Reader<R> {
                 "tensor {} has the type {}, which is not supported; use a file with these types: {}",
                 shown(&name),
                 type_name(ggml_type),
-                Format::ALL.map(Format::name).join(", ")
+                Format::in_gguf().map(Format::name).collect::<Vec<_>>().join(", ")
             )));
         };
         let offset = u64::from_le_bytes(self.array("the place of a tensor")?);

@@ -138,7 +138,10 @@ fn put_table(header: &mut Vec<u8>, tensors: &[NewTensor], alignment: u64) -> Res
         for &size in shape.iter().rev() {
             header.extend((size as u64).to_le_bytes());
         }
-        header.extend(format.ggml_type().to_le_bytes());
+        let number = format.ggml_type();
+        let number =
+            number.ok_or_else(|| unwritable(&format!("is in {format}, which GGUF files do not have")))?;
+        header.extend(number.to_le_bytes());
         header.extend(offset.to_le_bytes());
         let end = offset.checked_add(bytes).and_then(|end| aligned(end, alignment));
         offset = end.ok_or_else(|| unwritable("makes the file too large"))?;

@@ -29,7 +29,8 @@ impl Quantized {
         }
         let groups = scales.len().checked_div(rows).unwrap_or(0);
         check("words of zero points", zeros.len(), product("zero points", groups, rows / 8)?)?;
-        let zeros: Vec<f32> = zeros.iter().flat_map(|word| (0..8).map(move |row| awq(*word, row))).collect();
+        let zeros: Vec<f32> =
+            zeros.iter().flat_map(|word| (0..8).map(move |row| f32::from(awq(*word, row)))).collect();
         let (scales, zeros) = (transposed(scales, rows), transposed(&zeros, rows));
         let groups = Groups::new([rows, columns], group, None, scales, zeros)?;
         Self::new(rows, columns, Codes::Awq, Scaling::Groups(groups))

@@ -57,68 +57,93 @@ impl Codes {
         range.start * each..range.end * each
     }
 
-    /// What the codes of `range` of `rows` rows stand for. `codes` are those of [`range`](Self::range);
-    /// lengths were checked.
-    pub(super) fn unpack(
-        &self,
-        range: Range<usize>,
-        rows: usize,
-        columns: usize,
-        codes: &[u8],
-        numbers: &mut [f32],
-    ) {
+    /// The bits of a code, if it is an integer.
+    pub(super) fn integer_bits(&self) -> Option<usize> {
         match self {
-            Self::Table(table) => {
-                // The first number may be the second of a byte.
+            Self::Rows { bits } | Self::Columns { bits } => Some(*bits),
+            Self::Awq => Some(4),
+            Self::Int8 => Some(8),
+            Self::Table(_) | Self::Float8 => None,
+        }
+    }
+
+    /// The code of the number 0, where codes are integers.
+    pub(super) fn zero(&self) -> f32 {
+        match self {
+            Self::Rows { bits } => (1 << (bits - 1)) as f32,
+            Self::Int8 => 128.0,
+            Self::Table(_) | Self::Float8 | Self::Columns { .. } | Self::Awq => 0.0,
+        }
+    }
+
+    /// The number that each code stands for.
+    pub(super) fn numbers(&self) -> [f32; 256] {
+        let number = |code: u8| match self {
+            Self::Table(table) => table[usize::from(code & 15)],
+            Self::Float8 => float8::widen(code),
+            _ => f32::from(code) - self.zero(),
+        };
+        std::array::from_fn(|code| number(code as u8))
+    }
+
+    /// Reads the codes of `range` of `rows` rows, a byte each; signed bytes are increased by 128. `codes` are
+    /// those of [`range`](Self::range); lengths were checked.
+    pub(super) fn read(&self, range: Range<usize>, rows: usize, columns: usize, codes: &[u8], to: &mut [u8]) {
+        match self {
+            Self::Table(_) => {
+                // The first code may be the second of a byte.
                 let skipped = range.start * columns % 2;
                 let (begun, codes) = codes.split_at(skipped);
-                let (first, numbers) = numbers.split_at_mut(skipped);
-                for (number, byte) in first.iter_mut().zip(begun) {
-                    *number = table[usize::from(byte & 15)];
+                let (first, rest) = to.split_at_mut(skipped);
+                for (to, byte) in first.iter_mut().zip(begun) {
+                    *to = byte & 15;
                 }
-                for (numbers, &byte) in numbers.chunks_mut(2).zip(codes) {
-                    for (number, code) in numbers.iter_mut().zip([byte >> 4, byte & 15]) {
-                        *number = table[usize::from(code)];
+                for (to, &byte) in rest.chunks_mut(2).zip(codes) {
+                    for (to, code) in to.iter_mut().zip([byte >> 4, byte & 15]) {
+                        *to = code;
                     }
                 }
             }
             Self::Int8 => {
-                for (number, &code) in numbers.iter_mut().zip(codes) {
-                    *number = f32::from(code.cast_signed());
+                for (to, code) in to.iter_mut().zip(codes) {
+                    *to = code ^ 128;
                 }
             }
-            Self::Float8 => {
-                for (number, &code) in numbers.iter_mut().zip(codes) {
-                    *number = float8::widen(code);
-                }
-            }
+            Self::Float8 => to.copy_from_slice(codes),
             Self::Rows { bits } => {
                 let bytes = row_bytes(columns, *bits).unwrap_or(0).max(1);
-                for (row, codes) in numbers.chunks_exact_mut(columns).zip(codes.chunks_exact(bytes)) {
+                for (row, codes) in to.chunks_exact_mut(columns).zip(codes.chunks_exact(bytes)) {
                     match bits {
-                        2 => unpack_row::<2>(codes, row),
-                        4 => unpack_row::<4>(codes, row),
-                        _ => unpack_row::<8>(codes, row),
+                        2 => read_row::<2>(codes, row),
+                        4 => read_row::<4>(codes, row),
+                        _ => row.copy_from_slice(&codes[..columns]),
                     }
                 }
             }
             Self::Columns { bits } => {
-                // A line has a word of each row.
-                for (line, words) in codes.as_chunks().0.chunks_exact(rows).enumerate() {
-                    let words = words.iter().skip(range.start).map(|word| u32::from_le_bytes(*word));
-                    let rows = numbers.chunks_exact_mut(columns);
-                    match bits {
-                        2 => unpack_line::<2>(words, line, rows),
-                        4 => unpack_line::<4>(words, line, rows),
-                        _ => unpack_line::<8>(words, line, rows),
+                // A few rows at a time, so that what is written stays in the first cache.
+                for (i, to) in to.chunks_mut(8 * columns).enumerate() {
+                    // A line has a word of each row.
+                    for (line, words) in codes.as_chunks().0.chunks_exact(rows).enumerate() {
+                        let words = words[range.start + 8 * i..].iter().map(|word| u32::from_le_bytes(*word));
+                        let rows = to.chunks_exact_mut(columns);
+                        match bits {
+                            2 => read_line::<2>(words, line, rows),
+                            4 => read_line::<4>(words, line, rows),
+                            _ => read_line::<8>(words, line, rows),
+                        }
                     }
                 }
             }
             Self::Awq => {
-                for (row, numbers) in range.zip(numbers.chunks_exact_mut(columns)) {
-                    let words = codes.as_chunks().0.iter().skip(row / 8).step_by(rows / 8);
-                    for (number, word) in numbers.iter_mut().zip(words) {
-                        *number = awq(u32::from_le_bytes(*word), row);
+                for eight in range.start / 8..range.end.div_ceil(8) {
+                    let own = range.start.max(8 * eight)..range.end.min(8 * eight + 8);
+                    let to = &mut to[(own.start - range.start) * columns..(own.end - range.start) * columns];
+                    let words = codes.as_chunks().0.iter().skip(eight).step_by(rows / 8);
+                    for (column, word) in words.enumerate() {
+                        for (row, to) in own.clone().zip(to.chunks_exact_mut(columns)) {
+                            to[column] = awq(u32::from_le_bytes(*word), row);
+                        }
                     }
                 }
             }
@@ -126,33 +151,23 @@ impl Codes {
     }
 }
 
-/// The codes of a row of words, less half of their range.
-fn unpack_row<const BITS: usize>(codes: &[u8], row: &mut [f32]) {
-    let half = (1 << (BITS - 1)) as f32;
-    let whole = row.len() / (8 / BITS);
-    let mut bytes = row.chunks_exact_mut(8 / BITS);
-    for (numbers, &byte) in bytes.by_ref().zip(codes) {
-        split(byte.into(), BITS, numbers);
-        numbers.iter_mut().for_each(|number| *number -= half);
-    }
-    // The last byte may have more codes than the row.
-    let rest = bytes.into_remainder();
-    if let Some(&byte) = codes.get(whole) {
-        split(byte.into(), BITS, rest);
-        rest.iter_mut().for_each(|number| *number -= half);
+/// The codes of a row of bytes, of which the last may have more than the row.
+fn read_row<const BITS: usize>(codes: &[u8], row: &mut [u8]) {
+    for (to, &byte) in row.chunks_mut(8 / BITS).zip(codes) {
+        split(byte.into(), BITS, to);
     }
 }
 
 /// The codes of a word of each row, which are those of the same columns.
-fn unpack_line<'a, const BITS: usize>(
+fn read_line<'a, const BITS: usize>(
     words: impl Iterator<Item = u32>,
     line: usize,
-    rows: impl Iterator<Item = &'a mut [f32]>,
+    rows: impl Iterator<Item = &'a mut [u8]>,
 ) {
     let per_word = WORD / BITS;
     for (row, word) in rows.zip(words) {
-        if let Some(numbers) = row.get_mut(line * per_word..(line + 1) * per_word) {
-            split(word, BITS, numbers);
+        if let Some(to) = row.get_mut(line * per_word..(line + 1) * per_word) {
+            split(word, BITS, to);
         }
     }
 }
@@ -164,14 +179,14 @@ fn row_bytes(columns: usize, bits: usize) -> Option<usize> {
 
 /// The codes of a word, the first in its lowest bits.
 #[inline(always)]
-pub(super) fn split(word: u32, bits: usize, codes: &mut [f32]) {
-    let mask = (1 << bits) - 1;
+pub(super) fn split(word: u32, bits: usize, codes: &mut [u8]) {
+    let mask = ((1_u32 << bits) - 1) as u8;
     for (place, code) in codes.iter_mut().enumerate() {
-        *code = (word >> (place * bits) & mask) as f32;
+        *code = (word >> (place * bits)) as u8 & mask;
     }
 }
 
 /// The code of row `row` in its word of AWQ.
-pub(super) fn awq(word: u32, row: usize) -> f32 {
-    (word >> (4 * PLACES[row % 8]) & 15) as f32
+pub(super) fn awq(word: u32, row: usize) -> u8 {
+    (word >> (4 * PLACES[row % 8]) & 15) as u8
 }

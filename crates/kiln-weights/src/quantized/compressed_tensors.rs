@@ -78,13 +78,13 @@ impl Quantized {
         check("words of zero points", words.len(), product("zero points", rows.div_ceil(per_word), groups)?)?;
         let half = (1 << (bits - 1)) as f32;
         let mut zeros = vec![0.0; product("zero points", rows, groups)?];
-        let mut codes = [0.0; 16];
+        let mut codes = [0; 16];
         let lines = zeros.chunks_mut((per_word * groups).max(1)).zip(words.chunks_exact(groups.max(1)));
         for (rows, words) in lines {
             for (group, &word) in words.iter().enumerate() {
                 split(word, bits, &mut codes[..per_word]);
                 for (row, code) in rows.chunks_exact_mut(groups).zip(codes) {
-                    row[group] = code - half;
+                    row[group] = f32::from(code) - half;
                 }
             }
         }

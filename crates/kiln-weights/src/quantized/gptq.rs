@@ -59,7 +59,7 @@ impl Gptq<'_> {
         check("words of zero points", zeros.len(), product("zero points", groups, rows / per_word)?)?;
         // 1 in the place of each code
         let ones = (0..per_word).fold(0, |ones, place| ones | 1 << (place * bits));
-        let mut unpacked = vec![0.0; groups * rows];
+        let mut unpacked = vec![0; groups * rows];
         for (&word, zeros) in zeros.iter().zip(unpacked.chunks_exact_mut(per_word)) {
             let word = match stored_zeros {
                 Zeros::LessOne => word.wrapping_add(ones),
@@ -67,7 +67,8 @@ impl Gptq<'_> {
             };
             split(word, bits, zeros);
         }
-        let (scales, zeros) = (transposed(scales, rows), transposed(&unpacked, rows));
+        let (scales, zeros) =
+            (transposed(scales, rows), transposed(&unpacked, rows).into_iter().map(f32::from).collect());
         let groups = Groups::new([rows, columns], group, columns_in_groups, scales, zeros)?;
         Quantized::new(rows, columns, Codes::Columns { bits }, Scaling::Groups(groups))
     }

@@ -1,7 +1,7 @@
 //! Matrices as the quantizers of PyTorch store them: bitsandbytes, GPTQ, AWQ and compressed-tensors.
 //!
 //! A matrix is several tensors: codes, scales, zero points, an order of columns. [`Quantized`] is all of it
-//! but the codes, which are given for the rows that are unpacked.
+//! but the codes, which are given for the rows that are unpacked, or packed in blocks of a [`Format`](crate::Format).
 
 mod awq;
 mod bitsandbytes;
@@ -9,6 +9,7 @@ mod codes;
 mod compressed_tensors;
 mod float8;
 mod gptq;
+mod packed;
 mod scaling;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use std::ops::Range;
 pub use self::bitsandbytes::{Blocks, Nested};
 pub use self::compressed_tensors::CodeType;
 pub use self::gptq::{Gptq, Zeros};
+pub use self::scaling::group_in_order;
 
 use self::codes::Codes;
 use self::scaling::Scaling;
@@ -74,17 +76,30 @@ impl Quantized {
     /// # Errors
     /// [`Error::Quantized`] where the lengths are others. Nothing is written then.
     pub fn unpack(&self, rows: Range<usize>, codes: &[u8], numbers: &mut [f32]) -> Result<(), Error> {
+        let first = rows.start;
+        let codes = self.read(rows, codes, numbers.len())?;
+        let numbers_of = self.codes.numbers();
+        for (number, code) in numbers.iter_mut().zip(codes) {
+            *number = numbers_of[usize::from(code)];
+        }
+        if !numbers.is_empty() {
+            self.scaling.apply(first, self.columns, numbers);
+        }
+        Ok(())
+    }
+
+    /// The codes of these rows, a byte each: so many as there must be.
+    fn read(&self, rows: Range<usize>, codes: &[u8], wanted: usize) -> Result<Vec<u8>, Error> {
         let count = rows.end.checked_sub(rows.start).filter(|_| rows.end <= self.rows);
         let count = count.ok_or_else(|| wrong("rows", format!("{rows:?} are not among {}", self.rows)))?;
         // Cannot overflow: all numbers of the matrix were counted.
-        check("numbers", numbers.len(), count * self.columns)?;
+        check("numbers", wanted, count * self.columns)?;
         check("bytes of codes", codes.len(), self.codes_of(rows.clone()).len())?;
-        if numbers.is_empty() {
-            return Ok(());
+        let mut read = vec![0; wanted];
+        if wanted > 0 {
+            self.codes.read(rows, self.rows, self.columns, codes, &mut read);
         }
-        self.codes.unpack(rows.clone(), self.rows, self.columns, codes, numbers);
-        self.scaling.apply(rows.start, self.columns, numbers);
-        Ok(())
+        Ok(read)
     }
 }
 

@@ -59,7 +59,8 @@ impl Groups {
                     wrong("columns in groups", format!("name group {group}, and there are {count} groups"))
                 };
                 let groups = listed.iter().map(|listed| group(listed).ok_or_else(|| missing(listed)));
-                Columns::Listed(groups.collect::<Result<_, _>>()?)
+                let groups = groups.collect::<Result<_, _>>()?;
+                group_in_order(listed).map_or(Columns::Listed(groups), Columns::InOrder)
             }
             None if size == 0 => return Err(wrong("groups", "have 0 columns".to_owned())),
             None => {
@@ -92,7 +93,38 @@ impl Groups {
     }
 }
 
+/// How many columns that follow each other are a group, where the list of each column's group (`g_idx`) has them in order.
+pub fn group_in_order(listed: &[i32]) -> Option<usize> {
+    let size = listed.iter().take_while(|group| **group == 0).count();
+    let is_in_order = |(column, group): (usize, &i32)| Some(*group as usize) == column.checked_div(size);
+    listed.iter().enumerate().all(is_in_order).then_some(size).filter(|size| *size > 0)
+}
+
 impl Scaling {
+    /// The scale of a row's numbers from `column` on, and the number that its zero point has, if it has one.
+    pub(super) fn of_block(&self, row: usize, column: usize, columns: usize) -> Option<(f32, f32)> {
+        let (scale, zero) = match self {
+            Self::Blocks { scales, block } => (scales.get((row * columns + column) / block), 0.0),
+            Self::Rows { scales, factor } => return Some((scales.get(row)? * factor, 0.0)),
+            Self::Groups(Groups { scales, zeros, count, columns: Columns::InOrder(size) }) => {
+                let group = row * count + column / size;
+                (scales.get(group), *zeros.get(group)?)
+            }
+            Self::Groups(_) => return None,
+        };
+        Some((*scale?, zero))
+    }
+
+    /// How many numbers of a row that follow each other have one scale; `None` where they do not follow each other.
+    pub(super) fn group(&self, columns: usize) -> Option<usize> {
+        match self {
+            Self::Blocks { block, .. } => Some(*block),
+            Self::Rows { .. } => Some(columns),
+            Self::Groups(Groups { columns: Columns::InOrder(size), .. }) => Some(*size),
+            Self::Groups(_) => None,
+        }
+    }
+
     /// Scales whole rows of `columns` numbers, from row `first` on.
     pub(super) fn apply(&self, first: usize, columns: usize, numbers: &mut [f32]) {
         match self {
@@ -117,7 +149,7 @@ impl Scaling {
 }
 
 /// `[rows, columns]` of a matrix `[columns, rows]`.
-pub(super) fn transposed(numbers: &[f32], rows: usize) -> Vec<f32> {
+pub(super) fn transposed<T: Copy>(numbers: &[T], rows: usize) -> Vec<T> {
     let of_row = |row| numbers.iter().skip(row).step_by(rows.max(1)).copied();
     (0..rows).flat_map(of_row).collect()
 }

@@ -1,6 +1,8 @@
 //! Quantized matrices against recordings of the libraries that make them (`tools/quantized_cases.py`).
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod blocks;
+
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -319,8 +321,13 @@ proptest! {
             Quantized::four_bits(rows, columns, &[0.5; 16], group, Blocks::Nested(nested)),
         ];
         for matrix in matrices.into_iter().flatten() {
-            let numbers = unpacked(&matrix, &codes[..matrix.code_bytes()]);
-            prop_assert_eq!(numbers.len(), rows * columns);
+            let codes = &codes[..matrix.code_bytes()];
+            prop_assert_eq!(unpacked(&matrix, codes).len(), rows * columns);
+            if let Some(bytes) = matrix.format().and_then(|format| format.bytes_of(rows * columns)) {
+                let mut blocks = vec![0; bytes];
+                // A zero point may be none of the codes.
+                let _ = matrix.pack(0..rows, codes, &mut blocks);
+            }
         }
     }
 }

@@ -144,7 +144,7 @@ pub(crate) fn read_half(
             let of_group = read_group(w, begins[i], half, group, input, reading);
             let steps = of_group.scale * comptime!(reading.steps());
             factor.insert(i, steps);
-            shift.insert(i, fma(steps, comptime!(-reading.zero()), of_group.minimum));
+            shift.insert(i, fma(steps, -of_group.zero, of_group.minimum));
         }
         factors.push(factor);
         shifts.push(shift);

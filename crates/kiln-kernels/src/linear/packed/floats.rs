@@ -42,6 +42,7 @@ impl<P: Packed> Kernel for Floats<P> {
         for (i, words) in words.chunks_exact(P::WORDS).enumerate() {
             let block = Block::of::<P>(words);
             let whole = block.whole::<L, P>(lanes);
+            let zeros = block.zeros::<L, P>(lanes);
             if waits_for_memory(T) {
                 block.prefetch_scales::<L, P>(lanes);
             }
@@ -56,10 +57,12 @@ impl<P: Packed> Kernel for Floats<P> {
                     for q in group * 8 / P::GROUPS..(group + 1) * 8 / P::GROUPS {
                         for byte in 0..4 {
                             let code = lanes.and(lanes.shift_right(quads[q], byte as u32 * 8), 255);
-                            let code = lanes.to_floats(code);
-                            let number = match P::OFFSET {
-                                0 => code,
-                                offset => lanes.add(code, lanes.splat(-offset as f32)),
+                            let number = match &P::FLOATS {
+                                Some(table) => lanes.pick(table, code),
+                                None if P::HAS_ZEROS || P::OFFSET > 0 => {
+                                    lanes.add(lanes.to_floats(code), zeros)
+                                }
+                                None => lanes.to_floats(code),
                             };
                             for t in 0..T {
                                 let x = x[t][i * P::RUNS + run].numbers[4 * q + byte];

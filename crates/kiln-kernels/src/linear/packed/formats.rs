@@ -3,7 +3,7 @@
 use kiln_simd::Lanes;
 use kiln_weights::{
     Format,
-    streams::{GroupScales, Streams},
+    streams::{GroupScales, ScaleType, Streams},
 };
 
 /// Numbers in a run: those that share a scale in a vector.
@@ -13,8 +13,14 @@ pub(super) const RUN: usize = 32;
 pub(super) trait Packed: 'static {
     const STREAMS: Streams;
 
+    /// A table of integers
+    const INTEGERS: Option<&'static [i8; 16]> = match Self::STREAMS.table {
+        Some(table) => table.integers(),
+        None => None,
+    };
+
     /// What a table's entries are increased by, to be bytes.
-    const RAISED: u8 = match Self::STREAMS.table {
+    const RAISED: u8 = match Self::INTEGERS {
         Some(table) if table[0] < -12 => 128,
         Some(_) => 12,
         None => 0,
@@ -24,12 +30,12 @@ pub(super) trait Packed: 'static {
     const OFFSET: i32 = (Self::STREAMS.offset + Self::RAISED) as i32;
 
     /// Whether bytes are larger than 127.
-    const WIDE: bool = Self::OFFSET == 128;
+    const WIDE: bool = Self::OFFSET == 128 || Self::STREAMS.low == 8;
 
     /// A table's entries as bytes.
     const TABLE: [u8; 16] = {
         let mut bytes = [0; 16];
-        if let Some(table) = Self::STREAMS.table {
+        if let Some(table) = Self::INTEGERS {
             let mut i = 0;
             while i < 16 {
                 bytes[i] = (table[i] as i16 + Self::RAISED as i16) as u8;
@@ -39,10 +45,16 @@ pub(super) trait Packed: 'static {
         bytes
     };
 
-    /// Words of the float16 of a block of sixteen rows
-    const HALVES: usize = Self::STREAMS.parts()[4] * 4;
+    /// A table of floats
+    const FLOATS: Option<[f32; 16]> = match (Self::STREAMS.table, Self::INTEGERS) {
+        (Some(table), None) => Some(table.numbers()),
+        _ => None,
+    };
 
-    /// Words of the scales of groups
+    /// Words of the scales of a block of sixteen rows, with the minimums in float16
+    const WHOLE: usize = Self::STREAMS.parts()[4] * 4;
+
+    /// Words of the scales of groups, or of zero points
     const SCALES: usize = Self::STREAMS.parts()[2] * 4;
 
     /// Words of the minimums of groups
@@ -55,9 +67,12 @@ pub(super) trait Packed: 'static {
     const RUNS: usize = Self::STREAMS.block / RUN;
 
     /// Groups of a run
-    const GROUPS: usize = RUN / Self::STREAMS.group;
+    const GROUPS: usize = if Self::STREAMS.group < RUN { RUN / Self::STREAMS.group } else { 1 };
 
     const HAS_MINIMUM: bool = Self::STREAMS.has_minimum;
+
+    /// Whether each row of a block has the code of the number 0
+    const HAS_ZEROS: bool = matches!(Self::STREAMS.groups, GroupScales::Zeros);
 }
 
 /// Floats as they are.
@@ -70,12 +85,15 @@ pub(super) trait Plain: 'static {
 
 /// What is compiled for every format.
 pub(super) trait Visitor {
+    /// Codes that are integers, or places in a table of integers
     fn packed<P: Packed>(self);
+    /// Places in a table of floats
+    fn looked_up<P: Packed>(self);
     fn plain<N: Plain>(self);
 }
 
 macro_rules! packed {
-    ($($name:ident)*) => {
+    ($($name:ident)*; $($table:ident)*) => {
         $(
             struct $name;
 
@@ -87,10 +105,22 @@ macro_rules! packed {
             }
         )*
 
+        $(
+            struct $table;
+
+            impl Packed for $table {
+                const STREAMS: Streams = match Format::$table.streams() {
+                    Some(streams) => streams,
+                    None => unreachable!(),
+                };
+            }
+        )*
+
         /// Calls the visitor with a format.
         pub(super) fn visit(format: Format, visitor: impl Visitor) {
             match format {
                 $(Format::$name => visitor.packed::<$name>(),)*
+                $(Format::$table => visitor.looked_up::<$table>(),)*
                 Format::F32 => visitor.plain::<F32>(),
                 Format::F16 => visitor.plain::<F16>(),
                 Format::Bf16 => visitor.plain::<Bf16>(),
@@ -99,7 +129,10 @@ macro_rules! packed {
     };
 }
 
-packed!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4);
+packed!(
+    Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K Iq4Nl Iq4Xs Mxfp4 Int4In32 Int4In64 Int4In128 Int8;
+    Nf4 Fp4
+);
 
 struct F32;
 struct F16;
@@ -134,7 +167,7 @@ impl Plain for Bf16 {
 
 /// A block of sixteen rows.
 pub(super) struct Block<'a> {
-    halves: &'a [[u16; 16]],
+    whole: &'a [u32],
     scales: &'a [[u8; 16]],
     minimums: &'a [[u8; 16]],
     codes: &'a [[u32; 16]],
@@ -144,11 +177,11 @@ impl<'a> Block<'a> {
     /// A block of `P::WORDS` words.
     #[inline(always)]
     pub(super) fn of<P: Packed>(words: &'a [u32]) -> Self {
-        let (halves, words) = words.split_at(P::HALVES);
+        let (whole, words) = words.split_at(P::WHOLE);
         let (scales, words) = words.split_at(P::SCALES);
         let (minimums, codes) = words.split_at(P::MINIMUMS);
         Self {
-            halves: bytemuck::cast_slice(halves),
+            whole,
             scales: bytemuck::cast_slice(scales),
             minimums: bytemuck::cast_slice(minimums),
             codes: codes.as_chunks().0,
@@ -158,13 +191,15 @@ impl<'a> Block<'a> {
     /// The scale of the block, and its minimum or 0.
     #[inline(always)]
     pub(super) fn whole<L: Lanes, P: Packed>(&self, lanes: L) -> [L::Floats; 2] {
-        let scale = match P::STREAMS.is_bf16 {
-            true => lanes.bfloats(&self.halves[0]),
-            false => lanes.halves(&self.halves[0]),
+        let halves: &[[u16; 16]] = bytemuck::cast_slice(self.whole);
+        let scale = match P::STREAMS.scale {
+            ScaleType::F16 => lanes.halves(&halves[0]),
+            ScaleType::Bf16 => lanes.bfloats(&halves[0]),
+            ScaleType::F32 => lanes.floats(&bytemuck::cast_slice::<u32, [f32; 16]>(self.whole)[0]),
         };
-        let minimum = if P::HAS_MINIMUM { lanes.halves(&self.halves[1]) } else { lanes.splat(0.0) };
+        let minimum = if P::HAS_MINIMUM { lanes.halves(&halves[1]) } else { lanes.splat(0.0) };
         match P::STREAMS.groups {
-            GroupScales::One => [scale, minimum],
+            GroupScales::One | GroupScales::Zeros => [scale, minimum],
             // It is subtracted.
             _ => [scale, lanes.mul(minimum, lanes.splat(-1.0))],
         }
@@ -179,7 +214,7 @@ impl<'a> Block<'a> {
         group: usize,
     ) -> [L::Floats; 2] {
         match P::STREAMS.groups {
-            GroupScales::One => [scale, minimum],
+            GroupScales::One | GroupScales::Zeros => [scale, minimum],
             GroupScales::Signed => [lanes.mul(scale, lanes.signed_bytes(&self.scales[group])), minimum],
             GroupScales::Bytes => {
                 let [s, m] = [lanes.bytes(&self.scales[group]), lanes.bytes(&self.minimums[group])];
@@ -197,12 +232,21 @@ impl<'a> Block<'a> {
         }
     }
 
+    /// What is added to a code: the code of the number 0, negative.
+    #[inline(always)]
+    pub(super) fn zeros<L: Lanes, P: Packed>(&self, lanes: L) -> L::Floats {
+        match P::HAS_ZEROS {
+            true => lanes.mul(lanes.bytes(&self.scales[0]), lanes.splat(-1.0)),
+            false => lanes.splat(-P::OFFSET as f32),
+        }
+    }
+
     /// Asks for the scales of the blocks that come.
     #[inline(always)]
     pub(super) fn prefetch_scales<L: Lanes, P: Packed>(&self, lanes: L) {
         // Those of small blocks are in the lines of codes.
         if P::RUNS > 1 {
-            lanes.prefetch(self.halves);
+            lanes.prefetch(self.whole);
             lanes.prefetch(self.scales);
             lanes.prefetch(self.minimums);
         }
@@ -238,7 +282,7 @@ impl<'a> Block<'a> {
                 quads[q] = lanes.or(quads[q], lanes.shift_left(bits, P::STREAMS.low as u32));
             }
         }
-        if P::STREAMS.table.is_some() {
+        if P::INTEGERS.is_some() {
             for q in 0..8 {
                 quads[q] = lanes.look_up(&P::TABLE, quads[q]);
             }

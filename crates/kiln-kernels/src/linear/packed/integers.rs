@@ -19,7 +19,7 @@ pub(super) struct Run {
     scale: f32,
     /// What a sum of products begins with, for each group of a weight, so that its offset is subtracted
     starts: [i32; 2],
-    /// The sum of the numbers as they were rounded, for each group of a weight
+    /// The sum of the numbers as they were rounded, for each group of a weight; that of their bytes, where the weight has zero points
     sums: [f32; 2],
 }
 
@@ -74,7 +74,7 @@ fn run<P: Packed>(x: &[f32; RUN], offset: i32) -> Run {
             sum += i32::from(byte);
         }
         starts[group] = -offset * sum;
-        sums[group] = scale * sum as f32;
+        sums[group] = if P::HAS_ZEROS { sum as f32 } else { scale * sum as f32 };
     }
     Run { quads: bytemuck::cast(bytes), scale, starts, sums }
 }
@@ -95,6 +95,7 @@ impl<P: Packed> Kernel for Integers<P> {
         for (i, words) in words.chunks_exact(P::WORDS).enumerate() {
             let block = Block::of::<P>(words);
             let whole = block.whole::<L, P>(lanes);
+            let zeros = block.zeros::<L, P>(lanes);
             if waits_for_memory(T) {
                 block.prefetch_scales::<L, P>(lanes);
             }
@@ -115,7 +116,12 @@ impl<P: Packed> Kernel for Integers<P> {
                             };
                         }
                         let scale = lanes.mul(scale, lanes.splat(x.scale));
-                        totals[t] = lanes.mul_add(lanes.to_floats(sums), scale, totals[t]);
+                        let mut sums = lanes.to_floats(sums);
+                        if P::HAS_ZEROS {
+                            // Exact, as all are integers of less than 24 bits.
+                            sums = lanes.mul_add(zeros, lanes.splat(x.sums[group]), sums);
+                        }
+                        totals[t] = lanes.mul_add(sums, scale, totals[t]);
                         if P::HAS_MINIMUM {
                             totals[t] = lanes.mul_add(minimum, lanes.splat(x.sums[group]), totals[t]);
                         }

@@ -117,6 +117,11 @@ impl Visitor for Products<'_> {
         }
     }
 
+    fn looked_up<P: Packed>(self) {
+        let x = in_runs(self.x, floats::fill);
+        self.compute::<floats::Floats<P>>(&x);
+    }
+
     fn plain<N: Plain>(self) {
         let x = self.x;
         self.compute::<floats::Numbers<N>>(x);
