@@ -14,10 +14,10 @@ fn four_of(c: u32, i: u32) -> u32 {
 // Writes a four of each of four rows, ACROSS apart.
 fn write_rows(at: u32, columns: mat4x4<f32>, group: Group) {
     let rows = transpose(mat4x4(
-        (columns[0] - OFFSET) * group.scale + group.minimum,
-        (columns[1] - OFFSET) * group.scale + group.minimum,
-        (columns[2] - OFFSET) * group.scale + group.minimum,
-        (columns[3] - OFFSET) * group.scale + group.minimum,
+        (columns[0] - group.offset) * group.scale + group.minimum,
+        (columns[1] - group.offset) * group.scale + group.minimum,
+        (columns[2] - group.offset) * group.scale + group.minimum,
+        (columns[3] - group.offset) * group.scale + group.minimum,
     ));
     weights[at] = rows[0];
     weights[at + ACROSS] = rows[1];

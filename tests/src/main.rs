@@ -22,6 +22,7 @@ mod modes;
 mod offload;
 mod out_of_memory;
 mod packed_experts;
+mod packed_folders;
 mod probes;
 mod quantize;
 mod quantized;

@@ -5,14 +5,14 @@
 
 use std::{collections::BTreeMap, fs};
 
-use kiln::{DtypeChoice, Inspection, Model, device::Opened};
+use kiln::{DtypeChoice, Inspection, Model, device::Opened, kernels::Choice};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
     checkpoints::{Tensors, copy_of, edit_config, edit_tensors, load, logits, refused},
-    support::float32,
+    support::{assert_close, float32},
 };
 
 /// Matrices of one method.
@@ -110,17 +110,21 @@ fn every_method_is_what_it_unpacks_to() {
         // The test would see matrices that were left as they are.
         assert_ne!(logits(&load(plain.path()).unwrap()), logits(&load(copy_of("llama").path()).unwrap()));
         for opened in devices() {
-            let [model, same] = [&folder, &plain]
-                .map(|folder| float32(Model::builder(folder.path()), opened).load().unwrap());
+            let builder = |folder: &TempDir| float32(Model::builder(folder.path()), opened);
+            let unpacked = |folder| builder(folder).kernels(Choice::Reference);
+            let [model, same] = [&folder, &plain].map(|folder| unpacked(folder).load().unwrap());
             let what = format!("{} on {}", case.name, opened.info.name);
             assert_eq!(model.parameters(), same.parameters(), "{what}");
             let want = logits(&same);
             assert!(want.iter().all(|logit| logit.is_finite()), "{what}");
             assert_eq!(logits(&model), want, "{what}");
             // Cut into blocks of rows, each of which begins within a matrix.
-            let cut = float32(Model::builder(folder.path()), opened).largest_binding(1024).load().unwrap();
-            let same = float32(Model::builder(plain.path()), opened).largest_binding(1024).load().unwrap();
+            let [cut, same] =
+                [&folder, &plain].map(|folder| unpacked(folder).largest_binding(1024).load().unwrap());
             assert_eq!(logits(&cut), logits(&same), "{what}, cut");
+            // Some of the matrices are computed from their codes.
+            let packed = builder(&folder).exact(true).load().unwrap();
+            assert_close(&logits(&packed), &want, &what);
         }
     }
 }

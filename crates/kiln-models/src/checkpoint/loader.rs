@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use super::{
     Checkpoint, Found,
     convert::{Failed, Number, Stored, decode},
-    piece::{Piece, of_piece, packed_row},
+    piece::{Piece, failed, of_piece, packed_row},
     quantized::{Group, Unpacking},
 };
 use crate::{HostMatrix, Part, Weights};
@@ -310,7 +310,7 @@ impl<'a> Loader<'a> {
     /// The rows of `pieces`, one below the other, as words of a packed matrix. A part of them is arranged at a time, so that no second copy
     /// is made.
     fn words<const D: usize>(
-        &self,
+        &mut self,
         pieces: &[Piece<'_>],
         layout: PackedLayout,
         shape: [usize; D],
@@ -318,26 +318,63 @@ impl<'a> Loader<'a> {
         let mut words = bytemuck::zeroed_vec::<i32>(shape.iter().product());
         let columns = pieces.first().map_or(0, |piece| piece.columns);
         let row = layout.format.bytes_of(columns).unwrap_or(0).max(1);
-        // Where each row is.
-        let rows: Vec<(&Piece<'_>, usize)> =
-            pieces.iter().flat_map(|piece| piece.row_starts().map(move |start| (piece, start))).collect();
+        let quantized = pieces.iter().map(|piece| self.prepared(piece)).collect::<Result<Vec<_>>>()?;
+        // The piece and the number of each row.
+        let rows: Vec<(usize, usize)> =
+            pieces.iter().enumerate().flat_map(|(i, piece)| piece.rows().map(move |row| (i, row))).collect();
+        let checkpoint = self.checkpoint;
         let together = if layout.order == Order::Sixteens { SIXTEEN } else { 1 };
         let at_once = (ARRANGED / (row * together)).max(1) * together;
         let words_at_once = at_once / together * shape[1..].iter().product::<usize>();
         let parts = rows.par_chunks(at_once).zip(words.par_chunks_mut(words_at_once.max(1)));
         parts.try_for_each(|(rows, words)| {
             let mut bytes = vec![0; rows.len() * row];
-            for (&(piece, start), bytes) in rows.iter().zip(bytes.chunks_exact_mut(row)) {
-                packed_row(self.checkpoint, piece, start, layout.format, bytes)?;
+            let mut rest = &mut bytes[..];
+            for run in rows.chunk_by(|(one, _), (other, _)| one == other) {
+                let (own, behind) = std::mem::take(&mut rest).split_at_mut(run.len() * row);
+                let &[(i, first), ..] = run else { continue };
+                let piece = &pieces[i];
+                match &quantized[i] {
+                    Some(matrix) => matrix
+                        .pack(first..first + run.len(), own)
+                        .map_err(|why| failed(checkpoint, piece, why))?,
+                    None => {
+                        for ((_, row), bytes) in run.iter().zip(own.chunks_exact_mut(row)) {
+                            packed_row(checkpoint, piece, piece.row_start(*row), layout.format, bytes)?;
+                        }
+                    }
+                }
+                rest = behind;
             }
             let arranged =
                 layout.format.arrange(layout.order, columns, &bytes, bytemuck::cast_slice_mut(words));
             arranged.map_err(|e| match rows.first() {
-                Some((piece, _)) => of_piece(self.checkpoint, piece, e.to_string()),
-                None => Error::File { path: self.checkpoint.folder.clone(), why: e.to_string() },
+                Some((i, _)) => of_piece(checkpoint, &pieces[*i], e.to_string()),
+                None => Error::File { path: checkpoint.folder.clone(), why: e.to_string() },
             })
         })?;
+        self.unpacking = quantized.into_iter().flatten().last();
         Ok(TensorData::new(words, shape))
+    }
+
+    /// The quantized matrix that a piece is of, with the codes of its rows; `None` of other pieces.
+    fn prepared(&mut self, piece: &Piece<'_>) -> Result<Option<Unpacking>> {
+        let Stored::Quantized(group) = &piece.entry.stored else { return Ok(None) };
+        let checkpoint = self.checkpoint;
+        let prepared = self.begin(piece, group).and_then(|mut matrix| {
+            matrix
+                .prepare(piece.rows(), &|at, bytes| checkpoint.read(piece.entry, piece.start + at, bytes))?;
+            Ok(matrix)
+        });
+        prepared.map(Some).map_err(|why| failed(checkpoint, piece, why))
+    }
+
+    /// The quantized matrix that a piece is of: that which was read last, if it is the same.
+    fn begin(&mut self, piece: &Piece<'_>, group: &Group) -> Result<Unpacking, Failed> {
+        match self.unpacking.take().filter(|unpacking| unpacking.is_of(piece.name)) {
+            Some(unpacking) => Ok(unpacking),
+            None => Unpacking::begin(self.checkpoint, piece.name, piece.entry, group),
+        }
     }
 
     /// The numbers of `pieces`, one behind the other; no second copy of any is made.
@@ -350,10 +387,7 @@ impl<'a> Loader<'a> {
         let mut rest = &mut numbers[..];
         for piece in pieces {
             let (converted, behind) = rest.split_at_mut(piece.rows * piece.columns);
-            self.decode(piece, converted).map_err(|failed| match failed {
-                Failed::Read(error) => error,
-                Failed::Convert(why) => of_piece(self.checkpoint, piece, why),
-            })?;
+            self.decode(piece, converted).map_err(|why| failed(self.checkpoint, piece, why))?;
             rest = behind;
         }
         Ok(TensorData::new(numbers, shape))
@@ -386,13 +420,10 @@ impl<'a> Loader<'a> {
         group: &Group,
         numbers: &mut [T],
     ) -> Result<(), Failed> {
-        let &Piece { name, entry, first, .. } = piece;
-        let unpacking = match self.unpacking.take().filter(|unpacking| unpacking.is_of(name)) {
-            Some(unpacking) => unpacking,
-            None => Unpacking::begin(self.checkpoint, name, entry, group)?,
-        };
-        let read = |start, bytes: &mut [u8]| self.checkpoint.read(entry, entry.range.start + start, bytes);
-        self.unpacking.insert(unpacking).rows(first, read, numbers)
+        let unpacking = self.begin(piece, group)?;
+        let checkpoint = self.checkpoint;
+        let read = |at, bytes: &mut [u8]| checkpoint.read(piece.entry, piece.start + at, bytes);
+        self.unpacking.insert(unpacking).rows(piece.first, &read, numbers)
     }
 
     fn wait(&mut self) -> Result<()> {

@@ -265,7 +265,11 @@ impl Checkpoint {
 
     /// The format that a tensor is packed in when it is loaded, or else stored in.
     fn format(&self, entry: &Entry) -> Option<Format> {
-        self.packed.get(&(entry.file, entry.range.start)).copied().or_else(|| entry.stored.format())
+        let packed = self.packed.get(&(entry.file, entry.range.start)).copied();
+        packed.or_else(|| match &entry.stored {
+            Stored::Quantized(group) => group.format(),
+            stored => stored.format(),
+        })
     }
 
     /// How many bytes all weights take, of which those of matrices that `kernels` compute with as they are stay packed, and others

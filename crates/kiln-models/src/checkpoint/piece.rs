@@ -1,9 +1,11 @@
 //! Rows of a tensor as they lie in a file.
 
+use std::ops::Range;
+
 use kiln_core::{Error, Result};
 use kiln_weights::{Format, gguf::names::Undo};
 
-use super::{Checkpoint, Entry};
+use super::{Checkpoint, Entry, convert::Failed};
 
 /// Some rows of a tensor in a file.
 #[derive(Clone, Copy)]
@@ -32,8 +34,17 @@ impl Piece<'_> {
 
     /// Where each row begins.
     pub(super) fn row_starts(&self) -> impl Iterator<Item = usize> {
-        let rows = self.first..self.first + self.rows;
-        rows.map(move |row| self.start + self.undo.row(row, self.of) * self.row)
+        self.rows().map(|row| self.row_start(row))
+    }
+
+    /// Where a row of the tensor begins.
+    pub(super) fn row_start(&self, row: usize) -> usize {
+        self.start + self.undo.row(row, self.of) * self.row
+    }
+
+    /// The numbers of its rows.
+    pub(super) fn rows(&self) -> Range<usize> {
+        self.first..self.first + self.rows
     }
 
     /// Rows that follow each other in the file: where each run begins, and its bytes.
@@ -46,6 +57,14 @@ impl Piece<'_> {
 /// What is wrong with a tensor.
 pub(super) fn of_piece(checkpoint: &Checkpoint, piece: &Piece<'_>, why: String) -> Error {
     Error::File { path: checkpoint.path(piece.entry), why: format!("`{}` {why}", piece.name) }
+}
+
+/// Why rows of a piece could not be had.
+pub(super) fn failed(checkpoint: &Checkpoint, piece: &Piece<'_>, failed: Failed) -> Error {
+    match failed {
+        Failed::Read(error) => error,
+        Failed::Convert(why) => of_piece(checkpoint, piece, why),
+    }
 }
 
 /// A row that begins there in the file, in a format: as it is stored, or packed now.

@@ -132,14 +132,14 @@ pub(super) fn expert_tiles_packed<E: Float, N: Size>(
     while half < end {
         if lane < outputs {
             let words = read_words(w, begin, half, input, reading);
-            let (steps, zero) = comptime!((reading.steps(), reading.zero()));
+            let steps = comptime!(reading.steps());
             #[unroll]
             for pair in 0..2usize {
                 let group = read_group(w, begin, half, pair, input, reading);
                 #[unroll]
                 for next in 0..2usize {
                     let read = read_four(&words, &table, pair, next, reading);
-                    let numbers = (read - Four::new(zero)) * Four::new(group.scale * steps);
+                    let numbers = (read - Four::new(group.zero)) * Four::new(group.scale * steps);
                     weights[comptime!(2 * pair + next) * outputs + lane] = numbers + Four::new(group.minimum);
                 }
             }

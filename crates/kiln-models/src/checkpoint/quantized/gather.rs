@@ -107,7 +107,7 @@ impl Checkpoint {
             let why = format!("`{name}` has shape {shape:?}, more numbers than can be addressed");
             return Err(Error::File { path: self.path(&codes), why });
         }
-        let stored = Stored::Quantized(Box::new(Group { kind, parts }));
+        let stored = Stored::Quantized(Box::new(Group::new(self, kind, shape[1], parts)));
         let entry = Entry { stored, shape: shape.to_vec(), ..codes };
         match self.tensors.insert(name, entry) {
             None => Ok(()),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use kiln_weights::{
     Format,
-    quantized::{Blocks, CodeType, Gptq, Nested, Quantized, Zeros},
+    quantized::{Blocks, CodeType, Gptq, Nested, Quantized, Zeros, group_in_order},
 };
 use safetensors::Dtype;
 
@@ -17,6 +17,8 @@ use crate::checkpoint::{
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::checkpoint) struct Group {
     pub(super) kind: Kind,
+    /// The format whose blocks hold the matrix, if there is one
+    pub(super) format: Option<Format>,
     /// By what follows the name of the matrix's module.
     pub(super) parts: BTreeMap<&'static str, Entry>,
 }
@@ -64,6 +66,22 @@ impl fmt::Display for Group {
 }
 
 impl Group {
+    /// A matrix `[rows, columns]`. Whether it has a format is read from its smallest parts.
+    pub(super) fn new(
+        checkpoint: &Checkpoint,
+        kind: Kind,
+        columns: usize,
+        parts: BTreeMap<&'static str, Entry>,
+    ) -> Self {
+        // What is wrong with a part is said when the matrix is loaded.
+        let format = Parts { checkpoint, parts: &parts }.format(kind, columns).ok().flatten();
+        Self { kind, format, parts }
+    }
+
+    pub(in crate::checkpoint) fn format(&self) -> Option<Format> {
+        self.format
+    }
+
     pub(in crate::checkpoint) fn parts(&self) -> impl Iterator<Item = &Entry> {
         self.parts.values()
     }
@@ -138,6 +156,43 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
+    /// The format that [`Quantized::format`] gives once all parts are read.
+    fn format(&self, kind: Kind, columns: usize) -> Result<Option<Format>, Failed> {
+        // Columns that share a scale, where all that do follow each other.
+        let in_order = |name, group| match self.order(name, columns) {
+            Ok(None) => Ok(Some(group)),
+            Ok(Some(listed)) => Ok(group_in_order(&listed)),
+            Err(failed) => Err(failed),
+        };
+        let (bits, group) = match kind {
+            Kind::FourBits { block, .. } => {
+                return Ok(Format::of_table(&self.floats(".weight.quant_map", 16)?, block, columns));
+            }
+            Kind::LlmInt8 => (8, Some(columns)),
+            Kind::Gptq { bits, group, .. } => (bits, in_order(".g_idx", group.unwrap_or(columns))?),
+            Kind::Awq { group } => (4, Some(group.unwrap_or(columns))),
+            Kind::Compressed(codes) => {
+                let bits = match codes {
+                    CodeType::Packed { bits } => bits,
+                    CodeType::Int8 => 8,
+                    CodeType::Float8 => return Ok(None),
+                };
+                // Other zero points may lie between codes.
+                let zeros = self.parts.get(".weight_zero_point").map(|part| &part.stored);
+                if !matches!(zeros, None | Some(Stored::Plain(Dtype::I8 | Dtype::I32))) {
+                    return Ok(None);
+                }
+                (bits, in_order(".weight_g_idx", columns / self.groups()?.max(1))?)
+            }
+        };
+        Ok(group.and_then(|group| Format::of_integers(bits, group, columns)))
+    }
+
+    /// Groups of a row of compressed-tensors.
+    fn groups(&self) -> Result<usize, Failed> {
+        Ok(self.part(".weight_scale")?.shape.get(1).copied().unwrap_or(1))
+    }
+
     fn part(&self, name: &str) -> Result<&Entry, Failed> {
         let missing = || Failed::Convert(format!("has no tensor `*{name}` beside it; get the folder again"));
         self.parts.get(name).ok_or_else(missing)
@@ -204,7 +259,7 @@ impl Parts<'_> {
 
     fn compressed(&self, rows: usize, columns: usize, codes: CodeType) -> Result<Quantized, Failed> {
         // A scale for each group of each row, for each row, or for all.
-        let groups = self.part(".weight_scale")?.shape.get(1).copied().unwrap_or(1);
+        let groups = self.groups()?;
         let lines = if self.lines(".weight_scale")? == 1 { 1 } else { rows };
         let count = groups.saturating_mul(lines);
         let scales = self.floats(".weight_scale", count)?;

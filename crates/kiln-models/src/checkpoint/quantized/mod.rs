@@ -1,4 +1,4 @@
-//! Matrices that PyTorch's quantizers packed: what a folder has of each, and how its rows are unpacked.
+//! Matrices that PyTorch's quantizers packed: what a folder has of each, and how its rows are unpacked, or packed in blocks.
 //!
 //! All tensors of a matrix become one entry of the checkpoint, under the name and with the shape that the
 //! matrix has in an unquantized folder.
@@ -22,7 +22,7 @@ use super::{
 /// same memory several times.
 const AT_ONCE: usize = 16;
 
-/// A matrix that is being unpacked. What it has beside its codes is in memory.
+/// A matrix whose rows are being read. What it has beside its codes is in memory.
 #[derive(Debug)]
 pub(super) struct Unpacking {
     name: String,
@@ -31,6 +31,9 @@ pub(super) struct Unpacking {
     codes: Vec<u8>,
     range: Range<usize>,
 }
+
+/// Reads bytes of the codes, from a place among them on.
+type Read<'a> = &'a (dyn Fn(usize, &mut [u8]) -> Result<(), Error> + Sync);
 
 impl Unpacking {
     pub(super) fn begin(
@@ -55,11 +58,31 @@ impl Unpacking {
         self.name == name
     }
 
-    /// Unpacks rows from `first` on to `numbers`. `read` reads bytes of the codes.
+    /// Reads the codes of these rows, if they are not those that were read last.
+    pub(super) fn prepare(&mut self, rows: Range<usize>, read: Read<'_>) -> Result<(), Failed> {
+        let range = self.matrix.codes_of(rows);
+        if range != self.range {
+            self.range = 0..0;
+            self.codes.resize(range.len(), 0);
+            read(range.start, &mut self.codes)?;
+            self.range = range;
+        }
+        Ok(())
+    }
+
+    /// Writes rows as blocks of the format of the matrix. Their codes were [prepared](Self::prepare).
+    pub(super) fn pack(&self, rows: Range<usize>, blocks: &mut [u8]) -> Result<(), Failed> {
+        let range = self.matrix.codes_of(rows.clone());
+        let own = range.start.wrapping_sub(self.range.start)..range.end.wrapping_sub(self.range.start);
+        let codes = self.codes.get(own).ok_or_else(|| Failed::Convert("has no such rows".to_owned()))?;
+        Ok(self.matrix.pack(rows, codes, blocks)?)
+    }
+
+    /// Unpacks rows from `first` on to `numbers`.
     pub(super) fn rows<T: Number>(
         &mut self,
         first: usize,
-        read: impl Fn(usize, &mut [u8]) -> Result<(), Error>,
+        read: Read<'_>,
         numbers: &mut [T],
     ) -> Result<(), Failed> {
         let columns = self.matrix.columns().max(1);
@@ -68,13 +91,7 @@ impl Unpacking {
         let starts = (first..).step_by(at_once);
         for (start, numbers) in starts.zip(numbers.chunks_mut(at_once.saturating_mul(columns))) {
             let rows = start..start + numbers.len() / columns;
-            let range = self.matrix.codes_of(rows.clone());
-            if range != self.range {
-                self.range = 0..0;
-                self.codes.resize(range.len(), 0);
-                read(range.start, &mut self.codes)?;
-                self.range = range;
-            }
+            self.prepare(rows.clone(), read)?;
             let wide = &mut wide[..numbers.len()];
             self.matrix.unpack(rows, &self.codes, wide)?;
             T::round(wide, numbers)?;
