@@ -76,7 +76,7 @@ fn main(
     let weights = (own + vec4(expert * info.output)) * info.w_strides.x;
     let vector = pair / info.slots;
     vectors[0] = dot(vec3(vector / info.tokens, vector % info.tokens, pair % info.slots), info.x_strides.xyw);
-    multiply(weights, lane % TOGETHER);
+    multiply(weights, lane);
     sums[lane] = products[0];
     add_up(lane);
     for (var i = lane; i < OUTPUTS; i += LANES) {

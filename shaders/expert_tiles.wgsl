@@ -94,6 +94,7 @@ fn main(
         return;
     }
 
+    write_table(lane);
     // The vector of which it loads a part.
     var pair = -1;
     if lane / FOURS < TILE {

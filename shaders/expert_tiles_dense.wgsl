@@ -2,6 +2,9 @@
 
 @group(0) @binding(1) var<storage, read_write> w: array<pack>;
 
+// Dense weights need no table.
+fn write_table(lane: u32) {}
+
 // Where a row ends, counted as `c` of read_weights.
 fn end_of_row() -> u32 {
     return (info.input + 3u) / 4u;

@@ -1,6 +1,9 @@
 // How expert_tiles.wgsl reads packed weights into memory: half a run of each row at a time, which has two pairs of fours, 16 numbers apart. A
 // lane reads that of four rows. With weights_packed.wgsl.
 
+// A table.
+var<workgroup> sums: array<vec4<f32>, 4>;
+
 // Where a row ends, counted as `c` of read_weights.
 fn end_of_row() -> u32 {
     return (info.input + 31u) / 32u * 8u;

@@ -66,8 +66,8 @@ fn tolerance(n: usize, want: f64, Rounding { single, ulp, .. }: Rounding) -> f64
     LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
 }
 
-/// Kinds of codes: floats, with and without high bits, minimums, groups and tables.
-const FORMATS: [Format; 9] = [
+/// Kinds of codes: floats, with and without high bits, minimums, groups, zero points and tables.
+const FORMATS: [Format; 11] = [
     Format::Bf16,
     Format::Q4_0,
     Format::Q5_1,
@@ -77,6 +77,8 @@ const FORMATS: [Format; 9] = [
     Format::Q6K,
     Format::Iq4Nl,
     Format::Mxfp4,
+    Format::Nf4,
+    Format::Int4In64,
 ];
 
 pub(super) fn of_packed() -> impl Iterator<Item = Case<ExpertLinear>> {
