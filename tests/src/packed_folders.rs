@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use half::f16;
-use kiln::{Model, Plan, TokenId, device::Opened, kernels::Choice};
+use kiln::{Mixture, Model, Plan, TokenId, device::Opened, kernels::Choice};
 use kiln_weights::{Format, streams::Table};
 use safetensors::Dtype;
 use serde_json::{Value, json};
@@ -350,6 +350,20 @@ fn every_method_is_computed_from_its_codes() {
             let off = distance(&found, &want);
             assert!(off <= 0.05, "{what}: logits are {off} off");
         }
+    }
+}
+
+#[test]
+fn a_plain_folder_is_packed_in_nf4() {
+    let case = cases().remove(0);
+    let [folder, plain] = case.folders();
+    for opened in devices() {
+        let builder = |folder: &TempDir| float32(Model::builder(folder.path()), opened).exact(true);
+        let want = logits(&builder(&folder).load().unwrap());
+        let packed = builder(&plain).quant(Mixture::Nf4).load().unwrap();
+        // Matrices are packed as they were; the head and the embeddings lose something in 8 bits.
+        let off = distance(&logits(&packed), &want);
+        assert!(off > 0.0 && off < 0.02, "{off} on {}", opened.info.name);
     }
 }
 

@@ -68,7 +68,7 @@ fn tensors_are_packed_as_the_mixture_says() {
             let ((bytes, packed), (same, _)) = (read(&at("one")), read(&at("two")));
             assert_eq!(
                 packed.metadata().unsigned("general.file_type").unwrap(),
-                Some(mixture.file_type().into())
+                mixture.file_type().map(u64::from)
             );
             let mut formats = Vec::new();
             for tensor in packed.tensors() {
@@ -89,6 +89,15 @@ fn tensors_are_packed_as_the_mixture_says() {
             assert!(bytes == same, "{model_type} in {mixture}: a folder and its file differ");
         }
     }
+}
+
+#[test]
+fn a_mixture_that_files_cannot_have_is_refused() {
+    let (folder, output) = (case("llama").folder(Format::F32), tempfile::tempdir().unwrap());
+    let path = output.path().join("model.gguf");
+    let error = quantize(folder.path(), &path, Mixture::Nf4).unwrap_err().to_string();
+    assert!(error.contains("nf4 cannot be in a GGUF file"), "{error}");
+    assert!(!path.exists());
 }
 
 #[test]

@@ -82,9 +82,9 @@ pub(crate) struct PlaceArgs {
     /// Slower. By default, activations are rounded to 8 bits, with a scale for each 32 numbers, where they meet packed weights.
     #[arg(long)]
     pub(crate) exact: bool,
-    /// Pack the weights when they are loaded, such as q8_0 or q4_k_m; see `kiln quantize --help`
+    /// Pack the weights when they are loaded, such as q8_0, q4_k_m or nf4; see `kiln quantize --help`
     ///
-    /// A file that `kiln quantize` wrote loads faster, with the same numbers.
+    /// A file that `kiln quantize` wrote loads faster, with the same numbers. nf4, the format of bitsandbytes, is in no file.
     #[arg(long, value_name = "NAME", value_parser = crate::quantize::mixture)]
     pub(crate) quant: Option<Mixture>,
     /// Memory of the device to use at most, such as `6GiB` [default: 90 % of what it has]
@@ -514,7 +514,7 @@ const WEIGHTS: &str = "The model is compared with itself as it is stored: name t
 fn weights_help() -> String {
     let default = kiln::probe::MIXTURES.map(Mixture::name).join(",");
     format!(
-        "Measure packed weights instead of caches, in these mixtures; see `kiln quantize --help` [default: {default}]"
+        "Measure packed weights instead of caches, in these mixtures, or in nf4; see `kiln quantize --help` [default: {default}]"
     )
 }
 

@@ -40,10 +40,9 @@ pub(crate) fn mixture(name: &str) -> std::result::Result<Mixture, String> {
 }
 
 fn mixtures() -> String {
-    format!(
-        "Mixture of number formats, as llama.cpp names them: {}",
-        Mixture::ALL.map(Mixture::name).join(", ")
-    )
+    let of_files = Mixture::ALL.into_iter().filter(|mixture| mixture.file_type().is_some());
+    let names: Vec<_> = of_files.map(Mixture::name).collect();
+    format!("Mixture of number formats, as llama.cpp names them: {}", names.join(", "))
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {

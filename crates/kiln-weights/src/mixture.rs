@@ -1,7 +1,7 @@
 //! Mixtures: which tensor of a model is packed in which format, as `q4_k_m`.
 //!
 //! Source: `llama_tensor_get_type` of llama.cpp (`src/llama-quant.cpp`), without an importance matrix. Names of tensors
-//! are those of GGUF files.
+//! are those of GGUF files. `nf4` is not of llama.cpp.
 
 use crate::{
     Error, Format,
@@ -35,6 +35,8 @@ pub enum Mixture {
     Q6K,
     Iq4Nl,
     Iq4Xs,
+    /// The format of bitsandbytes, which GGUF files do not have
+    Nf4,
 }
 
 /// What a mixture needs to know of a model, beside the tensor itself.
@@ -127,7 +129,7 @@ impl Role {
 }
 
 impl Mixture {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -147,30 +149,32 @@ impl Mixture {
         Self::Q6K,
         Self::Iq4Nl,
         Self::Iq4Xs,
+        Self::Nf4,
     ];
 
-    /// The name, the format of most matrices, and the number in `enum llama_ftype`.
-    const fn entry(self) -> (&'static str, Format, u32) {
+    /// The name, the format of most matrices, and the number in `enum llama_ftype`, if it has one.
+    const fn entry(self) -> (&'static str, Format, Option<u32>) {
         match self {
-            Self::F32 => ("f32", Format::F32, 0),
-            Self::F16 => ("f16", Format::F16, 1),
-            Self::Bf16 => ("bf16", Format::Bf16, 32),
-            Self::Q8_0 => ("q8_0", Format::Q8_0, 7),
-            Self::Q4_0 => ("q4_0", Format::Q4_0, 2),
-            Self::Q4_1 => ("q4_1", Format::Q4_1, 3),
-            Self::Q5_0 => ("q5_0", Format::Q5_0, 8),
-            Self::Q5_1 => ("q5_1", Format::Q5_1, 9),
-            Self::Q2K => ("q2_k", Format::Q2K, 10),
-            Self::Q3KS => ("q3_k_s", Format::Q3K, 11),
-            Self::Q3KM => ("q3_k_m", Format::Q3K, 12),
-            Self::Q3KL => ("q3_k_l", Format::Q3K, 13),
-            Self::Q4KS => ("q4_k_s", Format::Q4K, 14),
-            Self::Q4KM => ("q4_k_m", Format::Q4K, 15),
-            Self::Q5KS => ("q5_k_s", Format::Q5K, 16),
-            Self::Q5KM => ("q5_k_m", Format::Q5K, 17),
-            Self::Q6K => ("q6_k", Format::Q6K, 18),
-            Self::Iq4Nl => ("iq4_nl", Format::Iq4Nl, 25),
-            Self::Iq4Xs => ("iq4_xs", Format::Iq4Xs, 30),
+            Self::F32 => ("f32", Format::F32, Some(0)),
+            Self::F16 => ("f16", Format::F16, Some(1)),
+            Self::Bf16 => ("bf16", Format::Bf16, Some(32)),
+            Self::Q8_0 => ("q8_0", Format::Q8_0, Some(7)),
+            Self::Q4_0 => ("q4_0", Format::Q4_0, Some(2)),
+            Self::Q4_1 => ("q4_1", Format::Q4_1, Some(3)),
+            Self::Q5_0 => ("q5_0", Format::Q5_0, Some(8)),
+            Self::Q5_1 => ("q5_1", Format::Q5_1, Some(9)),
+            Self::Q2K => ("q2_k", Format::Q2K, Some(10)),
+            Self::Q3KS => ("q3_k_s", Format::Q3K, Some(11)),
+            Self::Q3KM => ("q3_k_m", Format::Q3K, Some(12)),
+            Self::Q3KL => ("q3_k_l", Format::Q3K, Some(13)),
+            Self::Q4KS => ("q4_k_s", Format::Q4K, Some(14)),
+            Self::Q4KM => ("q4_k_m", Format::Q4K, Some(15)),
+            Self::Q5KS => ("q5_k_s", Format::Q5K, Some(16)),
+            Self::Q5KM => ("q5_k_m", Format::Q5K, Some(17)),
+            Self::Q6K => ("q6_k", Format::Q6K, Some(18)),
+            Self::Iq4Nl => ("iq4_nl", Format::Iq4Nl, Some(25)),
+            Self::Iq4Xs => ("iq4_xs", Format::Iq4Xs, Some(30)),
+            Self::Nf4 => ("nf4", Format::Nf4, None),
         }
     }
 
@@ -184,8 +188,8 @@ impl Mixture {
         self.entry().1
     }
 
-    /// The number in `general.file_type` (`enum llama_ftype`).
-    pub fn file_type(self) -> u32 {
+    /// The number in `general.file_type` (`enum llama_ftype`); `None` of a mixture that GGUF files cannot have.
+    pub fn file_type(self) -> Option<u32> {
         self.entry().2
     }
 
@@ -218,6 +222,8 @@ impl Mixture {
         let common = self.format();
         let has_eight = model.experts == 8;
         match Role::of(name) {
+            // bitsandbytes packs neither.
+            Role::Embeddings | Role::Head if self == Self::Nf4 => Format::Q8_0,
             Role::Embeddings if !model.tied => common,
             Role::Embeddings | Role::Head => match self {
                 Self::Q8_0 => common,

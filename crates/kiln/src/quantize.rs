@@ -28,6 +28,7 @@ use crate::Progress;
 /// ```
 ///
 /// # Errors
+/// [`Error::Setting`](crate::Error::Setting) for a mixture that GGUF files cannot have.
 /// [`Error::File`](crate::Error::File) for a model that GGUF has no names for, numbers that a format cannot hold, and files
 /// that cannot be read or written. What is wrong with the model is said before its weights are read.
 pub fn quantize(

@@ -48,18 +48,24 @@ pub struct Quantized {
 /// the result is `None`. A file that is there is replaced once the new one is complete.
 ///
 /// # Errors
-/// [`Error::File`] for a model that GGUF has no names for, numbers that a format cannot hold, and files that cannot be read
-/// or written.
+/// [`Error::Setting`] for a mixture that GGUF files cannot have. [`Error::File`] for a model that GGUF has no names for, numbers
+/// that a format cannot hold, and files that cannot be read or written.
 pub fn quantize(
     checkpoint: &Checkpoint,
     output: &Path,
     mixture: Mixture,
     on_read: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<Option<Quantized>> {
+    let file_type = mixture.file_type().ok_or_else(|| Error::Setting {
+        name: "mixture",
+        why: format!(
+            "{mixture} cannot be in a GGUF file; choose another, or pack the model when it is loaded"
+        ),
+    })?;
     let plan = Plan::of(checkpoint)?;
     let outline = outline(checkpoint, &plan)?;
     let mut metadata = plan.metadata;
-    metadata.insert("general.file_type", Value::U32(mixture.file_type()));
+    metadata.insert("general.file_type", Value::U32(file_type));
     // Of the formats, which have had other layouts (`GGML_QNT_VERSION`).
     metadata.insert("general.quantization_version", Value::U32(2));
     let mut done = Quantized::default();

@@ -49,7 +49,8 @@ fn formats_are_those_of_llama_cpp() {
     let cases: Vec<Json> = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     for case in cases.iter().map(Case::new) {
         let model = Outline::of(&case.metadata, case.tensors.keys().map(String::as_str)).unwrap();
-        assert_eq!(case.formats.len(), Mixture::ALL.len());
+        let known = Mixture::ALL.into_iter().filter(|mixture| mixture.file_type().is_some());
+        assert_eq!(case.formats.len(), known.count());
         for (mixture, formats) in &case.formats {
             let mixture = Mixture::parse(mixture).unwrap();
             for (name, shape) in &case.tensors {
