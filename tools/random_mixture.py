@@ -37,6 +37,11 @@ def shapes():
             yield f"{block}.block_sparse_moe.experts.{expert}.w2.weight", [HIDDEN, WIDTH]
 
 
+def bits(number):
+    """A number in bfloat16, cut off."""
+    return struct.unpack("<I", struct.pack("<f", number))[0] >> 16
+
+
 def main(folder):
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -52,7 +57,6 @@ def main(folder):
     header = json.dumps(header).encode()
     header += b" " * (-len(header) % 8)
     random.seed(1)
-    bits = lambda number: struct.unpack("<I", struct.pack("<f", number))[0] >> 16
     numbers = array.array("H", (bits(random.gauss(0, 0.02)) for _ in range(NUMBERS))).tobytes()
     at = 0
     with open(folder / "model.safetensors", "wb") as file:

@@ -19,6 +19,8 @@ use crate::{
 const HIDDEN: usize = 128;
 const WIDTH: usize = 384;
 const LAYERS: usize = 2;
+/// Those of the recorded Mixtral.
+const EXPERTS: usize = 4;
 
 /// A quantized matrix: its tensors by what follows the name of its module, and its numbers.
 #[derive(Default)]
@@ -229,6 +231,15 @@ fn cases() -> Vec<Case> {
 impl Case {
     /// A llama with quantized matrices, and one with the numbers that they stand for.
     fn folders(&self) -> [TempDir; 2] {
+        self.folders_of("llama", modules())
+    }
+
+    /// A mixture whose experts are quantized, too.
+    fn mixtures(&self) -> [TempDir; 2] {
+        self.folders_of("mixtral", modules_of_mixture())
+    }
+
+    fn folders_of(&self, model: &str, modules: Vec<(String, usize, usize)>) -> [TempDir; 2] {
         let mut state = 7u32;
         let mut random = |count: usize| -> Vec<f32> {
             let next = |_| {
@@ -252,7 +263,13 @@ impl Case {
         for norm in norms.chain(["norm".to_owned()]) {
             dense(format!("model.{norm}.weight"), &[HIDDEN], &[1.0; HIDDEN]);
         }
-        for (module, rows, columns) in modules() {
+        if model == "mixtral" {
+            for layer in 0..LAYERS {
+                let router = format!("model.layers.{layer}.block_sparse_moe.gate.weight");
+                dense(router, &[EXPERTS, HIDDEN], &random(EXPERTS * HIDDEN));
+            }
+        }
+        for (module, rows, columns) in modules {
             let matrix = (self.quantize)(&random(rows * columns), rows);
             plain.insert(
                 format!("{module}.weight"),
@@ -262,7 +279,7 @@ impl Case {
                 .extend(matrix.parts.into_iter().map(|(part, tensor)| (format!("{module}.{part}"), tensor)));
         }
         [(quantized, self.config.clone()), (plain, Value::Null)].map(|(tensors, config)| {
-            let folder = copy_of("llama");
+            let folder = copy_of(model);
             edit_config(folder.path(), |file| {
                 for (key, size) in [
                     ("hidden_size", HIDDEN),
@@ -296,6 +313,17 @@ fn modules() -> Vec<(String, usize, usize)> {
         .map(module)
     };
     (0..LAYERS).flat_map(of_layer).collect()
+}
+
+/// Those of a model of experts, whose router is not quantized.
+fn modules_of_mixture() -> Vec<(String, usize, usize)> {
+    let attention = modules().into_iter().filter(|(name, ..)| name.contains("self_attn"));
+    let experts = (0..LAYERS * EXPERTS).flat_map(|i| {
+        let expert = format!("model.layers.{}.block_sparse_moe.experts.{}", i / EXPERTS, i % EXPERTS);
+        [("w1", WIDTH, HIDDEN), ("w3", WIDTH, HIDDEN), ("w2", HIDDEN, WIDTH)]
+            .map(|(name, rows, columns)| (format!("{expert}.{name}"), rows, columns))
+    });
+    attention.chain(experts).collect()
 }
 
 /// Few tokens, whose products GPUs compute from the codes, and many, for which they unpack rows.
@@ -349,6 +377,24 @@ fn every_method_is_computed_from_its_codes() {
             let found = logits(&builder(&folder).load().unwrap());
             let off = distance(&found, &want);
             assert!(off <= 0.05, "{what}: logits are {off} off");
+        }
+    }
+}
+
+#[test]
+fn experts_are_computed_from_their_codes() {
+    for name in ["nf4", "gptq in 64", "compressed 8"] {
+        let case = cases().into_iter().find(|case| case.name == name).expect("it is a case");
+        let [folder, plain] = case.mixtures();
+        for opened in devices() {
+            let what = format!("{name} on {}", opened.info.name);
+            let builder = |folder: &TempDir| float32(Model::builder(folder.path()), opened).exact(true);
+            let same = builder(&plain).load().unwrap();
+            let model = builder(&folder).load().unwrap();
+            assert!(3 * model.weight_bytes() < same.weight_bytes(), "{what}");
+            assert_close(&logits(&model), &logits(&same), &what);
+            let offloaded = builder(&folder).offload_experts(1).load().unwrap();
+            assert_close(&logits(&offloaded), &logits(&same), &format!("{what}, experts in host memory"));
         }
     }
 }
