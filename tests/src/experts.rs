@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,8 +13,9 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln::{
     ExpertTraffic, Model, ModelBuilder, Plan, RandomMixtral,
     device::Opened,
-    kernels::{Choice, ExpertLinear, Kernels, Matrix, MatrixStack},
+    kernels::{Arithmetic, Choice, ExpertLinear, Kernels, Matrix, MatrixStack, PackedMatrix, Use},
 };
+use kiln_weights::Format;
 use tracing::{
     Event, Metadata, Subscriber,
     field::{Field, Visit},
@@ -194,26 +196,47 @@ fn a_model_without_experts_has_none_to_keep_in_host_memory() {
 /// Where no token goes, weights are not numbers. They are in no product.
 #[test]
 fn other_experts_change_nothing() {
-    let (experts, output, input, chosen) = (6, 70, 36, 3);
+    let (experts, output, input, chosen) = (6, 80, 36, 3);
+    let shape = [experts * output, input];
+    let number = |i: usize| if i / (output * input) == chosen { (i % 7) as f32 - 3.0 } else { f32::NAN };
+    let numbers: Vec<f32> = (0..experts * output * input).map(number).collect();
     for (device, opened) in devices() {
+        let dense =
+            Tensor::<2>::from_data(TensorData::new(numbers.clone(), shape), (&opened.device, DType::F32));
         for choice in Choice::ALL {
             let Ok(kernels) = Kernels::new(choice, &opened.device) else { continue };
+            // bfloat16 has these numbers.
+            let packed = kernels.packed_stack_layout(Format::Bf16, DType::F32, output).map(|layout| {
+                let mut bytes = vec![0; 2 * numbers.len()];
+                Format::Bf16.pack(&numbers, &mut bytes).unwrap();
+                let use_as = Use { dtype: DType::F32, arithmetic: Arithmetic::Floats };
+                move |rows: Range<usize>| {
+                    let of_rows = layout.words([rows.len(), input]).unwrap();
+                    let mut words = vec![0; 4 * of_rows.iter().product::<usize>()];
+                    let bytes = &bytes[2 * rows.start * input..2 * rows.end * input];
+                    Format::Bf16.arrange(layout.order, input, bytes, &mut words).unwrap();
+                    let words: Vec<i32> =
+                        words.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word)).collect();
+                    let words =
+                        Tensor::from_data(TensorData::new(words, of_rows), (&opened.device, DType::I32));
+                    Matrix::Packed(PackedMatrix::new(words, layout, [rows.len(), input], use_as))
+                }
+            });
+            let dense = |rows: Range<usize>| Matrix::Dense(dense.clone().narrow(0, rows.start, rows.len()));
+            assert_eq!(packed.is_some(), choice != Choice::Reference, "{choice} on {device}");
+            let stack = |matrix: &dyn Fn(Range<usize>) -> Matrix| {
+                MatrixStack::read([experts, output, input], 100, |rows| Ok::<_, kiln::Error>(matrix(rows)))
+                    .unwrap()
+            };
+            let stacks = [Some(stack(&dense)), packed.map(|packed| stack(&packed))];
             // Few tokens, and many.
-            for tokens in [1, 16, 50] {
-                let weights: Vec<f32> = (0..experts * output * input)
-                    .map(|i| if i / (output * input) == chosen { (i % 7) as f32 - 3.0 } else { f32::NAN })
-                    .collect();
-                let all = Tensor::<2>::from_data(
-                    TensorData::new(weights, [experts * output, input]),
-                    (&opened.device, DType::F32),
-                );
-                let weight = MatrixStack::read([experts, output, input], 100, |range| {
-                    Ok::<_, kiln::Error>(Matrix::Dense(all.clone().narrow(0, range.start, range.len())))
-                });
+            for (weight, tokens) in
+                stacks.iter().flatten().flat_map(|weight| [1, 16, 50].map(|tokens| (weight, tokens)))
+            {
                 let goes_to = TensorData::new(vec![chosen as i32; tokens * 2], [1, tokens, 2]);
                 let y = kernels.run(ExpertLinear {
                     x: Tensor::ones([1, tokens, 1, input], (&opened.device, DType::F32)),
-                    weight: weight.unwrap(),
+                    weight: weight.clone(),
                     experts: Tensor::<3, Int>::from_data(goes_to, (&opened.device, DType::I32)),
                 });
                 let row = |row: usize| {
