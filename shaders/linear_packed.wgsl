@@ -65,7 +65,7 @@ fn multiply(weights: vec4<u32>, lane: u32) {
         multiply_pair(half, 0u, codes.first, first);
         multiply_pair(half, 1u, codes.second, second);
     }
-    if HAS_FLOATS {
+    if TABLE != PLAIN {
         // All lanes have read the table.
         workgroupBarrier();
     }

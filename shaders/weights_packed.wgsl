@@ -19,14 +19,12 @@ const F16 = 0u;
 const BF16 = 1u;
 const F32 = 2u;
 
-// Codes are numbers; places in the table of IQ4_NL; floats of 4 bits, twice as large; places in a table of floats.
+// Codes are numbers, or places in a table: of IQ4_NL, of MXFP4 (floats of 4 bits, twice as large), or of bitsandbytes.
 const PLAIN = 0u;
 const NON_LINEAR = 1u;
 const E2M1 = 2u;
 const NF4 = 3u;
 const FP4 = 4u;
-
-const HAS_FLOATS = TABLE == NF4 || TABLE == FP4;
 
 @group(0) @binding(1) var<storage, read_write> w: array<u32>;
 
@@ -79,35 +77,35 @@ fn codes_of_pair(start: vec4<u32>, bits: u32, half: u32, pair: u32, words: Pair)
     return Pair(word & vec4(0x01010101u), (word >> vec4(1u)) & vec4(0x01010101u));
 }
 
-// What a place in the table stands for: bytes of words, increased by 128.
-fn non_linear(code: u32) -> f32 {
-    const TABLE_0 = vec4(0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u);
-    return f32(extractBits(TABLE_0[code / 4u], code % 4u * 8u, 8u)) - 128.0;
-}
-
-// 2, 1 and 0.5 are 4, 2 and 1 here.
-fn e2m1(code: u32) -> f32 {
-    let exponent = (code >> 1u) & 3u;
-    let size = select((2u + (code & 1u)) << (exponent - min(exponent, 1u)), code & 1u, exponent == 0u);
-    return select(f32(size), -f32(size), code >= 8u);
-}
-
-// Writes a table of floats into the first places of `sums`, where lanes read different entries at once. Then all lanes wait.
+// Writes the table into the first places of `sums`, where lanes read different entries at once. Then all lanes wait.
 fn write_table(lane: u32) {
-    if HAS_FLOATS {
-        if lane == 0u && TABLE == NF4 {
+    if TABLE == PLAIN {
+        return;
+    }
+    if lane == 0u {
+        if TABLE == NON_LINEAR {
+            sums[0] = vec4(-127.0, -104.0, -83.0, -65.0);
+            sums[1] = vec4(-49.0, -35.0, -22.0, -10.0);
+            sums[2] = vec4(1.0, 13.0, 25.0, 38.0);
+            sums[3] = vec4(53.0, 69.0, 89.0, 113.0);
+        } else if TABLE == E2M1 {
+            sums[0] = vec4(0.0, 1.0, 2.0, 3.0);
+            sums[1] = vec4(4.0, 6.0, 8.0, 12.0);
+            sums[2] = -sums[0];
+            sums[3] = -sums[1];
+        } else if TABLE == NF4 {
             sums[0] = vec4(-1.0, -0.6961928, -0.52507305, -0.3949175);
             sums[1] = vec4(-0.28444138, -0.18477343, -0.091050036, 0.0);
             sums[2] = vec4(0.0795803, 0.1609302, 0.2461123, 0.33791524);
             sums[3] = vec4(0.44070983, 0.562617, 0.72295684, 1.0);
-        } else if lane == 0u {
+        } else {
             sums[0] = vec4(0.0, 0.0052083335, 0.6666667, 1.0);
             sums[1] = vec4(0.33333334, 0.5, 0.16666667, 0.25);
-            sums[2] = vec4(0.0, -0.0052083335, -0.6666667, -1.0);
-            sums[3] = vec4(-0.33333334, -0.5, -0.16666667, -0.25);
+            sums[2] = -sums[0];
+            sums[3] = -sums[1];
         }
-        workgroupBarrier();
     }
+    workgroupBarrier();
 }
 
 fn entry(code: u32) -> f32 {
@@ -116,11 +114,7 @@ fn entry(code: u32) -> f32 {
 
 // What a code of each row stands for, before it is scaled.
 fn numbers_of(codes: vec4<u32>) -> vec4<f32> {
-    if TABLE == NON_LINEAR {
-        return vec4(non_linear(codes.x), non_linear(codes.y), non_linear(codes.z), non_linear(codes.w));
-    } else if TABLE == E2M1 {
-        return vec4(e2m1(codes.x), e2m1(codes.y), e2m1(codes.z), e2m1(codes.w));
-    } else if HAS_FLOATS {
+    if TABLE != PLAIN {
         return vec4(entry(codes.x), entry(codes.y), entry(codes.z), entry(codes.w));
     }
     return vec4<f32>(codes);
