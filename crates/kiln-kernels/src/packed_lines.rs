@@ -104,9 +104,9 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_floats_are_in_the_shader() {
+    fn tables_are_in_the_shader() {
         let shader = include_str!("../../../shaders/weights_packed.wgsl");
-        for table in [Table::Nf4, Table::Fp4].map(Table::numbers) {
+        for table in [Table::NonLinear, Table::E2M1, Table::Nf4, Table::Fp4].map(Table::numbers) {
             let line = |(i, row): (usize, &[f32])| {
                 let row = row.iter().map(|number| format!("{number:?}")).collect::<Vec<_>>().join(", ");
                 format!("sums[{i}] = vec4({row});")
