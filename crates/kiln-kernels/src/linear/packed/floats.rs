@@ -7,7 +7,6 @@ use kiln_simd::Lanes;
 use super::{
     Kernel,
     formats::{Block, Packed, Plain, RUN},
-    waits_for_memory,
 };
 
 /// 32 numbers of a vector.
@@ -43,13 +42,9 @@ impl<P: Packed> Kernel for Floats<P> {
             let block = Block::of::<P>(words);
             let whole = block.whole::<L, P>(lanes);
             let zeros = block.zeros::<L, P>(lanes);
-            if waits_for_memory(T) {
-                block.prefetch_scales::<L, P>(lanes);
-            }
+            block.prefetch_scales::<L, P>(lanes);
             for run in 0..P::RUNS {
-                if waits_for_memory(T) {
-                    block.prefetch_codes::<L, P>(lanes, run);
-                }
+                block.prefetch_codes::<L, P>(lanes, run);
                 let quads = block.quads::<L, P>(lanes, run);
                 for group in 0..P::GROUPS {
                     let [scale, minimum] = block.of_group::<L, P>(lanes, whole, run * P::GROUPS + group);
@@ -113,9 +108,7 @@ impl<N: Plain> Kernel for Numbers<N> {
         let x = cut;
         let (twos, last) = columns.as_chunks::<2>();
         for (i, two) in twos.iter().enumerate() {
-            if waits_for_memory(T) {
-                lanes.prefetch(two);
-            }
+            lanes.prefetch(two);
             for half in 0..2 {
                 let w = N::floats(lanes, &two[half]);
                 for t in 0..T {

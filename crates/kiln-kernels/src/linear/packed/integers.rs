@@ -7,7 +7,6 @@ use kiln_simd::{Lanes, Work};
 use super::{
     Kernel,
     formats::{Block, Packed, RUN},
-    waits_for_memory,
 };
 
 /// 32 numbers of a vector as signed bytes with a scale.
@@ -96,13 +95,9 @@ impl<P: Packed> Kernel for Integers<P> {
             let block = Block::of::<P>(words);
             let whole = block.whole::<L, P>(lanes);
             let zeros = block.zeros::<L, P>(lanes);
-            if waits_for_memory(T) {
-                block.prefetch_scales::<L, P>(lanes);
-            }
+            block.prefetch_scales::<L, P>(lanes);
             for run in 0..P::RUNS {
-                if waits_for_memory(T) {
-                    block.prefetch_codes::<L, P>(lanes, run);
-                }
+                block.prefetch_codes::<L, P>(lanes, run);
                 let quads = block.quads::<L, P>(lanes, run);
                 for group in 0..P::GROUPS {
                     let [scale, minimum] = block.of_group::<L, P>(lanes, whole, run * P::GROUPS + group);

@@ -150,11 +150,6 @@ trait Kernel {
     fn products<L: Lanes, const T: usize>(lanes: L, words: &[u32], x: [&[Self::Run]; T]) -> [L::Floats; T];
 }
 
-/// Whether so many vectors are multiplied faster than weights arrive.
-const fn waits_for_memory(vectors: usize) -> bool {
-    vectors < 8
-}
-
 /// A piece of work, in tiles of sixteen rows and a few vectors.
 struct Tiles<'a, K: Kernel> {
     x: &'a [K::Run],
