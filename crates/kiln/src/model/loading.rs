@@ -233,7 +233,7 @@ impl<'a> ModelBuilder<'a> {
         Self { largest_binding: bytes.into(), ..self }
     }
 
-    /// Is told how many bytes of the weights were read; first 0, when all smaller files were.
+    /// Is told how many bytes of the weights were read, beginning with 0 before the first tensor.
     pub fn on_progress(self, on_progress: impl FnMut(Progress) + 'a) -> Self {
         Self { on_progress: Some(Box::new(on_progress)), ..self }
     }
