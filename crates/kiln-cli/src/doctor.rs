@@ -45,7 +45,7 @@ struct Times {
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let device = device::open(args.device)?;
     let verdicts = verdicts(&device, if args.quick { Coverage::Quick } else { Coverage::Full })?;
-    let memory = device.measure_bandwidth()?;
+    let memory = device.measure_bandwidth(128 << 20)?;
     let copies = device.measure_copies()?;
     let times = times(&device)?;
     match args.json {

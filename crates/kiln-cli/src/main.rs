@@ -66,6 +66,9 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: &Cli) -> Result<ExitCode> {
+    if let Some(name) = std::env::var_os("KILN_INSTRUCTIONS") {
+        kiln::device::limit_instructions(&name.to_string_lossy())?;
+    }
     match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),

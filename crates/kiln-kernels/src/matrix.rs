@@ -9,7 +9,7 @@ use kiln_weights::{
     streams::{Order, SIXTEEN},
 };
 
-use crate::{Kernel, Kernels, Unpack};
+use crate::{Arithmetic, Kernel, Kernels, Unpack};
 
 /// A weight `[rows, columns]`. Vectors are multiplied by its rows ([`Linear`](crate::Linear)), or its rows are
 /// looked up.
@@ -46,17 +46,6 @@ pub struct Use {
     /// The type of the vectors that meet it, and of results
     pub dtype: DType,
     pub arithmetic: Arithmetic,
-}
-
-/// How products with packed weights are computed on the CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Arithmetic {
-    /// Vectors are rounded to signed bytes, with a scale for each 32 numbers, and multiplied in integers. Weights that are floats, or
-    /// places in a table of floats, are multiplied in float32.
-    #[default]
-    Integers,
-    /// In float32.
-    Floats,
 }
 
 impl PackedLayout {

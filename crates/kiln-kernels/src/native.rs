@@ -1,7 +1,6 @@
-//! What native code on the CPU shares: tensors as the backend sees them, types of numbers, functions and threads.
+//! Shared parts of native code on the CPU: tensors as the backend sees them, types of numbers, functions and instructions.
 
 mod functions;
-mod threads;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
@@ -9,11 +8,29 @@ use burn::{
 };
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
+use kiln_products::threads::share;
+use kiln_simd::Instructions;
+use pulp::{Arch, Simd, WithSimd};
 
-pub(crate) use self::{
-    functions::{activate, exp, silu, sum, sum_of_squares},
-    threads::{ONE_THREAD, pieces, share, work},
-};
+pub(crate) use self::functions::{activate, exp, silu, sum, sum_of_squares};
+pub(crate) use kiln_products::threads::pieces;
+
+/// Does work in pieces, with the best instructions that [`kiln_simd::run`] may use.
+pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec<P>) {
+    share(products, pieces, |piece| {
+        #[cfg(target_arch = "x86_64")]
+        match kiln_simd::best() {
+            Instructions::Plain => return pulp::Scalar::new().vectorize(piece),
+            Instructions::Avx2 | Instructions::AvxVnni => {
+                if let Some(simd) = pulp::x86::V3::try_new() {
+                    return simd.vectorize(|| piece.with_simd(simd));
+                }
+            }
+            Instructions::Neon | Instructions::Avx512 => {}
+        }
+        Arch::new().dispatch(piece);
+    });
+}
 
 /// # Panics
 /// On a tensor of another backend, as Burn does wherever devices are mixed.

@@ -58,8 +58,10 @@ impl Neon {
 impl Lanes for Neon {
     type Words = [uint32x4_t; 4];
     type Floats = [float32x4_t; 4];
+    type Pairs = [uint32x4_t; 4];
 
     const REGISTERS: usize = 8;
+    const LARGEST_PAIR: usize = 0;
     const SUBTRACTS_128: bool = true;
 
     #[inline(always)]
@@ -121,6 +123,21 @@ impl Lanes for Neon {
     #[inline(always)]
     fn dot(self, sums: [uint32x4_t; 4], bytes: [uint32x4_t; 4], x: i32) -> [uint32x4_t; 4] {
         self.signed_dot(sums, bytes, x)
+    }
+
+    #[inline(always)]
+    fn no_pairs(self) -> [uint32x4_t; 4] {
+        self.integers(0)
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, pairs: [uint32x4_t; 4], bytes: [uint32x4_t; 4], x: i32) -> [uint32x4_t; 4] {
+        self.dot(pairs, bytes, x)
+    }
+
+    #[inline(always)]
+    fn sum_pairs(self, sums: [uint32x4_t; 4], pairs: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
+        std::array::from_fn(|i| unsafe { vaddq_u32(sums[i], pairs[i]) })
     }
 
     #[inline(always)]

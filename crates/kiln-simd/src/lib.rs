@@ -25,9 +25,14 @@ pub trait Lanes: Copy {
     type Words: Copy;
     /// Sixteen float32
     type Floats: Copy;
+    /// Sums of pairs of products of bytes
+    type Pairs: Copy;
 
     /// How many vectors of sixteen lanes there are registers for.
     const REGISTERS: usize;
+
+    /// The largest sum of pairs; 0 where adding them up is no faster than [`dot`](Self::dot).
+    const LARGEST_PAIR: usize;
 
     /// Whether [`dot_wide`](Self::dot_wide) takes a byte as what it is above 128.
     const SUBTRACTS_128: bool;
@@ -56,7 +61,17 @@ pub trait Lanes: Copy {
     /// Adds the dot product of four bytes, up to 127, with four signed bytes from -127 on, which all lanes share.
     fn dot(self, sums: Self::Words, bytes: Self::Words, x: i32) -> Self::Words;
 
-    /// As [`dot`](Self::dot), of bytes up to 255; see [`SUBTRACTS_128`](Self::SUBTRACTS_128).
+    /// Sums of pairs of products, which are 0.
+    fn no_pairs(self) -> Self::Pairs;
+
+    /// Adds the products of [`dot`](Self::dot), each to the one beside it alone; see [`LARGEST_PAIR`](Self::LARGEST_PAIR).
+    fn add_pairs(self, pairs: Self::Pairs, bytes: Self::Words, x: i32) -> Self::Pairs;
+
+    /// Adds sums of pairs to sums.
+    fn sum_pairs(self, sums: Self::Words, pairs: Self::Pairs) -> Self::Words;
+
+    /// Adds the dot product of four bytes with four signed bytes from -127 on, which all lanes share; see
+    /// [`SUBTRACTS_128`](Self::SUBTRACTS_128).
     fn dot_wide(self, sums: Self::Words, bytes: Self::Words, x: i32) -> Self::Words;
 
     /// Integers as floats.
@@ -89,7 +104,7 @@ pub trait Lanes: Copy {
 
     fn array(self, floats: Self::Floats) -> [f32; 16];
 
-    /// Asks for the memory that lies [`AHEAD`] bytes behind `data`, for code that reads memory in order: processors that fetch ahead by
+    /// Asks for the memory that lies [`AHEAD`] bytes after `data`, for code that reads memory in order: processors that fetch ahead by
     /// themselves stop at the end of a page. Does nothing where there is no stable function for it.
     #[inline(always)]
     fn prefetch<T>(self, _data: &[T]) {}
@@ -110,7 +125,7 @@ pub trait Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Instructions {
-    /// What every machine has
+    /// Those that every machine has
     Plain,
     Neon,
     /// AVX2, FMA and F16C
@@ -121,33 +136,80 @@ pub enum Instructions {
     Avx512,
 }
 
+impl Instructions {
+    pub const ALL: [Self; 5] = [Self::Plain, Self::Neon, Self::Avx2, Self::AvxVnni, Self::Avx512];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Neon => "neon",
+            Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// Whether this machine has them.
+    pub fn are_here(self) -> bool {
+        match self {
+            Self::Plain => true,
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => aarch64::Neon::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => x86::Avx2::<false>::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => x86::Avx2::<true>::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => x86::Avx512::detect().is_some(),
+            #[allow(unreachable_patterns, reason = "which instructions remain depends on the machine")]
+            _ => false,
+        }
+    }
+}
+
 /// The best instructions that [`run`] may use.
 static LIMIT: AtomicU8 = AtomicU8::new(Instructions::Avx512 as u8);
 
-/// Has [`run`] use no better instructions than these from now on: for tests of what other machines run.
+/// Has [`run`] use no better instructions than these from now on, as on machines that have no others.
 pub fn limit(best: Instructions) {
     LIMIT.store(best as u8, Ordering::Relaxed);
 }
 
+/// The instructions that [`run`] uses.
+pub fn best() -> Instructions {
+    let limit = LIMIT.load(Ordering::Relaxed);
+    let allowed = |instructions: &Instructions| *instructions as u8 <= limit && instructions.are_here();
+    Instructions::ALL.into_iter().rev().find(allowed).unwrap_or(Instructions::Plain)
+}
+
 /// Does work with the best lanes of this machine.
 pub fn run<W: Work>(work: W) -> W::Output {
-    let limit = LIMIT.load(Ordering::Relaxed);
-    let allowed = |instructions: Instructions| instructions as u8 <= limit;
-    #[cfg(target_arch = "x86_64")]
-    {
-        if let Some(lanes) = x86::Avx512::detect().filter(|_| allowed(Instructions::Avx512)) {
-            return lanes.run(work);
+    match best() {
+        #[cfg(target_arch = "aarch64")]
+        Instructions::Neon => {
+            if let Some(lanes) = aarch64::Neon::detect() {
+                return lanes.run(work);
+            }
         }
-        if let Some(lanes) = x86::Avx2::<true>::detect().filter(|_| allowed(Instructions::AvxVnni)) {
-            return lanes.run(work);
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx512 => {
+            if let Some(lanes) = x86::Avx512::detect() {
+                return lanes.run(work);
+            }
         }
-        if let Some(lanes) = x86::Avx2::<false>::detect().filter(|_| allowed(Instructions::Avx2)) {
-            return lanes.run(work);
+        #[cfg(target_arch = "x86_64")]
+        Instructions::AvxVnni => {
+            if let Some(lanes) = x86::Avx2::<true>::detect() {
+                return lanes.run(work);
+            }
         }
-    }
-    #[cfg(target_arch = "aarch64")]
-    if let Some(lanes) = aarch64::Neon::detect().filter(|_| allowed(Instructions::Neon)) {
-        return lanes.run(work);
+        #[cfg(target_arch = "x86_64")]
+        Instructions::Avx2 => {
+            if let Some(lanes) = x86::Avx2::<false>::detect() {
+                return lanes.run(work);
+            }
+        }
+        _ => {}
     }
     work.run(portable::Portable)
 }

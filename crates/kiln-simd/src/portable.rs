@@ -10,8 +10,10 @@ pub(crate) struct Portable;
 impl Lanes for Portable {
     type Words = [u32; 16];
     type Floats = [f32; 16];
+    type Pairs = [u32; 16];
 
     const REGISTERS: usize = 4;
+    const LARGEST_PAIR: usize = 0;
     const SUBTRACTS_128: bool = true;
 
     #[inline(always)]
@@ -63,6 +65,21 @@ impl Lanes for Portable {
     #[inline(always)]
     fn dot(self, sums: [u32; 16], bytes: [u32; 16], x: i32) -> [u32; 16] {
         dot(sums, bytes, x, 0)
+    }
+
+    #[inline(always)]
+    fn no_pairs(self) -> [u32; 16] {
+        self.integers(0)
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, pairs: [u32; 16], bytes: [u32; 16], x: i32) -> [u32; 16] {
+        self.dot(pairs, bytes, x)
+    }
+
+    #[inline(always)]
+    fn sum_pairs(self, sums: [u32; 16], pairs: [u32; 16]) -> [u32; 16] {
+        std::array::from_fn(|lane| sums[lane].wrapping_add(pairs[lane]))
     }
 
     #[inline(always)]

@@ -28,6 +28,7 @@ impl Work for All {
         lanes.prefetch(&floats);
         let results = [
             lanes.to_floats(lanes.dot(start, small, x)),
+            lanes.to_floats(pairs(lanes, start, four, x)),
             lanes.to_floats(lanes.dot_wide(wide, all, x)),
             lanes.to_floats(lanes.or(lanes.shift_left(four, 3), lanes.look_up(&table, four))),
             lanes.to_floats(lanes.unzip(small, four)[0]),
@@ -45,6 +46,17 @@ impl Work for All {
         arrays.push(lanes.word_array(four).map(|word| word as f32));
         arrays
     }
+}
+
+/// Eight products of numbers of four bits, whose pairs come near to what 16 bits hold.
+#[inline(always)]
+fn pairs<L: Lanes>(lanes: L, start: L::Words, four: L::Words, x: i32) -> L::Words {
+    assert!(L::LARGEST_PAIR == 0 || 8 * 254 * 15 <= L::LARGEST_PAIR);
+    let mut pairs = lanes.no_pairs();
+    for _ in 0..4 {
+        pairs = lanes.add_pairs(lanes.add_pairs(pairs, four, x), lanes.integers(0x0f0f_0f0f), 0x7f7f_7f7f);
+    }
+    lanes.sum_pairs(start, pairs)
 }
 
 /// [`All`], in a function of its own.

@@ -7,14 +7,13 @@ use std::{
 
 use burn::tensor::Device;
 use kiln::device::{self, DeviceClass, DeviceInfo, DeviceName, Opened};
-use kiln_simd::Instructions;
 
 /// The devices to test, with their names.
 ///
 /// `KILN_TEST_DEVICES=cpu,wgpu,cuda` names them. Unset, they are the CPU and whatever GPUs this build can use here,
 /// software Vulkan included. Printed once, so that a run says what it covered.
 ///
-/// `KILN_TEST_INSTRUCTIONS=plain`, `avx2` or `avx-vnni` has the CPU compute as machines do that have no better instructions.
+/// `KILN_INSTRUCTIONS=plain`, `avx2` or `avx-vnni` has the CPU compute as machines do that have no better instructions.
 ///
 /// # Panics
 /// If a device that was named is not there: a test may not pass because it did not run.
@@ -28,13 +27,10 @@ pub fn devices() -> Vec<(String, Device)> {
 pub fn opened() -> &'static [(String, Opened)] {
     static DEVICES: OnceLock<Vec<(String, Opened)>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        if let Ok(best) = std::env::var("KILN_TEST_INSTRUCTIONS") {
-            kiln_simd::limit(match &*best {
-                "plain" => Instructions::Plain,
-                "avx2" => Instructions::Avx2,
-                "avx-vnni" => Instructions::AvxVnni,
-                _ => panic!("KILN_TEST_INSTRUCTIONS is `{best}`; known: plain, avx2, avx-vnni"),
-            });
+        if let Ok(name) = std::env::var("KILN_INSTRUCTIONS")
+            && let Err(error) = device::limit_instructions(&name)
+        {
+            panic!("{error}");
         }
         let names = match std::env::var("KILN_TEST_DEVICES") {
             Ok(names) => names.split(',').map(|name| name.trim().to_owned()).collect(),

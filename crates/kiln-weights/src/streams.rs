@@ -35,6 +35,17 @@ pub enum Order {
     Sixteens,
 }
 
+/// How products with packed weights are computed on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Arithmetic {
+    /// Vectors are rounded to signed bytes, with a scale for each 32 numbers, and multiplied in integers. Weights that are floats, or
+    /// places in a table of floats, are multiplied in float32.
+    #[default]
+    Integers,
+    /// In float32.
+    Floats,
+}
+
 /// Scales of the groups of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupScales {

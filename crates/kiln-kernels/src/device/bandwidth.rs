@@ -1,6 +1,6 @@
-//! How fast memory is: the floor that decode is held against.
+//! The bandwidth of memory: the floor that decode is held against.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_core::{Result, device_state::DeviceState, read_back};
@@ -9,33 +9,52 @@ use kiln_core::{Result, device_state::DeviceState, read_back};
 use super::DeviceClass;
 use super::Opened;
 
-/// Well beyond any cache, and no larger than the largest tensor every GPU can bind.
+/// Well beyond any cache of a GPU, and no larger than the largest tensor every GPU can bind.
 const BYTES: usize = 128 << 20;
 
 const REPETITIONS: usize = 8;
 
-/// Best of a few passes over a large buffer: reading only on the CPU, whose threads we can drive ourselves; adding one
-/// to every element elsewhere, which reads and writes.
-pub(super) fn measure(opened: &Opened) -> Result<f64> {
+/// Reading only on the CPU, whose threads we can drive ourselves; adding one to every element elsewhere, which reads and writes. The
+/// best of several passes.
+pub(super) fn measure(opened: &Opened, bytes: usize) -> Result<f64> {
     match opened.info.class {
         #[cfg(feature = "cpu")]
-        DeviceClass::Cpu => Ok(read_on_cpu()),
+        DeviceClass::Cpu => Ok(read_on_cpu(bytes.clamp(LEAST, MOST))),
         _ => read_and_write(opened),
     }
 }
 
+/// Bytes that are read on the CPU. More say nothing else.
 #[cfg(feature = "cpu")]
-fn read_on_cpu() -> f64 {
-    use rayon::prelude::*;
+const LEAST: usize = 1 << 20;
+#[cfg(feature = "cpu")]
+const MOST: usize = 512 << 20;
 
-    let data = vec![1.0f32; BYTES / 4];
-    let chunk = (data.len() / rayon::current_num_threads()).max(1);
-    let pass = |_| {
-        let start = Instant::now();
-        std::hint::black_box(data.par_chunks(chunk).map(|chunk| kiln_simd::run(Sum(chunk))).sum::<f32>());
-        start.elapsed().as_secs_f64()
+/// Read as products read weights: in pieces, by the threads that share products. With one thread and with all of them, because on some
+/// machines one reads as fast as all do.
+#[cfg(feature = "cpu")]
+fn read_on_cpu(bytes: usize) -> f64 {
+    use kiln_products::threads::{pieces, share};
+
+    /// As long as it takes until one pass is not disturbed by what else runs.
+    const LONG: Duration = Duration::from_millis(300);
+
+    let data = vec![1.0f32; bytes / 4];
+    let best = |worth: usize| {
+        let chunk = data.len().div_ceil(pieces(worth)).next_multiple_of(16);
+        let (began, mut best) = (Instant::now(), f64::INFINITY);
+        let mut passes = 0;
+        while passes < REPETITIONS || began.elapsed() < LONG {
+            let start = Instant::now();
+            share(worth, data.chunks(chunk).collect(), |chunk| {
+                std::hint::black_box(kiln_simd::run(Sum(chunk)));
+            });
+            best = best.min(start.elapsed().as_secs_f64());
+            passes += 1;
+        }
+        best
     };
-    BYTES as f64 / (0..REPETITIONS).map(pass).fold(f64::INFINITY, f64::min)
+    size_of_val(&data[..]) as f64 / best(usize::MAX).min(best(0))
 }
 
 /// Adds numbers up, as fast as products with weights read theirs.

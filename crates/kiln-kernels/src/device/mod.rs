@@ -148,12 +148,13 @@ impl Opened {
         }
     }
 
-    /// Bytes a second that a kernel can read and write here, measured.
+    /// Bytes a second that a kernel can read and write here, measured on so many bytes: fewer than the caches of a CPU hold are read from
+    /// these, and a GPU's are at least 128 MiB.
     ///
     /// # Errors
     /// What the device says of the work.
-    pub fn measure_bandwidth(&self) -> Result<f64> {
-        bandwidth::measure(self)
+    pub fn measure_bandwidth(&self, bytes: usize) -> Result<f64> {
+        bandwidth::measure(self, bytes)
     }
 
     /// Bytes a second that are copied between the host and this device, measured; `None` where they share their memory, so
@@ -246,6 +247,29 @@ pub fn limit_threads(threads: usize) -> Result<()> {
     Ok(())
 }
 
+/// Has the CPU compute with no better instructions than these, as machines do that lack them: `plain`, `avx2`, `avx-vnni`, `avx512` or
+/// `neon`.
+///
+/// # Errors
+/// [`Error::Setting`] for another name, or instructions that this machine does not have.
+pub fn limit_instructions(name: &str) -> Result<()> {
+    let wrong = |why: String| Error::Setting { name: "KILN_INSTRUCTIONS", why };
+    #[cfg(feature = "cpu")]
+    {
+        use kiln_simd::Instructions;
+
+        let here = || Instructions::ALL.into_iter().filter(|instructions| instructions.are_here());
+        let names = || here().map(Instructions::name).collect::<Vec<_>>().join(", ");
+        let Some(best) = here().find(|instructions| instructions.name() == name) else {
+            return Err(wrong(format!("is `{name}`, must be one of those of this machine: {}", names())));
+        };
+        kiln_simd::limit(best);
+        Ok(())
+    }
+    #[cfg(not(feature = "cpu"))]
+    Err(wrong(format!("is `{name}`, but this kiln was built without the CPU")))
+}
+
 /// How many threads the CPU computes with.
 pub fn threads() -> usize {
     #[cfg(feature = "cpu")]
@@ -280,7 +304,7 @@ fn cpu_info() -> Result<DeviceInfo> {
         class: DeviceClass::Cpu,
         adapter: format!("{brand} ({} threads)", rayon::current_num_threads()),
         driver: "burn-flex".to_owned(),
-        api: "native".to_owned(),
+        api: format!("native, {}", kiln_simd::best().name()),
         memory: Some(memory),
         f16: false,
         subgroups: None,

@@ -6,10 +6,12 @@ use burn::{
     tensor::{DType, Tensor, TensorData, bf16, f16},
 };
 
+use kiln_weights::streams::Order;
+
 use super::ExpertLinear;
 use crate::{
-    Kernel, Matrix,
-    linear::{Group, packed, products_of_groups},
+    Kernel, Matrix, PackedLayout,
+    linear::{Group, products_of_groups},
     matrix::StackBlock,
     native::{Storage, primitive},
 };
@@ -76,7 +78,7 @@ fn products_in<E: Storage>(ExpertLinear { x, weight, experts }: &ExpertLinear) -
                 let words = primitive(matrix.words.clone()).to_contiguous();
                 let words: &[u32] = bytemuck::cast_slice(words.as_slice::<i32>()?);
                 let len = words.len() / members.len();
-                let group = |(place, expert): (usize, usize)| packed::Group {
+                let group = |(place, expert): (usize, usize)| kiln_products::Group {
                     vectors: vectors[expert].clone(),
                     words: &words[place * len..][..len],
                     y: results_of(expert),
@@ -84,8 +86,11 @@ fn products_in<E: Storage>(ExpertLinear { x, weight, experts }: &ExpertLinear) -
                 let groups: Vec<_> = chosen.map(group).collect();
                 read += groups.iter().map(|group| size_of_val(group.words)).sum::<usize>();
                 if !groups.is_empty() {
+                    let PackedLayout { format, order: Order::Sixteens } = matrix.layout else {
+                        return None;
+                    };
                     let arithmetic = matrix.use_as.arithmetic;
-                    packed::products_of_groups(&gathered, input, matrix.layout, arithmetic, groups)?;
+                    kiln_products::products_of_groups(&gathered, input, format, arithmetic, groups)?;
                 }
             }
         }

@@ -9,8 +9,6 @@
 pub(crate) mod cube;
 #[cfg(feature = "cpu")]
 mod native;
-#[cfg(feature = "cpu")]
-pub(crate) mod packed;
 #[cfg(feature = "wgpu")]
 mod tiles;
 #[cfg(feature = "cube")]

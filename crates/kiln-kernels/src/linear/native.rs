@@ -13,11 +13,12 @@ use burn::{
     backend::{Flex, flex::FlexTensor},
     tensor::{DType, Tensor, TensorData, bf16, f16},
 };
+use kiln_weights::streams::Order;
 use pulp::{Simd, WithSimd};
 
-use super::{Linear, packed};
+use super::Linear;
 use crate::{
-    Matrix, PackedMatrix,
+    Matrix, PackedLayout, PackedMatrix,
     native::{Storage, pieces, primitive, work},
 };
 
@@ -88,8 +89,11 @@ fn products_of_packed(x: &[f32], weight: &PackedMatrix) -> Option<Vec<f32>> {
     let words = bytemuck::cast_slice(words.as_slice::<i32>()?);
     let mut y = vec![0.0; x.len() / input * output];
     let results: Vec<_> = y.chunks_mut(output).collect();
-    let group = packed::Group { vectors: 0..results.len(), words, y: results };
-    packed::products_of_groups(x, input, weight.layout, weight.use_as.arithmetic, vec![group])?;
+    let PackedLayout { format, order: Order::Sixteens } = weight.layout else {
+        return None;
+    };
+    let group = kiln_products::Group { vectors: 0..results.len(), words, y: results };
+    kiln_products::products_of_groups(x, input, format, weight.use_as.arithmetic, vec![group])?;
     Some(y)
 }
 

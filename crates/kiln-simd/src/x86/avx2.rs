@@ -3,14 +3,15 @@
 use std::arch::{
     is_x86_feature_detected,
     x86_64::{
-        __m256, __m256i, _mm_loadu_si128, _mm_set1_epi64x, _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256,
-        _mm256_blendv_ps, _mm256_broadcastsi128_si256, _mm256_castps_si256, _mm256_castsi256_ps,
-        _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32,
-        _mm256_cvtph_ps, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
-        _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_permute4x64_epi64,
-        _mm256_permutevar8x32_ps, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-        _mm256_shuffle_epi8, _mm256_shuffle_ps, _mm256_sign_epi8, _mm256_slli_epi32, _mm256_sllv_epi32,
-        _mm256_srlv_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_xor_si256,
+        __m128i, __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_unpackhi_epi64, _mm256_add_epi16,
+        _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_blendv_ps, _mm256_broadcastsi128_si256,
+        _mm256_castps_si256, _mm256_castsi256_ps, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
+        _mm256_cvtepu8_epi32, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_dpbusd_avx_epi32,
+        _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16,
+        _mm256_mul_ps, _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_permutevar8x32_ps, _mm256_set1_epi8,
+        _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_si256, _mm256_shuffle_epi8,
+        _mm256_shuffle_ps, _mm256_sign_epi8, _mm256_sll_epi32, _mm256_slli_epi32, _mm256_srl_epi32,
+        _mm256_storeu_ps, _mm256_storeu_si256, _mm256_xor_si256,
     },
 };
 
@@ -45,27 +46,29 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of halves of arrays.
+// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are within arrays.
 impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Words = [__m256i; 2];
     type Floats = [__m256; 2];
+    type Pairs = [__m256i; 2];
 
     const REGISTERS: usize = 8;
+    const LARGEST_PAIR: usize = if VNNI { 0 } else { i16::MAX as usize };
     const SUBTRACTS_128: bool = !VNNI;
 
     #[inline(always)]
     fn words(self, words: &[u32; 16]) -> [__m256i; 2] {
-        let [a, b] = halves_of(words);
-        unsafe { [_mm256_loadu_si256(a.as_ptr().cast()), _mm256_loadu_si256(b.as_ptr().cast())] }
+        let both = words.as_ptr().cast::<__m256i>();
+        unsafe { [_mm256_loadu_si256(both), _mm256_loadu_si256(both.add(1))] }
     }
 
     #[inline(always)]
     fn word_array(self, words: [__m256i; 2]) -> [u32; 16] {
         let mut array = [0; 16];
-        let (a, b) = array.split_at_mut(8);
+        let both = array.as_mut_ptr().cast::<__m256i>();
         unsafe {
-            _mm256_storeu_si256(a.as_mut_ptr().cast(), words[0]);
-            _mm256_storeu_si256(b.as_mut_ptr().cast(), words[1]);
+            _mm256_storeu_si256(both, words[0]);
+            _mm256_storeu_si256(both.add(1), words[1]);
         }
         array
     }
@@ -78,16 +81,16 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     #[inline(always)]
     fn shift_right(self, words: [__m256i; 2], by: u32) -> [__m256i; 2] {
         unsafe {
-            let by = _mm256_set1_epi32(by.cast_signed());
-            [_mm256_srlv_epi32(words[0], by), _mm256_srlv_epi32(words[1], by)]
+            let by = _mm_cvtsi32_si128(by.cast_signed());
+            [_mm256_srl_epi32(words[0], by), _mm256_srl_epi32(words[1], by)]
         }
     }
 
     #[inline(always)]
     fn shift_left(self, words: [__m256i; 2], by: u32) -> [__m256i; 2] {
         unsafe {
-            let by = _mm256_set1_epi32(by.cast_signed());
-            [_mm256_sllv_epi32(words[0], by), _mm256_sllv_epi32(words[1], by)]
+            let by = _mm_cvtsi32_si128(by.cast_signed());
+            [_mm256_sll_epi32(words[0], by), _mm256_sll_epi32(words[1], by)]
         }
     }
 
@@ -123,11 +126,29 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         if VNNI {
             return self.dot_of_vnni(sums, bytes, x);
         }
+        // Two products of up to 127 · 127 fit in 16 bits.
+        self.sum_pairs(sums, self.add_pairs(self.no_pairs(), bytes, x))
+    }
+
+    #[inline(always)]
+    fn no_pairs(self) -> [__m256i; 2] {
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, pairs: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
         unsafe {
-            let (x, one) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
-            // Two products of up to 127 · 127 fit in 16 bits.
-            let first = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes[0], x), one);
-            let second = _mm256_madd_epi16(_mm256_maddubs_epi16(bytes[1], x), one);
+            let x = _mm256_set1_epi32(x);
+            let [first, second] = [_mm256_maddubs_epi16(bytes[0], x), _mm256_maddubs_epi16(bytes[1], x)];
+            [_mm256_add_epi16(pairs[0], first), _mm256_add_epi16(pairs[1], second)]
+        }
+    }
+
+    #[inline(always)]
+    fn sum_pairs(self, sums: [__m256i; 2], pairs: [__m256i; 2]) -> [__m256i; 2] {
+        unsafe {
+            let one = _mm256_set1_epi16(1);
+            let [first, second] = [_mm256_madd_epi16(pairs[0], one), _mm256_madd_epi16(pairs[1], one)];
             [_mm256_add_epi32(sums[0], first), _mm256_add_epi32(sums[1], second)]
         }
     }
@@ -163,8 +184,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     #[inline(always)]
     fn floats(self, floats: &[f32; 16]) -> [__m256; 2] {
-        let [a, b] = halves_of(floats);
-        unsafe { [_mm256_loadu_ps(a.as_ptr()), _mm256_loadu_ps(b.as_ptr())] }
+        unsafe { [_mm256_loadu_ps(floats.as_ptr()), _mm256_loadu_ps(floats.as_ptr().add(8))] }
     }
 
     #[inline(always)]
@@ -190,19 +210,16 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     #[inline(always)]
     fn halves(self, halves: &[u16; 16]) -> [__m256; 2] {
-        let [a, b] = halves_of(halves);
-        unsafe {
-            let (a, b) = (_mm_loadu_si128(a.as_ptr().cast()), _mm_loadu_si128(b.as_ptr().cast()));
-            [_mm256_cvtph_ps(a), _mm256_cvtph_ps(b)]
-        }
+        let both = halves.as_ptr().cast::<__m128i>();
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(both)), _mm256_cvtph_ps(_mm_loadu_si128(both.add(1)))] }
     }
 
     #[inline(always)]
     fn bfloats(self, bfloats: &[u16; 16]) -> [__m256; 2] {
-        let [a, b] = halves_of(bfloats);
+        let both = bfloats.as_ptr().cast::<__m128i>();
         unsafe {
-            let a = _mm256_cvtepu16_epi32(_mm_loadu_si128(a.as_ptr().cast()));
-            let b = _mm256_cvtepu16_epi32(_mm_loadu_si128(b.as_ptr().cast()));
+            let a = _mm256_cvtepu16_epi32(_mm_loadu_si128(both));
+            let b = _mm256_cvtepu16_epi32(_mm_loadu_si128(both.add(1)));
             let (a, b) = (_mm256_slli_epi32::<16>(a), _mm256_slli_epi32::<16>(b));
             [_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)]
         }
@@ -210,21 +227,19 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 
     #[inline(always)]
     fn bytes(self, bytes: &[u8; 16]) -> [__m256; 2] {
-        let [a, b] = halves_of(bytes);
         unsafe {
-            let a = _mm256_cvtepu8_epi32(_mm_set1_epi64x(i64::from_le_bytes(a)));
-            let b = _mm256_cvtepu8_epi32(_mm_set1_epi64x(i64::from_le_bytes(b)));
-            [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)]
+            let a = _mm_loadu_si128(bytes.as_ptr().cast());
+            let b = _mm_unpackhi_epi64(a, a);
+            [_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(a)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b))]
         }
     }
 
     #[inline(always)]
     fn signed_bytes(self, bytes: &[u8; 16]) -> [__m256; 2] {
-        let [a, b] = halves_of(bytes);
         unsafe {
-            let a = _mm256_cvtepi8_epi32(_mm_set1_epi64x(i64::from_le_bytes(a)));
-            let b = _mm256_cvtepi8_epi32(_mm_set1_epi64x(i64::from_le_bytes(b)));
-            [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)]
+            let a = _mm_loadu_si128(bytes.as_ptr().cast());
+            let b = _mm_unpackhi_epi64(a, a);
+            [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(a)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b))]
         }
     }
 
@@ -246,10 +261,9 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     #[inline(always)]
     fn array(self, floats: [__m256; 2]) -> [f32; 16] {
         let mut array = [0.0; 16];
-        let (a, b) = array.split_at_mut(8);
         unsafe {
-            _mm256_storeu_ps(a.as_mut_ptr(), floats[0]);
-            _mm256_storeu_ps(b.as_mut_ptr(), floats[1]);
+            _mm256_storeu_ps(array.as_mut_ptr(), floats[0]);
+            _mm256_storeu_ps(array.as_mut_ptr().add(8), floats[1]);
         }
         array
     }
@@ -274,14 +288,6 @@ impl<const VNNI: bool> Avx2<VNNI> {
             [_mm256_dpbusd_avx_epi32(sums[0], bytes[0], x), _mm256_dpbusd_avx_epi32(sums[1], bytes[1], x)]
         }
     }
-}
-
-#[inline(always)]
-fn halves_of<T: Copy + Default>(all: &[T; 16]) -> [[T; 8]; 2] {
-    let mut halves = [[T::default(); 8]; 2];
-    halves[0].copy_from_slice(&all[..8]);
-    halves[1].copy_from_slice(&all[8..]);
-    halves
 }
 
 /// The words at even places, and those at odd places. To be called where AVX2 is.

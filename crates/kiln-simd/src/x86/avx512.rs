@@ -3,12 +3,13 @@
 use std::arch::{
     is_x86_feature_detected,
     x86_64::{
-        __m512, __m512i, _mm_loadu_si128, _mm256_loadu_si256, _mm512_add_ps, _mm512_and_si512,
-        _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-        _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
-        _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_or_si512, _mm512_permutex2var_epi32,
-        _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setr_epi32, _mm512_shuffle_epi8,
-        _mm512_slli_epi32, _mm512_sllv_epi32, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+        __m512, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_loadu_si256, _mm512_add_epi32,
+        _mm512_add_ps, _mm512_and_si512, _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi32,
+        _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+        _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
+        _mm512_or_si512, _mm512_permutex2var_epi32, _mm512_permutexvar_ps, _mm512_set1_epi32, _mm512_set1_ps,
+        _mm512_setr_epi32, _mm512_shuffle_epi8, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_srl_epi32,
+        _mm512_storeu_ps, _mm512_storeu_si512,
     },
 };
 
@@ -43,8 +44,10 @@ impl Avx512 {
 impl Lanes for Avx512 {
     type Words = __m512i;
     type Floats = __m512;
+    type Pairs = __m512i;
 
     const REGISTERS: usize = 32;
+    const LARGEST_PAIR: usize = 0;
     const SUBTRACTS_128: bool = false;
 
     #[inline(always)]
@@ -66,12 +69,12 @@ impl Lanes for Avx512 {
 
     #[inline(always)]
     fn shift_right(self, words: __m512i, by: u32) -> __m512i {
-        unsafe { _mm512_srlv_epi32(words, _mm512_set1_epi32(by.cast_signed())) }
+        unsafe { _mm512_srl_epi32(words, _mm_cvtsi32_si128(by.cast_signed())) }
     }
 
     #[inline(always)]
     fn shift_left(self, words: __m512i, by: u32) -> __m512i {
-        unsafe { _mm512_sllv_epi32(words, _mm512_set1_epi32(by.cast_signed())) }
+        unsafe { _mm512_sll_epi32(words, _mm_cvtsi32_si128(by.cast_signed())) }
     }
 
     #[inline(always)]
@@ -104,6 +107,21 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn dot(self, sums: __m512i, bytes: __m512i, x: i32) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, bytes, _mm512_set1_epi32(x)) }
+    }
+
+    #[inline(always)]
+    fn no_pairs(self) -> __m512i {
+        self.integers(0)
+    }
+
+    #[inline(always)]
+    fn add_pairs(self, pairs: __m512i, bytes: __m512i, x: i32) -> __m512i {
+        self.dot(pairs, bytes, x)
+    }
+
+    #[inline(always)]
+    fn sum_pairs(self, sums: __m512i, pairs: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(sums, pairs) }
     }
 
     #[inline(always)]

@@ -6,13 +6,12 @@ use std::sync::{
 };
 
 use kiln_threads::Team;
-use pulp::{Arch, WithSimd};
 
 /// Pieces of work a thread: a few, so that one that was interrupted is helped by the others.
 const PIECES: usize = 4;
 
 /// Products of fewer pairs of numbers than these take less time than it takes to share them.
-pub(crate) const ONE_THREAD: usize = 1 << 18;
+pub const ONE_THREAD: usize = 1 << 18;
 
 /// How many threads should compute the products of that many pairs of numbers.
 fn threads(products: usize) -> usize {
@@ -20,20 +19,15 @@ fn threads(products: usize) -> usize {
 }
 
 /// In how many pieces that work should come.
-pub(crate) fn pieces(products: usize) -> usize {
+pub fn pieces(products: usize) -> usize {
     match threads(products) {
         1 => 1,
         threads => threads * PIECES,
     }
 }
 
-/// Does that work.
-pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec<P>) {
-    share(products, pieces, |piece| Arch::new().dispatch(piece));
-}
-
 /// Does `work` with each piece, on as many threads as that many products are worth.
-pub(crate) fn share<P: Send>(products: usize, pieces: Vec<P>, work: impl Fn(P) + Sync) {
+pub fn share<P: Send>(products: usize, pieces: Vec<P>, work: impl Fn(P) + Sync) {
     let Some(team) = team().filter(|_| threads(products) > 1) else {
         return pieces.into_iter().for_each(work);
     };

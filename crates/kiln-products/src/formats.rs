@@ -1,5 +1,7 @@
 //! What is known of each format when code is compiled for it.
 
+use std::marker::PhantomData;
+
 use kiln_simd::Lanes;
 use kiln_weights::{
     Format,
@@ -7,10 +9,10 @@ use kiln_weights::{
 };
 
 /// Numbers in a run: those that share a scale in a vector.
-pub(super) const RUN: usize = 32;
+pub(crate) const RUN: usize = 32;
 
 /// Packed codes.
-pub(super) trait Packed: 'static {
+pub(crate) trait Packed: 'static {
     const STREAMS: Streams;
 
     /// A table of integers
@@ -31,6 +33,12 @@ pub(super) trait Packed: 'static {
 
     /// Whether bytes are larger than 127.
     const WIDE: bool = Self::OFFSET == 128 || Self::STREAMS.low == 8;
+
+    /// The largest byte
+    const LARGEST: usize = match Self::INTEGERS {
+        Some(_) => largest(&Self::TABLE),
+        None => (1 << (Self::STREAMS.low + Self::STREAMS.high)) - 1,
+    };
 
     /// A table's entries as bytes.
     const TABLE: [u8; 16] = {
@@ -75,8 +83,19 @@ pub(super) trait Packed: 'static {
     const HAS_ZEROS: bool = matches!(Self::STREAMS.groups, GroupScales::Zeros);
 }
 
+const fn largest(bytes: &[u8; 16]) -> usize {
+    let (mut largest, mut i) = (0, 0);
+    while i < 16 {
+        if bytes[i] as usize > largest {
+            largest = bytes[i] as usize;
+        }
+        i += 1;
+    }
+    largest
+}
+
 /// Floats as they are.
-pub(super) trait Plain: 'static {
+pub(crate) trait Plain: 'static {
     /// The number of each row, for one column.
     type Column: bytemuck::Pod + Sync;
 
@@ -84,7 +103,7 @@ pub(super) trait Plain: 'static {
 }
 
 /// What is compiled for every format.
-pub(super) trait Visitor {
+pub(crate) trait Visitor {
     /// Codes that are integers, or places in a table of integers
     fn packed<P: Packed>(self);
     /// Places in a table of floats
@@ -117,7 +136,7 @@ macro_rules! packed {
         )*
 
         /// Calls the visitor with a format.
-        pub(super) fn visit(format: Format, visitor: impl Visitor) {
+        pub(crate) fn visit(format: Format, visitor: impl Visitor) {
             match format {
                 $(Format::$name => visitor.packed::<$name>(),)*
                 $(Format::$table => visitor.looked_up::<$table>(),)*
@@ -166,7 +185,7 @@ impl Plain for Bf16 {
 }
 
 /// A block of sixteen rows.
-pub(super) struct Block<'a> {
+pub(crate) struct Block<'a> {
     whole: &'a [u32],
     scales: &'a [[u8; 16]],
     minimums: &'a [[u8; 16]],
@@ -176,7 +195,7 @@ pub(super) struct Block<'a> {
 impl<'a> Block<'a> {
     /// A block of `P::WORDS` words.
     #[inline(always)]
-    pub(super) fn of<P: Packed>(words: &'a [u32]) -> Self {
+    pub(crate) fn of<P: Packed>(words: &'a [u32]) -> Self {
         let (whole, words) = words.split_at(P::WHOLE);
         let (scales, words) = words.split_at(P::SCALES);
         let (minimums, codes) = words.split_at(P::MINIMUMS);
@@ -190,7 +209,7 @@ impl<'a> Block<'a> {
 
     /// The scale of the block, and its minimum or 0.
     #[inline(always)]
-    pub(super) fn whole<L: Lanes, P: Packed>(&self, lanes: L) -> [L::Floats; 2] {
+    pub(crate) fn whole<L: Lanes, P: Packed>(&self, lanes: L) -> [L::Floats; 2] {
         let halves: &[[u16; 16]] = bytemuck::cast_slice(self.whole);
         let scale = match P::STREAMS.scale {
             ScaleType::F16 => lanes.halves(&halves[0]),
@@ -207,7 +226,7 @@ impl<'a> Block<'a> {
 
     /// The scale of a group and its minimum, from those of the block.
     #[inline(always)]
-    pub(super) fn of_group<L: Lanes, P: Packed>(
+    pub(crate) fn of_group<L: Lanes, P: Packed>(
         &self,
         lanes: L,
         [scale, minimum]: [L::Floats; 2],
@@ -234,7 +253,7 @@ impl<'a> Block<'a> {
 
     /// What is added to a code: the code of the number 0, negative.
     #[inline(always)]
-    pub(super) fn zeros<L: Lanes, P: Packed>(&self, lanes: L) -> L::Floats {
+    pub(crate) fn zeros<L: Lanes, P: Packed>(&self, lanes: L) -> L::Floats {
         match P::HAS_ZEROS {
             true => lanes.mul(lanes.bytes(&self.scales[0]), lanes.splat(-1.0)),
             false => lanes.splat(-P::OFFSET as f32),
@@ -243,7 +262,7 @@ impl<'a> Block<'a> {
 
     /// Asks for the scales of the blocks that come.
     #[inline(always)]
-    pub(super) fn prefetch_scales<L: Lanes, P: Packed>(&self, lanes: L) {
+    pub(crate) fn prefetch_scales<L: Lanes, P: Packed>(&self, lanes: L) {
         // Those of small blocks are in the lines of codes.
         if P::RUNS > 1 {
             lanes.prefetch(self.whole);
@@ -254,39 +273,43 @@ impl<'a> Block<'a> {
 
     /// Asks for the codes of the runs that come.
     #[inline(always)]
-    pub(super) fn prefetch_codes<L: Lanes, P: Packed>(&self, lanes: L, run: usize) {
+    pub(crate) fn prefetch_codes<L: Lanes, P: Packed>(&self, lanes: L, run: usize) {
         let bits = P::STREAMS.low + P::STREAMS.high;
         lanes.prefetch(&self.codes[run * bits..(run + 1) * bits]);
     }
 
-    /// The codes of a run as bytes, four neighbours a word.
+    /// The codes of a run.
     #[inline(always)]
-    pub(super) fn quads<L: Lanes, P: Packed>(&self, lanes: L, run: usize) -> [L::Words; 8] {
-        let mut quads = [lanes.integers(0); 8];
+    pub(crate) fn run<P: Packed>(&self, run: usize) -> CodesOfRun<'a, P> {
         let bits = P::STREAMS.low + P::STREAMS.high;
-        let (low, high) = self.codes[run * bits..(run + 1) * bits].split_at(P::STREAMS.low);
-        for q in 0..8 {
-            quads[q] = match P::STREAMS.low {
-                8 => lanes.words(&low[q]),
-                4 => lanes.and(lanes.shift_right(lanes.words(&low[q % 4]), q as u32 / 4 * 4), 0x0f0f_0f0f),
-                _ => lanes.and(lanes.shift_right(lanes.words(&low[q / 4]), q as u32 % 4 * 2), 0x0303_0303),
-            };
-        }
+        CodesOfRun { words: &self.codes[run * bits..(run + 1) * bits], format: PhantomData }
+    }
+}
+
+/// The codes of a run of sixteen rows, as they are packed.
+pub(crate) struct CodesOfRun<'a, P> {
+    words: &'a [[u32; 16]],
+    format: PhantomData<P>,
+}
+
+impl<P: Packed> CodesOfRun<'_, P> {
+    /// The codes `4 q` to `4 q + 3` of each row, as the bytes of its word.
+    #[inline(always)]
+    pub(crate) fn quad<L: Lanes>(&self, lanes: L, q: usize) -> L::Words {
+        let (low, high) = self.words.split_at(P::STREAMS.low);
+        let mut quad = match P::STREAMS.low {
+            8 => lanes.words(&low[q]),
+            4 => lanes.and(lanes.shift_right(lanes.words(&low[q % 4]), q as u32 / 4 * 4), 0x0f0f_0f0f),
+            _ => lanes.and(lanes.shift_right(lanes.words(&low[q / 4]), q as u32 % 4 * 2), 0x0303_0303),
+        };
         if P::STREAMS.high > 0 {
-            for q in 0..8 {
-                let (word, right, mask) = match P::STREAMS.high {
-                    2 => (q / 4, q as u32 % 4 * 2, 0x0303_0303),
-                    _ => (0, q as u32, 0x0101_0101),
-                };
-                let bits = lanes.and(lanes.shift_right(lanes.words(&high[word]), right), mask);
-                quads[q] = lanes.or(quads[q], lanes.shift_left(bits, P::STREAMS.low as u32));
-            }
+            let (word, right, mask) = match P::STREAMS.high {
+                2 => (q / 4, q as u32 % 4 * 2, 0x0303_0303),
+                _ => (0, q as u32, 0x0101_0101),
+            };
+            let bits = lanes.and(lanes.shift_right(lanes.words(&high[word]), right), mask);
+            quad = lanes.or(quad, lanes.shift_left(bits, P::STREAMS.low as u32));
         }
-        if P::INTEGERS.is_some() {
-            for q in 0..8 {
-                quads[q] = lanes.look_up(&P::TABLE, quads[q]);
-            }
-        }
-        quads
+        if P::INTEGERS.is_some() { lanes.look_up(&P::TABLE, quad) } else { quad }
     }
 }

@@ -1,0 +1,114 @@
+//! How the rows of matrices are shared among threads.
+
+use std::ops::Range;
+
+use kiln_weights::{
+    Format,
+    streams::{Arithmetic, Order, SIXTEEN},
+};
+
+use crate::{
+    floats,
+    formats::{self, Packed, Plain, RUN, Visitor},
+    integers,
+    threads::{ONE_THREAD, pieces, share},
+    tiles::{Kernel, Piece, Tiles},
+};
+
+/// Bytes of packed weights, once for each vector, that take more time to multiply than it takes to share them.
+const WORTH_SHARING: usize = 512 << 10;
+
+/// Vectors that meet the same rows.
+#[derive(Debug)]
+pub struct Group<'a> {
+    /// Which of all vectors they are.
+    pub vectors: Range<usize>,
+    /// The words of the rows
+    pub words: &'a [u32],
+    /// The result of each vector, as long as there are rows.
+    pub y: Vec<&'a mut [f32]>,
+}
+
+/// The products of each group of vectors `x` `[vectors, columns]`, with matrices in [`Order::Sixteens`]. `None` where words are not
+/// those of the rows, and then some results may be written.
+pub fn products_of_groups(
+    x: &[f32],
+    columns: usize,
+    format: Format,
+    arithmetic: Arithmetic,
+    groups: Vec<Group<'_>>,
+) -> Option<()> {
+    let stride = format.words(Order::Sixteens, SIXTEEN, columns).filter(|stride| *stride > 0)?;
+    // Few vectors take as long as memory does, and many take as long as sums do: what counts is bytes.
+    let bytes: usize = groups.iter().map(|group| size_of_val(group.words) * group.y.len()).sum();
+    let worth = bytes / (WORTH_SHARING / ONE_THREAD);
+    let pieces_of_each = pieces(worth).div_ceil(groups.len().max(1));
+    let mut all = Vec::new();
+    for Group { vectors, words, y } in groups {
+        let rows = y.first().map_or(0, |y| y.len());
+        if rows == 0 || words.len() != rows.div_ceil(SIXTEEN) * stride || vectors.len() != y.len() {
+            return None;
+        }
+        let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces_of_each);
+        let first = all.len();
+        let piece = |words| Piece { vectors: vectors.clone(), words, stride, y: Vec::with_capacity(y.len()) };
+        all.extend(words.chunks(sixteens * stride).map(piece));
+        for row in y {
+            let parts = row.chunks_mut(sixteens * SIXTEEN);
+            all[first..].iter_mut().zip(parts).for_each(|(piece, part)| piece.y.push(part));
+        }
+    }
+    formats::visit(format, Products { x, columns, arithmetic, worth, pieces: all });
+    Some(())
+}
+
+struct Products<'a> {
+    x: &'a [f32],
+    columns: usize,
+    arithmetic: Arithmetic,
+    /// Pairs of numbers whose products take about as long
+    worth: usize,
+    pieces: Vec<Piece<'a>>,
+}
+
+impl Products<'_> {
+    fn compute<K: Kernel>(self, x: &[K::Run]) {
+        let runs = K::runs(self.columns);
+        share(self.worth, self.pieces, |piece| kiln_simd::run(Tiles::<K> { x, runs, piece }));
+    }
+}
+
+impl Visitor for Products<'_> {
+    fn packed<P: Packed>(self) {
+        match self.arithmetic {
+            Arithmetic::Integers => {
+                let x = in_runs(self.x, |x, runs| kiln_simd::run(integers::Rounding::<P>::new(x, runs)));
+                self.compute::<integers::Integers<P>>(&x);
+            }
+            Arithmetic::Floats => {
+                let x = in_runs(self.x, floats::fill);
+                self.compute::<floats::Floats<P>>(&x);
+            }
+        }
+    }
+
+    fn looked_up<P: Packed>(self) {
+        let x = in_runs(self.x, floats::fill);
+        self.compute::<floats::Floats<P>>(&x);
+    }
+
+    fn plain<N: Plain>(self) {
+        let x = self.x;
+        self.compute::<floats::Numbers<N>>(x);
+    }
+}
+
+/// Vectors in runs of [`RUN`] numbers, as `fill` makes them.
+fn in_runs<R: Clone + Default + Send>(x: &[f32], fill: impl Fn(&[f32], &mut [R]) + Sync) -> Vec<R> {
+    let mut runs = vec![R::default(); x.len() / RUN];
+    // About as many operations a number.
+    let worth = 8 * x.len();
+    let each = runs.len().div_ceil(pieces(worth)).max(1);
+    share(worth, x.chunks(each * RUN).zip(runs.chunks_mut(each)).collect(), |(x, runs)| fill(x, runs));
+    runs
+}

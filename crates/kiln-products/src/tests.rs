@@ -1,0 +1,104 @@
+//! Products are those of the unpacked numbers, with every set of instructions, and the bits of one do not depend on the others.
+
+use kiln_simd::Instructions;
+use kiln_weights::{
+    Format,
+    streams::{Arithmetic, Order},
+};
+
+use crate::{Group, products_of_groups};
+
+/// Rows that are no multiple of sixteen, and a row of two of the longest blocks.
+const SHAPE: [usize; 2] = [35, 512];
+
+/// So many vectors that every size of a tile is used, and some are left.
+const VECTORS: usize = 13;
+
+/// Numbers from -2 to 2.
+struct Numbers(u32);
+
+impl Numbers {
+    fn take(&mut self, count: usize) -> Vec<f32> {
+        let mut next = || {
+            self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (self.0 >> 8) as f32 / (1 << 22) as f32 - 2.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+}
+
+/// The words of a matrix, and its numbers.
+fn matrix(format: Format, numbers: &mut Numbers) -> (Vec<u32>, Vec<f32>) {
+    let [rows, columns] = SHAPE;
+    let mut weights = numbers.take(rows * columns);
+    let mut bytes = vec![0; format.bytes_of(weights.len()).unwrap()];
+    format.pack(&weights, &mut bytes).unwrap();
+    format.unpack(&bytes, &mut weights).unwrap();
+    let mut words = vec![0u32; format.words(Order::Sixteens, rows, columns).unwrap()];
+    format.arrange(Order::Sixteens, columns, &bytes, bytemuck::cast_slice_mut(&mut words)).unwrap();
+    (words, weights)
+}
+
+/// `[vectors, rows]`
+fn products(words: &[u32], format: Format, arithmetic: Arithmetic, x: &[f32]) -> Vec<f32> {
+    let [rows, columns] = SHAPE;
+    let vectors = x.len() / columns;
+    let mut y = vec![f32::NAN; vectors * rows];
+    let group = Group { vectors: 0..vectors, words, y: y.chunks_mut(rows).collect() };
+    products_of_groups(x, columns, format, arithmetic, vec![group]).unwrap();
+    y
+}
+
+/// The most that a product may differ from that of the unpacked numbers: a rounding for each term and one for each factor; and where
+/// vectors become bytes, half a step of the largest number of each.
+fn tolerance(x: &[f32], weights: &[f32], arithmetic: Arithmetic) -> f32 {
+    let terms: f32 = x.iter().zip(weights).map(|(x, w)| (x * w).abs()).sum();
+    let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let sizes: f32 = weights.iter().map(|w| w.abs()).sum();
+    let step = if arithmetic == Arithmetic::Integers { largest / 254.0 } else { 0.0 };
+    // Minimums are of the size of weights, and are multiplied apart.
+    4.0 * terms * f32::EPSILON * (x.len() as f32).sqrt() + step * sizes * 1.5 + 1e-3
+}
+
+#[test]
+fn products_are_those_of_unpacked_numbers_with_all_instructions() {
+    let mut numbers = Numbers(7);
+    let columns = SHAPE[1];
+    let here: Vec<_> = Instructions::ALL.into_iter().filter(|instructions| instructions.are_here()).collect();
+    for format in
+        Format::ALL.into_iter().filter(|format| format.words(Order::Sixteens, 16, columns).is_some())
+    {
+        let (words, weights) = matrix(format, &mut numbers);
+        let x = numbers.take(VECTORS * columns);
+        for arithmetic in [Arithmetic::Floats, Arithmetic::Integers] {
+            for &instructions in &here {
+                kiln_simd::limit(instructions);
+                let all = products(&words, format, arithmetic, &x);
+                for (v, (x, y)) in x.chunks(columns).zip(all.chunks(SHAPE[0])).enumerate() {
+                    for (row, (y, weights)) in y.iter().zip(weights.chunks(columns)).enumerate() {
+                        let want: f32 = x.iter().zip(weights).map(|(x, w)| x * w).sum();
+                        assert!(
+                            (y - want).abs() <= tolerance(x, weights, arithmetic),
+                            "{format:?} {arithmetic:?} {instructions:?}, vector {v}, row {row}: {y}, not {want}"
+                        );
+                    }
+                }
+                for count in 1..VECTORS {
+                    let some = products(&words, format, arithmetic, &x[..count * columns]);
+                    assert_eq!(
+                        some,
+                        all[..some.len()],
+                        "{format:?} {arithmetic:?} {instructions:?}, {count} vectors"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn words_of_another_length_are_refused() {
+    let mut y = [0.0; 16];
+    let group = Group { vectors: 0..1, words: &[0; 3], y: vec![&mut y] };
+    assert!(products_of_groups(&[0.0; 32], 32, Format::Q8_0, Arithmetic::Integers, vec![group]).is_none());
+}
