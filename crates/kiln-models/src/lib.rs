@@ -38,7 +38,10 @@ mod windows;
 pub use kiln_weights::Mixture;
 
 pub use config::{ConfigFile, ExpertSizes, Sizes};
-pub use nn::rope::{Rope, Ropes};
+pub use nn::{
+    names::TensorNames,
+    rope::{Rope, Ropes},
+};
 pub use random::{RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, RandomWeights};
 pub use weights::{HostMatrix, HostRows, Part, Rows, Weights};
 
@@ -70,6 +73,9 @@ pub trait Configured: fmt::Debug {
 
     /// Its rotary positions, if it has any.
     fn ropes(&self) -> Option<&Ropes>;
+
+    /// What its tensors are called, and what else checkpoints call them.
+    fn tensor_names(&self) -> TensorNames;
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
 }
