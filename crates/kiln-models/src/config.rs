@@ -229,6 +229,12 @@ impl ConfigFile {
         &self.json
     }
 
+    /// The names of all fields that are not null.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = &str> {
+        let fields = self.json.as_object().into_iter().flatten();
+        fields.filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
+    }
+
     /// Has the config say another value, where the weights contradict it.
     pub(crate) fn set(&mut self, key: &str, value: Value) {
         if let Value::Object(fields) = &mut self.json {

@@ -15,6 +15,7 @@ use kiln_kernels::Kernels;
 pub mod checkpoint;
 mod config;
 mod falcon_mamba;
+mod fields;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
@@ -106,7 +107,10 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
 pub fn configure(config: &ConfigFile) -> Result<Box<dyn Configured>> {
     let model_type = config.model_type()?;
     match ARCHITECTURES.iter().find(|a| a.model_type() == model_type) {
-        Some(architecture) => architecture.configure(config),
+        Some(architecture) => {
+            fields::check(config, &model_type)?;
+            architecture.configure(config)
+        }
         None => Err(Error::Unknown {
             what: "architecture (model_type in config.json)",
             name: model_type,
