@@ -90,6 +90,15 @@ fn blocks_say_what_they_see() {
     assert_eq!(windows(&mistral(Value::Null)), [all; 3]);
     let absent = edited("mistral", |config| _ = config.as_object_mut().unwrap().remove("sliding_window"));
     assert_eq!(windows(&absent), [Some(4096); 3]);
+    let listed = json!(["full_attention", "sliding_attention", "full_attention"]);
+    for model_type in ["mistral", "ministral"] {
+        let model = edited("mistral", |config| {
+            config["layer_types"] = listed.clone();
+            config["model_type"] = json!(model_type);
+        });
+        assert_eq!(windows(&model), [all, eight, all], "{model_type}");
+    }
+    assert_eq!(windows(&edited("mistral", |config| config["model_type"] = json!("ministral"))), [eight; 3]);
     assert_eq!(windows(&edited("phi3", |config| config["sliding_window"] = json!(8))), [eight; 3]);
 
     for name in ["qwen2", "qwen3"] {
@@ -197,6 +206,9 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         ("mistral", "num_key_value_heads", Value::Null, "[32, 32]"),
         ("mistral", "hidden_act", json!("relu6"), "known: silu"),
         ("mistral", "is_causal", json!(false), "see later ones"),
+        ("mistral", "layer_types", list(&["full_attention"]), "`layer_types` has 1 entries"),
+        ("llama", "layer_types", list(&["sliding_attention"; 3]), "all blocks of `llama` see alike"),
+        ("llama", "is_encoder_decoder", json!(true), "`is_encoder_decoder` is not false"),
         ("phi3", "sliding_window", json!(0), "`sliding_window` is 0"),
         ("phi3", "original_max_position_embeddings", json!(0), "original_max_position_embeddings"),
         ("phi3", "original_max_position_embeddings", json!(-4), "original_max_position_embeddings"),
@@ -274,6 +286,7 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         ("mixtral", "num_local_experts", json!(0), "`num_local_experts` is 0"),
         ("mixtral", "num_local_experts", json!(5), "block_sparse_moe.gate.weight` has shape [4, 32]"),
         ("mixtral", "num_local_experts", json!(3), "block_sparse_moe.gate.weight` has shape [4, 32]"),
+        ("mixtral", "num_experts", json!(3), "block_sparse_moe.gate.weight` has shape [4, 32]"),
         ("mixtral", "num_local_experts", json!(1u64 << 40), "`num_local_experts` is 1099511627776"),
         ("mixtral", "num_experts_per_tok", json!(0), "`num_experts_per_tok` is 0"),
         ("mixtral", "num_experts_per_tok", json!(5), "`num_experts_per_tok` is 5, must be between 1 and 4"),
@@ -281,7 +294,8 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         ("mixtral", "sliding_window", json!(0), "`sliding_window` is 0"),
         ("mixtral", "hidden_act", json!("relu6"), "known: silu"),
         ("qwen3_moe", "num_local_experts", json!(7), "mlp.gate.weight` has shape [6, 32]"),
-        ("qwen3_moe", "num_experts", json!(7), "mlp.gate.weight` has shape [6, 32]"),
+        // Counts less than the other name beside it.
+        ("qwen3_moe", "num_experts", json!(7), ""),
         ("qwen3_moe", "num_local_experts", json!(0), "no tensor `model.layers.0.mlp.gate_proj.weight`"),
         ("qwen3_moe", "num_experts_per_tok", json!(7), "`num_experts_per_tok` is 7"),
         ("qwen3_moe", "moe_intermediate_size", json!(0), "`moe_intermediate_size` is 0"),
@@ -317,7 +331,7 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         let folder = copy_of(name);
         edit_config(folder.path(), |config| config[key] = value.clone());
         if expected.is_empty() {
-            // Shadowed by the new place of the same.
+            // Shadowed by another place of the same.
             assert!(load(folder.path()).is_ok(), "{name}: {key} = {value}");
             continue;
         }

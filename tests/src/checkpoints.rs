@@ -214,11 +214,6 @@ fn names_and_shapes_must_fit_the_config() {
     assert!(refused(folder.path()).contains("no tensor `model.layers.1.mlp.up_proj.weight`"));
 
     let folder = copy();
-    edit_config(folder.path(), |config| config["num_hidden_layers"] = json!(2));
-    let error = refused(folder.path());
-    assert!(error.contains("has no place for") && error.contains("model.layers.2."), "{error}");
-
-    let folder = copy();
     edit_config(folder.path(), |config| config["intermediate_size"] = json!(49));
     let error = refused(folder.path());
     assert!(error.contains("[48, 32]") && error.contains("[49, 32]"), "{error}");

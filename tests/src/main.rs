@@ -36,6 +36,7 @@ mod self_test;
 mod sequence;
 mod settings;
 mod speech;
+mod spellings;
 mod structured;
 mod support;
 mod watermarks;

@@ -33,7 +33,7 @@ const MOST_PARTS: u32 = 1000;
 /// What is to be downloaded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// A folder: these texts, and the weights that the index names, or the one file without an index.
+    /// A folder: these texts, and the one file of weights, or where there is none, those that the index names.
     Folder { texts: Vec<String>, indexed: bool },
     /// A GGUF file: all its parts, the first one first.
     Gguf(Vec<String>),
@@ -68,9 +68,14 @@ pub(crate) fn choose(spec: &Spec, files: &[String]) -> Result<Choice, Unchosen> 
         let template = |file: &str| file.starts_with(TEMPLATES) && file.ends_with(".jinja");
         let wanted = |file: &&String| TEXTS.contains(&file.as_str()) || template(file);
         let texts = files.iter().filter(wanted).filter(|file| names::is_safe(file)).cloned();
-        return Ok(Choice::Folder { texts: texts.collect(), indexed: has(INDEX) });
+        return Ok(Choice::Folder { texts: texts.collect(), indexed: !has(WEIGHTS) });
     }
     gguf_model(spec, files)?.complete()
+}
+
+/// Whether a model cannot be without what is in a file.
+pub(crate) fn is_needed(file: &str) -> bool {
+    matches!(file, CONFIG | INDEX) || file.ends_with(".safetensors") || is_gguf(file)
 }
 
 /// The parts of the GGUF file that is meant, as far as they are there.

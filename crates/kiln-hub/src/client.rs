@@ -105,6 +105,9 @@ impl<'a> Client<'a> {
         let json = self.json(response, &what)?;
         let commit = json.get("sha").and_then(Value::as_str).filter(|commit| names::is_commit(commit));
         let commit = commit.ok_or_else(|| self.nonsense(&what, "names no commit"))?.to_ascii_lowercase();
+        if names::is_commit(revision) && !revision.eq_ignore_ascii_case(&commit) {
+            return Err(self.nonsense(&what, &format!("is of commit {commit}, and {revision} was asked for")));
+        }
         let siblings = json.get("siblings").and_then(Value::as_array);
         let siblings = siblings.ok_or_else(|| self.nonsense(&what, "has no list of files"))?;
         let name = |sibling: &Value| sibling.get("rfilename").and_then(Value::as_str).map(str::to_owned);

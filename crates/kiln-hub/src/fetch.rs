@@ -142,6 +142,10 @@ impl Fetch<'_> {
         let mut lacking: Vec<(&str, FileFacts)> = Vec::new();
         for file in files.iter().filter(|file| !stored.contains(file)) {
             let facts = patient(self.hub, || self.client.facts(self.spec, self.commit, file))?;
+            if facts.size == 0 && choice::is_needed(file) {
+                let why = format!("has an empty file `{file}`, so there is no model in it");
+                return Err(Error::Choice { repo: self.spec.repo().to_owned(), why });
+            }
             lacking.push((file, facts));
         }
         let total = lacking.iter().fold(0u64, |total, (_, facts)| total.saturating_add(facts.size));

@@ -206,7 +206,7 @@ impl ConfigFile {
         // Asked before: the path of a file in what is a file itself is another error on each system.
         let json = if folder.is_dir() { read_json(&path)? } else { None };
         let json = json.ok_or_else(|| no_config(folder))?;
-        Ok(Self { path, json })
+        Ok(Self { path, json: renamed(json) })
     }
 
     pub(crate) fn of_gguf(path: &Path, files: &GgufFiles) -> Result<Self> {
@@ -215,7 +215,7 @@ impl ConfigFile {
 
     /// A config that was never a file.
     pub fn from_json(json: Value) -> Self {
-        Self { path: PathBuf::from("config.json"), json }
+        Self { path: PathBuf::from("config.json"), json: renamed(json) }
     }
 
     pub fn model_type(&self) -> Result<String> {
@@ -227,6 +227,19 @@ impl ConfigFile {
 
     pub(crate) fn json(&self) -> &Value {
         &self.json
+    }
+
+    /// The names of all fields that are not null.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = &str> {
+        let fields = self.json.as_object().into_iter().flatten();
+        fields.filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
+    }
+
+    /// Has the config say another value, where the weights contradict it.
+    pub(crate) fn set(&mut self, key: &str, value: Value) {
+        if let Value::Object(fields) = &mut self.json {
+            fields.insert(key.to_owned(), value);
+        }
     }
 
     /// All of it, in a form that does not depend on how it was written.
@@ -290,6 +303,14 @@ impl ConfigFile {
     ) -> Result<Option<f64>> {
         self.unless_null(name, value, default).map(|value| self.positive(name, value)).transpose()
     }
+}
+
+/// A Mistral with a window on some of its blocks has a name of its own in Transformers, where a Mistral with `layer_types` gets it as well.
+fn renamed(mut json: Value) -> Value {
+    if json.get("model_type").and_then(Value::as_str) == Some("ministral") {
+        json["model_type"] = "mistral".into();
+    }
+    json
 }
 
 /// The JSON in `path`; `None` if there is no such file.

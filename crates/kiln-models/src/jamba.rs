@@ -10,10 +10,11 @@ use crate::{
     mamba,
     nn::{
         block::{BlockConfig, FeedForwardConfig, MixerConfig},
-        decoder::{DecoderConfig, Names},
+        decoder::DecoderConfig,
         experts::{ExpertNames, ExpertsConfig},
         mamba::{MambaConfig, MixerNorms},
         mlp,
+        names::Names,
     },
 };
 
@@ -26,6 +27,8 @@ pub(crate) struct Jamba;
 struct Fields {
     hidden_act: String,
     num_experts: usize,
+    /// Another name of the same, which counts where both are there.
+    num_local_experts: Option<usize>,
     num_experts_per_tok: usize,
     expert_layer_period: usize,
     expert_layer_offset: usize,
@@ -45,6 +48,7 @@ impl Default for Fields {
         Self {
             hidden_act: "silu".to_owned(),
             num_experts: 16,
+            num_local_experts: None,
             num_experts_per_tok: 2,
             expert_layer_period: 2,
             expert_layer_offset: 1,
@@ -123,9 +127,10 @@ impl Architecture for Jamba {
                 BlockConfig { feed_forward: Some(FeedForwardConfig::Gated), ..BlockConfig::alone(mixer) };
         }
         // One expert is a dense feed-forward.
-        if fields.num_experts != 1 {
+        let experts = fields.num_local_experts.unwrap_or(fields.num_experts);
+        if experts != 1 {
             let experts = ExpertsConfig {
-                experts: fields.num_experts,
+                experts,
                 chosen: fields.num_experts_per_tok,
                 intermediate: decoder.sizes.intermediate,
                 shared: None,

@@ -15,6 +15,7 @@ use kiln_kernels::Kernels;
 pub mod checkpoint;
 mod config;
 mod falcon_mamba;
+mod fields;
 mod gemma;
 mod gemma2;
 mod gemma3_text;
@@ -38,7 +39,10 @@ mod windows;
 pub use kiln_weights::Mixture;
 
 pub use config::{ConfigFile, ExpertSizes, Sizes};
-pub use nn::rope::{Rope, Ropes};
+pub use nn::{
+    names::TensorNames,
+    rope::{Rope, Ropes},
+};
 pub use random::{RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, RandomWeights};
 pub use weights::{HostMatrix, HostRows, Part, Rows, Weights};
 
@@ -71,6 +75,9 @@ pub trait Configured: fmt::Debug {
     /// Its rotary positions, if it has any.
     fn ropes(&self) -> Option<&Ropes>;
 
+    /// What its tensors are called, and what else checkpoints call them.
+    fn tensor_names(&self) -> TensorNames;
+
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
 }
 
@@ -100,7 +107,10 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
 pub fn configure(config: &ConfigFile) -> Result<Box<dyn Configured>> {
     let model_type = config.model_type()?;
     match ARCHITECTURES.iter().find(|a| a.model_type() == model_type) {
-        Some(architecture) => architecture.configure(config),
+        Some(architecture) => {
+            fields::check(config, &model_type)?;
+            architecture.configure(config)
+        }
         None => Err(Error::Unknown {
             what: "architecture (model_type in config.json)",
             name: model_type,

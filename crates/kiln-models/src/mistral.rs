@@ -1,5 +1,5 @@
 //! Mistral (Jiang et al., 2023; transformers' `MistralForCausalLM`): Llama without biases, and with a window over which
-//! every block looks back.
+//! every block looks back, or those that the config says (`MinistralForCausalLM`).
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -20,6 +20,7 @@ pub(crate) struct Mistral;
 struct Fields {
     hidden_act: Option<String>,
     sliding_window: Option<usize>,
+    layer_types: Option<Vec<String>>,
 }
 
 const DEFAULTS: Defaults =
@@ -34,7 +35,8 @@ impl Architecture for Mistral {
         let fields: Fields = config.parse()?;
         let common = Common::read(config, DEFAULTS)?;
         let window = config.unless_null("sliding_window", fields.sliding_window, Some(4096));
-        let windows = windows(config, common.sizes.layers, window, None, |_| window.is_some())?;
+        let layer_types = fields.layer_types.as_deref();
+        let windows = windows(config, common.sizes.layers, window, layer_types, |_| window.is_some())?;
         let rope = Rope::read(config, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());
         decoder.set_windows(windows);

@@ -26,13 +26,21 @@ struct Fields {
     hidden_act: String,
     sliding_window: Option<usize>,
     num_local_experts: usize,
+    /// Another name of the same, which counts where both are there.
+    num_experts: Option<usize>,
     num_experts_per_tok: usize,
 }
 
 impl Default for Fields {
     fn default() -> Self {
         let hidden_act = "silu".to_owned();
-        Self { hidden_act, sliding_window: None, num_local_experts: 8, num_experts_per_tok: 2 }
+        Self {
+            hidden_act,
+            sliding_window: None,
+            num_local_experts: 8,
+            num_experts: None,
+            num_experts_per_tok: 2,
+        }
     }
 }
 
@@ -53,7 +61,7 @@ impl Architecture for Mixtral {
         parameters.rope_theta.get_or_insert(1e6);
         let rope = Rope::new(config, &parameters, common.sizes.head_dim, common.sizes.positions)?;
         let experts = ExpertsConfig {
-            experts: fields.num_local_experts,
+            experts: fields.num_experts.unwrap_or(fields.num_local_experts),
             chosen: fields.num_experts_per_tok,
             intermediate: common.sizes.intermediate,
             shared: None,
@@ -65,6 +73,7 @@ impl Architecture for Mixtral {
         decoder.set_windows(windows);
         decoder.set_experts(experts, |_| true);
         decoder.names.feed_forward = "block_sparse_moe";
+        decoder.names.feed_forward_alias = Some("mlp");
         decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
         Ok(Box::new(decoder))
     }

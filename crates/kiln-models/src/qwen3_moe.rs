@@ -31,7 +31,7 @@ struct Fields {
     moe_intermediate_size: usize,
     num_experts_per_tok: usize,
     num_experts: Option<usize>,
-    /// As transformers 5 calls it.
+    /// As transformers 5 calls it, which counts where both are there.
     num_local_experts: Option<usize>,
     norm_topk_prob: bool,
 }
@@ -76,7 +76,7 @@ impl Architecture for Qwen3Moe {
         decoder.attention.o_bias = fields.attention_bias;
         decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
         // Without any, all blocks are dense.
-        let experts = fields.num_experts.or(fields.num_local_experts).unwrap_or(128);
+        let experts = fields.num_local_experts.or(fields.num_experts).unwrap_or(128);
         if experts > 0 {
             let experts = ExpertsConfig {
                 experts,

@@ -18,6 +18,7 @@ use crate::{
         audio_encoder::{AudioEncoder, AudioEncoderConfig},
         decoder::{Decoder, DecoderConfig},
         mlp,
+        names::TensorNames,
     },
 };
 
@@ -42,6 +43,11 @@ struct Fields {
     activation_function: String,
     scale_embedding: bool,
     tie_word_embeddings: bool,
+    /// Other names of what the encoder has, which count where both are there.
+    hidden_size: Option<usize>,
+    num_hidden_layers: Option<usize>,
+    num_attention_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
 }
 
 impl Default for Fields {
@@ -61,6 +67,10 @@ impl Default for Fields {
             activation_function: "gelu".to_owned(),
             scale_embedding: false,
             tie_word_embeddings: true,
+            hidden_size: None,
+            num_hidden_layers: None,
+            num_attention_heads: None,
+            num_key_value_heads: None,
         }
     }
 }
@@ -74,7 +84,15 @@ impl Architecture for Whisper {
     }
 
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>> {
-        let fields: Fields = config.parse()?;
+        let mut fields: Fields = config.parse()?;
+        let heads = fields.num_attention_heads.or(fields.num_key_value_heads);
+        for (field, other) in [
+            (&mut fields.d_model, fields.hidden_size),
+            (&mut fields.encoder_layers, fields.num_hidden_layers),
+            (&mut fields.encoder_attention_heads, heads),
+        ] {
+            *field = other.unwrap_or(*field);
+        }
         // Far above any model, far below where products of two overflow.
         for (name, value, largest) in [
             ("vocab_size", fields.vocab_size, 1 << 24),
@@ -147,6 +165,14 @@ impl Configured for WhisperConfig {
 
     fn ropes(&self) -> Option<&Ropes> {
         None
+    }
+
+    fn tensor_names(&self) -> TensorNames {
+        let mut names = self.decoder.tensor_names();
+        let of_encoder = self.encoder.blocks.tensor_names();
+        names.children.extend(of_encoder.children);
+        names.blocks.extend(of_encoder.blocks);
+        names
     }
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {

@@ -83,6 +83,31 @@ fn output_that_cannot_be_written_is_an_error() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
 }
 
+/// Adds a tensor of zeros to the weights of a folder.
+fn add_zeros(folder: &Path, name: &str, len: usize) {
+    let path = folder.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let mut header: Value = serde_json::from_slice(header).unwrap();
+    let offsets = [data.len(), data.len() + 4 * len];
+    header[name] = json!({ "dtype": "F32", "shape": [len], "data_offsets": offsets });
+    let header = header.to_string();
+    let mut written = (header.len() as u64).to_le_bytes().to_vec();
+    written.extend([header.as_bytes(), data, &vec![0; 4 * len]].concat());
+    fs::write(path, written).unwrap();
+}
+
+#[test]
+fn tensors_without_a_place_are_named() {
+    let folder = copy_of_demo(|folder| add_zeros(folder, "score.weight", 2));
+    let output = of(&folder, &["x"]);
+    assert_eq!(stdout(&output), stdout(&run(&["x"])));
+    let warning = stderr(&output);
+    assert!(warning.contains("no place for them: modules beside the model, `score.weight`"), "{warning}");
+    assert_eq!(warning.matches("score.weight").count(), 1, "it is said once");
+}
+
 fn typed(mut child: Child, text: &str) -> Output {
     // It may be gone before it has read all.
     _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), text.as_bytes());

@@ -140,6 +140,22 @@ fn the_environment_is_that_of_the_python_library() {
 }
 
 #[test]
+fn a_log_of_everything_has_no_token() {
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::new("org/name", &[("m.gguf", b"x")]);
+    for filter in ["trace", "ureq_proto=trace,ureq_proto::util=trace"] {
+        let mut command = command(&server.endpoint, home.path(), &["pull", "org/name"]);
+        let output = command.env("KILN_LOG", filter).env("HF_TOKEN", "hf_secret").output().unwrap();
+        let log = stderr(&output);
+        assert!(output.status.success() && log.contains("ureq_proto"), "{log}");
+        assert_eq!(server.requests()[0].token.as_deref(), Some("Bearer hf_secret"));
+        // Bytes are logged some to a line, with their letters behind them.
+        assert!(!log.contains("ureq_proto::util") && !log.contains("hf_secret"), "{log}");
+        fs::remove_dir_all(home.path().join("hub")).unwrap();
+    }
+}
+
+#[test]
 fn what_cannot_be_had_is_one_sentence() {
     let home = tempfile::tempdir().unwrap();
     let server = Server::with_faults("org/name", &[("m.gguf", b"x")], |request, reply| {

@@ -41,6 +41,9 @@ fn a_folder_is_its_texts_and_weights() {
     ];
     let texts = vec!["config.json".to_owned(), "tokenizer.json".to_owned()];
     assert_eq!(of("a/b", &files).unwrap(), Choice::Folder { texts, indexed: false });
+    let both = ["config.json", "model.safetensors", INDEX];
+    let texts_of_both = vec!["config.json".to_owned()];
+    assert_eq!(of("a/b", &both).unwrap(), Choice::Folder { texts: texts_of_both, indexed: false });
     assert_eq!(of("a/b:a.gguf", &files).unwrap(), gguf(&["a.gguf"]));
     let Choice::Folder { texts, indexed: true } = of(
         "a/b",

@@ -190,6 +190,33 @@ fn an_index_names_the_weights() {
 }
 
 #[test]
+fn a_commit_is_that_which_was_asked_for() {
+    let (cache, server) = (Cache::new(), Server::new("org/name", &FOLDER));
+    let hub = cache.hub(&server);
+    let other = "fedcba9876543210fedcba9876543210fedcba98";
+    refused(&hub, &format!("org/name@{other}"), &format!("is of commit {COMMIT}, and {other} was asked for"));
+    fetch(&hub, &format!("org/name@{}", COMMIT.to_uppercase())).unwrap();
+}
+
+#[test]
+fn what_is_empty_is_no_model() {
+    let empty: [&[(&str, &[u8])]; 5] = [
+        &[],
+        &[("README.md", b"")],
+        &[("m.gguf", b"")],
+        &[("config.json", b"{}"), ("model.safetensors", b"")],
+        &[("config.json", b""), ("model.safetensors", b"x")],
+    ];
+    for files in empty {
+        let (cache, server) = (Cache::new(), Server::new("org/name", files));
+        let message = fetch(&cache.hub(&server), "org/name").unwrap_err().to_string();
+        let is_needed = files.iter().any(|(name, _)| *name != "README.md");
+        let expected = if is_needed { "has an empty file `" } else { "which is what Kiln reads" };
+        assert!(message.starts_with("org/name has ") && message.contains(expected), "{message}");
+    }
+}
+
+#[test]
 fn a_complete_model_is_used_without_a_connection() {
     let (cache, server) = (Cache::new(), Server::new("org/name", &FOLDER));
     let folder = fetch(&cache.hub(&server), "org/name").unwrap();

@@ -45,6 +45,43 @@ impl Stored {
             Self::Packed(format) => Some(*format),
         }
     }
+
+    /// Whether its numbers are read one by one, and not those of a whole matrix.
+    pub(super) fn is_read(&self) -> bool {
+        self.bytes_of(0).is_some()
+    }
+
+    /// Bytes of so many numbers; `None` for a type that is not read, and where they end within a block.
+    pub(super) fn bytes_of(&self, numbers: usize) -> Option<usize> {
+        match self {
+            Self::Plain(Dtype::F64) => numbers.checked_mul(size_of::<f64>()),
+            stored => stored.format()?.bytes_of(numbers),
+        }
+    }
+
+    /// Decodes numbers to float32.
+    ///
+    /// # Errors
+    /// A sentence about a type that is not read, or a number that float32 cannot hold.
+    pub(super) fn unpack(&self, bytes: &[u8], wide: &mut [f32]) -> Result<(), String> {
+        if let Self::Plain(Dtype::F64) = self {
+            for (number, bytes) in wide.iter_mut().zip(bytes.as_chunks().0) {
+                let double = f64::from_le_bytes(*bytes);
+                *number = double as f32;
+                if number.is_infinite() && double.is_finite() {
+                    return Err(format!("holds {double:e}, beyond float32; check the weights"));
+                }
+            }
+            return Ok(());
+        }
+        let format = self.format().ok_or_else(|| self.unread())?;
+        format.unpack(bytes, wide).map_err(|e| e.to_string())
+    }
+
+    /// Says that it is not read.
+    pub(super) fn unread(&self) -> String {
+        format!("is stored as {self}; F64, F32, F16 and BF16 are read")
+    }
 }
 
 impl std::fmt::Display for Stored {
@@ -139,12 +176,12 @@ pub(super) fn decode<T: Number>(
 
 /// Decodes numbers to float32. `bytes` is a buffer.
 fn widen(source: Source<'_>, from: &Stored, bytes: &mut Vec<u8>, wide: &mut [f32]) -> Result<(), Failed> {
-    let format = from
-        .format()
-        .ok_or_else(|| Failed::Convert(format!("is stored as {from}; F32, F16 and BF16 are read")))?;
-    let len = format.bytes_of(wide.len());
-    let len = len.ok_or_else(|| Failed::Convert(format!("is cut within a block of {format}")))?;
+    if !from.is_read() {
+        return Err(Failed::Convert(from.unread()));
+    }
+    let len = from.bytes_of(wide.len());
+    let len = len.ok_or_else(|| Failed::Convert(format!("is cut within a block of {from}")))?;
     bytes.resize(len, 0);
     source(bytes)?;
-    format.unpack(bytes, wide).map_err(|e| Failed::Convert(e.to_string()))
+    from.unpack(bytes, wide).map_err(Failed::Convert)
 }

@@ -130,7 +130,7 @@ impl<'a> Loader<'a> {
     /// [`Error::File`] naming those left over: the config then describes another model than the weights.
     pub fn finish(self) -> Result<u64> {
         let left: Vec<_> = (self.checkpoint.tensors.keys())
-            .filter(|name| !self.used.contains(*name) && !self.checkpoint.is_spare(name))
+            .filter(|name| !self.used.contains(*name) && !self.checkpoint.is_of_config(name))
             .collect();
         let Some(first) = left.first() else { return Ok(self.parameters) };
         let why = format!(

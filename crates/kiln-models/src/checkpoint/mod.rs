@@ -26,6 +26,7 @@ mod loader;
 mod piece;
 mod quantize;
 mod quantized;
+mod settle;
 
 pub use loader::Loader;
 pub use quantize::{PackedTensor, Quantized, packed_tensors, quantize};
@@ -118,17 +119,19 @@ impl Checkpoint {
             tensors: BTreeMap::new(),
             packed: BTreeMap::new(),
         };
+        let whole = folder.join("model.safetensors");
         let index = folder.join("model.safetensors.index.json");
-        match read_json(&index)? {
-            Some(json) => checkpoint.add_indexed(&index, &json)?,
-            None if folder.join("model.safetensors").exists() => {
-                checkpoint.add(&folder.join("model.safetensors"))?;
-            }
-            None => return Err(foreign::no_weights(folder)),
+        // As in Transformers: an index beside a whole file is left over from the model that it was made from.
+        if whole.exists() {
+            checkpoint.add(&whole)?;
+        } else {
+            let json = read_json(&index)?.ok_or_else(|| foreign::no_weights(folder))?;
+            checkpoint.add_indexed(&index, &json)?;
         }
         if let Some(method) = method {
             checkpoint.gather(&method)?;
         }
+        checkpoint.settle()?;
         Ok(checkpoint)
     }
 
@@ -227,13 +230,9 @@ impl Checkpoint {
         }
     }
 
-    /// Tensors that belong to the config, or that nobody needs: tables that old versions stored and every version recomputes,
-    /// and a head that is tied to the embedding.
-    fn is_spare(&self, name: &str) -> bool {
-        match &self.files {
-            Files::Safetensors(_) => name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight",
-            Files::Gguf { .. } => FACTORS.contains(&name),
-        }
+    /// Whether a tensor belongs to the config, as vectors of some GGUF files do.
+    fn is_of_config(&self, name: &str) -> bool {
+        matches!(self.files, Files::Gguf { .. }) && FACTORS.contains(&name)
     }
 
     /// Tensors by dtype name: how many elements, how many bytes.

@@ -75,14 +75,13 @@ pub(super) fn packed_row(
     format: Format,
     to: &mut [u8],
 ) -> Result<()> {
-    let stored = piece.entry.stored.format();
-    if stored == Some(format) {
+    let stored = &piece.entry.stored;
+    if stored.format() == Some(format) {
         return checkpoint.read(piece.entry, start, to);
     }
     let wrong = |why: String| of_piece(checkpoint, piece, why);
-    let stored = stored.ok_or_else(|| wrong(format!("is stored as {}", piece.entry.stored)))?;
     let (mut bytes, mut numbers) = (vec![0; piece.row], vec![0.0; piece.columns]);
     checkpoint.read(piece.entry, start, &mut bytes)?;
-    let packed = stored.unpack(&bytes, &mut numbers).and_then(|()| format.pack(&numbers, to));
-    packed.map_err(|e| wrong(e.to_string()))
+    stored.unpack(&bytes, &mut numbers).map_err(wrong)?;
+    format.pack(&numbers, to).map_err(|e| wrong(e.to_string()))
 }

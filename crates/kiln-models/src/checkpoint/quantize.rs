@@ -124,8 +124,8 @@ pub(super) fn formats(
     for (name, shape, source) in plan.tensors.iter().filter(|(name, ..)| is_meant(name)) {
         if let Source::Stored(entries, _) = source {
             let format = mixture.format_of(name, shape, &outline);
-            if let Some(entry) = entries.iter().find(|entry| entry.stored.format().is_none()) {
-                let why = format!("`{name}` is stored as {}; F32, F16 and BF16 are packed", entry.stored);
+            if let Some(entry) = entries.iter().find(|entry| !entry.stored.is_read()) {
+                let why = format!("`{name}` {}", entry.stored.unread());
                 return Err(Error::File { path: checkpoint.path(entry), why });
             }
             formats.extend(entries.iter().map(|entry| ((entry.file, entry.range.start), format)));
@@ -175,10 +175,10 @@ impl Pieces<'_> {
             let path = self.checkpoint.path(self.entry);
             Error::File { path, why: format!("`{}` {why}", self.name) }
         };
-        let from = self.entry.stored.format();
-        let from = from.ok_or_else(|| {
-            wrong(format!("is stored as {}; F32, F16 and BF16 are read", self.entry.stored))
-        })?;
+        let from = &self.entry.stored;
+        if !from.is_read() {
+            return Err(wrong(from.unread()));
+        }
         let columns = self.columns();
         let next = (start + self.step()).min(self.rows());
         let numbers = (next - start) * columns;
@@ -189,12 +189,12 @@ impl Pieces<'_> {
         let mut bytes = vec![0; len];
         self.checkpoint.read(self.entry, self.entry.range.start + before, &mut bytes)?;
         let is_changed = matches!(self.undo, Undo::PlusOne | Undo::NegativeExp);
-        if from == self.format && !is_changed {
+        if from.format() == Some(self.format) && !is_changed {
             let row = len / (next - start).max(1);
             return Ok((self.permuted(bytes, row), len as u64, next));
         }
         let mut wide = vec![0.0; numbers];
-        from.unpack(&bytes, &mut wide).map_err(|e| wrong(e.to_string()))?;
+        from.unpack(&bytes, &mut wide).map_err(wrong)?;
         if is_changed {
             wide.iter_mut().for_each(|number| *number = self.undo.stored(*number));
         }

@@ -7,8 +7,9 @@ use kiln_kernels::{Activate, Activation, Kernels};
 
 use super::{
     block::{Block, BlockConfig, FeedForwardConfig, MixerConfig},
-    decoder::{DecoderConfig, Names},
+    decoder::DecoderConfig,
     linear::Linear,
+    names::Names,
     norm::Norm,
 };
 use crate::{Part, Sizes, Weights};

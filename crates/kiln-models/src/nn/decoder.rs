@@ -20,6 +20,7 @@ use super::{
     experts::ExpertsConfig,
     mamba::MambaConfig,
     mlp::MlpConfig,
+    names::{Names, TensorNames},
     norm::{Norm, NormKind},
     places::Places,
     rope::Ropes,
@@ -199,40 +200,6 @@ impl DecoderConfig {
     }
 }
 
-/// Names of the parts of a checkpoint, where architectures differ.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Names {
-    /// Of all but the head.
-    pub(crate) model: &'static str,
-    pub(crate) embeddings: &'static str,
-    /// Of the norm behind the last block.
-    pub(crate) norm: &'static str,
-    pub(crate) head: &'static str,
-    /// Of the norm before a block's mixer.
-    pub(crate) input_norm: &'static str,
-    pub(crate) attention: &'static str,
-    pub(crate) state_space: &'static str,
-    /// Of the norm before a block's feed-forward, where there are no norms after.
-    pub(crate) feed_forward_norm: &'static str,
-    pub(crate) feed_forward: &'static str,
-}
-
-impl Default for Names {
-    fn default() -> Self {
-        Self {
-            model: "model",
-            embeddings: "embed_tokens",
-            norm: "norm",
-            head: "lm_head",
-            input_norm: "input_layernorm",
-            attention: "self_attn",
-            state_space: "mamba",
-            feed_forward_norm: "post_attention_layernorm",
-            feed_forward: "mlp",
-        }
-    }
-}
-
 impl Configured for DecoderConfig {
     fn sizes(&self) -> Sizes {
         self.sizes.clone()
@@ -260,6 +227,10 @@ impl Configured for DecoderConfig {
 
     fn ropes(&self) -> Option<&Ropes> {
         self.ropes.as_ref()
+    }
+
+    fn tensor_names(&self) -> TensorNames {
+        self.tensor_names()
     }
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {

@@ -9,6 +9,7 @@ pub(crate) mod experts;
 pub(crate) mod linear;
 pub(crate) mod mamba;
 pub(crate) mod mlp;
+pub(crate) mod names;
 pub(crate) mod norm;
 pub(crate) mod places;
 pub(crate) mod rope;

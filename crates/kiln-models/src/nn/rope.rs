@@ -37,7 +37,10 @@ const KNOWN: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "lon
 impl RopeParameters {
     /// Gathers them from wherever this version of transformers wrote them.
     pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
-        let section = config.get("rope_parameters").or_else(|| config.get("rope_scaling"));
+        // The old name counts where both are there: people add it to the configs of newer versions.
+        let is_empty = |json: &&serde_json::Value| json.as_object().is_some_and(serde_json::Map::is_empty);
+        let scaling = config.get("rope_scaling").filter(|json| !is_empty(json));
+        let section = scaling.or_else(|| config.get("rope_parameters"));
         let mut parameters = match section {
             Some(json) if json.get("full_attention").is_some() => {
                 return Err(
@@ -105,9 +108,8 @@ pub struct Rope {
     frequencies: Frequencies,
     /// Cosines and sines are multiplied by it.
     pub attention_scaling: f32,
-    /// How many times the config's positions it reaches: `linear` and `dynamic` leave the trained number in the config,
-    /// the others write the one that is reached.
-    stretch: f64,
+    /// Positions that it reaches, whatever the config says.
+    reach: f64,
 }
 
 #[derive(Clone, Debug)]
@@ -218,17 +220,21 @@ impl Rope {
             }
             _ => return Err(wrong(format!("is unknown; known: {}", KNOWN.join(", ")))),
         };
-        let stretch = match kind {
-            "linear" | "dynamic" => p.factor.unwrap_or(1.0).max(1.0),
-            _ => 1.0,
+        let reach = match kind {
+            // The config has the trained number.
+            "linear" | "dynamic" => positions as f64 * p.factor.unwrap_or(1.0),
+            // It has the one or the other.
+            "yarn" => trained as f64 * factor()?,
+            // It has the number that is reached.
+            _ => 0.0,
         };
-        Ok(Self { frequencies, attention_scaling: scaling as f32, stretch })
+        Ok(Self { frequencies, attention_scaling: scaling as f32, reach })
     }
 
     /// The positions that a model whose config says `positions` was made to reach.
     pub fn stretched(&self, positions: usize) -> usize {
         // As far below overflow as the numbers of the config themselves.
-        ((positions as f64 * self.stretch) as usize).min(1 << 40)
+        positions.max(self.reach.min((1u64 << 40) as f64) as usize)
     }
 
     /// Radians a position for a sequence that reaches `len` positions.

@@ -131,11 +131,14 @@ impl Case {
             return None;
         }
         let config = ConfigFile::read(&folder.model(&self.model)).ok()?;
-        if config.model_type().ok()? == "mamba" {
+        if matches!(&*config.model_type().ok()?, "mamba" | "falcon_mamba") {
             let width = config.get("conv_kernel")?.as_u64()? as usize;
-            let is_short = self.input_ids.first()?.len() < width && self.cache(folder) != "none";
-            let reason = "4.47 loses inputs of the convolution behind a prompt that is shorter than it";
-            return is_short.then(|| reason.to_owned());
+            // The first token after the prompt is written to the place of its position, which should be the last of the width: it is, after a
+            // prompt that is one shorter.
+            let is_short = self.input_ids.first()?.len() + 1 < width && self.cache(folder) != "none";
+            let reason =
+                "4.47 loses inputs of the convolution after a prompt that is two or more shorter than it";
+            return (is_short && self.max_new_tokens > 1).then(|| reason.to_owned());
         }
         let slides = self.cache(folder) == "sliding" || config.model_type().ok()? == "gemma2";
         let window = config.get("sliding_window")?.as_u64()? as usize;
@@ -220,5 +223,34 @@ fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
             Some(format!("the cache `{cache}` is not implemented yet"))
         }
         _ => Some(format!("the argument `{name}` is not implemented yet")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn short_prompts_of_mamba_differ_where_the_old_cache_lost_an_input() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/transformers-4.47.1");
+        let folder = Folder::open(&path).unwrap();
+        let differs = |prompt: usize, new: usize, use_cache: bool| {
+            let case: Case = serde_json::from_value(json!({
+                "model": "mamba", "case": "short", "input_ids": [vec![5; prompt]], "attention_mask": [vec![1; prompt]],
+                "max_new_tokens": new, "kwargs": if use_cache { json!({}) } else { json!({ "use_cache": false }) },
+            }))
+            .unwrap();
+            case.known_to_differ(&folder).is_some()
+        };
+        // Its convolution is four wide.
+        assert_eq!([1, 2, 3, 4, 5].map(|prompt| differs(prompt, 4, true)), [true, true, false, false, false]);
+        assert!(!differs(2, 1, true), "the cache is not read");
+        assert!(!differs(2, 4, false));
     }
 }

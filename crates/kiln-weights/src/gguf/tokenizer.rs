@@ -167,7 +167,11 @@ fn template(metadata: &Metadata, vocabulary: &Vocabulary<'_>, adds_bos: bool) ->
         if !asked.unwrap_or(default) {
             return Ok(None);
         }
-        let Some(id) = vocabulary.special(metadata, name)? else {
+        let id = match vocabulary.special(metadata, name)? {
+            None if asked.is_some() => vocabulary.assumed(),
+            id => id,
+        };
+        let Some(id) = id else {
             return match asked {
                 Some(_) => {
                     Err(wrong(&key, format!("is true, and `tokenizer.ggml.{name}_token_id` names no token")))

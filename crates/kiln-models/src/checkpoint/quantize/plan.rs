@@ -35,7 +35,7 @@ impl Plan {
             Files::Gguf { files, .. } => Ok(Self::of_gguf(checkpoint, files.metadata())),
             Files::Safetensors(_) => {
                 let heads = Heads { heads: sizes.heads, kv_heads: sizes.kv_heads };
-                Self::of_folder(checkpoint, heads, sizes.tied, sizes.vocab)
+                Self::of_folder(checkpoint, heads, sizes.vocab)
             }
         }
     }
@@ -54,7 +54,7 @@ impl Plan {
         plan
     }
 
-    fn of_folder(checkpoint: &Checkpoint, heads: Heads, tied: bool, vocab: usize) -> Result<Self> {
+    fn of_folder(checkpoint: &Checkpoint, heads: Heads, vocab: usize) -> Result<Self> {
         let of_config = |e: kiln_weights::Error| Error::File {
             path: checkpoint.path_of("config.json"),
             why: e.to_string(),
@@ -66,7 +66,7 @@ impl Plan {
             .into_iter()
             .map(|(name, factors)| (name.to_owned(), vec![factors.len()], Source::Numbers(factors)))
             .collect();
-        tensors.extend(stored(checkpoint, &model_type, heads, tied)?);
+        tensors.extend(stored(checkpoint, &model_type, heads)?);
         let mut plan = Self { metadata: Metadata::new(), tensors };
         plan.sort();
         gguf::check_config(config, &metadata, &mut Planned(&plan)).map_err(of_config)?;
@@ -90,15 +90,10 @@ fn stored(
     checkpoint: &Checkpoint,
     model_type: &str,
     heads: Heads,
-    tied: bool,
 ) -> Result<Vec<(String, Vec<usize>, Source)>> {
     let wrong = |why: String| Error::File { path: checkpoint.folder.clone(), why };
     let mut found = BTreeMap::<String, (Undo, BTreeMap<Option<usize>, &Entry>)>::new();
     for (name, entry) in &checkpoint.tensors {
-        // A head that is tied to the embeddings is not stored twice.
-        if checkpoint.is_spare(name) && (tied || name != "lm_head.weight") {
-            continue;
-        }
         let source = names::source(model_type, name, heads)
             .ok_or_else(|| wrong(format!("a GGUF file of `{model_type}` has no tensor for `{name}`")))?;
         let (_, parts) = found.entry(source.name.clone()).or_insert((source.undo, BTreeMap::new()));

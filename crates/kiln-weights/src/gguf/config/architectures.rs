@@ -128,6 +128,10 @@ fn gemma2(file: &mut File<'_>) -> Result<Fields, Error> {
 fn gemma3(file: &mut File<'_>) -> Result<Fields, Error> {
     let mut config = gemma(file)?;
     let window = file.window()?;
+    if file.attention()? != 1.0 {
+        let why = "is not 1, which is not supported for an architecture with two kinds of rotary positions";
+        return Err(file.wrong("rope.scaling.attn_factor", why));
+    }
     config.extend(fields([
         ("model_type", "gemma3_text".into()),
         ("query_pre_attn_scalar", file.query_scalar(62)?.into()),

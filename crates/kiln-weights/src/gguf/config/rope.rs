@@ -60,6 +60,7 @@ impl File<'_> {
             }
         };
         let needs_factors = kind == "longrope";
+        let attention = self.attention()?;
         match (stretched, FACTORS.map(|name| self.has(name).then_some(name))) {
             (None, [None, Some(short), Some(long)]) => {
                 let (short, long) = (self.factors(short, rotated)?, self.factors(long, rotated)?);
@@ -67,11 +68,18 @@ impl File<'_> {
             }
             (None, [Some(all), None, None]) if !needs_factors => {
                 let factors = self.factors(all, rotated)?;
-                match llama3(&factors, base, rotated) {
+                match llama3(&factors, base, rotated).filter(|_| attention == 1.0) {
                     Some(scaling) => Ok(Some(scaling)),
                     // The same factors for sequences of any length.
                     None => self.long_rope(&factors, &factors).map(Some),
                 }
+            }
+            // What sines and cosines are multiplied by has a field in config.json only where there are factors.
+            (_, [None, None, None]) if attention != 1.0 && matches!(&*kind, "linear" | "none") => {
+                let divisor =
+                    factor.filter(|factor| *factor != 0.0 && kind == "linear").unwrap_or(1.0) as f32;
+                let factors = vec![divisor; (rotated / 2) as usize];
+                self.long_rope(&factors, &factors).map(Some)
             }
             (stretched, [None, None, None]) if !needs_factors => Ok(stretched),
             (_, found) => {
@@ -105,8 +113,17 @@ impl File<'_> {
             "short_factor": numbers(short),
             "long_factor": numbers(long),
             "original_max_position_embeddings": trained,
-            "attention_factor": self.number("rope.scaling.attn_factor")?.unwrap_or(1.0),
+            "attention_factor": self.attention()?,
         }))
+    }
+
+    /// What sines and cosines are multiplied by, beside what the type of scaling asks for.
+    pub(super) fn attention(&self) -> Result<f64, Error> {
+        const KEY: &str = "rope.scaling.attn_factor";
+        match self.number(KEY)? {
+            Some(factor) if factor <= 0.0 => Err(self.wrong(KEY, format!("is {factor}, must be positive"))),
+            factor => Ok(factor.unwrap_or(1.0)),
+        }
     }
 
     fn yarn(&self, factor: f64) -> Result<Value, Error> {
@@ -121,11 +138,15 @@ impl File<'_> {
         let trained =
             self.unsigned("rope.scaling.original_context_length")?.or(self.unsigned("context_length")?);
         scaling.insert("original_max_position_embeddings".to_owned(), trained.into());
-        for (field, key) in [
-            ("attention_factor", "rope.scaling.yarn_attn_factor"),
-            ("beta_fast", "rope.scaling.yarn_beta_fast"),
-            ("beta_slow", "rope.scaling.yarn_beta_slow"),
-        ] {
+        let (stated, more) = (self.number("rope.scaling.yarn_attn_factor")?, self.attention()?);
+        // Of the paper, where nothing is stated.
+        let usual = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+        if stated.is_some() || more != 1.0 {
+            scaling.insert("attention_factor".to_owned(), (stated.unwrap_or(usual) * more).into());
+        }
+        for (field, key) in
+            [("beta_fast", "rope.scaling.yarn_beta_fast"), ("beta_slow", "rope.scaling.yarn_beta_slow")]
+        {
             scaling.extend(self.number(key)?.map(|number| (field.to_owned(), number.into())));
         }
         Ok(scaling.into())

@@ -184,6 +184,25 @@ fn rotary_positions_are_stretched() {
     let expected = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048,
     "beta_fast": 16.0 });
     assert_eq!(scaling(yarn().number("rope.scaling.yarn_beta_fast", 16.0)), expected);
+    // Both factors of attention are multiplied, and what is not stated is that of the paper.
+    let attention =
+        |model: Model| scaling(model.number("rope.scaling.attn_factor", 0.5))["attention_factor"].clone();
+    assert_eq!(attention(yarn().number("rope.scaling.yarn_attn_factor", 3.0)), json!(1.5));
+    let usual = attention(yarn()).as_f64().unwrap();
+    assert!((usual - 0.5 * (0.1 * 4f64.ln() + 1.0)).abs() < 1e-9, "{usual}");
+    // Other types have it as factors.
+    for (model, factor) in [(Model::decoder("llama"), 1.0), (linear(), 4.0)] {
+        let expected = json!({
+            "rope_type": "longrope", "short_factor": ([factor; 8]), "long_factor": ([factor; 8]),
+            "original_max_position_embeddings": 8192, "attention_factor": 0.5,
+        });
+        assert_eq!(scaling(model.number("rope.scaling.attn_factor", 0.5)), expected);
+    }
+    assert_eq!(
+        scaling(linear().number("rope.scaling.attn_factor", 1.0)),
+        json!({ "rope_type": "linear", "factor": 4.0 })
+    );
+    linear().number("rope.scaling.attn_factor", 0.0).refused("is 0, must be positive");
     yarn().number("rope.scaling.yarn_ext_factor", 0.5).refused("is 0.5, and only 1 is supported");
     Model::decoder("llama")
         .text("rope.scaling.type", "yarn")

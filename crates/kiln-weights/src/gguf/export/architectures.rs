@@ -90,7 +90,16 @@ fn llama(folder: &mut Folder<'_>) -> Result<(), Error> {
 fn mistral(folder: &mut Folder<'_>) -> Result<(), Error> {
     llama(folder)?;
     let default = Some(4096).filter(|_| !folder.is_null("sliding_window"));
-    match folder.unsigned("sliding_window")?.or(default) {
+    let types = folder.get("layer_types").and_then(|types| types.as_array());
+    let slides = |kind: &serde_json::Value| kind == "sliding_attention";
+    let (some, all) =
+        types.map_or((true, true), |types| (types.iter().any(slides), types.iter().all(slides)));
+    if some && !all {
+        let why =
+            "`layer_types` has blocks with and without a window, and in a GGUF file of Mistral all are alike";
+        return Err(wrong(why));
+    }
+    match folder.unsigned("sliding_window")?.or(default).filter(|_| some) {
         Some(window) => folder.count("attention.sliding_window", window),
         None => Ok(()),
     }
@@ -258,7 +267,11 @@ impl Folder<'_> {
     }
 
     fn experts(&mut self, experts: u64, chosen: u64) -> Result<(), Error> {
-        let all = self.unsigned("num_local_experts")?.or(self.unsigned("num_experts")?).unwrap_or(experts);
+        let (first, second) = match self.architecture.model_type {
+            "mixtral" => ("num_experts", "num_local_experts"),
+            _ => ("num_local_experts", "num_experts"),
+        };
+        let all = self.unsigned(first)?.or(self.unsigned(second)?).unwrap_or(experts);
         let chosen = self.unsigned("num_experts_per_tok")?.unwrap_or(chosen);
         self.count("expert_count", all)?;
         self.count("expert_used_count", chosen)

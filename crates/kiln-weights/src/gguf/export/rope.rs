@@ -16,7 +16,10 @@ const MOST_PAIRS: u64 = 1 << 14;
 impl Folder<'_> {
     /// The parameters of blocks that see every token, wherever this version of Transformers wrote them.
     fn section(&self) -> Option<&Json> {
-        let section = self.get("rope_parameters").or_else(|| self.get("rope_scaling"))?;
+        // The old name counts where both are there.
+        let is_empty = |json: &&Json| json.as_object().is_some_and(serde_json::Map::is_empty);
+        let scaling = self.get("rope_scaling").filter(|json| !is_empty(json));
+        let section = scaling.or_else(|| self.get("rope_parameters"))?;
         // Gemma 3 has one for each kind of block.
         section.get("full_attention").or(Some(section)).filter(|section| !section.is_null())
     }

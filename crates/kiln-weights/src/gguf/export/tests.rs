@@ -126,6 +126,24 @@ fn what_a_file_cannot_say_is_refused() {
         assert!(error.contains(why), "{error}");
     }
     assert!(config_metadata(&Json::Null).is_err());
+
+    // Blocks of a Mistral are alike in a file.
+    let mut mistral = of("llama").unwrap();
+    mistral["model_type"] = "mistral".into();
+    mistral["sliding_window"] = json!(8);
+    let blocks = mistral["num_hidden_layers"].as_u64().unwrap() as usize;
+    let window = |kinds: Vec<&str>| {
+        let mut config = mistral.clone();
+        config["layer_types"] = kinds.into();
+        let window =
+            |found: ConfigMetadata| found.metadata.unsigned("llama.attention.sliding_window").unwrap();
+        config_metadata(&config).map(window).map_err(|e| e.to_string())
+    };
+    let [full, sliding] = ["full_attention", "sliding_attention"];
+    assert_eq!(window(vec![full; blocks]), Ok(None));
+    assert_eq!(window(vec![sliding; blocks]), Ok(Some(8)));
+    let mixed = window([vec![full], vec![sliding; blocks - 1]].concat()).unwrap_err();
+    assert!(mixed.contains("`layer_types` has blocks with and without a window"), "{mixed}");
 }
 
 fn demo() -> TokenizerFiles {

@@ -135,6 +135,12 @@ impl<'a> Vocabulary<'a> {
         Ok(said.or(default).filter(exists))
     }
 
+    /// The token that llama.cpp adds where a file asks for one and names none: the end of a text in the vocabulary of Falcon.
+    pub(super) fn assumed(&self) -> Option<u32> {
+        const ID: u32 = 11;
+        Some(ID).filter(|id| self.model == "gpt2" && self.token(*id).is_some())
+    }
+
     /// The tokens, without those that converters make up for ids that have none. The model's own file does
     /// not have them, either.
     fn real(&self) -> impl Iterator<Item = (u32, &Token<'a>)> {

@@ -1,0 +1,248 @@
+//! What the tensors of a folder are to the model of its config: their names, which of two heads counts, and which are passed over.
+//!
+//! Source: `core_model_loading.py` (`rename_source_key`) and `PreTrainedModel.tie_weights` of Transformers.
+
+use std::collections::BTreeMap;
+
+use kiln_core::{Error, Result};
+
+use super::{
+    Checkpoint, Entry,
+    convert::{BLOCK, Stored},
+};
+use crate::{configure, nn::names::TensorNames};
+
+/// Scales of formats of 8 bits that attention, or the cache, can be rounded to. Nothing is rounded to them here.
+const SCALES: [&str; 9] = [
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+    ".prob_scale",
+    ".k_zero_point",
+    ".v_zero_point",
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+];
+
+/// Modules beside a model of text: heads of training and of classifiers, and encoders of images and sounds.
+const BESIDE: [&str; 12] = [
+    "score",
+    "classifier",
+    "qa_outputs",
+    "summary",
+    "mtp",
+    "medusa",
+    "visual",
+    "vision_model",
+    "vision_tower",
+    "audio_tower",
+    "mm_projector",
+    "multi_modal_projector",
+];
+
+/// Names of tensors in a warning.
+const SHOWN: usize = 8;
+
+impl Checkpoint {
+    /// Has the tensors be those that the model asks for, as far as one is another spelling of the other, and leaves out those that cannot
+    /// change a text.
+    ///
+    /// # Errors
+    /// [`Error::File`] for tensors that are there twice, or contradict the config.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        // What is wrong with a config is said to those who need it. The small files beside it can be read all the same.
+        let Ok(configured) = configure(&self.config) else { return Ok(()) };
+        let names = configured.tensor_names();
+        self.rename(&names)?;
+        self.part_experts(&names)?;
+        if configured.sizes().tied {
+            self.settle_head(&names)?;
+        }
+        self.set_aside(&names)
+    }
+
+    fn rename(&mut self, names: &TensorNames) -> Result<()> {
+        let stored = std::mem::take(&mut self.tensors);
+        for (name, entry) in stored {
+            let known = names.known(&name);
+            self.insert(known, &name, entry)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a tensor that the files call `stored` under the name that the model knows.
+    fn insert(&mut self, known: String, stored: &str, entry: Entry) -> Result<()> {
+        match self.tensors.get(&known) {
+            Some(_) => {
+                let why = format!("`{known}` is there twice, also as `{stored}`; get the weights again");
+                Err(Error::File { path: self.path(&entry), why })
+            }
+            None => {
+                self.tensors.insert(known, entry);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes tensors of each expert of those that hold all experts, which newer versions of Transformers have: `experts.gate_up_proj`
+    /// `[experts, 2 · intermediate, hidden]` and `experts.down_proj`.
+    fn part_experts(&mut self, names: &TensorNames) -> Result<()> {
+        let Some([gate, up, down]) = names.experts else { return Ok(()) };
+        for (end, parts) in [(".experts.gate_up_proj", &[gate, up][..]), (".experts.down_proj", &[down][..])]
+        {
+            let ends = |(name, entry): &(&String, &Entry)| {
+                let is_plain = matches!(entry.stored, Stored::Plain(_));
+                is_plain && entry.shape.len() == 3 && name.ends_with(end)
+            };
+            let all: Vec<String> = self.tensors.iter().filter(ends).map(|(name, _)| name.clone()).collect();
+            for name in all {
+                let Some(entry) = self.tensors.remove(&name) else { continue };
+                let &[experts, rows, columns] = &entry.shape[..] else { continue };
+                if !rows.is_multiple_of(parts.len()) {
+                    let why = format!("`{name}` has shape {:?}, whose rows are no two matrices", entry.shape);
+                    return Err(Error::File { path: self.path(&entry), why });
+                }
+                let shape = vec![rows / parts.len(), columns];
+                let bytes = (entry.range.len()).checked_div(experts * parts.len()).unwrap_or(0);
+                let module = name.rsplit_once('.').map_or("", |(module, _)| module);
+                let all = (0..experts).flat_map(|expert| parts.iter().map(move |part| (expert, part)));
+                for (i, (expert, part)) in all.enumerate() {
+                    let start = entry.range.start + i * bytes;
+                    let one = Entry { shape: shape.clone(), range: start..start + bytes, ..entry.clone() };
+                    self.insert(format!("{module}.{expert}.{part}.weight"), &name, one)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Says which matrix is the head of a model whose config ties it to the embeddings. Where only the head is stored, it is both. Where both
+    /// are stored and differ, the stored head counts: merging an adapter leaves such folders.
+    fn settle_head(&mut self, names: &TensorNames) -> Result<()> {
+        let (embedding, head) = (&names.embedding, names.head_weight());
+        match (self.tensors.get(embedding), self.tensors.get(&head)) {
+            (None, Some(_)) => {
+                let only = self.tensors.remove(&head);
+                self.tensors.extend(only.map(|only| (embedding.clone(), only)));
+            }
+            (Some(embeddings), Some(own)) if self.is_same(embeddings, own)? => {
+                self.tensors.remove(&head);
+            }
+            (Some(_), Some(_)) => {
+                tracing::warn!(
+                    target: "kiln::weights",
+                    "{}: `tie_word_embeddings` is true in config.json, and `{head}` differs from `{embedding}`; the stored head is \
+                     used (set it to false)",
+                    self.folder.display()
+                );
+                self.config.set("tie_word_embeddings", false.into());
+            }
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether two tensors have the same numbers.
+    fn is_same(&self, one: &Entry, other: &Entry) -> Result<bool> {
+        if one.shape != other.shape || !one.stored.is_read() || !other.stored.is_read() {
+            return Ok(false);
+        }
+        let numbers = one.shape.iter().product::<usize>();
+        let [mut ours, mut theirs] = [vec![0.0; BLOCK.min(numbers)], vec![0.0; BLOCK.min(numbers)]];
+        for first in (0..numbers).step_by(BLOCK) {
+            let len = BLOCK.min(numbers - first);
+            self.numbers(one, first, &mut ours[..len])?;
+            self.numbers(other, first, &mut theirs[..len])?;
+            if ours[..len] != theirs[..len] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The numbers of a tensor from one on, which begins a block of its format.
+    fn numbers(&self, entry: &Entry, first: usize, numbers: &mut [f32]) -> Result<()> {
+        let wrong = |why: String| Error::File { path: self.path(entry), why };
+        let stored = &entry.stored;
+        let sizes = stored.bytes_of(first).zip(stored.bytes_of(numbers.len()));
+        let (before, len) = sizes.ok_or_else(|| wrong(format!("holds a tensor stored as {stored}")))?;
+        let mut bytes = vec![0; len];
+        self.read(entry, entry.range.start + before, &mut bytes)?;
+        stored.unpack(&bytes, numbers).map_err(wrong)
+    }
+
+    /// Leaves out the tensors that the config has no place for and that cannot change a text, with a warning.
+    fn set_aside(&mut self, names: &TensorNames) -> Result<()> {
+        let mut aside = BTreeMap::<&str, Vec<String>>::new();
+        for (name, entry) in &self.tensors {
+            if let Some(why) = self.why_aside(name, entry, names)? {
+                aside.entry(why).or_default().push(name.clone());
+            }
+        }
+        for (why, found) in aside {
+            found.iter().for_each(|name| drop(self.tensors.remove(name)));
+            if why != TABLES {
+                let shown: Vec<_> = found.iter().take(SHOWN).map(|name| format!("`{name}`")).collect();
+                let more = match found.len().saturating_sub(SHOWN) {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                tracing::warn!(
+                    target: "kiln::weights",
+                    "{}: passed over, because config.json has no place for them: {why}, {}{more}",
+                    self.folder.display(),
+                    shown.join(", "),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// What a tensor is that cannot change a text; `None` of others.
+    fn why_aside(&self, name: &str, entry: &Entry, names: &TensorNames) -> Result<Option<&'static str>> {
+        if name.contains("lora_") {
+            return Ok(None);
+        }
+        if name.ends_with("rotary_emb.inv_freq") {
+            return Ok(Some(TABLES));
+        }
+        if name.contains(".rotary_emb.") {
+            return Ok(Some("tables of rotary positions"));
+        }
+        if SCALES.iter().any(|end| name.ends_with(end)) {
+            return Ok(Some("scales for attention in 8 bits"));
+        }
+        let beyond = |(prefix, blocks): &(String, usize)| {
+            let (number, _) = name.strip_prefix(prefix)?.split_once('.')?;
+            Some(number.parse::<usize>().ok()? >= *blocks)
+        };
+        if names.blocks.iter().find_map(beyond).unwrap_or(false) {
+            return Ok(Some("blocks beyond those that it counts"));
+        }
+        let within = name.strip_prefix(names.base).and_then(|rest| rest.strip_prefix('.')).unwrap_or(name);
+        let module = within.split('.').next().unwrap_or_default();
+        let is_head = module != names.head && (module.ends_with("_head") || module.ends_with("_heads"));
+        if is_head || BESIDE.contains(&module) {
+            return Ok(Some("modules beside the model"));
+        }
+        let of = name.strip_suffix(".bias").and_then(|module| module.rsplit('.').next());
+        if !of.is_some_and(|module| names.without_bias.contains(&module)) {
+            return Ok(None);
+        }
+        if entry.stored.is_read() {
+            let mut bias = vec![0.0; entry.shape.iter().product()];
+            self.numbers(entry, 0, &mut bias)?;
+            if bias.iter().all(|number| *number == 0.0) {
+                return Ok(Some("biases of zeros"));
+            }
+        }
+        let why = format!(
+            "`{name}` is a bias that config.json has no place for, and not of zeros; it belongs to another config"
+        );
+        Err(Error::File { path: self.path(entry), why })
+    }
+}
+
+/// Tables that old versions stored and every version computes again: nothing needs to be said of them.
+const TABLES: &str = "frequencies of rotary positions";

@@ -1,0 +1,386 @@
+//! Fields of a config: which are read, which have no effect here, and which must have a certain value.
+//!
+//! All fields of the config classes of Transformers are in one of these lists. A test compares them with `tests/data/config_fields.json`.
+
+use kiln_core::Result;
+use serde_json::Value;
+
+use crate::ConfigFile;
+
+/// The fields of one kind of model.
+#[derive(Debug)]
+struct Fields {
+    model_type: &'static str,
+    /// Beside those in `sets`
+    read: &'static [&'static str],
+    sets: &'static [&'static [&'static str]],
+    /// Beside those in [`IDLE`]
+    idle: &'static [&'static str],
+    /// Whether it has blocks of several kinds of attention that `layer_types` tells apart, or no attention.
+    has_layer_types: bool,
+    is_encoder_decoder: bool,
+}
+
+/// Without effect in all models: facts about the folder, settings of training, and what Transformers returns. Ids of tokens and `use_cache` are
+/// settings of generation, which are read elsewhere.
+const IDLE: &[&str] = &[
+    "architectures",
+    "attention_dropout",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "output_hidden_states",
+    "pad_token_id",
+    "problem_type",
+    "return_dict",
+    "transformers_version",
+    "use_cache",
+];
+
+/// Of models of attention and feed-forwards.
+const DECODER: &[&str] = &[
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "use_bidirectional_attention",
+    "vocab_size",
+];
+
+const ROPE: &[&str] = &["rope_parameters"];
+
+const ROUTER: &[&str] = &["output_router_logits", "router_aux_loss_coef", "router_jitter_noise"];
+
+const QWEN: &[&str] = &["hidden_act", "sliding_window", "use_sliding_window"];
+
+const QWEN_EXPERTS: &[&str] = &[
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "num_experts",
+    "num_experts_per_tok",
+];
+
+const GEMMA_2: &[&str] = &[
+    "attention_bias",
+    "final_logit_softcapping",
+    "hidden_activation",
+    "layer_types",
+    "query_pre_attn_scalar",
+    "sliding_window",
+];
+
+const MAMBA: &[&str] = &[
+    "conv_kernel",
+    "expand",
+    "hidden_act",
+    "hidden_size",
+    "layer_norm_epsilon",
+    "num_hidden_layers",
+    "residual_in_fp32",
+    "state_size",
+    "tie_word_embeddings",
+    "time_step_rank",
+    "use_bias",
+    "use_conv_bias",
+    "vocab_size",
+];
+
+/// How weights are made up, and which kernels compute.
+const MAMBA_IDLE: &[&str] = &[
+    "rescale_prenorm_residual",
+    "time_step_floor",
+    "time_step_init_scheme",
+    "time_step_max",
+    "time_step_min",
+    "time_step_scale",
+    "use_associative_scan",
+    "use_mambapy",
+];
+
+/// A model whose blocks see alike.
+const fn of(
+    model_type: &'static str,
+    sets: &'static [&'static [&'static str]],
+    read: &'static [&'static str],
+    idle: &'static [&'static str],
+) -> Fields {
+    Fields { model_type, read, sets, idle, has_layer_types: false, is_encoder_decoder: false }
+}
+
+impl Fields {
+    const fn layer_types(self) -> Self {
+        Self { has_layer_types: true, ..self }
+    }
+
+    const fn encoder_decoder(self) -> Self {
+        Self { is_encoder_decoder: true, ..self }
+    }
+
+    fn reads(&self, field: &str) -> bool {
+        self.read.contains(&field) || self.sets.iter().any(|set| set.contains(&field))
+    }
+
+    fn ignores(&self, field: &str) -> bool {
+        self.idle.contains(&field) || IDLE.contains(&field)
+    }
+}
+
+static FIELDS: &[Fields] = &[
+    of("llama", &[DECODER, ROPE], &["attention_bias", "hidden_act", "mlp_bias"], &["pretraining_tp"]),
+    of("mistral", &[DECODER, ROPE], &["hidden_act", "layer_types", "sliding_window"], &[]).layer_types(),
+    of(
+        "mixtral",
+        &[DECODER, ROPE],
+        &["hidden_act", "num_experts", "num_experts_per_tok", "num_local_experts", "sliding_window"],
+        ROUTER,
+    ),
+    of("qwen2", &[DECODER, ROPE, QWEN], &["layer_types", "max_window_layers"], &[]).layer_types(),
+    of("qwen3", &[DECODER, ROPE, QWEN], &["attention_bias", "layer_types", "max_window_layers"], &[])
+        .layer_types(),
+    of(
+        "qwen2_moe",
+        &[DECODER, ROPE, QWEN, QWEN_EXPERTS],
+        &["layer_types", "max_window_layers", "qkv_bias", "shared_expert_intermediate_size"],
+        ROUTER,
+    )
+    .layer_types(),
+    of("qwen3_moe", &[DECODER, ROPE, QWEN, QWEN_EXPERTS], &["attention_bias", "num_local_experts"], ROUTER),
+    of(
+        "phi3",
+        &[DECODER, ROPE],
+        &["hidden_act", "original_max_position_embeddings", "sliding_window"],
+        &["embd_pdrop", "resid_pdrop"],
+    ),
+    of("gemma", &[DECODER, ROPE], &["attention_bias", "hidden_act", "hidden_activation"], &[]),
+    of("gemma2", &[DECODER, ROPE, GEMMA_2], &["attn_logit_softcapping"], &[]).layer_types(),
+    // Its attention has no cap, whatever the config says.
+    of("gemma3_text", &[DECODER, ROPE, GEMMA_2], &[], &["attn_logit_softcapping"]).layer_types(),
+    of("mamba", &[MAMBA], &[], MAMBA_IDLE).layer_types(),
+    of("falcon_mamba", &[MAMBA], &["mixer_rms_eps"], MAMBA_IDLE).layer_types(),
+    of(
+        "jamba",
+        &[DECODER],
+        &[
+            "attn_layer_offset",
+            "attn_layer_period",
+            "expert_layer_offset",
+            "expert_layer_period",
+            "hidden_act",
+            "mamba_conv_bias",
+            "mamba_d_conv",
+            "mamba_d_state",
+            "mamba_dt_rank",
+            "mamba_expand",
+            "mamba_proj_bias",
+            "num_experts",
+            "num_experts_per_tok",
+            "num_local_experts",
+        ],
+        &[
+            "output_router_logits",
+            "router_aux_loss_coef",
+            "use_associative_scan",
+            "use_mamba_kernels",
+            "use_mambapy",
+        ],
+    )
+    .layer_types(),
+    of(
+        "whisper",
+        &[],
+        &[
+            "activation_function",
+            "d_model",
+            "decoder_attention_heads",
+            "decoder_ffn_dim",
+            "decoder_layers",
+            "encoder_attention_heads",
+            "encoder_ffn_dim",
+            "encoder_layers",
+            "hidden_size",
+            "max_source_positions",
+            "max_target_positions",
+            "num_attention_heads",
+            "num_hidden_layers",
+            "num_key_value_heads",
+            "num_mel_bins",
+            "scale_embedding",
+            "tie_word_embeddings",
+            "vocab_size",
+        ],
+        // Settings of training, of classifiers and of transcribing.
+        &[
+            "activation_dropout",
+            "apply_spec_augment",
+            "begin_suppress_tokens",
+            "classifier_proj_size",
+            "decoder_layerdrop",
+            "decoder_start_token_id",
+            "dropout",
+            "encoder_layerdrop",
+            "init_std",
+            "mask_feature_length",
+            "mask_feature_min_masks",
+            "mask_feature_prob",
+            "mask_time_length",
+            "mask_time_min_masks",
+            "mask_time_prob",
+            "median_filter_width",
+            "suppress_tokens",
+            "use_weighted_layer_sum",
+        ],
+    )
+    .encoder_decoder(),
+];
+
+/// Refuses what a config asks for beyond the fields that its architecture reads.
+///
+/// # Errors
+/// [`Error::File`](kiln_core::Error::File) naming the field.
+pub(crate) fn check(config: &ConfigFile, model_type: &str) -> Result<()> {
+    let Some(fields) = FIELDS.iter().find(|fields| fields.model_type == model_type) else { return Ok(()) };
+    let own = fields.is_encoder_decoder;
+    if config.get("is_encoder_decoder").is_some_and(|stated| *stated != Value::Bool(own)) {
+        return Err(config.error(&format!("`is_encoder_decoder` is not {own}, as it is in `{model_type}`")));
+    }
+    let is_empty = |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty);
+    if config.get("per_layer_config").is_some_and(|value| !is_empty(value)) {
+        return Err(config.error("has a `per_layer_config`; blocks with settings of their own are not read"));
+    }
+    // Transformers 5 goes by the list where it makes a cache.
+    let sees_all = |kind: &Value| matches!(kind.as_str(), Some("full_attention" | "attention"));
+    let kinds = config.get("layer_types").filter(|_| !fields.has_layer_types).and_then(Value::as_array);
+    if let Some(kind) = kinds.into_iter().flatten().find(|kind| !sees_all(kind)) {
+        let why =
+            format!("`layer_types` has {kind}, and all blocks of `{model_type}` see alike; leave it out");
+        return Err(config.error(&why));
+    }
+    let unknown: Vec<_> =
+        config.fields().filter(|name| !fields.reads(name) && !fields.ignores(name)).collect();
+    tracing::debug!(target: "kiln::config", ?unknown, "fields of config.json that Transformers does not know");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::configure;
+
+    /// Fields and other names of each class of Transformers, as `tools/config_fields.py` records them: by `model_type`, with their defaults.
+    fn recorded() -> Vec<(String, Map<String, Value>, Vec<String>)> {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/config_fields.json");
+        let record: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let of_all = record["of_all"].as_object().unwrap();
+        let class = |(model_type, class): (&String, &Value)| {
+            let own = class["fields"].as_object().unwrap().clone();
+            let fields = of_all.clone().into_iter().chain(own).collect();
+            let aliases = class["aliases"].as_object().unwrap().keys().cloned().collect();
+            (model_type.clone(), fields, aliases)
+        };
+        record["models"].as_object().unwrap().iter().map(class).collect()
+    }
+
+    fn table(model_type: &str) -> &'static Fields {
+        let known = if model_type == "ministral" { "mistral" } else { model_type };
+        FIELDS.iter().find(|fields| fields.model_type == known).unwrap()
+    }
+
+    /// All that is made of a config.
+    fn outcome(model_type: &str, fields: &Map<String, Value>) -> std::result::Result<String, String> {
+        let mut config = Value::Object(fields.clone());
+        config["model_type"] = model_type.into();
+        let configured = configure(&ConfigFile::from_json(config));
+        configured.map(|configured| format!("{configured:?}")).map_err(|error| error.to_string())
+    }
+
+    /// Another value of the type of `value`.
+    fn other(value: &Value) -> Value {
+        match value {
+            Value::Bool(yes) => json!(!yes),
+            Value::Number(number) => json!(number.as_f64().unwrap() + 1.0),
+            Value::String(_) => json!("other"),
+            Value::Array(_) => json!([1]),
+            Value::Null | Value::Object(_) => json!({ "0": "other" }),
+        }
+    }
+
+    #[test]
+    fn every_field_of_transformers_is_in_one_list() {
+        for (model_type, fields, aliases) in recorded() {
+            let table = table(&model_type);
+            for name in fields.keys().chain(&aliases).filter(|name| *name != "is_encoder_decoder") {
+                let lists = [table.reads(name), table.ignores(name)];
+                assert_eq!(lists.iter().filter(|is_in| **is_in).count(), 1, "{model_type}: `{name}`");
+            }
+        }
+    }
+
+    #[test]
+    fn fields_are_read_or_have_no_effect_as_the_lists_say() {
+        for (model_type, fields, aliases) in recorded() {
+            let usual = outcome(&model_type, &fields).unwrap();
+            let with = |name: &str, value: Value| {
+                let mut fields = fields.clone();
+                fields.insert(name.to_owned(), value);
+                outcome(&model_type, &fields)
+            };
+            for name in fields.keys().chain(&aliases) {
+                if table(&model_type).ignores(name) {
+                    let changed = with(name, other(fields.get(name).unwrap_or(&Value::Null)));
+                    assert_eq!(changed.as_ref(), Ok(&usual), "{model_type}: `{name}`");
+                } else {
+                    // No field is of this type.
+                    assert_ne!(with(name, json!([[]])).as_ref(), Ok(&usual), "{model_type}: `{name}`");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_config_leaves_out_has_the_default_of_transformers() {
+        for (model_type, fields, _) in recorded() {
+            let usual = outcome(&model_type, &fields).unwrap();
+            for name in fields.keys() {
+                let mut without = fields.clone();
+                without.remove(name);
+                match outcome(&model_type, &without) {
+                    Ok(found) => assert_eq!(found, usual, "{model_type}: `{name}`"),
+                    // Sizes that no model leaves out.
+                    Err(error) => assert!(error.contains(&format!("missing field `{name}`")), "{error}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_by_name() {
+        for (model_type, fields, _) in recorded() {
+            let refused = |name: &str, value: Value| {
+                let mut fields = fields.clone();
+                fields.insert(name.to_owned(), value);
+                let error = outcome(&model_type, &fields).unwrap_err();
+                assert!(error.contains(&format!("`{name}`")), "{model_type}: {error}");
+            };
+            refused("is_encoder_decoder", json!(model_type != "whisper"));
+            refused("per_layer_config", json!({ "0": { "hidden_act": "gelu" } }));
+            if !table(&model_type).has_layer_types {
+                refused("layer_types", json!(["full_attention", "sliding_attention"]));
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What tensors are called: where architectures differ, and where checkpoints of one architecture do.
+
+use super::{
+    attention::AttentionConfig,
+    block::{FeedForwardConfig, MixerConfig},
+    decoder::DecoderConfig,
+    mamba::MambaConfig,
+};
+
+/// Names of the parts of a checkpoint, where architectures differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Names {
+    /// Of all but the head.
+    pub(crate) model: &'static str,
+    pub(crate) embeddings: &'static str,
+    /// Of the norm behind the last block.
+    pub(crate) norm: &'static str,
+    pub(crate) head: &'static str,
+    /// Of the norm before a block's mixer.
+    pub(crate) input_norm: &'static str,
+    pub(crate) attention: &'static str,
+    pub(crate) state_space: &'static str,
+    /// Of the norm before a block's feed-forward, where there are no norms after.
+    pub(crate) feed_forward_norm: &'static str,
+    pub(crate) feed_forward: &'static str,
+    /// What other versions of Transformers call the feed-forward.
+    pub(crate) feed_forward_alias: Option<&'static str>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            model: "model",
+            embeddings: "embed_tokens",
+            norm: "norm",
+            head: "lm_head",
+            input_norm: "input_layernorm",
+            attention: "self_attn",
+            state_space: "mamba",
+            feed_forward_norm: "post_attention_layernorm",
+            feed_forward: "mlp",
+            feed_forward_alias: None,
+        }
+    }
+}
+
+/// What is known of the names of a model's tensors before any is loaded.
+#[derive(Clone, Debug)]
+pub struct TensorNames {
+    /// The module that all tensors but the head belong to. Checkpoints of this module alone leave it out.
+    pub(crate) base: &'static str,
+    /// Modules in it.
+    pub(crate) children: Vec<&'static str>,
+    pub(crate) embedding: String,
+    /// The module of the head.
+    pub(crate) head: &'static str,
+    /// What the names of blocks begin with, and how many blocks there are.
+    pub(crate) blocks: Vec<(String, usize)>,
+    /// Parts of names that other versions of Transformers write, and what is written here.
+    pub(crate) aliases: Vec<(String, String)>,
+    /// The matrices of an expert: those of the gate, up and down.
+    pub(crate) experts: Option<[&'static str; 3]>,
+    /// Modules of these names have no bias.
+    pub(crate) without_bias: Vec<&'static str>,
+}
+
+impl TensorNames {
+    /// The name that the model asks by for a tensor that a checkpoint calls `name`.
+    pub(crate) fn known(&self, name: &str) -> String {
+        let (first, rest) = name.split_once('.').unwrap_or((name, ""));
+        let known = match rest.split_once('.') {
+            Some((second, _)) if first == self.base && second == self.head => rest.to_owned(),
+            _ if self.children.contains(&first) => format!("{}.{name}", self.base),
+            _ => name.to_owned(),
+        };
+        self.aliases.iter().fold(known, |name, (from, to)| name.replacen(from, to, 1))
+    }
+
+    pub(crate) fn head_weight(&self) -> String {
+        format!("{}.weight", self.head)
+    }
+}
+
+impl DecoderConfig {
+    pub(crate) fn tensor_names(&self) -> TensorNames {
+        let Names { model, embeddings, norm, head, feed_forward, feed_forward_alias, .. } = self.names;
+        let (base, children) = match model.split_once('.') {
+            Some((base, child)) => (base, vec![child]),
+            None => (model, vec![embeddings, "layers", norm]),
+        };
+        let alias = |alias: &str| (format!(".{alias}."), format!(".{feed_forward}."));
+        let of_experts = |block: &super::block::BlockConfig| match block.feed_forward {
+            Some(FeedForwardConfig::Experts(experts)) => Some(experts.names),
+            _ => None,
+        };
+        let experts = self.blocks.iter().find_map(of_experts);
+        TensorNames {
+            base,
+            children,
+            embedding: format!("{model}.{embeddings}.weight"),
+            head,
+            blocks: vec![(format!("{model}.layers."), self.blocks.len())],
+            aliases: feed_forward_alias.map(alias).into_iter().collect(),
+            experts: experts.map(|names| [names.gate, names.up, names.down]),
+            without_bias: self.without_bias(experts.map(|names| names.router)),
+        }
+    }
+
+    /// Modules that have no bias, by the last part of their names.
+    fn without_bias(&self, router: Option<&'static str>) -> Vec<&'static str> {
+        const FEED_FORWARD: [&str; 10] = [
+            "gate_proj",
+            "up_proj",
+            "gate_up_proj",
+            "down_proj",
+            "fc1",
+            "fc2",
+            "w1",
+            "w2",
+            "w3",
+            "shared_expert_gate",
+        ];
+
+        let AttentionConfig { qkv_bias, k_bias, o_bias, o_name, .. } = self.attention;
+        let mut modules: Vec<&'static str> = router.into_iter().chain([self.names.head]).collect();
+        for (has_bias, without) in [
+            (qkv_bias, &["q_proj", "v_proj", "qkv_proj"][..]),
+            (qkv_bias && k_bias, &["k_proj"]),
+            (o_bias, &[o_name]),
+            (self.mlp.bias, &FEED_FORWARD),
+        ] {
+            if !has_bias {
+                modules.extend(without);
+            }
+        }
+        for block in &self.blocks {
+            if let MixerConfig::Mamba(MambaConfig { bias: false, .. }) = block.mixer {
+                modules.extend(["in_proj", "x_proj", "out_proj"]);
+                break;
+            }
+        }
+        modules
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
+
+    use crate::{ConfigFile, configure};
+
+    #[track_caller]
+    fn check(config: serde_json::Value, spellings: &[(&str, &str)]) {
+        let names = configure(&ConfigFile::from_json(config)).unwrap().tensor_names();
+        for (stored, known) in spellings {
+            assert_eq!(names.known(stored), *known);
+            assert_eq!(names.known(known), *known);
+        }
+    }
+
+    #[test]
+    fn names_of_the_module_alone_are_those_in_the_model() {
+        let sizes = json!({
+            "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48,
+            "vocab_size": 97, "num_key_value_heads": 4,
+        });
+        let of = |model_type: &str| {
+            let mut config = sizes.clone();
+            config["model_type"] = model_type.into();
+            config
+        };
+        let decoder = [
+            ("embed_tokens.weight", "model.embed_tokens.weight"),
+            ("layers.1.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"),
+            ("norm.weight", "model.norm.weight"),
+            ("model.lm_head.weight", "lm_head.weight"),
+            ("score.weight", "score.weight"),
+        ];
+        check(of("llama"), &decoder);
+        check(of("gemma2"), &decoder);
+        check(of("jamba"), &[("final_layernorm.weight", "model.final_layernorm.weight")]);
+        check(
+            of("mamba"),
+            &[
+                ("embeddings.weight", "backbone.embeddings.weight"),
+                ("layers.0.mixer.D", "backbone.layers.0.mixer.D"),
+                ("norm_f.weight", "backbone.norm_f.weight"),
+            ],
+        );
+        check(
+            of("mixtral"),
+            &[
+                ("layers.0.mlp.gate.weight", "model.layers.0.block_sparse_moe.gate.weight"),
+                ("model.layers.0.mlp.experts.down_proj", "model.layers.0.block_sparse_moe.experts.down_proj"),
+            ],
+        );
+        check(
+            json!({ "model_type": "whisper" }),
+            &[
+                ("decoder.layers.0.fc1.bias", "model.decoder.layers.0.fc1.bias"),
+                ("encoder.conv1.weight", "model.encoder.conv1.weight"),
+                ("model.proj_out.weight", "proj_out.weight"),
+            ],
+        );
+    }
+}

@@ -1,0 +1,351 @@
+//! Folders as other hands leave them: other names of tensors, another head, and tensors that the config has no place for.
+
+use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
+
+use kiln::{Mixture, Model, device::Opened};
+use safetensors::Dtype;
+use serde_json::json;
+
+use crate::{
+    checkpoints::{Tensors, copy_of, edit_config, edit_tensors, load, logits, refused},
+    support::{ARCHITECTURES, assert_close, fixtures, float32},
+};
+
+fn cpu() -> &'static Opened {
+    &kiln_testkit::devices::opened()[0].1
+}
+
+/// What a folder gives, and what a GGUF file that is made of it gives.
+fn both(folder: &Path) -> [Vec<f32>; 2] {
+    let output = tempfile::tempdir().unwrap();
+    let path = output.path().join("model.gguf");
+    kiln::quantize(folder, &path, Mixture::F32, |_| ControlFlow::Continue(())).unwrap();
+    let file = float32(Model::builder(&path), cpu()).load().unwrap();
+    [logits(&load(folder).unwrap()), logits(&file)]
+}
+
+#[track_caller]
+fn same(folder: &Path, want: &[f32]) {
+    for got in both(folder) {
+        assert_close(&got, want, "another spelling");
+    }
+}
+
+/// The sentence that both loading and packing end with.
+#[track_caller]
+fn refused_by_both(folder: &Path) -> String {
+    let output = tempfile::tempdir().unwrap();
+    let path = output.path().join("model.gguf");
+    let packed = kiln::quantize(folder, &path, Mixture::F32, |_| ControlFlow::Continue(()));
+    assert_eq!(packed.unwrap_err().to_string(), refused(folder));
+    refused(folder)
+}
+
+fn rename(tensors: &mut Tensors, known: impl Fn(&str) -> String) {
+    *tensors = std::mem::take(tensors).into_iter().map(|(name, tensor)| (known(&name), tensor)).collect();
+}
+
+fn zeros(shape: &[usize]) -> (Dtype, Vec<usize>, Vec<u8>) {
+    (Dtype::F32, shape.to_vec(), vec![0; 4 * shape.iter().product::<usize>()])
+}
+
+fn doubles(bytes: &[u8]) -> Vec<u8> {
+    let wide = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes)).to_le_bytes();
+    bytes.as_chunks().0.iter().flat_map(wide).collect()
+}
+
+#[test]
+fn the_module_of_a_model_may_be_left_out_of_names() {
+    for name in ARCHITECTURES {
+        let folder = copy_of(name);
+        let want = logits(&load(folder.path()).unwrap());
+        edit_tensors(folder.path(), |tensors| {
+            rename(tensors, |name| {
+                let stripped = name.strip_prefix("model.").or_else(|| name.strip_prefix("backbone."));
+                stripped.unwrap_or(name).to_owned()
+            });
+        });
+        assert_eq!(logits(&load(folder.path()).unwrap()), want, "{name}");
+    }
+    // A file of both names is nobody's.
+    let folder = copy_of("llama");
+    edit_tensors(folder.path(), |tensors| {
+        let norm = tensors["model.norm.weight"].clone();
+        tensors.insert("norm.weight".to_owned(), norm);
+    });
+    let error = refused_by_both(folder.path());
+    assert!(error.contains("`model.norm.weight` is there twice"), "{error}");
+}
+
+#[test]
+fn whisper_may_lack_the_module_and_have_only_its_head() {
+    let from = fixtures("5.23.0").join("models/whisper");
+    let copy = |edit: &dyn Fn(&mut Tensors)| {
+        let folder = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(&from).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+        edit_tensors(folder.path(), edit);
+        folder
+    };
+    let embedding = "model.decoder.embed_tokens.weight";
+    for edit in [
+        (&|tensors: &mut Tensors| rename(tensors, |name| name.replacen("model.", "", 1)))
+            as &dyn Fn(&mut Tensors),
+        &|tensors| rename(tensors, |name| name.replace(embedding, "proj_out.weight")),
+        &|tensors| {
+            let head = tensors[embedding].clone();
+            tensors.insert("proj_out.weight".to_owned(), head);
+        },
+    ] {
+        let model = load(copy(edit).path()).unwrap();
+        assert!(model.causal().ties_embeddings());
+        assert_eq!(model.parameters(), load(&from).unwrap().parameters());
+    }
+    let other = copy(&|tensors| {
+        let (kind, shape, data) = tensors[embedding].clone();
+        tensors.insert("proj_out.weight".to_owned(), (kind, shape, vec![0; data.len()]));
+    });
+    assert!(!load(other.path()).unwrap().causal().ties_embeddings());
+}
+
+#[test]
+fn experts_may_be_stacked_and_named_as_new_versions_write_them() {
+    for (name, module, parts) in [
+        ("mixtral", "block_sparse_moe", ["w1", "w3", "w2"]),
+        ("qwen2_moe", "mlp", ["gate_proj", "up_proj", "down_proj"]),
+        ("jamba", "feed_forward", ["gate_proj", "up_proj", "down_proj"]),
+    ] {
+        let folder = copy_of(name);
+        let want = logits(&load(folder.path()).unwrap());
+        edit_tensors(folder.path(), |tensors| {
+            let mut stacks = BTreeMap::<String, BTreeMap<usize, [Vec<u8>; 3]>>::new();
+            let mut shapes = BTreeMap::new();
+            tensors.retain(|name, (_, shape, data)| {
+                let Some((module, expert)) = name.split_once(".experts.") else { return true };
+                let (expert, part) = expert.split_once('.').unwrap();
+                let part = parts.iter().position(|known| part == format!("{known}.weight")).unwrap();
+                let stack = stacks.entry(module.to_owned()).or_default();
+                stack.entry(expert.parse().unwrap()).or_default()[part] = std::mem::take(data);
+                shapes.insert(part, shape.clone());
+                false
+            });
+            for (module, experts) in stacks {
+                let gate_up = experts.values().flat_map(|[gate, up, _]| [&gate[..], up].concat()).collect();
+                let down = experts.values().flat_map(|[.., down]| down.clone()).collect();
+                let (into, out) = (&shapes[&0], &shapes[&2]);
+                tensors.insert(
+                    format!("{module}.experts.gate_up_proj"),
+                    (Dtype::F32, vec![experts.len(), 2 * into[0], into[1]], gate_up),
+                );
+                tensors.insert(
+                    format!("{module}.experts.down_proj"),
+                    (Dtype::F32, vec![experts.len(), out[0], out[1]], down),
+                );
+            }
+            if name == "mixtral" {
+                rename(tensors, |name| name.replace(module, "mlp"));
+            }
+        });
+        assert_eq!(logits(&load(folder.path()).unwrap()), want, "{name}");
+    }
+}
+
+#[test]
+fn a_head_that_is_stored_counts_where_it_differs() {
+    const EMBEDDING: &str = "model.embed_tokens.weight";
+    let folder = |edit: &dyn Fn(&mut Tensors)| {
+        let folder = copy_of("llama");
+        edit_config(folder.path(), |config| config["tie_word_embeddings"] = json!(true));
+        edit_tensors(folder.path(), edit);
+        folder
+    };
+    let tied = logits(&load(folder(&|tensors| _ = tensors.remove("lm_head.weight")).path()).unwrap());
+    let untied = logits(&load(copy_of("llama").path()).unwrap());
+    assert_ne!(tied, untied);
+    // The recorded model has a head of its own.
+    same(folder(&|_| {}).path(), &untied);
+    // One of the same numbers, in whatever type.
+    for wide in [false, true] {
+        let equal = folder(&|tensors| {
+            let (_, shape, data) = tensors[EMBEDDING].clone();
+            let head = if wide { (Dtype::F64, shape, doubles(&data)) } else { (Dtype::F32, shape, data) };
+            tensors.insert("lm_head.weight".to_owned(), head);
+        });
+        same(equal.path(), &tied);
+        assert!(load(equal.path()).unwrap().causal().ties_embeddings());
+    }
+    // The head alone.
+    let only = folder(&|tensors| {
+        let embedding = tensors.remove(EMBEDDING).unwrap();
+        tensors.insert("lm_head.weight".to_owned(), embedding);
+    });
+    same(only.path(), &tied);
+    // The last number differs.
+    let near = folder(&|tensors| {
+        let (kind, shape, mut data) = tensors[EMBEDDING].clone();
+        let last = data.len() - 4;
+        data[last..].copy_from_slice(&9.0_f32.to_le_bytes());
+        tensors.insert("lm_head.weight".to_owned(), (kind, shape, data));
+    });
+    assert!(!load(near.path()).unwrap().causal().ties_embeddings());
+    let narrow = folder(&|tensors| _ = tensors.insert("lm_head.weight".to_owned(), zeros(&[96, 32])));
+    assert!(refused(narrow.path()).contains("`lm_head.weight` has shape [96, 32]"));
+}
+
+#[test]
+fn tensors_that_cannot_change_a_text_are_passed_over() {
+    let folder = copy_of("llama");
+    let want = logits(&load(folder.path()).unwrap());
+    let parameters = load(folder.path()).unwrap().parameters();
+    edit_tensors(folder.path(), |tensors| {
+        for layer in 0..3 {
+            for (module, rows) in [("self_attn.q_proj", 32), ("self_attn.o_proj", 32), ("mlp.down_proj", 32)]
+            {
+                tensors.insert(format!("model.layers.{layer}.{module}.bias"), zeros(&[rows]));
+            }
+            tensors.insert(format!("model.layers.{layer}.self_attn.k_scale"), zeros(&[1]));
+            tensors.insert(format!("model.layers.{layer}.self_attn.v_proj.output_scale"), zeros(&[1]));
+            tensors.insert(format!("model.layers.{layer}.self_attn.rotary_emb.inv_freq"), zeros(&[4]));
+        }
+        let half = (Dtype::F16, vec![97], vec![0; 2 * 97]);
+        tensors.insert("lm_head.bias".to_owned(), half);
+        for name in
+            ["score.weight", "v_head.summary.weight", "model.layers.3.mlp.up_proj.weight", "mtp.norm.weight"]
+        {
+            tensors.insert(name.to_owned(), zeros(&[2, 3]));
+        }
+    });
+    same(folder.path(), &want);
+    assert_eq!(load(folder.path()).unwrap().parameters(), parameters);
+    assert_eq!(kiln::Inspection::of(folder.path()).unwrap().parameters, parameters);
+
+    // Biases of zeros stay where the model has a place for them.
+    let folder = copy_of("qwen2");
+    edit_tensors(folder.path(), |tensors| {
+        for (name, (_, _, data)) in tensors.iter_mut().filter(|(name, _)| name.ends_with(".bias")) {
+            assert!(name.contains("self_attn"));
+            data.fill(0);
+        }
+    });
+    let want = logits(&load(folder.path()).unwrap());
+    same(folder.path(), &want);
+}
+
+#[test]
+fn tensors_that_may_change_a_text_are_refused() {
+    let with = |name: &str, value: f32| {
+        let folder = copy_of("llama");
+        edit_tensors(folder.path(), |tensors| {
+            let (kind, shape, mut data) = zeros(&[32]);
+            data[120..124].copy_from_slice(&value.to_le_bytes());
+            tensors.insert(name.to_owned(), (kind, shape, data));
+        });
+        folder
+    };
+    for name in ["model.layers.1.self_attn.o_proj.bias", "layers.2.mlp.down_proj.bias", "lm_head.bias"] {
+        assert!(load(with(name, 0.0).path()).is_ok(), "{name}");
+        let error = refused_by_both(with(name, 0.5).path());
+        assert!(error.contains("is a bias that config.json has no place for"), "{error}");
+    }
+    for name in ["model.layers.0.self_attn.q_norm.weight", "model.embed_norm.weight", "final_logits_bias"] {
+        let error = refused(with(name, 0.0).path());
+        assert!(error.contains("has no place for") && error.contains(name), "{error}");
+    }
+    let adapter = "model.layers.0.self_attn.q_proj.lora_A.weight";
+    assert!(refused(with(adapter, 0.0).path()).contains(adapter));
+}
+
+#[test]
+fn double_precision_files_load() {
+    for name in ["llama", "mamba", "qwen2_moe"] {
+        let folder = copy_of(name);
+        let want = logits(&load(folder.path()).unwrap());
+        edit_tensors(folder.path(), |tensors| {
+            for (kind, _, data) in tensors.values_mut() {
+                (*kind, *data) = (Dtype::F64, doubles(data));
+            }
+        });
+        assert_eq!(logits(&load(folder.path()).unwrap()), want, "{name}");
+        if name == "llama" {
+            same(folder.path(), &want);
+            let packed = load_packed(folder.path());
+            assert!(packed.iter().all(|logit| logit.is_finite()));
+            edit_tensors(folder.path(), |tensors| {
+                let (_, _, data) = tensors.get_mut("model.norm.weight").unwrap();
+                data[..8].copy_from_slice(&1e300_f64.to_le_bytes());
+            });
+            let error = refused(folder.path());
+            assert!(error.contains("`model.norm.weight` holds 1e300, beyond float32"), "{error}");
+        }
+    }
+}
+
+/// Packed when it is loaded.
+fn load_packed(folder: &Path) -> Vec<f32> {
+    let builder = float32(Model::builder(folder), cpu()).quant(Mixture::Q8_0);
+    logits(&builder.load().unwrap())
+}
+
+#[test]
+fn a_whole_file_counts_and_not_the_index_beside_it() {
+    let folder = copy_of("llama");
+    let want = logits(&load(folder.path()).unwrap());
+    let index = folder.path().join("model.safetensors.index.json");
+    // Of the model that it was made from: its shard is old, or gone.
+    fs::write(&index, json!({ "weight_map": { "model.norm.weight": "old.safetensors" } }).to_string())
+        .unwrap();
+    same(folder.path(), &want);
+    let old = copy_of("llama");
+    edit_tensors(old.path(), |tensors| {
+        tensors.values_mut().for_each(|(_, _, data)| data.fill(0));
+    });
+    fs::copy(old.path().join("model.safetensors"), folder.path().join("old.safetensors")).unwrap();
+    same(folder.path(), &want);
+    fs::write(&index, "no JSON").unwrap();
+    same(folder.path(), &want);
+}
+
+#[test]
+fn rope_scaling_counts_beside_rope_parameters() {
+    let of = |parameters: serde_json::Value, scaling: serde_json::Value| {
+        let folder = copy_of("llama");
+        edit_config(folder.path(), |config| {
+            config["rope_parameters"] = parameters;
+            config["rope_scaling"] = scaling;
+        });
+        folder
+    };
+    let linear = json!({ "rope_type": "linear", "factor": 4.0 });
+    let plain = json!({ "rope_type": "default", "rope_theta": 500.0 });
+    let want = logits(&load(of(linear.clone(), json!(null)).path()).unwrap());
+    // What the other one says of the base does not count, either.
+    let folder = of(plain.clone(), linear.clone());
+    same(folder.path(), &want);
+    let model = load(folder.path()).unwrap();
+    let usual = load(copy_of("llama").path()).unwrap().sizes().positions;
+    assert_eq!(model.sizes().positions, 4 * usual);
+    let want = logits(&load(of(plain.clone(), json!(null)).path()).unwrap());
+    same(of(plain, json!({})).path(), &want);
+}
+
+#[test]
+fn yarn_reaches_as_far_as_its_factor_says() {
+    let positions = |positions: usize, yarn: serde_json::Value| {
+        let folder = copy_of("llama");
+        edit_config(folder.path(), |config| {
+            config["max_position_embeddings"] = json!(positions);
+            config["rope_parameters"] = json!(null);
+            config["rope_scaling"] = yarn;
+        });
+        load(folder.path()).unwrap().sizes().positions
+    };
+    let yarn = |trained: usize| json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": trained });
+    // As Qwen's models are told to be stretched, as DeepSeek's say it, and in between.
+    assert_eq!(positions(32, yarn(32)), 128);
+    assert_eq!(positions(128, yarn(32)), 128);
+    assert_eq!(positions(40, yarn(32)), 128);
+    assert_eq!(positions(512, yarn(32)), 512);
+    assert_eq!(positions(32, json!({ "type": "yarn", "factor": 4.0 })), 128);
+}
