@@ -368,9 +368,12 @@ fn templates_are_found_where_transformers_finds_them() {
     assert_eq!(names(&[]).0, "");
     let newer = r#"{"added_tokens_decoder": {}, "eos_token": "</s>"}"#;
     assert_eq!(names(&[("tokenizer_config.json", newer), map]).1, [token("eos_token", "</s>")].into());
+    let own = r#"{"think_token": "</s>", "extra_special_tokens": {"image": "<i>"}}"#;
+    let want = [token("image", "<i>"), token("think_token", "</s>")];
+    assert_eq!(names(&[("tokenizer_config.json", own)]).1, want.into());
 
     let broken = load(folder(&[("tokenizer_config.json", "{")]).path()).unwrap_err().to_string();
-    assert!(broken.contains("tokenizer_config.json: is no JSON"), "{broken}");
+    assert!(broken.contains("tokenizer_config.json: is not valid JSON"), "{broken}");
 }
 
 #[test]

@@ -38,5 +38,6 @@ mod settings;
 mod speech;
 mod structured;
 mod support;
+mod tokenizers;
 mod watermarks;
 mod whisper;

@@ -46,4 +46,4 @@ pub use settings::Settings;
 pub use stats::Stats;
 pub use stopping::{StopReason, StoppingCriterion};
 pub use text::{StopStrings, TextStream};
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, TokenizerConfig};
