@@ -2,7 +2,7 @@
 
 use std::{fs, ops::ControlFlow};
 
-use kiln::{Mixture, Model, tokenizer_of};
+use kiln::{Chat, ChatTemplate, GenerationConfig, Mixture, Model, StopReason, tokenizer_of};
 use serde_json::json;
 
 use crate::{chat::folder, support::float32};
@@ -77,4 +77,77 @@ fn a_tokenizer_that_gguf_cannot_say_is_refused() {
     fs::write(&path, tokenizer.to_string()).unwrap();
     let error = quantized(&folder).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("cannot say the decoder"), "{error}");
+}
+
+/// The demo model with one of its own tokens made special, and the greedy tokens up to it.
+fn ends_with_a_special_token(opened: &kiln::device::Opened) -> (tempfile::TempDir, Model, String, Vec<u32>) {
+    let demo = folder(&[]);
+    let tokenizer = tokenizer_of(demo.path()).unwrap().unwrap();
+    let model = float32(Model::builder(demo.path()), opened).load().unwrap();
+    let completion = &model.generate(PROMPT).config(greedy(30)).completions().unwrap()[0][0];
+    let text = |id: u32| tokenizer.decode(&[id], false).unwrap();
+    let is_first = |at: &usize| !completion.tokens[..*at].contains(&completion.tokens[*at]);
+    let is_word = |at: &usize| text(completion.tokens[*at]).chars().all(char::is_alphabetic);
+    let at = (3..completion.tokens.len()).filter(is_first).find(is_word).unwrap();
+    let (id, word) = (completion.tokens[at], text(completion.tokens[at]));
+    let config = json!({"added_tokens_decoder": {id.to_string(): {"content": word, "special": true}}});
+    let folder = folder(&[("tokenizer_config.json", &config.to_string())]);
+    let model = float32(Model::builder(folder.path()), opened).load().unwrap();
+    (folder, model, word, completion.tokens[..=at].to_vec())
+}
+
+const PROMPT: &str = "ROMEO:\n";
+
+fn greedy(n: usize) -> GenerationConfig {
+    GenerationConfig::new().max_new_tokens(n).do_sample(false)
+}
+
+#[test]
+fn a_special_token_is_a_stop_string_on_all_roads() {
+    for (device, opened) in kiln_testkit::devices::opened() {
+        let (_folder, model, word, tokens) = ends_with_a_special_token(opened);
+        let want = model.decode(&tokens).unwrap();
+        let config = |n| {
+            let mut config = greedy(n);
+            config.stop_strings = Some(vec![word.clone()]);
+            config
+        };
+        let unstopped = model.generate(PROMPT).config(greedy(30)).text().unwrap();
+        assert!(unstopped.len() > want.len() && !unstopped[..want.len()].contains(&word), "on {device}");
+        let mut stream = model.generate(PROMPT).config(config(30)).stream().unwrap();
+        let text: String = stream.by_ref().map(Result::unwrap).collect();
+        assert_eq!(
+            (text.as_str(), stream.stop_reason()),
+            (&*want, Some(StopReason::StopString)),
+            "on {device}"
+        );
+        let ids = model.encode(PROMPT).unwrap();
+        let rows = model.generate(vec![ids.clone(), ids]).config(config(30)).completions().unwrap();
+        for completion in rows.iter().flatten() {
+            assert_eq!(completion.tokens, tokens, "on {device}");
+            assert_eq!(completion.text.as_ref(), Some(&want), "on {device}");
+            assert_eq!(completion.stop_reason, Some(StopReason::StopString), "on {device}");
+        }
+        let beams = model.generate(PROMPT).config(config(30)).num_beams(2).completions().unwrap();
+        let best = &beams[0][0];
+        assert!(
+            best.stop_reason != Some(StopReason::StopString) || !best.text.as_ref().unwrap().contains(&word)
+        );
+    }
+}
+
+/// A turn that ends with a special token that ends no text for the model.
+#[test]
+fn an_answer_ends_at_a_special_token_of_its_template() {
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    let (_folder, model, word, tokens) = ends_with_a_special_token(opened);
+    for end in [word.clone(), format!("\n{word}")] {
+        let source = format!(
+            "{{% for m in messages %}}{{{{ m.content }}}}{{% if m.role == 'assistant' %}}{end}\n{{% endif %}}{{% endfor %}}"
+        );
+        let template = ChatTemplate::new(&source).unwrap();
+        let mut chat = Chat::new(&model, template, model.plan()).unwrap();
+        let said = chat.say(PROMPT).unwrap().config(greedy(30)).text().unwrap();
+        assert_eq!(said, model.decode(&tokens).unwrap());
+    }
 }

@@ -157,6 +157,24 @@ impl Tokenizer {
         step().map_err(undecodable)
     }
 
+    /// The text of `ids` with that of special tokens, which [`decode`](Self::decode) leaves out.
+    pub(crate) fn searched_text(&self, ids: &[TokenId]) -> Result<String> {
+        let (mut text, mut given) = (String::new(), 0);
+        let mut go_on = |plain: &str| {
+            let new = plain.get(given..).unwrap_or_default().to_owned();
+            given = plain.len();
+            new
+        };
+        for (at, id) in ids.iter().enumerate() {
+            if let Some(name) = self.special_text(*id) {
+                text.push_str(&go_on(&self.decode(ids.get(..at).unwrap_or_default(), true)?));
+                text.push_str(&name);
+            }
+        }
+        text.push_str(&go_on(&self.decode(ids, true)?));
+        Ok(text)
+    }
+
     /// Whether both have the same tokens, as far as a thousand of them show.
     pub fn has_vocabulary_of(&self, other: &Self) -> bool {
         let (own, other) = (&self.inner, &other.inner);
@@ -171,6 +189,11 @@ impl Tokenizer {
         ids.filter(|id| !self.is_special(*id))
             .filter_map(|id| self.inner.id_to_token(id))
             .any(|token| other.inner.token_to_id(&token).is_some_and(|id| !other.is_special(id)))
+    }
+
+    /// The token with this text; for special ones, their name.
+    pub fn id_of(&self, token: &str) -> Option<TokenId> {
+        self.inner.token_to_id(token)
     }
 
     /// Whether a token is no text, such as one that ends a text.

@@ -84,8 +84,8 @@ impl Model {
 pub struct Chat<'m> {
     model: &'m Model,
     template: ChatTemplate,
-    /// What the template writes behind an answer, where that is text: a model that was given a template that is not its
-    /// own writes it letter by letter.
+    /// What the template writes after an answer. It may be a special token that does not end texts for this model, or text, which a model
+    /// writes letter by letter that was given a template that is not its own.
     end: Option<String>,
     conversation: Conversation,
     sequence: Sequence,
@@ -156,14 +156,14 @@ impl<'m> Chat<'m> {
     }
 }
 
-/// The first line that `template` writes behind what an assistant says, if it has any but white space.
+/// The first line with more than white space that `template` writes after what an assistant says, if there is one.
 fn end_of_answers(template: &ChatTemplate, special_tokens: &BTreeMap<String, String>) -> Option<String> {
     const SAID: &str = "what an assistant says";
     let messages = vec![Message::new("user", "a question"), Message::new("assistant", SAID)];
     let conversation = Conversation { messages, ..Conversation::default() };
     let text = template.render(&conversation, special_tokens, &RenderOptions::default()).ok()?;
     let (_, behind) = text.rsplit_once(SAID)?;
-    behind.lines().next().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned)
+    behind.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
 /// An answer that becomes a part of its conversation. The question is taken back where nothing answers it.
