@@ -15,8 +15,10 @@ const UNKNOWN: u64 = 0x7FFF_0000;
 const ANY: [u8; 4] = [0xFF; 4];
 /// Chunks before the sound.
 const MOST_CHUNKS: usize = 1000;
+/// Tags before the sound.
+const MOST_TAGS: usize = 16;
 /// Bytes that a length may be wrong by: tags that are not counted.
-const SLACK: u64 = 64 << 10;
+const SLACK: u64 = 1024;
 
 /// A source whose lengths are right.
 pub(super) struct Corrected {
@@ -28,8 +30,9 @@ pub(super) struct Corrected {
 }
 
 impl Corrected {
-    /// A source of known length, at its beginning.
-    pub(super) fn new(mut source: Box<dyn MediaSource>, len: u64) -> io::Result<Self> {
+    /// `source` with right lengths, at its beginning.
+    pub(super) fn of(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn MediaSource>> {
+        let Some(len) = source.byte_len() else { return Ok(source) };
         let mut found = Found { patches: Vec::new(), len };
         let mut file = File { source: &mut *source, len };
         let tag = skip_id3v2(&mut file)?;
@@ -37,7 +40,7 @@ impl Corrected {
             [b'R', b'I', b'F', b'F'] | [b'R', b'F', b'6', b'4'] | [b'B', b'W', b'6', b'4'] => {
                 wave(&mut file, tag, &mut found)?;
             }
-            [b'f', b'L', b'a', b'C'] => found.len = before_tags(&mut file)?,
+            [b'f', b'L', b'a', b'C'] | [b'O', b'g', b'g', b'S'] => found.len = before_tags(&mut file)?,
             [0xFF, second, third, fourth] if second & 0xE0 == 0xE0 => {
                 found.len = before_tags(&mut file)?;
                 mp3(&mut file, tag, [second, third, fourth], &mut found)?;
@@ -45,7 +48,7 @@ impl Corrected {
             _ => {}
         }
         source.rewind()?;
-        Ok(Self { source, patches: found.patches, len: found.len, at: 0 })
+        Ok(Box::new(Self { source, patches: found.patches, len: found.len, at: 0 }))
     }
 }
 
@@ -124,7 +127,8 @@ impl File<'_> {
 /// Where the file begins after tags that are before it.
 fn skip_id3v2(file: &mut File<'_>) -> io::Result<u64> {
     let mut at = 0;
-    while let [b'I', b'D', b'3', _, _, flags, a, b, c, d] = file.bytes(at)? {
+    for _ in 0..MOST_TAGS {
+        let [b'I', b'D', b'3', _, _, flags, a, b, c, d] = file.bytes(at)? else { break };
         // Seven bits a byte.
         let size = [a, b, c, d].iter().fold(0, |size, byte| size << 7 | u64::from(byte & 0x7F));
         at += 10 + size + if flags & 0x10 != 0 { 10 } else { 0 };
