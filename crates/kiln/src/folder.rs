@@ -229,14 +229,16 @@ fn wrong(checkpoint: &Checkpoint, file: &str, why: String) -> Error {
     Error::File { path: checkpoint.path_of(file), why }
 }
 
-/// `generation_config.json`, completed by the ids that only `config.json` has.
+/// `generation_config.json`, completed by what only `config.json` has.
 pub(crate) fn generation_config(checkpoint: &Checkpoint) -> Result<GenerationConfig> {
     const FILE: &str = "generation_config.json";
     let read = |text: String| GenerationConfig::from_text(&checkpoint.path_of(FILE), &text);
-    let from_file = checkpoint.text(FILE)?.map(read).transpose()?.unwrap_or_default();
-    let ids = |key: &str| checkpoint.config.get(key).cloned().map(|value| (key.to_owned(), value));
-    let ids = ["eos_token_id", "pad_token_id", "bos_token_id"].into_iter().filter_map(ids).collect();
-    Ok(from_file.merged_over(&GenerationConfig::from_arguments(&ids)?))
+    let from_file = checkpoint.text(FILE)?.map(read).transpose()?;
+    // Models that are older than the file have these in their config, too.
+    let old: &[&str] = if from_file.is_none() { &["suppress_tokens", "begin_suppress_tokens"] } else { &[] };
+    let own = |key: &&str| checkpoint.config.get(key).cloned().map(|value| ((*key).to_owned(), value));
+    let own = ["eos_token_id", "pad_token_id", "bos_token_id"].iter().chain(old).filter_map(own).collect();
+    Ok(from_file.unwrap_or_default().merged_over(&GenerationConfig::from_arguments(&own)?))
 }
 
 /// What transformers' `cache_implementation` and `cache_config` ask for, as [`Plan::named`] reads it. Numbers are
