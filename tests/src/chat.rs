@@ -243,6 +243,33 @@ fn a_template_may_not_be_or_build_anything_too_deep() {
 }
 
 #[test]
+fn a_namespace_may_be_in_a_list() {
+    for (source, want) in [
+        ("{% set ns = namespace(x=1) %}{% set l = [ns, 2] %}{% set ns.x = 3 %}{{ l[0].x }}{{ l[1] }}", "32"),
+        (
+            "{% set a = namespace(x=1) %}{% set b = namespace(x=2) %}{% for n in [a, b] %}{% set n.x = n.x * 10 %}{% endfor %}{{ a.x }} {{ b.x }}",
+            "10 20",
+        ),
+        ("{% set ns = namespace(x=[1]) %}{% set d = {'n': ns} %}{{ d.n.x|length }}", "1"),
+        ("{% set ns = namespace(x=1) %}{{ [ns] }}", "[<Namespace {'x': 1}>]"),
+        ("{% set ns = namespace(x=1) %}{% set outer = namespace(a=ns) %}{{ outer.a.x }}", "1"),
+    ] {
+        assert_eq!(rendered(source, &hello()).unwrap(), want, "{source}");
+    }
+    for source in [
+        // A list that would hold itself, and lists that grow after they were counted.
+        "{% set ns = namespace(x=1) %}{% set l = [ns] %}{% set ns.x = l %}{{ l }}",
+        "{% set ns = namespace(x=1) %}{% set l = [ns] * 100000 %}{{ l|length }}",
+        "{% set ns = namespace(x=1) %}{% set l = [ns] * 200 %}{% set ns.x = range(5000)|list %}{{ l }}",
+        "{% set ns = namespace(x=range(5000)|list) %}{% set l = [ns] * 200 %}{{ l }}",
+        "{% set a = namespace(x=1) %}{% set b = namespace(x=a) %}{{ [b] }}",
+        "{{ [namespace(x=1)]|tojson }}",
+    ] {
+        refused(source);
+    }
+}
+
+#[test]
 fn a_template_sees_nothing_but_its_variables() {
     for source in [
         "{% include '/etc/passwd' %}",
@@ -368,9 +395,12 @@ fn templates_are_found_where_transformers_finds_them() {
     assert_eq!(names(&[]).0, "");
     let newer = r#"{"added_tokens_decoder": {}, "eos_token": "</s>"}"#;
     assert_eq!(names(&[("tokenizer_config.json", newer), map]).1, [token("eos_token", "</s>")].into());
+    let own = r#"{"think_token": "</s>", "extra_special_tokens": {"image": "<i>"}}"#;
+    let want = [token("image", "<i>"), token("think_token", "</s>")];
+    assert_eq!(names(&[("tokenizer_config.json", own)]).1, want.into());
 
     let broken = load(folder(&[("tokenizer_config.json", "{")]).path()).unwrap_err().to_string();
-    assert!(broken.contains("tokenizer_config.json: is no JSON"), "{broken}");
+    assert!(broken.contains("tokenizer_config.json: is not valid JSON"), "{broken}");
 }
 
 #[test]

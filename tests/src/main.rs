@@ -39,5 +39,6 @@ mod speech;
 mod spellings;
 mod structured;
 mod support;
+mod tokenizers;
 mod watermarks;
 mod whisper;

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde_json::Value;
+
 use kiln::{Audio, AudioReader, DtypeChoice, Model, Plan, Segment, Task, TokenId, Transcriber};
 
 /// The folder with `whisper-tiny.en` and `speech`; `None`, with a word about it, where nobody made it.
@@ -171,4 +173,85 @@ fn an_english_model_knows_one_language() {
     assert!(temperature.contains("not negative"), "{temperature}");
     let nan = transcriber().transcribe(vec![0.0, f32::NAN]).map(drop).unwrap_err().to_string();
     assert!(nan.contains("NaN"), "{nan}");
+}
+
+/// The recorded multilingual model, whose tokens have their names, with these files.
+fn small(config: &[(&str, Value)], generation: Option<Value>) -> (tempfile::TempDir, Model) {
+    let from = crate::support::fixtures("5.23.0-whisper").join("models/whisper_multilingual");
+    let folder = tempfile::tempdir().unwrap();
+    let read = |name: &str| std::fs::read_to_string(from.join(name)).unwrap();
+    let mut named = read("tokenizer.json");
+    for (id, name) in [
+        (51, "startoftranscript"),
+        (52, "en"),
+        (53, "de"),
+        (54, "translate"),
+        (55, "transcribe"),
+        (56, "startofprev"),
+        (58, "notimestamps"),
+    ] {
+        named = named.replace(&format!("<|{id}|>"), &format!("<|{name}|>"));
+    }
+    let mut json: Value = serde_json::from_str(&read("config.json")).unwrap();
+    for (name, value) in config {
+        json[name] = value.clone();
+    }
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("tokenizer.json", &named);
+    write("config.json", &json.to_string());
+    if let Some(generation) = generation {
+        write("generation_config.json", &generation.to_string());
+    }
+    std::fs::copy(from.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    let model = Model::builder(folder.path()).opened(opened.clone()).dtype(DtypeChoice::F32).load().unwrap();
+    (folder, model)
+}
+
+/// What an old folder does not say is in its tokenizer and its config.
+#[test]
+fn a_folder_without_settings_of_speech_is_completed() {
+    let path = crate::support::fixtures("5.23.0-whisper").join("models/whisper_multilingual");
+    let text = std::fs::read_to_string(path.join("generation_config.json")).unwrap();
+    let mut said: Value = serde_json::from_str(&text).unwrap();
+    let (suppress, begin) = (said["suppress_tokens"].clone(), said["begin_suppress_tokens"].clone());
+    said.as_object_mut()
+        .unwrap()
+        .retain(|name, _| !["max_length", "max_initial_timestamp_index"].contains(&&**name));
+    let hears = |(_folder, model): (tempfile::TempDir, Model)| {
+        let samples: Vec<f32> =
+            (0..48_000).map(|i| 0.4 * (i as f32 * 0.05).sin() * (i as f32 * 0.0007).cos()).collect();
+        ["en", "de"].map(|language| {
+            let transcriber = Transcriber::new(&model).unwrap().language(language).unwrap();
+            let transcriber = transcriber.task(Task::Translate).unwrap();
+            let transcriber = transcriber
+                .logprob_threshold(None)
+                .no_speech_threshold(None)
+                .compression_ratio_threshold(None);
+            tokens(&segments(&transcriber, samples.clone()))
+        })
+    };
+    let want = hears(small(&[], Some(said)));
+    assert!(want.iter().any(|tokens| !tokens.is_empty()), "{want:?}");
+    // English models force no language.
+    let forced = ("forced_decoder_ids", serde_json::json!([[1, 52], [2, 55], [3, 58]]));
+    let old =
+        [("suppress_tokens", suppress.clone()), ("begin_suppress_tokens", begin.clone()), forced.clone()];
+    assert_eq!(hears(small(&old, None)), want);
+    let older = serde_json::json!({
+        "_from_model_config": true, "suppress_tokens": suppress, "begin_suppress_tokens": begin, "eos_token_id": 50,
+    });
+    assert_eq!(hears(small(&[forced], Some(older))), want);
+    let (_folder, model) = small(&[("forced_decoder_ids", serde_json::json!([[1, 58]]))], None);
+    let error = Transcriber::new(&model).unwrap().language("de").unwrap_err().to_string();
+    assert!(error.contains("the model knows English alone"), "{error}");
+}
+
+#[test]
+fn there_are_not_many_temperatures() {
+    let (_folder, model) = small(&[("forced_decoder_ids", serde_json::json!([[1, 52]]))], None);
+    let transcriber = || Transcriber::new(&model).unwrap();
+    assert!(transcriber().temperatures(vec![0.5; 16]).is_ok());
+    let error = transcriber().temperatures(vec![0.5; 17]).unwrap_err().to_string();
+    assert!(error.contains("has 17 values") && error.contains("16 at most"), "{error}");
 }

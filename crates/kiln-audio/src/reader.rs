@@ -1,6 +1,7 @@
 //! Sound from files and streams.
 
 mod decoder;
+mod lengths;
 
 use std::{
     fmt,
@@ -13,15 +14,17 @@ use symphonia::core::io::MediaSource;
 
 use crate::{SAMPLE_RATE, resample::Resampler};
 use decoder::Decoder;
+use lengths::Corrected;
 
 /// Samples that a block has at least, unless it is the last one.
 const BLOCK: usize = 4096;
 
-/// Reads WAV, MP3, FLAC, Ogg Vorbis and M4A (AAC, ALAC) as blocks of 16 kHz mono samples, mostly from -1 to 1.
+/// Reads WAV (also RF64), MP3, FLAC, Ogg Vorbis and M4A (AAC, ALAC) as blocks of 16 kHz mono samples, mostly from -1 to 1.
 ///
 /// It iterates over blocks. Channels are averaged, and other sample rates are converted. The memory it needs does not grow with the
 /// file, and [`rewind`](Self::rewind) begins again. A file that is damaged or cut short gives what can be decoded of it, and
-/// [`damage`](Self::damage) says what is missing. A file without a single sample gives no blocks. After an error there are no
+/// [`damage`](Self::damage) says what is missing. Lengths that a recorder never wrote, or that were not known to what wrote a stream, are those of
+/// the bytes that are there. A file without a single sample gives no blocks. After an error there are no
 /// further blocks.
 ///
 /// The delay of the encoder is removed from MP3 and Vorbis. It stays in AAC: 20 to 50 ms of silence at the beginning.
@@ -128,7 +131,7 @@ impl AudioReader {
 
 fn begin(name: &Path, source: &Source) -> Result<Decoder> {
     let extension = name.extension().and_then(|extension| extension.to_str());
-    let opened = source().map_err(|e| format!("cannot be read: {e}"));
+    let opened = source().and_then(Corrected::of).map_err(|e| format!("cannot be read: {e}"));
     let decoder = opened.and_then(|source| Decoder::new(source, extension));
     decoder.map_err(|why| Error::File { path: name.to_owned(), why })
 }

@@ -44,11 +44,10 @@ fn return_freed_memory() {
 fn main() -> ExitCode {
     // Messages of the libraries below stay silent unless asked for: `KILN_LOG=kiln=debug`, or `trace`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG");
-    let filter = filter.unwrap_or_else(|_| "error,kiln=warn".into());
-    // It logs what is sent byte by byte, and the token of the hub is in it. What is set here is more specific than what is asked for.
-    let filter = match "ureq_proto::util=debug".parse() {
-        Ok(quiet) => filter.add_directive(quiet),
-        Err(_) => filter,
+    let filter = match (filter, "ureq_proto::util=debug".parse()) {
+        // It logs what is sent byte by byte, and the token of the hub is in it. What is set here is more specific than what is asked for.
+        (Ok(filter), Ok(quiet)) => filter.add_directive(quiet),
+        _ => "off,kiln=warn".into(),
     };
     let colours =
         io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

@@ -23,10 +23,12 @@
 //! Schemas and grammars may come from strangers: their size, the time to compile them and the work of each mask are
 //! bounded. What exceeds a bound is an error.
 
+mod dead_ends;
 mod limits;
 mod mask;
 mod masks;
 mod matcher;
+mod patterns;
 mod schema;
 mod sentence;
 mod token_table;
@@ -60,7 +62,7 @@ impl Grammar {
     /// `else`), `minContains`, `maxContains`, `not`, `propertyNames`, `unevaluatedItems`, `unevaluatedProperties`, `uniqueItems`,
     /// `$dynamicRef`. So are an `oneOf` whose alternatives may match the same text, a `$ref` to another file, a `format` other than
     /// `date`, `date-time`, `time`, `duration`, `email`, `hostname`, `ipv4`, `ipv6`, `uri` and `uuid`, and `minProperties` or
-    /// `maxProperties` beside properties that are not required.
+    /// `maxProperties` beside properties that are not required. A schema that leads to a place where nothing can follow is an error, too.
     ///
     /// # Errors
     /// [`Error::Setting`] for text that is not JSON, is too long or is nested too deeply.
@@ -126,11 +128,19 @@ impl Grammar {
         let (source, shared) = (self.0.clone(), table.clone());
         let compiled = limits::within_time(move || {
             let grammar = match &*source {
-                Source::JsonSchema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+                Source::JsonSchema(schema) => {
+                    let mut schema = schema.clone();
+                    patterns::resolve(&mut schema);
+                    TopLevelGrammar::from_json_schema(schema)
+                }
                 Source::Regex(text) => TopLevelGrammar::from_regex(text),
                 Source::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
             };
-            shared.factory().create_parser(grammar).map_err(|e| sentence::of(&format!("{e:#}")))
+            let parser =
+                shared.factory().create_parser(grammar).map_err(|e| sentence::of(&format!("{e:#}")))?;
+            // Those who write a grammar of their own may share the beginnings of its rules.
+            dead_ends::check(parser.parser.grammar(), matches!(*source, Source::JsonSchema(_)))?;
+            Ok(parser)
         });
         let wrong = |why| Error::Setting { name: self.name(), why };
         let parser = compiled.and_then(|parser| parser).map_err(wrong)?;

@@ -45,5 +45,5 @@ pub use sampler::Sampler;
 pub use settings::Settings;
 pub use stats::Stats;
 pub use stopping::{StopReason, StoppingCriterion};
-pub use text::{StopStrings, TextStream};
-pub use tokenizer::Tokenizer;
+pub use text::{StopStrings, StoppedText, TextStream};
+pub use tokenizer::{Tokenizer, TokenizerConfig};

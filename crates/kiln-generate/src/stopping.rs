@@ -47,14 +47,15 @@ impl StoppingCriterion {
         Self { ends: Arc::new(ends), reason: StopReason::Criterion }
     }
 
-    /// Ends a row whose text has one of these strings behind the prompt, also across tokens. (`StopStringCriteria`)
+    /// Ends a row whose text has one of these strings after the prompt, also across tokens. Special tokens have the text that they are
+    /// written with. (`StopStringCriteria`)
     pub fn stop_strings(tokenizer: Arc<Tokenizer>, strings: Vec<String>) -> Self {
         // Tokens that a string may reach back: nearly all have a byte at least. Those before change how the first is written.
         let longest = strings.iter().map(String::len).max().unwrap_or(0);
         let reach = 2 * longest + 8;
         let ends = move |row: &RowState<'_>| {
             let tail = &row.ids[row.ids.len() - row.generated.min(reach).min(row.ids.len())..];
-            let text = tokenizer.decode(tail, true).unwrap_or_default();
+            let text = tokenizer.searched_text(tail).unwrap_or_default();
             strings.iter().any(|string| text.contains(string))
         };
         Self { ends: Arc::new(ends), reason: StopReason::StopString }

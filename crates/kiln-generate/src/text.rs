@@ -1,6 +1,6 @@
 //! From tokens to text, a piece at a time.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use kiln_core::{Error, Result, model::TokenId};
 
@@ -83,6 +83,56 @@ impl<'a> TextStream<'a> {
     }
 }
 
+/// The text of a generation up to the first stop string.
+///
+/// Stop strings are looked for in the text that also has the special tokens, as Transformers looks for them (`StopStringCriteria`): a turn that
+/// ends with `<|im_end|>` ends there, though that token has no text.
+#[derive(Debug)]
+pub struct StoppedText<'a> {
+    stream: TextStream<'a>,
+    stops: StopStrings,
+}
+
+impl<'a> StoppedText<'a> {
+    /// # Errors
+    /// [`Error::Setting`] for an empty stop string.
+    pub fn new(stream: TextStream<'a>, stops: Vec<String>) -> Result<Self> {
+        Ok(Self { stream, stops: StopStrings::new(stops)? })
+    }
+
+    /// The text that is certain to stand before any stop string, now that `id` follows; empty after the first.
+    ///
+    /// # Errors
+    /// Those of [`TextStream::push`].
+    pub fn push(&mut self, id: TokenId) -> Result<String> {
+        if self.stops.found() {
+            return Ok(String::new());
+        }
+        let text = self.stream.push(id)?.unwrap_or_default();
+        let mut certain = self.stops.push(&text);
+        if let Some(name) = self.stream.tokenizer.special_text(id) {
+            certain.push_str(&self.stops.push_hidden(&name));
+        }
+        Ok(certain)
+    }
+
+    /// What was held back, now that nothing follows.
+    ///
+    /// # Errors
+    /// Those of [`TextStream::finish`].
+    pub fn finish(&mut self) -> Result<String> {
+        let tail = self.stream.finish()?.unwrap_or_default();
+        let mut rest = self.stops.push(&tail);
+        rest.push_str(&self.stops.finish());
+        Ok(rest)
+    }
+
+    /// Whether a stop string was met.
+    pub fn found(&self) -> bool {
+        self.stops.found()
+    }
+}
+
 /// Ends a text at the first stop string, wherever pieces begin and end.
 ///
 /// The first is the one that is complete first; the text ends before it. If several are complete at the same character,
@@ -92,6 +142,8 @@ pub struct StopStrings {
     stops: Vec<String>,
     /// Text that may be the beginning of a stop string.
     held: String,
+    /// Places of `held` that are searched and not given out.
+    hidden: Vec<Range<usize>>,
     found: bool,
 }
 
@@ -114,29 +166,49 @@ impl StopStrings {
         self.held.push_str(piece);
         let first =
             self.stops.iter().filter_map(|stop| self.held.find(stop).map(|at| (at + stop.len(), at))).min();
-        let certain = match first {
-            Some((_, start)) => {
-                self.found = true;
-                start
-            }
-            None => self.certain(),
-        };
-        let rest = self.held.split_off(certain);
-        let certain = std::mem::replace(&mut self.held, rest);
+        self.found = first.is_some();
+        let certain = first.map_or_else(|| self.certain(), |(_, start)| start);
+        let given = self.take(certain);
         if self.found {
-            self.held.clear();
+            (self.held, self.hidden) = Default::default();
         }
-        certain
+        given
+    }
+
+    /// Goes on with text that is searched like any other and never given out, such as that of a special token.
+    pub fn push_hidden(&mut self, piece: &str) -> String {
+        if !self.found {
+            let start = self.held.len();
+            self.hidden.push(start..start + piece.len());
+        }
+        self.push(piece)
     }
 
     /// What was held back, now that nothing follows.
     pub fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        self.take(self.held.len())
     }
 
     /// Whether a stop string was met.
     pub fn found(&self) -> bool {
         self.found
+    }
+
+    /// Takes the first `bytes` bytes of the held text, and gives what of them is not hidden.
+    fn take(&mut self, bytes: usize) -> String {
+        let rest = self.held.split_off(bytes);
+        let taken = std::mem::replace(&mut self.held, rest);
+        let (mut given, mut at) = (String::new(), 0);
+        for place in &self.hidden {
+            given.push_str(taken.get(at..place.start.min(bytes)).unwrap_or_default());
+            at = place.end.min(bytes);
+        }
+        given.push_str(taken.get(at..).unwrap_or_default());
+        self.hidden.retain(|place| place.end > bytes);
+        for place in &mut self.hidden {
+            *place = place.start.saturating_sub(bytes)..place.end - bytes;
+        }
+        given
     }
 
     /// Bytes of the held text before the first place where a stop string may begin.

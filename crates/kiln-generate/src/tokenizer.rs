@@ -11,8 +11,10 @@ use tokenizers::tokenizer::step_decode_stream;
 
 use kiln_core::{Error, Result, files, model::TokenId};
 
+mod beside;
 mod pieces;
 
+pub use beside::TokenizerConfig;
 pub(crate) use pieces::Piece;
 
 type Fields = Map<String, Value>;
@@ -72,15 +74,7 @@ impl Tokenizer {
     /// [`Error::File`] if it cannot be read, or [`load`](Self::load) refuses it.
     pub fn from_file(path: &Path) -> Result<Option<Self>> {
         let Some(file) = files::try_read(path, files::LONGEST_TEXT)? else { return Ok(None) };
-        Self::from_text(path, &file).map(Some)
-    }
-
-    /// The tokenizer of the text of a `tokenizer.json`, which came from `path`.
-    ///
-    /// # Errors
-    /// [`Error::File`] if [`load`](Self::load) refuses it.
-    pub fn from_text(path: &Path, text: &[u8]) -> Result<Self> {
-        Self::load(text).map_err(|why| Error::File { path: path.to_owned(), why })
+        Self::load(&file).map(Some).map_err(|why| Error::File { path: path.to_owned(), why })
     }
 
     /// The tokenizer of a `tokenizer.json`, without its padding, truncation and dropout, which are for training.
@@ -88,7 +82,14 @@ impl Tokenizer {
     /// # Errors
     /// One sentence that says which part of the file is wrong and why.
     pub fn load(file: &[u8]) -> Result<Self, String> {
-        let mut file: Value = serde_json::from_slice(file).map_err(|e| format!("it is not JSON: {e}"))?;
+        Self::from_json(serde_json::from_slice(file).map_err(|e| format!("it is not JSON: {e}"))?)
+    }
+
+    /// The tokenizer of the JSON of a `tokenizer.json`, as [`load`](Self::load) reads it.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load).
+    pub fn from_json(mut file: Value) -> Result<Self, String> {
         let root = file.as_object_mut().ok_or("it is not a JSON object")?;
         let [normalized, split, _, decoded] = check(root)?;
         root.insert("padding".into(), Value::Null);
@@ -97,6 +98,12 @@ impl Tokenizer {
         let longest = longest_token(root);
         let inner = contained(|| serde_json::from_value(file))?.map_err(|e| e.to_string())?;
         Ok(Self { inner, encoded: normalized * split, decoded, longest })
+    }
+
+    /// The tokenizer for which special tokens in a text are text as any other, if `splits`. (`split_special_tokens`)
+    pub fn split_special_tokens(mut self, splits: bool) -> Self {
+        self.inner.set_encode_special_tokens(splits);
+        self
     }
 
     /// Tokens that a text of `bytes` bytes has at least: far fewer than it will have, but known without looking at it.
@@ -150,6 +157,24 @@ impl Tokenizer {
         step().map_err(undecodable)
     }
 
+    /// The text of `ids` with that of special tokens, which [`decode`](Self::decode) leaves out.
+    pub(crate) fn searched_text(&self, ids: &[TokenId]) -> Result<String> {
+        let (mut text, mut given) = (String::new(), 0);
+        let mut go_on = |plain: &str| {
+            let new = plain.get(given..).unwrap_or_default().to_owned();
+            given = plain.len();
+            new
+        };
+        for (at, id) in ids.iter().enumerate() {
+            if let Some(name) = self.special_text(*id) {
+                text.push_str(&go_on(&self.decode(ids.get(..at).unwrap_or_default(), true)?));
+                text.push_str(&name);
+            }
+        }
+        text.push_str(&go_on(&self.decode(ids, true)?));
+        Ok(text)
+    }
+
     /// Whether both have the same tokens, as far as a thousand of them show.
     pub fn has_vocabulary_of(&self, other: &Self) -> bool {
         let (own, other) = (&self.inner, &other.inner);
@@ -164,6 +189,11 @@ impl Tokenizer {
         ids.filter(|id| !self.is_special(*id))
             .filter_map(|id| self.inner.id_to_token(id))
             .any(|token| other.inner.token_to_id(&token).is_some_and(|id| !other.is_special(id)))
+    }
+
+    /// The token with this text; for special ones, their name.
+    pub fn id_of(&self, token: &str) -> Option<TokenId> {
+        self.inner.token_to_id(token)
     }
 
     /// Whether a token is no text, such as one that ends a text.

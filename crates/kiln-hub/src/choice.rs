@@ -11,12 +11,13 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 
 /// What Kiln reads of a folder beside its weights. Chat templates in [`TEMPLATES`] come on top.
-const TEXTS: [&str; 7] = [
+const TEXTS: [&str; 8] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "preprocessor_config.json",
 ];

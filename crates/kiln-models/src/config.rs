@@ -225,7 +225,8 @@ impl ConfigFile {
         }
     }
 
-    pub(crate) fn json(&self) -> &Value {
+    /// All that the file says.
+    pub fn json(&self) -> &Value {
         &self.json
     }
 

@@ -1,6 +1,6 @@
 //! Talking with a model: its chat templates, and a conversation that is fed turn by turn.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs};
 
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, files, model::TokenId, model_cache::ModelCache};
@@ -10,13 +10,10 @@ use serde_json::Value;
 
 use crate::{
     Model,
+    folder::{json, tokenizer_config},
     request::{Prompt, Request},
     sequence::Sequence,
 };
-
-/// The tokens that a template may name, as `tokenizer_config.json` calls them.
-const SPECIAL_TOKENS: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The templates and special tokens of a model, from where transformers takes them: `chat_template.jinja` and
 /// `additional_chat_templates/NAME.jinja`, or else `chat_template` in `tokenizer_config.json`, one or several.
@@ -38,12 +35,7 @@ pub(crate) fn chat_templates(checkpoint: &Checkpoint) -> Result<ChatTemplates> {
     if by_name.is_empty() {
         by_name = templates_of(config.get("chat_template"));
     }
-    let mut special_tokens = special_tokens_of(&config);
-    // Tokenizers that list no added tokens in their config are older than it, and keep these apart.
-    if config.get("added_tokens_decoder").is_none() {
-        special_tokens.extend(special_tokens_of(&json(checkpoint, "special_tokens_map.json")?));
-    }
-    Ok(ChatTemplates { by_name, special_tokens })
+    Ok(ChatTemplates { by_name, special_tokens: tokenizer_config(checkpoint)?.names() })
 }
 
 /// One template, or a list of `{"name": .., "template": ..}`, or an object of them.
@@ -57,25 +49,6 @@ fn templates_of(value: Option<&Value>) -> BTreeMap<String, String> {
         Some(Value::Object(map)) => map.iter().filter_map(|(name, source)| owned(name, source)).collect(),
         _ => BTreeMap::new(),
     }
-}
-
-fn special_tokens_of(config: &Value) -> BTreeMap<String, String> {
-    let token = |name: &&str| {
-        let token = config.get(name)?;
-        let text = token.as_str().or_else(|| token.get("content")?.as_str())?;
-        Some(((*name).to_owned(), text.to_owned()))
-    };
-    SPECIAL_TOKENS.iter().filter_map(token).collect()
-}
-
-/// The JSON of a file; null where there is no such file.
-fn json(checkpoint: &Checkpoint, file: &str) -> Result<Value> {
-    let wrong = |e| wrong(&checkpoint.path_of(file), format!("is no JSON: {e}"));
-    checkpoint.text(file)?.map_or(Ok(Value::Null), |text| serde_json::from_str(&text).map_err(wrong))
-}
-
-fn wrong(path: &Path, why: String) -> Error {
-    Error::File { path: path.to_owned(), why }
 }
 
 impl Model {
@@ -111,8 +84,8 @@ impl Model {
 pub struct Chat<'m> {
     model: &'m Model,
     template: ChatTemplate,
-    /// What the template writes behind an answer, where that is text: a model that was given a template that is not its
-    /// own writes it letter by letter.
+    /// What the template writes after an answer. It may be a special token that does not end texts for this model, or text, which a model
+    /// writes letter by letter that was given a template that is not its own.
     end: Option<String>,
     conversation: Conversation,
     sequence: Sequence,
@@ -183,14 +156,14 @@ impl<'m> Chat<'m> {
     }
 }
 
-/// The first line that `template` writes behind what an assistant says, if it has any but white space.
+/// The first line with more than white space that `template` writes after what an assistant says, if there is one.
 fn end_of_answers(template: &ChatTemplate, special_tokens: &BTreeMap<String, String>) -> Option<String> {
     const SAID: &str = "what an assistant says";
     let messages = vec![Message::new("user", "a question"), Message::new("assistant", SAID)];
     let conversation = Conversation { messages, ..Conversation::default() };
     let text = template.render(&conversation, special_tokens, &RenderOptions::default()).ok()?;
     let (_, behind) = text.rsplit_once(SAID)?;
-    behind.lines().next().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned)
+    behind.lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
 }
 
 /// An answer that becomes a part of its conversation. The question is taken back where nothing answers it.

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, path::Path};
 
 use kiln_cache::{Plan, STRATEGIES};
-use kiln_core::{Result, error::plain, need::LayerNeed};
-use kiln_generate::{GenerationConfig, Tokenizer};
+use kiln_core::{Error, Result, error::plain, need::LayerNeed};
+use kiln_generate::{GenerationConfig, Tokenizer, TokenizerConfig};
 use kiln_models::{Sizes, checkpoint::Checkpoint, configure};
 use serde_json::{Map, Value};
 
@@ -188,21 +188,57 @@ pub fn generation_config_of(model: impl AsRef<Path>) -> Result<GenerationConfig>
     generation_config(&Checkpoint::open(model.as_ref())?)
 }
 
-/// `tokenizer.json`, if there is one.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+
+/// The tokenizer of a checkpoint, if it has one.
 pub(crate) fn tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
-    const FILE: &str = "tokenizer.json";
-    let read = |text: String| Tokenizer::from_text(&checkpoint.path_of(FILE), text.as_bytes());
-    checkpoint.text(FILE)?.map(read).transpose()
+    let config = tokenizer_config(checkpoint)?;
+    let Some(json) = tokenizer_json(checkpoint, &config)? else { return Ok(None) };
+    let tokenizer = Tokenizer::from_json(json).map_err(|why| wrong(checkpoint, TOKENIZER, why))?;
+    Ok(Some(tokenizer.split_special_tokens(config.splits_special_tokens())))
 }
 
-/// `generation_config.json`, completed by the ids that only `config.json` has.
+/// `tokenizer.json`, if there is one, with the tokens of `config`, which a folder has beside it.
+pub(crate) fn tokenizer_json(checkpoint: &Checkpoint, config: &TokenizerConfig) -> Result<Option<Value>> {
+    let mut tokenizer = match json(checkpoint, TOKENIZER)? {
+        Value::Null => return Ok(None),
+        tokenizer => tokenizer,
+    };
+    // A GGUF file has all tokens in one list.
+    if !checkpoint.is_gguf() {
+        config.complete(&mut tokenizer);
+    }
+    Ok(Some(tokenizer))
+}
+
+/// What a checkpoint says of its tokenizer beside `tokenizer.json`.
+pub(crate) fn tokenizer_config(checkpoint: &Checkpoint) -> Result<TokenizerConfig> {
+    let json = |file: &str| json(checkpoint, file);
+    let (config, special) = (json("tokenizer_config.json")?, json("special_tokens_map.json")?);
+    TokenizerConfig::new(&config, &special, &json("added_tokens.json")?)
+        .map_err(|(file, why)| wrong(checkpoint, file, why))
+}
+
+/// The JSON of a file; null where there is no such file.
+pub(crate) fn json(checkpoint: &Checkpoint, file: &str) -> Result<Value> {
+    let wrong = |e| wrong(checkpoint, file, format!("is not valid JSON: {e}"));
+    checkpoint.text(file)?.map_or(Ok(Value::Null), |text| serde_json::from_str(&text).map_err(wrong))
+}
+
+fn wrong(checkpoint: &Checkpoint, file: &str, why: String) -> Error {
+    Error::File { path: checkpoint.path_of(file), why }
+}
+
+/// `generation_config.json`, completed by what only `config.json` has.
 pub(crate) fn generation_config(checkpoint: &Checkpoint) -> Result<GenerationConfig> {
     const FILE: &str = "generation_config.json";
     let read = |text: String| GenerationConfig::from_text(&checkpoint.path_of(FILE), &text);
-    let from_file = checkpoint.text(FILE)?.map(read).transpose()?.unwrap_or_default();
-    let ids = |key: &str| checkpoint.config.get(key).cloned().map(|value| (key.to_owned(), value));
-    let ids = ["eos_token_id", "pad_token_id", "bos_token_id"].into_iter().filter_map(ids).collect();
-    Ok(from_file.merged_over(&GenerationConfig::from_arguments(&ids)?))
+    let from_file = checkpoint.text(FILE)?.map(read).transpose()?;
+    // Models that are older than the file have these in their config, too.
+    let old: &[&str] = if from_file.is_none() { &["suppress_tokens", "begin_suppress_tokens"] } else { &[] };
+    let own = |key: &&str| checkpoint.config.get(key).cloned().map(|value| ((*key).to_owned(), value));
+    let own = ["eos_token_id", "pad_token_id", "bos_token_id"].iter().chain(old).filter_map(own).collect();
+    Ok(from_file.unwrap_or_default().merged_over(&GenerationConfig::from_arguments(&own)?))
 }
 
 /// What transformers' `cache_implementation` and `cache_config` ask for, as [`Plan::named`] reads it. Numbers are

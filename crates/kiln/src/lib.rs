@@ -79,8 +79,8 @@ pub use kiln_generate::{
     ContrastiveSettings, Conversation, DolaLayers, DraftModel, EarlyStopping, ForceWord, Generation,
     GenerationConfig, Grammar, Message, OomPolicy, Options as GenerationOptions, Processor, Processors,
     PromptLookup, RenderOptions, RowState, Schedule, Settings, Stats, Step, StopReason, StopStrings,
-    StoppingCriterion, TextStream, Tokenizer, UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
-    watermark,
+    StoppedText, StoppingCriterion, TextStream, Tokenizer, TokenizerConfig, UNTIL_IT_ENDS,
+    chat_template::Data, prefill, processors, watermark,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::{

@@ -1,5 +1,7 @@
 //! One GGUF file of a model, with packed weights.
 
+mod tokenizer;
+
 use std::{ops::ControlFlow, path::Path};
 
 use kiln_core::Result;
@@ -8,10 +10,12 @@ use kiln_models::{
     checkpoint::{self, Checkpoint, Quantized},
 };
 
+use kiln_weights::gguf::Metadata;
+
 use crate::Progress;
 
 /// Writes the model in a Hugging Face folder, or in another GGUF file, to the GGUF file `output`, which Kiln and llama.cpp
-/// load. No device is used, and memory for a small part of a tensor is enough.
+/// load. Its tokenizer cuts texts as that of the folder does, or the model is refused. No device is used, and memory for a small part of a tensor is enough.
 ///
 /// `on_progress` may break off: then nothing is left, and the result is `None`. A file that is there is replaced once the new
 /// one is complete.
@@ -38,8 +42,9 @@ pub fn quantize(
     mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Option<Quantized>> {
     let checkpoint = Checkpoint::open(model.as_ref())?;
+    let described = if checkpoint.is_gguf() { Metadata::new() } else { tokenizer::metadata(&checkpoint)? };
     let (mut read, total) = (0, checkpoint.bytes());
-    checkpoint::quantize(&checkpoint, output.as_ref(), mixture, &mut |bytes| {
+    checkpoint::quantize(&checkpoint, output.as_ref(), mixture, &described, &mut |bytes| {
         read += bytes;
         on_progress(Progress { read, total })
     })

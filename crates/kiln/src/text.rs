@@ -4,7 +4,7 @@ use std::iter::FusedIterator;
 
 use futures_util::stream::{self, Stream};
 use kiln_core::{Result, model::TokenId, model_cache::ModelCache, read_back};
-use kiln_generate::{Completion, Stats, StopReason, StopStrings, TextStream, Tokenizer};
+use kiln_generate::{Completion, Stats, StopReason, StoppedText, TextStream, Tokenizer};
 
 use crate::{
     chat::Answer,
@@ -17,8 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub struct GeneratedText<'a> {
     steps: Steps<'a>,
-    stream: TextStream<'a>,
-    stops: StopStrings,
+    text: StoppedText<'a>,
     ended: Option<StopReason>,
     /// Of a beam search: tokens that were taken from what its beams agree on.
     agreed: usize,
@@ -28,8 +27,8 @@ pub struct GeneratedText<'a> {
 
 impl<'a> GeneratedText<'a> {
     pub(crate) fn new(steps: Steps<'a>, stream: TextStream<'a>, answer: Option<Answer<'a>>) -> Result<Self> {
-        let stops = StopStrings::new(steps.settings().stop_strings.clone())?;
-        Ok(Self { steps, stream, stops, ended: None, agreed: 0, answer })
+        let text = StoppedText::new(stream, steps.settings().stop_strings.clone())?;
+        Ok(Self { steps, text, ended: None, agreed: 0, answer })
     }
 
     /// The next piece; `None` after the last, and after an error.
@@ -123,7 +122,7 @@ impl<'a> GeneratedText<'a> {
                 }
             };
             if let Some(StopReason::EndOfText) = reason
-                && !self.stops.found()
+                && !self.text.found()
             {
                 return match self.end(StopReason::EndOfText) {
                     Some(Ok(rest)) => Some(Ok(piece + &rest)),
@@ -131,7 +130,7 @@ impl<'a> GeneratedText<'a> {
                     end => end,
                 };
             }
-            if self.stops.found() {
+            if self.text.found() {
                 self.ended = Some(StopReason::StopString);
             }
             if !piece.is_empty() {
@@ -143,15 +142,7 @@ impl<'a> GeneratedText<'a> {
 
     /// The text of tokens, as far as it is known not to end in the middle of a character or a stop string.
     fn push(&mut self, tokens: &[TokenId]) -> Result<String> {
-        let mut piece = String::new();
-        for &token in tokens {
-            if self.stops.found() {
-                break;
-            }
-            let text = self.stream.push(token)?;
-            piece.push_str(&self.stops.push(&text.unwrap_or_default()));
-        }
-        Ok(piece)
+        tokens.iter().map(|&token| self.text.push(token)).collect()
     }
 
     /// Tokens that all beams have come to agree on; at the end all that is left of the best, and why it ended.
@@ -167,13 +158,11 @@ impl<'a> GeneratedText<'a> {
 
     fn end(&mut self, reason: StopReason) -> Option<Result<String>> {
         self.ended = Some(reason);
-        let tail = match self.stream.finish() {
-            Ok(tail) => tail.unwrap_or_default(),
+        let rest = match self.text.finish() {
+            Ok(rest) => rest,
             Err(error) => return Some(Err(error)),
         };
-        let mut rest = self.stops.push(&tail);
-        rest.push_str(&self.stops.finish());
-        if self.stops.found() {
+        if self.text.found() {
             self.ended = Some(StopReason::StopString);
         }
         (!rest.is_empty()).then_some(Ok(rest))
@@ -187,19 +176,14 @@ pub(crate) fn of_completion(
     completion: &Completion,
     stop_strings: &[String],
 ) -> Result<String> {
-    let mut stream = TextStream::after(tokenizer, prompt)?;
-    let mut stops = StopStrings::new(stop_strings.to_vec())?;
+    let mut text = StoppedText::new(TextStream::after(tokenizer, prompt)?, stop_strings.to_vec())?;
     let tokens = match (completion.stop_reason, completion.tokens.split_last()) {
         (Some(StopReason::EndOfText), Some((_, tokens))) => tokens,
         _ => &completion.tokens,
     };
-    let mut text = String::new();
-    for &token in tokens {
-        text.push_str(&stops.push(&stream.push(token)?.unwrap_or_default()));
-    }
-    text.push_str(&stops.push(&stream.finish()?.unwrap_or_default()));
-    text.push_str(&stops.finish());
-    Ok(text)
+    let mut whole = tokens.iter().map(|&token| text.push(token)).collect::<Result<String>>()?;
+    whole.push_str(&text.finish()?);
+    Ok(whole)
 }
 
 /// Blocks until the next piece is there. Native only.

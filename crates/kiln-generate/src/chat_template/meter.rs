@@ -22,19 +22,28 @@ const NESTED: usize = 150;
 const PARTS: usize = 1 << 20;
 /// Bytes of a text that are one.
 const PART: usize = 128;
+/// Parts, and their depth, of what a namespace holds where it is within another value, which grows as the namespace is set.
+const HELD: (usize, usize) = (4096, NESTED / 2);
 
 /// What a rendering has taken so far.
 #[derive(Debug)]
 pub(super) struct Meter {
     written: usize,
     made: usize,
+    /// Whether a namespace is within another value.
+    holds_namespaces: bool,
     pub(super) started: Started,
 }
 
 impl Meter {
     /// The meter of a rendering, started when it is first asked for.
     pub(super) fn of<'s>(state: &'s mut State<'_, '_>) -> &'s mut Self {
-        state.get_or_insert_extension_with(|| Self { written: 0, made: 0, started: Started(now()) })
+        state.get_or_insert_extension_with(|| Self {
+            written: 0,
+            made: 0,
+            holds_namespaces: false,
+            started: Started(now()),
+        })
     }
 
     pub(super) fn writes(&mut self, bytes: usize) -> Made<()> {
@@ -47,6 +56,15 @@ impl Meter {
         self.makes(&value).map(|()| value)
     }
 
+    /// `value`, which an attribute of a namespace is set to. Only through one that holds a namespace could a value come to hold itself.
+    pub(super) fn stored(&self, value: Value) -> Made<Value> {
+        let most = if self.holds_namespaces { HELD } else { (PARTS, NESTED) };
+        match is_namespace(&value) || Parts::of(&value, most)?.namespaces {
+            true => Err(wrong("it puts a namespace into another one")),
+            false => Ok(value),
+        }
+    }
+
     fn makes(&mut self, value: &Value) -> Made<()> {
         self.started.in_time()?;
         if let Some(text) = value.as_str() {
@@ -56,7 +74,7 @@ impl Meter {
             };
         }
         if matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
-            check_parts(value)?;
+            self.holds_namespaces |= Parts::of(value, (PARTS, NESTED))?.namespaces;
             count(&mut self.made, value.len().unwrap_or(0).saturating_mul(size_of::<Value>()), MADE)?;
         }
         Ok(())
@@ -93,35 +111,56 @@ pub(super) fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }
 
-/// Whether `value` is of no more values, and no deeper, than a template may make.
-pub(super) fn check_parts(value: &Value) -> Made<()> {
-    parts(value, 0, &mut 0)
+/// The values within a value.
+#[derive(Default)]
+struct Parts {
+    count: usize,
+    /// Whether a namespace is among them.
+    namespaces: bool,
 }
 
-/// Counts the values within `value`. A namespace may stand nowhere but in a variable: only through one could a value
-/// come to hold itself.
-fn parts(value: &Value, depth: usize, count: &mut usize) -> Made<()> {
-    *count += 1 + value.as_str().map_or(0, |text| text.len() / PART);
-    if *count > PARTS || depth > NESTED {
-        return Err(wrong(format!(
-            "it makes a value of more than {PARTS} parts, or nested over {NESTED} deep"
-        )));
+impl Parts {
+    /// Counts the values within `value`: no more than `most`, and no deeper.
+    fn of(value: &Value, most: (usize, usize)) -> Made<Self> {
+        let mut parts = Self::default();
+        parts.add(value, 0, most).map(|()| parts)
     }
-    let mut inside = |inside: &Value| match is_namespace(inside) {
-        true => Err(wrong("it puts a namespace into another value")),
-        false => parts(inside, depth + 1, count),
-    };
-    match value.kind() {
-        ValueKind::Map => {
-            let Some(pairs) = value.as_object().and_then(|map| map.try_iter_pairs()) else { return Ok(()) };
-            for (key, value) in pairs {
-                inside(&key)?;
-                inside(&value)?;
-            }
+
+    fn add(&mut self, value: &Value, depth: usize, most: (usize, usize)) -> Made<()> {
+        self.count += 1 + value.as_str().map_or(0, |text| text.len() / PART);
+        if self.count > most.0 || depth > most.1 {
+            return Err(wrong(format!(
+                "it makes a value of more than {} parts, or nested over {} deep",
+                most.0, most.1
+            )));
         }
-        // A list that is repeated is an iterable of any length.
-        ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.try_for_each(|item| inside(&item))?,
-        _ => {}
+        match value.kind() {
+            ValueKind::Map => {
+                let pairs = value.as_object().and_then(|map| map.try_iter_pairs());
+                for (key, value) in pairs.into_iter().flatten() {
+                    self.add_inner(&key, depth + 1, most)?;
+                    self.add_inner(&value, depth + 1, most)?;
+                }
+                Ok(())
+            }
+            // A list that is repeated is an iterable of any length.
+            ValueKind::Seq | ValueKind::Iterable => {
+                value.try_iter()?.try_for_each(|item| self.add_inner(&item, depth + 1, most))
+            }
+            _ => Ok(()),
+        }
     }
-    Ok(())
+
+    /// A namespace counts as what it may come to hold.
+    fn add_inner(&mut self, value: &Value, depth: usize, most: (usize, usize)) -> Made<()> {
+        if !is_namespace(value) {
+            return self.add(value, depth, most);
+        }
+        if Self::of(value, HELD)?.namespaces {
+            return Err(wrong("it puts a namespace that holds another one into a value"));
+        }
+        self.namespaces = true;
+        self.count += HELD.0;
+        self.add(&Value::UNDEFINED, depth + HELD.1, most)
+    }
 }

@@ -53,10 +53,7 @@ pub(super) fn add(env: &mut Environment<'_>) {
         None => value.get_attr(name),
     });
     // What an attribute of a namespace is set to.
-    env.add_filter("_stored", |value: Value| match is_namespace(&value) {
-        true => Err(wrong("it puts a namespace into another value")),
-        false => Ok(value),
-    });
+    env.add_filter("_stored", |state: &mut State, value: Value| Meter::of(state).stored(value));
     env.add_filter("_loop", looped);
 }
 

@@ -165,6 +165,7 @@ fn write_json(out: &mut String, value: &Value, style: &JsonStyle, level: usize) 
                 write_json(out, item, style, level + 1)
             })?;
         }
+        ValueKind::Map if is_namespace(value) => return Err(wrong("tojson cannot write a namespace")),
         ValueKind::Map => {
             let pairs = value.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten();
             let mut pairs: Vec<(Value, Value)> = pairs.collect();

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::{StopStrings, TextStream};
+use super::{StopStrings, StoppedText, TextStream};
 use crate::Tokenizer;
 
 /// A tokenizer of `tokens`, whose last is special.
@@ -193,4 +193,47 @@ fn a_text_after_a_prompt_keeps_its_first_space() {
         None,
         "the prompt is not repeated"
     );
+}
+
+/// Special tokens have a name, which is searched, and no text.
+#[test]
+fn a_text_ends_before_a_special_token_that_is_a_stop_string() {
+    let tokenizer = byte_level();
+    let special = tokenizer.inner().token_to_id("<end>").unwrap();
+    let ids = [97, 98, special, 99, 100];
+    assert_eq!(tokenizer.searched_text(&ids).unwrap(), "ab<end>cd");
+    for (stop, want) in
+        [("<end>", "ab"), ("b<end>c", "a"), ("nd>cd", "ab"), ("<end>d", "abcd"), ("bc", "abcd")]
+    {
+        let mut text = StoppedText::new(TextStream::new(&tokenizer), vec![stop.to_owned()]).unwrap();
+        let mut got: String = ids.iter().map(|id| text.push(*id).unwrap()).collect();
+        got.push_str(&text.finish().unwrap());
+        assert_eq!(got, want, "{stop}");
+        assert_eq!(text.found(), want != "abcd", "{stop}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_hidden_is_searched(
+        pieces in prop::collection::vec(("[abé]{0,3}", any::<bool>()), 0..12),
+        stops in prop::collection::vec("[abé]{1,4}", 0..3),
+    ) {
+        let whole: String = pieces.iter().map(|(piece, _)| piece.as_str()).collect();
+        let longest = |so_far: &str| stops.iter().filter(|s| so_far.ends_with(s.as_str())).map(String::len).max();
+        let stop = whole.char_indices().map(|(at, c)| at + c.len_utf8()).find_map(|n| Some(n - longest(&whole[..n])?));
+        let seen = pieces.iter().flat_map(|(piece, hidden)| piece.bytes().map(|byte| (byte, *hidden)));
+        let seen = seen.take(stop.unwrap_or(whole.len())).filter(|(_, hidden)| !hidden).map(|(byte, _)| byte);
+        let want = String::from_utf8(seen.collect()).unwrap();
+
+        let mut stream = StopStrings::new(stops.clone()).unwrap();
+        let mut got = String::new();
+        for (piece, hidden) in &pieces {
+            got.push_str(&if *hidden { stream.push_hidden(piece) } else { stream.push(piece) });
+            prop_assert!(want.starts_with(&got), "{} was given out too early", got);
+        }
+        prop_assert_eq!(stream.found(), stop.is_some());
+        got.push_str(&stream.finish());
+        prop_assert_eq!(got, want);
+    }
 }

@@ -1,5 +1,6 @@
 //! The bytes that each token adds to a text.
 
+use kiln_core::model::TokenId;
 use tokenizers::{Decoder, DecoderWrapper};
 
 use super::{Checked, Tokenizer, contained};
@@ -32,6 +33,19 @@ impl Tokenizer {
             };
             Ok((0..vocab as u32).map(piece).collect())
         })?
+    }
+
+    /// The text of a special token between two others, where it is not left out; `None` for any other token.
+    pub(crate) fn special_text(&self, id: TokenId) -> Option<String> {
+        let token = self.inner.id_to_token(id)?;
+        if !self.inner.get_added_vocabulary().is_special_token(&token) {
+            return None;
+        }
+        let spelled = contained(|| {
+            let spelling = Spelling::of(self.inner.get_decoder())?;
+            Ok::<_, String>(spelling.bytes(&token).and_then(|bytes| String::from_utf8(bytes).ok()))
+        });
+        Some(spelled.ok().and_then(Result::ok).flatten().unwrap_or(token))
     }
 }
 

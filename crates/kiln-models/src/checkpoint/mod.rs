@@ -177,6 +177,11 @@ impl Checkpoint {
         }
     }
 
+    /// Whether it is a GGUF file, and no folder.
+    pub fn is_gguf(&self) -> bool {
+        matches!(self.files, Files::Gguf { .. })
+    }
+
     /// The path of a small file of the folder, for messages.
     pub fn path_of(&self, file: &str) -> PathBuf {
         match &self.files {

@@ -16,7 +16,7 @@ use std::{
 use kiln_core::{Error, Result, files::NewFile};
 use kiln_weights::{
     Format, Mixture, Outline,
-    gguf::{GgufWriter, NewTensor, Value, names::Undo},
+    gguf::{GgufWriter, Metadata, NewTensor, Value, names::Undo},
 };
 
 pub use loss::{PackedTensor, packed_tensors};
@@ -44,6 +44,8 @@ pub struct Quantized {
 
 /// Writes the model in `checkpoint` to the GGUF file `output`, with its tensors packed as `mixture` says.
 ///
+/// `described` is the metadata of a folder's name and tokenizer; that of a GGUF file is kept.
+///
 /// `on_read` is told the bytes of the weights that were read each time some were. Where it breaks off, nothing is left, and
 /// the result is `None`. A file that is there is replaced once the new one is complete.
 ///
@@ -54,6 +56,7 @@ pub fn quantize(
     checkpoint: &Checkpoint,
     output: &Path,
     mixture: Mixture,
+    described: &Metadata,
     on_read: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<Option<Quantized>> {
     let file_type = mixture.file_type().ok_or_else(|| Error::Setting {
@@ -65,6 +68,9 @@ pub fn quantize(
     let plan = Plan::of(checkpoint)?;
     let outline = outline(checkpoint, &plan)?;
     let mut metadata = plan.metadata;
+    if !checkpoint.is_gguf() {
+        described.iter().for_each(|(key, value)| _ = metadata.insert(key, value.clone()));
+    }
     metadata.insert("general.file_type", Value::U32(file_type));
     // Of the formats, which have had other layouts (`GGML_QNT_VERSION`).
     metadata.insert("general.quantization_version", Value::U32(2));

@@ -311,8 +311,11 @@ impl<'a> ModelBuilder<'a> {
         let (plan, needs) = (self.plan.as_ref().unwrap_or(&own_plan), configured.needs());
         plan.check(&needs)?;
         let chat_templates = chat_templates(&checkpoint)?;
-        let speech =
+        let mut speech =
             configured.features().map(|_| SpeechConfig::read(folder, &checkpoint.config)).transpose()?;
+        if let Some((speech, tokenizer)) = speech.as_mut().zip(tokenizer.as_ref()) {
+            speech.complete(&checkpoint.config, tokenizer, configured.sizes().vocab);
+        }
 
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
         let half = device.half_dtype(configured.fits_float16()).map_or(dtype.size(), |half| half.size());

@@ -3,8 +3,10 @@
 use std::{collections::BTreeMap, path::Path};
 
 use kiln_core::{Error, Result, files, model::TokenId};
+use kiln_generate::Tokenizer;
 use kiln_models::ConfigFile;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{Task, languages};
 
@@ -37,8 +39,39 @@ impl SpeechConfig {
                 .map_err(|e| Error::File { path, why: format!("cannot be used: {e}") })?,
             None => Self::default(),
         };
-        let width = config.get("median_filter_width").and_then(serde_json::Value::as_u64);
+        let width = config.get("median_filter_width").and_then(Value::as_u64);
         Ok(Self { filter_width: width.map(|width| width as usize), ..speech })
+    }
+
+    /// Takes from the tokenizer, and from `config.json`, what `generation_config.json` does not say: old folders have none, or one
+    /// without these fields.
+    pub(crate) fn complete(&mut self, config: &ConfigFile, tokenizer: &Tokenizer, vocab: usize) {
+        /// Tokens that a multilingual model has at least. (`Whisper.is_multilingual`)
+        const MULTILINGUAL: usize = 51_865;
+
+        let id_of = |token: &str| tokenizer.id_of(token);
+        let own = |name: &str| config.get(name).and_then(Value::as_u64).map(|id| id as TokenId);
+        let start = own("decoder_start_token_id");
+        self.decoder_start_token_id =
+            self.decoder_start_token_id.or(start).or_else(|| id_of("<|startoftranscript|>"));
+        self.no_timestamps_token_id = self.no_timestamps_token_id.or_else(|| id_of("<|notimestamps|>"));
+        self.prev_sot_token_id = self.prev_sot_token_id.or_else(|| id_of("<|startofprev|>"));
+        // The first token that is forced names a language, where there is more than one.
+        let forced = config.get("forced_decoder_ids").and_then(|forced| forced.pointer("/0/1")).cloned();
+        let names_language = forced.map(|id| id.as_u64() != self.no_timestamps_token_id.map(u64::from));
+        let is_multilingual = self
+            .is_multilingual
+            .unwrap_or_else(|| self.lang_to_id.is_some() || names_language.unwrap_or(vocab >= MULTILINGUAL));
+        self.is_multilingual = Some(is_multilingual);
+        if !is_multilingual {
+            return;
+        }
+        let by_token = |token: String| id_of(&token).map(|id| (token, id));
+        let languages = || languages::codes().filter_map(|code| by_token(format!("<|{code}|>"))).collect();
+        self.lang_to_id.get_or_insert_with(languages);
+        let task = |task: Task| Some((task.name().to_owned(), id_of(&format!("<|{}|>", task.name()))?));
+        let tasks = || [Task::Transcribe, Task::Translate].into_iter().filter_map(task).collect();
+        self.task_to_id.get_or_insert_with(tasks);
     }
 
     /// Positions that attention is filtered over before words are read off it.
@@ -57,8 +90,8 @@ impl SpeechConfig {
                 Err(Error::Setting { name, why: format!("is {id}, and the vocabulary has {vocab} tokens") })
             }
             None => {
-                let why = "is missing in the model folder's generation_config.json, and transcribing needs it; take the \
-                           file of the original model";
+                let why = "is missing in the model folder: in generation_config.json, and in its tokenizer; transcribing needs it, \
+                           so take the files of the original model";
                 Err(Error::Setting { name, why: why.to_owned() })
             }
         };

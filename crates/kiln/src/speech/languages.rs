@@ -120,6 +120,11 @@ const ALIASES: &[(&str, &str)] = &[
     ("zh", "mandarin"),
 ];
 
+/// The codes of all languages.
+pub(super) fn codes() -> impl Iterator<Item = &'static str> {
+    LANGUAGES.iter().map(|(code, _)| *code)
+}
+
 /// The code of a language that is given by its code or its English name.
 pub(super) fn code(language: &str) -> Option<&'static str> {
     let wanted = language.to_lowercase();

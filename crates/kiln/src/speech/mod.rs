@@ -214,9 +214,18 @@ impl<'a> Transcriber<'a> {
     /// 0.4, 0.6, 0.8 and 1.
     ///
     /// # Errors
-    /// [`Error::Setting`] for none, and for negative ones.
+    /// [`Error::Setting`] for none, for negative ones, and for more than 16: a window that passes at none of them is decoded at each.
     pub fn temperatures(self, temperatures: impl Into<Vec<f32>>) -> Result<Self> {
+        const MOST: usize = 16;
+
         let temperatures = temperatures.into();
+        if temperatures.len() > MOST {
+            let why = format!(
+                "has {} values; a window is decoded at each, so give {MOST} at most",
+                temperatures.len()
+            );
+            return Err(Error::Setting { name: "temperature", why });
+        }
         if temperatures.is_empty() || temperatures.iter().any(|t| !t.is_finite() || *t < 0.0) {
             let why = format!("is {temperatures:?}; give one or more that are not negative");
             return Err(Error::Setting { name: "temperature", why });

@@ -27,7 +27,7 @@ fn invalid_ones_are_refused_with_their_setting() {
         ),
         (error(Grammar::regex("a(b")), "regex: unclosed group"),
         (error(Grammar::regex("(?=a)b")), "regex: look-around"),
-        (error(Grammar::regex(r"[^\s\S]")), "regex: no token of the vocabulary may follow"),
+        (error(Grammar::regex(r"[^\s\S]")), "regex: no text can match it"),
         (error(Grammar::lark("")), "grammar: no start rule"),
         (error(Grammar::lark("start: foo\n")), "grammar: at 1(8): unknown name"),
         (error(Grammar::lark("start: <nope>\n")), "grammar: at 1(8): unknown special token"),
@@ -115,16 +115,19 @@ fn what_takes_too_much_work_is_refused() {
         r#"{"allOf": [{"type": "integer", "multipleOf": 4294967291}, {"multipleOf": 4294967279}]}"#;
     assert!(error(Grammar::json_schema(multiples)).contains("multipleOf are too large"));
 
-    // Texts without an end that must follow, and none that may.
-    let mut endless = lark("start: \"a\" start");
+    // Each letter may end any number of parts.
+    let mut ambiguous = lark("start: \"a\" start | \"a\" start start | \"a\"");
     let failed = (0..2000).find_map(|_| {
-        let next = endless.peek().ok()?;
-        next.forced.iter().chain(&next.mask.tokens().next()).find_map(|id| endless.accept(*id).err())
+        let next = ambiguous.peek().ok()?;
+        next.forced.iter().chain(&next.mask.tokens().next()).find_map(|id| ambiguous.accept(*id).err())
     });
-    let failed = failed.map_or_else(|| endless.peek().unwrap_err().to_string(), |error| error.to_string());
+    let failed = failed.map_or_else(|| ambiguous.peek().unwrap_err().to_string(), |error| error.to_string());
     assert_eq!(failed, "grammar: the grammar takes too much work; make it simpler");
-    assert_eq!(endless.peek().unwrap_err().to_string(), failed, "the error stays");
-    assert!(error(Grammar::lark("start: start \"a\"")).contains("no token"));
+    assert_eq!(ambiguous.peek().unwrap_err().to_string(), failed, "the error stays");
+    // Texts without an end, or without a beginning.
+    for endless in ["start: \"a\" start", "start: start \"a\""] {
+        assert!(error(Grammar::lark(endless)).contains("no text can match it"));
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ const WANDERS: usize = 40;
 const MOST: usize = 400;
 
 /// A text of random allowed tokens; `None` where it does not end within [`MOST`] tokens.
-fn walk(mut row: Matcher, random: &mut ChaCha8Rng) -> Option<String> {
+pub(super) fn walk(mut row: Matcher, random: &mut ChaCha8Rng) -> Option<String> {
     let table = table();
     let (mut ids, mut text) = (Vec::new(), Vec::new());
     while ids.len() < MOST {

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use kiln_core::{Error, Result, files};
+use kiln_core::{Error, Result};
 use kiln_weights::gguf::{
-    self, ConfigMetadata, Metadata, TokenizerFiles, Value,
+    self, ConfigMetadata, Metadata, Value,
     names::{self, Heads, Undo},
 };
-use serde_json::Value as Json;
 
 use super::super::{Checkpoint, Entry, Files};
 use crate::configure;
@@ -35,7 +34,7 @@ impl Plan {
             Files::Gguf { files, .. } => Ok(Self::of_gguf(checkpoint, files.metadata())),
             Files::Safetensors(_) => {
                 let heads = Heads { heads: sizes.heads, kv_heads: sizes.kv_heads };
-                Self::of_folder(checkpoint, heads, sizes.vocab)
+                Self::of_folder(checkpoint, heads)
             }
         }
     }
@@ -54,7 +53,7 @@ impl Plan {
         plan
     }
 
-    fn of_folder(checkpoint: &Checkpoint, heads: Heads, vocab: usize) -> Result<Self> {
+    fn of_folder(checkpoint: &Checkpoint, heads: Heads) -> Result<Self> {
         let of_config = |e: kiln_weights::Error| Error::File {
             path: checkpoint.path_of("config.json"),
             why: e.to_string(),
@@ -71,10 +70,7 @@ impl Plan {
         plan.sort();
         gguf::check_config(config, &metadata, &mut Planned(&plan)).map_err(of_config)?;
 
-        let tokenizer = tokenizer(checkpoint, vocab)?;
         metadata.insert("general.type", Value::String("model".to_owned()));
-        metadata.insert("general.name", Value::String(name(checkpoint)?));
-        tokenizer.iter().for_each(|(key, value)| _ = metadata.insert(key, value.clone()));
         plan.metadata = metadata;
         Ok(plan)
     }
@@ -119,49 +115,6 @@ fn stored(
         Ok((name, shape, Source::Stored(parts.into_values().cloned().collect(), undo)))
     };
     found.into_iter().map(tensor).collect()
-}
-
-/// The tokenizer of a folder as metadata.
-fn tokenizer(checkpoint: &Checkpoint, vocab: usize) -> Result<Metadata> {
-    const FILE: &str = "tokenizer.json";
-    let json = |file: &str| match checkpoint.text(file)? {
-        Some(text) => serde_json::from_str(&text).map_err(|e| Error::File {
-            path: checkpoint.path_of(file),
-            why: format!("is not valid JSON: {e}"),
-        }),
-        None => Ok(Json::Null),
-    };
-    let files = TokenizerFiles {
-        tokenizer: json(FILE)?,
-        config: json("tokenizer_config.json")?,
-        generation: json("generation_config.json")?,
-        model: checkpoint.config.json().clone(),
-        chat_template: checkpoint.text("chat_template.jinja")?,
-    };
-    if files.tokenizer.is_null() {
-        let path = checkpoint.path_of("tokenizer.model");
-        if files::try_open(&path)?.is_some() {
-            let why = format!(
-                "is not read; make a {FILE} of it with Transformers (`AutoTokenizer`, `save_pretrained`)"
-            );
-            return Err(Error::File { path, why });
-        }
-        // As llama.cpp calls a model that is given tokens.
-        return Ok(Metadata::from_iter([("tokenizer.ggml.model", Value::String("none".to_owned()))]));
-    }
-    gguf::tokenizer_metadata(&files, vocab)
-        .map_err(|e| Error::File { path: checkpoint.path_of(FILE), why: e.to_string() })
-}
-
-/// The name of the model: that of its folder.
-fn name(checkpoint: &Checkpoint) -> Result<String> {
-    let folder = checkpoint.folder.canonicalize().unwrap_or_else(|_| checkpoint.folder.clone());
-    let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    // By this name llama.cpp knows whose added tokens take the white space behind them, for which there is no key.
-    let is_phi = ["phi-3", "phi3"].iter().any(|phi| name.to_lowercase().contains(phi));
-    let strips = checkpoint.config.model_type()? == "phi3"
-        && checkpoint.text("tokenizer.json")?.is_some_and(|text| text.contains("\"rstrip\": true"));
-    Ok(if strips && !is_phi { format!("Phi-3 {name}") } else { name })
 }
 
 /// The planned tensors, as the config of the new file will see them.

@@ -301,6 +301,21 @@ fn tokenizers_that_llama_cpp_does_not_have_are_refused() {
     let mut files = sentencepiece();
     files.tokenizer["normalizer"] = json!({ "type": "NFKC" });
     refused(&files, 270, "`NFKC`");
+    // GGUF has a space before every text or none, and this step has none before a text that begins with one.
+    let metaspace = |field: &str, value: Json| {
+        let mut files = sentencepiece();
+        files.tokenizer["normalizer"] = Json::Null;
+        files.tokenizer["pre_tokenizer"] = json!({ "type": "Metaspace", "replacement": "▁" });
+        files.tokenizer["pre_tokenizer"][field] = value;
+        files
+    };
+    refused(&metaspace("prepend_scheme", json!("first")), 270, "prepend_scheme is `first`");
+    refused(&metaspace("prepend_scheme", json!("always")), 270, "prepend_scheme is `always`");
+    refused(&metaspace("add_prefix_space", json!(true)), 270, "prepend_scheme is `always`");
+    for never in [metaspace("prepend_scheme", json!("never")), metaspace("add_prefix_space", json!(false))] {
+        let metadata = tokenizer_metadata(&never, 270).unwrap();
+        assert_eq!(metadata.boolean("tokenizer.ggml.add_space_prefix").unwrap(), Some(false));
+    }
     files = sentencepiece();
     files.generation = json!({ "eos_token_id": [2, 3, 4, 5] });
     refused(&files, 270, "4 tokens end a text");

@@ -250,8 +250,18 @@ fn adds_prefix(tokenizer: &Json) -> Result<bool, Error> {
             // Of spaces, of which none is left.
             "Split" if step["pattern"]["String"] == " " => {}
             "Metaspace" if step["replacement"] == "▁" => {
-                let always = step["prepend_scheme"].as_str().map(|scheme| scheme != "never");
-                prefix |= always.or(step["add_prefix_space"].as_bool()).unwrap_or(true);
+                let scheme = step["prepend_scheme"].as_str();
+                let old = || if step["add_prefix_space"] == false { "never" } else { "always" };
+                match scheme.unwrap_or_else(old) {
+                    "never" => {}
+                    scheme => {
+                        return Err(wrong(format!(
+                            "the step Metaspace of tokenizer.json writes a space before a text that begins with none \
+                             (prepend_scheme is {}), and llama.cpp's SentencePiece before every text or none",
+                            shown(scheme)
+                        )));
+                    }
+                }
             }
             other => {
                 return Err(wrong(format!(

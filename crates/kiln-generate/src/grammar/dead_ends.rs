@@ -1,0 +1,108 @@
+//! Grammars that lead to a place where nothing may follow.
+//!
+//! A parser goes on with whatever a rule begins with. A rule whose later parts match no text is found out only there, in the middle of a text.
+
+use std::collections::HashSet;
+
+use llguidance::earley::{CGrammar, CSymIdx, regexvec::LexemeSet};
+
+use super::limits;
+
+/// What is said of a grammar that matches nothing.
+pub(super) const NOTHING: &str = "no text can match it";
+/// What is said of a schema some part of which matches nothing.
+const NO_END: &str = "a text may come to a place where nothing can follow, because a part of an object or a list matches no text: leave out \
+                      `patternProperties` that `properties`, also of another part of an `allOf`, leave no name for, and a `$ref` without end";
+
+/// What can be made of a symbol of a grammar.
+struct Symbols<'a> {
+    grammar: &'a CGrammar,
+    /// Symbols that a text begins with or comes to.
+    reached: Vec<CSymIdx>,
+    /// Symbols that some text matches.
+    matched: HashSet<usize>,
+    /// Symbols that some text matches that is not empty.
+    filled: HashSet<usize>,
+}
+
+/// Refuses a grammar that matches nothing. `follows`: also one with a rule that cannot be completed after its beginning.
+///
+/// # Errors
+/// A sentence about the grammar.
+pub(super) fn check(grammar: &CGrammar, follows: bool) -> Result<(), String> {
+    // What depends on parameters cannot be seen in the rules.
+    if grammar.parametric() {
+        return Ok(());
+    }
+    let mut lexer = grammar.lexer_spec().to_regex_vec(&mut limits::parser()).map_err(|e| e.to_string())?;
+    let begun = lexer.initial_state(&grammar.lexer_spec().all_lexemes());
+    let symbols = Symbols::of(grammar, &lexer.state_desc(begun).possible);
+    if !symbols.matched.contains(&grammar.start().as_index()) {
+        return Err(NOTHING.to_owned());
+    }
+    match follows && symbols.breaks_off() {
+        true => Err(NO_END.to_owned()),
+        false => Ok(()),
+    }
+}
+
+impl<'a> Symbols<'a> {
+    /// `possible`: lexemes that some text matches.
+    fn of(grammar: &'a CGrammar, possible: &LexemeSet) -> Self {
+        let mut symbols =
+            Self { grammar, reached: Vec::new(), matched: HashSet::new(), filled: HashSet::new() };
+        let (mut seen, mut open) = (HashSet::from([grammar.start().as_index()]), vec![grammar.start()]);
+        while let Some(symbol) = open.pop() {
+            symbols.reached.push(symbol);
+            let parts = symbols.rules(symbol).flat_map(|rule| rule.iter().copied());
+            open.extend(parts.filter(|part| seen.insert(part.as_index())));
+        }
+        for symbol in &symbols.reached {
+            let data = grammar.sym_data(*symbol);
+            // A rule of another grammar, or one for special tokens, is taken to match.
+            let is_lexeme = data.lexeme.is_some_and(|lexeme| possible.contains(lexeme));
+            let is_other = data.lexeme.is_none() && (data.is_terminal || data.gen_grammar.is_some());
+            if is_lexeme || is_other {
+                symbols.filled.insert(symbol.as_index());
+            }
+            if is_lexeme || is_other || data.is_nullable {
+                symbols.matched.insert(symbol.as_index());
+            }
+        }
+        while symbols.goes_on() {}
+        symbols
+    }
+
+    /// Looks through all rules for symbols that what is known makes others of; `false` where there are none.
+    fn goes_on(&mut self) -> bool {
+        let before = (self.matched.len(), self.filled.len());
+        // Parts come after what they are parts of, so one look is nearly enough.
+        for at in (0..self.reached.len()).rev() {
+            let Some(symbol) = self.reached.get(at).copied() else { continue };
+            for rule in self.rules(symbol) {
+                if rule.iter().all(|part| self.matched.contains(&part.as_index())) {
+                    self.matched.insert(symbol.as_index());
+                    if rule.iter().any(|part| self.filled.contains(&part.as_index())) {
+                        self.filled.insert(symbol.as_index());
+                    }
+                }
+            }
+        }
+        (self.matched.len(), self.filled.len()) != before
+    }
+
+    /// Whether text may match the first parts of a rule, and none its next one.
+    fn breaks_off(&self) -> bool {
+        let breaks = |rule: &[CSymIdx]| {
+            let end = rule.iter().position(|part| !self.matched.contains(&part.as_index()));
+            let begun = end.and_then(|end| rule.get(..end)).unwrap_or_default();
+            begun.iter().any(|part| self.filled.contains(&part.as_index()))
+        };
+        self.reached.iter().any(|symbol| self.rules(*symbol).any(breaks))
+    }
+
+    fn rules(&self, symbol: CSymIdx) -> impl Iterator<Item = &'a [CSymIdx]> + use<'a> {
+        let grammar = self.grammar;
+        grammar.rules_of(symbol).iter().map(|rule| grammar.rule_rhs(*rule).0)
+    }
+}

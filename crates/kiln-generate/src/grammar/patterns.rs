@@ -1,0 +1,63 @@
+//! `patternProperties` that name no more than `properties` does.
+//!
+//! llguidance leaves a property with a pattern for names that are not listed. Where the pattern has none, it would have to follow a comma
+//! and could not.
+
+use llguidance::{
+    derivre::{RegexAst, RegexBuilder},
+    regex_to_lark,
+};
+use serde_json::{Map, Value, json};
+
+/// Work of looking at one pattern.
+const FUEL: u64 = 10_000;
+/// Keywords whose values are no schemas.
+const VALUES: [&str; 4] = ["const", "enum", "default", "examples"];
+
+/// Says of each property what a pattern says of it, and leaves out patterns that no other name matches.
+pub(super) fn resolve(schema: &mut Value) {
+    match schema {
+        Value::Array(list) => list.iter_mut().for_each(resolve),
+        Value::Object(fields) => {
+            resolve_object(fields);
+            let schemas = fields.iter_mut().filter(|(name, _)| !VALUES.contains(&name.as_str()));
+            schemas.for_each(|(_, schema)| resolve(schema));
+        }
+        _ => (),
+    }
+}
+
+fn resolve_object(fields: &mut Map<String, Value>) {
+    let Some(Value::Object(patterns)) = fields.get("patternProperties").cloned() else { return };
+    let listed = fields.get("properties").and_then(Value::as_object).cloned().unwrap_or_default();
+    let required = fields.get("required").and_then(Value::as_array).into_iter().flatten();
+    let required = required.filter_map(Value::as_str).filter(|name| !listed.contains_key(*name));
+    let names: Vec<String> = listed.keys().cloned().chain(required.map(str::to_owned)).collect();
+    for (pattern, schema) in &patterns {
+        let Some(of_pattern) = only(pattern, &names) else { continue };
+        let properties = fields.entry("properties").or_insert_with(|| json!({}));
+        for name in of_pattern {
+            let Some(property) = properties.as_object_mut().map(|all| all.entry(name)) else { return };
+            property
+                .and_modify(|own| *own = json!({"allOf": [own, schema]}))
+                .or_insert_with(|| schema.clone());
+        }
+        if let Some(patterns) = fields.get_mut("patternProperties").and_then(Value::as_object_mut) {
+            patterns.remove(pattern);
+        }
+    }
+}
+
+/// Those of `names` that a pattern matches, if it matches no other name.
+fn only(pattern: &str, names: &[String]) -> Option<Vec<String>> {
+    let mut builder = RegexBuilder::new();
+    let all = builder.mk_regex_for_serach(&regex_to_lark(pattern, "dw")).ok()?;
+    let listed = RegexAst::Or(names.iter().map(|name| RegexAst::Literal(name.clone())).collect());
+    let others = RegexAst::And(vec![RegexAst::ExprRef(all), RegexAst::Not(Box::new(listed))]);
+    let others = builder.mk(&others).ok()?;
+    if !builder.to_regex_limited(others, FUEL).ok()?.always_empty() {
+        return None;
+    }
+    let mut matches = builder.to_regex_limited(all, FUEL).ok()?;
+    Some(names.iter().filter(|name| matches.is_match(name)).cloned().collect())
+}
