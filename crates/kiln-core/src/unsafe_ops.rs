@@ -38,6 +38,30 @@ pub fn silence_wayland() {
     }
 }
 
+/// Bytes of an adapter's own memory, the largest heap that it calls so; `None` where it is no adapter of Vulkan.
+///
+/// Trusts that wgpu's handles are those of the adapter, which lives as long as this borrows it.
+#[cfg(feature = "wgpu")]
+pub fn vulkan_memory(adapter: &burn::tensor::wgpu::wgpu::Adapter) -> Option<u64> {
+    #[cfg(any(target_os = "linux", target_os = "windows", target_os = "android"))]
+    {
+        // SAFETY: see above; nothing is destroyed, and the properties are only read.
+        let properties = unsafe {
+            let vulkan = adapter.as_hal::<burn::tensor::wgpu::wgpu::hal::api::Vulkan>()?;
+            let instance = vulkan.shared_instance().raw_instance();
+            instance.get_physical_device_memory_properties(vulkan.raw_physical_device())
+        };
+        // The first flag says that the heap is the device's own.
+        let own = properties.memory_heaps_as_slice().iter().filter(|heap| heap.flags.as_raw() & 1 == 1);
+        own.map(|heap| heap.size).max()
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "windows", target_os = "android")))]
+    {
+        _ = adapter;
+        None
+    }
+}
+
 /// A graph of launches of the device, as Burn holds it.
 pub type Graph = <Dispatch as BackendTypes>::GraphPrimitive;
 

@@ -173,7 +173,7 @@ impl Kernel for NormedLinear {
             };
             // Products of n numbers, which are 1 in the mean, with scales of up to 1 + LARGEST. The reference rounds them twice, and the
             // product; then it multiplies that by another, or two of them by sines.
-            inputs.without(lacks).within(move |want, Rounding { single, ulp, .. }| {
+            inputs.of_format(packed).without(lacks).within(move |want, Rounding { single, ulp, .. }| {
                 let n = x[2] as f64;
                 let product = LARGEST * (1.0 + LARGEST) * n.sqrt();
                 let off = product * (single * (n.sqrt() + 16.0) + 4.0 * ulp);

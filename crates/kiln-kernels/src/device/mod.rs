@@ -263,17 +263,28 @@ fn not_compiled(device: DeviceName, feature: &str) -> Error {
     unavailable(device, format!("this kiln was built without it; build with `--features {feature}`"))
 }
 
+/// Bytes of the system's memory; `None` in builds that do not ask.
+#[allow(clippy::unnecessary_wraps, reason = "some builds do not know")]
+fn system_memory() -> Option<u64> {
+    #[cfg(feature = "cpu")]
+    {
+        use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+        let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+        let system = System::new_with_specifics(what);
+        // A container may have less than the machine.
+        let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
+        Some(limit.min(system.total_memory()))
+    }
+    #[cfg(not(feature = "cpu"))]
+    None
+}
+
 #[cfg(feature = "cpu")]
 fn cpu_info() -> Result<DeviceInfo> {
-    use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+    use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-    let what = RefreshKind::nothing()
-        .with_cpu(CpuRefreshKind::nothing())
-        .with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(what);
-    // A container may have less than the machine.
-    let memory =
-        system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory).min(system.total_memory());
+    let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
     let brand = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).unwrap_or_default();
     Ok(DeviceInfo {
         name: DeviceName::Cpu,
@@ -281,7 +292,7 @@ fn cpu_info() -> Result<DeviceInfo> {
         adapter: format!("{brand} ({} threads)", rayon::current_num_threads()),
         driver: "burn-flex".to_owned(),
         api: "native".to_owned(),
-        memory: Some(memory),
+        memory: system_memory(),
         f16: false,
         subgroups: None,
         matrix_units: None,
@@ -305,9 +316,9 @@ fn open_cpu() -> Result<Opened> {
 }
 
 #[cfg(feature = "wgpu")]
-pub(crate) use wgpu::matrix_units;
-#[cfg(feature = "wgpu")]
 use wgpu::{infos as wgpu_infos, open as open_wgpu};
+#[cfg(feature = "wgpu")]
+pub(crate) use wgpu::{largest_binding, matrix_units};
 
 #[cfg(not(feature = "wgpu"))]
 fn wgpu_infos() -> Result<Vec<DeviceInfo>> {

@@ -18,6 +18,7 @@ use kiln_core::{
     Result,
     device_state::{DeviceState, REFUSAL},
     read_back::block_on,
+    unsafe_ops,
 };
 
 use super::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, unavailable};
@@ -40,7 +41,8 @@ pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
     let adapters = adapters();
     if adapters.is_empty() {
         let why = "no Vulkan, Metal or DX12 driver offers an adapter (OpenGL is not used: kernels give wrong results \
-                   on it); install the GPU's driver, or mesa-vulkan-drivers for a software device";
+                   on it; nor is DX12 without dxcompiler.dll); install the GPU's driver, or mesa-vulkan-drivers for a \
+                   software device";
         return Err(unavailable(DeviceName::Wgpu(None), why));
     }
     Ok(adapters.into_iter().map(|adapter| adapter.info).collect())
@@ -103,6 +105,12 @@ pub(crate) fn matrix_units(device: &Device) -> Option<MatrixUnits> {
     opened.as_ref()?.values().find(|opened| opened.device == *device)?.info.matrix_units
 }
 
+/// Bytes of the largest tensor that a kernel on a device that [`open`] opened can be given.
+pub(crate) fn largest_binding(device: &Device) -> Option<usize> {
+    let opened = OPENED.lock().ok()?;
+    Some(opened.as_ref()?.values().find(|opened| opened.device == *device)?.info.largest_binding)
+}
+
 /// What [`matrix_units`] says from now on.
 pub(super) fn set_matrix_units(device: &Device, units: Option<MatrixUnits>) {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,6 +153,22 @@ fn give_up(state: &DeviceState, error: wgpu::Error) {
     }
 }
 
+/// Bytes of the largest tensor. Shaders count elements in 32 bits, and Metal binds more.
+fn largest_binding_of(limits: &wgpu::Limits) -> usize {
+    let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+    usize::try_from(largest.min(u64::from(u32::MAX))).unwrap_or(usize::MAX)
+}
+
+/// Bytes of an adapter: of its own, as Vulkan says, else what it may take of the system's.
+fn memory_of(adapter: &wgpu::Adapter, class: DeviceClass) -> Option<u64> {
+    let own = unsafe_ops::vulkan_memory(adapter);
+    match class {
+        DeviceClass::Discrete | DeviceClass::Virtual => own,
+        // What Metal and DX12 recommend is from half to three quarters of it.
+        _ => own.or_else(|| super::system_memory().map(|memory| memory / 2)),
+    }
+}
+
 /// They are looked for once a process: it takes a while, and drivers may say something each time.
 fn adapters() -> Vec<Adapter> {
     static FOUND: OnceLock<Vec<Adapter>> = OnceLock::new();
@@ -166,8 +190,10 @@ fn find_adapters() -> Vec<Adapter> {
 }
 
 fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
-    let descriptor =
+    let mut descriptor =
         wgpu::InstanceDescriptor { backends, ..wgpu::InstanceDescriptor::new_without_display_handle() };
+    // Without it, wgpu takes FXC, which has no float16 and compiles a shader for minutes.
+    descriptor.backend_options.dx12.shader_compiler = wgpu::Dx12Compiler::default_dynamic_dxc();
     let found = block_on(wgpu::Instance::new(descriptor).enumerate_adapters(backends));
     // Burn counts the adapters of each class apart.
     let (mut discrete, mut integrated, mut virtual_, mut software) = (0, 0, 0, 0);
@@ -200,16 +226,30 @@ fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
             adapter: info.name,
             driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
             api: format!("{:?}", info.backend),
-            memory: None,
+            memory: memory_of(&adapter, class),
             f16: features.contains(wgpu::Features::SHADER_F16),
             subgroups: subgroups.then_some((info.subgroup_min_size, info.subgroup_max_size)),
             matrix_units: matrix_units_of(&adapter),
-            largest_binding: usize::try_from(
-                limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
-            )
-            .unwrap_or(usize::MAX),
+            largest_binding: largest_binding_of(&limits),
         };
         adapters.push(Adapter { info, backend, kind });
     }
     adapters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_binding_is_counted_in_more_than_32_bits() {
+        let limits = wgpu::Limits {
+            max_storage_buffer_binding_size: 1 << 34,
+            max_buffer_size: 1 << 35,
+            ..wgpu::Limits::default()
+        };
+        assert_eq!(largest_binding_of(&limits), u32::MAX as usize);
+        let limits = wgpu::Limits { max_storage_buffer_binding_size: 1 << 27, ..limits };
+        assert_eq!(largest_binding_of(&limits), 1 << 27);
+    }
 }
