@@ -44,7 +44,7 @@ fn return_freed_memory() {
 fn main() -> ExitCode {
     // Messages of the libraries below stay silent unless asked for: `KILN_LOG=kiln=debug`, or `trace`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG");
-    let filter = filter.unwrap_or_else(|_| "error,kiln=warn".into());
+    let filter = filter.unwrap_or_else(|_| "error,kiln=warn,kiln::self_test=info".into());
     let colours =
         io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     tracing_subscriber::fmt()

@@ -117,6 +117,14 @@ impl Kernel for Attention {
         self.q.dims().into()
     }
 
+    fn work(&self) -> u64 {
+        let [rows, heads, new, head_dim] = self.q.dims();
+        let slots: usize = self.chain.iter().map(|kv| kv.keys.dims()[2]).sum();
+        // Scores, and sums of values.
+        let work = 2 * (rows * heads * new) as u64 * (slots * head_dim) as u64;
+        if new > INVARIANT_UP_TO { work } else { 0 }
+    }
+
     fn reference(self) -> Tensor<4> {
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
         reference(self.q, chain, self.positions.on_device)

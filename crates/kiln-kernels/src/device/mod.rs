@@ -194,7 +194,8 @@ pub fn list() -> (Vec<DeviceInfo>, Vec<Error>) {
     (found, missing)
 }
 
-/// Opens the device of that name. Opening one twice gives the same device.
+/// Opens the device of that name. Opening one twice gives the same device, but for one that was lost: it is another then, and launches are handed to it in
+/// smaller parts. CUDA has none in the same process.
 ///
 /// # Errors
 /// [`Error::Device`] that says what is missing.
@@ -263,6 +264,15 @@ fn not_compiled(device: DeviceName, feature: &str) -> Error {
     unavailable(device, format!("this kiln was built without it; build with `--features {feature}`"))
 }
 
+/// The system and its version; `None` in builds that do not ask.
+#[cfg(feature = "wgpu")]
+fn system_version() -> Option<String> {
+    #[cfg(feature = "cpu")]
+    return sysinfo::System::long_os_version();
+    #[cfg(not(feature = "cpu"))]
+    None
+}
+
 /// Bytes of the system's memory; `None` in builds that do not ask.
 #[allow(clippy::unnecessary_wraps, reason = "some builds do not know")]
 fn system_memory() -> Option<u64> {
@@ -318,8 +328,10 @@ fn open_cpu() -> Result<Opened> {
 #[cfg(feature = "wgpu")]
 use wgpu::{infos as wgpu_infos, open as open_wgpu};
 #[cfg(feature = "wgpu")]
-pub(crate) use wgpu::{largest_binding, matrix_units};
+pub(crate) use wgpu::{is_software as is_software_wgpu, largest_binding, lose, matrix_units};
 
+#[cfg(not(feature = "wgpu"))]
+pub(crate) fn lose(_: &Device) {}
 #[cfg(not(feature = "wgpu"))]
 fn wgpu_infos() -> Result<Vec<DeviceInfo>> {
     Err(not_compiled(DeviceName::Wgpu(None), "wgpu"))

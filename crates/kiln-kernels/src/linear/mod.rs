@@ -78,6 +78,11 @@ impl Kernel for Linear {
         self.x.dims().into()
     }
 
+    fn work(&self) -> u64 {
+        let [rows, tokens, input] = self.x.dims();
+        work_of(rows * tokens, input, self.weight.rows())
+    }
+
     fn reference(self) -> Tensor<3> {
         let Self { x, weight, bias, residual } = self;
         let [rows, tokens, input] = x.dims();
@@ -254,6 +259,12 @@ impl Kernel for Linear {
         cases.push(case([1, 65, 48], Plain, 66, true, true).probed());
         cases
     }
+}
+
+/// [`Kernel::work`] of a product.
+fn work_of(rows: usize, input: usize, output: usize) -> u64 {
+    // Few rows take as long as reading the weights, and their steps may be recorded.
+    if rows > INVARIANT_UP_TO { rows as u64 * input as u64 * output as u64 } else { 0 }
 }
 
 /// Whether an implementation for GPUs takes more than a few rows.
