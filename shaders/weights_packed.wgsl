@@ -197,6 +197,17 @@ fn columns_of_pair(codes: Codes) -> Columns {
     return Columns(columns_of(codes.first), columns_of(codes.second));
 }
 
+// The smallest float16 number that is not subnormal.
+const NORMAL = 6.103515625e-5;
+
+// The float16 numbers in the lowest 16 bits, by integers: devices may take subnormal ones for 0, as scales of small weights are.
+fn halves(bits: vec4<u32>) -> vec4<f32> {
+    let size = bitcast<vec4<f32>>(((bits & vec4(0x7fffu)) << vec4(13u)) + vec4(0x38000000u));
+    // Below it, digits follow no 1, and the exponent is that of the next. All of it is exact.
+    let number = select(size, size + size - vec4(NORMAL), size < vec4(NORMAL));
+    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(number) | ((bits & vec4(0x8000u)) << vec4(16u)));
+}
+
 // A group of numbers of each row: (code - offset) scale + minimum.
 struct Group {
     scale: vec4<f32>,
@@ -239,21 +250,11 @@ fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
     }
     if HAS_MINIMUM {
         let both = words_at(start, block);
-        let x = unpack2x16float(both.x);
-        let y = unpack2x16float(both.y);
-        let z = unpack2x16float(both.z);
-        let last = unpack2x16float(both.w);
-        return Group(vec4(x.x, y.x, z.x, last.x) * scale, vec4(x.y, y.y, z.y, last.y) * minimum, offset);
+        return Group(halves(both) * scale, halves(both >> vec4(16u)) * minimum, offset);
     }
-    let halves = words_at(start, block / 2u) >> vec4(block % 2u * 16u);
+    let words = words_at(start, block / 2u) >> vec4(block % 2u * 16u);
     if SCALE == BF16 {
-        return Group(bitcast<vec4<f32>>(halves << vec4(16u)), vec4(0.0), offset);
+        return Group(bitcast<vec4<f32>>(words << vec4(16u)), vec4(0.0), offset);
     }
-    let scales = vec4(
-        unpack2x16float(halves.x).x,
-        unpack2x16float(halves.y).x,
-        unpack2x16float(halves.z).x,
-        unpack2x16float(halves.w).x,
-    );
-    return Group(scales * scale, vec4(0.0), offset);
+    return Group(halves(words) * scale, vec4(0.0), offset);
 }

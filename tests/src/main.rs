@@ -10,6 +10,7 @@ mod chat;
 mod checkpoints;
 mod conformance;
 mod decoding;
+mod driver_faults;
 mod experts;
 mod fuzz;
 mod gguf;

@@ -87,7 +87,7 @@ fn a_wrong_kernel_is_found_and_its_reference_runs() {
         let faulty = KernelInfo::of::<Faulty>();
         let verdict = self_test(&faulty, opened, DType::F32, Coverage::Full).unwrap().unwrap();
         assert_eq!((verdict.compared, verdict.wrong), (9, 9), "{name}");
-        let quick = self_test(&faulty, opened, DType::F32, Coverage::Quick).unwrap().unwrap();
+        let quick = self_test(&faulty, opened, DType::F32, Coverage::Quick(&[])).unwrap().unwrap();
         assert_eq!((quick.compared, quick.is_right()), (3, false), "{name}");
         let why = quick.why.unwrap();
         assert!(why.starts_with("faulty 2: element 1 is "), "{name}: {why}");
@@ -105,7 +105,7 @@ fn right_kernels_are_trusted() {
     for (name, opened) in kiln_testkit::devices::opened() {
         for kernel in KERNELS.iter().filter(|kernel| ["kv_append", "linear", "sample"].contains(&kernel.name))
         {
-            match self_test(kernel, opened, DType::F32, Coverage::Quick).unwrap() {
+            match self_test(kernel, opened, DType::F32, Coverage::Quick(&[])).unwrap() {
                 Some(verdict) => assert!(verdict.is_right(), "{name}: {verdict:?}"),
                 None => assert_eq!((kernel.name, opened.info.class), ("sample", DeviceClass::Cpu)),
             }

@@ -1,10 +1,16 @@
 //! `kiln doctor`
 
-use std::{collections::BTreeSet, process::ExitCode, time::Instant};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
+    DtypeChoice, Model, ModelVerdict,
     burn::tensor::{DType, Int, Tensor, TensorData},
     device::{self, CopyBandwidth, DeviceName, Opened},
     kernels::{
@@ -15,8 +21,8 @@ use kiln::{
 use serde_json::json;
 
 use crate::{
-    display,
-    output::{Result, say},
+    display, load,
+    output::{Result, note, say},
 };
 
 /// Tokens of the vocabulary that choosing is timed with: as many as Llama 3 has.
@@ -30,6 +36,12 @@ pub(crate) struct DoctorArgs {
     /// Compare a few inputs of each kernel instead of all: seconds instead of minutes
     #[arg(long)]
     quick: bool,
+    /// Compare some blocks of a model (a folder, a GGUF file, or a name on the hub) with the same on the CPU, too, and the kernels in its formats
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// The type that the model is compared in: auto, f32, f16 or bf16
+    #[arg(long, default_value_t, value_name = "TYPE")]
+    dtype: DtypeChoice,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -44,20 +56,39 @@ struct Times {
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let device = device::open(args.device)?;
-    let verdicts = verdicts(&device, if args.quick { Coverage::Quick } else { Coverage::Full })?;
+    let model =
+        args.model.as_deref().map(|model| compared(model, &device, args.dtype)).transpose()?.flatten();
+    let formats = model.as_ref().map_or(&[][..], |model| &model.formats);
+    let verdicts = verdicts(&device, if args.quick { Coverage::Quick(formats) } else { Coverage::Full })?;
     let memory = device.measure_bandwidth(128 << 20)?;
     let copies = device.measure_copies()?;
     let times = times(&device)?;
     match args.json {
-        true => say(format_args!("{:#}", report(&device, &verdicts, memory, copies, &times)))?,
-        false => print(&device, &verdicts, memory, copies, &times)?,
+        true => {
+            say(format_args!("{:#}", report(&device, &verdicts, model.as_ref(), memory, copies, &times)))?
+        }
+        false => {
+            print(&device, &verdicts, memory, copies, &times)?;
+            model.as_ref().map_or(Ok(()), print_model)?;
+        }
     }
-    let all_right = verdicts.iter().all(Verdict::is_right);
+    let is_right = model.as_ref().is_none_or(|model| model.why.is_none());
+    let all_right = is_right && verdicts.iter().all(Verdict::is_right);
     Ok(if all_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Compares a model with itself on the CPU.
+fn compared(model: &Path, device: &Opened, dtype: DtypeChoice) -> Result<Option<ModelVerdict>> {
+    let folder = load::folder(Some(model))?;
+    let verdict = Model::builder(folder).opened(device.clone()).dtype(dtype).compare()?;
+    if verdict.is_none() {
+        note(format_args!("the model is not compared: it runs on the CPU, hears, or has few positions"));
+    }
+    Ok(verdict)
+}
+
 /// Compares every kernel, in every type of numbers that the device computes.
-fn verdicts(device: &Opened, coverage: Coverage) -> Result<Vec<Verdict>> {
+fn verdicts(device: &Opened, coverage: Coverage<'_>) -> Result<Vec<Verdict>> {
     let dtypes: Vec<DType> = [DType::F32, DType::F16, DType::BF16]
         .into_iter()
         .filter(|dtype| device.device.supports_dtype(*dtype))
@@ -165,9 +196,41 @@ fn print(
     say("Please report this text. `--kernels reference` computes without kernels, slower.")
 }
 
+fn print_model(verdict: &ModelVerdict) -> Result<()> {
+    let list = |items: Vec<String>| items.join(", ");
+    let ModelVerdict { blocks, dtype, formats, passes, ran, captured, why, without, .. } = verdict;
+    say(format_args!(
+        "model: blocks {} and the head in {}, against the CPU",
+        list(blocks.iter().map(usize::to_string).collect()),
+        dtype.name()
+    ))?;
+    if !formats.is_empty() {
+        say(format_args!("- packed: {}", list(formats.iter().map(|format| format.to_string()).collect())))?;
+    }
+    let ran = ran.iter().map(|ran| format!("{} ({}, {})", ran.kernel, ran.path, ran.count));
+    say(format_args!("- launched: {}", list(ran.collect())))?;
+    for pass in passes {
+        say(format_args!(
+            "- {} tokens: cosine {:.6}, farthest logit {:.3} of what is allowed",
+            pass.tokens, pass.cosine, pass.farthest
+        ))?;
+    }
+    if *captured == Some(true) {
+        say(format_args!("- captured steps give the tokens of launched ones"))?;
+    }
+    match why {
+        None => say(format_args!("- right")),
+        Some(why) if without.is_empty() => say(format_args!("- wrong, even without kernels: {why}")),
+        Some(why) => {
+            say(format_args!("- wrong: {why}; right without {}", list(without.iter().cloned().collect())))
+        }
+    }
+}
+
 fn report(
     device: &Opened,
     verdicts: &[Verdict],
+    model: Option<&ModelVerdict>,
     memory: f64,
     copies: Option<CopyBandwidth>,
     times: &Times,
@@ -198,5 +261,19 @@ fn report(
         "seconds": { "launch": times.launch, "greedy": times.greedy, "sampled": times.sampled },
         "vocabulary": VOCABULARY,
         "kernels": kernels,
+        "model": model.map(|model| json!({
+            "blocks": model.blocks,
+            "dtype": model.dtype.name(),
+            "formats": model.formats.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "passes": model.passes.iter().map(|pass| {
+                json!({ "tokens": pass.tokens, "cosine": pass.cosine, "farthest": pass.farthest })
+            }).collect::<Vec<_>>(),
+            "launched": model.ran.iter().map(|ran| {
+                json!({ "kernel": ran.kernel, "path": ran.path.to_string(), "count": ran.count })
+            }).collect::<Vec<_>>(),
+            "captured": model.captured,
+            "why": model.why,
+            "without": model.without,
+        })),
     })
 }

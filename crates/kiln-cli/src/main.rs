@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     let filter = match (filter, "ureq_proto::util=debug".parse()) {
         // It logs what is sent byte by byte, and the token of the hub is in it. What is set here is more specific than what is asked for.
         (Ok(filter), Ok(quiet)) => filter.add_directive(quiet),
-        _ => "off,kiln=warn".into(),
+        _ => "off,kiln=warn,kiln::self_test=info".into(),
     };
     let colours =
         io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());

@@ -11,7 +11,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -35,6 +35,8 @@ struct Shared {
     preparing: Mutex<usize>,
     /// Of copies to the device, where it can copy and compute at once.
     uploads: OnceLock<StreamId>,
+    /// Whether it said that it is lost.
+    lost: AtomicBool,
 }
 
 /// The allocations that a device had refused at some moment.
@@ -78,6 +80,7 @@ impl DeviceState {
             refused: AtomicU64::new(0),
             preparing: Mutex::new(0),
             uploads: OnceLock::new(),
+            lost: AtomicBool::new(false),
         }));
         all.push(state.clone());
         state
@@ -101,10 +104,17 @@ impl DeviceState {
     /// needs it, and not before.
     pub fn error(&self, text: impl Display) -> Error {
         let error = Error::of_device(text);
-        if matches!(error, Error::OutOfMemory { .. }) {
-            self.report_refusal();
+        match error {
+            Error::OutOfMemory { .. } => self.report_refusal(),
+            Error::DeviceLost(_) => self.0.lost.store(true, Ordering::Relaxed),
+            _ => {}
         }
         error
+    }
+
+    /// Whether the device said that it is lost: nothing is computed there any more.
+    pub fn is_lost(&self) -> bool {
+        self.0.lost.load(Ordering::Relaxed)
     }
 
     /// Does `work`, which may wait for the device. Burn re-raises here what the thread of the device panicked with.

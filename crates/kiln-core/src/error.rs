@@ -103,9 +103,9 @@ pub enum Error {
     #[error("the device failed: {0}")]
     Execution(String),
 
-    /// The device is gone, with all that it held; only a new process can use it again.
+    /// The device is gone, with all that it held. Opening it again may help, and on CUDA only a new process can.
     #[error(
-        "the device was lost ({0}); start again, with a smaller limit (`memory`) if it ran out of memory"
+        "the device was lost ({0}); load the model again, with a smaller limit (`memory`) if it ran out of memory"
     )]
     DeviceLost(String),
 }

@@ -4,7 +4,7 @@
 //! blocks, a folder, a link. Only regular files are read or replaced.
 
 use std::{
-    fs::{self, File, Metadata},
+    fs::{self, File, Metadata, TryLockError},
     io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
 };
@@ -263,6 +263,61 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut new = NewFile::create(path)?;
     new.file.write_all(bytes).map_err(|e| error(path, format!("cannot be written: {}", reason(&e))))?;
     new.finish()
+}
+
+/// A small file that one process has at a time, for a note that outlives it: the system lets go of it when the process ends, however that happens, and the note stays.
+#[derive(Debug)]
+pub struct Held {
+    path: PathBuf,
+    file: File,
+}
+
+impl Held {
+    /// Makes the file where there is none. `None` where another process has it.
+    ///
+    /// # Errors
+    /// [`Error::File`] where it cannot be opened, is no regular file, or is on a file system that cannot lock it.
+    pub fn take(path: &Path) -> Result<Option<Self>> {
+        if let Ok(metadata) = fs::metadata(path) {
+            regular(path, &metadata)?;
+        }
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|e| error(path, reason(&e)))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self { path: path.to_owned(), file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(e)) => Err(error(path, format!("cannot be locked: {}", reason(&e)))),
+        }
+    }
+
+    /// The note of whoever had it last, of at most `most` bytes.
+    ///
+    /// # Errors
+    /// [`Error::File`] where it cannot be read, is longer, or is not UTF-8.
+    pub fn read(&mut self, most: u64) -> Result<String> {
+        let mut bytes = Vec::new();
+        let read = self.file.rewind().and_then(|()| (&mut self.file).take(most + 1).read_to_end(&mut bytes));
+        read.map_err(|e| error(&self.path, reason(&e)))?;
+        if bytes.len() as u64 > most {
+            return Err(error(&self.path, format!("is longer than the {most} bytes of such a file")));
+        }
+        text(&self.path, bytes)
+    }
+
+    /// Replaces the note. It is on the disk when this returns.
+    ///
+    /// # Errors
+    /// [`Error::File`] where it cannot be written.
+    pub fn write(&mut self, note: &str) -> Result<()> {
+        let written = self.file.set_len(0).and_then(|()| self.file.rewind());
+        let written = written.and_then(|()| self.file.write_all(note.as_bytes()));
+        let written = written.and_then(|()| self.file.sync_data());
+        written.map_err(|e| Self::failed(&self.path, &e))
+    }
+
+    fn failed(path: &Path, e: &io::Error) -> Error {
+        error(path, format!("cannot be written: {}", reason(e)))
+    }
 }
 
 /// Whether a file could be written to `path`, asked before the work whose result it is to hold.

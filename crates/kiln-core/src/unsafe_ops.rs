@@ -38,6 +38,40 @@ pub fn silence_wayland() {
     }
 }
 
+/// Bytes of each heap of an adapter's memory, and whether it is the device's own; none where it is no adapter of Vulkan.
+///
+/// Trusts that wgpu's handles are those of the adapter, which lives as long as this borrows it.
+#[cfg(feature = "wgpu")]
+pub fn vulkan_heaps(adapter: &burn::tensor::wgpu::wgpu::Adapter) -> Vec<(u64, bool)> {
+    #[cfg(any(target_os = "linux", target_os = "windows", target_os = "android"))]
+    {
+        // SAFETY: see above; nothing is destroyed, and the properties are only read.
+        let properties = unsafe {
+            adapter.as_hal::<burn::tensor::wgpu::wgpu::hal::api::Vulkan>().map(|vulkan| {
+                let instance = vulkan.shared_instance().raw_instance();
+                instance.get_physical_device_memory_properties(vulkan.raw_physical_device())
+            })
+        };
+        let heaps = properties.iter().flat_map(|properties| properties.memory_heaps_as_slice());
+        // The first flag says that a heap is the device's own.
+        heaps.map(|heap| (heap.size, heap.flags.as_raw() & 1 == 1)).collect()
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "windows", target_os = "android")))]
+    {
+        _ = adapter;
+        Vec::new()
+    }
+}
+
+/// Leave to use extensions of wgpu that it calls experimental: matrix units.
+///
+/// Trusts that what is there of them is what Kiln takes it for, as cubecl does for every device that it opens.
+#[cfg(feature = "wgpu")]
+pub fn experimental_features() -> burn::tensor::wgpu::wgpu::ExperimentalFeatures {
+    // SAFETY: see above.
+    unsafe { burn::tensor::wgpu::wgpu::ExperimentalFeatures::enabled() }
+}
+
 /// A graph of launches of the device, as Burn holds it.
 pub type Graph = <Dispatch as BackendTypes>::GraphPrimitive;
 

@@ -8,6 +8,7 @@ use kiln_core::{
     packed::{PackedBuffer, Packing},
     read_back,
 };
+use kiln_weights::Format;
 
 use crate::{Arithmetic, Kernel, Kernels, PackedLayout, PackedMatrix, Path, Use, invariance::violation};
 
@@ -34,6 +35,7 @@ pub struct Case<K> {
     lacks: Lacks,
     tolerance: Tolerance,
     is_probed: bool,
+    format: Option<Format>,
 }
 
 impl<K> Case<K> {
@@ -45,6 +47,7 @@ impl<K> Case<K> {
             lacks: Box::new(|_, _, _| false),
             tolerance: Box::new(|_, _| 0.0),
             is_probed: false,
+            format: None,
         }
     }
 
@@ -73,6 +76,11 @@ impl<K> Case<K> {
         Self { is_probed: true, ..self }
     }
 
+    /// States the format of packed weights: quick self-tests of models that have it run the case.
+    pub fn of_format(self, format: impl Into<Option<Format>>) -> Self {
+        Self { format: format.into(), ..self }
+    }
+
     /// The inputs on a device, of type `dtype`.
     pub fn inputs(&self, device: &Device, dtype: DType) -> K {
         (self.inputs)(&mut Numbers::new(device, dtype))
@@ -99,10 +107,11 @@ pub struct AnyCase {
     lacks: Lacks,
     tolerance: Tolerance,
     is_probed: bool,
+    format: Option<Format>,
 }
 
 impl AnyCase {
-    pub(crate) fn of<K: Kernel>(Case { name, inputs, lacks, tolerance, is_probed }: Case<K>) -> Self {
+    pub(crate) fn of<K: Kernel>(Case { name, inputs, lacks, tolerance, is_probed, format }: Case<K>) -> Self {
         let inputs = Rc::new(inputs);
         let again = Rc::clone(&inputs);
         let run = move |kernels: &Kernels, dtype| {
@@ -113,12 +122,17 @@ impl AnyCase {
             violation(again(&mut Numbers::new(kernels.device(), dtype)), kernels)
         };
         let (run, invariance) = (Box::new(run), Box::new(invariance));
-        Self { kernel: K::NAME, name, run, invariance, lacks, tolerance, is_probed }
+        Self { kernel: K::NAME, name, run, invariance, lacks, tolerance, is_probed, format }
     }
 
     /// Whether quick self-tests run it, whichever others they leave out.
     pub(crate) fn is_probed(&self) -> bool {
         self.is_probed
+    }
+
+    /// The format of its packed weights.
+    pub(crate) fn format(&self) -> Option<Format> {
+        self.format
     }
 
     /// The results on the device of `kernels`, for inputs of type `dtype`.
@@ -248,6 +262,9 @@ pub use Layout::{Cut, Plain, Swapped};
 /// Numbers are not larger.
 pub(crate) const LARGEST: f64 = 2.0;
 
+/// What weights are multiplied by so that scales of float16 become subnormal in every format, and not 0.
+pub(crate) const SUBNORMAL_SCALES: f32 = 1.0 / 4096.0;
+
 /// Makes inputs that are equal on every device.
 #[derive(Debug)]
 pub struct Numbers {
@@ -296,7 +313,21 @@ impl Numbers {
         layout: PackedLayout,
         arithmetic: Arithmetic,
     ) -> PackedMatrix {
-        let numbers: Vec<f32> = (0..shape[0] * shape[1]).map(|_| self.next()).collect();
+        self.packed_matrix_times(1.0, shape, layout, arithmetic)
+    }
+
+    /// [`packed_matrix`](Self::packed_matrix) of numbers that are multiplied by `factor`.
+    ///
+    /// # Panics
+    /// If a row is no whole number of blocks.
+    pub fn packed_matrix_times(
+        &mut self,
+        factor: f32,
+        shape: [usize; 2],
+        layout: PackedLayout,
+        arithmetic: Arithmetic,
+    ) -> PackedMatrix {
+        let numbers: Vec<f32> = (0..shape[0] * shape[1]).map(|_| self.next() * factor).collect();
         let of_words = layout.words(shape).expect("rows are whole blocks");
         let mut bytes = vec![0; layout.format.bytes_of(numbers.len()).expect("rows are whole blocks")];
         let mut words = vec![0i32; of_words.iter().product()];

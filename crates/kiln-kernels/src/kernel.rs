@@ -78,6 +78,11 @@ pub trait Kernel: Clone + Sized + 'static {
     /// The shape of the main input, for traces.
     fn shape(&self) -> Vec<usize>;
 
+    /// Products of two numbers that it takes, where these are what GPUs take long for: of many rows. 0 for others.
+    fn work(&self) -> u64 {
+        0
+    }
+
     /// Computes it in plain Burn operations, on any device. This defines what the other implementations compute.
     fn reference(self) -> Self::Output;
 

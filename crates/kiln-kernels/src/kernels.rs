@@ -2,19 +2,24 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use burn::{
     backend::DispatchDevice,
     tensor::{DType, Device},
 };
-use kiln_core::{Error, Result};
+use kiln_core::{Error, Result, device_state::DeviceState};
 
 use kiln_weights::{Format, streams::Order};
 
 use crate::{
-    Choice, ExpertLinear, Kernel, Linear, NormedLinear, PackedLayout, Path, Ran, Unpack, linear::takes_packed,
+    Choice, ExpertLinear, Kernel, Linear, NormedLinear, PackedLayout, Path, Ran, Unpack, faults,
+    linear::takes_packed,
 };
 
 /// Runs kernels on one device. A model holds it; clones share their counts.
@@ -29,6 +34,18 @@ pub struct Kernels {
     /// Kernels whose reference runs in any case.
     distrusted: Arc<BTreeSet<&'static str>>,
     counts: Arc<Mutex<BTreeMap<(&'static str, Path), u64>>>,
+    /// Is told what is about to run.
+    watch: Option<Watch>,
+    submission: Submission,
+}
+
+#[derive(Clone)]
+struct Watch(Arc<dyn Fn(&'static str) + Send + Sync>);
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch")
+    }
 }
 
 impl Kernels {
@@ -50,13 +67,38 @@ impl Kernels {
                 return Err(Error::Setting { name: "kernels", why });
             }
         };
-        Ok(Self { device: device.clone(), path, distrusted: Arc::default(), counts: Arc::default() })
+        Ok(Self {
+            device: device.clone(),
+            path,
+            distrusted: Arc::default(),
+            counts: Arc::default(),
+            watch: None,
+            submission: Submission::default(),
+        })
     }
 
     /// Has the references of these kernels run, whatever was chosen: those that a [`self_test`](crate::self_test) found to be wrong.
     #[must_use]
     pub fn without(self, kernels: impl IntoIterator<Item = &'static str>) -> Self {
         Self { distrusted: Arc::new(kernels.into_iter().collect()), ..self }
+    }
+
+    /// [`without`](Self::without), for kernels beside those that are left out already.
+    #[must_use]
+    pub fn and_without(self, kernels: impl IntoIterator<Item = &'static str>) -> Self {
+        let before = self.distrusted.clone();
+        self.without(before.iter().copied().chain(kernels))
+    }
+
+    /// Kernels whose reference runs, whatever was chosen.
+    pub fn left_out(&self) -> impl Iterator<Item = &'static str> + use<'_> {
+        self.distrusted.iter().copied()
+    }
+
+    /// Has `watch` told the name of each kernel before it runs, when all before it have been computed: what then ends the process, or never ends, is that kernel.
+    #[must_use]
+    pub fn watched(self, watch: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
+        Self { watch: Some(Watch(Arc::new(watch))), ..self }
     }
 
     pub fn device(&self) -> &Device {
@@ -72,6 +114,15 @@ impl Kernels {
     pub fn run<K: Kernel>(&self, kernel: K) -> K::Output {
         let kernel = kernel.checked();
         let shape = tracing::enabled!(target: "kiln::kernels", tracing::Level::TRACE).then(|| kernel.shape());
+        if let Some(Watch(watch)) = &self.watch {
+            // What went wrong before is said where a result is read.
+            _ = DeviceState::of(&self.device).sync();
+            watch(K::NAME);
+        }
+        let work = kernel.work();
+        if self.path_of::<K>().is_on_gpu() {
+            faults::launched(K::NAME, &self.device);
+        }
         let done = match self.path_of::<K>() {
             Path::Reference => Err(kernel),
             Path::Native => kernel.native(),
@@ -82,6 +133,10 @@ impl Kernels {
             Ok(output) => (output, self.path),
             Err(kernel) => (kernel.reference(), Path::Reference),
         };
+        if self.path.is_on_gpu() && self.submission.is_full(work) {
+            // Where it fails, so does what waits for the work.
+            _ = DeviceState::of(&self.device).caught(|| self.device.flush());
+        }
         tracing::trace!(target: "kiln::kernels", kernel = K::NAME, %path, ?shape);
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((K::NAME, path)).or_default() += 1;
         output
@@ -131,6 +186,25 @@ impl Kernels {
     }
 }
 
+/// Work since launches were handed to the driver. Drivers end what takes longer than some seconds, and one forward pass of a prompt takes an integrated GPU as long.
+#[derive(Clone, Debug, Default)]
+struct Submission(Arc<AtomicU64>);
+
+impl Submission {
+    /// Products of two numbers that are handed over together: half a second of a GPU that computes 200 billion of them a second.
+    const MOST: u64 = 100_000_000_000;
+
+    /// Counts some work, and says whether it is time to hand it over.
+    fn is_full(&self, work: u64) -> bool {
+        let is_full =
+            work > 0 && self.0.fetch_add(work, Ordering::Relaxed).saturating_add(work) >= Self::MOST;
+        if is_full {
+            self.0.store(0, Ordering::Relaxed);
+        }
+        is_full
+    }
+}
+
 /// What executes the kernels of a device.
 #[allow(dead_code, reason = "which of them can be there depends on the features")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,5 +228,21 @@ impl Runtime {
             #[allow(unreachable_patterns, reason = "which variants there are depends on the features")]
             _ => Self::Other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_handed_over_before_drivers_lose_patience() {
+        let submission = Submission::default();
+        // A product of 512 rows of a prompt in a model of 8 billion parameters.
+        let product = 512 * 4096 * 14_336;
+        let before = (1..).take_while(|_| !submission.is_full(product)).count();
+        assert_eq!(before, 3, "in four products");
+        assert!(!submission.is_full(0) && !submission.is_full(product), "it begins anew");
+        assert!(submission.is_full(u64::MAX), "however much it is");
     }
 }

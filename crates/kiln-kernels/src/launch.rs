@@ -71,7 +71,13 @@ pub(crate) fn prefers_few_groups(device: &Device) -> bool {
     static AS_A_GPU: LazyLock<bool> = LazyLock::new(|| std::env::var_os("KILN_SHARE_AS_A_GPU").is_some());
 
     let is_software = match device.as_dispatch() {
-        DispatchDevice::Cube(CubeDevice::Wgpu(device)) => device.kind == WgpuDeviceKind::Cpu,
+        DispatchDevice::Cube(CubeDevice::Wgpu(wgpu)) => match wgpu.kind {
+            WgpuDeviceKind::Cpu => true,
+            // One that was opened again.
+            #[cfg(feature = "wgpu")]
+            WgpuDeviceKind::Existing(_) => crate::device::is_software_wgpu(device),
+            _ => false,
+        },
         #[cfg(feature = "cuda")]
         DispatchDevice::Cube(CubeDevice::Cuda(_)) => crate::device::is_software_cuda(),
         _ => false,

@@ -14,6 +14,8 @@ mod causal_conv;
 mod choice;
 pub mod device;
 mod expert_linear;
+#[doc(hidden)]
+pub mod faults;
 mod gated;
 mod half;
 pub mod invariance;

@@ -8,9 +8,9 @@ use kiln_weights::{Format, streams::Order};
 
 use crate::{
     Activation, Arithmetic, Gated, Kernel, Linear, Matrix, NormOrder, PackedLayout, RmsNorm, Rotary,
-    cases::{Case, LARGEST, Plain, Rounding},
+    cases::{Case, LARGEST, Plain, Rounding, SUBNORMAL_SCALES},
     invariance::{Extent, cut},
-    linear,
+    linear, packed_lines,
     shader::Shader,
 };
 
@@ -135,13 +135,14 @@ impl Kernel for NormedLinear {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        let of_weight = |packed: Option<Format>,
-                         x: [usize; 3],
-                         output: usize,
-                         given: Given,
-                         order: NormOrder| {
+        let of_weight_times = |factor: f32,
+                               packed: Option<Format>,
+                               x: [usize; 3],
+                               output: usize,
+                               given: Given,
+                               order: NormOrder| {
             let name = packed.map(Format::name);
-            let inputs = Case::new((name, x, output, given, order), move |numbers| {
+            let inputs = Case::new((name, x, output, given, order, factor), move |numbers| {
                 let then = match given {
                     Given::Nothing => Then::Nothing,
                     Given::Gate(activation) => Then::Gate(activation),
@@ -159,7 +160,8 @@ impl Kernel for NormedLinear {
                     weight: match packed {
                         Some(format) => {
                             let layout = PackedLayout { format, order: Order::Rows };
-                            Matrix::Packed(numbers.packed_matrix([output, x[2]], layout, Arithmetic::Floats))
+                            let (shape, exact) = ([output, x[2]], Arithmetic::Floats);
+                            Matrix::Packed(numbers.packed_matrix_times(factor, shape, layout, exact))
                         }
                         None => Matrix::Dense(numbers.tensor([output, x[2]], Plain)),
                     },
@@ -173,9 +175,9 @@ impl Kernel for NormedLinear {
             };
             // Products of n numbers, which are 1 in the mean, with scales of up to 1 + LARGEST. The reference rounds them twice, and the
             // product; then it multiplies that by another, or two of them by sines.
-            inputs.without(lacks).within(move |want, Rounding { single, ulp, .. }| {
+            inputs.of_format(packed).without(lacks).within(move |want, Rounding { single, ulp, .. }| {
                 let n = x[2] as f64;
-                let product = LARGEST * (1.0 + LARGEST) * n.sqrt();
+                let product = f64::from(factor) * LARGEST * (1.0 + LARGEST) * n.sqrt();
                 let off = product * (single * (n.sqrt() + 16.0) + 4.0 * ulp);
                 match given {
                     Given::Nothing => off + want.abs() * ulp,
@@ -184,6 +186,8 @@ impl Kernel for NormedLinear {
                 }
             })
         };
+        let of_weight =
+            |packed, x, output, given, order| of_weight_times(1.0, packed, x, output, given, order);
         let case = |x, output, given, order| of_weight(None, x, output, given, order);
         let mut cases = Vec::new();
         let rotate = |heads, head_dim, pairs, tables| Given::Rotate { heads, head_dim, pairs, tables };
@@ -215,6 +219,14 @@ impl Kernel for NormedLinear {
             (96, 3 * 80, rotate(2, 80, 40, 1)),
         ] {
             cases.push(of_weight(Some(Format::Bf16), [1, 3, input], output, given, NormOrder::ScaleThenCast));
+        }
+        // Models launch it in every format.
+        for format in Format::ALL.into_iter().filter(|format| packed_lines::pick(*format).is_some()) {
+            let input = 2 * format.block().max(32);
+            cases.push(of_weight(Some(format), [1, 3, input], 20, Given::Gate(Activation::Silu), order));
+            // A number that is not divisible by 3: no bias hides a scale that is taken for 0.
+            let (x, given) = ([1, 1, input], Given::Nothing);
+            cases.push(of_weight_times(SUBNORMAL_SCALES, Some(format), x, 8, given, order));
         }
         // Tables share memory with sums, and zero points with scales.
         for (format, given) in [

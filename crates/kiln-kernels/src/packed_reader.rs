@@ -300,7 +300,7 @@ fn byte_at(w: &Tensor<u32>, start: usize, i: usize) -> u32 {
     (w[start + i / 4] >> u32::cast_from(i % 4 * 8)) & 255u32
 }
 
-/// The scale of 16 bits.
+/// The scale of 16 bits. CUDA's conversion keeps subnormal numbers, whatever its arithmetic does with them; where there is none, integers do.
 #[cube]
 fn float_of(bits: u32, #[comptime] reading: Reading) -> f32 {
     if comptime!(reading.streams.is_some_and(|streams| streams.scale == ScaleType::Bf16)) {

@@ -2,14 +2,15 @@
 
 use burn::tensor::{DType, Device};
 use kiln_core::{Error, Result};
+use kiln_weights::Format;
 
 use crate::{Choice, KernelInfo, Kernels, Path, cases::AnyCase, device::Opened};
 
 /// How many inputs of a kernel are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coverage {
-    /// A few: all kernels together take about a second on a GPU.
-    Quick,
+pub enum Coverage<'a> {
+    /// A few, and all with weights that are packed in these formats: all kernels together take about a second on a GPU.
+    Quick(&'a [Format]),
     /// All that Kiln's own tests have.
     Full,
 }
@@ -24,7 +25,7 @@ pub struct Verdict {
     pub dtype: DType,
     /// How many inputs were compared.
     pub compared: usize,
-    /// How many gave a wrong result.
+    /// How many gave a wrong result, or one that depends on what is computed beside it.
     pub wrong: usize,
     /// What is wrong with the first of them, in a sentence.
     pub why: Option<String>,
@@ -36,8 +37,8 @@ impl Verdict {
     }
 }
 
-/// Compares the implementation of `kernel` that [`Choice::Auto`] selects on a device with its reference, computed on the CPU where this build has it.
-/// `None` if no implementation takes its inputs.
+/// Compares the implementation of `kernel` that [`Choice::Auto`] selects on a device with its reference, computed on the CPU where this build has it;
+/// and rows that are computed together with the same rows alone. `None` if no implementation takes its inputs.
 ///
 /// # Errors
 /// [`Error::DeviceLost`], [`Error::OutOfMemory`]. Other errors are wrong results.
@@ -45,29 +46,34 @@ pub fn self_test(
     kernel: &KernelInfo,
     device: &Opened,
     dtype: DType,
-    extent: Coverage,
+    coverage: Coverage<'_>,
 ) -> Result<Option<Verdict>> {
     /// Inputs of a quick test, besides those that it always has.
     const FEW: usize = 4;
 
     let device = &device.device;
     let reference = Kernels::new(Choice::Reference, &reference_device(device))?;
-    let path = Kernels::new(Choice::Auto, device)?.path();
+    let kernels = Kernels::new(Choice::Auto, device)?;
+    let path = kernels.path();
     let mut cases = kernel.cases();
     cases.retain(|case| path != Path::Reference && case.path(path, dtype, device) == path);
-    let step = match extent {
-        Coverage::Quick => cases.len().div_ceil(FEW),
-        Coverage::Full => 1,
+    let step = cases.len().div_ceil(FEW).max(1);
+    let is_compared = |(number, case): &(usize, &AnyCase)| match coverage {
+        Coverage::Quick(formats) => {
+            let is_launched = case.format().is_some_and(|format| formats.contains(&format));
+            number.is_multiple_of(step) || case.is_probed() || is_launched
+        }
+        Coverage::Full => true,
     };
     let mut verdict = Verdict { kernel: kernel.name, path, dtype, compared: 0, wrong: 0, why: None };
-    let is_compared =
-        |(number, case): &(usize, &AnyCase)| number.is_multiple_of(step.max(1)) || case.is_probed();
     for (_, case) in cases.iter().enumerate().filter(is_compared) {
         let want = case.run(&reference, dtype)?;
-        let why = match case.run(&Kernels::new(Choice::Auto, device)?, dtype) {
-            Ok(got) => case.difference(dtype, &got, &want),
-            Err(error @ (Error::DeviceLost(_) | Error::OutOfMemory { .. })) => return Err(error),
-            Err(error) => Some(error.to_string()),
+        let why = match case.run(&kernels, dtype) {
+            Ok(got) => match case.difference(dtype, &got, &want) {
+                None => sentence(case.variance(&kernels, dtype))?,
+                why => why,
+            },
+            Err(error) => sentence(Err(error))?,
         };
         verdict.compared += 1;
         if let Some(why) = why {
@@ -76,6 +82,15 @@ pub fn self_test(
         }
     }
     Ok((verdict.compared > 0).then_some(verdict))
+}
+
+/// What is wrong, where errors are wrong, too: but for those that say nothing of a kernel.
+fn sentence(found: Result<Option<String>>) -> Result<Option<String>> {
+    match found {
+        Err(error @ (Error::DeviceLost(_) | Error::OutOfMemory { .. })) => Err(error),
+        Err(error) => Ok(Some(error.to_string())),
+        found => found,
+    }
 }
 
 /// Where references are computed.

@@ -37,6 +37,9 @@ impl Shader {
         for (lines, pick) in self.options.iter().zip(picks.iter().copied()).chain([element]) {
             text = text.replacen(lines[0], lines[pick], 1);
         }
+        #[cfg(feature = "wgpu")]
+        return crate::faults::text(self.name, text);
+        #[cfg(not(feature = "wgpu"))]
         text
     }
 

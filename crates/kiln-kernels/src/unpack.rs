@@ -4,8 +4,12 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln_weights::{Format, streams::Order};
 
 use crate::{
-    Arithmetic, Kernel, PackedLayout, PackedMatrix, Path, cases::Case, invariance::Extent,
-    linear::takes_packed, packed_lines, shader::Shader,
+    Arithmetic, Kernel, PackedLayout, PackedMatrix, Path,
+    cases::{Case, SUBNORMAL_SCALES},
+    invariance::Extent,
+    linear::takes_packed,
+    packed_lines,
+    shader::Shader,
 };
 
 /// Rows of a packed weight: `[n, columns]`, in the type that it is used as.
@@ -133,10 +137,12 @@ impl Kernel for Unpack {
                 let block = format.block().max(32);
                 // Rows of floats may end within a run of 32 numbers.
                 let part = (format == Format::Bf16).then_some((44, 5));
-                for (columns, rows) in [(block, 1), (3 * block, 40)].into_iter().chain(part) {
+                let shapes = [(block, 1), (3 * block, 40)].into_iter().chain(part);
+                let shapes = shapes.map(|shape| (shape, 1.0)).chain([((block, 9), SUBNORMAL_SCALES)]);
+                for ((columns, rows), factor) in shapes {
                     let shape = [rows, columns];
-                    let case = Case::new((format.name(), order, shape), move |numbers| {
-                        let matrix = numbers.packed_matrix(shape, layout, Arithmetic::Floats);
+                    let case = Case::new((format.name(), order, shape, factor), move |numbers| {
+                        let matrix = numbers.packed_matrix_times(factor, shape, layout, Arithmetic::Floats);
                         let ids: Vec<i64> = (0..rows as i64).map(|i| i * 7 % rows as i64).collect();
                         let ids =
                             Tensor::from_data(TensorData::new(ids, [rows]), (numbers.device(), DType::I64));
@@ -144,7 +150,7 @@ impl Kernel for Unpack {
                     });
                     // Every device gives the numbers, to the bit.
                     let lacks = move |path, _| path != Path::Native && !takes_packed(path, layout);
-                    cases.push(case.without(lacks));
+                    cases.push(case.of_format(format).without(lacks));
                 }
             }
         }

@@ -79,6 +79,11 @@ pub trait Configured: fmt::Debug {
     fn tensor_names(&self) -> TensorNames;
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
+
+    /// The model with these of its blocks alone, which are ascending; `None` where it cannot do without the others.
+    fn only(&self, _blocks: &[usize]) -> Option<Box<dyn Configured>> {
+        None
+    }
 }
 
 /// Every architecture. A line here makes it loadable.

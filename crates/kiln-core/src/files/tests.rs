@@ -101,3 +101,19 @@ mod unix {
         refused(write(&itself, b""), "leads to itself");
     }
 }
+
+#[test]
+fn a_held_file_is_of_one_at_a_time_and_keeps_its_note() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("note");
+    let mut held = Held::take(&path).unwrap().unwrap();
+    assert_eq!(held.read(9).unwrap(), "");
+    held.write("a longer note").unwrap();
+    held.write("short").unwrap();
+    assert!(Held::take(&path).unwrap().is_none(), "another has it");
+    drop(held);
+    let mut held = Held::take(&path).unwrap().unwrap();
+    assert_eq!(held.read(5).unwrap(), "short");
+    refused(held.read(4), "longer than the 4 bytes");
+    refused(Held::take(folder.path()), "is a folder");
+}

@@ -12,6 +12,8 @@ mod cube;
 #[cfg(feature = "cpu")]
 mod native;
 mod packed;
+#[cfg(feature = "wgpu")]
+mod pieces;
 #[cfg(feature = "cube")]
 mod sharing;
 #[cfg(feature = "wgpu")]
@@ -115,6 +117,14 @@ impl Kernel for Attention {
         self.q.dims().into()
     }
 
+    fn work(&self) -> u64 {
+        let [rows, heads, new, head_dim] = self.q.dims();
+        let slots: usize = self.chain.iter().map(|kv| kv.keys.dims()[2]).sum();
+        // Scores, and sums of values.
+        let work = 2 * (rows * heads * new) as u64 * (slots * head_dim) as u64;
+        if new > INVARIANT_UP_TO { work } else { 0 }
+    }
+
     fn reference(self) -> Tensor<4> {
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
         reference(self.q, chain, self.positions.on_device)
@@ -131,8 +141,8 @@ impl Kernel for Attention {
         if !self.is_for_gpus() {
             return Err(self);
         }
-        let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
-        Ok(wgsl::dense(self.q, chain, self.positions.on_device))
+        let most = pieces::most(&self.q.device());
+        Ok(self.wgsl_within(most))
     }
 
     #[cfg(feature = "cube")]
@@ -175,6 +185,40 @@ impl Kernel for Attention {
 
     fn cases() -> Vec<Case<Self>> {
         cases::dense::cases()
+    }
+}
+
+#[cfg(feature = "wgpu")]
+impl Attention {
+    /// Computes it with shaders, and no tensor that they write has more than `most` bytes but the result.
+    fn wgsl_within(self, most: usize) -> Tensor<4> {
+        let (q, kv_heads) = (self.q.dims(), self.chain[0].keys.dims()[1]);
+        let device = self.q.device();
+        let share = |kv: &DenseKv| sharing::Sharing::new(q, kv.keys.dims(), &self.shape, &device);
+        let splits = pieces::splits(&self.chain.iter().map(share).collect::<Vec<_>>());
+        pieces::in_pieces(q, kv_heads, splits, most, |piece| {
+            let Self { q, chain, positions, shape } = match piece {
+                Some(piece) => self.piece(&piece, q[1] / kv_heads),
+                None => self.clone(),
+            };
+            wgsl::dense(q, Buffers::chain(chain, &shape, &positions), positions.on_device)
+        })
+    }
+
+    /// These rows, and heads of keys with the `each` heads of queries that each has.
+    fn piece(&self, piece: &pieces::Piece, each: usize) -> Self {
+        let Self { q, chain, positions, shape } = self.clone();
+        let cut = |kv: DenseKv| DenseKv {
+            keys: pieces::cut_heads(kv.keys, piece, 1),
+            values: pieces::cut_heads(kv.values, piece, 1),
+            ..kv
+        };
+        Self {
+            q: pieces::cut_heads(q, piece, each),
+            chain: chain.into_iter().map(cut).collect(),
+            positions: positions.narrow(piece[0].clone()),
+            shape,
+        }
     }
 }
 

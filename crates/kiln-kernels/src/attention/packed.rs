@@ -4,14 +4,18 @@ use burn::tensor::{FloatDType, Int, IntDType, Tensor};
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "wgpu")]
-use kiln_core::packed::Packing;
+use kiln_core::packed::{PackedBuffer, Packing};
 use kiln_core::{layer::Positions, packed::PackedKv, view::DenseKv};
 
 #[cfg(feature = "cube")]
 use super::sharing::{LARGEST_HEAD, Sharing};
 use super::{AttentionShape, Buffers, cases, checked_places, cut_dense, reference};
 #[cfg(feature = "wgpu")]
-use super::{Limits, sharing::Rows};
+use super::{
+    Limits,
+    pieces::{Piece, cut_heads, in_pieces, splits},
+    sharing::Rows,
+};
 #[cfg(feature = "cube")]
 use crate::kernel::INVARIANT_UP_TO;
 use crate::{
@@ -81,7 +85,8 @@ impl Kernel for AttentionPacked {
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<Tensor<4>, Self> {
         if let Some(sharings) = self.sharings() {
-            return Ok(wgsl(self, sharings));
+            let most = super::pieces::most(&self.q.device());
+            return Ok(self.wgsl_within(most, sharings));
         }
         if !self.is_for_gpus() {
             return Err(self);
@@ -181,6 +186,40 @@ impl AttentionPacked {
     }
 }
 
+#[cfg(feature = "wgpu")]
+impl AttentionPacked {
+    /// Computes few queries with shaders, and no tensor that they write has more than `most` bytes but the result.
+    pub(super) fn wgsl_within(self, most: usize, sharings: [Sharing; 2]) -> Tensor<4> {
+        let (q, kv_heads) = (self.q.dims(), self.packed.keys.codes.dims()[1]);
+        in_pieces(q, kv_heads, splits(&sharings), most, |piece| match piece {
+            Some(piece) => wgsl(self.piece(&piece, q[1] / kv_heads), sharings),
+            None => wgsl(self.clone(), sharings),
+        })
+    }
+
+    /// These rows, and heads of keys with the `each` heads of queries that each has.
+    fn piece(&self, piece: &Piece, each: usize) -> Self {
+        let Self { q, packed, recent, positions, shape } = self.clone();
+        let cut = |tensor| cut_heads(tensor, piece, 1);
+        let [keys, values] = [packed.keys, packed.values].map(|buffer| cut_heads_of(buffer, piece));
+        Self {
+            q: cut_heads(q, piece, each),
+            packed: PackedKv { keys, values, ..packed },
+            recent: DenseKv { keys: cut(recent.keys), values: cut(recent.values), ..recent },
+            positions: positions.narrow(piece[0].clone()),
+            shape,
+        }
+    }
+}
+
+/// These rows and heads of a packed buffer.
+#[cfg(feature = "wgpu")]
+fn cut_heads_of(PackedBuffer { codes, scales }: PackedBuffer, [rows, heads]: &Piece) -> PackedBuffer {
+    let cut =
+        |words: Tensor<4, Int>| words.narrow(0, rows.start, rows.len()).narrow(1, heads.start, heads.len());
+    PackedBuffer { codes: cut(codes), scales: cut(scales) }
+}
+
 #[cfg(feature = "cube")]
 impl AttentionPacked {
     /// Whether GPU kernels compute it, from codes or from dense copies.
@@ -190,7 +229,7 @@ impl AttentionPacked {
     }
 
     /// How packed and recent keys are shared, where queries are few.
-    fn sharings(&self) -> Option<[Sharing; 2]> {
+    pub(super) fn sharings(&self) -> Option<[Sharing; 2]> {
         let [batch, kv_heads, slots, _] = self.packed.keys.codes.dims();
         let (device, q, recent) = (self.q.device(), self.q.dims(), self.recent.keys.dims());
         let nothing = q.iter().product::<usize>() * slots * recent[2] == 0;

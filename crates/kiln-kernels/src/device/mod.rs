@@ -195,7 +195,8 @@ pub fn list() -> (Vec<DeviceInfo>, Vec<Error>) {
     (found, missing)
 }
 
-/// Opens the device of that name. Opening one twice gives the same device.
+/// Opens the device of that name. Opening one twice gives the same device, but for one that was lost: it is another then, and launches are handed to it in
+/// smaller parts. CUDA has none in the same process.
 ///
 /// # Errors
 /// [`Error::Device`] that says what is missing.
@@ -287,17 +288,37 @@ fn not_compiled(device: DeviceName, feature: &str) -> Error {
     unavailable(device, format!("this kiln was built without it; build with `--features {feature}`"))
 }
 
+/// The system and its version; `None` in builds that do not ask.
+#[cfg(feature = "wgpu")]
+fn system_version() -> Option<String> {
+    #[cfg(feature = "cpu")]
+    return sysinfo::System::long_os_version();
+    #[cfg(not(feature = "cpu"))]
+    None
+}
+
+/// Bytes of the system's memory; `None` in builds that do not ask.
+#[allow(clippy::unnecessary_wraps, reason = "some builds do not know")]
+fn system_memory() -> Option<u64> {
+    #[cfg(feature = "cpu")]
+    {
+        use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+        let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+        let system = System::new_with_specifics(what);
+        // A container may have less than the machine.
+        let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
+        Some(limit.min(system.total_memory()))
+    }
+    #[cfg(not(feature = "cpu"))]
+    None
+}
+
 #[cfg(feature = "cpu")]
 fn cpu_info() -> Result<DeviceInfo> {
-    use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+    use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
-    let what = RefreshKind::nothing()
-        .with_cpu(CpuRefreshKind::nothing())
-        .with_memory(MemoryRefreshKind::nothing().with_ram());
-    let system = System::new_with_specifics(what);
-    // A container may have less than the machine.
-    let memory =
-        system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory).min(system.total_memory());
+    let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
     let brand = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned()).unwrap_or_default();
     Ok(DeviceInfo {
         name: DeviceName::Cpu,
@@ -305,7 +326,7 @@ fn cpu_info() -> Result<DeviceInfo> {
         adapter: format!("{brand} ({} threads)", rayon::current_num_threads()),
         driver: "burn-flex".to_owned(),
         api: format!("native, {}", kiln_simd::best().name()),
-        memory: Some(memory),
+        memory: system_memory(),
         f16: false,
         subgroups: None,
         matrix_units: None,
@@ -329,10 +350,12 @@ fn open_cpu() -> Result<Opened> {
 }
 
 #[cfg(feature = "wgpu")]
-pub(crate) use wgpu::matrix_units;
-#[cfg(feature = "wgpu")]
 use wgpu::{infos as wgpu_infos, open as open_wgpu};
+#[cfg(feature = "wgpu")]
+pub(crate) use wgpu::{is_software as is_software_wgpu, largest_binding, lose, matrix_units};
 
+#[cfg(not(feature = "wgpu"))]
+pub(crate) fn lose(_: &Device) {}
 #[cfg(not(feature = "wgpu"))]
 fn wgpu_infos() -> Result<Vec<DeviceInfo>> {
     Err(not_compiled(DeviceName::Wgpu(None), "wgpu"))

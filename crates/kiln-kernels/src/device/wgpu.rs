@@ -12,21 +12,31 @@ use std::{
 
 use burn::tensor::{
     Device, DeviceKind,
-    wgpu::{WgpuBackend, wgpu},
+    wgpu::{WgpuBackend, WgpuSetup, wgpu},
 };
 use kiln_core::{
     Result,
     device_state::{DeviceState, REFUSAL},
     read_back::block_on,
+    unsafe_ops,
 };
 
 use super::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, unavailable};
 
 /// Devices opened so far, by their number: Burn initialises a runtime once a process.
-static OPENED: Mutex<Option<HashMap<usize, Opened>>> = Mutex::new(None);
+static OPENED: Mutex<Option<HashMap<usize, Handles>>> = Mutex::new(None);
+
+/// A device that was opened.
+struct Handles {
+    opened: Opened,
+    setup: WgpuSetup,
+}
 
 /// Launches that are handed to the driver together. A decode step of a large model has a few hundred, and each submission takes as long as many of them.
 const LAUNCHES_A_SUBMISSION: usize = 256;
+
+/// As [`LAUNCHES_A_SUBMISSION`], on a device that was lost before: a driver may have taken too long for what it was handed.
+const LAUNCHES_AFTER_A_LOSS: usize = 16;
 
 #[derive(Clone)]
 struct Adapter {
@@ -40,7 +50,8 @@ pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
     let adapters = adapters();
     if adapters.is_empty() {
         let why = "no Vulkan, Metal or DX12 driver offers an adapter (OpenGL is not used: kernels give wrong results \
-                   on it); install the GPU's driver, or mesa-vulkan-drivers for a software device";
+                   on it; nor is DX12 without dxcompiler.dll); install the GPU's driver, or mesa-vulkan-drivers for a \
+                   software device";
         return Err(unavailable(DeviceName::Wgpu(None), why));
     }
     Ok(adapters.into_iter().map(|adapter| adapter.info).collect())
@@ -73,8 +84,14 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
     let mut opened =
         OPENED.lock().map_err(|_| unavailable(name, "an earlier attempt to open it panicked"))?;
     let opened = opened.get_or_insert_default();
-    if let Some(device) = opened.get(&number) {
-        return Ok(device.clone());
+    if let Some(Handles { opened: device, setup }) = opened.get(&number) {
+        if !DeviceState::of(&device.device).is_lost() {
+            return Ok(device.clone());
+        }
+        let again = open_again(device, setup)?;
+        let device = again.opened.clone();
+        opened.insert(number, again);
+        return Ok(device);
     }
     let (device, setup) = Device::wgpu_options()
         .device_kind(adapter.kind)
@@ -82,14 +99,65 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
         .tasks_max(LAUNCHES_A_SUBMISSION)
         .init_with_setup()
         .map_err(|e| unavailable(name, e))?;
-    let state = DeviceState::of(&device);
-    setup.device.on_uncaptured_error(Arc::new(move |error| give_up(&state, error)));
+    watch(&device, &setup);
     let has_matrix_units = setup.device.features().contains(MATRIX_UNITS);
     let info =
         DeviceInfo { matrix_units: adapter.info.matrix_units.filter(|_| has_matrix_units), ..adapter.info };
     let device = Opened { device, info };
-    opened.insert(number, device.clone());
+    opened.insert(number, Handles { opened: device.clone(), setup });
     Ok(device)
+}
+
+/// Has errors of a device end what its thread is at.
+fn watch(device: &Device, setup: &WgpuSetup) {
+    let state = DeviceState::of(device);
+    setup.device.on_uncaptured_error(Arc::new(move |error| give_up(&state, error)));
+}
+
+/// A new device of the adapter of one that was lost.
+fn open_again(lost: &Opened, setup: &WgpuSetup) -> Result<Handles> {
+    let failed = |e: &dyn std::fmt::Display| {
+        unavailable(lost.info.name, format!("it was lost, and opening it again failed: {e}"))
+    };
+    // As cubecl asks for the first.
+    let adapter = &setup.adapter;
+    let descriptor = wgpu::DeviceDescriptor {
+        required_features: adapter.features().difference(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS),
+        required_limits: adapter.limits(),
+        memory_hints: wgpu::MemoryHints::MemoryUsage,
+        experimental_features: unsafe_ops::experimental_features(),
+        ..wgpu::DeviceDescriptor::default()
+    };
+    let (device, queue) = block_on(adapter.request_device(&descriptor)).map_err(|e| failed(&e))?;
+    let setup = WgpuSetup { device, queue, ..setup.clone() };
+    let device = Device::wgpu_options()
+        .tasks_max(LAUNCHES_AFTER_A_LOSS)
+        .setup(setup.clone())
+        .init()
+        .map_err(|e| failed(&e))?;
+    watch(&device, &setup);
+    Ok(Handles { opened: Opened { device, info: lost.info.clone() }, setup })
+}
+
+/// Has a device be lost, as drivers lose one.
+pub(crate) fn lose(device: &Device) {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let handles = opened.iter().flat_map(HashMap::values).find(|handles| handles.opened.device == *device);
+    if let Some(handles) = handles {
+        handles.setup.device.destroy();
+    }
+}
+
+/// What `read` makes of what is known of a device that [`open`] opened.
+fn info<T>(device: &Device, read: impl FnOnce(&DeviceInfo) -> T) -> Option<T> {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = opened.iter().flat_map(HashMap::values);
+    Some(read(&all.find(|handles| handles.opened.device == *device)?.opened.info))
+}
+
+/// Whether a device that was opened again imitates a GPU.
+pub(crate) fn is_software(device: &Device) -> bool {
+    info(device, |info| info.class == DeviceClass::Software).unwrap_or(false)
 }
 
 /// What shaders that multiply with matrix units need. cubecl requests everything that the adapter has.
@@ -99,14 +167,19 @@ const MATRIX_UNITS: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MA
 
 /// The matrix units of a device that [`open`] opened.
 pub(crate) fn matrix_units(device: &Device) -> Option<MatrixUnits> {
-    let opened = OPENED.lock().ok()?;
-    opened.as_ref()?.values().find(|opened| opened.device == *device)?.info.matrix_units
+    info(device, |info| info.matrix_units)?
+}
+
+/// Bytes of the largest tensor that a kernel on a device that [`open`] opened can be given.
+pub(crate) fn largest_binding(device: &Device) -> Option<usize> {
+    info(device, |info| info.largest_binding)
 }
 
 /// What [`matrix_units`] says from now on.
 pub(super) fn set_matrix_units(device: &Device, units: Option<MatrixUnits>) {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    for opened in opened.iter_mut().flat_map(HashMap::values_mut).filter(|opened| opened.device == *device) {
+    let all = opened.iter_mut().flat_map(HashMap::values_mut).map(|handles| &mut handles.opened);
+    for opened in all.filter(|opened| opened.device == *device) {
         opened.info.matrix_units = units;
     }
 }
@@ -145,6 +218,29 @@ fn give_up(state: &DeviceState, error: wgpu::Error) {
     }
 }
 
+/// The driver with its version; where the API says nothing, the system, which the driver is a part of.
+fn driver_of(driver: &str, version: &str, system: impl FnOnce() -> Option<String>) -> String {
+    match format!("{driver} {version}").trim() {
+        "" => system().map_or_else(|| "unknown".to_owned(), |system| format!("of {system}")),
+        driver => driver.to_owned(),
+    }
+}
+
+/// Bytes of the largest tensor. Shaders count elements in 32 bits, and Metal binds more.
+fn largest_binding_of(limits: &wgpu::Limits) -> usize {
+    let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+    usize::try_from(largest.min(u64::from(u32::MAX))).unwrap_or(usize::MAX)
+}
+
+/// Bytes of an adapter with these heaps of Vulkan, each with whether it is the device's own: of the largest of its own; of any, where its memory is the system's, of
+/// which drivers call small parts its own. Where there are none, what it may take of the system's.
+fn memory_of(heaps: &[(u64, bool)], class: DeviceClass, system: Option<u64>) -> Option<u64> {
+    let is_separate = matches!(class, DeviceClass::Discrete | DeviceClass::Virtual);
+    let heaps = heaps.iter().filter(|(_, is_own)| *is_own || !is_separate).map(|(bytes, _)| *bytes);
+    // Metal and DX12 recommend from half to three quarters.
+    heaps.max().or(system.filter(|_| !is_separate).map(|bytes| bytes / 2))
+}
+
 /// They are looked for once a process: it takes a while, and drivers may say something each time.
 fn adapters() -> Vec<Adapter> {
     static FOUND: OnceLock<Vec<Adapter>> = OnceLock::new();
@@ -166,8 +262,10 @@ fn find_adapters() -> Vec<Adapter> {
 }
 
 fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
-    let descriptor =
+    let mut descriptor =
         wgpu::InstanceDescriptor { backends, ..wgpu::InstanceDescriptor::new_without_display_handle() };
+    // Without it, wgpu takes FXC, which has no float16 and compiles a shader for minutes.
+    descriptor.backend_options.dx12.shader_compiler = wgpu::Dx12Compiler::default_dynamic_dxc();
     let found = block_on(wgpu::Instance::new(descriptor).enumerate_adapters(backends));
     // Burn counts the adapters of each class apart.
     let (mut discrete, mut integrated, mut virtual_, mut software) = (0, 0, 0, 0);
@@ -198,18 +296,53 @@ fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
             name: DeviceName::Wgpu(None),
             class,
             adapter: info.name,
-            driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+            driver: driver_of(&info.driver, &info.driver_info, super::system_version),
             api: format!("{:?}", info.backend),
-            memory: None,
+            memory: memory_of(&unsafe_ops::vulkan_heaps(&adapter), class, super::system_memory()),
             f16: features.contains(wgpu::Features::SHADER_F16),
             subgroups: subgroups.then_some((info.subgroup_min_size, info.subgroup_max_size)),
             matrix_units: matrix_units_of(&adapter),
-            largest_binding: usize::try_from(
-                limits.max_storage_buffer_binding_size.min(limits.max_buffer_size),
-            )
-            .unwrap_or(usize::MAX),
+            largest_binding: largest_binding_of(&limits),
         };
         adapters.push(Adapter { info, backend, kind });
     }
     adapters
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_the_device_s_own_or_the_system_s() {
+        use DeviceClass::{Discrete, Integrated};
+
+        // A large heap, a window that the host writes through, and the host's memory.
+        let heaps = [(8 << 30, true), (256 << 20, true), (32 << 30, false)];
+        assert_eq!(memory_of(&heaps, Discrete, Some(64 << 30)), Some(8 << 30));
+        // What the firmware set aside, and all that the driver may take.
+        assert_eq!(memory_of(&[(512 << 20, true), (14 << 30, false)], Integrated, None), Some(14 << 30));
+        assert_eq!(memory_of(&[], Integrated, Some(16 << 30)), Some(8 << 30));
+        assert_eq!(memory_of(&[], Discrete, Some(16 << 30)), None, "nobody says");
+    }
+
+    #[test]
+    fn a_driver_without_a_version_is_that_of_the_system() {
+        let system = || Some("macOS 15.1 Sequoia".to_owned());
+        assert_eq!(driver_of("", "", system), "of macOS 15.1 Sequoia");
+        assert_eq!(driver_of("", "", || None), "unknown");
+        assert_eq!(driver_of("radv", "Mesa 26.0", system), "radv Mesa 26.0");
+    }
+
+    #[test]
+    fn no_binding_is_counted_in_more_than_32_bits() {
+        let limits = wgpu::Limits {
+            max_storage_buffer_binding_size: 1 << 34,
+            max_buffer_size: 1 << 35,
+            ..wgpu::Limits::default()
+        };
+        assert_eq!(largest_binding_of(&limits), u32::MAX as usize);
+        let limits = wgpu::Limits { max_storage_buffer_binding_size: 1 << 27, ..limits };
+        assert_eq!(largest_binding_of(&limits), 1 << 27);
+    }
 }

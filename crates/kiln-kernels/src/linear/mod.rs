@@ -30,7 +30,7 @@ use kiln_weights::{Format, streams::Order};
 
 use crate::{
     Arithmetic, Kernel, Matrix, PackedLayout, Path,
-    cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, Swapped},
+    cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, SUBNORMAL_SCALES, Swapped},
     invariance::{Extent, cut},
     kernel::INVARIANT_UP_TO,
     packed_lines, product,
@@ -74,6 +74,11 @@ impl Kernel for Linear {
 
     fn shape(&self) -> Vec<usize> {
         self.x.dims().into()
+    }
+
+    fn work(&self) -> u64 {
+        let [rows, tokens, input] = self.x.dims();
+        work_of(rows * tokens, input, self.weight.rows())
     }
 
     fn reference(self) -> Tensor<3> {
@@ -154,25 +159,34 @@ impl Kernel for Linear {
             };
             within(inputs.without_on(lacks), x[2])
         };
-        let packed = |packing: PackedLayout, arithmetic, x: [usize; 3], layout: Layout, output: usize| {
-            let name = ("packed", packing.format.name(), packing.order, arithmetic, x, layout, output);
-            let inputs = Case::new(name, move |numbers| {
-                let weight = Matrix::Packed(numbers.packed_matrix([output, x[2]], packing, arithmetic));
-                let bias = output.is_multiple_of(2).then(|| numbers.tensor([output], Plain));
-                let residual = output.is_multiple_of(5).then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
-                Self { x: numbers.tensor(x, layout), weight, bias, residual }
-            });
-            let lacks = move |path, _| !takes_packed(path, packing);
-            // Vectors that are rounded to bytes are off by up to half a step, evenly: the sum has a standard deviation, and no
-            // result is six of them off.
-            let step = LARGEST / 127.0;
-            let rounded = 6.0 * (x[2] as f64).sqrt() * LARGEST * step / 12f64.sqrt();
-            let rounded = if arithmetic == Arithmetic::Integers { rounded } else { 0.0 };
-            inputs.without(lacks).within(move |want, Rounding { single, ulp, .. }| {
-                let n = x[2] as f64;
-                let exact = LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp);
-                exact + want.abs() * ulp + rounded
-            })
+        let packed_times =
+            |factor: f32, packing: PackedLayout, arithmetic, x: [usize; 3], layout: Layout, output: usize| {
+                let name =
+                    ("packed", packing.format.name(), packing.order, arithmetic, x, layout, output, factor);
+                let inputs = Case::new(name, move |numbers| {
+                    let weight = numbers.packed_matrix_times(factor, [output, x[2]], packing, arithmetic);
+                    let weight = Matrix::Packed(weight);
+                    let bias = output.is_multiple_of(2).then(|| numbers.tensor([output], Plain));
+                    let residual =
+                        output.is_multiple_of(5).then(|| numbers.tensor([x[0], x[1], output], Cut(2)));
+                    Self { x: numbers.tensor(x, layout), weight, bias, residual }
+                });
+                let lacks = move |path, _| !takes_packed(path, packing);
+                // Vectors that are rounded to bytes are off by up to half a step, evenly: the sum has a standard deviation, and no
+                // result is six of them off.
+                let (step, largest) = (LARGEST / 127.0, LARGEST * f64::from(factor));
+                let rounded = 6.0 * (x[2] as f64).sqrt() * largest * step / 12f64.sqrt();
+                let rounded = if arithmetic == Arithmetic::Integers { rounded } else { 0.0 };
+                inputs.of_format(packing.format).without(lacks).within(
+                    move |want, Rounding { single, ulp, .. }| {
+                        let n = x[2] as f64;
+                        let exact = LARGEST * largest * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp);
+                        exact + want.abs() * ulp + rounded
+                    },
+                )
+            };
+        let packed = |packing, arithmetic, x, layout, output| {
+            packed_times(1.0, packing, arithmetic, x, layout, output)
         };
         let mut cases = Vec::new();
         for (rows, tokens) in [(1, 1), (2, 1), (1, 3), (2, 2), (1, 5), (4, 4), (2, 16)] {
@@ -228,6 +242,9 @@ impl Kernel for Linear {
                     let (blocks, output) = [(1, 1), (3, 96), (4, 41), (16, 9)][(i + format as usize) % 4];
                     cases.push(packed(packing, arithmetic, [rows, tokens, blocks * block], Plain, output));
                 }
+                // No bias or residual hides a scale that is taken for 0.
+                let x = [1, 3, 2 * block];
+                cases.push(packed_times(SUBNORMAL_SCALES, packing, arithmetic, x, Plain, 11));
                 if order == Order::Sixteens || format == Format::Q4_0 {
                     cases.push(packed(packing, arithmetic, [2, 2, 2 * block], Swapped(1, 2), 70));
                     cases.push(packed(packing, arithmetic, [2, 2, 2 * block], Cut(2), 70));
@@ -240,6 +257,12 @@ impl Kernel for Linear {
         cases.push(case([1, 65, 48], Plain, 66, true, true).probed());
         cases
     }
+}
+
+/// [`Kernel::work`] of a product.
+fn work_of(rows: usize, input: usize, output: usize) -> u64 {
+    // Few rows take as long as reading the weights, and their steps may be recorded.
+    if rows > INVARIANT_UP_TO { rows as u64 * input as u64 * output as u64 } else { 0 }
 }
 
 /// Whether an implementation for GPUs takes more than a few rows.

@@ -288,6 +288,38 @@ impl Checkpoint {
         experts.map(|(name, entry)| self.held(name, entry, kernels, dtype)).sum()
     }
 
+    /// [`held_bytes`](Self::held_bytes) without blocks that are none of these.
+    pub fn held_bytes_of(&self, blocks: &[usize], kernels: &Kernels, dtype: DType) -> u64 {
+        let kept = |name: &str| block_of(name).is_none_or(|(block, _)| blocks.contains(&block));
+        let kept = self.tensors.iter().filter(|(name, _)| kept(name));
+        kept.map(|(name, entry)| self.held(name, entry, kernels, dtype)).sum()
+    }
+
+    /// What tensors each of so many blocks has, with their types and shapes, in a text that is the same for equal blocks. For 0 blocks: those of no block.
+    pub fn block_kinds(&self, blocks: usize) -> Vec<String> {
+        let mut kinds = vec![String::new(); blocks.max(1)];
+        for (name, entry) in &self.tensors {
+            let format =
+                self.format(entry).map_or_else(|| entry.stored.to_string(), |format| format.to_string());
+            let (block, rest) = match block_of(name) {
+                Some((block, rest)) if blocks > 0 => (block, rest),
+                None if blocks == 0 => (0, name.as_str()),
+                _ => continue,
+            };
+            if let Some(kind) = kinds.get_mut(block) {
+                *kind += &format!("{rest} {format} {:?}\n", entry.shape);
+            }
+        }
+        kinds
+    }
+
+    /// The formats of weights that stay packed with these kernels.
+    pub fn packed_formats(&self, kernels: &Kernels, dtype: DType) -> Vec<Format> {
+        let used: Vec<_> = self.tensors.values().filter_map(|entry| self.format(entry)).collect();
+        let packed = Format::ALL.into_iter().filter(|format| kernels.packed_layout(*format, dtype).is_some());
+        packed.filter(|format| used.contains(format)).collect()
+    }
+
     fn held(&self, name: &str, entry: &Entry, kernels: &Kernels, dtype: DType) -> u64 {
         let numbers = entry.shape.iter().product::<usize>();
         let (count, rows, columns) = match entry.shape[..] {
@@ -407,6 +439,13 @@ impl Checkpoint {
         };
         path.unwrap_or(&self.folder).to_owned()
     }
+}
+
+/// The block that a tensor is of, by its name in a folder or a GGUF file, and what follows in the name.
+fn block_of(name: &str) -> Option<(usize, &str)> {
+    let after = ["layers.", "blk."].into_iter().find_map(|before| Some(name.split_once(before)?.1))?;
+    let (number, rest) = after.split_once('.')?;
+    Some((number.parse().ok()?, rest))
 }
 
 /// Whether a tensor, by its name in a folder or a GGUF file, has weights of experts that tokens are routed to.

@@ -45,6 +45,8 @@ pub(crate) struct DecoderConfig {
     pub(crate) embedding_scale: Option<f32>,
     pub(crate) attention: AttentionConfig,
     pub(crate) blocks: Vec<BlockConfig>,
+    /// The numbers that blocks have in the checkpoint; `None`: they are all there, in their order.
+    pub(crate) numbers: Option<Vec<usize>>,
     pub(crate) mlp: MlpConfig,
     /// Whether activations stay within float16.
     pub(crate) fits_float16: bool,
@@ -64,6 +66,7 @@ impl DecoderConfig {
             float32_residual: false,
             embedding_scale: None,
             fits_float16: true,
+            numbers: None,
             final_softcap: None,
             sizes: Sizes { positions: ropes.full.stretched(sizes.positions), ..sizes },
             ropes: Some(ropes),
@@ -95,6 +98,7 @@ impl DecoderConfig {
             float32_residual: false,
             embedding_scale: None,
             fits_float16: true,
+            numbers: None,
             final_softcap: None,
             ropes: None,
             learned_positions: Some(sizes.positions),
@@ -121,6 +125,7 @@ impl DecoderConfig {
             float32_residual: true,
             embedding_scale: None,
             fits_float16: true,
+            numbers: None,
             final_softcap: None,
             ropes: None,
             learned_positions: None,
@@ -236,6 +241,16 @@ impl Configured for DecoderConfig {
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>> {
         Ok(Box::new(Decoder::load(self, weights, kernels)?))
     }
+
+    fn only(&self, blocks: &[usize]) -> Option<Box<dyn Configured>> {
+        let kept: Option<Vec<_>> = blocks.iter().map(|block| self.blocks.get(*block).copied()).collect();
+        Some(Box::new(Self {
+            blocks: kept?,
+            numbers: Some(blocks.to_vec()),
+            sizes: Sizes { layers: blocks.len(), ..self.sizes.clone() },
+            ..self.clone()
+        }))
+    }
 }
 
 #[derive(Debug)]
@@ -259,7 +274,8 @@ impl Decoder {
         let table = |rows| Part::new(format!("{model}.embed_positions.weight"), rows);
         let embed_positions = config.learned_positions.map(|rows| weights.rows(&[table(rows)], hidden));
         let block = |(i, block): (usize, &BlockConfig)| {
-            Block::load(weights, &format!("{model}.layers.{i}"), block, config)
+            let number = config.numbers.as_ref().and_then(|numbers| numbers.get(i).copied()).unwrap_or(i);
+            Block::load(weights, &format!("{model}.layers.{number}"), block, config)
         };
         let layers: Result<_> = config.blocks.iter().enumerate().map(block).collect();
         Ok(Self {

@@ -85,7 +85,7 @@ impl Model {
             grammar: None,
             fast_forward: options.fast_forward.unwrap_or(true),
             kernels: Some(self.kernels.clone()),
-            compile: self.device.is_asynchronous() && options.compile.unwrap_or(true),
+            compile: self.captures && self.device.is_asynchronous() && options.compile.unwrap_or(true),
         })
     }
 

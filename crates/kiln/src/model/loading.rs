@@ -26,13 +26,14 @@ use kiln_models::{
     checkpoint::{Checkpoint, Loader},
     configure,
 };
+use kiln_weights::Format;
 
 use super::Model;
 use crate::{
     chat::chat_templates,
     folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
     out_of_memory::{claim_weights, usable},
-    self_test::{self, SelfTest},
+    self_test::{self, Ends, ModelVerdict, SelfTest, Trusted},
     speech::SpeechConfig,
 };
 
@@ -262,7 +263,7 @@ impl<'a> ModelBuilder<'a> {
         Self { tokens, ..self }
     }
 
-    /// When the kernels of the device are compared with their references before they are used. Default: once on each GPU.
+    /// When the kernels of the device are compared with their references before they are used, and the model with itself on the CPU. Default: once on each GPU.
     pub fn self_test(self, when: SelfTest) -> Self {
         Self { self_test: when, ..self }
     }
@@ -275,10 +276,7 @@ impl<'a> ModelBuilder<'a> {
     /// and for sizes that no model can have; [`Error::OutOfMemory`] where the model does not fit.
     pub fn load(mut self) -> Result<Model> {
         let started = Instant::now();
-        let device = match &self.device {
-            Place::Named(name) => device::open(*name)?,
-            Place::Opened(device) => (**device).clone(),
-        };
+        let device = self.open()?;
         let kernels = Kernels::new(self.kernels, &device.device)?;
         let mut on_progress = self.on_progress.take();
         let mut on_progress = |progress| {
@@ -292,6 +290,36 @@ impl<'a> ModelBuilder<'a> {
         };
         model.load_time = started.elapsed();
         Ok(model)
+    }
+
+    /// Compares some blocks of the model and its head on the device with the same on the CPU: each kind of block that it has, on 40, 3 and 1 tokens, and captured steps
+    /// with launched ones. Loading does so at the first use of a GPU; here, nothing is remembered. `None` for models of speech, those of fewer positions, and the CPU.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load); [`Error::DeviceLost`].
+    pub fn compare(&self) -> Result<Option<ModelVerdict>> {
+        let device = self.open()?;
+        let kernels = Kernels::new(self.kernels, &device.device)?;
+        let mut checkpoint = Checkpoint::open(self.path()?)?;
+        let configured = configure(&checkpoint.config)?;
+        let dtype = self.dtype_on(&device, &*configured)?;
+        if device.info.class == DeviceClass::Cpu || !cfg!(feature = "cpu") {
+            return Ok(None);
+        }
+        if let Some(mixture) = self.quant {
+            check_quant(mixture, &kernels, dtype, &device.info)?;
+            checkpoint.pack_as(mixture, self.packed_tensors.as_ref())?;
+        }
+        let binding = self.largest_binding_on(&device);
+        let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
+        ends.map(|ends| ends.verdict(&kernels, &kernels, &device, dtype, |_| ())).transpose()
+    }
+
+    fn open(&self) -> Result<Opened> {
+        match &self.device {
+            Place::Named(name) => device::open(*name),
+            Place::Opened(device) => Ok((**device).clone()),
+        }
     }
 
     fn load_folder(
@@ -319,10 +347,17 @@ impl<'a> ModelBuilder<'a> {
 
         let elements: u64 = checkpoint.by_dtype().values().map(|(elements, _)| elements).sum();
         let half = device.half_dtype(configured.fits_float16()).map_or(dtype.size(), |half| half.size());
-        let (kernels, device) = self.trusted(kernels, device, dtype)?;
         if let Some(mixture) = self.quant {
             check_quant(mixture, &kernels, dtype, &device.info)?;
             checkpoint.pack_as(mixture, self.packed_tensors.as_ref())?;
+        }
+        let formats = checkpoint.packed_formats(&kernels, dtype);
+        let binding = self.largest_binding_on(&device);
+        let ends = Ends::of(&checkpoint, &*configured, self.resident_experts, binding);
+        let trusted = self.trusted(kernels, device, dtype, &formats, ends.as_ref())?;
+        let Trusted { device, kernels, captures } = trusted;
+        if let Some(mixture) = self.quant {
+            check_quant(mixture, &kernels, dtype, &device.info)?;
         }
         let held = checkpoint.held_bytes(&kernels, dtype);
         let of_experts = checkpoint.held_expert_bytes(&kernels, dtype);
@@ -371,6 +406,7 @@ impl<'a> ModelBuilder<'a> {
             parameters,
             claim,
             load_time: Duration::ZERO,
+            captures,
             told: AtomicBool::new(false),
         })
     }
@@ -378,7 +414,7 @@ impl<'a> ModelBuilder<'a> {
     fn make_up(&self, sizes: &RandomModel, device: Opened, kernels: Kernels) -> Result<Model> {
         let configured = configure(&sizes.config())?;
         let dtype = self.dtype_on(&device, &*configured)?;
-        let (kernels, device) = self.trusted(kernels, device, dtype)?;
+        let Trusted { device, kernels, captures } = self.trusted(kernels, device, dtype, &[], None)?;
         let budget = self.budget(&device);
         // All of them first: made one by one, those that fit would take minutes until one does not.
         let bytes = sizes.parameters().saturating_mul(dtype.size() as u64);
@@ -419,15 +455,25 @@ impl<'a> ModelBuilder<'a> {
             parameters: elements,
             claim,
             load_time: Duration::ZERO,
+            captures,
             told: AtomicBool::new(false),
         })
     }
 
     /// Without what gives wrong results, where kernels were not chosen by name.
-    fn trusted(&self, kernels: Kernels, device: Opened, dtype: DType) -> Result<(Kernels, Opened)> {
+    fn trusted(
+        &self,
+        kernels: Kernels,
+        device: Opened,
+        dtype: DType,
+        formats: &[Format],
+        ends: Option<&Ends<'_>>,
+    ) -> Result<Trusted> {
         match self.kernels {
-            Choice::Auto => self_test::trusted(kernels, device, dtype, self.self_test),
-            Choice::Reference | Choice::Wgsl | Choice::Cube => Ok((kernels, device)),
+            Choice::Auto => self_test::trusted(kernels, device, dtype, self.self_test, formats, ends),
+            Choice::Reference | Choice::Wgsl | Choice::Cube => {
+                Ok(Trusted { device, kernels, captures: true })
+            }
         }
     }
 

@@ -53,6 +53,8 @@ pub struct Model {
     /// To the memory of the weights.
     claim: Claim,
     load_time: Duration,
+    /// Whether steps may be recorded and replayed.
+    captures: bool,
     /// Whether a warning named the settings of the folder that are not applied.
     told: AtomicBool,
 }

@@ -1,0 +1,307 @@
+//! Which kernels of a GPU are trusted: those that gave the results of their references, once, on this GPU with this driver; and with which a model computes what it does
+//! on the CPU.
+
+mod model;
+mod record;
+
+use std::collections::BTreeSet;
+
+use burn::tensor::DType;
+use kiln_core::{Error, Result};
+use kiln_kernels::{
+    Choice, Coverage, KERNELS, KernelInfo, Kernels, Verdict,
+    device::{self, DeviceClass, Opened},
+    self_test,
+};
+use kiln_weights::Format;
+
+pub(crate) use model::Ends;
+pub use model::{Agreement, ModelVerdict};
+use record::Record;
+
+/// When the kernels of a device are compared with their references before they are used, and a model with itself on the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SelfTest {
+    /// At the first use of a GPU, of a driver, and of a version of Kiln, by a model of other formats or shapes. What was found is remembered in the user's folder for
+    /// caches, `kiln/self-test.json`.
+    #[default]
+    Once,
+    /// At every load, on any device.
+    Always,
+    Never,
+}
+
+/// The part of a device that is no kernel of its own.
+const MATRIX_UNITS: &str = "matrix units";
+
+/// Steps that are recorded and replayed.
+const CAPTURED: &str = "captured steps";
+
+/// A model that is wrong without everything that can be left out.
+const MODEL: &str = "the model";
+
+/// Kernels in which processes ended, from which on a device is not used.
+const MOST_CRASHES: usize = 3;
+
+/// A device, as far as it is trusted.
+#[derive(Debug)]
+pub(crate) struct Trusted {
+    pub(crate) device: Opened,
+    pub(crate) kernels: Kernels,
+    /// Whether steps may be recorded and replayed.
+    pub(crate) captures: bool,
+}
+
+/// Compares what a model uses of a device, where kernels are chosen by nobody else. `formats`: those of packed weights; `ends`: what is compared of the model itself.
+///
+/// A device that is lost meanwhile is opened again, and is not given the kernel in which it was lost.
+///
+/// # Errors
+/// [`Error::Device`] for a device that is not to be used; what the device says of the work.
+pub(crate) fn trusted(
+    kernels: Kernels,
+    device: Opened,
+    dtype: DType,
+    when: SelfTest,
+    formats: &[Format],
+    ends: Option<&Ends<'_>>,
+) -> Result<Trusted> {
+    let is_gpu = !matches!(device.info.class, DeviceClass::Cpu | DeviceClass::Software);
+    let remembers = match when {
+        SelfTest::Once if is_gpu => true,
+        SelfTest::Always => false,
+        SelfTest::Once | SelfTest::Never => return Ok(Trusted { device, kernels, captures: true }),
+    };
+    let record = Record::of(key(&device), record::folder().as_deref());
+    let mut device = device;
+    loop {
+        let test = Test { record: &record, device: &device, dtype, remembers };
+        match test.run(formats, ends) {
+            Err(Error::DeviceLost(why)) => {
+                record.lost();
+                let again = device::open(device.info.name);
+                device = match again {
+                    Ok(again) if again.device != device.device => again,
+                    _ => return Err(Error::DeviceLost(why)),
+                };
+            }
+            done => return done,
+        }
+    }
+}
+
+/// A test of a device that is open.
+struct Test<'a> {
+    record: &'a Record,
+    device: &'a Opened,
+    dtype: DType,
+    /// Whether what was found before is asked.
+    remembers: bool,
+}
+
+impl Test<'_> {
+    fn run(&self, formats: &[Format], ends: Option<&Ends<'_>>) -> Result<Trusted> {
+        let Self { record, device, dtype, remembers } = *self;
+        let info = &device.info;
+        let crashed = record.crashed();
+        if crashed.len() >= MOST_CRASHES {
+            let crashed = crashed.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(self.refused(&format!("programs ended, or it was lost, in {crashed}")));
+        }
+        let names: Vec<_> = formats.iter().map(|format| format.name()).collect();
+        let what = format!("{} | formats {}", dtype.name(), names.join(", "));
+        let mut wrong = record.verdict(&what, remembers, || {
+            tracing::info!(target: "kiln::self_test", "comparing the kernels of {} with their references", info.adapter);
+            let distrusted = distrusted(record, device, dtype, KERNELS, formats);
+            if distrusted.is_ok() {
+                record.clear();
+            }
+            distrusted
+        })?;
+        wrong.extend(crashed.iter().cloned());
+        let mut trusted = self.without(&wrong)?;
+        if let Some(ends) = ends.filter(|_| cfg!(feature = "cpu") && info.class != DeviceClass::Cpu) {
+            let found = record.verdict(&ends.key(dtype, &wrong), remembers, || {
+                tracing::info!(target: "kiln::self_test", "comparing the model on {} with itself on the CPU", info.adapter);
+                ends.distrusted(record, &trusted.kernels, &trusted.device, dtype)
+            });
+            let found = match found {
+                Err(error @ Error::OutOfMemory { .. }) => {
+                    record.clear();
+                    tracing::debug!(target: "kiln", "the model is not compared with itself on the CPU: {error}");
+                    BTreeSet::new()
+                }
+                found => found?,
+            };
+            if found.contains(MODEL) {
+                return Err(
+                    self.refused("it computes other logits than the CPU, even without Kiln's kernels")
+                );
+            }
+            if !found.is_empty() {
+                wrong.extend(found);
+                trusted = self.without(&wrong)?;
+            }
+        }
+        for name in &wrong {
+            let why = if crashed.contains(name) {
+                "ended a program, or lost the device,"
+            } else {
+                "gives wrong results"
+            };
+            tracing::warn!(
+                target: "kiln",
+                "{name} {why} in {} on {} (driver {}), so a slower way is taken; `kiln doctor` says more, for a report",
+                dtype.name(),
+                info.adapter,
+                info.driver,
+            );
+        }
+        Ok(trusted)
+    }
+
+    fn refused(&self, why: &str) -> Error {
+        let info = &self.device.info;
+        let why = format!(
+            "{why} ({}, driver {}); use `--device cpu`, another driver, or another `--dtype`, and report what \
+             `kiln doctor` says",
+            info.adapter, info.driver
+        );
+        Error::Device { device: info.name.to_string(), why }
+    }
+
+    /// The device without what is wrong.
+    fn without(&self, wrong: &BTreeSet<String>) -> Result<Trusted> {
+        let device = match wrong.contains(MATRIX_UNITS) {
+            true => self.device.clone().with_matrix_units(None),
+            false => self.device.clone(),
+        };
+        let wrong_kernels = KERNELS.iter().map(|kernel| kernel.name).filter(|name| wrong.contains(*name));
+        let kernels = Kernels::new(Choice::Auto, &device.device)?.and_without(wrong_kernels);
+        Ok(Trusted { device, kernels, captures: !wrong.contains(CAPTURED) })
+    }
+}
+
+/// What gives wrong results: kernels, or the matrix units without which they are right. Kernels in which a process ended are not tried.
+fn distrusted(
+    record: &Record,
+    device: &Opened,
+    dtype: DType,
+    kernels: &[KernelInfo],
+    formats: &[Format],
+) -> Result<BTreeSet<String>> {
+    let crashed = record.crashed();
+    let wrong = |device: &Opened| -> Result<BTreeSet<String>> {
+        let mut wrong = BTreeSet::new();
+        for kernel in kernels.iter().filter(|kernel| !crashed.contains(kernel.name)) {
+            record.mark(kernel.name);
+            if let Some(Verdict { why: Some(why), path, .. }) =
+                self_test(kernel, device, dtype, Coverage::Quick(formats))?
+            {
+                tracing::debug!(target: "kiln", kernel = kernel.name, %path, why);
+                wrong.insert(kernel.name.to_owned());
+            }
+        }
+        Ok(wrong)
+    };
+    let first = wrong(device)?;
+    if first.is_empty() || device.info.matrix_units.is_none() {
+        return Ok(first);
+    }
+    let others = wrong(&device.clone().with_matrix_units(None));
+    // They may not be what is wrong.
+    _ = device.clone().with_matrix_units(device.info.matrix_units);
+    let mut others = others?;
+    if others != first {
+        others.insert(MATRIX_UNITS.to_owned());
+    }
+    Ok(others)
+}
+
+/// What the results of kernels depend on, but for the type of numbers.
+fn key(device: &Opened) -> String {
+    let info = &device.info;
+    format!("{} | {} | {} | kiln {}", info.adapter, info.api, info.driver, env!("CARGO_PKG_VERSION"))
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "these are tests")]
+
+    use burn::tensor::Tensor;
+    use kiln_kernels::{
+        Kernel,
+        cases::{Case, Layout},
+        device::{DeviceName, MatrixUnits, open},
+        invariance::Extent,
+    };
+
+    use super::*;
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// Doubles numbers: with matrix units, which are wrong, and else without.
+    #[derive(Clone)]
+    struct Planted(Tensor<1>);
+
+    impl Kernel for Planted {
+        const NAME: &'static str = "planted";
+        type Output = Tensor<1>;
+
+        fn checked(self) -> Self {
+            self
+        }
+
+        fn shape(&self) -> Vec<usize> {
+            self.0.dims().into()
+        }
+
+        fn reference(self) -> Tensor<1> {
+            self.0 * 2
+        }
+
+        fn wgsl(self) -> Result<Tensor<1>, Self> {
+            let units = open(DeviceName::Wgpu(None)).unwrap().info.matrix_units;
+            Ok(self.0 * if units.is_some() { 3 } else { 2 })
+        }
+
+        fn extent(&self) -> [usize; 2] {
+            [1, 1]
+        }
+
+        fn part(self, _: Extent) -> Self {
+            self
+        }
+
+        fn part_of(whole: Tensor<1>, _: Extent) -> Tensor<1> {
+            whole
+        }
+
+        fn cases() -> Vec<Case<Self>> {
+            vec![Case::new("of three", |numbers| Self(numbers.tensor::<1>([3], Layout::Plain).abs() + 1))]
+        }
+    }
+
+    #[test]
+    fn wrong_matrix_units_are_found_and_kernels_are_trusted_without() {
+        let Ok(device) = open(DeviceName::Wgpu(None)) else {
+            let wanted = std::env::var("KILN_TEST_DEVICES").unwrap_or_default();
+            assert!(!wanted.contains("wgpu"), "there is no wgpu device");
+            return eprintln!("not tested: there is no wgpu device");
+        };
+        let own = device.info.matrix_units;
+        // Kernels of this process ask for them. On a software device none multiplies with them.
+        let device = device.with_matrix_units(Some(MatrixUnits { size: 16, threads: 32 }));
+        let planted = [KernelInfo::of::<Planted>()];
+        let record = Record::of(key(&device), None);
+        let found = |device: &Opened| distrusted(&record, device, DType::F32, &planted, &[]);
+        assert_eq!(found(&device), Ok(names(&[MATRIX_UNITS])));
+        assert_eq!(open(DeviceName::Wgpu(None)).unwrap().info.matrix_units, device.info.matrix_units);
+        let device = device.with_matrix_units(None);
+        assert_eq!(found(&device), Ok(names(&[])));
+        device.with_matrix_units(own);
+    }
+}

@@ -1,0 +1,405 @@
+//! A model against itself on the CPU: each kind of block it has and its head, on few tokens and many. So all that it launches is compared, Burn's own kernels
+//! among it, in the shapes and formats that it has.
+
+use std::collections::BTreeSet;
+
+use burn::tensor::DType;
+use kiln_cache::Plan;
+use kiln_core::{
+    Error, Result,
+    batch::Batch,
+    budget::system_has,
+    model::{CausalModel, Logits, TokenId},
+    read_back,
+};
+use kiln_generate::{Generation, GenerationConfig, Options};
+use kiln_kernels::{
+    Arithmetic, Choice, Kernels, Path, Ran,
+    device::{self, DeviceClass, DeviceName, Opened},
+};
+use kiln_models::{
+    Configured,
+    checkpoint::{Checkpoint, Loader},
+};
+use kiln_weights::Format;
+use sha2::{Digest, Sha256};
+
+use super::{CAPTURED, MATRIX_UNITS, MODEL, record::Record};
+
+/// Tokens of each pass, one after the other: those of a prompt, of a short one, of a step.
+const PASSES: [usize; 3] = [40, 3, 1];
+
+/// Tokens that are generated with captured steps and without.
+const GENERATED: usize = 12;
+
+/// Blocks that are compared at most: loading them takes time.
+const MOST_BLOCKS: usize = 6;
+
+/// How a pass on the device agreed with the CPU.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Agreement {
+    pub tokens: usize,
+    /// The least cosine between the logits of a position here and there, each without their mean.
+    pub cosine: f64,
+    /// The farthest a logit is off, in what is allowed.
+    pub farthest: f64,
+}
+
+/// What comparing a model with itself on the CPU gave.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ModelVerdict {
+    /// The blocks that were compared, each kind among them.
+    pub blocks: Vec<usize>,
+    pub dtype: DType,
+    /// The formats of weights that stay packed.
+    pub formats: Vec<Format>,
+    pub passes: Vec<Agreement>,
+    /// What was launched
+    pub ran: Vec<Ran>,
+    /// Whether captured steps gave the tokens of launched ones; `None` where steps are not captured.
+    pub captured: Option<bool>,
+    /// What is wrong, in a sentence.
+    pub why: Option<String>,
+    /// Without what it is right: kernels, matrix units, captured steps. Nothing, if it is wrong without all of them.
+    pub without: BTreeSet<String>,
+}
+
+/// A device, and what it computes with.
+#[derive(Clone, Debug)]
+struct On {
+    device: Opened,
+    kernels: Kernels,
+    dtype: DType,
+}
+
+/// Some blocks of a model between its embeddings and its head: the first, the last, and each kind of block.
+#[derive(Debug)]
+pub(crate) struct Ends<'a> {
+    checkpoint: &'a Checkpoint,
+    configured: Box<dyn Configured>,
+    blocks: Vec<usize>,
+    /// Shapes, formats and kinds of what is compared.
+    signature: String,
+    resident_experts: Option<usize>,
+    largest_binding: usize,
+}
+
+impl<'a> Ends<'a> {
+    /// `None` for models that blocks cannot be left out of, and those with fewer positions than are compared.
+    pub(crate) fn of(
+        checkpoint: &'a Checkpoint,
+        configured: &dyn Configured,
+        resident_experts: Option<usize>,
+        largest_binding: usize,
+    ) -> Option<Self> {
+        let (sizes, needs) = (configured.sizes(), configured.needs());
+        if sizes.positions < PASSES.iter().sum::<usize>() + GENERATED || sizes.vocab < 2 {
+            return None;
+        }
+        let stored = checkpoint.block_kinds(sizes.layers);
+        let kinds: Vec<_> = stored.iter().zip(&needs).map(|(kind, need)| format!("{kind}{need:?}")).collect();
+        let mut seen = BTreeSet::new();
+        let last = kinds.len().checked_sub(1)?;
+        let mut blocks: Vec<_> =
+            kinds.iter().enumerate().filter(|(_, kind)| seen.insert(*kind)).map(|(i, _)| i).collect();
+        blocks.truncate(MOST_BLOCKS - 1);
+        if !blocks.contains(&last) {
+            blocks.push(last);
+        }
+        let mut hash = Sha256::new();
+        hash.update(format!("{sizes:?}"));
+        blocks.iter().for_each(|block| hash.update(&kinds[*block]));
+        hash.update(checkpoint.block_kinds(0).concat());
+        let signature = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let configured = configured.only(&blocks)?;
+        Some(Self { checkpoint, configured, blocks, signature, resident_experts, largest_binding })
+    }
+
+    /// What a verdict is remembered under: of these shapes and formats, in this type, with these kernels.
+    pub(super) fn key(&self, dtype: DType, without: &BTreeSet<String>) -> String {
+        let without: Vec<_> = without.iter().map(String::as_str).collect();
+        format!("{} | model {} | without {}", dtype.name(), self.signature, without.join(", "))
+    }
+
+    /// What makes the model wrong; [`MODEL`] alone where it is wrong without everything that can be left out.
+    ///
+    /// # Errors
+    /// Those of the file and of memory; [`Error::DeviceLost`].
+    pub(super) fn distrusted(
+        &self,
+        record: &Record,
+        kernels: &Kernels,
+        device: &Opened,
+        dtype: DType,
+    ) -> Result<BTreeSet<String>> {
+        let mark = record.clone();
+        let watched = kernels.clone().watched(move |kernel| mark.mark(kernel));
+        let verdict = self.verdict(&watched, kernels, device, dtype, |step| record.mark(step))?;
+        record.clear();
+        match verdict.why {
+            None => Ok(BTreeSet::new()),
+            Some(why) => {
+                tracing::debug!(target: "kiln", why, without = ?verdict.without);
+                match verdict.without.is_empty() {
+                    true => Ok([MODEL.to_owned()].into()),
+                    false => Ok(verdict.without),
+                }
+            }
+        }
+    }
+
+    /// Compares a device with the CPU, and looks for what is wrong. `watched` are the kernels that the device is compared with first; `about_to` is told what
+    /// follows.
+    ///
+    /// # Errors
+    /// Those of the file and of memory; [`Error::DeviceLost`].
+    pub(crate) fn verdict(
+        &self,
+        watched: &Kernels,
+        kernels: &Kernels,
+        device: &Opened,
+        dtype: DType,
+        about_to: impl Fn(&str),
+    ) -> Result<ModelVerdict> {
+        let want = self.wanted(dtype)?;
+        let on = |kernels: &Kernels| On { device: device.clone(), kernels: kernels.clone(), dtype };
+        let (passes, mut why) = self.agreement(&on(watched), &want)?;
+        let ran = kernels.ran();
+        let (mut without, mut captured) = (BTreeSet::new(), None);
+        if why.is_some() {
+            without = self.culprits(&on(kernels), &want, &ran)?;
+        } else {
+            about_to(CAPTURED);
+            captured = self.captured(&on(kernels))?;
+            if captured == Some(false) {
+                why = Some("captured steps give other tokens than launched ones".to_owned());
+                without.insert(CAPTURED.to_owned());
+            }
+        }
+        let formats = self.checkpoint.packed_formats(kernels, dtype);
+        Ok(ModelVerdict { blocks: self.blocks.clone(), dtype, formats, passes, ran, captured, why, without })
+    }
+
+    /// Logits on the CPU: those that are right.
+    fn wanted(&self, dtype: DType) -> Result<Vec<Vec<f32>>> {
+        let device = device::open(DeviceName::Cpu)?;
+        let kernels = Kernels::new(Choice::Auto, &device.device)?;
+        let held = |dtype| self.checkpoint.held_bytes_of(&self.blocks, &kernels, dtype);
+        // Packed weights stay packed in float32 alone. Dense ones are held in the numbers of the device, as far as the CPU computes them.
+        let dtype = match dtype {
+            DType::F16 if held(DType::F16) < held(DType::F32) => DType::F16,
+            _ => DType::F32,
+        };
+        if !system_has(2 * held(dtype)) {
+            return Err(Error::refused("a copy of some blocks in host memory"));
+        }
+        let on = On { device, kernels, dtype };
+        self.logits(&on, &*self.load(&on)?)
+    }
+
+    fn load(&self, on: &On) -> Result<Box<dyn CausalModel>> {
+        let largest = match on.device.info.class {
+            DeviceClass::Cpu => usize::MAX,
+            _ => self.largest_binding,
+        };
+        let (device, copied) = (&on.device.device, on.device.is_asynchronous());
+        let mut ignore = |_| {};
+        let mut loader = Loader::new(self.checkpoint, device, on.dtype, largest, copied, &mut ignore);
+        if on.device.info.class != DeviceClass::Cpu {
+            loader.keep_experts(self.resident_experts);
+        }
+        loader.keep_packed(on.kernels.clone(), Arithmetic::Floats);
+        self.configured.load(&mut loader, &on.kernels)
+    }
+
+    /// Tokens that do not repeat soon.
+    fn tokens(&self) -> Vec<TokenId> {
+        let vocab = self.configured.sizes().vocab;
+        (0..PASSES.iter().sum()).map(|i| ((i * 7919 + 13) % vocab) as TokenId).collect()
+    }
+
+    /// Logits of all positions of each pass.
+    fn logits(&self, on: &On, model: &dyn CausalModel) -> Result<Vec<Vec<f32>>> {
+        let mut cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels)?;
+        let tokens = self.tokens();
+        let mut rest = &tokens[..];
+        let pass = |n: usize| {
+            let (now, after) = rest.split_at(n);
+            rest = after;
+            let batch = Batch::from_rows(&[now.to_vec()], &on.device.device)?;
+            let logits = model.forward(&batch, Logits::All, &mut cache)?;
+            Ok(read_back::read(logits)?.iter::<f32>().collect())
+        };
+        PASSES.into_iter().map(pass).collect()
+    }
+
+    /// How a device agrees, and what is wrong. Errors that say nothing of memory or the device are wrong results.
+    fn agreement(&self, on: &On, want: &[Vec<f32>]) -> Result<(Vec<Agreement>, Option<String>)> {
+        let got = self.load(on).and_then(|model| self.logits(on, &*model));
+        let got = match got {
+            Ok(got) => got,
+            Err(Error::Execution(why)) => return Ok((Vec::new(), Some(why))),
+            Err(error) => return Err(error),
+        };
+        let sizes = self.configured.sizes();
+        let passes = PASSES.iter().zip(got.iter().zip(want));
+        let passes: Vec<_> =
+            passes.map(|(&tokens, (got, want))| compared(tokens, got, want, sizes.vocab, on.dtype)).collect();
+        // Where two experts are almost as likely, rounding chooses; tokens then differ, and few do.
+        let allowed = if sizes.experts.is_some() { PASSES.iter().sum::<usize>() / 4 } else { 0 };
+        let wrong = passes.iter().map(|(_, wrong)| wrong).sum::<usize>();
+        let worst =
+            passes.iter().map(|(agreement, _)| agreement).max_by(|a, b| a.farthest.total_cmp(&b.farthest));
+        let why = worst.filter(|_| wrong > allowed).map(|worst| {
+            format!(
+                "of {} positions {wrong} have other logits than on the CPU: a cosine of {:.4}, one logit {:.1} times as far off as is allowed",
+                PASSES.iter().sum::<usize>(),
+                worst.cosine,
+                worst.farthest
+            )
+        });
+        Ok((passes.into_iter().map(|(agreement, _)| agreement).collect(), why))
+    }
+
+    /// Without what the device agrees: one kernel, the matrix units, or all kernels. Nothing, if it does not without all of them.
+    fn culprits(&self, on: &On, want: &[Vec<f32>], ran: &[Ran]) -> Result<BTreeSet<String>> {
+        let names: Vec<_> =
+            ran.iter().filter(|ran| ran.path != Path::Reference).map(|ran| ran.kernel).collect();
+        let is_right = |kernels: Kernels| -> Result<bool> {
+            Ok(self.agreement(&On { kernels, ..on.clone() }, want)?.1.is_none())
+        };
+        for name in &names {
+            if is_right(on.kernels.clone().and_without([*name]))? {
+                return Ok([(*name).to_owned()].into());
+            }
+        }
+        if let Some(units) = on.device.info.matrix_units {
+            on.device.clone().with_matrix_units(None);
+            let helps = is_right(on.kernels.clone());
+            on.device.clone().with_matrix_units(Some(units));
+            if helps? {
+                return Ok([MATRIX_UNITS.to_owned()].into());
+            }
+        }
+        Ok(match is_right(on.kernels.clone().and_without(names.iter().copied()))? {
+            true => names.into_iter().map(str::to_owned).collect(),
+            false => BTreeSet::new(),
+        })
+    }
+
+    /// Whether captured steps give the tokens of launched ones; `None` where steps are not captured.
+    fn captured(&self, on: &On) -> Result<Option<bool>> {
+        let model = self.load(on)?;
+        if !model.can_be_captured() {
+            return Ok(None);
+        }
+        let tokens = |compile| -> Result<Vec<Option<TokenId>>> {
+            let cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels)?;
+            let prompt = self.tokens();
+            let batch = Batch::from_rows(&[prompt.clone()], &on.device.device)?;
+            let config = GenerationConfig::new().max_new_tokens(GENERATED).do_sample(false);
+            let settings = config.eos_token_id(Vec::new()).resolve()?;
+            let kernels = Some(on.kernels.clone());
+            let options = Options { settings, lookahead: true, compile, kernels, ..Options::default() };
+            let steps = Generation::new(&*model, cache, batch, vec![prompt], options)?;
+            steps.map(|step| step.map(|step| step.tokens.first().copied().flatten())).collect()
+        };
+        let launched = match tokens(false) {
+            // Logits that are not numbers are found by the comparison.
+            Err(Error::Execution(_)) => return Ok(None),
+            launched => launched?,
+        };
+        match tokens(true) {
+            Ok(captured) => Ok(Some(captured == launched)),
+            Err(Error::Execution(_)) => Ok(Some(false)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The least cosine of logits that count as equal.
+///
+/// A product of rounded numbers is off by about the rounding of its type, and so many roundings as a few blocks have are off by some ten of them: 1 % in float16, 8 % in
+/// bfloat16, nothing in float32. What is off by a share e has a cosine of 1 - e²/2. These allow several times as much: 4.5 %, 14 % and 1.4 %. A kernel that is
+/// wrong is off by everything, or in a few numbers by far, which [`FARTHEST`] finds.
+fn least_cosine(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 0.9999,
+        DType::BF16 => 0.99,
+        _ => 0.999,
+    }
+}
+
+/// How far one logit may be off, in the root of the mean square of what the cosine allows: no number of a million is off by six times that by chance. Logits that are
+/// farther apart than twice that keep their order, and so does the likeliest of them.
+const FARTHEST: f64 = 6.0;
+
+/// How a pass agrees, and how many positions do not.
+fn compared(tokens: usize, got: &[f32], want: &[f32], vocab: usize, dtype: DType) -> (Agreement, usize) {
+    let share = (2.0 * (1.0 - least_cosine(dtype))).sqrt();
+    let mut agreement = Agreement { tokens, cosine: 1.0, farthest: 0.0 };
+    let mut wrong = tokens.saturating_sub(got.len() / vocab);
+    for (got, want) in got.chunks(vocab).zip(want.chunks(vocab)) {
+        // What all logits have in common says nothing of tokens.
+        let centered = |logits: &[f32]| -> Vec<f64> {
+            let mean = logits.iter().map(|logit| f64::from(*logit)).sum::<f64>() / logits.len() as f64;
+            logits.iter().map(|logit| f64::from(*logit) - mean).collect()
+        };
+        let (got, want) = (centered(got), centered(want));
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let [square, other] = [dot(&want, &want), dot(&got, &got)];
+        let cosine = match square > 0.0 || other > 0.0 {
+            true => dot(&got, &want) / (square * other).sqrt(),
+            false => 1.0,
+        };
+        let allowed = FARTHEST * share * (square / vocab as f64).sqrt() + f64::from(f32::MIN_POSITIVE);
+        let off = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
+        let farthest =
+            off.fold(0.0, |most: f64, off| if off.is_nan() { f64::INFINITY } else { most.max(off) });
+        let farthest = farthest / allowed;
+        // Not a number is wrong, too.
+        let is_right = cosine >= least_cosine(dtype) && farthest <= 1.0;
+        wrong += usize::from(!is_right);
+        agreement.cosine = if cosine.is_nan() { f64::NEG_INFINITY } else { agreement.cosine.min(cosine) };
+        agreement.farthest = agreement.farthest.max(farthest);
+    }
+    (agreement, wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Logits as spread as a model's, and somewhere else altogether.
+    fn logits(n: usize, scale: f32) -> Vec<f32> {
+        (0..n).map(|i| ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) * 10.0 * scale - 20.0).collect()
+    }
+
+    #[test]
+    fn rounding_is_right_and_faults_are_wrong() {
+        let vocab = 1000;
+        let want = logits(vocab, 1.0);
+        let wrong = |got: &[f32], dtype| compared(1, got, &want, vocab, dtype).1;
+        let noise = |share: f32| -> Vec<f32> {
+            let noise = |i: usize| ((i * 104_729 % 2003) as f32 / 2003.0 - 0.5) * 3.5 * 2.9 * share;
+            want.iter().enumerate().map(|(i, logit)| logit + noise(i)).collect()
+        };
+        assert_eq!([wrong(&want, DType::F32), wrong(&noise(0.01), DType::F16)], [0, 0]);
+        assert_eq!([wrong(&noise(0.08), DType::BF16), wrong(&noise(0.08), DType::F16)], [0, 1]);
+        assert_eq!(wrong(&noise(0.001), DType::F32), 0);
+        let shifted: Vec<f32> = want.iter().map(|logit| logit + 3.0).collect();
+        assert_eq!(wrong(&shifted, DType::F32), 0, "the distribution is the same");
+        // One row of the head is wrong: the cosine hardly changes.
+        let mut one = want.clone();
+        one[500] += 9.0;
+        let (agreement, positions) = compared(1, &one, &want, vocab, DType::F16);
+        assert!(agreement.cosine > 0.99 && positions == 1, "{agreement:?}");
+        for bad in [f32::NAN, f32::INFINITY] {
+            one[500] = bad;
+            assert_eq!(wrong(&one, DType::F16), 1, "{bad}");
+        }
+        assert_eq!(wrong(&[], DType::F16), 1, "nothing was computed");
+    }
+}

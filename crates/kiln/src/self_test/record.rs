@@ -1,0 +1,252 @@
+//! What self-tests found, in the user's folder for caches; and which kernel is being tested, in a file that outlives a crash.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use etcetera::BaseStrategy;
+use kiln_core::{
+    Result,
+    files::{self, Held},
+};
+
+/// The longest file of verdicts that is read.
+const LONGEST: u64 = 1 << 20;
+
+/// The longest note of what is being tested that is read.
+const LONGEST_NOTE: u64 = 1 << 12;
+
+/// What is not trusted, by device, driver, version and what was tested.
+type Verdicts = BTreeMap<String, BTreeSet<String>>;
+
+/// What is known of a device. Clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Record(Arc<Mutex<Known>>);
+
+#[derive(Debug)]
+struct Known {
+    /// The device, with its driver and the version of Kiln.
+    device: String,
+    /// Where verdicts are remembered.
+    file: Option<PathBuf>,
+    /// Where it is noted what is being tested: a process that was ended meanwhile leaves it there.
+    note: Option<Held>,
+    /// What is being tested.
+    testing: Option<String>,
+    /// Kernels in which a process was ended, or the device was lost.
+    crashed: BTreeSet<String>,
+}
+
+/// The user's folder for caches.
+pub(super) fn folder() -> Option<PathBuf> {
+    Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("kiln"))
+}
+
+impl Record {
+    /// That of a device, in `folder`. A test that a process before this one did not end counts as a crash.
+    pub(super) fn of(device: String, folder: Option<&Path>) -> Self {
+        let file = folder.map(|folder| folder.join("self-test.json"));
+        let note = folder.and_then(|folder| {
+            let taken = fs::create_dir_all(folder)
+                .map_err(|e| e.to_string())
+                .and_then(|()| Held::take(&folder.join("self-test.running")).map_err(|e| e.to_string()));
+            match taken {
+                // Another process tests: what is noted there is its own.
+                Ok(note) => note,
+                Err(why) => {
+                    tracing::debug!(target: "kiln", "it is not noted which kernel is tested: {why}");
+                    None
+                }
+            }
+        });
+        let mut known = Known { device, file, note, testing: None, crashed: BTreeSet::new() };
+        if let Some(note) = &mut known.note {
+            let left = note.read(LONGEST_NOTE).unwrap_or_default();
+            if let Some((device, kernel)) = left.split_once('\n') {
+                known.remember_crash(device, kernel);
+            }
+            known.clear();
+        }
+        known.crashed = known.verdicts().remove(&crashes(&known.device)).unwrap_or_default();
+        Self(Arc::new(Mutex::new(known)))
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that `kernel` is about to be tested.
+    pub(super) fn mark(&self, kernel: &str) {
+        let mut known = self.known();
+        known.testing = Some(kernel.to_owned());
+        let note = format!("{}\n{kernel}", known.device);
+        known.write(&note);
+    }
+
+    /// Notes that nothing is being tested.
+    pub(super) fn clear(&self) {
+        self.known().clear();
+    }
+
+    /// Remembers that what is being tested lost the device.
+    pub(super) fn lost(&self) {
+        let mut known = self.known();
+        if let Some(kernel) = known.testing.take() {
+            let device = known.device.clone();
+            known.remember_crash(&device, &kernel);
+            known.crashed.insert(kernel);
+        }
+        known.clear();
+    }
+
+    /// Kernels in which a process was ended, or the device was lost.
+    pub(super) fn crashed(&self) -> BTreeSet<String> {
+        self.known().crashed.clone()
+    }
+
+    /// What is not trusted of `what`: what is remembered, where `remembers` says that it may be asked, else what `find` gives, which is remembered.
+    pub(super) fn verdict(
+        &self,
+        what: &str,
+        remembers: bool,
+        find: impl FnOnce() -> Result<BTreeSet<String>>,
+    ) -> Result<BTreeSet<String>> {
+        if !remembers {
+            return find();
+        }
+        let key = format!("{} | {what}", self.known().device);
+        if let Some(known) = self.known().verdicts().remove(&key) {
+            return Ok(known);
+        }
+        let found = find()?;
+        let known = self.known();
+        let mut verdicts = known.verdicts();
+        verdicts.insert(key, found.clone());
+        known.remember(&verdicts);
+        Ok(found)
+    }
+}
+
+/// The name under which crashes of a device are remembered.
+fn crashes(device: &str) -> String {
+    format!("{device} | crashes")
+}
+
+impl Known {
+    /// Empty where there are none, or none that can be read: they are made anew.
+    fn verdicts(&self) -> Verdicts {
+        let read = |file: &PathBuf| serde_json::from_slice(&files::try_read(file, LONGEST).ok()??).ok();
+        self.file.as_ref().and_then(read).unwrap_or_default()
+    }
+
+    /// Where it cannot be written, the test is made again at the next load.
+    fn remember(&self, verdicts: &Verdicts) {
+        let Some(file) = &self.file else { return };
+        let written =
+            file.parent().map_or(Ok(()), fs::create_dir_all).map_err(|e| e.to_string()).and_then(|()| {
+                let text = serde_json::to_vec_pretty(verdicts).map_err(|e| e.to_string())?;
+                files::write(file, &text).map_err(|e| e.to_string())
+            });
+        if let Err(why) = written {
+            tracing::debug!(target: "kiln", "verdicts of kernels are not remembered: {why}");
+        }
+    }
+
+    fn remember_crash(&self, device: &str, kernel: &str) {
+        let mut verdicts = self.verdicts();
+        verdicts.entry(crashes(device)).or_default().insert(kernel.to_owned());
+        self.remember(&verdicts);
+    }
+
+    fn write(&mut self, text: &str) {
+        if let Some(Err(why)) = self.note.as_mut().map(|note| note.write(text)) {
+            tracing::debug!(target: "kiln", "it is not noted which kernel is tested: {why}");
+        }
+    }
+
+    fn clear(&mut self) {
+        self.testing = None;
+        self.write("");
+    }
+}
+
+/// What was not ended by the process itself was a crash.
+impl Drop for Known {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "these are tests")]
+
+    use kiln_core::Error;
+
+    use super::*;
+
+    fn names(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn never() -> Result<BTreeSet<String>> {
+        Err(Error::Execution("asked again".into()))
+    }
+
+    #[test]
+    fn a_verdict_is_found_once_and_remembered_for_what_was_tested() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |device: &str| Record::of(device.to_owned(), Some(&folder.path().join("kiln")));
+        assert_eq!(of("a").verdict("f32", true, || Ok(names(&["linear"]))), Ok(names(&["linear"])));
+        assert_eq!(of("a").verdict("f32", true, never), Ok(names(&["linear"])));
+        assert_eq!(of("a").verdict("f16", true, || Ok(names(&[]))), Ok(names(&[])), "another type");
+        assert_eq!(of("b").verdict("f32", true, || Ok(names(&[]))), Ok(names(&[])), "another driver");
+        assert_eq!(of("b").verdict("f32", true, never), Ok(names(&[])));
+        assert_eq!(of("a").verdict("f32", true, never), Ok(names(&["linear"])), "still known");
+        assert!(of("a").verdict("f32", false, never).is_err(), "what is remembered is not asked");
+        assert!(Record::of("a".to_owned(), None).verdict("f32", true, never).is_err(), "there is no file");
+    }
+
+    #[test]
+    fn a_file_of_verdicts_that_cannot_be_read_or_written_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("self-test.json");
+        fs::write(&file, "[1, 2").unwrap();
+        let record = Record::of("a".to_owned(), Some(folder.path()));
+        assert_eq!(record.verdict("f32", true, || Ok(names(&["sample"]))), Ok(names(&["sample"])));
+        assert_eq!(record.verdict("f32", true, never), Ok(names(&["sample"])), "the file was replaced");
+        // A file stands where the folder would be.
+        let record = Record::of("a".to_owned(), Some(&file));
+        record.mark("linear");
+        assert_eq!(record.verdict("f32", true, || Ok(names(&[]))), Ok(names(&[])));
+    }
+
+    #[test]
+    fn a_test_that_was_not_ended_is_a_crash_on_its_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |device: &str| Record::of(device.to_owned(), Some(folder.path()));
+        let record = of("a");
+        record.mark("linear");
+        let other = of("a");
+        assert_eq!(other.crashed(), names(&[]), "it is still being tested");
+        other.mark("sample");
+        drop(other);
+        let left = fs::read_to_string(folder.path().join("self-test.running")).unwrap();
+        drop(record);
+        assert_eq!(of("a").crashed(), names(&[]), "the test was ended");
+        // As a process leaves it that crashed.
+        fs::write(folder.path().join("self-test.running"), &left).unwrap();
+        assert_eq!(of("b").crashed(), names(&[]), "it was another device");
+        assert_eq!(of("a").crashed(), names(&["linear"]));
+        assert_eq!(of("a").crashed(), names(&["linear"]), "it is remembered");
+        let record = of("a");
+        record.mark("sample");
+        record.lost();
+        assert_eq!(record.crashed(), names(&["linear", "sample"]));
+        drop(record);
+        assert_eq!(of("a").crashed(), names(&["linear", "sample"]));
+    }
+}

@@ -1,0 +1,230 @@
+//! Faults of drivers are found, named and survived: each is planted in a process of its own, which loads a model as a user does.
+
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use kiln::{
+    DtypeChoice, Error, Mixture, Model, ModelBuilder, SelfTest,
+    device::{self, DeviceClass, DeviceName, Opened},
+    kernels::{
+        Path as Implementation,
+        faults::{Fault, plant},
+    },
+};
+
+use crate::support::{ARCHITECTURES, fixtures_of, greedy};
+
+/// Which fault a child plants; empty for none.
+const FAULT: &str = "KILN_TEST_FAULT";
+
+/// The model that a child loads.
+const MODEL: &str = "KILN_TEST_MODEL";
+
+/// Kernels that a child has to leave out, and no others.
+const LEFT_OUT: &str = "KILN_TEST_LEFT_OUT";
+
+/// Whether there is a wgpu device to plant faults on; the tests are of its texts.
+fn is_tested() -> bool {
+    kiln_testkit::devices::opened().iter().any(|(name, _)| name.starts_with("wgpu"))
+}
+
+fn demo() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../assets/demo")
+}
+
+fn packed(folder: &Path, mixture: Mixture) -> PathBuf {
+    let file = folder.join("model.gguf");
+    kiln::quantize(demo(), &file, mixture, |_| ControlFlow::Continue(())).unwrap();
+    file
+}
+
+/// A process that plants `fault`, loads `model` with what is remembered in `home`, and leaves out `left_out`.
+fn child(home: &Path, fault: &str, model: &Path, left_out: &str) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "driver_faults::a_model_is_loaded", "--nocapture"]);
+    child.env("XDG_CACHE_HOME", home).env("HOME", home).env("KILN_TEST_DEVICES", "wgpu");
+    child.env(FAULT, fault).env(MODEL, model).env(LEFT_OUT, left_out);
+    child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Runs such a process to its end, which is as it should be.
+#[track_caller]
+fn survives(home: &Path, fault: &str, model: &Path, left_out: &str) {
+    let output = child(home, fault, model, left_out).wait_with_output().unwrap();
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success() && out.contains("1 passed"), "{fault}: {:?}\n{out}{err}", output.status);
+}
+
+fn planted(name: &str) -> Option<Fault> {
+    let subnormal = "select(size, size + size - vec4(NORMAL), size < vec4(NORMAL))";
+    let text = |shader, from, to| Some(Fault::Text { shader, from, to });
+    match name.split_once(' ') {
+        None if name == "turn" => text("rotary", "let s = f32(elem(sine));", "let s = -f32(elem(sine));"),
+        None => None,
+        Some(("crash", kernel)) => Some(Fault::Crash { kernel: kernel.to_owned().leak() }),
+        Some(("hang", kernel)) => Some(Fault::Hang { kernel: kernel.to_owned().leak() }),
+        Some(("loss", kernel)) => Some(Fault::Loss { kernel: kernel.to_owned().leak() }),
+        Some(("format", _)) => text("linear_packed", "const OFFSET = 8.0", "const OFFSET = 7.0"),
+        Some(("subnormals", _)) => {
+            text("linear_packed", subnormal, "select(size, vec4(0.0), size < vec4(NORMAL))")
+        }
+        Some(other) => panic!("{other:?}"),
+    }
+}
+
+fn on(opened: &Opened, when: SelfTest) -> ModelBuilder<'static> {
+    let model = std::env::var_os(MODEL).unwrap();
+    Model::builder(PathBuf::from(model))
+        .opened(opened.clone())
+        .dtype(DtypeChoice::F32)
+        .exact(true)
+        .self_test(when)
+}
+
+fn tokens(model: &Model) -> Vec<Vec<Option<u32>>> {
+    let prompt: Vec<_> = (0..40).map(|i| (i * 37 + 5) % 2048).collect();
+    let steps = model.generate(vec![prompt]).config(greedy(8)).steps().unwrap();
+    steps.map(|step| step.unwrap().tokens).collect()
+}
+
+/// What the children run: the model comes to the tokens of the CPU, without the kernels that are said to be wrong.
+#[test]
+fn a_model_is_loaded() {
+    let Ok(fault) = std::env::var(FAULT) else { return };
+    let cpu = device::open(DeviceName::Cpu).unwrap();
+    let want = tokens(&on(&cpu, SelfTest::Never).load().unwrap());
+    if let Some(fault) = planted(&fault) {
+        plant(fault);
+    }
+    let wgpu = device::open(DeviceName::Wgpu(None)).unwrap();
+    let left_out = std::env::var(LEFT_OUT).unwrap();
+    if fault.starts_with("turn") {
+        let verdict = on(&wgpu, SelfTest::Never).compare().unwrap().unwrap();
+        assert!(
+            verdict.why.is_some() && verdict.passes.iter().any(|pass| pass.cosine < 0.999),
+            "{verdict:?}"
+        );
+        return assert_eq!(verdict.without, [left_out].into(), "{verdict:?}");
+    }
+    let model = on(&wgpu, SelfTest::Always).load();
+    if left_out == "all" {
+        let Err(Error::Device { why, .. }) = model else { panic!("{model:?}") };
+        return assert!(why.contains("rms_norm, rotary") && why.contains("--device cpu"), "{why}");
+    }
+    let model = model.unwrap();
+    assert_eq!(model.kernels().left_out().collect::<Vec<_>>().join(" "), left_out);
+    assert_eq!(tokens(&model), want);
+    let ran = model.kernels().ran();
+    assert!(ran.iter().any(|ran| ran.path == Implementation::Wgsl), "others are trusted: {ran:?}");
+    let is_another = model.device() != &wgpu.device;
+    assert_eq!(is_another, fault.starts_with("loss"), "a device that was lost is opened again");
+    assert_eq!(&device::open(DeviceName::Wgpu(None)).unwrap().device, model.device());
+}
+
+/// The model as a whole says that something is wrong, and trying says what.
+#[test]
+fn what_makes_a_model_wrong_is_found_without_a_case_of_it() {
+    if !is_tested() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    survives(home.path(), "turn", &demo(), "rotary");
+}
+
+/// Nothing that is right is said to be wrong, in any type.
+#[test]
+fn models_of_every_architecture_agree_with_the_cpu() {
+    let mut compared = 0;
+    for (name, opened) in kiln_testkit::devices::opened() {
+        for architecture in ARCHITECTURES {
+            let folder = fixtures_of(architecture).join("models").join(architecture);
+            for dtype in [DtypeChoice::F32, DtypeChoice::F16] {
+                if dtype == DtypeChoice::F16 && !opened.info.f16 {
+                    continue;
+                }
+                let model = Model::builder(&folder).opened(opened.clone()).dtype(dtype);
+                let Some(verdict) = model.compare().unwrap() else { continue };
+                println!("{name} {architecture} {verdict:?}");
+                compared += 1;
+                assert_eq!(verdict.why, None, "{name}: {architecture} {dtype:?}: {verdict:?}");
+                assert_eq!(verdict.passes.len(), 3, "{name}: {architecture}");
+            }
+        }
+    }
+    let has_gpu =
+        kiln_testkit::devices::opened().iter().any(|(_, opened)| opened.info.class != DeviceClass::Cpu);
+    assert_eq!(compared > 0, has_gpu);
+}
+
+#[test]
+fn a_wrong_format_is_found_and_not_used() {
+    if !is_tested() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    survives(home.path(), "format q4_0", &packed(home.path(), Mixture::Q4_0), "linear normed_linear");
+    // Models of other formats do not meet it.
+    survives(home.path(), "format q4_0", &demo(), "");
+}
+
+#[test]
+fn subnormal_scales_that_are_taken_for_0_are_found() {
+    if !is_tested() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    survives(home.path(), "subnormals q8_0", &packed(home.path(), Mixture::Q8_0), "linear normed_linear");
+}
+
+#[test]
+fn a_kernel_that_crashes_is_not_launched_again_and_a_device_of_many_is_not_used() {
+    if !is_tested() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let crashes = |kernel: &str, left_out: &str| {
+        let fault = format!("crash {kernel}");
+        let output = child(home.path(), &fault, &demo(), left_out).wait_with_output().unwrap();
+        assert!(!output.status.success() && output.status.code().is_none(), "{:?}", output.status);
+    };
+    crashes("rotary", "");
+    survives(home.path(), "", &demo(), "rotary");
+    crashes("rms_norm", "");
+    crashes("kv_append", "");
+    survives(home.path(), "", &demo(), "all");
+}
+
+#[test]
+fn a_kernel_that_hangs_is_not_launched_again() {
+    if !is_tested() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let mut hanging = child(home.path(), "hang kv_append", &demo(), "");
+    let note = home.path().join("kiln/self-test.running");
+    let started = Instant::now();
+    while !std::fs::read_to_string(&note).unwrap_or_default().ends_with("\nkv_append") {
+        assert!(started.elapsed() < Duration::from_secs(300), "it is not noted which kernel is tested");
+        assert_eq!(hanging.try_wait().unwrap(), None, "it has to hang");
+        sleep(Duration::from_millis(20));
+    }
+    // As a user does who waited long enough.
+    hanging.kill().unwrap();
+    hanging.wait().unwrap();
+    survives(home.path(), "", &demo(), "kv_append");
+}
+
+#[test]
+fn a_device_that_is_lost_is_opened_again_without_the_kernel() {
+    if !is_tested() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    survives(home.path(), "loss layer_norm", &demo(), "layer_norm");
+    survives(home.path(), "", &demo(), "layer_norm");
+}
