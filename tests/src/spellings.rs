@@ -149,6 +149,14 @@ fn experts_may_be_stacked_and_named_as_new_versions_write_them() {
             }
         });
         assert_eq!(logits(&load(folder.path()).unwrap()), want, "{name}");
+        // A header may say anything of a tensor without numbers.
+        edit_tensors(folder.path(), |tensors| {
+            let (_, (_, shape, data)) =
+                tensors.iter_mut().find(|(name, _)| name.contains(".experts.")).unwrap();
+            (*shape, *data) = (vec![1 << 40, 0, 2], Vec::new());
+        });
+        let error = refused(folder.path());
+        assert!(error.contains("which no matrices of experts have"), "{error}");
     }
 }
 

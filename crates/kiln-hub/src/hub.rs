@@ -95,6 +95,8 @@ impl Hub {
 
     /// With a token for private and gated models. It is sent to this hub only, and to no server that the hub redirects to.
     ///
+    /// A program that logs everything should leave out the target `ureq_proto::util`, which logs what is sent, byte by byte.
+    ///
     /// # Errors
     /// [`Error::Setting`] for a text that cannot be a token.
     pub fn token(mut self, token: &str) -> Result<Self> {
