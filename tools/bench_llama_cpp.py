@@ -3,20 +3,26 @@
 
     pip install cmake gguf numpy
     tools/bench_llama_cpp.py WORK_FOLDER [--model F16.gguf] [--kiln target/release/kiln] [--threads 1,2] [--rounds 3]
+                             [--instructions avx2,avx-vnni,avx512]
 
-llama.cpp is built once in WORK_FOLDER, from the source package of llama-cpp-python 0.3.36 on PyPI, for the instructions of this machine. Its
+llama.cpp is built once in WORK_FOLDER, from the source package of llama-cpp-python 0.3.36 on PyPI, for each set of instructions that is
+asked for (its variants haswell, alderlake and icelake). KILN_INSTRUCTIONS has Kiln use the same. Its
 quantizer makes the other files of a float16 GGUF file. Without --model, that is a Llama of 1.1 billion made-up weights (22 layers, 2048, 32 heads,
 4 key heads, 5632, vocabulary 32000). Each round runs `llama-bench`, then `kiln bench`; the table has medians, and Kiln's share of llama.cpp.
 """
 
 import argparse
 import json
+import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
 import tarfile
 
+# Variants of llama.cpp's CPU backend. Of those with AVX-512 and VNNI, icelake is the one that has no matrix unit (AMX).
+VARIANTS = {"avx2": "haswell", "avx-vnni": "alderlake", "avx512": "icelake"}
 PACKAGE = "llama-cpp-python==0.3.36"
 FORMATS = ["F16", "Q8_0", "Q4_0", "Q4_K_M"]
 
@@ -33,14 +39,30 @@ def llama_cpp(work):
     programs = work / "build" / "bin"
     if (programs / "llama-quantize").exists() and (programs / "llama-bench").exists():
         return programs
-    run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", work, PACKAGE)
+    run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", work, PACKAGE)
     with tarfile.open(next(work.glob("llama_cpp_python-*.tar.gz"))) as archive:
         archive.extractall(work, filter="data")
     source = next(work.glob("llama_cpp_python-*/vendor/llama.cpp"))
-    off = ["LLAMA_CURL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_UI", "LLAMA_OPENSSL"]
-    run("cmake", "-S", source, "-B", work / "build", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *[f"-D{name}=OFF" for name in off])
-    run("cmake", "--build", work / "build", "--target", "llama-quantize", "llama-bench", "-j2")
+    off = ["GGML_NATIVE", "LLAMA_CURL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_UI", "LLAMA_OPENSSL"]
+    on = ["GGML_BACKEND_DL", "GGML_CPU_ALL_VARIANTS", "BUILD_SHARED_LIBS"]
+    switches = [f"-D{name}=OFF" for name in off] + [f"-D{name}=ON" for name in on]
+    run("cmake", "-S", source, "-B", work / "build", "-DCMAKE_BUILD_TYPE=Release", *switches)
+    variants = [f"ggml-cpu-{variant}" for variant in VARIANTS.values()]
+    run("cmake", "--build", work / "build", "--target", *variants, "llama-quantize", "llama-bench", "-j2")
     return programs
+
+
+def variant_of(programs, instructions):
+    """A folder of its programs with one variant of its CPU backend, which they then take."""
+    folder = programs.parent / f"bin-{instructions}"
+    folder.mkdir(exist_ok=True)
+    for path in programs.iterdir():
+        link = folder / path.name
+        is_another = "ggml-cpu-" in path.name and f"ggml-cpu-{VARIANTS[instructions]}." not in path.name
+        if not is_another and not link.exists():
+            # They look for the backend where they are themselves: a copy, not a link.
+            shutil.copy2(path, link)
+    return folder
 
 
 def made_up(path):
@@ -105,8 +127,9 @@ def of_llama_cpp(programs, path, threads, prompt, tokens):
     return [result["avg_ts"] for result in json.loads(out)]
 
 
-def of_kiln(kiln, path, threads, prompt, tokens):
-    out = run(kiln, "bench", "--model", path, "-d", "cpu", "--threads", threads, "-p", prompt, "-n", tokens, "-r", 1, "-o", "json")
+def of_kiln(kiln, path, threads, prompt, tokens, instructions):
+    environment = {**os.environ, "KILN_INSTRUCTIONS": instructions}
+    out = run(kiln, "bench", "--model", path, "-d", "cpu", "--threads", threads, "-p", prompt, "-n", tokens, "-r", 1, "-o", "json", env=environment)
     return [result["tokens_per_second"] for result in json.loads(out)["results"]]
 
 
@@ -117,6 +140,7 @@ def main():
     parser.add_argument("--kiln", default="target/release/kiln")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--instructions", default="avx2,avx-vnni,avx512")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-p", "--prompt", type=int, default=128)
     parser.add_argument("-n", "--tokens", type=int, default=32)
@@ -130,22 +154,25 @@ def main():
             unfinished = model.with_suffix(".part")
             made_up(unfinished)
             unfinished.rename(model)
-    print("| file | threads | what | llama.cpp, tokens/s | Kiln, tokens/s | Kiln / llama.cpp |\n|---|---|---|---|---|---|")
+    print("| file | instructions | threads | what | llama.cpp, tokens/s | Kiln, tokens/s | Kiln / llama.cpp |\n|---|---|---|---|---|---|---|")
     for name in args.formats.split(","):
         path = model if name == "F16" else args.work / f"{model.stem}.{name}.gguf"
         if not path.exists():
             run(programs / "llama-quantize", model, path, name)
-        for threads in args.threads.split(","):
-            rounds = [
-                (
-                    of_llama_cpp(programs, path, threads, args.prompt, args.tokens),
-                    of_kiln(args.kiln, path, threads, args.prompt, args.tokens),
-                )
-                for _ in range(args.rounds)
-            ]
-            for i, what in enumerate([f"prompt of {args.prompt}", f"{args.tokens} tokens"]):
-                theirs, ours = (statistics.median(speeds[side][i] for speeds in rounds) for side in (0, 1))
-                print(f"| {name} | {threads} | {what} | {theirs:.1f} | {ours:.1f} | **{ours / theirs:.2f}** |", flush=True)
+        for instructions in args.instructions.split(","):
+            variant = variant_of(programs, instructions)
+            for threads in args.threads.split(","):
+                rounds = [
+                    (
+                        of_llama_cpp(variant, path, threads, args.prompt, args.tokens),
+                        of_kiln(args.kiln, path, threads, args.prompt, args.tokens, instructions),
+                    )
+                    for _ in range(args.rounds)
+                ]
+                for i, what in enumerate([f"prompt of {args.prompt}", f"{args.tokens} tokens"]):
+                    theirs, ours = (statistics.median(speeds[side][i] for speeds in rounds) for side in (0, 1))
+                    row = [name, instructions, threads, what, f"{theirs:.1f}", f"{ours:.1f}", f"**{ours / theirs:.2f}**"]
+                    print("| " + " | ".join(row) + " |", flush=True)
 
 
 if __name__ == "__main__":
