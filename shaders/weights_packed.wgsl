@@ -204,7 +204,7 @@ const NORMAL = 6.103515625e-5;
 fn halves(bits: vec4<u32>) -> vec4<f32> {
     let size = bitcast<vec4<f32>>(((bits & vec4(0x7fffu)) << vec4(13u)) + vec4(0x38000000u));
     // Below it, digits follow no 1, and the exponent is that of the next. All of it is exact.
-    let number = select(size, size + size - vec4(NORMAL), size < vec4(NORMAL));
+    let number = select(size, fma(size, vec4(2.0), vec4(-NORMAL)), size < vec4(NORMAL));
     return bitcast<vec4<f32>>(bitcast<vec4<u32>>(number) | ((bits & vec4(0x8000u)) << vec4(16u)));
 }
 

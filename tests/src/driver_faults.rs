@@ -61,7 +61,7 @@ fn survives(home: &Path, fault: &str, model: &Path, left_out: &str) {
 }
 
 fn planted(name: &str) -> Option<Fault> {
-    let subnormal = "select(size, size + size - vec4(NORMAL), size < vec4(NORMAL))";
+    let subnormal = "select(size, fma(size, vec4(2.0), vec4(-NORMAL)), size < vec4(NORMAL))";
     let text = |shader, from, to| Some(Fault::Text { shader, from, to });
     match name.split_once(' ') {
         None if name == "turn" => text("rotary", "let s = f32(elem(sine));", "let s = -f32(elem(sine));"),

@@ -134,8 +134,11 @@ impl Kernels {
             Err(kernel) => (kernel.reference(), Path::Reference),
         };
         if self.path.is_on_gpu() && self.submission.is_full(work) {
-            // Where it fails, so does what waits for the work.
-            _ = DeviceState::of(&self.device).caught(|| self.device.flush());
+            let state = DeviceState::of(&self.device);
+            // What is recorded is not handed over. Where handing over fails, so does what waits for the work.
+            if *state.preparing() == 0 {
+                _ = state.caught(|| self.device.flush());
+            }
         }
         tracing::trace!(target: "kiln::kernels", kernel = K::NAME, %path, ?shape);
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((K::NAME, path)).or_default() += 1;

@@ -51,7 +51,8 @@ pub fn self_test(
     /// Inputs of a quick test, besides those that it always has.
     const FEW: usize = 4;
 
-    let device = &device.device;
+    let opened = device;
+    let device = &opened.device;
     let reference = Kernels::new(Choice::Reference, &reference_device(device))?;
     let kernels = Kernels::new(Choice::Auto, device)?;
     let path = kernels.path();
@@ -70,10 +71,10 @@ pub fn self_test(
         let want = case.run(&reference, dtype)?;
         let why = match case.run(&kernels, dtype) {
             Ok(got) => match case.difference(dtype, &got, &want) {
-                None => sentence(case.variance(&kernels, dtype))?,
+                None => sentence(case.variance(&kernels, dtype), opened)?,
                 why => why,
             },
-            Err(error) => sentence(Err(error))?,
+            Err(error) => sentence(Err(error), opened)?,
         };
         verdict.compared += 1;
         if let Some(why) = why {
@@ -85,10 +86,10 @@ pub fn self_test(
 }
 
 /// What is wrong, where errors are wrong, too: but for those that say nothing of a kernel.
-fn sentence(found: Result<Option<String>>) -> Result<Option<String>> {
+fn sentence(found: Result<Option<String>>, device: &Opened) -> Result<Option<String>> {
     match found {
         Err(error @ (Error::DeviceLost(_) | Error::OutOfMemory { .. })) => Err(error),
-        Err(error) => Ok(Some(error.to_string())),
+        Err(error) => device.check().map(|()| Some(error.to_string())),
         found => found,
     }
 }

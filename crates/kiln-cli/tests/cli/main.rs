@@ -239,9 +239,19 @@ fn devices_are_listed() {
 #[test]
 fn doctor_compares_kernels_and_times_the_device() {
     for device in devices() {
-        let output = kiln(&["doctor", "--device", &device, "--quick"]);
+        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+        let output = kiln(&["doctor", "--device", &device, "--quick", "--model", demo, "--dtype", "f32"]);
         let text = stdout(&output);
         assert!(output.status.success(), "{text}{}", stderr(&output));
+        if device == "cpu" {
+            assert!(stderr(&output).contains("the model is not compared"), "{}", stderr(&output));
+        } else {
+            for line in
+                ["model: blocks 0, 4 and the head in ", "- launched: ", "- 1 tokens: cosine ", "- right"]
+            {
+                assert!(text.contains(line), "{text}");
+            }
+        }
         for line in [
             "memory: ",
             "a launch: ",

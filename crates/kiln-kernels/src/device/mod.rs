@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use burn::tensor::{DType, Device};
-use kiln_core::{Error, Result};
+use kiln_core::{Error, Result, device_state::DeviceState};
 
 mod bandwidth;
 pub use bandwidth::CopyBandwidth;
@@ -175,6 +175,17 @@ impl Opened {
         wgpu::set_matrix_units(&self.device, units);
         self.info.matrix_units = units;
         self
+    }
+
+    /// Whether the device is there, asked after an error: work that is given up because the device is being lost may fail in other words.
+    ///
+    /// # Errors
+    /// [`Error::DeviceLost`].
+    pub fn check(&self) -> Result<()> {
+        match DeviceState::of(&self.device).sync() {
+            Err(lost @ Error::DeviceLost(_)) => Err(lost),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the host can go on while this device computes.

@@ -24,7 +24,7 @@ use kiln_models::{
 use kiln_weights::Format;
 use sha2::{Digest, Sha256};
 
-use super::{CAPTURED, MATRIX_UNITS, MODEL, record::Record};
+use super::{CAPTURED, LOADING, MATRIX_UNITS, MODEL, record::Record};
 
 /// Tokens of each pass, one after the other: those of a prompt, of a short one, of a step.
 const PASSES: [usize; 3] = [40, 3, 1];
@@ -136,6 +136,7 @@ impl<'a> Ends<'a> {
     ) -> Result<BTreeSet<String>> {
         let mark = record.clone();
         let watched = kernels.clone().watched(move |kernel| mark.mark(kernel));
+        record.mark(LOADING);
         let verdict = self.verdict(&watched, kernels, device, dtype, |step| record.mark(step))?;
         record.clear();
         match verdict.why {
@@ -240,7 +241,10 @@ impl<'a> Ends<'a> {
         let got = self.load(on).and_then(|model| self.logits(on, &*model));
         let got = match got {
             Ok(got) => got,
-            Err(Error::Execution(why)) => return Ok((Vec::new(), Some(why))),
+            Err(Error::Execution(why)) => {
+                on.device.check()?;
+                return Ok((Vec::new(), Some(why)));
+            }
             Err(error) => return Err(error),
         };
         let sizes = self.configured.sizes();
@@ -298,7 +302,7 @@ impl<'a> Ends<'a> {
         let tokens = |compile| -> Result<Vec<Option<TokenId>>> {
             let cache = Plan::dynamic().build(&self.configured.needs(), &on.kernels)?;
             let prompt = self.tokens();
-            let batch = Batch::from_rows(&[prompt.clone()], &on.device.device)?;
+            let batch = Batch::from_rows(std::slice::from_ref(&prompt), &on.device.device)?;
             let config = GenerationConfig::new().max_new_tokens(GENERATED).do_sample(false);
             let settings = config.eos_token_id(Vec::new()).resolve()?;
             let kernels = Some(on.kernels.clone());
