@@ -132,7 +132,7 @@ impl AudioReader {
 fn begin(name: &Path, source: &Source) -> Result<Decoder> {
     let extension = name.extension().and_then(|extension| extension.to_str());
     let opened = source().and_then(Corrected::of).map_err(|e| format!("cannot be read: {e}"));
-    let decoder = opened.and_then(|source| Decoder::new(source, extension));
+    let decoder = opened.and_then(|(source, unknown)| Decoder::new(source, extension, unknown));
     decoder.map_err(|why| Error::File { path: name.to_owned(), why })
 }
 

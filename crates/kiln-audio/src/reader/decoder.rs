@@ -52,6 +52,8 @@ pub(super) struct Decoder {
     failed: Option<(String, u64)>,
     /// Where silence was put: the time of the first gap, and how many there are
     gaps: Option<(f64, u64)>,
+    /// Bytes behind the sound that are not read
+    unknown: u64,
     /// Why the file could not be read on
     broken: Option<String>,
     is_cut: bool,
@@ -59,11 +61,15 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// Finds the format and the first track of audio. `extension` is a hint.
+    /// Finds the format and the first track of audio. `extension` is a hint. `unknown`: bytes behind the sound that are nothing that is known.
     ///
     /// # Errors
     /// A sentence without its subject.
-    pub(super) fn new(source: Box<dyn MediaSource>, extension: Option<&str>) -> Result<Self, String> {
+    pub(super) fn new(
+        source: Box<dyn MediaSource>,
+        extension: Option<&str>,
+        unknown: u64,
+    ) -> Result<Self, String> {
         if source.byte_len() == Some(0) {
             return Err("is empty".to_owned());
         }
@@ -96,6 +102,7 @@ impl Decoder {
             origin: None,
             failed: None,
             gaps: None,
+            unknown,
             broken: None,
             is_cut: false,
             planes: Vec::new(),
@@ -120,6 +127,10 @@ impl Decoder {
                 Some(format!("is cut short: {read:.1} s of {promised:.1} s are there"))
             }
             (None, true, None) => Some(format!("is cut short after {read:.1} s")),
+            (None, false, _) if self.unknown > 0 => Some(format!(
+                "ends after {read:.1} s by its header, and {} more bytes are not read",
+                self.unknown
+            )),
             (None, false, _) => None,
         };
         match (gaps, ended) {

@@ -30,10 +30,10 @@ pub(super) struct Corrected {
 }
 
 impl Corrected {
-    /// `source` with right lengths, at its beginning.
-    pub(super) fn of(mut source: Box<dyn MediaSource>) -> io::Result<Box<dyn MediaSource>> {
-        let Some(len) = source.byte_len() else { return Ok(source) };
-        let mut found = Found { patches: Vec::new(), len };
+    /// `source` with right lengths, at its beginning; and bytes behind its sound that are nothing that is known.
+    pub(super) fn of(mut source: Box<dyn MediaSource>) -> io::Result<(Box<dyn MediaSource>, u64)> {
+        let Some(len) = source.byte_len() else { return Ok((source, 0)) };
+        let mut found = Found { patches: Vec::new(), len, unknown: 0 };
         let mut file = File { source: &mut *source, len };
         let tag = skip_id3v2(&mut file)?;
         match file.bytes(tag)? {
@@ -45,10 +45,12 @@ impl Corrected {
                 found.len = before_tags(&mut file)?;
                 mp3(&mut file, tag, [second, third, fourth], &mut found)?;
             }
+            _ if &file.bytes(4)? == b"ftyp" => mp4(&mut file, &mut found)?,
             _ => {}
         }
         source.rewind()?;
-        Ok(Box::new(Self { source, patches: found.patches, len: found.len, at: 0 }))
+        let unknown = found.unknown;
+        Ok((Box::new(Self { source, patches: found.patches, len: found.len, at: 0 }), unknown))
     }
 }
 
@@ -97,6 +99,7 @@ impl MediaSource for Corrected {
 struct Found {
     patches: Vec<(u64, [u8; 4])>,
     len: u64,
+    unknown: u64,
 }
 
 struct File<'a> {
@@ -171,6 +174,14 @@ fn wave(file: &mut File<'_>, start: u64, found: &mut Found) -> io::Result<()> {
                 }
                 let claimed = long.filter(|_| size == u64::from(u32::MAX)).unwrap_or(size);
                 let len = sound_len(file, sound, claimed)? / block * block;
+                // The sound may lack the byte that makes its length even.
+                let rest = content + len..before_tags(file)?;
+                if rest.end.saturating_sub(rest.start) >= block.max(8)
+                    && !is_chunks(file, rest.clone())?
+                    && !is_chunks(file, rest.start + claimed % 2..rest.end)?
+                {
+                    found.unknown = rest.end - rest.start;
+                }
                 // What does not fit into 32 bits ends where the source ends.
                 found.patches.push((at + 4, u32::try_from(len).map_or(ANY, u32::to_le_bytes)));
                 if len >= u64::from(u32::MAX) {
@@ -217,6 +228,27 @@ fn is_chunks(file: &mut File<'_>, place: Range<u64>) -> io::Result<bool> {
         at += size % 2;
     }
     Ok(false)
+}
+
+/// The last part of an MP4 file may say that it is longer than the file, or not how long it is.
+fn mp4(file: &mut File<'_>, found: &mut Found) -> io::Result<()> {
+    let mut at = 0;
+    while at + 8 <= file.len && found.patches.is_empty() {
+        let size = match file.u32_be(at)? {
+            1 => u64::from_be_bytes(file.bytes(at + 8)?),
+            size => u64::from(size),
+        };
+        let there = file.len - at;
+        match u32::try_from(there) {
+            Ok(short) if size == 0 || size > there => {
+                found.patches.push((at, short.to_be_bytes()));
+            }
+            // What is too long for 32 bits is left as it is.
+            _ if size < 8 => break,
+            _ => at = at.saturating_add(size),
+        }
+    }
+    Ok(())
 }
 
 /// A first frame that says how many follow: Xing's, and Fraunhofer's. Where there are more, it is made a frame as any other.

@@ -6,7 +6,7 @@ pub(super) const NO_TOKEN: &str = "no token of the vocabulary may follow the tex
 const MOST: usize = 300;
 
 /// What llguidance calls something, and what to say instead. The text behind the name follows.
-const SAID: [(&str, &str); 14] = [
+const SAID: [(&str, &str); 15] = [
     ("Unimplemented keys: ", "these keywords of the schema are not supported: "),
     (
         "oneOf constraints are not supported",
@@ -23,6 +23,7 @@ const SAID: [(&str, &str); 14] = [
     ("ParserTooComplex", TOO_MUCH),
     ("lexer error: ", TOO_MUCH),
     ("Too many items", TOO_MUCH),
+    ("Current row has ", TOO_MUCH),
     ("panic: ", "llguidance, which compiles it, fails on it: "),
 ];
 const TOO_MUCH: &str = "the grammar takes too much work; make it simpler";

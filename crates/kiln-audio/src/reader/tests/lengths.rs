@@ -76,6 +76,16 @@ fn chunks_after_the_sound_are_no_sound() {
     let mut reader = of_bytes(long).unwrap();
     assert!(all(&mut reader) == samples);
     assert!(reader.damage().unwrap().contains("is cut short: 0.2 s of 0.5 s"), "{:?}", reader.damage());
+    // A header that was written while the recorder went on.
+    let mut stale = file.clone();
+    put(&mut stale, 40, 4000);
+    let mut reader = of_bytes(stale).unwrap();
+    assert!(all(&mut reader) == samples[..2000]);
+    assert!(
+        reader.damage().unwrap().contains("ends after 0.1 s by its header, and 4000 more bytes"),
+        "{:?}",
+        reader.damage()
+    );
 }
 
 #[test]
@@ -164,5 +174,27 @@ fn frames_that_were_appended_are_there() {
         let mut none = file.clone();
         none[tag + 8..tag + 12].fill(0);
         assert!(whole(none).len() >= samples.len(), "{name}");
+    }
+}
+
+/// The sound of an MP4 file, after its tables.
+#[test]
+fn a_part_that_is_longer_than_its_file_ends_with_it() {
+    let file = bytes("44k-mono.m4a");
+    let samples = whole(file.clone());
+    let (sound, tables) = (find(&file, b"mdat") - 4, find(&file, b"moov") - 4);
+    let mut moved = file[tables..].to_vec();
+    // Where the sound begins, counted in bytes of the file.
+    let places = find(&moved, b"stco") + 8;
+    let more = (file.len() - tables) as u32;
+    let count = u32::from_be_bytes(moved[places..places + 4].try_into().unwrap()) as usize;
+    for place in moved[places + 4..].chunks_mut(4).take(count) {
+        let at = u32::from_be_bytes((&*place).try_into().unwrap());
+        place.copy_from_slice(&(at + more).to_be_bytes());
+    }
+    for size in [(tables - sound) as u32, 0, 0x7FFF_FFFF, u32::MAX] {
+        let sound = [&size.to_be_bytes(), &file[sound + 4..tables]].concat();
+        let all = [&file[..36], &moved, &sound].concat();
+        assert!(whole(all) == samples, "{size:x}");
     }
 }
