@@ -240,10 +240,10 @@ fn mp4(file: &mut File<'_>, found: &mut Found) -> io::Result<()> {
         };
         let there = file.len - at;
         match u32::try_from(there) {
-            Ok(short) if size == 0 || size > there => {
+            // After a length that is too short there is no part, but sound.
+            Ok(short) if (size == 0 || size > there) && &file.bytes(at + 4)? == b"mdat" => {
                 found.patches.push((at, short.to_be_bytes()));
             }
-            // What is too long for 32 bits is left as it is.
             _ if size < 8 => break,
             _ => at = at.saturating_add(size),
         }

@@ -192,7 +192,7 @@ fn a_part_that_is_longer_than_its_file_ends_with_it() {
         let at = u32::from_be_bytes((&*place).try_into().unwrap());
         place.copy_from_slice(&(at + more).to_be_bytes());
     }
-    for size in [(tables - sound) as u32, 0, 0x7FFF_FFFF, u32::MAX] {
+    for size in [(tables - sound) as u32, 0, 100, 0x7FFF_FFFF, u32::MAX] {
         let sound = [&size.to_be_bytes(), &file[sound + 4..tables]].concat();
         let all = [&file[..36], &moved, &sound].concat();
         assert!(whole(all) == samples, "{size:x}");
