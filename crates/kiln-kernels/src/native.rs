@@ -20,10 +20,10 @@ pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec
     share(products, pieces, |piece| {
         #[cfg(target_arch = "x86_64")]
         match kiln_simd::best() {
-            Instructions::Plain => return pulp::Scalar::new().vectorize(piece),
+            Instructions::Plain => return Simd::vectorize(pulp::Scalar::new(), piece),
             Instructions::Avx2 | Instructions::AvxVnni => {
                 if let Some(simd) = pulp::x86::V3::try_new() {
-                    return simd.vectorize(|| piece.with_simd(simd));
+                    return Simd::vectorize(simd, piece);
                 }
             }
             Instructions::Neon | Instructions::Avx512 => {}
