@@ -285,6 +285,7 @@ fn system_version() -> Option<String> {
 }
 
 /// Bytes of the system's memory; `None` in builds that do not ask.
+#[cfg(any(feature = "cpu", feature = "wgpu"))]
 #[allow(clippy::unnecessary_wraps, reason = "some builds do not know")]
 fn system_memory() -> Option<u64> {
     #[cfg(feature = "cpu")]
