@@ -1,6 +1,6 @@
 //! The bandwidth of memory: the floor that decode is held against.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_core::{Result, device_state::DeviceState, read_back};
@@ -16,6 +16,7 @@ const REPETITIONS: usize = 8;
 
 /// Reading only on the CPU, whose threads we can drive ourselves; adding one to every element elsewhere, which reads and writes. The
 /// best of several passes.
+#[cfg_attr(not(feature = "cpu"), expect(unused_variables, reason = "a GPU reads as much in any case"))]
 pub(super) fn measure(opened: &Opened, bytes: usize) -> Result<f64> {
     match opened.info.class {
         #[cfg(feature = "cpu")]
@@ -34,6 +35,8 @@ const MOST: usize = 512 << 20;
 /// machines one reads as fast as all do.
 #[cfg(feature = "cpu")]
 fn read_on_cpu(bytes: usize) -> f64 {
+    use std::time::Duration;
+
     use kiln_products::threads::{pieces, share};
 
     /// As long as it takes until one pass is not disturbed by what else runs.
