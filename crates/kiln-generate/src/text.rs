@@ -103,7 +103,7 @@ impl<'a> StoppedText<'a> {
     /// The text that is certain to stand before any stop string, now that `id` follows; empty after the first.
     ///
     /// # Errors
-    /// Those of [`TextStream::push`].
+    /// The errors of [`TextStream::push`].
     pub fn push(&mut self, id: TokenId) -> Result<String> {
         if self.stops.found() {
             return Ok(String::new());
@@ -116,10 +116,10 @@ impl<'a> StoppedText<'a> {
         Ok(certain)
     }
 
-    /// What was held back, now that nothing follows.
+    /// Returns the text that was held back in case a stop string began in it. Nothing may be pushed afterwards.
     ///
     /// # Errors
-    /// Those of [`TextStream::finish`].
+    /// The errors of [`TextStream::finish`].
     pub fn finish(&mut self) -> Result<String> {
         let tail = self.stream.finish()?.unwrap_or_default();
         let mut rest = self.stops.push(&tail);
@@ -184,7 +184,7 @@ impl StopStrings {
         self.push(piece)
     }
 
-    /// What was held back, now that nothing follows.
+    /// Returns the text that was held back in case a stop string began in it. Nothing may be pushed afterwards.
     pub fn finish(&mut self) -> String {
         self.take(self.held.len())
     }

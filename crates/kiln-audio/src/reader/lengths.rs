@@ -11,7 +11,7 @@ use symphonia::core::io::MediaSource;
 
 /// Lengths from here on say that nobody knew it: 0x7FFFF000 (sox), 0x7FFFFFFF, 0xFFFFFFFF (ffmpeg), and those less what comes before the sound.
 const UNKNOWN: u64 = 0x7FFF_0000;
-/// What symphonia takes for an unknown length.
+/// The length field that symphonia reads as unknown.
 const ANY: [u8; 4] = [0xFF; 4];
 /// Chunks before the sound.
 const MOST_CHUNKS: usize = 1000;
@@ -95,7 +95,7 @@ impl MediaSource for Corrected {
     }
 }
 
-/// What is corrected.
+/// Corrections of a file: bytes to replace, by their places, and the length that is read.
 struct Found {
     patches: Vec<(u64, [u8; 4])>,
     len: u64,

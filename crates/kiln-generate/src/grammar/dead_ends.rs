@@ -8,13 +8,13 @@ use llguidance::earley::{CGrammar, CSymIdx, regexvec::LexemeSet};
 
 use super::limits;
 
-/// What is said of a grammar that matches nothing.
+/// The error for a grammar that matches nothing.
 pub(super) const NOTHING: &str = "no text can match it";
-/// What is said of a schema some part of which matches nothing.
+/// The error for a schema of which some part matches nothing.
 const NO_END: &str = "a text may come to a place where nothing can follow, because a part of an object or a list matches no text: leave out \
                       `patternProperties` that `properties`, also of another part of an `allOf`, leave no name for, and a `$ref` without end";
 
-/// What can be made of a symbol of a grammar.
+/// The symbols of a compiled grammar: whether each can be reached, and whether it can be completed.
 struct Symbols<'a> {
     grammar: &'a CGrammar,
     /// Symbols that a text begins with or comes to.

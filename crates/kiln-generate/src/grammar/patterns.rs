@@ -48,7 +48,7 @@ fn resolve_object(fields: &mut Map<String, Value>) {
     }
 }
 
-/// Those of `names` that a pattern matches, if it matches no other name.
+/// The listed names that a pattern matches; `None` if it matches a name that is not listed.
 fn only(pattern: &str, names: &[String]) -> Option<Vec<String>> {
     let mut builder = RegexBuilder::new();
     let all = builder.mk_regex_for_serach(&regex_to_lark(pattern, "dw")).ok()?;
