@@ -111,7 +111,8 @@ impl Test<'_> {
         let crashed = record.crashed();
         if crashed.len() >= MOST_CRASHES {
             let crashed = crashed.into_iter().collect::<Vec<_>>().join(", ");
-            return Err(self.refused(&format!("programs ended, or it was lost, in {crashed}")));
+            let again = record.again();
+            return Err(self.refused(&format!("programs ended, or it was lost, in {crashed}{again}")));
         }
         let names: Vec<_> = formats.iter().map(|format| format.name()).collect();
         let what = format!("{} | formats {}", dtype.name(), names.join(", "));
@@ -152,14 +153,13 @@ impl Test<'_> {
             [MATRIX_UNITS, CAPTURED].contains(&name) || KERNELS.iter().any(|kernel| kernel.name == name)
         };
         for name in wrong.iter().filter(|name| left_out(name)) {
-            let why = if crashed.contains(name) {
-                "ended a program, or lost the device,"
-            } else {
-                "gives wrong results"
+            let (why, again) = match crashed.contains(name) {
+                true => ("ended a program, or lost the device,", record.again()),
+                false => ("gives wrong results", String::new()),
             };
             tracing::warn!(
                 target: "kiln",
-                "{name} {why} in {} on {} (driver {}), so a slower way is taken; `kiln doctor` says more, for a report",
+                "{name} {why} in {} on {} (driver {}), so a slower way is taken{again}; `kiln doctor` says more, for a report",
                 dtype.name(),
                 info.adapter,
                 info.driver,

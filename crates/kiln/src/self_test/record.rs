@@ -107,6 +107,14 @@ impl Record {
         self.known().crashed.clone()
     }
 
+    /// The way to have a kernel tested again, for a message: whoever ends a program in a test, as with Ctrl-C, leaves the trace of a crash.
+    pub(super) fn again(&self) -> String {
+        let file = self.known().file.as_ref().map(|file| file.display().to_string());
+        file.map_or_else(String::new, |file| {
+            format!(", until {file} is deleted (if a program was stopped by hand)")
+        })
+    }
+
     /// What is not trusted of `what`: what is remembered, where `remembers` says that it may be asked, else what `find` gives, which is remembered.
     pub(super) fn verdict(
         &self,
