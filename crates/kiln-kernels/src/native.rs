@@ -26,7 +26,7 @@ pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec
                     return Simd::vectorize(simd, piece);
                 }
             }
-            Instructions::Neon | Instructions::Avx512 => {}
+            Instructions::Neon | Instructions::NeonDotprod | Instructions::Avx512 => {}
         }
         Arch::new().dispatch(piece);
     });

@@ -1,4 +1,4 @@
-//! Lanes of NEON (four vectors).
+//! Lanes of NEON, and of its dot products where they are there: four vectors.
 #![allow(
     unsafe_code,
     reason = "functions of instructions can be called where a value says that they are there"
@@ -6,36 +6,45 @@
 
 use std::arch::{
     aarch64::{
-        float32x4_t, uint32x4_t, vaddq_f32, vaddq_u32, vandq_u32, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32,
-        vdupq_n_u8, vdupq_n_u32, veorq_u8, vfmaq_f32, vget_high_s8, vget_low_s8, vld1q_f32, vld1q_u8,
-        vld1q_u8_x4, vld1q_u32, vmlaq_u32, vmull_s8, vmulq_f32, vorrq_u32, vpaddlq_s16, vpaddq_s32,
-        vqtbl1q_u8, vqtbl4q_u8, vreinterpretq_f32_u8, vreinterpretq_s8_s32, vreinterpretq_s8_u32,
-        vreinterpretq_s32_u32, vreinterpretq_u8_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshlq_u32,
-        vst1q_f32, vst1q_u32, vuzp1q_u32, vuzp2q_u32,
+        float32x4_t, int8x16_t, int32x4_t, uint32x4_t, vaddq_f32, vaddq_s32, vaddq_u32, vandq_u32,
+        vcvt_f32_f16, vcvtq_f32_s32, vcvtq_f32_u32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vdupq_n_u32,
+        veorq_u8, vfmaq_f32, vget_high_s8, vget_high_s16, vget_high_u8, vget_high_u16, vget_low_s8,
+        vget_low_s16, vget_low_u8, vget_low_u16, vld1_u16, vld1q_f32, vld1q_s8, vld1q_u8, vld1q_u8_x4,
+        vld1q_u32, vmlaq_u32, vmovl_s8, vmovl_s16, vmovl_u8, vmovl_u16, vmull_s8, vmulq_f32, vorrq_u32,
+        vpaddlq_s16, vpaddq_s32, vqtbl1q_u8, vqtbl4q_u8, vreinterpret_f16_u16, vreinterpretq_f32_u8,
+        vreinterpretq_f32_u32, vreinterpretq_s8_s32, vreinterpretq_s8_u32, vreinterpretq_s32_u32,
+        vreinterpretq_u8_u32, vreinterpretq_u32_s32, vreinterpretq_u32_u8, vshll_n_u16, vshlq_u32, vst1q_f32,
+        vst1q_u32, vuzp1q_u32, vuzp2q_u32,
     },
-    is_aarch64_feature_detected,
+    asm, is_aarch64_feature_detected,
 };
-
-use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use crate::{Lanes, Work};
 
-/// **Invariant:** a value exists only where the machine has NEON.
+/// **Invariant:** a value exists only where the machine has NEON; where `DOT`, its dot products, too, which multiply bytes in one
+/// instruction instead of six.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Neon(());
+pub(crate) struct Neon<const DOT: bool>(());
 
-impl Neon {
+impl<const DOT: bool> Neon<DOT> {
     pub(crate) fn detect() -> Option<Self> {
-        is_aarch64_feature_detected!("neon").then_some(Self(()))
+        let all = is_aarch64_feature_detected!("neon") && (!DOT || is_aarch64_feature_detected!("dotprod"));
+        all.then_some(Self(()))
     }
 
     pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
+        // Every machine of this kind has NEON, so that it could be inlined; its machine code is read by its name.
+        #[inline(never)]
         #[target_feature(enable = "neon")]
-        fn run<W: Work>(lanes: Neon, work: W) -> W::Output {
+        fn run<W: Work, L: Lanes>(lanes: L, work: W) -> W::Output {
+            work.run(lanes)
+        }
+        #[target_feature(enable = "neon,dotprod")]
+        fn run_with_dot<W: Work, L: Lanes>(lanes: L, work: W) -> W::Output {
             work.run(lanes)
         }
         // SAFETY: the value says that the instructions are there.
-        unsafe { run(self, work) }
+        unsafe { if DOT { run_with_dot(self, work) } else { run(self, work) } }
     }
 
     #[inline(always)]
@@ -44,18 +53,43 @@ impl Neon {
         for i in 0..4 {
             added[i] = unsafe {
                 let (x, bytes) = (vreinterpretq_s8_s32(vdupq_n_s32(x)), vreinterpretq_s8_u32(bytes[i]));
-                // Products of two bytes fit in 16 bits. Intrinsics of dot products (`vdotq_s32`) are not stable in Rust.
-                let first = vpaddlq_s16(vmull_s8(vget_low_s8(bytes), vget_low_s8(x)));
-                let second = vpaddlq_s16(vmull_s8(vget_high_s8(bytes), vget_high_s8(x)));
-                vaddq_u32(sums[i], vreinterpretq_u32_s32(vpaddq_s32(first, second)))
+                let sums = vreinterpretq_s32_u32(sums[i]);
+                vreinterpretq_u32_s32(if DOT { dot(sums, bytes, x) } else { wide_dot(sums, bytes, x) })
             };
         }
         added
     }
 }
 
+/// Adds the products of four bytes with one instruction.
+///
+/// # Safety
+/// The machine has it.
+#[inline(always)]
+unsafe fn dot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // Its intrinsic (`vdotq_s32`) is not stable in Rust.
+    unsafe {
+        asm!(".arch_extension dotprod", "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sums, in(vreg) a, in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    sums
+}
+
+/// [`dot`] for every machine: products of two bytes fit in 16 bits.
+///
+/// # Safety
+/// The machine has NEON.
+#[inline(always)]
+unsafe fn wide_dot(sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    unsafe {
+        let first = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+        let second = vpaddlq_s16(vmull_s8(vget_high_s8(a), vget_high_s8(b)));
+        vaddq_s32(sums, vpaddq_s32(first, second))
+    }
+}
+
 // SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of quarters of arrays.
-impl Lanes for Neon {
+impl<const DOT: bool> Lanes for Neon<DOT> {
     type Words = [uint32x4_t; 4];
     type Floats = [float32x4_t; 4];
     type Pairs = [uint32x4_t; 4];
@@ -66,7 +100,10 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn words(self, words: &[u32; 16]) -> [uint32x4_t; 4] {
-        quarters_of(words).map(|words| unsafe { vld1q_u32(words.as_ptr()) })
+        let first = words.as_ptr();
+        unsafe {
+            [vld1q_u32(first), vld1q_u32(first.add(4)), vld1q_u32(first.add(8)), vld1q_u32(first.add(12))]
+        }
     }
 
     #[inline(always)]
@@ -160,7 +197,10 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn floats(self, floats: &[f32; 16]) -> [float32x4_t; 4] {
-        quarters_of(floats).map(|floats| unsafe { vld1q_f32(floats.as_ptr()) })
+        let first = floats.as_ptr();
+        unsafe {
+            [vld1q_f32(first), vld1q_f32(first.add(4)), vld1q_f32(first.add(8)), vld1q_f32(first.add(12))]
+        }
     }
 
     #[inline(always)]
@@ -179,25 +219,48 @@ impl Lanes for Neon {
 
     #[inline(always)]
     fn halves(self, halves: &[u16; 16]) -> [float32x4_t; 4] {
-        // Intrinsics of float16 are not stable yet; the crate has them in assembly.
-        let mut floats = [0.0; 16];
-        halves.map(f16::from_bits).convert_to_f32_slice(&mut floats);
-        self.floats(&floats)
+        let (first, mut floats) = (halves.as_ptr(), self.splat(0.0));
+        for i in 0..4 {
+            floats[i] = unsafe { vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(first.add(4 * i)))) };
+        }
+        floats
     }
 
     #[inline(always)]
     fn bfloats(self, bfloats: &[u16; 16]) -> [float32x4_t; 4] {
-        self.floats(&bfloats.map(|bits| bf16::from_bits(bits).to_f32()))
+        let (first, mut floats) = (bfloats.as_ptr(), self.splat(0.0));
+        for i in 0..4 {
+            floats[i] = unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(first.add(4 * i)))) };
+        }
+        floats
     }
 
     #[inline(always)]
     fn bytes(self, bytes: &[u8; 16]) -> [float32x4_t; 4] {
-        self.floats(&bytes.map(f32::from))
+        unsafe {
+            let bytes = vld1q_u8(bytes.as_ptr());
+            let (first, second) = (vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes)));
+            [
+                vcvtq_f32_u32(vmovl_u16(vget_low_u16(first))),
+                vcvtq_f32_u32(vmovl_u16(vget_high_u16(first))),
+                vcvtq_f32_u32(vmovl_u16(vget_low_u16(second))),
+                vcvtq_f32_u32(vmovl_u16(vget_high_u16(second))),
+            ]
+        }
     }
 
     #[inline(always)]
     fn signed_bytes(self, bytes: &[u8; 16]) -> [float32x4_t; 4] {
-        self.floats(&bytes.map(|byte| f32::from(byte.cast_signed())))
+        unsafe {
+            let bytes = vld1q_s8(bytes.as_ptr().cast());
+            let (first, second) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
+            [
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(first))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(first))),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(second))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(second))),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -228,9 +291,4 @@ impl Lanes for Neon {
     fn call<W: Work>(self, work: W) -> W::Output {
         self.run(work)
     }
-}
-
-#[inline(always)]
-fn quarters_of<T: Copy + Default>(all: &[T; 16]) -> [[T; 4]; 4] {
-    std::array::from_fn(|i| std::array::from_fn(|j| all[4 * i + j]))
 }

@@ -128,6 +128,8 @@ pub enum Instructions {
     /// Those that every machine has
     Plain,
     Neon,
+    /// NEON and its dot products
+    NeonDotprod,
     /// AVX2, FMA and F16C
     Avx2,
     /// AVX2, FMA, F16C and AVX-VNNI
@@ -137,12 +139,14 @@ pub enum Instructions {
 }
 
 impl Instructions {
-    pub const ALL: [Self; 5] = [Self::Plain, Self::Neon, Self::Avx2, Self::AvxVnni, Self::Avx512];
+    pub const ALL: [Self; 6] =
+        [Self::Plain, Self::Neon, Self::NeonDotprod, Self::Avx2, Self::AvxVnni, Self::Avx512];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
             Self::Neon => "neon",
+            Self::NeonDotprod => "neon-dotprod",
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",
@@ -154,7 +158,9 @@ impl Instructions {
         match self {
             Self::Plain => true,
             #[cfg(target_arch = "aarch64")]
-            Self::Neon => aarch64::Neon::detect().is_some(),
+            Self::Neon => aarch64::Neon::<false>::detect().is_some(),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => aarch64::Neon::<true>::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => x86::Avx2::<false>::detect().is_some(),
             #[cfg(target_arch = "x86_64")]
@@ -186,8 +192,14 @@ pub fn best() -> Instructions {
 pub fn run<W: Work>(work: W) -> W::Output {
     match best() {
         #[cfg(target_arch = "aarch64")]
+        Instructions::NeonDotprod => {
+            if let Some(lanes) = aarch64::Neon::<true>::detect() {
+                return lanes.run(work);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
         Instructions::Neon => {
-            if let Some(lanes) = aarch64::Neon::detect() {
+            if let Some(lanes) = aarch64::Neon::<false>::detect() {
                 return lanes.run(work);
             }
         }

@@ -85,6 +85,13 @@ fn instructions_compute_what_plain_code_does() {
             assert_eq!(lanes.run(All), want);
         }
     }
+    #[cfg(target_arch = "aarch64")]
+    {
+        assert_eq!(crate::aarch64::Neon::<false>::detect().map(|lanes| lanes.run(All)), Some(want.clone()));
+        if let Some(lanes) = crate::aarch64::Neon::<true>::detect() {
+            assert_eq!(lanes.run(All), want);
+        }
+    }
 }
 
 #[test]
