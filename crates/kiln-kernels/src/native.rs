@@ -12,7 +12,7 @@ use kiln_products::threads::share;
 use kiln_simd::Instructions;
 use pulp::{Arch, Simd, WithSimd};
 
-pub(crate) use self::functions::{activate, exp, silu, sum, sum_of_squares};
+pub(crate) use self::functions::{activate, silu, sum, sum_of_squares};
 pub(crate) use kiln_products::threads::pieces;
 
 /// Does work in pieces, with the best instructions that [`kiln_simd::run`] may use.

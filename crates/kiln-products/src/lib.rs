@@ -1,4 +1,4 @@
-//! Products of vectors with packed matrices on the CPU, computed from the codes.
+//! Products of vectors with packed matrices, and attention over packed keys and values, on the CPU, computed from the codes.
 //!
 //! Decoding reads every weight once a token, so it takes as long as reading does: bits are speed. A lane is a row of the matrix
 //! ([`kiln_simd`]). One vector meets codes as they are read from memory. For several vectors, the codes of sixteen rows are unpacked
@@ -10,13 +10,12 @@
 //! **Invariant:** a number of the result is one sum in one order. So its bits do not depend on how many vectors are multiplied
 //! together, or on how rows are shared among threads.
 
+pub mod attention;
 mod floats;
 mod formats;
+pub mod functions;
 mod groups;
 mod integers;
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test")]
-mod tests;
 pub mod threads;
 mod tiles;
 

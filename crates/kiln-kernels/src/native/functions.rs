@@ -2,34 +2,9 @@
 
 #![allow(clippy::needless_range_loop, reason = "several arrays share each index")]
 
+use kiln_products::functions::exp;
+
 use crate::Activation;
-
-/// `exp` of numbers up to 88, to within two roundings; 0 below -87. Without branches, so that it is done in vectors.
-#[inline(always)]
-pub(crate) fn exp(x: f32) -> f32 {
-    /// Adding it rounds to an integer, which the lowest bits then are.
-    const ROUND: f32 = 12_582_912.0;
-    /// The logarithm of 2 in few digits, so that products with it are exact.
-    const LN_2: f32 = 355.0 / 512.0;
-    /// What that is short of it.
-    const LN_2_REST: f32 = -2.121_944_4e-4;
-
-    let bound = if x < -87.0 { -87.0 } else { x };
-    let rounded = bound * std::f32::consts::LOG2_E + ROUND;
-    let power = rounded.to_bits().wrapping_sub(ROUND.to_bits());
-    let whole = rounded - ROUND;
-    // Between minus and plus half the logarithm of 2: the minimax polynomial of Cephes.
-    let r = bound - whole * LN_2 - whole * LN_2_REST;
-    let p = 1.987_569_2e-4;
-    let p = p * r + 1.398_199_9e-3;
-    let p = p * r + 8.333_452e-3;
-    let p = p * r + 4.166_579_6e-2;
-    let p = p * r + 0.166_666_65;
-    let p = p * r + 0.5;
-    let p = p * (r * r) + r + 1.0;
-    let y = p * f32::from_bits(power.wrapping_add(127) << 23);
-    if x < -87.0 { 0.0 } else { y }
-}
 
 /// `x / (1 + exp(-x))`
 #[inline(always)]

@@ -8,10 +8,11 @@ use burn::{
     backend::{Flex, flex::FlexTensor},
     tensor::{DType, Tensor, TensorData, bf16, f16},
 };
+use kiln_products::functions::exp;
 use pulp::{Simd, WithSimd};
 
 use super::SelectiveScan;
-use crate::native::{Storage, Vectors, exp, numbers, pieces, primitive, silu, work};
+use crate::native::{Storage, Vectors, numbers, pieces, primitive, silu, work};
 
 /// Channels that are scanned together.
 const LANES: usize = 32;

@@ -7,12 +7,13 @@
 
 use std::ops::Range;
 
+use kiln_products::functions::{exp, finite, tanh};
 use pulp::{Simd, WithSimd};
 
 use super::{
     Block, Given, Source, Storage,
     packed::attend_few,
-    scores::{Vectors, exp, finite, score_few, score_many, tanh},
+    scores::{Vectors, score_few, score_many},
 };
 
 /// Keys at a time. They, their values and their scores stay in the caches. Blocks begin at multiples of it: what a row makes of

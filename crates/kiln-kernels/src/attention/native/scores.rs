@@ -1,12 +1,10 @@
-//! Scores of rows and keys, and the functions that make weights of them.
+//! Scores of rows and keys.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
 )]
 
 use pulp::Simd;
-
-pub(super) use crate::native::exp;
 
 /// Vectors one after the other, each `stride` numbers after the one before.
 #[derive(Clone, Copy)]
@@ -172,16 +170,4 @@ fn dots<S: Simd, const M: usize, const N: usize>(
         }
     }
     M
-}
-
-/// What is subtracted from scores: not infinity, from which infinity cannot be subtracted.
-#[inline(always)]
-pub(super) fn finite(largest: f32) -> f32 {
-    if largest == f32::NEG_INFINITY { 0.0 } else { largest }
-}
-
-#[inline(always)]
-pub(super) fn tanh(x: f32) -> f32 {
-    let e = exp(-2.0 * x.abs());
-    ((1.0 - e) / (1.0 + e)).copysign(x)
 }

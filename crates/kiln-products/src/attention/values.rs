@@ -36,6 +36,8 @@ pub(super) struct Mixer<'a> {
     by_group: Vec<f32>,
     /// `[vectors, rows]`: weights of lanes, of up to [`ROWS`] rows.
     weights: Vec<[f32; LANES]>,
+    /// The words of the last segment of a buffer, and as many behind them as a vector reads.
+    last: Vec<u32>,
 }
 
 impl<'a> Mixer<'a> {
@@ -57,6 +59,7 @@ impl<'a> Mixer<'a> {
             offsets: vec![0.0; SEGMENT * groups],
             by_group: vec![0.0; SEGMENT * groups],
             weights: vec![[0.0; LANES]; SEGMENT * ROWS],
+            last: Vec::new(),
         }
     }
 
@@ -64,16 +67,17 @@ impl<'a> Mixer<'a> {
     #[inline(always)]
     pub(super) fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize) {
         match self.values.bits {
-            1 => self.add_bits::<L, 1, 32, 4>(lanes, segment, weights, stride),
-            2 => self.add_bits::<L, 2, 16, 4>(lanes, segment, weights, stride),
-            3 => self.add_bits::<L, 3, 10, 5>(lanes, segment, weights, stride),
-            4 => self.add_bits::<L, 4, 8, 4>(lanes, segment, weights, stride),
-            _ => self.add_bits::<L, 8, 4, 2>(lanes, segment, weights, stride),
+            1 => self.add_bits::<L, 1, 32, 4, 2>(lanes, segment, weights, stride),
+            2 => self.add_bits::<L, 2, 16, 4, 2>(lanes, segment, weights, stride),
+            3 => self.add_bits::<L, 3, 10, 5, 1>(lanes, segment, weights, stride),
+            4 => self.add_bits::<L, 4, 8, 4, 2>(lanes, segment, weights, stride),
+            _ => self.add_bits::<L, 8, 4, 2, 2>(lanes, segment, weights, stride),
         }
     }
 
+    /// With `SHIFT` codes at a time, or fewer for several rows where there are few registers: `HALF` for two, one for more.
     #[inline(always)]
-    fn add_bits<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize>(
+    fn add_bits<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize, const HALF: usize>(
         &mut self,
         lanes: L,
         segment: Segment,
@@ -81,16 +85,25 @@ impl<'a> Mixer<'a> {
         stride: usize,
     ) {
         self.scale(segment, weights, stride);
-        let most = if L::REGISTERS >= 32 { ROWS } else { 1 };
+        self.pad(segment);
         for column in 0..self.columns {
             let mut row = 0;
             while row < self.rows {
                 let (weights, place) = (&weights[row * stride..], [row, column, stride]);
-                row += match most.min(self.rows - row) {
-                    4.. => self.meet::<L, BITS, CODES, SHIFT, 4>(lanes, segment, weights, place),
-                    3 => self.meet::<L, BITS, CODES, SHIFT, 3>(lanes, segment, weights, place),
-                    2 => self.meet::<L, BITS, CODES, SHIFT, 2>(lanes, segment, weights, place),
-                    _ => self.meet::<L, BITS, CODES, SHIFT, 1>(lanes, segment, weights, place),
+                row += if const { L::REGISTERS >= 32 } {
+                    match self.rows - row {
+                        4.. => self.meet::<L, BITS, CODES, SHIFT, 4>(lanes, segment, weights, place),
+                        3 => self.meet::<L, BITS, CODES, SHIFT, 3>(lanes, segment, weights, place),
+                        2 => self.meet::<L, BITS, CODES, SHIFT, 2>(lanes, segment, weights, place),
+                        _ => self.meet::<L, BITS, CODES, SHIFT, 1>(lanes, segment, weights, place),
+                    }
+                } else {
+                    match self.rows - row {
+                        4.. => self.meet::<L, BITS, CODES, 1, 4>(lanes, segment, weights, place),
+                        3 => self.meet::<L, BITS, CODES, 1, 3>(lanes, segment, weights, place),
+                        2 => self.meet::<L, BITS, CODES, HALF, 2>(lanes, segment, weights, place),
+                        _ => self.meet::<L, BITS, CODES, SHIFT, 1>(lanes, segment, weights, place),
+                    }
                 };
             }
         }
@@ -127,9 +140,21 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// Adds a vector of words of each token for M rows.
+    /// Copies the words of a segment where vectors would read beyond the buffer.
     #[inline(always)]
-    fn meet<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize>(
+    fn pad(&mut self, segment: Segment) {
+        let Codes { words, width, .. } = self.values;
+        let words = &words[segment.slot * width..];
+        self.last.clear();
+        if words.len() < segment.len * width + LANES {
+            self.last.extend_from_slice(&words[..segment.len * width]);
+            self.last.resize(segment.len * width + LANES, 0);
+        }
+    }
+
+    /// Adds a vector of words of each token for M rows, C codes of each word at a time.
+    #[inline(always)]
+    fn meet<L: Lanes, const BITS: usize, const CODES: usize, const C: usize, const M: usize>(
         &mut self,
         lanes: L,
         segment: Segment,
@@ -138,7 +163,9 @@ impl<'a> Mixer<'a> {
     ) -> usize {
         let Self { values, tokens, columns, .. } = *self;
         let step = tokens * values.width;
-        let words = &values.words[segment.slot * values.width + column * LANES..];
+        let words =
+            if self.last.is_empty() { &values.words[segment.slot * values.width..] } else { &self.last };
+        let words = &words[column * LANES..];
         let vectors = segment.len.div_ceil(tokens);
         let places = &self.places[column];
         let spread = &mut self.weights[..vectors * M];
@@ -153,7 +180,7 @@ impl<'a> Mixer<'a> {
         });
         let weights = self.weights[..vectors * M].as_chunks::<M>().0;
         let sums = &mut self.sums[(row * columns + column) * CODES..];
-        lanes.call(Meeting::<BITS, CODES, SHIFT, M> { words, step, weights, sums, stride: columns * CODES });
+        lanes.call(Meeting::<BITS, CODES, C, M> { words, step, weights, sums, stride: columns * CODES });
         M
     }
 
@@ -278,8 +305,8 @@ impl<const M: usize> Work for Spread<'_, M> {
     }
 }
 
-/// A vector of words of each token, or of several, and their weights in M rows.
-struct Meeting<'a, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize> {
+/// A vector of words of each token, or of several, and their weights in M rows. C codes of each word are added up at a time.
+struct Meeting<'a, const BITS: usize, const CODES: usize, const C: usize, const M: usize> {
     words: &'a [u32],
     /// Words from vector to vector
     step: usize,
@@ -289,52 +316,43 @@ struct Meeting<'a, const BITS: usize, const CODES: usize, const SHIFT: usize, co
     stride: usize,
 }
 
-impl<const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize> Work
-    for Meeting<'_, BITS, CODES, SHIFT, M>
+impl<const BITS: usize, const CODES: usize, const C: usize, const M: usize> Work
+    for Meeting<'_, BITS, CODES, C, M>
 {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        for pass in 0..CODES / SHIFT {
-            let mut sums = [[lanes.splat(0.0); SHIFT]; M];
+        for pass in 0..CODES / C {
+            let mut sums = [[lanes.splat(0.0); C]; M];
             for m in 0..M {
-                let before = &self.sums[m * self.stride + pass * SHIFT..][..SHIFT];
-                for c in 0..SHIFT {
+                let before = &self.sums[m * self.stride + pass * C..][..C];
+                for c in 0..C {
                     sums[m][c] = lanes.floats(&before[c]);
                 }
             }
-            let by = (pass * SHIFT * BITS) as u32;
-            let mut at = 0;
+            // Codes are added up where they are in words that are shifted, as powers of 2 too large.
+            let place = pass * C % shift(BITS);
+            let by = ((pass * C - place) * BITS) as u32;
+            let mut rest = self.words;
             for weights in self.weights {
-                let word = match self.words[at..].first_chunk::<LANES>() {
-                    Some(words) => lanes.words(words),
-                    None => lanes.words(&last(&self.words[at..])),
-                };
-                let word = lanes.shift_right(word, by);
-                for c in 0..SHIFT {
-                    let mask = ((1u32 << BITS) - 1) << (c * BITS);
+                let Some(words) = rest.first_chunk() else { break };
+                let word = lanes.shift_right(lanes.words(words), by);
+                for c in 0..C {
+                    let mask = ((1u32 << BITS) - 1) << ((place + c) * BITS);
                     let code = lanes.to_floats(lanes.and(word, mask));
                     for m in 0..M {
                         sums[m][c] = lanes.mul_add(code, lanes.floats(&weights[m]), sums[m][c]);
                     }
                 }
-                at += self.step;
+                rest = &rest[self.step..];
             }
             for m in 0..M {
-                let after = &mut self.sums[m * self.stride + pass * SHIFT..][..SHIFT];
-                for c in 0..SHIFT {
+                let after = &mut self.sums[m * self.stride + pass * C..][..C];
+                for c in 0..C {
                     after[c] = lanes.array(sums[m][c]);
                 }
             }
         }
     }
-}
-
-/// The last words of a buffer, which are fewer than a vector has lanes.
-#[cold]
-fn last(words: &[u32]) -> [u32; LANES] {
-    let mut all = [0; LANES];
-    all[..words.len()].copy_from_slice(words);
-    all
 }

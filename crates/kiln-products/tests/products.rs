@@ -1,12 +1,13 @@
 //! Products are those of the unpacked numbers, with every set of instructions, and the bits of one do not depend on the others.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use kiln_products::{Group, products_of_groups};
 use kiln_simd::Instructions;
 use kiln_weights::{
     Format,
     streams::{Arithmetic, Order},
 };
-
-use crate::{Group, products_of_groups};
 
 /// Rows that are no multiple of sixteen, and a row of two of the longest blocks.
 const SHAPE: [usize; 2] = [35, 512];

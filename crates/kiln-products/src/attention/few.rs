@@ -1,4 +1,4 @@
-//! A few queries over packed keys and values, which are unpacked in registers alone.
+//! What a few queries make of some positions.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -8,28 +8,34 @@ use std::ops::Range;
 
 use kiln_simd::{Lanes, Work};
 
-use super::super::scores::{exp, finite, tanh};
 use super::{
     codes::{Codes, LANES, SEGMENT},
     keys::Scorer,
     values::Mixer,
 };
+use crate::functions::{exp, finite, tanh};
 
-/// What a piece of work goes over.
-pub(super) struct Few<'a> {
+/// Queries, and the packed keys and values that they go over.
+#[derive(Debug)]
+pub struct Few<'a> {
     /// `[rows, head_dim]`, times the scale.
-    pub(super) queries: Vec<f32>,
+    pub queries: Vec<f32>,
     /// The first and the last position that each row sees.
-    pub(super) seen: Vec<(i32, i32)>,
-    pub(super) softcap: Option<f32>,
-    pub(super) keys: Codes<'a>,
-    pub(super) values: Codes<'a>,
+    pub seen: Vec<(i32, i32)>,
+    pub softcap: Option<f32>,
+    pub keys: Codes<'a>,
+    pub values: Codes<'a>,
     /// What is in the first slot, and the number of slots.
-    pub(super) origin: usize,
-    pub(super) slots: usize,
-    pub(super) positions: Range<usize>,
+    pub origin: usize,
+    pub slots: usize,
+    pub positions: Range<usize>,
     /// For each row the largest score, the sum of weights and the sums of values.
-    pub(super) part: &'a mut [f32],
+    pub part: &'a mut [f32],
+}
+
+/// Writes what each row makes of its positions. The bits of a row do not depend on the others.
+pub fn attend(few: Few<'_>) {
+    kiln_simd::run(few);
 }
 
 impl Work for Few<'_> {

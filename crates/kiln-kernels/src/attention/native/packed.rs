@@ -1,19 +1,11 @@
 //! Packed keys and values: a few queries go over their codes, many over numbers made of them, which stay in the caches.
 
-mod codes;
-mod few;
-mod keys;
-mod values;
-
 use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
 use kiln_core::packed::{Along, Packing};
+use kiln_products::attention::{Codes, Few, Layout, affine, attend};
 
-use self::{
-    codes::{Codes, affine},
-    few::Few,
-};
 use super::{Block, Given, Storage, View};
 
 /// A packed buffer of the backend's.
@@ -36,7 +28,13 @@ impl<'a> PackedView<'a> {
             let words = &view.numbers[view.place([row, head, 0]) as usize..];
             bytemuck::cast_slice(words)
         });
-        Codes::new(words, scales, self.packing, head_dim)
+        let layout = Layout {
+            head_dim,
+            bits: self.packing.bits(),
+            channels: self.packing.channels_together(head_dim),
+            tokens: (self.packing.along() == Along::Tokens).then_some(self.packing.group()),
+        };
+        Codes::new(words, scales, layout)
     }
 
     /// The vectors of `n` slots, `width` numbers of each, of which `dim` are written.
@@ -143,7 +141,7 @@ pub(super) fn attend_few<E: Storage>(
         vector.iter_mut().for_each(|x| *x *= limits.scale);
         seen.push(given.seen(row, query));
     }
-    kiln_simd::run(Few {
+    attend(Few {
         queries: vectors,
         seen,
         softcap: limits.softcap,

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use kiln_core::packed::{Along, Packing};
-
 /// Lanes of a vector.
 pub(super) const LANES: usize = 16;
 
@@ -11,9 +9,20 @@ pub(super) const LANES: usize = 16;
 /// begin at positions that are multiples of it, at the turn of a ring and at groups of tokens, never where a query begins to see.
 pub(super) const SEGMENT: usize = 64;
 
+/// How the numbers of a vector are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub head_dim: usize,
+    pub bits: usize,
+    /// Neighbouring channels whose first code begins a word.
+    pub channels: usize,
+    /// Tokens that share the scale of a channel; `None` where neighbouring channels of a token share one.
+    pub tokens: Option<usize>,
+}
+
 /// Packed keys or values of one head, slot by slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Codes<'a> {
+pub struct Codes<'a> {
     pub(super) words: &'a [u32],
     pub(super) scales: &'a [u32],
     pub(super) head_dim: usize,
@@ -48,20 +57,23 @@ pub(super) struct Run {
 }
 
 impl<'a> Codes<'a> {
-    /// `words` and `scales` of slots, as [`Packing`] has them.
-    pub(super) fn new(words: &'a [u32], scales: &'a [u32], packing: Packing, head_dim: usize) -> Self {
-        let (width, together) = (packing.words(head_dim), packing.words_together(head_dim));
+    /// `words` and `scales` of slots. The first code of a word is in its lowest bits, and a scale in those of a word of scales, whose
+    /// highest bits have the offset. Scales are those of the groups of a slot, or those of each channel for the slots of a group.
+    pub fn new(words: &'a [u32], scales: &'a [u32], layout: Layout) -> Self {
+        let Layout { head_dim, bits, channels, tokens } = layout;
+        let codes = 32 / bits;
+        let (groups, together) = (head_dim.div_ceil(channels.max(1)), channels.div_ceil(codes));
         Self {
             words,
             scales,
             head_dim,
-            bits: packing.bits(),
-            codes: packing.codes_a_word(),
-            width,
+            bits,
+            codes,
+            width: groups * together,
             together,
-            groups: width / together.max(1),
-            channels: packing.channels_together(head_dim),
-            tokens: (packing.along() == Along::Tokens).then_some(packing.group()),
+            groups,
+            channels,
+            tokens,
         }
     }
 
@@ -185,15 +197,18 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// A scale and an offset, of a word.
 #[inline(always)]
-pub(super) fn affine(word: u32) -> (f32, f32) {
+pub fn affine(word: u32) -> (f32, f32) {
     (half_number(word & 0xffff), half_number(word >> 16))
 }
+
+/// The smallest float16 number that is not 0.
+const SMALLEST: f32 = 1.0 / (1 << 24) as f32;
 
 /// The float16 number of these bits, which is finite. Without branches, so that it is done in vectors.
 #[inline(always)]
 fn half_number(half: u32) -> f32 {
     let normal = f32::from_bits(((half & 0x7fff) << 13) + 0x3800_0000);
-    let small = (half & 0x3ff) as i32 as f32 * crate::half::SMALLEST;
+    let small = (half & 0x3ff) as i32 as f32 * SMALLEST;
     let number = if half & 0x7c00 == 0 { small } else { normal };
     if half & 0x8000 == 0 { number } else { -number }
 }

@@ -12,7 +12,7 @@ use kiln_simd::{Lanes, Work};
 
 use super::codes::{Codes, LANES, Run, SEGMENT, Segment, dot};
 
-/// Keys at a time: two vectors of them.
+/// Keys that are transposed at a time: two vectors of them.
 const TILE: usize = 2 * LANES;
 
 /// Words of a tile, transposed.
@@ -80,7 +80,7 @@ impl<'a> Scorer<'a> {
         stride: usize,
     ) {
         self.scale(segment);
-        let (width, most) = (self.keys.width, if L::REGISTERS >= 32 { 4 } else { 2 });
+        let width = self.keys.width;
         for tile in (0..segment.len).step_by(TILE) {
             let mut run = 0;
             for column in (0..width).step_by(LANES) {
@@ -91,7 +91,7 @@ impl<'a> Scorer<'a> {
                     while row < self.rows {
                         let scores = &mut scores[row * stride + tile..];
                         let place = [row, run, tile, stride];
-                        row += match most.min(self.rows - row) {
+                        row += match self.rows - row {
                             4.. => self.meet::<L, BITS, CODES, SHIFT, 4>(lanes, scores, place),
                             3 => self.meet::<L, BITS, CODES, SHIFT, 3>(lanes, scores, place),
                             2 => self.meet::<L, BITS, CODES, SHIFT, 2>(lanes, scores, place),
@@ -167,22 +167,18 @@ impl<'a> Scorer<'a> {
         let at = group.min(self.scales.len() / SEGMENT - 1) * SEGMENT + tile;
         let (scales, offsets) = (self.scales[at..].as_chunks().0, self.offsets[at..].as_chunks().0);
         let is_first = run == 0;
-        lanes.call(Meeting::<BITS, CODES, SHIFT, M> {
-            words,
-            queries,
-            sums,
-            scales,
-            offsets,
-            is_first,
-            scores,
-            stride,
-        });
+        let meeting = Meeting { words, queries, sums, scales, offsets, is_first, scores, stride };
+        if const { L::REGISTERS >= 32 } {
+            lanes.call(Together::<BITS, CODES, SHIFT, M, 2>(meeting));
+        } else {
+            lanes.call(Together::<BITS, CODES, SHIFT, M, 1>(meeting));
+        }
         M
     }
 }
 
 /// M queries and two vectors of keys, of which they share a run of words.
-struct Meeting<'a, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize> {
+struct Meeting<'a, const CODES: usize, const M: usize> {
     words: &'a [[u32; TILE]],
     queries: [&'a [[f32; CODES]]; M],
     /// What offsets are multiplied with.
@@ -195,47 +191,59 @@ struct Meeting<'a, const BITS: usize, const CODES: usize, const SHIFT: usize, co
     stride: usize,
 }
 
-impl<const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize> Work
-    for Meeting<'_, BITS, CODES, SHIFT, M>
+/// A meeting of T vectors of keys at a time: as many as have registers for their sums.
+struct Together<'a, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize, const T: usize>(
+    Meeting<'a, CODES, M>,
+);
+
+impl<const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize, const T: usize> Work
+    for Together<'_, BITS, CODES, SHIFT, M, T>
 {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let mut sums = [[lanes.splat(0.0); 2]; M];
-        let mut queries = self.queries;
+        let Meeting { words, mut queries, sums: of_offsets, scales, offsets, is_first, scores, stride } =
+            self.0;
         for m in 0..M {
-            queries[m] = &self.queries[m][..self.words.len()];
+            queries[m] = &queries[m][..words.len()];
         }
-        for (i, words) in self.words.iter().enumerate() {
-            let halves = words.as_chunks::<LANES>().0;
-            let mut rest = [lanes.words(&halves[0]), lanes.words(&halves[1])];
-            for shift in 0..CODES / SHIFT {
-                for c in 0..SHIFT {
-                    let mask = ((1u32 << BITS) - 1) << (c * BITS);
-                    let code = [
-                        lanes.to_floats(lanes.and(rest[0], mask)),
-                        lanes.to_floats(lanes.and(rest[1], mask)),
-                    ];
-                    for m in 0..M {
-                        let query = lanes.splat(queries[m][i][shift * SHIFT + c]);
-                        for t in 0..2 {
-                            sums[m][t] = lanes.mul_add(code[t], query, sums[m][t]);
+        for first in (0..2).step_by(T) {
+            let mut sums = [[lanes.splat(0.0); T]; M];
+            for (i, words) in words.iter().enumerate() {
+                let halves = words.as_chunks::<LANES>().0;
+                let mut rest = [lanes.integers(0); T];
+                for t in 0..T {
+                    rest[t] = lanes.words(&halves[first + t]);
+                }
+                for shift in 0..CODES / SHIFT {
+                    for c in 0..SHIFT {
+                        let mask = ((1u32 << BITS) - 1) << (c * BITS);
+                        let mut code = [lanes.splat(0.0); T];
+                        for t in 0..T {
+                            code[t] = lanes.to_floats(lanes.and(rest[t], mask));
+                        }
+                        for m in 0..M {
+                            let query = lanes.splat(queries[m][i][shift * SHIFT + c]);
+                            for t in 0..T {
+                                sums[m][t] = lanes.mul_add(code[t], query, sums[m][t]);
+                            }
                         }
                     }
-                }
-                for t in 0..2 {
-                    rest[t] = lanes.shift_right(rest[t], (SHIFT * BITS) as u32);
+                    for t in 0..T {
+                        rest[t] = lanes.shift_right(rest[t], (SHIFT * BITS) as u32);
+                    }
                 }
             }
-        }
-        for m in 0..M {
-            let scores = self.scores[m * self.stride..].as_chunks_mut::<LANES>().0;
-            let sum = lanes.splat(self.sums[m]);
-            for t in 0..2 {
-                let before = if self.is_first { lanes.splat(0.0) } else { lanes.floats(&scores[t]) };
-                let scaled = lanes.mul_add(sums[m][t], lanes.floats(&self.scales[t]), before);
-                scores[t] = lanes.array(lanes.mul_add(lanes.floats(&self.offsets[t]), sum, scaled));
+            for m in 0..M {
+                let scores = scores[m * stride..].as_chunks_mut::<LANES>().0;
+                let sum = lanes.splat(of_offsets[m]);
+                for t in 0..T {
+                    let half = first + t;
+                    let before = if is_first { lanes.splat(0.0) } else { lanes.floats(&scores[half]) };
+                    let scaled = lanes.mul_add(sums[m][t], lanes.floats(&scales[half]), before);
+                    scores[half] = lanes.array(lanes.mul_add(lanes.floats(&offsets[half]), sum, scaled));
+                }
             }
         }
     }
