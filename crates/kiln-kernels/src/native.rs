@@ -12,7 +12,7 @@ use kiln_products::threads::share;
 use kiln_simd::Instructions;
 use pulp::{Arch, Simd, WithSimd};
 
-pub(crate) use self::functions::{activate, silu, sum, sum_of_squares};
+pub(crate) use self::functions::{activate, float_of_half, silu, sum, sum_of_squares};
 pub(crate) use kiln_products::threads::pieces;
 
 /// Does work in pieces, with the best instructions that [`kiln_simd::run`] may use.
@@ -109,9 +109,13 @@ impl Storage for f32 {
     }
 }
 
+// Numbers are widened here and not by the functions of `half`, which are not compiled for the instructions of the kernel that calls them.
 impl Storage for f16 {
+    #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = float_of_half(from.to_bits());
+        }
     }
 
     fn narrow(from: &[f32], to: &mut [Self]) {
@@ -120,8 +124,11 @@ impl Storage for f16 {
 }
 
 impl Storage for bf16 {
+    #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+        }
     }
 
     fn narrow(from: &[f32], to: &mut [Self]) {

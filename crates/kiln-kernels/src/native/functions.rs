@@ -6,6 +6,21 @@ use kiln_products::functions::exp;
 
 use crate::Activation;
 
+/// The float16 number of these bits.
+#[inline(always)]
+pub(crate) fn float_of_half(bits: u16) -> f32 {
+    /// The smallest that is not subnormal.
+    const NORMAL: f32 = 1.0 / (1 << 14) as f32;
+
+    let digits = u32::from(bits & 0x7fff) << 13;
+    let normal = f32::from_bits(digits + 0x3800_0000);
+    // Digits of subnormal numbers follow no 1, and have the exponent of the next larger numbers. All of it is exact.
+    let finite = if normal < NORMAL { 2.0 * normal - NORMAL } else { normal };
+    // Infinity, or not a number.
+    let size = if bits & 0x7c00 == 0x7c00 { f32::from_bits(digits | 0x7f80_0000) } else { finite };
+    f32::from_bits(size.to_bits() | u32::from(bits & 0x8000) << 16)
+}
+
 /// `x / (1 + exp(-x))`
 #[inline(always)]
 pub(crate) fn silu(x: f32) -> f32 {
@@ -76,4 +91,20 @@ pub(crate) fn sum_of_squares(x: &[f32], mean: f32) -> f32 {
         }
     }
     rest.iter().fold(sums.iter().sum(), |sum, &x| sum + (x - mean) * (x - mean))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::f16;
+
+    #[test]
+    fn halves_are_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (widened, want) = (super::float_of_half(bits), f16::from_bits(bits).to_f32());
+            assert!(
+                widened.to_bits() == want.to_bits() || widened.is_nan() && want.is_nan(),
+                "{bits:#06x}: {widened}, not {want}"
+            );
+        }
+    }
 }

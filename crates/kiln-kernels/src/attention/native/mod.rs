@@ -344,6 +344,7 @@ impl<'a, E: Element + Pod> View<'a, E> {
 
 impl<E: Storage> View<'_, E> {
     /// The vector at `at`, in float32.
+    #[inline(always)]
     fn read(&self, at: [usize; 3], vector: &mut [f32]) {
         let place = self.place(at);
         if self.strides[3] == 1 {
