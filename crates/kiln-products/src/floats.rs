@@ -6,11 +6,12 @@
 
 use std::marker::PhantomData;
 
-use kiln_simd::Lanes;
+use kiln_simd::{Lanes, Work};
+use kiln_weights::streams::SIXTEEN;
 
 use crate::{
     formats::{Block, Packed, Plain, RUN},
-    tiles::Kernel,
+    tiles::{Kernel, store},
 };
 
 /// 32 numbers of a vector.
@@ -45,6 +46,8 @@ impl<P: Packed> Kernel for Floats<P> {
     type Run = Run;
     type Rows = Rows;
 
+    const PART: usize = 256 / RUN;
+
     fn together<L: Lanes>() -> usize {
         if L::REGISTERS >= 32 { 8 } else { 6 }
     }
@@ -54,7 +57,7 @@ impl<P: Packed> Kernel for Floats<P> {
     }
 
     #[inline(always)]
-    fn product<L: Lanes>(lanes: L, words: &[u32], _: &mut Rows, x: &[Run]) -> L::Floats {
+    fn product<L: Lanes>(lanes: L, words: &[u32], x: &[Run]) -> L::Floats {
         let mut total = [lanes.splat(0.0)];
         for (words, x) in words.chunks_exact(P::WORDS).zip(x.chunks_exact(P::RUNS)) {
             let block = Block::of::<P>(words);
@@ -112,11 +115,10 @@ impl<P: Packed> Kernel for Floats<P> {
     #[inline(always)]
     fn products<L: Lanes, const T: usize>(
         lanes: L,
-        _: &[u32],
         rows: &Rows,
         x: [&[Run]; T],
+        mut totals: [L::Floats; T],
     ) -> [L::Floats; T] {
-        let mut totals = [lanes.splat(0.0); T];
         // Where registers are few, a loop whose length the compiler does not know: it would unroll another one, and then run out of them.
         let each = match L::REGISTERS >= 32 {
             true => RUN / P::GROUPS,
@@ -204,7 +206,9 @@ pub(crate) struct Numbers<N>(PhantomData<N>);
 
 impl<N: Plain> Kernel for Numbers<N> {
     type Run = f32;
-    type Rows = ();
+    type Rows = Vec<[f32; 16]>;
+
+    const PART: usize = 256;
 
     fn together<L: Lanes>() -> usize {
         if L::REGISTERS >= 32 { 8 } else { 6 }
@@ -215,56 +219,101 @@ impl<N: Plain> Kernel for Numbers<N> {
     }
 
     #[inline(always)]
-    fn product<L: Lanes>(lanes: L, words: &[u32], (): &mut (), x: &[f32]) -> L::Floats {
-        Self::products::<L, 1>(lanes, words, &(), [x])[0]
+    fn product<L: Lanes>(lanes: L, words: &[u32], x: &[f32]) -> L::Floats {
+        let [sums] = lanes.call(Products::<N, 1>::new([words], x));
+        lanes.floats(&sums)
+    }
+
+    /// A sum waits for itself, so that two are twice as fast.
+    #[inline(always)]
+    fn write_products<L: Lanes>(lanes: L, words: &[u32], stride: usize, x: &[f32], y: &mut [f32]) {
+        for (words, y) in words.chunks(2 * stride).zip(y.chunks_mut(2 * SIXTEEN)) {
+            if words.len() < 2 * stride {
+                store(lanes.array(Self::product(lanes, words, x)), y);
+                continue;
+            }
+            let (first, second) = words.split_at(stride);
+            let sums = lanes.call(Products::<N, 2>::new([first, second], x));
+            let (first, second) = y.split_at_mut(SIXTEEN);
+            store(sums[0], first);
+            store(sums[1], second);
+        }
     }
 
     #[inline(always)]
-    fn unpack<L: Lanes>(_: L, _: &[u32], (): &mut ()) {}
+    fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Vec<[f32; 16]>) {
+        let columns: &[N::Column] = bytemuck::cast_slice(words);
+        rows.resize(columns.len(), [0.0; 16]);
+        for (row, column) in rows.iter_mut().zip(columns) {
+            *row = lanes.array(N::floats(lanes, column));
+        }
+    }
 
     #[inline(always)]
     fn products<L: Lanes, const T: usize>(
         lanes: L,
-        words: &[u32],
-        (): &(),
+        rows: &Vec<[f32; 16]>,
         mut x: [&[f32]; T],
+        mut sums: [L::Floats; T],
     ) -> [L::Floats; T] {
-        let columns: &[N::Column] = bytemuck::cast_slice(words);
-        // Of a length that is known, so that places are not checked again and again.
+        // Four columns at a time: one at a time, counting and addresses take as long as products.
+        let (fours, rest) = rows.as_chunks::<4>();
+        let mut x_fours = [&[][..]; T];
         for t in 0..T {
-            x[t] = &x[t][..columns.len()];
+            // Of a length that is known, so that places are not checked again and again.
+            x_fours[t] = &x[t].as_chunks::<4>().0[..fours.len()];
+            x[t] = &x[t][4 * fours.len()..][..rest.len()];
         }
-        if L::REGISTERS >= 32 {
-            sums::<L, N, T, 2>(lanes, columns, x)
-        } else {
-            sums::<L, N, T, 1>(lanes, columns, x)
+        for (i, four) in fours.iter().enumerate() {
+            let mut numbers = [&[0.0; 4][..]; T];
+            for t in 0..T {
+                numbers[t] = &x_fours[t][i];
+            }
+            for column in 0..4 {
+                sums = add_column(lanes, sums, lanes.floats(&four[column]), numbers, column);
+            }
         }
+        for (i, row) in rest.iter().enumerate() {
+            sums = add_column(lanes, sums, lanes.floats(row), x, i);
+        }
+        sums
     }
 }
 
-/// The products of columns with vectors, in `S` sums that do not wait for each other.
-#[inline(always)]
-fn sums<L: Lanes, N: Plain, const T: usize, const S: usize>(
-    lanes: L,
-    columns: &[N::Column],
-    x: [&[f32]; T],
-) -> [L::Floats; T] {
-    let mut sums = [[lanes.splat(0.0); T]; S];
-    let (chunks, last) = columns.as_chunks::<S>();
-    for (i, chunk) in chunks.iter().enumerate() {
-        lanes.prefetch(chunk);
+/// `S` sixteens of rows, and a vector.
+struct Products<'a, N: Plain, const S: usize> {
+    columns: [&'a [N::Column]; S],
+    x: &'a [f32],
+}
+
+impl<'a, N: Plain, const S: usize> Products<'a, N, S> {
+    #[inline(always)]
+    fn new(words: [&'a [u32]; S], x: &'a [f32]) -> Self {
+        Self { columns: words.map(bytemuck::cast_slice), x }
+    }
+}
+
+impl<N: Plain, const S: usize> Work for Products<'_, N, S> {
+    type Output = [[f32; SIXTEEN]; S];
+
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) -> [[f32; SIXTEEN]; S] {
+        let Self { mut columns, x } = self;
         for s in 0..S {
-            sums[s] = add_column(lanes, sums[s], N::floats(lanes, &chunk[s]), x, S * i + s);
+            columns[s] = &columns[s][..x.len()];
         }
-    }
-    for (i, column) in last.iter().enumerate() {
-        sums[0] = add_column(lanes, sums[0], N::floats(lanes, column), x, S * chunks.len() + i);
-    }
-    let mut all = sums[0];
-    for s in 1..S {
-        for t in 0..T {
-            all[t] = lanes.add(all[t], sums[s][t]);
+        let mut sums = [lanes.splat(0.0); S];
+        for (i, x) in x.iter().enumerate() {
+            let x = lanes.splat(*x);
+            for s in 0..S {
+                lanes.prefetch(&columns[s][i..]);
+                sums[s] = lanes.mul_add(N::floats(lanes, &columns[s][i]), x, sums[s]);
+            }
         }
+        let mut arrays = [[0.0; SIXTEEN]; S];
+        for s in 0..S {
+            arrays[s] = lanes.array(sums[s]);
+        }
+        arrays
     }
-    all
 }

@@ -101,6 +101,8 @@ impl<P: Packed> Kernel for Integers<P> {
     type Run = Run;
     type Rows = Rows;
 
+    const PART: usize = 1024 / RUN;
+
     fn together<L: Lanes>() -> usize {
         match L::REGISTERS {
             32.. => 8,
@@ -114,7 +116,7 @@ impl<P: Packed> Kernel for Integers<P> {
     }
 
     #[inline(always)]
-    fn product<L: Lanes>(lanes: L, words: &[u32], _: &mut Rows, x: &[Run]) -> L::Floats {
+    fn product<L: Lanes>(lanes: L, words: &[u32], x: &[Run]) -> L::Floats {
         let mut total = [lanes.splat(0.0)];
         for (words, x) in words.chunks_exact(P::WORDS).zip(x.chunks_exact(P::RUNS)) {
             let block = Block::of::<P>(words);
@@ -160,11 +162,10 @@ impl<P: Packed> Kernel for Integers<P> {
     #[inline(always)]
     fn products<L: Lanes, const T: usize>(
         lanes: L,
-        _: &[u32],
         rows: &Rows,
         x: [&[Run]; T],
+        mut totals: [L::Floats; T],
     ) -> [L::Floats; T] {
-        let mut totals = [lanes.splat(0.0); T];
         // Where a product takes several instructions, a loop whose length the compiler does not know: it would unroll another one, and
         // then run out of registers.
         let each = match L::LARGEST_PAIR == 0 {

@@ -9,17 +9,20 @@ use std::ops::Range;
 use kiln_simd::{Lanes, Work};
 use kiln_weights::streams::SIXTEEN;
 
-/// Bytes of vectors that stay in the second cache while weights pass by.
+/// Bytes of parts of vectors that stay in the second cache while weights pass by.
 const CACHE: usize = 256 << 10;
 
 /// How sixteen rows are multiplied by vectors. The product of a vector has the same bits, whichever function computes it. All of them
 /// are to be inlined. Loops throughout: closures of arrays are not always inlined, and then vectors would leave their registers.
 pub(crate) trait Kernel {
     /// A part of a vector
-    type Run: Sync;
+    type Run: Copy + Sync;
 
-    /// Sixteen rows as several vectors meet them.
+    /// Sixteen rows, or a part of them, as several vectors meet them.
     type Rows: Default;
+
+    /// Runs of a part: sums of one are added up before those of the next, so that the rows of several vectors stay in the first cache.
+    const PART: usize;
 
     /// How many vectors a tile has, so that their sums stay in registers: 8, 6 or 3.
     fn together<L: Lanes>() -> usize;
@@ -28,17 +31,25 @@ pub(crate) trait Kernel {
     fn runs(columns: usize) -> usize;
 
     /// The products of sixteen rows with one vector.
-    fn product<L: Lanes>(lanes: L, words: &[u32], rows: &mut Self::Rows, x: &[Self::Run]) -> L::Floats;
+    fn product<L: Lanes>(lanes: L, words: &[u32], x: &[Self::Run]) -> L::Floats;
 
-    /// Makes `rows` of the words of sixteen rows.
+    /// Writes the products of all rows with one vector; `stride` words are of sixteen rows.
+    #[inline(always)]
+    fn write_products<L: Lanes>(lanes: L, words: &[u32], stride: usize, x: &[Self::Run], y: &mut [f32]) {
+        for (words, y) in words.chunks(stride).zip(y.chunks_mut(SIXTEEN)) {
+            store(lanes.array(Self::product(lanes, words, x)), y);
+        }
+    }
+
+    /// Makes `rows` of the words of a part of sixteen rows.
     fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Self::Rows);
 
-    /// The products of sixteen rows, which are in `rows`, with `T` vectors.
+    /// The products of `rows` with `T` vectors, added to `start`.
     fn products<L: Lanes, const T: usize>(
         lanes: L,
-        words: &[u32],
         rows: &Self::Rows,
         x: [&[Self::Run]; T],
+        start: [L::Floats; T],
     ) -> [L::Floats; T];
 }
 
@@ -66,40 +77,50 @@ impl<K: Kernel> Work for Tiles<'_, K> {
     fn run<L: Lanes>(self, lanes: L) {
         let Self { x, runs, piece: Piece { vectors, words, stride, mut y } } = self;
         let x = &x[vectors.start * runs..vectors.end * runs];
-        let mut rows = K::Rows::default();
         if let [y] = &mut y[..] {
-            for (words, y) in words.chunks(stride).zip(y.chunks_mut(SIXTEEN)) {
-                store(lanes.array(K::product(lanes, words, &mut rows, x)), y);
-            }
+            K::write_products(lanes, words, stride, x, y);
             return;
         }
-        let together = (CACHE / (runs * size_of::<K::Run>()).max(1)).next_multiple_of(8);
+        let part = K::PART.min(runs);
+        let (mut rows, mut parts) = (K::Rows::default(), Vec::new());
+        let together = (CACHE / (part * size_of::<K::Run>()).max(1)).next_multiple_of(8);
         for (x, y) in x.chunks(together * runs).zip(y.chunks_mut(together)) {
-            for (i, words) in words.chunks(stride).enumerate() {
-                let (mut x, mut y) = (x, &mut y[..]);
-                K::unpack(lanes, words, &mut rows);
-                let rows = SixteenRows::<K> { words, rows: &rows, column: i * SIXTEEN };
-                match K::together::<L>() {
-                    8 => {
-                        (x, y) = rows.meet::<L, 8>(lanes, x, runs, y);
-                        (x, y) = rows.meet::<L, 4>(lanes, x, runs, y);
+            for first in (0..runs).step_by(part) {
+                let part = first..runs.min(first + part);
+                // Next to each other, so that those of a tile are not in the same lines of the first cache.
+                parts.clear();
+                x.chunks(runs).for_each(|x| parts.extend_from_slice(&x[part.clone()]));
+                for (i, words) in words.chunks(stride).enumerate() {
+                    let words = &words[stride * part.start / runs..stride * part.end / runs];
+                    K::unpack(lanes, words, &mut rows);
+                    let (is_first, runs) = (first == 0, part.len());
+                    let rows = SixteenRows::<K> { rows: &rows, runs, is_first, column: i * SIXTEEN };
+                    let (mut x, mut y) = (&parts[..], &mut y[..]);
+                    match K::together::<L>() {
+                        8 => {
+                            (x, y) = rows.meet::<L, 8>(lanes, x, y);
+                            (x, y) = rows.meet::<L, 4>(lanes, x, y);
+                        }
+                        6 => {
+                            (x, y) = rows.meet::<L, 6>(lanes, x, y);
+                            (x, y) = rows.meet::<L, 3>(lanes, x, y);
+                        }
+                        _ => (x, y) = rows.meet::<L, 3>(lanes, x, y),
                     }
-                    6 => {
-                        (x, y) = rows.meet::<L, 6>(lanes, x, runs, y);
-                        (x, y) = rows.meet::<L, 3>(lanes, x, runs, y);
-                    }
-                    _ => (x, y) = rows.meet::<L, 3>(lanes, x, runs, y),
+                    rows.meet::<L, 1>(lanes, x, y);
                 }
-                rows.meet::<L, 1>(lanes, x, runs, y);
             }
         }
     }
 }
 
-/// Sixteen rows that vectors meet.
+/// A part of sixteen rows that vectors meet.
 struct SixteenRows<'a, K: Kernel> {
-    words: &'a [u32],
     rows: &'a K::Rows,
+    /// Runs of a part of a vector
+    runs: usize,
+    /// Whether results are written, not added to.
+    is_first: bool,
     /// Where their products are in a result
     column: usize,
 }
@@ -111,17 +132,21 @@ impl<K: Kernel> SixteenRows<'_, K> {
         &self,
         lanes: L,
         mut x: &'x [K::Run],
-        runs: usize,
         mut y: &'y mut [&'z mut [f32]],
     ) -> (&'x [K::Run], &'y mut [&'z mut [f32]]) {
         while y.len() >= T {
-            let (tile, others) = x.split_at(T * runs);
+            let (tile, others) = x.split_at(T * self.runs);
             let (results, rest) = y.split_at_mut(T);
-            let mut vectors = [&tile[..0]; T];
+            let (mut vectors, mut start) = ([&tile[..0]; T], [lanes.splat(0.0); T]);
             for t in 0..T {
-                vectors[t] = &tile[t * runs..(t + 1) * runs];
+                vectors[t] = &tile[t * self.runs..][..self.runs];
             }
-            let products = K::products::<L, T>(lanes, self.words, self.rows, vectors);
+            if !self.is_first {
+                for t in 0..T {
+                    start[t] = lanes.floats(&load(&results[t][self.column..]));
+                }
+            }
+            let products = K::products::<L, T>(lanes, self.rows, vectors, start);
             for t in 0..T {
                 store(lanes.array(products[t]), &mut results[t][self.column..]);
             }
@@ -131,9 +156,15 @@ impl<K: Kernel> SixteenRows<'_, K> {
     }
 }
 
+/// The sums of sixteen rows, or of as many as there are.
+#[inline(always)]
+fn load(y: &[f32]) -> [f32; SIXTEEN] {
+    y.first_chunk().copied().unwrap_or_else(|| std::array::from_fn(|i| y.get(i).copied().unwrap_or(0.0)))
+}
+
 /// Writes the sums of sixteen rows, or of as many as there are.
 #[inline(always)]
-fn store(sums: [f32; SIXTEEN], y: &mut [f32]) {
+pub(crate) fn store(sums: [f32; SIXTEEN], y: &mut [f32]) {
     match y.first_chunk_mut::<SIXTEEN>() {
         Some(y) => *y = sums,
         None => y.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum),
