@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
 
-use kiln::{Mixture, Model, device::Opened};
+use kiln::{GenerationConfig, Mixture, Model, device::Opened};
 use safetensors::Dtype;
 use serde_json::json;
 
@@ -356,4 +356,39 @@ fn yarn_reaches_as_far_as_its_factor_says() {
     assert_eq!(positions(40, yarn(32)), 128);
     assert_eq!(positions(512, yarn(32)), 512);
     assert_eq!(positions(32, json!({ "type": "yarn", "factor": 4.0 })), 128);
+}
+
+/// In Transformers, config.json says how texts end only where there is no generation_config.json.
+#[test]
+fn settings_of_generation_come_from_one_file() {
+    let settings = |config: serde_json::Value, generation: Option<serde_json::Value>| {
+        let folder = copy_of("llama");
+        edit_config(folder.path(), |fields| {
+            fields.as_object_mut().unwrap().extend(config.as_object().unwrap().clone())
+        });
+        let path = folder.path().join("generation_config.json");
+        match generation {
+            Some(generation) => fs::write(path, generation.to_string()).unwrap(),
+            None => fs::remove_file(path).unwrap(),
+        }
+        kiln::generation_config_of(folder.path())
+    };
+    let ids = json!({ "eos_token_id": [5, 7], "bos_token_id": 3, "pad_token_id": 9 });
+    let said = GenerationConfig::new().eos_token_id(vec![5, 7]).bos_token_id(3).pad_token_id(9);
+    assert_eq!(settings(ids.clone(), None).unwrap(), said);
+    assert_eq!(settings(json!({}), Some(ids.clone())).unwrap(), said);
+    for silent in [json!({}), json!({ "_from_model_config": true, "eos_token_id": null })] {
+        assert_eq!(settings(ids.clone(), Some(silent)).unwrap(), GenerationConfig::new());
+    }
+    // What else models had there before they had the file, and what is no setting of generation, or changes no text.
+    let legacy = json!({
+        "eos_token_id": null, "bos_token_id": null, "do_sample": true, "temperature": 0.3, "max_length": 33, "suppress_tokens": [7],
+        "forced_decoder_ids": [[1, 2]], "seed": 4, "use_cache": false,
+    });
+    let said =
+        GenerationConfig::new().do_sample(true).temperature(0.3).max_length(33).suppress_tokens(vec![7]);
+    assert_eq!(settings(legacy.clone(), None).unwrap(), said);
+    assert_eq!(settings(legacy, Some(json!({}))).unwrap(), GenerationConfig::new());
+    let error = settings(json!({ "temperature": "hot" }), None).unwrap_err().to_string();
+    assert!(error.contains("config.json: `temperature`"), "{error}");
 }
