@@ -38,6 +38,7 @@ fn refused_by_both(folder: &Path) -> String {
     let path = output.path().join("model.gguf");
     let packed = kiln::quantize(folder, &path, Mixture::F32, |_| ControlFlow::Continue(()));
     assert_eq!(packed.unwrap_err().to_string(), refused(folder));
+    assert!(fs::read_dir(output.path()).unwrap().next().is_none(), "a file is begun");
     refused(folder)
 }
 
@@ -257,12 +258,24 @@ fn tensors_that_may_change_a_text_are_refused() {
         let error = refused_by_both(with(name, 0.5).path());
         assert!(error.contains("is a bias that config.json has no place for"), "{error}");
     }
+    // The first has a place in files of other models.
     for name in ["model.layers.0.self_attn.q_norm.weight", "model.embed_norm.weight", "final_logits_bias"] {
-        let error = refused(with(name, 0.0).path());
+        let error = refused_by_both(with(name, 0.0).path());
         assert!(error.contains("has no place for") && error.contains(name), "{error}");
     }
     let adapter = "model.layers.0.self_attn.q_proj.lora_A.weight";
-    assert!(refused(with(adapter, 0.0).path()).contains(adapter));
+    assert!(refused_by_both(with(adapter, 0.0).path()).contains(adapter));
+
+    // One that is missing, and one of another shape.
+    let spoilt = |edit: fn(&mut Tensors)| {
+        let folder = copy_of("llama");
+        edit_tensors(folder.path(), edit);
+        refused_by_both(folder.path())
+    };
+    let missing = spoilt(|tensors| _ = tensors.remove("model.layers.1.mlp.up_proj.weight"));
+    assert!(missing.contains("no tensor `model.layers.1.mlp.up_proj.weight`"), "{missing}");
+    let narrow = spoilt(|tensors| _ = tensors.insert("model.norm.weight".to_owned(), zeros(&[31])));
+    assert!(narrow.contains("`model.norm.weight` has shape [31]"), "{narrow}");
 }
 
 #[test]
