@@ -1,10 +1,11 @@
 //! Faults of drivers are found, named and survived: each is planted in a process of its own, which loads a model as a user does.
 
 use std::{
+    io::{Read, stdin},
     ops::ControlFlow,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    thread::sleep,
+    process::{Child, Command, Stdio, exit},
+    thread::{sleep, spawn},
     time::{Duration, Instant},
 };
 
@@ -49,7 +50,7 @@ fn child(home: &Path, fault: &str, model: &Path, left_out: &str) -> Child {
     child.args(["--exact", "driver_faults::a_model_is_loaded", "--nocapture"]);
     child.env("XDG_CACHE_HOME", home).env("HOME", home).env("KILN_TEST_DEVICES", "wgpu");
     child.env(FAULT, fault).env(MODEL, model).env(LEFT_OUT, left_out);
-    child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// Runs such a process to its end, which is as it should be.
@@ -96,6 +97,14 @@ fn tokens(model: &Model) -> Vec<Vec<Option<u32>>> {
 #[test]
 fn a_model_is_loaded() {
     let Ok(fault) = std::env::var(FAULT) else { return };
+    if fault.starts_with("hang") {
+        // As the command line does with Ctrl-C, which is the end of the input here.
+        spawn(|| {
+            stdin().read_to_end(&mut Vec::new()).unwrap();
+            kiln::interrupted();
+            exit(130);
+        });
+    }
     let cpu = device::open(DeviceName::Cpu).unwrap();
     let want = tokens(&on(&cpu, SelfTest::Never).load().unwrap());
     if let Some(fault) = planted(&fault) {
@@ -199,24 +208,52 @@ fn a_kernel_that_crashes_is_not_launched_again_and_a_device_of_many_is_not_used(
     survives(home.path(), "", &demo(), "all");
 }
 
-#[test]
-fn a_kernel_that_hangs_is_not_launched_again() {
-    if !is_tested() {
-        return;
-    }
-    let home = tempfile::tempdir().unwrap();
-    let mut hanging = child(home.path(), "hang kv_append", &demo(), "");
-    let note = home.path().join("kiln/self-test.running");
+/// A process that hangs in `kv_append`.
+fn hanging(home: &Path) -> Child {
+    let mut hanging = child(home, "hang kv_append", &demo(), "");
+    let note = home.join("kiln/self-test.running");
     let started = Instant::now();
     while !std::fs::read_to_string(&note).unwrap_or_default().ends_with("\nkv_append") {
         assert!(started.elapsed() < Duration::from_secs(300), "it is not noted which kernel is tested");
         assert_eq!(hanging.try_wait().unwrap(), None, "it has to hang");
         sleep(Duration::from_millis(20));
     }
-    // As a user does who waited long enough.
-    hanging.kill().unwrap();
-    hanging.wait().unwrap();
+    hanging
+}
+
+/// Ends it as Ctrl-C does.
+fn interrupt(mut hanging: Child) {
+    drop(hanging.stdin.take());
+    assert_eq!(hanging.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_kernel_that_hangs_is_not_launched_again() {
+    if !is_tested() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let mut killed = hanging(home.path());
+    killed.kill().unwrap();
+    killed.wait().unwrap();
     survives(home.path(), "", &demo(), "kv_append");
+
+    // As a user does who waited long enough.
+    let home = tempfile::tempdir().unwrap();
+    let waited = hanging(home.path());
+    sleep(Duration::from_secs(11));
+    interrupt(waited);
+    survives(home.path(), "", &demo(), "kv_append");
+}
+
+#[test]
+fn a_kernel_that_a_person_did_not_wait_for_is_launched_again() {
+    if !is_tested() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    interrupt(hanging(home.path()));
+    survives(home.path(), "", &demo(), "");
 }
 
 #[test]

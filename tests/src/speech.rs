@@ -238,9 +238,11 @@ fn a_folder_without_settings_of_speech_is_completed() {
     let old =
         [("suppress_tokens", suppress.clone()), ("begin_suppress_tokens", begin.clone()), forced.clone()];
     assert_eq!(hears(small(&old, None)), want);
-    let older = serde_json::json!({
+    let mut older = serde_json::json!({
         "_from_model_config": true, "suppress_tokens": suppress, "begin_suppress_tokens": begin, "eos_token_id": 50,
     });
+    assert_eq!(hears(small(std::slice::from_ref(&forced), Some(older.clone()))), want);
+    older.as_object_mut().unwrap().remove("eos_token_id");
     assert_eq!(hears(small(&[forced], Some(older))), want);
     let (_folder, model) = small(&[("forced_decoder_ids", serde_json::json!([[1, 58]]))], None);
     let error = Transcriber::new(&model).unwrap().language("de").unwrap_err().to_string();

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
 
-use kiln::{Mixture, Model, device::Opened};
+use kiln::{GenerationConfig, Mixture, Model, device::Opened};
 use safetensors::Dtype;
 use serde_json::json;
 
@@ -38,6 +38,7 @@ fn refused_by_both(folder: &Path) -> String {
     let path = output.path().join("model.gguf");
     let packed = kiln::quantize(folder, &path, Mixture::F32, |_| ControlFlow::Continue(()));
     assert_eq!(packed.unwrap_err().to_string(), refused(folder));
+    assert!(fs::read_dir(output.path()).unwrap().next().is_none(), "a file is begun");
     refused(folder)
 }
 
@@ -257,12 +258,24 @@ fn tensors_that_may_change_a_text_are_refused() {
         let error = refused_by_both(with(name, 0.5).path());
         assert!(error.contains("is a bias that config.json has no place for"), "{error}");
     }
+    // The first has a place in files of other models.
     for name in ["model.layers.0.self_attn.q_norm.weight", "model.embed_norm.weight", "final_logits_bias"] {
-        let error = refused(with(name, 0.0).path());
+        let error = refused_by_both(with(name, 0.0).path());
         assert!(error.contains("has no place for") && error.contains(name), "{error}");
     }
     let adapter = "model.layers.0.self_attn.q_proj.lora_A.weight";
-    assert!(refused(with(adapter, 0.0).path()).contains(adapter));
+    assert!(refused_by_both(with(adapter, 0.0).path()).contains(adapter));
+
+    // One that is missing, and one of another shape.
+    let spoilt = |edit: fn(&mut Tensors)| {
+        let folder = copy_of("llama");
+        edit_tensors(folder.path(), edit);
+        refused_by_both(folder.path())
+    };
+    let missing = spoilt(|tensors| _ = tensors.remove("model.layers.1.mlp.up_proj.weight"));
+    assert!(missing.contains("no tensor `model.layers.1.mlp.up_proj.weight`"), "{missing}");
+    let narrow = spoilt(|tensors| _ = tensors.insert("model.norm.weight".to_owned(), zeros(&[31])));
+    assert!(narrow.contains("`model.norm.weight` has shape [31]"), "{narrow}");
 }
 
 #[test]
@@ -356,4 +369,39 @@ fn yarn_reaches_as_far_as_its_factor_says() {
     assert_eq!(positions(40, yarn(32)), 128);
     assert_eq!(positions(512, yarn(32)), 512);
     assert_eq!(positions(32, json!({ "type": "yarn", "factor": 4.0 })), 128);
+}
+
+/// In Transformers, config.json says how texts end only where there is no generation_config.json.
+#[test]
+fn settings_of_generation_come_from_one_file() {
+    let settings = |config: serde_json::Value, generation: Option<serde_json::Value>| {
+        let folder = copy_of("llama");
+        edit_config(folder.path(), |fields| {
+            fields.as_object_mut().unwrap().extend(config.as_object().unwrap().clone())
+        });
+        let path = folder.path().join("generation_config.json");
+        match generation {
+            Some(generation) => fs::write(path, generation.to_string()).unwrap(),
+            None => fs::remove_file(path).unwrap(),
+        }
+        kiln::generation_config_of(folder.path())
+    };
+    let ids = json!({ "eos_token_id": [5, 7], "bos_token_id": 3, "pad_token_id": 9 });
+    let said = GenerationConfig::new().eos_token_id(vec![5, 7]).bos_token_id(3).pad_token_id(9);
+    assert_eq!(settings(ids.clone(), None).unwrap(), said);
+    assert_eq!(settings(json!({}), Some(ids.clone())).unwrap(), said);
+    for silent in [json!({}), json!({ "_from_model_config": true, "eos_token_id": null })] {
+        assert_eq!(settings(ids.clone(), Some(silent)).unwrap(), GenerationConfig::new());
+    }
+    // What else models had there before they had the file, and what is no setting of generation, or changes no text.
+    let legacy = json!({
+        "eos_token_id": null, "bos_token_id": null, "do_sample": true, "temperature": 0.3, "max_length": 33, "suppress_tokens": [7],
+        "forced_decoder_ids": [[1, 2]], "seed": 4, "use_cache": false,
+    });
+    let said =
+        GenerationConfig::new().do_sample(true).temperature(0.3).max_length(33).suppress_tokens(vec![7]);
+    assert_eq!(settings(legacy.clone(), None).unwrap(), said);
+    assert_eq!(settings(legacy, Some(json!({}))).unwrap(), GenerationConfig::new());
+    let error = settings(json!({ "temperature": "hot" }), None).unwrap_err().to_string();
+    assert!(error.contains("config.json: `temperature`"), "{error}");
 }

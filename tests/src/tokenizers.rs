@@ -151,3 +151,22 @@ fn an_answer_ends_at_a_special_token_of_its_template() {
         assert_eq!(said, model.decode(&tokens).unwrap());
     }
 }
+
+/// Where the folder names no token that ends texts, a text goes on, and an answer ends with that of the tokenizer.
+#[test]
+fn an_answer_ends_with_the_token_of_the_tokenizer() {
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    let (_folder, _, word, tokens) = ends_with_a_special_token(opened);
+    let config = json!({ "eos_token": word }).to_string();
+    let folder = folder(&[("tokenizer_config.json", &config), ("generation_config.json", "{}")]);
+    let model = float32(Model::builder(folder.path()), opened).load().unwrap();
+    let text = model.generate(PROMPT).config(greedy(30)).completions().unwrap();
+    assert_eq!(text[0][0].tokens.len(), 30);
+    let says = |config: GenerationConfig| {
+        let template = ChatTemplate::new("{{ messages[-1].content }}").unwrap();
+        let mut chat = Chat::new(&model, template, model.plan()).unwrap();
+        chat.say(PROMPT).unwrap().config(config).completions().unwrap()[0][0].tokens.clone()
+    };
+    assert_eq!(says(greedy(30)), tokens);
+    assert_eq!(says(greedy(30).eos_token_id(Vec::new())).len(), 30, "a list that is empty asks for none");
+}

@@ -19,6 +19,7 @@ mod doctor;
 #[cfg(feature = "hub")]
 mod hub;
 mod inspect;
+mod interrupt;
 mod load;
 mod output;
 mod probe;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         .init();
 
     kiln::silence_wayland();
+    interrupt::handle();
 
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -1,25 +1,16 @@
 //! `kiln quantize`
 
-use std::{
-    ops::ControlFlow,
-    path::PathBuf,
-    process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use kiln::{Error, Mixture, Progress, files};
 
 use crate::{
-    display, load,
+    display,
+    interrupt::{INTERRUPTED, Interruptible},
+    load,
     output::{Result, note, say},
 };
-
-/// What a shell calls a program that Ctrl-C ended.
-const INTERRUPTED: u8 = 130;
 
 #[derive(Debug, Args)]
 pub(crate) struct QuantizeArgs {
@@ -52,16 +43,12 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
         return Err(Error::Setting { name: "--output", why }.into());
     }
     files::check_writable(output)?;
-    let stopped = Arc::new(AtomicBool::new(false));
-    let seen = stopped.clone();
-    if let Err(e) = ctrlc::set_handler(move || seen.store(true, Ordering::Relaxed)) {
-        tracing::warn!("Ctrl-C may leave a temporary file: {e}");
-    }
+    let work = Interruptible::begin();
     let bar = load::bar("quantizing");
     let done = kiln::quantize(model, output, *quant, |Progress { read, total, .. }| {
         bar.set_length(total);
         bar.set_position(read);
-        match stopped.load(Ordering::Relaxed) {
+        match work.came() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }

@@ -202,6 +202,18 @@ impl GenerationConfig {
         Self::read(&map).map_err(error)
     }
 
+    /// Reads what a model's `config.json`, which came from `path`, says of generation: settings were there before they had a file of their own.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a value of the wrong type.
+    pub fn from_model_config(path: &Path, config: &Value) -> Result<Self> {
+        // The first is not taken from there by transformers, either, and the second is of training. So is the last: it changes no text.
+        const PASSED_OVER: [&str; 3] = ["forced_decoder_ids", "seed", "use_cache"];
+        let mut settings = config.as_object().cloned().unwrap_or_default();
+        settings.retain(|name, _| !PASSED_OVER.contains(&&**name));
+        Self::read(&settings).map_err(|why| Error::File { path: path.to_owned(), why })
+    }
+
     /// Reads keyword arguments of `generate()`.
     ///
     /// # Errors

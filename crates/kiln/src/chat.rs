@@ -177,7 +177,7 @@ pub(crate) struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// `config` for an answer to `tokens` tokens: it ends where the template ends it, and where the model's positions do.
+    /// `config` for an answer to `tokens` tokens: it ends where the template or a token ends it, and where the model's positions do.
     pub(crate) fn config(
         &self,
         config: &GenerationConfig,
@@ -187,6 +187,12 @@ impl Answer<'_> {
     ) -> GenerationConfig {
         let mut config = config.clone().merged_over(model.generation_config());
         config.stop_strings.get_or_insert_default().extend(self.end.clone());
+        // A template that writes nothing behind an answer needs a token that ends it, and a folder may name none for generation.
+        let named = || {
+            let token = model.chat_templates().special_tokens.get("eos_token")?;
+            Some(vec![model.tokenizer().ok()?.id_of(token)?])
+        };
+        config.eos_token_id = config.eos_token_id.or_else(named);
         // No room at all is what the generation refuses.
         if let Ok(Some(room)) = model.room(cache, tokens) {
             config.max_new_tokens = config.max_new_tokens.map(|most| most.min(room));

@@ -229,16 +229,16 @@ fn wrong(checkpoint: &Checkpoint, file: &str, why: String) -> Error {
     Error::File { path: checkpoint.path_of(file), why }
 }
 
-/// `generation_config.json`, completed by what only `config.json` has.
+/// `generation_config.json`, and nothing else where there is one, as in Transformers. Models that are older than this file have its settings in
+/// `config.json`.
 pub(crate) fn generation_config(checkpoint: &Checkpoint) -> Result<GenerationConfig> {
     const FILE: &str = "generation_config.json";
-    let read = |text: String| GenerationConfig::from_text(&checkpoint.path_of(FILE), &text);
-    let from_file = checkpoint.text(FILE)?.map(read).transpose()?;
-    // Models that are older than the file have these in their config, too.
-    let old: &[&str] = if from_file.is_none() { &["suppress_tokens", "begin_suppress_tokens"] } else { &[] };
-    let own = |key: &&str| checkpoint.config.get(key).cloned().map(|value| ((*key).to_owned(), value));
-    let own = ["eos_token_id", "pad_token_id", "bos_token_id"].iter().chain(old).filter_map(own).collect();
-    Ok(from_file.unwrap_or_default().merged_over(&GenerationConfig::from_arguments(&own)?))
+    match checkpoint.text(FILE)? {
+        Some(text) => GenerationConfig::from_text(&checkpoint.path_of(FILE), &text),
+        None => {
+            GenerationConfig::from_model_config(&checkpoint.path_of("config.json"), checkpoint.config.json())
+        }
+    }
 }
 
 /// What transformers' `cache_implementation` and `cache_config` ask for, as [`Plan::named`] reads it. Numbers are

@@ -96,7 +96,7 @@ pub use out_of_memory::{OnOutOfMemory, usable};
 pub use quantize::quantize;
 pub use request::{Prompt, Request};
 pub use saved::SavedCache;
-pub use self_test::{Agreement, ModelVerdict, SelfTest};
+pub use self_test::{Agreement, ModelVerdict, SelfTest, interrupted};
 pub use sequence::{Reuse, Sequence, Steps};
 pub use speech::{Audio, Segment, Task, Transcriber, Transcript, Transcripts, Word};
 pub use text::GeneratedText;

@@ -5,6 +5,10 @@ mod tokenizer;
 use std::{ops::ControlFlow, path::Path};
 
 use kiln_core::Result;
+use kiln_kernels::{
+    Choice, Kernels,
+    device::{self, DeviceName},
+};
 use kiln_models::{
     Mixture,
     checkpoint::{self, Checkpoint, Quantized},
@@ -42,6 +46,11 @@ pub fn quantize(
     mut on_progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Option<Quantized>> {
     let checkpoint = Checkpoint::open(model.as_ref())?;
+    // Builds without the CPU have nothing to load a model on here; loading the file then says what is wrong with it.
+    if cfg!(feature = "cpu") {
+        let cpu = device::open(DeviceName::Cpu)?.device;
+        checkpoint.check_places(&cpu, &Kernels::new(Choice::Auto, &cpu)?)?;
+    }
     let described = if checkpoint.is_gguf() { Metadata::new() } else { tokenizer::metadata(&checkpoint)? };
     let (mut read, total) = (0, checkpoint.bytes());
     checkpoint::quantize(&checkpoint, output.as_ref(), mixture, &described, &mut |bytes| {

@@ -1,13 +1,6 @@
 //! `kiln chat`
 
-use std::{
-    path::Path,
-    process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{path::Path, process::ExitCode};
 
 use kiln::{
     Chat, ChatTemplate, Error, GenerationConfig, Grammar, Model, Plan, Reuse, Stats, StopReason, files,
@@ -15,7 +8,9 @@ use kiln::{
 
 use crate::{
     args::ChatArgs,
-    display, load,
+    display,
+    interrupt::Interruptible,
+    load,
     output::{Failure, Result, note, plain, print, say},
     run::{Running, grammar, wanted},
 };
@@ -69,7 +64,6 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
         grammar,
         running,
         latest: None,
-        interrupts: Interrupts::new(),
         watched: input.is_terminal(),
     };
     session.tell_system(args.system.as_deref())?;
@@ -121,31 +115,6 @@ fn file(path: &Path, error: impl std::fmt::Display) -> Error {
     Error::File { path: path.to_owned(), why: error.to_string() }
 }
 
-/// Ctrl-C: stops an answer; twice, or where nothing is being answered, the program.
-struct Interrupts {
-    /// Set by the first. Set from the start, so that there is none to wait for.
-    pending: Arc<AtomicBool>,
-}
-
-impl Interrupts {
-    fn new() -> Self {
-        /// What shells report of a program that Ctrl-C ended.
-        const INTERRUPTED: i32 = 130;
-
-        let pending = Arc::new(AtomicBool::new(true));
-        let seen = pending.clone();
-        let handler = move || {
-            if seen.swap(true, Ordering::Relaxed) {
-                std::process::exit(INTERRUPTED);
-            }
-        };
-        if let Err(e) = ctrlc::set_handler(handler) {
-            tracing::warn!("Ctrl-C ends the program, not the answer: {e}");
-        }
-        Self { pending }
-    }
-}
-
 /// A conversation and what is known of it.
 struct Session<'m> {
     chat: Chat<'m>,
@@ -156,7 +125,6 @@ struct Session<'m> {
     grammar: Option<Grammar>,
     running: Running,
     latest: Option<(Stats, Reuse)>,
-    interrupts: Interrupts,
     /// Whether a person sees what is printed.
     watched: bool,
 }
@@ -207,22 +175,16 @@ impl Session<'_> {
         Ok(text.map_or(Ok(()), |text| self.chat.set_system(text))?)
     }
 
-    /// Says `text`, and prints the answer as it comes.
+    /// Says `text`, and prints the answer as it comes, up to a Ctrl-C.
     fn answer(&mut self, text: &str) -> Result<()> {
-        self.interrupts.pending.store(false, Ordering::Relaxed);
-        let answered = self.print_answer(text);
-        self.interrupts.pending.store(true, Ordering::Relaxed);
-        answered
-    }
-
-    fn print_answer(&mut self, text: &str) -> Result<()> {
         let request = self.running.of(self.chat.say(text)?).config(self.wanted.clone());
+        let printing = Interruptible::begin();
         let mut answer = request.grammar(self.grammar.clone()).stream()?;
         let mut stopped = false;
         while !stopped {
             let Some(piece) = answer.next() else { break };
             print(piece?)?;
-            stopped = self.interrupts.pending.load(Ordering::Relaxed);
+            stopped = printing.came();
         }
         print("\n")?;
         self.latest = Some((answer.stats(), answer.reuse()));

@@ -129,16 +129,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// [`Error::File`] naming those left over: the config then describes another model than the weights.
     pub fn finish(self) -> Result<u64> {
-        let left: Vec<_> = (self.checkpoint.tensors.keys())
-            .filter(|name| !self.used.contains(*name) && !self.checkpoint.is_of_config(name))
-            .collect();
-        let Some(first) = left.first() else { return Ok(self.parameters) };
-        let why = format!(
-            "the weights hold {} tensors that {} has no place for, such as `{first}`; they belong to another config",
-            left.len(),
-            self.checkpoint.config_name()
-        );
-        Err(Error::File { path: self.checkpoint.path_of("config.json"), why })
+        self.checkpoint.check_used(&self.used)?;
+        Ok(self.parameters)
     }
 
     fn find(&mut self, name: &str, shape: &[usize]) -> Result<Found<'a>> {

@@ -24,6 +24,7 @@ pub(crate) mod foreign;
 pub(crate) mod gguf;
 mod loader;
 mod piece;
+mod places;
 mod quantize;
 mod quantized;
 mod settle;
@@ -238,6 +239,22 @@ impl Checkpoint {
     /// Whether a tensor belongs to the config, as vectors of some GGUF files do.
     fn is_of_config(&self, name: &str) -> bool {
         matches!(self.files, Files::Gguf { .. }) && FACTORS.contains(&name)
+    }
+
+    /// Says whether all tensors are `used`, by their names in the files.
+    ///
+    /// # Errors
+    /// [`Error::File`] naming those left over: the config then describes another model than the weights.
+    fn check_used(&self, used: &BTreeSet<String>) -> Result<()> {
+        let left: Vec<_> =
+            self.tensors.keys().filter(|name| !used.contains(*name) && !self.is_of_config(name)).collect();
+        let Some(first) = left.first() else { return Ok(()) };
+        let why = format!(
+            "the weights hold {} tensors that {} has no place for, such as `{first}`; they belong to another config",
+            left.len(),
+            self.config_name()
+        );
+        Err(Error::File { path: self.path_of("config.json"), why })
     }
 
     /// Tensors by dtype name: how many elements, how many bytes.

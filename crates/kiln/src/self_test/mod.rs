@@ -18,6 +18,7 @@ use kiln_weights::Format;
 pub(crate) use model::Ends;
 pub use model::{Agreement, ModelVerdict};
 use record::Record;
+pub use record::interrupted;
 
 /// When the kernels of a device are compared with their references before they are used, and a model with itself on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -136,7 +136,6 @@ impl<'a> Ends<'a> {
     ) -> Result<BTreeSet<String>> {
         let mark = record.clone();
         let watched = kernels.clone().watched(move |kernel| mark.mark(kernel));
-        record.mark(LOADING);
         let verdict = self.verdict(&watched, kernels, device, dtype, |step| record.mark(step))?;
         record.clear();
         match verdict.why {
@@ -165,6 +164,7 @@ impl<'a> Ends<'a> {
         about_to: impl Fn(&str),
     ) -> Result<ModelVerdict> {
         let want = self.wanted(dtype)?;
+        about_to(LOADING);
         let on = |kernels: &Kernels| On { device: device.clone(), kernels: kernels.clone(), dtype };
         let (passes, mut why) = self.agreement(&on(watched), &want)?;
         let ran = kernels.ran();

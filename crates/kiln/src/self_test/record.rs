@@ -4,7 +4,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
 };
 
 use etcetera::BaseStrategy;
@@ -18,6 +19,12 @@ const LONGEST: u64 = 1 << 20;
 
 /// The longest note of what is being tested that is read.
 const LONGEST_NOTE: u64 = 1 << 12;
+
+/// What is right does not run as long: whoever ends a program after that ends a kernel that hangs.
+const HANGS: Duration = Duration::from_secs(10);
+
+/// The records of this process that have a note.
+static NOTED: Mutex<Vec<Weak<Mutex<Known>>>> = Mutex::new(Vec::new());
 
 /// What is not trusted, by device, driver, version and what was tested.
 type Verdicts = BTreeMap<String, BTreeSet<String>>;
@@ -34,8 +41,8 @@ struct Known {
     file: Option<PathBuf>,
     /// Where it is noted what is being tested: a process that was ended meanwhile leaves it there.
     note: Option<Held>,
-    /// What is being tested.
-    testing: Option<String>,
+    /// What is being tested, and since when.
+    testing: Option<(String, Instant)>,
     /// Kernels in which a process was ended, or the device was lost.
     crashed: BTreeSet<String>,
 }
@@ -71,7 +78,14 @@ impl Record {
             known.clear();
         }
         known.crashed = known.verdicts().remove(&crashes(&known.device)).unwrap_or_default();
-        Self(Arc::new(Mutex::new(known)))
+        let has_note = known.note.is_some();
+        let known = Arc::new(Mutex::new(known));
+        if has_note {
+            let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
+            noted.retain(|known| known.strong_count() > 0);
+            noted.push(Arc::downgrade(&known));
+        }
+        Self(known)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -81,7 +95,7 @@ impl Record {
     /// Notes that `kernel` is about to be tested.
     pub(super) fn mark(&self, kernel: &str) {
         let mut known = self.known();
-        known.testing = Some(kernel.to_owned());
+        known.testing = Some((kernel.to_owned(), Instant::now()));
         let note = format!("{}\n{kernel}", known.device);
         known.write(&note);
     }
@@ -94,7 +108,7 @@ impl Record {
     /// Remembers that what is being tested lost the device.
     pub(super) fn lost(&self) {
         let mut known = self.known();
-        if let Some(kernel) = known.testing.take() {
+        if let Some((kernel, _)) = known.testing.take() {
             let device = known.device.clone();
             known.remember_crash(&device, &kernel);
             known.crashed.insert(kernel);
@@ -107,7 +121,7 @@ impl Record {
         self.known().crashed.clone()
     }
 
-    /// The way to have a kernel tested again, for a message: whoever ends a program in a test, as with Ctrl-C, leaves the trace of a crash.
+    /// The way to have a kernel tested again, for a message: whoever ends a program in a test may leave the trace of a crash.
     pub(super) fn again(&self) -> String {
         let file = self.known().file.as_ref().map(|file| file.display().to_string());
         file.map_or_else(String::new, |file| {
@@ -135,6 +149,26 @@ impl Record {
         verdicts.insert(key, found.clone());
         known.remember(&verdicts);
         Ok(found)
+    }
+}
+
+/// Says that a person is about to end this program, as with Ctrl-C.
+///
+/// A program that ends while the first load of a model tests a kernel of a GPU looks as if that kernel had ended it, and the kernel is left out from then on. After this
+/// call it does not, unless the kernel has run for ten seconds: then it hangs, and that is why the program is ended. Nothing is tested after it.
+///
+/// ```
+/// // What a program does with Ctrl-C, with the crate `ctrlc`:
+/// let handler = || {
+///     kiln::interrupted();
+///     std::process::exit(130);
+/// };
+/// # let _ = handler;
+/// ```
+pub fn interrupted() {
+    let noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
+    for known in noted.iter().filter_map(Weak::upgrade) {
+        known.lock().unwrap_or_else(PoisonError::into_inner).interrupted();
     }
 }
 
@@ -178,6 +212,14 @@ impl Known {
     fn clear(&mut self) {
         self.testing = None;
         self.write("");
+    }
+
+    fn interrupted(&mut self) {
+        if self.testing.as_ref().is_none_or(|(_, since)| since.elapsed() < HANGS) {
+            self.clear();
+            // Other threads still run, for a moment.
+            self.note = None;
+        }
     }
 }
 

@@ -22,6 +22,9 @@ pub(crate) struct SpeechConfig {
     lang_to_id: Option<BTreeMap<String, TokenId>>,
     task_to_id: Option<BTreeMap<String, TokenId>>,
     alignment_heads: Option<Vec<(usize, usize)>>,
+    /// Of `config.json` or the tokenizer.
+    #[serde(skip)]
+    end: Option<TokenId>,
     /// Of `config.json`.
     #[serde(skip)]
     filter_width: Option<usize>,
@@ -54,6 +57,7 @@ impl SpeechConfig {
         let start = own("decoder_start_token_id");
         self.decoder_start_token_id =
             self.decoder_start_token_id.or(start).or_else(|| id_of("<|startoftranscript|>"));
+        self.end = own("eos_token_id").or_else(|| id_of("<|endoftext|>"));
         self.no_timestamps_token_id = self.no_timestamps_token_id.or_else(|| id_of("<|notimestamps|>"));
         self.prev_sot_token_id = self.prev_sot_token_id.or_else(|| id_of("<|startofprev|>"));
         // The first token that is forced names a language, where there is more than one.
@@ -100,7 +104,7 @@ impl SpeechConfig {
         languages.values().try_for_each(|&id| token("lang_to_id", Some(id)).map(drop))?;
         tasks.values().try_for_each(|&id| token("task_to_id", Some(id)).map(drop))?;
         let no_timestamps = token("no_timestamps_token_id", self.no_timestamps_token_id)?;
-        let eos = token("eos_token_id", eos)?;
+        let eos = token("eos_token_id", eos.or(self.end))?;
         if eos > no_timestamps {
             let why = format!("is {eos}, behind the first timestamp; transcribing needs it before");
             return Err(Error::Setting { name: "eos_token_id", why });
