@@ -1,6 +1,6 @@
 // Weights in words. A row of them has the low bits of all codes, the high bits, the scales of groups, the minimums of groups, and the scale of
 // each block, with its minimum if it has one; each begins with a word. What is read at once is half a run of 32 numbers of four rows: two pairs of
-// fours, 16 numbers apart. Of codes of four bits these are both halves of two words. What follows is of bfloat16, two numbers a word.
+// fours, 16 numbers apart. Of codes of four bits these are both halves of two words. What follows is of bfloat16, two numbers a word. With halves.wgsl.
 
 // Numbers of a block and of a group, bits of a code, how a group's scale is stored, the type of the block's scale, whether there are minimums,
 // what is subtracted from codes, and what they stand for.
@@ -197,17 +197,6 @@ fn columns_of_pair(codes: Codes) -> Columns {
     return Columns(columns_of(codes.first), columns_of(codes.second));
 }
 
-// The smallest float16 number that is not subnormal.
-const NORMAL = 6.103515625e-5;
-
-// The float16 numbers in the lowest 16 bits, by integers: devices may take subnormal ones for 0, as scales of small weights are.
-fn halves(bits: vec4<u32>) -> vec4<f32> {
-    let size = bitcast<vec4<f32>>(((bits & vec4(0x7fffu)) << vec4(13u)) + vec4(0x38000000u));
-    // Below it, digits follow no 1, and the exponent is that of the next. All of it is exact.
-    let number = select(size, fma(size, vec4(2.0), vec4(-NORMAL)), size < vec4(NORMAL));
-    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(number) | ((bits & vec4(0x8000u)) << vec4(16u)));
-}
-
 // A group of numbers of each row: (code - offset) scale + minimum.
 struct Group {
     scale: vec4<f32>,
@@ -250,11 +239,11 @@ fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
     }
     if HAS_MINIMUM {
         let both = words_at(start, block);
-        return Group(halves(both) * scale, halves(both >> vec4(16u)) * minimum, offset);
+        return Group(lower_halves(both) * scale, upper_halves(both) * minimum, offset);
     }
     let words = words_at(start, block / 2u) >> vec4(block % 2u * 16u);
     if SCALE == BF16 {
         return Group(bitcast<vec4<f32>>(words << vec4(16u)), vec4(0.0), offset);
     }
-    return Group(halves(words) * scale, vec4(0.0), offset);
+    return Group(lower_halves(words) * scale, vec4(0.0), offset);
 }

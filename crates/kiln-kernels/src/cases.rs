@@ -131,7 +131,7 @@ impl AnyCase {
     }
 
     /// The format of its packed weights.
-    pub(crate) fn format(&self) -> Option<Format> {
+    pub fn format(&self) -> Option<Format> {
         self.format
     }
 

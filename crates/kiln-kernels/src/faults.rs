@@ -12,6 +12,8 @@ use burn::tensor::Device;
 pub enum Fault {
     /// A shader is compiled as another text: `to` stands where `from` does.
     Text { shader: &'static str, from: &'static str, to: &'static str },
+    /// Subnormal float16 numbers are unpacked as 0.
+    Flush,
     /// The process ends when the kernel is launched.
     Crash { kernel: &'static str },
     /// The launch of the kernel never comes back.
@@ -30,11 +32,25 @@ pub fn plant(fault: Fault) {
     assert!(PLANTED.set(fault).is_ok(), "a fault is planted already");
 }
 
+/// Has a wgpu device that was opened count as one that unpacks subnormal float16 numbers, or as one that takes them for 0. Returns which it was; `None` for others.
+pub fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
+    crate::device::set_keeps_subnormals(device, are_kept)
+}
+
+#[cfg(feature = "wgpu")]
+const FLUSHED: &str = "
+fn flushed(word: u32) -> vec2<f32> {
+    let numbers = unpack2x16float(word);
+    return select(numbers, vec2(0.0), abs(numbers) < vec2(6.103515625e-5));
+}
+";
+
 /// What the driver makes of a text.
 #[cfg(feature = "wgpu")]
 pub(crate) fn text(name: &str, text: String) -> String {
     match PLANTED.get() {
         Some(Fault::Text { shader, from, to }) if *shader == name => text.replace(from, to),
+        Some(Fault::Flush) => text.replace("unpack2x16float(", "flushed(") + FLUSHED,
         _ => text,
     }
 }

@@ -116,7 +116,7 @@ pub(crate) use self::wgsl::{Launch, strides};
 
 #[cfg(feature = "wgpu")]
 mod wgsl {
-    use burn::tensor::DType;
+    use burn::tensor::{DType, Device};
     use burn_cubecl::{
         template::{KernelSource, SourceKernel, SourceTemplate},
         tensor::CubeTensor,
@@ -143,13 +143,19 @@ mod wgsl {
 
     impl Launch {
         pub(crate) fn new(shader: &'static Shader, elem: DType, client: &Client) -> Self {
-            let source = Source { shader, elem, picks: vec![] };
+            let source = Source { shader, elem, picks: vec![], by_integers: false };
             Self { source, client: client.clone(), arguments: KernelArguments::new() }
         }
 
         /// One of the lines of each option of the shader.
         pub(crate) fn with(mut self, picks: &[usize]) -> Self {
             self.source.picks = picks.to_vec();
+            self
+        }
+
+        /// Has float16 numbers in words unpacked as `device` has to.
+        pub(crate) fn unpacking_on(mut self, device: &Device) -> Self {
+            self.source.by_integers = !crate::device::keeps_subnormals(device);
             self
         }
 
@@ -195,11 +201,12 @@ mod wgsl {
         shader: &'static Shader,
         elem: DType,
         picks: Vec<usize>,
+        by_integers: bool,
     }
 
     impl KernelSource for Source {
         fn source(&self) -> SourceTemplate {
-            SourceTemplate::new(self.shader.finish(self.elem, &self.picks))
+            SourceTemplate::new(self.shader.finish(self.elem, &self.picks, self.by_integers))
         }
 
         /// What the text depends on.
@@ -209,7 +216,7 @@ mod wgsl {
                 false => ExecutionMode::Unchecked,
             };
             let id = KernelId::new::<Self>().mode(mode);
-            id.info((self.shader.name, self.elem, self.picks.clone()))
+            id.info((self.shader.name, self.elem, self.picks.clone(), self.by_integers))
         }
 
         fn lang(&self) -> &'static str {

@@ -28,13 +28,17 @@ pub(crate) type Lines = &'static [&'static str];
 /// The type of element, which all shaders have.
 const ELEMENT: Lines = &["alias elem = f32;", "enable f16;\nalias elem = f16;"];
 
+/// How float16 numbers in words are unpacked: by the device, or by integers where it takes subnormal ones for 0.
+const HALVES: Lines = &["const KEEPS_SUBNORMALS = true;", "const KEEPS_SUBNORMALS = false;"];
+
 impl Shader {
     /// The finished text, with that one of each option's lines. Types that WGSL does not have get the text of float32:
-    /// tensors on wgpu cannot have them either.
-    pub(crate) fn finish(&self, elem: DType, picks: &[usize]) -> String {
+    /// tensors on wgpu cannot have them either. `by_integers`: float16 numbers in words are unpacked so.
+    pub(crate) fn finish(&self, elem: DType, picks: &[usize], by_integers: bool) -> String {
         let element = (&ELEMENT, usize::from(elem == DType::F16));
+        let halves = (&HALVES, usize::from(by_integers));
         let mut text = self.text.to_owned();
-        for (lines, pick) in self.options.iter().zip(picks.iter().copied()).chain([element]) {
+        for (lines, pick) in self.options.iter().zip(picks.iter().copied()).chain([element, halves]) {
             text = text.replacen(lines[0], lines[pick], 1);
         }
         #[cfg(feature = "wgpu")]
@@ -54,7 +58,7 @@ impl Shader {
         self.text.contains("enable wgpu_cooperative_matrix;")
     }
 
-    /// The text in every permutation.
+    /// The text in every permutation. Those that unpack float16 numbers by integers have a name of their own.
     pub fn permutations(&self) -> impl Iterator<Item = Text> + use<'_> {
         let mut all = vec![vec![]];
         for lines in self.options {
@@ -65,13 +69,18 @@ impl Shader {
             true => &[DType::F16],
             false => &[DType::F32, DType::F16],
         };
+        let ways: &[bool] = if self.text.contains(HALVES[0]) { &[false, true] } else { &[false] };
         let all =
             all.into_iter().flat_map(move |picks| elements.iter().map(move |&elem| (elem, picks.clone())));
-        all.map(move |(elem, picks)| {
-            let name = picks
-                .iter()
-                .fold(format!("{} {}", self.name, elem.name()), |name, pick| format!("{name} {pick}"));
-            Text { name, wgsl: self.finish(elem, &picks), counts_loops: self.counts_loops(&picks) }
+        let all = all.flat_map(move |(elem, picks)| ways.iter().map(move |&way| (elem, picks.clone(), way)));
+        all.map(move |(elem, picks, by_integers)| {
+            let way = if by_integers { "_integers" } else { "" };
+            let name = format!("{}{way} {}", self.name, elem.name());
+            Text {
+                name: picks.iter().fold(name, |name, pick| format!("{name} {pick}")),
+                wgsl: self.finish(elem, &picks, by_integers),
+                counts_loops: self.counts_loops(&picks),
+            }
         })
     }
 }

@@ -96,7 +96,9 @@ impl Kernel for Unpack {
         });
         let y = empty(&words, [rows, columns], dtype);
         let row = matrix.words.dims()[1];
-        let launch = Launch::new(&SHADER, dtype, &y.client).with(&[format]).writes(&y).reads(words);
+        let launch =
+            Launch::new(&SHADER, dtype, &y.client).with(&[format]).unpacking_on(&matrix.words.device());
+        let launch = launch.writes(&y).reads(words);
         launch.run(
             (rows.div_ceil(4) * columns.div_ceil(32) * 2).div_ceil(LANES),
             &[rows as u32, columns as u32, row as u32],
@@ -162,7 +164,8 @@ const SHADER: Shader = Shader {
     name: "unpack",
     text: concat!(
         include_str!("../../../shaders/unpack.wgsl"),
-        include_str!("../../../shaders/weights_packed.wgsl")
+        include_str!("../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../shaders/halves.wgsl")
     ),
     options: &[packed_lines::FORMATS],
 };

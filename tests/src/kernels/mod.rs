@@ -11,7 +11,10 @@ mod words;
 use burn::tensor::{DType, Device};
 use kiln::{
     Error,
-    kernels::{Choice, KERNELS, KernelInfo, Kernels, Path, Ran},
+    device::DeviceClass,
+    kernels::{
+        Choice, KERNELS, KernelInfo, Kernels, Path, Ran, cases::AnyCase, faults::set_keeps_subnormals,
+    },
 };
 
 /// The choices a device takes, in a test that fails where it takes others.
@@ -98,6 +101,37 @@ fn implementations_agree_with_the_reference() {
                 }
             }
         }
+    }
+    assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Devices that take subnormal float16 numbers for 0 have other texts of shaders with packed weights.
+#[test]
+fn shaders_unpack_scales_by_integers_where_a_device_has_to() {
+    let devices = kiln_testkit::devices::opened();
+    let (_, cpu) = devices.iter().find(|(name, _)| name == "cpu").expect("references run on the CPU");
+    let reference = Kernels::new(Choice::Reference, &cpu.device).unwrap();
+    let mut failures = Vec::new();
+    for (name, opened) in devices {
+        let device = &opened.device;
+        let Some(kept) = set_keeps_subnormals(device, false) else { continue };
+        assert!(kept || opened.info.class != DeviceClass::Software, "{name} is Mesa, which keeps them");
+        for kernel in kernels() {
+            let cases = kernel.cases();
+            let is_of_shader = |case: &&AnyCase| {
+                case.format().is_some() && case.path(Path::Wgsl, DType::F32, device) == Path::Wgsl
+            };
+            for case in cases.iter().filter(is_of_shader) {
+                let want = case.run(&reference, DType::F32).unwrap();
+                let got = case.run(&Kernels::new(Choice::Wgsl, device).unwrap(), DType::F32);
+                let wrong = match got {
+                    Ok(got) => case.difference(DType::F32, &got, &want),
+                    Err(error) => Some(error.to_string()),
+                };
+                failures.extend(wrong.map(|why| format!("{name}: {case:?}: {why}")));
+            }
+        }
+        set_keeps_subnormals(device, kept);
     }
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
 }

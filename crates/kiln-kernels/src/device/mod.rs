@@ -12,6 +12,8 @@ mod cuda;
 #[cfg(feature = "cuda")]
 pub(crate) use cuda::is_software as is_software_cuda;
 #[cfg(feature = "wgpu")]
+mod subnormals;
+#[cfg(feature = "wgpu")]
 mod wgpu;
 
 /// The name of a device: `auto`, `cpu`, `wgpu`, `wgpu:1`, `cuda`, `cuda:1`.
@@ -364,10 +366,17 @@ fn open_cpu() -> Result<Opened> {
 #[cfg(feature = "wgpu")]
 use wgpu::{infos as wgpu_infos, open as open_wgpu};
 #[cfg(feature = "wgpu")]
-pub(crate) use wgpu::{is_software as is_software_wgpu, largest_binding, lose, matrix_units};
+pub(crate) use wgpu::{
+    is_software as is_software_wgpu, keeps_subnormals, largest_binding, lose, matrix_units,
+    set_keeps_subnormals,
+};
 
 #[cfg(not(feature = "wgpu"))]
 pub(crate) fn lose(_: &Device) {}
+#[cfg(not(feature = "wgpu"))]
+pub(crate) fn set_keeps_subnormals(_: &Device, _: bool) -> Option<bool> {
+    None
+}
 #[cfg(not(feature = "wgpu"))]
 fn wgpu_infos() -> Result<Vec<DeviceInfo>> {
     Err(not_compiled(DeviceName::Wgpu(None), "wgpu"))

@@ -21,7 +21,7 @@ use kiln_core::{
     unsafe_ops,
 };
 
-use super::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, unavailable};
+use super::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, subnormals, unavailable};
 
 /// Devices opened so far, by their number: Burn initialises a runtime once a process.
 static OPENED: Mutex<Option<HashMap<usize, Handles>>> = Mutex::new(None);
@@ -30,6 +30,8 @@ static OPENED: Mutex<Option<HashMap<usize, Handles>>> = Mutex::new(None);
 struct Handles {
     opened: Opened,
     setup: WgpuSetup,
+    /// See [`subnormals`].
+    keeps_subnormals: bool,
 }
 
 /// Launches that are handed to the driver together. A decode step of a large model has a few hundred, and each submission takes as long as many of them.
@@ -84,11 +86,11 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
     let mut opened =
         OPENED.lock().map_err(|_| unavailable(name, "an earlier attempt to open it panicked"))?;
     let opened = opened.get_or_insert_default();
-    if let Some(Handles { opened: device, setup }) = opened.get(&number) {
-        if !DeviceState::of(&device.device).is_lost() {
-            return Ok(device.clone());
+    if let Some(handles) = opened.get(&number) {
+        if !DeviceState::of(&handles.opened.device).is_lost() {
+            return Ok(handles.opened.clone());
         }
-        let again = open_again(device, setup)?;
+        let again = open_again(handles)?;
         let device = again.opened.clone();
         opened.insert(number, again);
         return Ok(device);
@@ -103,8 +105,10 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
     let has_matrix_units = setup.device.features().contains(MATRIX_UNITS);
     let info =
         DeviceInfo { matrix_units: adapter.info.matrix_units.filter(|_| has_matrix_units), ..adapter.info };
+    let keeps_subnormals = subnormals::are_kept(&device);
+    tracing::debug!(target: "kiln", keeps_subnormals, "opened {}", info.adapter);
     let device = Opened { device, info };
-    opened.insert(number, Handles { opened: device.clone(), setup });
+    opened.insert(number, Handles { opened: device.clone(), setup, keeps_subnormals });
     Ok(device)
 }
 
@@ -115,7 +119,7 @@ fn watch(device: &Device, setup: &WgpuSetup) {
 }
 
 /// A new device of the adapter of one that was lost.
-fn open_again(lost: &Opened, setup: &WgpuSetup) -> Result<Handles> {
+fn open_again(Handles { opened: lost, setup, keeps_subnormals }: &Handles) -> Result<Handles> {
     let failed = |e: &dyn std::fmt::Display| {
         unavailable(lost.info.name, format!("it was lost, and opening it again failed: {e}"))
     };
@@ -136,23 +140,34 @@ fn open_again(lost: &Opened, setup: &WgpuSetup) -> Result<Handles> {
         .init()
         .map_err(|e| failed(&e))?;
     watch(&device, &setup);
-    Ok(Handles { opened: Opened { device, info: lost.info.clone() }, setup })
+    let opened = Opened { device, info: lost.info.clone() };
+    Ok(Handles { opened, setup, keeps_subnormals: *keeps_subnormals })
 }
 
 /// Has a device be lost, as drivers lose one.
 pub(crate) fn lose(device: &Device) {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let handles = opened.iter().flat_map(HashMap::values).find(|handles| handles.opened.device == *device);
-    if let Some(handles) = handles {
-        handles.setup.device.destroy();
-    }
+    known(device, |handles| handles.setup.device.destroy());
 }
 
 /// What `read` makes of what is known of a device that [`open`] opened.
+fn known<T>(device: &Device, read: impl FnOnce(&mut Handles) -> T) -> Option<T> {
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = opened.iter_mut().flat_map(HashMap::values_mut);
+    all.find(|handles| handles.opened.device == *device).map(read)
+}
+
 fn info<T>(device: &Device, read: impl FnOnce(&DeviceInfo) -> T) -> Option<T> {
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut all = opened.iter().flat_map(HashMap::values);
-    Some(read(&all.find(|handles| handles.opened.device == *device)?.opened.info))
+    known(device, |handles| read(&handles.opened.info))
+}
+
+/// Whether a device unpacks subnormal float16 numbers; of one that [`open`] did not open nobody knows.
+pub(crate) fn keeps_subnormals(device: &Device) -> bool {
+    known(device, |handles| handles.keeps_subnormals).unwrap_or(false)
+}
+
+/// What [`keeps_subnormals`] says from now on; what it said before.
+pub(crate) fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
+    known(device, |handles| std::mem::replace(&mut handles.keeps_subnormals, are_kept))
 }
 
 /// Whether a device that was opened again imitates a GPU.
@@ -177,11 +192,7 @@ pub(crate) fn largest_binding(device: &Device) -> Option<usize> {
 
 /// What [`matrix_units`] says from now on.
 pub(super) fn set_matrix_units(device: &Device, units: Option<MatrixUnits>) {
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = opened.iter_mut().flat_map(HashMap::values_mut).map(|handles| &mut handles.opened);
-    for opened in all.filter(|opened| opened.device == *device) {
-        opened.info.matrix_units = units;
-    }
+    known(device, |handles| handles.opened.info.matrix_units = units);
 }
 
 /// The largest square matrices of float16 with sums in float32.

@@ -198,6 +198,7 @@ const FEW_PACKED: Shader = Shader {
         include_str!("../../../../shaders/expert_linear.wgsl"),
         include_str!("../../../../shaders/linear_packed.wgsl"),
         include_str!("../../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../../shaders/halves.wgsl"),
         include_str!("../../../../shaders/row_products.wgsl")
     ),
     options: &[packed_lines::FORMATS, SPLITS],
@@ -223,7 +224,8 @@ const TILES_PACKED: Shader = Shader {
     text: concat!(
         include_str!("../../../../shaders/expert_tiles.wgsl"),
         include_str!("../../../../shaders/expert_tiles_packed.wgsl"),
-        include_str!("../../../../shaders/weights_packed.wgsl")
+        include_str!("../../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../../shaders/halves.wgsl")
     ),
     options: &[packed_lines::FORMATS, &[SIZES[0], SIZES[1]]],
 };

@@ -59,7 +59,10 @@ impl Product {
         let sizes = [input, rows.len(), members.start, members.len(), rows.start, self.outputs];
         let sizes = sizes.into_iter().chain([self.tokens, self.slots]).map(|n| n as u32);
         let info = [x0, x1, x3, x2, w0, w1].into_iter().chain(sizes).collect();
-        let launch = Launch::new(shader, self.x.dtype, &self.y.client).with(&[way, pick]);
+        let mut launch = Launch::new(shader, self.x.dtype, &self.y.client).with(&[way, pick]);
+        if let Matrix::Packed(matrix) = matrix {
+            launch = launch.unpacking_on(&matrix.words.device());
+        }
         (launch.reads(self.x.clone()).reads(weight).reads(self.experts.clone()), info)
     }
 

@@ -476,6 +476,7 @@ const PACKED: Shader = Shader {
         include_str!("../../../../shaders/linear.wgsl"),
         include_str!("../../../../shaders/linear_packed.wgsl"),
         include_str!("../../../../shaders/weights_packed.wgsl"),
+        include_str!("../../../../shaders/halves.wgsl"),
         include_str!("../../../../shaders/row_products.wgsl"),
         include_str!("../../../../shaders/activation.wgsl")
     ),

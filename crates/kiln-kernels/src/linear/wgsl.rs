@@ -15,10 +15,9 @@ use crate::{
 
 pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -> Tensor<3> {
     let ([batch, tokens, input], output) = (x.dims(), weight.rows());
-    let rows = batch * tokens;
+    let (rows, device) = (batch * tokens, x.device());
     let (biased, added) = (bias.is_some(), residual.is_some());
-    let Sharing { splits, together, workgroups } =
-        Sharing::new(rows, input, then.places(output), &x.device());
+    let Sharing { splits, together, workgroups } = Sharing::new(rows, input, then.places(output), &device);
     let format = match &weight {
         Matrix::Dense(_) => None,
         Matrix::Packed(packed) => packed_lines::pick(packed.format()),
@@ -69,7 +68,7 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
     ];
     let picks = [together.ilog2() as usize, splits.ilog2() as usize, fused];
     let launch = if let Some(format) = format {
-        Launch::new(&PACKED, x.dtype, &y.client).with(&[&[format], &picks[..]].concat())
+        Launch::new(&PACKED, x.dtype, &y.client).with(&[&[format], &picks[..]].concat()).unpacking_on(&device)
     } else {
         let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
         Launch::new(&SHADER, x.dtype, &y.client).with(&[&[usize::from(!fours)], &picks[..]].concat())
