@@ -306,7 +306,7 @@ impl<N: Plain, const S: usize> Work for Products<'_, N, S> {
         for (i, x) in x.iter().enumerate() {
             let x = lanes.splat(*x);
             for s in 0..S {
-                lanes.prefetch(&columns[s][i..]);
+                lanes.prefetch(std::slice::from_ref(&columns[s][i]));
                 sums[s] = lanes.mul_add(N::floats(lanes, &columns[s][i]), x, sums[s]);
             }
         }
