@@ -256,24 +256,11 @@ impl<N: Plain> Kernel for Numbers<N> {
         mut x: [&[f32]; T],
         mut sums: [L::Floats; T],
     ) -> [L::Floats; T] {
-        // Four columns at a time: one at a time, counting and addresses take as long as products.
-        let (fours, rest) = rows.as_chunks::<4>();
-        let mut x_fours = [&[][..]; T];
+        // Of a length that is known, so that places are not checked again and again.
         for t in 0..T {
-            // Of a length that is known, so that places are not checked again and again.
-            x_fours[t] = &x[t].as_chunks::<4>().0[..fours.len()];
-            x[t] = &x[t][4 * fours.len()..][..rest.len()];
+            x[t] = &x[t][..rows.len()];
         }
-        for (i, four) in fours.iter().enumerate() {
-            let mut numbers = [&[0.0; 4][..]; T];
-            for t in 0..T {
-                numbers[t] = &x_fours[t][i];
-            }
-            for column in 0..4 {
-                sums = add_column(lanes, sums, lanes.floats(&four[column]), numbers, column);
-            }
-        }
-        for (i, row) in rest.iter().enumerate() {
+        for (i, row) in rows.iter().enumerate() {
             sums = add_column(lanes, sums, lanes.floats(row), x, i);
         }
         sums
