@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-/// What shells report of a program that Ctrl-C ended.
+/// The exit code of a program that Ctrl-C ended, as shells have it.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Whether the next one ends the program: no command waits for one, or one came already.
 static ENDS: AtomicBool = AtomicBool::new(true);
 
-/// To be called once, before anything else.
+/// Installs the handler. To be called once, before anything else.
 pub(crate) fn handle() {
     let handler = || {
         if ENDS.swap(true, Ordering::Relaxed) {
@@ -31,7 +31,7 @@ pub(crate) fn handle() {
     }
 }
 
-/// What a command is doing that Ctrl-C ends, and not the program: one that looks whether it [`came`](Self::came).
+/// Work that ends at Ctrl-C by itself, so that the program goes on: it has to look whether one [`came`](Self::came).
 pub(crate) struct Interruptible(());
 
 impl Interruptible {

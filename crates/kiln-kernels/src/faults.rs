@@ -32,7 +32,8 @@ pub fn plant(fault: Fault) {
     assert!(PLANTED.set(fault).is_ok(), "a fault is planted already");
 }
 
-/// Has a wgpu device that was opened count as one that unpacks subnormal float16 numbers, or as one that takes them for 0. Returns which it was; `None` for others.
+/// Treats an open wgpu device as one that unpacks subnormal float16 numbers, or as one that takes them for 0. Returns which it was, and `None` for
+/// other devices.
 pub fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
     crate::device::set_keeps_subnormals(device, are_kept)
 }

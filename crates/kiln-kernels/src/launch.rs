@@ -153,7 +153,7 @@ mod wgsl {
             self
         }
 
-        /// Has float16 numbers in words unpacked as `device` has to.
+        /// Unpacks float16 numbers in words in the way that is right on `device`.
         pub(crate) fn unpacking_on(mut self, device: &Device) -> Self {
             self.source.by_integers = !crate::device::keeps_subnormals(device);
             self

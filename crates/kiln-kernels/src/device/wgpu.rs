@@ -160,12 +160,12 @@ fn info<T>(device: &Device, read: impl FnOnce(&DeviceInfo) -> T) -> Option<T> {
     known(device, |handles| read(&handles.opened.info))
 }
 
-/// Whether a device unpacks subnormal float16 numbers; of one that [`open`] did not open nobody knows.
+/// Whether a device unpacks subnormal float16 numbers; `false` for one that [`open`] did not open.
 pub(crate) fn keeps_subnormals(device: &Device) -> bool {
     known(device, |handles| handles.keeps_subnormals).unwrap_or(false)
 }
 
-/// What [`keeps_subnormals`] says from now on; what it said before.
+/// Sets what [`keeps_subnormals`] says from now on, and returns what it said before.
 pub(crate) fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
     known(device, |handles| std::mem::replace(&mut handles.keeps_subnormals, are_kept))
 }

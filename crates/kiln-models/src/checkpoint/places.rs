@@ -16,7 +16,7 @@ impl Checkpoint {
     /// The model is loaded on `device` without a number being read: `kernels` are those that it would run.
     ///
     /// # Errors
-    /// Those of [`Loader`](super::Loader).
+    /// The errors of loading with a [`Loader`](super::Loader).
     pub fn check_places(&self, device: &Device, kernels: &Kernels) -> Result<()> {
         let mut places = Places { checkpoint: self, device, used: BTreeSet::new() };
         configure(&self.config)?.load(&mut places, kernels)?;

@@ -1,4 +1,4 @@
-//! What a few queries make of some positions.
+//! A few queries over a range of positions.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"

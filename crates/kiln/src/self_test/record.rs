@@ -20,7 +20,7 @@ const LONGEST: u64 = 1 << 20;
 /// The longest note of what is being tested that is read.
 const LONGEST_NOTE: u64 = 1 << 12;
 
-/// What is right does not run as long: whoever ends a program after that ends a kernel that hangs.
+/// Longer than any kernel that works: whoever ends a program after that ends a kernel that hangs.
 const HANGS: Duration = Duration::from_secs(10);
 
 /// The records of this process that have a note.
