@@ -11,7 +11,7 @@ use kiln_weights::streams::SIXTEEN;
 
 use crate::{
     formats::{Block, Packed, Plain, RUN},
-    tiles::{Kernel, store},
+    tiles::{Kernel, SixteenRows, store},
 };
 
 /// 32 numbers of a vector.
@@ -48,8 +48,13 @@ impl<P: Packed> Kernel for Floats<P> {
 
     const PART: usize = 256 / RUN;
 
-    fn together<L: Lanes>() -> usize {
-        if L::REGISTERS >= 32 { 8 } else { 6 }
+    #[inline(always)]
+    fn meet<L: Lanes>(rows: &SixteenRows<'_, Self>, lanes: L, x: &[Self::Run], y: &mut [[f32; SIXTEEN]]) {
+        if const { L::REGISTERS >= 32 } {
+            rows.in_eights(lanes, x, y);
+        } else {
+            rows.in_sixes_and_fours(lanes, x, y);
+        }
     }
 
     fn runs(columns: usize) -> usize {
@@ -210,8 +215,13 @@ impl<N: Plain> Kernel for Numbers<N> {
 
     const PART: usize = 256;
 
-    fn together<L: Lanes>() -> usize {
-        if L::REGISTERS >= 32 { 8 } else { 6 }
+    #[inline(always)]
+    fn meet<L: Lanes>(rows: &SixteenRows<'_, Self>, lanes: L, x: &[Self::Run], y: &mut [[f32; SIXTEEN]]) {
+        if const { L::REGISTERS >= 32 } {
+            rows.in_eights(lanes, x, y);
+        } else {
+            rows.in_sixes_and_fours(lanes, x, y);
+        }
     }
 
     fn runs(columns: usize) -> usize {

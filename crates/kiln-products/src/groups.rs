@@ -12,7 +12,7 @@ use crate::{
     formats::{self, Packed, Plain, RUN, Visitor},
     integers,
     threads::{ONE_THREAD, pieces, share},
-    tiles::{Kernel, Piece, Tiles},
+    tiles::{Kernel, Piece, Tiles, Vectors},
 };
 
 /// Bytes of packed weights, once for each vector, that take more time to multiply than it takes to share them.
@@ -28,6 +28,9 @@ pub struct Group<'a> {
     /// The result of each vector, as long as there are rows.
     pub y: Vec<&'a mut [f32]>,
 }
+
+/// Most sixteens of rows of a piece, so that the sums of its tiles stay in the second cache.
+const MOST_SIXTEENS: usize = 64;
 
 /// The products of each group of vectors `x` `[vectors, columns]`, with matrices in [`Order::Sixteens`]. `None` where words are not
 /// those of the rows, and then some results may be written.
@@ -49,7 +52,7 @@ pub fn products_of_groups(
         if rows == 0 || words.len() != rows.div_ceil(SIXTEEN) * stride || vectors.len() != y.len() {
             return None;
         }
-        let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces_of_each);
+        let sixteens = rows.div_ceil(SIXTEEN).div_ceil(pieces_of_each).min(MOST_SIXTEENS);
         let first = all.len();
         let piece = |words| Piece { vectors: vectors.clone(), words, stride, y: Vec::with_capacity(y.len()) };
         all.extend(words.chunks(sixteens * stride).map(piece));
@@ -73,8 +76,9 @@ struct Products<'a> {
 
 impl Products<'_> {
     fn compute<K: Kernel>(self, x: &[K::Run]) {
-        let runs = K::runs(self.columns);
-        share(self.worth, self.pieces, |piece| kiln_simd::run(Tiles::<K> { x, runs, piece }));
+        let in_tiles = self.pieces.iter().any(|piece| piece.vectors.len() > 1);
+        let x = Vectors::new::<K>(x, self.columns, in_tiles);
+        share(self.worth, self.pieces, |piece| kiln_simd::run(Tiles::<K> { x: &x, piece }));
     }
 }
 

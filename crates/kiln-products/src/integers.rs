@@ -7,10 +7,11 @@
 use std::marker::PhantomData;
 
 use kiln_simd::{Lanes, Work};
+use kiln_weights::streams::SIXTEEN;
 
 use crate::{
     formats::{Block, CodesOfRun, Packed, RUN},
-    tiles::Kernel,
+    tiles::{Kernel, SixteenRows},
 };
 
 /// 32 numbers of a vector as signed bytes with a scale.
@@ -103,11 +104,14 @@ impl<P: Packed> Kernel for Integers<P> {
 
     const PART: usize = 1024 / RUN;
 
-    fn together<L: Lanes>() -> usize {
-        match L::REGISTERS {
-            32.. => 8,
-            _ if in_pairs::<L, P>() => 6,
-            _ => 3,
+    #[inline(always)]
+    fn meet<L: Lanes>(rows: &SixteenRows<'_, Self>, lanes: L, x: &[Self::Run], y: &mut [[f32; SIXTEEN]]) {
+        if const { L::REGISTERS >= 32 } {
+            rows.in_eights(lanes, x, y);
+        } else if const { in_pairs::<L, P>() } {
+            rows.in_sixes(lanes, x, y);
+        } else {
+            rows.in_threes(lanes, x, y);
         }
     }
 
