@@ -15,6 +15,7 @@ mod experts;
 mod fuzz;
 mod gguf;
 mod invariance;
+mod joining;
 mod kernels;
 mod launches;
 mod laws;

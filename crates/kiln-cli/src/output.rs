@@ -55,7 +55,12 @@ impl Failure {
                 let why = if *name == "cache" { kiln::plain(why) } else { flags(&kiln::plain(why)) };
                 note(format_args!("error: {}: {why}", flag(name)));
             }
-            Self::Kiln(error @ (Error::OutOfMemory { .. } | Error::Prompt { .. } | Error::Full { .. })) => {
+            Self::Kiln(error)
+                if matches!(
+                    error.cause(),
+                    Error::OutOfMemory { .. } | Error::Prompt { .. } | Error::Full { .. }
+                ) =>
+            {
                 note(format_args!("error: {}", flags(&plain(error))));
             }
             Self::Kiln(error) => note(format_args!("error: {}", plain(error))),

@@ -17,6 +17,10 @@ pub enum Error {
     #[error("the cache failed in the middle of a forward pass; reset it")]
     Poisoned,
 
+    /// What is wrong with one row of a batch, counted from 0.
+    #[error("row {row}: {why}")]
+    Row { row: usize, why: Box<Self> },
+
     /// The model asked a block for memory of another kind.
     #[error("layer {layer} has no {wanted} memory; build the cache from this model's needs")]
     WrongMemory { layer: usize, wanted: &'static str },
@@ -111,6 +115,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// The error without the row that it is of.
+    pub fn cause(&self) -> &Self {
+        match self {
+            Self::Row { why, .. } => why.cause(),
+            error => error,
+        }
+    }
+
     /// What a device says of its work. [`DeviceState::error`](crate::device_state::DeviceState::error) counts refusals, too.
     pub fn of_device(error: impl std::fmt::Display) -> Self {
         // The last is what cubecl says of memory whose allocation panicked.

@@ -4,6 +4,7 @@ mod block;
 mod groups;
 mod memory;
 mod pass;
+mod rows;
 mod saving;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,19 +25,19 @@ use groups::RowGroup;
 pub struct ModelCache {
     /// At least one.
     groups: Vec<RowGroup>,
+    /// Rows of the last pass, for layers that store nothing; `None` where there was none.
+    rows: Option<usize>,
     /// To what the layers hold on the device; `None` where nobody counts.
     claim: Option<Claim>,
     /// Whether tensors were handed out since the last pass, which others may hold still: a captured step writes where it was
     /// recorded, also what they see.
     lent: AtomicBool,
-    /// Whether a pass failed in the middle and could not be taken back.
-    poisoned: bool,
 }
 
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
-        let groups = vec![RowGroup { rows: None, layers }];
-        Self { groups, claim: None, lent: AtomicBool::new(false), poisoned: false }
+        let groups = vec![RowGroup { rows: None, layers, poisoned: false }];
+        Self { groups, rows: None, claim: None, lent: AtomicBool::new(false) }
     }
 
     /// Forgets all tokens behind the first `len`, in every layer or in none. Layers that have seen no more stay as they are:
@@ -46,9 +47,8 @@ impl ModelCache {
     /// [`Error::CannotTruncate`] where a layer cannot return to `len`: see [`rewind_point`](Self::rewind_point).
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         self.check_usable()?;
-        if let Some(layer) = self.groups.iter().find_map(|group| group.stuck_at(len)) {
-            return Err(Error::CannotTruncate { layer, len });
-        }
+        self.each_group(|group| group.check_rewind(len))?;
+        self.rows = self.rows.filter(|_| len > 0);
         self.groups.iter_mut().try_for_each(|group| group.truncate(len))
     }
 
@@ -69,9 +69,7 @@ impl ModelCache {
         let mut row = 0;
         for group in &self.groups {
             for &len in &lens[row..row + group.rows.unwrap_or(lens.len())] {
-                if let Some(layer) = group.stuck_at(len) {
-                    return Err(Error::CannotTruncate { layer, len });
-                }
+                group.check_rewind(len).map_err(|error| self.in_row(row, error))?;
                 row += 1;
             }
         }
@@ -123,18 +121,18 @@ impl ModelCache {
 
     /// Tokens that the longest row has seen so far. Always 0 for a stateless cache, and for one that can only be reset.
     pub fn seq_len(&self) -> usize {
-        if self.poisoned {
+        if self.is_poisoned() {
             return 0;
         }
         self.groups.iter().map(RowGroup::seq_len).max().unwrap_or(0)
     }
 
-    /// Tokens that each of `rows` rows has seen so far.
+    /// Tokens that each of `rows` rows has seen so far; 0 for rows that failed.
     pub fn seq_lens(&self, rows: usize) -> Vec<usize> {
-        if self.poisoned {
-            return vec![0; rows];
-        }
-        let of_group = |group: &RowGroup| std::iter::repeat_n(group.seq_len(), group.rows.unwrap_or(rows));
+        let of_group = |group: &RowGroup| {
+            let seen = if group.poisoned { 0 } else { group.seq_len() };
+            std::iter::repeat_n(seen, group.rows.unwrap_or(rows))
+        };
         self.groups.iter().flat_map(of_group).collect()
     }
 
@@ -170,7 +168,9 @@ impl ModelCache {
         for group in &self.groups {
             let rows = group.rows.unwrap_or(step.rows);
             let own = skip[row..row + rows].iter().map(|&skip| step.tokens.saturating_sub(skip));
-            own.clone().try_for_each(|tokens| group.admits(tokens, padded))?;
+            own.clone()
+                .try_for_each(|tokens| group.admits(tokens, padded))
+                .map_err(|error| self.in_row(row, error))?;
             tokens.push(own.max().unwrap_or(0));
             row += rows;
         }
@@ -231,17 +231,36 @@ impl ModelCache {
         Ok(())
     }
 
-    /// Says that what is held cannot be trusted: nothing but [`reset`](Self::reset) can follow.
+    /// Says that nothing that is held can be trusted: only [`reset`](Self::reset) can follow.
     pub fn poison(&mut self) {
-        self.poisoned = true;
+        self.groups.iter_mut().for_each(|group| group.poisoned = true);
     }
 
+    /// Whether a row failed in the middle of a pass. The cache can be [reset](Self::reset), or the row can [leave](Self::leave).
     pub fn is_poisoned(&self) -> bool {
-        self.poisoned
+        self.groups.iter().any(|group| group.poisoned)
     }
 
     fn check_usable(&self) -> Result<()> {
-        if self.poisoned { Err(Error::Poisoned) } else { Ok(()) }
+        self.each_group(|group| if group.poisoned { Err(Error::Poisoned) } else { Ok(()) })
+    }
+
+    /// Asks every group. An error names the first row of the group, where there are several.
+    fn each_group(&self, ask: impl Fn(&RowGroup) -> Result<()>) -> Result<()> {
+        let mut row = 0;
+        for group in &self.groups {
+            ask(group).map_err(|error| self.in_row(row, error))?;
+            row += group.rows.unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// An error of a row, which is named where rows differ.
+    fn in_row(&self, row: usize, error: Error) -> Error {
+        match self.groups.len() {
+            1 => error,
+            _ => Error::Row { row, why: Box::new(error) },
+        }
     }
 
     /// Whether every layer can store `tokens` more tokens of each row at once. `padded`: whether rows begin with padding.
@@ -249,7 +268,7 @@ impl ModelCache {
     /// # Errors
     /// That of the first layer that cannot. Asked before a forward pass, so that no layer is a step ahead of another.
     pub fn admits(&self, tokens: usize, padded: bool) -> Result<()> {
-        self.groups.iter().try_for_each(|group| group.admits(tokens, padded))
+        self.each_group(|group| group.admits(tokens, padded))
     }
 
     /// The most tokens that the sequence can have; `None`: any number.
@@ -317,7 +336,7 @@ impl ModelCache {
         // What it holds besides is claimed when it is fed.
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
         let groups = self.groups.iter().map(RowGroup::snapshot).collect();
-        Self { groups, claim, lent: AtomicBool::new(true), poisoned: self.poisoned }
+        Self { groups, rows: self.rows, claim, lent: AtomicBool::new(true) }
     }
 
     /// The name of a layer that cannot go back after it was fed; `None`: all can.
@@ -339,7 +358,9 @@ impl ModelCache {
             for have in group.parts().filter_map(CacheLayer::rows) {
                 check_row(rows, have)?;
             }
-            return group.parts_mut().try_for_each(|part| part.reorder(rows));
+            group.parts_mut().try_for_each(|part| part.reorder(rows))?;
+            self.rows = self.rows.map(|_| rows.len());
+            return Ok(());
         }
         // Where each row is: its group, and the number that it has there.
         let of_group = |(i, group): (usize, &RowGroup)| (0..group.rows.unwrap_or(0)).map(move |row| (i, row));
@@ -377,7 +398,8 @@ impl ModelCache {
 
     /// Whether it holds what an encoder made of a row's features.
     pub fn is_conditioned(&self) -> bool {
-        !self.poisoned && self.groups.iter().any(|group| group.encoders().any(|layer| layer.seq_len() > 0))
+        !self.is_poisoned()
+            && self.groups.iter().any(|group| group.encoders().any(|layer| layer.seq_len() > 0))
     }
 
     /// Whether a layer is on the device only while it is used.
@@ -411,17 +433,18 @@ impl ModelCache {
 
     /// Forgets everything.
     pub fn reset(&mut self) {
-        self.poisoned = false;
+        self.rows = None;
         self.groups.truncate(1);
-        self.groups.iter_mut().for_each(|group| group.rows = None);
-        self.parts_mut().for_each(|part| part.reset());
+        self.groups.iter_mut().for_each(RowGroup::reset);
         self.recount();
     }
 
     /// Forgets everything, and gives up all buffers: a device that failed may refuse to read them from then on.
     pub fn discard(&mut self) {
-        self.parts_mut().for_each(|part| part.discard());
-        self.reset();
+        self.rows = None;
+        self.groups.truncate(1);
+        self.groups.iter_mut().for_each(RowGroup::discard);
+        self.recount();
     }
 
     /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.

@@ -16,6 +16,8 @@ pub(super) struct RowGroup {
     /// How many rows; `None` for the only group, which is the whole batch.
     pub(super) rows: Option<usize>,
     pub(super) layers: Vec<LayerCache>,
+    /// Whether a pass failed in the middle and could not be taken back.
+    pub(super) poisoned: bool,
 }
 
 impl RowGroup {
@@ -39,7 +41,7 @@ impl RowGroup {
             (begin - run.len()..begin).collect::<Vec<usize>>()
         });
         let runs: Vec<Vec<usize>> = runs.collect();
-        let new = |rows: &Vec<usize>| Self { rows: Some(rows.len()), layers: Vec::new() };
+        let new = |rows: &Vec<usize>| Self { rows: Some(rows.len()), layers: Vec::new(), poisoned: false };
         let mut groups: Vec<Self> = runs.iter().map(new).collect();
         for layer in self.layers {
             for (group, rows) in groups.iter_mut().zip(&runs) {
@@ -47,7 +49,8 @@ impl RowGroup {
                 let copied = own.parts_mut().try_for_each(|part| part.reorder(rows));
                 group.layers.push(own);
                 if let Err(error) = copied {
-                    return Err((error, Self { rows: self.rows, layers: std::mem::take(&mut group.layers) }));
+                    let layers = std::mem::take(&mut group.layers);
+                    return Err((error, Self { rows: self.rows, layers, poisoned: true }));
                 }
             }
         }
@@ -55,7 +58,20 @@ impl RowGroup {
     }
 
     pub(super) fn snapshot(&self) -> Self {
-        Self { rows: self.rows, layers: self.layers.iter().map(LayerCache::snapshot).collect() }
+        let layers = self.layers.iter().map(LayerCache::snapshot).collect();
+        Self { rows: self.rows, layers, poisoned: self.poisoned }
+    }
+
+    /// Forgets everything.
+    pub(super) fn reset(&mut self) {
+        (self.rows, self.poisoned) = (None, false);
+        self.parts_mut().for_each(|part| part.reset());
+    }
+
+    /// Forgets everything, and gives up all buffers.
+    pub(super) fn discard(&mut self) {
+        (self.rows, self.poisoned) = (None, false);
+        self.parts_mut().for_each(|part| part.discard());
     }
 
     /// Tokens seen so far. Always 0 for a stateless cache.
@@ -84,6 +100,12 @@ impl RowGroup {
     pub(super) fn stuck_at(&self, len: usize) -> Option<&'static str> {
         let stuck = |layer: &&dyn CacheLayer| layer.seq_len() > len && layer.rewind_point(len) != len;
         self.timed().find(stuck).map(CacheLayer::name)
+    }
+
+    /// # Errors
+    /// [`Error::CannotTruncate`] where a layer cannot return to the first `len` tokens.
+    pub(super) fn check_rewind(&self, len: usize) -> Result<()> {
+        self.stuck_at(len).map_or(Ok(()), |layer| Err(Error::CannotTruncate { layer, len }))
     }
 
     /// See [`ModelCache::admits`](super::ModelCache::admits).

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, thread};
 
-use super::{LayerCache, ModelCache, groups::RowGroup};
+use super::{LayerCache, ModelCache};
 use crate::{
     Error, Result,
     budget::Claim,
@@ -82,6 +82,7 @@ impl Pass<'_> {
     /// The pass counts.
     pub fn commit(mut self) {
         self.committed = true;
+        self.cache.rows = Some(self.rows);
         // It has written behind whatever was handed out.
         *self.cache.lent.get_mut() = false;
     }
@@ -111,26 +112,27 @@ impl Pass<'_> {
         Ok(parts)
     }
 
-    /// Takes back what was stored.
-    fn undo(&mut self) -> Result<()> {
-        let before = self.groups.iter().map(|(_, before)| *before);
-        let stuck = |(group, before): (&RowGroup, usize)| group.stuck_at(before);
-        if self.cache.groups.iter().zip(before.clone()).find_map(stuck).is_some() {
-            return Err(Error::Poisoned);
+    /// Takes back what was stored. Rows that cannot return are poisoned.
+    fn undo(&mut self) {
+        for (group, &(_, before)) in self.cache.groups.iter_mut().zip(&self.groups) {
+            if !self.conditioned {
+                group.encoders_mut().for_each(|layer| layer.reset());
+            }
+            group.poisoned |= group.stuck_at(before).is_some() || group.truncate(before).is_err();
         }
-        if !self.conditioned {
-            let encoders = self.cache.groups.iter_mut().flat_map(RowGroup::encoders_mut);
-            encoders.for_each(|layer| layer.reset());
+        if self.cache.is_poisoned() {
+            self.cache.rows = Some(self.rows);
         }
-        self.cache.groups.iter_mut().zip(before).try_for_each(|(group, before)| group.truncate(before))
     }
 }
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
         // A layer that panicked may have lost its tensors.
-        if !self.committed && (thread::panicking() || self.undo().is_err()) {
-            self.cache.poison();
+        match self.committed {
+            true => {}
+            false if thread::panicking() => self.cache.poison(),
+            false => self.undo(),
         }
         self.cache.recount();
     }

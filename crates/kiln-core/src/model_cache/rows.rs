@@ -1,0 +1,120 @@
+//! Rows that enter and leave a cache between two passes.
+
+use std::mem::{self, Discriminant, discriminant};
+
+use super::{LayerCache, ModelCache, groups::RowGroup};
+use crate::{Error, Result};
+
+impl ModelCache {
+    /// Adds the rows of `other` after those that are here, with all that they hold. Nothing is copied, and strategies may differ.
+    /// A cache that holds nothing has no rows.
+    ///
+    /// # Errors
+    /// [`Error::WrongMemory`] for the cache of another model; [`Error::Poisoned`]. Then nothing was changed here, and `other` is gone.
+    pub fn join(&mut self, mut other: Self) -> Result<()> {
+        self.check_usable()?;
+        other.check_usable()?;
+        let (own, others) = (self.kinds(), other.kinds());
+        if own != others {
+            let layer = own.iter().zip(&others).take_while(|(a, b)| a == b).count();
+            return Err(Error::WrongMemory { layer, wanted: "such" });
+        }
+        if other.rows().is_some() {
+            let here = if self.rows().is_some() { self.take_groups() } else { Vec::new() };
+            self.set_groups(here.into_iter().chain(other.take_groups()).collect());
+            *self.lent.get_mut() |= *other.lent.get_mut();
+        }
+        // The claim of what joined is made anew.
+        drop(other);
+        self.claim_given();
+        Ok(())
+    }
+
+    /// Takes a row out, with all that it holds, as a cache of one row. Those after it move up. A row that failed leaves with nothing:
+    /// so the others go on without it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRow`]; what the device says of copying. Then nothing was changed.
+    pub fn leave(&mut self, row: usize) -> Result<Self> {
+        let rows = self.rows().unwrap_or(0);
+        let mut of_groups = self.groups.iter().map(|group| group.rows.unwrap_or(rows)).enumerate();
+        let mut own = row;
+        let (i, of_group) = of_groups
+            .find(|&(_, of_group)| {
+                let is_here = own < of_group;
+                own -= if is_here { 0 } else { of_group };
+                is_here
+            })
+            .ok_or(Error::NoSuchRow { row, rows })?;
+        let group = &mut self.groups[i];
+        let leaving = if of_group == 1 {
+            // The groups that are left are at least one.
+            let empty = group.snapshot();
+            let leaving = mem::replace(group, empty);
+            group.discard();
+            leaving
+        } else if group.poisoned {
+            group.rows = Some(of_group - 1);
+            group.snapshot()
+        } else {
+            let others: Vec<usize> = (0..of_group).filter(|&other| other != own).collect();
+            let (leaving, staying) = (group.select(&[own])?, group.select(&others)?);
+            *group = staying;
+            leaving
+        };
+        if of_group == 1 && self.groups.len() > 1 {
+            self.groups.remove(i);
+        }
+        let groups = mem::take(&mut self.groups);
+        self.set_groups(groups);
+        self.rows = (rows > 1).then_some(rows - 1);
+        self.recount();
+
+        let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
+        let mut left =
+            Self { groups: vec![leaving], rows: Some(1), claim, lent: (*self.lent.get_mut()).into() };
+        left.groups[0].rows = None;
+        if left.is_poisoned() {
+            left.discard();
+        }
+        left.claim_given();
+        Ok(left)
+    }
+
+    /// The number of rows; `None` where it holds nothing, and takes any number.
+    pub fn rows(&self) -> Option<usize> {
+        match &self.groups[..] {
+            [group] if group.poisoned => self.rows,
+            [group] => group.stored_rows().or(self.rows),
+            groups => groups.iter().map(|group| group.rows).sum(),
+        }
+    }
+
+    /// Rows that failed in the middle of a pass and could not be taken back.
+    pub fn poisoned_rows(&self) -> Vec<usize> {
+        let rows = self.rows().unwrap_or(0);
+        let of_group = |group: &RowGroup| std::iter::repeat_n(group.poisoned, group.rows.unwrap_or(rows));
+        let poisoned = self.groups.iter().flat_map(of_group).enumerate();
+        poisoned.filter_map(|(row, poisoned)| poisoned.then_some(row)).collect()
+    }
+
+    /// All groups, each with its number of rows.
+    fn take_groups(&mut self) -> Vec<RowGroup> {
+        let rows = self.rows();
+        let mut groups = mem::take(&mut self.groups);
+        groups.iter_mut().for_each(|group| group.rows = group.rows.or(rows));
+        groups
+    }
+
+    fn set_groups(&mut self, mut groups: Vec<RowGroup>) {
+        if let [only] = &mut groups[..] {
+            self.rows = only.rows.take();
+        }
+        self.groups = groups;
+    }
+
+    /// The kinds of memory of the blocks.
+    fn kinds(&self) -> Vec<Discriminant<LayerCache>> {
+        self.groups.first().map_or_else(Vec::new, |group| group.layers.iter().map(discriminant).collect())
+    }
+}

@@ -1,0 +1,227 @@
+//! Rows that join a cache and leave it between two passes: each keeps the bits that it has alone, with every cache, on every device.
+
+use burn::tensor::{Tensor, TensorData};
+use kiln::{Batch, Error, Logits, Model, ModelCache, Plan, TokenId, device::Opened};
+
+use crate::{
+    laws::plans,
+    support::{batch, floats, recorded},
+};
+
+fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
+    kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
+}
+
+/// Lengths below, at and beyond what windows and residuals of the samples hold.
+const LENS: [usize; 4] = [9, 3, 26, 14];
+
+/// A row in a cache of its own, with what its encoder is given, if there is one.
+fn row(model: &Model, plan: &Plan, row: usize) -> ModelCache {
+    let mut cache = model.cache(plan).unwrap();
+    cache.keep_history(2);
+    // Room for the steps of a test.
+    let len = LENS[row].min(model.causal().max_positions().map_or(usize::MAX, |positions| positions / 2));
+    let prompt: Vec<TokenId> = (0..len as TokenId).map(|i| (7 * i + 13 * row as TokenId + 3) % 97).collect();
+    let features = model.causal().features().map(|shape| {
+        let number = |i: usize| ((i + 1000 * row) as f32 * 0.731).sin();
+        let numbers: Vec<f32> = (0..shape.bins * shape.frames).map(number).collect();
+        Tensor::<3>::from_data(TensorData::new(numbers, [1, shape.bins, shape.frames]), model.device())
+    });
+    let whole = Batch { features, ..batch(model, &[prompt]) };
+    let mut fed = 0;
+    while fed < whole.len() {
+        let n = cache.at_once().unwrap_or(whole.len()).min(whole.len() - fed);
+        let _: Tensor<3> =
+            model.causal().forward(&whole.slice(fed..fed + n), Logits::Last, &mut cache).unwrap();
+        fed += n;
+    }
+    cache
+}
+
+/// The bits of the logits that follow a token of each row.
+fn step(model: &Model, cache: &mut ModelCache, tokens: &[TokenId]) -> Vec<u32> {
+    let rows: Vec<Vec<TokenId>> = tokens.iter().map(|&token| vec![token]).collect();
+    let logits = model.causal().forward(&batch(model, &rows), Logits::Last, cache).unwrap();
+    floats(logits).into_iter().map(f32::to_bits).collect()
+}
+
+/// Rows in one cache, and each in a cache of its own.
+struct Joined<'a> {
+    model: &'a Model,
+    together: ModelCache,
+    /// The rows of `together`, in their order.
+    alone: Vec<ModelCache>,
+    next: TokenId,
+    what: String,
+}
+
+impl Joined<'_> {
+    /// Feeds a token to every row, and compares.
+    fn steps(&mut self, n: usize) {
+        for _ in 0..n {
+            let tokens: Vec<TokenId> = (0..self.alone.len()).map(|row| self.next + row as TokenId).collect();
+            self.next += 5;
+            let together = step(self.model, &mut self.together, &tokens);
+            let alone = self.alone.iter_mut().zip(&tokens);
+            let alone: Vec<u32> = alone.flat_map(|(row, &token)| step(self.model, row, &[token])).collect();
+            assert!(together == alone, "{}: a row has other bits than alone", self.what);
+        }
+        let lens: Vec<usize> = self.alone.iter().map(ModelCache::seq_len).collect();
+        assert_eq!(self.together.seq_lens(lens.len()), lens, "{}", self.what);
+        assert_eq!(self.together.rows(), Some(lens.len()), "{}", self.what);
+    }
+}
+
+#[test]
+fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
+    for (place, (device, opened)) in devices().enumerate() {
+        for name in ["llama", "mamba", "whisper", "mistral"].into_iter().take(if place == 0 { 4 } else { 3 })
+        {
+            let model = recorded(name, opened);
+            for (text, plan, _) in plans(&model) {
+                // On one device only, to save time: the laws of layers test offloading on every device.
+                if !plan.global.factory.remembers() || place > 0 && text.contains("offloaded") {
+                    continue;
+                }
+                let own = |n: usize| row(&model, &plan, n);
+                let what = format!("{text} of {name} on {device}");
+                let mut rows = Joined { model: &model, together: own(0), alone: vec![own(0)], next: 4, what };
+                rows.steps(2);
+                for n in [1, 2, 3] {
+                    rows.together.join(own(n)).unwrap();
+                    rows.alone.push(own(n));
+                    rows.steps(2);
+                }
+                // One from the middle goes on alone, and comes back as the last.
+                let left = rows.together.leave(1).unwrap();
+                let mut apart = Joined {
+                    model: &model,
+                    together: left,
+                    alone: vec![rows.alone.remove(1)],
+                    next: 50,
+                    what: format!("{}, left", rows.what),
+                };
+                apart.steps(2);
+                rows.steps(1);
+                rows.together.join(apart.together).unwrap();
+                rows.alone.append(&mut apart.alone);
+                rows.steps(2);
+                // Of rows that are held together, one leaves.
+                rows.together.reorder(&[0, 0, 0, 2]).unwrap();
+                rows.alone = [0, 0, 0, 2].map(|row: usize| rows.alone[row].snapshot()).into();
+                rows.steps(1);
+                drop(rows.together.leave(1).unwrap());
+                rows.alone.remove(1);
+                rows.steps(2);
+                while rows.together.rows().is_some() {
+                    let mut left = rows.together.leave(0).unwrap();
+                    let (got, want) =
+                        (step(&model, &mut left, &[9]), step(&model, &mut rows.alone.remove(0), &[9]));
+                    assert!(got == want, "{}: a row that left has other bits", rows.what);
+                }
+                assert_eq!((rows.together.seq_len(), rows.alone.len()), (0, 0), "{}", rows.what);
+                assert_eq!(rows.together.leave(0).unwrap_err(), Error::NoSuchRow { row: 0, rows: 0 });
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_different_strategies_share_a_pass() {
+    for (device, opened) in devices() {
+        let model = recorded("llama", opened);
+        let all: Vec<_> = plans(&model).filter(|(_, plan, _)| plan.global.factory.remembers()).collect();
+        for neighbours in all.chunks(4) {
+            let caches = || neighbours.iter().enumerate().map(|(n, (_, plan, _))| row(&model, plan, n));
+            let mut together = caches().next().unwrap();
+            caches().skip(1).for_each(|cache| together.join(cache).unwrap());
+            let what =
+                format!("{:?} on {device}", neighbours.iter().map(|(text, ..)| text).collect::<Vec<_>>());
+            Joined { model: &model, together, alone: caches().collect(), next: 3, what }.steps(4);
+        }
+    }
+}
+
+/// A cache that keeps nothing has the rows of its last pass.
+#[test]
+fn rows_that_keep_nothing_join() {
+    let (_, opened) = devices().next().unwrap();
+    let model = recorded("llama", opened);
+    let none = Plan::named("none").unwrap();
+    let mut cache = model.cache(&none).unwrap();
+    assert_eq!(cache.rows(), None);
+    step(&model, &mut cache, &[1, 2]);
+    let mut other = model.cache(&none).unwrap();
+    step(&model, &mut other, &[3]);
+    cache.join(other).unwrap();
+    assert_eq!(cache.rows(), Some(3));
+    // What holds nothing has no rows.
+    cache.join(model.cache(&Plan::dynamic()).unwrap()).unwrap();
+    assert_eq!(cache.rows(), Some(3));
+    cache.join(row(&model, &Plan::dynamic(), 1)).unwrap();
+    let rows = step(&model, &mut cache, &[1, 2, 3, 4]);
+    let vocab = rows.len() / 4;
+    assert!(rows[vocab..2 * vocab] == step(&model, &mut model.cache(&none).unwrap(), &[2]));
+    assert_eq!(cache.leave(3).unwrap().seq_len(), LENS[1] + 1);
+    assert_eq!(cache.leave(3).unwrap_err(), Error::NoSuchRow { row: 3, rows: 3 });
+}
+
+#[test]
+fn the_cache_of_another_model_cannot_join() {
+    let (_, opened) = devices().next().unwrap();
+    let [llama, mamba] = ["llama", "mamba"].map(|name| recorded(name, opened));
+    let mut cache = row(&llama, &Plan::dynamic(), 0);
+    let refused = cache.join(row(&mamba, &Plan::dynamic(), 1)).unwrap_err();
+    assert!(matches!(refused, Error::WrongMemory { .. }), "{refused}");
+    assert_eq!((cache.rows(), cache.seq_len()), (Some(1), LENS[0]));
+}
+
+/// Of rows in one pass that failed, those that cannot return to where they were leave, and the others go on.
+#[test]
+fn a_row_that_failed_leaves_and_others_go_on() {
+    let (_, opened) = devices().next().unwrap();
+    let model = recorded("llama", opened);
+    // Without a promise, a window that is full cannot give back what it dropped.
+    let sink = Plan::named("sink:window=6,sinks=2").unwrap();
+    let full = || {
+        let mut cache = model.cache(&sink).unwrap();
+        (0..20).for_each(|token| drop(step(&model, &mut cache, &[token])));
+        cache
+    };
+    let mut cache = row(&model, &Plan::dynamic(), 0);
+    cache.join(full()).unwrap();
+    cache.join(row(&model, &Plan::dynamic(), 2)).unwrap();
+    let used = model.budget().used();
+    // In a layer behind the first: row 1 has stored a token there.
+    model.budget().fail_allocation(2);
+    let next = batch(&model, &[vec![1], vec![2], vec![3]]);
+    let failed = model.causal().forward(&next, Logits::Last, &mut cache).map(drop).unwrap_err();
+    assert!(matches!(failed, Error::OutOfMemory { .. }), "{failed}");
+    assert_eq!((cache.is_poisoned(), cache.poisoned_rows()), (true, vec![1]));
+    assert_eq!(cache.seq_lens(3), [LENS[0], 0, LENS[2]]);
+    let refused = model.causal().forward(&next, Logits::Last, &mut cache).map(drop).unwrap_err();
+    assert_eq!(refused, Error::Row { row: 1, why: Box::new(Error::Poisoned) });
+    assert_eq!(refused.to_string(), "row 1: the cache failed in the middle of a forward pass; reset it");
+
+    let left = cache.leave(1).unwrap();
+    assert_eq!((left.is_poisoned(), left.rows(), left.device_bytes()), (false, None, 0));
+    assert!(model.budget().used() < used, "the memory of the row is free");
+    let alone = vec![row(&model, &Plan::dynamic(), 0), row(&model, &Plan::dynamic(), 2)];
+    Joined { model: &model, together: cache, alone, next: 7, what: "after a failure".to_owned() }.steps(3);
+}
+
+/// An error says which row it is of, where rows differ.
+#[test]
+fn errors_name_the_row() {
+    let (_, opened) = devices().next().unwrap();
+    let model = recorded("llama", opened);
+    let small = Plan::named("static:len=4").unwrap();
+    let mut cache = row(&model, &Plan::dynamic(), 0);
+    cache.join(row(&model, &small, 1)).unwrap();
+    step(&model, &mut cache, &[1, 2]);
+    let next = batch(&model, &[vec![1], vec![2]]);
+    let full = model.causal().forward(&next, Logits::Last, &mut cache).map(drop).unwrap_err();
+    assert_eq!(full, Error::Row { row: 1, why: Box::new(Error::Full { capacity: 4, needed: 5 }) });
+    assert_eq!(cache.seq_lens(2), [LENS[0] + 1, 4], "nothing was changed");
+    assert_eq!(cache.truncate_rows(&[0, 4]), Ok(()));
+}
