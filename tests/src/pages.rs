@@ -5,8 +5,10 @@ use std::{fmt::Write, fs, path::PathBuf};
 use kiln::{STRATEGIES, models::ARCHITECTURES, quantizers};
 use kiln_weights::{Format, Mixture};
 
+type List = fn() -> String;
+
 /// Each list: its page, its name there, and the list as the code says it.
-const LISTS: [(&str, &str, fn() -> String); 8] = [
+const LISTS: [(&str, &str, List); 8] = [
     ("README.md", "caches", caches),
     ("README.md", "model types", model_types),
     ("docs/support.md", "model types", model_types),
