@@ -21,7 +21,7 @@ links() { xargs -0 "$tools/docs/bin/lychee" --offline --index-files index.html,R
 git ls-files -z '*.md' | links
 
 # Compiled once, in five minutes.
-if env -u CARGO_TARGET_DIR cargo install --quiet --locked --debug mdbook@0.5.4 --no-default-features --features search --root "$tools"; then
+if env -u CARGO_TARGET_DIR timeout 900 cargo install --quiet --locked --debug mdbook@0.5.4 --no-default-features --features search --root "$tools"; then
   rm -rf "$book"
   "$tools/bin/mdbook" build docs --dest-dir "$book"
   # print.html repeats all pages, with other paths.
