@@ -1,12 +1,19 @@
 #!/usr/bin/env python3
 """Runs shell commands in a terminal and draws what they print as an SVG.
 
-    python3 tools/terminal_svg.py [--columns N] [--title TEXT] --output FILE COMMAND [COMMAND ..]
+    python3 tools/terminal_svg.py [--columns N] [--title TEXT] [--type LINE] --output FILE COMMAND [COMMAND ..]
 
-Each command runs in a pseudo-terminal, so its colours and line width are those of a terminal. This command made
-docs/terminal.svg, after `cargo build --release`:
+Each command runs in a pseudo-terminal, so its colours and line width are those of a terminal. Lines of `--type` are typed into
+the last command, each once it has printed nothing for a second; then its input ends. After `cargo build --release`, this made
+docs/terminal.svg, with a GGUF file of SmolLM2-135M-Instruct in the working directory:
 
-    PATH=target/release:$PATH python3 tools/terminal_svg.py --title kiln --columns 104 --output docs/terminal.svg \\
+    PATH=target/release:$PATH python3 tools/terminal_svg.py --title kiln --columns 96 --output docs/terminal.svg \\
+        --type 'What is a cache in a computer?' --type 'Why is the sky blue?' --type /stats \\
+        'kiln chat --model SmolLM2-135M-Instruct.Q4_1.gguf --greedy -n 64'
+
+and this made docs/caches.svg:
+
+    PATH=target/release:$PATH python3 tools/terminal_svg.py --title kiln --columns 104 --output docs/caches.svg \\
         'kiln run "ROMEO:" -n 20 --greedy' \\
         'kiln run "ROMEO:" -n 20 --greedy --device wgpu --cache static' \\
         'for c in dynamic sink:window=64 quantized; do kiln run -v -t 0 -n 500 -c $c ROMEO: |& grep cache; done' \\
@@ -21,6 +28,7 @@ import itertools
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -29,6 +37,7 @@ import termios
 CELL = (8.4, 20)  # width and height of a character in pixels
 SIZE = 14  # of the font, in pixels
 MARGIN = 16
+QUIET = 1  # seconds without output after which a line is typed
 BAR = 36  # height of the title bar
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', 'Liberation Mono', monospace"
 # The frame is drawn in colours of its own, so the picture is the same on a light and on a dark page.
@@ -125,6 +134,8 @@ class Screen:
             self.style = styled(self.style, values)
         elif name == "A":
             self.row = max(self.row - (first or 1), 0)
+        elif name == "C":
+            self.column = min(self.column + (first or 1), self.columns - 1)
         elif name == "G":
             self.column = max(first - 1, 0)
         elif name == "K" and first == 0:
@@ -135,17 +146,19 @@ class Screen:
             del self.lines[self.row][self.column:], self.lines[self.row + 1:]
 
 
-def run(command, columns):
-    """What a shell command writes to a terminal of that width."""
+def run(command, columns, typed=()):
+    """What a shell command writes to a terminal of that width while lines are typed into it."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     process = subprocess.Popen(
         ["bash", "-o", "pipefail", "-c", command],
-        stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True,
+        stdin=theirs if typed else subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True,
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)})
     os.close(theirs)
-    output = b""
+    output, keys = b"", [f"{line}\r" for line in typed] + ["\x04"] * bool(typed)
     while True:
+        if keys and not select.select([ours], [], [], QUIET)[0]:
+            os.write(ours, keys.pop(0).encode())
         try:
             piece = os.read(ours, 1 << 16)
         except OSError:  # Linux: the other end was closed
@@ -199,6 +212,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--columns", type=int, default=100, metavar="N", help="width of the terminal (default 100)")
     parser.add_argument("--title", default="", metavar="TEXT", help="in the frame of the window")
+    parser.add_argument("--type", action="append", default=[], metavar="LINE", help="typed into the last command; can be repeated")
     parser.add_argument("--output", required=True, metavar="FILE")
     parser.add_argument("commands", nargs="+", metavar="COMMAND", help="one line for bash")
     args = parser.parse_args()
@@ -206,7 +220,8 @@ def main():
     for number, command in enumerate(args.commands):
         if number > 0:
             screen.write("\r\n")
-        screen.write(f"\x1b[32m$\x1b[0m \x1b[1m{command}\x1b[0m\r\n" + run(command, args.columns))
+        typed = args.type if command is args.commands[-1] else []
+        screen.write(f"\x1b[32m$\x1b[0m \x1b[1m{command}\x1b[0m\r\n" + run(command, args.columns, typed))
         screen.style = PLAIN
     while not screen.lines[-1]:
         screen.lines.pop()

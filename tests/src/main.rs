@@ -25,6 +25,7 @@ mod offload;
 mod out_of_memory;
 mod packed_experts;
 mod packed_folders;
+mod pages;
 mod probes;
 mod quantize;
 mod quantized;

@@ -1,7 +1,7 @@
 """What compilers for GPUs make of the kernels, compared with the figures that are committed.
 
     python tools/gpu/check.py FOLDER --mesa MESA            exit code 1 where something became worse
-    python tools/gpu/check.py FOLDER --mesa MESA --write    writes tools/gpu/figures.csv and docs/gpu.md; say why in the commit if something became worse
+    python tools/gpu/check.py FOLDER --mesa MESA --write    writes figures.csv and README.md beside it; say why in the commit if something became worse
 
 FOLDER has the texts of `cargo run --release --bin kernel-texts -- FOLDER`, or CUDA C++ (`.cu`), which the software CUDA device keeps
 (`SOFTCUDA_TEXTS`, tools/softcuda/README.md). What it has not is not checked. MESA is what `mesa.sh fetch MESA trixie` makes; CUDA C++ does not need it.
@@ -22,7 +22,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).parent
-FIGURES, PAGE = HERE / "figures.csv", HERE.parent.parent / "docs/gpu.md"
+FIGURES, PAGE = HERE / "figures.csv", HERE / "README.md"
 CACHE = pathlib.Path.home() / ".cache/kiln-gpu/figures.json"
 COLUMNS = ["registers", "spilled", "shared", "occupancy", "instructions", "load"]
 FEWER_IS_WORSE = ["occupancy", "load"]
@@ -114,17 +114,23 @@ def page(figures, drivers):
     """A table of each kernel's worst permutation."""
     lines = [
         "# What compilers for GPUs make of the kernels", "",
-        "No GPU is needed for these figures: Mesa's RADV compiles every shader in every permutation for families of AMD's GPUs, and NVIDIA's NVRTC the CUDA C++ of the",
-        "`#[cube]` kernels that tests launch, down to machine code.",
-        "They are made by `tools/gpu/check.py`, which `.ci/run` calls: a change that makes one of them worse fails, unless it commits the new figures and says why.",
-        "`tools/gpu/figures.csv` has every permutation. Chrome's compiler (Tint) takes every shader, too, but those for matrix units: their WGSL is an extension of naga. Fewer instructions are not less time where memory is the limit. A spill in a",
-        "loop, or one workgroup on a multiprocessor, is worth a look on any GPU.",
-        "Texts of `linear_packed_integers` are for devices that take subnormal float16 numbers for 0 ([decision 0041](decisions/0041-subnormal-scales.md)).", "",
+        "No GPU is needed for these figures. Mesa's RADV compiles every shader in every permutation for",
+        "families of AMD's GPUs. NVIDIA's NVRTC compiles the CUDA C++ of the `#[cube]` kernels that tests",
+        "launch. Both go down to machine code.", "",
+        "`check.py` makes the figures, and `.ci/run` calls it: a change that makes one of them worse fails,",
+        "unless it commits the new figures and says why. `figures.csv` has every permutation. Chrome's",
+        "compiler (Tint) takes every shader, too, but those for matrix units: their WGSL is an extension of",
+        "naga. Fewer instructions are not less time where memory is the limit. A spill in a loop, or one",
+        "workgroup on a multiprocessor, is worth a look on any GPU. Texts of `linear_packed_integers` are for",
+        "devices that take subnormal float16 numbers for 0",
+        "([decision 0041](../../docs/decisions/0041-subnormal-scales.md)).", "",
         "    cargo run --release --bin kernel-texts -- /tmp/texts",
         "    tools/gpu/mesa.sh fetch ~/.cache/mesa-25 trixie",
         "    python3 tools/gpu/check.py /tmp/texts --mesa ~/.cache/mesa-25", "",
-        "[CONTRIBUTING](../CONTRIBUTING.md) says how to have the CUDA C++. Each row has the worst of a kernel's permutations: the most registers, the most that are spilled, the",
-        "fewest subgroups or blocks that fit one multiprocessor at a time, the most instructions; of NVIDIA also the narrowest of each permutation's widest loads, in bytes.", "",
+        "[CONTRIBUTING](../../CONTRIBUTING.md) says how to get the CUDA C++. Each row has the worst of a",
+        "kernel's permutations: the most registers, the most that are spilled, the fewest subgroups or blocks",
+        "that fit one multiprocessor at a time, the most instructions; of NVIDIA also the narrowest of each",
+        "permutation's widest loads, in bytes.", "",
     ]
     for target, (_, _, gpu) in TARGETS.items():
         own = {name: found for (of, name), found in figures.items() if of == target}

@@ -61,6 +61,11 @@ pub(crate) enum Command {
     Remove(crate::hub::RemoveArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
+    /// Print a manual page, to be read with `man -l -`
+    Man {
+        /// A command, such as run; without it, the page of kiln itself
+        command: Option<String>,
+    },
 }
 
 /// Where a model runs, and in what.

@@ -21,6 +21,7 @@ mod hub;
 mod inspect;
 mod interrupt;
 mod load;
+mod man;
 mod output;
 mod probe;
 mod quantize;
@@ -100,6 +101,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
             print(String::from_utf8_lossy(&script))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Man { command } => man::run(command.as_deref()),
     }
 }
 

@@ -476,6 +476,14 @@ fn completions_are_scripts() {
     }
 }
 
+#[test]
+fn manual_pages_have_the_options_of_the_help() {
+    let page = stdout(&kiln(&["man"]));
+    assert!(page.contains(".TH kiln 1") && page.contains("kiln\\-run(1)"), "{page}");
+    let page = stdout(&kiln(&["man", "run"]));
+    assert!(page.contains(".TH kiln-run 1") && page.contains("\\-\\-max\\-new\\-tokens"), "{page}");
+}
+
 /// Talks to the demo model through a pipe.
 fn chat(args: &[&str], lines: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_kiln"))

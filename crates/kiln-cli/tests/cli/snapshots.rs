@@ -172,6 +172,7 @@ const REFUSED: &str = "
     detect --watermark {} --model tests/fixtures/transformers-5.23.0/models/llama x
     detect --watermark {} --z-threshold high x
     completions tcsh
+    man rum
 ";
 
 /// Runs in the root of the repository, on the CPU, with lines of the same width everywhere.
@@ -215,6 +216,7 @@ fn help() {
         "list",
         "remove",
         "completions",
+        "man",
     ] {
         let [short, long] = ["-h", "--help"].map(|flag| {
             // Help would print its value.

@@ -199,7 +199,7 @@ impl<'a> ModelBuilder<'a> {
     }
 
     /// Whether products with packed weights are computed in float32 on the CPU. Default: activations are rounded to 8 bits, with a
-    /// scale for each 32 numbers, and products are computed in integers, which is faster. `docs/weights.md` has the loss.
+    /// scale for each 32 numbers, and products are computed in integers, which is faster. `docs/weight-loss.md` has the loss.
     pub fn exact(self, exact: bool) -> Self {
         Self { arithmetic: if exact { Arithmetic::Floats } else { Arithmetic::Integers }, ..self }
     }

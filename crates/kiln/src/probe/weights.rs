@@ -32,7 +32,7 @@ pub const MIXTURES: [Mixture; 8] = [
 
 /// Mean divergence, in nats, from the same mixture with exact activations, up to which it is worth to round activations to 8 bits.
 ///
-/// SmolLM2-135M-Instruct stays within it in each of [`MIXTURES`] (`docs/weights.md` has the figures), so rounding is the default.
+/// SmolLM2-135M-Instruct stays within it in each of [`MIXTURES`] (`docs/measurements/weight-loss.md` has the figures), so rounding is the default.
 pub const ROUNDING: f64 = 0.01;
 
 /// What was measured of weights.
