@@ -169,7 +169,7 @@ impl<'m> Rounds<'m> {
         let template = templates.choose(false).unwrap_or_else(|_| ChatTemplate::chatml());
         let mut chat = Chat::new(self.model, template, plan)?;
         let mut said = Vec::new();
-        let mut say = |chat: &mut Chat<'_>, text: &str, pieces: usize, seed| {
+        let mut say = |chat: &mut Chat, text: &str, pieces: usize, seed| {
             let mut answer = chat.say(text)?.config(wanted(NEW, true, seed)).stream()?;
             said.push(answer.by_ref().take(pieces).collect::<Result<String>>()?);
             said.push(format!("{:?}", answer.reuse()));

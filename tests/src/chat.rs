@@ -434,7 +434,7 @@ fn greedy(n: usize) -> GenerationConfig {
     GenerationConfig::new().max_new_tokens(n).do_sample(false)
 }
 
-fn says(chat: &mut Chat<'_>, text: &str, n: usize) -> (String, kiln::Reuse) {
+fn says(chat: &mut Chat, text: &str, n: usize) -> (String, kiln::Reuse) {
     let mut answer = chat.say(text).unwrap().config(greedy(n)).stream().unwrap();
     let said: String = answer.by_ref().map(Result::unwrap).collect();
     (said, answer.reuse())

@@ -145,7 +145,8 @@ fn chunked_prefill_is_whole_prefill() {
                     // Not through the facade: it refuses prompts beyond the positions, which are the hard case.
                     let prompts = vec![prompt.clone()];
                     let mut generation =
-                        kiln::Generation::new(model.causal(), &mut cache, rows, prompts, options).unwrap();
+                        kiln::Generation::new(model.causal().clone(), &mut cache, rows, prompts, options)
+                            .unwrap();
                     let step = generation.next().unwrap().unwrap();
                     step.logits.unwrap().remove(0)
                 };

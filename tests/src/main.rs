@@ -42,6 +42,7 @@ mod speech;
 mod spellings;
 mod structured;
 mod support;
+mod threads;
 mod tokenizers;
 mod watermarks;
 mod whisper;

@@ -65,7 +65,7 @@ impl<'a> Rows<'a> {
 }
 
 fn prefilled(model: &Model, cache: &mut ModelCache, fed: &Batch, chunk: Option<usize>) -> Tensor<3> {
-    read_back::block_on(kiln::prefill(model.causal(), cache, fed, chunk)).unwrap()
+    read_back::block_on(kiln::prefill(model.causal().clone(), cache, fed, chunk)).unwrap()
 }
 
 #[test]
@@ -144,7 +144,8 @@ fn a_generation_gives_every_row_its_own_tokens() {
                     ..GenerationOptions::default()
                 };
                 let batch = Batch::ragged(rows, 0, model.device()).unwrap();
-                let steps = Generation::new(model.causal(), cache, batch, rows.to_vec(), options).unwrap();
+                let steps =
+                    Generation::new(model.causal().clone(), cache, batch, rows.to_vec(), options).unwrap();
                 let steps: Vec<_> = steps.map(|step| step.unwrap().tokens).collect();
                 (0..rows.len()).map(|row| steps.iter().filter_map(|step| step[row]).collect()).collect()
             };
@@ -230,13 +231,14 @@ fn what_does_not_fit_the_rows_is_refused() {
 
     let prefill = |rows: &[Vec<TokenId>], cache: &mut ModelCache| {
         let fed = Batch::ragged(rows, 0, model.device()).unwrap();
-        read_back::block_on(kiln::prefill(model.causal(), cache, &fed, Some(usize::MAX))).map(|_| ())
+        read_back::block_on(kiln::prefill(model.causal().clone(), cache, &fed, Some(usize::MAX))).map(|_| ())
     };
     let five = [prompts(), vec![prompt(0)]].concat();
     assert_eq!(prefill(&five, &mut cache), Err(kiln::Error::WrongRows { rows: 4, given: 5 }));
     let mut fed = Batch::ragged(&prompts(), 0, model.device()).unwrap();
     fed.skip[1] = fed.len();
-    let refused = read_back::block_on(kiln::prefill(model.causal(), &mut cache, &fed, None)).map(|_| ());
+    let refused =
+        read_back::block_on(kiln::prefill(model.causal().clone(), &mut cache, &fed, None)).map(|_| ());
     assert!(matches!(refused, Err(kiln::Error::Prompt { .. })), "a row without a token");
     fed.left_pad.clear();
     let refused = model.causal().forward(&fed, Logits::Last, &mut cache).map(|_| ());

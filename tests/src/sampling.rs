@@ -1,6 +1,9 @@
 //! Tokens that the device draws, in the loop that users call.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use burn::tensor::{Int, Tensor};
 use kiln::{
@@ -37,7 +40,7 @@ fn padded() -> Vec<Vec<TokenId>> {
 }
 
 fn generation<'a>(
-    causal: &'a dyn CausalModel,
+    causal: Arc<dyn CausalModel>,
     model: &Model,
     cache: &'a mut ModelCache,
     wanted: &GenerationConfig,
@@ -69,7 +72,7 @@ fn settings_without_a_kernel_are_named_and_applied() {
             let mut cache = model.cache(&Plan::named(plan).unwrap()).unwrap();
             let options =
                 GenerationOptions { compile: true, lookahead: true, ..GenerationOptions::default() };
-            let generation = generation(model.causal(), &model, &mut cache, &config, options);
+            let generation = generation(model.causal().clone(), &model, &mut cache, &config, options);
             let named = generation.processed_on_host();
             let want: &[&str] = if device == "cpu" {
                 &[]
@@ -107,7 +110,7 @@ fn the_device_draws_what_the_host_does() {
                         let mut cache = model.cache(&Plan::named(plan).unwrap()).unwrap();
                         let options =
                             GenerationOptions { keep_scores, lookahead, compile, ..Default::default() };
-                        let steps = generation(model.causal(), &model, &mut cache, &wanted, options);
+                        let steps = generation(model.causal().clone(), &model, &mut cache, &wanted, options);
                         steps.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
                     };
                     let what = format!("{choice} on {device}, {plan}, {wanted:?}");
@@ -133,8 +136,8 @@ fn the_device_draws_what_the_host_does() {
 
 /// A model that gives one row no number, from one forward pass on.
 #[derive(Debug)]
-struct Broken<'a> {
-    model: &'a dyn CausalModel,
+struct Broken {
+    model: Arc<dyn CausalModel>,
     passes: AtomicUsize,
     row: usize,
 }
@@ -142,7 +145,7 @@ struct Broken<'a> {
 /// Passes that are right.
 const RIGHT: usize = 3;
 
-impl CausalModel for Broken<'_> {
+impl CausalModel for Broken {
     fn needs(&self) -> Vec<LayerNeed> {
         self.model.needs()
     }
@@ -182,12 +185,13 @@ fn scores_that_are_no_numbers_are_an_error_in_their_own_turn() {
         let model = llama_with(opened, Choice::Auto);
         for lookahead in [false, true] {
             for row in 0..3 {
-                let broken = Broken { model: model.causal(), passes: AtomicUsize::new(0), row };
+                let broken =
+                    Arc::new(Broken { model: model.causal().clone(), passes: AtomicUsize::new(0), row });
                 let mut cache = model.cache(&Plan::dynamic()).unwrap();
                 let wanted = settings().swap_remove(0).eos_token_id(Vec::new());
                 let options = GenerationOptions { lookahead, ..Default::default() };
                 let steps: Vec<Result<Step>> =
-                    generation(&broken, &model, &mut cache, &wanted, options).collect();
+                    generation(broken, &model, &mut cache, &wanted, options).collect();
                 assert_eq!(steps.len(), RIGHT + 1, "on {device}");
                 let error = steps.last().unwrap().as_ref().unwrap_err().to_string();
                 assert!(error.contains("not finite"), "on {device}: {error}");

@@ -37,7 +37,7 @@ fn expected() -> BTreeMap<String, Vec<TokenId>> {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn segments(transcriber: &Transcriber<'_>, audio: impl Into<Audio>) -> Vec<Segment> {
+fn segments(transcriber: &Transcriber, audio: impl Into<Audio>) -> Vec<Segment> {
     transcriber.transcribe(audio).unwrap().collect::<kiln::Result<_>>().unwrap()
 }
 

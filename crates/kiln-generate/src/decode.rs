@@ -1,5 +1,7 @@
 //! Steps of one token each, fed from a buffer on the device: launched one by one, or captured once and replayed.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Int, Tensor};
 use kiln_core::{
     Result,
@@ -33,7 +35,7 @@ pub(crate) enum Output {
 /// The model and what it runs on.
 #[derive(Debug)]
 pub(crate) struct Running<'a> {
-    pub(crate) model: &'a dyn CausalModel,
+    pub(crate) model: Arc<dyn CausalModel>,
     pub(crate) cache: CacheHandle<'a>,
     /// Padding slots at the start of each row.
     pub(crate) left_pad: Vec<usize>,
@@ -65,7 +67,7 @@ impl Running<'_> {
         let seen = self.cache.seq_lens(self.left_pad.len());
         let rows = seen.into_iter().zip(&self.left_pad);
         let rows = rows.map(|(first, &visible_from)| RowPosition { first, visible_from }).collect();
-        Steps::new(self.model, rows, TABLE, device)
+        Steps::new(&*self.model, rows, TABLE, device)
     }
 }
 

@@ -18,6 +18,8 @@ mod rows;
 mod search;
 mod step;
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Int, Tensor};
 use kiln_core::{
     Error, Result,
@@ -71,13 +73,13 @@ use crate::{
 #[derive(Debug)]
 pub struct Generation<'a> {
     feeder: Feeder<'a>,
-    guidance: Option<Guidance<'a>>,
+    guidance: Option<Guidance>,
     options: Options,
     search: Search,
     /// Which tokens may follow, where there is a grammar.
     masks: Option<Masks>,
     /// What proposes tokens; `None`: nothing does.
-    assisted: Option<Assisted<'a>>,
+    assisted: Option<Assisted>,
     /// Contrastive search; `None`: tokens are chosen by their scores alone.
     contrastive: Option<Contrastive>,
     /// Rows of each prompt.
@@ -122,7 +124,7 @@ impl<'a> Generation<'a> {
     /// [`Error::Prompt`] for an empty prompt, for rows that do not fit each other, and for ids that are not in the
     /// vocabulary; [`Error::Setting`] for settings that are impossible, alone or with this prompt.
     pub fn new(
-        model: &'a dyn CausalModel,
+        model: Arc<dyn CausalModel>,
         cache: impl Into<CacheHandle<'a>>,
         batch: Batch,
         prompts: Vec<Vec<TokenId>>,
@@ -150,7 +152,7 @@ impl<'a> Generation<'a> {
         }
         let rows = Row::of(&batch, prompts, &before, model.vocab())?;
         let device = batch.tokens.device();
-        let mut guidance = Guidance::new(model, &cache, &rows, &options, &device)?;
+        let mut guidance = Guidance::new(&model, &cache, &rows, &options, &device)?;
         let width = settings.width();
         let rows: Vec<Row> = rows.into_iter().flat_map(|row| std::iter::repeat_n(row, width)).collect();
         let prompt_end = longest_prompt(&rows);
@@ -170,14 +172,14 @@ impl<'a> Generation<'a> {
         };
         // A recorded step is of no use where the rows of the cache are moved before each.
         let capture = options.compile && contrastive.is_none();
-        let mut feeder = Feeder::new(model, cache, batch.left_pad.clone(), capture, &device);
+        let mut feeder = Feeder::new(model.clone(), cache, batch.left_pad.clone(), capture, &device);
         feeder.features = batch.features.clone();
         let device_sampler = device_sampler(&options, &mut sampler, &rows, model.vocab(), &device);
         feeder.chooser = device_sampler.map(Chooser::Sampler);
         let masks = options.grammar.as_ref().map(|grammar| Masks::new(vec![grammar.clone(); rows.len()]));
         let masks = masks.transpose()?;
         if let Some(layers) = &settings.dola_layers {
-            feeder.running.wanted = Wanted::Early(layers.of(model)?);
+            feeder.running.wanted = Wanted::Early(layers.of(&*model)?);
         }
         if contrastive.is_some() {
             feeder.running.wanted = Wanted::Hidden;

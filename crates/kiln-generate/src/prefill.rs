@@ -33,7 +33,7 @@ const SMALLEST_CHUNK: usize = 16;
 /// # Errors
 /// [`Error::Setting`] for chunks of 0 tokens; those of [`CausalModel::forward`].
 pub async fn prefill(
-    model: &dyn CausalModel,
+    model: Arc<dyn CausalModel>,
     cache: &mut ModelCache,
     batch: &Batch,
     chunk: Option<usize>,
@@ -76,7 +76,7 @@ pub(crate) struct Feeder<'a> {
 
 impl<'a> Feeder<'a> {
     pub(crate) fn new(
-        model: &'a dyn CausalModel,
+        model: Arc<dyn CausalModel>,
         cache: impl Into<CacheHandle<'a>>,
         left_pad: Vec<usize>,
         capture: bool,

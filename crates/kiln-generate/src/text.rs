@@ -1,6 +1,6 @@
 //! From tokens to text, a piece at a time.
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, sync::Arc};
 
 use kiln_core::{Error, Result, model::TokenId};
 
@@ -11,15 +11,15 @@ use crate::Tokenizer;
 /// Together the pieces are what decoding all tokens at once gives: tokenizers' own incremental decoding keeps the tokens
 /// that the next one may need before it, for a leading space or the other bytes of a character.
 /// (transformers' `TextIteratorStreamer` holds back whole words instead.)
-pub struct TextStream<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct TextStream {
+    tokenizer: Arc<Tokenizer>,
     /// The latest tokens, their text that was given out, and how many of them it came from.
     ids: Vec<TokenId>,
     prefix: String,
     prefix_index: usize,
 }
 
-impl fmt::Debug for TextStream<'_> {
+impl fmt::Debug for TextStream {
     // A tokenizer prints its vocabulary.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TextStream")
@@ -29,8 +29,8 @@ impl fmt::Debug for TextStream<'_> {
     }
 }
 
-impl<'a> TextStream<'a> {
-    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+impl TextStream {
+    pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
         Self { tokenizer, ids: Vec::new(), prefix: String::new(), prefix_index: 0 }
     }
 
@@ -39,7 +39,7 @@ impl<'a> TextStream<'a> {
     ///
     /// # Errors
     /// [`Error::Prompt`] if the tokenizer cannot decode.
-    pub fn after(tokenizer: &'a Tokenizer, prompt: &[TokenId]) -> Result<Self> {
+    pub fn after(tokenizer: Arc<Tokenizer>, prompt: &[TokenId]) -> Result<Self> {
         /// Enough for any decoder to know what came before, few enough to decode again with each token.
         const CONTEXT: usize = 8;
 
@@ -78,7 +78,7 @@ impl<'a> TextStream<'a> {
     pub fn finish(&mut self) -> Result<Option<String>> {
         let text = self.tokenizer.decode(&self.ids, true)?;
         let held = text.strip_prefix(&self.prefix).filter(|held| !held.is_empty()).map(str::to_owned);
-        *self = Self::new(self.tokenizer);
+        *self = Self::new(self.tokenizer.clone());
         Ok(held)
     }
 }
@@ -88,15 +88,15 @@ impl<'a> TextStream<'a> {
 /// Stop strings are looked for in the text that also has the special tokens, as Transformers looks for them (`StopStringCriteria`): a turn that
 /// ends with `<|im_end|>` ends there, though that token has no text.
 #[derive(Debug)]
-pub struct StoppedText<'a> {
-    stream: TextStream<'a>,
+pub struct StoppedText {
+    stream: TextStream,
     stops: StopStrings,
 }
 
-impl<'a> StoppedText<'a> {
+impl StoppedText {
     /// # Errors
     /// [`Error::Setting`] for an empty stop string.
-    pub fn new(stream: TextStream<'a>, stops: Vec<String>) -> Result<Self> {
+    pub fn new(stream: TextStream, stops: Vec<String>) -> Result<Self> {
         Ok(Self { stream, stops: StopStrings::new(stops)? })
     }
 

@@ -81,8 +81,8 @@ impl Model {
 /// # Ok::<(), kiln::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Chat<'m> {
-    model: &'m Model,
+pub struct Chat {
+    model: Model,
     template: ChatTemplate,
     /// What the template writes after an answer. It may be a special token that does not end texts for this model, or text, which a model
     /// writes letter by letter that was given a template that is not its own.
@@ -91,15 +91,15 @@ pub struct Chat<'m> {
     sequence: Sequence,
 }
 
-impl<'m> Chat<'m> {
+impl Chat {
     /// `template` is one of [`Model::chat_templates`], or another.
     ///
     /// # Errors
     /// Those of [`Sequence::new`].
-    pub fn new(model: &'m Model, template: ChatTemplate, plan: &Plan) -> Result<Self> {
+    pub fn new(model: &Model, template: ChatTemplate, plan: &Plan) -> Result<Self> {
         let sequence = Sequence::new(model, plan)?;
         let end = end_of_answers(&template, &model.chat_templates().special_tokens);
-        Ok(Self { model, template, end, conversation: Conversation::default(), sequence })
+        Ok(Self { model: model.clone(), template, end, conversation: Conversation::default(), sequence })
     }
 
     /// What was said so far.
@@ -152,7 +152,7 @@ impl<'m> Chat<'m> {
         let rendering = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
         let special_tokens = &model.chat_templates().special_tokens;
         let prompt = template.render(answer.conversation, special_tokens, &rendering)?;
-        Ok(Request::new(model, Prompt::Rendered(prompt)).sequence(sequence).answering(answer))
+        Ok(Request::new(model.clone(), Prompt::Rendered(prompt)).sequence(sequence).answering(answer))
     }
 }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use kiln_cache::Plan;
-use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache};
+use kiln_core::{Error, Result, model::TokenId};
 use kiln_generate::{
-    AllowedTokens, Completion, GenerationConfig, Grammar, Processor, RowState, StoppingCriterion, TextStream,
+    AllowedTokens, CacheHandle, Completion, GenerationConfig, Grammar, Processor, RowState,
+    StoppingCriterion, TextStream,
 };
 
 pub use self::prompt::Prompt;
@@ -40,7 +41,7 @@ pub(crate) struct RunOptions {
 enum Memory<'a> {
     /// In a cache that ends with the generation. `None`: one that the folder asks for.
     Own(Option<Plan>),
-    Cache(&'a mut ModelCache),
+    Cache(CacheHandle<'a>),
     Sequence(&'a mut Sequence),
 }
 
@@ -48,14 +49,17 @@ enum Memory<'a> {
 /// [`text`](Self::text), [`stream`](Self::stream), [`steps`](Self::steps) and [`prefill`](Self::prefill).
 ///
 /// Settings that are not given are those of the folder's `generation_config.json`, then the defaults of Transformers.
+///
+/// A request holds its model. It borrows only a cache, a sequence or a chat that it is lent; without one it is `'static`, as what it
+/// generates is, and can be moved to another thread or kept in a struct.
 #[derive(Debug)]
 #[must_use = "nothing is generated before `text`, `stream` or `steps`"]
 pub struct Request<'a> {
-    model: &'a Model,
+    model: Model,
     prompt: Prompt,
     config: GenerationConfig,
     memory: Memory<'a>,
-    draft: Option<&'a Model>,
+    draft: Option<Model>,
     run: RunOptions,
     /// The answer that the text is in a conversation.
     answer: Option<Answer<'a>>,
@@ -66,7 +70,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub(crate) fn new(model: &'a Model, prompt: Prompt) -> Self {
+    pub(crate) fn new(model: Model, prompt: Prompt) -> Self {
         Self {
             model,
             prompt,
@@ -159,8 +163,8 @@ impl<'a> Request<'a> {
     /// # Ok::<(), kiln::Error>(())
     /// ```
     #[doc(alias = "assistant_model")]
-    pub fn draft(self, draft: &'a Model) -> Self {
-        Self { draft: Some(draft), ..self }
+    pub fn draft(self, draft: &Model) -> Self {
+        Self { draft: Some(draft.clone()), ..self }
     }
 
     /// Any settings of the generation. Those that are absent stay what they are.
@@ -274,11 +278,11 @@ impl<'a> Request<'a> {
         Self { memory: Memory::Own(Some(plan)), ..self }
     }
 
-    /// Uses this cache. Where it holds tokens, the prompt is what follows them.
+    /// Uses this cache, lent (`&mut cache`) or given away. Where it holds tokens, the prompt is what follows them.
     ///
     /// Afterwards it holds all tokens but the last, which was never fed.
-    pub fn cache(self, cache: &'a mut ModelCache) -> Self {
-        Self { memory: Memory::Cache(cache), ..self }
+    pub fn cache(self, cache: impl Into<CacheHandle<'a>>) -> Self {
+        Self { memory: Memory::Cache(cache.into()), ..self }
     }
 
     /// Uses the cache of this sequence. The prompt is the whole text: what the sequence holds of it is not computed again, and
@@ -347,7 +351,7 @@ impl<'a> Request<'a> {
     /// Those of [`steps`](Self::steps); [`Error::Prompt`] for several prompts and for a model without a tokenizer;
     /// [`Error::Setting`] where several sequences are to be returned.
     pub fn stream(self) -> Result<GeneratedText<'a>> {
-        let tokenizer = self.model.tokenizer()?;
+        let tokenizer = self.model.tokenizer()?.clone();
         if let Prompt::Batch(rows) = &self.prompt
             && rows.len() > 1
         {
@@ -417,7 +421,7 @@ impl<'a> Request<'a> {
             let why = "a prompt that is computed ahead needs a sequence that holds it; give one".to_owned();
             return Err(Error::Setting { name: "sequence", why });
         };
-        let rows = prompt.rows(model, sequence.cache(), false)?;
+        let rows = prompt.rows(&model, sequence.cache(), false)?;
         if rows.iter().any(|row| row.len() < 2) {
             let why = "a prompt of one token leaves nothing to cache; give a longer one".to_owned();
             return Err(Error::Prompt { why });

@@ -1,6 +1,6 @@
 //! A cache that knows which tokens it holds, so that a conversation feeds only what is new.
 
-use std::{iter::FusedIterator, path::Path};
+use std::{iter::FusedIterator, path::Path, sync::Arc};
 
 use futures_util::stream::{self, Stream};
 use kiln_cache::Plan;
@@ -269,7 +269,7 @@ pub struct Steps<'a> {
     generation: Generation<'a>,
     held: Option<&'a mut Held>,
     reuse: Reuse,
-    tokenizer: Option<&'a Tokenizer>,
+    tokenizer: Option<Arc<Tokenizer>>,
 }
 
 impl<'a> Steps<'a> {
@@ -277,7 +277,7 @@ impl<'a> Steps<'a> {
         generation: Generation<'a>,
         held: Option<&'a mut Held>,
         reuse: Reuse,
-        tokenizer: Option<&'a Tokenizer>,
+        tokenizer: Option<Arc<Tokenizer>>,
     ) -> Self {
         // Where a prompt has several rows, the sequence keeps the prompt alone.
         let held = held.filter(|_| generation.settings().width() == 1);
@@ -311,7 +311,7 @@ impl<'a> Steps<'a> {
     /// [`Error::Prompt`] where the tokenizer cannot decode.
     pub fn completions(&self) -> Result<Vec<Vec<Completion>>> {
         let mut completions = self.generation.completions();
-        let Some(tokenizer) = self.tokenizer else { return Ok(completions) };
+        let Some(tokenizer) = &self.tokenizer else { return Ok(completions) };
         let settings = self.settings();
         for (prompt, completions) in completions.iter_mut().enumerate() {
             let row = self.tokens(prompt * settings.width()).unwrap_or_default();

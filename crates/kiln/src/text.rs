@@ -1,6 +1,6 @@
 //! Text from a generation, piece by piece.
 
-use std::iter::FusedIterator;
+use std::{iter::FusedIterator, sync::Arc};
 
 use futures_util::stream::{self, Stream};
 use kiln_core::{Result, model::TokenId, model_cache::ModelCache, read_back};
@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug)]
 pub struct GeneratedText<'a> {
     steps: Steps<'a>,
-    text: StoppedText<'a>,
+    text: StoppedText,
     ended: Option<StopReason>,
     /// Of a beam search: tokens that were taken from what its beams agree on.
     agreed: usize,
@@ -26,7 +26,7 @@ pub struct GeneratedText<'a> {
 }
 
 impl<'a> GeneratedText<'a> {
-    pub(crate) fn new(steps: Steps<'a>, stream: TextStream<'a>, answer: Option<Answer<'a>>) -> Result<Self> {
+    pub(crate) fn new(steps: Steps<'a>, stream: TextStream, answer: Option<Answer<'a>>) -> Result<Self> {
         let text = StoppedText::new(stream, steps.settings().stop_strings.clone())?;
         Ok(Self { steps, text, ended: None, agreed: 0, answer })
     }
@@ -171,12 +171,12 @@ impl<'a> GeneratedText<'a> {
 
 /// The text of a completion that follows `prompt`, up to the first of these stop strings.
 pub(crate) fn of_completion(
-    tokenizer: &Tokenizer,
+    tokenizer: &Arc<Tokenizer>,
     prompt: &[TokenId],
     completion: &Completion,
     stop_strings: &[String],
 ) -> Result<String> {
-    let mut text = StoppedText::new(TextStream::after(tokenizer, prompt)?, stop_strings.to_vec())?;
+    let mut text = StoppedText::new(TextStream::after(tokenizer.clone(), prompt)?, stop_strings.to_vec())?;
     let tokens = match (completion.stop_reason, completion.tokens.split_last()) {
         (Some(StopReason::EndOfText), Some((_, tokens))) => tokens,
         _ => &completion.tokens,

@@ -297,7 +297,8 @@ impl Bench<'_> {
         let once = || {
             let mut cache = model.cache(self.plan)?;
             let start = Instant::now();
-            let logits = read_back::block_on(kiln::prefill(model.causal(), &mut cache, &batch, chunk))?;
+            let logits =
+                read_back::block_on(kiln::prefill(model.causal().clone(), &mut cache, &batch, chunk))?;
             read_back::read(logits.argmax(2))?;
             Ok(start.elapsed().as_secs_f64())
         };

@@ -117,7 +117,7 @@ fn file(path: &Path, error: impl std::fmt::Display) -> Error {
 
 /// A conversation and what is known of it.
 struct Session<'m> {
-    chat: Chat<'m>,
+    chat: Chat,
     model: &'m Model,
     plan: Plan,
     wanted: GenerationConfig,

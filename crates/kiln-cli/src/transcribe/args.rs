@@ -100,7 +100,7 @@ impl Format {
 
 impl TranscribeArgs {
     /// `transcriber` with what was asked for.
-    pub(super) fn applied<'a>(&self, transcriber: Transcriber<'a>) -> Result<Transcriber<'a>> {
+    pub(super) fn applied(&self, transcriber: Transcriber) -> Result<Transcriber> {
         let mut transcriber = transcriber
             .task(match self.task {
                 TaskArg::Transcribe => Task::Transcribe,

@@ -60,7 +60,7 @@ pub(crate) fn run(args: &TranscribeArgs) -> Result<ExitCode> {
 /// Transcribes recordings side by side, `before` seconds behind the first of all. Returns how long they are.
 fn transcribe(
     args: &TranscribeArgs,
-    transcriber: &Transcriber<'_>,
+    transcriber: &Transcriber,
     batch: Vec<(String, AudioReader)>,
     targets: &[Option<PathBuf>],
     bar: &ProgressBar,

@@ -38,16 +38,16 @@ use crate::{
 
 /// What proposes tokens, and what of them was accepted and not delivered yet.
 #[derive(Debug)]
-pub(super) struct Assisted<'a> {
+pub(super) struct Assisted {
     /// `None`: only what a grammar forces is proposed.
-    drafter: Option<Drafter<'a>>,
+    drafter: Option<Drafter>,
     rows: Vec<Ahead>,
 }
 
 #[derive(Debug)]
-enum Drafter<'a> {
+enum Drafter {
     PromptLookup(PromptLookup),
-    Model(Box<DraftModel<'a>>),
+    Model(Box<DraftModel>),
 }
 
 /// A row, beside the tokens that were delivered.
@@ -84,7 +84,7 @@ struct Proposal {
     drawn_from: Vec<Vec<f64>>,
 }
 
-impl Drafter<'_> {
+impl Drafter {
     async fn propose(
         &mut self,
         asked: &[Asked<'_>],
@@ -106,8 +106,8 @@ impl Drafter<'_> {
     }
 }
 
-impl<'a> Assisted<'a> {
-    fn new(drafter: Option<Drafter<'a>>, settings: &AssistedSettings, rows: usize) -> Self {
+impl Assisted {
+    fn new(drafter: Option<Drafter>, settings: &AssistedSettings, rows: usize) -> Self {
         let proposes = match &drafter {
             Some(Drafter::PromptLookup(lookup)) => lookup.num_tokens,
             Some(Drafter::Model(_)) => settings.num_assistant_tokens,
@@ -165,13 +165,13 @@ impl<'a> Assisted<'a> {
     }
 }
 
-impl<'a> Generation<'a> {
+impl Generation<'_> {
     /// Has `draft` propose tokens. To be called before the first step.
     ///
     /// # Errors
     /// [`Error::Setting`] for a draft model of another vocabulary whose tokenizer is not known, where the settings ask for prompt
     /// lookup or several rows of a prompt, and for a cache that cannot forget tokens.
-    pub fn with_draft(mut self, mut draft: DraftModel<'a>) -> Result<Self> {
+    pub fn with_draft(mut self, mut draft: DraftModel) -> Result<Self> {
         const NAME: &str = "draft";
 
         let vocab = self.feeder.running.model.vocab();
@@ -215,7 +215,7 @@ impl<'a> Generation<'a> {
         Ok(())
     }
 
-    fn assist(&mut self, name: &'static str, drafter: Drafter<'a>) -> Result<()> {
+    fn assist(&mut self, name: &'static str, drafter: Drafter) -> Result<()> {
         if self.width > 1 {
             let which =
                 if self.options.settings.beams.is_some() { "num_beams" } else { "num_return_sequences" };
@@ -241,7 +241,7 @@ impl<'a> Generation<'a> {
         self.assist_with(Some(drafter))
     }
 
-    fn assist_with(&mut self, drafter: Option<Drafter<'a>>) -> Result<()> {
+    fn assist_with(&mut self, drafter: Option<Drafter>) -> Result<()> {
         // Scores are compared with what was proposed, on the host.
         self.feeder.chooser = None;
         if let Search::EachRow(each) = &mut self.search

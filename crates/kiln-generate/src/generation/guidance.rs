@@ -3,6 +3,8 @@
 //! The model also continues a negative prompt, with a cache of its own. It is fed the tokens that were chosen for the prompt.
 //! (transformers' `UnbatchedClassifierFreeGuidanceLogitsProcessor`)
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Int, Tensor};
 use kiln_core::{
     Error, Result,
@@ -19,9 +21,9 @@ use super::{
 use crate::{decode::Output, prefill::Feeder, processors::log_softmax, settings::setting};
 
 #[derive(Debug)]
-pub(super) struct Guidance<'a> {
+pub(super) struct Guidance {
     scale: f32,
-    feeder: Feeder<'a>,
+    feeder: Feeder<'static>,
     /// The negative prompt of each prompt.
     prompts: Vec<Row>,
     /// What fills columns without a token.
@@ -29,14 +31,14 @@ pub(super) struct Guidance<'a> {
     device: Device,
 }
 
-impl<'a> Guidance<'a> {
+impl Guidance {
     /// The guidance that `options` ask for; `None` where they ask for none. The negative branch of `prompts` gets a cache like
     /// `cache`, which is empty.
     ///
     /// # Errors
     /// [`Error::Setting`] and [`Error::Prompt`] for negative prompts that are impossible.
     pub(super) fn new(
-        model: &'a dyn CausalModel,
+        model: &Arc<dyn CausalModel>,
         cache: &ModelCache,
         prompts: &[Row],
         options: &Options,
@@ -83,7 +85,7 @@ impl<'a> Guidance<'a> {
         };
         let prompts: Vec<Row> = ids.into_iter().enumerate().map(row).collect();
         let left_pad = prompts.iter().map(|row| row.left_pad).collect();
-        let mut feeder = Feeder::new(model, cache, left_pad, options.compile, device);
+        let mut feeder = Feeder::new(model.clone(), cache, left_pad, options.compile, device);
         feeder.oom_policy = options.oom_policy.clone();
         let any = options.settings.padding(model.vocab());
         Ok(Some(Self { scale, feeder, prompts, any, device: device.clone() }))

@@ -30,7 +30,10 @@ fn sampled(n: usize, seed: u64) -> Options {
 
 fn run(model: &Hashing, cache: &mut ModelCache, prompts: &[Vec<TokenId>], options: Options) -> Vec<Step> {
     let batch = Batch::left_padded(prompts, 0, &fake::device()).unwrap();
-    Generation::new(model, cache, batch, prompts.to_vec(), options).unwrap().map(Result::unwrap).collect()
+    Generation::new(model.shared(), cache, batch, prompts.to_vec(), options)
+        .unwrap()
+        .map(Result::unwrap)
+        .collect()
 }
 
 /// The tokens of `row`, which must be there until it ends and not afterwards.
@@ -133,7 +136,8 @@ fn a_row_without_allowed_tokens_ends_the_generation() {
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let prompts = vec![PROMPT.to_vec(), PROMPT.to_vec()];
     let batch = Batch::from_rows(&prompts, &fake::device()).unwrap();
-    let steps: Vec<_> = Generation::new(&model, &mut cache, batch, prompts, options).unwrap().collect();
+    let steps: Vec<_> =
+        Generation::new(model.shared(), &mut cache, batch, prompts, options).unwrap().collect();
     assert_eq!(steps.len(), 3);
     assert!(steps[..2].iter().all(|step| step.as_ref().unwrap().tokens == [Some(3), Some(4)]));
     let said = steps[2].as_ref().unwrap_err().to_string();
@@ -153,7 +157,8 @@ fn why_a_row_ended_is_known() {
         };
         let (model, mut cache) = (Hashing::default(), cache::keeps());
         let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
-        let mut steps = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
+        let mut steps =
+            Generation::new(model.shared(), &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
         assert_eq!((steps.stop_reason(0), steps.stop_reason(1)), (None, None));
         let n = steps.by_ref().map(Result::unwrap).count();
         let (reason, tokens) = (steps.stop_reason(0).unwrap(), steps.tokens(0).unwrap().to_vec());
@@ -182,7 +187,8 @@ fn a_processor_that_leaves_no_token_is_named() {
     let options = options(GenerationConfig::new().bad_words_ids(all).max_new_tokens(2));
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
-    let mut steps = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
+    let mut steps =
+        Generation::new(model.shared(), &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
     let error = steps.next().unwrap().unwrap_err().to_string();
     assert_eq!(error, "bad_words_ids: leaves no token to choose after 5 tokens of a row");
 }
@@ -224,7 +230,8 @@ fn dropping_a_generation_leaves_what_was_delivered() {
         let (model, mut cache) = (Hashing::default(), cache::keeps());
         let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
         let options = Options { lookahead, ..greedy(9) };
-        let generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
+        let generation =
+            Generation::new(model.shared(), &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
         assert_eq!(generation.take(taken).count(), taken);
         let want = if taken == 0 { 0 } else { PROMPT.len() + taken - 1 };
         assert_eq!(cache.seq_len(), want, "looks ahead: {lookahead}, took {taken}");
@@ -240,7 +247,7 @@ fn the_next_prompt_begins_with_the_token_that_was_not_fed() {
         assert_eq!(begun, want[..4]);
         let whole = [&PROMPT[..], &begun].concat();
         let batch = Batch::from_rows(&[vec![begun[3]]], &fake::device()).unwrap();
-        let steps = Generation::new(&model, &mut cache, batch, vec![whole], greedy(5)).unwrap();
+        let steps = Generation::new(model.shared(), &mut cache, batch, vec![whole], greedy(5)).unwrap();
         let steps: Vec<Step> = steps.map(Result::unwrap).collect();
         assert_eq!(row(&steps, 0), want[4..]);
     }
@@ -318,7 +325,7 @@ fn chunks_are_told_how_long_the_prompt_will_be() {
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
     let fed = |n: Option<usize>, cache: &mut ModelCache| {
-        kiln_core::read_back::block_on(prefill(&model, cache, &batch, n)).map(|logits| logits.dims())
+        kiln_core::read_back::block_on(prefill(model.shared(), cache, &batch, n)).map(|logits| logits.dims())
     };
     assert_eq!(fed(Some(2), &mut cache), Ok([1, 1, VOCAB]));
     assert_eq!(fed(None, &mut cache), Ok([1, 1, VOCAB]));
@@ -333,7 +340,8 @@ fn an_error_is_the_last_thing_said() {
         let mut cache = cache::keeps();
         let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
         let options = Options { lookahead, keep_logits, ..greedy(9) };
-        let generation = Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
+        let generation =
+            Generation::new(model.shared(), &mut cache, batch, vec![PROMPT.to_vec()], options).unwrap();
         let got: Vec<Option<Vec<Option<TokenId>>>> = generation.map(|s| s.ok().map(|s| s.tokens)).collect();
         let want: Vec<_> = expected(3).into_iter().map(|id| Some(vec![Some(id)])).chain([None]).collect();
         assert_eq!(got, want, "looks ahead: {lookahead}");
@@ -345,7 +353,7 @@ fn impossible_prompts_are_refused() {
     let device = fake::device();
     let refused = |prompts: &[Vec<TokenId>], batch: Batch, options: Options| {
         let (model, mut cache) = (Hashing::default(), cache::keeps());
-        Generation::new(&model, &mut cache, batch, prompts.to_vec(), options).unwrap_err().to_string()
+        Generation::new(model.shared(), &mut cache, batch, prompts.to_vec(), options).unwrap_err().to_string()
     };
     let batch = |rows: &[Vec<TokenId>]| Batch::left_padded(rows, 0, &device).unwrap();
     let outside = vec![vec![1], vec![2, VOCAB as u32]];
@@ -384,7 +392,8 @@ fn counts_are_of_tokens_not_of_padding() {
     let prompts = [PROMPT.to_vec(), vec![7]];
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::left_padded(&prompts, 0, &fake::device()).unwrap();
-    let mut steps = Generation::new(&model, &mut cache, batch, prompts.to_vec(), sampled(3, 5)).unwrap();
+    let mut steps =
+        Generation::new(model.shared(), &mut cache, batch, prompts.to_vec(), sampled(3, 5)).unwrap();
     assert_eq!(steps.by_ref().count(), 3);
     let stats = steps.stats();
     assert_eq!((stats.rows, stats.prompt_tokens, stats.generated, stats.decoded()), (2, 6, 6, 4));
@@ -398,7 +407,7 @@ fn a_step_may_wait_on_any_thread() {
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
     let mut generation =
-        Generation::new(&model, &mut cache, batch, vec![PROMPT.to_vec()], greedy(1)).unwrap();
+        Generation::new(model.shared(), &mut cache, batch, vec![PROMPT.to_vec()], greedy(1)).unwrap();
     movable(&generation);
     movable(&generation.next_step());
 }

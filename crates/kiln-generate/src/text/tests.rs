@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -7,7 +9,7 @@ use super::{StopStrings, StoppedText, TextStream};
 use crate::Tokenizer;
 
 /// A tokenizer of `tokens`, whose last is special.
-fn tokenizer(tokens: &[String], decoder: Value) -> Tokenizer {
+fn tokenizer(tokens: &[String], decoder: Value) -> Arc<Tokenizer> {
     let vocab: Map<String, Value> = tokens.iter().enumerate().map(|(id, t)| (t.clone(), json!(id))).collect();
     let special = json!({
         "id": tokens.len(), "content": "<end>", "special": true,
@@ -18,11 +20,11 @@ fn tokenizer(tokens: &[String], decoder: Value) -> Tokenizer {
         "post_processor": null, "decoder": decoder, "added_tokens": [special],
         "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": true},
     });
-    Tokenizer::load(file.to_string().as_bytes()).unwrap()
+    Arc::new(Tokenizer::load(file.to_string().as_bytes()).unwrap())
 }
 
 /// GPT-2's way: a character for every byte; then some tokens of two bytes.
-fn byte_level() -> Tokenizer {
+fn byte_level() -> Arc<Tokenizer> {
     let printable = |b: u32| (33..=126).contains(&b) || (161..=172).contains(&b) || (174..=255).contains(&b);
     let mut others = 256u32..;
     let characters: Vec<char> = (0..256u32)
@@ -41,7 +43,7 @@ fn byte_level() -> Tokenizer {
 }
 
 /// Llama 2's way: words with a mark for the space, and bytes for what is in no word.
-fn byte_fallback() -> Tokenizer {
+fn byte_fallback() -> Arc<Tokenizer> {
     let bytes = (0..256u32).map(|b| format!("<0x{b:02X}>"));
     let words = ["▁", "▁a", "a", "b", "ab", "▁€", "é"].map(str::to_owned);
     let decoder = json!({"type": "Sequence", "decoders": [
@@ -54,8 +56,8 @@ fn byte_fallback() -> Tokenizer {
 }
 
 /// All pieces, after checking that each is text by itself.
-fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
-    let mut stream = TextStream::new(tokenizer);
+fn streamed(tokenizer: &Arc<Tokenizer>, ids: &[u32]) -> String {
+    let mut stream = TextStream::new(tokenizer.clone());
     let mut text = String::new();
     for &id in ids {
         let piece = stream.push(id).unwrap().unwrap_or_default();
@@ -137,7 +139,7 @@ proptest! {
 #[test]
 fn incomplete_characters_are_held_and_then_replaced() {
     let tokenizer = byte_level();
-    let mut stream = TextStream::new(&tokenizer);
+    let mut stream = TextStream::new(tokenizer.clone());
     let euro = "€".as_bytes();
     assert_eq!(stream.push(u32::from(b'a')), Ok(Some("a".to_owned())));
     assert_eq!(stream.push(u32::from(euro[0])), Ok(None));
@@ -183,13 +185,13 @@ fn a_text_after_a_prompt_keeps_its_first_space() {
             {"type": "Strip", "content": " ", "start": 1, "stop": 0}
         ]}
     }"#;
-    let tokenizer: Tokenizer = Tokenizer::load(json.as_bytes()).unwrap();
-    assert_eq!(TextStream::new(&tokenizer).push(2).unwrap().as_deref(), Some("life"));
-    let mut stream = TextStream::after(&tokenizer, &[1]).unwrap();
+    let tokenizer = Arc::new(Tokenizer::load(json.as_bytes()).unwrap());
+    assert_eq!(TextStream::new(tokenizer.clone()).push(2).unwrap().as_deref(), Some("life"));
+    let mut stream = TextStream::after(tokenizer.clone(), &[1]).unwrap();
     assert_eq!(stream.push(2).unwrap().as_deref(), Some(" life"));
     assert_eq!(stream.finish().unwrap(), None);
     assert_eq!(
-        TextStream::after(&tokenizer, &[1]).unwrap().finish().unwrap(),
+        TextStream::after(tokenizer.clone(), &[1]).unwrap().finish().unwrap(),
         None,
         "the prompt is not repeated"
     );
@@ -205,7 +207,7 @@ fn a_text_ends_before_a_special_token_that_is_a_stop_string() {
     for (stop, want) in
         [("<end>", "ab"), ("b<end>c", "a"), ("nd>cd", "ab"), ("<end>d", "abcd"), ("bc", "abcd")]
     {
-        let mut text = StoppedText::new(TextStream::new(&tokenizer), vec![stop.to_owned()]).unwrap();
+        let mut text = StoppedText::new(TextStream::new(tokenizer.clone()), vec![stop.to_owned()]).unwrap();
         let mut got: String = ids.iter().map(|id| text.push(*id).unwrap()).collect();
         got.push_str(&text.finish().unwrap());
         assert_eq!(got, want, "{stop}");

@@ -121,10 +121,11 @@ fn generate(
     };
     let batch = batch.slice(prefix..batch.len());
     let has_beams = options.settings.beams.is_some();
-    let mut generation = Generation::new(model.causal(), &mut cache, batch, prompts, options)?;
+    let mut generation = Generation::new(model.causal().clone(), &mut cache, batch, prompts, options)?;
     if let Some(draft) = draft {
         let (cache, device) = (draft.cache(&Plan::dynamic())?, draft.device().clone());
-        generation = generation.with_draft(DraftModel::new(draft.causal(), cache, device, usize::MAX))?;
+        generation =
+            generation.with_draft(DraftModel::new(draft.causal().clone(), cache, device, usize::MAX))?;
     }
     let steps = generation.by_ref().collect::<Result<_, _>>()?;
     Ok(Generated { steps, completions: generation.completions(), has_beams })

@@ -62,7 +62,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
 }
 
 /// One with the arguments of the case, and nothing else.
-fn transcriber<'a>(case: &Case, model: &'a Model, plan: &Plan) -> Result<Transcriber<'a>, Mismatch> {
+fn transcriber(case: &Case, model: &Model, plan: &Plan) -> Result<Transcriber, Mismatch> {
     let number = |key: &str| case.kwargs.get(key).and_then(Value::as_f64).map(|number| number as f32);
     let text = |key: &str| case.kwargs.get(key).and_then(Value::as_str);
     let is = |key: &str| case.kwargs.get(key).and_then(Value::as_bool).unwrap_or(false);

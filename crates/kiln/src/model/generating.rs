@@ -23,7 +23,7 @@ impl Model {
         rows: usize,
         tokens: usize,
     ) -> Result<Options> {
-        let wanted = wanted.clone().merged_over(&self.generation);
+        let wanted = wanted.clone().merged_over(&self.loaded.generation);
         let mut settings = wanted.resolve()?;
         self.name_what_is_not_applied(&wanted);
         settings.max_new_tokens = settings.new_tokens(tokens)?;
@@ -34,12 +34,16 @@ impl Model {
         let step = StepShape {
             rows: rows.saturating_mul(width),
             tokens: 0,
-            element: self.dtype.size(),
+            element: self.loaded.dtype.size(),
             last: settings.max_new_tokens.is_some(),
         };
         out_of_memory::check_buffers(cache, reaches, &step, options.on_oom)?;
         let fits = |chunk: usize| {
-            let working = self.causal.working_bytes(rows, chunk).max(self.causal.working_bytes(step.rows, 1));
+            let working = self
+                .loaded
+                .causal
+                .working_bytes(rows, chunk)
+                .max(self.loaded.causal.working_bytes(step.rows, 1));
             out_of_memory::check(cache, reaches, &step, working, options.on_oom)
         };
         let prefill_chunk = match options.prefill_chunk {
@@ -58,7 +62,7 @@ impl Model {
             match settings.max_new_tokens {
                 None => settings.max_new_tokens = Some(room),
                 // A cache that is too small is refused, not warned of.
-                Some(asked) if asked > self.sizes.positions.saturating_sub(tokens) => {
+                Some(asked) if asked > self.loaded.sizes.positions.saturating_sub(tokens) => {
                     tracing::warn!(asked, room, "generating beyond the positions the model was made for");
                 }
                 Some(_) => {}
@@ -67,15 +71,17 @@ impl Model {
         let oom_policy: Option<Arc<dyn OomPolicy>> = match options.on_oom {
             OnOutOfMemory::Fail => None,
             OnOutOfMemory::Offload => Some(Arc::new(OffloadLayers::new(self.device()))),
-            OnOutOfMemory::Quantize => {
-                Some(Arc::new(QuantizeLayers::new(self.causal.needs(), &self.kernels, self.device())))
-            }
+            OnOutOfMemory::Quantize => Some(Arc::new(QuantizeLayers::new(
+                self.loaded.causal.needs(),
+                &self.loaded.kernels,
+                self.device(),
+            ))),
         };
         Ok(Options {
             oom_policy,
             settings,
             prefill_chunk: Some(prefill_chunk),
-            lookahead: self.device.is_asynchronous(),
+            lookahead: self.loaded.device.is_asynchronous(),
             keep_logits: options.keep_logits,
             keep_scores: options.keep_scores,
             processors: options.processors.clone(),
@@ -84,8 +90,10 @@ impl Model {
             stopping_criteria: options.stopping_criteria.clone(),
             grammar: None,
             fast_forward: options.fast_forward.unwrap_or(true),
-            kernels: Some(self.kernels.clone()),
-            compile: self.captures && self.device.is_asynchronous() && options.compile.unwrap_or(true),
+            kernels: Some(self.loaded.kernels.clone()),
+            compile: self.loaded.captures
+                && self.loaded.device.is_asynchronous()
+                && options.compile.unwrap_or(true),
         })
     }
 
@@ -101,11 +109,11 @@ impl Model {
                 "is not known, and a text that matches a grammar ends with such a token; set it".to_owned();
             return Err(Error::Setting { name: "eos_token_id", why });
         }
-        let mut kept = self.token_table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.loaded.token_table.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(table) = kept.as_ref().filter(|table| table.eos() == eos) {
             return Ok(table.clone());
         }
-        let table = Arc::new(TokenTable::new(tokenizer.clone(), self.sizes.vocab, eos)?);
+        let table = Arc::new(TokenTable::new(tokenizer.clone(), self.loaded.sizes.vocab, eos)?);
         *kept = Some(table.clone());
         Ok(table)
     }
@@ -113,7 +121,7 @@ impl Model {
     /// Warns of settings that change tokens in transformers and not here, once.
     fn name_what_is_not_applied(&self, wanted: &GenerationConfig) {
         let names = wanted.not_applied();
-        if !names.is_empty() && !self.told.swap(true, Ordering::Relaxed) {
+        if !names.is_empty() && !self.loaded.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 target: "kiln::generation",
                 "not applied yet, so the tokens may differ from transformers': {}",
@@ -139,7 +147,7 @@ impl Model {
 
     /// Padding is hidden or skipped, so any id of the vocabulary does.
     pub(crate) fn padding(&self, settings: &Settings) -> TokenId {
-        settings.pad_token_id.filter(|&id| (id as usize) < self.sizes.vocab).unwrap_or(0)
+        settings.pad_token_id.filter(|&id| (id as usize) < self.loaded.sizes.vocab).unwrap_or(0)
     }
 
     /// Tokens that may follow `held` tokens in `cache`; `None`: any number, positions stay below a bound.
@@ -147,7 +155,7 @@ impl Model {
         if cache.is_endless() {
             return Ok(None);
         }
-        let positions = self.sizes.positions;
+        let positions = self.loaded.sizes.positions;
         if held >= positions {
             return Err(Error::Prompt {
                 why: format!(
@@ -170,7 +178,7 @@ impl Model {
     pub fn largest_chunk(&self, rows: usize) -> usize {
         const ACTIVATIONS: usize = 32 << 20;
 
-        let a_token = self.sizes.token_bytes(self.dtype.size());
+        let a_token = self.loaded.sizes.token_bytes(self.loaded.dtype.size());
         let bytes = rows.max(1).saturating_mul(a_token).max(1);
         (ACTIVATIONS / bytes).clamp(16, 2048)
     }

@@ -28,7 +28,7 @@ use kiln_models::{
 };
 use kiln_weights::Format;
 
-use super::Model;
+use super::{Loaded, Model};
 use crate::{
     chat::chat_templates,
     folder::{SMALLEST_CHUNK, generation_config, own_plan, tokenizer},
@@ -284,12 +284,12 @@ impl<'a> ModelBuilder<'a> {
                 on_progress(progress);
             }
         };
-        let mut model = match &self.source {
+        let mut loaded = match &self.source {
             Source::Folder(folder) => self.load_folder(folder, device, kernels, &mut on_progress)?,
             Source::Random(sizes) => self.make_up(sizes, device, kernels)?,
         };
-        model.load_time = started.elapsed();
-        Ok(model)
+        loaded.load_time = started.elapsed();
+        Ok(Model { loaded: Arc::new(loaded) })
     }
 
     /// Compares some blocks of the model and its head on the device with the same on the CPU: each kind of block that it has, on 40, 3 and 1 tokens, and captured steps
@@ -328,7 +328,7 @@ impl<'a> ModelBuilder<'a> {
         device: Opened,
         kernels: Kernels,
         on_progress: &mut dyn FnMut(Progress),
-    ) -> Result<Model> {
+    ) -> Result<Loaded> {
         let mut checkpoint = Checkpoint::open(folder)?;
         let configured = configure(&checkpoint.config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
@@ -389,8 +389,8 @@ impl<'a> ModelBuilder<'a> {
         let parameters = loader.finish()?;
         wait_for_weights(&device.device, &refusals)?;
         tracing::debug!(target: "kiln::memory", usage = ?device.device.memory_pool_usage(), "loaded");
-        Ok(Model {
-            causal,
+        Ok(Loaded {
+            causal: causal.into(),
             name: name_of(folder),
             sizes: configured.sizes(),
             device,
@@ -411,7 +411,7 @@ impl<'a> ModelBuilder<'a> {
         })
     }
 
-    fn make_up(&self, sizes: &RandomModel, device: Opened, kernels: Kernels) -> Result<Model> {
+    fn make_up(&self, sizes: &RandomModel, device: Opened, kernels: Kernels) -> Result<Loaded> {
         let configured = configure(&sizes.config())?;
         let dtype = self.dtype_on(&device, &*configured)?;
         let Trusted { device, kernels, captures } = self.trusted(kernels, device, dtype, &[], None)?;
@@ -438,8 +438,8 @@ impl<'a> ModelBuilder<'a> {
             claim.resize(claim.bytes().max(held))?;
         }
         wait_for_weights(&device.device, &refusals)?;
-        Ok(Model {
-            causal,
+        Ok(Loaded {
+            causal: causal.into(),
             name: "random".to_owned(),
             sizes: configured.sizes(),
             device,

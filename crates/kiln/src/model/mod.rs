@@ -31,8 +31,16 @@ use crate::{
 };
 
 /// A model on a device, its tokenizer, and what its folder says about generation.
+///
+/// A clone is another handle to the same weights and costs nothing. Threads may share a model, and generate with it at once.
+#[derive(Clone)]
 pub struct Model {
-    causal: Box<dyn CausalModel>,
+    loaded: Arc<Loaded>,
+}
+
+/// The parts of a [`Model`].
+struct Loaded {
+    causal: Arc<dyn CausalModel>,
     name: String,
     sizes: Sizes,
     device: Opened,
@@ -61,7 +69,10 @@ pub struct Model {
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Model").field("name", &self.name).field("sizes", &self.sizes).finish_non_exhaustive()
+        f.debug_struct("Model")
+            .field("name", &self.loaded.name)
+            .field("sizes", &self.loaded.sizes)
+            .finish_non_exhaustive()
     }
 }
 
@@ -102,8 +113,8 @@ impl Model {
     /// }
     /// # Ok::<(), kiln::Error>(())
     /// ```
-    pub fn generate(&self, prompt: impl Into<Prompt>) -> Request<'_> {
-        Request::new(self, prompt.into())
+    pub fn generate(&self, prompt: impl Into<Prompt>) -> Request<'static> {
+        Request::new(self.clone(), prompt.into())
     }
 
     /// The weights, for a loop of one's own.
@@ -126,8 +137,8 @@ impl Model {
     /// println!("{}", model.decode(&tokens)?);
     /// # Ok::<(), kiln::Error>(())
     /// ```
-    pub fn causal(&self) -> &dyn CausalModel {
-        &*self.causal
+    pub fn causal(&self) -> &Arc<dyn CausalModel> {
+        &self.loaded.causal
     }
 
     /// An empty cache for one sequence, or one batch of them. Its memory is counted in the model's [`budget`](Self::budget).
@@ -135,91 +146,91 @@ impl Model {
     /// # Errors
     /// [`Error::Setting`] for a plan that does not suit the model.
     pub fn cache(&self, plan: &Plan) -> Result<ModelCache> {
-        plan.build(&self.causal.needs(), &self.kernels)?.within(self.budget())
+        plan.build(&self.loaded.causal.needs(), &self.loaded.kernels)?.within(self.budget())
     }
 
     /// The plan that the folder asks for (`use_cache`, `cache_implementation`), else `dynamic`.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.loaded.plan
     }
 
     /// The name of the model's folder; `random` for random weights.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.loaded.name
     }
 
     /// Blocks, heads, widths, vocabulary and positions of the model.
     pub fn sizes(&self) -> &Sizes {
-        &self.sizes
+        &self.loaded.sizes
     }
 
     /// The device as Burn takes it, for tensors in a loop of one's own. [`opened`](Self::opened) says what is known of it.
     pub fn device(&self) -> &Device {
-        &self.device.device
+        &self.loaded.device.device
     }
 
     /// The device and what is known of it.
     pub fn opened(&self) -> &Opened {
-        &self.device
+        &self.loaded.device
     }
 
     /// The type that weights, activations and caches are held in.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.loaded.dtype
     }
 
     /// Which kernels ran so far.
     pub fn kernels(&self) -> &Kernels {
-        &self.kernels
+        &self.loaded.kernels
     }
 
     /// The memory of the device that weights, caches and activations are counted in.
     pub fn budget(&self) -> &Budget {
-        self.claim.budget()
+        self.loaded.claim.budget()
     }
 
     /// Elements of all weights.
     pub fn parameters(&self) -> u64 {
-        self.parameters
+        self.loaded.parameters
     }
 
     /// Bytes of all weights on the device.
     pub fn weight_bytes(&self) -> u64 {
-        self.causal.weight_bytes().held as u64
+        self.loaded.causal.weight_bytes().held as u64
     }
 
     /// Bytes of the weights in host memory; see [`ModelBuilder::offload_experts`].
     pub fn host_weight_bytes(&self) -> u64 {
-        self.causal.weight_bytes().in_host_memory as u64
+        self.loaded.causal.weight_bytes().in_host_memory as u64
     }
 
     /// What experts in host memory have cost so far; `None` where all are on the device.
     pub fn expert_traffic(&self) -> Option<ExpertTraffic> {
-        self.causal.expert_traffic()
+        self.loaded.causal.expert_traffic()
     }
 
     /// Bytes of the weights that a step multiplies by: all but the embedding, unless it is the head too.
     pub fn multiplied_bytes(&self) -> u64 {
-        self.causal.weight_bytes().multiplied as u64
+        self.loaded.causal.weight_bytes().multiplied as u64
     }
 
     /// How long loading took.
     pub fn load_time(&self) -> Duration {
-        self.load_time
+        self.loaded.load_time
     }
 
     /// The folder's `generation_config.json`: the settings of a request that does not give its own.
     pub fn generation_config(&self) -> &GenerationConfig {
-        &self.generation
+        &self.loaded.generation
     }
 
     pub(crate) fn speech(&self) -> Option<&SpeechConfig> {
-        self.speech.as_ref()
+        self.loaded.speech.as_ref()
     }
 
     /// The Jinja templates that turn a conversation into a prompt, as far as the folder has any.
     pub fn chat_templates(&self) -> &ChatTemplates {
-        &self.chat_templates
+        &self.loaded.chat_templates
     }
 
     /// A name for the weights, that no other weights have. Saved caches hold it.
@@ -227,17 +238,17 @@ impl Model {
     /// # Errors
     /// [`Error::Setting`] for weights that came from no folder.
     pub fn fingerprint(&self) -> Result<&str> {
-        self.fingerprint.as_deref().ok_or_else(|| Error::Setting {
+        self.loaded.fingerprint.as_deref().ok_or_else(|| Error::Setting {
             name: "model",
             why: "is made up, so a cache saved with it could never be used again; load a folder".to_owned(),
         })
     }
 
     pub(crate) fn tokenizer(&self) -> Result<&Arc<Tokenizer>> {
-        self.tokenizer.as_ref().ok_or_else(|| Error::Prompt {
+        self.loaded.tokenizer.as_ref().ok_or_else(|| Error::Prompt {
             why: format!(
                 "{} has no tokenizer.json, which text needs; add the file to the model folder",
-                self.name
+                self.loaded.name
             ),
         })
     }
@@ -264,7 +275,7 @@ impl Model {
     /// # Errors
     /// [`Error::Prompt`] for a text that is too long for `cache`, however few tokens it has.
     pub fn check_length(&self, text: &str, cache: &ModelCache) -> Result<()> {
-        let (fewest, positions) = (self.tokenizer()?.fewest_tokens(text.len()), self.sizes.positions);
+        let (fewest, positions) = (self.tokenizer()?.fewest_tokens(text.len()), self.loaded.sizes.positions);
         if cache.is_endless() || fewest <= positions {
             return Ok(());
         }
@@ -286,7 +297,7 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::Prompt`] where the folder has no tokenizer.
-    pub fn text_stream(&self) -> Result<TextStream<'_>> {
-        Ok(TextStream::new(self.tokenizer()?))
+    pub fn text_stream(&self) -> Result<TextStream> {
+        Ok(TextStream::new(self.tokenizer()?.clone()))
     }
 }

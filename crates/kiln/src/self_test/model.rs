@@ -1,7 +1,7 @@
 //! A model against itself on the CPU: each kind of block it has and its head, on few tokens and many. So all that it launches is compared, Burn's own kernels
 //! among it, in the shapes and formats that it has.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use burn::tensor::DType;
 use kiln_cache::Plan;
@@ -295,7 +295,7 @@ impl<'a> Ends<'a> {
 
     /// Whether captured steps give the tokens of launched ones; `None` where steps are not captured.
     fn captured(&self, on: &On) -> Result<Option<bool>> {
-        let model = self.load(on)?;
+        let model: Arc<dyn CausalModel> = self.load(on)?.into();
         if !model.can_be_captured() {
             return Ok(None);
         }
@@ -307,7 +307,7 @@ impl<'a> Ends<'a> {
             let settings = config.eos_token_id(Vec::new()).resolve()?;
             let kernels = Some(on.kernels.clone());
             let options = Options { settings, lookahead: true, compile, kernels, ..Options::default() };
-            let steps = Generation::new(&*model, cache, batch, vec![prompt], options)?;
+            let steps = Generation::new(model.clone(), cache, batch, vec![prompt], options)?;
             steps.map(|step| step.map(|step| step.tokens.first().copied().flatten())).collect()
         };
         let launched = match tokens(false) {

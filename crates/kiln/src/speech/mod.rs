@@ -100,8 +100,8 @@ pub struct Word {
 /// # Ok::<(), kiln::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Transcriber<'a> {
-    model: &'a Model,
+pub struct Transcriber {
+    model: Model,
     tokens: SpecialTokens,
     mel: LogMel,
     /// Frames of a window.
@@ -123,11 +123,11 @@ pub struct Transcriber<'a> {
     compile: Option<bool>,
 }
 
-impl<'a> Transcriber<'a> {
+impl Transcriber {
     /// # Errors
     /// [`Error::Setting`] for a model that is not one of speech, or whose folder lacks what transcribing needs; [`Error::Prompt`]
     /// without a tokenizer.
-    pub fn new(model: &'a Model) -> Result<Self> {
+    pub fn new(model: &Model) -> Result<Self> {
         let wrong = |why: &str| Error::Setting { name: "model", why: format!("{} {why}", model.name()) };
         let FeatureShape { bins, frames } = model
             .causal()
@@ -138,7 +138,7 @@ impl<'a> Transcriber<'a> {
         model.tokenizer()?;
         let eos = model.generation_config().eos_token_id.as_ref().and_then(|ids| ids.first()).copied();
         Ok(Self {
-            model,
+            model: model.clone(),
             tokens: speech.tokens(eos, model.sizes().vocab)?,
             mel: LogMel::new(bins)?,
             window: frames,
@@ -308,7 +308,7 @@ impl<'a> Transcriber<'a> {
     ///
     /// # Errors
     /// [`Error::File`] and [`Error::Audio`] for what cannot be read as sound.
-    pub fn transcribe(&self, audio: impl Into<Audio>) -> Result<Transcript<'_>> {
+    pub fn transcribe(&self, audio: impl Into<Audio>) -> Result<Transcript> {
         let all = self.transcribe_all(vec![audio.into()])?;
         Ok(Transcript { all })
     }
@@ -318,7 +318,7 @@ impl<'a> Transcriber<'a> {
     ///
     /// # Errors
     /// [`Error::File`] and [`Error::Audio`] for what cannot be read as sound.
-    pub fn transcribe_all(&self, recordings: Vec<Audio>) -> Result<Transcripts<'_>> {
+    pub fn transcribe_all(&self, recordings: Vec<Audio>) -> Result<Transcripts> {
         let tracks = recordings.into_iter().map(|audio| {
             Ok(Track {
                 recording: Recording::new(audio, &self.mel, self.window)?,
@@ -329,7 +329,7 @@ impl<'a> Transcriber<'a> {
             })
         });
         Ok(Transcripts {
-            transcriber: self,
+            transcriber: self.clone(),
             tracks: tracks.collect::<Result<_>>()?,
             cache: self.model.cache(&self.plan)?,
             ready: VecDeque::new(),
@@ -337,7 +337,7 @@ impl<'a> Transcriber<'a> {
         })
     }
 
-    fn alignment_heads(&self) -> Option<&'a [(usize, usize)]> {
+    fn alignment_heads(&self) -> Option<&[(usize, usize)]> {
         self.model.speech().and_then(SpeechConfig::alignment_heads)
     }
 }

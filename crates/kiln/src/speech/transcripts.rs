@@ -34,11 +34,11 @@ impl Track {
 /// The transcript of a recording, segment by segment.
 #[derive(Debug)]
 #[must_use = "nothing is transcribed before segments are asked for"]
-pub struct Transcript<'a> {
-    pub(super) all: Transcripts<'a>,
+pub struct Transcript {
+    pub(super) all: Transcripts,
 }
 
-impl Transcript<'_> {
+impl Transcript {
     /// How much is done, and how long the recording is.
     pub fn progress(&self) -> (Duration, Duration) {
         self.all.progress(0)
@@ -50,7 +50,7 @@ impl Transcript<'_> {
     }
 }
 
-impl Iterator for Transcript<'_> {
+impl Iterator for Transcript {
     type Item = Result<Segment>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -61,15 +61,15 @@ impl Iterator for Transcript<'_> {
 /// The transcripts of several recordings, segment by segment as they are done.
 #[derive(Debug)]
 #[must_use = "nothing is transcribed before segments are asked for"]
-pub struct Transcripts<'a> {
-    pub(super) transcriber: &'a Transcriber<'a>,
+pub struct Transcripts {
+    pub(super) transcriber: Transcriber,
     pub(super) tracks: Vec<Track>,
     pub(super) cache: ModelCache,
     pub(super) ready: VecDeque<(usize, Segment)>,
     pub(super) is_over: bool,
 }
 
-impl Transcripts<'_> {
+impl Transcripts {
     /// How much of a recording is done, and how long it is.
     pub fn progress(&self, recording: usize) -> (Duration, Duration) {
         let track = self.tracks.get(recording);
@@ -90,7 +90,7 @@ impl Transcripts<'_> {
 
     /// Decodes the next window of each recording that is not over.
     fn go_on(&mut self) -> Result<()> {
-        let transcriber = self.transcriber;
+        let transcriber = &self.transcriber;
         let mut unheard = Vec::new();
         for (number, track) in self.tracks.iter_mut().enumerate().filter(|(_, track)| !track.is_over()) {
             let window = track.recording.window(track.seek)?;
@@ -133,7 +133,7 @@ impl Transcripts<'_> {
     }
 }
 
-impl Iterator for Transcripts<'_> {
+impl Iterator for Transcripts {
     type Item = Result<(usize, Segment)>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -152,7 +152,7 @@ impl Iterator for Transcripts<'_> {
     }
 }
 
-impl Transcriber<'_> {
+impl Transcriber {
     /// The tokens before those of a window: a prompt, or what was said.
     fn before(&self, track: &Track) -> Vec<TokenId> {
         let Some(previous) = self.tokens.previous else { return Vec::new() };

@@ -53,7 +53,7 @@ struct Attempt {
     avg_logprob: f32,
 }
 
-impl Transcriber<'_> {
+impl Transcriber {
     /// What is heard in each window. `cache` is used for it.
     pub(super) fn decode(&self, windows: &[Unheard], cache: &mut ModelCache) -> Result<Vec<Decoded>> {
         cache.reset();

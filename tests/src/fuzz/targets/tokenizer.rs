@@ -1,6 +1,6 @@
 //! `tokenizer.json`: read, and texts and tokens given to it.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use kiln::{TextStream, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -23,7 +23,7 @@ const TEXTS: [&str; 8] = [
 fn prepare(_: &Path) -> Run {
     let long = ["ab ".repeat(60), "a".repeat(100), "é漢 \n".repeat(50)];
     Box::new(move |input| {
-        let Ok(tokenizer) = Tokenizer::load(input) else { return false };
+        let Ok(tokenizer) = Tokenizer::load(input).map(Arc::new) else { return false };
         for text in TEXTS.into_iter().chain(long.iter().map(String::as_str)) {
             let fewest = tokenizer.fewest_tokens(text.len());
             for special in [true, false] {
@@ -40,10 +40,10 @@ fn prepare(_: &Path) -> Run {
         {
             _ = tokenizer.decode(&ids, true);
             _ = tokenizer.decode(&ids, false);
-            let mut stream = TextStream::new(&tokenizer);
+            let mut stream = TextStream::new(tokenizer.clone());
             _ = ids.iter().try_for_each(|&id| stream.push(id).map(drop));
             _ = stream.finish();
-            if let Ok(mut stream) = TextStream::after(&tokenizer, &ids) {
+            if let Ok(mut stream) = TextStream::after(tokenizer.clone(), &ids) {
                 _ = stream.push(1);
             }
         }

@@ -1,5 +1,7 @@
 //! Proposals of a smaller model.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
     Error, Result,
@@ -19,8 +21,8 @@ use crate::{
 
 /// A smaller model that proposes tokens. (transformers' `assistant_model`)
 #[derive(Debug)]
-pub struct DraftModel<'a> {
-    model: &'a dyn CausalModel,
+pub struct DraftModel {
+    model: Arc<dyn CausalModel>,
     cache: ModelCache,
     device: Device,
     /// Prompt tokens of each row that a forward pass takes.
@@ -30,17 +32,17 @@ pub struct DraftModel<'a> {
     /// `None`: it proposes the likeliest tokens.
     sampler: Option<Sampler>,
     /// `None`: it has the vocabulary of the model.
-    translation: Option<Translation<'a>>,
+    translation: Option<Translation>,
 }
 
-impl<'a> DraftModel<'a> {
+impl DraftModel {
     /// `cache` is empty, and of this model. Of a prompt, `chunk` tokens of each row are fed at a time.
-    pub fn new(model: &'a dyn CausalModel, cache: ModelCache, device: Device, chunk: usize) -> Self {
+    pub fn new(model: Arc<dyn CausalModel>, cache: ModelCache, device: Device, chunk: usize) -> Self {
         Self { model, cache, device, chunk: chunk.max(1), held: Vec::new(), sampler: None, translation: None }
     }
 
     /// Gives its `tokenizer`, where it has another than the model has. Then its proposals go through text.
-    pub fn translated(self, tokenizer: &'a Tokenizer, model: &'a Tokenizer) -> Self {
+    pub fn translated(self, tokenizer: Arc<Tokenizer>, model: Arc<Tokenizer>) -> Self {
         Self { translation: Some(Translation::new(model, tokenizer)), ..self }
     }
 

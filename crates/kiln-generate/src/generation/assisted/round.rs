@@ -29,7 +29,7 @@ pub(super) struct Round<'a> {
     pub(super) device: &'a Device,
 }
 
-impl Assisted<'_> {
+impl Assisted {
     /// Has tokens proposed for the rows that wait for them, and checks them in one pass; false where nothing is proposed, so that a
     /// step of one token of each row does as well. Then nothing has changed.
     pub(super) async fn round(

@@ -34,8 +34,8 @@ fn options(config: GenerationConfig) -> Options {
 }
 
 /// A draft model that knows the model's mind for a while: it is the same one.
-fn draft(model: &Hashing) -> DraftModel<'_> {
-    DraftModel::new(model, cache::keeps(), fake::device(), 3)
+fn draft(model: &Hashing) -> DraftModel {
+    DraftModel::new(model.shared(), cache::keeps(), fake::device(), 3)
 }
 
 /// What was generated, the statistics, and the slots that the cache holds of each row.
@@ -47,21 +47,21 @@ struct Ran {
 }
 
 fn start<'a>(
-    model: &'a dyn CausalModel,
+    model: &Hashing,
     cache: &'a mut ModelCache,
     prompts: &[Vec<TokenId>],
     options: Options,
-    draft: Option<DraftModel<'a>>,
+    draft: Option<DraftModel>,
 ) -> Result<Generation<'a>> {
     let batch = Batch::left_padded(prompts, 0, &fake::device()).unwrap();
-    let generation = Generation::new(model, cache, batch, prompts.to_vec(), options)?;
+    let generation = Generation::new(model.shared(), cache, batch, prompts.to_vec(), options)?;
     match draft {
         Some(draft) => generation.with_draft(draft),
         None => Ok(generation),
     }
 }
 
-fn run(model: &Hashing, prompts: &[Vec<TokenId>], options: Options, draft: Option<DraftModel<'_>>) -> Ran {
+fn run(model: &Hashing, prompts: &[Vec<TokenId>], options: Options, draft: Option<DraftModel>) -> Ran {
     let mut cache = cache::keeps();
     let mut generation = start(model, &mut cache, prompts, options, draft).unwrap();
     let steps = generation.by_ref().map(Result::unwrap).collect();
@@ -233,8 +233,8 @@ fn drawn_proposals_keep_the_distribution() {
     let mut stats = (0, 0);
     for seed in 0..RUNS {
         for (assisted, counts) in counts.iter_mut().enumerate() {
-            let other = Off(Hashing::default());
-            let draft = DraftModel::new(&other, cache::keeps(), fake::device(), 99);
+            let other = Arc::new(Off(Hashing::default()));
+            let draft = DraftModel::new(other, cache::keeps(), fake::device(), 99);
             let draft = (assisted == 1).then_some(draft);
             // Other seeds: the two samples are independent.
             let seed = 2 * seed + assisted as u64;

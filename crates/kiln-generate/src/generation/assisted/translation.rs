@@ -1,6 +1,8 @@
 //! Proposals of a draft model with another tokenizer: they go through text. (transformers'
 //! `AssistedCandidateGeneratorDifferentTokenizers`)
 
+use std::sync::Arc;
+
 use kiln_core::{Result, model::TokenId};
 
 use super::{Asked, DraftModel, Proposal, verify::probabilities};
@@ -8,9 +10,9 @@ use crate::{AssistedSettings, Tokenizer, sampler::greedy};
 
 /// The tokenizers of a model and of its draft model, and the rows as tokens of both.
 #[derive(Debug)]
-pub(super) struct Translation<'a> {
-    model: &'a Tokenizer,
-    draft: &'a Tokenizer,
+pub(super) struct Translation {
+    model: Arc<Tokenizer>,
+    draft: Arc<Tokenizer>,
     rows: Vec<Translated>,
 }
 
@@ -21,8 +23,8 @@ struct Translated {
     draft: Vec<TokenId>,
 }
 
-impl<'a> Translation<'a> {
-    pub(super) fn new(model: &'a Tokenizer, draft: &'a Tokenizer) -> Self {
+impl Translation {
+    pub(super) fn new(model: Arc<Tokenizer>, draft: Arc<Tokenizer>) -> Self {
         Self { model, draft, rows: Vec::new() }
     }
 
@@ -70,11 +72,11 @@ impl<'a> Translation<'a> {
     }
 }
 
-impl DraftModel<'_> {
+impl DraftModel {
     /// Proposes the likeliest tokens for each row, as the text of this model has them.
     pub(super) async fn propose_translated(
         &mut self,
-        translation: &mut Translation<'_>,
+        translation: &mut Translation,
         asked: &[Asked<'_>],
         settings: &AssistedSettings,
     ) -> Result<Vec<Proposal>> {

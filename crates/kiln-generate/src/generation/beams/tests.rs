@@ -22,7 +22,8 @@ fn beams(n: usize) -> GenerationConfig {
 fn run(prompts: &[Vec<TokenId>], options: Options) -> Vec<Vec<Completion>> {
     let batch = Batch::left_padded(prompts, 0, &fake::device()).unwrap();
     let model = Hashing::default();
-    let mut generation = Generation::new(&model, cache::keeps(), batch, prompts.to_vec(), options).unwrap();
+    let mut generation =
+        Generation::new(model.shared(), cache::keeps(), batch, prompts.to_vec(), options).unwrap();
     for step in generation.by_ref() {
         step.unwrap();
     }
@@ -161,7 +162,8 @@ fn agreed_tokens_stay() {
     let batch = Batch::from_rows(&[PROMPT.to_vec()], &fake::device()).unwrap();
     let model = Hashing::default();
     let mut generation =
-        Generation::new(&model, cache::keeps(), batch, vec![PROMPT.to_vec()], options(config)).unwrap();
+        Generation::new(model.shared(), cache::keeps(), batch, vec![PROMPT.to_vec()], options(config))
+            .unwrap();
     let mut agreed: Vec<TokenId> = Vec::new();
     while let Some(step) = generation.next() {
         step.unwrap();
@@ -181,8 +183,8 @@ fn a_cache_that_goes_on_holds_the_prompts() {
             cache.reset();
             cache.keep_history(100);
             let batch = Batch::left_padded(&prompts, 0, &fake::device()).unwrap();
-            let steps =
-                Generation::new(&model, &mut cache, batch, prompts.to_vec(), options(config)).unwrap();
+            let steps = Generation::new(model.shared(), &mut cache, batch, prompts.to_vec(), options(config))
+                .unwrap();
             steps.for_each(|step| drop(step.unwrap()));
             assert_eq!(cache.seq_len(), held);
             assert!(held == 0 || cache.check_rows(2).is_ok());

@@ -36,7 +36,7 @@ fn expected(ids: &[TokenId], settings: ContrastiveSettings, removed: &[TokenId])
 }
 
 fn generation<'a>(
-    model: &'a Hashing,
+    model: &Hashing,
     cache: &'a mut ModelCache,
     prompts: &[Vec<TokenId>],
     ragged: bool,
@@ -46,7 +46,7 @@ fn generation<'a>(
         true => Batch::ragged(prompts, 0, &fake::device()),
         false => Batch::left_padded(prompts, 0, &fake::device()),
     };
-    Generation::new(model, cache, batch.unwrap(), prompts.to_vec(), options).unwrap()
+    Generation::new(model.shared(), cache, batch.unwrap(), prompts.to_vec(), options).unwrap()
 }
 
 fn options(config: GenerationConfig) -> Options {
@@ -122,7 +122,7 @@ fn the_cache_goes_on_as_after_greedy_decoding() {
         let padding = Batch::left_padded(&prompts(), 0, &fake::device()).unwrap().left_pad;
         let batch = Batch { left_pad: padding, ..Batch::from_rows(&last, &fake::device()).unwrap() };
         let wanted = options(GenerationConfig::new().max_new_tokens(1));
-        let mut more = Generation::new(&model, &mut cache, batch, rows.clone(), wanted).unwrap();
+        let mut more = Generation::new(model.shared(), &mut cache, batch, rows.clone(), wanted).unwrap();
         let want: Vec<_> = rows.iter().map(|row| greedy(&fake::logits(row))).collect();
         assert_eq!(more.next().unwrap().unwrap().tokens, want);
     }
@@ -214,7 +214,8 @@ fn what_does_not_go_together_is_refused() {
     let mut cache = cache::keeps();
     let start = |cache: &mut ModelCache, prompt: Vec<TokenId>, all: Vec<TokenId>| {
         let batch = Batch::from_rows(&[prompt], &fake::device()).unwrap();
-        Generation::new(&model, cache, batch, vec![all], options(config(0.6, 4).max_new_tokens(2))).map(drop)
+        Generation::new(model.shared(), cache, batch, vec![all], options(config(0.6, 4).max_new_tokens(2)))
+            .map(drop)
     };
     generation(&model, &mut cache, &prompts()[..1], false, options(config(0.6, 4))).next().unwrap().unwrap();
     let said = start(&mut cache, vec![8], vec![3, 1, 4, 1, 5, 8]).unwrap_err().to_string();

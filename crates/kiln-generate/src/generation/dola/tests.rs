@@ -88,7 +88,7 @@ fn a_generation_contrasts_its_layers() {
         let options = Options { settings, prefill_chunk: chunk, keep_logits: true, ..Options::default() };
         let model = Hashing::default();
         let batch = Batch::left_padded(&prompts, 0, &fake::device()).unwrap();
-        let steps = Generation::new(&model, cache, batch, prompts.to_vec(), options).unwrap();
+        let steps = Generation::new(model.shared(), cache, batch, prompts.to_vec(), options).unwrap();
         let mut rows = prompts.to_vec();
         for step in steps {
             let step = step.unwrap();

@@ -21,9 +21,9 @@ fn options(config: GenerationConfig, negative: &[Vec<TokenId>]) -> Options {
     Options { settings, negative_prompts: negative.to_vec(), ..Options::default() }
 }
 
-fn generation<'a>(model: &'a Hashing, cache: ModelCache, options: Options) -> Result<Generation<'a>> {
+fn generation(model: &Hashing, cache: ModelCache, options: Options) -> Result<Generation<'static>> {
     let batch = Batch::left_padded(&prompts(), 0, &fake::device()).unwrap();
-    Generation::new(model, cache, batch, prompts(), options)
+    Generation::new(model.shared(), cache, batch, prompts(), options)
 }
 
 /// Guided log-probabilities after `tokens`, which follow both prompts.

@@ -1,6 +1,6 @@
 //! A model whose logits are a hash of every token that it sees.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{
@@ -37,15 +37,20 @@ pub(crate) fn early(ids: &[TokenId], layer: usize) -> Vec<f32> {
     logits(&[ids, &[(VOCAB + layer) as TokenId]].concat())
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Hashing {
     /// The forward pass that fails, counted from 0.
     pub(super) fails_at: Option<usize>,
     /// Tokens and horizon of every forward pass.
-    pub(super) fed: Mutex<Vec<(usize, usize)>>,
+    pub(super) fed: Arc<Mutex<Vec<(usize, usize)>>>,
 }
 
 impl Hashing {
+    /// The model as a generation holds it. Passes of all of them are noted here.
+    pub(crate) fn shared(&self) -> Arc<dyn CausalModel> {
+        Arc::new(self.clone())
+    }
+
     pub(crate) fn fed(&self) -> Vec<(usize, usize)> {
         self.fed.lock().unwrap().clone()
     }

@@ -19,8 +19,8 @@ fn bytes() -> Value {
     file
 }
 
-fn load(file: &Value) -> Tokenizer {
-    Tokenizer::load(file.to_string().as_bytes()).unwrap()
+fn load(file: &Value) -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::load(file.to_string().as_bytes()).unwrap())
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn a_row_that_grows_has_the_tokens_of_the_whole_text() {
         let (model, draft) = (load(&model), load(&draft));
         let ids = model.encode(TEXT, false).unwrap();
         for step in 1..6 {
-            let mut translation = Translation::new(&model, &draft);
+            let mut translation = Translation::new(model.clone(), draft.clone());
             for end in (1..ids.len()).step_by(step).chain([ids.len()]) {
                 let text = model.decode(&ids[..end], true).unwrap();
                 let whole = draft.encode(&text, false).unwrap();
@@ -48,7 +48,7 @@ fn proposals_become_tokens_of_the_model() {
     let (words, bytes) = (load(&words()), load(&bytes()));
     let beginning = "ROMEO:\nBut soft, what light";
     for (model, draft) in [(&words, &bytes), (&bytes, &words)] {
-        let mut translation = Translation::new(model, draft);
+        let mut translation = Translation::new(model.clone(), draft.clone());
         let ids = model.encode(beginning, false).unwrap();
         translation.for_draft(0, &ids, 10);
         let proposed = |text: &str| draft.encode(text, false).unwrap();
