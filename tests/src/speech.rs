@@ -5,11 +5,13 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    pin::pin,
+    task::{Context, Waker},
 };
 
+use futures_util::StreamExt;
+use kiln::{Audio, AudioReader, DtypeChoice, Model, Plan, Segment, Task, TokenId, Transcriber, read_back};
 use serde_json::Value;
-
-use kiln::{Audio, AudioReader, DtypeChoice, Model, Plan, Segment, Task, TokenId, Transcriber};
 
 /// The folder with `whisper-tiny.en` and `speech`; `None`, with a word about it, where nobody made it.
 fn folder(test: &str) -> Option<PathBuf> {
@@ -256,4 +258,31 @@ fn there_are_not_many_temperatures() {
     assert!(transcriber().temperatures(vec![0.5; 16]).is_ok());
     let error = transcriber().temperatures(vec![0.5; 17]).unwrap_err().to_string();
     assert!(error.contains("has 17 values") && error.contains("16 at most"), "{error}");
+}
+
+#[test]
+fn a_transcript_leaves_its_thread_to_others_and_loses_nothing_when_dropped() {
+    let path = crate::support::fixtures("5.23.0-whisper").join("models/whisper_multilingual");
+    let text = std::fs::read_to_string(path.join("generation_config.json")).unwrap();
+    let (_folder, model) = small(&[], Some(serde_json::from_str(&text).unwrap()));
+    let samples: Vec<f32> =
+        (0..96_000).map(|i| 0.4 * (i as f32 * 0.05).sin() * (i as f32 * 0.0007).cos()).collect();
+    let transcriber = Transcriber::new(&model).unwrap().language("en").unwrap();
+    let transcriber =
+        transcriber.logprob_threshold(None).no_speech_threshold(None).compression_ratio_threshold(None);
+    let want = segments(&transcriber, samples.clone());
+    assert!(!want.is_empty(), "nothing was heard");
+
+    let stream = transcriber.transcribe(samples.clone()).unwrap().into_stream();
+    let got: Vec<Segment> = read_back::block_on(stream.map(Result::unwrap).collect());
+    assert_eq!(got, want);
+
+    let mut transcript = transcriber.transcribe(samples).unwrap();
+    for polls in 1..4 {
+        let mut next = pin!(transcript.next_segment());
+        for _ in 0..polls {
+            assert!(next.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+    }
+    assert_eq!(transcript.collect::<kiln::Result<Vec<_>>>().unwrap(), want);
 }

@@ -306,6 +306,21 @@ impl Transcriber {
 
     /// Transcribes a recording, segment by segment. It is read once before the first segment: its loudest sound counts.
     ///
+    /// ```no_run
+    /// use kiln::{AudioReader, Model, Transcriber, read_back};
+    ///
+    /// # read_back::block_on(async {
+    /// let transcriber = Transcriber::new(&Model::load("whisper-tiny.en")?)?;
+    /// let mut transcript = transcriber.transcribe(AudioReader::open("speech.mp3")?)?;
+    /// // In an async program; without one, a transcript is an iterator.
+    /// while let Some(segment) = transcript.next_segment().await {
+    ///     println!("{}", segment?.text);
+    /// }
+    /// # Ok::<(), kiln::Error>(())
+    /// # })?;
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::File`] and [`Error::Audio`] for what cannot be read as sound.
     pub fn transcribe(&self, audio: impl Into<Audio>) -> Result<Transcript> {

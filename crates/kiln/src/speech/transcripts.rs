@@ -1,8 +1,9 @@
 //! Transcripts: recordings on their way through the model, and the segments that are done.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, iter::FusedIterator, time::Duration};
 
-use kiln_core::{Result, model::TokenId, model_cache::ModelCache};
+use futures_util::stream::{self, Stream};
+use kiln_core::{Result, model::TokenId, model_cache::ModelCache, read_back};
 
 use super::{
     Segment, Transcriber, Word, languages,
@@ -32,6 +33,8 @@ impl Track {
 }
 
 /// The transcript of a recording, segment by segment.
+///
+/// It is an iterator that blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream) do not.
 #[derive(Debug)]
 #[must_use = "nothing is transcribed before segments are asked for"]
 pub struct Transcript {
@@ -39,6 +42,21 @@ pub struct Transcript {
 }
 
 impl Transcript {
+    /// The next segment; `None` after the last, and after an error.
+    ///
+    /// A future that is dropped in the middle of a window loses no segment: the next one decodes the window again.
+    pub async fn next_segment(&mut self) -> Option<Result<Segment>> {
+        Some(self.all.next_segment().await?.map(|(_, segment)| segment))
+    }
+
+    /// The segments as a [`Stream`] for async programs. It blocks its thread for one step at most.
+    pub fn into_stream(self) -> impl Stream<Item = Result<Segment>> + Send + Unpin {
+        Box::pin(stream::unfold(self, async |mut transcript| {
+            let segment = transcript.next_segment().await?;
+            Some((segment, transcript))
+        }))
+    }
+
     /// How much is done, and how long the recording is.
     pub fn progress(&self) -> (Duration, Duration) {
         self.all.progress(0)
@@ -50,15 +68,20 @@ impl Transcript {
     }
 }
 
+/// Blocks until the next segment is there. Native only.
 impl Iterator for Transcript {
     type Item = Result<Segment>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        Some(self.all.next()?.map(|(_, segment)| segment))
+        read_back::block_on(self.next_segment())
     }
 }
 
+impl FusedIterator for Transcript {}
+
 /// The transcripts of several recordings, segment by segment as they are done.
+///
+/// It is an iterator that blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream) do not.
 #[derive(Debug)]
 #[must_use = "nothing is transcribed before segments are asked for"]
 pub struct Transcripts {
@@ -70,6 +93,33 @@ pub struct Transcripts {
 }
 
 impl Transcripts {
+    /// The next segment and the number of its recording; `None` after the last, and after an error.
+    ///
+    /// A future that is dropped in the middle of a window loses no segment: the next one decodes the window again.
+    pub async fn next_segment(&mut self) -> Option<Result<(usize, Segment)>> {
+        while !self.is_over {
+            if let Some(ready) = self.ready.pop_front() {
+                return Some(Ok(ready));
+            }
+            if self.tracks.iter().all(Track::is_over) {
+                break;
+            }
+            if let Err(error) = self.decode_next_windows().await {
+                self.is_over = true;
+                return Some(Err(error));
+            }
+        }
+        None
+    }
+
+    /// The segments as a [`Stream`] for async programs. It blocks its thread for one step at most.
+    pub fn into_stream(self) -> impl Stream<Item = Result<(usize, Segment)>> + Send + Unpin {
+        Box::pin(stream::unfold(self, async |mut transcripts| {
+            let segment = transcripts.next_segment().await?;
+            Some((segment, transcripts))
+        }))
+    }
+
     /// How much of a recording is done, and how long it is.
     pub fn progress(&self, recording: usize) -> (Duration, Duration) {
         let track = self.tracks.get(recording);
@@ -89,7 +139,7 @@ impl Transcripts {
     }
 
     /// Decodes the next window of each recording that is not over.
-    fn go_on(&mut self) -> Result<()> {
+    async fn decode_next_windows(&mut self) -> Result<()> {
         let transcriber = &self.transcriber;
         let mut unheard = Vec::new();
         for (number, track) in self.tracks.iter_mut().enumerate().filter(|(_, track)| !track.is_over()) {
@@ -111,7 +161,7 @@ impl Transcripts {
         if unheard.is_empty() {
             return Ok(());
         }
-        for decoded in transcriber.decode(&unheard, &mut self.cache)? {
+        for decoded in transcriber.decode(&unheard, &mut self.cache).await? {
             let track = &mut self.tracks[decoded.recording];
             track.language = decoded.language;
             let offset = track.seek as f64 / FRAME_RATE as f64;
@@ -133,24 +183,16 @@ impl Transcripts {
     }
 }
 
+/// Blocks until the next segment is there. Native only.
 impl Iterator for Transcripts {
     type Item = Result<(usize, Segment)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(ready) = self.ready.pop_front() {
-                return Some(Ok(ready));
-            }
-            if self.is_over || self.tracks.iter().all(Track::is_over) {
-                return None;
-            }
-            if let Err(error) = self.go_on() {
-                self.is_over = true;
-                return Some(Err(error));
-            }
-        }
+        read_back::block_on(self.next_segment())
     }
 }
+
+impl FusedIterator for Transcripts {}
 
 impl Transcriber {
     /// The tokens before those of a window: a prompt, or what was said.

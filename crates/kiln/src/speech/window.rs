@@ -55,7 +55,7 @@ struct Attempt {
 
 impl Transcriber {
     /// What is heard in each window. `cache` is used for it.
-    pub(super) fn decode(&self, windows: &[Unheard], cache: &mut ModelCache) -> Result<Vec<Decoded>> {
+    pub(super) async fn decode(&self, windows: &[Unheard], cache: &mut ModelCache) -> Result<Vec<Decoded>> {
         cache.reset();
         let device = self.model.device();
         let (bins, frames) = (self.mel.bins(), self.window);
@@ -74,7 +74,7 @@ impl Transcriber {
         let batch = Batch::ragged(&beginnings, self.tokens.eos, device)?;
         let batch = Batch { features: Some(features), ..batch };
         let logits = self.model.causal().forward(&batch, Logits::Last, cache)?;
-        let logits: Vec<f32> = read_back::read(logits)?.iter().collect();
+        let logits: Vec<f32> = read_back::start(logits).finish().await?.iter().collect();
         let rows: Vec<&[f32]> = logits.chunks_exact(self.model.sizes().vocab).collect();
         for (language, scores) in languages.iter_mut().zip(&rows).filter(|_| detects) {
             *language = language.or_else(|| self.detected(scores));
@@ -103,7 +103,7 @@ impl Transcriber {
             let mut own = whole.snapshot();
             own.truncate(0)?;
             own.reorder(&left)?;
-            let attempts = self.attempt(&of_left, temperature, &mut own)?;
+            let attempts = self.attempt(&of_left, temperature, &mut own).await?;
             let is_last = i + 1 == self.temperatures.len();
             let mut failed = Vec::new();
             for (&row, Attempt { mut tokens, avg_logprob }) in left.iter().zip(attempts) {
@@ -149,7 +149,7 @@ impl Transcriber {
                 let mut own = whole.snapshot();
                 own.truncate(0)?;
                 own.reorder(&[row])?;
-                decoded.beginnings = Some(self.beginnings(&prompts[row], decoded, &mut own)?);
+                decoded.beginnings = Some(self.beginnings(&prompts[row], decoded, &mut own).await?);
             }
         }
         Ok(decoded)
@@ -163,7 +163,7 @@ impl Transcriber {
     }
 
     /// Decodes rows once. `cache` holds what the encoder made of them, and no token.
-    fn attempt(
+    async fn attempt(
         &self,
         prompts: &[Vec<TokenId>],
         temperature: f32,
@@ -191,11 +191,16 @@ impl Transcriber {
                 let mean = best.token_scores.iter().sum::<f32>() / best.tokens.len().max(1) as f32;
                 Attempt { tokens: best.tokens, avg_logprob: mean }
             };
-            return Ok(request.completions()?.into_iter().map(best).collect());
+            let mut steps = request.steps()?;
+            while let Some(step) = steps.next_step().await {
+                step?;
+            }
+            return Ok(steps.completions()?.into_iter().map(best).collect());
         }
         let wants_scores = self.logprob_threshold.is_some() || self.no_speech_threshold.is_some();
         let mut attempts: Vec<(Vec<TokenId>, f32)> = vec![(Vec::new(), 0.0); prompts.len()];
-        for step in request.keep_scores(wants_scores).steps()? {
+        let mut steps = request.keep_scores(wants_scores).steps()?;
+        while let Some(step) = steps.next_step().await {
             let step = step?;
             for (row, (tokens, sum)) in attempts.iter_mut().enumerate() {
                 let Some(token) = step.tokens[row] else { continue };
@@ -225,7 +230,7 @@ impl Transcriber {
     }
 
     /// The frames at which tokens begin. `cache` holds what the encoder made of the window, and no token.
-    fn beginnings(
+    async fn beginnings(
         &self,
         prompt: &[TokenId],
         decoded: &Decoded,
@@ -239,7 +244,7 @@ impl Transcriber {
         let attention = self.model.causal().forward(&batch, Logits::Alignment(heads), cache)?;
         let [heads, all, positions] = attention.dims();
         let own = attention.narrow(1, prompt.len(), all - prompt.len());
-        let own: Vec<f32> = read_back::read(own)?.iter().collect();
+        let own: Vec<f32> = read_back::start(own).finish().await?.iter().collect();
         let filter_width = self.model.speech().map_or(1, SpeechConfig::filter_width);
         // A position of the encoder is two frames.
         let heard = decoded.heard.min(decoded.frames) / 2;
