@@ -119,7 +119,7 @@ fn is_list(asked: &GenerationConfig, args: &RunArgs) -> bool {
 
 /// Generates all completions, with a progress bar where someone is watching, and prints them.
 fn print_completions(mut steps: Steps<'_>, prompt: &str, args: &RunArgs) -> Result<Generated> {
-    let bar = ProgressBar::new(steps.settings().max_new_tokens.map_or(0, |most| most as u64));
+    let bar = ProgressBar::new(steps.settings().max_new_tokens().map_or(0, |most| most as u64));
     if let Ok(style) = ProgressStyle::with_template("generating {wide_bar} {pos}/{len} tokens {eta}") {
         bar.set_style(style);
     }
@@ -285,10 +285,7 @@ impl Running {
     }
 }
 
-/// Only what was asked for; the rest is the folder's to say.
-///
-/// # Errors
-/// What [`GenerationConfig::resolve`] says.
+/// The settings that were asked for; the folder has the others.
 pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     let mut wanted = GenerationConfig::new();
     wanted.max_new_tokens = args.max_new_tokens.map(|n| usize::try_from(n).unwrap_or(UNTIL_IT_ENDS));
@@ -313,7 +310,6 @@ pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
         true => Some(false),
         false => wanted.do_sample.or(wanted.shapes_sampling().then_some(true)),
     };
-    wanted.resolve()?;
     Ok(wanted)
 }
 

@@ -122,24 +122,17 @@ impl<'a> Generation<'a> {
     ///
     /// # Errors
     /// [`Error::Prompt`] for an empty prompt, for rows that do not fit each other, and for ids that are not in the
-    /// vocabulary; [`Error::Setting`] for settings that are impossible, alone or with this prompt.
+    /// vocabulary; [`Error::Setting`] for settings that do not go with the model, the cache or the prompt.
     pub fn new(
         model: Arc<dyn CausalModel>,
         cache: impl Into<CacheHandle<'a>>,
         batch: Batch,
         prompts: Vec<Vec<TokenId>>,
-        mut options: Options,
+        options: Options,
     ) -> Result<Self> {
         checked_chunk(options.prefill_chunk)?;
         let cache = cache.into();
         batch.check_features(model.features(), &cache)?;
-        options.settings = options.settings.checked()?;
-        if let Some(allowed) = options.allowed_tokens.take() {
-            options.settings.processors.add_allowed_tokens(allowed);
-        }
-        std::mem::take(&mut options.processors)
-            .into_iter()
-            .for_each(|own| options.settings.processors.add(own));
         let settings = &options.settings;
         settings.processors.check(model.vocab())?;
         settings.beams.as_ref().map_or(Ok(()), |beams| beams.check_vocabulary(model.vocab()))?;

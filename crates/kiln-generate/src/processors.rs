@@ -113,6 +113,9 @@ macro_rules! kinds {
     (sampling) => { true };
 }
 
+/// The name of a user's own processors.
+const OWN: &str = "processors";
+
 kinds! {
     sequence_bias: always tokens::SequenceBias::new,
     encoder_repetition_penalty: always repetition::EncoderRepetitionPenalty::new,
@@ -168,7 +171,7 @@ impl Processors {
 
     /// Adds one of a user's own behind those that do not depend on drawing, as transformers does.
     pub(crate) fn add(&mut self, processor: Arc<dyn Processor>) {
-        self.insert("processors", processor, KINDS.iter().position(|kind| kind.sampling));
+        self.insert(OWN, processor, KINDS.iter().position(|kind| kind.sampling));
     }
 
     /// Adds the tokens that a user allows, in front of those that are forced, as transformers does.
@@ -177,10 +180,12 @@ impl Processors {
         self.insert(AllowedTokens::NAME, Arc::new(allowed), forced);
     }
 
-    /// Inserts a processor in front of those of `KINDS[first..]`.
+    /// Inserts a processor in front of those of `KINDS[first..]`, and of a user's own unless it is one.
     fn insert(&mut self, name: &'static str, processor: Arc<dyn Processor>, first: Option<usize>) {
         let kinds = &KINDS[first.unwrap_or(KINDS.len())..];
-        let behind = |(name, _): &(&str, _)| kinds.iter().any(|kind| kind.name == *name);
+        let behind = |(other, _): &(&str, _)| {
+            kinds.iter().any(|kind| kind.name == *other) || *other == OWN && name != OWN
+        };
         let at = self.list.iter().position(behind).unwrap_or(self.list.len());
         self.list.insert(at, (name, processor));
     }

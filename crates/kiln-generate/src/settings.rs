@@ -1,48 +1,49 @@
 //! Settings of a generation, validated and completed with defaults.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use kiln_core::{Error, Result, model::TokenId};
 
 use crate::{
     AssistedSettings, BeamSettings, ContrastiveSettings, DolaLayers,
     config::{GenerationConfig, UNTIL_IT_ENDS},
-    processors::Processors,
+    processors::{AllowedTokens, Processor, Processors},
 };
 
-/// What a generation runs by: every value is possible, none is missing.
+/// The settings of a generation, complete and possible: [`GenerationConfig::resolve`] makes them, and checks
+/// them once.
 ///
 /// The defaults are transformers', but for the length: without one, transformers stops after 20 tokens, and this loop at
 /// the end of the text.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `None`: until every row has ended. Whoever knows how many positions the model has puts a bound here.
-    pub max_new_tokens: Option<usize>,
+    pub(crate) max_new_tokens: Option<usize>,
     /// Tokens of a row, prompt and padding included; counts only where `max_new_tokens` is `None`.
-    pub max_length: Option<usize>,
+    pub(crate) max_length: Option<usize>,
     /// No further token is generated after this time.
-    pub max_time: Option<Duration>,
+    pub(crate) max_time: Option<Duration>,
     /// Whether tokens are drawn.
-    pub do_sample: bool,
+    pub(crate) do_sample: bool,
     /// What changes the scores before a token is chosen.
-    pub processors: Processors,
-    pub eos_token_id: Vec<TokenId>,
-    pub pad_token_id: Option<TokenId>,
-    pub stop_strings: Vec<String>,
+    pub(crate) processors: Processors,
+    pub(crate) eos_token_id: Vec<TokenId>,
+    pub(crate) pad_token_id: Option<TokenId>,
+    pub(crate) stop_strings: Vec<String>,
     /// How beams are searched; `None`: each row is continued by itself.
-    pub beams: Option<BeamSettings>,
+    pub(crate) beams: Option<BeamSettings>,
     /// How far scores are moved away from those after a negative prompt; `None`: not at all.
-    pub guidance_scale: Option<f32>,
+    pub(crate) guidance_scale: Option<f32>,
     /// Contrastive search; `None`: tokens are chosen by their scores alone.
-    pub contrastive: Option<ContrastiveSettings>,
+    pub(crate) contrastive: Option<ContrastiveSettings>,
     /// The layers that the last one is contrasted with; `None`: it is not.
-    pub dola_layers: Option<DolaLayers>,
+    pub(crate) dola_layers: Option<DolaLayers>,
     /// How tokens are proposed, where they are.
-    pub assisted: AssistedSettings,
+    pub(crate) assisted: AssistedSettings,
     /// Sequences that are returned for each prompt.
-    pub num_return_sequences: usize,
+    pub(crate) num_return_sequences: usize,
     /// `None`: from the system, once.
-    pub seed: Option<u64>,
+    pub(crate) seed: Option<u64>,
 }
 
 impl Default for Settings {
@@ -66,7 +67,8 @@ impl GenerationConfig {
         let assisted = AssistedSettings::of(self)?;
         let contrastive = ContrastiveSettings::of(self)?;
         let settings = self.filled_in(do_sample, processors, beams, assisted);
-        let settings = Settings { contrastive, ..settings }.checked()?;
+        let settings = Settings { contrastive, ..settings };
+        settings.check()?;
         if settings.num_return_sequences > 1 && settings.beams.is_none() && !do_sample {
             let why = "is more than 1, and without sampling or beams all sequences would be the same; set do_sample or num_beams";
             return Err(setting("num_return_sequences", why));
@@ -104,11 +106,9 @@ impl GenerationConfig {
 }
 
 impl Settings {
-    /// These settings, if they are possible.
-    ///
     /// # Errors
-    /// [`Error::Setting`] for the first value that is not.
-    pub fn checked(self) -> Result<Self> {
+    /// [`Error::Setting`] for the first value that is impossible.
+    fn check(&self) -> Result<()> {
         at_least_one("max_new_tokens", self.max_new_tokens)?;
         at_least_one("max_length", self.max_length)?;
         at_least_one("num_return_sequences", Some(self.num_return_sequences))?;
@@ -124,8 +124,64 @@ impl Settings {
                 "goes with greedy decoding and sampling alone; set num_beams to 1",
             ));
         }
-        self.contrastive.map_or(Ok(()), |search| search.check(&self))?;
-        Ok(self)
+        self.contrastive.map_or(Ok(()), |search| search.check(self))
+    }
+
+    /// Tokens that are generated for each row at most; `None`: until every row has ended.
+    pub fn max_new_tokens(&self) -> Option<usize> {
+        self.max_new_tokens
+    }
+
+    /// Sets a limit, of one token at least, in place of `max_new_tokens` and `max_length`.
+    pub fn set_max_new_tokens(&mut self, tokens: usize) {
+        self.max_new_tokens = Some(tokens.max(1));
+    }
+
+    /// The tokens that end a text.
+    pub fn eos_token_id(&self) -> &[TokenId] {
+        &self.eos_token_id
+    }
+
+    /// The token that shorter rows are padded with.
+    pub fn pad_token_id(&self) -> Option<TokenId> {
+        self.pad_token_id
+    }
+
+    /// The texts that end a text.
+    pub fn stop_strings(&self) -> &[String] {
+        &self.stop_strings
+    }
+
+    /// Sequences that are returned for each prompt.
+    pub fn num_return_sequences(&self) -> usize {
+        self.num_return_sequences
+    }
+
+    /// Whether beams are searched.
+    pub fn has_beams(&self) -> bool {
+        self.beams.is_some()
+    }
+
+    /// Whether tokens are chosen by contrastive search.
+    pub fn is_contrastive(&self) -> bool {
+        self.contrastive.is_some()
+    }
+
+    /// Adds a processor. It acts before those that only act where tokens are drawn.
+    pub fn add_processor(&mut self, processor: Arc<dyn Processor>) {
+        self.processors.add(processor);
+    }
+
+    /// Allows only some tokens. Of several, the last counts.
+    pub fn add_allowed_tokens(&mut self, allowed: AllowedTokens) {
+        self.processors.add_allowed_tokens(allowed);
+    }
+
+    /// Whether beams are searched as Transformers 4.47 does, for comparisons with it.
+    pub fn set_compat_4_47(&mut self, compat: bool) {
+        if let Some(beams) = &mut self.beams {
+            beams.compat_4_47 = compat;
+        }
     }
 
     /// Settings that are neither processors nor sampling. The scores of each step are read back for them.

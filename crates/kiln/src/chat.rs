@@ -180,12 +180,11 @@ impl Answer<'_> {
     /// `config` for an answer to `tokens` tokens: it ends where the template or a token ends it, and where the model's positions do.
     pub(crate) fn config(
         &self,
-        config: &GenerationConfig,
+        mut config: GenerationConfig,
         model: &Model,
         cache: &ModelCache,
         tokens: usize,
     ) -> GenerationConfig {
-        let mut config = config.clone().merged_over(model.generation_config());
         config.stop_strings.get_or_insert_default().extend(self.end.clone());
         // A template that writes nothing behind an answer needs a token that ends it, and a folder may name none for generation.
         let named = || {

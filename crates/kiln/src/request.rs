@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, model::TokenId};
 use kiln_generate::{
-    AllowedTokens, CacheHandle, Completion, GenerationConfig, Grammar, Processor, RowState,
+    AllowedTokens, CacheHandle, Completion, GenerationConfig, Grammar, Options, Processor, RowState,
     StoppingCriterion, TextStream,
 };
 
@@ -19,21 +19,6 @@ use crate::{
     chat::Answer,
     sequence::{Reuse, Sequence, Steps},
 };
-
-/// How a generation is run, beside its settings.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RunOptions {
-    pub(crate) prefill_chunk: Option<usize>,
-    pub(crate) keep_logits: bool,
-    pub(crate) keep_scores: bool,
-    pub(crate) compile: Option<bool>,
-    pub(crate) fast_forward: Option<bool>,
-    pub(crate) on_oom: OnOutOfMemory,
-    pub(crate) processors: Vec<Arc<dyn Processor>>,
-    pub(crate) allowed_tokens: Option<AllowedTokens>,
-    pub(crate) stopping_criteria: Vec<StoppingCriterion>,
-    pub(crate) grammar: Option<Grammar>,
-}
 
 /// Where the sequence is kept.
 #[derive(Debug)]
@@ -60,7 +45,12 @@ pub struct Request<'a> {
     config: GenerationConfig,
     memory: Memory<'a>,
     draft: Option<Model>,
-    run: RunOptions,
+    /// As far as they were given; the settings are made of `config` in the end.
+    options: Options,
+    on_oom: OnOutOfMemory,
+    processors: Vec<Arc<dyn Processor>>,
+    allowed_tokens: Option<AllowedTokens>,
+    grammar: Option<Grammar>,
     /// The answer that the text is in a conversation.
     answer: Option<Answer<'a>>,
     /// What guidance moves away from.
@@ -77,7 +67,11 @@ impl<'a> Request<'a> {
             config: GenerationConfig::default(),
             memory: Memory::Own(None),
             draft: None,
-            run: RunOptions::default(),
+            options: Options { compile: true, fast_forward: true, ..Options::default() },
+            on_oom: OnOutOfMemory::default(),
+            processors: Vec::new(),
+            allowed_tokens: None,
+            grammar: None,
             answer: None,
             negative_prompt: None,
             features: None,
@@ -197,7 +191,7 @@ impl<'a> Request<'a> {
     /// # Ok::<(), kiln::Error>(())
     /// ```
     pub fn processor(mut self, processor: impl Processor + 'static) -> Self {
-        self.run.processors.push(Arc::new(processor));
+        self.processors.push(Arc::new(processor));
         self
     }
 
@@ -232,7 +226,7 @@ impl<'a> Request<'a> {
         mut self,
         allowed: impl Fn(&RowState<'_>) -> Vec<TokenId> + Send + Sync + 'static,
     ) -> Self {
-        self.run.allowed_tokens = Some(AllowedTokens::new(allowed));
+        self.allowed_tokens = Some(AllowedTokens::new(allowed));
         self
     }
 
@@ -250,7 +244,7 @@ impl<'a> Request<'a> {
     /// # Ok::<(), kiln::Error>(())
     /// ```
     pub fn grammar(mut self, grammar: impl Into<Option<Grammar>>) -> Self {
-        self.run.grammar = grammar.into();
+        self.grammar = grammar.into();
         self
     }
 
@@ -269,7 +263,7 @@ impl<'a> Request<'a> {
     /// # Ok::<(), kiln::Error>(())
     /// ```
     pub fn stop_when(mut self, ends: impl Fn(&RowState<'_>) -> bool + Send + Sync + 'static) -> Self {
-        self.run.stopping_criteria.push(StoppingCriterion::new(ends));
+        self.options.stopping_criteria.push(StoppingCriterion::new(ends));
         self
     }
 
@@ -293,38 +287,38 @@ impl<'a> Request<'a> {
 
     /// What is done when memory runs out. Default: layers of the cache move to host memory.
     pub fn on_oom(mut self, on_oom: OnOutOfMemory) -> Self {
-        self.run.on_oom = on_oom;
+        self.on_oom = on_oom;
         self
     }
 
     /// Prompt tokens of each row in one forward pass. Default: as many as activations of 32 MiB allow.
     pub fn prefill_chunk(mut self, tokens: impl Into<Option<usize>>) -> Self {
-        self.run.prefill_chunk = tokens.into();
+        self.options.prefill_chunk = tokens.into();
         self
     }
 
     /// Whether the decode step is captured once and replayed, where the device can do so. Default: it is.
     pub fn compile(mut self, compile: impl Into<Option<bool>>) -> Self {
-        self.run.compile = compile.into();
+        self.options.compile = compile.into().unwrap_or(true);
         self
     }
 
     /// Whether tokens that a [`grammar`](Self::grammar) forces are fed in one pass, as many as change no token. Default: they are,
     /// where the cache can take them back and keeps all that the model may see.
     pub fn fast_forward(mut self, fast_forward: impl Into<Option<bool>>) -> Self {
-        self.run.fast_forward = fast_forward.into();
+        self.options.fast_forward = fast_forward.into().unwrap_or(true);
         self
     }
 
     /// Whether each step carries its logits, as the model gave them. Default: it does not.
     pub fn keep_logits(mut self, keep: bool) -> Self {
-        self.run.keep_logits = keep;
+        self.options.keep_logits = keep;
         self
     }
 
     /// Whether each step carries its scores: the logits after all processors. Default: it does not.
     pub fn keep_scores(mut self, keep: bool) -> Self {
-        self.run.keep_scores = keep;
+        self.options.keep_scores = keep;
         self
     }
 
@@ -359,7 +353,7 @@ impl<'a> Request<'a> {
             return Err(Error::Prompt { why });
         }
         let (steps, answer) = self.start(false)?;
-        let returned = steps.settings().num_return_sequences;
+        let returned = steps.settings().num_return_sequences();
         if returned > 1 {
             let why = format!("is {returned}, and a text is one sequence; leave it out here");
             return Err(Error::Setting { name: "num_return_sequences", why });
@@ -416,7 +410,7 @@ impl<'a> Request<'a> {
     /// Those of [`steps`](Self::steps); [`Error::Prompt`] for rows of one token, of which nothing would be computed;
     /// [`Error::Setting`] without a [`sequence`](Self::sequence).
     pub fn prefill(self) -> Result<Reuse> {
-        let Self { model, prompt, memory, run, .. } = self;
+        let Self { model, prompt, memory, options, on_oom, .. } = self;
         let Memory::Sequence(sequence) = memory else {
             let why = "a prompt that is computed ahead needs a sequence that holds it; give one".to_owned();
             return Err(Error::Setting { name: "sequence", why });
@@ -430,14 +424,8 @@ impl<'a> Request<'a> {
         // The token that is chosen is not fed, and is dropped.
         let config = GenerationConfig::new().repetition_penalty(1.0).num_beams(1).num_return_sequences(1);
         let config = config.guidance_scale(1.0).penalty_alpha(0.0);
-        let run = RunOptions {
-            processors: Vec::new(),
-            allowed_tokens: None,
-            stopping_criteria: Vec::new(),
-            grammar: None,
-            ..run
-        };
-        let request = Request { run, ..Request::new(model, Prompt::Batch(all_but_last)) };
+        let options = Options { stopping_criteria: Vec::new(), ..options };
+        let request = Request { options, on_oom, ..Request::new(model, Prompt::Batch(all_but_last)) };
         let mut steps =
             request.config(config).max_new_tokens(1).temperature(0.0).sequence(&mut *sequence).steps()?;
         let reuse = steps.reuse();

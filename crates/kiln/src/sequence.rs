@@ -318,7 +318,7 @@ impl<'a> Steps<'a> {
             let before = &row[..row.len().saturating_sub(self.generation.generated())];
             for completion in completions {
                 completion.text =
-                    Some(text::of_completion(tokenizer, before, completion, &settings.stop_strings)?);
+                    Some(text::of_completion(tokenizer, before, completion, settings.stop_strings())?);
             }
         }
         Ok(completions)

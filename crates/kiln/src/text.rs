@@ -27,7 +27,7 @@ pub struct GeneratedText<'a> {
 
 impl<'a> GeneratedText<'a> {
     pub(crate) fn new(steps: Steps<'a>, stream: TextStream, answer: Option<Answer<'a>>) -> Result<Self> {
-        let text = StoppedText::new(stream, steps.settings().stop_strings.clone())?;
+        let text = StoppedText::new(stream, steps.settings().stop_strings().to_vec())?;
         Ok(Self { steps, text, ended: None, agreed: 0, answer })
     }
 

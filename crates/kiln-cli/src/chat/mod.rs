@@ -25,6 +25,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     // What can be wrong with the words is said before the model is loaded.
     let plan = args.memory.plan()?;
     let mut wanted = wanted(&args.sampling)?;
+    wanted.resolve()?;
     let running = Running::new(args.prefill_chunk, &args.memory)?;
     let grammar = grammar(&args.sampling)?;
     let folder = load::folder(args.model.as_deref())?;

@@ -1,19 +1,13 @@
-//! How to generate.
+//! Options of a generation.
 
 use std::sync::Arc;
 
 use kiln_core::model::TokenId;
 use kiln_kernels::Kernels;
 
-use crate::{
-    OomPolicy,
-    grammar::Matcher,
-    processors::{AllowedTokens, Processor},
-    settings::Settings,
-    stopping::StoppingCriterion,
-};
+use crate::{OomPolicy, grammar::Matcher, settings::Settings, stopping::StoppingCriterion};
 
-/// How to generate.
+/// The options of a generation: its settings, and how it is run.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub settings: Settings,
@@ -31,10 +25,6 @@ pub struct Options {
     pub compile: bool,
     /// What is done when memory runs out; `None`: the generation ends with the error.
     pub oom_policy: Option<Arc<dyn OomPolicy>>,
-    /// Processors beside those that the settings ask for.
-    pub processors: Vec<Arc<dyn Processor>>,
-    /// The only tokens that may be chosen; `None`: all.
-    pub allowed_tokens: Option<AllowedTokens>,
     /// What every text must match, compiled and at the beginning of a text. Scores are then processed on the host.
     pub grammar: Option<Matcher>,
     /// Whether tokens that a grammar forces are fed in one pass, where the cache can take them back. It changes no token.

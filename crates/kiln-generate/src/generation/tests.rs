@@ -115,8 +115,8 @@ impl Processor for Recorder {
 fn processors_are_told_where_a_row_stands() {
     let recorder = Arc::new(Recorder::default());
     let prompts = [PROMPT.to_vec(), vec![7]];
-    let options =
-        Options { processors: vec![recorder.clone() as Arc<dyn Processor>], lookahead: true, ..greedy(3) };
+    let mut options = Options { lookahead: true, ..greedy(3) };
+    options.settings.add_processor(recorder.clone());
     run(&Hashing::default(), &mut cache::keeps(), &prompts, options);
     let seen = std::mem::take(&mut *recorder.0.lock().unwrap());
     let want = (0..3).flat_map(|step| {
@@ -132,7 +132,8 @@ fn a_row_without_allowed_tokens_ends_the_generation() {
         (1, 2) => vec![],
         (index, _) => vec![index as TokenId + 3],
     });
-    let options = Options { allowed_tokens: Some(allowed), ..greedy(5) };
+    let mut options = greedy(5);
+    options.settings.add_allowed_tokens(allowed);
     let (model, mut cache) = (Hashing::default(), cache::keeps());
     let prompts = vec![PROMPT.to_vec(), PROMPT.to_vec()];
     let batch = Batch::from_rows(&prompts, &fake::device()).unwrap();
@@ -369,14 +370,6 @@ fn impossible_prompts_are_refused() {
     );
     let short = options(GenerationConfig::new().max_length(5));
     assert!(refused(&prompt, batch(&prompt), short).starts_with("max_length"));
-    let zero = Options {
-        settings: Settings { max_new_tokens: Some(0), ..Settings::default() },
-        ..Options::default()
-    };
-    assert!(
-        refused(&prompt, batch(&prompt), zero).starts_with("max_new_tokens"),
-        "settings are checked again"
-    );
     let unknown = options(GenerationConfig::new().bad_words_ids(vec![vec![1, VOCAB as u32]]));
     assert!(refused(&prompt, batch(&prompt), unknown).starts_with("bad_words_ids: token"));
 }

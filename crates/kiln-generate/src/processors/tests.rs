@@ -209,6 +209,14 @@ fn only_what_is_allowed_stays() {
 }
 
 #[test]
+fn own_processors_act_after_allowed_tokens_whichever_came_first() {
+    let mut few = processors(json!({}));
+    few.add(Arc::new(AllowedTokens::new(|_| vec![0])));
+    few.add_allowed_tokens(AllowedTokens::new(|_| vec![0]));
+    assert_eq!(few.names().collect::<Vec<_>>(), ["allowed_tokens", "processors"]);
+}
+
+#[test]
 fn lengths_count_what_transformers_counts() {
     let eos = |settings: Value, generated: usize, len: usize, remaining: Option<usize>| {
         let mut settings = settings;

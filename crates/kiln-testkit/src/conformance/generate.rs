@@ -98,29 +98,20 @@ fn generate(
     let mut wanted = arguments.max_new_tokens(case.max_new_tokens);
     wanted.pad_token_id = wanted.pad_token_id.or(model.generation_config().pad_token_id);
     let mut settings = wanted.resolve()?;
-    if let Some(beams) = &mut settings.beams {
-        beams.compat_4_47 = folder.is_4_47();
-    }
+    settings.set_compat_4_47(folder.is_4_47());
     let unpadded = |(row, &pad): (&Vec<TokenId>, &usize)| row.get(pad..).unwrap_or_default().to_vec();
     let prompts: Vec<Vec<TokenId>> = case.input_ids.iter().zip(&left_pad).map(unpadded).collect();
+    let has_beams = settings.has_beams();
     let options = GenerationOptions {
         settings,
-        prefill_chunk: None,
         lookahead: true,
         keep_logits: keep,
         keep_scores: keep,
         compile: !keep && model.opened().is_asynchronous(),
-        oom_policy: None,
-        processors: Vec::new(),
-        allowed_tokens: None,
-        negative_prompts: Vec::new(),
-        stopping_criteria: Vec::new(),
-        grammar: None,
-        fast_forward: false,
         kernels: Some(model.kernels().clone()),
+        ..GenerationOptions::default()
     };
     let batch = batch.slice(prefix..batch.len());
-    let has_beams = options.settings.beams.is_some();
     let mut generation = Generation::new(model.causal().clone(), &mut cache, batch, prompts, options)?;
     if let Some(draft) = draft {
         let (cache, device) = (draft.cache(&Plan::dynamic())?, draft.device().clone());

@@ -10,41 +10,40 @@ use crate::{
     OnOutOfMemory,
     folder::SMALLEST_CHUNK,
     out_of_memory::{self, OffloadLayers, QuantizeLayers},
-    request::RunOptions,
 };
 
 impl Model {
-    /// How to generate, once the cache holds `tokens` tokens of `rows` rows.
-    pub(crate) fn options(
+    /// `options` for `rows` rows of `tokens` tokens each in `cache`: with the limits that follow from them,
+    /// and what the model and its device have.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] and [`Error::Full`] for rows that are too long; [`Error::OutOfMemory`] and
+    /// [`Error::BufferTooLarge`] where the sequence cannot fit.
+    pub(crate) fn fitted(
         &self,
-        wanted: &GenerationConfig,
-        options: &RunOptions,
+        options: Options,
+        on_oom: OnOutOfMemory,
         cache: &ModelCache,
         rows: usize,
         tokens: usize,
     ) -> Result<Options> {
-        let wanted = wanted.clone().merged_over(&self.loaded.generation);
-        let mut settings = wanted.resolve()?;
-        self.name_what_is_not_applied(&wanted);
-        settings.max_new_tokens = settings.new_tokens(tokens)?;
+        let Options { mut settings, .. } = options;
+        let limit = settings.new_tokens(tokens)?;
         // Prompts are computed once, whatever number of rows each becomes.
         let width = settings.fed_rows();
         // Without a limit nobody knows how many will be fed.
-        let reaches = tokens.saturating_add(settings.fed(settings.max_new_tokens.unwrap_or(1)));
+        let reaches = tokens.saturating_add(settings.fed(limit.unwrap_or(1)));
         let step = StepShape {
             rows: rows.saturating_mul(width),
             tokens: 0,
             element: self.loaded.dtype.size(),
-            last: settings.max_new_tokens.is_some(),
+            last: limit.is_some(),
         };
-        out_of_memory::check_buffers(cache, reaches, &step, options.on_oom)?;
+        out_of_memory::check_buffers(cache, reaches, &step, on_oom)?;
         let fits = |chunk: usize| {
-            let working = self
-                .loaded
-                .causal
-                .working_bytes(rows, chunk)
-                .max(self.loaded.causal.working_bytes(step.rows, 1));
-            out_of_memory::check(cache, reaches, &step, working, options.on_oom)
+            let causal = &self.loaded.causal;
+            let working = causal.working_bytes(rows, chunk).max(causal.working_bytes(step.rows, 1));
+            out_of_memory::check(cache, reaches, &step, working, on_oom)
         };
         let prefill_chunk = match options.prefill_chunk {
             Some(chunk) => chunk,
@@ -54,46 +53,36 @@ impl Model {
                 .map_or(SMALLEST_CHUNK, |chunk| chunk.max(SMALLEST_CHUNK)),
         };
         fits(prefill_chunk.min(SMALLEST_CHUNK))?;
-        if let Some(room) = self.room(cache, tokens)? {
-            let room = match (settings.contrastive, cache.capacity()) {
-                (Some(_), Some(capacity)) => room.min(capacity.saturating_sub(tokens)).max(1),
-                _ => room,
-            };
-            match settings.max_new_tokens {
-                None => settings.max_new_tokens = Some(room),
-                // A cache that is too small is refused, not warned of.
-                Some(asked) if asked > self.loaded.sizes.positions.saturating_sub(tokens) => {
-                    tracing::warn!(asked, room, "generating beyond the positions the model was made for");
-                }
-                Some(_) => {}
-            }
+        let room = self.room(cache, tokens)?.map(|room| match cache.capacity() {
+            Some(capacity) if settings.is_contrastive() => room.min(capacity.saturating_sub(tokens)).max(1),
+            _ => room,
+        });
+        if let (Some(asked), Some(room)) = (limit, room)
+            // A cache that is too small is refused, not warned of.
+            && asked > self.loaded.sizes.positions.saturating_sub(tokens)
+        {
+            tracing::warn!(asked, room, "generating beyond the positions the model was made for");
         }
-        let oom_policy: Option<Arc<dyn OomPolicy>> = match options.on_oom {
+        if let Some(limit) = limit.or(room) {
+            settings.set_max_new_tokens(limit);
+        }
+        let oom_policy: Option<Arc<dyn OomPolicy>> = match on_oom {
             OnOutOfMemory::Fail => None,
             OnOutOfMemory::Offload => Some(Arc::new(OffloadLayers::new(self.device()))),
-            OnOutOfMemory::Quantize => Some(Arc::new(QuantizeLayers::new(
-                self.loaded.causal.needs(),
-                &self.loaded.kernels,
-                self.device(),
-            ))),
+            OnOutOfMemory::Quantize => {
+                let needs = self.loaded.causal.needs();
+                Some(Arc::new(QuantizeLayers::new(needs, &self.loaded.kernels, self.device())))
+            }
         };
+        let is_asynchronous = self.loaded.device.is_asynchronous();
         Ok(Options {
-            oom_policy,
             settings,
             prefill_chunk: Some(prefill_chunk),
-            lookahead: self.loaded.device.is_asynchronous(),
-            keep_logits: options.keep_logits,
-            keep_scores: options.keep_scores,
-            processors: options.processors.clone(),
-            allowed_tokens: options.allowed_tokens.clone(),
-            negative_prompts: Vec::new(),
-            stopping_criteria: options.stopping_criteria.clone(),
-            grammar: None,
-            fast_forward: options.fast_forward.unwrap_or(true),
+            oom_policy,
+            lookahead: is_asynchronous,
+            compile: options.compile && self.loaded.captures && is_asynchronous,
             kernels: Some(self.loaded.kernels.clone()),
-            compile: self.loaded.captures
-                && self.loaded.device.is_asynchronous()
-                && options.compile.unwrap_or(true),
+            ..options
         })
     }
 
@@ -119,7 +108,7 @@ impl Model {
     }
 
     /// Warns of settings that change tokens in transformers and not here, once.
-    fn name_what_is_not_applied(&self, wanted: &GenerationConfig) {
+    pub(crate) fn name_what_is_not_applied(&self, wanted: &GenerationConfig) {
         let names = wanted.not_applied();
         if !names.is_empty() && !self.loaded.told.swap(true, Ordering::Relaxed) {
             tracing::warn!(
@@ -147,7 +136,7 @@ impl Model {
 
     /// Padding is hidden or skipped, so any id of the vocabulary does.
     pub(crate) fn padding(&self, settings: &Settings) -> TokenId {
-        settings.pad_token_id.filter(|&id| (id as usize) < self.loaded.sizes.vocab).unwrap_or(0)
+        settings.pad_token_id().filter(|&id| (id as usize) < self.loaded.sizes.vocab).unwrap_or(0)
     }
 
     /// Tokens that may follow `held` tokens in `cache`; `None`: any number, positions stay below a bound.

@@ -2,7 +2,7 @@
 
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache};
-use kiln_generate::{CacheHandle, DraftModel, Generation, Options as GenerationOptions, StoppingCriterion};
+use kiln_generate::{CacheHandle, DraftModel, Generation, Options, StoppingCriterion};
 
 use super::{Memory, Request};
 use crate::{
@@ -14,43 +14,57 @@ use crate::{
 impl<'a> Request<'a> {
     /// `ends_rows`: whether stop strings end rows. If not, whoever reads the text looks for them, unless there are beams.
     pub(super) fn start(self, ends_rows: bool) -> Result<(Steps<'a>, Option<Answer<'a>>)> {
-        let Self { model, prompt, config, memory, draft, run, answer, negative_prompt, features } = self;
-        let grammar = run.grammar.clone();
-        let completed = |mut options: GenerationOptions| -> Result<GenerationOptions> {
-            if let Some(grammar) = &grammar {
-                let table = model.token_table(&options.settings.eos_token_id)?;
+        let Self {
+            model,
+            prompt,
+            config,
+            memory,
+            draft,
+            options,
+            on_oom,
+            processors,
+            allowed_tokens,
+            grammar,
+            answer,
+            negative_prompt,
+            features,
+        } = self;
+        let tokenizer = model.tokenizer().ok().cloned();
+        let longest = |rows: &[Vec<TokenId>]| rows.iter().map(Vec::len).max().unwrap_or(0);
+        let config = config.merged_over(model.generation_config());
+        // All options, for `rows` rows of `tokens` tokens each in `cache`.
+        let complete = |cache: &ModelCache, rows: usize, tokens: usize| -> Result<Options> {
+            let config = match &answer {
+                Some(answer) => answer.config(config, &model, cache, tokens),
+                None => config,
+            };
+            let mut settings = config.resolve()?;
+            model.name_what_is_not_applied(&config);
+            allowed_tokens.into_iter().for_each(|allowed| settings.add_allowed_tokens(allowed));
+            processors.into_iter().for_each(|own| settings.add_processor(own));
+            let mut options = model.fitted(Options { settings, ..options }, on_oom, cache, rows, tokens)?;
+            if let Some(grammar) = grammar {
+                let table = model.token_table(options.settings.eos_token_id())?;
                 options.grammar = Some(grammar.compile(&table)?);
             }
-            let strings = options.settings.stop_strings.clone();
+            let strings = options.settings.stop_strings().to_vec();
             if !strings.is_empty() && (ends_rows || options.settings.width() > 1) {
                 let tokenizer = model.tokenizer()?.clone();
                 options.stopping_criteria.push(StoppingCriterion::stop_strings(tokenizer, strings));
             }
+            if let Some(prompt) = negative_prompt {
+                options.negative_prompts = prompt.rows(&model, cache, false)?;
+                model.room(cache, longest(&options.negative_prompts))?;
+            }
             Ok(options)
-        };
-        let tokenizer = model.tokenizer().ok().cloned();
-        let longest = |rows: &[Vec<TokenId>]| rows.iter().map(Vec::len).max().unwrap_or(0);
-        let config = |cache: &ModelCache, tokens| match &answer {
-            Some(answer) => answer.config(&config, &model, cache, tokens),
-            None => config.clone(),
-        };
-        let negative = |cache: &ModelCache| -> Result<Vec<Vec<TokenId>>> {
-            let Some(prompt) = negative_prompt else { return Ok(Vec::new()) };
-            let rows = prompt.rows(&model, cache, false)?;
-            model.room(cache, longest(&rows))?;
-            Ok(rows)
         };
         let cache: CacheHandle<'a> = match memory {
             Memory::Own(plan) => model.cache(plan.as_ref().unwrap_or(model.plan()))?.into(),
             Memory::Cache(cache) => cache,
             Memory::Sequence(sequence) => {
                 let rows = prompt.rows(&model, sequence.cache(), false)?;
-                let tokens = longest(&rows);
-                let config = config(sequence.cache(), tokens);
-                let mut options =
-                    completed(model.options(&config, &run, sequence.cache(), rows.len(), tokens)?)?;
-                options.negative_prompts = negative(sequence.cache())?;
-                let reuse = sequence.rewind(&rows, options.settings.contrastive.is_none())?;
+                let options = complete(sequence.cache(), rows.len(), longest(&rows))?;
+                let reuse = sequence.rewind(&rows, !options.settings.is_contrastive())?;
                 let batch = Batch { features, ..sequence.rest(&rows, &options.settings, &model)? };
                 let (cache, held) = sequence.split();
                 let generation = Generation::new(model.causal().clone(), cache, batch, rows, options)?;
@@ -65,13 +79,10 @@ impl<'a> Request<'a> {
                 "several rows cannot be continued here; use a Sequence, which knows how they were padded";
             return Err(Error::Prompt { why: why.to_owned() });
         }
-        let tokens = longest(&rows) + cache.seq_len();
-        let mut options =
-            completed(model.options(&config(&cache, tokens), &run, &cache, rows.len(), tokens)?)?;
-        options.negative_prompts = negative(&cache)?;
+        let options = complete(&cache, rows.len(), longest(&rows) + cache.seq_len())?;
         let batch = Batch { features, ..model.batch(&rows, &options.settings, &cache)? };
-        let generation =
-            drafted(Generation::new(model.causal().clone(), cache, batch, rows, options)?, &model, draft)?;
+        let generation = Generation::new(model.causal().clone(), cache, batch, rows, options)?;
+        let generation = drafted(generation, &model, draft)?;
         let reuse = Reuse { fed: generation.stats().prompt_tokens, ..Reuse::default() };
         Ok((Steps::new(generation, None, reuse, tokenizer), answer))
     }

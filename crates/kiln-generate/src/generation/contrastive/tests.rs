@@ -5,7 +5,7 @@ use kiln_core::{batch::Batch, model_cache::ModelCache};
 
 use super::*;
 use crate::{
-    GenerationConfig, Settings, StopReason,
+    GenerationConfig, StopReason,
     generation::tests::fake::{self, Hashing, VOCAB, cache},
 };
 
@@ -208,8 +208,8 @@ fn what_does_not_go_together_is_refused() {
     let default = GenerationConfig::new().penalty_alpha(0.6).resolve().unwrap();
     assert_eq!(default.contrastive.unwrap().top_k, 50);
 
-    let settings = Settings { num_return_sequences: 2, ..config(0.6, 4).resolve().unwrap() };
-    assert!(settings.checked().unwrap_err().to_string().contains("`num_return_sequences`"));
+    let several = config(0.6, 4).num_return_sequences(2).resolve().unwrap_err();
+    assert!(several.to_string().contains("`num_return_sequences`"), "{several}");
     let model = Hashing::default();
     let mut cache = cache::keeps();
     let start = |cache: &mut ModelCache, prompt: Vec<TokenId>, all: Vec<TokenId>| {
