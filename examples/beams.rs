@@ -1,7 +1,10 @@
 //! Beam search, groups of beams that differ, and words that must occur.
 //! `cargo run --release --example beams [MODEL_FOLDER]`
 
-use kiln::{Completion, EarlyStopping, ForceWord, GenerationConfig, Model};
+use kiln::{
+    Completion, GenerationConfig, Model,
+    expert::{EarlyStopping, ForceWord},
+};
 
 const PROMPT: &str = "The Constitution of the";
 

@@ -1,7 +1,10 @@
 //! The guide's own generation loop, with an explicit cache and mask: two prompts of unequal length, greedy.
 //! `cargo run --release --example own_loop [MODEL_FOLDER]`
 
-use kiln::{Batch, Logits, Model, Plan, TokenId, read_back};
+use kiln::{
+    Model, Plan, TokenId,
+    expert::{Batch, Logits, read_back},
+};
 
 const NEW_TOKENS: usize = 20;
 

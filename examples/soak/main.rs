@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kiln::{Model, device::DeviceName, files};
+use kiln::{Model, device::DeviceName, expert::files};
 use serde_json::{Value, json};
 
 use crate::{

@@ -9,7 +9,8 @@ use std::{
 
 use kiln::{
     Chat, ChatTemplate, Error, GenerationConfig, Message, Model, Offload, OnOutOfMemory, Plan, Result,
-    STRATEGIES, Sequence, Step, TokenId, memory::DeviceState,
+    Sequence, Step, TokenId,
+    expert::{STRATEGIES, memory::DeviceState},
 };
 use tempfile::TempDir;
 

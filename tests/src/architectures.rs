@@ -3,8 +3,10 @@
 use kiln::{
     Model, Plan,
     device::Opened,
-    memory::{AttentionNeed, LayerNeed},
-    models,
+    expert::{
+        memory::{AttentionNeed, LayerNeed},
+        models,
+    },
 };
 use kiln_testkit::conformance::{self, Setup};
 use proptest::prelude::*;

@@ -1,6 +1,9 @@
 //! Beams that the device searches for are those that the host finds among all scores.
 
-use kiln::{Completion, GenerationConfig, Model, Plan, cache_samples, kernels::Choice};
+use kiln::{
+    Completion, GenerationConfig, Model, Plan,
+    expert::{cache_samples, kernels::Choice},
+};
 
 use crate::support::{greedy, llama_with, recorded};
 

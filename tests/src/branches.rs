@@ -2,8 +2,9 @@
 
 use burn::tensor::Device;
 use kiln::{
-    Completion, Error, Logits, Model, ModelBuilder, ModelCache, Offload, OnOutOfMemory, Plan, RandomLlama,
-    Request, Sequence, TokenId, device::Opened, offload,
+    Completion, Error, Model, ModelBuilder, Offload, OnOutOfMemory, Plan, Request, Sequence, TokenId,
+    device::Opened,
+    expert::{Logits, ModelCache, RandomLlama, offload},
 };
 
 use crate::support::{TINY, alone, assert_close, batch, float32, forward, greedy, is_alone, recorded};

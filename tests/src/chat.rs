@@ -8,8 +8,8 @@ use std::{
 };
 
 use kiln::{
-    Chat, ChatTemplate, Conversation, Data, Error, GenerationConfig, Message, Model, Plan, RenderOptions,
-    STRATEGIES,
+    Chat, ChatTemplate, Conversation, Error, GenerationConfig, Message, Model, Plan,
+    expert::{Data, RenderOptions, STRATEGIES},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -405,14 +405,14 @@ fn templates_are_found_where_transformers_finds_them() {
 
 #[test]
 fn a_template_is_chosen_as_transformers_chooses() {
-    let templates = |names: &[&str]| kiln::ChatTemplates {
+    let templates = |names: &[&str]| kiln::expert::ChatTemplates {
         by_name: names
             .iter()
             .map(|name| ((*name).to_owned(), format!("{name} {{{{ bos_token }}}}")))
             .collect(),
         special_tokens: [("bos_token".to_owned(), "<s>".to_owned())].into(),
     };
-    let made = |templates: &kiln::ChatTemplates, tools| {
+    let made = |templates: &kiln::expert::ChatTemplates, tools| {
         let template = templates.choose(tools)?;
         template.render(&hello(), &templates.special_tokens, &RenderOptions::default())
     };

@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, fs, path::Path};
 use burn::tensor::DType;
 use half::{bf16, f16};
 use kiln::{
-    DtypeChoice, Error, GenerationConfig, Inspection, Model, Plan,
+    DtypeChoice, Error, GenerationConfig, Model, Plan,
     device::{DeviceName, Opened},
+    expert::Inspection,
 };
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};

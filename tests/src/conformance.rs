@@ -1,6 +1,6 @@
 //! The recorded cases, on every device and with every kind of kernel.
 
-use kiln::{Offload, Plan, kernels::Choice};
+use kiln::{Offload, Plan, expert::kernels::Choice};
 use kiln_testkit::conformance::{self, Line, Outcome, Setup, Summary};
 
 use crate::support::fixtures;

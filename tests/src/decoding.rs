@@ -1,9 +1,12 @@
 //! Captured steps, and what caches of bounded size do when they are full.
 
 use kiln::{
-    Error, GenerationConfig, Model, Plan, TokenId, cache_samples,
+    Error, GenerationConfig, Model, Plan, TokenId,
     device::{DeviceClass, Opened},
-    kernels::{Kernels, Ran},
+    expert::{
+        cache_samples,
+        kernels::{Kernels, Ran},
+    },
 };
 
 use crate::support::{alone_with, is_alone, recorded};
@@ -230,8 +233,9 @@ fn a_batch_that_a_layer_refuses_reaches_no_layer() {
         let plan = Plan::sink(16, 2).unwrap().windowed(Plan::sliding());
         let mut cache = model.cache(&plan).unwrap();
         let padded =
-            kiln::Batch::left_padded(&[vec![5, 6, 7], vec![9, 8, 7, 6, 5]], 0, model.device()).unwrap();
-        let refused = model.causal().forward(&padded, kiln::Logits::Last, &mut cache);
+            kiln::expert::Batch::left_padded(&[vec![5, 6, 7], vec![9, 8, 7, 6, 5]], 0, model.device())
+                .unwrap();
+        let refused = model.causal().forward(&padded, kiln::expert::Logits::Last, &mut cache);
         assert!(matches!(refused, Err(Error::Prompt { .. })), "on {device}");
         assert_eq!((cache.seq_len(), cache.device_bytes()), (0, 0), "on {device}");
     }

@@ -10,11 +10,14 @@ use std::{
 };
 
 use kiln::{
-    DtypeChoice, Error, Mixture, Model, ModelBuilder, SelfTest,
+    DtypeChoice, Error, Mixture, Model, ModelBuilder,
     device::{self, DeviceClass, DeviceName, Opened},
-    kernels::{
-        Path as Implementation,
-        faults::{Fault, plant},
+    expert::{
+        SelfTest,
+        kernels::{
+            Path as Implementation,
+            faults::{Fault, plant},
+        },
     },
 };
 
@@ -102,7 +105,7 @@ fn a_model_is_loaded() {
         // As the command line does with Ctrl-C, which is the end of the input here.
         spawn(|| {
             stdin().read_to_end(&mut Vec::new()).unwrap();
-            kiln::interrupted();
+            kiln::expert::interrupted();
             exit(130);
         });
     }

@@ -11,9 +11,12 @@ use std::{
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln::{
-    ExpertTraffic, Model, ModelBuilder, Plan, RandomMixtral,
+    Model, ModelBuilder, Plan,
     device::Opened,
-    kernels::{Arithmetic, Choice, ExpertLinear, Kernels, Matrix, MatrixStack, PackedMatrix, Use},
+    expert::{
+        ExpertTraffic, RandomMixtral,
+        kernels::{Arithmetic, Choice, ExpertLinear, Kernels, Matrix, MatrixStack, PackedMatrix, Use},
+    },
 };
 use kiln_weights::Format;
 use tracing::{

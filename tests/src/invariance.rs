@@ -2,9 +2,12 @@
 //! tokens. So a pass that verifies several tokens gives the logits of one pass for each.
 
 use kiln::{
-    Model, ModelCache, Plan, TokenId,
+    Model, Plan, TokenId,
     device::Opened,
-    kernels::{Choice, INVARIANT_UP_TO},
+    expert::{
+        ModelCache,
+        kernels::{Choice, INVARIANT_UP_TO},
+    },
 };
 
 use crate::{

@@ -1,7 +1,11 @@
 //! Rows that join a cache and leave it between two passes: each keeps the bits that it has alone, with every cache, on every device.
 
 use burn::tensor::{Tensor, TensorData};
-use kiln::{Batch, Error, Logits, Model, ModelCache, Plan, TokenId, device::Opened};
+use kiln::{
+    Error, Model, Plan, TokenId,
+    device::Opened,
+    expert::{Batch, Logits, ModelCache},
+};
 
 use crate::{
     laws::plans,

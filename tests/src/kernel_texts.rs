@@ -3,7 +3,7 @@
 
 use std::{env, error::Error, fs, path::Path};
 
-use kiln::kernels::{KERNELS, Text};
+use kiln::expert::kernels::{KERNELS, Text};
 use naga::{
     back::spv,
     proc::{BoundsCheckPolicies, BoundsCheckPolicy},

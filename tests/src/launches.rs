@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use kiln::{
-    DtypeChoice, ModelBuilder, Plan, RandomLlama,
+    DtypeChoice, ModelBuilder, Plan,
     device::{DeviceClass, Opened},
-    kernels::launches_of,
+    expert::{RandomLlama, kernels::launches_of},
 };
 
 use crate::support::greedy;

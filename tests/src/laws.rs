@@ -1,10 +1,13 @@
 //! The laws, for every strategy, on every device. No strategy is named here.
 
 use kiln::{
-    GenerationConfig, Model, ModelBuilder, Offload, Plan, RandomLlama, TokenId,
+    GenerationConfig, Model, ModelBuilder, Offload, Plan, TokenId,
     device::Opened,
-    kernels::{Choice, Kernels},
-    memory::{AttentionNeed, LayerCache, LayerNeed},
+    expert::{
+        RandomLlama,
+        kernels::{Choice, Kernels},
+        memory::{AttentionNeed, LayerCache, LayerNeed},
+    },
 };
 use kiln_testkit::laws::{self, Subject};
 
@@ -15,7 +18,7 @@ const PROMPT: [TokenId; 11] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58];
 /// Every strategy, with settings that the laws can work with. What transformers 4.47 held depends on how it was fed, against
 /// the law; and rotated codes lose more than half a token.
 fn caches() -> impl Iterator<Item = String> {
-    kiln::cache_samples()
+    kiln::expert::cache_samples()
         .filter(|text| !text.contains("compat=4.47") && !text.contains("residual=8,rotate=on"))
 }
 
@@ -136,17 +139,22 @@ fn chunked_prefill_is_whole_prefill() {
                 let run = |chunk| {
                     let mut cache = model.cache(&plan).unwrap();
                     let rows = batch(&model, std::slice::from_ref(&prompt));
-                    let options = kiln::GenerationOptions {
+                    let options = kiln::expert::GenerationOptions {
                         settings: wanted(3).resolve().unwrap(),
                         prefill_chunk: chunk,
                         keep_logits: true,
-                        ..kiln::GenerationOptions::default()
+                        ..kiln::expert::GenerationOptions::default()
                     };
                     // Not through the facade: it refuses prompts beyond the positions, which are the hard case.
                     let prompts = vec![prompt.clone()];
-                    let mut generation =
-                        kiln::Generation::new(model.causal().clone(), &mut cache, rows, prompts, options)
-                            .unwrap();
+                    let mut generation = kiln::expert::Generation::new(
+                        model.causal().clone(),
+                        &mut cache,
+                        rows,
+                        prompts,
+                        options,
+                    )
+                    .unwrap();
                     let step = generation.next().unwrap().unwrap();
                     step.logits.unwrap().remove(0)
                 };
@@ -275,7 +283,7 @@ fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
             let (sliding, banded) = (Plan::dynamic(), Plan::dynamic().windowed(Plan::dynamic()));
             assert_eq!(sliding.windowed.strategy.name, "sliding");
             let rows = [vec![3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58, 9, 7, 9, 3, 2, 3], vec![8, 4, 6, 2, 6, 4]];
-            let padded = kiln::Batch::left_padded(&rows, 0, model.device()).unwrap();
+            let padded = kiln::expert::Batch::left_padded(&rows, 0, model.device()).unwrap();
             let (mut window, mut full) = (model.cache(&sliding).unwrap(), model.cache(&banded).unwrap());
             // Chunks that fit into the window, that cross it, and that are longer.
             let mut start = 0;
@@ -330,9 +338,10 @@ fn a_sink_cache_attends_to_what_it_kept_at_places_in_the_window() {
 fn sinks_are_no_padding() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
-    let padded = kiln::Batch::left_padded(&[vec![1, 2], vec![3]], 0, model.device()).unwrap();
+    let padded = kiln::expert::Batch::left_padded(&[vec![1, 2], vec![3]], 0, model.device()).unwrap();
     let mut cache = model.cache(&Plan::named("sink:window=8").unwrap()).unwrap();
-    let refused = model.causal().forward(&padded, kiln::Logits::Last, &mut cache).map(|_| ()).unwrap_err();
+    let refused =
+        model.causal().forward(&padded, kiln::expert::Logits::Last, &mut cache).map(|_| ()).unwrap_err();
     assert!(refused.to_string().contains("padding"), "{refused}");
 }
 
@@ -368,7 +377,7 @@ fn wanted(n: usize) -> GenerationConfig {
     GenerationConfig::new().max_new_tokens(n).eos_token_id(Vec::new())
 }
 
-fn tokens(model: &Model, cache: &mut kiln::ModelCache, n: usize) -> Vec<TokenId> {
+fn tokens(model: &Model, cache: &mut kiln::expert::ModelCache, n: usize) -> Vec<TokenId> {
     let steps = model.generate(PROMPT.to_vec()).cache(cache).config(wanted(n)).steps().unwrap();
     steps.filter_map(|step| step.unwrap().tokens[0]).collect()
 }

@@ -1,9 +1,10 @@
 //! Models through the public API: what must agree with what, and what is refused.
 
 use kiln::{
-    Batch, DtypeChoice, Error, GenerationConfig, Logits, Model, ModelBuilder, Plan, RandomLlama, TokenId,
+    DtypeChoice, Error, GenerationConfig, Model, ModelBuilder, Plan, TokenId,
     burn::tensor::DType,
     device::{self, DeviceClass, DeviceName, Opened},
+    expert::{Batch, Logits, RandomLlama},
 };
 
 use crate::support::{

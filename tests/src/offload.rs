@@ -2,10 +2,13 @@
 
 use burn::tensor::{Device, Tensor};
 use kiln::{
-    Batch, GenerationConfig, Logits, ModelBuilder, ModelCache, Offload, Plan, RandomLlama, TokenId,
+    GenerationConfig, ModelBuilder, Offload, Plan, TokenId,
     device::Opened,
-    kernels::{Choice, Kernels},
-    memory::{AttentionNeed, LayerNeed, Moved, Positions, RecurrentNeed, StepShape},
+    expert::{
+        Batch, Logits, ModelCache, RandomLlama,
+        kernels::{Choice, Kernels},
+        memory::{AttentionNeed, LayerNeed, Moved, Positions, RecurrentNeed, StepShape},
+    },
 };
 
 use crate::support::{alone, batch, float32, forward, is_alone, recorded};
@@ -281,7 +284,7 @@ fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
                 feed(cache, &[3, 1, 4, 1, 5]);
                 (0..6).for_each(|token| _ = feed(cache, &[token]));
             }
-            kiln::offload(&mut moved, Offload::All).unwrap();
+            kiln::expert::offload(&mut moved, Offload::All).unwrap();
             assert_eq!(moved.device_bytes(), 0, "{text} on {device}");
             assert!(moved.host_bytes() > 0, "{text} on {device}");
             let mut snapshot = moved.snapshot();

@@ -3,8 +3,9 @@
 use std::{collections::HashSet, path::Path};
 
 use kiln::{
-    Error, GenerationConfig, Logits, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama,
-    Request, Result, TokenId, device::Opened, memory::LayerCache,
+    Error, GenerationConfig, Model, ModelBuilder, OnOutOfMemory, Plan, Request, Result, TokenId,
+    device::Opened,
+    expert::{Logits, ModelCache, RandomLlama, memory::LayerCache},
 };
 
 use crate::support::{batch, float32, forward, greedy, recorded};

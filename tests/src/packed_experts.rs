@@ -11,8 +11,10 @@ use kiln::{
     Mixture, Model, ModelBuilder, Plan,
     burn::tensor::DType,
     device::Opened,
-    kernels::{Choice, Kernels},
-    models::checkpoint::Checkpoint,
+    expert::{
+        kernels::{Choice, Kernels},
+        models::checkpoint::Checkpoint,
+    },
 };
 use kiln_weights::{
     Format,

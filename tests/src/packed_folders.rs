@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use half::f16;
-use kiln::{Mixture, Model, Plan, TokenId, device::Opened, kernels::Choice};
+use kiln::{Mixture, Model, Plan, TokenId, device::Opened, expert::kernels::Choice};
 use kiln_weights::{Format, streams::Table};
 use safetensors::Dtype;
 use serde_json::{Value, json};

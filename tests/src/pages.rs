@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, fs, path::PathBuf};
 
-use kiln::{STRATEGIES, models::ARCHITECTURES, quantizers};
+use kiln::expert::{STRATEGIES, models::ARCHITECTURES, quantizers};
 use kiln_weights::{Format, Mixture};
 
 type List = fn() -> String;

@@ -4,10 +4,13 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Tensor, activation::log_softmax};
 use kiln::{
-    Batch, Error, Logits, Mixture, Model, ModelBuilder, Plan, RandomLlama, TokenId,
+    Error, Mixture, Model, ModelBuilder, Plan, TokenId,
     device::{DeviceClass, Opened},
-    probe::{check_original, probe_tensors, probe_weights},
-    read_back,
+    expert::{
+        Batch, Logits, RandomLlama,
+        probe::{check_original, probe_tensors, probe_weights},
+        read_back,
+    },
 };
 
 use crate::support::{fixtures, float32};

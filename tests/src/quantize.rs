@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kiln::{Mixture, Result, models::checkpoint::Quantized};
+use kiln::{Mixture, Result, expert::models::checkpoint::Quantized};
 use kiln_weights::{Format, gguf::Gguf};
 
 use crate::{

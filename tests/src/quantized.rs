@@ -4,9 +4,11 @@ use burn::tensor::{DType, Tensor};
 use kiln::{
     Model, Plan, QuantizedSettings, TokenId,
     device::Opened,
-    kernels::{AttentionPacked, AttentionShape, Choice, Kernels},
-    memory::{AttentionNeed, KvView, PackedView, Positions},
-    probe::probe,
+    expert::{
+        kernels::{AttentionPacked, AttentionShape, Choice, Kernels},
+        memory::{AttentionNeed, KvView, PackedView, Positions},
+        probe::probe,
+    },
 };
 
 use crate::support::{alone, greedy, is_alone, recorded};

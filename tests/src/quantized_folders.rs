@@ -5,7 +5,11 @@
 
 use std::{collections::BTreeMap, fs};
 
-use kiln::{DtypeChoice, Inspection, Model, device::Opened, kernels::Choice};
+use kiln::{
+    DtypeChoice, Model,
+    device::Opened,
+    expert::{Inspection, kernels::Choice},
+};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;

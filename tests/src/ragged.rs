@@ -2,8 +2,9 @@
 
 use burn::tensor::Tensor;
 use kiln::{
-    Batch, Generation, GenerationOptions, Logits, Model, ModelCache, Plan, Sequence, TokenId, device::Opened,
-    memory::CacheState, read_back,
+    Model, Plan, Sequence, TokenId,
+    device::Opened,
+    expert::{Batch, Generation, GenerationOptions, Logits, ModelCache, memory::CacheState, read_back},
 };
 
 use crate::{
@@ -65,7 +66,7 @@ impl<'a> Rows<'a> {
 }
 
 fn prefilled(model: &Model, cache: &mut ModelCache, fed: &Batch, chunk: Option<usize>) -> Tensor<3> {
-    read_back::block_on(kiln::prefill(model.causal().clone(), cache, fed, chunk)).unwrap()
+    read_back::block_on(kiln::expert::prefill(model.causal().clone(), cache, fed, chunk)).unwrap()
 }
 
 #[test]
@@ -231,14 +232,15 @@ fn what_does_not_fit_the_rows_is_refused() {
 
     let prefill = |rows: &[Vec<TokenId>], cache: &mut ModelCache| {
         let fed = Batch::ragged(rows, 0, model.device()).unwrap();
-        read_back::block_on(kiln::prefill(model.causal().clone(), cache, &fed, Some(usize::MAX))).map(|_| ())
+        read_back::block_on(kiln::expert::prefill(model.causal().clone(), cache, &fed, Some(usize::MAX)))
+            .map(|_| ())
     };
     let five = [prompts(), vec![prompt(0)]].concat();
     assert_eq!(prefill(&five, &mut cache), Err(kiln::Error::WrongRows { rows: 4, given: 5 }));
     let mut fed = Batch::ragged(&prompts(), 0, model.device()).unwrap();
     fed.skip[1] = fed.len();
-    let refused =
-        read_back::block_on(kiln::prefill(model.causal().clone(), &mut cache, &fed, None)).map(|_| ());
+    let refused = read_back::block_on(kiln::expert::prefill(model.causal().clone(), &mut cache, &fed, None))
+        .map(|_| ());
     assert!(matches!(refused, Err(kiln::Error::Prompt { .. })), "a row without a token");
     fed.left_pad.clear();
     let refused = model.causal().forward(&fed, Logits::Last, &mut cache).map(|_| ());

@@ -4,8 +4,9 @@ use std::process::Command;
 
 use burn::tensor::Device;
 use kiln::{
-    DolaLayers, Error, GenerationConfig, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama,
-    Request, Result, TokenId, device::Opened, memory::DeviceState,
+    Error, GenerationConfig, Model, ModelBuilder, OnOutOfMemory, Plan, Request, Result, TokenId,
+    device::Opened,
+    expert::{DolaLayers, ModelCache, RandomLlama, memory::DeviceState},
 };
 
 use crate::support::{alone, float32, is_alone, recorded};

@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use kiln::{Chat, ChatTemplate, Error, Model, Prompt, Request, Sequence, TokenId, read_back};
+use kiln::{Chat, ChatTemplate, Error, Model, Prompt, Request, Sequence, TokenId, expert::read_back};
 use serde_json::{Value, json};
 
 use crate::support::float32;

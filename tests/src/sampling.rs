@@ -7,10 +7,12 @@ use std::sync::{
 
 use burn::tensor::{Int, Tensor};
 use kiln::{
-    Batch, CausalModel, Generation, GenerationConfig, GenerationOptions, Logits, Model, ModelCache, Plan,
-    Result, Step, TokenId,
-    kernels::Choice,
-    memory::{LayerNeed, Pass, RowPosition},
+    GenerationConfig, Model, Plan, Result, Step, TokenId,
+    expert::{
+        Batch, CausalModel, Generation, GenerationOptions, Logits, ModelCache,
+        kernels::Choice,
+        memory::{LayerNeed, Pass, RowPosition},
+    },
 };
 
 use crate::support::llama_with;

@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, path::Path};
 
-use kiln::{Error, Model, ModelBuilder, ModelCache, OnOutOfMemory, Plan, RandomLlama, Sequence, TokenId};
+use kiln::{
+    Error, Model, ModelBuilder, OnOutOfMemory, Plan, Sequence, TokenId,
+    expert::{ModelCache, RandomLlama},
+};
 use safetensors::{SafeTensors, tensor::TensorView};
 
 use crate::support::{TINY, batch, fixtures, float32, floats, forward, greedy, recorded};
@@ -22,7 +25,7 @@ fn a_loaded_cache_goes_on_as_if_never_saved() {
         // The second has layers with a window, and the third none with keys.
         for model in ["llama", "gemma2", "mamba"].map(|name| recorded(name, opened)) {
             let needs = model.causal().needs();
-            for text in kiln::cache_samples() {
+            for text in kiln::expert::cache_samples() {
                 let plan = Plan::named(&text).unwrap();
                 if plan.check(&needs).is_err() {
                     continue;
@@ -95,7 +98,7 @@ fn a_prompt_can_be_cached_alone() {
     let path = folder.path().join("cache.safetensors");
     for (device, opened) in kiln_testkit::devices::opened() {
         let model = recorded("llama", opened);
-        for text in kiln::cache_samples() {
+        for text in kiln::expert::cache_samples() {
             let plan = Plan::named(&text).unwrap();
             if plan.check(&model.causal().needs()).is_err() || !plan.remembers(&model.causal().needs()) {
                 continue;
@@ -137,9 +140,9 @@ fn padded_rows_are_saved_too() {
     let model = recorded("llama", opened);
     let plan = Plan::dynamic();
     let rows = vec![vec![5, 6, 7], vec![9, 8, 7, 6, 5]];
-    let padded = kiln::Batch::left_padded(&rows, 0, model.device()).unwrap();
+    let padded = kiln::expert::Batch::left_padded(&rows, 0, model.device()).unwrap();
     let mut cache = model.cache(&plan).unwrap();
-    model.causal().forward(&padded, kiln::Logits::Last, &mut cache).unwrap();
+    model.causal().forward(&padded, kiln::expert::Logits::Last, &mut cache).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.safetensors");
     model.save_cache(&path, &plan, &mut cache, &rows, &[2, 0]).unwrap();
@@ -147,7 +150,7 @@ fn padded_rows_are_saved_too() {
     assert_eq!((loaded.tokens, loaded.left_pad.clone()), (rows, vec![2, 0]));
     let mut next = batch(&model, &[vec![1], vec![2]]);
     next.left_pad = loaded.left_pad;
-    let run = |cache| floats(model.causal().forward(&next, kiln::Logits::Last, cache).unwrap());
+    let run = |cache| floats(model.causal().forward(&next, kiln::expert::Logits::Last, cache).unwrap());
     assert_eq!(run(&mut loaded.cache), run(&mut cache));
 }
 
@@ -207,7 +210,7 @@ fn what_was_forged_is_refused() {
     let model = recorded("llama", opened);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.safetensors");
-    for text in kiln::cache_samples() {
+    for text in kiln::expert::cache_samples() {
         let plan = Plan::named(&text).unwrap();
         if plan.check(&model.causal().needs()).is_err() || !plan.remembers(&model.causal().needs()) {
             continue;

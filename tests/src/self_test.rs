@@ -2,13 +2,16 @@
 
 use burn::tensor::{DType, Tensor};
 use kiln::{
-    Model, SelfTest,
+    Model,
     device::DeviceClass,
-    kernels::{
-        Choice, Coverage, KERNELS, Kernel, KernelInfo, Kernels, Path, Ran,
-        cases::{Case, Layout},
-        invariance::Extent,
-        self_test,
+    expert::{
+        SelfTest,
+        kernels::{
+            Choice, Coverage, KERNELS, Kernel, KernelInfo, Kernels, Path, Ran,
+            cases::{Case, Layout},
+            invariance::Extent,
+            self_test,
+        },
     },
 };
 
@@ -94,7 +97,8 @@ fn a_wrong_kernel_is_found_and_its_reference_runs() {
 
         let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap().without(["faulty"]);
         let x = Tensor::<1>::full([3], 2.0, (&opened.device, DType::F32));
-        let doubled: Vec<f32> = kiln::read_back::read(kernels.run(Faulty { x })).unwrap().iter().collect();
+        let doubled: Vec<f32> =
+            kiln::expert::read_back::read(kernels.run(Faulty { x })).unwrap().iter().collect();
         assert_eq!(doubled, [4.0; 3], "{name}");
         assert_eq!(kernels.ran(), [Ran { kernel: "faulty", path: Path::Reference, count: 1 }], "{name}");
     }

@@ -7,10 +7,14 @@ use std::sync::{
 
 use burn::tensor::Tensor;
 use kiln::{
-    Error, GenerationConfig, KvFactory, Model, Plan, Result, Reuse, STRATEGIES, Sequence, TokenId,
-    kernels::Kernels,
-    memory::{
-        AttentionNeed, Kv, KvLayer, KvPolicy, KvView, LayerNeed, Memory, Policy, Positions, Progress, Slot,
+    Error, GenerationConfig, Model, Plan, Result, Reuse, Sequence, TokenId,
+    expert::{
+        KvFactory, STRATEGIES,
+        kernels::Kernels,
+        memory::{
+            AttentionNeed, Kv, KvLayer, KvPolicy, KvView, LayerNeed, Memory, Policy, Positions, Progress,
+            Slot,
+        },
     },
 };
 use kiln_testkit::devices;

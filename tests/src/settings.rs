@@ -1,13 +1,16 @@
 //! Settings of caches: from text, from Rust, and back.
 
 use kiln::{
-    Compat, Error, Flush, Offload, Plan, QuantizedSettings, Rotate, STRATEGIES, SinkSettings,
-    quantizers::{self, Optimizer},
+    Error, Offload, Plan, QuantizedSettings,
+    expert::{
+        Compat, Flush, Rotate, STRATEGIES, SinkSettings,
+        quantizers::{self, Optimizer},
+    },
 };
 
 /// Samples, alone and with others for layers with a window, on the device and not.
 fn plans() -> Vec<Plan> {
-    let samples: Vec<Plan> = kiln::cache_samples().map(|text| Plan::named(&text).unwrap()).collect();
+    let samples: Vec<Plan> = kiln::expert::cache_samples().map(|text| Plan::named(&text).unwrap()).collect();
     let with_windows = samples.iter().map(|plan| plan.clone().windowed(Plan::dynamic()));
     let offloads = [None, Some(Offload::All), Some(Offload::AllBut(2)), Some(Offload::AsNeeded)];
     let all = samples.iter().cloned().chain(with_windows);

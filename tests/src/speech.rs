@@ -10,7 +10,9 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use kiln::{Audio, AudioReader, DtypeChoice, Model, Plan, Segment, Task, TokenId, Transcriber, read_back};
+use kiln::{
+    Audio, AudioReader, DtypeChoice, Model, Plan, Segment, Task, TokenId, Transcriber, expert::read_back,
+};
 use serde_json::Value;
 
 /// The folder with `whisper-tiny.en` and `speech`; `None`, with a word about it, where nobody made it.

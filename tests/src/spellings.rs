@@ -228,7 +228,7 @@ fn tensors_that_cannot_change_a_text_are_passed_over() {
     });
     same(folder.path(), &want);
     assert_eq!(load(folder.path()).unwrap().parameters(), parameters);
-    assert_eq!(kiln::Inspection::of(folder.path()).unwrap().parameters, parameters);
+    assert_eq!(kiln::expert::Inspection::of(folder.path()).unwrap().parameters, parameters);
 
     // Biases of zeros stay where the model has a place for them.
     let folder = copy_of("qwen2");
@@ -384,7 +384,7 @@ fn settings_of_generation_come_from_one_file() {
             Some(generation) => fs::write(path, generation.to_string()).unwrap(),
             None => fs::remove_file(path).unwrap(),
         }
-        kiln::generation_config_of(folder.path())
+        kiln::expert::generation_config_of(folder.path())
     };
     let ids = json!({ "eos_token_id": [5, 7], "bos_token_id": 3, "pad_token_id": 9 });
     let said = GenerationConfig::new().eos_token_id(vec![5, 7]).bos_token_id(3).pad_token_id(9);

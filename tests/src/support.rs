@@ -4,8 +4,9 @@ use std::{path::PathBuf, process::Command};
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
-    Batch, DtypeChoice, GenerationConfig, Logits, Model, ModelBuilder, ModelCache, RandomLlama, TokenId,
-    device::Opened, kernels::Choice, read_back,
+    DtypeChoice, GenerationConfig, Model, ModelBuilder, TokenId,
+    device::Opened,
+    expert::{Batch, Logits, ModelCache, RandomLlama, kernels::Choice, read_back},
 };
 
 pub(crate) const TINY: RandomLlama =

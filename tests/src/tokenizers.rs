@@ -2,7 +2,7 @@
 
 use std::{fs, ops::ControlFlow};
 
-use kiln::{Chat, ChatTemplate, GenerationConfig, Mixture, Model, StopReason, tokenizer_of};
+use kiln::{Chat, ChatTemplate, GenerationConfig, Mixture, Model, StopReason, expert::tokenizer_of};
 use serde_json::json;
 
 use crate::{chat::folder, support::float32};

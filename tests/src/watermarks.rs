@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use kiln::{
     TokenId,
-    watermark::{GreenListConfig, WatermarkDetector, WatermarkingConfig},
+    expert::watermark::{GreenListConfig, WatermarkDetector, WatermarkingConfig},
 };
 use serde::Deserialize;
 use serde_json::Value;

@@ -2,7 +2,9 @@
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
-    Batch, Error, Logits, Model, Offload, Plan, TokenId, cache_samples, device::Opened, memory::LayerCache,
+    Error, Model, Offload, Plan, TokenId,
+    device::Opened,
+    expert::{Batch, Logits, cache_samples, memory::LayerCache},
 };
 use kiln_testkit::conformance::{self, Setup};
 

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kiln::{
-    DtypeChoice, Error, Mixture, Offload, OnOutOfMemory, Plan, Result, STRATEGIES, device::DeviceName,
-    kernels::Choice,
+    DtypeChoice, Error, Mixture, Offload, OnOutOfMemory, Plan, Result,
+    device::DeviceName,
+    expert::{STRATEGIES, kernels::Choice},
 };
 
 use crate::{doctor::DoctorArgs, quantize::QuantizeArgs, transcribe::TranscribeArgs};
@@ -517,7 +518,7 @@ const WEIGHTS: &str = "The model is compared with itself as it is stored: name t
                        with packed formats are measured with --exact and without. Up to three models are in memory.";
 
 fn weights_help() -> String {
-    let default = kiln::probe::MIXTURES.map(Mixture::name).join(",");
+    let default = kiln::expert::probe::MIXTURES.map(Mixture::name).join(",");
     format!(
         "Measure packed weights instead of caches, in these mixtures, or in nf4; see `kiln quantize --help` [default: {default}]"
     )

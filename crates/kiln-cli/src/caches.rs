@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use kiln::STRATEGIES;
+use kiln::expert::STRATEGIES;
 use serde_json::json;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use kiln::{Error, Plan, device, files};
+use kiln::{Error, Plan, device, expert::files};
 use kiln_testkit::conformance::{self, Line, Setup};
 
 use crate::{

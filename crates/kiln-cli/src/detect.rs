@@ -3,8 +3,11 @@
 use std::{path::Path, process::ExitCode};
 
 use kiln::{
-    Error, Inspection, TokenId, files,
-    watermark::{GreenListConfig, SynthIdConfig, SynthIdDetector, WatermarkDetector, WatermarkingConfig},
+    Error, TokenId,
+    expert::{
+        Inspection, files,
+        watermark::{GreenListConfig, SynthIdConfig, SynthIdDetector, WatermarkDetector, WatermarkingConfig},
+    },
 };
 use serde_json::{Value, json};
 
@@ -24,7 +27,7 @@ pub(crate) fn run(args: &DetectArgs) -> Result<ExitCode> {
         None => own_watermark(&folder)?,
     };
     let text = load::text(args.text.as_deref(), args.file.as_deref(), "text")?;
-    let tokenizer = kiln::tokenizer_of(&folder)?.ok_or_else(|| {
+    let tokenizer = kiln::expert::tokenizer_of(&folder)?.ok_or_else(|| {
         let why = format!("{} has no tokenizer.json, which text needs; add it", folder.display());
         Error::Prompt { why }
     })?;
@@ -54,7 +57,7 @@ fn watermark(given: &str) -> Result<WatermarkingConfig> {
 
 /// The watermark that a folder generates with.
 fn own_watermark(folder: &Path) -> Result<WatermarkingConfig> {
-    let config = kiln::generation_config_of(folder)?;
+    let config = kiln::expert::generation_config_of(folder)?;
     let why =
         "the model's generation_config.json has no watermarking_config; give the settings of the watermark";
     let none = || Error::Setting { name: "--watermark", why: why.to_owned() };

@@ -10,13 +10,17 @@ use std::{
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    DtypeChoice, Model, ModelVerdict,
+    DtypeChoice, Model,
     burn::tensor::{DType, Int, Tensor, TensorData},
     device::{self, CopyBandwidth, DeviceName, Opened},
-    kernels::{
-        Activate, Activation, Choice, Coverage, Draws, KERNELS, Kernels, Sample, Sampling, Verdict, self_test,
+    expert::{
+        ModelVerdict,
+        kernels::{
+            Activate, Activation, Choice, Coverage, Draws, KERNELS, Kernels, Sample, Sampling, Verdict,
+            self_test,
+        },
+        read_back,
     },
-    read_back,
 };
 use serde_json::json;
 

@@ -111,7 +111,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
         let used = model.last_used.map_or_else(String::new, ago);
         vec![
             model.repo.clone(),
-            kiln::plain(&format!("{weights}{unfinished}")),
+            kiln::expert::plain(&format!("{weights}{unfinished}")),
             display::bytes(model.bytes),
             used,
         ]

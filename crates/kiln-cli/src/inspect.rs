@@ -2,7 +2,10 @@
 
 use std::process::ExitCode;
 
-use kiln::{Ask, CacheSize, ExpertSizes, Inspection, Longest, Sizes, device, usable};
+use kiln::{
+    device,
+    expert::{Ask, CacheSize, ExpertSizes, Inspection, Longest, Sizes, usable},
+};
 
 use crate::{
     args::InspectArgs,

@@ -17,7 +17,7 @@ static ENDS: AtomicBool = AtomicBool::new(true);
 pub(crate) fn handle() {
     let handler = || {
         if ENDS.swap(true, Ordering::Relaxed) {
-            kiln::interrupted();
+            kiln::expert::interrupted();
             // A driver may wait at the end for a kernel that hangs.
             spawn(|| {
                 sleep(Duration::from_secs(2));

@@ -7,7 +7,9 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    ConfigFile, Error, Model, ModelBuilder, Plan, Progress, Result, device, device::Opened, files, models,
+    Error, Model, ModelBuilder, Plan, Progress, Result, device,
+    device::Opened,
+    expert::{ConfigFile, files, models},
 };
 
 use crate::{

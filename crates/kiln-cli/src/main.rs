@@ -27,6 +27,7 @@ mod probe;
 mod quantize;
 mod run;
 mod transcribe;
+mod wayland;
 
 use args::{Cli, Command};
 use output::{Failure, Result, print};
@@ -62,7 +63,7 @@ fn main() -> ExitCode {
         .without_time()
         .init();
 
-    kiln::silence_wayland();
+    wayland::silence();
     interrupt::handle();
 
     let cli = match Cli::try_parse() {

@@ -52,7 +52,11 @@ impl Failure {
             Self::Closed => return ExitCode::SUCCESS,
             Self::Kiln(Error::Setting { name, why }) => {
                 // The settings of a cache are no options.
-                let why = if *name == "cache" { kiln::plain(why) } else { flags(&kiln::plain(why)) };
+                let why = if *name == "cache" {
+                    kiln::expert::plain(why)
+                } else {
+                    flags(&kiln::expert::plain(why))
+                };
                 note(format_args!("error: {}: {why}", flag(name)));
             }
             Self::Kiln(error)
@@ -65,10 +69,10 @@ impl Failure {
             }
             Self::Kiln(error) => note(format_args!("error: {}", plain(error))),
             #[cfg(feature = "hub")]
-            Self::Hub(error) => note(format_args!("error: {}", kiln::plain(&error.to_string()))),
+            Self::Hub(error) => note(format_args!("error: {}", kiln::expert::plain(&error.to_string()))),
             #[cfg(feature = "hub")]
             Self::Nowhere(name, error) => {
-                let why = kiln::plain(&error.to_string());
+                let why = kiln::expert::plain(&error.to_string());
                 note(format_args!("error: no folder or file here is called {name}, and {why}"));
             }
             Self::Output(stream, error) => note(format_args!("error: {stream} cannot be written: {error}")),
@@ -141,5 +145,5 @@ pub(crate) fn note(line: impl Display) {
 
 /// An error as it can be shown to a terminal.
 pub(crate) fn plain(error: &Error) -> String {
-    kiln::plain(&error.to_string())
+    kiln::expert::plain(&error.to_string())
 }

@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use kiln::{Error, Mixture, Progress, files};
+use kiln::{Error, Mixture, Progress, expert::files};
 
 use crate::{
     display,

@@ -8,8 +8,9 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    Completion, Error, ExpertTraffic, GeneratedText, GenerationConfig, Grammar, Model, Offload,
-    OnOutOfMemory, Plan, Request, Sequence, Stats, Steps, StopReason, UNTIL_IT_ENDS, files,
+    Completion, Error, GeneratedText, GenerationConfig, Grammar, Model, Offload, OnOutOfMemory, Plan,
+    Request, Sequence, Stats, Steps, StopReason,
+    expert::{ExpertTraffic, UNTIL_IT_ENDS, files},
 };
 use serde_json::{Map, Value};
 

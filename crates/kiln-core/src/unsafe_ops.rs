@@ -17,27 +17,6 @@ pub fn can_load(name: &str) -> bool {
     unsafe { Library::new(name) }.is_ok()
 }
 
-/// Keeps the Wayland library, which some Vulkan drivers load and ask for a display, from printing that there is none.
-///
-/// For programs without windows: no message of that library is printed from now on. Trusts that its logging hook is what
-/// its documentation says; the handler looks at none of its arguments.
-pub fn silence_wayland() {
-    /// `wl_log_func_t`; the second argument is a `va_list`.
-    type Handler = extern "C" fn(*const std::ffi::c_char, *mut std::ffi::c_void);
-    extern "C" fn ignore(_: *const std::ffi::c_char, _: *mut std::ffi::c_void) {}
-
-    if cfg!(target_os = "linux") {
-        // SAFETY: see above. The library is never unloaded, so that it does not forget the handler.
-        unsafe {
-            let Ok(library) = Library::new("libwayland-client.so.0") else { return };
-            if let Ok(set) = library.get::<unsafe extern "C" fn(Handler)>(b"wl_log_set_handler_client\0") {
-                set(ignore);
-            }
-            std::mem::forget(library);
-        }
-    }
-}
-
 /// Bytes of each heap of an adapter's memory, and whether it is the device's own; none where it is no adapter of Vulkan.
 ///
 /// Trusts that wgpu's handles are those of the adapter, which lives as long as this borrows it.

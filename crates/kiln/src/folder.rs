@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
-/// use kiln::{Ask, Inspection};
+/// use kiln::expert::{Ask, Inspection};
 ///
 /// let inspection = Inspection::of(folder)?;
 /// for cache in inspection.caches(None, &Ask::new(2048).memory(8 << 30)) {

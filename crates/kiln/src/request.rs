@@ -35,8 +35,8 @@ enum Memory<'a> {
 ///
 /// Settings that are not given are those of the folder's `generation_config.json`, then the defaults of Transformers.
 ///
-/// A request holds its model. It borrows only a cache, a sequence or a chat that it is lent; without one it is `'static`, as what it
-/// generates is, and can be moved to another thread or kept in a struct.
+/// A request holds its model. It borrows only a cache, a sequence or a chat that it is lent; without one it
+/// is `'static`, as what it generates is, and can be moved to another thread or kept in a struct.
 #[derive(Debug)]
 #[must_use = "nothing is generated before `text`, `stream` or `steps`"]
 pub struct Request<'a> {
@@ -91,7 +91,7 @@ impl<'a> Request<'a> {
     /// What the encoder of the model is given: `[rows, bins, frames]`, as many as [`CausalModel::features`] says, a row for each prompt. For
     /// speech, [`Transcriber`](crate::Transcriber) makes them. A cache that holds what the encoder made of them is not given any.
     ///
-    /// [`CausalModel::features`]: crate::CausalModel::features
+    /// [`CausalModel::features`]: crate::expert::CausalModel::features
     #[doc(alias = "input_features")]
     pub fn features(self, features: Tensor<3>) -> Self {
         Self { features: Some(features), ..self }
@@ -272,7 +272,8 @@ impl<'a> Request<'a> {
         Self { memory: Memory::Own(Some(plan)), ..self }
     }
 
-    /// Uses this cache, lent (`&mut cache`) or given away. Where it holds tokens, the prompt is what follows them.
+    /// Uses this cache, lent (`&mut cache`) or given away. Where it holds tokens, the prompt is what follows
+    /// them.
     ///
     /// Afterwards it holds all tokens but the last, which was never fed.
     pub fn cache(self, cache: impl Into<CacheHandle<'a>>) -> Self {

@@ -7,7 +7,7 @@ use kiln_cache::Plan;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
 use kiln_generate::{Completion, Generation, Settings, Stats, Step, StopReason, Tokenizer};
 
-use crate::{Model, SavedCache, text};
+use crate::{Model, saved::SavedCache, text};
 
 /// The cache of one sequence, or of several that are continued together, with the tokens that it was fed.
 ///

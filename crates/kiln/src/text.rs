@@ -52,7 +52,7 @@ impl<'a> GeneratedText<'a> {
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
     /// use futures_util::StreamExt;
     ///
-    /// # kiln::read_back::block_on(async {
+    /// # kiln::expert::read_back::block_on(async {
     /// let model = kiln::Model::load(folder)?;
     /// let mut pieces = model.generate("ROMEO:").max_new_tokens(9).stream()?.into_stream();
     /// while let Some(piece) = pieces.next().await {

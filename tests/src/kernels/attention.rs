@@ -1,7 +1,7 @@
 //! What attention means, in plain loops.
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use kiln::{
+use kiln::expert::{
     kernels::{Attention, AttentionPacked, AttentionShape, Kernel, KvUnpack},
     memory::{PackedBuffer, Packing, Positions},
     read_back,

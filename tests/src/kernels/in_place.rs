@@ -1,7 +1,7 @@
 //! What kernels write in place, and what they do not.
 
 use burn::tensor::{DType, Tensor};
-use kiln::{
+use kiln::expert::{
     kernels::{Choice, Kernels, KvAppend},
     memory::{Positions, RowPosition},
     read_back,

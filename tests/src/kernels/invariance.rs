@@ -1,7 +1,7 @@
 //! What a row or a token comes to does not depend on what is computed beside it, bit for bit.
 
 use burn::tensor::DType;
-use kiln::kernels::{Choice, Kernels, Path};
+use kiln::expert::kernels::{Choice, Kernels, Path};
 
 use super::{choices, kernels, path};
 

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device};
 use kiln::{
     Error,
     device::DeviceClass,
-    kernels::{
+    expert::kernels::{
         Choice, KERNELS, KernelInfo, Kernels, Path, Ran, cases::AnyCase, faults::set_keeps_subnormals,
     },
 };

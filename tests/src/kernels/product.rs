@@ -1,7 +1,7 @@
 //! Products of matrices are as exact as their type: float32 is not rounded to fewer bits on the way.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use kiln::kernels::product;
+use kiln::expert::kernels::product;
 
 /// Numbers whose last bits matter.
 fn numbers(n: usize, seed: usize) -> Vec<f32> {

@@ -3,9 +3,12 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use half::f16;
 use kiln::{
-    GenerationConfig, Processors, RowState, TokenId,
-    kernels::{Choice, Draws, Kernels, Sample, Sampling, TopLogprobs},
-    read_back,
+    GenerationConfig, RowState, TokenId,
+    expert::{
+        Processors,
+        kernels::{Choice, Draws, Kernels, Sample, Sampling, TopLogprobs},
+        read_back,
+    },
 };
 
 use super::choices;

@@ -1,6 +1,6 @@
 //! The texts of shaders.
 
-use kiln::kernels::{KERNELS, Text};
+use kiln::expert::kernels::{KERNELS, Text};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use half::f16;
-use kiln::{
+use kiln::expert::{
     kernels::{
         Choice, KvPack, KvUnpack,
         cases::{Cut, Layout, Plain, Swapped},

@@ -3,9 +3,12 @@
 use std::{fmt, process::ExitCode, time::Instant};
 
 use kiln::{
-    Batch, Error, GenerationConfig, Model, ModelBuilder, ModelCache, Plan, RandomJamba, RandomLlama,
-    RandomMamba, RandomMixtral, RandomModel, Result, TokenId, device::CopyBandwidth, memory::Moved,
-    read_back,
+    Error, GenerationConfig, Model, ModelBuilder, Plan, Result, TokenId,
+    device::CopyBandwidth,
+    expert::{
+        Batch, ModelCache, RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, memory::Moved,
+        read_back,
+    },
 };
 use serde::Serialize;
 
@@ -297,8 +300,12 @@ impl Bench<'_> {
         let once = || {
             let mut cache = model.cache(self.plan)?;
             let start = Instant::now();
-            let logits =
-                read_back::block_on(kiln::prefill(model.causal().clone(), &mut cache, &batch, chunk))?;
+            let logits = read_back::block_on(kiln::expert::prefill(
+                model.causal().clone(),
+                &mut cache,
+                &batch,
+                chunk,
+            ))?;
             read_back::read(logits.argmax(2))?;
             Ok(start.elapsed().as_secs_f64())
         };

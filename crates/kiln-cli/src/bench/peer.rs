@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln::{Error, Result, files};
+use kiln::{Error, Result, expert::files};
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]

@@ -3,7 +3,8 @@
 use std::{path::Path, process::ExitCode};
 
 use kiln::{
-    Chat, ChatTemplate, Error, GenerationConfig, Grammar, Model, Plan, Reuse, Stats, StopReason, files,
+    Chat, ChatTemplate, Error, GenerationConfig, Grammar, Model, Plan, Reuse, Stats, StopReason,
+    expert::files,
 };
 
 use crate::{

@@ -4,8 +4,10 @@ use std::process::ExitCode;
 
 use kiln::{
     Error, Plan,
-    memory::LayerNeed,
-    probe::{BROKEN, PROBED, Probe, Probed, probe},
+    expert::{
+        memory::LayerNeed,
+        probe::{BROKEN, PROBED, Probe, Probed, probe},
+    },
 };
 use serde_json::Value;
 

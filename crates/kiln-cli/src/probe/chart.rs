@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use kiln::probe::UNSEEN;
+use kiln::expert::probe::UNSEEN;
 
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 640.0;

@@ -6,8 +6,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
     Error, Model, TokenId,
     device::Opened,
-    files,
-    probe::{BROKEN, Comparison, Loss, UNSEEN, UNSEEN_AGREEMENT, own_text},
+    expert::{
+        files,
+        probe::{BROKEN, Comparison, Loss, UNSEEN, UNSEEN_AGREEMENT, own_text},
+    },
 };
 
 use self::chart::Chart;

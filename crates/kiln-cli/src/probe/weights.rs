@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use kiln::{
     Error, Mixture, Model,
-    probe::{
+    expert::probe::{
         Loss, MIXTURES, ProbedTensors, ProbedWeights, ROUNDING, TensorsProbe, UNSEEN, WeightsProbe,
         check_original, probe_tensors, probe_weights,
     },

@@ -11,7 +11,7 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressStyle};
-use kiln::{Audio, AudioReader, Error, Transcriber, files};
+use kiln::{Audio, AudioReader, Error, Transcriber, expert::files};
 
 pub(crate) use self::args::TranscribeArgs;
 use self::format::Writer;
@@ -92,7 +92,7 @@ fn transcribe(
         let duration = transcripts.progress(i).1.as_secs_f64();
         heard += duration;
         if let Some(damage) = transcripts.damage(i) {
-            note(format_args!("warning: {}", kiln::plain(&damage)));
+            note(format_args!("warning: {}", kiln::expert::plain(&damage)));
         }
         if duration == 0.0 {
             note(format_args!("{}: there is no sound in it", names[i]));

@@ -1,6 +1,9 @@
 //! One recorded case, and whether Kiln does what it needs.
 
-use kiln::{ConfigFile, TokenId, cache_text, models::ARCHITECTURES, processors};
+use kiln::{
+    TokenId,
+    expert::{ConfigFile, cache_text, models::ARCHITECTURES, processors},
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

@@ -1,10 +1,9 @@
 //! Cases of an encoder-decoder: recorded features, a prompt, and the likeliest token after each pass.
 
 use kiln::{
-    Batch, Logits, Model, Plan,
+    Model, Plan,
     burn::tensor::{Tensor, TensorData},
-    memory::LayerCache,
-    read_back,
+    expert::{Batch, Logits, memory::LayerCache, read_back},
 };
 
 use super::{Folder, Mismatch, case::Case, difference_of_logits};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, TensorData};
-use kiln::{Error, Result, files};
+use kiln::{Error, Result, expert::files};
 use safetensors::{Dtype, SafeTensors};
 
 use super::{Mismatch, case::Case};

@@ -1,6 +1,9 @@
 //! Forward cases: chunks fed one after the other through one cache, logits of every token.
 
-use kiln::{Batch, Logits, Model, Plan, read_back};
+use kiln::{
+    Model, Plan,
+    expert::{Batch, Logits, read_back},
+};
 
 use super::{Folder, Mismatch, case::Case, difference_of_logits};
 

@@ -1,8 +1,8 @@
 //! Generate cases: the same tokens, the same logits at every step.
 
 use kiln::{
-    Batch, Completion, ConfigFile, DraftModel, Generation, GenerationConfig, GenerationOptions, Model, Plan,
-    TokenId, models,
+    Completion, GenerationConfig, Model, Plan, TokenId,
+    expert::{Batch, ConfigFile, DraftModel, Generation, GenerationOptions, models},
 };
 
 use super::{Folder, Mismatch, beams, case::Case, difference_of_logits};
@@ -92,7 +92,7 @@ fn generate(
     }
     let mut cache = model.cache(plan)?;
     if prefix > 0 {
-        model.causal().forward(&batch.slice(0..prefix), kiln::Logits::Last, &mut cache)?;
+        model.causal().forward(&batch.slice(0..prefix), kiln::expert::Logits::Last, &mut cache)?;
     }
     let arguments = GenerationConfig::from_arguments(&case.kwargs)?;
     let mut wanted = arguments.max_new_tokens(case.max_new_tokens);

@@ -1,6 +1,6 @@
 //! `mel/*`: recorded samples, and the log-mel features of them.
 
-use kiln::audio::{LogMel, SAMPLE_RATE};
+use kiln::expert::audio::{LogMel, SAMPLE_RATE};
 
 use super::{Folder, Mismatch, case::Case, difference};
 

@@ -6,8 +6,9 @@
 use std::{fmt, path::Path};
 
 use kiln::{
-    ConfigFile, DtypeChoice, Error, Model, Offload, Plan, Result, device::Opened, kernels::Choice,
-    models::configure,
+    DtypeChoice, Error, Model, Offload, Plan, Result,
+    device::Opened,
+    expert::{ConfigFile, kernels::Choice, models::configure},
 };
 use serde::Serialize;
 

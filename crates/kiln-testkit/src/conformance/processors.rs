@@ -1,6 +1,6 @@
 //! `proc/*`: recorded scores through one logits processor.
 
-use kiln::{GenerationConfig, Processors, RowState};
+use kiln::{GenerationConfig, RowState, expert::Processors};
 use serde_json::Value;
 
 use super::{Folder, Mismatch, case::Case, difference};

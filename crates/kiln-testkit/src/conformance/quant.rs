@@ -1,7 +1,7 @@
 //! `quant/*`: a tensor that transformers' formats packed.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use kiln::quantizers::{self, Optimizer, Recipe};
+use kiln::expert::quantizers::{self, Optimizer, Recipe};
 
 use super::{
     Folder, Mismatch, Setup,

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use kiln::kernels::KvUnpack;
-use kiln::memory::{DenseKv, KvLayer, KvSpan, KvView, PackedBuffer, PackedView, Positions};
+use kiln::expert::kernels::KvUnpack;
+use kiln::expert::memory::{DenseKv, KvLayer, KvSpan, KvView, PackedBuffer, PackedView, Positions};
 
 use super::Subject;
 

@@ -8,9 +8,12 @@ use std::ops::Range;
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln::{
-    Error, ModelCache,
-    kernels::Kernels,
-    memory::{CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions, Reorders},
+    Error,
+    expert::{
+        ModelCache,
+        kernels::Kernels,
+        memory::{CrossLayer, KvLayer, KvSpan, KvView, LayerCache, LayerState, Parents, Positions, Reorders},
+    },
 };
 
 pub use feeding::DIM;

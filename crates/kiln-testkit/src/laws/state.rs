@@ -1,7 +1,7 @@
 //! Laws of recurrent layers.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use kiln::memory::{RecurrentNeed, StateLayer, StateRings};
+use kiln::expert::memory::{RecurrentNeed, StateLayer, StateRings};
 
 use super::feeding::floats;
 

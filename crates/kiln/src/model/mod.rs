@@ -32,7 +32,8 @@ use crate::{
 
 /// A model on a device, its tokenizer, and what its folder says about generation.
 ///
-/// A clone is another handle to the same weights and costs nothing. Threads may share a model, and generate with it at once.
+/// A clone is another handle to the same weights and costs nothing. Threads may share a model, and generate
+/// with it at once.
 #[derive(Clone)]
 pub struct Model {
     loaded: Arc<Loaded>,
@@ -121,7 +122,7 @@ impl Model {
     ///
     /// ```
     /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
-    /// use kiln::{Batch, Logits, Model, read_back};
+    /// use kiln::{Model, expert::{Batch, Logits, read_back}};
     ///
     /// let model = Model::load(folder)?;
     /// let mut cache = model.cache(model.plan())?;

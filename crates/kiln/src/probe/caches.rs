@@ -107,7 +107,7 @@ impl Probe {
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
-/// use kiln::{Model, Plan, probe::probe};
+/// use kiln::{Model, Plan, expert::probe::probe};
 ///
 /// let model = Model::load(folder)?;
 /// let text = model.encode("Friends, Romans, countrymen, lend me your ears; I come to bury Caesar.")?;

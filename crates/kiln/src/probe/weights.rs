@@ -145,7 +145,7 @@ pub fn check_original(model: impl AsRef<Path>) -> Result<()> {
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
-/// use kiln::{Mixture, Model, probe::probe_weights};
+/// use kiln::{Mixture, Model, expert::probe::probe_weights};
 ///
 /// let builder = || Model::builder(folder).device(kiln::device::DeviceName::Cpu);
 /// let original = builder().exact(true).load()?;

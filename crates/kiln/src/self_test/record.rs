@@ -160,7 +160,7 @@ impl Record {
 /// ```
 /// // What a program does with Ctrl-C, with the crate `ctrlc`:
 /// let handler = || {
-///     kiln::interrupted();
+///     kiln::expert::interrupted();
 ///     std::process::exit(130);
 /// };
 /// # let _ = handler;

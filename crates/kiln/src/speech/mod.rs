@@ -307,7 +307,7 @@ impl Transcriber {
     /// Transcribes a recording, segment by segment. It is read once before the first segment: its loudest sound counts.
     ///
     /// ```no_run
-    /// use kiln::{AudioReader, Model, Transcriber, read_back};
+    /// use kiln::{AudioReader, Model, Transcriber, expert::read_back};
     ///
     /// # read_back::block_on(async {
     /// let transcriber = Transcriber::new(&Model::load("whisper-tiny.en")?)?;

@@ -34,7 +34,8 @@ impl Track {
 
 /// The transcript of a recording, segment by segment.
 ///
-/// It is an iterator that blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream) do not.
+/// It is an iterator that blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream)
+/// do not.
 #[derive(Debug)]
 #[must_use = "nothing is transcribed before segments are asked for"]
 pub struct Transcript {
@@ -44,7 +45,8 @@ pub struct Transcript {
 impl Transcript {
     /// The next segment; `None` after the last, and after an error.
     ///
-    /// A future that is dropped in the middle of a window loses no segment: the next one decodes the window again.
+    /// A future that is dropped in the middle of a window loses no segment: the next one decodes the window
+    /// again.
     pub async fn next_segment(&mut self) -> Option<Result<Segment>> {
         Some(self.all.next_segment().await?.map(|(_, segment)| segment))
     }
@@ -81,7 +83,8 @@ impl FusedIterator for Transcript {}
 
 /// The transcripts of several recordings, segment by segment as they are done.
 ///
-/// It is an iterator that blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream) do not.
+/// It is an iterator that blocks; [`next_segment`](Self::next_segment) and [`into_stream`](Self::into_stream)
+/// do not.
 #[derive(Debug)]
 #[must_use = "nothing is transcribed before segments are asked for"]
 pub struct Transcripts {
@@ -95,7 +98,8 @@ pub struct Transcripts {
 impl Transcripts {
     /// The next segment and the number of its recording; `None` after the last, and after an error.
     ///
-    /// A future that is dropped in the middle of a window loses no segment: the next one decodes the window again.
+    /// A future that is dropped in the middle of a window loses no segment: the next one decodes the window
+    /// again.
     pub async fn next_segment(&mut self) -> Option<Result<(usize, Segment)>> {
         while !self.is_over {
             if let Some(ready) = self.ready.pop_front() {

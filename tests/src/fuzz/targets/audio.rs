@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use kiln::audio::{AudioReader, LogMel};
+use kiln::expert::audio::{AudioReader, LogMel};
 
 use crate::fuzz::{Run, Target, mutate::Format};
 

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use kiln::{Batch, GenerationConfig, Model, Plan, SavedCache, Sequence, TokenId};
+use kiln::{
+    GenerationConfig, Model, Plan, Sequence, TokenId,
+    expert::{Batch, SavedCache},
+};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -36,7 +39,7 @@ fn seeds() -> Vec<Vec<u8>> {
     for name in MODELS {
         let model = loaded(name);
         let needs = model.causal().needs();
-        for plan in kiln::cache_samples().map(|text| Plan::named(&text).unwrap()) {
+        for plan in kiln::expert::cache_samples().map(|text| Plan::named(&text).unwrap()) {
             if plan.check(&needs).is_err() || !plan.remembers(&needs) {
                 continue;
             }
@@ -105,7 +108,7 @@ pub(in crate::fuzz) fn fingerprints() -> BTreeMap<&'static str, String> {
 fn prepare(folder: &Path) -> Run {
     let models = MODELS.map(loaded);
     let fingerprints = fingerprints();
-    let plans: Vec<Plan> = kiln::cache_samples().map(|text| Plan::named(&text).unwrap()).collect();
+    let plans: Vec<Plan> = kiln::expert::cache_samples().map(|text| Plan::named(&text).unwrap()).collect();
     let path = folder.join("cache.safetensors");
     Box::new(move |input| {
         put(&path, signed(input, &fingerprints).as_deref().unwrap_or(input));

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path, time::SystemTime};
 
-use kiln::{ChatTemplate, Conversation, RenderOptions};
+use kiln::{ChatTemplate, Conversation, expert::RenderOptions};
 use serde_json::{Value, json};
 
 use crate::fuzz::{Run, Target, mutate::Format};

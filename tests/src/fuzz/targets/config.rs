@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use kiln::{ConfigFile, models::configure};
+use kiln::expert::{ConfigFile, models::configure};
 use serde_json::Value;
 
 use super::{copied, cpu, used};

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use kiln::{GenerationConfig, Plan, cache_text};
+use kiln::{GenerationConfig, Plan, expert::cache_text};
 use serde_json::{Value, json};
 
 use super::{PROMPT, copied, cpu, limited, tokenizer::of_recorded};

@@ -17,9 +17,9 @@ use std::{
 };
 
 use kiln::{
-    Ask, Batch, GenerationConfig, Inspection, Logits, Model, ModelBuilder, ModelCache, TokenId,
+    GenerationConfig, Model, ModelBuilder, TokenId,
     device::{self, DeviceName, Opened},
-    read_back,
+    expert::{Ask, Batch, Inspection, Logits, ModelCache, read_back},
 };
 
 use crate::support::{fixtures_of, float32};

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use kiln::{TextStream, Tokenizer};
+use kiln::expert::{TextStream, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::fuzz::{Run, Target, mutate::Format};

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use kiln::{
-    Ask, DtypeChoice, Inspection, Model, Offload, OnOutOfMemory, Plan, cache_text, device::DeviceName,
-    kernels::Choice,
+    DtypeChoice, Model, Offload, OnOutOfMemory, Plan,
+    device::DeviceName,
+    expert::{Ask, Inspection, cache_text, kernels::Choice},
 };
 
 use super::{MEMORY, PROMPT, cpu, limited, model_folder};
