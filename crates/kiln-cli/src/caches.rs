@@ -2,14 +2,21 @@
 
 use std::process::ExitCode;
 
+use clap::Args;
 use kiln::expert::STRATEGIES;
 use serde_json::json;
 
 use crate::{
-    args::CachesArgs,
     display::table,
     output::{Result, say},
 };
+
+#[derive(Debug, Args)]
+pub(crate) struct CachesArgs {
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
+}
 
 pub(crate) fn run(args: &CachesArgs) -> Result<ExitCode> {
     if args.json {

@@ -1,14 +1,51 @@
 //! `kiln conformance`
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
-use kiln::{Error, Plan, device, expert::files};
+use clap::Args;
+use kiln::{
+    Error, Offload, Plan,
+    device::{self, DeviceName},
+    expert::{files, kernels::Choice},
+};
 use kiln_testkit::conformance::{self, Line, Setup};
 
-use crate::{
-    args::ConformanceArgs,
-    output::{Result, note, say},
-};
+use crate::output::{Result, note, say};
+
+#[derive(Debug, Args)]
+pub(crate) struct ConformanceArgs {
+    /// A folder of fixtures: cases.json, tensors.safetensors, models/
+    folder: PathBuf,
+    #[command(flatten)]
+    place: ConformancePlaceArgs,
+    /// Run the cases of the `dynamic` cache with this cache; the results must be the same
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    cache: Option<String>,
+    /// Keep layers in host memory: `all`, or `layers=N` for all but the last N; the results must be the same
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    offload: Option<Offload>,
+    /// Keep the experts of mixtures in host memory, but for the last N used of each block; the results must
+    /// be the same
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    offload_experts: Option<usize>,
+    /// Run only the cases whose MODEL/CASE contains this
+    #[arg(long, default_value = "", value_name = "SUBSTRING")]
+    filter: String,
+    /// Write the report to a file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Where cases run. Always in float32: the recordings are.
+#[derive(Debug, Args)]
+pub(crate) struct ConformancePlaceArgs {
+    /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
+    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
+    device: DeviceName,
+    /// Which implementation of each kernel runs: auto, reference, wgsl or cube
+    #[arg(long, default_value = "auto", value_name = "WHICH")]
+    kernels: Choice,
+}
 
 pub(crate) fn run(args: &ConformanceArgs) -> Result<ExitCode> {
     let cache = args.cache.as_deref().map(Plan::named).transpose()?;

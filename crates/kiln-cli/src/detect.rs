@@ -1,7 +1,11 @@
 //! `kiln detect`
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
+use clap::Args;
 use kiln::{
     Error, TokenId,
     expert::{
@@ -12,10 +16,33 @@ use kiln::{
 use serde_json::{Value, json};
 
 use crate::{
-    args::DetectArgs,
     load,
     output::{Result, say},
 };
+
+#[derive(Debug, Args)]
+pub(crate) struct DetectArgs {
+    /// The text, without its prompt; `-` or nothing reads it from standard input
+    text: Option<String>,
+    /// The model that may have written it [default: the demo model that comes with Kiln]
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
+    file: Option<PathBuf>,
+    /// The watermarking_config that it was written with: JSON, or a file of it [default: the model's]
+    #[arg(short, long, value_name = "JSON|FILE")]
+    watermark: Option<String>,
+    /// The z-score above which a text has the watermark
+    #[arg(long, default_value_t = 3.0, value_name = "Z", allow_negative_numbers = true)]
+    z_threshold: f64,
+    /// Count a sequence of tokens once, however often it occurs; SynthID always does
+    #[arg(long)]
+    ignore_repeated_ngrams: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
 
 pub(crate) fn run(args: &DetectArgs) -> Result<ExitCode> {
     // What can be wrong with the arguments is said before anything is read.

@@ -2,13 +2,20 @@
 
 use std::process::ExitCode;
 
+use clap::Args;
 use kiln::device::{self, DeviceInfo, DeviceName};
 
 use crate::{
-    args::DevicesArgs,
     display,
     output::{Result, say},
 };
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
+}
 
 pub(crate) fn run(args: &DevicesArgs) -> Result<ExitCode> {
     let (found, missing) = device::list();

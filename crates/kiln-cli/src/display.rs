@@ -1,4 +1,6 @@
-//! Numbers and lines for people.
+//! Numbers, lines and progress bars for people.
+
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// `1536` as `1.5 KiB`.
 pub(crate) fn bytes(n: u64) -> String {
@@ -25,4 +27,14 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A bar of bytes, for something that takes a while.
+pub(crate) fn bar(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
+        bar.set_style(style);
+    }
+    bar.set_message(what);
+    bar
 }

@@ -15,7 +15,7 @@ use kiln::{
 use serde_json::json;
 
 use crate::{
-    display, load,
+    display,
     output::{Failure, Result, note, say, tell},
 };
 
@@ -68,7 +68,7 @@ pub(crate) fn located(named: &Path) -> Result<PathBuf> {
 /// Fetches a model, with a progress bar where someone is watching.
 fn fetch(spec: &Spec) -> hub::Result<PathBuf> {
     let hub = Hub::from_env()?;
-    let bar = load::bar("downloading");
+    let bar = display::bar("downloading");
     let path = hub.fetch(spec, |progress| {
         bar.set_length(progress.total);
         bar.set_position(progress.read);

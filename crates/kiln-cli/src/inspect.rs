@@ -1,17 +1,49 @@
 //! `kiln inspect`
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
+use clap::Args;
 use kiln::{
-    device,
+    Plan, Result as KilnResult,
+    device::{self, DeviceName},
     expert::{Ask, CacheSize, ExpertSizes, Inspection, Longest, Sizes, usable},
 };
 
 use crate::{
-    args::InspectArgs,
     display, load,
     output::{Result, say},
+    parse,
 };
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub
+    model: PathBuf,
+    /// Tokens to compute the cache for [default: the model's positions]
+    #[arg(long, value_name = "N")]
+    ctx: Option<usize>,
+    /// Rows of the batch
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
+    batch: usize,
+    /// Only this cache [default: every one that the model can have]
+    #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
+    cache: Option<String>,
+    /// The device whose memory counts
+    #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
+    device: DeviceName,
+    /// Memory to use at most, such as `6GiB` [default: 90 % of the device's, where that is known]
+    #[arg(long, value_name = "SIZE", value_parser = parse::size)]
+    memory: Option<u64>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl InspectArgs {
+    fn plan(&self) -> KilnResult<Option<Plan>> {
+        self.cache.as_deref().map(Plan::named).transpose()
+    }
+}
 
 /// Weights and caches are held in float32 on the CPU and in float16 on most GPUs.
 const ELEMENTS: [(&str, usize); 2] = [("f16", 2), ("f32", 4)];

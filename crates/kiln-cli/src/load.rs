@@ -5,23 +5,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
     Error, Model, ModelBuilder, Plan, Progress, Result, device,
     device::Opened,
     expert::{ConfigFile, files, models},
 };
 
+#[cfg(feature = "hub")]
+use crate::hub;
 use crate::{
-    args::PlaceArgs,
+    allocator, display,
     output::{self, note},
+    place::PlaceArgs,
 };
 
 /// The folder or GGUF file that was asked for, which may have to be downloaded; or the demo model's folder.
 pub(crate) fn folder(asked: Option<&Path>) -> output::Result<PathBuf> {
     if let Some(named) = asked {
         #[cfg(feature = "hub")]
-        return crate::hub::located(named);
+        return hub::located(named);
         #[cfg(not(feature = "hub"))]
         return Ok(named.to_owned());
     }
@@ -75,7 +77,7 @@ pub(crate) fn text_model(
     plan: Option<&Plan>,
     tokens: usize,
 ) -> Result<Model> {
-    if hears(folder)? {
+    if is_speech_model(folder)? {
         let why = "is a model of speech; use `kiln transcribe`".to_owned();
         return Err(Error::Setting { name: "--model", why });
     }
@@ -83,18 +85,8 @@ pub(crate) fn text_model(
 }
 
 /// Whether the model of a folder takes sound.
-pub(crate) fn hears(folder: &Path) -> Result<bool> {
+pub(crate) fn is_speech_model(folder: &Path) -> Result<bool> {
     Ok(models::configure(&ConfigFile::read(folder)?)?.features().is_some())
-}
-
-/// A bar of bytes, for something that takes a while.
-pub(crate) fn bar(what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {
-        bar.set_style(style);
-    }
-    bar.set_message(what);
-    bar
 }
 
 /// Loads a folder, with a progress bar where someone is watching.
@@ -107,11 +99,11 @@ pub(crate) fn model(
     plan: Option<&Plan>,
     tokens: usize,
 ) -> Result<Model> {
-    let bar = bar("loading");
+    let bar = display::bar("loading");
     let on_progress = |Progress { read, total, .. }| {
         if read == 0 {
             // Reading a tokenizer leaves up to 80 MiB of it, and weights do not fit in there.
-            crate::return_freed_memory();
+            allocator::return_freed_memory();
         }
         bar.set_length(total);
         bar.set_position(read);

@@ -7,10 +7,11 @@ use std::{
 
 use clap::{CommandFactory, Parser};
 
-mod args;
+mod allocator;
 mod bench;
 mod caches;
 mod chat;
+mod cli;
 mod conformance;
 mod detect;
 mod devices;
@@ -22,27 +23,19 @@ mod inspect;
 mod interrupt;
 mod load;
 mod man;
+mod memory;
 mod output;
+mod parse;
+mod place;
 mod probe;
 mod quantize;
 mod run;
+mod settings;
 mod transcribe;
 mod wayland;
 
-use args::{Cli, Command};
+use cli::{Cli, Command};
 use output::{Failure, Result, print};
-
-/// Keeps the memory of one step for the next. That of the C library is given back to the system and cleared again in every
-/// step, which takes up to half of the time on the CPU (docs/performance.md).
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// Returns freed memory to the system, which the allocator would keep for later.
-#[expect(unsafe_code, reason = "a function of C that takes no pointer")]
-fn return_freed_memory() {
-    // SAFETY: it may be called at any time.
-    unsafe { libmimalloc_sys::mi_collect(true) };
-}
 
 fn main() -> ExitCode {
     // Messages of the libraries below stay silent unless asked for: `KILN_LOG=kiln=debug`, or `trace`.
@@ -70,7 +63,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(message) => return explain(&message),
     };
-    dispatch(&cli).unwrap_or_else(|failure| failure.report())
+    dispatch(&cli).unwrap_or_else(|failure| failure.report(&Cli::command()))
 }
 
 fn dispatch(cli: &Cli) -> Result<ExitCode> {
@@ -110,7 +103,9 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
 fn explain(message: &clap::Error) -> ExitCode {
     let code = ExitCode::from(u8::try_from(message.exit_code()).unwrap_or(1));
     match message.print() {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Failure::Output("the help", e).report(),
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            Failure::Output("the help", e).report(&Cli::command())
+        }
         _ => code,
     }
 }

@@ -7,7 +7,7 @@ use clap_mangen::Man;
 use kiln::Error;
 
 use crate::{
-    args::Cli,
+    cli::Cli,
     output::{Failure, Result, print},
 };
 

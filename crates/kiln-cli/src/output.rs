@@ -6,10 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::CommandFactory;
 use kiln::Error;
-
-use crate::args::Cli;
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -43,8 +40,9 @@ impl From<kiln::hub::Error> for Failure {
 }
 
 impl Failure {
-    /// Says what went wrong on standard error, and returns the code that the process ends with.
-    pub(crate) fn report(&self) -> ExitCode {
+    /// Says what went wrong on standard error, and returns the code that the process ends with. Settings are
+    /// named as the options of `program` that give them.
+    pub(crate) fn report(&self, program: &clap::Command) -> ExitCode {
         /// Something was wrong with what the user gave.
         const BAD_INPUT: u8 = 2;
 
@@ -55,9 +53,9 @@ impl Failure {
                 let why = if *name == "cache" {
                     kiln::expert::plain(why)
                 } else {
-                    flags(&kiln::expert::plain(why))
+                    flags(program, &kiln::expert::plain(why))
                 };
-                note(format_args!("error: {}: {why}", flag(name)));
+                note(format_args!("error: {}: {why}", flag(program, name)));
             }
             Self::Kiln(error)
                 if matches!(
@@ -65,7 +63,7 @@ impl Failure {
                     Error::OutOfMemory { .. } | Error::Prompt { .. } | Error::Full { .. }
                 ) =>
             {
-                note(format_args!("error: {}", flags(&plain(error))));
+                note(format_args!("error: {}", flags(program, &plain(error))));
             }
             Self::Kiln(error) => note(format_args!("error: {}", plain(error))),
             #[cfg(feature = "hub")]
@@ -85,10 +83,9 @@ impl Failure {
 }
 
 /// The option that a setting of the library is given by; the setting's name where there is none.
-fn flag(setting: &str) -> String {
+fn flag(program: &clap::Command, setting: &str) -> String {
     let name = setting.replace('_', "-");
-    let command = Cli::command();
-    let mut options = command.get_subcommands().flat_map(clap::Command::get_arguments);
+    let mut options = program.get_subcommands().flat_map(clap::Command::get_arguments);
     let named = |option: &&clap::Arg| {
         let other = |alias: &&str| *alias == name;
         option.get_long() == Some(&name) || option.get_all_aliases().unwrap_or_default().iter().any(other)
@@ -98,8 +95,8 @@ fn flag(setting: &str) -> String {
 }
 
 /// The text with the options in place of the settings that it names.
-fn flags(text: &str) -> String {
-    let pieces = text.split('`').enumerate().map(|(i, piece)| match (i % 2, flag(piece)) {
+fn flags(program: &clap::Command, text: &str) -> String {
+    let pieces = text.split('`').enumerate().map(|(i, piece)| match (i % 2, flag(program, piece)) {
         (1, option) if option != piece => option,
         (1, _) => format!("`{piece}`"),
         _ => piece.to_owned(),

@@ -8,8 +8,8 @@ use kiln::{Error, Mixture, Progress, expert::files};
 use crate::{
     display,
     interrupt::{INTERRUPTED, Interruptible},
-    load,
     output::{Result, note, say},
+    parse,
 };
 
 #[derive(Debug, Args)]
@@ -19,15 +19,11 @@ pub(crate) struct QuantizeArgs {
     /// The GGUF file to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    #[arg(short, long, default_value_t, value_name = "NAME", value_parser = mixture, help = mixtures())]
+    #[arg(short, long, default_value_t, value_name = "NAME", value_parser = parse::mixture, help = mixtures())]
     quant: Mixture,
     /// Replace the file if it is there
     #[arg(long)]
     force: bool,
-}
-
-pub(crate) fn mixture(name: &str) -> std::result::Result<Mixture, String> {
-    Mixture::parse(name).map_err(|e| e.to_string())
 }
 
 fn mixtures() -> String {
@@ -44,7 +40,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<ExitCode> {
     }
     files::check_writable(output)?;
     let work = Interruptible::begin();
-    let bar = load::bar("quantizing");
+    let bar = display::bar("quantizing");
     let done = kiln::quantize(model, output, *quant, |Progress { read, total, .. }| {
         bar.set_length(total);
         bar.set_position(read);

@@ -2,23 +2,78 @@
 
 use std::{
     io::{self, IsTerminal},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use kiln::{
-    Completion, Error, GeneratedText, GenerationConfig, Grammar, Model, Offload, OnOutOfMemory, Plan,
-    Request, Sequence, Stats, Steps, StopReason,
-    expert::{ExpertTraffic, UNTIL_IT_ENDS, files},
+    Completion, Error, GeneratedText, GenerationConfig, Model, Plan, Sequence, Stats, Steps, StopReason,
+    expert::{ExpertTraffic, files},
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{
-    args::{CacheArgs, PlaceArgs, RunArgs, SamplingArgs},
     display, load,
+    memory::{CacheArgs, Running},
     output::{Failure, Result, note, print, say, tell},
+    place::PlaceArgs,
+    settings::{self, SamplingArgs},
 };
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// The text to continue; `-` or nothing reads it from standard input
+    ///
+    /// A newline at the end of a file or of standard input is not part of the prompt. With --load-cache the
+    /// prompt may be left out.
+    prompt: Option<String>,
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    memory: CacheArgs,
+    /// Go on from a cache that --save-cache left
+    ///
+    /// The prompt, if there is one, follows what the cache holds. Without --cache it is the kind of cache
+    /// that was saved.
+    #[arg(long, value_name = "FILE")]
+    load_cache: Option<PathBuf>,
+    /// Save the cache with what was generated, to go on from it later
+    ///
+    /// With `-n 0` it is the prompt that is cached.
+    #[arg(long, value_name = "FILE")]
+    save_cache: Option<PathBuf>,
+    /// Prompt tokens per forward pass [default: as many as activations of 32 MiB allow]
+    #[arg(long, hide_short_help = true, value_name = "N")]
+    prefill_chunk: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    /// The text that --guidance-scale moves away from [default: the last token of the prompt]
+    #[arg(long, hide_short_help = true, value_name = "TEXT")]
+    negative_prompt: Option<String>,
+    /// A smaller model proposes tokens, which the model checks; the tokens stay the same
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<PathBuf>,
+    /// Print N sequences, with beams or sampling
+    #[arg(long, value_name = "N")]
+    num_return_sequences: Option<usize>,
+    /// Print only what was generated, without the prompt
+    #[arg(long)]
+    no_echo: bool,
+    /// Print times, rates and bytes to standard error
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print one JSON object instead of the text
+    #[arg(long)]
+    json: bool,
+}
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     // What can be wrong with the arguments is said before the model is loaded.
@@ -28,14 +83,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let wanted = match caches_prompt {
         true => GenerationConfig::default(),
         false => {
-            let mut wanted = wanted(&args.sampling)?;
+            let mut wanted = settings::wanted(&args.sampling)?;
             wanted.num_return_sequences = args.num_return_sequences.or(wanted.num_return_sequences);
             wanted.resolve()?;
             wanted
         }
     };
     let running = Running::new(args.prefill_chunk, &args.memory)?;
-    let grammar = grammar(&args.sampling)?;
+    let grammar = settings::grammar(&args.sampling)?;
     let folder = load::folder(args.model.as_deref())?;
     args.save_cache.as_deref().map_or(Ok(()), files::check_writable)?;
     args.load_cache.as_deref().map(files::open).transpose()?;
@@ -258,107 +313,6 @@ fn looks_like_a_model(prompt: &str) -> bool {
             || Path::new(prompt).join("config.json").is_file())
 }
 
-/// How requests are run, whatever they ask for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Running {
-    prefill_chunk: Option<usize>,
-    compile: Option<bool>,
-    on_oom: OnOutOfMemory,
-}
-
-impl Running {
-    pub(crate) fn new(prefill_chunk: Option<usize>, memory: &CacheArgs) -> Result<Self> {
-        let on_oom = match memory.offload {
-            Some(Offload::AsNeeded) => OnOutOfMemory::Offload,
-            _ => memory.on_oom,
-        };
-        match prefill_chunk {
-            Some(0) => {
-                let why = "is 0, must be at least 1".to_owned();
-                Err(Error::Setting { name: "--prefill-chunk", why }.into())
-            }
-            _ => Ok(Self { prefill_chunk, compile: memory.compile(), on_oom }),
-        }
-    }
-
-    pub(crate) fn of(self, request: Request<'_>) -> Request<'_> {
-        request.prefill_chunk(self.prefill_chunk).compile(self.compile).on_oom(self.on_oom)
-    }
-}
-
-/// The settings that were asked for; the folder has the others.
-pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
-    let mut wanted = GenerationConfig::new();
-    wanted.max_new_tokens = args.max_new_tokens.map(|n| usize::try_from(n).unwrap_or(UNTIL_IT_ENDS));
-    wanted.max_time = args.max_time;
-    wanted.temperature = args.temperature;
-    wanted.top_k = args.top_k;
-    wanted.top_p = args.top_p;
-    wanted.min_p = args.min_p;
-    wanted.typical_p = args.typical_p;
-    wanted.repetition_penalty = args.repetition_penalty;
-    wanted.no_repeat_ngram_size = args.no_repeat_ngram_size;
-    wanted.min_new_tokens = args.min_new_tokens;
-    wanted.num_beams = args.num_beams;
-    wanted.num_beam_groups = args.num_beam_groups;
-    wanted.guidance_scale = args.guidance_scale;
-    wanted.prompt_lookup_num_tokens = args.prompt_lookup;
-    wanted.seed = args.seed;
-    wanted.stop_strings = (!args.stop.is_empty()).then(|| args.stop.clone());
-    let mut wanted = wanted.merged_over(&settings(&args.set)?);
-    // Whoever shapes the distribution wants to sample. A seed does not: it says how, not whether.
-    wanted.do_sample = match args.greedy {
-        true => Some(false),
-        false => wanted.do_sample.or(wanted.shapes_sampling().then_some(true)),
-    };
-    Ok(wanted)
-}
-
-/// What the text must match.
-pub(crate) fn grammar(args: &SamplingArgs) -> Result<Option<Grammar>> {
-    Ok(match (&args.json_schema, &args.regex, &args.grammar) {
-        (Some(path), ..) => Some(Grammar::json_schema(&files::read_input(path)?)?),
-        (_, Some(regex), _) => Some(Grammar::regex(regex)?),
-        (.., Some(path)) => Some(Grammar::lark(&files::read_input(path)?)?),
-        _ => None,
-    })
-}
-
-/// What `--set` was given. A value that is not JSON is text.
-fn settings(given: &[String]) -> Result<GenerationConfig> {
-    const OF_CACHES: [&str; 3] = ["use_cache", "cache_implementation", "cache_config"];
-
-    let wrong = |why| Error::Setting { name: "--set", why };
-    let read = |text: &String| {
-        let (name, value) = text
-            .split_once('=')
-            .ok_or_else(|| wrong(format!("`{text}` has no value; write it as NAME=VALUE")))?;
-        if OF_CACHES.contains(&name) {
-            return Err(wrong(format!("`{name}` chooses the cache; use --cache instead")));
-        }
-        if !GenerationConfig::NAMES.contains(&name) {
-            let names = GenerationConfig::NAMES.iter().copied();
-            let known: Vec<&str> = names.filter(|name| !OF_CACHES.contains(name)).collect();
-            let known = known.join(", ");
-            return Err(wrong(format!("`{name}` is not a setting of a generation; known: {known}")));
-        }
-        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
-        Ok((name.to_owned(), value))
-    };
-    let mut settings = Map::new();
-    for text in given {
-        let (name, value) = read(text)?;
-        if settings.insert(name, value).is_some() {
-            return Err(wrong(format!("`{text}` gives a setting a second time; give each once")).into());
-        }
-    }
-    Ok(GenerationConfig::from_arguments(&settings).map_err(|error| match error {
-        Error::Setting { why, .. } => wrong(why),
-        other => other,
-    })?)
-}
-
-/// What was fed without being chosen one by one.
 /// A line about experts in host memory.
 fn experts(ExpertTraffic { used, copied, bytes }: ExpertTraffic) -> String {
     let share = 100.0 * copied as f64 / used.max(1) as f64;
@@ -366,6 +320,7 @@ fn experts(ExpertTraffic { used, copied, bytes }: ExpertTraffic) -> String {
     format!("\nexperts  {copied} of {used} used ({share:.0} %) were copied to the device, {bytes}")
 }
 
+/// Lines about tokens that were fed without being chosen one by one.
 fn proposals(stats: &Stats) -> String {
     let share = 100.0 * stats.accepted as f64 / stats.proposed.max(1) as f64;
     let proposed =

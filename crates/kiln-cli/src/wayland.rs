@@ -13,8 +13,8 @@ extern "C" fn ignore(_: *const c_char, _: *mut c_void) {}
 #[expect(unsafe_code, reason = "functions of C")]
 pub(crate) fn silence() {
     if cfg!(target_os = "linux") {
-        // SAFETY: the hook is as the library documents it, and the handler looks at none of its arguments. The library is never
-        // unloaded, so that it does not forget the handler.
+        // SAFETY: the hook is as the library documents it, and the handler looks at none of its arguments.
+        // The library is never unloaded, so that it does not forget the handler.
         unsafe {
             let Ok(library) = Library::new("libwayland-client.so.0") else { return };
             if let Ok(set) = library.get::<unsafe extern "C" fn(Handler)>(b"wl_log_set_handler_client\0") {

@@ -12,12 +12,14 @@ use kiln::{
 };
 use serde::Serialize;
 
+pub(crate) use self::args::BenchArgs;
+use self::args::BenchOutput;
 use crate::{
-    args::{BenchArgs, BenchOutput},
     load,
     output::{self, say},
 };
 
+mod args;
 mod peer;
 mod print;
 

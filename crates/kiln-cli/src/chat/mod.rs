@@ -1,19 +1,24 @@
 //! `kiln chat`
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
+use clap::Args;
 use kiln::{
     Chat, ChatTemplate, Error, GenerationConfig, Grammar, Model, Plan, Reuse, Stats, StopReason,
     expert::files,
 };
 
 use crate::{
-    args::ChatArgs,
     display,
     interrupt::Interruptible,
     load,
+    memory::{CacheArgs, Running},
     output::{Failure, Result, note, plain, print, say},
-    run::{Running, grammar, wanted},
+    place::PlaceArgs,
+    settings::{SamplingArgs, grammar, wanted},
 };
 
 mod command;
@@ -21,6 +26,29 @@ mod input;
 
 use command::Command;
 use input::Input;
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// What the model is told before anything else
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// The chat template: a Jinja file, or the name of one of the model's own [default: the model's, else
+    /// ChatML]
+    #[arg(long, value_name = "FILE|NAME")]
+    template: Option<String>,
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    memory: CacheArgs,
+    /// Prompt tokens per forward pass [default: as many as activations of 32 MiB allow]
+    #[arg(long, hide_short_help = true, value_name = "N")]
+    prefill_chunk: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
 
 pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     // What can be wrong with the words is said before the model is loaded.

@@ -12,12 +12,11 @@ use kiln::{
 use serde_json::Value;
 
 use super::{
-    COMPARED, Subject, bar,
+    COMPARED, ProbeArgs, Subject, bar,
     chart::{Chart, Point},
     compared, compared_json, loss, say_bounds, text,
 };
 use crate::{
-    args::ProbeArgs,
     display, load,
     output::{Result, say},
 };

@@ -12,13 +12,15 @@ use kiln::{
     },
 };
 
+pub(crate) use self::args::ProbeArgs;
 use self::chart::Chart;
 use crate::{
-    args::{PlaceArgs, ProbeArgs},
     load,
     output::{Result, say},
+    place::PlaceArgs,
 };
 
+mod args;
 mod caches;
 mod chart;
 mod weights;

@@ -12,14 +12,14 @@ use kiln::{
 use serde_json::{Value, json};
 
 use super::{
-    COMPARED, Subject, bar,
+    COMPARED, ProbeArgs, Subject, bar,
     chart::{Chart, Point},
     compared, compared_json, loss, say_bounds, text,
 };
 use crate::{
-    args::{PlaceArgs, ProbeArgs},
     display, load,
     output::{Result, say},
+    place::PlaceArgs,
 };
 
 /// Tokens of a window where the user gives none, as `llama-perplexity` has them.

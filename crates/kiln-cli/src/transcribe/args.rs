@@ -1,11 +1,11 @@
-//! What can be asked for.
+//! Options of `kiln transcribe`.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use kiln::{Result, Task, Transcriber};
 
-use crate::args::{CacheArgs, PlaceArgs};
+use crate::{memory::CacheArgs, place::PlaceArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct TranscribeArgs {

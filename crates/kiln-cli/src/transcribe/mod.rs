@@ -29,7 +29,7 @@ pub(crate) fn run(args: &TranscribeArgs) -> Result<ExitCode> {
     let targets = targets(args)?;
     let plan = args.cache.plan()?.map(|plan| args.cache.offloaded(plan));
     let folder = load::folder(Some(&args.model))?;
-    if !load::hears(&folder)? {
+    if !load::is_speech_model(&folder)? {
         let why = "takes text and no sound; name the folder of a Whisper model".to_owned();
         return Err(Error::Setting { name: "--model", why }.into());
     }

@@ -1,0 +1,83 @@
+//! Options of `kiln bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::{memory, place::PlaceArgs};
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
+    #[arg(short, long, value_name = "MODEL")]
+    pub(super) model: Option<PathBuf>,
+    /// A Llama of random weights made up on the device
+    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB", conflicts_with = "model")]
+    pub(super) random: Option<String>,
+    /// A Mamba of random weights made up on the device
+    #[arg(long, value_name = "LAYERS,HIDDEN,STATE,VOCAB", conflicts_with_all = ["model", "random"])]
+    pub(super) random_mamba: Option<String>,
+    /// A Mixtral of random weights made up on the device
+    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,CHOSEN,VOCAB")]
+    #[arg(conflicts_with_all = ["model", "random", "random_mamba"])]
+    pub(super) random_mixtral: Option<String>,
+    /// A Jamba of random weights made up on the device
+    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,VOCAB")]
+    #[arg(conflicts_with_all = ["model", "random", "random_mamba", "random_mixtral"])]
+    pub(super) random_jamba: Option<String>,
+    #[command(flatten)]
+    pub(super) place: PlaceArgs,
+    /// Caches to measure, one after the other; the ratio is to the first; see `kiln caches`
+    #[arg(short, long, default_value = "dynamic", value_name = "NAME[:KEY=VALUE,..]")]
+    pub(super) cache: Vec<String>,
+    /// Capture the decode step once and replay it, where the device supports it [default]
+    #[arg(long, conflicts_with = "no_compile")]
+    pub(super) compile: bool,
+    /// Do not capture the decode step
+    #[arg(long)]
+    pub(super) no_compile: bool,
+    /// Prompt lengths to measure prefill at; 0 for none
+    #[arg(short = 'p', long, value_delimiter = ',', default_value = "256", value_name = "N,..")]
+    pub(super) prompt: Vec<usize>,
+    /// Numbers of tokens to measure decode at; 0 for none
+    #[arg(short = 'n', long, value_delimiter = ',', default_value = "64", value_name = "N,..")]
+    pub(super) generate: Vec<usize>,
+    /// Tokens that the cache holds before decode is measured
+    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
+    pub(super) depth: Vec<usize>,
+    /// Also measure decode in a copy of the cache (a snapshot) that shares the tokens of --depth
+    #[arg(long, requires = "depth")]
+    pub(super) snapshot: bool,
+    /// Also measure a beam search of N beams, beside a batch of N rows; the ratio is to the batch
+    #[arg(long, value_name = "N")]
+    pub(super) num_beams: Option<usize>,
+    /// Draw the tokens of decode at this temperature, from the 50 likeliest [default: the likeliest token]
+    #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
+    pub(super) temperature: Option<f32>,
+    /// Repetitions to count; one more runs first, compiles kernels and is reported as warm-up
+    #[arg(short, long, default_value_t = 5, value_name = "N")]
+    pub(super) repetitions: usize,
+    /// Format of the report
+    #[arg(short, long, value_name = "FORMAT", default_value = "md")]
+    pub(super) output: BenchOutput,
+    /// Print the figures of another runtime beside these: a file of tools/bench_transformers.py
+    #[arg(long, value_name = "FILE")]
+    pub(super) against: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// Whether to capture; `None`: as the cache is made for.
+    pub(super) fn compile(&self) -> Option<bool> {
+        memory::compile(self.compile, self.no_compile)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchOutput {
+    /// A Markdown table
+    Md,
+    /// Comma-separated values
+    Csv,
+    /// One JSON object
+    Json,
+}
