@@ -4,10 +4,10 @@ use burn::tensor::Device;
 use kiln::{
     Completion, Error, Model, ModelBuilder, Offload, OnOutOfMemory, Plan, Request, Sequence, TokenId,
     device::Opened,
-    expert::{Logits, ModelCache, RandomLlama, offload},
+    expert::{Logits, ModelCache, offload},
 };
 
-use crate::support::{TINY, alone, assert_close, batch, float32, forward, greedy, is_alone, recorded};
+use crate::support::{Llama, TINY, alone, assert_close, batch, float32, forward, greedy, is_alone, recorded};
 
 /// Longer than what is copied rather than shared, and than what a workgroup of attention goes over.
 const PROMPT: usize = 700;
@@ -43,7 +43,7 @@ fn go_on(
 #[test]
 fn branches_say_what_they_say_alone() {
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
         for (cache, offload) in
             [("dynamic", None), ("dynamic", Some(Offload::All)), ("static:len=2000", None)]
         {
@@ -86,7 +86,7 @@ fn branches_say_what_they_say_alone() {
 #[test]
 fn a_branch_goes_back_to_where_it_began_and_beyond() {
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
         let feed =
             |cache: &mut ModelCache, ids: &[TokenId]| forward(&model, &batch(&model, &[ids.to_vec()]), cache);
         let new = || model.cache(&Plan::dynamic()).unwrap();
@@ -173,7 +173,7 @@ fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
 #[test]
 fn a_snapshot_in_the_middle_of_a_beam_search_changes_nothing() {
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
         // With 250 tokens, a buffer of all rows becomes part of a chain with what was generated.
         for (cache, prompt) in [("dynamic", 7), ("dynamic", 250), ("dynamic", 300), ("static", 7)] {
             let run = |at: Option<usize>| {
@@ -212,9 +212,9 @@ fn a_prompt_is_held_once() {
     fn fail(request: Request<'_>) -> Request<'_> {
         request.on_oom(OnOutOfMemory::Fail)
     }
-    let sizes = RandomLlama { hidden: 256, ..TINY };
+    let sizes = Llama { hidden: 256, ..TINY };
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&sizes), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(sizes.config()), opened).load().unwrap();
         let weights = model.budget().used();
         let mut trunk = Sequence::new(&model, &Plan::dynamic()).unwrap();
         let prompt = text(2000, 0);
@@ -258,7 +258,7 @@ fn a_prompt_is_held_once() {
 #[test]
 fn short_prompts_are_copied_and_claimed() {
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
         let budget = model.budget();
         let weights = budget.used();
         let new = || model.cache(&Plan::dynamic()).unwrap();
@@ -327,7 +327,7 @@ fn beams_hold_their_prompt_once() {
         all.iter().flatten().map(|completion| completion.tokens.clone()).collect()
     };
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
         let run = |plan: &Plan, beams: usize, salts: &[usize]| {
             let prompts: Vec<_> = salts.iter().map(|&salt| text(PROMPT, salt)).collect();
             let request = model.generate(prompts).config(greedy(9)).num_beams(beams).plan(plan.clone());

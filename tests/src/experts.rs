@@ -14,11 +14,12 @@ use kiln::{
     Model, ModelBuilder, Plan,
     device::Opened,
     expert::{
-        ExpertTraffic, RandomMixtral,
+        ConfigFile, ExpertTraffic,
         kernels::{Arithmetic, Choice, ExpertLinear, Kernels, Matrix, MatrixStack, PackedMatrix, Use},
     },
 };
 use kiln_weights::Format;
+use serde_json::json;
 use tracing::{
     Event, Metadata, Subscriber,
     field::{Field, Visit},
@@ -27,7 +28,39 @@ use tracing::{
 
 use crate::support::{TINY, alone, batch, float32, floats, forward, is_alone};
 
-const SIZES: RandomMixtral = RandomMixtral {
+/// Sizes of a Mixtral with random weights.
+#[derive(Clone, Copy, Debug)]
+struct Mixtral {
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    /// Width of each expert.
+    intermediate: usize,
+    experts: usize,
+    /// Experts that a token goes to.
+    chosen: usize,
+    vocab: usize,
+}
+
+impl Mixtral {
+    fn config(self) -> ConfigFile {
+        ConfigFile::from_json(json!({
+            "model_type": "mixtral",
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate,
+            "num_local_experts": self.experts,
+            "num_experts_per_tok": self.chosen,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 1 << 20,
+        }))
+    }
+}
+
+const SIZES: Mixtral = Mixtral {
     layers: 3,
     hidden: 32,
     heads: 4,
@@ -87,10 +120,10 @@ fn decode_reads_the_weights_of_chosen_experts_alone() {
         alone("experts::decode_reads_the_weights_of_chosen_experts_alone", None);
         return;
     }
-    let RandomMixtral { layers, hidden, intermediate, experts, chosen, .. } = SIZES;
+    let Mixtral { layers, hidden, intermediate, experts, chosen, .. } = SIZES;
     let expert = (3 * hidden * intermediate * 4) as u64;
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&SIZES), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(SIZES.config()), opened).load().unwrap();
         let idle = (layers * (experts - chosen)) as u64 * expert;
         let embeddings = (97 * hidden * 4) as u64;
         assert_eq!(model.weight_bytes() - model.multiplied_bytes(), idle + embeddings, "on {device}");
@@ -114,16 +147,16 @@ fn decode_reads_the_weights_of_chosen_experts_alone() {
 }
 
 fn in_host_memory(resident: usize, opened: &Opened) -> Model {
-    float32(ModelBuilder::random(&SIZES), opened).offload_experts(resident).load().unwrap()
+    float32(ModelBuilder::random(SIZES.config()), opened).offload_experts(resident).load().unwrap()
 }
 
 #[test]
 fn experts_in_host_memory_are_copied_when_tokens_go_to_them() {
-    let RandomMixtral { layers, hidden, intermediate, experts, chosen, .. } = SIZES;
+    let Mixtral { layers, hidden, intermediate, experts, chosen, .. } = SIZES;
     let expert = (3 * hidden * intermediate * 4) as u64;
     let of_step = (layers * chosen) as u64;
     for (device, opened) in devices() {
-        let whole = float32(ModelBuilder::random(&SIZES), opened).load().unwrap();
+        let whole = float32(ModelBuilder::random(SIZES.config()), opened).load().unwrap();
         assert_eq!((whole.host_weight_bytes(), whole.expert_traffic()), (0, None));
         let traffic = |resident: usize, rows: &[&[u32]]| {
             let model = in_host_memory(resident, opened);
@@ -157,7 +190,7 @@ fn experts_in_host_memory_are_copied_when_tokens_go_to_them() {
 fn captured_steps_are_not_tried_with_experts_in_host_memory() {
     for (device, opened) in devices() {
         let model = in_host_memory(2, opened);
-        let whole = float32(ModelBuilder::random(&SIZES), opened).load().unwrap();
+        let whole = float32(ModelBuilder::random(SIZES.config()), opened).load().unwrap();
         assert!(whole.causal().can_be_captured() && !model.causal().can_be_captured());
         // Beyond what it takes to record a step, in a cache that is made for it.
         let plan = Plan::named("static").unwrap();
@@ -171,9 +204,9 @@ fn captured_steps_are_not_tried_with_experts_in_host_memory() {
 #[test]
 fn experts_in_host_memory_are_not_counted_to_the_device() {
     for (device, opened) in devices().filter(|(device, _)| *device != "cpu") {
-        let sizes = RandomMixtral { layers: 4, hidden: 512, intermediate: 512, experts: 32, ..SIZES };
+        let sizes = Mixtral { layers: 4, hidden: 512, intermediate: 512, experts: 32, ..SIZES };
         let load = |resident: Option<usize>| {
-            let model = float32(ModelBuilder::random(&sizes), opened).memory(250 << 20);
+            let model = float32(ModelBuilder::random(sizes.config()), opened).memory(250 << 20);
             model.offload_experts(resident).load()
         };
         // Together 384 MiB, 3 MiB each.
@@ -190,7 +223,7 @@ fn experts_in_host_memory_are_not_counted_to_the_device() {
 #[test]
 fn a_model_without_experts_has_none_to_keep_in_host_memory() {
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&TINY), opened).offload_experts(0);
+        let model = float32(ModelBuilder::random(TINY.config()), opened).offload_experts(0);
         let error = model.load().unwrap_err().to_string();
         assert!(error.contains("no experts"), "on {device}: {error}");
     }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use kiln::{
     DtypeChoice, ModelBuilder, Plan,
     device::{DeviceClass, Opened},
-    expert::{RandomLlama, kernels::launches_of},
+    expert::kernels::launches_of,
 };
 
-use crate::support::greedy;
+use crate::support::{Llama, greedy};
 
 const LAYERS: usize = 32;
 
@@ -22,9 +22,8 @@ fn most(opened: &Opened) -> usize {
 /// Launches of each token that a generation of `n` tokens takes more than one of half as many.
 fn a_token(opened: &Opened, dtype: DtypeChoice, cache: &str, n: usize, sample: bool) -> f64 {
     // Heads begin at multiples of 512 bytes: CUDA makes copies of those that do not.
-    let sizes =
-        RandomLlama { layers: LAYERS, hidden: 256, heads: 4, kv_heads: 4, intermediate: 48, vocab: 1024 };
-    let model = ModelBuilder::random(&sizes).opened(opened.clone()).dtype(dtype).load().unwrap();
+    let sizes = Llama { layers: LAYERS, hidden: 256, heads: 4, kv_heads: 4, intermediate: 48, vocab: 1024 };
+    let model = ModelBuilder::random(sizes.config()).opened(opened.clone()).dtype(dtype).load().unwrap();
     let plan = Plan::named(cache).unwrap();
     let launches = |n| {
         let config = greedy(n).do_sample(sample).seed(7).top_k(50);

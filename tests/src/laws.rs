@@ -4,14 +4,13 @@ use kiln::{
     GenerationConfig, Model, ModelBuilder, Offload, Plan, TokenId,
     device::Opened,
     expert::{
-        RandomLlama,
         kernels::{Choice, Kernels},
         memory::{AttentionNeed, LayerCache, LayerNeed},
     },
 };
 use kiln_testkit::laws::{self, Subject};
 
-use crate::support::{assert_close, batch, float32, forward, llama_with, recorded};
+use crate::support::{Llama, assert_close, batch, float32, forward, llama_with, recorded};
 
 const PROMPT: [TokenId; 11] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58];
 
@@ -311,9 +310,9 @@ fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
 /// In a model of one block, attention over sinks and the latest tokens is a forward pass over these tokens alone.
 #[test]
 fn a_sink_cache_attends_to_what_it_kept_at_places_in_the_window() {
-    let sizes = RandomLlama { layers: 1, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
+    let sizes = Llama { layers: 1, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&sizes), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(sizes.config()), opened).load().unwrap();
         for (window, sinks) in [(12, 4), (9, 1), (8, 0)] {
             let plan = Plan::named(&format!("sink:window={window},sinks={sinks}")).unwrap();
             let mut cache = model.cache(&plan).unwrap();

@@ -4,11 +4,11 @@ use kiln::{
     DtypeChoice, Error, GenerationConfig, Model, ModelBuilder, Plan, TokenId,
     burn::tensor::DType,
     device::{self, DeviceClass, DeviceName, Opened},
-    expert::{Batch, Logits, RandomLlama},
+    expert::{Batch, ConfigFile, Logits},
 };
 
 use crate::support::{
-    ARCHITECTURES, TINY, assert_close, batch, fixtures_of, float32, floats, greedy, recorded,
+    ARCHITECTURES, Llama, TINY, assert_close, batch, fixtures_of, float32, floats, greedy, recorded,
 };
 
 fn devices() -> impl Iterator<Item = &'static Opened> {
@@ -147,7 +147,7 @@ fn models_whose_numbers_are_too_large_for_float16_run_in_bfloat16_on_gpus_that_h
 #[test]
 fn what_cannot_be_run_is_said_before_it_is_tried() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
-    let model = float32(ModelBuilder::random(&RandomLlama { ..TINY }), opened).load().unwrap();
+    let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
     let mut cache = model.cache(&dynamic()).unwrap();
     let mut refused = |prompts: Vec<Vec<TokenId>>, wanted: &GenerationConfig| {
         model
@@ -220,12 +220,43 @@ fn auto_is_never_software() {
 fn random_sizes_that_no_model_has_are_errors() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
     for sizes in [
-        RandomLlama { heads: 0, ..TINY },
-        RandomLlama { kv_heads: 3, ..TINY },
-        RandomLlama { hidden: 33, ..TINY },
-        RandomLlama { layers: usize::MAX, ..TINY },
-        RandomLlama { vocab: 0, ..TINY },
+        Llama { heads: 0, ..TINY },
+        Llama { kv_heads: 3, ..TINY },
+        Llama { hidden: 33, ..TINY },
+        Llama { layers: usize::MAX, ..TINY },
+        Llama { vocab: 0, ..TINY },
     ] {
-        assert!(float32(ModelBuilder::random(&sizes), opened).load().is_err(), "{sizes:?}");
+        assert!(float32(ModelBuilder::random(sizes.config()), opened).load().is_err(), "{sizes:?}");
+    }
+}
+
+#[test]
+fn every_architecture_runs_with_random_weights_for_a_config() {
+    let (_, opened) = &kiln_testkit::devices::opened()[0];
+    for name in ARCHITECTURES {
+        let config = ConfigFile::read(&fixtures_of(name).join("models").join(name)).unwrap();
+        let model = float32(ModelBuilder::random(config), opened).load().unwrap();
+        assert_eq!(model.parameters(), recorded(name, opened).parameters(), "{name}");
+        let steps = model.generate(vec![1, 2, 3]).max_new_tokens(3).temperature(0.0).steps().unwrap();
+        assert_eq!(steps.map(Result::unwrap).count(), 3, "{name}");
+    }
+}
+
+#[test]
+fn a_config_is_read_from_pairs() {
+    let config: ConfigFile =
+        r#"model_type=llama,layer_types=["full_attention", "a,b"], hidden_size = 64,rope_scaling={"a": 1}"#
+            .parse()
+            .unwrap();
+    let want = serde_json::json!({
+        "model_type": "llama",
+        "layer_types": ["full_attention", "a,b"],
+        "hidden_size": 64,
+        "rope_scaling": {"a": 1},
+    });
+    assert_eq!(*config.json(), want);
+    for (text, why) in [("hidden_size", "no value"), ("a=1,a=2", "given twice"), ("", "no value")] {
+        let refused = text.parse::<ConfigFile>().map(drop).unwrap_err().to_string();
+        assert!(refused.contains(why), "{text}: {refused}");
     }
 }

@@ -5,13 +5,13 @@ use kiln::{
     GenerationConfig, ModelBuilder, Offload, Plan, TokenId,
     device::Opened,
     expert::{
-        Batch, Logits, ModelCache, RandomLlama,
+        Batch, Logits, ModelCache,
         kernels::{Choice, Kernels},
         memory::{AttentionNeed, LayerNeed, Moved, Positions, RecurrentNeed, StepShape},
     },
 };
 
-use crate::support::{alone, batch, float32, forward, is_alone, recorded};
+use crate::support::{Llama, alone, batch, float32, forward, is_alone, recorded};
 
 const LAYERS: usize = 32;
 const NEED: AttentionNeed = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
@@ -302,9 +302,9 @@ fn a_cache_is_offloaded_in_the_middle_and_saved_from_there() {
 
 #[test]
 fn padded_rows_generate_the_same_tokens_offloaded() {
-    let sizes = RandomLlama { layers: 3, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
+    let sizes = Llama { layers: 3, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
     for (device, opened) in devices() {
-        let model = float32(ModelBuilder::random(&sizes), opened).load().unwrap();
+        let model = float32(ModelBuilder::random(sizes.config()), opened).load().unwrap();
         for text in ["dynamic", "static"] {
             let generate = |plan: &Plan, compile| {
                 let wanted = GenerationConfig::new().max_new_tokens(80);

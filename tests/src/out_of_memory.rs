@@ -5,10 +5,10 @@ use std::{collections::HashSet, path::Path};
 use kiln::{
     Error, GenerationConfig, Model, ModelBuilder, OnOutOfMemory, Plan, Request, Result, TokenId,
     device::Opened,
-    expert::{Logits, ModelCache, RandomLlama, memory::LayerCache},
+    expert::{Logits, ModelCache, memory::LayerCache},
 };
 
-use crate::support::{batch, float32, forward, greedy, recorded};
+use crate::support::{Llama, batch, float32, forward, greedy, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -262,9 +262,8 @@ fn a_cache_is_packed_when_memory_runs_out() {
 #[test]
 fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
     for (device, opened) in devices() {
-        let sizes =
-            RandomLlama { layers: 2, hidden: 128, heads: 2, kv_heads: 2, intermediate: 64, vocab: 97 };
-        let model = float32(ModelBuilder::random(&sizes), opened).load().unwrap();
+        let sizes = Llama { layers: 2, hidden: 128, heads: 2, kv_heads: 2, intermediate: 64, vocab: 97 };
+        let model = float32(ModelBuilder::random(sizes.config()), opened).load().unwrap();
         let plan = Plan::dynamic();
         let prompt = vec![(0..1020).map(|i| i * 7 % 97).collect::<Vec<_>>()];
         let endless = GenerationConfig::new().eos_token_id(Vec::new());

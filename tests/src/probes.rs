@@ -7,13 +7,13 @@ use kiln::{
     Error, Mixture, Model, ModelBuilder, Plan, TokenId,
     device::{DeviceClass, Opened},
     expert::{
-        Batch, Logits, RandomLlama,
+        Batch, Logits,
         probe::{check_original, probe_tensors, probe_weights},
         read_back,
     },
 };
 
-use crate::support::{fixtures, float32};
+use crate::support::{Llama, fixtures, float32};
 
 const WINDOW: usize = 24;
 
@@ -189,8 +189,8 @@ fn only_originals_are_probed() {
     assert!(why(check_original(whisper).unwrap_err()).contains("model of speech"));
 
     let original = float32(Model::builder(demo()), opened).load().unwrap();
-    let sizes = RandomLlama { layers: 1, hidden: 32, heads: 1, kv_heads: 1, intermediate: 32, vocab: 97 };
-    let random = || ModelBuilder::random(&sizes).opened(opened.clone());
+    let sizes = Llama { layers: 1, hidden: 32, heads: 1, kv_heads: 1, intermediate: 32, vocab: 97 };
+    let random = || ModelBuilder::random(sizes.config()).opened(opened.clone());
     let refused = |builder: &dyn Fn() -> ModelBuilder<'static>, text: &[TokenId], window: usize| {
         why(probe_weights(&original, builder, text, window, &[Mixture::Q8_0], &mut |_| ()).unwrap_err())
     };

@@ -6,10 +6,10 @@ use burn::tensor::Device;
 use kiln::{
     Error, GenerationConfig, Model, ModelBuilder, OnOutOfMemory, Plan, Request, Result, TokenId,
     device::Opened,
-    expert::{DolaLayers, ModelCache, RandomLlama, memory::DeviceState},
+    expert::{DolaLayers, ModelCache, memory::DeviceState},
 };
 
-use crate::support::{alone, float32, is_alone, recorded};
+use crate::support::{Llama, alone, float32, is_alone, recorded};
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
@@ -47,12 +47,12 @@ fn generate(
 }
 
 /// 128 MiB of keys and values a layer for 32,768 tokens of a row, in a model that computes little.
-const LARGE_CACHE: RandomLlama =
-    RandomLlama { layers: 8, hidden: 512, heads: 8, kv_heads: 8, intermediate: 64, vocab: 97 };
+const LARGE_CACHE: Llama =
+    Llama { layers: 8, hidden: 512, heads: 8, kv_heads: 8, intermediate: 64, vocab: 97 };
 
 /// 128 MiB for the two sides of the feed-forward of 2,048 tokens, which are one product.
-const LARGE_ACTIVATIONS: RandomLlama =
-    RandomLlama { layers: 1, hidden: 16, heads: 1, kv_heads: 1, intermediate: 8192, vocab: 97 };
+const LARGE_ACTIVATIONS: Llama =
+    Llama { layers: 1, hidden: 16, heads: 1, kv_heads: 1, intermediate: 8192, vocab: 97 };
 
 const MIB: u64 = 1 << 10;
 
@@ -74,7 +74,7 @@ fn a_cache() {
         return devices().for_each(|(device, _)| alone("refusals::a_cache", Some(device)));
     }
     let (_, opened) = devices().next().unwrap();
-    let model = float32(ModelBuilder::random(&LARGE_CACHE), opened).load().unwrap();
+    let model = float32(ModelBuilder::random(LARGE_CACHE.config()), opened).load().unwrap();
     let run = |cache: &mut ModelCache, on_oom| {
         generate(&model, cache, &numbers(5), 8, |request| request.on_oom(on_oom))
     };
@@ -101,7 +101,7 @@ fn a_prompt() {
         return devices().for_each(|(device, _)| alone("refusals::a_prompt", Some(device)));
     }
     let (_, opened) = devices().next().unwrap();
-    let model = float32(ModelBuilder::random(&LARGE_ACTIVATIONS), opened).load().unwrap();
+    let model = float32(ModelBuilder::random(LARGE_ACTIVATIONS.config()), opened).load().unwrap();
     let run = |on_oom, chunk| {
         let mut cache = model.cache(&Plan::dynamic()).unwrap();
         generate(&model, &mut cache, &numbers(2048), 2, |request| request.on_oom(on_oom).prefill_chunk(chunk))

@@ -2,10 +2,7 @@
 
 use std::{collections::HashMap, path::Path};
 
-use kiln::{
-    Error, Model, ModelBuilder, OnOutOfMemory, Plan, Sequence, TokenId,
-    expert::{ModelCache, RandomLlama},
-};
+use kiln::{Error, Model, ModelBuilder, OnOutOfMemory, Plan, Sequence, TokenId, expert::ModelCache};
 use safetensors::{SafeTensors, tensor::TensorView};
 
 use crate::support::{TINY, batch, fixtures, float32, floats, forward, greedy, recorded};
@@ -339,7 +336,7 @@ fn forged(whole: &[u8], forge: &dyn Fn(&mut serde_json::Value, &mut Tensors)) ->
 #[test]
 fn a_model_of_no_folder_saves_nothing() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
-    let model = float32(ModelBuilder::random(&RandomLlama { ..TINY }), opened).load().unwrap();
+    let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
     let plan = Plan::dynamic();
     let mut cache = filled(&model, &plan);
     let folder = tempfile::tempdir().unwrap();

@@ -6,11 +6,38 @@ use burn::tensor::{Tensor, TensorData};
 use kiln::{
     DtypeChoice, GenerationConfig, Model, ModelBuilder, TokenId,
     device::Opened,
-    expert::{Batch, Logits, ModelCache, RandomLlama, kernels::Choice, read_back},
+    expert::{Batch, ConfigFile, Logits, ModelCache, kernels::Choice, read_back},
 };
+use serde_json::json;
 
-pub(crate) const TINY: RandomLlama =
-    RandomLlama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
+/// Sizes of a Llama with random weights.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Llama {
+    pub(crate) layers: usize,
+    pub(crate) hidden: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) intermediate: usize,
+    pub(crate) vocab: usize,
+}
+
+pub(crate) const TINY: Llama =
+    Llama { layers: 2, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
+
+impl Llama {
+    pub(crate) fn config(self) -> ConfigFile {
+        ConfigFile::from_json(json!({
+            "model_type": "llama",
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 1 << 20,
+        }))
+    }
+}
 
 /// Recorded models, one for each architecture, under its name.
 pub(crate) const ARCHITECTURES: [&str; 14] = [

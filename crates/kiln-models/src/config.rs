@@ -1,10 +1,13 @@
 //! `config.json`, read with care: it comes from a stranger.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use kiln_core::{Error, Result, files};
 use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     checkpoint::{foreign::no_config, gguf::GgufFiles},
@@ -209,6 +212,12 @@ impl ConfigFile {
         Ok(Self { path, json: renamed(json) })
     }
 
+    /// Reads a JSON file, whatever its name.
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let json = read_json(path)?.ok_or_else(|| no_config(path))?;
+        Ok(Self { path: path.to_owned(), json: renamed(json) })
+    }
+
     pub(crate) fn of_gguf(path: &Path, files: &GgufFiles) -> Result<Self> {
         Ok(Self { path: path.to_owned(), json: files.config()? })
     }
@@ -261,8 +270,8 @@ impl ConfigFile {
         }
         // Says which field it was, which serde alone does not.
         serde_path_to_error::deserialize(json).map_err(|e| match e.path().iter().next() {
-            Some(_) => self.error(&format!("`{}`: {}", e.path(), e.inner())),
-            None => self.error(&e.inner().to_string()),
+            Some(_) => self.error(&format!("`{}`: {}", e.path(), plainly(e.inner()))),
+            None => self.error(&plainly(e.inner())),
         })
     }
 
@@ -303,6 +312,53 @@ impl ConfigFile {
         default: Option<f64>,
     ) -> Result<Option<f64>> {
         self.unless_null(name, value, default).map(|value| self.positive(name, value)).transpose()
+    }
+}
+
+/// Reads fields as `model_type=llama,hidden_size=64`. A value that is not JSON is text.
+impl FromStr for ConfigFile {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |why| Error::Setting { name: "config", why };
+        let mut fields = Map::new();
+        for pair in pairs(text) {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(wrong(format!("`{pair}` has no value; write it as KEY=VALUE")));
+            };
+            let (key, value) = (key.trim(), value.trim());
+            let json = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+            if fields.insert(key.to_owned(), json).is_some() {
+                return Err(wrong(format!("`{key}` is given twice; give it once")));
+            }
+        }
+        Ok(Self::from_json(Value::Object(fields)))
+    }
+}
+
+/// The parts of `text` between commas that are in no list, object or string.
+fn pairs(text: &str) -> impl Iterator<Item = &str> {
+    let (mut depth, mut is_string) = (0usize, false);
+    text.split(move |c: char| {
+        match c {
+            '"' => is_string = !is_string,
+            '[' | '{' if !is_string => depth += 1,
+            ']' | '}' if !is_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0 && !is_string
+    })
+}
+
+/// An error of serde without the names of Rust.
+fn plainly(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.strip_prefix("missing field ") {
+        Some(field) => format!("{field} is missing"),
+        None => ["usize", "u64", "u32"]
+            .iter()
+            .fold(text, |text, name| text.replace(&format!("expected {name}"), "expected a whole number"))
+            .replace("expected f64", "expected a number"),
     }
 }
 

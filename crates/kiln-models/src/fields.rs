@@ -361,7 +361,7 @@ mod tests {
                 match outcome(&model_type, &without) {
                     Ok(found) => assert_eq!(found, usual, "{model_type}: `{name}`"),
                     // Sizes that no model leaves out.
-                    Err(error) => assert!(error.contains(&format!("missing field `{name}`")), "{error}"),
+                    Err(error) => assert!(error.contains(&format!("`{name}` is missing")), "{error}"),
                 }
             }
         }

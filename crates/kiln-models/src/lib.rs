@@ -43,7 +43,7 @@ pub use nn::{
     names::TensorNames,
     rope::{Rope, Ropes},
 };
-pub use random::{RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, RandomWeights};
+pub use random::{RandomWeights, count_elements};
 pub use weights::{HostMatrix, HostRows, Part, Rows, Weights};
 
 /// Reads one family of checkpoints.

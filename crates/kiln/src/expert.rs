@@ -38,10 +38,7 @@ pub use kiln_generate::{
     TextStream, Tokenizer, TokenizerConfig, UNTIL_IT_ENDS, chat_template::Data, prefill, processors,
     watermark,
 };
-pub use kiln_models::{
-    self as models, ConfigFile, ExpertSizes, RandomJamba, RandomLlama, RandomMamba, RandomMixtral,
-    RandomModel, Rope, Ropes, Sizes, checkpoint::Quantized,
-};
+pub use kiln_models::{self as models, ConfigFile, ExpertSizes, Rope, Ropes, Sizes, checkpoint::Quantized};
 
 pub use crate::{
     folder::{Ask, CacheSize, Inspection, Longest, cache_text, generation_config_of, tokenizer_of},
@@ -56,10 +53,10 @@ pub mod kernels {
     pub use kiln_kernels::*;
 }
 
-/// What a block remembers: for those who write a strategy or a loop of their own.
+/// The memory of a block, for a strategy or a loop of one's own.
 ///
-/// A strategy is settings alone ([`Policy`](memory::Policy), [`KvPolicy`](memory::KvPolicy)). [`Memory`](memory::Memory) keeps
-/// its tensors, and does the saving, offloading and copying.
+/// A strategy is settings alone ([`Policy`](memory::Policy), [`KvPolicy`](memory::KvPolicy)).
+/// [`Memory`](memory::Memory) keeps its tensors, and does the saving, offloading and copying.
 ///
 /// ```
 /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");

@@ -11,20 +11,13 @@ pub(crate) struct BenchArgs {
     /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
     #[arg(short, long, value_name = "MODEL")]
     pub(super) model: Option<PathBuf>,
-    /// A Llama of random weights made up on the device
-    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB", conflicts_with = "model")]
+    /// Random weights for a config: KEY=VALUE,.. as in config.json, such as
+    /// `model_type=llama,hidden_size=64,..`, or a file or folder
+    ///
+    /// Of any architecture of text. The file is a config.json, or a GGUF file; its weights are not read. What
+    /// is left out has the default of Transformers, if there is one.
+    #[arg(long, value_name = "CONFIG", conflicts_with = "model")]
     pub(super) random: Option<String>,
-    /// A Mamba of random weights made up on the device
-    #[arg(long, value_name = "LAYERS,HIDDEN,STATE,VOCAB", conflicts_with_all = ["model", "random"])]
-    pub(super) random_mamba: Option<String>,
-    /// A Mixtral of random weights made up on the device
-    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,CHOSEN,VOCAB")]
-    #[arg(conflicts_with_all = ["model", "random", "random_mamba"])]
-    pub(super) random_mixtral: Option<String>,
-    /// A Jamba of random weights made up on the device
-    #[arg(long, value_name = "LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,VOCAB")]
-    #[arg(conflicts_with_all = ["model", "random", "random_mamba", "random_mixtral"])]
-    pub(super) random_jamba: Option<String>,
     #[command(flatten)]
     pub(super) place: PlaceArgs,
     /// Caches to measure, one after the other; the ratio is to the first; see `kiln caches`

@@ -1,14 +1,11 @@
 //! `kiln bench`: prefill (pp) and decode (tg), as llama-bench measures and prints them.
 
-use std::{fmt, process::ExitCode, time::Instant};
+use std::{fmt, path::Path, process::ExitCode, time::Instant};
 
 use kiln::{
     Error, GenerationConfig, Model, ModelBuilder, Plan, Result, TokenId,
     device::CopyBandwidth,
-    expert::{
-        Batch, ModelCache, RandomJamba, RandomLlama, RandomMamba, RandomMixtral, RandomModel, memory::Moved,
-        read_back,
-    },
+    expert::{Batch, ConfigFile, ModelCache, memory::Moved, models, read_back},
 };
 use serde::Serialize;
 
@@ -97,7 +94,7 @@ struct Steps {
 
 pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     let plans: Vec<Plan> = args.cache.iter().map(|text| Plan::named(text)).collect::<Result<_>>()?;
-    let random = random(args)?;
+    let random = args.random.as_deref().map(random).transpose()?;
     let peer = args.against.as_deref().map(peer::read).transpose()?;
     if args.repetitions == 0 {
         let why = "is 0, must be at least 1".to_owned();
@@ -109,7 +106,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     }
     let device = load::open(&args.place)?;
     let model = match random {
-        Some(sizes) => load::on(&args.place, device, ModelBuilder::random(sizes)).load()?,
+        Some(config) => load::on(&args.place, device, ModelBuilder::random(config)).load()?,
         None => {
             load::text_model(&load::folder(args.model.as_deref())?, &args.place, device, plans.first(), 0)?
         }
@@ -177,15 +174,10 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     let report = Report {
         tool: "kiln",
         version: env!("CARGO_PKG_VERSION"),
-        model: [
-            ("random", &args.random),
-            ("random-mamba", &args.random_mamba),
-            ("random-mixtral", &args.random_mixtral),
-            ("random-jamba", &args.random_jamba),
-        ]
-        .into_iter()
-        .find_map(|(kind, sizes)| sizes.as_ref().map(|sizes| format!("{kind}:{sizes}")))
-        .unwrap_or_else(|| model.name().to_owned()),
+        model: match &args.random {
+            Some(config) => format!("random:{config}"),
+            None => model.name().to_owned(),
+        },
         params: model.parameters(),
         bytes: model.weight_bytes() + model.host_weight_bytes(),
         dtype: model.dtype().name().to_owned(),
@@ -215,41 +207,33 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The made-up model that is asked for.
-fn random(args: &BenchArgs) -> Result<Option<RandomModel>> {
-    if let Some(text) = &args.random {
-        let names = "six numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,VOCAB";
-        let [layers, hidden, heads, kv_heads, intermediate, vocab] = numbers("--random", text, names)?;
-        let sizes = RandomLlama { layers, hidden, heads, kv_heads, intermediate, vocab };
-        return Ok(Some(RandomModel::Llama(sizes)));
+/// The config of `--random`: pairs, a JSON file, or the folder or GGUF file that has one.
+///
+/// # Errors
+/// [`Error::Setting`] and [`Error::File`] for a config that no model of text can have.
+fn random(text: &str) -> Result<ConfigFile> {
+    let is_text = text.contains('=');
+    let named = |error| match error {
+        Error::File { why, .. } | Error::Setting { name: "config", why } if is_text => {
+            Error::Setting { name: "--random", why }
+        }
+        other => other,
+    };
+    let path = Path::new(text);
+    let config = match path.extension() {
+        _ if is_text => text.parse().map_err(named)?,
+        _ if !path.exists() => {
+            let why = format!("`{text}` is no file or folder; give one with a config, or pairs KEY=VALUE,..");
+            return Err(Error::Setting { name: "--random", why });
+        }
+        Some(extension) if extension == "json" => ConfigFile::from_file(path)?,
+        _ => ConfigFile::read(path)?,
+    };
+    if models::configure(&config).map_err(named)?.features().is_some() {
+        let why = "is a model of speech, which is not measured here; give one of text".to_owned();
+        return Err(Error::Setting { name: "--random", why });
     }
-    if let Some(text) = &args.random_mamba {
-        let names = "four numbers LAYERS,HIDDEN,STATE,VOCAB";
-        let [layers, hidden, state, vocab] = numbers("--random-mamba", text, names)?;
-        return Ok(Some(RandomModel::Mamba(RandomMamba { layers, hidden, state, vocab })));
-    }
-    if let Some(text) = &args.random_mixtral {
-        let names = "eight numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,CHOSEN,VOCAB";
-        let [layers, hidden, heads, kv_heads, intermediate, experts, chosen, vocab] =
-            numbers("--random-mixtral", text, names)?;
-        let sizes = RandomMixtral { layers, hidden, heads, kv_heads, intermediate, experts, chosen, vocab };
-        return Ok(Some(RandomModel::Mixtral(sizes)));
-    }
-    let Some(text) = &args.random_jamba else { return Ok(None) };
-    let names = "seven numbers LAYERS,HIDDEN,HEADS,KV_HEADS,INTER,EXPERTS,VOCAB";
-    let [layers, hidden, heads, kv_heads, intermediate, experts, vocab] =
-        numbers("--random-jamba", text, names)?;
-    let sizes = RandomJamba { layers, hidden, heads, kv_heads, intermediate, experts, vocab };
-    Ok(Some(RandomModel::Jamba(sizes)))
-}
-
-/// The numbers in the text of a flag.
-fn numbers<const N: usize>(flag: &'static str, text: &str, names: &str) -> Result<[usize; N]> {
-    let numbers: Option<Vec<usize>> = text.split(',').map(|n| n.trim().parse().ok()).collect();
-    numbers.and_then(|numbers| numbers.try_into().ok()).ok_or_else(|| {
-        let why = format!("`{text}` is not {names}");
-        Error::Setting { name: flag, why }
-    })
+    Ok(config)
 }
 
 /// Rows that are decoded together.

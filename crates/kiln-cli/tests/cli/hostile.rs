@@ -394,7 +394,8 @@ fn foreign_models_are_called_what_they_are() {
 fn what_would_take_for_ever_is_refused_at_once() {
     let started = Instant::now();
     refused(&run(&["--threads", "100000", "x"]), "threads: is 100000");
-    let random = "4,1000000,10,10,4000000,100000";
+    let random = "model_type=llama,num_hidden_layers=4,hidden_size=1000000,num_attention_heads=10,\
+                  intermediate_size=4000000,vocab_size=100000";
     refused(
         &kiln(&["bench", "--device", "cpu", "--random", random, "--memory", "8GiB"]),
         "the model's weights",

@@ -377,7 +377,11 @@ fn conformance_reports_and_fails_as_it_should() {
 
 #[test]
 fn bench_prints_what_it_is_asked_to() {
-    let small = ["bench", "--device", "cpu", "-p", "8", "-n", "4", "-r", "1", "--random", "1,32,2,1,48,97"];
+    const SIZES: &str =
+        "hidden_size=32,num_attention_heads=2,num_key_value_heads=1,intermediate_size=48,vocab_size=97";
+
+    let config = format!("model_type=llama,num_hidden_layers=1,{SIZES}");
+    let small = ["bench", "--device", "cpu", "-p", "8", "-n", "4", "-r", "1", "--random", &config];
     let table = stdout(&kiln(&small));
     assert!(table.contains("| pp8") && table.contains("| tg4") && table.contains('%'), "{table}");
     let csv = stdout(&kiln(&[&small[..], &["-o", "csv"]].concat()));
@@ -385,7 +389,8 @@ fn bench_prints_what_it_is_asked_to() {
     let json: Value = serde_json::from_str(&stdout(&kiln(&[&small[..], &["-o", "json"]].concat()))).unwrap();
     assert_eq!(json["results"][0]["test"], "pp8");
     // A step of two layers: up what they hold, down its own token.
-    let offloaded = ["-n", "6", "-p", "0", "--random", "2,32,2,1,48,97", "-c", "offloaded", "-o", "json"];
+    let config = format!("model_type=llama,num_hidden_layers=2,{SIZES}");
+    let offloaded = ["-n", "6", "-p", "0", "--random", &config, "-c", "offloaded", "-o", "json"];
     let offloaded = stdout(&kiln(&[&["bench", "--device", "cpu", "-r", "1"], &offloaded[..]].concat()));
     let json: Value = serde_json::from_str(&offloaded).unwrap();
     let copied = &json["results"][0]["copied"];

@@ -101,7 +101,7 @@ const REFUSED: &str = "
     run --draft /nowhere x
     run --offload-experts x
     run --offload-experts=most x
-    bench --offload-experts --random 1,32,2,2,64,50 -n 0
+    bench --offload-experts --random model_type=llama,num_hidden_layers=1,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=50 -n 0
     run --draft tests/fixtures/transformers-5.23.0/models/llama_draft x
     run --set num_assistant_tokens_schedule=often x
     run --set assistant_confidence_threshold=2 x
@@ -141,10 +141,16 @@ const REFUSED: &str = "
     inspect /nowhere
     inspect assets/demo --batch 0
     inspect assets/demo --cache elastic
+    bench --random hidden_size=32
+    bench --random model_type=lama,hidden_size=32
+    bench --random model_type=llama,hidden_size
+    bench --random model_type=llama,hidden_size=32
+    bench --random model_type=llama,num_hidden_layers=1,hidden_size=many
+    bench --random model_type=llama,hidden_size=32,hidden_size=64
+    bench --random model_type=llama,num_hidden_layers=1,hidden_size=0,num_attention_heads=1,intermediate_size=1,vocab_size=1
     bench --random 1,2,3
-    bench --random-mamba 1,2,3
-    bench --random-mixtral 1,2,3
-    bench --random-jamba 1,2,x,4,5,6,7
+    bench --random /nowhere/config.json
+    bench --random tests/fixtures/transformers-5.23.0/models/whisper
     bench --against /nowhere
     bench --snapshot
     bench -r 0

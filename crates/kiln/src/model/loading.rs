@@ -22,9 +22,9 @@ use kiln_kernels::{
     device::{self, DeviceClass, DeviceInfo, DeviceName, Opened},
 };
 use kiln_models::{
-    Configured, Mixture, RandomModel, RandomWeights, Sizes,
+    ConfigFile, Configured, Mixture, RandomWeights, Sizes,
     checkpoint::{Checkpoint, Loader},
-    configure,
+    configure, count_elements,
 };
 use kiln_weights::Format;
 
@@ -130,7 +130,7 @@ pub struct ModelBuilder<'a> {
 #[derive(Debug)]
 enum Source {
     Folder(PathBuf),
-    Random(RandomModel),
+    Random(ConfigFile),
 }
 
 #[derive(Debug)]
@@ -173,9 +173,21 @@ impl<'a> ModelBuilder<'a> {
         Self::new(Source::Folder(folder.to_owned()))
     }
 
-    /// A model of random weights, made up on the device: for measurements and tests. It has no tokenizer.
-    pub fn random(sizes: impl Into<RandomModel>) -> Self {
-        Self::new(Source::Random(sizes.into()))
+    /// A model with this config and random weights, made up on the device: for measurements and tests. It has
+    /// no tokenizer.
+    ///
+    /// ```
+    /// use kiln::ModelBuilder;
+    ///
+    /// let config = "model_type=llama,num_hidden_layers=2,hidden_size=64,num_attention_heads=4,\
+    ///               intermediate_size=96,vocab_size=97";
+    /// let model = ModelBuilder::random(config.parse()?).device("cpu".parse()?).load()?;
+    /// let steps = model.generate(vec![1, 2, 3]).max_new_tokens(4).steps()?;
+    /// assert_eq!(steps.count(), 4);
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    pub fn random(config: ConfigFile) -> Self {
+        Self::new(Source::Random(config))
     }
 
     /// The device, which is opened for this model. Default: `auto`.
@@ -286,7 +298,7 @@ impl<'a> ModelBuilder<'a> {
         };
         let mut loaded = match &self.source {
             Source::Folder(folder) => self.load_folder(folder, device, kernels, &mut on_progress)?,
-            Source::Random(sizes) => self.make_up(sizes, device, kernels)?,
+            Source::Random(config) => self.make_up(config, device, kernels)?,
         };
         loaded.load_time = started.elapsed();
         Ok(Model { loaded: Arc::new(loaded) })
@@ -411,13 +423,15 @@ impl<'a> ModelBuilder<'a> {
         })
     }
 
-    fn make_up(&self, sizes: &RandomModel, device: Opened, kernels: Kernels) -> Result<Loaded> {
-        let configured = configure(&sizes.config())?;
+    fn make_up(&self, config: &ConfigFile, device: Opened, kernels: Kernels) -> Result<Loaded> {
+        let configured = configure(config)?;
         let dtype = self.dtype_on(&device, &*configured)?;
         let Trusted { device, kernels, captures } = self.trusted(kernels, device, dtype, &[], None)?;
         let budget = self.budget(&device);
         // All of them first: made one by one, those that fit would take minutes until one does not.
-        let bytes = sizes.parameters().saturating_mul(dtype.size() as u64);
+        let claim = budget.claim("the model's weights", 0)?;
+        let bytes = count_elements(&*configured, &device.device, &kernels, claim)?;
+        let bytes = bytes.saturating_mul(dtype.size() as u64);
         let configured_sizes = configured.sizes();
         let of_experts = configured_sizes.expert_elements().saturating_mul(dtype.size() as u64);
         let spared = self.spared(&device, &configured_sizes, of_experts)?;
