@@ -11,17 +11,16 @@ mod cases;
 mod cube;
 #[cfg(feature = "cpu")]
 mod native;
-mod packed;
+pub(crate) mod packed;
 #[cfg(feature = "wgpu")]
 mod pieces;
+pub(crate) mod rotary;
 #[cfg(feature = "cube")]
 mod sharing;
 #[cfg(feature = "wgpu")]
 mod tiles;
 #[cfg(feature = "wgpu")]
 mod wgsl;
-
-pub use packed::AttentionPacked;
 
 use std::ops::Range;
 
@@ -31,12 +30,16 @@ use kiln_core::{layer::Positions, view::DenseKv};
 #[cfg(feature = "cube")]
 use self::sharing::LARGEST_HEAD;
 use crate::{
-    Kernel,
-    cases::Case,
-    invariance::{Extent, cut, cut_positions, cut_rows},
-    kernel::{INVARIANT_UP_TO, checked_positions},
-    product,
-    shader::{Lines, Shader},
+    runtime::{
+        kernel::{INVARIANT_UP_TO, Kernel, checked_positions},
+        product::product,
+        shader::{Lines, Shader},
+    },
+    testing::{
+        case::Case,
+        checked::{Checked, Extent},
+        cut::{cut, cut_positions, cut_rows},
+    },
 };
 
 /// Buffers of a chain at most: each is a launch.
@@ -153,7 +156,9 @@ impl Kernel for Attention {
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
         Ok(cube::dense(self.q, chain, self.positions.on_device))
     }
+}
 
+impl Checked for Attention {
     fn extent(&self) -> [usize; 2] {
         let [rows, _, tokens, _] = self.q.dims();
         [rows, tokens]

@@ -17,13 +17,18 @@ use super::{
     sharing::Rows,
 };
 #[cfg(feature = "cube")]
-use crate::kernel::INVARIANT_UP_TO;
+use crate::testing::checked::Checked;
 use crate::{
-    Kernel, KvUnpack,
-    cases::Case,
-    invariance::{Extent, cut, cut_buffer},
-    kv_pack::fits,
-    shader::Shader,
+    cache::{kv_pack::fits, kv_unpack::KvUnpack},
+    runtime::{
+        kernel::{INVARIANT_UP_TO, Kernel},
+        shader::Shader,
+    },
+    testing::{
+        case::Case,
+        checked::Extent,
+        cut::{cut, cut_buffer},
+    },
 };
 
 /// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there on:
@@ -108,7 +113,9 @@ impl Kernel for AttentionPacked {
         let (q, buffers, positions) = self.unpacked(unpack);
         Ok(super::cube::dense(q, vec![buffers], positions))
     }
+}
 
+impl Checked for AttentionPacked {
     fn extent(&self) -> [usize; 2] {
         let [rows, _, tokens, _] = self.q.dims();
         [rows, tokens]
@@ -283,8 +290,8 @@ fn wgsl(
         wgsl::{combine, launch},
     };
     use crate::{
-        kv_pack::picks,
-        launch::{Launch, empty, in_order, primitive, strides},
+        cache::kv_pack::picks,
+        runtime::launch::{Launch, empty, in_order, primitive, strides},
     };
 
     let (dims, dtype) = (q.dims(), q.dtype());

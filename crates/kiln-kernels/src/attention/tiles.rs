@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::MIXED;
-use crate::{
+use crate::runtime::{
     device::MatrixUnits,
     launch::comes_in,
     matrix_units::{cells, units_for},

@@ -12,7 +12,7 @@ use super::{
     sharing::{Rows, Sharing, Written, over_chain},
     tiles,
 };
-use crate::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides};
+use crate::runtime::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides};
 
 pub(super) fn dense(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {

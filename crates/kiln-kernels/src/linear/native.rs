@@ -18,8 +18,11 @@ use pulp::{Simd, WithSimd};
 
 use super::Linear;
 use crate::{
-    Matrix, PackedLayout, PackedMatrix,
-    native::{Storage, pieces, primitive, work},
+    linear::{
+        matrix::Matrix,
+        packed::{PackedLayout, PackedMatrix},
+    },
+    runtime::native::{Storage, pieces, primitive, work},
 };
 
 /// Vectors that are multiplied by a weight while it is in a register.

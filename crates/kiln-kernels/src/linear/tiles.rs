@@ -7,12 +7,14 @@ use burn::{
 
 use super::Linear;
 use crate::{
-    Matrix,
-    device::MatrixUnits,
-    kernel::INVARIANT_UP_TO,
-    launch::{Launch, comes_in, empty, primitive, strides},
-    matrix_units::{cells, units_for},
-    shader::{Lines, Shader},
+    linear::matrix::Matrix,
+    runtime::{
+        device::MatrixUnits,
+        kernel::INVARIANT_UP_TO,
+        launch::{Launch, comes_in, empty, primitive, strides},
+        matrix_units::{cells, units_for},
+        shader::{Lines, Shader},
+    },
 };
 
 /// A way to cut y into tiles. A workgroup has a tile, a subgroup a part of it: 2 x 4 matrices.

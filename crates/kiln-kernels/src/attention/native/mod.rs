@@ -14,8 +14,8 @@ use bytemuck::Pod;
 
 use kiln_core::packed::Packing;
 
-use super::{AttentionPacked, Buffers, Limits};
-use crate::{
+use super::{Buffers, Limits, packed::AttentionPacked};
+use crate::runtime::{
     kernel::INVARIANT_UP_TO,
     native::{Storage, pieces, primitive, work},
 };

@@ -1,0 +1,179 @@
+//! Shared parts of native code on the CPU: tensors as the backend sees them, types of numbers, functions and instructions.
+
+mod functions;
+
+use burn::{
+    backend::{Flex, flex::FlexTensor},
+    tensor::{BackendPrimitive, Element, Tensor, TensorData, bf16, f16, kind::Basic},
+};
+use bytemuck::Pod;
+use half::slice::HalfFloatSliceExt;
+use kiln_products::threads::share;
+use kiln_simd::Instructions;
+use pulp::{Arch, Simd, WithSimd};
+
+pub(crate) use self::functions::{float_of_half, silu, sum, sum_of_squares};
+pub(crate) use kiln_products::threads::pieces;
+
+/// Does work in pieces, with the best instructions that [`kiln_simd::run`] may use.
+pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec<P>) {
+    share(products, pieces, |piece| {
+        #[cfg(target_arch = "x86_64")]
+        match kiln_simd::best() {
+            Instructions::Plain => return Simd::vectorize(pulp::Scalar::new(), piece),
+            Instructions::Avx2 | Instructions::AvxVnni => {
+                if let Some(simd) = pulp::x86::V3::try_new() {
+                    return Simd::vectorize(simd, piece);
+                }
+            }
+            Instructions::Neon | Instructions::NeonDotprod | Instructions::Avx512 => {}
+        }
+        Arch::new().dispatch(piece);
+    });
+}
+
+/// # Panics
+/// On a tensor of another backend, as Burn does wherever devices are mixed.
+pub(crate) fn primitive<const D: usize, K>(tensor: Tensor<D, K>) -> FlexTensor
+where
+    K: Basic + BackendPrimitive<Flex, Primitive = FlexTensor>,
+{
+    tensor.try_into_primitive::<Flex>().expect("the tensors of a kernel are on its device")
+}
+
+/// Numbers that are rounded at once.
+const ROUNDED: usize = 256;
+
+/// How numbers are stored.
+pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
+    /// Numbers that are float32 already.
+    fn floats(numbers: &[Self]) -> Option<&[f32]> {
+        let _ = numbers;
+        None
+    }
+
+    fn widen(from: &[Self], to: &mut [f32]);
+
+    /// To the nearest.
+    fn narrow(from: &[f32], to: &mut [Self]);
+
+    /// Rounds numbers as they are when they are stored.
+    #[inline(always)]
+    fn round(numbers: &mut [f32]) {
+        let mut stored = [Self::default(); ROUNDED];
+        for numbers in numbers.chunks_mut(ROUNDED) {
+            let stored = &mut stored[..numbers.len()];
+            Self::narrow(numbers, stored);
+            Self::widen(stored, numbers);
+        }
+    }
+
+    /// Numbers in float32, which are in `widened` where they are not stored so.
+    #[inline(always)]
+    fn in_floats<'a>(numbers: &'a [Self], widened: &'a mut Vec<f32>) -> &'a [f32] {
+        match Self::floats(numbers) {
+            Some(floats) => floats,
+            None => {
+                widened.resize(numbers.len(), 0.0);
+                Self::widen(numbers, widened);
+                widened
+            }
+        }
+    }
+
+    /// Numbers to the nearest.
+    fn of_floats(numbers: Vec<f32>) -> Vec<Self> {
+        let mut narrowed = vec![Self::default(); numbers.len()];
+        Self::narrow(&numbers, &mut narrowed);
+        narrowed
+    }
+}
+
+impl Storage for f32 {
+    fn floats(numbers: &[Self]) -> Option<&[f32]> {
+        Some(numbers)
+    }
+
+    fn widen(from: &[Self], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
+    }
+
+    fn round(_: &mut [f32]) {}
+
+    fn of_floats(numbers: Vec<f32>) -> Vec<Self> {
+        numbers
+    }
+}
+
+// Numbers are widened here and not by the functions of `half`, which are not compiled for the instructions of the kernel that calls them.
+impl Storage for f16 {
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = float_of_half(from.to_bits());
+        }
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+impl Storage for bf16 {
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+        }
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+/// The numbers of data whose type was looked at.
+pub(crate) fn numbers<E: Storage>(data: &TensorData) -> &[E] {
+    data.as_slice().expect("the type was looked at")
+}
+
+/// Vectors `[rows, tokens, width]` in float32: in the memory of their tensor, if they are there as such.
+pub(crate) struct Vectors<'a> {
+    numbers: &'a [f32],
+    start: usize,
+    /// From row to row, and from token to token.
+    strides: [usize; 2],
+}
+
+impl<'a> Vectors<'a> {
+    /// Those of `tensor`. They are copied to `copy` where they are of another type, or have gaps.
+    pub(crate) fn of<E: Storage>(tensor: &'a FlexTensor, copy: &'a mut Vec<f32>) -> Self {
+        let layout = tensor.layout();
+        let (shape, strides) = (layout.shape(), layout.strides());
+        let width = shape[2];
+        let forward = strides.iter().all(|&stride| stride >= 0) && (strides[2] == 1 || width == 1);
+        match E::floats(tensor.storage()).filter(|_| forward) {
+            Some(numbers) => Self {
+                numbers,
+                start: layout.start_offset(),
+                strides: [strides[0] as usize, strides[1] as usize],
+            },
+            None => {
+                let whole = tensor.to_contiguous();
+                copy.resize(shape.num_elements(), 0.0);
+                E::widen(whole.as_slice().expect("the type was looked at"), copy);
+                Self { numbers: copy, start: 0, strides: [shape[1] * width, width] }
+            }
+        }
+    }
+
+    /// The vector of a token, and what is behind it in memory.
+    #[inline(always)]
+    pub(crate) fn at(&self, row: usize, token: usize) -> &'a [f32] {
+        &self.numbers[self.start + row * self.strides[0] + token * self.strides[1]..]
+    }
+}

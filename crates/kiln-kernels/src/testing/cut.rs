@@ -1,0 +1,44 @@
+//! Inputs and results of some rows and tokens.
+
+use std::ops::Range;
+
+use burn::tensor::{Tensor, kind::Basic};
+use kiln_core::{
+    layer::{Positions, RowPosition},
+    packed::PackedBuffer,
+};
+
+use crate::testing::checked::Extent;
+
+/// These rows, in dimension 0, and tokens, in dimension `dim`.
+pub(crate) fn cut<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    [rows, tokens]: &Extent,
+    dim: usize,
+) -> Tensor<D, K> {
+    cut_rows(tensor, rows).narrow(dim, tokens.start, tokens.len())
+}
+
+/// These rows, in dimension 0.
+pub(crate) fn cut_rows<const D: usize, K: Basic>(tensor: Tensor<D, K>, rows: &Range<usize>) -> Tensor<D, K> {
+    tensor.narrow(0, rows.start, rows.len())
+}
+
+/// These rows of a packed buffer.
+pub(crate) fn cut_buffer(buffer: PackedBuffer, rows: &Range<usize>) -> PackedBuffer {
+    PackedBuffer { codes: cut_rows(buffer.codes, rows), scales: cut_rows(buffer.scales, rows) }
+}
+
+/// Where these tokens stand. They see no more than they would beside `new` tokens in rings of `slots` slots.
+pub(crate) fn cut_positions(
+    positions: &Positions,
+    [rows, tokens]: &Extent,
+    new: usize,
+    slots: usize,
+) -> Positions {
+    let own = positions.on_host[rows.clone()].iter().map(|row| RowPosition {
+        first: row.first + tokens.start,
+        visible_from: row.visible_from.max((row.first + new).saturating_sub(slots)),
+    });
+    Positions::new(own.collect(), &positions.on_device.device())
+}
