@@ -5,6 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 
 use super::sharing::Sharing;
+use crate::runtime::device::opened;
 
 /// Rows, and heads of keys.
 pub(super) type Piece = [Range<usize>; 2];
@@ -47,7 +48,7 @@ pub(super) fn splits(sharings: &[Sharing]) -> usize {
 
 /// Bytes of the largest tensor of the device.
 pub(super) fn most(device: &Device) -> usize {
-    crate::runtime::device::largest_binding(device).unwrap_or(usize::MAX)
+    opened::largest_binding(device).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

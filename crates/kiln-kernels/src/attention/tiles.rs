@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::MIXED;
 use crate::runtime::{
-    device::MatrixUnits,
+    device::info::MatrixUnits,
     launch::comes_in,
     matrix_units::{cells, units_for},
     shader::{Lines, Shader},

@@ -8,7 +8,7 @@ use crate::{
     check::{any_case::AnyCase, registry::KernelInfo},
     runtime::{
         choice::{Choice, Path},
-        device::Opened,
+        device::info::Opened,
         kernels::Kernels,
     },
 };

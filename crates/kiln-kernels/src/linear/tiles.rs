@@ -9,7 +9,7 @@ use super::Linear;
 use crate::{
     linear::matrix::Matrix,
     runtime::{
-        device::MatrixUnits,
+        device::info::MatrixUnits,
         kernel::INVARIANT_UP_TO,
         launch::{Launch, comes_in, empty, primitive, strides},
         matrix_units::{cells, units_for},

@@ -7,6 +7,9 @@ use std::sync::{
 
 use burn::tensor::Device;
 
+#[cfg(feature = "wgpu")]
+use crate::runtime::device::opened::{lose, set_keeps_subnormals as set};
+
 /// A fault of a driver.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
@@ -35,7 +38,7 @@ pub fn plant(fault: Fault) {
 /// Treats an open wgpu device as one that unpacks subnormal float16 numbers, or as one that takes them for 0. Returns which it was, and `None` for
 /// other devices.
 pub fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
-    crate::runtime::device::set_keeps_subnormals(device, are_kept)
+    set(device, are_kept)
 }
 
 #[cfg(feature = "wgpu")]
@@ -56,6 +59,14 @@ pub(crate) fn text(name: &str, text: String) -> String {
     }
 }
 
+#[cfg(not(feature = "wgpu"))]
+fn lose(_: &Device) {}
+
+#[cfg(not(feature = "wgpu"))]
+fn set(_: &Device, _: bool) -> Option<bool> {
+    None
+}
+
 /// What happens when a kernel is launched on a GPU.
 pub(crate) fn launched(name: &str, device: &Device) {
     static IS_LOST: AtomicBool = AtomicBool::new(false);
@@ -66,7 +77,7 @@ pub(crate) fn launched(name: &str, device: &Device) {
             std::thread::park();
         },
         Some(Fault::Loss { kernel }) if *kernel == name && !IS_LOST.swap(true, Ordering::Relaxed) => {
-            crate::runtime::device::lose(device);
+            lose(device);
         }
         _ => {}
     }

@@ -75,11 +75,11 @@ pub(crate) fn prefers_few_groups(device: &Device) -> bool {
             WgpuDeviceKind::Cpu => true,
             // One that was opened again.
             #[cfg(feature = "wgpu")]
-            WgpuDeviceKind::Existing(_) => crate::runtime::device::is_software_wgpu(device),
+            WgpuDeviceKind::Existing(_) => crate::runtime::device::opened::is_software(device),
             _ => false,
         },
         #[cfg(feature = "cuda")]
-        DispatchDevice::Cube(CubeDevice::Cuda(_)) => crate::runtime::device::is_software_cuda(),
+        DispatchDevice::Cube(CubeDevice::Cuda(_)) => crate::runtime::device::cuda::is_software(),
         _ => false,
     };
     is_software && !*AS_A_GPU
@@ -129,8 +129,7 @@ mod wgsl {
     };
 
     use super::{LANES, count};
-    use crate::runtime::faults;
-    use crate::runtime::shader::Shader;
+    use crate::runtime::{device::opened::keeps_subnormals, faults, shader::Shader};
 
     /// A launch of a shader. Tensors are added in the order of their bindings; `info` becomes the last one.
     ///
@@ -156,7 +155,7 @@ mod wgsl {
 
         /// Unpacks float16 numbers in words in the way that is right on `device`.
         pub(crate) fn unpacking_on(mut self, device: &Device) -> Self {
-            self.source.by_integers = !crate::runtime::device::keeps_subnormals(device);
+            self.source.by_integers = !keeps_subnormals(device);
             self
         }
 

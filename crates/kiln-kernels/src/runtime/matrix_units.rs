@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device};
 
 use crate::runtime::{
-    device::{MatrixUnits, matrix_units},
+    device::{info::MatrixUnits, opened::matrix_units},
     launch::prefers_few_groups,
 };
 

@@ -5,9 +5,30 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_core::{Result, device_state::DeviceState, read_back};
 
-#[cfg(feature = "cpu")]
-use super::DeviceClass;
-use super::Opened;
+use crate::runtime::device::info::{DeviceClass, Opened};
+
+impl Opened {
+    /// Bytes a second that a kernel can read and write here, measured on so many bytes: fewer than the caches of a CPU hold are read from
+    /// these, and a GPU's are at least 128 MiB.
+    ///
+    /// # Errors
+    /// What the device says of the work.
+    pub fn measure_bandwidth(&self, bytes: usize) -> Result<f64> {
+        measure(self, bytes)
+    }
+
+    /// Bytes a second that are copied between the host and this device, measured; `None` where they share their memory, so
+    /// that nothing has to be.
+    ///
+    /// # Errors
+    /// What the device says of the work.
+    pub fn measure_copies(&self) -> Result<Option<CopyBandwidth>> {
+        match self.info.class {
+            DeviceClass::Cpu => Ok(None),
+            _ => measure_copies(&self.device).map(Some),
+        }
+    }
+}
 
 /// Well beyond any cache of a GPU, and no larger than the largest tensor every GPU can bind.
 const BYTES: usize = 128 << 20;
@@ -17,7 +38,7 @@ const REPETITIONS: usize = 8;
 /// Reading only on the CPU, whose threads we can drive ourselves; adding one to every element elsewhere, which reads and writes. The
 /// best of several passes.
 #[cfg_attr(not(feature = "cpu"), expect(unused_variables, reason = "a GPU reads as much in any case"))]
-pub(super) fn measure(opened: &Opened, bytes: usize) -> Result<f64> {
+fn measure(opened: &Opened, bytes: usize) -> Result<f64> {
     match opened.info.class {
         #[cfg(feature = "cpu")]
         DeviceClass::Cpu => Ok(read_on_cpu(bytes.clamp(LEAST, MOST))),
@@ -112,7 +133,7 @@ pub struct CopyBandwidth {
 }
 
 /// Best of a few copies of a buffer as large as a layer of a cache may be.
-pub(super) fn measure_copies(device: &Device) -> Result<CopyBandwidth> {
+fn measure_copies(device: &Device) -> Result<CopyBandwidth> {
     const COPIED: usize = 32 << 20;
 
     let host = TensorData::new(vec![1.0f32; COPIED / 4], [COPIED / 4]);

@@ -11,7 +11,7 @@ use cudarc::driver::result::device;
 use kiln_core::{Result, device_state::DeviceState, unsafe_ops};
 use nvml_wrapper::Nvml;
 
-use super::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
+use crate::runtime::device::info::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
 
 /// Whether the driver is a stand-in whose devices are software (`tools/softcuda`).
 static SOFTWARE: AtomicBool = AtomicBool::new(false);

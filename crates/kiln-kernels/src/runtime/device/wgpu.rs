@@ -5,9 +5,8 @@
 //! is not the only one: references that take no remainder of negative integers still fail conformance.
 
 use std::{
-    collections::HashMap,
     panic::resume_unwind,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use burn::tensor::{
@@ -21,18 +20,11 @@ use kiln_core::{
     unsafe_ops,
 };
 
-use super::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, subnormals, unavailable};
-
-/// Devices opened so far, by their number: Burn initialises a runtime once a process.
-static OPENED: Mutex<Option<HashMap<usize, Handles>>> = Mutex::new(None);
-
-/// A device that was opened.
-struct Handles {
-    opened: Opened,
-    setup: WgpuSetup,
-    /// See [`subnormals`].
-    keeps_subnormals: bool,
-}
+use crate::runtime::device::{
+    info::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened, unavailable},
+    opened::{Handles, OPENED},
+    subnormals, system,
+};
 
 /// Launches that are handed to the driver together. A decode step of a large model has a few hundred, and each submission takes as long as many of them.
 const LAUNCHES_A_SUBMISSION: usize = 256;
@@ -144,56 +136,10 @@ fn open_again(Handles { opened: lost, setup, keeps_subnormals }: &Handles) -> Re
     Ok(Handles { opened, setup, keeps_subnormals: *keeps_subnormals })
 }
 
-/// Has a device be lost, as drivers lose one.
-pub(crate) fn lose(device: &Device) {
-    known(device, |handles| handles.setup.device.destroy());
-}
-
-/// What `read` makes of what is known of a device that [`open`] opened.
-fn known<T>(device: &Device, read: impl FnOnce(&mut Handles) -> T) -> Option<T> {
-    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut all = opened.iter_mut().flat_map(HashMap::values_mut);
-    all.find(|handles| handles.opened.device == *device).map(read)
-}
-
-fn info<T>(device: &Device, read: impl FnOnce(&DeviceInfo) -> T) -> Option<T> {
-    known(device, |handles| read(&handles.opened.info))
-}
-
-/// Whether a device unpacks subnormal float16 numbers; `false` for one that [`open`] did not open.
-pub(crate) fn keeps_subnormals(device: &Device) -> bool {
-    known(device, |handles| handles.keeps_subnormals).unwrap_or(false)
-}
-
-/// Sets what [`keeps_subnormals`] says from now on, and returns what it said before.
-pub(crate) fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
-    known(device, |handles| std::mem::replace(&mut handles.keeps_subnormals, are_kept))
-}
-
-/// Whether a device that was opened again imitates a GPU.
-pub(crate) fn is_software(device: &Device) -> bool {
-    info(device, |info| info.class == DeviceClass::Software).unwrap_or(false)
-}
-
 /// What shaders that multiply with matrix units need. cubecl requests everything that the adapter has.
 const MATRIX_UNITS: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
     .union(wgpu::Features::SHADER_F16)
     .union(wgpu::Features::SUBGROUP);
-
-/// The matrix units of a device that [`open`] opened.
-pub(crate) fn matrix_units(device: &Device) -> Option<MatrixUnits> {
-    info(device, |info| info.matrix_units)?
-}
-
-/// Bytes of the largest tensor that a kernel on a device that [`open`] opened can be given.
-pub(crate) fn largest_binding(device: &Device) -> Option<usize> {
-    info(device, |info| info.largest_binding)
-}
-
-/// What [`matrix_units`] says from now on.
-pub(super) fn set_matrix_units(device: &Device, units: Option<MatrixUnits>) {
-    known(device, |handles| handles.opened.info.matrix_units = units);
-}
 
 /// The largest square matrices of float16 with sums in float32.
 fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
@@ -307,9 +253,9 @@ fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
             name: DeviceName::Wgpu(None),
             class,
             adapter: info.name,
-            driver: driver_of(&info.driver, &info.driver_info, super::system_version),
+            driver: driver_of(&info.driver, &info.driver_info, system::version),
             api: format!("{:?}", info.backend),
-            memory: memory_of(&unsafe_ops::vulkan_heaps(&adapter), class, super::system_memory()),
+            memory: memory_of(&unsafe_ops::vulkan_heaps(&adapter), class, system::memory()),
             f16: features.contains(wgpu::Features::SHADER_F16),
             subgroups: subgroups.then_some((info.subgroup_min_size, info.subgroup_max_size)),
             matrix_units: matrix_units_of(&adapter),
