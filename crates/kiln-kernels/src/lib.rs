@@ -4,10 +4,16 @@
 //! written in plain Burn operations, runs on every device, and defines what the other implementations compute. [`Checked`] adds what
 //! tests need.
 //!
-//! Modules use those above them in this list: `runtime`, `testing`, the kernels in a folder for each idea, `check`.
+//! Modules use those above them in this list: `shaders`, `runtime`, `testing`, the kernels in a folder for each idea, `check`.
 //!
 //! **Invariant:** nothing outside this crate launches a kernel of its own, or names cubecl or wgpu.
 #![forbid(unsafe_code)]
+
+/// The uniform of each shader, which `build.rs` makes of its text.
+#[cfg(feature = "wgpu")]
+mod shaders {
+    include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
+}
 
 mod runtime;
 
@@ -61,13 +67,16 @@ pub use runtime::{
     kernels::Kernels,
     product::product,
     recording::{Recorded, Recording},
-    shader::{Shader, Text},
+    shader::{Access, Binding, Shader, Text},
 };
 pub use sampling::{
     beam_step::{BeamShape, BeamStep, Beams, MOST_BEAMS},
     sample::{Draws, Sample, Sampling, likeliest},
     top_logprobs::TopLogprobs,
 };
+#[cfg(feature = "wgpu")]
+#[doc(hidden)]
+pub use shaders::UNIFORMS;
 pub use state::{causal_conv::CausalConv, selective_scan::SelectiveScan};
 pub use testing::checked::Checked;
 

@@ -33,7 +33,7 @@ use crate::{
     runtime::{
         kernel::{INVARIANT_UP_TO, Kernel, checked_positions},
         product::product,
-        shader::{Lines, Shader},
+        shader::{Binding, Lines, Shader, reads, writes},
     },
     testing::{
         case::Case,
@@ -439,8 +439,13 @@ const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack
 const MIXED: Lines =
     &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
 
+/// The tensors of the shaders for dense keys.
+const BINDINGS: &[Binding] =
+    &[reads("q"), reads("keys"), reads("values"), reads("positions"), reads("bound"), writes("y")];
+
 const PREFILL: Shader = Shader {
     name: "attention_prefill",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_prefill.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
@@ -452,6 +457,7 @@ const PREFILL: Shader = Shader {
 
 const DECODE: Shader = Shader {
     name: "attention_decode",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_decode.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
@@ -463,6 +469,7 @@ const DECODE: Shader = Shader {
 
 const COMBINE: Shader = Shader {
     name: "attention_combine",
+    bindings: &[reads("parts"), writes("y")],
     text: include_str!("../../../../shaders/attention_combine.wgsl"),
     options: &[],
 };

@@ -22,7 +22,7 @@ use crate::{
     cache::{kv_pack::fits, kv_unpack::KvUnpack},
     runtime::{
         kernel::{INVARIANT_UP_TO, Kernel},
-        shader::Shader,
+        shader::{Shader, reads, writes},
     },
     testing::{
         case::Case,
@@ -252,6 +252,16 @@ impl AttentionPacked {
 /// The shader of the packed keys. The recent ones have that of dense steps; both make parts of the result.
 const SHADER: Shader = Shader {
     name: "attention_packed",
+    bindings: &[
+        reads("q"),
+        reads("keys"),
+        reads("key_scales"),
+        reads("values"),
+        reads("value_scales"),
+        reads("positions"),
+        reads("beyond_packed"),
+        writes("y"),
+    ],
     text: concat!(
         include_str!("../../../../shaders/attention_packed.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
@@ -292,6 +302,7 @@ fn wgsl(
     use crate::{
         cache::kv_pack::picks,
         runtime::launch::{Launch, empty, in_order, primitive, strides},
+        shaders::attention_packed::Info,
     };
 
     let (dims, dtype) = (q.dims(), q.dtype());
@@ -315,21 +326,41 @@ fn wgsl(
     };
     let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, packed.origin, slots);
     let workgroups = batch * kv_heads * tiles * splits;
-    let widths = |packing: &Packing| {
-        let together = [packing.channels_together(head_dim), packing.words_together(head_dim)];
-        [packing.words(head_dim), together[0], together[1], packing.group()].map(|width| width as u32)
+    let words = |packing: &Packing| packing.words(head_dim) as u32;
+    let channels = |packing: &Packing| packing.channels_together(head_dim) as u32;
+    let together = |packing: &Packing| packing.words_together(head_dim) as u32;
+    let (key, value) = (&packed.key_packing, &packed.value_packing);
+    let info = Info {
+        q_strides: strides(&q),
+        key_strides: strides(&keys),
+        value_strides: strides(&values),
+        key_scale_strides: strides(&key_scales),
+        value_scale_strides: strides(&value_scales),
+        kv_heads: kv_heads as u32,
+        group: (heads / kv_heads) as u32,
+        queries: queries as u32,
+        slots: slots as u32,
+        head_dim: head_dim as u32,
+        origin: origin.cast_unsigned(),
+        start,
+        window,
+        scale,
+        softcap: softcap.unwrap_or(0.0),
+        batch: batch as u32,
+        tiles: tiles as u32,
+        splits: splits as u32,
+        workgroups: workgroups as u32,
+        parts: all as u32,
+        chunk: chunk as i32,
+        key_words: words(key),
+        key_channels: channels(key),
+        key_together: together(key),
+        key_group: key.group() as u32,
+        value_words: words(value),
+        value_channels: channels(value),
+        value_together: together(value),
+        value_group: value.group() as u32,
     };
-    #[rustfmt::skip]
-    let scalars = [
-        kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
-        head_dim as u32, origin as u32, start as u32, window as u32,
-        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), batch as u32, tiles as u32,
-        splits as u32, workgroups as u32, all as u32, chunk as u32,
-    ];
-    let tensors = [&q, &keys, &values, &key_scales, &value_scales].map(strides::<4>);
-    let info =
-        [tensors.as_flattened(), &scalars, &widths(&packed.key_packing), &widths(&packed.value_packing)]
-            .concat();
     let ([keys_along, key_bits], [values_along, value_bits]) =
         (picks(packed.key_packing), picks(packed.value_packing));
     let launch = Launch::new(&SHADER, q.dtype, &parts.client).with(&[
@@ -339,8 +370,8 @@ fn wgsl(
         value_bits,
         fours - 1,
     ]);
-    let launch = launch.reads(q).reads(keys).reads(key_scales).reads(values).reads(value_scales);
-    launch.reads(positions).reads(end).writes(&parts).run(workgroups, &info);
+    let tensors = [&q, &keys, &key_scales, &values, &value_scales, &positions, &end, &parts];
+    launch.run(workgroups, tensors, info);
     combine(parts, dtype, dims)
 }
 

@@ -13,7 +13,10 @@ mod native;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::{
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, LARGEST, Rounding},
         checked::{Checked, Extent},
@@ -86,26 +89,31 @@ impl Kernel for Rotary {
     fn wgsl(self) -> Result<Tensor<4>, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{LANES, Launch, empty_like, primitive, strides};
+        use crate::{
+            runtime::launch::{LANES, Launch, empty_like, primitive, strides},
+            shaders::rotary::Info,
+        };
 
         let Self { x, cos, sin } = self;
         let [batch, heads, tokens, head_dim] = x.dims();
         let [tables, _, pairs] = cos.dims();
         let (x, cos, sin) = (primitive(x), primitive(cos), primitive(sin));
         let y = empty_like(&x);
-        let [x0, x1, x2, x3] = strides(&x);
         let [[cos0, cos1, cos2], [sin0, sin1, sin2]] = [strides(&cos), strides(&sin)];
         let each = u32::from(tables > 1);
         let invocations = batch * heads * tokens * (head_dim - pairs);
-        #[rustfmt::skip]
-        let info = [
-            x0, x1, x2, x3,
-            cos0 * each, cos1, cos2, heads as u32,
-            sin0 * each, sin1, sin2, tokens as u32,
-            head_dim as u32, pairs as u32, invocations as u32,
-        ];
-        let launch = Launch::new(&SHADER, x.dtype, &y.client).reads(x).reads(cos).reads(sin).writes(&y);
-        launch.run(invocations.div_ceil(LANES), &info);
+        let info = Info {
+            x_strides: strides(&x),
+            cos_strides: [cos0 * each, cos1, cos2],
+            heads: heads as u32,
+            sin_strides: [sin0 * each, sin1, sin2],
+            tokens: tokens as u32,
+            head_dim: head_dim as u32,
+            pairs: pairs as u32,
+            invocations: invocations as u32,
+        };
+        let launch = Launch::new(&SHADER, x.dtype, &y.client);
+        launch.run(invocations.div_ceil(LANES), [&x, &cos, &sin, &y], info);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
@@ -166,8 +174,12 @@ impl Checked for Rotary {
     }
 }
 
-const SHADER: Shader =
-    Shader { name: "rotary", text: include_str!("../../../../shaders/rotary.wgsl"), options: &[] };
+const SHADER: Shader = Shader {
+    name: "rotary",
+    bindings: &[reads("x"), reads("cosines"), reads("sines"), writes("y")],
+    text: include_str!("../../../../shaders/rotary.wgsl"),
+    options: &[],
+};
 
 #[cfg(feature = "cube")]
 mod cube {

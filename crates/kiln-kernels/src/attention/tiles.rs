@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::MIXED;
+use super::{BINDINGS, MIXED};
 use crate::runtime::{
     device::info::MatrixUnits,
     launch::comes_in,
@@ -45,6 +45,7 @@ const DIMS: Lines = &["const DIM = 128u;", "const DIM = 96u;", "const DIM = 80u;
 
 pub(super) const SHADER: Shader = Shader {
     name: "attention_tiles",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_tiles.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),

@@ -9,7 +9,7 @@ use kiln_core::layer::{Positions, RowPosition};
 use crate::{
     runtime::{
         kernel::{Kernel, checked_positions},
-        shader::Shader,
+        shader::{Shader, reads, updates},
     },
     testing::{
         case::Case,
@@ -78,7 +78,10 @@ impl Kernel for KvAppend {
     fn wgsl(self) -> Result<[Tensor<4>; 2], Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{LANES, Launch, in_order, primitive, strides, to_write};
+        use crate::{
+            runtime::launch::{LANES, Launch, in_order, primitive, strides, to_write},
+            shaders::kv_append::Info,
+        };
 
         let Self { buffers, new, positions, origin } = self;
         let [_, heads, capacity, _] = buffers[0].dims();
@@ -86,21 +89,21 @@ impl Kernel for KvAppend {
         let invocations = new[0].shape().num_elements();
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
         let [new_keys, new_values] = new.map(primitive);
-        let [[key0, key1, key2, key3], [value0, value1, value2, value3]] = [strides(&keys), strides(&values)];
-        let [[new_key0, new_key1, new_key2, new_key3], [new_value0, new_value1, new_value2, new_value3]] =
-            [strides(&new_keys), strides(&new_values)];
-        #[rustfmt::skip]
-        let info = [
-            key0, key1, key2, key3,
-            value0, value1, value2, value3,
-            new_key0, new_key1, new_key2, new_key3,
-            new_value0, new_value1, new_value2, new_value3,
-            heads as u32, capacity as u32, tokens as u32, head_dim as u32,
-            invocations as u32, origin as u32,
-        ];
-        let launch = Launch::new(&SHADER, keys.dtype, &keys.client).updates(&keys).updates(&values);
-        let launch = launch.reads(new_keys).reads(new_values).reads(in_order(positions.on_device));
-        launch.run(invocations.div_ceil(LANES), &info);
+        let positions = in_order(positions.on_device);
+        let info = Info {
+            key_strides: strides(&keys),
+            value_strides: strides(&values),
+            new_key_strides: strides(&new_keys),
+            new_value_strides: strides(&new_values),
+            heads: heads as u32,
+            capacity: capacity as u32,
+            tokens: tokens as u32,
+            head_dim: head_dim as u32,
+            invocations: invocations as u32,
+            origin: origin as i32,
+        };
+        let tensors = [&keys, &values, &new_keys, &new_values, &positions];
+        Launch::new(&SHADER, keys.dtype, &keys.client).run(invocations.div_ceil(LANES), tensors, info);
         Ok([keys, values].map(Tensor::from_primitive::<Cube>))
     }
 
@@ -243,8 +246,18 @@ impl Given {
     }
 }
 
-const SHADER: Shader =
-    Shader { name: "kv_append", text: include_str!("../../../../shaders/kv_append.wgsl"), options: &[] };
+const SHADER: Shader = Shader {
+    name: "kv_append",
+    bindings: &[
+        updates("keys"),
+        updates("values"),
+        reads("new_keys"),
+        reads("new_values"),
+        reads("positions"),
+    ],
+    text: include_str!("../../../../shaders/kv_append.wgsl"),
+    options: &[],
+};
 
 #[cfg(feature = "cube")]
 mod cube {

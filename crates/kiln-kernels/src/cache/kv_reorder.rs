@@ -7,7 +7,7 @@ use kiln_core::layer::{Positions, RowPosition};
 use crate::{
     runtime::{
         kernel::{Kernel, checked_positions},
-        shader::Shader,
+        shader::{Shader, reads, updates},
     },
     sampling::beam_step::MOST_BEAMS,
     testing::{
@@ -97,23 +97,30 @@ impl Kernel for KvReorder {
     fn wgsl(self) -> Result<[Tensor<4>; 2], Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{Launch, enough, in_order, primitive, strides, to_write};
+        use crate::{
+            runtime::launch::{Launch, enough, in_order, primitive, strides, to_write},
+            shaders::kv_reorder::Info,
+        };
 
         let Self { buffers, parents, width, positions, latest, origin } = self;
         let [batch, heads, capacity, head_dim] = buffers[0].dims();
         let parts = enough(&buffers[0].device(), PARTS);
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
-        let [[key0, key1, key2, key3], [value0, value1, value2, value3]] = [strides(&keys), strides(&values)];
-        #[rustfmt::skip]
-        let info = [
-            key0, key1, key2, key3,
-            value0, value1, value2, value3,
-            (batch / width) as u32, width as u32, heads as u32, capacity as u32,
-            head_dim as u32, parts as u32, origin as u32,
-        ];
-        let launch = Launch::new(&SHADER, keys.dtype, &keys.client).updates(&keys).updates(&values);
-        let launch = launch.reads(in_order(parents)).reads(in_order(positions.on_device));
-        launch.reads(in_order(latest)).run(batch / width * heads * parts, &info);
+        let [parents, positions, latest] =
+            [in_order(parents), in_order(positions.on_device), in_order(latest)];
+        let info = Info {
+            key_strides: strides(&keys),
+            value_strides: strides(&values),
+            prompts: (batch / width) as u32,
+            width: width as u32,
+            heads: heads as u32,
+            capacity: capacity as u32,
+            head_dim: head_dim as u32,
+            parts: parts as u32,
+            origin: origin as i32,
+        };
+        let tensors = [&keys, &values, &parents, &positions, &latest];
+        Launch::new(&SHADER, keys.dtype, &keys.client).run(batch / width * heads * parts, tensors, info);
         Ok([keys, values].map(Tensor::from_primitive::<Cube>))
     }
 
@@ -229,8 +236,12 @@ impl Given {
     }
 }
 
-const SHADER: Shader =
-    Shader { name: "kv_reorder", text: include_str!("../../../../shaders/kv_reorder.wgsl"), options: &[] };
+const SHADER: Shader = Shader {
+    name: "kv_reorder",
+    bindings: &[updates("keys"), updates("values"), reads("parents"), reads("positions"), reads("latest")],
+    text: include_str!("../../../../shaders/kv_reorder.wgsl"),
+    options: &[],
+};
 
 #[cfg(feature = "cube")]
 mod cube {

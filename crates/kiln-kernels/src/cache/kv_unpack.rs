@@ -7,7 +7,11 @@ use kiln_core::packed::{Along, PackedBuffer, Packing};
 
 use crate::{
     cache::kv_pack::{OPTIONS, fits, spread},
-    runtime::{half, kernel::Kernel, shader::Shader},
+    runtime::{
+        half,
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, LARGEST, Rounding},
         checked::{Checked, Extent},
@@ -90,6 +94,7 @@ impl Kernel for KvUnpack {
         use crate::{
             cache::kv_pack::picks,
             runtime::launch::{LANES, Launch, empty, primitive, strides},
+            shaders::kv_unpack::Info,
         };
 
         let Self { buffer, packing, head_dim, slots, dtype } = self;
@@ -98,18 +103,20 @@ impl Kernel for KvUnpack {
         let (codes, scales) = (primitive(buffer.codes), primitive(buffer.scales));
         let y = empty(&codes, shape, dtype.into());
         let invocations: usize = shape.iter().product();
-        let [code0, code1, code2, code3] = strides(&codes);
-        let [scale0, scale1, scale2, scale3] = strides(&scales);
-        #[rustfmt::skip]
-        let info = [
-            code0, code1, code2, code3,
-            scale0, scale1, scale2, scale3,
-            heads as u32, slots.len() as u32, slots.start as u32, head_dim as u32,
-            packing.group() as u32, packing.channels_together(head_dim) as u32, packing.words_together(head_dim) as u32,
-            invocations as u32,
-        ];
+        let info = Info {
+            code_strides: strides(&codes),
+            scale_strides: strides(&scales),
+            heads: heads as u32,
+            tokens: slots.len() as u32,
+            slot: slots.start as u32,
+            head_dim: head_dim as u32,
+            group: packing.group() as u32,
+            channels_together: packing.channels_together(head_dim) as u32,
+            words_together: packing.words_together(head_dim) as u32,
+            invocations: invocations as u32,
+        };
         let launch = Launch::new(&SHADER, y.dtype, &y.client).with(&picks(packing));
-        launch.reads(codes).reads(scales).writes(&y).run(invocations.div_ceil(LANES), &info);
+        launch.run(invocations.div_ceil(LANES), [&codes, &scales, &y], info);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
@@ -161,8 +168,12 @@ impl Checked for KvUnpack {
     }
 }
 
-const SHADER: Shader =
-    Shader { name: "kv_unpack", text: include_str!("../../../../shaders/kv_unpack.wgsl"), options: OPTIONS };
+const SHADER: Shader = Shader {
+    name: "kv_unpack",
+    bindings: &[reads("codes"), reads("scales"), writes("y")],
+    text: include_str!("../../../../shaders/kv_unpack.wgsl"),
+    options: OPTIONS,
+};
 
 #[cfg(feature = "cube")]
 mod cube {

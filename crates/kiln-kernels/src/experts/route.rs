@@ -7,7 +7,10 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln_core::{Result as KilnResult, read_back};
 
 use crate::{
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, Read, Rounding},
         checked::{Checked, Extent},
@@ -94,7 +97,10 @@ impl Kernel for Route {
     fn wgsl(self) -> Result<Routing, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{Launch, empty, primitive, strides};
+        use crate::{
+            runtime::launch::{Launch, empty, primitive, strides},
+            shaders::route::Info,
+        };
 
         let Self { logits, chosen, normalised } = self;
         let [rows, tokens, experts] = logits.dims();
@@ -105,14 +111,16 @@ impl Kernel for Route {
         let numbers = empty(&logits, [rows, tokens, chosen], DType::I32);
         let weights = empty(&logits, [rows, tokens, chosen], DType::F32);
         let vectors = rows * tokens;
-        let [row, token, expert] = strides(&logits);
-        #[rustfmt::skip]
-        let info = [
-            row, token, expert, tokens as u32,
-            vectors as u32, experts as u32, chosen as u32, u32::from(normalised),
-        ];
-        let launch = Launch::new(&SHADER, logits.dtype, &numbers.client).reads(logits);
-        launch.writes(&numbers).writes(&weights).run(vectors, &info);
+        let info = Info {
+            strides: strides(&logits),
+            tokens: tokens as u32,
+            vectors: vectors as u32,
+            experts: experts as u32,
+            chosen: chosen as u32,
+            normalised: u32::from(normalised),
+        };
+        let launch = Launch::new(&SHADER, logits.dtype, &numbers.client);
+        launch.run(vectors, [&logits, &numbers, &weights], info);
         Ok(Routing {
             experts: Tensor::from_primitive::<Cube>(numbers),
             weights: Tensor::from_primitive::<Cube>(weights),
@@ -178,6 +186,7 @@ impl Read for Routing {
 
 const SHADER: Shader = Shader {
     name: "route",
+    bindings: &[reads("logits"), writes("chosen"), writes("weights")],
     text: concat!(
         include_str!("../../../../shaders/route.wgsl"),
         include_str!("../../../../shaders/order.wgsl")

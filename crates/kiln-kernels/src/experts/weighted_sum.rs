@@ -6,7 +6,10 @@
 use burn::tensor::{DType, Tensor};
 
 use crate::{
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, LARGEST, Rounding},
         checked::{Checked, Extent},
@@ -70,7 +73,10 @@ impl Kernel for WeightedSum {
     fn wgsl(self) -> Result<Tensor<3>, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{LANES, Launch, empty, primitive, strides};
+        use crate::{
+            runtime::launch::{LANES, Launch, empty, primitive, strides},
+            shaders::weighted_sum::Info,
+        };
 
         let Self { x, weights, residual } = self;
         let [rows, tokens, slots, width] = x.dims();
@@ -79,18 +85,18 @@ impl Kernel for WeightedSum {
         let (x, weights) = (primitive(x), primitive(weights));
         let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
         let y = empty(&x, [rows, tokens, width], x.dtype);
-        let [x0, x1, x2, x3] = strides(&x);
-        let [[w0, w1, w2], [r0, r1, r2]] = [strides(&weights), strides(&residual)];
-        #[rustfmt::skip]
-        let info = [
-            x0, x1, x2, x3,
-            w0, w1, w2, tokens as u32,
-            r0, r1, r2, width as u32,
-            slots as u32, u32::from(added), invocations as u32,
-        ];
+        let info = Info {
+            x_strides: strides(&x),
+            weights_strides: strides(&weights),
+            tokens: tokens as u32,
+            residual_strides: strides(&residual),
+            width: width as u32,
+            slots: slots as u32,
+            added: u32::from(added),
+            invocations: invocations as u32,
+        };
         let launch = Launch::new(&SHADER, x.dtype, &y.client);
-        let launch = launch.reads(x).reads(weights).reads(residual).writes(&y);
-        launch.run(invocations.div_ceil(LANES), &info);
+        launch.run(invocations.div_ceil(LANES), [&x, &weights, &residual, &y], info);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
@@ -144,6 +150,7 @@ impl Checked for WeightedSum {
 
 const SHADER: Shader = Shader {
     name: "weighted_sum",
+    bindings: &[reads("x"), reads("weights"), reads("residual"), writes("y")],
     text: include_str!("../../../../shaders/weighted_sum.wgsl"),
     options: &[],
 };

@@ -11,7 +11,10 @@ use burn::tensor::{DType, Tensor};
 
 use crate::{
     linear::activation::Activation,
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, LARGEST, Rounding},
         checked::{Checked, Extent},
@@ -57,17 +60,24 @@ impl Kernel for Activate {
     fn wgsl(self) -> Result<Tensor<3>, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{LANES, Launch, empty_like, primitive, strides};
+        use crate::{
+            runtime::launch::{LANES, Launch, empty_like, primitive, strides},
+            shaders::activate::Info,
+        };
 
         let Self { x, activation } = self;
         let [_, tokens, width] = x.dims();
         let invocations = x.shape().num_elements();
         let x = primitive(x);
         let y = empty_like(&x);
-        let [x0, x1, x2] = strides(&x);
-        let info = [x0, x1, x2, tokens as u32, width as u32, invocations as u32];
+        let info = Info {
+            x_strides: strides(&x),
+            tokens: tokens as u32,
+            width: width as u32,
+            invocations: invocations as u32,
+        };
         let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&[activation as usize]);
-        launch.reads(x).writes(&y).run(invocations.div_ceil(LANES), &info);
+        launch.run(invocations.div_ceil(LANES), [&x, &y], info);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
@@ -123,6 +133,7 @@ impl Checked for Activate {
 
 const SHADER: Shader = Shader {
     name: "activate",
+    bindings: &[reads("x"), writes("y")],
     text: concat!(
         include_str!("../../../../shaders/activate.wgsl"),
         include_str!("../../../../shaders/activation.wgsl"),

@@ -10,7 +10,10 @@ use burn::tensor::{DType, Tensor};
 
 use crate::{
     linear::activation::Activation,
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, LARGEST, Rounding},
         checked::{Checked, Extent},
@@ -60,22 +63,25 @@ impl Kernel for Gated {
     fn wgsl(self) -> Result<Tensor<3>, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{LANES, Launch, empty_like, primitive, strides};
+        use crate::{
+            runtime::launch::{LANES, Launch, empty_like, primitive, strides},
+            shaders::gated::Info,
+        };
 
         let Self { gate, up, activation } = self;
         let [_, tokens, width] = gate.dims();
         let invocations = gate.shape().num_elements();
         let (gate, up) = (primitive(gate), primitive(up));
         let y = empty_like(&gate);
-        let [[gate0, gate1, gate2], [up0, up1, up2]] = [strides(&gate), strides(&up)];
-        #[rustfmt::skip]
-        let info = [
-            gate0, gate1, gate2, tokens as u32,
-            up0, up1, up2, width as u32,
-            invocations as u32,
-        ];
+        let info = Info {
+            gate_strides: strides(&gate),
+            tokens: tokens as u32,
+            up_strides: strides(&up),
+            width: width as u32,
+            invocations: invocations as u32,
+        };
         let launch = Launch::new(&SHADER, gate.dtype, &y.client).with(&[activation as usize]);
-        launch.reads(gate).reads(up).writes(&y).run(invocations.div_ceil(LANES), &info);
+        launch.run(invocations.div_ceil(LANES), [&gate, &up, &y], info);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
@@ -133,6 +139,7 @@ impl Checked for Gated {
 
 const SHADER: Shader = Shader {
     name: "gated",
+    bindings: &[reads("gate"), reads("up"), writes("y")],
     text: concat!(
         include_str!("../../../../shaders/gated.wgsl"),
         include_str!("../../../../shaders/activation.wgsl"),

@@ -11,7 +11,11 @@ use crate::{
         packed::{PackedLayout, PackedMatrix, takes_packed},
         packed_lines,
     },
-    runtime::{choice::Path, kernel::Kernel, shader::Shader},
+    runtime::{
+        choice::Path,
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, SUBNORMAL_SCALES},
         checked::{Checked, Extent},
@@ -87,7 +91,10 @@ impl Kernel for Unpack {
     fn wgsl(self) -> Result<Tensor<2>, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{LANES, Launch, empty, in_order};
+        use crate::{
+            runtime::launch::{LANES, Launch, empty, in_order},
+            shaders::unpack::Info,
+        };
 
         let Self { matrix, ids } = &self;
         let (rows, columns, dtype) = (self.rows(), matrix.columns(), matrix.use_as.dtype);
@@ -104,11 +111,8 @@ impl Kernel for Unpack {
         let row = matrix.words.dims()[1];
         let launch =
             Launch::new(&SHADER, dtype, &y.client).with(&[format]).unpacking_on(&matrix.words.device());
-        let launch = launch.writes(&y).reads(words);
-        launch.run(
-            (rows.div_ceil(4) * columns.div_ceil(32) * 2).div_ceil(LANES),
-            &[rows as u32, columns as u32, row as u32],
-        );
+        let info = Info { rows: rows as u32, input: columns as u32, words: row as u32 };
+        launch.run((rows.div_ceil(4) * columns.div_ceil(32) * 2).div_ceil(LANES), [&y, &words], info);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
@@ -170,6 +174,7 @@ impl Checked for Unpack {
 
 const SHADER: Shader = Shader {
     name: "unpack",
+    bindings: &[writes("y"), reads("w")],
     text: concat!(
         include_str!("../../../../shaders/unpack.wgsl"),
         include_str!("../../../../shaders/weights_packed.wgsl"),

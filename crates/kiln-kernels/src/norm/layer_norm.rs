@@ -9,7 +9,10 @@ mod native;
 use burn::tensor::{DType, Tensor};
 
 use crate::{
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, LARGEST, Rounding},
         checked::{Checked, Extent},
@@ -68,22 +71,26 @@ impl Kernel for LayerNorm {
     fn wgsl(self) -> Result<Tensor<3>, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{Launch, empty_like, primitive, strides};
+        use crate::{
+            runtime::launch::{Launch, empty_like, primitive, strides},
+            shaders::layer_norm::Info,
+        };
 
         let Self { x, weight, bias, eps } = self;
         let [rows, tokens, hidden] = x.dims();
         let (x, weight, bias) = (primitive(x), primitive(weight), primitive(bias));
         let y = empty_like(&x);
-        let ([x0, x1, x2], [weight0], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
-        let vectors = rows * tokens;
-        #[rustfmt::skip]
-        let info = [
-            x0, x1, x2, (eps as f32).to_bits(),
-            vectors as u32, hidden as u32, tokens as u32, weight0,
-            bias0,
-        ];
-        let launch = Launch::new(&SHADER, x.dtype, &y.client).reads(x).reads(weight).reads(bias).writes(&y);
-        launch.run(vectors, &info);
+        let ([w_stride], [b_stride], vectors) = (strides(&weight), strides(&bias), rows * tokens);
+        let info = Info {
+            x_strides: strides(&x),
+            eps: eps as f32,
+            rows: vectors as u32,
+            hidden: hidden as u32,
+            tokens: tokens as u32,
+            w_stride,
+            b_stride,
+        };
+        Launch::new(&SHADER, x.dtype, &y.client).run(vectors, [&x, &weight, &bias, &y], info);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
@@ -141,8 +148,12 @@ impl Checked for LayerNorm {
     }
 }
 
-const SHADER: Shader =
-    Shader { name: "layer_norm", text: include_str!("../../../../shaders/layer_norm.wgsl"), options: &[] };
+const SHADER: Shader = Shader {
+    name: "layer_norm",
+    bindings: &[reads("x"), reads("w"), reads("b"), writes("y")],
+    text: include_str!("../../../../shaders/layer_norm.wgsl"),
+    options: &[],
+};
 
 #[cfg(feature = "cube")]
 mod cube {

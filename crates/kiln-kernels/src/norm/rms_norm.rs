@@ -9,7 +9,10 @@ mod native;
 use burn::tensor::{DType, Tensor};
 
 use crate::{
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     testing::{
         case::{Case, Rounding},
         checked::{Checked, Extent},
@@ -76,22 +79,26 @@ impl Kernel for RmsNorm {
     fn wgsl(self) -> Result<Tensor<3>, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{Launch, empty_like, primitive, strides};
+        use crate::{
+            runtime::launch::{Launch, empty_like, primitive, strides},
+            shaders::rms_norm::Info,
+        };
 
         let Self { x, weight, eps, order } = self;
         let [rows, tokens, hidden] = x.dims();
         let (x, weight) = (primitive(x), primitive(weight));
         let y = empty_like(&x);
-        let ([x0, x1, x2], [weight0]) = (strides(&x), strides(&weight));
-        let vectors = rows * tokens;
-        #[rustfmt::skip]
-        let info = [
-            vectors as u32, hidden as u32, tokens as u32, u32::from(order == NormOrder::ScaleThenCast),
-            x0, x1, x2, (eps as f32).to_bits(),
-            weight0,
-        ];
-        let launch = Launch::new(&SHADER, x.dtype, &y.client).reads(x).reads(weight).writes(&y);
-        launch.run(vectors, &info);
+        let ([w_stride], vectors) = (strides(&weight), rows * tokens);
+        let info = Info {
+            rows: vectors as u32,
+            hidden: hidden as u32,
+            tokens: tokens as u32,
+            scale_then_cast: u32::from(order == NormOrder::ScaleThenCast),
+            x_strides: strides(&x),
+            eps: eps as f32,
+            w_stride,
+        };
+        Launch::new(&SHADER, x.dtype, &y.client).run(vectors, [&x, &weight, &y], info);
         Ok(Tensor::from_primitive::<Cube>(y))
     }
 
@@ -148,8 +155,12 @@ impl Checked for RmsNorm {
     }
 }
 
-const SHADER: Shader =
-    Shader { name: "rms_norm", text: include_str!("../../../../shaders/rms_norm.wgsl"), options: &[] };
+const SHADER: Shader = Shader {
+    name: "rms_norm",
+    bindings: &[reads("x"), reads("w"), writes("y")],
+    text: include_str!("../../../../shaders/rms_norm.wgsl"),
+    options: &[],
+};
 
 #[cfg(feature = "cube")]
 mod cube {

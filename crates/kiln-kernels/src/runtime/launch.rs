@@ -129,22 +129,25 @@ mod wgsl {
     };
 
     use super::{LANES, count};
-    use crate::runtime::{device::opened::keeps_subnormals, faults, shader::Shader};
+    use crate::runtime::{
+        device::opened::keeps_subnormals,
+        faults,
+        shader::{Access, Shader},
+    };
 
-    /// A launch of a shader. Tensors are added in the order of their bindings; `info` becomes the last one.
+    /// A launch of a shader.
     ///
     /// Shaders declare every tensor `read_write`, also those that they only read: tensors share buffers, and a buffer
     /// bound both ways is an error.
     pub(crate) struct Launch {
         source: Source,
         client: Client,
-        arguments: KernelArguments,
     }
 
     impl Launch {
         pub(crate) fn new(shader: &'static Shader, elem: DType, client: &Client) -> Self {
             let source = Source { shader, elem, picks: vec![], by_integers: false };
-            Self { source, client: client.clone(), arguments: KernelArguments::new() }
+            Self { source, client: client.clone() }
         }
 
         /// One of the lines of each option of the shader.
@@ -159,36 +162,34 @@ mod wgsl {
             self
         }
 
-        /// What the shader reads only. A launch that fails leaves it trusted.
-        pub(crate) fn reads(self, tensor: CubeTensor) -> Self {
-            self.bind(tensor, BufferIOAttr::ReadOnly)
-        }
-
-        /// What the shader writes, and reads or leaves as it was in places.
-        pub(crate) fn updates(self, tensor: &CubeTensor) -> Self {
-            self.bind(tensor.clone(), BufferIOAttr::ReadWrite)
-        }
-
-        /// What the shader writes only.
-        pub(crate) fn writes(self, tensor: &CubeTensor) -> Self {
-            self.bind(tensor.clone(), BufferIOAttr::WriteOnly)
-        }
-
-        fn bind(mut self, tensor: CubeTensor, io: BufferIOAttr) -> Self {
-            self.arguments = self.arguments.with_buffer_io(tensor.handle.binding(), io);
-            self
-        }
-
-        /// Launches `groups` workgroups. `info` is the uniform, in words laid out as WGSL does.
-        pub(crate) fn run(self, groups: usize, info: &[u32]) {
+        /// Launches `groups` workgroups with the tensors of the shader's bindings, and its uniform.
+        pub(crate) fn run<const N: usize>(
+            self,
+            groups: usize,
+            tensors: [&CubeTensor; N],
+            info: impl Into<Vec<u32>>,
+        ) {
+            let Self { source, client } = self;
+            let bindings = source.shader.bindings;
+            assert_eq!(N, bindings.len(), "{}: tensors", source.shader.name);
+            let mut arguments = KernelArguments::new();
+            for (tensor, binding) in tensors.into_iter().zip(bindings) {
+                let io = match binding.access {
+                    Access::Read => BufferIOAttr::ReadOnly,
+                    Access::Update => BufferIOAttr::ReadWrite,
+                    Access::Write => BufferIOAttr::WriteOnly,
+                };
+                arguments = arguments.with_buffer_io(tensor.handle.clone().binding(), io);
+            }
+            let info: Vec<u32> = info.into();
             // A structure with a vector in it is a multiple of 16 bytes long.
             let blocks = info.chunks(4).flat_map(|block| {
                 let word = |i: usize| u64::from(block.get(i).copied().unwrap_or(0));
                 [word(0) | word(1) << 32, word(2) | word(3) << 32]
             });
             let info = MetadataBindingInfo::custom(blocks.collect());
-            let kernel = SourceKernel::new(self.source, CubeDim::new_1d(LANES as u32));
-            self.client.launch(Box::new(kernel), count(groups), self.arguments.with_info(info));
+            let kernel = SourceKernel::new(source, CubeDim::new_1d(LANES as u32));
+            client.launch(Box::new(kernel), count(groups), arguments.with_info(info));
         }
     }
 

@@ -8,6 +8,8 @@ use burn::tensor::DType;
 pub struct Shader {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
+    /// The tensors, in the order of their numbers. The uniform is the last.
+    pub(crate) bindings: &'static [Binding],
     /// Lines of the text, each with what a launch may put in their place.
     pub(crate) options: &'static [Lines],
 }
@@ -18,8 +20,44 @@ pub struct Text {
     /// The shader, its type of element, and the number of the line of each option.
     pub name: String,
     pub wgsl: String,
+    /// The tensors that a launch binds, in the order of their numbers.
+    pub bindings: &'static [Binding],
     /// Whether drivers get it with counters that end its loops.
     pub counts_loops: bool,
+}
+
+/// A tensor that a launch binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The name of its variable.
+    pub name: &'static str,
+    pub access: Access,
+}
+
+/// The use of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// A launch that fails leaves it trusted.
+    Read,
+    /// Elements are read, or left as they were.
+    Update,
+    /// No element is read, and all are written.
+    Write,
+}
+
+/// A tensor that is only read.
+pub(crate) const fn reads(name: &'static str) -> Binding {
+    Binding { name, access: Access::Read }
+}
+
+/// A tensor that is read and written, or written in part.
+pub(crate) const fn updates(name: &'static str) -> Binding {
+    Binding { name, access: Access::Update }
+}
+
+/// A tensor that is only written.
+pub(crate) const fn writes(name: &'static str) -> Binding {
+    Binding { name, access: Access::Write }
 }
 
 /// The lines that stand in the file, and others.
@@ -76,6 +114,7 @@ impl Shader {
             Text {
                 name: picks.iter().fold(name, |name, pick| format!("{name} {pick}")),
                 wgsl: self.finish(elem, &picks, by_integers),
+                bindings: self.bindings,
                 counts_loops: self.counts_loops(&picks),
             }
         })

@@ -4,7 +4,10 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln_core::{Result as KilnResult, read_back};
 
 use crate::{
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
     sampling::sample::finite,
     testing::{
         case::{Case, Read, Rounding},
@@ -68,7 +71,10 @@ impl Kernel for TopLogprobs {
     fn wgsl(self) -> Result<(Tensor<2, Int>, Tensor<2>), Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{Launch, empty, primitive, strides};
+        use crate::{
+            runtime::launch::{Launch, empty, primitive, strides},
+            shaders::top_logprobs::Info,
+        };
 
         let Self { logits, most } = self;
         let [rows, _, vocab] = logits.dims();
@@ -76,10 +82,9 @@ impl Kernel for TopLogprobs {
         let tokens = empty(&logits, [rows, most], DType::I32);
         let log_probs = empty(&logits, [rows, most], DType::F32);
         let [row, _, token] = strides(&logits);
-        // A pair begins at a multiple of 8 bytes.
-        let info = [rows as u32, vocab as u32, most as u32, 0, row, token];
-        let launch = Launch::new(&SHADER, logits.dtype, &tokens.client).reads(logits);
-        launch.writes(&tokens).writes(&log_probs).run(rows, &info);
+        let info = Info { rows: rows as u32, vocab: vocab as u32, most: most as u32, strides: [row, token] };
+        let launch = Launch::new(&SHADER, logits.dtype, &tokens.client);
+        launch.run(rows, [&logits, &tokens, &log_probs], info);
         Ok((Tensor::from_primitive::<Cube>(tokens), Tensor::from_primitive::<Cube>(log_probs)))
     }
 
@@ -164,6 +169,7 @@ impl Read for (Tensor<2, Int>, Tensor<2>) {
 
 const SHADER: Shader = Shader {
     name: "top_logprobs",
+    bindings: &[reads("logits"), writes("tokens"), writes("log_probs")],
     text: concat!(
         include_str!("../../../../shaders/top_logprobs.wgsl"),
         include_str!("../../../../shaders/order.wgsl")

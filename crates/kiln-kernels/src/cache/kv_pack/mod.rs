@@ -20,7 +20,7 @@ use crate::{
     runtime::{
         half::{self, Rounding, SMALLEST},
         kernel::Kernel,
-        shader::{Lines, Shader},
+        shader::{Lines, Shader, reads, updates},
     },
     testing::{
         case::Case,
@@ -101,7 +101,10 @@ impl Kernel for KvPack {
     fn wgsl(self) -> Result<PackedBuffer, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{LANES, Launch, primitive, strides, to_write};
+        use crate::{
+            runtime::launch::{LANES, Launch, primitive, strides, to_write},
+            shaders::{kv_pack, kv_scales},
+        };
 
         let Self { buffer, tokens, slot, packing, given } = self;
         let [batch, heads, n, dim] = tokens.dims();
@@ -121,35 +124,40 @@ impl Kernel for KvPack {
         let [along, bits] = picks(packing);
 
         let invocations = batch * heads * rows * columns;
-        let [token0, token1, token2, token3] = strides(&measured);
-        let [scale0, scale1, scale2, scale3] = strides(&scales);
-        #[rustfmt::skip]
-        let info = [
-            token0, token1, token2, token3,
-            scale0, scale1, scale2, scale3,
-            heads as u32, rows as u32, columns as u32, dim as u32,
-            packing.group() as u32, (slot % slots / packing.slots_together()) as u32, all_rows as u32, invocations as u32,
-            (1.0 / packing.largest() as f32).to_bits(),
-        ];
+        let info = kv_scales::Info {
+            token_strides: strides(&measured),
+            scale_strides: strides(&scales),
+            heads: heads as u32,
+            rows: rows as u32,
+            columns: columns as u32,
+            head_dim: dim as u32,
+            group: packing.group() as u32,
+            row: (slot % slots / packing.slots_together()) as u32,
+            all_rows: all_rows as u32,
+            invocations: invocations as u32,
+            reciprocal: 1.0 / packing.largest() as f32,
+        };
         let launch = Launch::new(&SCALES, measured.dtype, &client).with(&[along, usize::from(is_given)]);
-        launch.reads(measured).updates(&scales).run(invocations.div_ceil(LANES), &info);
+        launch.run(invocations.div_ceil(LANES), [&measured, &scales], info);
 
         let invocations = batch * heads * n * words;
-        let [token0, token1, token2, token3] = strides(&tokens);
-        let [code0, code1, code2, code3] = strides(&codes);
-        #[rustfmt::skip]
-        let info = [
-            token0, token1, token2, token3,
-            code0, code1, code2, code3,
-            scale0, scale1, scale2, scale3,
-            heads as u32, n as u32, dim as u32, words as u32,
-            packing.group() as u32, packing.channels_together(dim) as u32, packing.words_together(dim) as u32,
-            (slot % slots) as u32,
-            slots as u32, invocations as u32,
-        ];
+        let info = kv_pack::Info {
+            token_strides: strides(&tokens),
+            code_strides: strides(&codes),
+            scale_strides: strides(&scales),
+            heads: heads as u32,
+            tokens: n as u32,
+            head_dim: dim as u32,
+            words: words as u32,
+            group: packing.group() as u32,
+            channels_together: packing.channels_together(dim) as u32,
+            words_together: packing.words_together(dim) as u32,
+            slot: (slot % slots) as u32,
+            slots: slots as u32,
+            invocations: invocations as u32,
+        };
         let launch = Launch::new(&CODES, tokens.dtype, &client).with(&[along, bits]);
-        let launch = launch.reads(tokens).updates(&codes).reads(scales.clone());
-        launch.run(invocations.div_ceil(LANES), &info);
+        launch.run(invocations.div_ceil(LANES), [&tokens, &codes, &scales], info);
         Ok(PackedBuffer {
             codes: Tensor::from_primitive::<Cube>(codes),
             scales: Tensor::from_primitive::<Cube>(scales),
@@ -373,12 +381,17 @@ const BITS: Lines =
 
 const SCALES: Shader = Shader {
     name: "kv_scales",
+    bindings: &[reads("tokens"), updates("scales")],
     text: include_str!("../../../../../shaders/kv_scales.wgsl"),
     options: &[ALONG, &["const GIVEN = false;", "const GIVEN = true;"]],
 };
 
-const CODES: Shader =
-    Shader { name: "kv_pack", text: include_str!("../../../../../shaders/kv_pack.wgsl"), options: OPTIONS };
+const CODES: Shader = Shader {
+    name: "kv_pack",
+    bindings: &[reads("tokens"), updates("codes"), reads("scales")],
+    text: include_str!("../../../../../shaders/kv_pack.wgsl"),
+    options: OPTIONS,
+};
 
 /// Of all that read codes in one packing.
 pub(crate) const OPTIONS: &[Lines] = &[ALONG, BITS];

@@ -33,7 +33,7 @@ use crate::{
     runtime::{
         kernel::{INVARIANT_UP_TO, Kernel},
         kernels::Kernels,
-        shader::{Lines, Shader},
+        shader::{Binding, Lines, Shader, reads, updates, writes},
     },
     testing::{
         case::Case,
@@ -192,8 +192,12 @@ impl Tiles {
 /// Pairs of a tile. Those of packed weights are the first two.
 const SIZES: Lines = &["const TILE = 32u;", "const TILE = 64u;", "const TILE = 16u;"];
 
+const OF_FEW: &[Binding] = &[reads("x"), reads("w"), reads("experts"), updates("y")];
+const OF_TILES: &[Binding] = &[reads("x"), reads("w"), reads("experts"), reads("order"), updates("y")];
+
 const FEW: Shader = Shader {
     name: "expert_linear",
+    bindings: OF_FEW,
     text: concat!(
         include_str!("../../../../../shaders/expert_linear.wgsl"),
         include_str!("../../../../../shaders/linear_dense.wgsl"),
@@ -205,6 +209,7 @@ const FEW: Shader = Shader {
 
 const FEW_PACKED: Shader = Shader {
     name: "expert_linear_packed",
+    bindings: OF_FEW,
     text: concat!(
         include_str!("../../../../../shaders/expert_linear.wgsl"),
         include_str!("../../../../../shaders/linear_packed.wgsl"),
@@ -217,12 +222,14 @@ const FEW_PACKED: Shader = Shader {
 
 const GROUPS: Shader = Shader {
     name: "expert_groups",
+    bindings: &[reads("experts"), writes("order")],
     text: include_str!("../../../../../shaders/expert_groups.wgsl"),
     options: &[],
 };
 
 const TILES: Shader = Shader {
     name: "expert_tiles",
+    bindings: OF_TILES,
     text: concat!(
         include_str!("../../../../../shaders/expert_tiles.wgsl"),
         include_str!("../../../../../shaders/expert_tiles_dense.wgsl")
@@ -232,6 +239,7 @@ const TILES: Shader = Shader {
 
 const TILES_PACKED: Shader = Shader {
     name: "expert_tiles_packed",
+    bindings: OF_TILES,
     text: concat!(
         include_str!("../../../../../shaders/expert_tiles.wgsl"),
         include_str!("../../../../../shaders/expert_tiles_packed.wgsl"),

@@ -9,13 +9,14 @@ use burn_cubecl::tensor::CubeTensor;
 use super::{ExpertLinear, FEW, FEW_PACKED, GROUPS, SIZES, Sharing, TILES, TILES_PACKED, Tiles};
 use crate::{
     linear::{
-        matrix::{Matrix, MatrixStack, StackBlock},
+        matrix::{Matrix, MatrixStack},
         packed_lines,
     },
     runtime::{
         launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
         shader::Shader,
     },
+    shaders::{expert_groups, expert_linear, expert_tiles},
 };
 
 /// A shader for dense weights, and one for packed ones. The first of their options says how weights are read.
@@ -40,33 +41,34 @@ impl Product {
         Self { x, experts: in_order(experts), y, tokens, slots, outputs }
     }
 
-    /// A launch for one block, and its `info`, which two more numbers end.
-    fn launch(&self, [dense, packed]: Shaders, pick: usize, block: &StackBlock) -> (Launch, Vec<u32>) {
-        let StackBlock { matrix, members, rows } = block;
-        let (shader, weight, way, [w0, w1]) = match matrix {
+    /// A launch for one block, its weight, and the strides of that.
+    fn launch(
+        &self,
+        [dense, packed]: Shaders,
+        pick: usize,
+        matrix: &Matrix,
+    ) -> (Launch, CubeTensor, [u32; 2]) {
+        let launch = |shader, way| Launch::new(shader, self.x.dtype, &self.y.client).with(&[way, pick]);
+        match matrix {
             Matrix::Dense(numbers) => {
                 let weight = primitive(numbers.clone());
                 let fours = comes_in_fours(&self.x) && comes_in_fours(&weight);
                 let strides = strides(&weight);
-                (dense, weight, usize::from(!fours), strides)
+                (launch(dense, usize::from(!fours)), weight, strides)
             }
             Matrix::Packed(matrix) => {
                 let format = packed_lines::pick(matrix.format()).unwrap_or_default();
+                let launch = launch(packed, format).unpacking_on(&matrix.words.device());
                 let words = matrix.words.dims()[1];
-                (packed, in_order(matrix.words.clone()), format, [words as u32, 1])
+                (launch, in_order(matrix.words.clone()), [words as u32, 1])
             }
-        };
-        let [x0, x1, x2, x3] = strides(&self.x);
-        let x2 = if self.x.meta.shape()[2] == 1 { 0 } else { x2 };
-        let input = self.x.meta.shape()[3];
-        let sizes = [input, rows.len(), members.start, members.len(), rows.start, self.outputs];
-        let sizes = sizes.into_iter().chain([self.tokens, self.slots]).map(|n| n as u32);
-        let info = [x0, x1, x3, x2, w0, w1].into_iter().chain(sizes).collect();
-        let mut launch = Launch::new(shader, self.x.dtype, &self.y.client).with(&[way, pick]);
-        if let Matrix::Packed(matrix) = matrix {
-            launch = launch.unpacking_on(&matrix.words.device());
         }
-        (launch.reads(self.x.clone()).reads(weight).reads(self.experts.clone()), info)
+    }
+
+    /// From row to row, token to token, number to number, and slot to slot.
+    fn x_strides(&self) -> [u32; 4] {
+        let [x0, x1, x2, x3] = strides(&self.x);
+        [x0, x1, x3, if self.x.meta.shape()[2] == 1 { 0 } else { x2 }]
     }
 
     fn result(self) -> Tensor<4> {
@@ -74,15 +76,36 @@ impl Product {
     }
 }
 
+/// The uniform of a launch for one block: fields that both shaders have, and one of its own.
+macro_rules! info {
+    ($shader:ident, $product:ident, $block:ident, $w_strides:ident, $own:ident, $workgroups:ident) => {
+        $shader::Info {
+            x_strides: $product.x_strides(),
+            w_strides: $w_strides,
+            input: $block.matrix.columns() as u32,
+            output: $block.rows.len() as u32,
+            first_expert: $block.members.start as u32,
+            experts: $block.members.len() as u32,
+            first_output: $block.rows.start as u32,
+            outputs: $product.outputs as u32,
+            tokens: $product.tokens as u32,
+            slots: $product.slots as u32,
+            $own: $own as u32,
+            workgroups: $workgroups as u32,
+        }
+    };
+}
+
 pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> Tensor<4> {
     let ([.., input], pairs, device) = (weight.shape(), experts.shape().num_elements(), x.device());
     let product = Product::new(x, experts, &weight);
     for block in weight.blocks() {
         let Sharing { splits, workgroups, .. } = Sharing::new(1, input, block.rows.len(), &device);
-        let (launch, mut info) = product.launch([&FEW, &FEW_PACKED], splits.ilog2() as usize, block);
         let workgroups = workgroups * pairs;
-        info.extend([pairs as u32, workgroups as u32]);
-        launch.updates(&product.y).run(workgroups, &info);
+        let (launch, weight, w_strides) =
+            product.launch([&FEW, &FEW_PACKED], splits.ilog2() as usize, &block.matrix);
+        let info = info!(expert_linear, product, block, w_strides, pairs, workgroups);
+        launch.run(workgroups, [&product.x, &weight, &product.experts, &product.y], info);
     }
     product.result()
 }
@@ -93,14 +116,18 @@ pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> Tensor<
     let size = SIZES.iter().position(|line| *line == format!("const TILE = {tile}u;")).unwrap_or_default();
     let product = Product::new(x, experts, &weight);
     let order = empty(&product.x, [tiles, tile], DType::I32);
-    let info = [pairs, count, tile, tiles].map(|n| n as u32);
-    let launch = Launch::new(&GROUPS, DType::F32, &order.client).reads(product.experts.clone());
-    launch.writes(&order).run(1, &info);
+    let info = expert_groups::Info {
+        pairs: pairs as u32,
+        experts: count as u32,
+        tile: tile as u32,
+        tiles: tiles as u32,
+    };
+    Launch::new(&GROUPS, DType::F32, &order.client).run(1, [&product.experts, &order], info);
     for block in weight.blocks() {
-        let (launch, mut info) = product.launch([&TILES, &TILES_PACKED], size, block);
         let workgroups = tiles * block.rows.len().div_ceil(outputs);
-        info.extend([tiles as u32, workgroups as u32]);
-        launch.reads(order.clone()).updates(&product.y).run(workgroups, &info);
+        let (launch, weight, w_strides) = product.launch([&TILES, &TILES_PACKED], size, &block.matrix);
+        let info = info!(expert_tiles, product, block, w_strides, tiles, workgroups);
+        launch.run(workgroups, [&product.x, &weight, &product.experts, &order, &product.y], info);
     }
     product.result()
 }

@@ -17,7 +17,7 @@ use crate::{
 };
 use crate::{
     linear::{activation::Activation, packed_lines},
-    runtime::shader::{Lines, Shader},
+    runtime::shader::{Binding, Lines, Shader, reads, writes},
 };
 
 /// What becomes of a product `[rows, tokens, out]`.
@@ -147,8 +147,21 @@ const FUSED: Lines = &[
 /// Rows of x that a workgroup has.
 const ROWS: Lines = &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"];
 
+/// The tensors of both shaders.
+const BINDINGS: &[Binding] = &[
+    reads("x"),
+    reads("w"),
+    reads("bias"),
+    reads("residual"),
+    writes("y"),
+    reads("scales"),
+    reads("cosines"),
+    reads("sines"),
+];
+
 pub(crate) const SHADER: Shader = Shader {
     name: "linear",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../../shaders/linear.wgsl"),
         include_str!("../../../../../shaders/linear_dense.wgsl"),
@@ -162,6 +175,7 @@ pub(crate) const SHADER: Shader = Shader {
 /// For packed weights.
 pub(crate) const PACKED: Shader = Shader {
     name: "linear_packed",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../../shaders/linear.wgsl"),
         include_str!("../../../../../shaders/linear_packed.wgsl"),

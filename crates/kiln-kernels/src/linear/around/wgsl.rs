@@ -10,6 +10,7 @@ use crate::{
     linear::{around::Then, matrix::Matrix, packed_lines},
     norm::rms_norm::NormOrder,
     runtime::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
+    shaders::linear::Info,
 };
 
 pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -> Tensor<3> {
@@ -33,7 +34,7 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         Some(norm) => (if packed { in_order(norm.scale) } else { primitive(norm.scale) }, norm.eps as f32),
         None => (empty(&x, [4], x.dtype), 0.0),
     };
-    let (weight, [w0, w1]) = match weight {
+    let (weight, w_strides) = match weight {
         Matrix::Dense(weight) => {
             let weight = primitive(weight);
             let strides = strides(&weight);
@@ -51,20 +52,29 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         }
         _ => (empty(&x, [1; 3], DType::F32), empty(&x, [1; 3], DType::F32), 0, [0; 3]),
     };
-    let [x0, x1, x2] = strides(&x);
-    let ([bias0], [scale0], [residual0, residual1, residual2]) =
-        (strides(&bias), strides(&scales), strides(&residual));
+    let ([bias_stride], [scale_stride]) = (strides(&bias), strides(&scales));
     let [[cos0, cos1, cos2], [sin0, sin1, sin2]] = [strides(&cos), strides(&sin)];
-    #[rustfmt::skip]
-    let info = [
-        x0, x1, x2, tokens as u32,
-        w0, w1, input as u32, output as u32,
-        residual0, residual1, residual2, u32::from(added),
-        rows as u32, u32::from(biased), bias0, workgroups as u32,
-        cos0 * each, cos1, cos2, pairs as u32,
-        sin0 * each, sin1, sin2, head_dim as u32,
-        rotated as u32, scale0, eps.to_bits(), f32::from(u8::from(shift)).to_bits(),
-    ];
+    let info = Info {
+        x_strides: strides(&x),
+        tokens: tokens as u32,
+        w_strides,
+        input: input as u32,
+        output: output as u32,
+        residual_strides: strides(&residual),
+        added: u32::from(added),
+        rows: rows as u32,
+        biased: u32::from(biased),
+        bias_stride,
+        workgroups: workgroups as u32,
+        cos_strides: [cos0 * each, cos1, cos2],
+        pairs: pairs as u32,
+        sin_strides: [sin0 * each, sin1, sin2],
+        head_dim: head_dim as u32,
+        rotated: rotated as u32,
+        scale_stride,
+        eps,
+        shift: f32::from(u8::from(shift)),
+    };
     let picks = [together.ilog2() as usize, splits.ilog2() as usize, fused];
     let launch = if let Some(format) = format {
         Launch::new(&PACKED, x.dtype, &y.client).with(&[&[format], &picks[..]].concat()).unpacking_on(&device)
@@ -72,7 +82,6 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         let fours = [&x, &weight, &scales].into_iter().all(comes_in_fours);
         Launch::new(&SHADER, x.dtype, &y.client).with(&[&[usize::from(!fours)], &picks[..]].concat())
     };
-    let launch = launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y);
-    launch.reads(scales).reads(cos).reads(sin).run(workgroups, &info);
+    launch.run(workgroups, [&x, &weight, &bias, &residual, &y, &scales, &cos, &sin], info);
     Tensor::from_primitive::<Cube>(y)
 }

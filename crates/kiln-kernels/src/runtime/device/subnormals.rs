@@ -8,9 +8,12 @@ use burn::{
 use half::f16;
 use kiln_core::{Result, read_back};
 
-use crate::runtime::{
-    launch::{Launch, empty, primitive},
-    shader::Shader,
+use crate::{
+    runtime::{
+        launch::{Launch, empty, primitive},
+        shader::{Shader, reads, writes},
+    },
+    shaders::subnormals::Info,
 };
 
 /// Two numbers a word: the smallest and the largest, subnormal ones and others, of both signs.
@@ -18,6 +21,7 @@ const WORDS: [u32; 6] = [0x0001_03ff, 0x03ff_8001, 0x83ff_0200, 0x0400_8400, 0x7
 
 const SHADER: Shader = Shader {
     name: "subnormals",
+    bindings: &[writes("y"), reads("w")],
     text: concat!(
         include_str!("../../../../../shaders/subnormals.wgsl"),
         include_str!("../../../../../shaders/halves.wgsl")
@@ -39,7 +43,7 @@ fn unpacked(device: &Device) -> Result<Vec<f32>> {
     let words = TensorData::new(WORDS.map(u32::cast_signed).to_vec(), [WORDS.len()]);
     let words = primitive(Tensor::<1, Int>::from_data(words, (device, DType::I32)));
     let y = empty(&words, [2 * WORDS.len()], DType::F32);
-    let launch = Launch::new(&SHADER, DType::F32, &y.client).writes(&y).reads(words);
-    launch.run(1, &[WORDS.len() as u32]);
+    let launch = Launch::new(&SHADER, DType::F32, &y.client);
+    launch.run(1, [&y, &words], Info { words: WORDS.len() as u32 });
     Ok(read_back::read(Tensor::<1>::from_primitive::<Cube>(y))?.iter::<f32>().collect())
 }

@@ -8,7 +8,10 @@ use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 use kiln_core::{Result as KilnResult, read_back};
 
 use crate::{
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, updates, writes},
+    },
     testing::{
         case::{Case, Read},
         checked::{Checked, Extent},
@@ -117,7 +120,10 @@ impl Kernel for BeamStep {
     fn wgsl(self) -> Result<Beams, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{Launch, empty, in_order, to_write};
+        use crate::{
+            runtime::launch::{Launch, empty, in_order, to_write},
+            shaders::beam_step::Info,
+        };
 
         let Self { tokens, log_probs, sums, ends, done, shape } = self;
         let ([rows, most], [ends_len]) = (tokens.dims(), ends.dims());
@@ -127,20 +133,19 @@ impl Kernel for BeamStep {
         let found = empty(&sums, [rows / beams, groups * candidates, 4], DType::F32);
         let next = empty(&tokens, [rows, 1], DType::I32);
         let parents = empty(&tokens, [rows], DType::I32);
-        let info = [
-            (rows / beams) as u32,
-            beams as u32,
-            shape.of_group() as u32,
-            most as u32,
-            candidates as u32,
-            ends_len as u32,
-            diversity_penalty.to_bits(),
-            padding,
-        ];
-        let launch = Launch::new(&SHADER, DType::F32, &sums.client).reads(tokens);
-        let launch = launch.reads(in_order(log_probs)).updates(&sums).reads(in_order(ends));
-        let launch = launch.reads(in_order(done)).writes(&found).writes(&next).writes(&parents);
-        launch.run(rows / beams, &info);
+        let [log_probs, ends, done] = [in_order(log_probs), in_order(ends), in_order(done)];
+        let info = Info {
+            prompts: (rows / beams) as u32,
+            beams: beams as u32,
+            of_group: shape.of_group() as u32,
+            most: most as u32,
+            candidates: candidates as u32,
+            ends: ends_len as u32,
+            penalty: diversity_penalty,
+            padding: padding.cast_signed(),
+        };
+        let tensors = [&tokens, &log_probs, &sums, &ends, &done, &found, &next, &parents];
+        Launch::new(&SHADER, DType::F32, &sums.client).run(rows / beams, tensors, info);
         Ok(Beams {
             candidates: Tensor::from_primitive::<Cube>(found),
             next: Tensor::from_primitive::<Cube>(next),
@@ -289,6 +294,16 @@ impl Read for Beams {
 
 const SHADER: Shader = Shader {
     name: "beam_step",
+    bindings: &[
+        reads("tokens"),
+        reads("log_probs"),
+        updates("sums"),
+        reads("ends"),
+        reads("done"),
+        writes("candidates"),
+        writes("next"),
+        writes("parents"),
+    ],
     text: concat!(
         include_str!("../../../../../shaders/beam_step.wgsl"),
         include_str!("../../../../../shaders/order.wgsl")

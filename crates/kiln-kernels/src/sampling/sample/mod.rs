@@ -22,7 +22,10 @@ use burn::tensor::{Bool, DType, Int, IntDType, Tensor, TensorData};
 use kiln_core::{Result as KilnResult, read_back};
 
 use crate::{
-    runtime::{kernel::Kernel, shader::Shader},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, updates, writes},
+    },
     testing::{
         case::{Case, Read},
         checked::{Checked, Extent},
@@ -236,6 +239,7 @@ fn draw(scores: Tensor<2>, words: Tensor<2, Int>, sampling: &Sampling) -> Tensor
 /// The three steps: scores of all tokens, those that may be drawn, the token.
 const SCORES: Shader = Shader {
     name: "sample_scores",
+    bindings: &[reads("logits"), reads("occurred"), writes("keys"), writes("tops"), writes("bins")],
     text: concat!(
         include_str!("../../../../../shaders/sample_scores.wgsl"),
         include_str!("../../../../../shaders/order.wgsl")
@@ -245,6 +249,7 @@ const SCORES: Shader = Shader {
 
 const CANDIDATES: Shader = Shader {
     name: "sample_candidates",
+    bindings: &[reads("keys"), reads("tops"), reads("bins"), writes("candidates"), writes("found")],
     text: concat!(
         include_str!("../../../../../shaders/sample_candidates.wgsl"),
         include_str!("../../../../../shaders/order.wgsl")
@@ -254,6 +259,15 @@ const CANDIDATES: Shader = Shader {
 
 const CHOICE: Shader = Shader {
     name: "sample",
+    bindings: &[
+        reads("tops"),
+        updates("entries"),
+        reads("found"),
+        reads("words"),
+        updates("used"),
+        updates("occurred"),
+        writes("chosen"),
+    ],
     text: concat!(
         include_str!("../../../../../shaders/sample.wgsl"),
         include_str!("../../../../../shaders/order.wgsl")

@@ -9,7 +9,10 @@ use super::{
     CANDIDATES, CHOICE, Draws, SCORES, Sample,
     sharing::{BINS, Candidates, Sharing, TOPS},
 };
-use crate::runtime::launch::{Launch, empty, primitive, strides, to_write};
+use crate::{
+    runtime::launch::{Launch, empty, primitive, strides, to_write},
+    shaders::{sample, sample_candidates, sample_scores},
+};
 
 pub(super) fn launch(Sample { logits, draws, sampling }: Sample) -> (Tensor<2, Int>, Draws) {
     let ([rows, _, vocab], [_, steps]) = (logits.dims(), draws.words.dims());
@@ -27,45 +30,60 @@ pub(super) fn launch(Sample { logits, draws, sampling }: Sample) -> (Tensor<2, I
     let counted = tail > 0.0;
     let bins = empty(&logits, if counted { [rows, shares, BINS + 1] } else { [1; 3] }, DType::U32);
     let [logit0, _, logit2] = strides(&logits);
-    let ([word0, word1], [occurred0, occurred1], [used0]) =
-        (strides(&words), strides(&occurred), strides(&used));
+    let [used_stride] = strides(&used);
     let dtype = logits.dtype;
-    #[rustfmt::skip]
-    let info = [
-        rows as u32, vocab as u32, shares as u32, share as u32,
-        logit0, logit2, occurred0, occurred1,
-        u32::from(penalized), sampling.repetition_penalty.to_bits(), sampling.temperature.to_bits(), u32::from(sampling.draws),
-        u32::from(counted),
-    ];
     let client = keys.client.clone();
-    let scores = Launch::new(&SCORES, dtype, &client).reads(logits).reads(occurred.clone());
-    scores.writes(&keys).writes(&tops).writes(&bins).run(rows * shares, &info);
+    let info = sample_scores::Info {
+        rows: rows as u32,
+        vocab: vocab as u32,
+        shares: shares as u32,
+        share: share as u32,
+        logit_strides: [logit0, logit2],
+        occurred_strides: strides(&occurred),
+        penalized: u32::from(penalized),
+        penalty: sampling.repetition_penalty,
+        temperature: sampling.temperature,
+        draws: u32::from(sampling.draws),
+        counted: u32::from(counted),
+    };
+    let scores = Launch::new(&SCORES, dtype, &client);
+    scores.run(rows * shares, [&logits, &occurred, &keys, &tops, &bins], info);
 
     let found = empty(&keys, [rows, shares, 3], DType::F32);
     let list = empty(&keys, if listed { [rows, 2, vocab, 2] } else { [1, 1, 1, 2] }, DType::U32);
     if sampling.draws {
-        #[rustfmt::skip]
-        let info = [
-            rows as u32, vocab as u32, shares as u32, share as u32,
-            top_k as u32, least.to_bits(), tail.to_bits(),
-        ];
+        let info = sample_candidates::Info {
+            rows: rows as u32,
+            vocab: vocab as u32,
+            shares: shares as u32,
+            share: share as u32,
+            top_k: top_k as u32,
+            least,
+            tail,
+        };
         let find = Launch::new(&CANDIDATES, DType::F32, &client).with(&[usize::from(!listed)]);
-        let find = find.reads(keys.clone()).reads(tops.clone()).reads(bins);
-        find.writes(&list).writes(&found).run(rows * shares, &info);
+        find.run(rows * shares, [&keys, &tops, &bins, &list, &found], info);
     }
 
     let chosen = empty(&keys, [rows, 1], DType::I32);
-    #[rustfmt::skip]
-    let info = [
-        rows as u32, vocab as u32, shares as u32, share as u32,
-        word0, word1, steps as u32, used0,
-        occurred0, occurred1, u32::from(penalized), u32::from(sampling.draws),
-        sampling.top_k as u32, sampling.tail.to_bits(), sampling.min_p.to_bits(),
-    ];
+    let info = sample::Info {
+        rows: rows as u32,
+        vocab: vocab as u32,
+        shares: shares as u32,
+        share: share as u32,
+        word_strides: strides(&words),
+        steps: steps as u32,
+        used_stride,
+        occurred_strides: strides(&occurred),
+        penalized: u32::from(penalized),
+        draws: u32::from(sampling.draws),
+        top_k: sampling.top_k as u32,
+        tail: sampling.tail,
+        min_p: sampling.min_p,
+    };
     let entries = if listed { list } else { keys };
     let choose = Launch::new(&CHOICE, DType::F32, &client).with(&[usize::from(!listed)]);
-    let choose = choose.reads(tops).updates(&entries).reads(found).reads(words.clone());
-    choose.updates(&used).updates(&occurred).writes(&chosen).run(rows, &info);
+    choose.run(rows, [&tops, &entries, &found, &words, &used, &occurred, &chosen], info);
     let draws = Draws {
         words: Tensor::from_primitive::<Cube>(words),
         used: Tensor::from_primitive::<Cube>(used),

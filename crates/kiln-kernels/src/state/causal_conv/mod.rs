@@ -17,7 +17,7 @@ use crate::{
     cache::kv_append::written,
     runtime::{
         kernel::{Kernel, checked_positions},
-        shader::Shader,
+        shader::{Shader, reads, updates, writes},
     },
     testing::{
         case::{Case, LARGEST, Rounding},
@@ -128,8 +128,9 @@ impl Kernel for CausalConv {
     fn wgsl(self) -> Result<Self::Output, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{
-            LANES, Launch, empty, empty_like, in_order, primitive, strides, to_write,
+        use crate::{
+            runtime::launch::{LANES, Launch, empty, empty_like, in_order, primitive, strides, to_write},
+            shaders::causal_conv::Info,
         };
 
         let ([rows, tokens, channels], [_, width]) = (self.x.dims(), self.weight.dims());
@@ -142,19 +143,22 @@ impl Kernel for CausalConv {
         let y = empty_like(&x);
         let blocks = tokens.div_ceil(BLOCK);
         let invocations = rows * blocks * channels;
-        let ([x0, x1, x2], [weight0, weight1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
-        let [ring0, _, ring2, ring3] = strides(&ring);
-        #[rustfmt::skip]
-        let info = [
-            x0, x1, x2, tokens as u32,
-            ring0, ring2, ring3, slots as u32,
-            weight0, weight1, bias0, u32::from(biased),
-            channels as u32, blocks as u32, invocations as u32,
-        ];
+        let positions = in_order(positions.on_device);
+        let ([bias_stride], [ring0, _, ring2, ring3]) = (strides(&bias), strides(&ring));
+        let info = Info {
+            x_strides: strides(&x),
+            tokens: tokens as u32,
+            ring_strides: [ring0, ring2, ring3],
+            slots: slots as u32,
+            weight_strides: strides(&weight),
+            bias_stride,
+            biased: u32::from(biased),
+            channels: channels as u32,
+            blocks: blocks as u32,
+            invocations: invocations as u32,
+        };
         let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&[width_option]);
-        let launch = launch.reads(x).reads(weight).reads(bias).updates(&ring);
-        let launch = launch.reads(in_order(positions.on_device)).writes(&y);
-        launch.run(invocations.div_ceil(LANES), &info);
+        launch.run(invocations.div_ceil(LANES), [&x, &weight, &bias, &ring, &positions, &y], info);
         Ok((Tensor::from_primitive::<Cube>(y), Tensor::from_primitive::<Cube>(ring)))
     }
 
@@ -215,6 +219,7 @@ const BLOCK: usize = 16;
 
 const SHADER: Shader = Shader {
     name: "causal_conv",
+    bindings: &[reads("x"), reads("weight"), reads("bias"), updates("ring"), reads("positions"), writes("y")],
     text: include_str!("../../../../../shaders/causal_conv.wgsl"),
     options: &[&["const WIDTH = 4u;", "const WIDTH = 3u;", "const WIDTH = 2u;", "const WIDTH = 8u;"]],
 };

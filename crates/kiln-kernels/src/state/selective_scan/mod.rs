@@ -20,7 +20,7 @@ use crate::{
     cache::kv_append::written,
     runtime::{
         kernel::{Kernel, checked_positions},
-        shader::Shader,
+        shader::{Shader, reads, updates, writes},
     },
     testing::{
         case::{Case, LARGEST, Rounding},
@@ -122,7 +122,10 @@ impl Kernel for SelectiveScan {
     fn wgsl(self) -> Result<Self::Output, Self> {
         use burn::backend::Cube;
 
-        use crate::runtime::launch::{Launch, empty_like, in_order, primitive, strides, to_write};
+        use crate::{
+            runtime::launch::{Launch, empty_like, in_order, primitive, strides, to_write},
+            shaders::selective_scan::Info,
+        };
 
         let ([rows, tokens, channels], [_, states, slots, _]) = (self.x.dims(), self.ring.dims());
         let fours = states.div_ceil(4);
@@ -132,22 +135,23 @@ impl Kernel for SelectiveScan {
         let (ad, ring) = (primitive(ad), to_write(primitive(ring)));
         let y = empty_like(&x);
         let groups = channels.div_ceil(SCAN_LANES);
-        let [[x0, x1, x2], [dt0, dt1, dt2], [bc0, bc1, bc2], [gate0, gate1, gate2]] =
-            [&x, &dt, &bc, &gate].map(strides);
-        let ([ad0, ad1], [ring0, ring1, ring2, ring3]) = (strides(&ad), strides(&ring));
-        #[rustfmt::skip]
-        let info = [
-            x0, x1, x2, tokens as u32,
-            dt0, dt1, dt2, channels as u32,
-            bc0, bc1, bc2, states as u32,
-            gate0, gate1, gate2, slots as u32,
-            ring0, ring1, ring2, ring3,
-            ad0, ad1, groups as u32, (rows * groups) as u32,
-        ];
+        let positions = in_order(positions.on_device);
+        let info = Info {
+            x_strides: strides(&x),
+            tokens: tokens as u32,
+            dt_strides: strides(&dt),
+            channels: channels as u32,
+            bc_strides: strides(&bc),
+            states: states as u32,
+            gate_strides: strides(&gate),
+            slots: slots as u32,
+            ring_strides: strides(&ring),
+            ad_strides: strides(&ad),
+            groups: groups as u32,
+            workgroups: (rows * groups) as u32,
+        };
         let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&[option]);
-        let launch = launch.reads(x).reads(dt).reads(bc).reads(gate).reads(ad).updates(&ring);
-        let launch = launch.reads(in_order(positions.on_device)).writes(&y);
-        launch.run(rows * groups, &info);
+        launch.run(rows * groups, [&x, &dt, &bc, &gate, &ad, &ring, &positions, &y], info);
         Ok((Tensor::from_primitive::<Cube>(y), Tensor::from_primitive::<Cube>(ring)))
     }
 
@@ -206,6 +210,16 @@ const SCAN_LANES: usize = 64;
 
 const SHADER: Shader = Shader {
     name: "selective_scan",
+    bindings: &[
+        reads("x"),
+        reads("dt"),
+        reads("bc"),
+        reads("gate"),
+        reads("ad"),
+        updates("ring"),
+        reads("positions"),
+        writes("y"),
+    ],
     text: include_str!("../../../../../shaders/selective_scan.wgsl"),
     options: &[&["const FOURS = 4u;", "const FOURS = 2u;", "const FOURS = 8u;", "const FOURS = 16u;"]],
 };
