@@ -433,11 +433,12 @@ fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
 }
 
 /// How tensors are read: by fours where their layout allows.
-const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+const PACK: Lines =
+    || &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
 /// What is written: the result, or parts that are combined.
 const MIXED: Lines =
-    &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
+    || &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
 
 /// The tensors of the shaders for dense keys.
 const BINDINGS: &[Binding] =
@@ -452,7 +453,7 @@ const PREFILL: Shader = Shader {
         include_str!("../../../../shaders/attention_dense.wgsl"),
         include_str!("../../../../shaders/attention_many.wgsl"),
     ),
-    options: &[PACK, MIXED, &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
+    options: &[PACK, MIXED, || &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
 };
 
 const DECODE: Shader = Shader {
@@ -464,7 +465,7 @@ const DECODE: Shader = Shader {
         include_str!("../../../../shaders/attention_dense.wgsl"),
         include_str!("../../../../shaders/attention_few.wgsl"),
     ),
-    options: &[PACK, MIXED, &["const FOURS = 1u;", "const FOURS = 2u;"]],
+    options: &[PACK, MIXED, || &["const FOURS = 1u;", "const FOURS = 2u;"]],
 };
 
 const COMBINE: Shader = Shader {

@@ -268,23 +268,27 @@ const SHADER: Shader = Shader {
         include_str!("../../../../shaders/attention_few.wgsl"),
     ),
     options: &[
-        &["const KEYS_ALONG_TOKENS = false;", "const KEYS_ALONG_TOKENS = true;"],
-        &[
-            "const KEY_BITS = 4u;",
-            "const KEY_BITS = 1u;",
-            "const KEY_BITS = 2u;",
-            "const KEY_BITS = 3u;",
-            "const KEY_BITS = 8u;",
-        ],
-        &["const VALUES_ALONG_TOKENS = false;", "const VALUES_ALONG_TOKENS = true;"],
-        &[
-            "const VALUE_BITS = 4u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 1u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 2u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 3u;\nconst PIECE = 5u;",
-            "const VALUE_BITS = 8u;\nconst PIECE = 4u;",
-        ],
-        &["const FOURS = 1u;", "const FOURS = 2u;"],
+        || &["const KEYS_ALONG_TOKENS = false;", "const KEYS_ALONG_TOKENS = true;"],
+        || {
+            &[
+                "const KEY_BITS = 4u;",
+                "const KEY_BITS = 1u;",
+                "const KEY_BITS = 2u;",
+                "const KEY_BITS = 3u;",
+                "const KEY_BITS = 8u;",
+            ]
+        },
+        || &["const VALUES_ALONG_TOKENS = false;", "const VALUES_ALONG_TOKENS = true;"],
+        || {
+            &[
+                "const VALUE_BITS = 4u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 1u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 2u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 3u;\nconst PIECE = 5u;",
+                "const VALUE_BITS = 8u;\nconst PIECE = 4u;",
+            ]
+        },
+        || &["const FOURS = 1u;", "const FOURS = 2u;"],
     ],
 };
 

@@ -14,7 +14,7 @@ use crate::runtime::{
 macro_rules! units {
     ($([$size:tt $threads:literal $lanes:literal $cells:ident],)*) => {
         const UNITS: &[MatrixUnits] = &[$(MatrixUnits { size: $size, threads: $threads }),*];
-        const LINES: Lines = &[
+        const LINES: Lines = || &[
             $(concat!(
                 "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
                 "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
@@ -41,7 +41,7 @@ units! {
 /// Lengths of vectors, as in [`DIMS`].
 const LENGTHS: [usize; 4] = [128, 96, 80, 64];
 
-const DIMS: Lines = &["const DIM = 128u;", "const DIM = 96u;", "const DIM = 80u;", "const DIM = 64u;"];
+const DIMS: Lines = || &["const DIM = 128u;", "const DIM = 96u;", "const DIM = 80u;", "const DIM = 64u;"];
 
 pub(super) const SHADER: Shader = Shader {
     name: "attention_tiles",

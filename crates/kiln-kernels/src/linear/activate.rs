@@ -138,7 +138,7 @@ const SHADER: Shader = Shader {
         include_str!("../../../../shaders/activate.wgsl"),
         include_str!("../../../../shaders/activation.wgsl"),
     ),
-    options: &[&["const ACTIVATION = 0u;", "const ACTIVATION = 1u;", "const ACTIVATION = 2u;"]],
+    options: &[|| &["const ACTIVATION = 0u;", "const ACTIVATION = 1u;", "const ACTIVATION = 2u;"]],
 };
 
 #[cfg(feature = "cube")]

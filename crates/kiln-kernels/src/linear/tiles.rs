@@ -41,7 +41,7 @@ macro_rules! shapes {
         const SHAPES: &[Shape] = &[
             $(Shape { units: MatrixUnits { size: $size, threads: $threads }, down: $down, across: $across }),*
         ];
-        const LINES: Lines = &[
+        const LINES: Lines = || &[
             $(concat!(
                 "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
                 "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
@@ -72,7 +72,7 @@ shapes! {
 const STEP: usize = 16;
 
 const EIGHTS: Lines =
-    &["alias pack = vec4<elem>;\nconst WIDTH = 8u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+    || &["alias pack = vec4<elem>;\nconst WIDTH = 8u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
 pub(super) const SHADER: Shader = Shader {
     name: "linear_tiles",

@@ -60,23 +60,25 @@ pub(crate) const fn writes(name: &'static str) -> Binding {
     Binding { name, access: Access::Write }
 }
 
-/// The lines that stand in the file, and others.
-pub(crate) type Lines = &'static [&'static str];
+/// The line that stands in the file, and others. A function, because some are made when the program runs.
+pub(crate) type Lines = fn() -> &'static [&'static str];
 
 /// The type of element, which all shaders have.
-const ELEMENT: Lines = &["alias elem = f32;", "enable f16;\nalias elem = f16;"];
+const ELEMENT: Lines = || &["alias elem = f32;", "enable f16;\nalias elem = f16;"];
 
 /// How float16 numbers in words are unpacked: by the device, or by integers where it takes subnormal ones for 0.
-const HALVES: Lines = &["const KEEPS_SUBNORMALS = true;", "const KEEPS_SUBNORMALS = false;"];
+const HALVES: Lines = || &["const KEEPS_SUBNORMALS = true;", "const KEEPS_SUBNORMALS = false;"];
 
 impl Shader {
     /// The finished text, with that one of each option's lines. Types that WGSL does not have get the text of float32:
     /// tensors on wgpu cannot have them either. `by_integers`: float16 numbers in words are unpacked so.
     pub(crate) fn finish(&self, elem: DType, picks: &[usize], by_integers: bool) -> String {
-        let element = (&ELEMENT, usize::from(elem == DType::F16));
-        let halves = (&HALVES, usize::from(by_integers));
+        let element = (ELEMENT, usize::from(elem == DType::F16));
+        let halves = (HALVES, usize::from(by_integers));
         let mut text = self.text.to_owned();
-        for (lines, pick) in self.options.iter().zip(picks.iter().copied()).chain([element, halves]) {
+        let options = self.options.iter().copied().zip(picks.iter().copied());
+        for (lines, pick) in options.chain([element, halves]) {
+            let lines = lines();
             text = text.replacen(lines[0], lines[pick], 1);
         }
         text
@@ -97,6 +99,7 @@ impl Shader {
     pub fn permutations(&self) -> impl Iterator<Item = Text> + use<'_> {
         let mut all = vec![vec![]];
         for lines in self.options {
+            let lines = lines();
             let longer = |picks: Vec<usize>| (0..lines.len()).map(move |pick| [&picks[..], &[pick]].concat());
             all = all.into_iter().flat_map(longer).collect();
         }
@@ -104,7 +107,7 @@ impl Shader {
             true => &[DType::F16],
             false => &[DType::F32, DType::F16],
         };
-        let ways: &[bool] = if self.text.contains(HALVES[0]) { &[false, true] } else { &[false] };
+        let ways: &[bool] = if self.text.contains(HALVES()[0]) { &[false, true] } else { &[false] };
         let all =
             all.into_iter().flat_map(move |picks| elements.iter().map(move |&elem| (elem, picks.clone())));
         let all = all.flat_map(move |(elem, picks)| ways.iter().map(move |&way| (elem, picks.clone(), way)));

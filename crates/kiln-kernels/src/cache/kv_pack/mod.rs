@@ -374,16 +374,16 @@ fn write(buffer: Tensor<4, Int>, rows: Tensor<4, Int>, row: usize) -> Tensor<4, 
         .slice_assign([0..batch, 0..heads, 0..n - straight, 0..width], rows.narrow(2, straight, n - straight))
 }
 
-const ALONG: Lines = &["const ALONG_TOKENS = false;", "const ALONG_TOKENS = true;"];
+const ALONG: Lines = || &["const ALONG_TOKENS = false;", "const ALONG_TOKENS = true;"];
 
 const BITS: Lines =
-    &["const BITS = 4u;", "const BITS = 1u;", "const BITS = 2u;", "const BITS = 3u;", "const BITS = 8u;"];
+    || &["const BITS = 4u;", "const BITS = 1u;", "const BITS = 2u;", "const BITS = 3u;", "const BITS = 8u;"];
 
 const SCALES: Shader = Shader {
     name: "kv_scales",
     bindings: &[reads("tokens"), updates("scales")],
     text: include_str!("../../../../../shaders/kv_scales.wgsl"),
-    options: &[ALONG, &["const GIVEN = false;", "const GIVEN = true;"]],
+    options: &[ALONG, || &["const GIVEN = false;", "const GIVEN = true;"]],
 };
 
 const CODES: Shader = Shader {

@@ -190,7 +190,7 @@ impl Tiles {
 }
 
 /// Pairs of a tile. Those of packed weights are the first two.
-const SIZES: Lines = &["const TILE = 32u;", "const TILE = 64u;", "const TILE = 16u;"];
+const SIZES: Lines = || &["const TILE = 32u;", "const TILE = 64u;", "const TILE = 16u;"];
 
 const OF_FEW: &[Binding] = &[reads("x"), reads("w"), reads("experts"), updates("y")];
 const OF_TILES: &[Binding] = &[reads("x"), reads("w"), reads("experts"), reads("order"), updates("y")];
@@ -246,7 +246,7 @@ const TILES_PACKED: Shader = Shader {
         include_str!("../../../../../shaders/weights_packed.wgsl"),
         include_str!("../../../../../shaders/halves.wgsl")
     ),
-    options: &[packed_lines::FORMATS, &[SIZES[0], SIZES[1]]],
+    options: &[packed_lines::FORMATS, || &SIZES()[..2]],
 };
 
 impl PackedLayout {

@@ -113,7 +113,7 @@ pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> Tensor<4
 pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> Tensor<4> {
     let ([count, ..], pairs) = (weight.shape(), experts.shape().num_elements());
     let Tiles { tile, tiles, outputs } = Tiles::new(pairs, &weight);
-    let size = SIZES.iter().position(|line| *line == format!("const TILE = {tile}u;")).unwrap_or_default();
+    let size = SIZES().iter().position(|line| *line == format!("const TILE = {tile}u;")).unwrap_or_default();
     let product = Product::new(x, experts, &weight);
     let order = empty(&product.x, [tiles, tile], DType::I32);
     let info = expert_groups::Info {

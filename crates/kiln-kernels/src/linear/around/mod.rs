@@ -122,30 +122,34 @@ impl Sharing {
 
 /// How tensors are read: by fours where their layout allows.
 pub(crate) const PACK: Lines =
-    &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+    || &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
 /// How many times eight lanes go along a row of the weight.
-pub(crate) const SPLITS: Lines = &[
-    "const SPLITS = 1u;",
-    "const SPLITS = 2u;",
-    "const SPLITS = 4u;",
-    "const SPLITS = 8u;",
-    "const SPLITS = 16u;",
-    "const SPLITS = 32u;",
-];
+pub(crate) const SPLITS: Lines = || {
+    &[
+        "const SPLITS = 1u;",
+        "const SPLITS = 2u;",
+        "const SPLITS = 4u;",
+        "const SPLITS = 8u;",
+        "const SPLITS = 16u;",
+        "const SPLITS = 32u;",
+    ]
+};
 
 /// What is done around a product.
-const FUSED: Lines = &[
-    "const NORMED = false;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 1u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 2u;",
-    "const NORMED = true;\nconst THEN = ROTATED;\nconst ACTIVATION = 0u;",
-];
+const FUSED: Lines = || {
+    &[
+        "const NORMED = false;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
+        "const NORMED = true;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
+        "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 0u;",
+        "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 1u;",
+        "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 2u;",
+        "const NORMED = true;\nconst THEN = ROTATED;\nconst ACTIVATION = 0u;",
+    ]
+};
 
 /// Rows of x that a workgroup has.
-const ROWS: Lines = &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"];
+const ROWS: Lines = || &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"];
 
 /// The tensors of both shaders.
 const BINDINGS: &[Binding] = &[

@@ -254,7 +254,7 @@ const CANDIDATES: Shader = Shader {
         include_str!("../../../../../shaders/sample_candidates.wgsl"),
         include_str!("../../../../../shaders/order.wgsl")
     ),
-    options: &[&["const LISTED = true;", "const LISTED = false;"]],
+    options: &[|| &["const LISTED = true;", "const LISTED = false;"]],
 };
 
 const CHOICE: Shader = Shader {
@@ -272,8 +272,7 @@ const CHOICE: Shader = Shader {
         include_str!("../../../../../shaders/sample.wgsl"),
         include_str!("../../../../../shaders/order.wgsl")
     ),
-    options: &[&[
-        "alias entry = vec2<u32>;\nconst LISTED = true;",
-        "alias entry = u32;\nconst LISTED = false;",
-    ]],
+    options: &[|| {
+        &["alias entry = vec2<u32>;\nconst LISTED = true;", "alias entry = u32;\nconst LISTED = false;"]
+    }],
 };

@@ -221,7 +221,7 @@ const SHADER: Shader = Shader {
     name: "causal_conv",
     bindings: &[reads("x"), reads("weight"), reads("bias"), updates("ring"), reads("positions"), writes("y")],
     text: include_str!("../../../../../shaders/causal_conv.wgsl"),
-    options: &[&["const WIDTH = 4u;", "const WIDTH = 3u;", "const WIDTH = 2u;", "const WIDTH = 8u;"]],
+    options: &[|| &["const WIDTH = 4u;", "const WIDTH = 3u;", "const WIDTH = 2u;", "const WIDTH = 8u;"]],
 };
 
 /// `0..n` as `[1, n]`. Not `arange`: it uploads its numbers, which a captured step must not do.

@@ -221,7 +221,7 @@ const SHADER: Shader = Shader {
         writes("y"),
     ],
     text: include_str!("../../../../../shaders/selective_scan.wgsl"),
-    options: &[&["const FOURS = 4u;", "const FOURS = 2u;", "const FOURS = 8u;", "const FOURS = 16u;"]],
+    options: &[|| &["const FOURS = 4u;", "const FOURS = 2u;", "const FOURS = 8u;", "const FOURS = 16u;"]],
 };
 
 /// `ln(1 + exp(x))`, of any x.
