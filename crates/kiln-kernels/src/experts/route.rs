@@ -198,22 +198,17 @@ const SHADER: Shader = Shader {
 mod native {
     use burn::{
         backend::{Flex, flex::FlexTensor},
-        tensor::{DType, Tensor, TensorData, bf16, f16},
+        tensor::{Tensor, TensorData},
     };
 
     use super::{Route, Routing};
-    use crate::runtime::native::{Storage, Vectors, primitive};
+    use crate::runtime::native::{Storage, Vectors, by_storage, primitive};
 
     /// # Errors
     /// The inputs, for types that it is not made for.
     #[allow(clippy::result_large_err, reason = "the inputs are given back")]
     pub(super) fn route(kernel: Route) -> Result<Routing, Route> {
-        match kernel.logits.dtype() {
-            DType::F32 => Ok(route_in::<f32>(kernel)),
-            DType::F16 => Ok(route_in::<f16>(kernel)),
-            DType::BF16 => Ok(route_in::<bf16>(kernel)),
-            _ => Err(kernel),
-        }
+        by_storage!(kernel.logits.dtype(), E => Ok(route_in::<E>(kernel)), else Err(kernel))
     }
 
     fn route_in<E: Storage>(Route { logits, chosen, normalised }: Route) -> Routing {

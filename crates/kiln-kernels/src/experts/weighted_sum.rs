@@ -159,23 +159,17 @@ const SHADER: Shader = Shader {
 mod native {
     use burn::{
         backend::{Flex, flex::FlexTensor},
-        tensor::{DType, Tensor, TensorData, bf16, f16},
+        tensor::{Tensor, TensorData},
     };
 
     use super::WeightedSum;
-    use crate::runtime::native::{Storage, primitive};
+    use crate::runtime::native::{Storage, by_storage, primitive};
 
     /// # Errors
     /// The inputs, for types that it is not made for.
     #[allow(clippy::result_large_err, reason = "the inputs are given back")]
     pub(super) fn sum(kernel: WeightedSum) -> Result<Tensor<3>, WeightedSum> {
-        match kernel.x.dtype() {
-            DType::F32 => sum_in::<f32>(&kernel),
-            DType::F16 => sum_in::<f16>(&kernel),
-            DType::BF16 => sum_in::<bf16>(&kernel),
-            _ => None,
-        }
-        .ok_or(kernel)
+        by_storage!(kernel.x.dtype(), E => sum_in::<E>(&kernel), else None).ok_or(kernel)
     }
 
     fn sum_in<E: Storage>(WeightedSum { x, weights, residual }: &WeightedSum) -> Option<Tensor<3>> {

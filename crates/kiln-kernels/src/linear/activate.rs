@@ -17,8 +17,7 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding},
-        checked::{Checked, Extent},
-        cut::cut,
+        checked::{Checked, cut_into_tokens},
         numbers::{Cut, Layout, Plain, Swapped},
     },
 };
@@ -88,18 +87,7 @@ impl Kernel for Activate {
 }
 
 impl Checked for Activate {
-    fn extent(&self) -> [usize; 2] {
-        let [rows, tokens, _] = self.x.dims();
-        [rows, tokens]
-    }
-
-    fn part(self, part: Extent) -> Self {
-        Self { x: cut(self.x, &part, 1), ..self }
-    }
-
-    fn part_of(whole: Tensor<3>, part: Extent) -> Tensor<3> {
-        cut(whole, &part, 1)
-    }
+    cut_into_tokens!(x);
 
     fn shaders() -> &'static [Shader] {
         &[SHADER]

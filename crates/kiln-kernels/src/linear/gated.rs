@@ -16,8 +16,7 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding},
-        checked::{Checked, Extent},
-        cut::cut,
+        checked::{Checked, cut_into_tokens},
         numbers::{Cut, Layout, Plain, Swapped},
     },
 };
@@ -92,18 +91,7 @@ impl Kernel for Gated {
 }
 
 impl Checked for Gated {
-    fn extent(&self) -> [usize; 2] {
-        let [rows, tokens, _] = self.gate.dims();
-        [rows, tokens]
-    }
-
-    fn part(self, part: Extent) -> Self {
-        Self { gate: cut(self.gate, &part, 1), up: cut(self.up, &part, 1), ..self }
-    }
-
-    fn part_of(whole: Tensor<3>, part: Extent) -> Tensor<3> {
-        cut(whole, &part, 1)
-    }
+    cut_into_tokens!(gate, up);
 
     fn shaders() -> &'static [Shader] {
         &[SHADER]

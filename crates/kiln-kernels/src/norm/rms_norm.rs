@@ -15,8 +15,7 @@ use crate::{
     },
     testing::{
         case::{Case, Rounding},
-        checked::{Checked, Extent},
-        cut::cut,
+        checked::{Checked, cut_into_tokens},
         numbers::{Cut, Layout, Plain, Swapped},
     },
 };
@@ -109,18 +108,7 @@ impl Kernel for RmsNorm {
 }
 
 impl Checked for RmsNorm {
-    fn extent(&self) -> [usize; 2] {
-        let [rows, tokens, _] = self.x.dims();
-        [rows, tokens]
-    }
-
-    fn part(self, part: Extent) -> Self {
-        Self { x: cut(self.x, &part, 1), ..self }
-    }
-
-    fn part_of(whole: Tensor<3>, part: Extent) -> Tensor<3> {
-        cut(whole, &part, 1)
-    }
+    cut_into_tokens!(x);
 
     fn shaders() -> &'static [Shader] {
         &[SHADER]

@@ -136,6 +136,70 @@ impl Storage for bf16 {
     }
 }
 
+/// An expression with the type of numbers as they are stored; another one for types that native code is not made for.
+macro_rules! by_storage {
+    ($dtype:expr, $stored:ident => $then:expr, else $otherwise:expr) => {
+        match $dtype {
+            burn::tensor::DType::F32 => {
+                type $stored = f32;
+                $then
+            }
+            burn::tensor::DType::F16 => {
+                type $stored = burn::tensor::f16;
+                $then
+            }
+            burn::tensor::DType::BF16 => {
+                type $stored = burn::tensor::bf16;
+                $then
+            }
+            _ => $otherwise,
+        }
+    };
+}
+pub(crate) use by_storage;
+
+/// Vectors that are computed one by one, each from numbers of its own.
+pub(crate) trait Rows<E>: Sync {
+    /// Computes a vector. To be inlined, so that it is compiled for the instructions that were found.
+    fn compute(&self, vector: usize, numbers: &mut [f32]);
+}
+
+/// All of `count` vectors of `width` numbers, rounded to their type. `operations`: about how many a number takes.
+pub(crate) fn computed<E: Storage>(
+    rows: &impl Rows<E>,
+    [count, width]: [usize; 2],
+    operations: usize,
+) -> Vec<E> {
+    let mut y = vec![E::default(); count * width];
+    let products = operations * y.len();
+    let each = count.div_ceil(pieces(products));
+    let piece = |(i, y)| Piece { rows, width, first: i * each, y };
+    work(products, y.chunks_mut(each * width).enumerate().map(piece).collect());
+    y
+}
+
+/// Some vectors, from `first` on.
+struct Piece<'a, R, E> {
+    rows: &'a R,
+    width: usize,
+    first: usize,
+    y: &'a mut [E],
+}
+
+impl<R: Rows<E>, E: Storage> WithSimd for Piece<'_, R, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { rows, width, first, y } = self;
+        let mut numbers = vec![0.0; width];
+        for (i, y) in y.chunks_mut(width).enumerate() {
+            rows.compute(first + i, &mut numbers);
+            E::narrow(&numbers, y);
+        }
+    }
+}
+
 /// The numbers of data whose type was looked at.
 pub(crate) fn numbers<E: Storage>(data: &TensorData) -> &[E] {
     data.as_slice().expect("the type was looked at")

@@ -30,3 +30,24 @@ pub trait Checked: Kernel<Output: Read + Clone> {
     /// Inputs with which every implementation is compared with the reference.
     fn cases() -> Vec<Case<Self>>;
 }
+
+/// `extent`, `part` and `part_of` of a kernel with the inputs `[rows, tokens, ..]`, and a result of that shape.
+macro_rules! cut_into_tokens {
+    ($first:ident $(, $others:ident)*) => {
+        fn extent(&self) -> [usize; 2] {
+            let [rows, tokens, ..] = self.$first.dims();
+            [rows, tokens]
+        }
+
+        fn part(self, part: $crate::testing::checked::Extent) -> Self {
+            use $crate::testing::cut::cut;
+
+            Self { $first: cut(self.$first, &part, 1), $($others: cut(self.$others, &part, 1),)* ..self }
+        }
+
+        fn part_of(whole: Self::Output, part: $crate::testing::checked::Extent) -> Self::Output {
+            $crate::testing::cut::cut(whole, &part, 1)
+        }
+    };
+}
+pub(crate) use cut_into_tokens;

@@ -2,23 +2,17 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Tensor, TensorData, bf16, f16},
+    tensor::{Tensor, TensorData},
 };
-use pulp::{Simd, WithSimd};
 
 use super::Rotary;
-use crate::runtime::native::{Storage, pieces, primitive, work};
+use crate::runtime::native::{Rows, Storage, by_storage, computed, primitive};
 
 /// # Errors
 /// The inputs, for types that it is not made for.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn rotated(kernel: Rotary) -> Result<Tensor<4>, Rotary> {
-    match kernel.x.dtype() {
-        DType::F32 => Ok(rotated_in::<f32>(kernel)),
-        DType::F16 => Ok(rotated_in::<f16>(kernel)),
-        DType::BF16 => Ok(rotated_in::<bf16>(kernel)),
-        _ => Err(kernel),
-    }
+    by_storage!(kernel.x.dtype(), E => Ok(rotated_in::<E>(kernel)), else Err(kernel))
 }
 
 fn rotated_in<E: Storage>(Rotary { x, cos, sin }: Rotary) -> Tensor<4> {
@@ -43,28 +37,14 @@ fn rotated_in<E: Storage>(Rotary { x, cos, sin }: Rotary) -> Tensor<4> {
         E::round(&mut wide);
         wide
     });
-    let x: &[E] = x.storage();
-    let mut y = vec![E::default(); dims.iter().product()];
+    let rotated =
+        Rotated { x: &x.storage::<E>()[start..], strides, cos: &cos, sin: &sin, tables, pairs, dims };
     // A few operations a number.
-    let products = 4 * y.len();
-    let each = (y.len() / head_dim).div_ceil(pieces(products));
-    let piece = |(i, y)| Piece {
-        x: &x[start..],
-        strides,
-        cos: &cos,
-        sin: &sin,
-        tables,
-        pairs,
-        dims,
-        first: i * each,
-        y,
-    };
-    work(products, y.chunks_mut(each * head_dim).enumerate().map(piece).collect());
+    let y = computed(&rotated, [dims[..3].iter().product(), head_dim], 4);
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, dims)))
 }
 
-/// Some vectors of heads, from `first` on.
-struct Piece<'a, E> {
+struct Rotated<'a, E> {
     x: &'a [E],
     /// From row to row, head to head, token to token.
     strides: [usize; 3],
@@ -73,29 +53,20 @@ struct Piece<'a, E> {
     tables: usize,
     pairs: usize,
     dims: [usize; 4],
-    first: usize,
-    y: &'a mut [E],
 }
 
-impl<E: Storage> WithSimd for Piece<'_, E> {
-    type Output = ();
-
+impl<E: Storage> Rows<E> for Rotated<'_, E> {
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self { x, strides, cos, sin, tables, pairs, dims: [_, heads, tokens, head_dim], first, y } = self;
-        let mut vector = vec![0.0; head_dim];
-        for (i, y) in y.chunks_mut(head_dim).enumerate() {
-            let at = first + i;
-            let (row, head, token) = (at / tokens / heads, at / tokens % heads, at % tokens);
-            let place = row * strides[0] + head * strides[1] + token * strides[2];
-            E::widen(&x[place..][..head_dim], &mut vector);
-            let table = (row % tables * tokens + token) * pairs;
-            let (cos, sin) = (&cos[table..][..pairs], &sin[table..][..pairs]);
-            let (firsts, seconds) = vector.split_at_mut(pairs);
-            for (((first, second), cos), sin) in firsts.iter_mut().zip(seconds).zip(cos).zip(sin) {
-                (*first, *second) = (*first * cos - *second * sin, *second * cos + *first * sin);
-            }
-            E::narrow(&vector, y);
+    fn compute(&self, at: usize, vector: &mut [f32]) {
+        let Self { x, strides, cos, sin, tables, pairs, dims: [_, heads, tokens, head_dim] } = *self;
+        let (row, head, token) = (at / tokens / heads, at / tokens % heads, at % tokens);
+        let place = row * strides[0] + head * strides[1] + token * strides[2];
+        E::widen(&x[place..][..head_dim], vector);
+        let table = (row % tables * tokens + token) * pairs;
+        let (cos, sin) = (&cos[table..][..pairs], &sin[table..][..pairs]);
+        let (firsts, seconds) = vector.split_at_mut(pairs);
+        for (((first, second), cos), sin) in firsts.iter_mut().zip(seconds).zip(cos).zip(sin) {
+            (*first, *second) = (*first * cos - *second * sin, *second * cos + *first * sin);
         }
     }
 }

@@ -11,6 +11,8 @@ mod cases;
 mod cube;
 #[cfg(feature = "cpu")]
 mod native;
+#[cfg(feature = "cube")]
+mod product;
 #[cfg(feature = "wgpu")]
 mod wgsl;
 
@@ -37,8 +39,7 @@ use crate::{
     },
     testing::{
         case::Case,
-        checked::{Checked, Extent},
-        cut::cut,
+        checked::{Checked, cut_into_tokens},
     },
 };
 
@@ -114,18 +115,7 @@ impl Kernel for ExpertLinear {
 }
 
 impl Checked for ExpertLinear {
-    fn extent(&self) -> [usize; 2] {
-        let [rows, tokens, ..] = self.x.dims();
-        [rows, tokens]
-    }
-
-    fn part(self, part: Extent) -> Self {
-        Self { x: cut(self.x, &part, 1), experts: cut(self.experts, &part, 1), ..self }
-    }
-
-    fn part_of(whole: Tensor<4>, part: Extent) -> Tensor<4> {
-        cut(whole, &part, 1)
-    }
+    cut_into_tokens!(x, experts);
 
     fn shaders() -> &'static [Shader] {
         &[FEW, FEW_PACKED, GROUPS, TILES, TILES_PACKED]

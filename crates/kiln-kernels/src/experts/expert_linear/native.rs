@@ -3,7 +3,7 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Tensor, TensorData, bf16, f16},
+    tensor::{Tensor, TensorData},
 };
 
 use kiln_weights::streams::Order;
@@ -18,7 +18,7 @@ use crate::{
     },
     runtime::{
         kernel::Kernel,
-        native::{Storage, primitive},
+        native::{Storage, by_storage, primitive},
     },
 };
 
@@ -27,12 +27,7 @@ pub(super) fn products_of(kernel: &ExpertLinear) -> Option<Tensor<4>> {
     if !kernel.is_of_one_type() {
         return None;
     }
-    match kernel.x.dtype() {
-        DType::F32 => products_in::<f32>(kernel),
-        DType::F16 => products_in::<f16>(kernel),
-        DType::BF16 => products_in::<bf16>(kernel),
-        _ => None,
-    }
+    by_storage!(kernel.x.dtype(), E => products_in::<E>(kernel), else None)
 }
 
 /// Sums are float32, and rounded once.

@@ -1,19 +1,15 @@
 //! The launches of the shaders.
 
-use burn::{
-    backend::Cube,
-    tensor::{DType, Int, Tensor},
-};
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{ExpertLinear, FEW, FEW_PACKED, GROUPS, SIZES, Sharing, TILES, TILES_PACKED, Tiles};
+use super::{
+    ExpertLinear, FEW, FEW_PACKED, GROUPS, SIZES, Sharing, TILES, TILES_PACKED, Tiles, product::Product,
+};
 use crate::{
-    linear::{
-        matrix::{Matrix, MatrixStack},
-        packed_lines,
-    },
+    linear::{matrix::Matrix, packed_lines},
     runtime::{
-        launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
+        launch::{Launch, empty, in_order, strides},
         shader::Shader,
     },
     shaders::{expert_groups, expert_linear, expert_tiles},
@@ -22,25 +18,7 @@ use crate::{
 /// A shader for dense weights, and one for packed ones. The first of their options says how weights are read.
 type Shaders = [&'static Shader; 2];
 
-/// What launches for all blocks have in common.
-struct Product {
-    x: CubeTensor,
-    experts: CubeTensor,
-    y: CubeTensor,
-    tokens: usize,
-    slots: usize,
-    outputs: usize,
-}
-
 impl Product {
-    fn new(x: Tensor<4>, experts: Tensor<3, Int>, weight: &MatrixStack) -> Self {
-        let ([rows, tokens, slots], [_, outputs, _]) = (experts.dims(), weight.shape());
-        // Packed weights are read by fours, and so is what they meet.
-        let x = if weight.is_packed() { in_order(x) } else { primitive(x) };
-        let y = empty(&x, [rows, tokens, slots, outputs], x.dtype);
-        Self { x, experts: in_order(experts), y, tokens, slots, outputs }
-    }
-
     /// A launch for one block, its weight, and the strides of that.
     fn launch(
         &self,
@@ -51,8 +29,7 @@ impl Product {
         let launch = |shader, way| Launch::new(shader, self.x.dtype, &self.y.client).with(&[way, pick]);
         match matrix {
             Matrix::Dense(numbers) => {
-                let weight = primitive(numbers.clone());
-                let fours = comes_in_fours(&self.x) && comes_in_fours(&weight);
+                let (weight, fours) = self.dense(numbers);
                 let strides = strides(&weight);
                 (launch(dense, usize::from(!fours)), weight, strides)
             }
@@ -69,10 +46,6 @@ impl Product {
     fn x_strides(&self) -> [u32; 4] {
         let [x0, x1, x2, x3] = strides(&self.x);
         [x0, x1, x3, if self.x.meta.shape()[2] == 1 { 0 } else { x2 }]
-    }
-
-    fn result(self) -> Tensor<4> {
-        Tensor::from_primitive::<Cube>(self.y)
     }
 }
 

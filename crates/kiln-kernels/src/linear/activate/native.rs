@@ -2,26 +2,21 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Tensor, TensorData, bf16, f16},
+    tensor::{Tensor, TensorData},
 };
 use pulp::{Simd, WithSimd};
 
 use super::Activate;
 use crate::{
     linear::activation::{Activation, activate},
-    runtime::native::{Storage, pieces, primitive, work},
+    runtime::native::{Storage, by_storage, pieces, primitive, work},
 };
 
 /// # Errors
 /// The inputs, for types that it is not made for.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn activated(kernel: Activate) -> Result<Tensor<3>, Activate> {
-    match kernel.x.dtype() {
-        DType::F32 => Ok(activated_in::<f32>(kernel)),
-        DType::F16 => Ok(activated_in::<f16>(kernel)),
-        DType::BF16 => Ok(activated_in::<bf16>(kernel)),
-        _ => Err(kernel),
-    }
+    by_storage!(kernel.x.dtype(), E => Ok(activated_in::<E>(kernel)), else Err(kernel))
 }
 
 fn activated_in<E: Storage>(Activate { x, activation }: Activate) -> Tensor<3> {

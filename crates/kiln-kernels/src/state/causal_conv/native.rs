@@ -2,23 +2,18 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Tensor, TensorData, bf16, f16},
+    tensor::{Tensor, TensorData},
 };
 use pulp::{Simd, WithSimd};
 
 use super::CausalConv;
-use crate::runtime::native::{Storage, Vectors, numbers, pieces, primitive, silu, work};
+use crate::runtime::native::{Storage, Vectors, by_storage, numbers, pieces, primitive, silu, work};
 
 /// # Errors
 /// The inputs, for types that it is not made for.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn convolved(kernel: CausalConv) -> Result<(Tensor<3>, Tensor<4>), CausalConv> {
-    match kernel.x.dtype() {
-        DType::F32 => Ok(convolved_in::<f32>(kernel)),
-        DType::F16 => Ok(convolved_in::<f16>(kernel)),
-        DType::BF16 => Ok(convolved_in::<bf16>(kernel)),
-        _ => Err(kernel),
-    }
+    by_storage!(kernel.x.dtype(), E => Ok(convolved_in::<E>(kernel)), else Err(kernel))
 }
 
 fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {

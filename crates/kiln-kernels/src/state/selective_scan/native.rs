@@ -6,13 +6,13 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Tensor, TensorData, bf16, f16},
+    tensor::{Tensor, TensorData},
 };
 use kiln_products::functions::exp;
 use pulp::{Simd, WithSimd};
 
 use super::SelectiveScan;
-use crate::runtime::native::{Storage, Vectors, numbers, pieces, primitive, silu, work};
+use crate::runtime::native::{Storage, Vectors, by_storage, numbers, pieces, primitive, silu, work};
 
 /// Channels that are scanned together.
 const LANES: usize = 32;
@@ -21,12 +21,7 @@ const LANES: usize = 32;
 /// The inputs, for types that it is not made for.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn scanned(kernel: SelectiveScan) -> Result<(Tensor<3>, Tensor<4>), SelectiveScan> {
-    match kernel.x.dtype() {
-        DType::F32 => Ok(scanned_in::<f32>(kernel)),
-        DType::F16 => Ok(scanned_in::<f16>(kernel)),
-        DType::BF16 => Ok(scanned_in::<bf16>(kernel)),
-        _ => Err(kernel),
-    }
+    by_storage!(kernel.x.dtype(), E => Ok(scanned_in::<E>(kernel)), else Err(kernel))
 }
 
 fn scanned_in<E: Storage>(kernel: SelectiveScan) -> (Tensor<3>, Tensor<4>) {

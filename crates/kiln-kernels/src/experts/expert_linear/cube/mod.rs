@@ -3,22 +3,19 @@
 mod few;
 mod tiles;
 
-use burn::{
-    backend::{Cube, cubecl::dtype_to_storage_type},
-    tensor::DType,
-};
+use burn::{backend::cubecl::dtype_to_storage_type, tensor::DType};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::{ExpertLinear, Sharing, Tiles};
+use super::{ExpertLinear, Sharing, Tiles, product::Product};
 use crate::{
     experts::route::MOST_EXPERTS,
     linear::{
-        matrix::{Matrix, MatrixStack, StackBlock},
+        matrix::{Matrix, StackBlock},
         packed::PackedMatrix,
         packed_reader::{Reading, halves_of},
     },
-    runtime::launch::{LANES, address_type, comes_in_fours, count, empty, has_half, in_order, primitive},
+    runtime::launch::{LANES, address_type, count, empty, has_half, in_order},
 };
 
 /// Which rows of which matrices a block has, and of how many rows the matrices are.
@@ -104,36 +101,7 @@ fn expert_groups(
     }
 }
 
-/// What launches for all blocks have in common.
-struct Product {
-    x: CubeTensor,
-    experts: CubeTensor,
-    y: CubeTensor,
-    /// Tokens, slots and numbers of a vector.
-    sizes: [usize; 3],
-    outputs: usize,
-}
-
 impl Product {
-    fn new(
-        x: burn::tensor::Tensor<4>,
-        experts: burn::tensor::Tensor<3, burn::tensor::Int>,
-        weight: &MatrixStack,
-    ) -> Self {
-        let ([rows, tokens, slots], [_, outputs, input]) = (experts.dims(), weight.shape());
-        // Packed weights are read by fours, and so is what they meet.
-        let x = if weight.is_packed() { in_order(x) } else { primitive(x) };
-        let y = empty(&x, [rows, tokens, slots, outputs], x.dtype);
-        Self { x, experts: in_order(experts), y, sizes: [tokens, slots, input], outputs }
-    }
-
-    /// A dense weight, and how many of its neighbours are read at once.
-    fn dense(&self, numbers: &burn::tensor::Tensor<2>) -> (CubeTensor, usize) {
-        let weight = primitive(numbers.clone());
-        let fours = comes_in_fours(&self.x) && comes_in_fours(&weight);
-        (weight, if fours { 4 } else { 1 })
-    }
-
     /// The words of a packed weight, and how they are read.
     fn packed(&self, matrix: &PackedMatrix) -> (CubeTensor, Reading) {
         let reading = Reading { streams: matrix.format().streams(), has_half: has_half(&self.y) };
@@ -143,30 +111,25 @@ impl Product {
     fn block(&self, StackBlock { members, rows, .. }: &StackBlock) -> BlockLaunch {
         BlockLaunch::new(members.start, members.len(), rows.start, rows.len(), self.outputs)
     }
-
-    fn result(self) -> burn::tensor::Tensor<4> {
-        burn::tensor::Tensor::from_primitive::<Cube>(self.y)
-    }
 }
 
 pub(super) fn few(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::tensor::Tensor<4> {
     let (pairs, device) = (experts.shape().num_elements(), x.device());
     let product = Product::new(x, experts, &weight);
-    let [tokens, slots, input] = product.sizes;
-    let Product { x, experts, y, .. } = &product;
+    let Product { ref x, ref experts, ref y, tokens, slots, input, .. } = product;
     let (client, lanes, elem) = (&y.client, CubeDim::new_1d(LANES as u32), dtype_to_storage_type(x.dtype));
     for block in weight.blocks() {
         let Sharing { splits, workgroups, .. } = Sharing::new(1, input, block.rows.len(), &device);
         let workgroups = workgroups * pairs;
         match &block.matrix {
             Matrix::Dense(numbers) => {
-                let (weight, width) = product.dense(numbers);
+                let (weight, fours) = product.dense(numbers);
                 few::expert_linear::launch(
                     client,
                     count(workgroups),
                     lanes,
                     address_type([x, &weight, experts, y]),
-                    width,
+                    if fours { 4 } else { 1 },
                     x.clone().into_tensor_arg(),
                     weight.into_tensor_arg(),
                     experts.clone().into_tensor_arg(),
@@ -214,8 +177,7 @@ pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::t
     let ([members, ..], pairs) = (weight.shape(), experts.shape().num_elements());
     let Tiles { tile, tiles, outputs } = Tiles::new(pairs, &weight);
     let product = Product::new(x, experts, &weight);
-    let [tokens, slots, input] = product.sizes;
-    let Product { x, experts, y, .. } = &product;
+    let Product { ref x, ref experts, ref y, tokens, slots, input, .. } = product;
     let (client, lanes, elem) = (&y.client, CubeDim::new_1d(LANES as u32), dtype_to_storage_type(x.dtype));
     let order = empty(x, [tiles, tile], DType::I32);
     expert_groups::launch(
@@ -233,13 +195,13 @@ pub(super) fn many(ExpertLinear { x, weight, experts }: ExpertLinear) -> burn::t
         let workgroups = tiles * block.rows.len().div_ceil(outputs);
         match &block.matrix {
             Matrix::Dense(numbers) => {
-                let (weight, width) = product.dense(numbers);
+                let (weight, fours) = product.dense(numbers);
                 tiles::expert_tiles::launch(
                     client,
                     count(workgroups),
                     lanes,
                     address_type([x, &weight, experts, &order, y]),
-                    width,
+                    if fours { 4 } else { 1 },
                     x.clone().into_tensor_arg(),
                     weight.into_tensor_arg(),
                     experts.clone().into_tensor_arg(),
