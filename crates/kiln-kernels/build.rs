@@ -1,4 +1,5 @@
-//! Writes the uniform `Info` of each shader as a Rust struct, so that a launch names its fields and a wrong one is not compiled.
+//! Writes the uniform `Info` of each shader as a Rust struct, so that a launch names its fields and a wrong one
+//! is not compiled.
 
 use std::{
     env,

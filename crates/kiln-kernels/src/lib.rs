@@ -1,10 +1,11 @@
 //! Every custom kernel, in up to four implementations that agree.
 //!
-//! A kernel is a type that implements [`Kernel`]: its fields are the inputs, and [`Kernels::run`] computes it. The reference is
-//! written in plain Burn operations, runs on every device, and defines what the other implementations compute. [`Checked`] adds what
-//! tests need.
+//! A kernel is a type that implements [`Kernel`]: its fields are the inputs, and [`Kernels::run`] computes it. The
+//! reference is written in plain Burn operations, runs on every device, and defines what the other implementations
+//! compute. [`Checked`] adds what tests need.
 //!
-//! Modules use those above them in this list: `shaders`, `runtime`, `testing`, the kernels in a folder for each idea, `check`.
+//! Modules use those before them in this list: `shaders`, `runtime`, `testing`, the kernels in a folder for each
+//! idea, `check`.
 //!
 //! **Invariant:** nothing outside this crate launches a kernel of its own, or names cubecl or wgpu.
 #![forbid(unsafe_code)]
@@ -80,7 +81,7 @@ pub use shaders::UNIFORMS;
 pub use state::{causal_conv::CausalConv, selective_scan::SelectiveScan};
 pub use testing::checked::Checked;
 
-/// Inputs with which implementations of a kernel are compared. Tests use them, and so can a check of a device.
+/// Inputs with which implementations of a kernel are compared, by tests and by the self-test of a device.
 pub mod cases {
     pub use crate::{
         check::any_case::AnyCase,
@@ -93,5 +94,68 @@ pub mod cases {
 
 /// Batch invariance: what a row or a token comes to does not depend on what is computed beside it.
 pub mod invariance {
-    pub use crate::testing::checked::Extent;
+    pub use crate::testing::cut::Extent;
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "these are tests")]
+
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    /// A module uses those before it.
+    const ORDER: [&str; 11] = [
+        "shaders",
+        "runtime",
+        "testing",
+        "norm",
+        "sampling",
+        "cache",
+        "attention",
+        "linear",
+        "experts",
+        "state",
+        "check",
+    ];
+
+    /// Adds the modules that the files of a folder name after `crate::`.
+    fn add_used(folder: &Path, used: &mut BTreeSet<String>) {
+        for file in fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+            if file.is_dir() {
+                add_used(&file, used);
+                continue;
+            }
+            let text = fs::read_to_string(file).unwrap();
+            let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+            for rest in code.split("crate::").skip(1) {
+                let mut depth = 0;
+                for part in rest.split_inclusive(['{', '}', ',', ';', ':', '(', ')', ' ', '<', '>']) {
+                    let name = part.trim_end_matches(|c: char| !c.is_alphanumeric() && c != '_');
+                    if depth <= 1 && ORDER.contains(&name) {
+                        used.insert(name.to_owned());
+                    }
+                    match part.chars().last() {
+                        Some('{') => depth += 1,
+                        Some('}') => depth -= 1,
+                        _ => {}
+                    }
+                    if depth <= 0 && !part.ends_with(':') {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn modules_use_those_before_them() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        for (rank, module) in ORDER.iter().enumerate().skip(1) {
+            let mut used = BTreeSet::new();
+            add_used(&source.join(module), &mut used);
+            assert!(used.contains("runtime"), "{module} uses the runtime: {used:?}");
+            let climbing: Vec<_> = used.iter().filter(|name| !ORDER[..=rank].contains(&&***name)).collect();
+            assert!(climbing.is_empty(), "{module} uses {climbing:?}");
+        }
+    }
 }

@@ -37,8 +37,8 @@ use crate::{
     },
     testing::{
         case::Case,
-        checked::{Checked, Extent},
-        cut::{cut, cut_positions, cut_rows},
+        checked::Checked,
+        cut::{Extent, cut, cut_positions, cut_rows},
     },
 };
 

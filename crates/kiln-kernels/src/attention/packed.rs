@@ -26,8 +26,7 @@ use crate::{
     },
     testing::{
         case::Case,
-        checked::Extent,
-        cut::{cut, cut_buffer},
+        cut::{Extent, cut, cut_buffer},
     },
 };
 

@@ -19,8 +19,8 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding},
-        checked::{Checked, Extent},
-        cut::cut,
+        checked::Checked,
+        cut::{Extent, cut},
         numbers::{Cut, Layout, Plain, Swapped},
     },
 };

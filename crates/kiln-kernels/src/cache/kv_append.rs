@@ -13,8 +13,8 @@ use crate::{
     },
     testing::{
         case::Case,
-        checked::{Checked, Extent},
-        cut::{cut_positions, cut_rows},
+        checked::Checked,
+        cut::{Extent, cut_positions, cut_rows},
         numbers::{Cut, Layout, Numbers, Plain, Swapped},
     },
 };

@@ -12,7 +12,8 @@ use crate::{
     sampling::beam_step::MOST_BEAMS,
     testing::{
         case::Case,
-        checked::{Checked, Extent},
+        checked::Checked,
+        cut::Extent,
         numbers::{Cut, Layout, Numbers, Plain, Swapped},
     },
 };

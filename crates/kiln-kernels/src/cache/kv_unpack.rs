@@ -14,8 +14,8 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding},
-        checked::{Checked, Extent},
-        cut::{cut_buffer, cut_rows},
+        checked::Checked,
+        cut::{Extent, cut_buffer, cut_rows},
     },
 };
 

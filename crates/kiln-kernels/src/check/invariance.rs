@@ -5,10 +5,7 @@ use kiln_core::Result;
 
 use crate::{
     runtime::{kernel::INVARIANT_UP_TO, kernels::Kernels},
-    testing::{
-        case::Read,
-        checked::{Checked, Extent},
-    },
+    testing::{case::Read, checked::Checked, cut::Extent},
 };
 
 /// Computes `kernel` whole and in parts, and says which part differs from the whole in its bits. `None`: none does, or there are

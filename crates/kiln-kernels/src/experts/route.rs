@@ -13,8 +13,8 @@ use crate::{
     },
     testing::{
         case::{Case, Read, Rounding},
-        checked::{Checked, Extent},
-        cut::cut,
+        checked::Checked,
+        cut::{Extent, cut},
         numbers::{Layout, Plain, Swapped},
     },
 };

@@ -1,4 +1,4 @@
-//! What is between the projections of a gated feed-forward block (Shazeer, 2020, <https://arxiv.org/abs/2002.05202>).
+//! The gated activation of a feed-forward block (Shazeer, 2020, <https://arxiv.org/abs/2002.05202>).
 //!
 //! `y = act(gate) · up`, element by element, for `[rows, tokens, width]`. The activation is float32 whatever the type of
 //! the gate, and rounded to it once before it is multiplied, as in the reference.
@@ -16,7 +16,8 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding},
-        checked::{Checked, cut_into_tokens},
+        checked::Checked,
+        cut::cut_into_tokens,
         numbers::{Cut, Layout, Plain, Swapped},
     },
 };

@@ -54,8 +54,8 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding, SUBNORMAL_SCALES},
-        checked::{Checked, Extent},
-        cut::cut,
+        checked::Checked,
+        cut::{Extent, cut},
         numbers::{Cut, Layout, Plain, Swapped},
     },
 };

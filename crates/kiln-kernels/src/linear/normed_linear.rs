@@ -24,8 +24,8 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding, SUBNORMAL_SCALES},
-        checked::{Checked, Extent},
-        cut::cut,
+        checked::Checked,
+        cut::{Extent, cut},
         numbers::Plain,
     },
 };

@@ -18,7 +18,8 @@ use crate::{
     },
     testing::{
         case::{Case, SUBNORMAL_SCALES},
-        checked::{Checked, Extent},
+        checked::Checked,
+        cut::Extent,
     },
 };
 

@@ -15,7 +15,8 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding},
-        checked::{Checked, cut_into_tokens},
+        checked::Checked,
+        cut::cut_into_tokens,
         numbers::{Cut, Layout, Plain, Swapped},
     },
 };

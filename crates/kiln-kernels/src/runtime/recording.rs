@@ -51,7 +51,7 @@ impl Recording {
         Ok(())
     }
 
-    /// What was prepared was recorded, or will not be.
+    /// Ends a preparation, whether or not it was recorded.
     fn prepared(state: &DeviceState) {
         let mut preparing = state.preparing();
         *preparing = preparing.saturating_sub(1);

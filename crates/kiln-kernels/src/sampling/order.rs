@@ -31,7 +31,7 @@ pub(crate) fn is_better(key: u32, place: u32, than_key: u32, than_place: u32) ->
     key > than_key || (key == than_key && place < than_place)
 }
 
-/// Scores of a quarter have a bin together. Those that are so large that there is none are at an end.
+/// The bin of a score. Bins are 0.25 wide; scores beyond ±[`LARGEST_BINNED`] fall into the first or last one.
 #[cube]
 pub(crate) fn bin_of(key: u32) -> i32 {
     let score = min(max(score_of(key), comptime!(-LARGEST_BINNED)), LARGEST_BINNED);

@@ -11,8 +11,8 @@ use crate::{
     sampling::sample::finite,
     testing::{
         case::{Case, Read, Rounding},
-        checked::{Checked, Extent},
-        cut::cut_rows,
+        checked::Checked,
+        cut::{Extent, cut_rows},
         numbers::{Layout, Plain, Swapped},
     },
 };

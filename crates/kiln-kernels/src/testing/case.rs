@@ -1,4 +1,4 @@
-//! Inputs with which implementations of a kernel are compared. Tests use them, and so can a check of a device.
+//! Inputs with which implementations of a kernel are compared, by tests and by the self-test of a device.
 
 use std::fmt;
 

@@ -1,19 +1,19 @@
 //! The contract of a kernel with the code that checks it.
 
-use std::ops::Range;
-
 use crate::{
     runtime::{kernel::Kernel, shader::Shader},
-    testing::case::{Case, Read},
+    testing::{
+        case::{Case, Read},
+        cut::Extent,
+    },
 };
 
-/// Rows, and tokens of each of them.
-pub type Extent = [Range<usize>; 2];
-
-/// A kernel whose implementations can be compared with each other, and rows and tokens together with each alone.
+/// A kernel whose implementations can be compared with each other, and rows and tokens together with each
+/// alone.
 pub trait Checked: Kernel<Output: Read + Clone> {
-    /// How many rows, and tokens of each of them, are computed beside each other: up to [`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO) of them, none
-    /// depends on the others. 1 token where a row is computed as a whole.
+    /// How many rows, and tokens of each of them, are computed beside each other. Up to
+    /// [`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO) of them, none depends on the others. 1 token where a row is
+    /// computed as a whole.
     fn extent(&self) -> [usize; 2];
 
     /// The inputs of some rows and tokens alone.
@@ -30,24 +30,3 @@ pub trait Checked: Kernel<Output: Read + Clone> {
     /// Inputs with which every implementation is compared with the reference.
     fn cases() -> Vec<Case<Self>>;
 }
-
-/// `extent`, `part` and `part_of` of a kernel with the inputs `[rows, tokens, ..]`, and a result of that shape.
-macro_rules! cut_into_tokens {
-    ($first:ident $(, $others:ident)*) => {
-        fn extent(&self) -> [usize; 2] {
-            let [rows, tokens, ..] = self.$first.dims();
-            [rows, tokens]
-        }
-
-        fn part(self, part: $crate::testing::checked::Extent) -> Self {
-            use $crate::testing::cut::cut;
-
-            Self { $first: cut(self.$first, &part, 1), $($others: cut(self.$others, &part, 1),)* ..self }
-        }
-
-        fn part_of(whole: Self::Output, part: $crate::testing::checked::Extent) -> Self::Output {
-            $crate::testing::cut::cut(whole, &part, 1)
-        }
-    };
-}
-pub(crate) use cut_into_tokens;

@@ -8,7 +8,8 @@ use kiln_core::{
     packed::PackedBuffer,
 };
 
-use crate::testing::checked::Extent;
+/// Rows, and tokens of each of them.
+pub type Extent = [Range<usize>; 2];
 
 /// These rows, in dimension 0, and tokens, in dimension `dim`.
 pub(crate) fn cut<const D: usize, K: Basic>(
@@ -42,3 +43,24 @@ pub(crate) fn cut_positions(
     });
     Positions::new(own.collect(), &positions.on_device.device())
 }
+
+/// `extent`, `part` and `part_of` of a kernel with the inputs `[rows, tokens, ..]` and a result of that shape.
+macro_rules! cut_into_tokens {
+    ($first:ident $(, $others:ident)*) => {
+        fn extent(&self) -> [usize; 2] {
+            let [rows, tokens, ..] = self.$first.dims();
+            [rows, tokens]
+        }
+
+        fn part(self, part: $crate::testing::cut::Extent) -> Self {
+            let $first = $crate::testing::cut::cut(self.$first, &part, 1);
+            $(let $others = $crate::testing::cut::cut(self.$others, &part, 1);)*
+            Self { $first, $($others,)* ..self }
+        }
+
+        fn part_of(whole: Self::Output, part: $crate::testing::cut::Extent) -> Self::Output {
+            $crate::testing::cut::cut(whole, &part, 1)
+        }
+    };
+}
+pub(crate) use cut_into_tokens;

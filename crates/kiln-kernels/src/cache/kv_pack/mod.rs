@@ -24,8 +24,8 @@ use crate::{
     },
     testing::{
         case::Case,
-        checked::{Checked, Extent},
-        cut::{cut_buffer, cut_rows},
+        checked::Checked,
+        cut::{Extent, cut_buffer, cut_rows},
         numbers::{Cut, Layout, Numbers, Plain, Swapped},
     },
 };

@@ -37,10 +37,7 @@ use crate::{
         kernels::Kernels,
         shader::{Binding, Lines, Shader, reads, updates, writes},
     },
-    testing::{
-        case::Case,
-        checked::{Checked, cut_into_tokens},
-    },
+    testing::{case::Case, checked::Checked, cut::cut_into_tokens},
 };
 
 /// Each token times the matrices of its experts: `[rows, tokens, slots, out]`.

@@ -28,8 +28,8 @@ use crate::{
     },
     testing::{
         case::{Case, Read},
-        checked::{Checked, Extent},
-        cut::cut_rows,
+        checked::Checked,
+        cut::{Extent, cut_rows},
     },
 };
 

@@ -21,8 +21,8 @@ use crate::{
     },
     testing::{
         case::{Case, LARGEST, Rounding},
-        checked::{Checked, Extent},
-        cut::{cut_positions, cut_rows},
+        checked::Checked,
+        cut::{Extent, cut_positions, cut_rows},
         numbers::{Cut, Layout, Numbers, Plain, Swapped},
     },
 };
