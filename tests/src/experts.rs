@@ -13,7 +13,9 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln::{
     ExpertTraffic, Model, ModelBuilder, Plan, RandomMixtral,
     device::Opened,
-    kernels::{Arithmetic, Choice, ExpertLinear, Kernels, Matrix, MatrixStack, PackedMatrix, Use},
+    kernels::{
+        Arithmetic, Choice, ExpertLinear, Kernels, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use,
+    },
 };
 use kiln_weights::Format;
 use tracing::{
@@ -206,7 +208,7 @@ fn other_experts_change_nothing() {
         for choice in Choice::ALL {
             let Ok(kernels) = Kernels::new(choice, &opened.device) else { continue };
             // bfloat16 has these numbers.
-            let packed = kernels.packed_stack_layout(Format::Bf16, DType::F32, output).map(|layout| {
+            let packed = PackedLayout::for_stack(&kernels, Format::Bf16, DType::F32, output).map(|layout| {
                 let mut bytes = vec![0; 2 * numbers.len()];
                 Format::Bf16.pack(&numbers, &mut bytes).unwrap();
                 let use_as = Use { dtype: DType::F32, arithmetic: Arithmetic::Floats };

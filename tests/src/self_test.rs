@@ -5,7 +5,7 @@ use kiln::{
     Model, SelfTest,
     device::DeviceClass,
     kernels::{
-        Choice, Coverage, KERNELS, Kernel, KernelInfo, Kernels, Path, Ran,
+        Checked, Choice, Coverage, KERNELS, Kernel, KernelInfo, Kernels, Path, Ran,
         cases::{Case, Layout},
         invariance::Extent,
         self_test,
@@ -56,7 +56,9 @@ impl Kernel for Faulty {
     fn cube(self) -> Result<Tensor<1>, Self> {
         self.wrong()
     }
+}
 
+impl Checked for Faulty {
     fn extent(&self) -> [usize; 2] {
         [1, 1]
     }

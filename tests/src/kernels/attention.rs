@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use kiln::{
-    kernels::{Attention, AttentionPacked, AttentionShape, Kernel, KvUnpack},
+    kernels::{Attention, AttentionPacked, AttentionShape, Checked, Kernel, KvUnpack},
     memory::{PackedBuffer, Packing, Positions},
     read_back,
 };

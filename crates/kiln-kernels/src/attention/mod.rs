@@ -11,17 +11,16 @@ mod cases;
 mod cube;
 #[cfg(feature = "cpu")]
 mod native;
-mod packed;
+pub(crate) mod packed;
 #[cfg(feature = "wgpu")]
 mod pieces;
+pub(crate) mod rotary;
 #[cfg(feature = "cube")]
 mod sharing;
 #[cfg(feature = "wgpu")]
 mod tiles;
 #[cfg(feature = "wgpu")]
 mod wgsl;
-
-pub use packed::AttentionPacked;
 
 use std::ops::Range;
 
@@ -31,12 +30,16 @@ use kiln_core::{layer::Positions, view::DenseKv};
 #[cfg(feature = "cube")]
 use self::sharing::LARGEST_HEAD;
 use crate::{
-    Kernel,
-    cases::Case,
-    invariance::{Extent, cut, cut_positions, cut_rows},
-    kernel::{INVARIANT_UP_TO, checked_positions},
-    product,
-    shader::{Lines, Shader},
+    runtime::{
+        kernel::{INVARIANT_UP_TO, Kernel, checked_positions},
+        product::product,
+        shader::{Binding, Lines, Shader, reads, writes},
+    },
+    testing::{
+        case::Case,
+        checked::Checked,
+        cut::{Extent, cut, cut_positions, cut_rows},
+    },
 };
 
 /// Buffers of a chain at most: each is a launch.
@@ -153,7 +156,9 @@ impl Kernel for Attention {
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
         Ok(cube::dense(self.q, chain, self.positions.on_device))
     }
+}
 
+impl Checked for Attention {
     fn extent(&self) -> [usize; 2] {
         let [rows, _, tokens, _] = self.q.dims();
         [rows, tokens]
@@ -428,36 +433,44 @@ fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
 }
 
 /// How tensors are read: by fours where their layout allows.
-const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+const PACK: Lines =
+    || &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
 /// What is written: the result, or parts that are combined.
 const MIXED: Lines =
-    &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
+    || &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
+
+/// The tensors of the shaders for dense keys.
+const BINDINGS: &[Binding] =
+    &[reads("q"), reads("keys"), reads("values"), reads("positions"), reads("bound"), writes("y")];
 
 const PREFILL: Shader = Shader {
     name: "attention_prefill",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_prefill.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
         include_str!("../../../../shaders/attention_dense.wgsl"),
         include_str!("../../../../shaders/attention_many.wgsl"),
     ),
-    options: &[PACK, MIXED, &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
+    options: &[PACK, MIXED, || &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
 };
 
 const DECODE: Shader = Shader {
     name: "attention_decode",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_decode.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
         include_str!("../../../../shaders/attention_dense.wgsl"),
         include_str!("../../../../shaders/attention_few.wgsl"),
     ),
-    options: &[PACK, MIXED, &["const FOURS = 1u;", "const FOURS = 2u;"]],
+    options: &[PACK, MIXED, || &["const FOURS = 1u;", "const FOURS = 2u;"]],
 };
 
 const COMBINE: Shader = Shader {
     name: "attention_combine",
+    bindings: &[reads("parts"), writes("y")],
     text: include_str!("../../../../shaders/attention_combine.wgsl"),
     options: &[],
 };

@@ -17,13 +17,17 @@ use super::{
     sharing::Rows,
 };
 #[cfg(feature = "cube")]
-use crate::kernel::INVARIANT_UP_TO;
+use crate::testing::checked::Checked;
 use crate::{
-    Kernel, KvUnpack,
-    cases::Case,
-    invariance::{Extent, cut, cut_buffer},
-    kv_pack::fits,
-    shader::Shader,
+    cache::{kv_pack::fits, kv_unpack::KvUnpack},
+    runtime::{
+        kernel::{INVARIANT_UP_TO, Kernel},
+        shader::{Shader, reads, writes},
+    },
+    testing::{
+        case::Case,
+        cut::{Extent, cut, cut_buffer},
+    },
 };
 
 /// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there on:
@@ -108,7 +112,9 @@ impl Kernel for AttentionPacked {
         let (q, buffers, positions) = self.unpacked(unpack);
         Ok(super::cube::dense(q, vec![buffers], positions))
     }
+}
 
+impl Checked for AttentionPacked {
     fn extent(&self) -> [usize; 2] {
         let [rows, _, tokens, _] = self.q.dims();
         [rows, tokens]
@@ -245,29 +251,43 @@ impl AttentionPacked {
 /// The shader of the packed keys. The recent ones have that of dense steps; both make parts of the result.
 const SHADER: Shader = Shader {
     name: "attention_packed",
+    bindings: &[
+        reads("q"),
+        reads("keys"),
+        reads("key_scales"),
+        reads("values"),
+        reads("value_scales"),
+        reads("positions"),
+        reads("beyond_packed"),
+        writes("y"),
+    ],
     text: concat!(
         include_str!("../../../../shaders/attention_packed.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
         include_str!("../../../../shaders/attention_few.wgsl"),
     ),
     options: &[
-        &["const KEYS_ALONG_TOKENS = false;", "const KEYS_ALONG_TOKENS = true;"],
-        &[
-            "const KEY_BITS = 4u;",
-            "const KEY_BITS = 1u;",
-            "const KEY_BITS = 2u;",
-            "const KEY_BITS = 3u;",
-            "const KEY_BITS = 8u;",
-        ],
-        &["const VALUES_ALONG_TOKENS = false;", "const VALUES_ALONG_TOKENS = true;"],
-        &[
-            "const VALUE_BITS = 4u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 1u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 2u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 3u;\nconst PIECE = 5u;",
-            "const VALUE_BITS = 8u;\nconst PIECE = 4u;",
-        ],
-        &["const FOURS = 1u;", "const FOURS = 2u;"],
+        || &["const KEYS_ALONG_TOKENS = false;", "const KEYS_ALONG_TOKENS = true;"],
+        || {
+            &[
+                "const KEY_BITS = 4u;",
+                "const KEY_BITS = 1u;",
+                "const KEY_BITS = 2u;",
+                "const KEY_BITS = 3u;",
+                "const KEY_BITS = 8u;",
+            ]
+        },
+        || &["const VALUES_ALONG_TOKENS = false;", "const VALUES_ALONG_TOKENS = true;"],
+        || {
+            &[
+                "const VALUE_BITS = 4u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 1u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 2u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 3u;\nconst PIECE = 5u;",
+                "const VALUE_BITS = 8u;\nconst PIECE = 4u;",
+            ]
+        },
+        || &["const FOURS = 1u;", "const FOURS = 2u;"],
     ],
 };
 
@@ -283,8 +303,9 @@ fn wgsl(
         wgsl::{combine, launch},
     };
     use crate::{
-        kv_pack::picks,
-        launch::{Launch, empty, in_order, primitive, strides},
+        cache::kv_pack::picks,
+        runtime::launch::{Launch, empty, in_order, primitive, strides},
+        shaders::attention_packed::Info,
     };
 
     let (dims, dtype) = (q.dims(), q.dtype());
@@ -308,21 +329,41 @@ fn wgsl(
     };
     let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, packed.origin, slots);
     let workgroups = batch * kv_heads * tiles * splits;
-    let widths = |packing: &Packing| {
-        let together = [packing.channels_together(head_dim), packing.words_together(head_dim)];
-        [packing.words(head_dim), together[0], together[1], packing.group()].map(|width| width as u32)
+    let words = |packing: &Packing| packing.words(head_dim) as u32;
+    let channels = |packing: &Packing| packing.channels_together(head_dim) as u32;
+    let together = |packing: &Packing| packing.words_together(head_dim) as u32;
+    let (key, value) = (&packed.key_packing, &packed.value_packing);
+    let info = Info {
+        q_strides: strides(&q),
+        key_strides: strides(&keys),
+        value_strides: strides(&values),
+        key_scale_strides: strides(&key_scales),
+        value_scale_strides: strides(&value_scales),
+        kv_heads: kv_heads as u32,
+        group: (heads / kv_heads) as u32,
+        queries: queries as u32,
+        slots: slots as u32,
+        head_dim: head_dim as u32,
+        origin: origin.cast_unsigned(),
+        start,
+        window,
+        scale,
+        softcap: softcap.unwrap_or(0.0),
+        batch: batch as u32,
+        tiles: tiles as u32,
+        splits: splits as u32,
+        workgroups: workgroups as u32,
+        parts: all as u32,
+        chunk: chunk as i32,
+        key_words: words(key),
+        key_channels: channels(key),
+        key_together: together(key),
+        key_group: key.group() as u32,
+        value_words: words(value),
+        value_channels: channels(value),
+        value_together: together(value),
+        value_group: value.group() as u32,
     };
-    #[rustfmt::skip]
-    let scalars = [
-        kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
-        head_dim as u32, origin as u32, start as u32, window as u32,
-        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), batch as u32, tiles as u32,
-        splits as u32, workgroups as u32, all as u32, chunk as u32,
-    ];
-    let tensors = [&q, &keys, &values, &key_scales, &value_scales].map(strides::<4>);
-    let info =
-        [tensors.as_flattened(), &scalars, &widths(&packed.key_packing), &widths(&packed.value_packing)]
-            .concat();
     let ([keys_along, key_bits], [values_along, value_bits]) =
         (picks(packed.key_packing), picks(packed.value_packing));
     let launch = Launch::new(&SHADER, q.dtype, &parts.client).with(&[
@@ -332,8 +373,8 @@ fn wgsl(
         value_bits,
         fours - 1,
     ]);
-    let launch = launch.reads(q).reads(keys).reads(key_scales).reads(values).reads(value_scales);
-    launch.reads(positions).reads(end).writes(&parts).run(workgroups, &info);
+    let tensors = [&q, &keys, &key_scales, &values, &value_scales, &positions, &end, &parts];
+    launch.run(workgroups, tensors, info);
     combine(parts, dtype, dims)
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 
 use super::sharing::Sharing;
+use crate::runtime::device::opened;
 
 /// Rows, and heads of keys.
 pub(super) type Piece = [Range<usize>; 2];
@@ -47,7 +48,7 @@ pub(super) fn splits(sharings: &[Sharing]) -> usize {
 
 /// Bytes of the largest tensor of the device.
 pub(super) fn most(device: &Device) -> usize {
-    crate::device::largest_binding(device).unwrap_or(usize::MAX)
+    opened::largest_binding(device).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -57,6 +58,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::testing::checked::Checked;
 
     fn pieces(q: [usize; 4], kv_heads: usize, splits: usize, most: usize) -> Vec<Option<Piece>> {
         let pieces = RefCell::new(Vec::new());
@@ -86,8 +88,11 @@ mod tests {
         use burn::tensor::DType;
 
         use crate::{
-            Attention, AttentionPacked, Kernel,
-            device::{DeviceName, open},
+            attention::{Attention, packed::AttentionPacked},
+            runtime::{
+                device::{DeviceName, open},
+                kernel::Kernel,
+            },
         };
 
         let Ok(opened) = open(DeviceName::Wgpu(None)) else {

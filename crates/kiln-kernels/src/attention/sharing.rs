@@ -7,7 +7,7 @@ use burn::{
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{AttentionShape, Buffers};
-use crate::{
+use crate::runtime::{
     kernel::INVARIANT_UP_TO,
     launch::{empty, empty_like, enough, prefers_few_groups, primitive},
 };

@@ -3,9 +3,9 @@
 use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::MIXED;
-use crate::{
-    device::MatrixUnits,
+use super::{BINDINGS, MIXED};
+use crate::runtime::{
+    device::info::MatrixUnits,
     launch::comes_in,
     matrix_units::{cells, units_for},
     shader::{Lines, Shader},
@@ -14,7 +14,7 @@ use crate::{
 macro_rules! units {
     ($([$size:tt $threads:literal $lanes:literal $cells:ident],)*) => {
         const UNITS: &[MatrixUnits] = &[$(MatrixUnits { size: $size, threads: $threads }),*];
-        const LINES: Lines = &[
+        const LINES: Lines = || &[
             $(concat!(
                 "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
                 "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
@@ -41,10 +41,11 @@ units! {
 /// Lengths of vectors, as in [`DIMS`].
 const LENGTHS: [usize; 4] = [128, 96, 80, 64];
 
-const DIMS: Lines = &["const DIM = 128u;", "const DIM = 96u;", "const DIM = 80u;", "const DIM = 64u;"];
+const DIMS: Lines = || &["const DIM = 128u;", "const DIM = 96u;", "const DIM = 80u;", "const DIM = 64u;"];
 
 pub(super) const SHADER: Shader = Shader {
     name: "attention_tiles",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_tiles.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),

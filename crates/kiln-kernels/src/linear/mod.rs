@@ -5,42 +5,59 @@
 //! neither, which is what a general product spends its time on where there are few rows. So do the GPU kernels for few
 //! rows. Prefill has many: matrix units multiply them, where wgpu offers them (`tiles.rs`).
 
+pub(crate) mod activate;
+pub(crate) mod activation;
+pub(crate) mod around;
 #[cfg(feature = "cube")]
-pub(crate) mod cube;
+pub(crate) mod fours;
+pub(crate) mod gated;
+mod layout;
+pub(crate) mod matrix;
 #[cfg(feature = "cpu")]
 mod native;
+pub(crate) mod normed_linear;
+pub(crate) mod packed;
+pub(crate) mod packed_lines;
+#[cfg(feature = "cube")]
+pub(crate) mod packed_reader;
 #[cfg(feature = "wgpu")]
 mod tiles;
+pub(crate) mod unpack;
 #[cfg(feature = "cube")]
 mod unpacked;
-#[cfg(feature = "wgpu")]
-pub(crate) mod wgsl;
 
-#[cfg(feature = "cube")]
-pub(crate) use cube::{
-    Four, add_products_of_pair, add_up, added_up, dot, four, four_at, four_or_zero, numbers_of_pair,
-    read_half, sum_of,
-};
 #[cfg(feature = "cpu")]
 pub(crate) use native::{Group, products_of_groups};
 
 use burn::tensor::{DType, Device, Tensor};
 
-use kiln_weights::{Format, streams::Order};
-
-use crate::{
-    Arithmetic, Kernel, Matrix, PackedLayout, Path,
-    cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, SUBNORMAL_SCALES, Swapped},
-    invariance::{Extent, cut},
-    kernel::INVARIANT_UP_TO,
-    packed_lines, product,
-    shader::{Lines, Shader},
+use kiln_weights::{
+    Format,
+    streams::{Arithmetic, Order},
 };
+
 #[cfg(feature = "cube")]
+use crate::linear::{
+    around::{Around, Then},
+    unpack::Unpack,
+};
 use crate::{
-    NormOrder, Unpack,
-    launch::enough,
-    normed_linear::{NormedLinear, Then},
+    linear::{
+        matrix::Matrix,
+        packed::{PackedLayout, takes_packed},
+    },
+    runtime::{
+        choice::Path,
+        kernel::{INVARIANT_UP_TO, Kernel},
+        product::product,
+        shader::Shader,
+    },
+    testing::{
+        case::{Case, LARGEST, Rounding, SUBNORMAL_SCALES},
+        checked::Checked,
+        cut::{Extent, cut},
+        numbers::{Cut, Layout, Plain, Swapped},
+    },
 };
 
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
@@ -99,7 +116,7 @@ impl Kernel for Linear {
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<Tensor<3>, Self> {
         if self.is_for_few_rows() {
-            return Ok(wgsl::launch(self.into()));
+            return Ok(around::wgsl::launch(self.into()));
         }
         match &self.weight {
             Matrix::Dense(_) => tiles::launch(self),
@@ -110,12 +127,14 @@ impl Kernel for Linear {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
         match &self.weight {
-            _ if self.is_for_few_rows() => Ok(cube::launch(self.into())),
+            _ if self.is_for_few_rows() => Ok(around::cube::launch(self.into())),
             Matrix::Dense(_) => Err(self),
             Matrix::Packed(_) => unpacked::product_of(self, Unpack::cube, Err),
         }
     }
+}
 
+impl Checked for Linear {
     fn extent(&self) -> [usize; 2] {
         let [rows, tokens, _] = self.x.dims();
         [rows, tokens]
@@ -132,9 +151,9 @@ impl Kernel for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[SHADER, PACKED, tiles::SHADER];
+        return &[around::SHADER, around::PACKED, tiles::SHADER];
         #[cfg(not(feature = "wgpu"))]
-        &[SHADER, PACKED]
+        &[around::SHADER, around::PACKED]
     }
 
     fn cases() -> Vec<Case<Self>> {
@@ -310,15 +329,6 @@ impl Linear {
     }
 }
 
-/// Whether an implementation computes with packed weights.
-pub(crate) fn takes_packed(path: Path, PackedLayout { format, order }: PackedLayout) -> bool {
-    match path {
-        Path::Reference => true,
-        Path::Native => order == Order::Sixteens,
-        Path::Wgsl | Path::Cube => order == Order::Rows && packed_lines::pick(format).is_some(),
-    }
-}
-
 /// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types `others`.
 pub(crate) fn are_few_of_one_type(
     x: &Tensor<3>,
@@ -334,151 +344,9 @@ pub(crate) fn are_few_of_one_type(
     is_read && of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
 }
 
-/// A product with what is around it, for the GPU kernels.
-#[cfg(feature = "cube")]
-#[derive(Debug)]
-pub(crate) struct Around {
-    x: Tensor<3>,
-    weight: Matrix,
-    bias: Option<Tensor<1>>,
-    residual: Option<Tensor<3>>,
-    norm: Option<Scales>,
-    then: Then,
-}
-
-/// What normed numbers are multiplied by.
-#[cfg(feature = "cube")]
-#[derive(Debug)]
-pub(crate) struct Scales {
-    scale: Tensor<1>,
-    eps: f64,
-    order: NormOrder,
-}
-
 #[cfg(feature = "cube")]
 impl From<Linear> for Around {
     fn from(Linear { x, weight, bias, residual }: Linear) -> Self {
         Self { x, weight, bias, residual, norm: None, then: Then::Nothing }
     }
 }
-
-#[cfg(feature = "cube")]
-impl From<NormedLinear> for Around {
-    fn from(NormedLinear { x, scale, eps, order, weight, bias, then }: NormedLinear) -> Self {
-        Self { x, weight, bias, residual: None, norm: Some(Scales { scale, eps, order }), then }
-    }
-}
-
-#[cfg(feature = "cube")]
-impl Then {
-    /// Places in the order of work: rows of the weight that meet are in one four.
-    fn places(&self, output: usize) -> usize {
-        match self {
-            Self::Gate(_) => (output / 2).div_ceil(2) * 4,
-            Self::Nothing | Self::Rotate { .. } => output,
-        }
-    }
-
-    /// Numbers of a result.
-    fn width(&self, output: usize) -> usize {
-        match self {
-            Self::Gate(_) => output / 2,
-            Self::Nothing | Self::Rotate { .. } => output,
-        }
-    }
-
-    /// Which of [`FUSED`] it is.
-    #[cfg(feature = "wgpu")]
-    fn option(&self, normed: bool) -> usize {
-        match self {
-            Self::Nothing => usize::from(normed),
-            Self::Gate(activation) => 2 + *activation as usize,
-            Self::Rotate { .. } => 5,
-        }
-    }
-}
-
-/// Which workgroup has what. Shapes alone say it: a captured step is replayed.
-#[cfg(feature = "cube")]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sharing {
-    /// Eight lanes times this number go along a row of the weight: a power of 2, up to 32. It does not depend on the rows of x, so that sums
-    /// are the same for any number of them.
-    pub(crate) splits: usize,
-    /// Rows of x that a workgroup has: 1, 2, 4 or 8.
-    together: usize,
-    pub(crate) workgroups: usize,
-}
-
-#[cfg(feature = "cube")]
-impl Sharing {
-    pub(crate) fn new(rows: usize, input: usize, output: usize, device: &Device) -> Self {
-        /// Numbers of a row of the result that a workgroup makes, where eight lanes go along a row of the weight.
-        const OUTPUTS: usize = crate::launch::LANES / 8 * 4;
-        /// Numbers along which eight lanes are worth having.
-        const WORTH: usize = 128;
-        /// All lanes of a workgroup.
-        const MOST_SPLITS: usize = crate::launch::LANES / 8;
-        /// Rows that there are registers for.
-        const MOST: usize = 8;
-
-        let most = (input / WORTH).min(enough(device, 1024) * OUTPUTS / output);
-        let splits = 1 << most.clamp(1, MOST_SPLITS).ilog2();
-        let together = rows.next_power_of_two().min(MOST);
-        let workgroups = output.div_ceil(OUTPUTS / splits) * rows.div_ceil(together);
-        Self { splits, together, workgroups }
-    }
-}
-
-/// How tensors are read: by fours where their layout allows.
-pub(crate) const PACK: Lines =
-    &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
-
-/// How many times eight lanes go along a row of the weight.
-pub(crate) const SPLITS: Lines = &[
-    "const SPLITS = 1u;",
-    "const SPLITS = 2u;",
-    "const SPLITS = 4u;",
-    "const SPLITS = 8u;",
-    "const SPLITS = 16u;",
-    "const SPLITS = 32u;",
-];
-
-/// What is done around a product.
-const FUSED: Lines = &[
-    "const NORMED = false;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 1u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 2u;",
-    "const NORMED = true;\nconst THEN = ROTATED;\nconst ACTIVATION = 0u;",
-];
-
-/// Rows of x that a workgroup has.
-const ROWS: Lines = &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"];
-
-const SHADER: Shader = Shader {
-    name: "linear",
-    text: concat!(
-        include_str!("../../../../shaders/linear.wgsl"),
-        include_str!("../../../../shaders/linear_dense.wgsl"),
-        include_str!("../../../../shaders/weights_dense.wgsl"),
-        include_str!("../../../../shaders/row_products.wgsl"),
-        include_str!("../../../../shaders/activation.wgsl")
-    ),
-    options: &[PACK, ROWS, SPLITS, FUSED],
-};
-
-/// For packed weights.
-const PACKED: Shader = Shader {
-    name: "linear_packed",
-    text: concat!(
-        include_str!("../../../../shaders/linear.wgsl"),
-        include_str!("../../../../shaders/linear_packed.wgsl"),
-        include_str!("../../../../shaders/weights_packed.wgsl"),
-        include_str!("../../../../shaders/halves.wgsl"),
-        include_str!("../../../../shaders/row_products.wgsl"),
-        include_str!("../../../../shaders/activation.wgsl")
-    ),
-    options: &[packed_lines::FORMATS, ROWS, SPLITS, FUSED],
-};

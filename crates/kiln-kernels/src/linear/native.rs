@@ -11,15 +11,18 @@ use std::ops::Range;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Tensor, TensorData, bf16, f16},
+    tensor::{Tensor, TensorData},
 };
 use kiln_weights::streams::Order;
 use pulp::{Simd, WithSimd};
 
 use super::Linear;
 use crate::{
-    Matrix, PackedLayout, PackedMatrix,
-    native::{Storage, pieces, primitive, work},
+    linear::{
+        matrix::Matrix,
+        packed::{PackedLayout, PackedMatrix},
+    },
+    runtime::native::{Storage, by_storage, pieces, primitive, work},
 };
 
 /// Vectors that are multiplied by a weight while it is in a register.
@@ -41,12 +44,7 @@ pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
     if !of_one_type || rows * tokens * input * output == 0 {
         return None;
     }
-    match x.dtype() {
-        DType::F32 => products_in::<f32>(linear),
-        DType::F16 => products_in::<f16>(linear),
-        DType::BF16 => products_in::<bf16>(linear),
-        _ => None,
-    }
+    by_storage!(x.dtype(), E => products_in::<E>(linear), else None)
 }
 
 /// Sums are float32, with bias and residual, and rounded once.

@@ -7,12 +7,15 @@ use burn::{
 
 use super::Linear;
 use crate::{
-    Matrix,
-    device::MatrixUnits,
-    kernel::INVARIANT_UP_TO,
-    launch::{Launch, comes_in, empty, primitive, strides},
-    matrix_units::{cells, units_for},
-    shader::{Lines, Shader},
+    linear::matrix::Matrix,
+    runtime::{
+        device::info::MatrixUnits,
+        kernel::INVARIANT_UP_TO,
+        launch::{Launch, comes_in, empty, primitive, strides},
+        matrix_units::{cells, units_for},
+        shader::{Lines, Shader, reads, writes},
+    },
+    shaders::linear_tiles::Info,
 };
 
 /// A way to cut y into tiles. A workgroup has a tile, a subgroup a part of it: 2 x 4 matrices.
@@ -38,7 +41,7 @@ macro_rules! shapes {
         const SHAPES: &[Shape] = &[
             $(Shape { units: MatrixUnits { size: $size, threads: $threads }, down: $down, across: $across }),*
         ];
-        const LINES: Lines = &[
+        const LINES: Lines = || &[
             $(concat!(
                 "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
                 "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
@@ -69,10 +72,11 @@ shapes! {
 const STEP: usize = 16;
 
 const EIGHTS: Lines =
-    &["alias pack = vec4<elem>;\nconst WIDTH = 8u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+    || &["alias pack = vec4<elem>;\nconst WIDTH = 8u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
 pub(super) const SHADER: Shader = Shader {
     name: "linear_tiles",
+    bindings: &[reads("x"), reads("w"), reads("bias"), reads("residual"), writes("y")],
     text: include_str!("../../../../shaders/linear_tiles.wgsl"),
     options: &[EIGHTS, LINES],
 };
@@ -123,16 +127,21 @@ pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, output], x.dtype);
     let eights = comes_in(8, &x) && comes_in(8, &weight) && input.is_multiple_of(STEP);
-    let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
-    let [residual0, residual1, residual2] = strides(&residual);
-    #[rustfmt::skip]
-    let info = [
-        x0, x1, x2, tokens as u32,
-        w0, w1, input as u32, output as u32,
-        residual0, residual1, residual2, u32::from(added),
-        rows as u32, u32::from(biased), bias0, workgroups as u32,
-    ];
+    let [bias_stride] = strides(&bias);
+    let info = Info {
+        x_strides: strides(&x),
+        tokens: tokens as u32,
+        w_strides: strides(&weight),
+        input: input as u32,
+        output: output as u32,
+        residual_strides: strides(&residual),
+        added: u32::from(added),
+        rows: rows as u32,
+        biased: u32::from(biased),
+        bias_stride,
+        workgroups: workgroups as u32,
+    };
     let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&[usize::from(!eights), number]);
-    launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y).run(workgroups, &info);
+    launch.run(workgroups, [&x, &weight, &bias, &residual, &y], info);
     Ok(Tensor::from_primitive::<Cube>(y))
 }

@@ -3,7 +3,10 @@
 use burn::tensor::Tensor;
 
 use super::{Linear, finished, takes_packed};
-use crate::{Kernel, Matrix, Path, Unpack};
+use crate::{
+    linear::{matrix::Matrix, unpack::Unpack},
+    runtime::{choice::Path, kernel::Kernel},
+};
 
 /// Bytes of numbers that are unpacked at a time, at least.
 const AT_ONCE: usize = 32 << 20;

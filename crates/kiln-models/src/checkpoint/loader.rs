@@ -431,7 +431,7 @@ impl Weights for Loader<'_> {
 
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
         let pieces = self.pieces(parts, &[width], &range)?;
-        let layout = self.packed_layout(&pieces, width, Kernels::packed_layout);
+        let layout = self.packed_layout(&pieces, width, PackedLayout::for_matrix);
         self.matrix_in(layout, parts, width, range)
     }
 
@@ -439,7 +439,7 @@ impl Weights for Loader<'_> {
         let [.., width] = shape;
         let pieces = self.pieces(parts, &[width], &(0..parts.iter().map(|part| part.rows).sum()))?;
         let layout = self.packed_layout(&pieces, width, |kernels, format, dtype| {
-            let of_part = |part: &Part| kernels.packed_stack_layout(format, dtype, part.rows);
+            let of_part = |part: &Part| PackedLayout::for_stack(kernels, format, dtype, part.rows);
             parts.iter().map(of_part).reduce(Option::and).flatten()
         });
         let most = match layout.and_then(|layout| Some((layout.together(), layout.words([1, width])?))) {
@@ -460,7 +460,7 @@ impl Weights for Loader<'_> {
             let entry = self.checkpoint.find(&part.name, &[part.rows, width])?.entry;
             let format = match &self.packed {
                 Some(Packed { kernels, .. }) => (self.checkpoint.format(entry))
-                    .filter(|format| kernels.packed_layout(*format, self.dtype).is_some()),
+                    .filter(|format| PackedLayout::for_matrix(kernels, *format, self.dtype).is_some()),
                 None => None,
             };
             match runs.last_mut() {
@@ -479,7 +479,7 @@ impl Weights for Loader<'_> {
         let pieces = self.pieces(parts, &[width], &range)?;
         let shape = [range.len(), width];
         self.parameters += shape.iter().product::<usize>() as u64;
-        match self.packed_words(self.packed_layout(&pieces, width, Kernels::packed_layout), shape) {
+        match self.packed_words(self.packed_layout(&pieces, width, PackedLayout::for_matrix), shape) {
             Some(Words { layout, shape: of_words, use_as }) => {
                 let words = self.read(&pieces, of_words, Held::In(layout))?;
                 Ok(HostMatrix::packed(words, layout, shape, use_as))

@@ -8,7 +8,7 @@ use std::{
 
 use burn::tensor::DType;
 use kiln_core::{Error, Result, files, tensor_file::TensorFile};
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, PackedLayout};
 use kiln_weights::{
     Format, Mixture,
     gguf::{
@@ -333,7 +333,9 @@ impl Checkpoint {
     /// The formats of weights that stay packed with these kernels.
     pub fn packed_formats(&self, kernels: &Kernels, dtype: DType) -> Vec<Format> {
         let used: Vec<_> = self.tensors.values().filter_map(|entry| self.format(entry)).collect();
-        let packed = Format::ALL.into_iter().filter(|format| kernels.packed_layout(*format, dtype).is_some());
+        let packed = Format::ALL
+            .into_iter()
+            .filter(|format| PackedLayout::for_matrix(kernels, *format, dtype).is_some());
         packed.filter(|format| used.contains(format)).collect()
     }
 
@@ -345,8 +347,8 @@ impl Checkpoint {
             _ => return (numbers * dtype.size()) as u64,
         };
         let layout = self.format(entry).and_then(|format| match is_of_experts(name) {
-            true => kernels.packed_stack_layout(format, dtype, rows),
-            false => kernels.packed_layout(format, dtype),
+            true => PackedLayout::for_stack(kernels, format, dtype, rows),
+            false => PackedLayout::for_matrix(kernels, format, dtype),
         });
         let packed = layout.and_then(|layout| layout.words([rows, columns]));
         packed.map_or(numbers * dtype.size(), |[rows, words]| count * rows * words * 4) as u64

@@ -97,7 +97,7 @@ impl Linear {
             bias: self.bias.clone(),
             then,
         };
-        kernels.fuses(&fused).then(|| kernels.run(fused))
+        fused.is_fused(kernels).then(|| kernels.run(fused))
     }
 
     /// [`forward`](Self::forward), added to `residual` where there is one, of the shape of the result.

@@ -7,8 +7,12 @@ use kiln_core::{
 };
 
 use crate::{
-    Attention, AttentionShape, INVARIANT_UP_TO, Path,
-    cases::{Case, Cut, LARGEST, Layout, Numbers, Plain, Rounding, Swapped},
+    attention::{Attention, AttentionShape},
+    runtime::{choice::Path, kernel::INVARIANT_UP_TO},
+    testing::{
+        case::{Case, LARGEST, Rounding},
+        numbers::{Cut, Layout, Numbers, Plain, Swapped},
+    },
 };
 
 pub(crate) fn cases() -> Vec<Case<Attention>> {

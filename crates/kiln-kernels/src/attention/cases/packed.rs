@@ -8,8 +8,12 @@ use kiln_core::{
 };
 
 use crate::{
-    AttentionPacked, AttentionShape, INVARIANT_UP_TO,
-    cases::{Case, LARGEST, Numbers, Plain, Rounding},
+    attention::{AttentionShape, packed::AttentionPacked},
+    runtime::kernel::INVARIANT_UP_TO,
+    testing::{
+        case::{Case, LARGEST, Rounding},
+        numbers::{Numbers, Plain},
+    },
 };
 
 pub(crate) fn cases() -> Vec<Case<AttentionPacked>> {

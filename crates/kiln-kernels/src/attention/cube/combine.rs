@@ -8,7 +8,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::LOWEST;
-use crate::launch::{LANES, address_type, count, empty};
+use crate::runtime::launch::{LANES, address_type, count, empty};
 
 /// Puts together what came of parts of the keys: `[vectors, splits, head_dim + 2]`, as the shader has it.
 #[cube(launch, address_type = "dynamic")]

@@ -7,7 +7,7 @@ use super::{
     few::{largest_of_lanes, sum_of_lanes},
     four, turn, write,
 };
-use crate::launch::LANES;
+use crate::runtime::launch::LANES;
 
 /// Lanes that read the vector of a key together.
 const TOGETHER: usize = 4;

@@ -17,11 +17,11 @@ use kiln_core::packed::{Along, Packing};
 
 use self::combine::combine_parts;
 use super::{
-    AttentionPacked, Buffers, Limits,
-    packed::in_rows,
+    Buffers, Limits,
+    packed::{AttentionPacked, in_rows},
     sharing::{Rows, Sharing, Written, over_chain},
 };
-use crate::launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive};
+use crate::runtime::launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive};
 
 /// As `vec4<f32>` of WGSL.
 type Four = Vector<f32, Const<4>>;

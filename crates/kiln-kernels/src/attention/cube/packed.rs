@@ -7,7 +7,7 @@ use super::{
     few::{largest_of_lanes, sum_of_lanes},
     turn,
 };
-use crate::{half::half_number, launch::LANES};
+use crate::runtime::{half::half_number, launch::LANES};
 
 /// Lanes that read the vector of a key together.
 const TOGETHER: usize = 4;

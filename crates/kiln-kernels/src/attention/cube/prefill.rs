@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{Four, Info, LOWEST, Place, cap, four, turn, write};
-use crate::launch::LANES;
+use crate::runtime::launch::LANES;
 
 const ROWS: usize = 64;
 const KEYS: usize = 64;

@@ -8,16 +8,16 @@ use std::ops::Range;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Element, Int, Tensor, TensorData, bf16, f16},
+    tensor::{Element, Int, Tensor, TensorData},
 };
 use bytemuck::Pod;
 
 use kiln_core::packed::Packing;
 
-use super::{AttentionPacked, Buffers, Limits};
-use crate::{
+use super::{Buffers, Limits, packed::AttentionPacked};
+use crate::runtime::{
     kernel::INVARIANT_UP_TO,
-    native::{Storage, pieces, primitive, work},
+    native::{Storage, by_storage, pieces, primitive, work},
 };
 use packed::PackedView;
 use rows::{Mixed, Rows};
@@ -103,12 +103,7 @@ fn numbers<const D: usize>(tensor: &Tensor<D, Int>) -> Vec<i32> {
 
 fn attend_any(q: &Tensor<4>, dense: Vec<Dense>, packed: Option<Packed>) -> Option<Tensor<4>> {
     let (dtype, q) = (q.dtype(), primitive(q.clone()));
-    let y = match dtype {
-        DType::F32 => attend::<f32>(&q, &dense, packed.as_ref()),
-        DType::F16 => attend::<f16>(&q, &dense, packed.as_ref()),
-        DType::BF16 => attend::<bf16>(&q, &dense, packed.as_ref()),
-        _ => return None,
-    };
+    let y = by_storage!(dtype, E => attend::<E>(&q, &dense, packed.as_ref()), else return None);
     Some(Tensor::from_primitive::<Flex>(FlexTensor::from_data(y)))
 }
 

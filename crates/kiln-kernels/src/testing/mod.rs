@@ -1,0 +1,6 @@
+//! What a kernel says so that it can be checked: its cases, and how it is cut into rows and tokens.
+
+pub(crate) mod case;
+pub(crate) mod checked;
+pub(crate) mod cut;
+pub(crate) mod numbers;
