@@ -67,3 +67,37 @@ fn a_token_takes_few_launches() {
         }
     }
 }
+
+/// Launches of a decode step of rows with these lengths.
+fn a_step(opened: &Opened, lens: impl Iterator<Item = usize>) -> f64 {
+    let sizes =
+        RandomLlama { layers: LAYERS, hidden: 256, heads: 4, kv_heads: 4, intermediate: 48, vocab: 1024 };
+    let model = ModelBuilder::random(&sizes).opened(opened.clone()).dtype(DtypeChoice::F32).load().unwrap();
+    let prompts: Vec<Vec<u32>> =
+        lens.map(|len| (0..len as u32).map(|i| (7 * i + 3) % 1000).collect()).collect();
+    let launches = |n| {
+        let request = model.generate(prompts.clone()).config(greedy(n)).compile(Some(false));
+        let (steps, launches) = launches_of(|| request.steps().unwrap().map(Result::unwrap).count());
+        assert_eq!(steps, n);
+        launches
+    };
+    // Behind the first steps, in which rows come to share buffers.
+    let (few, many) = (launches(4), launches(12));
+    for (name, count) in &many {
+        println!("{:6} {name}", count - few.get(name).unwrap_or(&0));
+    }
+    (many.values().sum::<usize>() - few.values().sum::<usize>()) as f64 / 8.0
+}
+
+#[test]
+fn rows_of_different_lengths_share_launches() {
+    for (device, opened) in kiln_testkit::devices::opened() {
+        if opened.info.class == DeviceClass::Cpu {
+            continue;
+        }
+        let (even, uneven) =
+            (a_step(opened, [9; 16].into_iter()), a_step(opened, (0..16).map(|row| 3 + 7 * row)));
+        println!("{even} launches a step of 16 rows of one length, {uneven} of 16 lengths");
+        assert!(uneven <= 1.5 * even, "{device}: {uneven} launches, and {even} where rows are of one length");
+    }
+}

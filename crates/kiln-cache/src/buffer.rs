@@ -42,6 +42,10 @@ impl Buffer {
         self.kv.select_rows(rows);
     }
 
+    pub(crate) fn slot(&mut self) -> &mut Slot<Kv> {
+        &mut self.kv
+    }
+
     pub(crate) fn slots(&self) -> usize {
         self.kv.tokens()
     }
@@ -128,7 +132,7 @@ impl Buffer {
         let kv = self.kv.get()?.cloned();
         let (keys, values) =
             kv.ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))?;
-        Ok(DenseKv { keys, values, start, origin: self.origin })
+        Ok(DenseKv { keys, values, start, origin: self.origin, shared: None })
     }
 
     pub(crate) fn view(&self, start: usize) -> Result<KvView> {

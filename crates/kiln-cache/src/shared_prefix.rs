@@ -15,7 +15,7 @@ use kiln_core::{
     budget::Claim,
     layer::{Footprint, Kv, KvSpan, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
-    slot::AnySlot,
+    slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
@@ -116,9 +116,9 @@ impl SharedPrefix {
             true => self.last.buffer.view(0),
             false => {
                 let views = self.buffers().map(|buffer| {
-                    let DenseKv { keys, values, start, origin } = buffer.dense(buffer.origin())?;
+                    let DenseKv { keys, values, start, origin, shared } = buffer.dense(buffer.origin())?;
                     let [keys, values] = [keys, values].map(|tensor| self.read_by_all(tensor));
-                    Ok(DenseKv { keys, values, start, origin })
+                    Ok(DenseKv { keys, values, start, origin, shared })
                 });
                 views.collect::<Result<_>>().map(KvView::Chained)
             }
@@ -243,6 +243,16 @@ impl SharedPrefix {
             largest: sum.largest.max(kept.largest),
             passing: sum.passing,
         })
+    }
+
+    /// Whether all positions are in one buffer that has all rows.
+    pub(crate) fn is_one_buffer(&self) -> bool {
+        self.shared.is_empty() && self.origin() == 0
+    }
+
+    /// The buffer of all positions, which is not shared from then on.
+    pub(crate) fn only_buffer(&mut self) -> Option<&mut Slot<Kv>> {
+        self.is_one_buffer().then(|| Arc::make_mut(&mut self.last).buffer.slot())
     }
 
     fn links(&self) -> impl Iterator<Item = &Arc<Link>> {

@@ -42,7 +42,7 @@ pub struct Batch {
 pub struct Steps {
     /// Positions of the next tokens; every step advances them on the device.
     pub positions: Positions,
-    /// What a step adds to them there, `[2, rows]`.
+    /// What a step adds to them there, `[3, rows]`.
     one: Tensor<2, Int>,
     /// Steps taken, `[1]`, counted on the device.
     pub taken: Tensor<1, Int>,
@@ -55,10 +55,10 @@ pub struct Steps {
 impl Steps {
     /// Prepares `number` steps for rows that stand there.
     pub fn new(model: &dyn CausalModel, rows: Vec<RowPosition>, number: usize, device: &Device) -> Self {
-        let one = [vec![1i32; rows.len()], vec![0; rows.len()]].concat();
+        let one = [vec![1i32; rows.len()], vec![0; 2 * rows.len()]].concat();
         Self {
-            one: Tensor::<1, Int>::from_data(TensorData::new(one, [2 * rows.len()]), device)
-                .reshape([2, rows.len()]),
+            one: Tensor::<1, Int>::from_data(TensorData::new(one, [3 * rows.len()]), device)
+                .reshape([3, rows.len()]),
             taken: Tensor::from_data(TensorData::new(vec![0i32], [1]), device),
             left: number,
             tables: model.rotary_tables(&rows, number, device),

@@ -186,6 +186,21 @@ pub trait KvLayer: CacheLayer {
     /// **Invariant:** the view is exactly `self.span(n)`, asked before the call.
     fn update(&mut self, keys: Tensor<4>, values: Tensor<4>, positions: &Positions) -> Result<KvView>;
 
+    /// Slots of a buffer for the sequence and `tokens` more tokens, with position `p` in slot `p`; `None` where keys are kept in another
+    /// way, or in host memory. Rows of such layers can share a buffer.
+    fn slots_for(&self, tokens: usize) -> Option<usize>;
+
+    /// Gives up keys and values, `[rows, kv_heads, slots, head_dim]`, with position `p` in slot `p`, to be held in a buffer that rows
+    /// share; `None` if nothing is stored. Until [`take_back`](Self::take_back), the layer answers questions, and
+    /// [`stored`](Self::stored) counts for it.
+    fn lend(&mut self) -> Result<Option<Kv>>;
+
+    /// Holds keys and values again that were [lent](Self::lend), in as many slots as they come in.
+    fn take_back(&mut self, kv: Kv);
+
+    /// Counts tokens that were stored where keys are [lent](Self::lend).
+    fn stored(&mut self, tokens: usize);
+
     /// The stored keys and values in the order of their positions: exactly `self.span(0)`; `None` if nothing is stored.
     fn gather(&self) -> Result<Option<Kv>>;
 
@@ -218,8 +233,8 @@ pub struct Limits {
 /// Where the new tokens of one pass stand in each row, for every layer that counts positions alike.
 #[derive(Clone, Debug)]
 pub struct Positions {
-    /// `[2, rows]`: the position of the first new token of each row, then the first position that the row may see. Kernels
-    /// read them on the device, so that a captured step can be replayed for the next token.
+    /// `[3, rows]`: the position of the first new token of each row, then the first position that the row may see, then
+    /// the row's first slot. Kernels read them on the device, so that a captured step can be replayed for the next token.
     pub on_device: Tensor<2, Int>,
     /// These numbers on the host, by row.
     pub on_host: Arc<[RowPosition]>,
@@ -232,21 +247,23 @@ pub struct RowPosition {
     pub first: usize,
     /// Positions before it are padding.
     pub visible_from: usize,
+    /// The first slot of the row in a buffer that rows share: that of position 0. 0 where each row has slots of its own.
+    pub base: usize,
 }
 
 impl Positions {
     /// Uploads the positions of each row.
     pub fn new(on_host: Vec<RowPosition>, device: &Device) -> Self {
-        let firsts = on_host.iter().map(|row| row.first as i32);
-        let numbers: Vec<i32> = firsts.chain(on_host.iter().map(|row| row.visible_from as i32)).collect();
-        // In one piece: some devices would put space between the two.
-        let on_device = Tensor::<1, Int>::from_data(TensorData::new(numbers, [2 * on_host.len()]), device);
-        Self { on_device: on_device.reshape([2, on_host.len()]), on_host: on_host.into() }
+        let of: [fn(&RowPosition) -> usize; 3] = [|row| row.first, |row| row.visible_from, |row| row.base];
+        let numbers: Vec<i32> = of.iter().flat_map(|of| on_host.iter().map(|row| of(row) as i32)).collect();
+        // In one piece: some devices would put space between them.
+        let on_device = Tensor::<1, Int>::from_data(TensorData::new(numbers, [3 * on_host.len()]), device);
+        Self { on_device: on_device.reshape([3, on_host.len()]), on_host: on_host.into() }
     }
 
     /// Rows that all stand at `first`; `left_pad`: padding at the start of each.
     pub fn even(first: usize, left_pad: &[usize], device: &Device) -> Self {
-        let row = |&visible_from: &usize| RowPosition { first, visible_from };
+        let row = |&visible_from: &usize| RowPosition { first, visible_from, base: 0 };
         Self::new(left_pad.iter().map(row).collect(), device)
     }
 

@@ -113,6 +113,11 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         true
     }
 
+    /// Whether its attention reads buffers that rows share ([`BlockKeys::Shared`](crate::model_cache::BlockKeys)).
+    fn reads_shared_buffers(&self) -> bool {
+        false
+    }
+
     /// Whether the head has the weights of the embeddings.
     fn ties_embeddings(&self) -> bool {
         false
@@ -174,6 +179,9 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         let others = 2 * 4 * self.vocab() * rows * others;
         let encoding = batch.features.as_ref().map_or(0, |_| self.encoding_bytes(rows));
         let working = self.working_bytes(rows, tokens).saturating_add(others).saturating_add(encoding);
+        if self.reads_shared_buffers() {
+            cache.share_buffers(&step, working)?;
+        }
         let mut pass = cache.begin(&step, &batch.skip, batch.left_pad.iter().any(|&pad| pad > 0), working)?;
         let logits = self.compute(batch, logits, &mut pass)?;
         pass.commit();

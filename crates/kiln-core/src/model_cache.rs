@@ -6,11 +6,12 @@ mod memory;
 mod pass;
 mod rows;
 mod saving;
+mod shared;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use block::LayerCache;
-pub use pass::{Pass, PassRows, RowPart};
+pub use pass::{BlockKeys, Pass, PassRows, RowPart, SharedPart, SharedRows};
 pub use saving::CacheState;
 
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
     layer::{CacheLayer, KvLayer, Limits, Parents, Reorders, StepShape},
 };
 use groups::RowGroup;
+use shared::SharedBuffers;
 
 /// The memory of a whole model. Models index it by block; callers move it through time.
 #[derive(Debug)]
@@ -27,6 +29,10 @@ pub struct ModelCache {
     groups: Vec<RowGroup>,
     /// Rows of the last pass, for layers that store nothing; `None` where there was none.
     rows: Option<usize>,
+    /// What rows of different lengths hold together.
+    shared: SharedBuffers,
+    /// Whether rows are moved between passes, so that each keeps buffers of its own.
+    keeps_apart: bool,
     /// To what the layers hold on the device; `None` where nobody counts.
     claim: Option<Claim>,
     /// Whether tensors were handed out since the last pass, which others may hold still: a captured step writes where it was
@@ -36,8 +42,15 @@ pub struct ModelCache {
 
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
-        let groups = vec![RowGroup { rows: None, layers, poisoned: false }];
-        Self { groups, rows: None, claim: None, lent: AtomicBool::new(false) }
+        let groups = vec![RowGroup { rows: None, layers, poisoned: false, region: None }];
+        Self {
+            groups,
+            rows: None,
+            shared: SharedBuffers::default(),
+            keeps_apart: false,
+            claim: None,
+            lent: AtomicBool::new(false),
+        }
     }
 
     /// Forgets all tokens behind the first `len`, in every layer or in none. Layers that have seen no more stay as they are:
@@ -116,6 +129,8 @@ impl ModelCache {
     /// The layers, to wrap or replace them, with the numbers of their blocks. A block has several where rows are of
     /// different lengths.
     pub fn layers_mut(&mut self) -> impl Iterator<Item = (usize, &mut LayerCache)> {
+        // Where that fails, the cache is poisoned.
+        _ = self.give_back_all();
         self.groups.iter_mut().flat_map(|group| group.layers.iter_mut().enumerate())
     }
 
@@ -181,6 +196,9 @@ impl ModelCache {
         self.claim_for(&layers, working.max(split))?;
         if ragged {
             self.split_by(skip)?;
+            if self.groups.iter().any(|group| group.region.is_none()) {
+                self.give_back_all()?;
+            }
         }
         let mut groups = Vec::with_capacity(self.groups.len());
         let mut row = 0;
@@ -210,6 +228,14 @@ impl ModelCache {
     /// Splits groups, so that the rows of each have the same entry in `keys`, which has one a row.
     fn split_by<K: PartialEq>(&mut self, keys: &[K]) -> Result<()> {
         let mut begin = 0;
+        for group in 0..self.groups.len() {
+            let keys = &keys[begin..begin + self.groups[group].rows.unwrap_or(keys.len())];
+            begin += keys.len();
+            if keys.windows(2).any(|pair| pair[0] != pair[1]) {
+                self.give_back(group)?;
+            }
+        }
+        begin = 0;
         let mut groups = Vec::with_capacity(self.groups.len());
         for group in std::mem::take(&mut self.groups) {
             let keys = &keys[begin..begin + group.rows.unwrap_or(keys.len())];
@@ -218,7 +244,8 @@ impl ModelCache {
                 true => groups.push(group),
                 false => match group.split_by(keys) {
                     Ok(split) => groups.extend(split),
-                    Err((error, group)) => {
+                    Err(failed) => {
+                        let (error, group) = *failed;
                         groups.push(group);
                         self.groups = groups;
                         self.poison();
@@ -315,8 +342,15 @@ impl ModelCache {
         if self.lent.load(Ordering::Relaxed) {
             return 0;
         }
-        let layers = self.groups.iter().flat_map(|group| &group.layers);
-        layers.filter_map(LayerCache::replayable).min().unwrap_or(0)
+        let of_group = |group: &RowGroup| {
+            let of_layer =
+                |(block, layer): (usize, &LayerCache)| match (self.shared.blocks.get(block), group.region) {
+                    (Some(Some(_)), Some(region)) => Some(region.slots.saturating_sub(group.seq_len())),
+                    _ => layer.replayable(),
+                };
+            group.layers.iter().enumerate().filter_map(of_layer).min()
+        };
+        self.groups.iter().filter_map(of_group).min().unwrap_or(0)
     }
 
     /// Counts a token that a replayed step stored in every layer.
@@ -335,8 +369,15 @@ impl ModelCache {
         }
         // What it holds besides is claimed when it is fed.
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
-        let groups = self.groups.iter().map(RowGroup::snapshot).collect();
-        Self { groups, rows: self.rows, claim, lent: AtomicBool::new(true) }
+        let groups = self.groups.iter().map(|group| self.snapshot_of(group)).collect();
+        Self {
+            groups,
+            rows: self.rows,
+            shared: SharedBuffers::default(),
+            keeps_apart: self.keeps_apart,
+            claim,
+            lent: AtomicBool::new(true),
+        }
     }
 
     /// The name of a layer that cannot go back after it was fed; `None`: all can.
@@ -354,6 +395,8 @@ impl ModelCache {
     /// # Errors
     /// [`Error::NoSuchRow`].
     pub fn reorder(&mut self, rows: &[usize]) -> Result<()> {
+        self.give_back_all()?;
+        self.keeps_apart = true;
         if let [group] = &mut self.groups[..] {
             for have in group.parts().filter_map(CacheLayer::rows) {
                 check_row(rows, have)?;
@@ -420,6 +463,8 @@ impl ModelCache {
         if self.reorders() == Reorders::No {
             return Err(Error::Execution("a cache cannot reorder its rows on the device".to_owned()));
         }
+        self.give_back_all()?;
+        self.keeps_apart = true;
         let all = parents.positions.rows();
         let mut begin = 0;
         for group in &mut self.groups {
@@ -433,18 +478,21 @@ impl ModelCache {
 
     /// Forgets everything.
     pub fn reset(&mut self) {
-        self.rows = None;
-        self.groups.truncate(1);
+        self.forget_rows();
         self.groups.iter_mut().for_each(RowGroup::reset);
         self.recount();
     }
 
     /// Forgets everything, and gives up all buffers: a device that failed may refuse to read them from then on.
     pub fn discard(&mut self) {
-        self.rows = None;
-        self.groups.truncate(1);
+        self.forget_rows();
         self.groups.iter_mut().for_each(RowGroup::discard);
         self.recount();
+    }
+
+    fn forget_rows(&mut self) {
+        (self.rows, self.shared, self.keeps_apart) = (None, SharedBuffers::default(), false);
+        self.groups.truncate(1);
     }
 
     /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.

@@ -26,6 +26,9 @@ pub struct DenseKv {
     /// The first position that counts.
     pub start: usize,
     pub origin: usize,
+    /// The most slots of a row, where rows share the buffer and each has its own of them, from its
+    /// [`base`](crate::layer::RowPosition::base) on; `None`: each row has all.
+    pub shared: Option<usize>,
 }
 
 /// History in few bits, and recent tokens as they are.
@@ -44,11 +47,16 @@ pub struct PackedView {
 impl KvView {
     /// A buffer whose slots are positions.
     pub fn from_zero(keys: Tensor<4>, values: Tensor<4>) -> Self {
-        Self::Dense(DenseKv { keys, values, start: 0, origin: 0 })
+        Self::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: None })
     }
 }
 
 impl DenseKv {
+    /// The most slots of a row.
+    pub fn slots(&self) -> usize {
+        self.shared.unwrap_or_else(|| self.keys.dims()[2])
+    }
+
     /// The keys and values of `span`, one position after the other: `[batch, kv_heads, span.len, head_dim]`.
     pub fn in_order(self, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
         let Self { keys, values, origin, .. } = self;

@@ -46,7 +46,7 @@ fn kv_append_writes_each_row_where_it_stands() {
         for (choice, kernels) in choices(&name, &device) {
             let zeros = || Tensor::<4>::zeros([3, 1, 4, 1], (&device, DType::F32));
             let new = Tensor::<4>::from_data([[[[1.0], [2.0]]], [[[3.0], [4.0]]], [[[5.0], [6.0]]]], &device);
-            let rows = [5, 0, 3].map(|first| RowPosition { first, visible_from: 0 });
+            let rows = [5, 0, 3].map(|first| RowPosition { first, ..RowPosition::default() });
             let positions = Positions::new(rows.into(), &device);
             let [keys, _] = append(&kernels, [zeros(), zeros()], [new.clone(), new], positions);
             let keys: Vec<f32> = read_back::read(keys).unwrap().try_into_vec().unwrap();

@@ -334,6 +334,27 @@ impl<P: KvPolicy> KvLayer for Memory<P> {
         })
     }
 
+    fn slots_for(&self, tokens: usize) -> Option<usize> {
+        if self.host.is_some() { None } else { self.policy.slots_for(&self.at, &self.tensors, tokens) }
+    }
+
+    fn lend(&mut self) -> Result<Option<Kv>> {
+        let Some(slot) = self.policy.buffer(&mut self.tensors) else { return Ok(None) };
+        let kv = slot.get()?.cloned();
+        AnySlot::release(slot);
+        Ok(kv)
+    }
+
+    fn take_back(&mut self, kv: Kv) {
+        if let Some(slot) = self.policy.buffer(&mut self.tensors) {
+            slot.set(kv);
+        }
+    }
+
+    fn stored(&mut self, tokens: usize) {
+        self.policy.advance(&mut self.at, &self.tensors, tokens);
+    }
+
     fn gather(&self) -> Result<Option<Kv>> {
         self.policy.gather(&self.at, &self.copied()?)
     }

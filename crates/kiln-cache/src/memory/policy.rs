@@ -114,6 +114,22 @@ pub trait KvPolicy: Policy {
         positions: &Positions,
     ) -> Result<KvView>;
 
+    /// See [`KvLayer::slots_for`](kiln_core::layer::KvLayer::slots_for): `None` where position `p` is not in slot `p` of one
+    /// [`buffer`](Self::buffer).
+    fn slots_for(
+        &self,
+        _at: &Progress<Self::Counts>,
+        _tensors: &Self::Tensors,
+        _tokens: usize,
+    ) -> Option<usize> {
+        None
+    }
+
+    /// The only buffer, where there is one.
+    fn buffer<'a>(&self, _tensors: &'a mut Self::Tensors) -> Option<&'a mut Slot<Kv>> {
+        None
+    }
+
     /// Called when `n` tokens were stored, by this pass or by a replayed one.
     fn advance(&self, at: &mut Progress<Self::Counts>, _tensors: &Self::Tensors, n: usize) {
         at.seq_len += n;

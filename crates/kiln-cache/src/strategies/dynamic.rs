@@ -8,6 +8,7 @@ use kiln_core::{
     Result,
     layer::{Footprint, Kv, KvLayer, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
+    slot::Slot,
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -146,6 +147,15 @@ impl KvPolicy for DynamicPolicy {
         }
         chain.write(&self.kernels, new, positions)?;
         chain.view()
+    }
+
+    fn slots_for(&self, at: &Progress<()>, chain: &SharedPrefix, tokens: usize) -> Option<usize> {
+        let end = at.seq_len + tokens;
+        chain.is_one_buffer().then(|| room_for(end, at.horizon, at.seq_len, chain))
+    }
+
+    fn buffer<'a>(&self, chain: &'a mut SharedPrefix) -> Option<&'a mut Slot<Kv>> {
+        chain.only_buffer()
     }
 
     fn gather(&self, at: &Progress<()>, chain: &SharedPrefix) -> Result<Option<Kv>> {

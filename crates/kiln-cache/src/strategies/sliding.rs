@@ -193,7 +193,7 @@ impl KvPolicy for SlidingPolicy {
         self.grow(end, at, buffer, &new)?;
         let skipped = n.saturating_sub(buffer.slots());
         buffer.write(&self.kernels, narrow(&new, skipped, n - skipped), &positions.behind(skipped))?;
-        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
+        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start, shared: None }))
     }
 
     fn advance(&self, at: &mut Progress<Counts>, buffer: &Buffer, n: usize) {

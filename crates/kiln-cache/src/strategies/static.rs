@@ -6,6 +6,7 @@ use kiln_core::{
     layer::{Footprint, Kv, KvLayer, Limits, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
     setters,
+    slot::Slot,
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -131,6 +132,14 @@ impl KvPolicy for StaticPolicy {
         buffer.resize(slots, at.seq_len, &new, Lives::AsLongAsTheSequence)?;
         buffer.write(&self.kernels, new, positions)?;
         buffer.view(0)
+    }
+
+    fn slots_for(&self, at: &Progress<()>, buffer: &Buffer, tokens: usize) -> Option<usize> {
+        Some(Self::slots_for(self, at.seq_len + tokens, at, buffer))
+    }
+
+    fn buffer<'a>(&self, buffer: &'a mut Buffer) -> Option<&'a mut Slot<Kv>> {
+        Some(buffer.slot())
     }
 
     fn gather(&self, at: &Progress<()>, buffer: &Buffer) -> Result<Option<Kv>> {

@@ -4,7 +4,7 @@
 //! usually of one. Groups are split when rows begin with prompts of different lengths, or are truncated to different
 //! lengths; each then goes on by itself.
 
-use super::LayerCache;
+use super::{LayerCache, shared::Region};
 use crate::{
     Error, Result,
     layer::{CacheLayer, CrossLayer, KvLayer, Limits},
@@ -18,6 +18,8 @@ pub(super) struct RowGroup {
     pub(super) layers: Vec<LayerCache>,
     /// Whether a pass failed in the middle and could not be taken back.
     pub(super) poisoned: bool,
+    /// Its slots in buffers that rows share; `None` where its layers have their own.
+    pub(super) region: Option<Region>,
 }
 
 impl RowGroup {
@@ -34,14 +36,22 @@ impl RowGroup {
     ///
     /// # Errors
     /// What the device says of copying a layer, with what is left of the group.
-    pub(super) fn split_by<K: PartialEq>(self, keys: &[K]) -> std::result::Result<Vec<Self>, (Error, Self)> {
+    pub(super) fn split_by<K: PartialEq>(
+        self,
+        keys: &[K],
+    ) -> std::result::Result<Vec<Self>, Box<(Error, Self)>> {
         let mut begin = 0;
         let runs = keys.chunk_by(PartialEq::eq).map(|run| {
             begin += run.len();
             (begin - run.len()..begin).collect::<Vec<usize>>()
         });
         let runs: Vec<Vec<usize>> = runs.collect();
-        let new = |rows: &Vec<usize>| Self { rows: Some(rows.len()), layers: Vec::new(), poisoned: false };
+        let new = |rows: &Vec<usize>| Self {
+            rows: Some(rows.len()),
+            layers: Vec::new(),
+            poisoned: false,
+            region: None,
+        };
         let mut groups: Vec<Self> = runs.iter().map(new).collect();
         for layer in self.layers {
             for (group, rows) in groups.iter_mut().zip(&runs) {
@@ -50,7 +60,8 @@ impl RowGroup {
                 group.layers.push(own);
                 if let Err(error) = copied {
                     let layers = std::mem::take(&mut group.layers);
-                    return Err((error, Self { rows: self.rows, layers, poisoned: true }));
+                    let left = Self { rows: self.rows, layers, poisoned: true, region: None };
+                    return Err(Box::new((error, left)));
                 }
             }
         }
@@ -59,18 +70,18 @@ impl RowGroup {
 
     pub(super) fn snapshot(&self) -> Self {
         let layers = self.layers.iter().map(LayerCache::snapshot).collect();
-        Self { rows: self.rows, layers, poisoned: self.poisoned }
+        Self { rows: self.rows, layers, poisoned: self.poisoned, region: self.region }
     }
 
     /// Forgets everything.
     pub(super) fn reset(&mut self) {
-        (self.rows, self.poisoned) = (None, false);
+        (self.rows, self.poisoned, self.region) = (None, false, None);
         self.parts_mut().for_each(|part| part.reset());
     }
 
     /// Forgets everything, and gives up all buffers.
     pub(super) fn discard(&mut self) {
-        (self.rows, self.poisoned) = (None, false);
+        (self.rows, self.poisoned, self.region) = (None, false, None);
         self.parts_mut().for_each(|part| part.discard());
     }
 

@@ -135,7 +135,7 @@ impl ModelCache {
 
     /// Bytes held on the device, room allocated ahead of need included.
     pub fn device_bytes(&self) -> usize {
-        self.parts().map(|part| part.usage().device).sum()
+        self.parts().map(|part| part.usage().device).sum::<usize>() + self.shared.bytes()
     }
 
     /// Of these, the bytes that snapshots hold too. The budget counts them once.

@@ -6,7 +6,7 @@ use super::{LayerCache, ModelCache};
 use crate::{
     Error, Result,
     budget::Claim,
-    layer::{CrossLayer, KvLayer, StateLayer},
+    layer::{CrossLayer, Kv, KvLayer, StateLayer},
 };
 
 /// A forward pass under way: it reaches the layers. Dropped before it is committed, it is taken back; where that cannot be,
@@ -44,13 +44,72 @@ pub struct RowPart<'a, L: ?Sized> {
     pub layer: &'a mut L,
 }
 
+/// Keys and values of a block, for all rows of the batch.
+#[derive(Debug)]
+pub enum BlockKeys<'a> {
+    /// In one part for all rows, or one for each length that rows have.
+    Apart(Vec<RowPart<'a, dyn KvLayer>>),
+    /// In one buffer for all rows.
+    Shared(SharedRows<'a>),
+}
+
+/// Keys and values of rows that share a buffer.
+#[derive(Debug)]
+pub struct SharedRows<'a> {
+    /// `[1, kv_heads, slots of all rows, head_dim]`. To be taken out, written at the positions of each part, and put back; then each
+    /// layer is to be [told](KvLayer::stored).
+    pub buffers: &'a mut Option<Kv>,
+    pub parts: Vec<SharedPart<'a>>,
+}
+
+/// Neighbouring rows of one length in a buffer that rows share.
+#[derive(Debug)]
+pub struct SharedPart<'a> {
+    pub rows: Range<usize>,
+    /// Columns of the batch before the first token of these rows: they are not stored.
+    pub skip: usize,
+    /// The slot of position 0 of the first row
+    pub base: usize,
+    /// Slots of each row; rows follow each other.
+    pub slots: usize,
+    pub layer: &'a mut dyn KvLayer,
+}
+
 impl Pass<'_> {
     /// The keys and values of block `layer`: one part for all rows, or one for each length that rows have.
     pub fn attention(&mut self, layer: usize) -> Result<Vec<RowPart<'_, dyn KvLayer>>> {
+        self.cache.give_back_all()?;
+        self.parts_of_keys(layer)
+    }
+
+    fn parts_of_keys(&mut self, layer: usize) -> Result<Vec<RowPart<'_, dyn KvLayer>>> {
         self.parts(layer, "attention", |cache| match cache {
             LayerCache::Attention(kv) | LayerCache::EncoderDecoder { decoder: kv, .. } => Some(&mut **kv),
             _ => None,
         })
+    }
+
+    /// The keys and values of block `layer`: of rows that share a buffer, or as [`attention`](Self::attention) gives them.
+    pub fn keys(&mut self, layer: usize) -> Result<BlockKeys<'_>> {
+        if !self.cache.shared.blocks.get(layer).is_some_and(Option::is_some) {
+            return self.parts_of_keys(layer).map(BlockKeys::Apart);
+        }
+        self.cache.claim.as_ref().map_or(Ok(()), Claim::allocates)?;
+        let ModelCache { groups, shared, .. } = &mut *self.cache;
+        let mut parts = Vec::with_capacity(groups.len());
+        let mut row = 0;
+        for (group, &(skip, _)) in groups.iter_mut().zip(&self.groups) {
+            let rows = row..row + group.rows.unwrap_or(self.rows);
+            row = rows.end;
+            let wanted = Error::WrongMemory { layer, wanted: "attention" };
+            let (Some(region), Some(own)) =
+                (group.region, group.layers.get_mut(layer).and_then(LayerCache::keys_mut))
+            else {
+                return Err(wanted);
+            };
+            parts.push(SharedPart { rows, skip, base: region.base, slots: region.slots, layer: own });
+        }
+        Ok(BlockKeys::Shared(SharedRows { buffers: &mut shared.blocks[layer], parts }))
     }
 
     /// Where the new tokens of rows stand: neighbouring rows that have seen as many tokens.

@@ -14,6 +14,7 @@ impl ModelCache {
     pub fn join(&mut self, mut other: Self) -> Result<()> {
         self.check_usable()?;
         other.check_usable()?;
+        other.give_back_all()?;
         let (own, others) = (self.kinds(), other.kinds());
         if own != others {
             let layer = own.iter().zip(&others).take_while(|(a, b)| a == b).count();
@@ -46,6 +47,7 @@ impl ModelCache {
                 is_here
             })
             .ok_or(Error::NoSuchRow { row, rows })?;
+        self.give_back(i)?;
         let group = &mut self.groups[i];
         let leaving = if of_group == 1 {
             // The groups that are left are at least one.
@@ -71,8 +73,13 @@ impl ModelCache {
         self.recount();
 
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
-        let mut left =
-            Self { groups: vec![leaving], rows: Some(1), claim, lent: (*self.lent.get_mut()).into() };
+        let mut left = Self {
+            groups: vec![leaving],
+            rows: Some(1),
+            claim,
+            lent: (*self.lent.get_mut()).into(),
+            ..Self::new(Vec::new())
+        };
         left.groups[0].rows = None;
         if left.is_poisoned() {
             left.discard();

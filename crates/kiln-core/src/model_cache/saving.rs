@@ -30,6 +30,9 @@ impl ModelCache {
         if self.groups.len() > 1 {
             return Err(Error::Import { why: "rows of different lengths have no legacy format".to_owned() });
         }
+        if self.groups.iter().any(|group| group.region.is_some()) {
+            return self.snapshot().to_legacy();
+        }
         self.lent.store(true, Ordering::Relaxed);
         self.keys().filter_map(|layer| layer.gather().transpose()).collect()
     }
@@ -116,6 +119,9 @@ impl ModelCache {
     /// Copies all that a new cache needs to go on in this one's place.
     pub fn save(&self) -> Result<CacheState> {
         self.check_usable()?;
+        if self.groups.iter().any(|group| group.region.is_some()) {
+            return self.snapshot().save();
+        }
         let rows = self.groups.iter().filter_map(|group| group.rows).collect();
         Ok(CacheState { rows, layers: self.parts().map(CacheLayer::save).collect::<Result<_>>()? })
     }

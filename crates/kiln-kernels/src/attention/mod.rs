@@ -25,7 +25,10 @@ mod wgsl;
 use std::ops::Range;
 
 use burn::tensor::{DType, Int, Tensor, activation::softmax};
-use kiln_core::{layer::Positions, view::DenseKv};
+use kiln_core::{
+    layer::{Positions, RowPosition},
+    view::DenseKv,
+};
 
 #[cfg(feature = "cube")]
 use self::sharing::LARGEST_HEAD;
@@ -63,7 +66,8 @@ pub struct Attention {
     pub q: Tensor<4>,
     /// Keys and values, `[batch, kv_heads, slots, head_dim]`, cast to the type of q; query head `h` sees those of
     /// `h / (heads / kv_heads)`. One buffer, or up to 256 that continue each other: each has the positions from its origin to
-    /// that of the next, in slots from 0 on, and maybe slots that do not count. Nothing is copied.
+    /// that of the next, in slots from 0 on, and maybe slots that do not count. Nothing is copied. Rows may share a buffer that is
+    /// alone ([`DenseKv::shared`]): the slots of each follow its base, and each buffer is the same for all rows.
     pub chain: Vec<DenseKv>,
     /// Of `batch` rows.
     pub positions: Positions,
@@ -122,7 +126,7 @@ impl Kernel for Attention {
 
     fn work(&self) -> u64 {
         let [rows, heads, new, head_dim] = self.q.dims();
-        let slots: usize = self.chain.iter().map(|kv| kv.keys.dims()[2]).sum();
+        let slots: usize = self.chain.iter().map(DenseKv::slots).sum();
         // Scores, and sums of values.
         let work = 2 * (rows * heads * new) as u64 * (slots * head_dim) as u64;
         if new > INVARIANT_UP_TO { work } else { 0 }
@@ -130,7 +134,7 @@ impl Kernel for Attention {
 
     fn reference(self) -> Tensor<4> {
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
-        reference(self.q, chain, self.positions.on_device)
+        reference(self.q, chain, &self.positions)
     }
 
     #[cfg(feature = "cpu")]
@@ -167,7 +171,7 @@ impl Checked for Attention {
     fn part(self, part: Extent) -> Self {
         let Self { q, chain, positions, shape } = self;
         let slots = match &chain[..] {
-            [alone] => alone.keys.dims()[2],
+            [alone] => alone.slots(),
             _ => usize::MAX,
         };
         let positions = shape.cut(&positions, &part, q.dims()[2], slots);
@@ -199,7 +203,10 @@ impl Attention {
     fn wgsl_within(self, most: usize) -> Tensor<4> {
         let (q, kv_heads) = (self.q.dims(), self.chain[0].keys.dims()[1]);
         let device = self.q.device();
-        let share = |kv: &DenseKv| sharing::Sharing::new(q, kv.keys.dims(), &self.shape, &device);
+        let share = |kv: &DenseKv| {
+            let [rows, kv_heads, _, dim] = kv.keys.dims();
+            sharing::Sharing::new(q, [rows, kv_heads, kv.slots(), dim], &self.shape, &device)
+        };
         let splits = pieces::splits(&self.chain.iter().map(share).collect::<Vec<_>>());
         pieces::in_pieces(q, kv_heads, splits, most, |piece| {
             let Self { q, chain, positions, shape } = match piece {
@@ -250,11 +257,13 @@ struct Buffers {
     end: Option<usize>,
     /// `[1]`: the first position that they have, where only the device knows it.
     from: Option<Tensor<1, Int>>,
+    /// See [`DenseKv::shared`].
+    shared: Option<usize>,
 }
 
 impl Buffers {
-    fn new(DenseKv { keys, values, start, origin }: DenseKv, shape: &AttentionShape) -> Self {
-        Self { keys, values, shape: *shape, start, origin, end: None, from: None }
+    fn new(DenseKv { keys, values, start, origin, shared }: DenseKv, shape: &AttentionShape) -> Self {
+        Self { keys, values, shape: *shape, start, origin, end: None, from: None, shared }
     }
 
     /// Positions before `from` `[1]` are not in them.
@@ -286,8 +295,13 @@ impl Buffers {
     }
 
     fn limits(&self) -> Limits {
-        let limits = self.shape.limits(self.start, self.origin, self.keys.dims()[2]);
+        let limits = self.shape.limits(self.start, self.origin, self.slots());
         Limits { end: self.end.map_or(i32::MAX, position), ..limits }
+    }
+
+    /// The most slots of a row.
+    fn slots(&self) -> usize {
+        self.shared.unwrap_or_else(|| self.keys.dims()[2])
     }
 
     /// Whether there is nothing in them.
@@ -356,7 +370,11 @@ fn position(position: usize) -> i32 {
 const SCORES: usize = 16 << 20;
 
 /// Queries are computed in blocks, with scores for all slots; the heads that share keys are folded into rows.
-fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
+fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: &Positions) -> Tensor<4> {
+    if chain.iter().any(|buffers| buffers.shared.is_some()) {
+        return row_by_row(q, &chain, positions);
+    }
+    let positions = positions.on_device.clone();
     let from = chain.first().and_then(|buffers| buffers.from.clone());
     let Some(Buffers { keys, values, shape, start, origin, .. }) = joined(chain) else {
         return q.zeros_like();
@@ -415,6 +433,22 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Te
     Tensor::cat(blocks.collect(), 2).cast(dtype)
 }
 
+/// [`reference`] for each row, with the slots that follow its base.
+fn row_by_row(q: Tensor<4>, chain: &[Buffers], positions: &Positions) -> Tensor<4> {
+    let rows = positions.on_host.iter().enumerate().map(|(row, &RowPosition { base, .. })| {
+        let own = chain.iter().map(|buffers| {
+            let slots = buffers.slots().min(buffers.keys.dims()[2].saturating_sub(base));
+            let own = |tensor: &Tensor<4>| tensor.clone().narrow(0, row, 1).narrow(2, base, slots);
+            let (keys, values) = (own(&buffers.keys), own(&buffers.values));
+            let Buffers { shape, start, origin, end, from, .. } = buffers;
+            let (shape, start, origin, end, from) = (*shape, *start, *origin, *end, from.clone());
+            Buffers { keys, values, shape, start, origin, end, from, shared: None }
+        });
+        reference(q.clone().narrow(0, row, 1), own.collect(), &positions.narrow(row..row + 1))
+    });
+    Tensor::cat(rows.collect(), 0)
+}
+
 /// A chain as one buffer of keys and one of values.
 fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
     if chain.len() == 1 {
@@ -429,7 +463,7 @@ fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
         })
         .unzip();
     let (keys, values) = (Tensor::cat(keys, 2), Tensor::cat(values, 2));
-    Some(Buffers { keys, values, shape, start, origin, end: None, from: None })
+    Some(Buffers { keys, values, shape, start, origin, end: None, from: None, shared: None })
 }
 
 /// How tensors are read: by fours where their layout allows.

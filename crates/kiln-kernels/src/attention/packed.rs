@@ -78,7 +78,7 @@ impl Kernel for AttentionPacked {
 
     fn reference(self) -> Tensor<4> {
         let (q, buffers, positions) = self.unpacked(KvUnpack::reference);
-        reference(q, vec![buffers], positions)
+        reference(q, vec![buffers], &positions)
     }
 
     #[cfg(feature = "cpu")]
@@ -97,7 +97,7 @@ impl Kernel for AttentionPacked {
         }
         let unpack = |codes: KvUnpack| codes.wgsl().unwrap_or_else(KvUnpack::reference);
         let (q, buffers, positions) = self.unpacked(unpack);
-        Ok(super::wgsl::dense(q, vec![buffers], positions))
+        Ok(super::wgsl::dense(q, vec![buffers], positions.on_device))
     }
 
     #[cfg(feature = "cube")]
@@ -110,7 +110,7 @@ impl Kernel for AttentionPacked {
         }
         let unpack = |codes: KvUnpack| codes.cube().unwrap_or_else(KvUnpack::reference);
         let (q, buffers, positions) = self.unpacked(unpack);
-        Ok(super::cube::dense(q, vec![buffers], positions))
+        Ok(super::cube::dense(q, vec![buffers], positions.on_device))
     }
 }
 
@@ -146,7 +146,7 @@ impl AttentionPacked {
     /// Everything in one dense buffer, whose slots are positions. `unpack` makes numbers of codes.
     ///
     /// Positions that the packed buffers no longer hold get anything: [`Buffers::from`] hides them.
-    fn unpacked(self, unpack: impl Fn(KvUnpack) -> Tensor<4>) -> (Tensor<4>, Buffers, Tensor<2, Int>) {
+    fn unpacked(self, unpack: impl Fn(KvUnpack) -> Tensor<4>) -> (Tensor<4>, Buffers, Positions) {
         let Self { q, packed, recent, positions, shape } = self;
         let ([batch, _, new, head_dim], [_, kv_heads, held, _]) = (q.dims(), packed.keys.codes.dims());
         let (recent_slots, dtype) = (recent.keys.dims()[2], q.dtype());
@@ -186,9 +186,10 @@ impl AttentionPacked {
             values: join(packed_values, recent.values),
             start: recent.start,
             origin: 0,
+            shared: None,
         };
         let buffers = Buffers::new(both, &shape).from(packed.end - held as i64).seen_at(&positions);
-        (q, buffers, positions.on_device)
+        (q, buffers, positions)
     }
 }
 

@@ -125,7 +125,10 @@ pub(super) fn over_chain(
 ) -> Tensor<4> {
     let (dims, dtype) = (q.dims(), q.dtype());
     let [batch, heads, queries, head_dim] = dims;
-    let share = |Buffers { keys, shape, .. }: &Buffers| Sharing::new(dims, keys.dims(), shape, &q.device());
+    let share = |buffers: &Buffers| {
+        let [rows, kv_heads, _, dim] = buffers.keys.dims();
+        Sharing::new(dims, [rows, kv_heads, buffers.slots(), dim], &buffers.shape, &q.device())
+    };
     let sharings: Vec<_> = chain.iter().map(share).collect();
     let splits = sharings.iter().map(|sharing| sharing.splits).sum();
     let q = primitive(q);

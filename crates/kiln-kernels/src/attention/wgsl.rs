@@ -31,7 +31,7 @@ pub(super) fn launch(
     Sharing { rows, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
-    let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
+    let ([_, kv_heads, _, head_dim], slots) = (buffers.keys.dims(), buffers.slots());
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
     let Buffers { keys, values, from, .. } = buffers;

@@ -1,6 +1,6 @@
 //! Writes the keys and values of new tokens into rings of slots, at positions that the device knows.
 //!
-//! `buffer[b, .., (first[b] - origin + i) mod capacity, ..] = new[b, .., i, ..]` for
+//! `buffer[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new[b, .., i, ..]` for
 //! `[batch, kv_heads, capacity, head_dim]` and `[batch, kv_heads, n, head_dim]`, for keys and for values. Where the capacity is never reached, that is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
@@ -20,13 +20,13 @@ use crate::{
 };
 
 /// Writes new keys and values into rings of slots: token `i` of row `b` into slot `(first[b] - origin + i) mod capacity` of the
-/// buffers. Returns the buffers.
+/// buffers. Returns the buffers. Rows may share the only row of the buffers: each has slots of its own there, which follow its base.
 ///
 /// In place if a buffer is the only handle of its memory, else on a copy. The positions stay on the device, so that a captured
 /// step can advance them.
 #[derive(Clone, Debug)]
 pub struct KvAppend {
-    /// Of keys and of values: `[batch, kv_heads, capacity, head_dim]`
+    /// Of keys and of values: `[batch, kv_heads, capacity, head_dim]`, or `[1, ..]` where rows share them.
     pub buffers: [Tensor<4>; 2],
     /// Of keys and of values: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`; cast to the type of the buffers
     pub new: [Tensor<4>; 2],
@@ -42,10 +42,11 @@ impl Kernel for KvAppend {
 
     fn checked(self) -> Self {
         let Self { buffers, new, positions, origin } = self;
-        let ([batch, heads, capacity, head_dim], [_, _, n, _]) = (buffers[0].dims(), new[0].dims());
+        let ([held, heads, capacity, head_dim], [batch, _, n, _]) = (buffers[0].dims(), new[0].dims());
         assert_eq!(buffers[1].dims(), buffers[0].dims(), "kv_append: buffers of keys and of values");
         assert_eq!(new[1].dims(), new[0].dims(), "kv_append: new keys and values");
         assert_eq!(new[0].dims(), [batch, heads, n, head_dim], "kv_append: new and buffers");
+        assert!(held == batch || held == 1, "kv_append: {batch} rows into {held} of the buffers");
         assert!(n <= capacity, "kv_append: {n} tokens into {capacity} slots");
         let dtype = buffers[0].dtype();
         assert_eq!(buffers[1].dtype(), dtype, "kv_append: buffers of keys and of values");
@@ -60,6 +61,9 @@ impl Kernel for KvAppend {
 
     /// Moves the whole buffers, and never writes in place.
     fn reference(self) -> [Tensor<4>; 2] {
+        if self.is_shared() || self.positions.on_host.iter().any(|row| row.base > 0) {
+            return self.row_by_row();
+        }
         let firsts = self.positions.on_device.narrow(0, 0, 1).transpose() - self.origin as i64;
         let ([keys, values], [new_keys, new_values]) = (self.buffers, self.new);
         [written(keys, new_keys, firsts.clone()), written(values, new_values, firsts)]
@@ -69,14 +73,18 @@ impl Kernel for KvAppend {
     #[cfg(feature = "cpu")]
     fn native(self) -> Result<[Tensor<4>; 2], Self> {
         let positions = crate::runtime::native::primitive(self.positions.on_device).into_data();
-        let firsts: Vec<i64> = positions.iter::<i64>().map(|first| first - self.origin as i64).collect();
+        let positions: Vec<i64> = positions.iter::<i64>().collect();
+        let rows = self.new[0].dims()[0];
+        let row = |row: usize| (positions[row] - self.origin as i64, positions[2 * rows + row] as usize);
+        let places: Vec<(i64, usize)> = (0..rows).map(row).collect();
         let ([keys, values], [new_keys, new_values]) = (self.buffers, self.new);
-        Ok([copied(keys, new_keys, &firsts), copied(values, new_values, &firsts)])
+        Ok([copied(keys, new_keys, &places), copied(values, new_values, &places)])
     }
 
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<[Tensor<4>; 2], Self> {
         use burn::backend::Cube;
+        use burn_cubecl::tensor::CubeTensor;
 
         use crate::{
             runtime::launch::{LANES, Launch, in_order, primitive, strides, to_write},
@@ -90,11 +98,17 @@ impl Kernel for KvAppend {
         let [keys, values] = buffers.map(|buffer| to_write(primitive(buffer)));
         let [new_keys, new_values] = new.map(primitive);
         let positions = in_order(positions.on_device);
+        let rows = new_keys.meta.shape()[0];
+        let of_buffer = |buffer: &CubeTensor| {
+            let [row, head, slot, dim]: [u32; 4] = strides(buffer);
+            [if buffer.meta.shape()[0] < rows { 0 } else { row }, head, slot, dim]
+        };
         let info = Info {
-            key_strides: strides(&keys),
-            value_strides: strides(&values),
+            key_strides: of_buffer(&keys),
+            value_strides: of_buffer(&values),
             new_key_strides: strides(&new_keys),
             new_value_strides: strides(&new_values),
+            batch: rows as u32,
             heads: heads as u32,
             capacity: capacity as u32,
             tokens: tokens as u32,
@@ -115,10 +129,14 @@ impl Kernel for KvAppend {
 
 impl Checked for KvAppend {
     fn extent(&self) -> [usize; 2] {
-        [self.new[0].dims()[0], 1]
+        // Rows that share buffers have one result.
+        if self.is_shared() { [1, 1] } else { [self.new[0].dims()[0], 1] }
     }
 
     fn part(self, part: Extent) -> Self {
+        if self.is_shared() {
+            return self;
+        }
         let [rows, _] = &part;
         let own = |tensors: [Tensor<4>; 2]| tensors.map(|tensor| cut_rows(tensor, rows));
         let positions = cut_positions(&self.positions, &part, 0, usize::MAX);
@@ -155,6 +173,11 @@ impl Checked for KvAppend {
                 }
             }
         }
+        // Rows that share buffers, each with eleven slots of its own.
+        for (batch, n) in [(3, 1), (2, 5), (16, 1)] {
+            let buffer = [batch, 2, capacity, 64];
+            cases.push(Given { buffer, n, position: 3, apart: 1, shared: true, ..GIVEN });
+        }
         // As many as there are slots, none, and layouts.
         cases.push(Given { n: 11, position: 7, ..GIVEN });
         cases.push(Given { n: 0, position: 7, ..GIVEN });
@@ -162,6 +185,29 @@ impl Checked for KvAppend {
         cases.push(Given { new: Swapped(2, 3), ..GIVEN });
         cases.push(Given { layout: Cut(2), new: Cut(2), ..GIVEN });
         cases.into_iter().map(|given| Case::new(given, move |numbers| given.inputs(numbers))).collect()
+    }
+}
+
+impl KvAppend {
+    /// Whether rows share the only row of the buffers.
+    fn is_shared(&self) -> bool {
+        self.buffers[0].dims()[0] < self.new[0].dims()[0]
+    }
+
+    /// Writes each row into the slots that follow its base.
+    fn row_by_row(self) -> [Tensor<4>; 2] {
+        let Self { mut buffers, new, positions, origin } = self;
+        for (row, RowPosition { base, .. }) in positions.on_host.iter().enumerate() {
+            let first =
+                positions.on_device.clone().narrow(0, 0, 1).narrow(1, row, 1).transpose() - origin as i64;
+            for (buffer, new) in buffers.iter_mut().zip(&new) {
+                let [_, heads, slots, dim] = buffer.dims();
+                let own = buffer.clone().narrow(2, *base, slots - base);
+                let own = written(own, new.clone().narrow(0, row, 1), first.clone());
+                *buffer = buffer.clone().slice_assign([0..1, 0..heads, *base..slots, 0..dim], own);
+            }
+        }
+        buffers
     }
 }
 
@@ -183,9 +229,9 @@ pub(crate) fn written(buffer: Tensor<4>, new: Tensor<4>, firsts: Tensor<2, Int>)
     buffer.mask_where(is_new, new.gather(2, token.clamp_max(last)))
 }
 
-/// `firsts`: where the tokens of each row go.
+/// `places`: where the tokens of each row go, after the row's first slot.
 #[cfg(feature = "cpu")]
-fn copied(buffer: Tensor<4>, new: Tensor<4>, firsts: &[i64]) -> Tensor<4> {
+fn copied(buffer: Tensor<4>, new: Tensor<4>, places: &[(i64, usize)]) -> Tensor<4> {
     use burn::{
         backend::{Flex, flex::FlexTensor},
         tensor::TensorData,
@@ -193,7 +239,7 @@ fn copied(buffer: Tensor<4>, new: Tensor<4>, firsts: &[i64]) -> Tensor<4> {
 
     use crate::runtime::native::primitive;
 
-    let [_, heads, capacity, _] = buffer.dims();
+    let [held, heads, capacity, _] = buffer.dims();
     let [batch, _, n, dim] = new.dims();
     let vector = dim * new.dtype().size();
     // The very memory of the buffer where it has one owner, else a copy.
@@ -204,11 +250,13 @@ fn copied(buffer: Tensor<4>, new: Tensor<4>, firsts: &[i64]) -> Tensor<4> {
     let (start, strides) = (new.layout().start_offset() as isize, new.layout().strides());
     for row in 0..batch * heads {
         for token in 0..n {
-            let slot = (firsts[row / heads] + token as i64).rem_euclid(capacity as i64) as usize;
+            let (first, base) = places[row / heads];
+            let slot = base + (first + token as i64).rem_euclid(capacity as i64) as usize;
+            let of_buffer = if held < batch { row % heads } else { row };
             let [batch, head, token] = [row / heads, row % heads, token].map(|i| i as isize);
             let from = (start + batch * strides[0] + head * strides[1] + token * strides[2]) as usize;
             let from = from * dtype.size();
-            let to = (row * capacity + slot) * vector;
+            let to = (of_buffer * capacity + slot) * vector;
             slots[to..to + vector].copy_from_slice(&new.bytes()[from..from + vector]);
         }
     }
@@ -225,18 +273,39 @@ struct Given {
     new: Layout,
     position: usize,
     origin: usize,
-    /// Row `b` stands `apart · b` behind the first.
+    /// Row `b` stands `apart · b` behind the first, or as far as its slots reach.
     apart: usize,
+    /// Whether rows share the buffers.
+    shared: bool,
 }
 
-const GIVEN: Given =
-    Given { buffer: [3, 2, 11, 12], layout: Plain, n: 5, new: Plain, position: 3, origin: 0, apart: 0 };
+const GIVEN: Given = Given {
+    buffer: [3, 2, 11, 12],
+    layout: Plain,
+    n: 5,
+    new: Plain,
+    position: 3,
+    origin: 0,
+    apart: 0,
+    shared: false,
+};
 
 impl Given {
     fn inputs(&self, numbers: &mut Numbers) -> KvAppend {
-        let Self { buffer, layout, n, new, position, origin, apart } = *self;
-        let [batch, heads, _, dim] = buffer;
-        let row = |row| RowPosition { first: position + row * apart, visible_from: 0 };
+        let Self { mut buffer, layout, n, new, position, origin, apart, shared } = *self;
+        let [batch, heads, slots, dim] = buffer;
+        let row = |row| match shared {
+            // The last row is the first in the buffer.
+            true => RowPosition {
+                first: (position + row * apart) % (slots - n + 1),
+                base: (batch - 1 - row) * slots,
+                ..RowPosition::default()
+            },
+            false => RowPosition { first: position + row * apart, ..RowPosition::default() },
+        };
+        if shared {
+            buffer = [1, heads, batch * slots, dim];
+        }
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
         // Values have other layouts than keys.
         let buffers = [numbers.tensor(buffer, layout), numbers.tensor(buffer, Plain)];
@@ -286,19 +355,20 @@ mod cube {
         let token = ABSOLUTE_POS / head_dim % tokens;
         let head = ABSOLUTE_POS / head_dim / tokens % heads;
         let batch = ABSOLUTE_POS / head_dim / tokens / heads;
+        // Rows that share buffers are all in their first row.
+        let row = min(batch, keys.shape(0) - 1);
+        let base = usize::cast_from(positions[2 * new_keys.shape(0) + batch]);
 
         let capacity = i32::cast_from(keys.shape(2));
         let slot = ((positions[batch] - origin + i32::cast_from(token)) % capacity + capacity) % capacity;
-        let slot = usize::cast_from(slot);
-        let to = batch * keys.stride(0) + head * keys.stride(1) + slot * keys.stride(2) + i * keys.stride(3);
+        let slot = base + usize::cast_from(slot);
+        let to = row * keys.stride(0) + head * keys.stride(1) + slot * keys.stride(2) + i * keys.stride(3);
         keys[to] = new_keys[batch * new_keys.stride(0)
             + head * new_keys.stride(1)
             + token * new_keys.stride(2)
             + i * new_keys.stride(3)];
-        let to = batch * values.stride(0)
-            + head * values.stride(1)
-            + slot * values.stride(2)
-            + i * values.stride(3);
+        let to =
+            row * values.stride(0) + head * values.stride(1) + slot * values.stride(2) + i * values.stride(3);
         values[to] = new_values[batch * new_values.stride(0)
             + head * new_values.stride(1)
             + token * new_values.stride(2)

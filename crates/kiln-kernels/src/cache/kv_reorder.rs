@@ -225,7 +225,8 @@ impl Given {
         let Self { prompts, parents, heads, capacity, dim, layout, position, latest, origin, apart } = *self;
         let width = parents.len();
         let batch = prompts * width;
-        let row = |row: usize| RowPosition { first: position + row / width * apart, visible_from: 0 };
+        let row =
+            |row: usize| RowPosition { first: position + row / width * apart, ..RowPosition::default() };
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
         let ints =
             |ints: Vec<i32>| Tensor::from_data(TensorData::new(ints.clone(), [ints.len()]), numbers.device());

@@ -63,6 +63,6 @@ pub trait Kernel: Clone + Sized + 'static {
 /// # Panics
 /// If they are those of another number of rows.
 pub(crate) fn checked_positions(positions: Positions, rows: usize, kernel: &str) -> Positions {
-    assert_eq!(positions.on_device.dims(), [2, rows], "{kernel}: positions");
+    assert_eq!(positions.on_device.dims(), [3, rows], "{kernel}: positions");
     Positions { on_device: positions.on_device.cast(IntDType::I32), ..positions }
 }

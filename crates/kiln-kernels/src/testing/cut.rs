@@ -40,6 +40,7 @@ pub(crate) fn cut_positions(
     let own = positions.on_host[rows.clone()].iter().map(|row| RowPosition {
         first: row.first + tokens.start,
         visible_from: row.visible_from.max((row.first + new).saturating_sub(slots)),
+        ..*row
     });
     Positions::new(own.collect(), &positions.on_device.device())
 }

@@ -2,12 +2,14 @@
 
 use burn::tensor::Tensor;
 use kiln_core::{
-    Result,
+    Error, Result,
     layer::{KvLayer, Positions},
-    model_cache::RowPart,
-    view::{KvView, PackedView},
+    model_cache::{BlockKeys, RowPart, SharedRows},
+    view::{DenseKv, KvView, PackedView},
 };
-use kiln_kernels::{AttentionPacked, AttentionShape, Kernels, Rotary, Then, product};
+use kiln_kernels::{
+    AttentionPacked, AttentionShape, INVARIANT_UP_TO, Kernels, KvAppend, Rotary, Then, product,
+};
 
 use super::{
     linear::Linear,
@@ -115,30 +117,98 @@ impl Attention {
         residual: Option<Tensor<3>>,
         normed: Normed<'_>,
         places: &mut Places<'_>,
-        parts: Vec<RowPart<'_, dyn KvLayer>>,
+        keys: BlockKeys<'_>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [_, tokens, _] = normed.x.dims();
-        let AttentionConfig { scale, softcap, .. } = self.config;
-        let shape = AttentionShape { scale, softcap, window: self.window, causal: true };
-        let frames: Vec<Frame> = parts.iter().map(|part| Frame::of(part, tokens)).collect();
+        let frames: Vec<Frame> = match &keys {
+            BlockKeys::Apart(parts) => parts.iter().map(|part| Frame::of(part, tokens)).collect(),
+            BlockKeys::Shared(shared) => {
+                shared.parts.iter().map(|part| Frame::of_shared(part, tokens)).collect()
+            }
+        };
         let tables = places.rotary(&frames, self.window);
-        let [queries, keys, values] = self.queries_keys_values(normed, tables, kernels);
+        let new = self.queries_keys_values(normed, tables, kernels);
+        let mixed = match keys {
+            BlockKeys::Apart(parts) => self.attend_apart(new, parts, &frames, places, kernels)?,
+            BlockKeys::Shared(shared) => self.attend_shared(new, shared, &frames, places, kernels)?,
+        };
+        Ok(self.merge(residual, together(mixed), kernels))
+    }
 
+    /// A launch for the rows of each length.
+    fn attend_apart(
+        &self,
+        [queries, keys, values]: [Tensor<4>; 3],
+        parts: Vec<RowPart<'_, dyn KvLayer>>,
+        frames: &[Frame],
+        places: &mut Places<'_>,
+        kernels: &Kernels,
+    ) -> Result<Vec<Tensor<4>>> {
         let mut mixed = Vec::with_capacity(parts.len());
-        for (part, frame) in parts.into_iter().zip(&frames) {
+        for (part, frame) in parts.into_iter().zip(frames) {
             if frame.new_tokens() == 0 {
                 mixed.push(frame.nothing(&queries));
                 continue;
             }
-            let positions = places.positions(frame);
+            let positions = places.positions(std::slice::from_ref(frame));
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own(x));
             let view = part.layer.update(keys, values, &positions)?;
-            let y = attend(queries, view, positions, shape, kernels);
+            let y = attend(queries, view, positions, self.shape(), kernels);
             mixed.push(frame.whole(y));
         }
-        let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
-        Ok(self.merge(residual, mixed, kernels))
+        Ok(mixed)
+    }
+
+    /// A launch for all neighbouring rows that store equally many tokens, in the buffer that they share.
+    fn attend_shared(
+        &self,
+        [queries, keys, values]: [Tensor<4>; 3],
+        SharedRows { buffers, mut parts }: SharedRows<'_>,
+        frames: &[Frame],
+        places: &mut Places<'_>,
+        kernels: &Kernels,
+    ) -> Result<Vec<Tensor<4>>> {
+        // More are a prompt: how its keys are divided among workgroups depends on the rows beside it.
+        let go_together =
+            |a: &Frame, b: &Frame| a.new_tokens() == b.new_tokens() && a.new_tokens() <= INVARIANT_UP_TO;
+        let mut mixed = Vec::new();
+        let mut parts = parts.iter_mut();
+        for frames in frames.chunk_by(go_together) {
+            let (Some(frame), slots) = (Frame::around(frames), Frame::most_slots(frames)) else { continue };
+            if frame.new_tokens() == 0 {
+                parts.by_ref().take(frames.len()).for_each(drop);
+                mixed.push(frame.nothing(&queries));
+                continue;
+            }
+            let positions = places.positions(frames);
+            let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own(x));
+            let lost = || Error::Execution("a buffer that rows share was lost".to_owned());
+            let held = buffers.take().ok_or_else(lost)?;
+            let append = KvAppend {
+                buffers: held.into(),
+                new: [keys, values],
+                positions: positions.clone(),
+                origin: 0,
+            };
+            let [keys, values] = kernels.run(append);
+            *buffers = Some((keys.clone(), values.clone()));
+            let rows = queries.dims()[0];
+            let of_rows = |tensor: Tensor<4>| {
+                let [_, heads, slots, dim] = tensor.dims();
+                tensor.expand([rows, heads, slots, dim])
+            };
+            let (keys, values) = (of_rows(keys), of_rows(values));
+            let view = KvView::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: Some(slots) });
+            mixed.push(frame.whole(attend(queries, view, positions, self.shape(), kernels)));
+            parts.by_ref().take(frames.len()).for_each(|part| part.layer.stored(frame.new_tokens()));
+        }
+        Ok(mixed)
+    }
+
+    fn shape(&self) -> AttentionShape {
+        let AttentionConfig { scale, softcap, .. } = self.config;
+        AttentionShape { scale, softcap, window: self.window, causal: true }
     }
 
     /// Queries, keys and values of all heads, rotated by `tables` where there are some.
@@ -214,6 +284,11 @@ impl Attention {
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
         self.o_proj.forward_onto(residual, merged, kernels)
     }
+}
+
+/// The results of neighbouring rows as one batch.
+fn together(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
 }
 
 /// What the queries at `positions` make of all that they see.

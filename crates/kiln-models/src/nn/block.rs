@@ -195,7 +195,7 @@ impl Block {
         let normed = Normed { norm: &self.input_norm, x: x.clone().cast(dtype) };
         let mix = |residual| match &self.mixer {
             Mixer::Attention(attention) => {
-                attention.forward(residual, normed, places, pass.attention(layer)?, kernels)
+                attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
             }
             Mixer::Mamba(mamba) => {
                 mamba.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)

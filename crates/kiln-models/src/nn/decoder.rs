@@ -326,6 +326,10 @@ impl CausalModel for Decoder {
         self.layers.iter().filter_map(Block::expert_traffic).reduce(Add::add)
     }
 
+    fn reads_shared_buffers(&self) -> bool {
+        true
+    }
+
     fn can_be_captured(&self) -> bool {
         // Else routing is read back.
         self.expert_traffic().is_none()

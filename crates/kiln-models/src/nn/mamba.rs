@@ -142,7 +142,8 @@ impl Mamba {
         let tokens = x.dims()[1];
         let MambaConfig { channels, state_dim, time_step_rank, .. } = self.config;
         let frames: Vec<Frame> = parts.iter().map(|part| Frame::of_state(part, tokens)).collect();
-        let positions: Vec<_> = frames.iter().map(|frame| places.positions(frame)).collect();
+        let positions: Vec<_> =
+            frames.iter().map(|frame| places.positions(std::slice::from_ref(frame))).collect();
 
         let both = self.in_proj.forward(x, kernels);
         let (x, gate) = (both.clone().narrow(2, 0, channels), both.narrow(2, channels, channels));

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use kiln_core::{
     batch::{Batch, Steps},
     layer::{KvLayer, Positions, RowPosition, StateLayer},
-    model_cache::{Pass, PassRows, RowPart},
+    model_cache::{Pass, PassRows, RowPart, SharedPart},
 };
 
 use super::rope::{Rope, Ropes};
@@ -21,18 +21,38 @@ pub(crate) struct Frame {
     columns: usize,
     /// Position of that token.
     first: usize,
+    /// The slot of position 0, and slots of each row, where rows share a buffer.
+    region: Option<(usize, usize)>,
 }
 
 impl Frame {
     pub(crate) fn of(part: &RowPart<'_, dyn KvLayer>, columns: usize) -> Self {
         let new = columns - part.skip;
         let first = part.layer.span(new).query(new);
-        Self { rows: part.rows.clone(), skip: part.skip, columns, first }
+        Self { rows: part.rows.clone(), skip: part.skip, columns, first, region: None }
+    }
+
+    pub(crate) fn of_shared(part: &SharedPart<'_>, columns: usize) -> Self {
+        let new = columns - part.skip;
+        let first = part.layer.span(new).query(new);
+        let region = Some((part.base, part.slots));
+        Self { rows: part.rows.clone(), skip: part.skip, columns, first, region }
+    }
+
+    /// Neighbours of equally many new tokens as one, for what does not look at positions.
+    pub(crate) fn around(frames: &[Self]) -> Option<Self> {
+        let (first, last) = (frames.first()?, frames.last()?);
+        Some(Self { rows: first.rows.start..last.rows.end, ..first.clone() })
+    }
+
+    /// The most slots that a row has in a buffer that rows share.
+    pub(crate) fn most_slots(frames: &[Self]) -> usize {
+        frames.iter().filter_map(|frame| frame.region).map(|(_, slots)| slots).max().unwrap_or(0)
     }
 
     /// Where tokens stand that a recurrent block goes over.
     pub(crate) fn of_state(part: &RowPart<'_, dyn StateLayer>, columns: usize) -> Self {
-        Self { rows: part.rows.clone(), skip: part.skip, columns, first: part.layer.seq_len() }
+        Self { rows: part.rows.clone(), skip: part.skip, columns, first: part.layer.seq_len(), region: None }
     }
 
     pub(crate) fn new_tokens(&self) -> usize {
@@ -68,7 +88,7 @@ pub(crate) struct Places<'a> {
     /// `None` where keys are not rotated.
     ropes: Option<&'a Ropes>,
     device: Device,
-    positions: Vec<(Frame, Positions)>,
+    positions: Vec<(Vec<Frame>, Positions)>,
     /// The heads, each with its layer, whose attention to the encoder is wanted, and that of the layers so far, `[rows, heads, tokens,
     /// positions]`.
     pub(crate) aligned: &'a [(usize, usize)],
@@ -97,20 +117,31 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// The positions of the new tokens of a frame.
-    pub(crate) fn positions(&mut self, frame: &Frame) -> Positions {
-        if let Some((_, positions)) = self.positions.iter().find(|(known, _)| known == frame) {
+    /// The positions of the new tokens of neighbouring frames.
+    pub(crate) fn positions(&mut self, frames: &[Frame]) -> Positions {
+        if let Some((_, positions)) = self.positions.iter().find(|(known, _)| known == frames) {
             return positions.clone();
         }
-        let positions = match self.steps(frame) {
-            Some(steps) => steps.positions.narrow(frame.rows.clone()),
-            None => {
-                let left_pad = &self.batch.left_pad[frame.rows.clone()];
-                let row = |&visible_from: &usize| RowPosition { first: frame.first, visible_from };
-                Positions::new(left_pad.iter().map(row).collect(), &self.device)
-            }
+        let of_frame = |frame: &Frame| {
+            let (base, slots) = frame.region.unwrap_or_default();
+            let (first, left_pad) = (frame.first, self.batch.left_pad[frame.rows.clone()].to_vec());
+            let row =
+                move |(row, visible_from)| RowPosition { first, visible_from, base: base + row * slots };
+            left_pad.into_iter().enumerate().map(row)
         };
-        self.positions.push((frame.clone(), positions.clone()));
+        let rows: Vec<RowPosition> = frames.iter().flat_map(of_frame).collect();
+        let range = frames.first().map_or(0, |frame| frame.rows.start)
+            ..frames.last().map_or(0, |frame| frame.rows.end);
+        let steps = frames
+            .iter()
+            .all(|frame| self.steps(frame).is_some())
+            .then_some(self.batch.steps.as_ref())
+            .flatten();
+        let positions = match steps.filter(|steps| steps.positions.on_host[range.clone()] == rows) {
+            Some(steps) => steps.positions.narrow(range),
+            None => Positions::new(rows, &self.device),
+        };
+        self.positions.push((frames.to_vec(), positions.clone()));
         positions
     }
 
@@ -123,6 +154,7 @@ impl<'a> Places<'a> {
             skip,
             columns: self.batch.len(),
             first: seen,
+            region: None,
         });
         let frames: Vec<Frame> = frames.collect();
         if let Some(steps) = frames.iter().map(|frame| self.steps(frame)).collect::<Option<Vec<_>>>()
@@ -148,11 +180,11 @@ impl<'a> Places<'a> {
         if let Some((.., positions)) = self.encoded.iter().find(|(r, k, _)| (*r, *k) == (rows, keys)) {
             return positions.clone();
         }
-        let last = RowPosition { first: keys.saturating_sub(1), visible_from: 0 };
+        let last = RowPosition { first: keys.saturating_sub(1), ..RowPosition::default() };
         // Made on the device, so that a captured step can do it.
         let numbers =
             |number: usize| Tensor::<2, Int>::full([1, rows], number as i64, (&self.device, DType::I32));
-        let on_device = Tensor::cat(vec![numbers(last.first), numbers(0)], 0);
+        let on_device = Tensor::cat(vec![numbers(last.first), numbers(0), numbers(0)], 0);
         let positions = Positions { on_device, on_host: vec![last; rows].into() };
         self.encoded.push((rows, keys, positions.clone()));
         positions

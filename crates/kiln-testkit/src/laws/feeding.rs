@@ -85,6 +85,7 @@ fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Te
                 values: unpack(&packed.values, packed.value_packing),
                 start: 0,
                 origin: packed.origin,
+                shared: None,
             };
             let (k, v) = old.in_order(KvSpan { start: span.start, len: begin - span.start });
             (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2))

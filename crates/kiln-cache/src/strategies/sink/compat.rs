@@ -119,7 +119,7 @@ impl KvPolicy for CompatPolicy {
         };
         kv.set((keys.clone(), values.clone()));
         at.counts.held = span.len;
-        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
+        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start, shared: None }))
     }
 
     fn gather(&self, _: &At, kv: &Slot<Kv>) -> Result<Option<Kv>> {

@@ -57,6 +57,8 @@ struct Given {
     kv: Layout,
     /// Whether each query stands behind the one before it, not all at `first`.
     causal: bool,
+    /// Whether rows share the buffers, and each has as many slots there.
+    shared: bool,
     /// Positions at which other buffers continue. All but the last buffer have a few slots that do not count.
     cuts: &'static [usize],
 }
@@ -80,6 +82,7 @@ const STEP: Given = Given {
     q: Plain,
     kv: Plain,
     causal: true,
+    shared: false,
     cuts: &[],
 };
 
@@ -164,6 +167,13 @@ fn all() -> Vec<Given> {
         cases.push(Given { cuts: &[100, 255], ..base });
     }
     cases.push(Given { batch: 16, apart: 19, pad: Some(3), slots: 700, first: 200, ..STEP });
+    // Rows of different lengths that share buffers.
+    for (batch, new) in [(16, 1), (3, 1), (2, 5), (2, 33)] {
+        let base = Given { batch, new, apart: 19, slots: 400, first: 40, shared: true, ..STEP };
+        cases.push(base);
+        cases.push(Given { group: 4, head_dim: 12, window: Some(30), pad: Some(3), ..base });
+    }
+    cases.push(Given { batch: 3, apart: 900, slots: 2100, first: 200, shared: true, ..STEP });
     cases.push(Given { new: 130, slots: 700, first: 500, group: 4, head_dim: 128, ..PROMPT });
     // In several buffers: in the middle of what is seen, before and behind it, and more than a workgroup has.
     for new in [1, 2, 33] {
@@ -232,7 +242,12 @@ impl Given {
     }
 
     fn positions(&self, device: &Device) -> Positions {
-        let row = |row| RowPosition { first: self.first_of(row), visible_from: self.visible_from(row) };
+        let row = |row| RowPosition {
+            first: self.first_of(row),
+            visible_from: self.visible_from(row),
+            // The last row is the first in the buffer.
+            base: if self.shared { (self.batch - 1 - row) * self.slots } else { 0 },
+        };
         Positions::new((0..self.batch).map(row).collect(), device)
     }
 
@@ -268,9 +283,17 @@ impl Given {
             }
         }
         let queries = numbers.tensor([batch, kv_heads * group, new, head_dim], self.q);
-        let mut buffer = || {
-            let shape = [batch, kv_heads, slots, head_dim];
-            numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
+        let mut buffer = || match self.shared {
+            true => {
+                let shape = [1, kv_heads, batch * slots, head_dim];
+                let used = |[_, _, slot, _]: [usize; 4]| used[batch - 1 - slot / slots][slot % slots];
+                let all = numbers.tensor_where(shape, self.kv, used);
+                all.expand([batch, kv_heads, batch * slots, head_dim])
+            }
+            false => {
+                let shape = [batch, kv_heads, slots, head_dim];
+                numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
+            }
         };
         [queries, buffer(), buffer()]
     }
@@ -284,7 +307,8 @@ impl Given {
         let [q, keys, values] = self.tensors(numbers);
         let (positions, shape) = (self.positions(numbers.device()), self.shape());
         if self.cuts.is_empty() {
-            let kv = DenseKv { keys, values, start: self.start, origin: self.origin };
+            let shared = self.shared.then_some(self.slots);
+            let kv = DenseKv { keys, values, start: self.start, origin: self.origin, shared };
             return Attention { q, chain: vec![kv], positions, shape };
         }
         let begins = [0].into_iter().chain(self.cuts.iter().copied());
@@ -292,7 +316,7 @@ impl Given {
         let chain = begins.zip(ends).map(|(begin, end)| {
             let [keys, values] =
                 [&keys, &values].map(|kv| kv.clone().narrow(2, begin, end.min(self.slots) - begin));
-            DenseKv { keys, values, start: self.start, origin: begin }
+            DenseKv { keys, values, start: self.start, origin: begin, shared: None }
         });
         Attention { q, chain: chain.collect(), positions, shape }
     }

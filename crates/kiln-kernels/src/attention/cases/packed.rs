@@ -197,10 +197,16 @@ impl Given {
             let shape = [batch, kv_heads, recent, head_dim];
             numbers.tensor_where(shape, Plain, |[row, _, slot, _]| used[row][slot])
         };
-        let recent =
-            DenseKv { keys: buffer(), values: buffer(), start: self.start, origin: self.recent_origin };
+        let recent = DenseKv {
+            keys: buffer(),
+            values: buffer(),
+            start: self.start,
+            origin: self.recent_origin,
+            shared: None,
+        };
         let row = |row: usize| RowPosition {
             first: self.first + row * self.apart,
+            base: 0,
             visible_from: self.pad.map_or(0, |pad| row * pad),
         };
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());

@@ -97,8 +97,10 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let column = lane % columns;
     let share = lane / columns;
     let shares = LANES / columns;
-    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1);
-    let value_vectors = place.batch * values.stride(0) + place.kv_head * values.stride(1);
+    let base = usize::cast_from(positions[2 * info.batch + place.batch]);
+    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1) + base * keys.stride(2);
+    let value_vectors =
+        place.batch * values.stride(0) + place.kv_head * values.stride(1) + base * values.stride(2);
     sync_cube();
 
     // A lane has keys at positions that leave the same rest, wherever a part begins.

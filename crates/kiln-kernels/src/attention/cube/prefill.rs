@@ -82,8 +82,10 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     let loaded_head = place.kv_head * info.group + loaded_row % info.group;
     let query_vector =
         place.batch * q.stride(0) + loaded_head * q.stride(1) + loaded_row / info.group * q.stride(2);
-    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1);
-    let value_vectors = place.batch * values.stride(0) + place.kv_head * values.stride(1);
+    let base = usize::cast_from(positions[2 * info.batch + place.batch]);
+    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1) + base * keys.stride(2);
+    let value_vectors =
+        place.batch * values.stride(0) + place.kv_head * values.stride(1) + base * values.stride(2);
 
     let mut base = begin;
     while base < end {

@@ -51,7 +51,7 @@ struct Dense {
 
 impl Dense {
     fn new(buffers: &Buffers, q: &Tensor<4>, positions: &[i32]) -> Self {
-        let (slots, limits, new) = (buffers.keys.dims()[2], buffers.limits(), q.dims()[2]);
+        let (slots, limits, new) = (buffers.slots(), buffers.limits(), q.dims()[2]);
         // Slots hold no more positions than there are.
         let from = buffers.from.as_ref().and_then(|from| numbers(from).first().copied());
         let kept = |first: i32| {
@@ -240,17 +240,23 @@ struct RowPlace {
     first: i32,
     /// The first position that is here and not hidden.
     from: i32,
+    /// The first slot.
+    base: usize,
 }
 
 impl Places {
-    /// `positions` `[2, rows]`; `kept`: the first position that slots still hold in a row whose first query has that one.
+    /// `positions` `[3, rows]`; `kept`: the first position that slots still hold in a row whose first query has that one.
     fn new(positions: &[i32], kept: impl Fn(i32) -> i32, end: i32, limits: Limits) -> Self {
-        let (firsts, visible_from) = positions.split_at(positions.len() / 2);
-        let row = |(&first, &visible_from): (&i32, &i32)| RowPlace {
-            first,
-            from: limits.start.max(visible_from).max(kept(first)),
+        let rows = positions.len() / 3;
+        let row = |row: usize| {
+            let [first, visible_from, base] = [0, 1, 2].map(|which| positions[which * rows + row]);
+            RowPlace {
+                first,
+                from: limits.start.max(visible_from).max(kept(first)),
+                base: base.max(0) as usize,
+            }
         };
-        Self { rows: firsts.iter().zip(visible_from).map(row).collect(), end, limits }
+        Self { rows: (0..rows).map(row).collect(), end, limits }
     }
 }
 
@@ -274,7 +280,7 @@ impl<E> Given<'_, E> {
     /// The first and the last position that a query sees; none where they are the other way round.
     fn seen(&self, row: usize, query: usize) -> (i32, i32) {
         let Places { rows, end, limits } = &self.places;
-        let RowPlace { first, from } = rows[row];
+        let RowPlace { first, from, .. } = rows[row];
         let position = first + query as i32;
         (from.max(position - limits.window + 1), position.min(end - 1))
     }

@@ -52,7 +52,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
         };
         let Block { row, kv_head, queries: block } = block;
         let (limits, new, dim) = (given.limits(), block.len(), given.head_dim);
-        let rows = given.group * new;
+        let (rows, base) = (given.group * new, given.places.rows[row].base);
         // Scores are `[keys, columns]`, with a column for each row and as many more as fill a vector.
         let (columns, width) = (rows.next_multiple_of(S::F32_LANES), dim.next_multiple_of(S::F32_LANES));
         // Few rows would leave vectors of them empty; vectors of dimensions are full.
@@ -90,7 +90,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
             let scores = &mut scores[..n * columns];
 
             for (slot, part) in &parts {
-                let (n, at) = (part.len(), [row, kv_head, *slot]);
+                let (n, at) = (part.len(), [row, kv_head, base + *slot]);
                 if n == 0 {
                     continue;
                 }
@@ -116,7 +116,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
             }
             state.weigh(scores, columns);
             for (slot, part) in &parts {
-                let (n, at) = (part.len(), [row, kv_head, *slot]);
+                let (n, at) = (part.len(), [row, kv_head, base + *slot]);
                 if n == 0 {
                     continue;
                 }

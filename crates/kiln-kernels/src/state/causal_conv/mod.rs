@@ -254,6 +254,7 @@ impl Given {
         let row = |row| RowPosition {
             first: first + row * apart,
             visible_from: if row == 0 { padding } else { 0 },
+            base: 0,
         };
         CausalConv {
             x: numbers.tensor(x, layout),

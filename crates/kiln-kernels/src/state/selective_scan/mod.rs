@@ -250,7 +250,7 @@ impl Given {
     fn inputs(&self, numbers: &mut Numbers) -> SelectiveScan {
         let Self { x, layout, states, slots, first, apart, times } = *self;
         let [rows, tokens, channels] = x;
-        let row = |row| RowPosition { first: first + row * apart, visible_from: 0 };
+        let row = |row| RowPosition { first: first + row * apart, ..RowPosition::default() };
         let a = numbers.float32([states, channels]);
         let ad = Tensor::cat(vec![-(a.abs() + 0.1) * 2.0, numbers.float32([1, channels])], 0);
         SelectiveScan {

@@ -379,7 +379,7 @@ impl KvPolicy for AppendPolicy {
         // A chunk longer than the ring: its queries get it in order, the ring gets its end, and the rest is packed.
         let all = behind(tensors.recent.gather(KvSpan { start: begin, len: first - begin })?, new);
         let (keys, values) = all.clone();
-        let view = self.seen(at, tensors, DenseKv { keys, values, start, origin: begin })?;
+        let view = self.seen(at, tensors, DenseKv { keys, values, start, origin: begin, shared: None })?;
         let last = first + n;
         let kept = (last - begin).min(self.room(at));
         tensors.recent.truncate(0)?;
@@ -414,7 +414,8 @@ impl KvPolicy for AppendPolicy {
                 };
                 let (keys, values) = (unpack(keys, self.packings[0]), unpack(values, self.packings[1]));
                 let old = KvSpan { start: span.start, len: begin - span.start };
-                let (keys, values) = DenseKv { keys, values, start: 0, origin: 0 }.in_order(old);
+                let (keys, values) =
+                    DenseKv { keys, values, start: 0, origin: 0, shared: None }.in_order(old);
                 Some((keys.cast(dtype), values.cast(dtype)))
             }
         };
