@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kiln::{
-    DtypeChoice, ModelBuilder, Plan, RandomLlama,
+    Batch, DtypeChoice, Logits, Model, ModelBuilder, ModelCache, Plan, RandomLlama,
     device::{DeviceClass, Opened},
     kernels::launches_of,
 };
@@ -68,25 +68,25 @@ fn a_token_takes_few_launches() {
     }
 }
 
-/// Launches of a decode step of rows with these lengths.
-fn a_step(opened: &Opened, lens: impl Iterator<Item = usize>) -> f64 {
-    let sizes =
-        RandomLlama { layers: LAYERS, hidden: 256, heads: 4, kv_heads: 4, intermediate: 48, vocab: 1024 };
-    let model = ModelBuilder::random(&sizes).opened(opened.clone()).dtype(DtypeChoice::F32).load().unwrap();
-    let prompts: Vec<Vec<u32>> =
-        lens.map(|len| (0..len as u32).map(|i| (7 * i + 3) % 1000).collect()).collect();
-    let launches = |n| {
-        let request = model.generate(prompts.clone()).config(greedy(n)).compile(Some(false));
-        let (steps, launches) = launches_of(|| request.steps().unwrap().map(Result::unwrap).count());
-        assert_eq!(steps, n);
-        launches
+/// Launches of a step of rows that have seen so many tokens each, in one cache.
+fn a_step(model: &Model, plan: &Plan, lens: &[usize]) -> usize {
+    let tokens = |len: usize| (0..len as u32).map(|i| (7 * i + 3) % 1000).collect::<Vec<_>>();
+    let feed = |rows: &[Vec<u32>], cache: &mut ModelCache| {
+        let batch = Batch::from_rows(rows, model.device()).unwrap();
+        drop(model.causal().forward(&batch, Logits::Last, cache).unwrap());
     };
-    // Behind the first steps, in which rows come to share buffers.
-    let (few, many) = (launches(4), launches(12));
-    for (name, count) in &many {
-        println!("{:6} {name}", count - few.get(name).unwrap_or(&0));
+    let mut cache = model.cache(plan).unwrap();
+    // Those of one length are fed together.
+    for rows in lens.chunk_by(PartialEq::eq) {
+        let mut own = model.cache(plan).unwrap();
+        feed(&rows.iter().map(|&len| tokens(len)).collect::<Vec<_>>(), &mut own);
+        cache.join(own).unwrap();
     }
-    (many.values().sum::<usize>() - few.values().sum::<usize>()) as f64 / 8.0
+    let next = vec![vec![1]; lens.len()];
+    // The first step moves rows into buffers that they share.
+    feed(&next, &mut cache);
+    let ((), launches) = launches_of(|| feed(&next, &mut cache));
+    launches.values().sum()
 }
 
 #[test]
@@ -95,9 +95,19 @@ fn rows_of_different_lengths_share_launches() {
         if opened.info.class == DeviceClass::Cpu {
             continue;
         }
-        let (even, uneven) =
-            (a_step(opened, [9; 16].into_iter()), a_step(opened, (0..16).map(|row| 3 + 7 * row)));
-        println!("{even} launches a step of 16 rows of one length, {uneven} of 16 lengths");
-        assert!(uneven <= 1.5 * even, "{device}: {uneven} launches, and {even} where rows are of one length");
+        let sizes =
+            RandomLlama { layers: LAYERS, hidden: 256, heads: 4, kv_heads: 4, intermediate: 48, vocab: 1024 };
+        let model =
+            ModelBuilder::random(&sizes).opened(opened.clone()).dtype(DtypeChoice::F32).load().unwrap();
+        let lens: Vec<usize> = (0..16).map(|row| 3 + 7 * row).collect();
+        for cache in ["dynamic", "static:len=128"] {
+            let plan = Plan::named(cache).unwrap();
+            let [even, uneven] = [&[9; 16][..], &lens].map(|lens| a_step(&model, &plan, lens));
+            println!("{cache}: {even} launches for 16 rows of one length, {uneven} for 16 lengths");
+            assert!(2 * uneven <= 3 * even, "{device}, {cache}: {uneven} launches, {even} for one length");
+        }
+        // A launch for each length, where rows do not share: the ratio that there would be.
+        let apart = a_step(&model, &Plan::named("sink:window=512,sinks=4").unwrap(), &lens);
+        println!("sink: {apart} launches for 16 lengths");
     }
 }
