@@ -5,7 +5,7 @@ use kiln::{Batch, Error, Logits, Model, ModelCache, Plan, TokenId, device::Opene
 
 use crate::{
     laws::plans,
-    support::{batch, floats, recorded},
+    support::{batch, floats, greedy, recorded},
 };
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
@@ -15,13 +15,17 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
 /// Lengths below, at and beyond what windows and residuals of the samples hold.
 const LENS: [usize; 4] = [9, 3, 26, 14];
 
+fn prompt(model: &Model, row: usize) -> Vec<TokenId> {
+    // Room for the steps of a test.
+    let len = LENS[row].min(model.causal().max_positions().map_or(usize::MAX, |positions| positions / 2));
+    (0..len as TokenId).map(|i| (7 * i + 13 * row as TokenId + 3) % 97).collect()
+}
+
 /// A row in a cache of its own, with what its encoder is given, if there is one.
 fn row(model: &Model, plan: &Plan, row: usize) -> ModelCache {
     let mut cache = model.cache(plan).unwrap();
     cache.keep_history(2);
-    // Room for the steps of a test.
-    let len = LENS[row].min(model.causal().max_positions().map_or(usize::MAX, |positions| positions / 2));
-    let prompt: Vec<TokenId> = (0..len as TokenId).map(|i| (7 * i + 13 * row as TokenId + 3) % 97).collect();
+    let prompt = prompt(model, row);
     let features = model.causal().features().map(|shape| {
         let number = |i: usize| ((i + 1000 * row) as f32 * 0.731).sin();
         let numbers: Vec<f32> = (0..shape.bins * shape.frames).map(number).collect();
@@ -59,7 +63,8 @@ impl Joined<'_> {
     /// Feeds a token to every row, and compares.
     fn steps(&mut self, n: usize) {
         for _ in 0..n {
-            let tokens: Vec<TokenId> = (0..self.alone.len()).map(|row| self.next + row as TokenId).collect();
+            let tokens: Vec<TokenId> =
+                (0..self.alone.len()).map(|row| (self.next + row as TokenId) % 97).collect();
             self.next += 5;
             let together = step(self.model, &mut self.together, &tokens);
             let alone = self.alone.iter_mut().zip(&tokens);
@@ -92,6 +97,14 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
                     rows.alone.push(own(n));
                     rows.steps(2);
                 }
+                // A copy, and one that was saved, go on where the rows do.
+                let mut saved = model.cache(&plan).unwrap();
+                saved.restore(rows.together.save().unwrap()).unwrap();
+                for copy in [rows.together.snapshot(), saved] {
+                    let alone = rows.alone.iter().map(ModelCache::snapshot).collect();
+                    let what = format!("{}, copied", rows.what);
+                    Joined { model: &model, together: copy, alone, next: 30, what }.steps(1);
+                }
                 // One from the middle goes on alone, and comes back as the last.
                 let left = rows.together.leave(1).unwrap();
                 let mut apart = Joined {
@@ -121,6 +134,73 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
                 }
                 assert_eq!((rows.together.seq_len(), rows.alone.len()), (0, 0), "{}", rows.what);
                 assert_eq!(rows.together.leave(0).unwrap_err(), Error::NoSuchRow { row: 0, rows: 0 });
+            }
+        }
+    }
+}
+
+/// Blocks that share buffers beside blocks that do not, and rows that outgrow their slots; then the cache is used anew.
+#[test]
+fn rows_share_buffers_in_some_blocks_and_outgrow_them() {
+    for (device, opened) in devices() {
+        for name in ["llama", "gemma2", "jamba"] {
+            let model = recorded(name, opened);
+            for text in ["dynamic", "static:len=60"] {
+                let plan = Plan::named(text).unwrap();
+                let mut together = row(&model, &plan, 0);
+                (1..3).for_each(|n| together.join(row(&model, &plan, n)).unwrap());
+                let what = format!("{text} of {name} on {device}");
+                let alone = (0..3).map(|n| row(&model, &plan, n)).collect();
+                let mut rows = Joined { model: &model, together, alone, next: 3, what };
+                rows.steps(1);
+                assert!(rows.together.bases(3).iter().any(|&base| base > 0), "{}: rows share", rows.what);
+                // Rows grow apart, and forget what they like.
+                let lens: Vec<usize> = rows.alone.iter().map(|row| row.seq_len() - 2).collect();
+                if rows.together.rewind_points(&lens) == lens {
+                    rows.together.truncate_rows(&lens).unwrap();
+                    rows.alone.iter_mut().zip(&lens).for_each(|(row, &len)| row.truncate(len).unwrap());
+                }
+                rows.steps(if text == "dynamic" { 45 } else { 10 });
+                assert!(rows.together.device_bytes() > 0);
+                rows.together.reset();
+                let prompt = batch(&model, &[vec![1, 2, 3]]);
+                let logits = |cache: &mut ModelCache| {
+                    floats(model.causal().forward(&prompt, Logits::Last, cache).unwrap())
+                };
+                let again = logits(&mut rows.together);
+                assert_eq!(again, logits(&mut model.cache(&plan).unwrap()), "{}", rows.what);
+            }
+        }
+    }
+}
+
+/// Steps that the device chooses by itself, and that are recorded where a device can.
+#[test]
+fn generations_of_rows_that_joined_give_the_tokens_of_each() {
+    for (device, opened) in devices() {
+        for name in ["llama", "gemma2", "jamba"] {
+            let model = recorded(name, opened);
+            let generate = |rows: &[usize]| {
+                let mut cache = row(&model, &Plan::dynamic(), rows[0]);
+                rows[1..].iter().for_each(|&n| cache.join(row(&model, &Plan::dynamic(), n)).unwrap());
+                let next: Vec<Vec<TokenId>> = rows.iter().map(|&n| vec![n as TokenId + 5]).collect();
+                let whole =
+                    rows.iter().zip(&next).map(|(&n, next)| [prompt(&model, n), next.clone()].concat());
+                let options = kiln::GenerationOptions {
+                    settings: greedy(12).resolve().unwrap(),
+                    kernels: Some(model.kernels().clone()),
+                    compile: true,
+                    ..kiln::GenerationOptions::default()
+                };
+                let (fed, whole) = (batch(&model, &next), whole.collect());
+                let generation =
+                    kiln::Generation::new(model.causal(), &mut cache, fed, whole, options).unwrap();
+                generation.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
+            };
+            let together = generate(&[0, 1, 2]);
+            for row in 0..3 {
+                let own: Vec<_> = together.iter().map(|step| vec![step[row]]).collect();
+                assert_eq!(own, generate(&[row]), "{name} on {device}, row {row}");
             }
         }
     }

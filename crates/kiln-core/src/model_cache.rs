@@ -31,7 +31,7 @@ pub struct ModelCache {
     rows: Option<usize>,
     /// What rows of different lengths hold together.
     shared: SharedBuffers,
-    /// Whether rows are moved between passes, so that each keeps buffers of its own.
+    /// Whether each row keeps buffers of its own, because rows are moved between passes, or because there is no memory to share.
     keeps_apart: bool,
     /// To what the layers hold on the device; `None` where nobody counts.
     claim: Option<Claim>,
@@ -370,14 +370,19 @@ impl ModelCache {
         // What it holds besides is claimed when it is fed.
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
         let groups = self.groups.iter().map(|group| self.snapshot_of(group)).collect();
-        Self {
+        let mut snapshot = Self {
             groups,
             rows: self.rows,
             shared: SharedBuffers::default(),
             keeps_apart: self.keeps_apart,
             claim,
             lent: AtomicBool::new(true),
+        };
+        if self.groups.iter().any(|group| group.region.is_some()) {
+            // Copies, which nobody else holds.
+            snapshot.claim_given();
         }
+        snapshot
     }
 
     /// The name of a layer that cannot go back after it was fed; `None`: all can.

@@ -75,7 +75,11 @@ impl RowGroup {
 
     /// Forgets everything.
     pub(super) fn reset(&mut self) {
-        (self.rows, self.poisoned, self.region) = (None, false, None);
+        // Buffers that a layer keeps for the next sequence are not there, where it lent them.
+        if self.region.is_some() {
+            return self.discard();
+        }
+        (self.rows, self.poisoned) = (None, false);
         self.parts_mut().for_each(|part| part.reset());
     }
 

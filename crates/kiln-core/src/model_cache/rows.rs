@@ -2,7 +2,7 @@
 
 use std::mem::{self, Discriminant, discriminant};
 
-use super::{LayerCache, ModelCache, groups::RowGroup};
+use super::{LayerCache, ModelCache, groups::RowGroup, shared::SharedBuffers};
 use crate::{Error, Result};
 
 impl ModelCache {
@@ -70,6 +70,9 @@ impl ModelCache {
         let groups = mem::take(&mut self.groups);
         self.set_groups(groups);
         self.rows = (rows > 1).then_some(rows - 1);
+        if self.groups.iter().all(|group| group.region.is_none()) {
+            self.shared = SharedBuffers::default();
+        }
         self.recount();
 
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());

@@ -80,6 +80,7 @@ impl ModelCache {
         let layers = self.footprints(step, &[]);
         let moved = layers.iter().map(|(layer, _)| layer.held).max().unwrap_or(0).max(self.shared.largest());
         if self.claim_for(&layers, working.max(moved)).is_err() {
+            self.keeps_apart = true;
             return self.give_back_all();
         }
         self.rearrange(&wanted, step.tokens).inspect_err(|_| self.poison())

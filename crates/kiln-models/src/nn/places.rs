@@ -132,14 +132,17 @@ impl<'a> Places<'a> {
         let rows: Vec<RowPosition> = frames.iter().flat_map(of_frame).collect();
         let range = frames.first().map_or(0, |frame| frame.rows.start)
             ..frames.last().map_or(0, |frame| frame.rows.end);
-        let steps = frames
-            .iter()
-            .all(|frame| self.steps(frame).is_some())
-            .then_some(self.batch.steps.as_ref())
-            .flatten();
-        let positions = match steps.filter(|steps| steps.positions.on_host[range.clone()] == rows) {
-            Some(steps) => steps.positions.narrow(range),
-            None => Positions::new(rows, &self.device),
+        let prepared = frames.iter().all(|frame| self.steps(frame).is_some());
+        let steps = self.batch.steps.as_ref().filter(|_| prepared).map(|steps| steps.positions.narrow(range));
+        let positions = match steps {
+            Some(steps) if steps.on_host[..] == rows => steps,
+            // Rows share buffers in other blocks. Made on the device, so that a captured step can do it.
+            Some(steps) if frames.iter().all(|frame| frame.region.is_none()) => {
+                let places = steps.on_device.clone().narrow(0, 0, 2);
+                let bases = Tensor::<2, Int>::zeros([1, rows.len()], (&self.device, DType::I32));
+                Positions { on_device: Tensor::cat(vec![places, bases], 0), on_host: rows.into() }
+            }
+            _ => Positions::new(rows, &self.device),
         };
         self.positions.push((frames.to_vec(), positions.clone()));
         positions

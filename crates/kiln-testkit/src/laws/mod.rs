@@ -16,7 +16,7 @@ use kiln::{
 pub use feeding::DIM;
 pub use state::{STATE_NEED, state_conforms};
 
-use feeding::{feed, floats, keys, push, tokens_of, update};
+use feeding::{feed, floats, keys, push, tokens_of, update, values_of};
 
 /// Makes new layers, and the keys to feed them.
 pub struct Subject<'a> {
@@ -59,6 +59,7 @@ pub fn conforms(subject: &Subject<'_>) {
         other_first_tokens_are_those_that_count(subject);
         what_forgot_everything_is_new(subject);
         futures_of_a_snapshot_do_not_meet(subject);
+        what_was_lent_is_the_same(subject);
         rows_can_be_reordered(subject);
         rows_can_be_reordered_on_the_device(subject);
         a_row_that_is_not_there_is_refused(subject);
@@ -335,6 +336,33 @@ fn what_forgot_everything_is_new(subject: &Subject<'_>) {
     let mut restored = (subject.build)();
     restored.restore(state).unwrap();
     assert_eq!(restored.span(2), new.span(2), "{subject:?}");
+}
+
+/// Keys that were lent to a buffer of several rows, where a token was stored, and taken back.
+fn what_was_lent_is_the_same(subject: &Subject<'_>) {
+    let (mut layer, mut alone) = ((subject.build)(), (subject.build)());
+    assert!(layer.lend().unwrap().is_none(), "{subject:?} has nothing to lend");
+    for layer in [&mut layer, &mut alone] {
+        push(subject, &mut **layer, 0..9);
+    }
+    let Some(slots) = layer.slots_for(3) else { return };
+    assert!(slots >= 12, "{subject:?} has room for 12 tokens in {slots} slots");
+    let (k, v) = layer.lend().unwrap().unwrap();
+    assert_eq!((layer.seq_len(), layer.rows(), layer.usage().device), (9, Some(1), 0), "{subject:?}");
+    let at = |slot: usize| [0..1, 0..2, slot..slot + 1, 0..DIM];
+    let copy = |tensor: Tensor<4>, new: Tensor<4>| {
+        let room = Tensor::zeros([1, 2, slots, DIM], subject.device);
+        let held = tensor.narrow(2, 0, 9);
+        room.slice_assign([0..1, 0..2, 0..9, 0..DIM], held).slice_assign(at(9), new)
+    };
+    let new = keys(subject.device, 9..10);
+    let kv = (copy(k, new.clone()), copy(v, values_of(new)));
+    layer.stored(1);
+    push(subject, &mut *alone, 9..10);
+    assert_eq!((layer.seq_len(), layer.span(1)), (10, alone.span(1)), "{subject:?}");
+    layer.take_back(kv);
+    let want = push(subject, &mut *alone, 10..14);
+    assert_eq!(push(subject, &mut *layer, 10..14), want, "{subject:?}");
 }
 
 fn rows_can_be_reordered(subject: &Subject<'_>) {
