@@ -17,15 +17,16 @@ use super::{
     sharing::Rows,
 };
 #[cfg(feature = "cube")]
-use crate::testing::checked::Checked;
+use crate::runtime::kernel::INVARIANT_UP_TO;
 use crate::{
     cache::{kv_pack::fits, kv_unpack::KvUnpack},
     runtime::{
-        kernel::{INVARIANT_UP_TO, Kernel},
+        kernel::Kernel,
         shader::{Shader, reads, writes},
     },
     testing::{
         case::Case,
+        checked::Checked,
         cut::{Extent, cut, cut_buffer},
     },
 };
