@@ -53,7 +53,7 @@ fn loops<'a>(
 }
 
 fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
-    let [_, kv_heads, slots, head_dim] = chain[0].keys.dims();
+    let ([_, kv_heads, _, head_dim], slots) = (chain[0].keys.dims(), chain[0].slots());
     let new = q.dims()[2];
     let alone = chain.len() == 1;
     let behind = if shape.causal { new } else { 1 };
@@ -68,7 +68,8 @@ fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
         let (kv, numbers) =
             chain.iter().zip(&buffers).rfind(|(kv, _)| alone || kv.origin <= position).unwrap();
         let slots = kv.keys.dims()[2];
-        let vector = head * slots + slot(position, kv.origin, slots);
+        let vector =
+            head * slots + positions.on_host[head / kv_heads].base + slot(position, kv.origin, slots);
         numbers.each_ref().map(|numbers| &numbers[vector * head_dim..][..head_dim])
     };
     loops(&q, kv_heads, (&positions, &shape), oldest, at)
