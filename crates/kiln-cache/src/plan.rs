@@ -172,9 +172,9 @@ impl Plan {
         CacheSpec::new(settings).map(Self::from)
     }
 
-    /// Parses a plan: `NAME[:key=value,..]`, or two strategies, `GLOBAL + WINDOWED`. A following ` +
-    /// encoder=NAME[:key=value,..]` selects the strategy for the output of an encoder, and ` + offload=all`
-    /// at the end keeps layers in host memory.
+    /// Parses a plan: `NAME[:key=value,..]`, or two strategies, `GLOBAL + WINDOWED`. A following
+    /// ` + encoder=NAME[:key=value,..]` selects the strategy for the output of an encoder, and
+    /// ` + offload=all` at the end keeps layers in host memory.
     ///
     /// # Errors
     /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for impossible values.

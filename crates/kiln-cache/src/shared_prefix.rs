@@ -90,8 +90,8 @@ impl SharedPrefix {
         Arc::strong_count(&self.last) > 1 && filled - self.origin() >= WORTH && self.shared.len() + 1 < MOST
     }
 
-    /// Prepares a write after the first `filled` positions, which must follow: buffers that snapshots hold
-    /// stay unchanged.
+    /// Starts a new buffer if needed, before a write after the first `filled` positions: buffers that
+    /// snapshots hold stay unchanged.
     pub(crate) fn branch(&mut self, filled: usize) {
         if self.branches(filled) {
             let next = Link::new(Buffer::behind(filled));

@@ -133,6 +133,8 @@ impl Batch {
         Self { tokens, left_pad: none(), skip: none(), horizon: vec![len; rows], steps: None, features: None }
     }
 
+    /// Checks the per-row fields, and that there are tokens.
+    ///
     /// # Errors
     /// [`Error::Prompt`] unless every per-row field has one entry per row and some row has a token.
     pub(crate) fn check(&self) -> Result<()> {

@@ -30,7 +30,7 @@ struct Ledger {
     own: bool,
     used: u64,
     peak: u64,
-    /// Number of allocations so far.
+    /// Number of allocations so far, and the one that is to fail.
     allocations: u64,
     fail_at: Option<u64>,
 }

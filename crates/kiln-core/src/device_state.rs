@@ -68,7 +68,7 @@ impl Refusals {
 impl DeviceState {
     /// Returns the state of `device`.
     pub fn of(device: &Device) -> Self {
-        /// As long as the list of devices that this process uses.
+        /// One entry for each device that this process uses.
         static ALL: Mutex<Vec<DeviceState>> = Mutex::new(Vec::new());
 
         // The list is consistent at any time, so a panic while the lock was held did no harm.

@@ -425,10 +425,10 @@ impl KvSpan {
 /// each step writes the same buffers.
 #[derive(Clone, Debug)]
 pub struct StateRings {
-    /// Inputs of the convolution, `[rows, 1, slots, channels]`: the input at position `p` is in slot `p mod
-    /// slots`.
+    /// Inputs of the convolution, `[rows, 1, slots, channels]`: the input at position `p` is in slot
+    /// `p mod slots`.
     pub inputs: Tensor<4>,
-    /// States in float32, `[rows, state_dim, slots, channels]`: the state after `n` tokens is in slot `n mod
-    /// slots`. The state after no tokens is 0, and is in no slot.
+    /// States in float32, `[rows, state_dim, slots, channels]`: the state after `n` tokens is in slot
+    /// `n mod slots`. The state after no tokens is 0, and is in no slot.
     pub states: Tensor<4>,
 }

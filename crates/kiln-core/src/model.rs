@@ -19,9 +19,9 @@ pub type TokenId = u32;
 pub enum Logits<'a> {
     Last,
     All,
-    /// Logits of the last position from earlier layers, followed by the model's own: `[rows, layers + 1,
-    /// vocab]`. Layer 0 is the embeddings, and layer `n` is the output of the first `n` blocks; the head is
-    /// applied to it without the final norm. Layers must be ascending.
+    /// Logits of the last position from earlier layers, followed by the model's own:
+    /// `[rows, layers + 1, vocab]`. Layer 0 is the embeddings, and layer `n` is the output of the first `n`
+    /// blocks; the head is applied to it without the final norm. Layers must be ascending.
     Early(&'a [usize]),
     /// The inputs of the head instead of logits: the hidden states of all positions after the last norm,
     /// `[rows, tokens, hidden]`, in the type of the activations. [`CausalModel::head`] turns them into

@@ -98,8 +98,8 @@ impl Packing {
         [batch, heads, slots, self.words(head_dim)]
     }
 
-    /// Returns the shape of the scales of such a buffer: `[.., slots, groups]` along channels, `[.., groups,
-    /// head_dim]` along tokens.
+    /// Returns the shape of the scales of such a buffer: `[.., slots, groups]` along channels,
+    /// `[.., groups, head_dim]` along tokens.
     pub fn scales_shape(&self, [batch, heads, slots, head_dim]: [usize; 4]) -> [usize; 4] {
         match self.along {
             Along::Channels => [batch, heads, slots, head_dim.div_ceil(self.group)],

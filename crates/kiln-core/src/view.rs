@@ -17,8 +17,8 @@ pub enum KvView {
     Packed(Box<PackedView>),
 }
 
-/// A buffer of keys and one of values, in which some slots are valid: position `p` is in slot `(p - origin)
-/// mod slots`.
+/// A buffer of keys and one of values, in which some slots are valid: position `p` is in slot
+/// `(p - origin) mod slots`.
 #[derive(Clone, Debug)]
 pub struct DenseKv {
     /// `[batch, kv_heads, slots, head_dim]`
@@ -58,8 +58,8 @@ impl DenseKv {
         self.shared.unwrap_or_else(|| self.keys.dims()[2])
     }
 
-    /// Returns the keys and values of `span`, one position after the other: `[batch, kv_heads, span.len,
-    /// head_dim]`.
+    /// Returns the keys and values of `span`, one position after the other:
+    /// `[batch, kv_heads, span.len, head_dim]`.
     pub fn in_order(self, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
         let Self { keys, values, origin, .. } = self;
         let slots = keys.dims()[2].max(1);

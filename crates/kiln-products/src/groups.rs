@@ -73,7 +73,7 @@ struct Products<'a> {
     x: &'a [f32],
     columns: usize,
     arithmetic: Arithmetic,
-    /// Number of multiplications of pairs that take about as long.
+    /// Number of products of pairs of numbers that take about as long as all pieces.
     worth: usize,
     pieces: Vec<Piece<'a>>,
 }

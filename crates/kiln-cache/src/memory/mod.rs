@@ -92,7 +92,7 @@ impl<P: Policy> Memory<P> {
         self.host.as_ref().map_or(0, |host| host.borrow().bytes())
     }
 
-    /// Copies the tensors on the device, sharing those that are there.
+    /// Copies the tensors to the device, sharing those that are there already.
     fn copied(&self) -> Result<P::Tensors> {
         let mut copy = self.tensors.clone();
         if let Some(host) = &self.host {

@@ -1,8 +1,8 @@
 //! HQQ: zero points refined by a solver, so that large elements cost less (Badri and Shaji, 2023,
 //! <https://mobiusml.github.io/hqq_blog/>; `Quantizer` of hqq).
 //!
-//! `scale = (2^bits - 1) / (max - min)`, `zero = -min · scale`, `code = round(x · scale + zero)`, `x = (code
-//! - zero) / scale`; all in float32.
+//! `scale = (2^bits - 1) / (max - min)`, `zero = -min · scale`, `code = round(x · scale + zero)`,
+//! `x = (code - zero) / scale`; all in float32.
 
 use burn::tensor::Tensor;
 

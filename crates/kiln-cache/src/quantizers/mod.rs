@@ -33,8 +33,8 @@ pub struct Format {
     /// The backend of that name in transformers, if there is one. It is used for transformers' rule, which
     /// packs the whole history repeatedly.
     pub backend: Option<&'static dyn Backend>,
-    /// Finds scales and offsets of `x` `[groups, group]`, each `[groups, 1]`, for codes that mean `code ·
-    /// scale + offset`; `None` if they follow from the smallest and the largest element.
+    /// Finds scales and offsets of `x` `[groups, group]`, each `[groups, 1]`, for codes that mean
+    /// `code · scale + offset`; `None` if they follow from the smallest and the largest element.
     pub refined: fn(Tensor<2>, &Recipe) -> Option<[Tensor<2>; 2]>,
 }
 

@@ -2,8 +2,8 @@
 //! layers).
 //!
 //! The buffer is a ring: position `p` is in slot `p mod slots`, and nothing is ever moved. A query sees the
-//! `window` latest tokens, including its own, so the ring has `window` slots, plus the tokens beyond one that
-//! may be truncated.
+//! `window` latest tokens, including its own, so the ring has `window` slots, plus one for each token beyond
+//! the first that may be truncated.
 
 use kiln_core::{
     Error, Result,

@@ -124,7 +124,7 @@ impl ModelCache {
 
     pub(super) fn check_largest(&self, layers: &[(Footprint, bool)]) -> Result<()> {
         let Some(largest) = self.budget().and_then(Budget::largest_buffer) else { return Ok(()) };
-        // The larger of a layer's keys and values is half of its largest pair of buffers.
+        // `largest` counts the keys and the values of a layer together.
         let needed = layers.iter().map(|(layer, _)| layer.largest / 2).max().unwrap_or(0) as u64;
         if needed <= largest { Ok(()) } else { Err(Error::BufferTooLarge { needed, largest }) }
     }

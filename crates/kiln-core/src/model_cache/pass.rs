@@ -145,7 +145,7 @@ impl Pass<'_> {
     pub fn commit(mut self) {
         self.committed = true;
         self.cache.rows = Some(self.rows);
-        // The pass wrote beyond the tokens that were in tensors handed out before.
+        // The pass wrote after tensors were handed out, so others do not hold the buffers written now.
         *self.cache.lent.get_mut() = false;
     }
 

@@ -2,9 +2,9 @@
 //!
 //! Rows of one length have their keys in one tensor, and one launch appends to it or attends over it. Rows of
 //! different lengths have layers of their own, which would cost one launch each. If the strategy keeps
-//! position `p` in slot `p`, all rows of a block lie in one buffer instead, `[1, kv_heads, slots of all rows,
-//! head_dim]`: position `p` of a row is in slot `base + p`. All blocks use the same bases, because all of
-//! them have seen the same tokens.
+//! position `p` in slot `p`, all rows of a block lie in one buffer instead,
+//! `[1, kv_heads, slots of all rows, head_dim]`: position `p` of a row is in slot `base + p`. All blocks use
+//! the same bases, because all of them have seen the same tokens.
 //!
 //! Layers lend their keys and values to that buffer, and still answer questions. Operations that need the
 //! tensors of a layer give them back first.

@@ -151,7 +151,7 @@ impl<'a> Codes<'a> {
     }
 
     /// Iterates over the segments of `positions` in a ring whose first slot holds `origin`. The first segment
-    /// may begin before them.
+    /// may begin before `positions`.
     pub(super) fn segments(
         &self,
         positions: &Range<usize>,

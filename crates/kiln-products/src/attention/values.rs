@@ -25,8 +25,8 @@ pub(super) struct Mixer<'a> {
     columns: usize,
     /// Places of the lanes of each column.
     places: Vec<Places>,
-    /// `[rows, columns, codes]`: sums of weighted codes, which are too large by powers of 2. Sums over a
-    /// segment only if scales belong to channels.
+    /// `[rows, columns, codes]`: sums of weighted codes, which are too large by powers of 2. If scales belong
+    /// to channels, these are sums over one segment only.
     sums: Vec<[f32; LANES]>,
     /// `sums` times the scales of channels, plus the contribution of the offsets of channels.
     scaled: Vec<[f32; LANES]>,

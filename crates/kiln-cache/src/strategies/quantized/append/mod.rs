@@ -115,7 +115,8 @@ impl AppendPolicy {
         position - position % self.settings.residual
     }
 
-    /// Number of slots for recent tokens: one block, plus the tokens beyond one that may be truncated.
+    /// Number of slots for recent tokens: one block, plus one slot for each token beyond the first that may
+    /// be truncated.
     fn room(&self, at: &At) -> usize {
         self.settings.residual + at.history.max(1) - 1
     }
