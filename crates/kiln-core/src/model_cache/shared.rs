@@ -1,12 +1,13 @@
-//! Buffers that rows of different lengths share, so that a launch serves all of them.
+//! Buffers that rows of different lengths share, so that one launch serves all of them.
 //!
-//! Rows of one length have their keys in one tensor, and one launch appends to it or attends over it. Rows of different
-//! lengths have memories of their own, which would cost a launch each. Where the strategy keeps position `p` in slot `p`, all
-//! rows of a block lie in one buffer instead, `[1, kv_heads, slots of all, head_dim]`: position `p` of a row is in slot
-//! `base + p`. Bases are those of all blocks, because all of them have seen as much.
+//! Rows of one length have their keys in one tensor, and one launch appends to it or attends over it. Rows of
+//! different lengths have layers of their own, which would cost one launch each. If the strategy keeps
+//! position `p` in slot `p`, all rows of a block lie in one buffer instead,
+//! `[1, kv_heads, slots of all rows, head_dim]`: position `p` of a row is in slot `base + p`. All blocks use
+//! the same bases, because all of them have seen the same tokens.
 //!
-//! Layers lend their keys and values to that buffer, and go on to answer questions. Whatever needs tensors of a layer gets them
-//! back first.
+//! Layers lend their keys and values to that buffer, and still answer questions. Operations that need the
+//! tensors of a layer give them back first.
 
 use burn::tensor::Tensor;
 
@@ -16,22 +17,23 @@ use crate::{
     layer::{Kv, KvLayer, StepShape},
 };
 
-/// Tokens of a row that a pass may feed for rows to begin to share buffers: more are a prompt, whose launches take long anyway.
+/// Largest number of tokens of a row in a pass for which rows begin to share buffers: more tokens are a
+/// prompt, whose launches take long anyway.
 const FEW: usize = 16;
 
 /// Buffers of the blocks whose rows share one.
 #[derive(Debug, Default)]
 pub(super) struct SharedBuffers {
-    /// By block, `[1, kv_heads, slots, head_dim]`; `None` where rows have buffers of their own.
+    /// By block, `[1, kv_heads, slots, head_dim]`; `None` if rows have buffers of their own.
     pub(super) blocks: Vec<Option<Kv>>,
 }
 
-/// The slots of a group of rows.
+/// Slots of a group of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Region {
-    /// The first slot of its first row
+    /// First slot of the group's first row.
     pub(super) base: usize,
-    /// Slots of each row; rows follow each other.
+    /// Number of slots per row; rows are adjacent.
     pub(super) slots: usize,
 }
 
@@ -48,13 +50,14 @@ impl SharedBuffers {
 }
 
 impl ModelCache {
-    /// Puts the keys of rows of different lengths into buffers that they share, in the blocks whose strategy allows, before a pass
-    /// that feeds `step`. Models whose attention reads [`BlockKeys::Shared`](super::BlockKeys) call it.
+    /// Moves the keys of rows of different lengths into shared buffers, in the blocks whose strategy allows
+    /// it, before a pass that feeds `step`. Models whose attention reads
+    /// [`BlockKeys::Shared`](super::BlockKeys) call it.
     ///
-    /// Where there is no memory for that, rows keep buffers of their own.
+    /// If there is no memory for that, rows keep buffers of their own.
     ///
     /// # Errors
-    /// What the device says of copying; then the cache is poisoned.
+    /// The device's error in copying; then the cache is poisoned.
     pub fn share_buffers(&mut self, step: &StepShape, working: usize) -> Result<()> {
         let is_shared = self.groups.iter().any(|group| group.region.is_some());
         if self.is_poisoned() || self.groups.len() < 2 && !is_shared {
@@ -76,7 +79,7 @@ impl ModelCache {
         if known.eq(wanted.iter().copied()) && self.groups.iter().all(has_room) {
             return Ok(());
         }
-        // A block is there twice while it is moved.
+        // While a block is moved, two copies of it exist.
         let layers = self.footprints(step, &[]);
         let moved = layers.iter().map(|(layer, _)| layer.held).max().unwrap_or(0).max(self.shared.largest());
         if self.claim_for(&layers, working.max(moved)).is_err() {
@@ -86,7 +89,7 @@ impl ModelCache {
         self.rearrange(&wanted, step.tokens).inspect_err(|_| self.poison())
     }
 
-    /// The first slot of each row in buffers that rows share; 0 where they do not.
+    /// Returns the first slot of each row in buffers that rows share; 0 for rows that share none.
     pub fn bases(&self, rows: usize) -> Vec<usize> {
         let of_group = |group: &RowGroup| {
             let Region { base, slots } = group.region.unwrap_or(Region { base: 0, slots: 0 });
@@ -95,7 +98,7 @@ impl ModelCache {
         self.groups.iter().flat_map(of_group).collect()
     }
 
-    /// The blocks whose rows can share a buffer while each stores so many tokens.
+    /// Returns the blocks whose rows can share a buffer while each row stores `tokens` more tokens.
     fn shareable(&self, tokens: usize) -> Vec<usize> {
         if self.groups.iter().any(|group| group.seq_len() == 0 && group.region.is_none()) {
             return Vec::new();
@@ -107,7 +110,7 @@ impl ModelCache {
         (0..self.blocks()).filter(can).collect()
     }
 
-    /// Moves the rows of these blocks into new buffers, each with room for what its layers ask for.
+    /// Moves the rows of the `wanted` blocks into new buffers, each with as much room as its layers ask for.
     fn rearrange(&mut self, wanted: &[usize], tokens: usize) -> Result<()> {
         let kept: Vec<bool> = (0..self.blocks()).map(|block| wanted.contains(&block)).collect();
         if kept.iter().zip(&self.shared.blocks).any(|(kept, buffer)| !kept && buffer.is_some()) {
@@ -155,7 +158,7 @@ impl ModelCache {
         Ok(())
     }
 
-    /// Gives the layers of a group their keys and values back. Where the device fails, the cache is poisoned.
+    /// Gives the layers of a group their keys and values back. If the device fails, the cache is poisoned.
     pub(super) fn give_back(&mut self, group: usize) -> Result<()> {
         let rows = self.rows;
         let Some(group) = self.groups.get_mut(group) else { return Ok(()) };
@@ -170,7 +173,7 @@ impl ModelCache {
         returned.inspect_err(|_| self.poison())
     }
 
-    /// Copies of the layers of a group, with keys and values of their own.
+    /// Copies the layers of a group, with keys and values of their own.
     pub(super) fn snapshot_of(&self, group: &RowGroup) -> RowGroup {
         let mut copy = group.snapshot();
         if let Some(region) = copy.region.take() {
@@ -189,7 +192,7 @@ fn keys_of(layer: &mut LayerCache) -> Result<&mut dyn KvLayer> {
     layer.keys_mut().ok_or_else(|| Error::Execution("a block without keys shares a buffer".to_owned()))
 }
 
-/// The first `len` positions of each row that a layer holds, which it gives up.
+/// Makes a layer give up its keys and values, and returns the first `len` positions of each row.
 fn lent(layer: &mut dyn KvLayer, len: usize) -> Result<Vec<Kv>> {
     let kv = layer.lend()?.ok_or_else(|| Error::Execution("a layer has no keys to lend".to_owned()))?;
     let rows = kv.0.dims()[0];
@@ -200,7 +203,7 @@ fn lent(layer: &mut dyn KvLayer, len: usize) -> Result<Vec<Kv>> {
     Ok((0..rows).map(row).collect())
 }
 
-/// `len` slots from `first` on.
+/// Returns `len` slots from `first` on.
 fn part((keys, values): &Kv, first: usize, len: usize) -> Kv {
     (keys.clone().narrow(2, first, len), values.clone().narrow(2, first, len))
 }
@@ -210,7 +213,7 @@ fn zeros(like: &Tensor<4>, slots: usize) -> Tensor<4> {
     Tensor::zeros([1, heads, slots, dim], (&like.device(), like.dtype()))
 }
 
-/// `new` in the slots from `first` on.
+/// Writes `new` to the slots from `first` on.
 fn written(buffer: Tensor<4>, new: Tensor<4>, first: usize) -> Tensor<4> {
     let [_, heads, len, dim] = new.dims();
     if len == 0 {
@@ -219,12 +222,12 @@ fn written(buffer: Tensor<4>, new: Tensor<4>, first: usize) -> Tensor<4> {
     buffer.slice_assign([0..1, 0..heads, first..first + len, 0..dim], new)
 }
 
-/// The rows of a region in tensors of their own, `[rows, kv_heads, slots, head_dim]`.
+/// Copies the rows of a region into tensors of their own, `[rows, kv_heads, slots, head_dim]`.
 fn copied((keys, values): &Kv, Region { base, slots }: Region, rows: usize) -> Kv {
     let own = |tensor: &Tensor<4>| {
         let [_, heads, _, dim] = tensor.dims();
         let rows = (0..rows).map(|row| tensor.clone().narrow(2, base + row * slots, slots));
-        // Into new memory: a view would keep the whole buffer from being written in place.
+        // Copied into new memory: a view would keep the whole buffer from being written in place.
         let new = Tensor::zeros([rows.len(), heads, slots, dim], (&tensor.device(), tensor.dtype()));
         rows.enumerate()
             .fold(new, |new, (row, own)| new.slice_assign([row..row + 1, 0..heads, 0..slots, 0..dim], own))
