@@ -475,7 +475,7 @@ fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
 const PACK: Lines =
     || &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
-/// What the shader writes: the result, or parts that are combined later.
+/// The output of the shader: the result, or parts that are combined later.
 const MIXED: Lines =
     || &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
 

@@ -75,7 +75,7 @@ mod cube {
     pub(crate) const UP: u32 = 1;
     pub(crate) const NEAREST: u32 = 2;
 
-    /// Clamps to the range of float16.
+    /// Clamps to the range of float16. NaN and subnormal float32 numbers become 0.
     #[cube]
     #[allow(clippy::manual_range_contains, reason = "kernels have no ranges")]
     pub(crate) fn finite<E: Numeric>(x: E) -> f32 {

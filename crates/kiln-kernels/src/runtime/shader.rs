@@ -17,7 +17,7 @@ pub struct Shader {
 /// A finished text.
 #[derive(Clone, Debug)]
 pub struct Text {
-    /// The shader, its type of element, and the number of the line of each option.
+    /// The name of the shader, the element type, and the index of the line picked for each option.
     pub name: String,
     pub wgsl: String,
     /// The tensors that a launch binds, in the order of their binding indices.

@@ -265,8 +265,8 @@ pub(crate) fn fits(kernel: &str, buffer: &PackedBuffer, packing: Packing, shape:
     assert!(shape[2].is_multiple_of(together), "{kernel}: {} slots are no groups of {together}", shape[2]);
 }
 
-/// Casts to float32 and clamps to the range of float16. Devices may treat numbers below the smallest normal
-/// one as 0.
+/// Casts to float32 and clamps to the range of float16. NaN becomes 0, and so do subnormal float32 numbers,
+/// which some devices flush.
 fn finite(x: Tensor<4>) -> Tensor<4> {
     let x = x.cast(DType::F32);
     let x = x.clone().mask_fill(x.is_nan(), 0.0).clamp(-half::LARGEST, half::LARGEST);

@@ -118,8 +118,9 @@ pub(super) fn linear_packed<E: Float, N: Size>(
 pub(crate) struct HalfRun {
     /// Words of each row
     words: Sequence<Array<u32>>,
-    /// Per group: the factor of the codes of each row. `shifts` has the term that is added to each product.
+    /// The factor of the codes of each row, per group.
     factors: Sequence<Four>,
+    /// The term that is added to each code of each row after the factor, per group.
     shifts: Sequence<Four>,
 }
 
