@@ -1,9 +1,9 @@
 //! Attention over a buffer of keys and values (Vaswani et al., 2017, <https://arxiv.org/abs/1706.03762>), with heads
 //! that share keys (Ainslie et al., 2023, <https://arxiv.org/abs/2305.13245>).
 //!
-//! `softmax(scale · q kᵀ) v` over the positions that a query sees, for queries `[batch, heads, new,
-//! head_dim]` and buffers `[batch, kv_heads, slots, head_dim]`. Only the device knows the positions of the
-//! queries.
+//! `softmax(scale · q kᵀ) v` over the positions that a query sees, for queries
+//! `[batch, heads, new, head_dim]` and buffers `[batch, kv_heads, slots, head_dim]`. Only the device knows
+//! the positions of the queries.
 //!
 //! Scores, softmax and sums are float32, whatever the type of the queries; the result is rounded to that type
 //! once.
@@ -52,11 +52,11 @@ const LONGEST_CHAIN: usize = 256;
 
 /// `softmax(scale · q kᵀ) v` over the keys that each query sees: `[batch, heads, new, head_dim]`.
 ///
-/// Query `i` of row `b` stands at `first[b] + i` and sees the positions `p` with `max(start, visible_from[b],
-/// first[b] + i - window + 1) <= p <= first[b] + i`, as far as slots still hold them: a slot holds the latest
-/// of its positions that is not after the last query. A query that sees nothing, such as a padded one, gives
-/// zeros. The positions stay on the device, so that a captured step can advance them. Nothing as large as
-/// `new * slots` is held in memory.
+/// Query `i` of row `b` stands at `first[b] + i` and sees the positions `p` with
+/// `max(start, visible_from[b], first[b] + i - window + 1) <= p <= first[b] + i`, as far as slots still hold
+/// them: a slot holds the latest of its positions that is not after the last query. A query that sees
+/// nothing, such as a padded one, gives zeros. The positions stay on the device, so that a captured step can
+/// advance them. Nothing as large as `new * slots` is held in memory.
 ///
 /// Without [`causal`](AttentionShape::causal), all queries of a row stand at `first[b]`, which is the same in
 /// all rows: the last position that exists, as in an encoder.

@@ -1,9 +1,9 @@
 //! Writes the keys and values of new tokens into ring buffers of slots, at positions that only the device
 //! knows.
 //!
-//! `buffer[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new[b, .., i, ..]` for `[batch,
-//! kv_heads, capacity, head_dim]` and `[batch, kv_heads, n, head_dim]`, for keys and for values. If the
-//! capacity is never reached, this is `StaticCache.update` of transformers.
+//! `buffer[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new[b, .., i, ..]` for
+//! `[batch, kv_heads, capacity, head_dim]` and `[batch, kv_heads, n, head_dim]`, for keys and for values. If
+//! the capacity is never reached, this is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::layer::{Positions, RowPosition};
@@ -21,8 +21,8 @@ use crate::{
     },
 };
 
-/// Writes new keys and values into ring buffers: token `i` of row `b` into slot `(first[b] - origin + i) mod
-/// capacity`.
+/// Writes new keys and values into ring buffers: token `i` of row `b` into slot
+/// `(first[b] - origin + i) mod capacity`.
 ///
 /// Returns the buffers. Rows may share a single row of the buffers: each row has slots of its own there,
 /// which follow its base.

@@ -1,7 +1,7 @@
 //! The weighted sum of the results of a token's experts.
 //!
-//! `y[b, t] = residual[b, t] + Σ_slot weights[b, t, slot] · x[b, t, slot]` for `[rows, tokens, slots,
-//! width]`, summed in float32 in the order of the slots and rounded once.
+//! `y[b, t] = residual[b, t] + Σ_slot weights[b, t, slot] · x[b, t, slot]` for
+//! `[rows, tokens, slots, width]`, summed in float32 in the order of the slots and rounded once.
 
 use burn::tensor::{DType, Tensor};
 

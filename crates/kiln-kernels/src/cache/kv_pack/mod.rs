@@ -1,8 +1,9 @@
 //! Packs keys or values into few bits, and writes them into a ring buffer of slots.
 //!
-//! For each group, `offset` is the smallest number, rounded down to float16, and `scale` is `(largest -
-//! offset) / (2^bits - 1)`, rounded up, so that codes reach the largest number; it is 0 if that is less than
-//! the smallest float16. This is the asymmetric quantization of KIVI (<https://arxiv.org/abs/2402.02750>).
+//! For each group, `offset` is the smallest number, rounded down to float16, and `scale` is
+//! `(largest - offset) / (2^bits - 1)`, rounded up, so that codes reach the largest number; it is 0 if that
+//! is less than the smallest float16. This is the asymmetric quantization of KIVI
+//! (<https://arxiv.org/abs/2402.02750>).
 //!
 //! `code = clamp(round((x - offset) / scale), 0, 2^bits - 1)`, with ties to even. The difference is rounded
 //! to float32 and the rest is exact: no quotient is rounded, because devices round quotients differently. So

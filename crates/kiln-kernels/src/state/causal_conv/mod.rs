@@ -76,7 +76,7 @@ impl Kernel for CausalConv {
         self.x.dims().into()
     }
 
-    /// Never writes in place.
+    /// Computes the result without writing in place.
     fn reference(self) -> Self::Output {
         let Self { x, weight, bias, ring, positions } = self;
         let ([rows, tokens, channels], [_, width]) = (x.dims(), weight.dims());
@@ -171,7 +171,7 @@ impl Kernel for CausalConv {
 }
 
 impl Checked for CausalConv {
-    /// A token depends on those before it.
+    /// Rows only, because a token depends on the ones before it.
     fn extent(&self) -> [usize; 2] {
         [self.x.dims()[0], 1]
     }

@@ -165,7 +165,7 @@ impl Kernel for SelectiveScan {
 }
 
 impl Checked for SelectiveScan {
-    /// A token depends on those before it.
+    /// Rows only, because a token depends on the ones before it.
     fn extent(&self) -> [usize; 2] {
         [self.x.dims()[0], 1]
     }
