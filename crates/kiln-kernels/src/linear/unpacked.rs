@@ -16,7 +16,7 @@ const AT_ONCE: usize = 32 << 20;
 /// take its inputs, the reference of that step runs.
 ///
 /// # Errors
-/// Returns the inputs if the weight is not packed.
+/// Returns the inputs otherwise.
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
 pub(super) fn product_of(
     linear: Linear,

@@ -36,7 +36,7 @@ pub fn plant(fault: Fault) {
 }
 
 /// Treats an open wgpu device as one that unpacks subnormal float16 numbers, or as one that flushes them to
-/// 0. Returns the previous setting, and `None` for other devices.
+/// zero. Returns the previous setting, and `None` for other devices.
 pub fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
     set(device, are_kept)
 }

@@ -19,9 +19,8 @@ pub(crate) fn cases() -> Vec<Case<Attention>> {
     let case = |given: Given| {
         let lacks = move |path, _| given.new == 0 || (path != Path::Native && given.head_dim > 256);
         // Matrix units take the weights of many queries in float16: each is off by half an ulp of itself, and
-        // together they are
-        // 1. The scores there are exponents of 2, which adds two roundings; those of the weights are up to
-        //    14, which adds 28.
+        // they sum to 1. The scores there are exponents of 2, which adds two roundings; those of the weights
+        // are up to 14, which adds 28.
         let half = half::f16::EPSILON.to_f64();
         let weights = move |single| LARGEST * (half / 2.0 + 2.0 * (28.0 + 2.0 * given.score()) * single);
         let tolerance = move |want: f64, Rounding { ulp, single, .. }| {

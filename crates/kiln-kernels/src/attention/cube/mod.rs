@@ -298,7 +298,7 @@ fn launch(
     }
 }
 
-/// Launches the packed kernels, as the shaders are launched.
+/// Launches attention over packed and recent keys, in the same way as the shaders.
 pub(super) fn packed(
     AttentionPacked { q, packed: kv, recent, positions, shape }: AttentionPacked,
     [of_packed, of_recent]: [Sharing; 2],

@@ -135,7 +135,7 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
     let visible: Vec<usize> = all.iter().map(|given| of_rows(given).unwrap_or(0)).collect();
     let products = batch * heads * new * visible.iter().sum::<usize>() * head_dim;
     let number = batch * kv_heads * new.div_ceil(together);
-    // The number of parts of the keys of each block.
+    // The largest number of parts into which the keys of a block are divided.
     let splits = |given: &Given<'_, E>, visible: &usize| match are_few {
         true => {
             let parts = |block: Block| chunks(&given.keys(block.row, &block.queries)).count();

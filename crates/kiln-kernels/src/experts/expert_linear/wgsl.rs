@@ -19,7 +19,7 @@ use crate::{
 type Shaders = [&'static Shader; 2];
 
 impl Product {
-    /// Launches a shader for one block, given the weight and its strides.
+    /// Prepares a launch for one block. Returns it with the weight and the strides of the weight.
     fn launch(
         &self,
         [dense, packed]: Shaders,

@@ -34,7 +34,7 @@ impl Sharing {
 pub(super) struct Candidates {
     /// Whether the candidates are listed. Otherwise they are all tokens.
     pub(super) listed: bool,
-    /// Number of the best tokens that are at least listed; 0 for all.
+    /// Least number of best tokens that are listed; 0 for all.
     pub(super) top_k: usize,
     /// Smallest weight of listed tokens, relative to the largest weight.
     pub(super) least: f32,
