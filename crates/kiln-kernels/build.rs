@@ -1,5 +1,5 @@
-//! Writes the uniform `Info` of each shader as a Rust struct, so that a launch names its fields and a wrong one
-//! is not compiled.
+//! Writes the uniform `Info` of each shader as a Rust struct, so that a launch names its fields and a launch
+//! with a wrong field does not compile.
 
 use std::{
     env,
@@ -35,17 +35,17 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 struct Field {
     name: String,
-    /// The type in Rust.
+    /// The Rust type.
     ty: String,
-    /// The method that gives the bits of a number.
+    /// The method that returns the bits of a number.
     bits: &'static str,
-    /// The first of its words.
+    /// Index of the first word.
     first: usize,
-    /// How many words it has.
+    /// Number of words.
     len: usize,
 }
 
-/// The fields of the uniform of a shader, where WGSL has them.
+/// Returns the fields of the uniform of a shader at their WGSL offsets, or `None` without a uniform.
 fn fields(text: &str) -> Result<Option<Vec<Field>>, Box<dyn Error>> {
     let Some((_, info)) = text.split_once("struct Info {\n") else { return Ok(None) };
     let (info, _) = info.split_once("\n}").ok_or("Info does not end")?;
@@ -61,7 +61,7 @@ fn fields(text: &str) -> Result<Option<Vec<Field>>, Box<dyn Error>> {
             (_, Some(len)) => (format!("[u32; {len}]"), "", len.parse()?),
             _ => return Err(format!("`{ty}` is no type of a field").into()),
         };
-        // A vector of three begins where one of four would.
+        // A vector of three is aligned like a vector of four.
         let first = next.next_multiple_of(usize::next_power_of_two(len));
         next = first + len;
         fields.push(Field { name: name.to_owned(), ty, bits, first, len });

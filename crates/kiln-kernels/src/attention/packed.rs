@@ -1,4 +1,4 @@
-//! Attention over packed keys and values, and over recent ones that are not packed.
+//! Attention over packed keys and values, followed by recent ones that are not packed.
 
 use burn::tensor::{FloatDType, Int, IntDType, Tensor};
 #[cfg(feature = "cube")]
@@ -31,20 +31,22 @@ use crate::{
     },
 };
 
-/// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there on:
-/// `[batch, heads, new, head_dim]`.
+/// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there
+/// on: `[batch, heads, new, head_dim]`.
 ///
-/// Query `i` of row `b` stands at `first[b] + i >= packed.end` and sees what it would see of one buffer that held both. Where
-/// queries are few, codes are unpacked only where they are used: nothing as large as the packed buffers is held in memory.
+/// Query `i` of row `b` stands at `first[b] + i >= packed.end` and sees what it would see in one buffer that
+/// held both. With few queries, codes are unpacked only where they are used: nothing as large as the unpacked
+/// buffers is held in memory.
 #[derive(Clone, Debug)]
 pub struct AttentionPacked {
     /// `[batch, heads, new, head_dim]`
     pub q: Tensor<4>,
     /// Buffers of `[batch, kv_heads, slots, head_dim]`
     pub packed: PackedKv,
-    /// Keys and values of all positions from `packed.end` on. Its start is the first position that counts, packed or recent.
+    /// Keys and values of all positions from `packed.end` on. `recent.start` is the first position that
+    /// counts, packed or recent.
     pub recent: DenseKv,
-    /// Of `batch` rows.
+    /// Positions of `batch` rows.
     pub positions: Positions,
     pub shape: AttentionShape,
 }
@@ -144,9 +146,11 @@ impl Checked for AttentionPacked {
 }
 
 impl AttentionPacked {
-    /// Everything in one dense buffer, whose slots are positions. `unpack` makes numbers of codes.
+    /// Unpacks everything into one dense buffer, in which slots are positions. `unpack` turns codes into
+    /// numbers.
     ///
-    /// Positions that the packed buffers no longer hold get anything: [`Buffers::from`] hides them.
+    /// Slots of positions that the packed buffers no longer hold have arbitrary contents: [`Buffers::from`]
+    /// hides them.
     fn unpacked(self, unpack: impl Fn(KvUnpack) -> Tensor<4>) -> (Tensor<4>, Buffers, Positions) {
         let Self { q, packed, recent, positions, shape } = self;
         let ([batch, _, new, head_dim], [_, kv_heads, held, _]) = (q.dims(), packed.keys.codes.dims());
@@ -159,7 +163,8 @@ impl AttentionPacked {
         let alike = positions.on_host.windows(2).all(|pair| pair[0].first == pair[1].first);
 
         let slots = held + recent_slots;
-        // The position that each slot of a row holds, as `attention` has it, and where that is in the one buffer or the other.
+        // The position that each slot of a row holds, as in `attention`, and its place in the packed or the
+        // recent buffer.
         let on_device = &positions.on_device;
         let count = Tensor::<1, Int>::ones([slots], (&q.device(), on_device.dtype())).cumsum(0) - 1;
         let behind = if shape.causal { new as i64 - 1 } else { 0 };
@@ -196,7 +201,8 @@ impl AttentionPacked {
 
 #[cfg(feature = "wgpu")]
 impl AttentionPacked {
-    /// Computes few queries with shaders, and no tensor that they write has more than `most` bytes but the result.
+    /// Computes few queries with shaders. No tensor that they write has more than `most` bytes, except the
+    /// result.
     pub(super) fn wgsl_within(self, most: usize, sharings: [Sharing; 2]) -> Tensor<4> {
         let (q, kv_heads) = (self.q.dims(), self.packed.keys.codes.dims()[1]);
         in_pieces(q, kv_heads, splits(&sharings), most, |piece| match piece {
@@ -205,7 +211,7 @@ impl AttentionPacked {
         })
     }
 
-    /// These rows, and heads of keys with the `each` heads of queries that each has.
+    /// Cuts out the rows and the key heads in `piece`, with the `each` query heads of every key head.
     fn piece(&self, piece: &Piece, each: usize) -> Self {
         let Self { q, packed, recent, positions, shape } = self.clone();
         let cut = |tensor| cut_heads(tensor, piece, 1);
@@ -220,7 +226,7 @@ impl AttentionPacked {
     }
 }
 
-/// These rows and heads of a packed buffer.
+/// Cuts a packed buffer to these rows and heads.
 #[cfg(feature = "wgpu")]
 fn cut_heads_of(PackedBuffer { codes, scales }: PackedBuffer, [rows, heads]: &Piece) -> PackedBuffer {
     let cut =
@@ -230,13 +236,13 @@ fn cut_heads_of(PackedBuffer { codes, scales }: PackedBuffer, [rows, heads]: &Pi
 
 #[cfg(feature = "cube")]
 impl AttentionPacked {
-    /// Whether GPU kernels compute it, from codes or from dense copies.
+    /// Whether GPU kernels take the inputs, from codes or from dense copies.
     fn is_for_gpus(&self) -> bool {
         let slots = self.packed.keys.slots() + self.recent.keys.dims()[2];
         self.q.dims()[3] <= LARGEST_HEAD && self.q.shape().num_elements() * slots > 0
     }
 
-    /// How packed and recent keys are shared, where queries are few.
+    /// How packed and recent keys are divided among workgroups; `None` unless queries are few.
     pub(super) fn sharings(&self) -> Option<[Sharing; 2]> {
         let [batch, kv_heads, slots, _] = self.packed.keys.codes.dims();
         let (device, q, recent) = (self.q.device(), self.q.dims(), self.recent.keys.dims());
@@ -250,7 +256,8 @@ impl AttentionPacked {
     }
 }
 
-/// The shader of the packed keys. The recent ones have that of dense steps; both make parts of the result.
+/// The shader for packed keys. Recent keys use the decode shader for dense keys; both write parts of the
+/// result.
 const SHADER: Shader = Shader {
     name: "attention_packed",
     bindings: &[
@@ -380,7 +387,7 @@ fn wgsl(
     combine(parts, dtype, dims)
 }
 
-/// With neighbours in rows next to each other.
+/// Makes the numbers of each row contiguous.
 #[cfg(feature = "cube")]
 pub(super) fn in_rows(tensor: CubeTensor) -> CubeTensor {
     if tensor.meta.strides()[3] == 1 || tensor.meta.shape()[3] == 1 {

@@ -35,7 +35,7 @@ pub struct Rotary {
     pub x: Tensor<4>,
     /// `[batch or 1, tokens, rotary_dim / 2]`, float32; rounded to the type of x before use
     pub cos: Tensor<3>,
-    /// As `cos`.
+    /// Like `cos`.
     pub sin: Tensor<3>,
 }
 
@@ -153,7 +153,7 @@ impl Checked for Rotary {
                 let (cos, sin) = (table(), table());
                 Self { x: numbers.tensor(x, layout), cos, sin }
             });
-            // Two products of at most LARGEST / 2 by LARGEST, after one factor was rounded, and their sum.
+            // Two products of at most LARGEST / 2 by LARGEST, with one factor rounded, and their sum.
             inputs.within(|want, Rounding { single, ulp, .. }| {
                 LARGEST * LARGEST * (2.0 * single + ulp) + want.abs() * ulp
             })
@@ -195,7 +195,7 @@ mod cube {
         cos: &Tensor<f32>,
         sin: &Tensor<f32>,
         y: &mut Tensor<E>,
-        // 0 where all sequences share their angles.
+        // 0 if all sequences share their angles.
         each: usize,
         invocations: usize,
         #[define(E)] _elem: ElemType,

@@ -94,7 +94,7 @@ pub(super) fn launch(
     launch.run(workgroups, [&q, &keys, &values, &positions, &from, written.to], info);
 }
 
-/// The result of all parts.
+/// Combines all parts into the result.
 pub(super) fn combine(parts: CubeTensor, dtype: DType, shape: [usize; 4]) -> Tensor<4> {
     let [vectors, splits] = [0, 1].map(|dim| parts.meta.shape()[dim]);
     let y = empty(&parts, shape, dtype);

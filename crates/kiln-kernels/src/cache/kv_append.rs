@@ -1,7 +1,9 @@
-//! Writes the keys and values of new tokens into rings of slots, at positions that the device knows.
+//! Writes the keys and values of new tokens into ring buffers of slots, at positions that only the device
+//! knows.
 //!
 //! `buffer[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new[b, .., i, ..]` for
-//! `[batch, kv_heads, capacity, head_dim]` and `[batch, kv_heads, n, head_dim]`, for keys and for values. Where the capacity is never reached, that is `StaticCache.update` of transformers.
+//! `[batch, kv_heads, capacity, head_dim]` and `[batch, kv_heads, n, head_dim]`, for keys and for values. If
+//! the capacity is never reached, this is `StaticCache.update` of transformers.
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::layer::{Positions, RowPosition};
@@ -19,20 +21,24 @@ use crate::{
     },
 };
 
-/// Writes new keys and values into rings of slots: token `i` of row `b` into slot `(first[b] - origin + i) mod capacity` of the
-/// buffers. Returns the buffers. Rows may share the only row of the buffers: each has slots of its own there, which follow its base.
+/// Writes new keys and values into ring buffers: token `i` of row `b` into slot
+/// `(first[b] - origin + i) mod capacity`.
 ///
-/// In place if a buffer is the only handle of its memory, else on a copy. The positions stay on the device, so that a captured
-/// step can advance them.
+/// Returns the buffers. Rows may share a single row of the buffers: each row has slots of its own there,
+/// which follow its base.
+///
+/// Writes in place if a buffer is the only handle of its memory, and to a copy otherwise. The positions stay
+/// on the device, so that a captured step can advance them.
 #[derive(Clone, Debug)]
 pub struct KvAppend {
-    /// Of keys and of values: `[batch, kv_heads, capacity, head_dim]`, or `[1, ..]` where rows share them.
+    /// Keys and values: `[batch, kv_heads, capacity, head_dim]`, or `[1, ..]` if rows share the buffers
     pub buffers: [Tensor<4>; 2],
-    /// Of keys and of values: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`; cast to the type of the buffers
+    /// Keys and values: `[batch, kv_heads, n, head_dim]`, with `n <= capacity`; cast to the type of the
+    /// buffers
     pub new: [Tensor<4>; 2],
-    /// Of `batch` rows.
+    /// Positions of `batch` rows.
     pub positions: Positions,
-    /// The position whose slot is 0.
+    /// The position stored in slot 0.
     pub origin: usize,
 }
 
@@ -129,7 +135,7 @@ impl Kernel for KvAppend {
 
 impl Checked for KvAppend {
     fn extent(&self) -> [usize; 2] {
-        // Rows that share buffers have one result.
+        // Rows that share buffers have a single result.
         if self.is_shared() { [1, 1] } else { [self.new[0].dims()[0], 1] }
     }
 
@@ -157,13 +163,13 @@ impl Checked for KvAppend {
         for head_dim in [8, 12, 64, 80, 96, 128, 256] {
             for (batch, heads, n) in [(1, 1, 1), (3, 2, 1), (1, 8, 5), (3, 2, 5)] {
                 let base = Given { buffer: [batch, heads, capacity, head_dim], n, ..GIVEN };
-                // The first slot, one in the middle, the last, one from where the rest is at the front, and one that is
-                // later than there are slots.
+                // The first slot, one in the middle, the last, one from which the rest wraps to the front,
+                // and one that is later than there are slots.
                 for position in [0, 4, capacity - n, capacity - n + 1, 3 * capacity - 1] {
                     cases.push(Given { position, ..base });
                 }
                 cases.push(Given { new: Swapped(1, 2), position: 3, ..base });
-                // Slots that begin at a later position, in the first turn and in another.
+                // Slots that begin at a later position, before and after the ring wraps.
                 for position in [40, 47, 60] {
                     cases.push(Given { position, origin: 40, ..base });
                 }
@@ -173,12 +179,12 @@ impl Checked for KvAppend {
                 }
             }
         }
-        // Rows that share buffers, each with eleven slots of its own.
+        // Rows that share buffers, with eleven slots each.
         for (batch, n) in [(3, 1), (2, 5), (16, 1)] {
             let buffer = [batch, 2, capacity, 64];
             cases.push(Given { buffer, n, position: 3, apart: 1, shared: true, ..GIVEN });
         }
-        // As many as there are slots, none, and layouts.
+        // As many tokens as slots, none, and different layouts.
         cases.push(Given { n: 11, position: 7, ..GIVEN });
         cases.push(Given { n: 0, position: 7, ..GIVEN });
         cases.push(Given { layout: Swapped(1, 2), ..GIVEN });
@@ -189,7 +195,7 @@ impl Checked for KvAppend {
 }
 
 impl KvAppend {
-    /// Whether rows share the only row of the buffers.
+    /// Whether rows share a single row of the buffers.
     fn is_shared(&self) -> bool {
         self.buffers[0].dims()[0] < self.new[0].dims()[0]
     }
@@ -211,8 +217,8 @@ impl KvAppend {
     }
 }
 
-/// `buffer` `[batch, heads, capacity, dim]` with the vectors of `new` `[batch, heads, n, dim]` in its slots `(first + i) mod
-/// capacity`; `firsts`: `[batch, 1]`.
+/// Returns `buffer` `[batch, heads, capacity, dim]` with the vectors of `new` `[batch, heads, n, dim]` in its
+/// slots `(first + i) mod capacity`, where `firsts` is `[batch, 1]`.
 pub(crate) fn written(buffer: Tensor<4>, new: Tensor<4>, firsts: Tensor<2, Int>) -> Tensor<4> {
     let [batch, heads, capacity, dim] = buffer.dims();
     let [_, _, n, _] = new.dims();
@@ -221,7 +227,7 @@ pub(crate) fn written(buffer: Tensor<4>, new: Tensor<4>, firsts: Tensor<2, Int>)
     }
     // Not `arange`: it uploads its numbers, which a captured step must not do.
     let slots = Tensor::<1, Int>::ones([capacity], (&buffer.device(), firsts.dtype())).cumsum(0) - 1;
-    // Which new token a slot would get, if there are that many.
+    // The index of the new token that a slot would get if there were that many.
     let token = (slots.unsqueeze() - firsts).remainder_scalar(capacity as i64);
     let token = token.reshape([batch, 1, capacity, 1]).expand([batch, heads, capacity, dim]);
     let last = n as i64 - 1;
@@ -229,7 +235,8 @@ pub(crate) fn written(buffer: Tensor<4>, new: Tensor<4>, firsts: Tensor<2, Int>)
     buffer.mask_where(is_new, new.gather(2, token.clamp_max(last)))
 }
 
-/// `places`: where the tokens of each row go, after the row's first slot.
+/// Copies the vectors into the buffer. `places` is where the tokens of each row go, counted from the first
+/// slot of the row.
 #[cfg(feature = "cpu")]
 fn copied(buffer: Tensor<4>, new: Tensor<4>, places: &[(i64, usize)]) -> Tensor<4> {
     use burn::{
@@ -242,7 +249,7 @@ fn copied(buffer: Tensor<4>, new: Tensor<4>, places: &[(i64, usize)]) -> Tensor<
     let [held, heads, capacity, _] = buffer.dims();
     let [batch, _, n, dim] = new.dims();
     let vector = dim * new.dtype().size();
-    // The very memory of the buffer where it has one owner, else a copy.
+    // The memory of the buffer itself if it has one owner, and a copy otherwise.
     let (mut slots, shape, dtype) = primitive(buffer).into_data().into_parts();
     let new = primitive(new);
     let new = if dim <= 1 || new.layout().strides()[3] == 1 { new } else { new.to_contiguous() };
@@ -273,7 +280,7 @@ struct Given {
     new: Layout,
     position: usize,
     origin: usize,
-    /// Row `b` stands `apart · b` behind the first, or as far as its slots reach.
+    /// Row `b` starts `apart · b` positions after the first row, or as far as its slots reach.
     apart: usize,
     /// Whether rows share the buffers.
     shared: bool,
@@ -295,7 +302,7 @@ impl Given {
         let Self { mut buffer, layout, n, new, position, origin, apart, shared } = *self;
         let [batch, heads, slots, dim] = buffer;
         let row = |row| match shared {
-            // The last row is the first in the buffer.
+            // The last row comes first in the buffer.
             true => RowPosition {
                 first: (position + row * apart) % (slots - n + 1),
                 base: (batch - 1 - row) * slots,
@@ -307,7 +314,7 @@ impl Given {
             buffer = [1, heads, batch * slots, dim];
         }
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
-        // Values have other layouts than keys.
+        // Values have a different layout from keys.
         let buffers = [numbers.tensor(buffer, layout), numbers.tensor(buffer, Plain)];
         let mut tokens = |layout| numbers.tensor([batch, heads, n, dim], layout);
         let new = [tokens(new), tokens(Swapped(0, 3))];
@@ -355,7 +362,7 @@ mod cube {
         let token = ABSOLUTE_POS / head_dim % tokens;
         let head = ABSOLUTE_POS / head_dim / tokens % heads;
         let batch = ABSOLUTE_POS / head_dim / tokens / heads;
-        // Rows that share buffers are all in their first row.
+        // Rows that share buffers all use the first row of the buffers.
         let row = min(batch, keys.shape(0) - 1);
         let base = usize::cast_from(positions[2 * new_keys.shape(0) + batch]);
 

@@ -1,5 +1,6 @@
-//! Has rows take over the latest keys and values of other rows of their prompt, in rings of slots, at positions that the device
-//! knows: what a beam search does after each step. (`Cache.reorder_cache` of transformers, but for the prompt, which is equal in all rows)
+//! Replaces the latest keys and values of rows by those of other rows of the same prompt, in ring buffers of
+//! slots, at positions that only the device knows. A beam search does this after each step.
+//! (`Cache.reorder_cache` of transformers, except for the prompt, which is equal in all rows)
 
 use burn::tensor::{Int, IntDType, Tensor, TensorData};
 use kiln_core::layer::{Positions, RowPosition};
@@ -18,23 +19,24 @@ use crate::{
     },
 };
 
-/// Has row `b` take over the latest keys and values of row `parents[b]` of its prompt: those of the positions up to `first[b]`, which
-/// are in the slots `(position - origin) mod capacity`. Returns the buffers.
+/// Replaces the latest keys and values of row `b` by those of row `parents[b]` of its prompt: at the
+/// positions up to `first[b]`, which are in the slots `(position - origin) mod capacity`. Returns the
+/// buffers.
 ///
-/// In place if a buffer is the only handle of its memory, else on a copy.
+/// Writes in place if a buffer is the only handle of its memory, and to a copy otherwise.
 #[derive(Clone, Debug)]
 pub struct KvReorder {
-    /// Of keys and of values: `[batch, kv_heads, capacity, head_dim]`
+    /// Keys and values: `[batch, kv_heads, capacity, head_dim]`
     pub buffers: [Tensor<4>; 2],
-    /// `[batch]`: for each row, a row of its prompt, counted from the first of the prompt.
+    /// `[batch]`: for each row, a row of its prompt, counted from the first row of the prompt.
     pub parents: Tensor<1, Int>,
-    /// Rows of each prompt, which follow each other: up to [`MOST_BEAMS`].
+    /// Number of consecutive rows per prompt: up to [`MOST_BEAMS`].
     pub width: usize,
-    /// Of the latest token of each row. Rows of a prompt stand at the same position.
+    /// Position of the latest token of each row. Rows of a prompt stand at the same position.
     pub positions: Positions,
-    /// `[1]`: the positions that are taken over. Where they are more than there are slots, all slots are.
+    /// `[1]`: number of positions to replace. If there are fewer slots, all slots are replaced.
     pub latest: Tensor<1, Int>,
-    /// The position whose slot is 0.
+    /// The position stored in slot 0.
     pub origin: usize,
 }
 
@@ -81,7 +83,7 @@ impl Kernel for KvReorder {
         let numbers =
             |n: usize| Tensor::<1, Int>::ones([n], (&parents.device(), parents.dtype())).cumsum(0) - 1;
         let rows = parents.clone() + numbers(batch) / width as i64 * width as i64;
-        // How long ago each slot was written, in tokens.
+        // The age of each slot, in tokens.
         let newest = positions.on_device.narrow(0, 0, 1).transpose() - origin as i64;
         let age =
             newest.expand([batch, capacity]) - numbers(capacity).unsqueeze::<2>().expand([batch, capacity]);
@@ -163,7 +165,7 @@ impl Checked for KvReorder {
             apart: 0,
         };
         let given = [
-            // Another's place, several of one, a ring of rows, all as they are, one row.
+            // Rows that swap, several that take from one, a ring of rows, all unchanged, a single row.
             base,
             Given { parents: &[2, 2, 2, 2], ..base },
             Given { parents: &[1, 2, 3, 4, 0], prompts: 3, ..base },
@@ -179,7 +181,7 @@ impl Checked for KvReorder {
             Given { prompts: 3, apart: 5, origin: 4, ..base },
             Given { layout: Swapped(1, 2), ..base },
             Given { layout: Cut(2), ..base },
-            // More than one piece, and as many rows as there can be.
+            // More than one piece, and the largest number of rows.
             Given { capacity: 200, dim: 64, position: 250, latest: 180, prompts: 2, ..base },
             Given { capacity: 40, dim: 80, position: 30, latest: 21, parents: &REVERSED, ..base },
         ];
@@ -188,11 +190,11 @@ impl Checked for KvReorder {
     }
 }
 
-/// Workgroups that share a head on a GPU.
+/// Workgroups per head on a GPU.
 #[cfg(feature = "cube")]
 const PARTS: usize = 16;
 
-/// Every row takes over another's.
+/// Parents in which every row takes from another row.
 static REVERSED: [i32; MOST_BEAMS] = {
     let mut rows = [0; MOST_BEAMS];
     let mut row = 0;
@@ -207,7 +209,7 @@ static REVERSED: [i32; MOST_BEAMS] = {
 #[derive(Clone, Copy, Debug)]
 struct Given {
     prompts: usize,
-    /// Of each prompt.
+    /// Parents within each prompt.
     parents: &'static [i32],
     heads: usize,
     capacity: usize,
@@ -216,7 +218,7 @@ struct Given {
     position: usize,
     latest: i32,
     origin: usize,
-    /// Prompt `i` stands `apart · i` behind the first.
+    /// Prompt `i` starts `apart · i` positions after the first prompt.
     apart: usize,
 }
 
@@ -231,7 +233,7 @@ impl Given {
         let ints =
             |ints: Vec<i32>| Tensor::from_data(TensorData::new(ints.clone(), [ints.len()]), numbers.device());
         let (parents, latest) = (ints(parents.repeat(prompts)), ints(vec![latest]));
-        // Values have another layout than keys.
+        // Values have a different layout from keys.
         let shape = [batch, heads, capacity, dim];
         let buffers = [numbers.tensor(shape, layout), numbers.tensor(shape, Plain)];
         KvReorder { buffers, parents, width, positions, latest, origin }
@@ -253,7 +255,7 @@ mod cube {
     use super::{KvReorder, PARTS};
     use crate::runtime::launch::{LANES, address_type, count, enough, in_order, primitive, to_write};
 
-    /// Elements of keys that are held at once, and of values.
+    /// Number of elements of keys held at once, and of values.
     const HELD: usize = 1920;
 
     #[cube]
@@ -291,7 +293,7 @@ mod cube {
         let mut held_values = Shared::<[E]>::new_slice(HELD);
 
         let first = prompt * width;
-        // Elements of a head that are taken over; none where every row goes on as itself.
+        // Elements of a head to replace; none if every row keeps its own.
         let mut moves = false;
         for row in 0..width {
             moves = moves || parents[first + row] != i32::cast_from(row as u32);

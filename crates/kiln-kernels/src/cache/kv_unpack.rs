@@ -1,4 +1,4 @@
-//! Makes numbers of packed keys or values again: `code * scale + offset`, in float32, then rounded to the type.
+//! Unpacks keys or values: `code * scale + offset`, in float32, then rounded to the type of the result.
 
 use std::ops::Range;
 
@@ -54,7 +54,7 @@ impl Kernel for KvUnpack {
         if shape.contains(&0) {
             return Tensor::<4>::zeros(shape, &buffer.codes.device()).cast(dtype);
         }
-        // Whole groups, then what is asked for of them.
+        // Whole groups first, then the requested part of them.
         let together = packing.slots_together();
         let groups = slots.start / together..slots.end.div_ceil(together);
         let n = groups.len() * together;

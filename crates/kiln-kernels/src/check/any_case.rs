@@ -1,4 +1,4 @@
-//! Cases of any kernel.
+//! Cases of any kernel, with the type of the kernel erased.
 
 use std::{fmt, rc::Rc};
 
@@ -19,7 +19,7 @@ use crate::{
 /// Runs a kernel, and reads its results.
 type Run = Box<dyn Fn(&Kernels, DType) -> Result<Vec<TensorData>>>;
 
-/// Runs a kernel whole and in parts, and says how they differ.
+/// Runs a kernel whole and in parts, and reports how the results differ.
 type Invariance = Box<dyn Fn(&Kernels, DType) -> Result<Option<String>>>;
 
 /// A case of any kernel.
@@ -51,38 +51,39 @@ impl AnyCase {
         Self { kernel: K::NAME, name, run, invariance, lacks, tolerance, is_probed, format }
     }
 
-    /// Whether quick self-tests run it, whichever others they leave out.
+    /// Whether quick self-tests always run this case, whichever others they leave out.
     pub(crate) fn is_probed(&self) -> bool {
         self.is_probed
     }
 
-    /// The format of its packed weights.
+    /// The format of the packed weights, if the case has any.
     pub fn format(&self) -> Option<Format> {
         self.format
     }
 
-    /// The results on the device of `kernels`, for inputs of type `dtype`.
+    /// Runs the case on the device of `kernels`, for inputs of type `dtype`, and returns the results.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Returns errors of the device.
     pub fn run(&self, kernels: &Kernels, dtype: DType) -> Result<Vec<TensorData>> {
         (self.run)(kernels, dtype)
     }
 
-    /// How the result of a row or a token depends on those that are computed beside it, in a sentence; `None` if it does not.
+    /// Describes in a sentence how the result for a row or a token depends on others computed beside it;
+    /// `None` if it does not.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Returns errors of the device.
     pub fn variance(&self, kernels: &Kernels, dtype: DType) -> Result<Option<String>> {
         (self.invariance)(kernels, dtype)
     }
 
-    /// The implementation that runs on a device where `preferred` is selected.
+    /// The implementation that runs on a device for which `preferred` is selected.
     pub fn path(&self, preferred: Path, dtype: DType, device: &Device) -> Path {
         if (self.lacks)(preferred, dtype, device) { Path::Reference } else { preferred }
     }
 
-    /// The element that differs most, if it differs too much; in a sentence.
+    /// Describes in a sentence the element that differs most, if it differs too much.
     pub fn difference(&self, dtype: DType, got: &[TensorData], want: &[TensorData]) -> Option<String> {
         if got.len() != want.len() {
             return Some(format!("has {} results, not {}", got.len(), want.len()));

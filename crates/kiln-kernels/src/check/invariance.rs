@@ -1,4 +1,4 @@
-//! Batch invariance: what a row or a token comes to does not depend on what is computed beside it.
+//! Batch invariance: the result for a row or a token does not depend on what is computed beside it.
 
 use burn::tensor::TensorData;
 use kiln_core::Result;
@@ -8,18 +8,18 @@ use crate::{
     testing::{case::Read, checked::Checked, cut::Extent},
 };
 
-/// Computes `kernel` whole and in parts, and says which part differs from the whole in its bits. `None`: none does, or there are
-/// more rows and tokens than the law is for.
+/// Runs `kernel` whole and in parts, and reports the first part that differs from the whole in its bits.
+/// Returns `None` if none does, or if there are more rows and tokens than the law covers.
 ///
 /// # Errors
-/// Those of the device.
+/// Returns errors of the device.
 pub(crate) fn violation<K: Checked>(kernel: K, kernels: &Kernels) -> Result<Option<String>> {
     let kernel = kernel.checked();
     let [rows, tokens] = kernel.extent();
     if !(2..=INVARIANT_UP_TO).contains(&(rows * tokens)) {
         return Ok(None);
     }
-    // The first, one in the middle and the last alone, and all but the last together.
+    // The first, one in the middle and the last, each alone, and all except the last together.
     let some = |n: usize| [0, n / 2, n - 1];
     let one = |(row, token)| [row..row + 1, token..token + 1];
     let mut parts: Vec<Extent> = some(rows).into_iter().zip(some(tokens)).map(one).collect();
@@ -38,7 +38,7 @@ pub(crate) fn violation<K: Checked>(kernel: K, kernels: &Kernels) -> Result<Opti
     Ok(None)
 }
 
-/// The first bits that differ, in a sentence.
+/// Describes the first bits that differ in a sentence.
 fn differ(got: &[TensorData], want: &[TensorData]) -> Option<String> {
     got.iter().zip(want).find_map(|(got, want)| {
         let numbers = got.iter::<f64>().zip(want.iter::<f64>()).enumerate();

@@ -1,4 +1,4 @@
-//! Checks of all kernels: the list of them, the laws that they keep, the self-test of a device.
+//! Checks of all kernels: their list, the laws that they keep, and the self-test of a device.
 
 pub(crate) mod any_case;
 pub(crate) mod invariance;

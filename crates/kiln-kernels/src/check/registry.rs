@@ -13,7 +13,7 @@ use crate::{
     testing::checked::Checked,
 };
 
-/// Every kernel. A line here gives it the tests that all kernels have to pass.
+/// Every kernel. A line here gives a kernel the tests that all kernels have to pass.
 pub static KERNELS: &[KernelInfo] = &[
     KernelInfo::of::<RmsNorm>(),
     KernelInfo::of::<LayerNorm>(),
@@ -48,7 +48,7 @@ pub struct KernelInfo {
 }
 
 impl KernelInfo {
-    /// What is known of a kernel.
+    /// Collects the name, the shaders and the cases of a kernel.
     pub const fn of<K: Checked>() -> Self {
         Self {
             name: K::NAME,
@@ -57,12 +57,12 @@ impl KernelInfo {
         }
     }
 
-    /// The text of each of its shaders in every permutation.
+    /// Returns the text of each shader in every permutation.
     pub fn shaders(&self) -> impl Iterator<Item = Text> {
         (self.shaders)().iter().flat_map(Shader::permutations)
     }
 
-    /// Inputs with which every implementation is compared with the reference.
+    /// Inputs on which every implementation is compared with the reference.
     pub fn cases(&self) -> Vec<AnyCase> {
         (self.cases)()
     }

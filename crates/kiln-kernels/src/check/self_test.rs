@@ -1,4 +1,5 @@
-//! Compares the kernels of a device with their references: drivers differ, and a wrong kernel gives text that looks right for a while.
+//! Compares the kernels of a device with their references: drivers differ, and a wrong kernel produces text
+//! that looks right for a while.
 
 use burn::tensor::{DType, Device};
 use kiln_core::{Error, Result};
@@ -13,16 +14,17 @@ use crate::{
     },
 };
 
-/// How many inputs of a kernel are compared.
+/// How many inputs per kernel are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coverage<'a> {
-    /// A few, and all with weights that are packed in these formats: all kernels together take about a second on a GPU.
+    /// A few inputs, and all with weights packed in these formats: all kernels together take about a second
+    /// on a GPU.
     Quick(&'a [Format]),
-    /// All that Kiln's own tests have.
+    /// All inputs of Kiln's own tests.
     Full,
 }
 
-/// What comparing a kernel with its reference gave.
+/// The result of comparing a kernel with its reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub kernel: &'static str,
@@ -30,11 +32,11 @@ pub struct Verdict {
     pub path: Path,
     /// The type of the numbers.
     pub dtype: DType,
-    /// How many inputs were compared.
+    /// Number of inputs that were compared.
     pub compared: usize,
-    /// How many gave a wrong result, or one that depends on what is computed beside it.
+    /// Number of inputs with a wrong result, or with one that depends on what is computed beside it.
     pub wrong: usize,
-    /// What is wrong with the first of them, in a sentence.
+    /// A sentence that says what is wrong with the first of them.
     pub why: Option<String>,
 }
 
@@ -44,18 +46,21 @@ impl Verdict {
     }
 }
 
-/// Compares the implementation of `kernel` that [`Choice::Auto`] selects on a device with its reference, computed on the CPU where this build has it;
-/// and rows that are computed together with the same rows alone. `None` if no implementation takes its inputs.
+/// Compares the implementation of `kernel` that [`Choice::Auto`] selects on a device with the reference, and
+/// rows that are computed together with the same rows alone.
+///
+/// The reference runs on the CPU if this build supports it. Returns `None` if no implementation takes its
+/// inputs.
 ///
 /// # Errors
-/// [`Error::DeviceLost`], [`Error::OutOfMemory`]. Other errors are wrong results.
+/// [`Error::DeviceLost`], [`Error::OutOfMemory`]. Other errors count as wrong results.
 pub fn self_test(
     kernel: &KernelInfo,
     device: &Opened,
     dtype: DType,
     coverage: Coverage<'_>,
 ) -> Result<Option<Verdict>> {
-    /// Inputs of a quick test, besides those that it always has.
+    /// Number of inputs in a quick test, besides those that are always included.
     const FEW: usize = 4;
 
     let opened = device;
@@ -92,7 +97,7 @@ pub fn self_test(
     Ok((verdict.compared > 0).then_some(verdict))
 }
 
-/// What is wrong, where errors are wrong, too: but for those that say nothing of a kernel.
+/// Turns errors into descriptions of a wrong result, except errors that say nothing about the kernel.
 fn sentence(found: Result<Option<String>>, device: &Opened) -> Result<Option<String>> {
     match found {
         Err(error @ (Error::DeviceLost(_) | Error::OutOfMemory { .. })) => Err(error),
@@ -101,7 +106,7 @@ fn sentence(found: Result<Option<String>>, device: &Opened) -> Result<Option<Str
     }
 }
 
-/// Where references are computed.
+/// The device on which references are computed.
 #[cfg_attr(feature = "cpu", allow(unused_variables, reason = "without a CPU it is the device itself"))]
 fn reference_device(device: &Device) -> Device {
     #[cfg(feature = "cpu")]

@@ -1,7 +1,9 @@
-//! Which experts each token goes to, and how much each of them counts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>).
+//! Routing: the experts of each token and their weights (Shazeer et al., 2017,
+//! <https://arxiv.org/abs/1701.06538>).
 //!
-//! The softmax of the router's logits over all experts, in float32, and its `chosen` largest numbers; where weights are normalised, these are
-//! divided by their sum. (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, `JambaTopKRouter` of transformers)
+//! The softmax of the router's logits over all experts, in float32, and its `chosen` largest numbers.
+//! Normalised weights are divided by their sum. (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, `JambaTopKRouter`
+//! of transformers)
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln_core::{Result as KilnResult, read_back};
@@ -19,29 +21,29 @@ use crate::{
     },
 };
 
-/// The `chosen` likeliest experts of each token, the likeliest first and of equals the first in their order.
+/// The `chosen` likeliest experts of each token, in descending order; ties go to the lower index.
 ///
-/// Experts are always numbers of experts. Weights are not numbers where a logit is not a number.
+/// Experts are always valid indices. Weights are NaN if a logit is NaN.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// `[rows, tokens, experts]`
     pub logits: Tensor<3>,
-    /// Experts of a token: from 1 to all of them.
+    /// Number of experts per token: from 1 to all of them.
     pub chosen: usize,
     /// Whether the weights of a token are divided by their sum.
     pub normalised: bool,
 }
 
-/// Where tokens go.
+/// The experts of tokens, and their weights.
 #[derive(Clone, Debug)]
 pub struct Routing {
     /// `[rows, tokens, chosen]`, int32
     pub experts: Tensor<3, Int>,
-    /// What the results of the experts are multiplied by, of the same shape, float32.
+    /// Factors of the results of the experts, in the same shape, float32.
     pub weights: Tensor<3>,
 }
 
-/// Experts that the GPU kernels have memory for.
+/// Most experts that the GPU kernels have memory for.
 #[cfg(feature = "cube")]
 pub(crate) const MOST_EXPERTS: usize = 1024;
 
@@ -66,7 +68,7 @@ impl Kernel for Route {
         let logits = logits.reshape([n, 1, experts]).cast(DType::F32);
         let largest = logits.clone().max_dim(2);
         let powers = (logits.clone() - largest).exp();
-        // The place of an expert is the number of those that are better.
+        // The rank of an expert is the number of better ones.
         let own = logits.clone().swap_dims(1, 2).expand([n, experts, experts]);
         let others = logits.clone().expand([n, experts, experts]);
         let numbers = Tensor::<3, Int>::ones([1, 1, experts], (&logits.device(), DType::I32)).cumsum(2) - 1;
@@ -82,7 +84,7 @@ impl Kernel for Route {
         let number = numbers.expand([n, chosen, experts]).mask_fill(not_chosen, 0).sum_dim(2);
         let whole = if normalised { picked.clone().sum_dim(1) } else { powers.sum_dim(2) };
         Routing {
-            // Places of what is not a number are no order.
+            // Ranks of NaN are not unique, so the indices of several experts may have been added up.
             experts: number.clamp(0, experts as i64 - 1).reshape([rows, tokens, chosen]),
             weights: (picked / whole).reshape([rows, tokens, chosen]),
         }
@@ -157,8 +159,8 @@ impl Checked for Route {
                 let logits = numbers.tensor(logits, layout) * 4.0;
                 Self { logits: if ties { logits.round() } else { logits }, chosen, normalised }
             });
-            // The quotient of an exponential, of an argument up to 16, and of a sum of them in another order; GPUs round each a few
-            // times.
+            // The quotient of an exponential, with an argument up to 16, and a sum of them in another order;
+            // GPUs round each a few times.
             let n = logits[2] as f64;
             case.within(move |want, Rounding { single, .. }| want.abs() * single * (n.sqrt() + 32.0))
         };
@@ -204,8 +206,10 @@ mod native {
     use super::{Route, Routing};
     use crate::runtime::native::{Storage, Vectors, by_storage, primitive};
 
+    /// Routes tokens on the CPU.
+    ///
     /// # Errors
-    /// The inputs, for types that it is not made for.
+    /// Returns the inputs, for types without an implementation.
     #[allow(clippy::result_large_err, reason = "the inputs are given back")]
     pub(super) fn route(kernel: Route) -> Result<Routing, Route> {
         by_storage!(kernel.logits.dtype(), E => Ok(route_in::<E>(kernel)), else Err(kernel))
@@ -218,7 +222,7 @@ mod native {
         let logits = Vectors::of::<E>(&logits, &mut widened);
         let (mut numbers, mut weights) = (Vec::new(), Vec::new());
         for (row, token) in (0..rows).flat_map(|row| (0..tokens).map(move |token| (row, token))) {
-            // What is not a number comes first, whatever its sign, and there is one 0.
+            // NaN comes first, whatever its sign, and there is only one 0.
             let logit = |&x: &f32| if x.is_nan() { f32::NAN } else { x + 0.0 };
             let logits: Vec<f32> = logits.at(row, token)[..experts].iter().map(logit).collect();
             let mut order: Vec<usize> = (0..experts).collect();

@@ -1,7 +1,7 @@
-//! What the experts of a token make of it, together.
+//! The weighted sum of the results of a token's experts.
 //!
-//! `y[b, t] = residual[b, t] + Σ_slot weights[b, t, slot] · x[b, t, slot]` for `[rows, tokens, slots, width]`, added up in float32 in the order of
-//! the slots and rounded once.
+//! `y[b, t] = residual[b, t] + Σ_slot weights[b, t, slot] · x[b, t, slot]` for
+//! `[rows, tokens, slots, width]`, summed in float32 in the order of the slots and rounded once.
 
 use burn::tensor::{DType, Tensor};
 
@@ -165,8 +165,10 @@ mod native {
     use super::WeightedSum;
     use crate::runtime::native::{Storage, by_storage, primitive};
 
+    /// Computes the sum on the CPU.
+    ///
     /// # Errors
-    /// The inputs, for types that it is not made for.
+    /// Returns the inputs, for types without an implementation.
     #[allow(clippy::result_large_err, reason = "the inputs are given back")]
     pub(super) fn sum(kernel: WeightedSum) -> Result<Tensor<3>, WeightedSum> {
         by_storage!(kernel.x.dtype(), E => sum_in::<E>(&kernel), else None).ok_or(kernel)

@@ -1,8 +1,8 @@
-//! What is between the projections of a feed-forward block that has no gate (Vaswani et al., 2017,
+//! The activation of a feed-forward block without a gate (Vaswani et al., 2017,
 //! <https://arxiv.org/abs/1706.03762>).
 //!
-//! `y = act(x)`, element by element, for `[rows, tokens, width]`. The activation is float32 whatever the type of x, and
-//! rounded to it once.
+//! `y = act(x)`, element by element, for `[rows, tokens, width]`. The activation is float32, whatever the
+//! type of x, and rounded to that type once.
 
 #[cfg(feature = "cpu")]
 mod native;
@@ -95,7 +95,7 @@ impl Checked for Activate {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        // x is `times` times as large as other numbers are.
+        // x is `times` times as large as the usual inputs.
         let case = |x: [usize; 3], layout: Layout, activation, times: f64| {
             let inputs = Case::new((x, layout, activation, times), move |numbers| Self {
                 x: numbers.tensor(x, layout) * times,
@@ -112,7 +112,7 @@ impl Checked for Activate {
                 let layouts = [Plain, Cut(2), Swapped(0, 1), Swapped(1, 2)];
                 cases.extend(layouts.map(|layout| case(x, layout, activation, 1.0)));
             }
-            // Where exponentials are larger than any number.
+            // With exponentials larger than any number.
             cases.push(case([1, 1, 640], Plain, activation, 100.0));
             cases.push(case([1, 0, 640], Plain, activation, 1.0));
         }

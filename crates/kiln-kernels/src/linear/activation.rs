@@ -1,4 +1,5 @@
-//! The functions between the projections of a feed-forward block: of a tensor, and of numbers in native and `#[cube]` code.
+//! The functions between the projections of a feed-forward block, for tensors and for numbers in native and
+//! `#[cube]` code.
 
 #[cfg(feature = "cpu")]
 pub(crate) use self::native::activate;
@@ -17,12 +18,12 @@ pub enum Activation {
     Silu,
     /// `x Φ(x)` (Hendrycks and Gimpel, 2016)
     Gelu,
-    /// Its approximation, `x / 2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`
+    /// An approximation of [`Gelu`](Self::Gelu): `x / 2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`
     GeluTanh,
 }
 
 impl Activation {
-    /// The function of each element, in plain tensor operations.
+    /// Applies the function to each element, in plain tensor operations.
     pub(crate) fn of(self, x: Tensor<3>) -> Tensor<3> {
         match self {
             Self::Silu => silu(x),
@@ -43,7 +44,7 @@ mod native {
     use super::Activation;
     use crate::runtime::native::silu;
 
-    /// The activation of each number, in place.
+    /// Applies the activation to each number, in place.
     #[inline(always)]
     pub(crate) fn activate(numbers: &mut [f32], activation: Activation) {
         match activation {
@@ -68,7 +69,8 @@ mod native {
         }
     }
 
-    /// The normal distribution, `(1 + erf(x / √2)) / 2`, by 7.1.26 of Abramowitz and Stegun, which is off by 1.5e-7 at most.
+    /// The normal distribution, `(1 + erf(x / √2)) / 2`, by formula 7.1.26 of Abramowitz and Stegun, with an
+    /// error of at most 1.5e-7.
     #[inline(always)]
     fn normal(x: f32) -> f32 {
         let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
@@ -91,13 +93,13 @@ pub(crate) mod cube {
     /// √(2/π)
     const ROOT: f32 = 0.797_884_6;
 
-    /// `1 / (1 + exp(-x))`. Some GPUs make no number of `exp(100)`.
+    /// `1 / (1 + exp(-x))`. Some GPUs return NaN for `exp(100)`.
     #[cube]
     fn sigmoid(x: f32) -> f32 {
         1.0 / (1.0 + f32::exp(min(-x, 80.0)))
     }
 
-    /// The activation of a number.
+    /// Applies the activation to a number.
     #[cube]
     pub(crate) fn activated(x: f32, #[comptime] activation: Activation) -> f32 {
         if comptime!(activation == Activation::Silu) {

@@ -2,10 +2,10 @@
 
 use cubecl::prelude::*;
 
-/// As `vec4<f32>` of WGSL.
+/// `vec4<f32>` in WGSL.
 pub(crate) type Four = Vector<f32, Const<4>>;
 
-/// Four numbers of a row of that many, those from 4 c on. What is beyond its end is 0, where fours do not end with it.
+/// Reads four numbers of a row, from 4 c on. If the row ends within the four, numbers past its end are 0.
 #[cube]
 pub(crate) fn four<E: Float, N: Size>(
     tensor: &Tensor<Vector<E, N>>,
@@ -29,7 +29,7 @@ pub(crate) fn four<E: Float, N: Size>(
     }
 }
 
-/// [`four`], also where 4 c is beyond the end of the row.
+/// Like [`four`], but also allows 4 c past the end of the row.
 #[cube]
 pub(crate) fn four_or_zero<E: Float, N: Size>(
     tensor: &Tensor<Vector<E, N>>,
@@ -45,8 +45,8 @@ pub(crate) fn four_or_zero<E: Float, N: Size>(
     numbers
 }
 
-/// `Σ a b`. Which products are joined with a sum is said here: compilers choose, and may choose another one in a kernel for
-/// more rows.
+/// `Σ a b`. The fused multiply-adds are explicit: a compiler may choose others, and may choose differently in
+/// a kernel for more rows.
 #[cube]
 pub(crate) fn dot(a: Four, b: Four) -> f32 {
     let mut sum = a.extract(0usize) * b.extract(0usize);

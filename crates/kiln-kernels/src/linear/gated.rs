@@ -1,7 +1,7 @@
 //! The gated activation of a feed-forward block (Shazeer, 2020, <https://arxiv.org/abs/2002.05202>).
 //!
-//! `y = act(gate) · up`, element by element, for `[rows, tokens, width]`. The activation is float32 whatever the type of
-//! the gate, and rounded to it once before it is multiplied, as in the reference.
+//! `y = act(gate) · up`, element by element, for `[rows, tokens, width]`. The activation is float32, whatever
+//! the type of the gate, and rounded to that type once before the multiplication, as in the reference.
 
 #[cfg(feature = "cpu")]
 mod native;
@@ -30,7 +30,7 @@ use crate::{
 pub struct Gated {
     /// `[rows, tokens, width]`
     pub gate: Tensor<3>,
-    /// As the gate, and cast to its type.
+    /// The factors of the gate, in its shape; cast to its type.
     pub up: Tensor<3>,
     pub activation: Activation,
 }
@@ -99,14 +99,15 @@ impl Checked for Gated {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        // The gate is `times` times as large as other numbers are.
+        // The gate is `times` times as large as the usual inputs.
         let case = |gate: [usize; 3], layout: Layout, activation, times: f64| {
             let inputs = Case::new((gate, layout, activation, times), move |numbers| {
                 let up = numbers.tensor(gate, Plain);
                 Self { gate: numbers.tensor(gate, layout) * times, up, activation }
             });
-            // The activation is off by a few roundings of its argument, and by the error of an approximation of the normal
-            // distribution, and rounded; then multiplied by at most LARGEST, and rounded.
+            // The error of the activation is a few roundings of its argument, the error of an approximation
+            // of the normal distribution, and a rounding; it is then multiplied by at most LARGEST, and
+            // rounded.
             inputs.within(move |want, Rounding { single, ulp, .. }| {
                 let off = LARGEST * times * (16.0 * single + 2e-7);
                 LARGEST * off + want.abs() * 2.0 * ulp
@@ -118,7 +119,7 @@ impl Checked for Gated {
                 let layouts = [Plain, Cut(2), Swapped(0, 1), Swapped(1, 2)];
                 cases.extend(layouts.map(|layout| case(gate, layout, activation, 1.0)));
             }
-            // Where exponentials are larger than any number.
+            // With exponentials larger than any number.
             cases.push(case([1, 1, 640], Plain, activation, 100.0));
             cases.push(case([1, 0, 640], Plain, activation, 1.0));
         }

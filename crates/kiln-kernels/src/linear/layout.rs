@@ -1,4 +1,4 @@
-//! Which weights are packed, and how they lie in memory.
+//! The choice of the weights that stay packed, and of their layout in memory.
 
 use burn::tensor::DType;
 use kiln_weights::{Format, streams::Order};
@@ -14,8 +14,8 @@ use crate::{
 };
 
 impl PackedLayout {
-    /// How packed weights of a format lie in memory, so that they are computed with as fast as dense ones or faster, in
-    /// vectors of `dtype`; `None` where they are not.
+    /// Chooses the layout of packed weights of a format, for vectors of `dtype`. Returns `None` unless
+    /// products with packed weights are at least as fast as with dense ones.
     pub fn for_matrix(kernels: &Kernels, format: Format, dtype: DType) -> Option<Self> {
         let path = kernels.path();
         let paths =
@@ -23,9 +23,9 @@ impl PackedLayout {
         let order = if path == Path::Native { Order::Sixteens } else { Order::Rows };
         let layout = Self { format, order };
         let is_worth_it = match format {
-            // Numbers as they are computed with are dense.
+            // Float32 is the type of the arithmetic, so such weights are dense.
             Format::F32 => false,
-            // GPUs that compute in float16 have faster ways for numbers of 16 bits.
+            // GPUs that compute in float16 have faster ways to multiply 16-bit numbers.
             Format::F16 | Format::Bf16 => dtype == DType::F32,
             _ => path != Path::Native || dtype == DType::F32,
         };

@@ -1,4 +1,4 @@
-//! A weight, as it is stored.
+//! A weight in the form in which it is stored.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use crate::{
     runtime::{kernel::Kernel, kernels::Kernels},
 };
 
-/// A weight `[rows, columns]`. Vectors are multiplied by its rows ([`Linear`](crate::Linear)), or its rows are
-/// looked up.
+/// A weight `[rows, columns]`. Vectors are multiplied by its rows ([`Linear`](crate::Linear)), or its rows
+/// are looked up.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Matrix {
     /// Numbers of one type.
     Dense(Tensor<2>),
-    /// Numbers that several share a word. GPU kernels read the words.
+    /// Packed numbers, several per word. GPU kernels read the words.
     Packed(PackedMatrix),
 }
 
@@ -43,7 +43,7 @@ impl Matrix {
         }
     }
 
-    /// The type of the vectors that it is made for.
+    /// The type of the vectors that the weight is multiplied with.
     pub fn dtype(&self) -> DType {
         match self {
             Self::Dense(numbers) => numbers.dtype(),
@@ -51,7 +51,7 @@ impl Matrix {
         }
     }
 
-    /// Its rows `ids` `[n]`: `[n, columns]`.
+    /// Looks up the rows `ids` `[n]`: `[n, columns]`.
     pub fn select(&self, ids: Tensor<1, Int>, kernels: &Kernels) -> Tensor<2> {
         match self {
             Self::Dense(numbers) => numbers.clone().select(0, ids),
@@ -59,7 +59,7 @@ impl Matrix {
         }
     }
 
-    /// All its numbers, as the reference has them.
+    /// Unpacks all numbers, as in the reference.
     pub(crate) fn numbers(self) -> Tensor<2> {
         match self {
             Self::Dense(numbers) => numbers,
@@ -68,11 +68,11 @@ impl Matrix {
     }
 }
 
-/// As many matrices of one shape, one above the other: a weight of every expert of a layer. They are in blocks that a kernel can
-/// bind. A block is dense or packed.
+/// A stack of matrices of one shape, such as a weight of every expert in a layer. The matrices are in blocks
+/// that are small enough for a kernel to bind. A block is dense or packed.
 #[derive(Clone, Debug)]
 pub struct MatrixStack {
-    /// How many there are, then the rows and the columns of each.
+    /// Number of matrices, then the rows and the columns of each.
     shape: [usize; 3],
     blocks: Vec<StackBlock>,
 }
@@ -87,14 +87,15 @@ pub(crate) struct StackBlock {
 }
 
 impl MatrixStack {
-    /// Matrices of this shape, `[count, rows, columns]`, in blocks of up to `most` rows. `read` is asked for some rows of all of
-    /// them, one above the other.
+    /// Reads matrices of shape `[count, rows, columns]`, in blocks of up to `most` rows. `read` is given a
+    /// range of rows, counted through all matrices one above the other.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// Returns errors of `read`.
     ///
     /// # Panics
-    /// If a block in [`Order::Sixteens`](kiln_weights::streams::Order::Sixteens) has several matrices whose rows are no whole sixteens.
+    /// If a block in [`Order::Sixteens`](kiln_weights::streams::Order::Sixteens) has several matrices whose
+    /// number of rows is not a multiple of 16.
     pub fn read<E>(
         shape: [usize; 3],
         most: usize,
@@ -140,7 +141,7 @@ impl MatrixStack {
         self.blocks.iter().any(|block| matches!(block.matrix, Matrix::Packed(_)))
     }
 
-    /// The rows of matrix `member`, piece by piece.
+    /// Returns the rows of matrix `member`, piece by piece.
     pub(crate) fn pieces(&self, member: usize) -> impl Iterator<Item = Matrix> {
         let own = self.blocks.iter().filter(move |block| block.members.contains(&member));
         own.map(move |StackBlock { matrix, members, rows }| {

@@ -1,9 +1,10 @@
 //! `y = x Wᵀ + b + r` for `[rows, tokens, in]` and weights `[out, in]`, as checkpoints store them.
 //!
-//! Decoding multiplies each weight by a handful of vectors, once a token: it takes as long as reading the weights does.
-//! The native code reads each weight once, on all threads. Since both factors are stored along the sum, it rearranges
-//! neither, which is what a general product spends its time on where there are few rows. So do the GPU kernels for few
-//! rows. Prefill has many: matrix units multiply them, where wgpu offers them (`tiles.rs`).
+//! Decoding multiplies each weight by a handful of vectors per token, so it takes as long as reading the
+//! weights. The native code reads each weight once, on all threads. Both factors are stored along the sum, so
+//! it rearranges neither; a general product spends most of its time on that if there are few rows. The GPU
+//! kernels for few rows work the same way. Prefill has many rows: matrix units multiply them, if wgpu offers
+//! them (`tiles.rs`).
 
 pub(crate) mod activate;
 pub(crate) mod activation;
@@ -62,8 +63,9 @@ use crate::{
 
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
 ///
-/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, the reference runs: Burn's matrix products
-/// are faster there. But in float16, on wgpu devices that have matrix units, a shader that uses them takes more rows, too.
+/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, the reference runs, because
+/// Burn's matrix products are faster there. The exception is float16 on wgpu devices with matrix units, where
+/// a shader that uses them takes more rows, too.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[rows, tokens, in]`
@@ -103,7 +105,8 @@ impl Kernel for Linear {
         let [rows, tokens, input] = x.dims();
         let weight = weight.numbers().cast(x.dtype());
         let [output, _] = weight.dims();
-        // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
+        // One product of two matrices, which the CPU backend computes in parallel; it would not with one
+        // product per row.
         let y = products_of_rows(x.reshape([rows * tokens, input]), weight, rows * tokens <= INVARIANT_UP_TO);
         finished(y.reshape([rows, tokens, output]), bias, residual)
     }
@@ -157,8 +160,8 @@ impl Checked for Linear {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        // Sums of n products in another order, some devices' in the type itself; they are rounded before a residual is
-        // added, or only then.
+        // Sums of n products in another order, on some devices in the type itself; they are rounded before a
+        // residual is added, or only afterwards.
         let within = |case: Case<Self>, input: usize| {
             case.within(move |want, Rounding { single, ulp, .. }| {
                 let n = input as f64;
@@ -191,8 +194,8 @@ impl Checked for Linear {
                     Self { x: numbers.tensor(x, layout), weight, bias, residual }
                 });
                 let lacks = move |path, _| !takes_packed(path, packing);
-                // Vectors that are rounded to bytes are off by up to half a step, evenly: the sum has a standard deviation, and no
-                // result is six of them off.
+                // Vectors that are rounded to bytes have a uniform error of up to half a step. The tolerance
+                // is six standard deviations of the sum, which no result exceeds.
                 let (step, largest) = (LARGEST / 127.0, LARGEST * f64::from(factor));
                 let rounded = 6.0 * (x[2] as f64).sqrt() * largest * step / 12f64.sqrt();
                 let rounded = if arithmetic == Arithmetic::Integers { rounded } else { 0.0 };
@@ -218,18 +221,19 @@ impl Checked for Linear {
             cases.push(case([rows, tokens, 96], Swapped(0, 1), 7, true, false));
             cases.push(case([rows, tokens, 96], Swapped(1, 2), 7, true, true));
         }
-        // Long rows, which many lanes go along, and an odd number of fours.
+        // Long rows, which many lanes share, and an odd number of fours.
         for tokens in [1, 5] {
             cases.push(case([1, tokens, 4096], Plain, 9, false, true));
             cases.push(case([1, tokens, 4100], Plain, 6, true, false));
             cases.push(case([1, tokens, 4103], Plain, 2, false, false));
         }
-        // Rows that lie apart, by a number that four divides and by one that it does not.
+        // Rows with gaps between them, of a length divisible by four and of one that is not.
         cases.push(case([2, 2, 96], Cut(1), 70, true, false));
         cases.push(case([2, 2, 96], Cut(2), 70, false, true));
-        // Many rows, which matrix units multiply in tiles of 64 rows: whole ones and parts, whole steps along the sum and parts.
+        // Many rows, which matrix units multiply in tiles of 64 rows: whole and partial tiles, whole and
+        // partial steps along the sum.
         for x in [[1, 17, 32], [3, 43, 48], [1, 64, 40], [3, 43, 7], [1, 65, 257], [2, 65, 1040]] {
-            // An odd number of them: tests of float16 take every second case.
+            // An odd number of cases, because tests of float16 take every second one.
             let outputs = [
                 (66, true, true),
                 (64, false, false),
@@ -252,7 +256,7 @@ impl Checked for Linear {
                 (Order::Sixteens, Arithmetic::Integers),
             ] {
                 let packing = PackedLayout { format, order };
-                // There are many formats, and compilers of shaders take their time.
+                // There are many formats, and shader compilers are slow.
                 let batches = match order {
                     Order::Rows => &[(1, 5), (2, 16)][..],
                     Order::Sixteens => &[(1, 1), (1, 5), (2, 16), (2, 1), (1, 3), (4, 4)],
@@ -261,7 +265,7 @@ impl Checked for Linear {
                     let (blocks, output) = [(1, 1), (3, 96), (4, 41), (16, 9)][(i + format as usize) % 4];
                     cases.push(packed(packing, arithmetic, [rows, tokens, blocks * block], Plain, output));
                 }
-                // No bias or residual hides a scale that is taken for 0.
+                // Without bias and residual, which would hide a scale that is flushed to 0.
                 let x = [1, 3, 2 * block];
                 cases.push(packed_times(SUBNORMAL_SCALES, packing, arithmetic, x, Plain, 11));
                 if order == Order::Sixteens || format == Format::Q4_0 {
@@ -270,7 +274,7 @@ impl Checked for Linear {
                 }
             }
         }
-        // Enough for the larger tiles.
+        // Large enough for the larger tiles.
         cases.push(case([2, 520, 48], Plain, 1930, true, false).probed());
         cases.push(case([2, 520, 24], Plain, 1930, true, false));
         cases.push(case([1, 65, 48], Plain, 66, true, true).probed());
@@ -278,13 +282,13 @@ impl Checked for Linear {
     }
 }
 
-/// [`Kernel::work`] of a product.
+/// [`Kernel::work`] for a product.
 fn work_of(rows: usize, input: usize, output: usize) -> u64 {
     // Few rows take as long as reading the weights, and their steps may be recorded.
     if rows > INVARIANT_UP_TO { rows as u64 * input as u64 * output as u64 } else { 0 }
 }
 
-/// Whether an implementation for GPUs takes more than a few rows.
+/// Whether a GPU implementation takes more than a few rows.
 #[cfg(feature = "wgpu")]
 fn takes_many_rows(path: Path, dtype: DType, device: &Device) -> bool {
     path == Path::Wgsl && tiles::takes(dtype, device)
@@ -295,7 +299,7 @@ fn takes_many_rows(_: Path, _: DType, _: &Device) -> bool {
     false
 }
 
-/// A product with its bias and residual.
+/// Adds the bias and the residual to a product.
 fn finished(y: Tensor<3>, bias: Option<Tensor<1>>, residual: Option<Tensor<3>>) -> Tensor<3> {
     let y = match bias {
         Some(bias) => y + bias.unsqueeze(),
@@ -311,7 +315,7 @@ fn finished(y: Tensor<3>, bias: Option<Tensor<1>>, residual: Option<Tensor<3>>) 
 pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool) -> Tensor<2> {
     let weight = weight.transpose();
     match x.dims()[0] {
-        // How a backend adds up depends on the number of rows.
+        // The order in which a backend sums depends on the number of rows.
         n @ 2.. if row_by_row => {
             let row = |row| product(x.clone().narrow(0, row, 1), weight.clone());
             Tensor::cat((0..n).map(row).collect(), 0)
@@ -322,14 +326,15 @@ pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool
 
 #[cfg(feature = "cube")]
 impl Linear {
-    /// Whether the GPU kernels take it.
+    /// Whether the GPU kernels take the inputs.
     fn is_for_few_rows(&self) -> bool {
         let others = self.bias.iter().map(Tensor::dtype).chain(self.residual.iter().map(Tensor::dtype));
         are_few_of_one_type(&self.x, &self.weight, others)
     }
 }
 
-/// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types `others`.
+/// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types
+/// `others`.
 pub(crate) fn are_few_of_one_type(
     x: &Tensor<3>,
     weight: &Matrix,

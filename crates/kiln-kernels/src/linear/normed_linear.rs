@@ -1,7 +1,9 @@
-//! A product with what is around it in a decoder: a norm in front, and a gate or rotary positions behind.
+//! A product fused with the operations around it in a decoder: a norm before it, and a gate or rotary
+//! positions after it.
 //!
-//! Decoding a token launches few kernels this way, each of which reads its weights once. The root mean square divides the product, and nothing is
-//! rounded between the steps, so results differ from those of the steps by a few roundings.
+//! Decoding a token this way launches few kernels, each of which reads its weights once. The root mean square
+//! divides the product, and nothing is rounded between the steps, so results differ by a few roundings from
+//! those of separate steps.
 
 use burn::tensor::Tensor;
 use kiln_weights::{
@@ -38,8 +40,9 @@ use crate::{
 
 /// `then(norm(x) Wᵀ + b)`.
 ///
-/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO)). For more, run the steps:
-/// [`RmsNorm`], [`Linear`], [`Gated`] or [`Rotary`]. [`is_fused`](Self::is_fused) says which it is.
+/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO)). For more, run
+/// the steps: [`RmsNorm`], [`Linear`], [`Gated`] or [`Rotary`]. [`is_fused`](Self::is_fused) tells which
+/// applies.
 #[derive(Clone, Debug)]
 pub struct NormedLinear {
     /// `[rows, tokens, in]`
@@ -179,8 +182,9 @@ impl Checked for NormedLinear {
                 let takes = packed.is_none() || path.is_on_gpu();
                 !takes || given.lacks(path, x[0] * x[1])
             };
-            // Products of n numbers, which are 1 in the mean, with scales of up to 1 + LARGEST. The reference rounds them twice, and the
-            // product; then it multiplies that by another, or two of them by sines.
+            // Products of n numbers, with a mean square of 1, with scales of up to 1 + LARGEST. The reference
+            // rounds the numbers twice, and the product; then it multiplies that by another product, or two
+            // of them by sines.
             inputs.of_format(packed).without(lacks).within(move |want, Rounding { single, ulp, .. }| {
                 let n = x[2] as f64;
                 let product = f64::from(factor) * LARGEST * (1.0 + LARGEST) * n.sqrt();
@@ -208,7 +212,7 @@ impl Checked for NormedLinear {
             for (output, given) in [
                 (3 * 80, rotate(2, 80, 40, rows)),
                 (4 * 20, rotate(3, 20, 4, 1)),
-                // Not by fours.
+                // Not divisible by four.
                 (3 * 10, rotate(2, 10, 5, 1)),
             ] {
                 cases.push(case([rows, tokens, 96], output, given, order));
@@ -230,7 +234,7 @@ impl Checked for NormedLinear {
         for format in Format::ALL.into_iter().filter(|format| packed_lines::pick(*format).is_some()) {
             let input = 2 * format.block().max(32);
             cases.push(of_weight(Some(format), [1, 3, input], 20, Given::Gate(Activation::Silu), order));
-            // A number that is not divisible by 3: no bias hides a scale that is taken for 0.
+            // A number not divisible by 3: no bias hides a scale that is flushed to 0.
             let (x, given) = ([1, 1, input], Given::Nothing);
             cases.push(of_weight_times(SUBNORMAL_SCALES, Some(format), x, 8, given, order));
         }
@@ -248,12 +252,12 @@ impl Checked for NormedLinear {
     }
 
     fn shaders() -> &'static [Shader] {
-        // Those of `linear`.
+        // Uses the shaders of `linear`.
         &[]
     }
 }
 
-/// What a case has behind the product.
+/// The operation after the product in a case.
 #[derive(Clone, Copy, Debug)]
 enum Given {
     Nothing,
@@ -272,8 +276,8 @@ impl Given {
 }
 
 impl NormedLinear {
-    /// Whether [`Kernels::run`] computes it in one launch, and that is faster than its steps. Not where a GPU is imitated on the
-    /// CPU: a launch costs little there, and every workgroup computes the norm.
+    /// Whether [`Kernels::run`] computes this in one launch that is faster than separate steps. False for
+    /// software GPUs: a launch costs little there, and every workgroup computes the norm.
     pub fn is_fused(&self, kernels: &Kernels) -> bool {
         #[cfg(feature = "cube")]
         let takes_launches = !prefers_few_groups(kernels.device());
@@ -282,10 +286,10 @@ impl NormedLinear {
         takes_launches && kernels.path_of::<Self>().is_on_gpu() && self.is_for_few_rows()
     }
 
-    /// Whether the GPU kernels take it.
+    /// Whether the GPU kernels take the inputs.
     fn is_for_few_rows(&self) -> bool {
         let by_fours = match &self.then {
-            // Pairs meet in four neighbouring places.
+            // Pairs are combined within four neighbouring places.
             Then::Rotate { cos, head_dim, .. } => {
                 head_dim.is_multiple_of(4) && cos.dims()[2].is_multiple_of(2)
             }

@@ -1,4 +1,4 @@
-//! Packed weights, as they lie in memory.
+//! Packed weights in their memory layout.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use kiln_weights::{
 
 use crate::{linear::packed_lines, runtime::choice::Path, testing::numbers::Numbers};
 
-/// A weight `[rows, columns]` in words of 32 bits, from whose codes products are computed.
+/// A weight `[rows, columns]` in 32-bit words, whose codes are multiplied directly.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
-    /// Those of a row in each row, or of sixteen rows in [`Order::Sixteens`]
+    /// The words of one row per row, or of sixteen rows in [`Order::Sixteens`]
     pub(crate) words: Tensor<2, Int>,
     pub(crate) layout: PackedLayout,
     /// Rows and columns
@@ -21,48 +21,50 @@ pub struct PackedMatrix {
     pub(crate) use_as: Use,
 }
 
-/// What the words of a [`PackedMatrix`] are.
+/// The format and the order of the words in a [`PackedMatrix`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PackedLayout {
     pub format: Format,
     pub order: Order,
 }
 
-/// How a [`PackedMatrix`] is computed with.
+/// How a [`PackedMatrix`] is used in products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
-    /// The type of the vectors that meet it, and of results
+    /// The type of the vectors that are multiplied with the weight, and of the results
     pub dtype: DType,
     pub arithmetic: Arithmetic,
 }
 
 impl PackedLayout {
-    /// Rows whose words are mixed with each other's.
+    /// Number of rows whose words are interleaved.
     pub fn together(self) -> usize {
         if self.order == Order::Sixteens { SIXTEEN } else { 1 }
     }
 
-    /// The shape of the words of a matrix `[rows, columns]`; `None` where a row is no whole number of blocks, or of words.
+    /// The shape of the words of a matrix `[rows, columns]`; `None` unless a row is a whole number of blocks
+    /// and of words.
     pub fn words(self, [rows, columns]: [usize; 2]) -> Option<[usize; 2]> {
         let together = self.together();
-        // Lanes of GPUs read four numbers at once.
+        // GPU lanes read four numbers at a time.
         let fits = self.order == Order::Sixteens || columns.is_multiple_of(4);
         let words = self.format.words(self.order, together, columns).filter(|_| fits)?;
         Some([rows.div_ceil(together), words])
     }
 
-    /// Whether matrices of that many rows can be one above the other: none begins within a sixteen.
+    /// Whether matrices with `rows` rows can be stacked, which requires that none begins within a group of
+    /// sixteen rows.
     pub fn is_for_stacks(self, rows: usize) -> bool {
         rows.is_multiple_of(self.together())
     }
 }
 
 impl PackedMatrix {
-    /// A matrix `[rows, columns]` of `words`, int32 on the device: the bits count. They have the shape that
-    /// [`PackedLayout::words`] says.
+    /// Creates a matrix `[rows, columns]` from `words`, int32 on the device, of which only the bits count.
+    /// Their shape is given by [`PackedLayout::words`].
     ///
     /// # Panics
-    /// If they have another.
+    /// If `words` has another shape.
     pub fn new(words: Tensor<2, Int>, layout: PackedLayout, shape: [usize; 2], use_as: Use) -> Self {
         assert_eq!(Some(words.dims()), layout.words(shape), "packed matrix: words of {shape:?}");
         Self { words, layout, shape, use_as }
@@ -80,7 +82,7 @@ impl PackedMatrix {
         self.layout.format
     }
 
-    /// Some of its rows. In [`Order::Sixteens`] they begin with a whole sixteen.
+    /// Returns some of the rows. In [`Order::Sixteens`], the range must begin at a multiple of 16.
     pub(crate) fn narrow(&self, rows: Range<usize>) -> Self {
         let together = self.layout.together();
         let words = self.words.clone().narrow(0, rows.start / together, rows.len().div_ceil(together));
@@ -98,10 +100,11 @@ pub(crate) fn takes_packed(path: Path, PackedLayout { format, order }: PackedLay
 }
 
 impl Numbers {
-    /// A packed weight `[rows, columns]` of numbers from -2 to 2, for vectors of the type of the inputs.
+    /// Generates a packed weight `[rows, columns]` with numbers from -2 to 2, for vectors of the type of the
+    /// inputs.
     ///
     /// # Panics
-    /// If a row is no whole number of blocks.
+    /// If a row is not a whole number of blocks.
     pub fn packed_matrix(
         &mut self,
         shape: [usize; 2],
@@ -111,10 +114,10 @@ impl Numbers {
         self.packed_matrix_times(1.0, shape, layout, arithmetic)
     }
 
-    /// [`packed_matrix`](Self::packed_matrix) of numbers that are multiplied by `factor`.
+    /// Like [`packed_matrix`](Self::packed_matrix), with numbers multiplied by `factor`.
     ///
     /// # Panics
-    /// If a row is no whole number of blocks.
+    /// If a row is not a whole number of blocks.
     pub fn packed_matrix_times(
         &mut self,
         factor: f32,

@@ -16,14 +16,14 @@ pub(crate) const FORMATS: Lines = || {
     &LINES
 };
 
-/// The number of a format's lines, if the shader reads it.
+/// Index of the lines for a format, if the shader reads it.
 pub(crate) fn pick(format: Format) -> Option<usize> {
     formats().position(|(read, _)| read == format)
 }
 
-/// bfloat16, and all formats that lie in streams.
+/// Bfloat16, and all formats that are stored as streams.
 fn formats() -> impl Iterator<Item = (Format, Streams)> {
-    /// Numbers of 16 bits are read as codes are.
+    /// 16-bit numbers are read like codes.
     const BF16: Streams = Streams {
         block: 32,
         low: 16,
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn lines_and_tables_are_in_the_shader() {
         let shader = include_str!("../../../../shaders/weights_packed.wgsl");
-        // The line that others replace.
+        // The line that the others replace.
         assert!(shader.contains(FORMATS()[0]), "{}", FORMATS()[0]);
         for table in [Table::NonLinear, Table::E2M1, Table::Nf4, Table::Fp4].map(Table::numbers) {
             let line = |(i, row): (usize, &[f32])| {

@@ -1,7 +1,8 @@
-//! Reads packed weights in `#[cube]` functions: the words of `kiln_weights::streams`, row after row, as `shaders/weights_packed.wgsl` does.
+//! Reads packed weights in `#[cube]` functions: the words of `kiln_weights::streams`, row after row, like
+//! `shaders/weights_packed.wgsl`.
 //!
-//! What is read at once is half a run of 32 numbers: two pairs of fours, 16 numbers apart. Of codes of four bits these are both halves of
-//! two words. What a format is, is known when a kernel is compiled.
+//! The unit of reading is half a run of 32 numbers: two pairs of fours, 16 numbers apart. For 4-bit codes,
+//! these are both halves of two words. The format is known when a kernel is compiled.
 
 use cubecl::prelude::*;
 use half::f16;
@@ -12,28 +13,29 @@ use crate::{
     runtime::half::half_number,
 };
 
-/// Numbers of half a run.
+/// Numbers in half a run.
 const HALF_RUN: usize = 16;
 
-/// Entries of a table that codes are places in.
+/// Entries of a table that codes index.
 pub(crate) const TABLE: usize = 16;
 
-/// Halves of runs of a row of that many numbers. A row of bfloat16 may end within the last run.
+/// Number of half runs in a row of `input` numbers. A row of bfloat16 may end within the last run.
 pub(crate) fn halves_of(input: usize) -> usize {
     input.div_ceil(2 * HALF_RUN) * 2
 }
 
-/// What a kernel that reads packed weights is compiled for.
+/// The compile-time parameters of a kernel that reads packed weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reading {
-    /// How blocks lie in words; `None`: a word has two bfloat16 numbers
+    /// The layout of blocks in words; `None` if a word has two bfloat16 numbers
     pub(crate) streams: Option<Streams>,
-    /// Whether the device has float16, so that no arithmetic is needed for it
+    /// Whether the device has float16, so that no integer arithmetic is needed to convert it
     pub(crate) has_half: bool,
 }
 
 impl Reading {
-    /// Words that are read for half a run: those with low bits of codes, then those with high bits.
+    /// Number of words that are read for half a run: first those with low bits of codes, then those with high
+    /// bits.
     pub(crate) fn words(self) -> usize {
         self.low_words() + self.streams.map_or(0, |streams| words_of(streams.high))
     }
@@ -42,39 +44,39 @@ impl Reading {
         self.streams.map_or(HALF_RUN / 2, |streams| words_of(streams.low))
     }
 
-    /// Groups that half a run is in: 1, or one for each pair of fours.
+    /// Number of groups that half a run spans: 1, or one for each pair of fours.
     pub(crate) fn groups(self) -> usize {
         self.streams.map_or(1, |streams| (32 / streams.group).max(1))
     }
 
-    /// Bits of a code.
+    /// Bits per code.
     fn bits(self) -> u32 {
         self.streams.map_or(0, |streams| streams.low + streams.high) as u32
     }
 
-    /// The numbers that codes are places of.
+    /// The table that codes index, if the format has one.
     pub(crate) fn table(self) -> Option<[f32; TABLE]> {
         self.streams.and_then(|streams| streams.table).map(Table::numbers)
     }
 
-    /// Whether [`read_four`] gives codes, and not numbers of a table or of bfloat16.
+    /// Whether [`read_four`] returns codes, rather than numbers from a table or bfloat16 numbers.
     pub(crate) fn reads_codes(self) -> bool {
         self.streams.is_some() && self.table().is_none()
     }
 
-    /// What a scale is multiplied by for what [`read_four`] gives.
+    /// Factor between the scale of a group and the scale of the numbers that [`read_four`] returns.
     pub(crate) fn steps(self) -> f32 {
         if self.reads_codes() { (1u32 << self.bits()) as f32 } else { 1.0 }
     }
 
-    /// What [`read_four`] gives for the number 0, where there is no minimum, and no zero point.
+    /// The value that [`read_four`] returns for the number 0, in formats without minimum and zero point.
     fn zero(self) -> f32 {
         let offset = self.streams.map_or(0, |streams| streams.offset);
         if self.reads_codes() { 1.0 + f32::from(offset) / self.steps() } else { 0.0 }
     }
 }
 
-/// Words of half a run, of a stream of so many bits a code.
+/// Number of words in half a run of a stream with `bits` bits per code.
 fn words_of(bits: usize) -> usize {
     match bits {
         8 => 4,
@@ -84,7 +86,8 @@ fn words_of(bits: usize) -> usize {
     }
 }
 
-/// Which of the words that [`read_stream`] reads has a four, and its shift within each byte.
+/// The word among those from [`read_stream`] that contains a four, and the shift of the four within each
+/// byte.
 fn place_of(bits: usize, pair: usize, four: usize) -> (usize, usize) {
     match bits {
         8 => (2 * pair + four, 0),
@@ -94,12 +97,13 @@ fn place_of(bits: usize, pair: usize, four: usize) -> (usize, usize) {
     }
 }
 
-/// The lowest bits of each byte of a word.
+/// A mask of the lowest bits in each byte of a word.
 fn mask(bits: usize) -> u32 {
     0x0101_0101 * ((1 << bits) - 1)
 }
 
-/// A group of numbers: each is `scale · (read - zero) · steps + minimum`, for what [`read_four`] gives.
+/// The parameters of a group. A number is `scale · (read - zero) · steps + minimum`, where `read` is the
+/// result of [`read_four`].
 #[derive(CubeType)]
 pub(crate) struct Group {
     pub(crate) scale: f32,
@@ -107,7 +111,7 @@ pub(crate) struct Group {
     pub(crate) minimum: f32,
 }
 
-/// The codes of a half of a run: of the row that begins with the word `at`.
+/// Reads the codes of half a run, in the row that begins with the word `at`.
 #[cube]
 pub(crate) fn read_words(
     w: &Tensor<u32>,
@@ -144,7 +148,7 @@ pub(crate) fn read_words(
     words
 }
 
-/// The part of a half of a run of a stream that begins with the word `start`: so many bits of each code.
+/// Reads half a run from the stream that begins with the word `start` and has `bits` bits per code.
 #[cube]
 fn read_stream(
     words: &mut Array<u32>,
@@ -175,8 +179,9 @@ fn read_stream(
     }
 }
 
-/// Four neighbours of what was read, of the first or second pair of fours. Codes are in the first bits of a mantissa, `1 + code / 2^bits`,
-/// which takes no conversion. Numbers of a table are in the first places of `table`.
+/// Returns four neighbouring numbers of what was read, from the first or second pair of fours. Codes are in
+/// the first bits of a mantissa, `1 + code / 2^bits`, which takes no conversion. Numbers of a table are in
+/// the first places of `table`.
 #[cube]
 pub(crate) fn read_four(
     words: &Array<u32>,
@@ -223,7 +228,7 @@ pub(crate) fn read_four(
     numbers
 }
 
-/// `1 + code / 2^bits` of the code that begins with that bit of a word.
+/// `1 + code / 2^bits`, for the code that begins at bit `from` of a word.
 #[cube]
 fn in_mantissa(word: u32, #[comptime] from: u32, #[comptime] bits: u32) -> f32 {
     let to = comptime!(23 - bits);
@@ -235,7 +240,7 @@ fn in_mantissa(word: u32, #[comptime] from: u32, #[comptime] bits: u32) -> f32 {
     f32::reinterpret((moved & comptime!(((1u32 << bits) - 1) << (23 - bits))) | 0x3f80_0000u32)
 }
 
-/// The group of the first or second pair of fours of a half of a run.
+/// Reads the group of the first or second pair of fours in half a run.
 #[cube]
 pub(crate) fn read_group(
     w: &Tensor<u32>,
@@ -258,7 +263,7 @@ pub(crate) fn read_group(
                 half / comptime!(streams.group / HALF_RUN)
             };
             let scales = at + input / 32 * comptime!(streams.low + streams.high);
-            // Words of scales of groups, or of their minimums.
+            // Number of words for the scales of groups, or for their minimums.
             let each = (input / comptime!(streams.group)).div_ceil(4);
             let bytes = comptime!(match streams.groups {
                 GroupScales::One => 0,
@@ -297,13 +302,14 @@ pub(crate) fn read_group(
     Group { scale, zero, minimum }
 }
 
-/// A byte of a stream that begins with the word `start`.
+/// Returns byte `i` of a stream that begins with the word `start`.
 #[cube]
 fn byte_at(w: &Tensor<u32>, start: usize, i: usize) -> u32 {
     (w[start + i / 4] >> u32::cast_from(i % 4 * 8)) & 255u32
 }
 
-/// The scale of 16 bits. CUDA's conversion keeps subnormal numbers, whatever its arithmetic does with them; where there is none, integers do.
+/// Converts a 16-bit scale. CUDA's conversion keeps subnormal numbers, however its arithmetic treats them; on
+/// devices without float16, integers are used.
 #[cube]
 fn float_of(bits: u32, #[comptime] reading: Reading) -> f32 {
     if comptime!(reading.streams.is_some_and(|streams| streams.scale == ScaleType::Bf16)) {
@@ -333,7 +339,7 @@ pub(crate) fn write_table(memory: &mut Shared<[f32]>, #[comptime] reading: Readi
     }
 }
 
-/// Four numbers of a vector. Rows of bfloat16 may end within half a run; what is beyond is 0.
+/// Reads four numbers of a vector. Rows of bfloat16 may end within half a run; numbers past the end are 0.
 #[cube]
 pub(crate) fn four_at<E: Float, N: Size>(
     tensor: &Tensor<Vector<E, N>>,

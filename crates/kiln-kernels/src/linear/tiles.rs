@@ -18,9 +18,9 @@ use crate::{
     shaders::linear_tiles::Info,
 };
 
-/// A way to cut y into tiles. A workgroup has a tile, a subgroup a part of it: 2 x 4 matrices.
+/// A division of y into tiles. A workgroup has a tile, and a subgroup a part of it: 2 x 4 matrices.
 struct Shape {
-    /// What it is best for.
+    /// The units for which this shape is best.
     units: MatrixUnits,
     down: usize,
     across: usize,
@@ -57,8 +57,9 @@ macro_rules! shapes {
     };
 }
 
-// Of two for the same units, the first one is for large results. Software devices have subgroups of 8 threads and run for tests
-// alone: they get Metal's text, which has fewer parts than they have subgroups, and one that has more.
+// If there are two shapes for the same units, the first one is for large results. Software devices have
+// subgroups of 8 threads and run for tests alone: they get Metal's text, which has fewer parts than they have
+// subgroups, and one that has more.
 shapes! {
     [16 32 256 4 2 fours],
     [16 32 64 2 1 fours],
@@ -68,7 +69,7 @@ shapes! {
     [8 8 64 4 4 fours],
 }
 
-/// Numbers along the sum that a workgroup has in memory together, as in the shader.
+/// Numbers along the sum that a workgroup has in memory at the same time, as in the shader.
 const STEP: usize = 16;
 
 const EIGHTS: Lines =
@@ -81,17 +82,18 @@ pub(super) const SHADER: Shader = Shader {
     options: &[EIGHTS, LINES],
 };
 
-/// Whether a device takes more than a few rows of that type.
+/// Whether a device takes more than a few rows of type `dtype`.
 pub(super) fn takes(dtype: DType, device: &Device) -> bool {
     units_for(dtype, device).is_some()
 }
 
-/// The number of the shape for a result of that size.
+/// Index of the shape for a result of this size.
 fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
-    /// Large tiles read less. These are enough to keep a GPU busy.
+    /// Number of workgroups that keeps a GPU busy. Large tiles read less, so they are used if there are this
+    /// many.
     const BUSY: usize = 128;
 
-    // A text is right with subgroups of any size. Those of 32 threads are common.
+    // A text is right for subgroups of any size. Those of 32 threads are common.
     let of = |threads| SHAPES.iter().position(|shape| shape.units == MatrixUnits { threads, ..units });
     let large = of(units.threads).or_else(|| of(32)).unwrap_or(0);
     let shape = &SHAPES[large];
@@ -101,10 +103,10 @@ fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
     if is_large { large } else { large + 1 }
 }
 
-/// Computes it, if all is float16, on a device with matrix units.
+/// Computes the product if all tensors are float16 and the device has matrix units.
 ///
 /// # Errors
-/// The inputs, if not.
+/// Returns the inputs otherwise.
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
 pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
     let Linear { x, weight: Matrix::Dense(weight), bias, residual } = &linear else { return Err(linear) };

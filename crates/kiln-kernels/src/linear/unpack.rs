@@ -1,4 +1,4 @@
-//! Rows of a packed weight as numbers: embeddings of tokens, and what the reference multiplies.
+//! Unpacks rows of a packed weight, for token embeddings and for the reference products.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln_weights::{
@@ -23,16 +23,16 @@ use crate::{
     },
 };
 
-/// Rows of a packed weight: `[n, columns]`, in the type that it is used as.
+/// Rows of a packed weight: `[n, columns]`, in the type in which it is used.
 #[derive(Clone, Debug)]
 pub struct Unpack {
     pub matrix: PackedMatrix,
-    /// `[n]`, numbers of rows of the matrix; `None`: all, in order
+    /// `[n]`, indices of rows; `None` for all rows, in order
     pub ids: Option<Tensor<1, Int>>,
 }
 
 impl Unpack {
-    /// All rows.
+    /// Unpacks all rows.
     pub(crate) fn all(matrix: PackedMatrix) -> Self {
         Self { matrix, ids: None }
     }
@@ -41,7 +41,7 @@ impl Unpack {
         self.ids.as_ref().map_or(self.matrix.rows(), |ids| ids.dims()[0])
     }
 
-    /// The rows of words in host memory.
+    /// Unpacks the rows from words in host memory.
     fn of_words(&self, words: &[i32]) -> Tensor<2> {
         let PackedMatrix { layout, shape: [_, columns], use_as, .. } = &self.matrix;
         let rows: Vec<usize> = match &self.ids {
@@ -70,10 +70,10 @@ impl Kernel for Unpack {
         vec![self.rows(), self.matrix.columns()]
     }
 
-    /// The numbers are those of [`kiln_weights::Format::unpack`].
+    /// Unpacks like [`kiln_weights::Format::unpack`].
     ///
     /// # Panics
-    /// If an id is not that of a row.
+    /// If an id is not the index of a row.
     fn reference(self) -> Tensor<2> {
         let words = self.matrix.words.clone().into_data();
         self.of_words(words.as_slice().expect("words are int32"))
@@ -163,7 +163,7 @@ impl Checked for Unpack {
                             Tensor::from_data(TensorData::new(ids, [rows]), (numbers.device(), DType::I64));
                         Self { matrix, ids: (rows > 1).then_some(ids) }
                     });
-                    // Every device gives the numbers, to the bit.
+                    // Every device gives the same numbers, to the bit.
                     let lacks = move |path, _| path != Path::Native && !takes_packed(path, layout);
                     cases.push(case.of_format(format).without(lacks));
                 }
@@ -201,7 +201,7 @@ mod cube {
         runtime::launch::{LANES, address_type, count, empty, has_half, in_order},
     };
 
-    /// A lane has half a run.
+    /// A lane unpacks half a run.
     #[cube(launch, address_type = "dynamic")]
     fn unpack<E: Float, N: Size>(
         w: &Tensor<u32>,
@@ -225,7 +225,8 @@ mod cube {
                 #[unroll]
                 for four in 0..2usize {
                     let read = read_four(&words, &table, pair, four, reading);
-                    // Where there are minimums, products are exact: it does not matter whether they are rounded before the sum.
+                    // With minimums, products are exact, so it does not matter whether they are rounded
+                    // before the sum.
                     let numbers = (read - Four::new(group.zero)) * Four::new(group.scale * steps);
                     let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair + four);
                     if c * 4 < input {

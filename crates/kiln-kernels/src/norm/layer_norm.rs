@@ -1,7 +1,7 @@
 //! Layer normalisation (Ba et al., 2016, <https://arxiv.org/abs/1607.06450>).
 //!
-//! `y = (x - mean(x)) / sqrt(var(x) + eps) · w + b` over the last dimension of `[rows, tokens, hidden]`. Everything is float32
-//! whatever the type of x; the result is rounded to it once, as PyTorch does.
+//! `y = (x - mean(x)) / sqrt(var(x) + eps) · w + b` over the last dimension of `[rows, tokens, hidden]`.
+//! Everything is float32, whatever the type of x; the result is rounded to that type once, as in PyTorch.
 
 #[cfg(feature = "cpu")]
 mod native;
@@ -21,8 +21,8 @@ use crate::{
     },
 };
 
-/// `(x - mean(x)) / sqrt(var(x) + eps)` times the weight, plus the bias, over the last dimension. The variance is that of the
-/// numbers themselves: the sum of squares is divided by their count.
+/// `(x - mean(x)) / sqrt(var(x) + eps)` times the weight, plus the bias, over the last dimension. The
+/// variance is the population variance: the sum of squares is divided by the count.
 ///
 /// # Shapes
 /// The result has the shape of x.
@@ -108,14 +108,14 @@ impl Checked for LayerNorm {
     }
 
     fn cases() -> Vec<Case<Self>> {
-        // `offset`: the mean, in units of the largest number.
+        // `offset` is the mean, in units of the largest number.
         let case = |x: [usize; 3], layout: Layout, offset: f64| {
             let inputs = Case::new((x, layout, offset), move |numbers| {
                 let [weight, bias] = [(); 2].map(|()| numbers.tensor([x[2]], Plain));
                 Self { x: numbers.tensor(x, layout) + offset * LARGEST, weight, bias, eps: 0.01 }
             });
-            // The mean is off by sqrt(n) roundings of the largest number, which the deviation, 0.1 at least, magnifies; the rest
-            // as for `rms_norm`.
+            // The error of the mean is sqrt(n) roundings of the largest number, magnified by the deviation,
+            // which is at least 0.1; the rest is as for `rms_norm`.
             let n = x[2] as f64;
             inputs.within(move |want, Rounding { single, ulp, .. }| {
                 let mean = LARGEST * (1.0 + offset) * (n.sqrt() + 4.0) * single;
@@ -130,7 +130,7 @@ impl Checked for LayerNorm {
         cases.push(case([2, 3, 384], Plain, 3.0));
         cases.extend([Swapped(0, 1), Swapped(1, 2), Cut(1)].map(|layout| case([3, 5, 80], layout, 0.0)));
         cases.push(case([1, 0, 8], Plain, 0.0));
-        // More rows than workgroups along one axis, and than one thread takes.
+        // More rows than workgroups along one axis, and more than one thread takes.
         cases.push(case([3, 22_000, 2], Plain, 0.0));
         cases.push(case([1, 1500, 384], Plain, 0.0));
         cases
@@ -152,7 +152,7 @@ mod cube {
     use super::LayerNorm;
     use crate::runtime::launch::{LANES, address_type, count, empty_like, primitive};
 
-    /// The sum of what all lanes left there, in the first.
+    /// Reduces the sums of all lanes into the first element.
     #[cube]
     fn sum_of_lanes(sums: &mut Shared<[f32]>, lane: usize) {
         let mut left = CUBE_DIM as usize / 2;

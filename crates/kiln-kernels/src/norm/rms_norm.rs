@@ -1,7 +1,7 @@
 //! Root mean square normalisation (Zhang and Sennrich, 2019, <https://arxiv.org/abs/1910.07467>).
 //!
-//! `y = x / sqrt(mean(x²) + eps) · w` over the last dimension of `[rows, tokens, hidden]`. Sums and the quotient are
-//! float32 whatever the type of x; [`NormOrder`] says where the result is rounded to it.
+//! `y = x / sqrt(mean(x²) + eps) · w` over the last dimension of `[rows, tokens, hidden]`. Sums and the
+//! quotient are float32, whatever the type of x; [`NormOrder`] says where the result is rounded to that type.
 
 #[cfg(feature = "cpu")]
 mod native;
@@ -38,9 +38,9 @@ pub struct RmsNorm {
 /// When the normalised values are rounded to the type of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormOrder {
-    /// Before they are multiplied by the weight: `LlamaRMSNorm` of transformers.
+    /// Before the multiplication by the weight: `LlamaRMSNorm` of transformers.
     CastThenScale,
-    /// After they are multiplied by `1 + weight` in float32: `Gemma2RMSNorm`.
+    /// After the multiplication by `1 + weight` in float32: `Gemma2RMSNorm`.
     ScaleThenCast,
 }
 
@@ -121,8 +121,8 @@ impl Checked for RmsNorm {
                 let weight = numbers.tensor([x[2]], Plain);
                 Self { x: numbers.tensor(x, layout), weight, eps: 0.01, order }
             });
-            // A sum of n squares in another order is off by sqrt(n) roundings; the square root, the quotient and the products
-            // by a few, since a GPU's are not the nearest ones.
+            // The error of a sum of n squares in another order is sqrt(n) roundings; that of the square root,
+            // the quotient and the products is a few, because a GPU does not round them to the nearest.
             let roundings = if order == NormOrder::CastThenScale { 2.0 } else { 1.0 };
             let n = x[2] as f64;
             inputs.within(move |want, Rounding { single, ulp, .. }| {

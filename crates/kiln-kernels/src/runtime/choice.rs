@@ -1,11 +1,11 @@
-//! Which implementation of a kernel runs, and which ones did.
+//! The choice of the implementation of the kernels, and counts of the ones that ran.
 
 use std::{fmt, str::FromStr};
 
 use kiln_core::{Error, Result};
 
-/// Which implementation of the kernels is to run. A device that cannot run it refuses it. For inputs that the implementation of a
-/// kernel does not support, its reference runs.
+/// The requested implementation of the kernels. A device that cannot run it rejects it. For inputs that the
+/// implementation of a kernel does not support, the reference runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
     /// WGSL on wgpu, `#[cube]` on CUDA, native code on the CPU; else the reference.
@@ -42,7 +42,7 @@ impl FromStr for Choice {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        // Its name in version 0.1.
+        // The name in version 0.1.
         let text = if text == "definition" { "reference" } else { text };
         Self::ALL.into_iter().find(|choice| choice.name() == text).ok_or_else(|| Error::Unknown {
             what: "kernel choice",
@@ -52,7 +52,7 @@ impl FromStr for Choice {
     }
 }
 
-/// Which implementation ran.
+/// The implementation that ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Path {
     Reference,
@@ -63,7 +63,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// Whether it is a launch of a GPU kernel.
+    /// Whether this is a launch of a GPU kernel.
     pub fn is_on_gpu(self) -> bool {
         matches!(self, Self::Wgsl | Self::Cube)
     }

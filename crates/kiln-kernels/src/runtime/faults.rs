@@ -1,4 +1,4 @@
-//! Faults of drivers, planted by tests: machines that tests run on have drivers that are right.
+//! Driver faults that tests inject, because the drivers of test machines are correct.
 
 use std::sync::{
     OnceLock,
@@ -13,30 +13,30 @@ use crate::runtime::device::opened::{lose, set_keeps_subnormals as set};
 /// A fault of a driver.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// A shader is compiled as another text: `to` stands where `from` does.
+    /// A shader is compiled from a changed text: `from` is replaced by `to`.
     Text { shader: &'static str, from: &'static str, to: &'static str },
     /// Subnormal float16 numbers are unpacked as 0.
     Flush,
     /// The process ends when the kernel is launched.
     Crash { kernel: &'static str },
-    /// The launch of the kernel never comes back.
+    /// The launch of the kernel never returns.
     Hang { kernel: &'static str },
-    /// The device is lost when the kernel is launched for the first time.
+    /// The device is lost at the first launch of the kernel.
     Loss { kernel: &'static str },
 }
 
 static PLANTED: OnceLock<Fault> = OnceLock::new();
 
-/// Plants a fault for the rest of this process: one, and before anything is launched.
+/// Injects a fault for the rest of this process. Only one is possible, before anything is launched.
 ///
 /// # Panics
-/// If there is one already.
+/// If a fault was injected before.
 pub fn plant(fault: Fault) {
     assert!(PLANTED.set(fault).is_ok(), "a fault is planted already");
 }
 
-/// Treats an open wgpu device as one that unpacks subnormal float16 numbers, or as one that takes them for 0. Returns which it was, and `None` for
-/// other devices.
+/// Treats an open wgpu device as one that unpacks subnormal float16 numbers, or as one that flushes them to
+/// zero. Returns the previous setting, and `None` for other devices.
 pub fn set_keeps_subnormals(device: &Device, are_kept: bool) -> Option<bool> {
     set(device, are_kept)
 }
@@ -49,7 +49,7 @@ fn flushed(word: u32) -> vec2<f32> {
 }
 ";
 
-/// What the driver makes of a text.
+/// Returns the text that the faulty driver compiles.
 #[cfg(feature = "wgpu")]
 pub(crate) fn text(name: &str, text: String) -> String {
     match PLANTED.get() {
@@ -67,7 +67,7 @@ fn set(_: &Device, _: bool) -> Option<bool> {
     None
 }
 
-/// What happens when a kernel is launched on a GPU.
+/// Triggers the fault of a kernel that is launched on a GPU.
 pub(crate) fn launched(name: &str, device: &Device) {
     static IS_LOST: AtomicBool = AtomicBool::new(false);
 

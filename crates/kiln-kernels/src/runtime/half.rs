@@ -1,26 +1,27 @@
-//! Float16 numbers in the bits of integers, in plain operations: rounded by integers where devices would differ.
+//! Float16 numbers as the bits of integers, in plain operations. Rounding uses integers, because devices
+//! differ in it.
 
 use burn::tensor::{DType, Int, Tensor};
 
 /// The largest float16 number.
 pub(crate) const LARGEST: f32 = 65504.0;
 
-/// The smallest that is not 0.
+/// The smallest positive float16 number.
 pub(crate) const SMALLEST: f32 = 1.0 / (1 << 24) as f32;
 
-/// Where a number goes that float16 does not have. None becomes infinite.
+/// The rounding of a number that float16 cannot represent. No number becomes infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     Down,
     Up,
-    /// To the nearest, to the even one of two.
+    /// To the nearest, with ties to even.
     Nearest,
 }
 
-/// The bits of float32 numbers, which are finite, as float16. There is no negative 0.
+/// Converts finite float32 numbers to the bits of float16. The result is never a negative 0.
 pub(crate) fn bits<const D: usize>(x: Tensor<D>, rounding: Rounding) -> Tensor<D, Int> {
     let negative = x.clone().lower_elem(0.0);
-    // In the smallest units, then halved until it is below 2048: products with powers of 2 are exact.
+    // In units of the smallest number, halved until it is below 2048: products with powers of 2 are exact.
     let mut digits = x.abs().clamp_max(LARGEST) * (1.0 / SMALLEST);
     let mut halved = digits.zeros_like();
     for power in [16, 8, 4, 2, 1] {
@@ -34,14 +35,14 @@ pub(crate) fn bits<const D: usize>(x: Tensor<D>, rounding: Rounding) -> Tensor<D
         Rounding::Down => digits.clone().floor().mask_where(negative.clone(), digits.ceil()),
         Rounding::Up => digits.clone().ceil().mask_where(negative.clone(), digits.floor()),
     };
-    // A digit too many is carried into the exponent.
+    // An extra digit is carried into the exponent.
     let bits = (halved * 1024.0 + digits).clamp_max(31743.0);
     let nonzero = bits.clone().greater_elem(0.0);
     let bits = bits.clone().mask_where(negative.bool_and(nonzero), bits + 32768.0);
     bits.int().cast(DType::I32)
 }
 
-/// The numbers that the lowest 16 bits are.
+/// Converts the lowest 16 bits to numbers.
 pub(crate) fn numbers<const D: usize>(bits: Tensor<D, Int>) -> Tensor<D> {
     let float = |integers: Tensor<D, Int>| integers.float().cast(DType::F32);
     let exponent = bits.clone().bitwise_right_shift_scalar(10).bitwise_and_scalar(31);
@@ -60,21 +61,21 @@ pub(crate) fn numbers<const D: usize>(bits: Tensor<D, Int>) -> Tensor<D> {
 #[cfg(feature = "cube")]
 pub(crate) use cube::{DOWN, NEAREST, UP, finite, half_bits, half_number};
 
-/// What shaders have written out, for the `#[cube]` functions.
+/// The functions of the shaders, for `#[cube]` functions.
 #[cfg(feature = "cube")]
 mod cube {
     use cubecl::prelude::*;
 
     use super::SMALLEST;
 
-    /// The bits of the largest.
+    /// The float32 bits of the largest float16 number.
     const LARGEST: u32 = 0x477f_e000;
 
     pub(crate) const DOWN: u32 = 0;
     pub(crate) const UP: u32 = 1;
     pub(crate) const NEAREST: u32 = 2;
 
-    /// What float16 has a neighbour for.
+    /// Clamps to the range of float16. NaN and subnormal float32 numbers become 0.
     #[cube]
     #[allow(clippy::manual_range_contains, reason = "kernels have no ranges")]
     pub(crate) fn finite<E: Numeric>(x: E) -> f32 {
@@ -84,7 +85,7 @@ mod cube {
         f32::reinterpret(select(none, 0u32, min(size, LARGEST) | (bits & 0x8000_0000u32)))
     }
 
-    /// The bits of a float16 number next to x; there is no negative 0.
+    /// The bits of a float16 number next to x; never a negative 0.
     #[cube]
     pub(crate) fn half_bits(x: f32, #[comptime] rounding: u32) -> u32 {
         let bits = u32::reinterpret(x);
@@ -109,12 +110,12 @@ mod cube {
                 more = away;
             }
         }
-        // A digit too many is carried into the exponent.
+        // An extra digit is carried into the exponent.
         let half = min(select(small, 0u32, (exponent - 113u32) << 10u32) + whole + more, 0x7bffu32);
         select(size == 0u32 || half == 0u32, 0u32, half | ((bits >> 16u32) & 0x8000u32))
     }
 
-    /// The number of the lowest 16 bits.
+    /// Converts the lowest 16 bits to a number.
     #[cube]
     pub(crate) fn half_number(half: u32) -> f32 {
         let normal = f32::reinterpret(((half & 0x7fffu32) << 13u32) + 0x3800_0000u32);

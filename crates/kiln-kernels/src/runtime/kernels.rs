@@ -25,12 +25,12 @@ use crate::runtime::{
 #[derive(Clone, Debug)]
 pub struct Kernels {
     device: Device,
-    /// The implementation that runs, where a kernel has it.
+    /// The implementation that runs if a kernel has it.
     path: Path,
-    /// Kernels whose reference runs in any case.
+    /// Kernels whose reference always runs.
     distrusted: Arc<BTreeSet<&'static str>>,
     counts: Arc<Mutex<BTreeMap<(&'static str, Path), u64>>>,
-    /// Is told what is about to run.
+    /// Called with the name of each kernel before it runs.
     watch: Option<Watch>,
     submission: Submission,
 }
@@ -45,7 +45,7 @@ impl fmt::Debug for Watch {
 }
 
 impl Kernels {
-    /// Kernels on `device`, with the implementation that `choice` says.
+    /// Creates the runner of kernels on `device`, with the implementation that `choice` selects.
     ///
     /// # Errors
     /// [`Error::Setting`] if `device` cannot run `choice`.
@@ -73,25 +73,27 @@ impl Kernels {
         })
     }
 
-    /// Has the references of these kernels run, whatever was chosen: those that a [`self_test`](crate::self_test) found to be wrong.
+    /// Makes these kernels run their references, whatever was chosen: those that a
+    /// [`self_test`](crate::self_test) found to be wrong.
     #[must_use]
     pub fn without(self, kernels: impl IntoIterator<Item = &'static str>) -> Self {
         Self { distrusted: Arc::new(kernels.into_iter().collect()), ..self }
     }
 
-    /// [`without`](Self::without), for kernels beside those that are left out already.
+    /// Like [`without`](Self::without), in addition to the kernels that are left out already.
     #[must_use]
     pub fn and_without(self, kernels: impl IntoIterator<Item = &'static str>) -> Self {
         let before = self.distrusted.clone();
         self.without(before.iter().copied().chain(kernels))
     }
 
-    /// Kernels whose reference runs, whatever was chosen.
+    /// Kernels whose reference always runs, whatever was chosen.
     pub fn left_out(&self) -> impl Iterator<Item = &'static str> + use<'_> {
         self.distrusted.iter().copied()
     }
 
-    /// Has `watch` told the name of each kernel before it runs, when all before it have been computed: what then ends the process, or never ends, is that kernel.
+    /// Calls `watch` with the name of each kernel before it runs, after all earlier ones have been computed.
+    /// If the process then ends or hangs, that kernel is the cause.
     #[must_use]
     pub fn watched(self, watch: impl Fn(&'static str) + Send + Sync + 'static) -> Self {
         Self { watch: Some(Watch(Arc::new(watch))), ..self }
@@ -101,17 +103,17 @@ impl Kernels {
         &self.device
     }
 
-    /// The implementation that runs, where a kernel has it; else its reference runs.
+    /// The implementation that runs if a kernel has it; otherwise the reference runs.
     pub fn path(&self) -> Path {
         self.path
     }
 
-    /// Computes a kernel, and counts which implementation ran.
+    /// Computes a kernel, and counts the implementation that ran.
     pub fn run<K: Kernel>(&self, kernel: K) -> K::Output {
         let kernel = kernel.checked();
         let shape = tracing::enabled!(target: "kiln::kernels", tracing::Level::TRACE).then(|| kernel.shape());
         if let Some(Watch(watch)) = &self.watch {
-            // What went wrong before is said where a result is read.
+            // Earlier errors are reported where a result is read.
             _ = DeviceState::of(&self.device).sync();
             watch(K::NAME);
         }
@@ -131,7 +133,8 @@ impl Kernels {
         };
         if self.path.is_on_gpu() && self.submission.is_full(work) {
             let state = DeviceState::of(&self.device);
-            // What is recorded is not handed over. Where handing over fails, so does what waits for the work.
+            // Launches that are being recorded are not submitted. If submitting fails, so does waiting for
+            // the work.
             if *state.preparing() == 0 {
                 _ = state.caught(|| self.device.flush());
             }
@@ -141,27 +144,28 @@ impl Kernels {
         output
     }
 
-    /// The implementation of a kernel that runs, if it has it.
+    /// The implementation that runs if the kernel has it.
     pub(crate) fn path_of<K: Kernel>(&self) -> Path {
         if self.distrusted.contains(K::NAME) { Path::Reference } else { self.path }
     }
 
-    /// What ran so far, here and in clones. What a captured graph repeats is not counted again.
+    /// Counts of what ran so far, here and in clones. Replays of a captured graph are not counted.
     pub fn ran(&self) -> Vec<Ran> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.iter().map(|(&(kernel, path), &count)| Ran { kernel, path, count }).collect()
     }
 }
 
-/// Work since launches were handed to the driver. Drivers end what takes longer than some seconds, and one forward pass of a prompt takes an integrated GPU as long.
+/// Work since the last submission to the driver. Drivers abort submissions that take longer than some
+/// seconds, and one forward pass over a prompt can take that long on an integrated GPU.
 #[derive(Clone, Debug, Default)]
 struct Submission(Arc<AtomicU64>);
 
 impl Submission {
-    /// Products of two numbers that are handed over together: half a second of a GPU that computes 200 billion of them a second.
+    /// Most multiplications per submission: half a second on a GPU that does 200 billion per second.
     const MOST: u64 = 100_000_000_000;
 
-    /// Counts some work, and says whether it is time to hand it over.
+    /// Counts some work, and returns whether it is time to submit it.
     fn is_full(&self, work: u64) -> bool {
         let is_full =
             work > 0 && self.0.fetch_add(work, Ordering::Relaxed).saturating_add(work) >= Self::MOST;
@@ -172,14 +176,14 @@ impl Submission {
     }
 }
 
-/// What executes the kernels of a device.
+/// The runtime that executes the kernels of a device.
 #[allow(dead_code, reason = "which of them can be there depends on the features")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runtime {
     Cpu,
     Wgpu,
     Cuda,
-    /// Nothing this crate has kernels for.
+    /// A runtime that this crate has no kernels for.
     Other,
 }
 
@@ -205,7 +209,7 @@ mod tests {
     #[test]
     fn work_is_handed_over_before_drivers_lose_patience() {
         let submission = Submission::default();
-        // A product of 512 rows of a prompt in a model of 8 billion parameters.
+        // A product of 512 rows of a prompt in a model with 8 billion parameters.
         let product = 512 * 4096 * 14_336;
         let before = (1..).take_while(|_| !submission.is_full(product)).count();
         assert_eq!(before, 3, "in four products");

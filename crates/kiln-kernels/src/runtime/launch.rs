@@ -1,4 +1,4 @@
-//! What the launches of GPU kernels share: tensors as the backend sees them, and bindings in the order of a shader.
+//! Shared parts of GPU launches: tensors as the backend sees them, and bindings in the order of a shader.
 
 use std::sync::LazyLock;
 
@@ -14,12 +14,14 @@ use cubecl::{
     prelude::{AddressType, CubeCount},
 };
 
-/// Threads of a workgroup: as many as every WebGPU device has.
+/// Threads per workgroup: as many as every WebGPU device supports.
 pub(crate) const LANES: usize = 256;
 
-/// The most workgroups that every device has along one axis.
+/// The most workgroups along one axis that every device supports.
 const GROUPS: usize = 65_535;
 
+/// Returns the backend's tensor.
+///
 /// # Panics
 /// On a tensor of another backend, as Burn does wherever devices are mixed.
 pub(crate) fn primitive<const D: usize, K>(tensor: Tensor<D, K>) -> CubeTensor
@@ -29,7 +31,7 @@ where
     tensor.try_into_primitive::<Cube>().expect("the tensors of a kernel are on its device")
 }
 
-/// A tensor whose elements are in order and without gaps in memory.
+/// Returns a tensor whose elements are in order and without gaps in memory.
 pub(crate) fn in_order<const D: usize, K>(tensor: Tensor<D, K>) -> CubeTensor
 where
     K: Basic + BackendPrimitive<Cube, Primitive = CubeTensor>,
@@ -37,27 +39,29 @@ where
     into_contiguous(primitive(tensor))
 }
 
-/// Memory for a result of the shape and type of `tensor`, without gaps.
+/// Allocates a result with the shape and type of `tensor`, without gaps.
 pub(crate) fn empty_like(tensor: &CubeTensor) -> CubeTensor {
     empty(tensor, tensor.meta.shape().clone(), tensor.dtype)
 }
 
-/// Memory without gaps, where `tensor` is.
+/// Allocates a tensor without gaps on the device of `tensor`.
 pub(crate) fn empty(tensor: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(tensor.client.clone(), tensor.device.clone(), shape.into(), dtype)
 }
 
-/// `tensor` itself where nothing else holds its memory and no two of its elements share a place, else a copy.
+/// Returns `tensor` itself if it is the only handle of its memory and no two elements overlap, and a copy
+/// otherwise.
 pub(crate) fn to_write(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() && tensor.is_nonoverlapping() { tensor } else { tensor.copy() }
 }
 
-/// Whether vectors of a tensor, along its last dimension, begin and end between two fours of its memory.
+/// Whether vectors of a tensor, along the last dimension, are contiguous and aligned to four elements.
 pub(crate) fn comes_in_fours(tensor: &CubeTensor) -> bool {
     comes_in(4, tensor)
 }
 
-/// Whether vectors of a tensor, along its last dimension, begin and end between two groups of that many neighbours in memory.
+/// Whether vectors of a tensor, along the last dimension, are contiguous, and begin and end at multiples of
+/// `many` elements.
 pub(crate) fn comes_in(many: usize, tensor: &CubeTensor) -> bool {
     let fits = |number: &usize| number.is_multiple_of(many);
     match (tensor.meta.strides().split_last(), tensor.meta.shape().last()) {
@@ -66,14 +70,15 @@ pub(crate) fn comes_in(many: usize, tensor: &CubeTensor) -> bool {
     }
 }
 
-/// Whether a GPU is imitated on the CPU, where each workgroup costs most. For tests, `KILN_SHARE_AS_A_GPU` has work shared as on a GPU there, too.
+/// Whether the device is a software GPU, on which each workgroup is expensive. For tests, the environment
+/// variable `KILN_SHARE_AS_A_GPU` divides work as on a real GPU there, too.
 pub(crate) fn prefers_few_groups(device: &Device) -> bool {
     static AS_A_GPU: LazyLock<bool> = LazyLock::new(|| std::env::var_os("KILN_SHARE_AS_A_GPU").is_some());
 
     let is_software = match device.as_dispatch() {
         DispatchDevice::Cube(CubeDevice::Wgpu(wgpu)) => match wgpu.kind {
             WgpuDeviceKind::Cpu => true,
-            // One that was opened again.
+            // A device that was reopened.
             #[cfg(feature = "wgpu")]
             WgpuDeviceKind::Existing(_) => crate::runtime::device::opened::is_software(device),
             _ => false,
@@ -85,28 +90,28 @@ pub(crate) fn prefers_few_groups(device: &Device) -> bool {
     is_software && !*AS_A_GPU
 }
 
-/// Whether kernels on the device of `tensor` may have float16 numbers. All CUDA devices have them.
+/// Whether kernels on the device of `tensor` may use float16 numbers. All CUDA devices have them.
 pub(crate) fn has_half(tensor: &CubeTensor) -> bool {
     matches!(tensor.device, CubeDevice::Cuda(_))
 }
 
-/// Workgroups that keep a device busy: that many on any GPU. Where one is imitated on the CPU, a thread each: more cost
-/// more there.
+/// Number of workgroups that keeps a device busy: `on_gpus` on any real GPU. On a software GPU it is one per
+/// thread, because more are slower there.
 pub(crate) fn enough(device: &Device, on_gpus: usize) -> usize {
-    // Asking takes as long as a launch does.
+    // The query takes as long as a launch.
     static THREADS: LazyLock<usize> =
         LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
 
     if prefers_few_groups(device) { *THREADS } else { on_gpus }
 }
 
-/// At least `groups` workgroups; kernels number them by row and return where there is nothing to do.
+/// At least `groups` workgroups; kernels number them by row, and the surplus ones return at once.
 pub(crate) fn count(groups: usize) -> CubeCount {
     let width = groups.clamp(1, GROUPS);
     CubeCount::Static(width as u32, groups.div_ceil(width) as u32, 1)
 }
 
-/// The integers that the largest of `tensors` has to be indexed with.
+/// The integer type that the largest of `tensors` has to be indexed with.
 pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
     tensors.into_iter().map(CubeTensor::required_address_type).max().unwrap_or_default()
 }
@@ -137,8 +142,8 @@ mod wgsl {
 
     /// A launch of a shader.
     ///
-    /// Shaders declare every tensor `read_write`, also those that they only read: tensors share buffers, and a buffer
-    /// bound both ways is an error.
+    /// Shaders declare every tensor `read_write`, even if they only read it: tensors share buffers, and a
+    /// buffer bound both ways is an error.
     pub(crate) struct Launch {
         source: Source,
         client: Client,
@@ -150,13 +155,13 @@ mod wgsl {
             Self { source, client: client.clone() }
         }
 
-        /// One of the lines of each option of the shader.
+        /// Picks one of the lines of each option of the shader.
         pub(crate) fn with(mut self, picks: &[usize]) -> Self {
             self.source.picks = picks.to_vec();
             self
         }
 
-        /// Unpacks float16 numbers in words in the way that is right on `device`.
+        /// Makes the shader unpack float16 numbers in words in the way that is right on `device`.
         pub(crate) fn unpacking_on(mut self, device: &Device) -> Self {
             self.source.by_integers = !keeps_subnormals(device);
             self
@@ -182,7 +187,7 @@ mod wgsl {
                 arguments = arguments.with_buffer_io(tensor.handle.clone().binding(), io);
             }
             let info: Vec<u32> = info.into();
-            // A structure with a vector in it is a multiple of 16 bytes long.
+            // The size of a structure that contains a vector is a multiple of 16 bytes.
             let blocks = info.chunks(4).flat_map(|block| {
                 let word = |i: usize| u64::from(block.get(i).copied().unwrap_or(0));
                 [word(0) | word(1) << 32, word(2) | word(3) << 32]
@@ -193,7 +198,7 @@ mod wgsl {
         }
     }
 
-    /// Elements between neighbours along each dimension. They fit: no binding of wgpu has 2³² bytes.
+    /// Strides in elements along each dimension. They fit: no binding of wgpu has 2³² bytes.
     pub(crate) fn strides<const D: usize>(tensor: &CubeTensor) -> [u32; D] {
         std::array::from_fn(|dim| tensor.meta.strides()[dim] as u32)
     }
@@ -211,7 +216,7 @@ mod wgsl {
             SourceTemplate::new(faults::text(self.shader.name, text))
         }
 
-        /// What the text depends on.
+        /// Identifies everything that the text depends on.
         fn id(&self) -> KernelId {
             let mode = match self.shader.counts_loops(&self.picks) {
                 true => ExecutionMode::Checked,

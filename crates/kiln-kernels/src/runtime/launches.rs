@@ -1,4 +1,4 @@
-//! Counts what is launched.
+//! Counts launches.
 
 use std::{
     collections::BTreeMap,
@@ -8,9 +8,10 @@ use std::{
 
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 
-/// Launches of this thread on GPUs while `work` is done, by the name of the kernel. What a recording repeats is not counted again.
+/// Counts the GPU launches of this thread during `work`, by the name of the kernel. Replays of a recording
+/// are not counted.
 ///
-/// One at a time: of two that count at once, the first counts nothing of what is launched until the second is done.
+/// Only one count runs at a time: if a second one begins, the first counts no launches until the second ends.
 pub fn launches_of<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     let counts = Arc::new(Counts { thread: thread::current().id(), counts: Mutex::default() });
     let observation = LaunchObservation::new(counts.clone());

@@ -1,4 +1,5 @@
-//! What kernels are written with and run by: their contract, their launches, devices. No kernel is known here.
+//! The framework that kernels are written with and run by: their contract, their launches, devices. It knows
+//! no kernel.
 
 pub(crate) mod choice;
 pub mod device;

@@ -1,4 +1,5 @@
-//! Shared parts of native code on the CPU: tensors as the backend sees them, types of numbers, functions and instructions.
+//! Shared parts of native code on the CPU: tensors as the backend sees them, number types, functions and
+//! instructions.
 
 mod functions;
 
@@ -32,6 +33,8 @@ pub(crate) fn work<P: WithSimd<Output = ()> + Send>(products: usize, pieces: Vec
     });
 }
 
+/// Returns the backend's tensor.
+///
 /// # Panics
 /// On a tensor of another backend, as Burn does wherever devices are mixed.
 pub(crate) fn primitive<const D: usize, K>(tensor: Tensor<D, K>) -> FlexTensor
@@ -41,12 +44,12 @@ where
     tensor.try_into_primitive::<Flex>().expect("the tensors of a kernel are on its device")
 }
 
-/// Numbers that are rounded at once.
+/// Numbers that are rounded at a time.
 const ROUNDED: usize = 256;
 
-/// How numbers are stored.
+/// A type in which numbers are stored.
 pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
-    /// Numbers that are float32 already.
+    /// Returns the numbers as they are, if they are float32 already.
     fn floats(numbers: &[Self]) -> Option<&[f32]> {
         let _ = numbers;
         None
@@ -54,10 +57,10 @@ pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
 
     fn widen(from: &[Self], to: &mut [f32]);
 
-    /// To the nearest.
+    /// Rounds to the nearest stored number.
     fn narrow(from: &[f32], to: &mut [Self]);
 
-    /// Rounds numbers as they are when they are stored.
+    /// Rounds numbers in place, as storing them does.
     #[inline(always)]
     fn round(numbers: &mut [f32]) {
         let mut stored = [Self::default(); ROUNDED];
@@ -68,7 +71,7 @@ pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
         }
     }
 
-    /// Numbers in float32, which are in `widened` where they are not stored so.
+    /// Returns numbers in float32, converted into `widened` unless they are stored in that type.
     #[inline(always)]
     fn in_floats<'a>(numbers: &'a [Self], widened: &'a mut Vec<f32>) -> &'a [f32] {
         match Self::floats(numbers) {
@@ -81,7 +84,7 @@ pub(crate) trait Storage: Element + Pod + Default + Send + Sync {
         }
     }
 
-    /// Numbers to the nearest.
+    /// Rounds to the nearest stored numbers.
     fn of_floats(numbers: Vec<f32>) -> Vec<Self> {
         let mut narrowed = vec![Self::default(); numbers.len()];
         Self::narrow(&numbers, &mut narrowed);
@@ -109,7 +112,8 @@ impl Storage for f32 {
     }
 }
 
-// Numbers are widened here and not by the functions of `half`, which are not compiled for the instructions of the kernel that calls them.
+// Numbers are widened here and not by the functions of `half`, which are not compiled for the instruction set
+// of the kernel that calls them.
 impl Storage for f16 {
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
@@ -136,7 +140,7 @@ impl Storage for bf16 {
     }
 }
 
-/// An expression with the type of numbers as they are stored; another one for types that native code is not made for.
+/// Evaluates an expression with the stored type of numbers, and another one for types without native code.
 macro_rules! by_storage {
     ($dtype:expr, $stored:ident => $then:expr, else $otherwise:expr) => {
         match $dtype {
@@ -158,13 +162,14 @@ macro_rules! by_storage {
 }
 pub(crate) use by_storage;
 
-/// Vectors that are computed one by one, each from numbers of its own.
+/// Vectors that are computed one by one, each from its own inputs.
 pub(crate) trait Rows<E>: Sync {
-    /// Computes a vector. To be inlined, so that it is compiled for the instructions that were found.
+    /// Computes a vector. Should be inlined, so that it is compiled for the detected instruction set.
     fn compute(&self, vector: usize, numbers: &mut [f32]);
 }
 
-/// All of `count` vectors of `width` numbers, rounded to their type. `operations`: about how many a number takes.
+/// Computes all `count` vectors of `width` numbers, rounded to their type. `operations` is an estimate per
+/// number.
 pub(crate) fn computed<E: Storage>(
     rows: &impl Rows<E>,
     [count, width]: [usize; 2],
@@ -200,21 +205,21 @@ impl<R: Rows<E>, E: Storage> WithSimd for Piece<'_, R, E> {
     }
 }
 
-/// The numbers of data whose type was looked at.
+/// The numbers of data whose type was checked.
 pub(crate) fn numbers<E: Storage>(data: &TensorData) -> &[E] {
     data.as_slice().expect("the type was looked at")
 }
 
-/// Vectors `[rows, tokens, width]` in float32: in the memory of their tensor, if they are there as such.
+/// Vectors `[rows, tokens, width]` in float32, borrowed from the tensor if it stores them in that form.
 pub(crate) struct Vectors<'a> {
     numbers: &'a [f32],
     start: usize,
-    /// From row to row, and from token to token.
+    /// Strides of rows and of tokens.
     strides: [usize; 2],
 }
 
 impl<'a> Vectors<'a> {
-    /// Those of `tensor`. They are copied to `copy` where they are of another type, or have gaps.
+    /// The vectors of `tensor`. They are copied to `copy` if they have another type, or have gaps.
     pub(crate) fn of<E: Storage>(tensor: &'a FlexTensor, copy: &'a mut Vec<f32>) -> Self {
         let layout = tensor.layout();
         let (shape, strides) = (layout.shape(), layout.strides());
@@ -235,7 +240,7 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    /// The vector of a token, and what is behind it in memory.
+    /// The vector of a token, followed by the rest of the memory.
     #[inline(always)]
     pub(crate) fn at(&self, row: usize, token: usize) -> &'a [f32] {
         &self.numbers[self.start + row * self.strides[0] + token * self.strides[1]..]

@@ -2,11 +2,11 @@
 
 use burn::tensor::Tensor;
 
-/// `a b` for `[.., m, k]` and `[.., k, n]`, where dimensions in front are equal or 1: `[.., m, n]`. It is as exact as the type of
-/// the factors.
+/// `a b` for `[.., m, k]` and `[.., k, n]`, where leading dimensions are equal or 1: `[.., m, n]`. The
+/// product is as exact as the type of the factors.
 ///
-/// On CUDA this is not Burn's `matmul`: from compute capability 8.0 on, that multiplies float32 numbers in TF32, which has 10
-/// bits, and it panics where a tensor core routine refuses a shape.
+/// On CUDA this is not Burn's `matmul`, which multiplies float32 numbers in TF32, with 10 bits, from compute
+/// capability 8.0 on, and panics if a tensor core routine rejects a shape.
 pub fn product<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "cuda")]
     let (a, b) = match cuda::product(a, b) {
@@ -34,7 +34,10 @@ mod cuda {
 
     use crate::runtime::launch::primitive;
 
-    /// The factors, where they are not on CUDA or no routine takes them.
+    /// Multiplies on CUDA.
+    ///
+    /// # Errors
+    /// Returns the factors, if they are not on CUDA or no routine takes them.
     #[allow(clippy::result_large_err, reason = "both are tensors")]
     pub(super) fn product<const D: usize>(
         a: Tensor<D>,

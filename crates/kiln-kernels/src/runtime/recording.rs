@@ -12,16 +12,16 @@ use kiln_core::{
     unsafe_ops::{self, Graph},
 };
 
-/// What became of launches that were to be recorded.
+/// The outcome of recording launches.
 #[derive(Debug)]
 #[must_use]
 pub enum Recorded<T> {
-    /// They can be executed, any number of times.
+    /// The launches can be executed, any number of times.
     Graph(Recording, T),
     /// The device has no graphs. Nothing was launched.
     Never,
-    /// The device gave the recording up, as CUDA does where another thread allocates meanwhile. Nothing was executed and
-    /// nothing will be, and the device refuses to read what the launches would have written.
+    /// The device gave up recording, as CUDA does if another thread allocates meanwhile. Nothing was or will
+    /// be executed, and the device refuses to read the tensors that the launches would have written.
     Lost(Error),
 }
 
@@ -40,8 +40,8 @@ impl std::fmt::Debug for Recording {
 }
 
 impl Recording {
-    /// Tells the allocator that what runs from now on will be recorded, so that it is there for every replay. A few runs
-    /// must follow before [`record`](Self::record), which allocates nothing new.
+    /// Tells the allocator that the following launches will be recorded, so that their memory stays allocated
+    /// for every replay. A few runs must follow before [`record`](Self::record), which allocates nothing new.
     pub fn prepare(device: &Device) -> Result<()> {
         let state = DeviceState::of(device);
         let mut preparing = state.preparing();
@@ -57,18 +57,19 @@ impl Recording {
         *preparing = preparing.saturating_sub(1);
     }
 
-    /// Takes back [`prepare`](Self::prepare), where nothing is going to be recorded after all.
+    /// Takes back [`prepare`](Self::prepare), if nothing is going to be recorded after all.
     pub fn abandon(device: &Device) {
-        // It has no graph to give, and says so.
+        // There is no graph to return, and the error says so.
         let state = DeviceState::of(device);
         _ = state.caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
         Self::prepared(&state);
     }
 
-    /// Records what `launch` launches; nothing of it is executed.
+    /// Records the launches of `launch`; none of them is executed.
     ///
     /// # Errors
-    /// That of `launch`. What `launch` counted on the host is counted then, and was not executed.
+    /// Returns the error of `launch`. State that `launch` advanced on the host stays advanced, although
+    /// nothing was executed.
     pub fn record<T>(device: &Device, launch: impl FnOnce() -> Result<T>) -> Result<Recorded<T>> {
         let state = DeviceState::of(device);
         let started = state.caught(|| Dispatch::graph_start_capture(device.as_dispatch()));
@@ -77,7 +78,7 @@ impl Recording {
             return started.map(|_| Recorded::Never);
         }
         let output = launch();
-        // Stopped also after an error: the device must not stay in this mode.
+        // Stopped even after an error: the device must not stay in this mode.
         let graph = state.caught(|| Dispatch::graph_stop_capture(device.as_dispatch()));
         Self::prepared(&state);
         let output = output?;
@@ -90,18 +91,18 @@ impl Recording {
         }
     }
 
-    /// Whether this thread may replay it.
+    /// Whether this thread may replay the recording.
     pub fn is_of_this_thread(&self) -> bool {
         self.thread == thread::current().id()
     }
 
-    /// Executes what was recorded, once.
+    /// Executes the recorded launches once.
     ///
     /// Tensors that the recorded launches read or wrote must still exist, and no other thread may use them
     /// ([`unsafe_ops::replay`]).
     ///
     /// # Errors
-    /// On another thread than the one that recorded; what the device says.
+    /// On another thread than the one that recorded; errors of the device.
     pub fn replay(&self) -> Result<()> {
         if !self.is_of_this_thread() {
             return Err(Error::Execution(

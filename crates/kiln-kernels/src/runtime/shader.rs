@@ -1,35 +1,35 @@
-//! The texts of a shader: for each type of element, and for what launches ask for.
+//! The texts of a shader, for each element type and for the options of launches.
 
 use burn::tensor::DType;
 
-/// A file of `shaders/`, with what it shares with others behind it. As it stands it is valid WGSL for float32; other
-/// texts have other lines in some places.
+/// A file in `shaders/`, followed by the code that it shares with others. The text as written is valid WGSL
+/// for float32; other texts have other lines in some places.
 #[derive(Debug)]
 pub struct Shader {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
-    /// The tensors, in the order of their numbers. The uniform is the last.
+    /// The tensors, in the order of their binding indices. The uniform is the last.
     pub(crate) bindings: &'static [Binding],
-    /// Lines of the text, each with what a launch may put in their place.
+    /// Lines of the text, each with the lines that a launch may replace it by.
     pub(crate) options: &'static [Lines],
 }
 
 /// A finished text.
 #[derive(Clone, Debug)]
 pub struct Text {
-    /// The shader, its type of element, and the number of the line of each option.
+    /// The name of the shader, the element type, and the index of the line picked for each option.
     pub name: String,
     pub wgsl: String,
-    /// The tensors that a launch binds, in the order of their numbers.
+    /// The tensors that a launch binds, in the order of their binding indices.
     pub bindings: &'static [Binding],
-    /// Whether drivers get it with counters that end its loops.
+    /// Whether the text is given to drivers with counters that end its loops.
     pub counts_loops: bool,
 }
 
 /// A tensor that a launch binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// The name of its variable.
+    /// The name of the variable.
     pub name: &'static str,
     pub access: Access,
 }
@@ -37,9 +37,9 @@ pub struct Binding {
 /// The use of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// A launch that fails leaves it trusted.
+    /// Elements are only read. The tensor stays valid if a launch fails.
     Read,
-    /// Elements are read, or left as they were.
+    /// Elements are read and written, or left as they were.
     Update,
     /// No element is read, and all are written.
     Write,
@@ -60,18 +60,21 @@ pub(crate) const fn writes(name: &'static str) -> Binding {
     Binding { name, access: Access::Write }
 }
 
-/// The line that stands in the file, and others. A function, because some are made when the program runs.
+/// The line that stands in the file, and its replacements. A function, because some are generated at run
+/// time.
 pub(crate) type Lines = fn() -> &'static [&'static str];
 
-/// The type of element, which all shaders have.
+/// The element type, an option of all shaders.
 const ELEMENT: Lines = || &["alias elem = f32;", "enable f16;\nalias elem = f16;"];
 
-/// How float16 numbers in words are unpacked: by the device, or by integers where it takes subnormal ones for 0.
+/// The way to unpack float16 numbers in words: by the device, or by integers if the device flushes subnormal
+/// ones to 0.
 const HALVES: Lines = || &["const KEEPS_SUBNORMALS = true;", "const KEEPS_SUBNORMALS = false;"];
 
 impl Shader {
-    /// The finished text, with that one of each option's lines. Types that WGSL does not have get the text of float32:
-    /// tensors on wgpu cannot have them either. `by_integers`: float16 numbers in words are unpacked so.
+    /// Returns the finished text, with the picked line of each option. Types that WGSL does not have get the
+    /// text for float32: tensors on wgpu cannot have them either. With `by_integers`, float16 numbers in
+    /// words are unpacked by integers.
     pub(crate) fn finish(&self, elem: DType, picks: &[usize], by_integers: bool) -> String {
         let element = (ELEMENT, usize::from(elem == DType::F16));
         let halves = (HALVES, usize::from(by_integers));
@@ -84,18 +87,20 @@ impl Shader {
         text
     }
 
-    /// Whether drivers get loops with counters that end them at some time. They cost registers, and no loop of ours needs them. But without,
-    /// Mesa's software Vulkan (22.3.6) computes prompts of 256 dimensions wrong.
+    /// Whether drivers get loops with counters that end them eventually. Counters cost registers, and no loop
+    /// in this crate needs them, but without them Mesa's software Vulkan (22.3.6) computes prompts of 256
+    /// dimensions wrong.
     pub(crate) fn counts_loops(&self, picks: &[usize]) -> bool {
         self.name == "attention_prefill" && picks.get(2) == Some(&0)
     }
 
-    /// Whether it multiplies with matrix units. They take float16 alone.
+    /// Whether the shader uses matrix units, which take only float16.
     fn uses_matrix_units(&self) -> bool {
         self.text.contains("enable wgpu_cooperative_matrix;")
     }
 
-    /// The text in every permutation. Those that unpack float16 numbers by integers have a name of their own.
+    /// Returns the text in every permutation. Texts that unpack float16 numbers by integers have their own
+    /// names.
     pub fn permutations(&self) -> impl Iterator<Item = Text> + use<'_> {
         let mut all = vec![vec![]];
         for lines in self.options {

@@ -1,9 +1,9 @@
-//! Scores as keys, integers in the same order, for `#[cube]` functions: what is infinite or not a number has a place, too. The
-//! functions of `shaders/order.wgsl`.
+//! Integer keys in the same order as scores, for `#[cube]` functions. Infinity and NaN have keys, too. These
+//! are the functions of `shaders/order.wgsl`.
 
 use cubecl::prelude::*;
 
-// Keys of -inf, of inf, and of what is not a number.
+// Keys of -inf, of inf, and of NaN.
 pub(crate) const LOWEST: u32 = 0x007f_ffff;
 pub(crate) const HIGHEST: u32 = 0xff80_0000;
 pub(crate) const NONE: u32 = 0xffff_ffff;
@@ -15,7 +15,7 @@ pub(crate) const LARGEST_BINNED: f32 = 1e6;
 pub(crate) fn key_of(score: f32) -> u32 {
     let bits = u32::reinterpret(score);
     let size = bits & 0x7fff_ffffu32;
-    // There is one 0.
+    // Both zeros have the same key.
     let key = select(bits > 0x8000_0000u32, !bits, size | 0x8000_0000u32);
     select(size > 0x7f80_0000u32, NONE, key)
 }
@@ -25,7 +25,7 @@ pub(crate) fn score_of(key: u32) -> f32 {
     f32::reinterpret(select(key >= 0x8000_0000u32, key & 0x7fff_ffffu32, !key))
 }
 
-/// Whether a key with its place comes before another: of equal keys the first place does.
+/// Whether a key at a place comes before another. Ties go to the lower place.
 #[cube]
 pub(crate) fn is_better(key: u32, place: u32, than_key: u32, than_place: u32) -> bool {
     key > than_key || (key == than_key && place < than_place)

@@ -1,4 +1,4 @@
-//! The likeliest tokens of each row and their log-probabilities, by which a beam search goes on.
+//! The likeliest tokens of each row and their log-probabilities, from which a beam search continues.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use kiln_core::{Result as KilnResult, read_back};
@@ -17,12 +17,12 @@ use crate::{
     },
 };
 
-/// The `most` likeliest tokens of each row, the likeliest first and of equals the first in the order of the vocabulary, with the
-/// logarithms of their probabilities (`softmax`), in float32.
+/// The `most` likeliest tokens of each row in descending order, with the logarithms of their probabilities
+/// (`softmax`), in float32. Ties go to the first in the order of the vocabulary.
 ///
 /// # Shapes
-/// Tokens `[rows, most]`, int32, and their log-probabilities `[rows, most]`. Tokens are -1 where the logits of a row are no
-/// distribution: one of them is not a number or infinite, or all are -inf.
+/// Tokens `[rows, most]`, int32, and their log-probabilities `[rows, most]`. Tokens are -1 if the logits of a
+/// row are not a distribution: one of them is NaN or infinite, or all are -inf.
 #[derive(Clone, Debug)]
 pub struct TopLogprobs {
     /// `[rows, 1, vocab]`
@@ -52,7 +52,8 @@ impl Kernel for TopLogprobs {
         let (logits, largest, is_one) = finite(logits.reshape([rows, vocab]).cast(DType::F32));
         let below = logits - largest;
         let log_sum = below.clone().exp().sum_dim(1).log();
-        // What was taken becomes -inf. What is -inf is better, as it may be wanted, too.
+        // Scores that were taken become -inf. Scores of -inf are raised above that, because they may be
+        // wanted, too.
         let mut left = below.clone().clamp_min(f32::MIN);
         let (mut tokens, mut log_probs) = (Vec::new(), Vec::new());
         for _ in 0..most {
@@ -132,8 +133,8 @@ impl Checked for TopLogprobs {
                 };
                 Self { logits, most }
             });
-            // The logarithm of a sum of exponentials in another order, each of which GPUs round a few times; WGSL allows
-            // logarithms near 1 an error of 2^-21.
+            // The logarithm of a sum of exponentials in another order, each of which GPUs round a few times;
+            // WGSL allows logarithms near 1 an error of 2^-21.
             case.without_native().within(move |want, Rounding { single, .. }| {
                 want.abs() * single * 4.0 + single * ((vocab as f64).sqrt() + 16.0)
             })
@@ -151,7 +152,7 @@ impl Checked for TopLogprobs {
     }
 }
 
-/// What the logits of a case are like.
+/// The distribution of the logits in a case.
 #[derive(Clone, Copy, Debug)]
 enum Scores {
     Usual,

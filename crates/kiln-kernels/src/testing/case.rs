@@ -1,4 +1,4 @@
-//! Inputs with which implementations of a kernel are compared, by tests and by the self-test of a device.
+//! Inputs for comparing the implementations of a kernel, used by tests and by the self-test of a device.
 
 use std::fmt;
 
@@ -14,10 +14,10 @@ pub(crate) type Inputs<K> = Box<dyn Fn(&mut Numbers) -> K>;
 /// Whether a kernel lacks an implementation.
 pub(crate) type Lacks = Box<dyn Fn(Path, DType, &Device) -> bool>;
 
-/// What a result may differ from the one that is wanted.
+/// The allowed difference between a result and the expected one.
 pub(crate) type Tolerance = Box<dyn Fn(f64, Rounding) -> f64>;
 
-/// Inputs of one kernel, and how far the results of two implementations may differ.
+/// Inputs of one kernel, and the allowed difference between the results of two implementations.
 pub struct Case<K> {
     pub(crate) name: String,
     pub(crate) inputs: Inputs<K>,
@@ -29,7 +29,8 @@ pub struct Case<K> {
 }
 
 impl<K> Case<K> {
-    /// Inputs that are equal on every device. Results must be equal, unless [`within`](Self::within) allows a difference.
+    /// Creates a case with inputs that are equal on every device. Results must be equal, unless
+    /// [`within`](Self::within) allows a difference.
     pub fn new(name: impl fmt::Debug, inputs: impl Fn(&mut Numbers) -> K + 'static) -> Self {
         Self {
             name: format!("{name:?}"),
@@ -41,42 +42,43 @@ impl<K> Case<K> {
         }
     }
 
-    /// Allows `tolerance(want, rounding)` between a result and `want`, that of the reference.
+    /// Allows a difference of `tolerance(want, rounding)` between a result and `want`, the result of the
+    /// reference.
     pub fn within(self, tolerance: impl Fn(f64, Rounding) -> f64 + 'static) -> Self {
         Self { tolerance: Box::new(tolerance), ..self }
     }
 
-    /// States for which implementations and types the reference runs instead.
+    /// Declares the implementations and types for which the reference runs instead.
     pub fn without(self, lacks: impl Fn(Path, DType) -> bool + 'static) -> Self {
         self.without_on(move |path, dtype, _| lacks(path, dtype))
     }
 
-    /// As [`without`](Self::without), where it depends on the device.
+    /// Like [`without`](Self::without), if it depends on the device.
     pub fn without_on(self, lacks: impl Fn(Path, DType, &Device) -> bool + 'static) -> Self {
         Self { lacks: Box::new(lacks), ..self }
     }
 
-    /// States that the kernel has no code for the CPU.
+    /// Declares that the kernel has no native code for the CPU.
     pub fn without_native(self) -> Self {
         self.without(|path, _| path == Path::Native)
     }
 
-    /// States that quick self-tests run the case: its shader is another one than that of common inputs.
+    /// Declares that quick self-tests run the case, because its shader differs from that of common inputs.
     pub fn probed(self) -> Self {
         Self { is_probed: true, ..self }
     }
 
-    /// States the format of packed weights: quick self-tests of models that have it run the case.
+    /// Declares the format of packed weights: quick self-tests of models with this format run the case.
     pub fn of_format(self, format: impl Into<Option<Format>>) -> Self {
         Self { format: format.into(), ..self }
     }
 
-    /// The inputs on a device, of type `dtype`.
+    /// Generates the inputs on a device, in type `dtype`.
     pub fn inputs(&self, device: &Device, dtype: DType) -> K {
         (self.inputs)(&mut Numbers::new(device, dtype))
     }
 
-    /// The element that differs most, if it differs too much; in a sentence.
+    /// Describes in a sentence the element that differs most, if it differs too much.
     pub fn difference(&self, dtype: DType, got: &TensorData, want: &TensorData) -> Option<String> {
         difference(&*self.tolerance, dtype, got, want)
     }
@@ -88,7 +90,7 @@ impl<K> fmt::Debug for Case<K> {
     }
 }
 
-/// The element that differs most, if it differs too much; in a sentence.
+/// Describes in a sentence the element that differs most, if it differs too much.
 pub(crate) fn difference(
     tolerance: &dyn Fn(f64, Rounding) -> f64,
     dtype: DType,
@@ -104,7 +106,7 @@ pub(crate) fn difference(
         let times = (got - want).abs() / (tolerance(want, rounding) + rounding.smallest);
         (i, got, want, if got == want { 0.0 } else { times })
     });
-    // Not a number is the worst.
+    // NaN is the worst.
     let (i, got, want, times) = wrong.max_by(|a, b| a.3.total_cmp(&b.3))?;
     let fits = times <= 1.0;
     (!fits).then(|| format!("element {i} is {got}, not {want}: {times} times what is allowed"))
@@ -112,10 +114,10 @@ pub(crate) fn difference(
 
 /// Outputs of a kernel that can be read back.
 pub trait Read {
-    /// Every tensor of the output, in one order.
+    /// Reads every tensor of the output, in a fixed order.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Returns errors of the device.
     fn read(self) -> Result<Vec<TensorData>>;
 }
 
@@ -143,13 +145,14 @@ impl Read for PackedBuffer {
     }
 }
 
-/// How numbers of a type are rounded.
+/// The rounding of numbers of a type.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounding {
-    /// Distance of float32 neighbours of 1.
+    /// Distance between float32 neighbours near 1.
     pub single: f64,
-    /// Distance of neighbours of 1 in the type of the result; 0 for float32, which `single` accounts for. Where float32
-    /// results straddle the middle of two neighbours, devices round to different ones: that is one `ulp` for each rounding.
+    /// Distance between neighbours near 1 in the type of the result; 0 for float32, which `single` accounts
+    /// for. If float32 results straddle the midpoint of two neighbours, devices round to different ones: that
+    /// is one `ulp` for each rounding.
     pub ulp: f64,
     /// The smallest normal number of the type. Devices may flush smaller ones to 0.
     pub smallest: f64,
@@ -166,8 +169,8 @@ impl Rounding {
     }
 }
 
-/// Numbers are not larger.
+/// Largest absolute value of the inputs.
 pub(crate) const LARGEST: f64 = 2.0;
 
-/// What weights are multiplied by so that scales of float16 become subnormal in every format, and not 0.
+/// Factor of weights that makes float16 scales subnormal in every format, but not 0.
 pub(crate) const SUBNORMAL_SCALES: f32 = 1.0 / 4096.0;

@@ -1,4 +1,4 @@
-//! The contract of a kernel with the code that checks it.
+//! The contract between a kernel and the code that checks it.
 
 use crate::{
     runtime::{kernel::Kernel, shader::Shader},
@@ -8,18 +8,18 @@ use crate::{
     },
 };
 
-/// A kernel whose implementations can be compared with each other, and rows and tokens together with each
-/// alone.
+/// A kernel whose implementations can be compared with each other, and whose results for rows and tokens
+/// together can be compared with the results for each alone.
 pub trait Checked: Kernel<Output: Read + Clone> {
-    /// How many rows, and tokens of each of them, are computed beside each other. Up to
-    /// [`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO) of them, none depends on the others. 1 token where a row is
+    /// Number of rows, and of tokens per row, that are computed beside each other. Up to
+    /// [`INVARIANT_UP_TO`](crate::INVARIANT_UP_TO) of them do not depend on each other. 1 token if a row is
     /// computed as a whole.
     fn extent(&self) -> [usize; 2];
 
-    /// The inputs of some rows and tokens alone.
+    /// Cuts the inputs to some rows and tokens.
     fn part(self, part: Extent) -> Self;
 
-    /// What belongs to these rows and tokens, of the result of all.
+    /// Cuts the result for all rows and tokens to these.
     fn part_of(whole: Self::Output, part: Extent) -> Self::Output;
 
     /// The shaders that `wgsl` launches.
@@ -27,6 +27,6 @@ pub trait Checked: Kernel<Output: Read + Clone> {
         &[]
     }
 
-    /// Inputs with which every implementation is compared with the reference.
+    /// Inputs on which every implementation is compared with the reference.
     fn cases() -> Vec<Case<Self>>;
 }

@@ -1,4 +1,4 @@
-//! Inputs and results of some rows and tokens.
+//! Inputs and results cut to some rows and tokens.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use kiln_core::{
     packed::PackedBuffer,
 };
 
-/// Rows, and tokens of each of them.
+/// A range of rows, and a range of tokens in each row.
 pub type Extent = [Range<usize>; 2];
 
-/// These rows, in dimension 0, and tokens, in dimension `dim`.
+/// Cuts a tensor to these rows, in dimension 0, and tokens, in dimension `dim`.
 pub(crate) fn cut<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     [rows, tokens]: &Extent,
@@ -20,17 +20,18 @@ pub(crate) fn cut<const D: usize, K: Basic>(
     cut_rows(tensor, rows).narrow(dim, tokens.start, tokens.len())
 }
 
-/// These rows, in dimension 0.
+/// Cuts a tensor to these rows, in dimension 0.
 pub(crate) fn cut_rows<const D: usize, K: Basic>(tensor: Tensor<D, K>, rows: &Range<usize>) -> Tensor<D, K> {
     tensor.narrow(0, rows.start, rows.len())
 }
 
-/// These rows of a packed buffer.
+/// Cuts a packed buffer to these rows.
 pub(crate) fn cut_buffer(buffer: PackedBuffer, rows: &Range<usize>) -> PackedBuffer {
     PackedBuffer { codes: cut_rows(buffer.codes, rows), scales: cut_rows(buffer.scales, rows) }
 }
 
-/// Where these tokens stand. They see no more than they would beside `new` tokens in rings of `slots` slots.
+/// Returns the positions of these tokens. They see no more than they would beside `new` tokens in rings of
+/// `slots` slots.
 pub(crate) fn cut_positions(
     positions: &Positions,
     [rows, tokens]: &Extent,
@@ -45,7 +46,8 @@ pub(crate) fn cut_positions(
     Positions::new(own.collect(), &positions.on_device.device())
 }
 
-/// `extent`, `part` and `part_of` of a kernel with the inputs `[rows, tokens, ..]` and a result of that shape.
+/// Implements `extent`, `part` and `part_of` of a kernel with inputs `[rows, tokens, ..]` and a result of
+/// that shape.
 macro_rules! cut_into_tokens {
     ($first:ident $(, $others:ident)*) => {
         fn extent(&self) -> [usize; 2] {

@@ -1,4 +1,4 @@
-//! What a kernel says so that it can be checked: its cases, and how it is cut into rows and tokens.
+//! The parts of a kernel that make it checkable: its cases, and how it is cut into rows and tokens.
 
 pub(crate) mod case;
 pub(crate) mod checked;

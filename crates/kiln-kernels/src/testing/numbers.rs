@@ -1,9 +1,9 @@
-//! Numbers of the inputs of cases.
+//! Generator of the numbers in the inputs of cases.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use kiln_core::packed::{PackedBuffer, Packing};
 
-/// How a tensor lies in memory.
+/// The layout of a tensor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     Plain,
@@ -14,7 +14,7 @@ pub enum Layout {
 }
 pub use Layout::{Cut, Plain, Swapped};
 
-/// Makes inputs that are equal on every device.
+/// Generates inputs that are equal on every device.
 #[derive(Debug)]
 pub struct Numbers {
     device: Device,
@@ -27,13 +27,13 @@ impl Numbers {
         Self { device: device.clone(), dtype, seed: 1 }
     }
 
-    /// From -2 to 2.
+    /// Generates a tensor with numbers from -2 to 2.
     pub fn tensor<const D: usize>(&mut self, shape: [usize; D], layout: Layout) -> Tensor<D> {
         self.tensor_where(shape, layout, |_| true)
     }
 
-    /// Random codes and scales of a packed buffer `[batch, kv_heads, slots, head_dim]`, for numbers from -2 to 2. Bits that are
-    /// no codes are 0, as in every packed buffer.
+    /// Generates a packed buffer `[batch, kv_heads, slots, head_dim]` with random codes and scales, for
+    /// numbers from -2 to 2. Unused bits are 0, as in every packed buffer.
     pub fn packed(&mut self, shape: [usize; 4], packing: Packing) -> PackedBuffer {
         let (head_dim, each) = (shape[3], packing.codes_a_word());
         let (channels, words) = (packing.channels_together(head_dim), packing.words_together(head_dim));
@@ -52,7 +52,7 @@ impl Numbers {
         PackedBuffer { codes, scales }
     }
 
-    /// What `word` makes of a place in a row and a number from -2 to 2.
+    /// Generates words. `word` maps a place in a row and a number from -2 to 2 to a word.
     fn words(&mut self, shape: [usize; 4], word: impl Fn(usize, f32) -> u32) -> Tensor<4, Int> {
         let place = |i| i % shape[3].max(1);
         let words: Vec<i32> =
@@ -70,7 +70,7 @@ impl Numbers {
         self.dtype
     }
 
-    /// The type of the inputs, as casts of floats take it.
+    /// The type of the inputs, as the target of float casts.
     pub fn float_dtype(&self) -> FloatDType {
         match self.dtype {
             DType::F16 => FloatDType::F16,
@@ -79,25 +79,25 @@ impl Numbers {
         }
     }
 
-    /// From -2 to 2, in 24 bits.
+    /// The next number, from -2 to 2, in 24 bits.
     pub(crate) fn next(&mut self) -> f32 {
         self.seed = self.seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (self.seed >> 8) as f32 / (1 << 22) as f32 - 2.0
     }
 
-    /// From -1 to 1, in float32.
+    /// Generates a float32 tensor with numbers from -1 to 1.
     pub fn float32<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
         self.laid_out(shape, Plain, DType::F32, |number, _| number / 2.0)
     }
 
-    /// Not a number where `used` says no.
+    /// Generates a tensor with numbers from -2 to 2, and NaN where `used` returns false.
     pub fn tensor_where<const D: usize>(
         &mut self,
         shape: [usize; D],
         layout: Layout,
         used: impl Fn([usize; D]) -> bool,
     ) -> Tensor<D> {
-        // Rounded here: devices may round the last digit as they like.
+        // Rounded here, because devices round the last digit differently.
         let round = match self.dtype {
             DType::F32 => |x| x,
             DType::F16 => |x| half::f16::from_f32(x).to_f32(),
@@ -106,7 +106,7 @@ impl Numbers {
         self.laid_out(shape, layout, self.dtype, |x, index| if used(index) { round(x) } else { f32::NAN })
     }
 
-    /// What `number` makes of a number from -2 to 2, for each index.
+    /// Generates a tensor. `number` maps a number from -2 to 2 and an index to an element.
     fn laid_out<const D: usize>(
         &mut self,
         shape: [usize; D],

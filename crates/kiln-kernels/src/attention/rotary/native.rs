@@ -1,4 +1,4 @@
-//! Rotary positions on the CPU: one pass over memory.
+//! Rotary positions on the CPU, in one pass over memory.
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
@@ -8,8 +8,10 @@ use burn::{
 use super::Rotary;
 use crate::runtime::native::{Rows, Storage, by_storage, computed, primitive};
 
+/// Rotates `x`.
+///
 /// # Errors
-/// The inputs, for types that it is not made for.
+/// Returns the inputs, for types without an implementation.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn rotated(kernel: Rotary) -> Result<Tensor<4>, Rotary> {
     by_storage!(kernel.x.dtype(), E => Ok(rotated_in::<E>(kernel)), else Err(kernel))
@@ -30,7 +32,7 @@ fn rotated_in<E: Storage>(Rotary { x, cos, sin }: Rotary) -> Tensor<4> {
     for (stride, of_x) in strides.iter_mut().zip(x.layout().strides()) {
         *stride = of_x.unsigned_abs();
     }
-    // As the reference rounds them.
+    // Rounded as in the reference.
     let [cos, sin] = [cos, sin].map(|table| {
         let table = primitive(table).to_contiguous();
         let mut wide = table.as_slice::<f32>().expect("tables are float32").to_vec();
@@ -39,14 +41,14 @@ fn rotated_in<E: Storage>(Rotary { x, cos, sin }: Rotary) -> Tensor<4> {
     });
     let rotated =
         Rotated { x: &x.storage::<E>()[start..], strides, cos: &cos, sin: &sin, tables, pairs, dims };
-    // A few operations a number.
+    // A few operations per number.
     let y = computed(&rotated, [dims[..3].iter().product(), head_dim], 4);
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, dims)))
 }
 
 struct Rotated<'a, E> {
     x: &'a [E],
-    /// From row to row, head to head, token to token.
+    /// Strides of rows, heads and tokens.
     strides: [usize; 3],
     cos: &'a [f32],
     sin: &'a [f32],

@@ -1,4 +1,4 @@
-//! The `#[cube]` functions, which take the steps of the shaders.
+//! The `#[cube]` functions, which take the same steps as the shaders.
 
 use burn::{
     backend::{Cube, cubecl::dtype_to_storage_type},
@@ -76,7 +76,7 @@ fn kv_scales<E: Numeric>(
     scales[to] = scale | (offset << 16u32);
 }
 
-/// The nearest code, as the shader finds it.
+/// Returns the nearest code, computed as in the shader.
 #[cube]
 fn code_of(x: f32, scale: f32, offset: f32, #[comptime] most: u32) -> u32 {
     let mut code = 0u32;

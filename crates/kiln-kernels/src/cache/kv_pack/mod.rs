@@ -1,14 +1,15 @@
-//! Packs keys or values into few bits, and writes them into a ring of slots.
+//! Packs keys or values into few bits, and writes them into a ring buffer of slots.
 //!
-//! For each group: `offset` is its smallest number, rounded down to float16, and `scale` is
-//! `(largest - offset) / (2^bits - 1)`, rounded up, so that codes reach the largest number; 0 where that is less than
-//! the smallest float16. This is the asymmetric quantization of KIVI (<https://arxiv.org/abs/2402.02750>).
+//! For each group, `offset` is the smallest number, rounded down to float16, and `scale` is
+//! `(largest - offset) / (2^bits - 1)`, rounded up, so that codes reach the largest number; it is 0 if that
+//! is less than the smallest float16. This is the asymmetric quantization of KIVI
+//! (<https://arxiv.org/abs/2402.02750>).
 //!
-//! `code = clamp(round((x - offset) / scale), 0, 2^bits - 1)`, to the even one of two, where the difference is rounded to
-//! float32 and the rest is exact: no quotient is rounded, for not every device rounds it the same. So the words are the
-//! same on every device. No number is off by more than half a scale.
+//! `code = clamp(round((x - offset) / scale), 0, 2^bits - 1)`, with ties to even. The difference is rounded
+//! to float32 and the rest is exact: no quotient is rounded, because devices round quotients differently. So
+//! the words are the same on every device. The error of a number is at most half a scale.
 //!
-//! Numbers beyond those of float16 count as the largest of them, and what is not a number as 0.
+//! Numbers outside the range of float16 count as its largest number, and NaN counts as 0.
 
 #[cfg(feature = "cube")]
 mod cube;
@@ -30,20 +31,21 @@ use crate::{
     },
 };
 
-/// Packs new tokens into a ring of slots: token `i` into slot `(slot + i) mod slots`. Returns the buffer.
+/// Packs new tokens into a ring buffer: token `i` into slot `(slot + i) mod slots`. Returns the buffer.
 ///
-/// In place if `buffer` is the only handle of its memory, else on a copy. The words are equal on every device.
+/// Writes in place if `buffer` is the only handle of its memory, and to a copy otherwise. The words are equal
+/// on every device.
 #[derive(Clone, Debug)]
 pub struct KvPack {
     /// Packed `[batch, kv_heads, slots, head_dim]`
     pub buffer: PackedBuffer,
     /// `[batch, kv_heads, n, head_dim]`, with `n <= slots`; groups along tokens divide `n`
     pub tokens: Tensor<4>,
-    /// Groups along tokens divide it.
+    /// Slot of the first token; a multiple of the size of groups along tokens.
     pub slot: usize,
     pub packing: Packing,
-    /// Scales and offsets of the tokens ([`Packing::scales_shape`]), instead of those that the numbers have. They are rounded
-    /// to the nearest float16; a scale below 0 counts as 0.
+    /// Scales and offsets of the tokens ([`Packing::scales_shape`]), replacing those computed from the
+    /// numbers. They are rounded to the nearest float16; a scale below 0 counts as 0.
     pub given: Option<[Tensor<4>; 2]>,
 }
 
@@ -253,8 +255,10 @@ impl Given {
     }
 }
 
+/// Checks the shape of a packed buffer.
+///
 /// # Panics
-/// If `buffer` is none of this shape and packing.
+/// If `buffer` does not have this shape and packing.
 pub(crate) fn fits(kernel: &str, buffer: &PackedBuffer, packing: Packing, shape: [usize; 4]) {
     assert_eq!(buffer.codes.dims(), packing.codes_shape(shape), "{kernel}: codes of {shape:?}");
     assert_eq!(buffer.scales.dims(), packing.scales_shape(shape), "{kernel}: scales of {shape:?}");
@@ -262,7 +266,8 @@ pub(crate) fn fits(kernel: &str, buffer: &PackedBuffer, packing: Packing, shape:
     assert!(shape[2].is_multiple_of(together), "{kernel}: {} slots are no groups of {together}", shape[2]);
 }
 
-/// Float32 numbers that float16 has a neighbour for. Devices may take what is below the smallest normal number for 0.
+/// Casts to float32 and clamps to the range of float16. NaN becomes 0, and so do subnormal float32 numbers,
+/// which some devices flush.
 fn finite(x: Tensor<4>) -> Tensor<4> {
     let x = x.cast(DType::F32);
     let x = x.clone().mask_fill(x.is_nan(), 0.0).clamp(-half::LARGEST, half::LARGEST);
@@ -270,7 +275,7 @@ fn finite(x: Tensor<4>) -> Tensor<4> {
     x.mask_fill(small, 0.0)
 }
 
-/// A scale in the low half, an offset in the high half.
+/// Joins a scale in the low half and an offset in the high half of each word.
 fn words(scale: Tensor<4, Int>, offset: Tensor<4, Int>) -> Tensor<4, Int> {
     offset.bitwise_left_shift_scalar(16).bitwise_or(scale)
 }
@@ -280,7 +285,7 @@ fn scales(numbers: &Tensor<4>, packing: Packing) -> Tensor<4, Int> {
     let group = packing.group();
     let (groups, axis): (Tensor<5>, usize) = match packing.along() {
         Along::Channels => {
-            // The last number again, which changes neither the smallest nor the largest of its group.
+            // Padded with the last number, which changes neither the smallest nor the largest of its group.
             let count = dim.div_ceil(group);
             let mut whole = numbers.clone();
             if count * group > dim {
@@ -300,7 +305,7 @@ fn scales(numbers: &Tensor<4>, packing: Packing) -> Tensor<4, Int> {
     words(scale.mask_fill(none, 0), offset)
 }
 
-/// For each number the one of its group.
+/// Repeats the number of each group for all numbers in it.
 pub(crate) fn spread(groups: Tensor<4>, packing: Packing, dims: [usize; 4]) -> Tensor<4> {
     let ([batch, heads, n, dim], [_, _, rows, columns]) = (dims, groups.dims());
     let group = packing.group();
@@ -322,7 +327,7 @@ fn codes(x: Tensor<4>, scale: Tensor<4>, offset: Tensor<4>, packing: Packing) ->
     let constant = scale.clone().equal_elem(0.0);
     let estimate =
         (difference.clone() / scale.clone().mask_fill(constant.clone(), 1.0)).clamp_max(most).round();
-    // The middles between a code and its neighbours are exact: odd numbers times halves of scales.
+    // The midpoints between a code and its neighbours are exact: odd numbers times half of a scale.
     let odd = (estimate.clone() * 0.5).floor() * 2.0;
     let odd = odd.not_equal(estimate.clone());
     let middle = |add: f32| (estimate.clone() * 2.0 + add) * (scale.clone() * 0.5);
@@ -334,7 +339,7 @@ fn codes(x: Tensor<4>, scale: Tensor<4>, offset: Tensor<4>, packing: Packing) ->
     code.mask_fill(constant, 0.0).int().cast(DType::I32)
 }
 
-/// `[.., dim]` to `[.., words]`.
+/// Packs codes `[.., dim]` into words `[.., words]`.
 fn pack(codes: Tensor<4, Int>, packing: Packing) -> Tensor<4, Int> {
     let [batch, heads, n, dim] = codes.dims();
     let (channels, count) = (packing.channels_together(dim), packing.words_together(dim));
@@ -358,7 +363,7 @@ fn pack(codes: Tensor<4, Int>, packing: Packing) -> Tensor<4, Int> {
     words
 }
 
-/// Writes rows from `row` on, and from the first after the last.
+/// Writes rows from `row` on, wrapping to the first after the last.
 fn write(buffer: Tensor<4, Int>, rows: Tensor<4, Int>, row: usize) -> Tensor<4, Int> {
     let [batch, heads, slots, width] = buffer.dims();
     let n = rows.dims()[2];
@@ -393,10 +398,10 @@ const CODES: Shader = Shader {
     options: OPTIONS,
 };
 
-/// Of all that read codes in one packing.
+/// Options of all shaders that read codes in one packing.
 pub(crate) const OPTIONS: &[Lines] = &[ALONG, BITS];
 
-/// The lines of a packing.
+/// The lines for a packing.
 #[cfg(feature = "wgpu")]
 pub(crate) fn picks(packing: Packing) -> [usize; 2] {
     let bits = match packing.bits() {

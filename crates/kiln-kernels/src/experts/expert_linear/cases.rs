@@ -16,10 +16,11 @@ use crate::{
     },
 };
 
-/// Rows of weights that a block has: all of them.
+/// Rows of weights per block: all of them.
 const WHOLE: usize = usize::MAX;
 
-/// Experts of pairs `[rows, tokens, slots]`. The first has the most, and some have none where there are many.
+/// Experts for pairs `[rows, tokens, slots]`. The first has the most pairs; with many experts, some have
+/// none.
 fn experts(numbers: &Numbers, pairs: [usize; 3], count: usize) -> Tensor<3, Int> {
     let expert = |i: usize| (i * 7 + i / 3) % count.min(9) * (i % 5).min(1);
     let experts = (0..pairs.iter().product()).map(|i| expert(i) as i32).collect::<Vec<_>>();
@@ -32,7 +33,7 @@ pub(super) fn of_dense() -> impl Iterator<Item = Case<ExpertLinear>> {
         cases.push(dense(pairs, [1, 3, 7], Plain, true, WHOLE));
         cases.push(dense(pairs, [4, 96, 80], Plain, false, WHOLE));
         cases.push(dense(pairs, [8, 41, 257], Plain, true, WHOLE));
-        // Several experts a block, and several blocks an expert.
+        // Several experts per block, and several blocks per expert.
         cases.push(dense(pairs, [5, 70, 96], Plain, true, 160));
         cases.push(dense(pairs, [3, 70, 96], Cut(1), false, 32));
         cases.push(dense(pairs, [3, 70, 96], Swapped(0, 1), true, WHOLE));
@@ -45,7 +46,7 @@ pub(super) fn of_dense() -> impl Iterator<Item = Case<ExpertLinear>> {
     cases.into_iter()
 }
 
-/// A stack of this shape, in blocks of up to `most` rows.
+/// A case with a dense stack of this shape, in blocks of up to `most` rows.
 fn dense(
     [rows, tokens, slots]: [usize; 3],
     [count, output, input]: [usize; 3],
@@ -68,13 +69,13 @@ fn dense(
     case.within(move |want, rounding| tolerance(input, want, rounding))
 }
 
-/// Sums of `n` products in another order, some devices' in the type itself; and rounded.
+/// Sums of `n` products in another order, on some devices in the type itself; then rounded.
 fn tolerance(n: usize, want: f64, Rounding { single, ulp, .. }: Rounding) -> f64 {
     let n = n as f64;
     LARGEST * LARGEST * (n.sqrt() + 1.0) * n.sqrt() * single.max(ulp) + want.abs() * ulp
 }
 
-/// Kinds of codes: floats, with and without high bits, minimums, groups, zero points and tables.
+/// Kinds of codes: floats; codes with and without high bits, minimums, groups, zero points and tables.
 const FORMATS: [Format; 11] = [
     Format::Bf16,
     Format::Q4_0,
@@ -95,7 +96,8 @@ pub(super) fn of_packed() -> impl Iterator<Item = Case<ExpertLinear>> {
         let block = format.block().max(32);
         let rows = PackedLayout { format, order: Order::Rows };
         let floats = Arithmetic::Floats;
-        // Compilers of shaders take their time: few and many tokens, of both sizes of tiles, with parts of a tile.
+        // Shader compilers are slow, so there are few cases: few and many tokens, with both sizes of tiles
+        // and with parts of a tile.
         let few = [[1, 1, 2], [2, 3, 3], [4, 4, 2]][i % 3];
         cases.push(packed(rows, floats, few, [3, 41, 3 * block], Plain, true, WHOLE));
         cases.push(packed(rows, floats, [2, 20, 2], [4, 133, block], Plain, false, WHOLE));
@@ -112,7 +114,7 @@ pub(super) fn of_packed() -> impl Iterator<Item = Case<ExpertLinear>> {
         for order in [Order::Rows, Order::Sixteens] {
             let layout = PackedLayout { format, order };
             for pairs in [[2, 2, 2], [2, 20, 2]] {
-                // Several experts a block, and several blocks an expert; views of vectors.
+                // Several experts per block, and several blocks per expert; views of vectors.
                 let floats = Arithmetic::Floats;
                 cases.push(packed(layout, floats, pairs, [5, 80, 96], Plain, true, 160));
                 cases.push(packed(layout, floats, pairs, [3, 80, 96], Cut(3), false, 32));
@@ -120,7 +122,7 @@ pub(super) fn of_packed() -> impl Iterator<Item = Case<ExpertLinear>> {
             }
         }
         let layout = PackedLayout { format, order: Order::Rows };
-        // Long rows, which many lanes go along.
+        // Long rows, which many lanes share.
         cases.push(packed(layout, Arithmetic::Floats, [1, 1, 2], [3, 9, 4128], Plain, true, WHOLE));
     }
     // Rows that end within a run.
@@ -131,7 +133,7 @@ pub(super) fn of_packed() -> impl Iterator<Item = Case<ExpertLinear>> {
     cases.into_iter()
 }
 
-/// A packed stack of this shape, in blocks of up to `most` rows.
+/// A case with a packed stack of this shape, in blocks of up to `most` rows.
 fn packed(
     packing: PackedLayout,
     arithmetic: Arithmetic,
@@ -154,8 +156,8 @@ fn packed(
             experts: experts(numbers, [rows, tokens, slots], count),
         }
     });
-    // Vectors that are rounded to bytes are off by up to half a step, evenly: the sum has a standard deviation, and no result is six of
-    // them off.
+    // Vectors that are rounded to bytes have a uniform error of up to half a step. The tolerance is six
+    // standard deviations of the sum, which no result exceeds.
     let step = if arithmetic == Arithmetic::Integers { LARGEST / 127.0 } else { 0.0 };
     let rounded = 6.0 * (input as f64).sqrt() * LARGEST * step / 12f64.sqrt();
     let lacks = move |path, _| !takes_packed(path, packing);

@@ -1,10 +1,12 @@
-//! Products of tokens with the matrices of the experts that they go to.
+//! Products of tokens with the matrices of their experts.
 //!
-//! `y[b, t, s] = W[experts[b, t, s]] x[b, t, s]` for `[rows, tokens, slots, in]` and a stack of weights `[experts, out, in]`. Which experts these are
-//! is on the device, and the host never waits for it. A pair is a token and one of its slots.
+//! `y[b, t, s] = W[experts[b, t, s]] x[b, t, s]` for `[rows, tokens, slots, in]` and a stack of weights
+//! `[experts, out, in]`. The indices of the experts are on the device, and the host never waits for them. A
+//! pair is a token and one of its slots.
 //!
-//! Of few tokens each pair is multiplied by itself, so that only the weights of chosen experts are read, and a pair does not depend on
-//! others. Of many, pairs are sorted by expert first, and those of an expert meet each of its weights together.
+//! With few tokens, each pair is multiplied by itself, so that only the weights of chosen experts are read
+//! and a pair does not depend on others. With many, pairs are first sorted by expert, so that each weight of
+//! an expert is used for all of its pairs at once.
 
 mod cases;
 #[cfg(feature = "cube")]
@@ -42,14 +44,15 @@ use crate::{
 
 /// Each token times the matrices of its experts: `[rows, tokens, slots, out]`.
 ///
-/// The GPU kernels and the native code read no weight of an expert that no token goes to. The reference reads them all.
+/// The GPU kernels and the native code read no weights of experts without a token. The reference reads all
+/// weights.
 #[derive(Clone, Debug)]
 pub struct ExpertLinear {
-    /// `[rows, tokens, 1 or slots, in]`; 1: all slots of a token have the same vector
+    /// `[rows, tokens, 1 or slots, in]`; with 1, all slots of a token share a vector
     pub x: Tensor<4>,
     /// `[experts, out, in]`
     pub weight: MatrixStack,
-    /// `[rows, tokens, slots]`, cast to int32: numbers of experts
+    /// `[rows, tokens, slots]`, cast to int32: indices of experts
     pub experts: Tensor<3, Int>,
 }
 
@@ -124,7 +127,7 @@ impl Checked for ExpertLinear {
 }
 
 impl ExpertLinear {
-    /// Whether anything is to be computed, and all numbers are of one type.
+    /// Whether the product is not empty, and all numbers have one type.
     #[cfg(any(feature = "cube", feature = "cpu"))]
     fn is_of_one_type(&self) -> bool {
         let one = self.weight.blocks().iter().all(|block| block.matrix.dtype() == self.x.dtype());
@@ -149,15 +152,16 @@ impl ExpertLinear {
     }
 }
 
-/// How pairs are sorted by expert. Shapes alone say it: a captured step is replayed.
+/// The tiles into which pairs are sorted by expert. They depend on shapes alone, because a captured step is
+/// replayed.
 #[cfg(feature = "cube")]
 #[derive(Clone, Copy, Debug)]
 struct Tiles {
-    /// Pairs of a tile, which all go to one expert: 16, 32 or 64.
+    /// Pairs per tile, which all go to one expert: 16, 32 or 64.
     tile: usize,
-    /// Tiles that there are at most, wherever pairs go.
+    /// Most tiles that there can be, wherever pairs go.
     tiles: usize,
-    /// Rows of a matrix that a workgroup has. A lane has four, and four pairs.
+    /// Rows of a matrix per workgroup. A lane has four of them, and four pairs.
     outputs: usize,
 }
 
@@ -166,7 +170,7 @@ impl Tiles {
     fn new(pairs: usize, weight: &MatrixStack) -> Self {
         let [experts, ..] = weight.shape();
         let tile = match pairs / experts {
-            // As many rows as then have half a run each do not fit in memory.
+            // For packed weights and tiles of 16, half a run of every row would not fit in memory.
             0..24 if !weight.is_packed() => 16,
             0..64 => 32,
             _ => 64,
@@ -176,7 +180,7 @@ impl Tiles {
     }
 }
 
-/// Pairs of a tile. Those of packed weights are the first two.
+/// Pairs per tile. Packed weights use the first two sizes.
 const SIZES: Lines = || &["const TILE = 32u;", "const TILE = 64u;", "const TILE = 16u;"];
 
 const OF_FEW: &[Binding] = &[reads("x"), reads("w"), reads("experts"), updates("y")];
@@ -237,7 +241,8 @@ const TILES_PACKED: Shader = Shader {
 };
 
 impl PackedLayout {
-    /// [`for_matrix`](Self::for_matrix), for a stack of matrices with that many rows each. On the CPU they are a multiple of 16.
+    /// Like [`for_matrix`](Self::for_matrix), for a stack of matrices with `rows` rows each. On the CPU,
+    /// `rows` must be a multiple of 16.
     pub fn for_stack(kernels: &Kernels, format: Format, dtype: DType, rows: usize) -> Option<Self> {
         let layout = Self::for_matrix(kernels, format, dtype)?;
         (kernels.path_of::<ExpertLinear>() == kernels.path() && layout.is_for_stacks(rows)).then_some(layout)

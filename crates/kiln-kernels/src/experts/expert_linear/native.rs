@@ -1,5 +1,5 @@
-//! Products with the matrices of experts on the CPU: each chosen expert's weights are read once, for all pairs that go to it. What a pair
-//! comes to does not depend on how many they are, as in `linear`.
+//! Products with the matrices of experts on the CPU: the weights of each chosen expert are read once, for all
+//! of its pairs. The result of a pair does not depend on the number of pairs, as in `linear`.
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
@@ -22,7 +22,8 @@ use crate::{
     },
 };
 
-/// `None` for what it is not made for: several types together, weights with gaps, nothing at all.
+/// Computes the products. Returns `None` for unsupported inputs: mixed types, weights with gaps, and empty
+/// tensors.
 pub(super) fn products_of(kernel: &ExpertLinear) -> Option<Tensor<4>> {
     if !kernel.is_of_one_type() {
         return None;
@@ -30,7 +31,7 @@ pub(super) fn products_of(kernel: &ExpertLinear) -> Option<Tensor<4>> {
     by_storage!(kernel.x.dtype(), E => products_in::<E>(kernel), else None)
 }
 
-/// Sums are float32, and rounded once.
+/// Computes the products in one type. Sums are float32, and rounded once.
 fn products_in<E: Storage>(ExpertLinear { x, weight, experts }: &ExpertLinear) -> Option<Tensor<4>> {
     let ([rows, tokens, each, input], slots) = (x.dims(), experts.dims()[2]);
     let [count, output, _] = weight.shape();
@@ -44,7 +45,7 @@ fn products_in<E: Storage>(ExpertLinear { x, weight, experts }: &ExpertLinear) -
     let mut widened = Vec::new();
     let x = E::in_floats(x.as_slice()?, &mut widened);
     let vector = |pair: usize| if each == 1 { pair / slots } else { pair };
-    // The vectors of each expert's pairs, one after the other, and which of all they are.
+    // The vectors of each expert's pairs, one after the other, and their indices among all vectors.
     let mut gathered = Vec::with_capacity(experts.len() * input);
     let mut vectors = Vec::with_capacity(count);
     for own in &pairs {

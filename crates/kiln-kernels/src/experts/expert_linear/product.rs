@@ -1,4 +1,4 @@
-//! The tensors that launches for all blocks of a stack share.
+//! The tensors that the launches for all blocks of a stack share.
 
 use burn::{
     backend::Cube,
@@ -17,7 +17,7 @@ pub(super) struct Product {
     pub(super) y: CubeTensor,
     pub(super) tokens: usize,
     pub(super) slots: usize,
-    /// Numbers of a vector.
+    /// Length of a vector.
     pub(super) input: usize,
     /// Rows of a whole matrix.
     pub(super) outputs: usize,
@@ -26,7 +26,7 @@ pub(super) struct Product {
 impl Product {
     pub(super) fn new(x: Tensor<4>, experts: Tensor<3, Int>, weight: &MatrixStack) -> Self {
         let ([rows, tokens, slots], [_, outputs, input]) = (experts.dims(), weight.shape());
-        // Packed weights are read by fours, and so is what they meet.
+        // Packed weights are read by fours, and so are the vectors that they are multiplied with.
         let x = if weight.is_packed() { in_order(x) } else { primitive(x) };
         let y = empty(&x, [rows, tokens, slots, outputs], x.dtype);
         Self { x, experts: in_order(experts), y, tokens, slots, input, outputs }

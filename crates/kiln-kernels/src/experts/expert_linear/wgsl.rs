@@ -15,11 +15,11 @@ use crate::{
     shaders::{expert_groups, expert_linear, expert_tiles},
 };
 
-/// A shader for dense weights, and one for packed ones. The first of their options says how weights are read.
+/// A shader for dense weights, and one for packed ones. Their first option says how weights are read.
 type Shaders = [&'static Shader; 2];
 
 impl Product {
-    /// A launch for one block, its weight, and the strides of that.
+    /// Prepares a launch for one block. Returns it with the weight and the strides of the weight.
     fn launch(
         &self,
         [dense, packed]: Shaders,
@@ -42,14 +42,15 @@ impl Product {
         }
     }
 
-    /// From row to row, token to token, number to number, and slot to slot.
+    /// Strides of rows, tokens, numbers and slots.
     fn x_strides(&self) -> [u32; 4] {
         let [x0, x1, x2, x3] = strides(&self.x);
         [x0, x1, x3, if self.x.meta.shape()[2] == 1 { 0 } else { x2 }]
     }
 }
 
-/// The uniform of a launch for one block: fields that both shaders have, and one of its own.
+/// The uniform of a launch for one block: the fields that both shaders have, and one that only this shader
+/// has.
 macro_rules! info {
     ($shader:ident, $product:ident, $block:ident, $w_strides:ident, $own:ident, $workgroups:ident) => {
         $shader::Info {

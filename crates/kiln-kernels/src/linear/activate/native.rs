@@ -1,4 +1,4 @@
-//! Activations on the CPU, in vectors.
+//! Activations on the CPU, with SIMD.
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
@@ -12,8 +12,10 @@ use crate::{
     runtime::native::{Storage, by_storage, pieces, primitive, work},
 };
 
+/// Applies the activation.
+///
 /// # Errors
-/// The inputs, for types that it is not made for.
+/// Returns the inputs, for types without an implementation.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn activated(kernel: Activate) -> Result<Tensor<3>, Activate> {
     by_storage!(kernel.x.dtype(), E => Ok(activated_in::<E>(kernel)), else Err(kernel))
@@ -24,7 +26,7 @@ fn activated_in<E: Storage>(Activate { x, activation }: Activate) -> Tensor<3> {
     let x = primitive(x).to_contiguous();
     let x: &[E] = x.as_slice().expect("the type was looked at");
     let mut y = vec![E::default(); x.len()];
-    // About as many operations a number.
+    // Estimated operations per number.
     let products = 16 * x.len();
     let each = x.len().div_ceil(pieces(products)).next_multiple_of(BLOCK).max(BLOCK);
     let piece = |(x, y)| Piece { x, y, activation };
@@ -38,7 +40,7 @@ struct Piece<'a, E> {
     activation: Activation,
 }
 
-/// Numbers that are widened at once.
+/// Numbers that are widened at a time.
 const BLOCK: usize = 256;
 
 impl<E: Storage> WithSimd for Piece<'_, E> {

@@ -1,4 +1,4 @@
-//! Products of few rows on GPUs, with what is around them in a decoder.
+//! Products of few rows on GPUs, fused with the operations before and after them in a decoder.
 
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
@@ -20,25 +20,25 @@ use crate::{
     runtime::shader::{Binding, Lines, Shader, reads, writes},
 };
 
-/// What becomes of a product `[rows, tokens, out]`.
+/// The operation after a product `[rows, tokens, out]`.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "a launch has one")]
 pub enum Then {
     Nothing,
-    /// Its first half makes gates of its second, as [`Gated`](crate::Gated) does: `[rows, tokens, out / 2]`.
+    /// The first half is the gate of the second, as in [`Gated`](crate::Gated): `[rows, tokens, out / 2]`.
     Gate(Activation),
-    /// The first `heads` vectors of `head_dim` numbers are rotated, as [`Rotary`](crate::Rotary) does.
+    /// The first `heads` vectors of `head_dim` numbers are rotated, as in [`Rotary`](crate::Rotary).
     Rotate {
         /// `[1 or rows, tokens, rotary_dim / 2]`, float32
         cos: Tensor<3>,
-        /// As `cos`.
+        /// Like `cos`.
         sin: Tensor<3>,
         heads: usize,
         head_dim: usize,
     },
 }
 
-/// A product with what is around it, for the GPU kernels.
+/// A product with the operations before and after it, for the GPU kernels.
 #[cfg(feature = "cube")]
 #[derive(Debug)]
 pub(crate) struct Around {
@@ -50,7 +50,7 @@ pub(crate) struct Around {
     pub(crate) then: Then,
 }
 
-/// What normed numbers are multiplied by.
+/// The parameters of the norm before a product.
 #[cfg(feature = "cube")]
 #[derive(Debug)]
 pub(crate) struct Scales {
@@ -61,7 +61,8 @@ pub(crate) struct Scales {
 
 #[cfg(feature = "cube")]
 impl Then {
-    /// Places in the order of work: rows of the weight that meet are in one four.
+    /// Number of places in the order of work: rows of the weight whose results are combined are in the same
+    /// four.
     fn places(&self, output: usize) -> usize {
         match self {
             Self::Gate(_) => (output / 2).div_ceil(2) * 4,
@@ -69,7 +70,7 @@ impl Then {
         }
     }
 
-    /// Numbers of a result.
+    /// Length of a result.
     fn width(&self, output: usize) -> usize {
         match self {
             Self::Gate(_) => output / 2,
@@ -77,7 +78,7 @@ impl Then {
         }
     }
 
-    /// Which of [`FUSED`] it is.
+    /// Index of the operation in [`FUSED`].
     #[cfg(feature = "wgpu")]
     fn option(&self, normed: bool) -> usize {
         match self {
@@ -88,14 +89,14 @@ impl Then {
     }
 }
 
-/// Which workgroup has what. Shapes alone say it: a captured step is replayed.
+/// The division of work among workgroups. It depends on shapes alone, because a captured step is replayed.
 #[cfg(feature = "cube")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sharing {
-    /// Eight lanes times this number go along a row of the weight: a power of 2, up to 32. It does not depend on the rows of x, so that sums
-    /// are the same for any number of them.
+    /// Number of groups of eight lanes along a row of the weight: a power of 2, up to 32. It does not depend
+    /// on the rows of x, so that sums are the same for any number of them.
     pub(crate) splits: usize,
-    /// Rows of x that a workgroup has: 1, 2, 4 or 8.
+    /// Rows of x per workgroup: 1, 2, 4 or 8.
     together: usize,
     pub(crate) workgroups: usize,
 }
@@ -103,13 +104,13 @@ pub(crate) struct Sharing {
 #[cfg(feature = "cube")]
 impl Sharing {
     pub(crate) fn new(rows: usize, input: usize, output: usize, device: &Device) -> Self {
-        /// Numbers of a row of the result that a workgroup makes, where eight lanes go along a row of the weight.
+        /// Results per workgroup and row of x, with eight lanes along a row of the weight.
         const OUTPUTS: usize = LANES / 8 * 4;
-        /// Numbers along which eight lanes are worth having.
+        /// Fewest numbers along a row that are worth eight lanes.
         const WORTH: usize = 128;
-        /// All lanes of a workgroup.
+        /// Splits that use all lanes of a workgroup.
         const MOST_SPLITS: usize = LANES / 8;
-        /// Rows that there are registers for.
+        /// Most rows that there are registers for.
         const MOST: usize = 8;
 
         let most = (input / WORTH).min(enough(device, 1024) * OUTPUTS / output);
@@ -120,11 +121,11 @@ impl Sharing {
     }
 }
 
-/// How tensors are read: by fours where their layout allows.
+/// How the shader reads tensors: by fours where their layout allows it.
 pub(crate) const PACK: Lines =
     || &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
-/// How many times eight lanes go along a row of the weight.
+/// Number of groups of eight lanes along a row of the weight.
 pub(crate) const SPLITS: Lines = || {
     &[
         "const SPLITS = 1u;",
@@ -136,7 +137,7 @@ pub(crate) const SPLITS: Lines = || {
     ]
 };
 
-/// What is done around a product.
+/// The operations before and after a product.
 const FUSED: Lines = || {
     &[
         "const NORMED = false;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
@@ -148,7 +149,7 @@ const FUSED: Lines = || {
     ]
 };
 
-/// Rows of x that a workgroup has.
+/// Rows of x per workgroup.
 const ROWS: Lines = || &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"];
 
 /// The tensors of both shaders.
@@ -176,7 +177,7 @@ pub(crate) const SHADER: Shader = Shader {
     options: &[PACK, ROWS, SPLITS, FUSED],
 };
 
-/// For packed weights.
+/// The shader for packed weights.
 pub(crate) const PACKED: Shader = Shader {
     name: "linear_packed",
     bindings: BINDINGS,

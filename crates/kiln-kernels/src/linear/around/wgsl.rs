@@ -23,7 +23,7 @@ pub(crate) fn launch(Around { x, weight, bias, residual, norm, then }: Around) -
         Matrix::Packed(packed) => packed_lines::pick(packed.format()),
     };
     let packed = format.is_some();
-    // Packed weights are read by fours, and so is what they meet.
+    // Packed weights are read by fours, and so are the vectors that they are multiplied with.
     let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);

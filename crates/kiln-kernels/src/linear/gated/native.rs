@@ -1,4 +1,4 @@
-//! Gates on the CPU, in vectors: one pass over memory.
+//! Gates on the CPU, with SIMD: one pass over memory.
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
@@ -11,8 +11,10 @@ use crate::{
     runtime::native::{Rows, Storage, Vectors, by_storage, computed, primitive},
 };
 
+/// Computes the gated activation.
+///
 /// # Errors
-/// The inputs, for types that it is not made for.
+/// Returns the inputs, for types without an implementation.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn gated(kernel: Gated) -> Result<Tensor<3>, Gated> {
     by_storage!(kernel.gate.dtype(), E => Ok(gated_in::<E>(kernel)), else Err(kernel))
@@ -27,7 +29,7 @@ fn gated_in<E: Storage>(Gated { gate, up, activation }: Gated) -> Tensor<3> {
     let (mut gate_widened, mut up_widened) = (Vec::new(), Vec::new());
     let (gate, up) = (Vectors::of::<E>(&gate, &mut gate_widened), Vectors::of::<E>(&up, &mut up_widened));
     let gates = Gates { gate: &gate, up: &up, activation, tokens, width };
-    // About as many operations a number.
+    // Estimated operations per number.
     let y = computed::<E>(&gates, [rows * tokens, width], 16);
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, [rows, tokens, width])))
 }

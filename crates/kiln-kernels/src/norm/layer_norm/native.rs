@@ -1,4 +1,4 @@
-//! The norm on the CPU: one pass over memory, in which a row stays in the first cache.
+//! The norm on the CPU: one pass over memory, in which a row stays in the L1 cache.
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
@@ -8,8 +8,10 @@ use burn::{
 use super::LayerNorm;
 use crate::runtime::native::{Rows, Storage, Vectors, by_storage, computed, primitive, sum, sum_of_squares};
 
+/// Computes the norm.
+///
 /// # Errors
-/// The inputs, for types that it is not made for.
+/// Returns the inputs, for types without an implementation.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn normed(kernel: LayerNorm) -> Result<Tensor<3>, LayerNorm> {
     by_storage!(kernel.x.dtype(), E => Ok(normed_in::<E>(kernel)), else Err(kernel))
@@ -30,7 +32,7 @@ fn normed_in<E: Storage>(LayerNorm { x, weight, bias, eps }: LayerNorm) -> Tenso
     let mut widened = Vec::new();
     let x = Vectors::of::<E>(&x, &mut widened);
     let normed = Normed { x: &x, weight: &weight, bias: &bias, eps: eps as f32, tokens };
-    // A few operations a number.
+    // A few operations per number.
     let y = computed::<E>(&normed, [rows * tokens, hidden], 8);
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(y, [rows, tokens, hidden])))
 }

@@ -1,4 +1,4 @@
-//! The bandwidth of memory: the floor that decode is held against.
+//! Memory bandwidth, which is the lower bound for the time of a decode step.
 
 use std::time::Instant;
 
@@ -8,20 +8,20 @@ use kiln_core::{Result, device_state::DeviceState, read_back};
 use crate::runtime::device::info::{DeviceClass, Opened};
 
 impl Opened {
-    /// Bytes a second that a kernel can read and write here, measured on so many bytes: fewer than the caches of a CPU hold are read from
-    /// these, and a GPU's are at least 128 MiB.
+    /// Measures the bytes per second that a kernel can read and write on `bytes` bytes. Fewer than the caches
+    /// of a CPU hold are read from the caches; on a GPU, at least 128 MiB are used.
     ///
     /// # Errors
-    /// What the device says of the work.
+    /// Returns errors of the device.
     pub fn measure_bandwidth(&self, bytes: usize) -> Result<f64> {
         measure(self, bytes)
     }
 
-    /// Bytes a second that are copied between the host and this device, measured; `None` where they share their memory, so
-    /// that nothing has to be.
+    /// Measures the bytes per second that are copied between the host and this device. Returns `None` if they
+    /// share memory, so that nothing has to be copied.
     ///
     /// # Errors
-    /// What the device says of the work.
+    /// Returns errors of the device.
     pub fn measure_copies(&self) -> Result<Option<CopyBandwidth>> {
         match self.info.class {
             DeviceClass::Cpu => Ok(None),
@@ -30,13 +30,13 @@ impl Opened {
     }
 }
 
-/// Well beyond any cache of a GPU, and no larger than the largest tensor every GPU can bind.
+/// Well beyond any GPU cache, and no larger than the largest tensor that every GPU can bind.
 const BYTES: usize = 128 << 20;
 
 const REPETITIONS: usize = 8;
 
-/// Reading only on the CPU, whose threads we can drive ourselves; adding one to every element elsewhere, which reads and writes. The
-/// best of several passes.
+/// Measures the bandwidth as the best of several passes. On the CPU, passes only read, because Kiln drives
+/// the threads itself; elsewhere they add one to every element, which reads and writes.
 #[cfg_attr(not(feature = "cpu"), expect(unused_variables, reason = "a GPU reads as much in any case"))]
 fn measure(opened: &Opened, bytes: usize) -> Result<f64> {
     match opened.info.class {
@@ -46,21 +46,21 @@ fn measure(opened: &Opened, bytes: usize) -> Result<f64> {
     }
 }
 
-/// Bytes that are read on the CPU. More say nothing else.
+/// Least number of bytes read on the CPU. More than `MOST` would not change the result.
 #[cfg(feature = "cpu")]
 const LEAST: usize = 1 << 20;
 #[cfg(feature = "cpu")]
 const MOST: usize = 512 << 20;
 
-/// Read as products read weights: in pieces, by the threads that share products. With one thread and with all of them, because on some
-/// machines one reads as fast as all do.
+/// Reads the way products read weights: in pieces, on the threads that products use. Tries one thread and all
+/// of them, because on some machines one reads as fast as all do.
 #[cfg(feature = "cpu")]
 fn read_on_cpu(bytes: usize) -> f64 {
     use std::time::Duration;
 
     use kiln_products::threads::{pieces, share};
 
-    /// As long as it takes until one pass is not disturbed by what else runs.
+    /// Long enough for one pass to be undisturbed by other processes.
     const LONG: Duration = Duration::from_millis(300);
 
     let data = vec![1.0f32; bytes / 4];
@@ -81,7 +81,7 @@ fn read_on_cpu(bytes: usize) -> f64 {
     size_of_val(&data[..]) as f64 / best(usize::MAX).min(best(0))
 }
 
-/// Adds numbers up, as fast as products with weights read theirs.
+/// Sums numbers, as fast as products read their weights.
 #[cfg(feature = "cpu")]
 struct Sum<'a>(&'a [f32]);
 
@@ -91,7 +91,7 @@ impl kiln_simd::Work for Sum<'_> {
 
     #[inline(always)]
     fn run<L: kiln_simd::Lanes>(self, lanes: L) -> f32 {
-        // Several sums, which do not wait for each other.
+        // Several sums, so that additions do not wait for each other.
         let mut sums = [lanes.splat(0.0); 4];
         for four in self.0.as_chunks::<16>().0.as_chunks::<4>().0 {
             lanes.prefetch(four);
@@ -105,7 +105,7 @@ impl kiln_simd::Work for Sum<'_> {
 }
 
 fn read_and_write(opened: &Opened) -> Result<f64> {
-    /// Passes between two waits, so that what is measured is memory and not the wait.
+    /// Passes between two waits, so that the measurement covers memory and not the wait.
     const PASSES: usize = 8;
 
     let device = &opened.device;
@@ -123,7 +123,7 @@ fn read_and_write(opened: &Opened) -> Result<f64> {
     Ok((2 * BYTES * PASSES) as f64 / best)
 }
 
-/// Bytes a second between the host and a device of memory of its own.
+/// Bytes per second between the host and a device with its own memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CopyBandwidth {
     /// To the device.
@@ -132,7 +132,7 @@ pub struct CopyBandwidth {
     pub down: f64,
 }
 
-/// Best of a few copies of a buffer as large as a layer of a cache may be.
+/// Takes the best of a few copies of a buffer as large as a layer of a cache may be.
 fn measure_copies(device: &Device) -> Result<CopyBandwidth> {
     const COPIED: usize = 32 << 20;
 

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs through CUDA. What Burn would only find out by panicking is asked beforehand.
+//! NVIDIA GPUs through CUDA. Conditions that would make Burn panic are checked beforehand.
 
 use std::{
     collections::HashMap,
@@ -13,15 +13,15 @@ use nvml_wrapper::Nvml;
 
 use crate::runtime::device::info::{DeviceClass, DeviceInfo, DeviceName, Opened, unavailable};
 
-/// Whether the driver is a stand-in whose devices are software (`tools/softcuda`).
+/// Whether the driver is a stand-in with software devices (`tools/softcuda`).
 static SOFTWARE: AtomicBool = AtomicBool::new(false);
 
-/// Whether CUDA devices that were opened are imitated on the CPU.
+/// Whether the CUDA devices that were opened are emulated on the CPU.
 pub(crate) fn is_software() -> bool {
     SOFTWARE.load(Ordering::Relaxed)
 }
 
-/// All GPUs that CUDA shows.
+/// Lists all GPUs that CUDA reports.
 pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
     let count = count()?;
     let memory = Memory::read();
@@ -36,7 +36,7 @@ pub(super) fn open(index: usize) -> Result<Opened> {
         let why = format!("there are {count} CUDA devices, numbered from 0; see `kiln devices`");
         return Err(unavailable(name, why));
     }
-    // Kernels are compiled when they are first launched, which is too late to say what is missing.
+    // Kernels are compiled on their first launch, which is too late to say what is missing.
     if !cudarc::get_lib_name_candidates("nvrtc").iter().any(|library| unsafe_ops::can_load(library)) {
         let why = "NVRTC, CUDA's run-time compiler, is not installed; install the CUDA toolkit (libnvrtc)";
         return Err(unavailable(name, why));
@@ -59,14 +59,14 @@ pub(super) fn open(index: usize) -> Result<Opened> {
     Ok(Opened { device, info })
 }
 
-/// What kernels include: types of numbers, and tensor cores where there are any.
+/// Headers that kernels include: number types, and tensor cores if there are any.
 fn headers(index: usize) -> impl Iterator<Item = &'static str> {
     let properties = cubecl::Device::Cuda(CudaDevice::new(index)).client().properties_shared();
     let tensor_cores = properties.hardware.min_tensor_cores_dim.map(|_| ["mma.h", "crt/mma.h"]);
     ["cuda_fp16.h", "cuda_bf16.h"].into_iter().chain(tensor_cores.into_iter().flatten())
 }
 
-/// How many GPUs the driver shows.
+/// Returns the number of GPUs that the driver reports.
 fn count() -> Result<usize> {
     let name = DeviceName::Cuda(0);
     if !cudarc::get_lib_name_candidates("cuda").iter().any(|library| unsafe_ops::can_load(library)) {
@@ -98,18 +98,18 @@ fn info(index: usize, memory: &Memory) -> Result<DeviceInfo> {
         driver: memory.driver.clone().unwrap_or_else(|| "NVIDIA".to_owned()),
         api: "CUDA".to_owned(),
         memory: total,
-        // Every GPU that current toolkits compile for has it.
+        // Every GPU that current toolkits compile for has float16.
         f16: Device::cuda(index).supports_dtype(DType::F16),
         subgroups: Some((32, 32)),
         matrix_units: None,
-        // cubecl's pages are at most a quarter of the memory.
+        // Pages of cubecl are at most a quarter of the memory.
         largest_binding: total.map_or(1 << 30, |total| usize::try_from(total / 4).unwrap_or(usize::MAX)),
     })
 }
 
-/// What NVML says. It may be missing (Jetson, MIG): then the CUDA driver says how much memory there is.
+/// Information from NVML. It may be missing (Jetson, MIG): then the CUDA driver gives the size of the memory.
 struct Memory {
-    /// Bytes, by the GPU's UUID: NVML counts GPUs that CUDA was told to hide.
+    /// Bytes by the UUID of the GPU, because NVML also counts GPUs that CUDA was told to hide.
     total: HashMap<String, u64>,
     driver: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Devices, and what is known of them.
+//! Devices and their properties.
 
 use std::{fmt, str::FromStr};
 
@@ -12,7 +12,7 @@ pub enum DeviceName {
     #[default]
     Auto,
     Cpu,
-    /// The best adapter, or the one of that number in the list.
+    /// The best adapter, or the one with this index in the list.
     Wgpu(Option<usize>),
     Cuda(usize),
 }
@@ -55,14 +55,14 @@ impl FromStr for DeviceName {
     }
 }
 
-/// What a device is made of.
+/// The kind of hardware behind a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceClass {
     Cpu,
     Discrete,
     Integrated,
     Virtual,
-    /// A GPU imitated on the CPU: for tests, not for speed.
+    /// A GPU emulated on the CPU: for tests, not for speed.
     Software,
 }
 
@@ -78,13 +78,13 @@ impl fmt::Display for DeviceClass {
     }
 }
 
-/// Units of a GPU that multiply small matrices: tensor cores, matrix cores, simdgroup matrices. wgpu calls what they
-/// multiply cooperative matrices.
+/// GPU units that multiply small matrices: tensor cores, matrix cores, simdgroup matrices. wgpu calls their
+/// operands cooperative matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixUnits {
     /// Rows of each matrix, and columns.
     pub size: u32,
-    /// Threads of the smallest subgroup. The threads of a subgroup hold a matrix together.
+    /// Threads in the smallest subgroup. The threads of a subgroup hold a matrix together.
     pub threads: u32,
 }
 
@@ -94,7 +94,7 @@ impl fmt::Display for MatrixUnits {
     }
 }
 
-/// What is known of a device.
+/// The properties of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     pub name: DeviceName,
@@ -102,14 +102,14 @@ pub struct DeviceInfo {
     pub adapter: String,
     pub driver: String,
     pub api: String,
-    /// Bytes, where the API says.
+    /// Bytes of memory, if the API reports them.
     pub memory: Option<u64>,
     pub f16: bool,
-    /// Smallest and largest subgroup, where kernels can use them.
+    /// Sizes of the smallest and the largest subgroup, if kernels can use subgroups.
     pub subgroups: Option<(u32, u32)>,
-    /// Units that multiply matrices of float16 and add up in float32, where shaders can use them.
+    /// Units that multiply float16 matrices with float32 sums, if shaders can use them.
     pub matrix_units: Option<MatrixUnits>,
-    /// Bytes of the largest tensor a kernel can be given.
+    /// Bytes of the largest tensor that a kernel can be given.
     pub largest_binding: usize,
 }
 
@@ -121,15 +121,15 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// The type of 16 bits that a model is computed in here, if any: float16, or bfloat16 where the model's numbers are too large for that. The CPU
-    /// computes bfloat16 ten times slower than float32.
+    /// The 16-bit type for computing a model on this device, if any: float16, or bfloat16 if the model's
+    /// numbers are too large for float16. The CPU computes bfloat16 ten times slower than float32.
     pub fn half_dtype(&self, fits_float16: bool) -> Option<DType> {
         let dtype = if fits_float16 { DType::F16 } else { DType::BF16 };
         let is_slow = dtype == DType::BF16 && self.info.class == DeviceClass::Cpu;
         (!is_slow && self.device.supports_dtype(dtype)).then_some(dtype)
     }
 
-    /// The type that weights and caches are held in where the user does not say: [`half_dtype`](Self::half_dtype) on a GPU, else float32.
+    /// The default type of weights and caches: [`half_dtype`](Self::half_dtype) on a GPU, float32 elsewhere.
     pub fn natural_dtype(&self, fits_float16: bool) -> DType {
         match self.info.class {
             DeviceClass::Discrete | DeviceClass::Integrated | DeviceClass::Virtual => {
@@ -139,7 +139,8 @@ impl Opened {
         }
     }
 
-    /// Whether the device is there, asked after an error: work that is given up because the device is being lost may fail in other words.
+    /// Checks that the device is not lost. Use it after an error: work that stops because the device is being
+    /// lost may fail with a different error.
     ///
     /// # Errors
     /// [`Error::DeviceLost`].
@@ -156,7 +157,7 @@ impl Opened {
     }
 }
 
-/// The error of a device that cannot be had.
+/// The error of a device that is not available.
 pub(crate) fn unavailable(device: impl fmt::Display, why: impl fmt::Display) -> Error {
     Error::Device { device: device.to_string(), why: why.to_string() }
 }

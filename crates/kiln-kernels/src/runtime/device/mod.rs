@@ -1,4 +1,4 @@
-//! Which devices there are, and how one is opened. A device that cannot be had is a sentence, never a panic.
+//! Lists and opens devices. A device that is not available is reported as an error, never as a panic.
 
 mod bandwidth;
 #[cfg(feature = "cpu")]

@@ -14,7 +14,8 @@ use crate::runtime::device::{
 };
 
 impl Opened {
-    /// Makes kernels use these matrix units from now on, in this process: those that the device was opened with, or none.
+    /// Makes kernels in this process use `units` from now on: the matrix units that the device was opened
+    /// with, or none.
     pub fn with_matrix_units(mut self, units: Option<MatrixUnits>) -> Self {
         #[cfg(feature = "wgpu")]
         opened::set_matrix_units(&self.device, units);
@@ -23,7 +24,7 @@ impl Opened {
     }
 }
 
-/// Every device of this build and machine; and for each kind that is missing, why.
+/// Lists every device of this build and machine, and for each missing kind the reason.
 pub fn list() -> (Vec<DeviceInfo>, Vec<Error>) {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for kind in [cpu_info().map(|info| vec![info]), wgpu_infos(), cuda_infos()] {
@@ -35,11 +36,12 @@ pub fn list() -> (Vec<DeviceInfo>, Vec<Error>) {
     (found, missing)
 }
 
-/// Opens the device of that name. Opening one twice gives the same device, but for one that was lost: it is another then, and launches are handed to it in
-/// smaller parts. CUDA has none in the same process.
+/// Opens the device with this name. Opening one twice gives the same device, unless it was lost: then the
+/// result is another device, and launches are submitted to it in smaller batches. A lost CUDA device cannot
+/// be reopened in the same process.
 ///
 /// # Errors
-/// [`Error::Device`] that says what is missing.
+/// [`Error::Device`], which says what is missing.
 pub fn open(name: DeviceName) -> Result<Opened> {
     match name {
         DeviceName::Auto => open(choose()?),
@@ -49,7 +51,7 @@ pub fn open(name: DeviceName) -> Result<Opened> {
     }
 }
 
-/// What `auto` means here.
+/// Chooses the device that `auto` stands for.
 fn choose() -> Result<DeviceName> {
     let (found, missing) = list();
     let rank = |info: &DeviceInfo| match (info.class, info.name) {

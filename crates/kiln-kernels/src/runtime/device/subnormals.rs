@@ -1,5 +1,6 @@
-//! Whether a device unpacks subnormal float16 numbers. WebGPU lets it take them for 0, and no desktop driver that is known does: so they are unpacked by integers, which takes
-//! up to a fifth of a product's instructions, only where a device was seen to need it.
+//! Tests whether a device unpacks subnormal float16 numbers. WebGPU allows it to flush them to 0, and no
+//! known desktop driver does. Unpacking with integers takes up to a fifth of a product's instructions, so it
+//! is used only on devices that were seen to need it.
 
 use burn::{
     backend::Cube,
@@ -16,7 +17,7 @@ use crate::{
     shaders::subnormals::Info,
 };
 
-/// Two numbers a word: the smallest and the largest, subnormal ones and others, of both signs.
+/// Two numbers per word: the smallest and the largest, subnormal and normal, of both signs.
 const WORDS: [u32; 6] = [0x0001_03ff, 0x03ff_8001, 0x83ff_0200, 0x0400_8400, 0x7bff_3c00, 0xbc00_fbff];
 
 const SHADER: Shader = Shader {
@@ -29,7 +30,7 @@ const SHADER: Shader = Shader {
     options: &[],
 };
 
-/// A device that cannot say so does not.
+/// Whether `device` unpacks subnormal numbers. False if the test fails to run.
 pub(super) fn are_kept(device: &Device) -> bool {
     unpacked(device).is_ok_and(|numbers| {
         let halves = WORDS.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]);
@@ -38,7 +39,7 @@ pub(super) fn are_kept(device: &Device) -> bool {
     })
 }
 
-/// The numbers of [`WORDS`], as the device unpacks them.
+/// Unpacks [`WORDS`] on the device.
 fn unpacked(device: &Device) -> Result<Vec<f32>> {
     let words = TensorData::new(WORDS.map(u32::cast_signed).to_vec(), [WORDS.len()]);
     let words = primitive(Tensor::<1, Int>::from_data(words, (device, DType::I32)));

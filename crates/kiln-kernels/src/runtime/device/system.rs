@@ -1,14 +1,14 @@
-//! The machine that devices are in.
+//! The machine that the devices belong to.
 
 use kiln_core::{Error, Result};
 
-/// Threads a core that are of any use: beyond that they wait for each other, for minutes.
+/// Most useful threads per core: with more, they wait for each other, for minutes.
 const THREADS_A_CORE: usize = 32;
 
-/// Computes with `threads` CPU threads. Only before the first computation.
+/// Limits computation to `threads` CPU threads. Works only before the first computation.
 ///
 /// # Errors
-/// [`Error::Setting`] for 0, for many times more than there are cores, or when it is too late.
+/// [`Error::Setting`] for 0, for many times more threads than cores, or after the first computation.
 pub fn limit_threads(threads: usize) -> Result<()> {
     let wrong = |why: String| Error::Setting { name: "threads", why };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -23,11 +23,11 @@ pub fn limit_threads(threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// Has the CPU compute with no better instructions than these, as machines do that lack them: `plain`, `avx2`, `avx-vnni`, `avx512` or
-/// `neon`.
+/// Limits the CPU to these instructions, like machines that lack better ones: `plain`, `avx2`, `avx-vnni`,
+/// `avx512` or `neon`.
 ///
 /// # Errors
-/// [`Error::Setting`] for another name, or instructions that this machine does not have.
+/// [`Error::Setting`] for another name, or for instructions that this machine does not have.
 pub fn limit_instructions(name: &str) -> Result<()> {
     let wrong = |why: String| Error::Setting { name: "KILN_INSTRUCTIONS", why };
     #[cfg(feature = "cpu")]
@@ -46,7 +46,7 @@ pub fn limit_instructions(name: &str) -> Result<()> {
     Err(wrong(format!("is `{name}`, but this kiln was built without the CPU")))
 }
 
-/// How many threads the CPU computes with.
+/// The number of threads that the CPU computes with.
 pub fn threads() -> usize {
     #[cfg(feature = "cpu")]
     return rayon::current_num_threads();
@@ -54,7 +54,7 @@ pub fn threads() -> usize {
     1
 }
 
-/// The system and its version; `None` in builds that do not ask.
+/// The operating system and its version; `None` in builds without a way to ask.
 #[cfg(feature = "wgpu")]
 pub(super) fn version() -> Option<String> {
     #[cfg(feature = "cpu")]
@@ -63,7 +63,7 @@ pub(super) fn version() -> Option<String> {
     None
 }
 
-/// Bytes of the system's memory; `None` in builds that do not ask.
+/// Bytes of system memory; `None` in builds without a way to ask.
 #[cfg(any(feature = "cpu", feature = "wgpu"))]
 #[allow(clippy::unnecessary_wraps, reason = "some builds do not know")]
 pub(super) fn memory() -> Option<u64> {
@@ -73,7 +73,7 @@ pub(super) fn memory() -> Option<u64> {
 
         let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
         let system = System::new_with_specifics(what);
-        // A container may have less than the machine.
+        // The limit of a container may be below the memory of the machine.
         let limit = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
         Some(limit.min(system.total_memory()))
     }

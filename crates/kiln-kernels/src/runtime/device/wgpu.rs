@@ -1,8 +1,9 @@
 //! Adapters of Vulkan, Metal and DX12, through wgpu.
 //!
-//! Not of OpenGL, where references of kernels give wrong results in silence. One cause: `a % b` of negative integers is
-//! undefined in GLSL, naga 30 writes WGSL's as that, and drivers compute it unsigned, so that -99 % 7 is 3 and not -1. It
-//! is not the only one: references that take no remainder of negative integers still fail conformance.
+//! OpenGL is excluded, because references of kernels silently give wrong results there. One cause: `a % b` of
+//! negative integers is undefined in GLSL, naga 30 translates WGSL's to it, and drivers compute it unsigned,
+//! so that -99 % 7 is 3 and not -1. There are others: references that take no remainder of negative integers
+//! still fail conformance.
 
 use std::{
     panic::resume_unwind,
@@ -26,10 +27,12 @@ use crate::runtime::device::{
     subnormals, system,
 };
 
-/// Launches that are handed to the driver together. A decode step of a large model has a few hundred, and each submission takes as long as many of them.
+/// Launches per submission to the driver. A decode step of a large model has a few hundred, and each
+/// submission takes as long as many of them.
 const LAUNCHES_A_SUBMISSION: usize = 256;
 
-/// As [`LAUNCHES_A_SUBMISSION`], on a device that was lost before: a driver may have taken too long for what it was handed.
+/// Like [`LAUNCHES_A_SUBMISSION`], on a device that was lost before: one submission may have taken too long
+/// for the driver.
 const LAUNCHES_AFTER_A_LOSS: usize = 16;
 
 #[derive(Clone)]
@@ -39,7 +42,7 @@ struct Adapter {
     kind: DeviceKind,
 }
 
-/// All adapters, in the order of their numbers.
+/// Lists all adapters, in the order of their indices.
 pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
     let adapters = adapters();
     if adapters.is_empty() {
@@ -51,7 +54,7 @@ pub(super) fn infos() -> Result<Vec<DeviceInfo>> {
     Ok(adapters.into_iter().map(|adapter| adapter.info).collect())
 }
 
-/// Opens adapter `index`, or the best.
+/// Opens adapter `index`, or the best one.
 pub(super) fn open(index: Option<usize>) -> Result<Opened> {
     let name = DeviceName::Wgpu(index);
     let adapters = adapters();
@@ -104,18 +107,18 @@ pub(super) fn open(index: Option<usize>) -> Result<Opened> {
     Ok(device)
 }
 
-/// Has errors of a device end what its thread is at.
+/// Makes errors of a device stop the work of the thread that uses it.
 fn watch(device: &Device, setup: &WgpuSetup) {
     let state = DeviceState::of(device);
     setup.device.on_uncaptured_error(Arc::new(move |error| give_up(&state, error)));
 }
 
-/// A new device of the adapter of one that was lost.
+/// Opens a new device on the adapter of one that was lost.
 fn open_again(Handles { opened: lost, setup, keeps_subnormals }: &Handles) -> Result<Handles> {
     let failed = |e: &dyn std::fmt::Display| {
         unavailable(lost.info.name, format!("it was lost, and opening it again failed: {e}"))
     };
-    // As cubecl asks for the first.
+    // The same request as cubecl's for the first device.
     let adapter = &setup.adapter;
     let descriptor = wgpu::DeviceDescriptor {
         required_features: adapter.features().difference(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS),
@@ -136,17 +139,17 @@ fn open_again(Handles { opened: lost, setup, keeps_subnormals }: &Handles) -> Re
     Ok(Handles { opened, setup, keeps_subnormals: *keeps_subnormals })
 }
 
-/// What shaders that multiply with matrix units need. cubecl requests everything that the adapter has.
+/// Features for shaders that use matrix units. cubecl requests everything that the adapter has.
 const MATRIX_UNITS: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
     .union(wgpu::Features::SHADER_F16)
     .union(wgpu::Features::SUBGROUP);
 
-/// The largest square matrices of float16 with sums in float32.
+/// The largest square float16 matrices with float32 sums.
 fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
     use wgpu::CooperativeScalarType::{F16, F32};
 
     let info = adapter.get_info();
-    // wgpu says 4 for Metal. But matrices are of SIMD groups, which have 32 threads.
+    // wgpu reports 4 for Metal, but matrices belong to SIMD groups, which have 32 threads.
     let threads = if info.backend == wgpu::Backend::Metal { 32 } else { info.subgroup_min_size };
     let all = adapter.cooperative_matrix_properties().into_iter();
     let taken = all.filter(|matrix| {
@@ -157,17 +160,17 @@ fn matrix_units_of(adapter: &wgpu::Adapter) -> Option<MatrixUnits> {
     adapter.features().contains(MATRIX_UNITS).then_some(MatrixUnits { size, threads })
 }
 
-/// Ends what the thread of the device is at by a panic, as Burn's own handler does. Tensors that were to be written count
-/// as unwritten: reading them, or what is computed from them, is an error.
+/// Stops the work of the device's thread with a panic, like Burn's own handler. Tensors that were to be
+/// written count as unwritten: reading them, or anything computed from them, is an error.
 #[allow(clippy::panic, reason = "other faults are mistakes of ours, and want a trace")]
 fn give_up(state: &DeviceState, error: wgpu::Error) {
     match error {
         wgpu::Error::OutOfMemory { .. } => {
             state.report_refusal();
-            // Nobody has to be told by a trace.
+            // No trace, because this is not a bug.
             resume_unwind(Box::new(REFUSAL.to_owned()))
         }
-        // What became of another fault, which was told.
+        // A consequence of another fault, which was reported.
         wgpu::Error::Validation { description, .. } if description.contains("is invalid") => {
             resume_unwind(Box::new(description))
         }
@@ -175,7 +178,8 @@ fn give_up(state: &DeviceState, error: wgpu::Error) {
     }
 }
 
-/// The driver with its version; where the API says nothing, the system, which the driver is a part of.
+/// The driver with its version; if the API reports neither, the operating system that the driver is a part
+/// of.
 fn driver_of(driver: &str, version: &str, system: impl FnOnce() -> Option<String>) -> String {
     match format!("{driver} {version}").trim() {
         "" => system().map_or_else(|| "unknown".to_owned(), |system| format!("of {system}")),
@@ -183,22 +187,25 @@ fn driver_of(driver: &str, version: &str, system: impl FnOnce() -> Option<String
     }
 }
 
-/// Bytes of the largest tensor. Shaders count elements in 32 bits, and Metal binds more.
+/// Bytes of the largest tensor. Shaders count elements in 32 bits, although Metal binds more.
 fn largest_binding_of(limits: &wgpu::Limits) -> usize {
     let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
     usize::try_from(largest.min(u64::from(u32::MAX))).unwrap_or(usize::MAX)
 }
 
-/// Bytes of an adapter with these heaps of Vulkan, each with whether it is the device's own: of the largest of its own; of any, where its memory is the system's, of
-/// which drivers call small parts its own. Where there are none, what it may take of the system's.
+/// Bytes of memory of an adapter, given the size of each Vulkan heap and whether it is local to the device.
+///
+/// With separate memory, this is the largest local heap. With shared memory, it is the largest heap of all,
+/// because drivers mark only small parts as local. Without heaps, it is the part of the system's memory that
+/// the adapter may take.
 fn memory_of(heaps: &[(u64, bool)], class: DeviceClass, system: Option<u64>) -> Option<u64> {
     let is_separate = matches!(class, DeviceClass::Discrete | DeviceClass::Virtual);
     let heaps = heaps.iter().filter(|(_, is_own)| *is_own || !is_separate).map(|(bytes, _)| *bytes);
-    // Metal and DX12 recommend from half to three quarters.
+    // Metal and DX12 recommend from half to three quarters of it.
     heaps.max().or(system.filter(|_| !is_separate).map(|bytes| bytes / 2))
 }
 
-/// They are looked for once a process: it takes a while, and drivers may say something each time.
+/// Finds the adapters, once per process: it takes a while, and drivers may print messages each time.
 fn adapters() -> Vec<Adapter> {
     static FOUND: OnceLock<Vec<Adapter>> = OnceLock::new();
     FOUND.get_or_init(find_adapters).clone()
@@ -221,10 +228,10 @@ fn find_adapters() -> Vec<Adapter> {
 fn adapters_of(backends: wgpu::Backends, backend: WgpuBackend) -> Vec<Adapter> {
     let mut descriptor =
         wgpu::InstanceDescriptor { backends, ..wgpu::InstanceDescriptor::new_without_display_handle() };
-    // Without it, wgpu takes FXC, which has no float16 and compiles a shader for minutes.
+    // Otherwise wgpu takes FXC, which has no float16 and compiles a shader for minutes.
     descriptor.backend_options.dx12.shader_compiler = wgpu::Dx12Compiler::default_dynamic_dxc();
     let found = block_on(wgpu::Instance::new(descriptor).enumerate_adapters(backends));
-    // Burn counts the adapters of each class apart.
+    // Burn numbers the adapters of each class separately.
     let (mut discrete, mut integrated, mut virtual_, mut software) = (0, 0, 0, 0);
     let count = |class: &mut usize| {
         *class += 1;
@@ -277,7 +284,7 @@ mod tests {
         // A large heap, a window that the host writes through, and the host's memory.
         let heaps = [(8 << 30, true), (256 << 20, true), (32 << 30, false)];
         assert_eq!(memory_of(&heaps, Discrete, Some(64 << 30)), Some(8 << 30));
-        // What the firmware set aside, and all that the driver may take.
+        // The memory that the firmware set aside, and all that the driver may take.
         assert_eq!(memory_of(&[(512 << 20, true), (14 << 30, false)], Integrated, None), Some(14 << 30));
         assert_eq!(memory_of(&[], Integrated, Some(16 << 30)), Some(8 << 30));
         assert_eq!(memory_of(&[], Discrete, Some(16 << 30)), None, "nobody says");

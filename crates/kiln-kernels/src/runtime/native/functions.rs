@@ -1,20 +1,21 @@
-//! Functions of numbers, without branches, so that loops over them become vectors.
+//! Branchless functions of numbers, so that loops over them are vectorized.
 
 #![allow(clippy::needless_range_loop, reason = "several arrays share each index")]
 
 use kiln_products::functions::exp;
 
-/// The float16 number of these bits.
+/// Converts the bits of a float16 number.
 #[inline(always)]
 pub(crate) fn float_of_half(bits: u16) -> f32 {
-    /// The smallest that is not subnormal.
+    /// The smallest normal number.
     const NORMAL: f32 = 1.0 / (1 << 14) as f32;
 
     let digits = u32::from(bits & 0x7fff) << 13;
     let normal = f32::from_bits(digits + 0x3800_0000);
-    // Digits of subnormal numbers follow no 1, and have the exponent of the next larger numbers. All of it is exact.
+    // Subnormal numbers have no implicit leading 1, and have the exponent of the smallest normal numbers. All
+    // of it is exact.
     let finite = if normal < NORMAL { 2.0 * normal - NORMAL } else { normal };
-    // Infinity, or not a number.
+    // Infinity or NaN.
     let size = if bits & 0x7c00 == 0x7c00 { f32::from_bits(digits | 0x7f80_0000) } else { finite };
     f32::from_bits(size.to_bits() | u32::from(bits & 0x8000) << 16)
 }
@@ -26,7 +27,7 @@ pub(crate) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-bound))
 }
 
-/// Partial sums, so that additions need not wait for each other.
+/// Number of partial sums, so that additions do not wait for each other.
 const LANES: usize = 32;
 
 /// The sum of all numbers.
@@ -42,7 +43,7 @@ pub(crate) fn sum(x: &[f32]) -> f32 {
     rest.iter().fold(sums.iter().sum(), |sum, &x| sum + x)
 }
 
-/// The sum of the squares of what all numbers are apart from `mean`.
+/// The sum of the squared differences between the numbers and `mean`.
 #[inline(always)]
 pub(crate) fn sum_of_squares(x: &[f32], mean: f32) -> f32 {
     let mut sums = [0.0; LANES];

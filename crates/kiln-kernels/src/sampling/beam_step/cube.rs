@@ -1,4 +1,4 @@
-//! The `#[cube]` function, which takes the steps of the shader.
+//! The `#[cube]` function, which takes the same steps as the shader.
 
 use burn::{
     backend::Cube,
@@ -12,7 +12,7 @@ use crate::{
     sampling::order::key_of,
 };
 
-/// What is the same for all prompts.
+/// Parameters that are the same for all prompts.
 #[derive(CubeType, CubeLaunch)]
 struct Info {
     prompts: usize,
@@ -24,13 +24,13 @@ struct Info {
     padding: i32,
 }
 
-/// Whether a continuation comes before another: of each the key of its sum, its beam and its token.
+/// Whether a continuation comes before another. Each is given by the key of its sum, its beam and its token.
 #[cube]
 fn comes_before(key: u32, beam: u32, token: u32, than_key: u32, than_beam: u32, than_token: u32) -> bool {
     key > than_key || (key == than_key && (beam < than_beam || (beam == than_beam && token < than_token)))
 }
 
-/// The log-probability of a token of a beam in a group that begins at beam `begin`.
+/// The log-probability of a token for a beam, in a group that begins at beam `begin`.
 #[cube]
 fn score_at(
     tokens: &Tensor<i32>,
@@ -79,7 +79,7 @@ fn beam_step(
     let mut own_beams = Shared::<[u32]>::new_slice(LANES);
     let mut own_tokens = Shared::<[u32]>::new_slice(LANES);
     let mut places = Shared::<[u32]>::new_slice(LANES);
-    // Of the beams so far.
+    // Tokens and sums of the beams so far.
     let mut chosen = Shared::<[i32]>::new_slice(MOST_BEAMS);
     let mut chosen_sums = Shared::<[f32]>::new_slice(MOST_BEAMS);
 
@@ -88,13 +88,14 @@ fn beam_step(
     while begin < info.beams {
         let group = (first + begin) / info.of_group;
         let out = group * info.candidates * 4;
-        // Whether it goes on: it is not done, and the scores of all its beams are distributions.
+        // Whether the group continues: it is not done, and the scores of all its beams are distributions.
         let mut is_open = done[group] == 0;
         for beam in 0..info.of_group {
             is_open = is_open && tokens[(first + begin + beam) * info.most] >= 0;
         }
         if is_open {
-            // The last that was found: its key, which none has at first, its beam and its token.
+            // The last continuation that was found: its key, initially larger than any, its beam and its
+            // token.
             let mut last_key = 0xffff_ffffu32;
             let mut last_beam = 0u32;
             let mut last_token = 0u32;
@@ -168,7 +169,7 @@ fn beam_step(
                 sync_cube();
             }
             if lane == 0 {
-                // Too few go on: the best of those that end stand in for them.
+                // If too few continuations go on, the best of those that end replace the missing ones.
                 for i in 0..info.candidates {
                     let from = out + i * 4;
                     let token = i32::cast_from(candidates[from + 1]);

@@ -1,4 +1,4 @@
-//! A step of a beam search: which continuations of the beams go on.
+//! A step of a beam search: selects the continuations of the beams.
 
 #[cfg(feature = "cube")]
 mod cube;
@@ -20,54 +20,57 @@ use crate::{
     },
 };
 
-/// Beams of a prompt that a step is computed for on the device, at most.
+/// Most beams per prompt for which a step is computed on the device.
 pub const MOST_BEAMS: usize = 64;
 
-/// For each group of beams, its best continuations by the sum of log-probabilities, and the beams that go on: the first of these
-/// that do not end. (transformers' `_beam_search`, and for groups `_group_beam_search` of 4.47)
+/// Selects, for each group of beams, the best continuations by the sum of log-probabilities, and the beams
+/// that go on: the first of these that do not end. (transformers' `_beam_search`, and for groups
+/// `_group_beam_search` of 4.47)
 ///
-/// The sum of a continuation is that of its beam and the log-probability of its token. For each beam of the groups before that
-/// chose the same token in this step, it loses a penalty. Of equal sums, the first beam comes first, and then the first token.
+/// The sum of a continuation is the sum of its beam plus the log-probability of its token, less a penalty for
+/// each beam in earlier groups that chose the same token in this step. Ties go to the lower beam, and then to
+/// the lower token.
 #[derive(Clone, Debug)]
 pub struct BeamStep {
-    /// `[rows, most]`: the likeliest tokens of each row, as [`TopLogprobs`](crate::TopLogprobs) gives them. At least as many as
-    /// [`candidates`](BeamShape::candidates), and as many more as beams are in the groups before, where there is a penalty.
+    /// `[rows, most]`: the likeliest tokens of each row, as [`TopLogprobs`](crate::TopLogprobs) returns them.
+    /// At least [`candidates`](BeamShape::candidates), and with a penalty one more for each beam in earlier
+    /// groups.
     pub tokens: Tensor<2, Int>,
     /// `[rows, most]`
     pub log_probs: Tensor<2>,
     /// `[rows]`: the sum of each beam. Written in place.
     pub sums: Tensor<1>,
-    /// `[n]`, one at least: tokens that end a sequence. -1 is none.
+    /// `[n]`, at least one: tokens that end a sequence. -1 stands for none.
     pub ends: Tensor<1, Int>,
-    /// `[prompts · groups]`: 0 where a group goes on.
+    /// `[prompts · groups]`: 0 for groups that go on.
     pub done: Tensor<1, Int>,
     pub shape: BeamShape,
 }
 
-/// What is the same in all steps of a search.
+/// The parameters that are the same in all steps of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamShape {
-    /// Beams of a prompt, up to [`MOST_BEAMS`]. They are rows that follow each other.
+    /// Beams per prompt, up to [`MOST_BEAMS`]. They are consecutive rows.
     pub beams: usize,
-    /// Groups of a prompt, which are equally large.
+    /// Groups per prompt, all of the same size.
     pub groups: usize,
-    /// Continuations of each group that are looked at.
+    /// Continuations that are considered per group.
     pub candidates: usize,
     pub diversity_penalty: f32,
-    /// The token that beams of a group that is done are fed.
+    /// The token that is fed to beams of a group that is done.
     pub padding: u32,
 }
 
-/// What follows of a [`BeamStep`].
+/// The result of a [`BeamStep`].
 #[derive(Clone, Debug)]
 pub struct Beams {
-    /// `[prompts, groups · candidates, 4]`: for each group, its best continuations, the best first: the row among those of the
-    /// prompt that is continued, the token, its log-probability and the sum. The token is -1 where the group is done, or where a
-    /// row of it is no distribution.
+    /// `[prompts, groups · candidates, 4]`: for each group, its best continuations in descending order: the
+    /// row that is continued, counted within the prompt, the token, its log-probability and the sum. The
+    /// token is -1 if the group is done, or if one of its rows is not a distribution.
     pub candidates: Tensor<3>,
     /// `[rows, 1]`: the next token of each beam.
     pub next: Tensor<2, Int>,
-    /// `[rows]`: the row that each beam continues, among those of its prompt.
+    /// `[rows]`: the row that each beam continues, counted within its prompt.
     pub parents: Tensor<1, Int>,
     /// `[rows]`
     pub sums: Tensor<1>,
@@ -161,7 +164,7 @@ impl Kernel for BeamStep {
 }
 
 impl Checked for BeamStep {
-    /// Prompts.
+    /// Number of prompts.
     fn extent(&self) -> [usize; 2] {
         [self.tokens.dims()[0] / self.shape.beams, 1]
     }
@@ -210,7 +213,7 @@ impl Checked for BeamStep {
             Given { prompts: 2, beams: 6, groups: 3, most: 8, penalty: 0.75, state: State::Done, ..plain },
             Given { beams: 40, groups: 40, most: 41, penalty: 1.0, state: State::Ties, ..plain },
         ];
-        // Sums of two numbers, and differences, are rounded alike everywhere.
+        // Sums and differences of two numbers are rounded the same everywhere.
         let case = |given: Given| Case::new(given, move |numbers| given.inputs(numbers)).without_native();
         given.into_iter().map(case).collect()
     }
@@ -231,13 +234,13 @@ struct Given {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Usual,
-    /// All beams of a group are the same, and one counts.
+    /// All beams of a group are equal, and one counts.
     First,
     /// Many sums are equal.
     Ties,
-    /// A row of the last prompt has no distribution.
+    /// A row of the last prompt is not a distribution.
     NoDistribution,
-    /// Some groups.
+    /// Some groups are done.
     Done,
 }
 

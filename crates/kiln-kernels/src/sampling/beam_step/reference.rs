@@ -4,7 +4,7 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 
 use super::{BeamShape, BeamStep, Beams};
 
-/// More than any vocabulary has, so that a beam and a token are one number.
+/// Larger than any vocabulary, so that a beam and a token fit in one number.
 const TOKENS: i64 = 1 << 24;
 
 pub(super) fn step(inputs: BeamStep) -> Beams {
@@ -44,16 +44,16 @@ pub(super) fn step(inputs: BeamStep) -> Beams {
     }
 }
 
-/// The best continuations of a group, the best first. All `[prompts, candidates]`.
+/// The best continuations of a group, in descending order. All fields are `[prompts, candidates]`.
 struct Found {
-    /// Beams of the group.
+    /// Beams, counted within the group.
     beams: Tensor<2, Int>,
     tokens: Tensor<2, Int>,
     scores: Tensor<2>,
     sums: Tensor<2>,
 }
 
-/// The beams of a group after the step. All `[prompts, beams of a group]`.
+/// The beams of a group after the step. All fields are `[prompts, beams of a group]`.
 struct GoingOn {
     tokens: Tensor<2, Int>,
     parents: Tensor<2, Int>,
@@ -61,24 +61,26 @@ struct GoingOn {
 }
 
 impl GoingOn {
-    /// As rows of the prompt, for the group that begins at row `begin` of it.
+    /// Renumbers the parents as rows of the prompt, for the group that begins at row `begin`.
     fn behind(self, begin: usize) -> Self {
         Self { parents: self.parents + begin as i64, ..self }
     }
 }
 
 impl Found {
-    /// Of tokens with their scores, `[prompts, beams, most]`, behind beams with these sums.
+    /// Finds the best continuations, from tokens and their scores, `[prompts, beams, most]`, and the sums of
+    /// the beams.
     fn of(tokens: Tensor<3, Int>, scores: Tensor<3>, sums: Tensor<2>, candidates: usize) -> Self {
         let [prompts, beams, most] = tokens.dims();
         let shape = [prompts, beams * most];
         let sums =
             (scores.clone() + sums.unsqueeze_dim::<3>(2).expand([prompts, beams, most])).reshape(shape);
-        // What comes first of equals: the beam, then the token.
+        // Ties go to the lower beam, then to the lower token.
         let beam = Tensor::<1, Int>::ones([beams], (&tokens.device(), DType::I32)).cumsum(0) - 1;
         let places = tokens + beam.reshape([1, beams, 1]).expand([prompts, beams, most]) * TOKENS;
         let (places, scores) = (places.reshape(shape), scores.reshape(shape));
-        // What was taken becomes -inf. What is -inf is better, as it may be wanted, too.
+        // Continuations that were taken become -inf. Sums of -inf are raised above that, because they may be
+        // wanted, too.
         let mut left = sums.clone().clamp_min(f32::MIN);
         let mut found: [Vec<Tensor<2>>; 2] = Default::default();
         let mut at = Vec::new();
@@ -96,8 +98,8 @@ impl Found {
         Self { beams: at.clone() / TOKENS, tokens: at % TOKENS, scores, sums }
     }
 
-    /// Those that go on: the first that are none of `ends`, and where these are too few, the first others. Where a group `stays`,
-    /// its beams are fed `padding` and keep their sums.
+    /// Selects the beams that go on: the first whose token is not in `ends`, and if these are too few, the
+    /// first of the others. If a group `stays`, its beams are fed `padding` and keep their sums.
     fn go_on(&self, ends: Tensor<1, Int>, sums: Tensor<2>, stays: &Tensor<2, Bool>, padding: u32) -> GoingOn {
         let ([prompts, candidates], of_group) = (self.tokens.dims(), sums.dims()[1]);
         let wide = [prompts, candidates, ends.dims()[0]];
@@ -109,7 +111,7 @@ impl Found {
             .equal(ends.reshape([1, 1, wide[2]]).expand(wide));
         let is_end = is_end.any_dim(2).reshape([prompts, candidates]).int();
         let goes_on = -(is_end.clone() - 1);
-        // The place of each among all, those that go on in front.
+        // The place of each continuation, with those that go on first.
         let behind = goes_on.clone().sum_dim(1).expand([prompts, candidates]) + is_end.clone().cumsum(1);
         let place = goes_on.clone().cumsum(1).mask_where(is_end.not_equal_elem(0), behind) - 1;
         let picked = |beam: usize| place.clone().not_equal_elem(beam as i64);
@@ -131,7 +133,7 @@ impl Found {
         }
     }
 
-    /// `[prompts, candidates, 4]`
+    /// Lists the continuations as `[prompts, candidates, 4]`.
     fn listed(self, begin: usize, stays: Tensor<2, Bool>) -> Tensor<3> {
         let stays = stays.expand(self.tokens.dims());
         let ints =

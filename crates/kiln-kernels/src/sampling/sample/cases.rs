@@ -1,4 +1,4 @@
-//! Inputs with which the implementations are compared.
+//! Inputs for comparing the implementations.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 

@@ -1,12 +1,12 @@
-//! Chooses the next token of each row by its logits, on the device.
+//! Chooses the next token of each row from its logits, on the device.
 //!
 //! Scores are changed in the order and by the formulas of transformers' `logits_process.py`, with
 //! `min_tokens_to_keep` 1: repetition penalty, temperature, top_k, top_p, min_p. Then with weights
-//! `exp(score - largest score)`, the token is the first in the order of the vocabulary whose cumulative weight exceeds
-//! `word / 2^24` times the sum of all. Numbers are float32 whatever the type of the logits.
+//! `exp(score - largest score)`, the token is the first in the order of the vocabulary whose cumulative weight
+//! exceeds `word / 2^24` times the sum of all. Numbers are float32, whatever the type of the logits.
 //!
-//! The order of sums differs between implementations, so a draw may too where it falls within a rounding of the border
-//! of two tokens. One implementation on one device repeats itself bit for bit.
+//! Implementations sum in different orders, so they may draw different tokens if a draw falls within a
+//! rounding of the border between two tokens. One implementation on one device is reproducible bit for bit.
 
 mod cases;
 #[cfg(feature = "cube")]
@@ -33,10 +33,12 @@ use crate::{
     },
 };
 
-/// The next token of each row, `[rows, 1]`, int32: as transformers' processors and a draw make it of logits. -1 where the scores
-/// are no distribution: one of them is not a number or infinite, or none is left. With it, the draws after this step.
+/// The next token of each row, `[rows, 1]`, int32, from transformers' processors and a draw. It is -1 if the
+/// scores are not a distribution: one of them is NaN or infinite, or none is left. The output also has the
+/// draws after this step.
 ///
-/// In place if `draws` holds the only handles of its memory: a captured step goes on from the step before.
+/// Writes in place if `draws` holds the only handles of its memory: a captured step continues from the
+/// previous one.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// `[rows, 1, vocab]`
@@ -45,42 +47,42 @@ pub struct Sample {
     pub sampling: Sampling,
 }
 
-/// What is done to the scores of a row before its token is chosen, in this order.
+/// The operations on the scores of a row before a token is chosen, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// `s < 0 ? s * penalty : s / penalty` for every token that occurred.
     pub repetition_penalty: f32,
     pub temperature: f32,
-    /// What is below the k-th largest score is removed; 0: nothing.
+    /// Scores below the k-th largest are removed; 0 removes none.
     pub top_k: usize,
-    /// `1 - top_p`: the least likely tokens, which together have at most this probability, are removed; 0: none. Of
-    /// equals the first go first, and the last of all never.
+    /// `1 - top_p`: the least likely tokens, which together have at most this probability, are removed; 0
+    /// removes none. Among equals the first go first; the last token of all is never removed.
     pub tail: f32,
-    /// What is less likely than this times the likeliest is removed.
+    /// Tokens less likely than this times the likeliest are removed.
     pub min_p: f32,
-    /// Whether the token is drawn; else it is the likeliest, of equals the first.
+    /// Whether the token is drawn. Otherwise it is the likeliest; ties go to the first.
     pub draws: bool,
 }
 
 impl Sampling {
-    /// Changes no score, and takes the likeliest token.
+    /// The setting that changes no score and takes the likeliest token.
     pub const NEUTRAL: Self =
         Self { repetition_penalty: 1.0, temperature: 1.0, top_k: 0, tail: 0.0, min_p: 0.0, draws: false };
 }
 
-/// What choosing a token needs to know of the steps before, on the device.
+/// The state from earlier steps that the choice of a token depends on, on the device.
 #[derive(Clone, Debug)]
 pub struct Draws {
     /// `[rows, steps]`: a random number of 24 bits for each step.
     pub words: Tensor<2, Int>,
-    /// `[rows]`: steps that were made.
+    /// `[rows]`: number of steps so far.
     pub used: Tensor<1, Int>,
-    /// `[rows, vocab]`: not 0 for tokens that occurred. `None`: no token is penalized.
+    /// `[rows, vocab]`: not 0 for tokens that occurred. With `None`, no token is penalized.
     pub occurred: Option<Tensor<2, Int>>,
 }
 
 impl Draws {
-    /// Those of some rows.
+    /// Cuts the state to some rows.
     fn of_rows(self, rows: &Range<usize>) -> Self {
         Self {
             words: cut_rows(self.words, rows),
@@ -185,14 +187,15 @@ impl Read for (Tensor<2, Int>, Draws) {
     }
 }
 
-/// The likeliest token of each row of scores `[rows, vocab]`, of equals the first; -1 where the scores are no distribution.
+/// Returns the likeliest token of each row of scores `[rows, vocab]`, the first among equals; -1 if the
+/// scores are not a distribution.
 pub fn likeliest(scores: Tensor<2>) -> Tensor<2, Int> {
     let (scores, _, is_one) = finite(scores);
     scores.argmax(1).mask_fill(is_one.bool_not(), -1)
 }
 
-/// The scores with 0 in place of what is not a number, their largest, and whether each row is a distribution: all are
-/// numbers, and the largest is finite.
+/// Returns the scores with NaN replaced by 0, the largest of each row, and whether each row is a
+/// distribution: none is NaN, and the largest is finite.
 pub(crate) fn finite(scores: Tensor<2>) -> (Tensor<2>, Tensor<2>, Tensor<2, Bool>) {
     let not = scores.clone().is_nan();
     let scores = scores.mask_fill(not.clone(), 0.0);
@@ -201,7 +204,8 @@ pub(crate) fn finite(scores: Tensor<2>) -> (Tensor<2>, Tensor<2>, Tensor<2, Bool
     (scores, largest, is_one)
 }
 
-/// A token of each row of scores `[rows, vocab]`, -1 where they are no distribution. `words`: `[rows, 1]`
+/// Draws a token for each row of scores `[rows, vocab]`, or -1 if they are not a distribution. `words` is
+/// `[rows, 1]`.
 fn draw(scores: Tensor<2>, words: Tensor<2, Int>, sampling: &Sampling) -> Tensor<2, Int> {
     let [rows, vocab] = scores.dims();
     let count = |mask: Tensor<2, Bool>| mask.int().cast(DType::I32).sum_dim(1);
@@ -229,14 +233,14 @@ fn draw(scores: Tensor<2>, words: Tensor<2, Int>, sampling: &Sampling) -> Tensor
     let cumulative = weights.cumsum(1);
     let total = cumulative.clone().narrow(1, vocab - 1, 1);
     let limit = total.clone() * (words.float().cast(DType::F32) / (1 << 24) as f32);
-    // A product that was rounded up to the total exceeds nothing.
+    // A product that was rounded up to the total would exceed nothing.
     let last = count(cumulative.clone().lower(total.expand([rows, vocab])));
     let token = count(cumulative.lower_equal(limit.expand([rows, vocab])));
     let beyond = token.clone().greater(last.clone());
     token.mask_where(beyond, last).mask_fill(is_one.bool_not(), -1)
 }
 
-/// The three steps: scores of all tokens, those that may be drawn, the token.
+/// The shaders of the three steps: the scores of all tokens, the candidates of a draw, and the token.
 const SCORES: Shader = Shader {
     name: "sample_scores",
     bindings: &[reads("logits"), reads("occurred"), writes("keys"), writes("tops"), writes("bins")],

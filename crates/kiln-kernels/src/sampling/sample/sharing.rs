@@ -1,24 +1,24 @@
-//! How the GPU kernels share the vocabulary, and which tokens the last of them reads.
+//! Division of the vocabulary among workgroups, and the tokens that the last kernel reads.
 
 use super::Sampling;
 
-/// Tokens that are left by each workgroup, each the best of some.
+/// Tokens that each workgroup keeps, each the best of some.
 pub(super) const TOPS: usize = 8;
 
-/// Bins that a workgroup counts its tokens in, by score.
+/// Bins in which a workgroup counts its tokens by score.
 pub(super) const BINS: usize = 128;
 
-/// Tokens that are worth a workgroup.
+/// Fewest tokens that are worth a workgroup.
 const WORTH: usize = 512;
 
-/// Workgroups of a row, at most: their tops are as many as a workgroup has lanes.
+/// Most workgroups per row: their tops are as many as a workgroup has lanes.
 const MOST: usize = 32;
 
-/// Workgroups of a row, each with neighbouring tokens. The vocabulary alone says it.
+/// The workgroups of a row, each with neighbouring tokens. They depend on the vocabulary alone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sharing {
     pub(super) shares: usize,
-    /// Tokens of each, but of the last.
+    /// Tokens per workgroup, except the last.
     pub(super) share: usize,
 }
 
@@ -29,16 +29,17 @@ impl Sharing {
     }
 }
 
-/// Tokens among which one is drawn. All that processors keep are there, and seldom many more.
+/// The tokens among which one is drawn. They include all that processors keep, and seldom many more.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidates {
-    /// Whether they are listed. Else they are all tokens.
+    /// Whether the candidates are listed. Otherwise they are all tokens.
     pub(super) listed: bool,
-    /// Listed are at least that many of the best tokens; 0: all.
+    /// Least number of best tokens that are listed; 0 for all.
     pub(super) top_k: usize,
-    /// Listed tokens weigh this at least, where the largest weighs 1.
+    /// Smallest weight of listed tokens, relative to the largest weight.
     pub(super) least: f32,
-    /// What is not listed weighs at most this much of all that there is; 0: it may weigh anything. Bins have to be counted for it.
+    /// Largest share of the total weight that unlisted tokens may have; 0 for no limit. A limit requires
+    /// counting bins.
     pub(super) tail: f32,
 }
 
@@ -50,7 +51,7 @@ impl Candidates {
         match top_k {
             _ if !listed => all,
             0 if tail > 0.0 => Self { tail, ..all },
-            // Another step computes weights anew, and may round them otherwise.
+            // A later step computes the weights again, and may round them differently.
             0 => Self { least: min_p * 0.99, ..all },
             1.. if top_k <= shares * TOPS => Self { top_k, ..all },
             _ => all,

@@ -1,4 +1,4 @@
-//! The `#[cube]` function, which takes the steps of the shader.
+//! The `#[cube]` function, which takes the same steps as the shader.
 
 use burn::backend::{Cube, cubecl::dtype_to_storage_type};
 use cubecl::prelude::*;
@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 use super::{BLOCK, CausalConv};
 use crate::runtime::launch::{LANES, address_type, count, empty, empty_like, in_order, primitive, to_write};
 
-/// `1 / (1 + exp(-x))`. Some GPUs make no number of `exp(100)`.
+/// `1 / (1 + exp(-x))`. Some GPUs return NaN for `exp(100)`.
 #[cube]
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + f32::exp(min(-x, 80.0)))
@@ -49,7 +49,7 @@ fn causal_conv<E: Float>(
     }
     let begin = block * BLOCK;
     let end = min(begin + BLOCK, tokens);
-    // The latest inputs, that of the token itself in the end.
+    // The latest inputs; the last one is the input of the token itself.
     let mut inputs = Array::<f32>::new(width);
     #[unroll]
     for k in 0..width {

@@ -1,9 +1,10 @@
-//! The causal depthwise convolution of a state-space mixer (Gu and Dao, 2023, <https://arxiv.org/abs/2312.00752>), which
-//! remembers its latest inputs.
+//! The causal depthwise convolution of a state-space mixer (Gu and Dao, 2023,
+//! <https://arxiv.org/abs/2312.00752>), which remembers its latest inputs.
 //!
-//! `y[b, t, c] = silu(bias[c] + Σ_k weight[c, k] · input[b, first[b] + t - width + 1 + k, c])`. Inputs of positions before the
-//! row begins, or of its padding, are 0, and so is what comes of padding. Those before `first` are in a ring. Sums are float32,
-//! and rounded once. (`causal_conv1d_fn` and `causal_conv1d_update` of transformers)
+//! `y[b, t, c] = silu(bias[c] + Σ_k weight[c, k] · input[b, first[b] + t - width + 1 + k, c])`. Inputs at
+//! positions before the row begins, or in its padding, are 0, and so are the results for padding. Inputs
+//! before `first` are in a ring buffer. Sums are float32, and rounded once. (`causal_conv1d_fn` and
+//! `causal_conv1d_update` of transformers)
 
 #[cfg(feature = "cube")]
 mod cube;
@@ -27,11 +28,11 @@ use crate::{
     },
 };
 
-/// Convolves each channel by itself with the inputs before it, and applies SiLU. Returns the result and the ring, which holds the
-/// latest inputs then.
+/// Convolves each channel with its own earlier inputs, and applies SiLU. Returns the result and the ring
+/// buffer, which then holds the latest inputs.
 ///
-/// The ring is written in place if it is the only handle of its memory, else on a copy. A token comes to the same bits however
-/// tokens are divided into passes.
+/// The ring is written in place if it is the only handle of its memory, and to a copy otherwise. The result
+/// for a token has the same bits however tokens are divided into passes.
 ///
 /// # Shapes
 /// The result has the shape of x.
@@ -39,13 +40,14 @@ use crate::{
 pub struct CausalConv {
     /// `[rows, tokens, channels]`
     pub x: Tensor<3>,
-    /// `[channels, width]`, cast to the type of x; the last column is that of the token itself
+    /// `[channels, width]`, cast to the type of x; the last column is for the token itself
     pub weight: Tensor<2>,
     /// `[channels]`, cast to the type of x
     pub bias: Option<Tensor<1>>,
-    /// `[rows, 1, slots, channels]` with `slots ≥ width - 1`, of the type of x: the input of position `p` is in slot `p mod slots`
+    /// `[rows, 1, slots, channels]` with `slots ≥ width - 1`, in the type of x: the input at position `p` is
+    /// in slot `p mod slots`
     pub ring: Tensor<4>,
-    /// Of the tokens. Positions before `visible_from` are padding.
+    /// Positions of the tokens. Positions before `visible_from` are padding.
     pub positions: Positions,
 }
 
@@ -74,7 +76,7 @@ impl Kernel for CausalConv {
         self.x.dims().into()
     }
 
-    /// Never writes in place.
+    /// Computes the result without writing in place.
     fn reference(self) -> Self::Output {
         let Self { x, weight, bias, ring, positions } = self;
         let ([rows, tokens, channels], [_, width]) = (x.dims(), weight.dims());
@@ -84,7 +86,7 @@ impl Kernel for CausalConv {
         if tokens == 0 {
             return (x, ring);
         }
-        // Whether inputs count, of the positions from `before` ones in front of the first: `[rows, n, 1]`.
+        // Whether inputs count, for `n` positions from `before` positions before the first: `[rows, n, 1]`.
         let counts = |before: usize, n: usize| {
             let positions = ascending(n, &first) + first.clone() - before as i64;
             positions.greater_equal(visible_from.clone().expand([rows, n])).reshape([rows, n, 1])
@@ -169,7 +171,7 @@ impl Kernel for CausalConv {
 }
 
 impl Checked for CausalConv {
-    /// A token depends on those before it.
+    /// Rows only, because a token depends on the ones before it.
     fn extent(&self) -> [usize; 2] {
         [self.x.dims()[0], 1]
     }
@@ -194,11 +196,12 @@ impl Checked for CausalConv {
             [(1, 1, 1), (1, 1, 260), (3, 1, 48), (2, 5, 33), (1, 37, 8), (3, 18, 5)]
         {
             let base = Given { x: [rows, tokens, channels], ..GIVEN };
-            // The beginning, less in front than the convolution reaches, more; then rings that turn.
+            // The beginning, fewer positions before it than the convolution reaches, more; then rings that
+            // wrap.
             cases.extend([0, 1, 2, 3, 50].map(|first| Given { first, ..base }));
             cases.extend([4, 9].map(|slots| Given { slots, first: 12, ..base }));
             cases.push(Given { first: 5, apart: 4, ..base });
-            // Padding that ends in front of the tokens, among them, and behind them.
+            // Padding that ends before the tokens, among them, and after them.
             cases.extend([3, 7, 60].map(|padding| Given { padding, first: 5, ..base }));
             cases.push(Given { bias: false, ..base });
         }
@@ -209,11 +212,11 @@ impl Checked for CausalConv {
     }
 }
 
-/// Widths that the shader has: one line each of its option.
+/// Widths that the shader supports, each a line of its option.
 #[cfg(feature = "wgpu")]
 const WIDTHS: [usize; 4] = [4, 3, 2, 8];
 
-/// Tokens of an invocation.
+/// Tokens per invocation.
 #[cfg(feature = "cube")]
 const BLOCK: usize = 16;
 
@@ -224,7 +227,7 @@ const SHADER: Shader = Shader {
     options: &[|| &["const WIDTH = 4u;", "const WIDTH = 3u;", "const WIDTH = 2u;", "const WIDTH = 8u;"]],
 };
 
-/// `0..n` as `[1, n]`. Not `arange`: it uploads its numbers, which a captured step must not do.
+/// Returns `0..n` as `[1, n]`. Not `arange`: it uploads its numbers, which a captured step must not do.
 pub(crate) fn ascending(n: usize, like: &Tensor<2, Int>) -> Tensor<2, Int> {
     Tensor::<2, Int>::ones([1, n], (&like.device(), like.dtype())).cumsum(1) - 1
 }
@@ -237,9 +240,9 @@ struct Given {
     width: usize,
     slots: usize,
     first: usize,
-    /// Row `b` stands `apart · b` behind the first.
+    /// Row `b` starts `apart · b` positions after the first row.
     apart: usize,
-    /// Of the first row.
+    /// Padding of the first row.
     padding: usize,
     bias: bool,
 }
@@ -266,8 +269,8 @@ impl Given {
     }
 
     fn case(self) -> Case<CausalConv> {
-        // A sum of so many products and the bias, each off by a rounding of a sum that is no larger; SiLU grows by 1.1 at
-        // most, and is off by a few roundings itself.
+        // A sum of `width` products and the bias, each with an error of one rounding of a sum that is no
+        // larger; SiLU magnifies by 1.1 at most, and adds a few roundings of its own.
         let terms = self.width as f64 + 1.0;
         let case = Case::new(self, move |numbers| self.inputs(numbers));
         let width = self.width;

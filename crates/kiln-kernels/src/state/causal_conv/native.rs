@@ -1,4 +1,4 @@
-//! The convolution on the CPU: channels are neighbours, and go through the lanes of vectors.
+//! The convolution on the CPU: channels are contiguous, and go through the lanes of vectors.
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
@@ -9,8 +9,10 @@ use pulp::{Simd, WithSimd};
 use super::CausalConv;
 use crate::runtime::native::{Storage, Vectors, by_storage, numbers, pieces, primitive, silu, work};
 
+/// Computes the convolution.
+///
 /// # Errors
-/// The inputs, for types that it is not made for.
+/// Returns the inputs, for types without an implementation.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn convolved(kernel: CausalConv) -> Result<(Tensor<3>, Tensor<4>), CausalConv> {
     by_storage!(kernel.x.dtype(), E => Ok(convolved_in::<E>(kernel)), else Err(kernel))
@@ -26,10 +28,10 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
     let positions: Vec<i64> = primitive(positions.on_device).into_data().iter().collect();
     let place = |row: usize| [positions[row], positions[rows + row]];
     let x = primitive(x);
-    // By column, so that channels are neighbours.
+    // By column, so that channels are contiguous.
     let weight = primitive(weight.swap_dims(0, 1)).into_data();
     let bias = bias.map(|bias| primitive(bias).into_data());
-    // The very memory of the ring where it has one owner, else a copy.
+    // The memory of the ring itself if it has one owner, and a copy otherwise.
     let mut ring = primitive(ring).into_data();
 
     let mut y = vec![0.0; rows * tokens * channels];
@@ -64,7 +66,7 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
             let to = (row * slots + position.rem_euclid(slots as i64) as usize) * channels;
             let to = &mut latest[to..to + channels];
             match position >= visible_from {
-                // They were of this type, so this rounds nothing.
+                // The inputs had this type, so this rounds nothing.
                 true => E::narrow(&x.at(row, token)[..channels], to),
                 false => to.fill(E::default()),
             }
@@ -74,7 +76,7 @@ fn convolved_in<E: Storage>(kernel: CausalConv) -> (Tensor<3>, Tensor<4>) {
     (Tensor::from_primitive::<Flex>(y), Tensor::from_primitive::<Flex>(FlexTensor::from_data(ring)))
 }
 
-/// What all pieces read.
+/// Inputs that all pieces share.
 struct Shared<'a> {
     x: &'a Vectors<'a>,
     ring: &'a [f32],
@@ -89,7 +91,7 @@ struct Shared<'a> {
 struct Tokens<'a> {
     shared: &'a Shared<'a>,
     row: usize,
-    /// The position of the row's first token, and the first that is no padding.
+    /// The position of the row's first token, and the first position that is not padding.
     place: [i64; 2],
     first: usize,
     y: &'a mut [f32],
@@ -105,7 +107,7 @@ impl WithSimd for Tokens<'_> {
         for (i, y) in y.chunks_mut(channels).enumerate() {
             let token = first + i;
             if begin + (token as i64) < visible_from {
-                // It is 0 already.
+                // The result is 0 already.
                 continue;
             }
             if let Some(bias) = bias {

@@ -1,4 +1,4 @@
-//! The `#[cube]` function, which takes the steps of the shader.
+//! The `#[cube]` function, which takes the same steps as the shader.
 
 use burn::backend::{Cube, cubecl::dtype_to_storage_type};
 use cubecl::prelude::*;
@@ -6,16 +6,16 @@ use cubecl::prelude::*;
 use super::{FOURS, SCAN_LANES, SelectiveScan};
 use crate::runtime::launch::{address_type, count, empty_like, in_order, primitive, to_write};
 
-/// Tokens whose vectors are in memory together.
+/// Tokens whose vectors are in memory at the same time.
 const STEP: usize = 8;
 
-/// `1 / (1 + exp(-x))`. Some GPUs make no number of `exp(100)`.
+/// `1 / (1 + exp(-x))`. Some GPUs return NaN for `exp(100)`.
 #[cube]
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + f32::exp(min(-x, 80.0)))
 }
 
-/// `ln(1 + exp(x))`, as the shader computes it.
+/// `ln(1 + exp(x))`, computed as in the shader.
 #[cube]
 fn softplus(x: f32) -> f32 {
     let e = f32::exp(-min(f32::abs(x), 80.0));
@@ -77,11 +77,11 @@ fn selective_scan<E: Float>(
         d = ad[states * ad.stride(0) + channel * ad.stride(1)];
     }
 
-    // Of each token, how it enters the state, and how it reads it.
+    // For each token, how it enters the state, and how it reads it.
     let mut vectors = Shared::<[f32]>::new_slice(comptime!(2 * STEP * numbers));
     let mut begin = 0usize;
     while begin < tokens {
-        // All lanes have read what was there.
+        // All lanes have read the previous contents.
         sync_cube();
         let mut i = lane;
         while i < comptime!(2 * STEP * numbers) {

@@ -4,9 +4,10 @@
 //!
 //! `h ← exp(Δ a) h + Δ x b`, and `y = (Σ c h + d x) · silu(gate)`.
 //!
-//! A state is float32, and so is all that is computed; the result is rounded once. The channels of a row are scanned beside each
-//! other, tokens one after the other: so nothing of `[tokens, channels, n]` is ever in memory, and a token comes to the same bits
-//! however tokens are divided into passes. (`selective_scan_fn` and `selective_state_update` of transformers)
+//! The state and all intermediate numbers are float32; the result is rounded once. The channels of a row are
+//! scanned in parallel, and tokens one after the other. So nothing of shape `[tokens, channels, n]` is ever
+//! in memory, and the result for a token has the same bits however tokens are divided into passes.
+//! (`selective_scan_fn` and `selective_state_update` of transformers)
 
 #[cfg(feature = "cube")]
 mod cube;
@@ -30,9 +31,10 @@ use crate::{
     },
 };
 
-/// Scans the tokens of each row, from the state that a ring has. Returns the result and the ring, which has the latest states then.
+/// Scans the tokens of each row, starting from the state in a ring buffer. Returns the result and the ring,
+/// which then holds the latest states.
 ///
-/// The ring is written in place if it is the only handle of its memory, else on a copy.
+/// The ring is written in place if it is the only handle of its memory, and to a copy otherwise.
 ///
 /// # Shapes
 /// The result has the shape of x.
@@ -40,17 +42,18 @@ use crate::{
 pub struct SelectiveScan {
     /// `[rows, tokens, channels]`
     pub x: Tensor<3>,
-    /// How far a token moves the state, before softplus; as x, and cast to its type
+    /// Step size of each token before softplus, in the shape of x and cast to its type
     pub dt: Tensor<3>,
-    /// `[rows, tokens, 2 n]`: how a token enters the `n` numbers of a state, and how it reads them; cast to the type of x
+    /// `[rows, tokens, 2 n]`: how a token enters the `n` numbers of a state, and how it reads them; cast to
+    /// the type of x
     pub bc: Tensor<3>,
-    /// As x, and cast to its type
+    /// Gate of the result, in the shape of x and cast to its type
     pub gate: Tensor<3>,
     /// `[n + 1, channels]`, cast to float32: `a`, which is negative, and `d` in the last row
     pub ad: Tensor<2>,
-    /// `[rows, n, slots, channels]` in float32: the state behind `i` tokens is in slot `i mod slots`
+    /// `[rows, n, slots, channels]` in float32: the state after `i` tokens is in slot `i mod slots`
     pub ring: Tensor<4>,
-    /// Of the tokens. The state before position 0 is 0.
+    /// Positions of the tokens. The state before position 0 is 0.
     pub positions: Positions,
 }
 
@@ -77,7 +80,7 @@ impl Kernel for SelectiveScan {
         self.x.dims().into()
     }
 
-    /// Several launches a token. Never writes in place.
+    /// Takes several launches per token, and never writes in place.
     fn reference(self) -> Self::Output {
         let Self { x, dt, bc, gate, ad, ring, positions } = self;
         let ([rows, tokens, channels], [_, states, slots, _]) = (x.dims(), ring.dims());
@@ -162,7 +165,7 @@ impl Kernel for SelectiveScan {
 }
 
 impl Checked for SelectiveScan {
-    /// A token depends on those before it.
+    /// Rows only, because a token depends on the ones before it.
     fn extent(&self) -> [usize; 2] {
         [self.x.dims()[0], 1]
     }
@@ -188,23 +191,23 @@ impl Checked for SelectiveScan {
             let base = Given { x: [rows, tokens, channels], ..GIVEN };
             cases.extend([0, 1, 6].map(|first| Given { first, ..base }));
             cases.extend([2, 5, 40].map(|slots| Given { slots, first: 12, ..base }));
-            // One of the rows begins.
+            // One of the rows begins at position 0.
             cases.push(Given { first: 0, apart: 3, slots: 2, ..base });
         }
         cases.extend([1, 4, 6, 20, 33, 64, 70].map(|states| Given { states, ..GIVEN }));
         cases.extend([Cut(2), Swapped(0, 1), Swapped(1, 2)].map(|layout| Given { layout, ..GIVEN }));
-        // Where exponentials are larger than any number, or no longer a number.
+        // With exponentials larger than any number, or NaN.
         cases.push(Given { times: 60.0, ..GIVEN });
         cases.push(Given { x: [2, 0, 8], ..GIVEN });
         cases.into_iter().map(Given::case).collect()
     }
 }
 
-/// Fours of numbers of a state, of each variant of the shader.
+/// Fours of numbers in a state, for each variant of the shader.
 #[cfg(feature = "cube")]
 const FOURS: [usize; 4] = [4, 2, 8, 16];
 
-/// Channels of a workgroup: few, so that there are many workgroups.
+/// Channels per workgroup: few, so that there are many workgroups.
 #[cfg(feature = "cube")]
 const SCAN_LANES: usize = 64;
 
@@ -224,7 +227,7 @@ const SHADER: Shader = Shader {
     options: &[|| &["const FOURS = 4u;", "const FOURS = 2u;", "const FOURS = 8u;", "const FOURS = 16u;"]],
 };
 
-/// `ln(1 + exp(x))`, of any x.
+/// `ln(1 + exp(x))`, for any x.
 fn softplus(x: Tensor<3>) -> Tensor<3> {
     x.clone().clamp_min(0.0) + (-x.abs()).exp().log1p()
 }
@@ -237,9 +240,9 @@ struct Given {
     states: usize,
     slots: usize,
     first: usize,
-    /// Row `b` stands `apart · b` behind the first.
+    /// Row `b` starts `apart · b` positions after the first row.
     apart: usize,
-    /// By what `dt` and the gate are multiplied.
+    /// Factor of `dt` and the gate.
     times: f64,
 }
 
@@ -271,9 +274,10 @@ impl Given {
             [crate::runtime::choice::Path::Wgsl, crate::runtime::choice::Path::Cube].contains(&path)
                 && states > 64
         });
-        // A step keeps exp(-0.2 Δ) of a state or less, and adds Δ times two numbers. With Δ = 2 times at most, that is a sum of
-        // numbers that fall by a third each: a state is no larger than that, and off by a few roundings of it for each of
-        // the exponential, its argument and the sum. Then a sum over the state, and the gate.
+        // A step keeps exp(-0.2 Δ) of a state or less, and adds Δ times two numbers. With Δ = 2 times at
+        // most, that is a sum of numbers that each fall by a third: a state is no larger than that, and its
+        // error is a few roundings of it for each of the exponential, its argument and the sum. Then follow a
+        // sum over the state, and the gate.
         let delta = LARGEST * times + 1.0;
         let state = 3.0 * delta * LARGEST * LARGEST;
         let gated = LARGEST * times;

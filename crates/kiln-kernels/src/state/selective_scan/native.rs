@@ -1,4 +1,4 @@
-//! The scan on the CPU: channels go through the lanes of vectors, and states stay in the first cache.
+//! The scan on the CPU: channels go through the lanes of vectors, and states stay in the L1 cache.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over lanes become vectors; several arrays share each index"
@@ -17,8 +17,10 @@ use crate::runtime::native::{Storage, Vectors, by_storage, numbers, pieces, prim
 /// Channels that are scanned together.
 const LANES: usize = 32;
 
+/// Computes the scan.
+///
 /// # Errors
-/// The inputs, for types that it is not made for.
+/// Returns the inputs, for types without an implementation.
 #[allow(clippy::result_large_err, reason = "the inputs are given back")]
 pub(super) fn scanned(kernel: SelectiveScan) -> Result<(Tensor<3>, Tensor<4>), SelectiveScan> {
     by_storage!(kernel.x.dtype(), E => Ok(scanned_in::<E>(kernel)), else Err(kernel))
@@ -33,12 +35,12 @@ fn scanned_in<E: Storage>(kernel: SelectiveScan) -> (Tensor<3>, Tensor<4>) {
     let positions: Vec<i64> = primitive(positions.on_device).into_data().iter().collect();
     let [x, dt, bc, gate] = [x, dt, bc, gate].map(primitive);
     let ad = primitive(ad).into_data();
-    // The very memory of the ring where it has one owner, else a copy.
+    // The memory of the ring itself if it has one owner, and a copy otherwise.
     let mut ring = primitive(ring).into_data();
 
     let mut y = vec![0.0; rows * tokens * channels];
     let products = rows * tokens * channels * states;
-    // Channels of a piece.
+    // Channels per piece.
     let each = channels.div_ceil(pieces(products).div_ceil(rows)).next_multiple_of(LANES);
     let kept = tokens.min(slots);
     let mut latest = vec![0.0; rows * kept * states * channels];
@@ -89,7 +91,7 @@ fn scanned_in<E: Storage>(kernel: SelectiveScan) -> (Tensor<3>, Tensor<4>) {
     (Tensor::from_primitive::<Flex>(y), Tensor::from_primitive::<Flex>(FlexTensor::from_data(ring)))
 }
 
-/// What all pieces read.
+/// Inputs that all pieces share.
 struct Shared<'a> {
     x: Vectors<'a>,
     dt: Vectors<'a>,
@@ -97,7 +99,7 @@ struct Shared<'a> {
     gate: Vectors<'a>,
     ad: &'a [f32],
     ring: &'a [f32],
-    /// Tokens, channels, numbers of a state, and slots.
+    /// Number of tokens, channels, numbers in a state, and slots.
     sizes: [usize; 4],
 }
 
@@ -105,10 +107,10 @@ struct Shared<'a> {
 struct Channels<'a> {
     shared: &'a Shared<'a>,
     row: usize,
-    /// Of the first token.
+    /// Position of the first token.
     position: i64,
     first: usize,
-    /// Of each token.
+    /// The result of each token.
     y: Vec<&'a mut [f32]>,
     /// The numbers of the latest states, `[tokens, states]`.
     latest: Vec<&'a mut [f32]>,
@@ -175,7 +177,7 @@ impl WithSimd for Channels<'_> {
     }
 }
 
-/// The first `n` numbers, and zeros behind them.
+/// Returns the first `n` numbers, followed by zeros.
 #[inline(always)]
 fn some(numbers: &[f32], n: usize) -> [f32; LANES] {
     match numbers.first_chunk() {
@@ -188,11 +190,12 @@ fn some(numbers: &[f32], n: usize) -> [f32; LANES] {
     }
 }
 
-/// `ln(1 + exp(x))`, to within a few roundings. Without branches, so that it is done in vectors.
+/// `ln(1 + exp(x))`, to within a few roundings. Branchless, so that it is vectorized.
 #[inline(always)]
 fn softplus(x: f32) -> f32 {
     let e = exp(-x.abs());
-    // ln(1 + e) = 2 artanh(e / (2 + e)), of at most a third: terms beyond the 15th power are below a rounding.
+    // ln(1 + e) = 2 artanh(e / (2 + e)), for an argument of at most a third: terms beyond the 15th power are
+    // below a rounding.
     let z = e / (2.0 + e);
     let square = z * z;
     let p = 1.0 / 15.0;

@@ -1,4 +1,4 @@
-//! Products of few tokens: a workgroup has a pair and some rows of the matrix.
+//! Products of few tokens: a workgroup takes a pair and some rows of the matrix.
 
 use cubecl::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::{
     runtime::launch::LANES,
 };
 
-/// Rows of the matrix that a workgroup has.
+/// Rows of the matrix per workgroup.
 fn outputs_of(splits: usize) -> usize {
     LANES / (8 * splits) * 4
 }
@@ -44,7 +44,7 @@ pub(super) fn expert_linear<E: Float, N: Size>(
     let first = first_output + lane / together * 4;
     let at = vector_of(x, pair, tokens, slots);
     let columns = input.div_ceil(4);
-    // Where it is not in this block, nothing is computed.
+    // If the expert is not in this block, nothing is computed.
     let end = select(expert < block.experts, columns, 0usize);
     let mut products = Four::new(0.0);
     let mut c = lane % together * 2;
@@ -53,7 +53,7 @@ pub(super) fn expert_linear<E: Float, N: Size>(
         let next = four_or_zero::<E, N>(x, at, c + 1, x.stride(3), input);
         #[unroll]
         for i in 0..4usize {
-            // Those beyond the last are the last.
+            // Indices past the last row read the last one.
             let own = expert * block.output + min(first + i, block.output - 1);
             let weights = four::<E, N>(w, own * w.stride(0), c, w.stride(1), input);
             let following = four_or_zero::<E, N>(w, own * w.stride(0), c + 1, w.stride(1), input);
@@ -65,7 +65,7 @@ pub(super) fn expert_linear<E: Float, N: Size>(
     write_sums::<E>(sums, products, y, block, pair, expert, first_output, splits);
 }
 
-/// As `expert_linear`, where lanes go along halves of runs of `w`.
+/// Like `expert_linear`, except that lanes go along halves of runs of `w`.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn expert_linear_packed<E: Float, N: Size>(
     x: &Tensor<Vector<E, N>>,
@@ -94,16 +94,16 @@ pub(super) fn expert_linear_packed<E: Float, N: Size>(
     let first_output = workgroup / pairs * comptime!(outputs_of(splits));
     let first = first_output + lane / together * 4;
     let at = vector_of(x, pair, tokens, slots);
-    // Numbers of the table, then sums.
+    // First the numbers of the table, then sums.
     let mut memory = Shared::<[f32]>::new_slice(comptime!(4 * LANES));
     write_table(&mut memory, reading);
     let mut begins = Array::<usize>::new(4usize);
     #[unroll]
     for i in 0..4usize {
-        // Those beyond the last are the last.
+        // Indices past the last row read the last one.
         begins[i] = (expert * block.output + min(first + i, block.output - 1)) * w.stride(0);
     }
-    // Where it is not in this block, nothing is computed.
+    // If the expert is not in this block, nothing is computed.
     let end = select(expert < block.experts, halves, 0usize);
     let mut products = Four::new(0.0);
     let mut half = lane % together;

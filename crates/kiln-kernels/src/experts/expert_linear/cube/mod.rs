@@ -1,4 +1,4 @@
-//! The `#[cube]` functions, which take the steps of the shaders.
+//! The `#[cube]` functions, which take the same steps as the shaders.
 
 mod few;
 mod tiles;
@@ -18,7 +18,7 @@ use crate::{
     runtime::launch::{LANES, address_type, count, empty, has_half, in_order},
 };
 
-/// Which rows of which matrices a block has, and of how many rows the matrices are.
+/// The rows and matrices in a block, and the number of rows of a whole matrix.
 #[derive(CubeType, CubeLaunch)]
 struct Block {
     first_expert: usize,
@@ -28,14 +28,14 @@ struct Block {
     outputs: usize,
 }
 
-/// The number of the expert of `pair` in a block; any other where it is not there.
+/// The index of the expert of `pair` within a block; at least `block.experts` if it is not in the block.
 #[cube]
 fn expert_of(experts: &Tensor<i32>, pair: usize, block: &Block) -> usize {
     let expert = usize::cast_from(experts[pair]);
     select(expert >= block.first_expert, expert - block.first_expert, block.experts)
 }
 
-/// Where the vector of a pair begins.
+/// The offset of the vector of a pair.
 #[cube]
 fn vector_of<E: Float, N: Size>(x: &Tensor<Vector<E, N>>, pair: usize, tokens: usize, slots: usize) -> usize {
     let vector = pair / slots;
@@ -67,7 +67,7 @@ fn expert_groups(
         pair += LANES;
     }
     sync_cube();
-    // Those of the experts before it, in whole tiles.
+    // Number of pairs of earlier experts, in whole tiles.
     let mut before = 0usize;
     for e in 0..count {
         let own = usize::cast_from(counts[e].load());
@@ -102,7 +102,7 @@ fn expert_groups(
 }
 
 impl Product {
-    /// The words of a packed weight, and how they are read.
+    /// The words of a packed weight, and how to read them.
     fn packed(&self, matrix: &PackedMatrix) -> (CubeTensor, Reading) {
         let reading = Reading { streams: matrix.format().streams(), has_half: has_half(&self.y) };
         (in_order(matrix.words.clone()), reading)

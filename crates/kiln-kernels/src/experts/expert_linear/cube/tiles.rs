@@ -1,4 +1,5 @@
-//! Products of many tokens: a workgroup has a tile of pairs that go to one expert, and some rows of its matrix.
+//! Products of many tokens: a workgroup takes a tile of pairs that go to one expert, and some rows of its
+//! matrix.
 
 use cubecl::prelude::*;
 
@@ -11,7 +12,7 @@ use crate::{
     runtime::launch::LANES,
 };
 
-/// Lanes that have the same four pairs, each with four rows of the matrix.
+/// Number of lanes that share four pairs, each with four rows of the matrix.
 fn across_of(tile: usize) -> usize {
     4 * LANES / tile
 }
@@ -38,15 +39,15 @@ pub(super) fn expert_tiles<E: Float, N: Size>(
     }
     let lane = UNIT_POS as usize;
     let outputs = comptime!(4 * across_of(tile));
-    // Fours of numbers along the sum that are in memory together.
+    // Fours of numbers along the sum that are in memory at the same time.
     let fours = comptime!(if tile < 32 { 2 } else { 4 });
     let first = workgroup % tiles * tile;
     let first_output = workgroup / tiles * outputs;
     let expert = expert_of(experts, usize::cast_from(max(order[first], 0)), block);
-    // Where there is nothing, or it is not in this block, nothing is computed.
+    // If the tile is empty or the expert is not in this block, nothing is computed.
     let is_here = order[first] >= 0 && expert < block.experts;
 
-    // The vector of which it loads a part.
+    // The vector that this lane loads a part of.
     let loads = lane < comptime!(fours * tile);
     let own = order[first + select(loads, lane / fours, 0usize)];
     let has_pair = loads && own >= 0;
@@ -60,7 +61,7 @@ pub(super) fn expert_tiles<E: Float, N: Size>(
     while c < columns {
         let mut i = lane;
         while i < comptime!(fours * outputs) {
-            // Those beyond the last row are the last.
+            // Indices past the last row read the last one.
             let row = expert * block.output + min(first_output + i / fours, block.output - 1);
             let mut numbers = Four::new(0.0);
             if c + i % fours < columns {
@@ -84,7 +85,8 @@ pub(super) fn expert_tiles<E: Float, N: Size>(
     write_tile::<E>(&products, order, y, block, first, first_output, is_here, tile);
 }
 
-/// As `expert_tiles`, where half a run of each row of `w` is in memory at a time. A lane reads that of one row.
+/// Like `expert_tiles`, except that half a run of each row of `w` is in memory at a time. A lane reads it for
+/// one row.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn expert_tiles_packed<E: Float, N: Size>(
     x: &Tensor<Vector<E, N>>,
@@ -112,15 +114,15 @@ pub(super) fn expert_tiles_packed<E: Float, N: Size>(
     let first = workgroup % tiles * tile;
     let first_output = workgroup / tiles * outputs;
     let expert = expert_of(experts, usize::cast_from(max(order[first], 0)), block);
-    // Where there is nothing, or it is not in this block, nothing is computed.
+    // If the tile is empty or the expert is not in this block, nothing is computed.
     let is_here = order[first] >= 0 && expert < block.experts;
 
-    // The vector of which it loads a part.
+    // The vector that this lane loads a part of.
     let loads = lane < comptime!(4 * tile);
     let own = order[first + select(loads, lane / 4, 0usize)];
     let has_pair = loads && own >= 0;
     let at = vector_of(x, usize::cast_from(max(own, 0)), tokens, slots);
-    // The row that it reads. Those beyond the last are the last.
+    // The row that this lane reads. Indices past the last row read the last one.
     let row = expert * block.output + min(first_output + lane, block.output - 1);
     let begin = row * w.stride(0);
 
@@ -163,7 +165,7 @@ pub(super) fn expert_tiles_packed<E: Float, N: Size>(
     write_tile::<E>(&products, order, y, block, first, first_output, is_here, tile);
 }
 
-/// No products yet: of four vectors with four rows.
+/// Zeros for the products of four vectors with four rows.
 #[cube]
 fn no_products() -> Array<Four> {
     let mut products = Array::<Four>::new(4usize);
@@ -174,7 +176,8 @@ fn no_products() -> Array<Four> {
     products
 }
 
-/// Adds the products of a lane's four vectors and four rows, `across_of(tile)` apart, along `fours` fours in memory.
+/// Adds the products of a lane's four vectors and four rows, `across_of(tile)` apart, along `fours` fours in
+/// memory.
 #[cube]
 fn multiply(
     products: &mut Array<Four>,

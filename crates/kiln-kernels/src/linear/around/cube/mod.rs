@@ -1,4 +1,4 @@
-//! The `#[cube]` functions, which take the steps of the shader.
+//! The `#[cube]` functions, which take the same steps as the shader.
 
 mod packed;
 mod results;
@@ -27,7 +27,7 @@ use crate::{
     runtime::launch::{LANES, address_type, comes_in_fours, count, empty, has_half, in_order, primitive},
 };
 
-/// What becomes of a product.
+/// The operation that follows a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Nothing,
@@ -35,12 +35,12 @@ enum Kind {
     Rotated,
 }
 
-/// What a kernel is compiled for.
+/// The compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Product {
-    /// Rows of x that a workgroup has
+    /// Most rows of x per workgroup
     most_rows: usize,
-    /// Times eight lanes that go along a row of the weight
+    /// Number of groups of eight lanes along a row of the weight
     splits: usize,
     biased: bool,
     added: bool,
@@ -49,29 +49,29 @@ struct Product {
 }
 
 impl Product {
-    /// Lanes that share the sums of four rows of the weight.
+    /// Lanes that share the sums for four rows of the weight.
     fn together(self) -> usize {
         8 * self.splits
     }
 
-    /// Rows of the weight that a workgroup has.
+    /// Rows of the weight per workgroup.
     fn outputs(self) -> usize {
         LANES / self.together() * 4
     }
 
-    /// Rows of x whose sums are in memory together.
+    /// Rows of x whose sums are in memory at the same time.
     fn at_once(self) -> usize {
         self.most_rows.min(4)
     }
 }
 
-/// What is the same for all workgroups.
+/// Parameters that are the same for all workgroups.
 #[derive(CubeType, CubeLaunch)]
 struct Info {
     eps: f32,
     tokens: usize,
     input: usize,
-    /// Halves of runs of a row of a packed weight
+    /// Halves of runs in a row of a packed weight
     halves: usize,
     output: usize,
     rows: usize,
@@ -80,11 +80,11 @@ struct Info {
     head_dim: usize,
     /// Rows of the weight whose results are rotated.
     rotated: usize,
-    /// 1 where each sequence has angles of its own, else 0.
+    /// 1 if each sequence has its own angles, 0 otherwise.
     each: usize,
 }
 
-/// The row of the weight at a place: results that meet are two places apart.
+/// The row of the weight at a place: results that are combined are two places apart.
 #[cube]
 fn row_at(place: usize, info: &Info, #[comptime] kind: Kind) -> usize {
     let second = place % 4 >= 2;
@@ -102,7 +102,7 @@ fn row_at(place: usize, info: &Info, #[comptime] kind: Kind) -> usize {
     }
 }
 
-/// No sums yet, of that many rows of x: of products with four rows of the weight, and of squares.
+/// Zeros for the sums of `rows` rows of x: of products with four rows of the weight, and of squares.
 #[cube]
 fn no_sums(#[comptime] rows: usize) -> (Array<Four>, Array<f32>) {
     let mut products = Array::<Four>::new(rows);
@@ -148,7 +148,7 @@ fn linear<E: Float, N: Size>(
         let mut weights = Array::<Four>::new(8usize);
         #[unroll]
         for i in 0..4usize {
-            // Those beyond the last are the last.
+            // Indices past the last row read the last one.
             let own = min(row_at(first + i, info, kind), info.output - 1);
             weights[i] = four::<E, N>(w, own * w.stride(0), c, w.stride(1), input);
             weights[i + 4] = four_or_zero::<E, N>(w, own * w.stride(0), c + 1, w.stride(1), input);
@@ -208,7 +208,7 @@ pub(crate) fn launch(around: Around) -> burn::tensor::Tensor<3> {
     let Sharing { splits, together, workgroups } =
         Sharing::new(rows, input, then.places(output), &x.device());
     let (biased, added, order) = (bias.is_some(), residual.is_some(), norm.as_ref().map(|norm| norm.order));
-    // Packed weights are read by fours, and so is what they meet.
+    // Packed weights are read by fours, and so are the vectors that they are multiplied with.
     let packed = matches!(weight, Matrix::Packed(_));
     let x = if packed { in_order(x) } else { primitive(x) };
     let bias = bias.map_or_else(|| empty(&x, [1], x.dtype), primitive);

@@ -1,4 +1,4 @@
-//! Products with packed weights: numbers are made of codes in registers, where they meet vectors.
+//! Products with packed weights: codes are unpacked in registers and multiplied there.
 
 use cubecl::prelude::*;
 
@@ -12,9 +12,10 @@ use crate::{
     runtime::launch::LANES,
 };
 
-/// As `linear`, where lanes go along halves of runs of `w`.
+/// Like `linear`, except that lanes go along halves of runs of `w`.
 ///
-/// `Σ x w` of a group is `factor · Σ x read + shift · Σ x`: codes are multiplied as they are read, and what is of the group counts once.
+/// `Σ x w` in a group is `factor · Σ x read + shift · Σ x`: codes are multiplied as they are read, and the
+/// parameters of the group are applied once.
 #[cube(launch, address_type = "dynamic")]
 pub(super) fn linear_packed<E: Float, N: Size>(
     x: &Tensor<Vector<E, N>>,
@@ -43,13 +44,13 @@ pub(super) fn linear_packed<E: Float, N: Size>(
     let first_output = workgroup / tiles * comptime!(product.outputs());
     let first = first_output + lane / together * 4;
     let (mut products, mut squares) = no_sums(most_rows);
-    // Numbers of the table, then sums.
+    // First the numbers of the table, then sums.
     let mut memory = Shared::<[f32]>::new_slice(comptime!(4 * LANES * product.at_once()));
     write_table(&mut memory, reading);
     let mut begins = Array::<usize>::new(4usize);
     #[unroll]
     for i in 0..4usize {
-        // Those beyond the last are the last.
+        // Indices past the last row read the last one.
         begins[i] = min(row_at(first + i, info, kind), info.output - 1) * w.stride(0);
     }
     let mut half = lane % together;
@@ -112,17 +113,18 @@ pub(super) fn linear_packed<E: Float, N: Size>(
     );
 }
 
-/// What was read of half a run of four rows.
+/// Half a run of four rows, as read from memory.
 #[derive(CubeType)]
 pub(crate) struct HalfRun {
-    /// Of each row
+    /// Words of each row
     words: Sequence<Array<u32>>,
-    /// Of each group: what codes of each row are multiplied by, and what is added to each.
+    /// The factor of the codes of each row, per group.
     factors: Sequence<Four>,
+    /// The term that is added to each code of each row after the factor, per group.
     shifts: Sequence<Four>,
 }
 
-/// Reads half a run of the four rows that begin with these words.
+/// Reads half a run of the four rows that begin with the words `begins`.
 #[cube]
 pub(crate) fn read_half(
     w: &Tensor<u32>,
@@ -155,7 +157,7 @@ pub(crate) fn read_half(
     HalfRun { words, factors, shifts }
 }
 
-/// The codes of a pair of fours: the first four of each row, then the second.
+/// Returns the codes in a pair of fours: the first four of each row, then the second.
 #[cube]
 pub(crate) fn numbers_of_pair(
     read: &HalfRun,
@@ -172,7 +174,8 @@ pub(crate) fn numbers_of_pair(
     numbers
 }
 
-/// Adds the products of a pair of fours of a vector, `numbers` and `next`, with those of each row. `total` is what the pair adds up to.
+/// Adds the products of a pair of fours of a vector, `numbers` and `next`, with each row. `total` is the sum
+/// of the pair.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "they are registers")]
 pub(crate) fn add_products_of_pair(
@@ -200,7 +203,7 @@ pub(crate) fn add_products_of_pair(
     added
 }
 
-/// What two fours add up to.
+/// The sum of all numbers in two fours.
 #[cube]
 pub(crate) fn sum_of(numbers: Four, next: Four) -> f32 {
     let mut total = f32::new(0.0);

@@ -1,4 +1,5 @@
-//! What becomes of the sums of all lanes, whatever the weights were: they are added up, and the result is normed, gated, rotated and written.
+//! Epilogue of the products, whatever the format of the weights: sums the lanes, then norms, gates, rotates
+//! and writes the result.
 
 use cubecl::prelude::*;
 
@@ -11,7 +12,8 @@ use crate::{
     runtime::launch::LANES,
 };
 
-/// Adds up, for each of `at_once` rows of x, the four sums of every `together` lanes. What is left of them follows each other in `sums`.
+/// Reduces, for each of `at_once` rows of x, the four sums of every `together` lanes. The partial sums that
+/// are left are stored consecutively in `sums`.
 #[cube]
 pub(crate) fn add_up(
     sums: &mut Shared<[f32]>,
@@ -45,7 +47,7 @@ pub(crate) fn add_up(
     }
 }
 
-/// What was added up for the output of that number of the workgroup, in the row of that number.
+/// Sums the partial sums of output `output` of the workgroup in row `row`.
 #[cube]
 pub(crate) fn added_up(sums: &Shared<[f32]>, row: usize, output: usize, #[comptime] together: usize) -> f32 {
     let left = comptime!(together / first_added(together));
@@ -53,18 +55,18 @@ pub(crate) fn added_up(sums: &Shared<[f32]>, row: usize, output: usize, #[compti
     let first = (row * outputs + output) / 4 * left;
     let mut sum = f32::new(0.0);
     for j in 0..left {
-        // Outputs begin at different lanes, which are in different banks.
+        // Outputs begin at different lanes, to use different banks.
         sum += sums[(first + (j + output / 4) % left) * 4 + output % 4];
     }
     sum
 }
 
-/// Lanes of `together` whose sums are added up first.
+/// Number of lanes of `together` that are summed first.
 fn first_added(together: usize) -> usize {
     if together > 16 { 16 } else { 1 }
 }
 
-/// A result, with its bias: that of a row of x that has its sums in memory, at a place of the workgroup.
+/// A result with its bias, for a row of x whose sums are in memory, at a place of the workgroup.
 #[cube]
 fn result<E: Float>(
     sums: &Shared<[f32]>,
@@ -79,7 +81,8 @@ fn result<E: Float>(
     if comptime!(biased) { sum + f32::cast_from(bias[row * bias.stride(0)]) } else { sum }
 }
 
-/// Adds up the sums of all lanes and writes results: those of the rows of x from `first_row` on, and of the workgroup's outputs.
+/// Sums all lanes and writes the results: for the rows of x from `first_row` on, and for the outputs of the
+/// workgroup.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "a launch has no fewer")]
 pub(super) fn write_results<E: Float>(
@@ -111,7 +114,7 @@ pub(super) fn write_results<E: Float>(
                 sums[lane * 4 + r] = squares[from * at_once + r];
             }
             add_up(&mut sums, lane, together, at_once);
-            // All lanes that share sums of four rows of the weight have met all of x.
+            // The lanes that share the sums for four rows of the weight have gone over all of x.
             let left = comptime!(together / first_added(together));
             #[unroll]
             for r in 0..at_once {
@@ -180,7 +183,7 @@ pub(super) fn write_results<E: Float>(
             i += LANES;
         }
         if comptime!(most_rows > at_once) {
-            // All lanes have read what was there.
+            // All lanes have read the previous contents.
             sync_cube();
         }
     }

@@ -1,4 +1,4 @@
-//! Which tokens processors may keep.
+//! Selects the tokens that processors may keep.
 
 use cubecl::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// The lowest key such that all below it weigh at most the tail, by what is known of bins.
+/// The lowest key such that, judged by the bins, all keys below it together weigh at most the tail.
 #[cube]
 fn lowest_of_bins(
     bins: &Tensor<u32>,
@@ -36,7 +36,7 @@ fn lowest_of_bins(
                 count += bins[share * (BINS + 1) + at];
             }
         }
-        // The least and the most that they weigh.
+        // Lower and upper bounds of their weight.
         let begin = f32::cast_from(bin) / 4.0 - score;
         counts[lane] = count;
         least[lane] = f32::cast_from(count) * f32::exp(begin);
@@ -49,7 +49,7 @@ fn lowest_of_bins(
         counted += counts[i];
         all += least[i];
     }
-    // Sums and exponentials are rounded.
+    // A margin, because sums and exponentials are rounded.
     let limit = 0.99 * tail * all;
     let rest = f32::cast_from(u32::cast_from(own.vocab) - counted);
     let mut gone = rest * f32::exp(f32::cast_from(top - comptime!(BINS as i32 - 1)) / 4.0 - score);
@@ -96,7 +96,7 @@ pub(super) fn candidates(
     let row = CUBE_POS / own.shares;
     let all = own.shares * TOPS;
 
-    // As many tokens as its rank says are as good as a top, or better.
+    // The rank of a top is the number of tokens known to be at least as good.
     let mut top = 0u32;
     if lane < all {
         top = tops[(row * all + lane) * 2];
@@ -125,7 +125,7 @@ pub(super) fn candidates(
         cut[0]
     };
 
-    // Each lane has neighbours.
+    // Each lane takes neighbouring tokens.
     let first = CUBE_POS % own.shares * own.share;
     let end = min(first + own.share, own.vocab);
     let each = own.share.div_ceil(LANES);

@@ -1,4 +1,4 @@
-//! The best of a row's tops, or a draw of what processors leave.
+//! Chooses the best of a row's tops, or draws among the tokens that processors leave.
 
 use cubecl::prelude::*;
 
@@ -11,16 +11,16 @@ use crate::{
     },
 };
 
-/// Bins of three bits, and parts of the candidates; each has some of the lanes.
+/// Number of bins of three bits, and of parts of the candidates; each part has some of the lanes.
 const PARTS: usize = 8;
 const TOGETHER: usize = LANES / PARTS;
 
-// What is added up: candidates, those whose key is the lowest that is kept, weights.
+// The quantity that is summed: candidates, candidates with the lowest key that is kept, or weights.
 const COUNT: u32 = 0;
 const TIES: u32 = 1;
 const WEIGHTS: u32 = 2;
 
-/// What of [`Sampling`](crate::Sampling) removes candidates.
+/// The parameters of [`Sampling`](crate::Sampling) that remove candidates.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Filters {
     top_k: usize,
@@ -28,20 +28,22 @@ pub(super) struct Filters {
     min_p: f32,
 }
 
-/// What is left of a row.
+/// The candidates of a row that are left.
 #[derive(CubeType, Clone, Copy)]
 struct Kept {
-    /// Where the row's candidates begin.
+    /// Index of the row's first candidate.
     first_entry: usize,
     /// The key of the largest score.
     largest: u32,
-    /// Keys from this one on; of those that equal it, candidates from this one on; weights from this one on.
+    /// The smallest key that is kept.
     lowest: u32,
+    /// The first candidate that is kept among those with key `lowest`.
     first: usize,
+    /// The smallest weight that is kept.
     least: f32,
 }
 
-/// One of several sums: its number, what is before it, and the sum itself.
+/// One of several sums: its index, the sum of all before it, and the sum itself.
 #[derive(CubeType, Clone, Copy)]
 struct Pick {
     at: u32,
@@ -76,7 +78,7 @@ fn mass(
     mass
 }
 
-/// Adds up each part's lanes: its sum is then at its first.
+/// Sums the lanes of each part, and stores the result at its first lane.
 #[cube]
 fn add_up(sum: f32, sums: &mut Shared<[f32]>) {
     let lane = UNIT_POS as usize;
@@ -92,7 +94,7 @@ fn add_up(sum: f32, sums: &mut Shared<[f32]>) {
     sync_cube();
 }
 
-/// The first of the sums with which all up to it exceed the limit; else the last that is not 0.
+/// Picks the first sum at which the running total exceeds the limit, or else the last sum that is not 0.
 #[cube]
 fn pick(sums: &mut Shared<[f32]>, number: usize, step: usize, before: f32, limit: f32) -> Pick {
     let mut at = 0u32;
@@ -130,7 +132,7 @@ fn total(entries: &mut Tensor<u32>, count: usize, kept: &Kept, sums: &mut Shared
     all
 }
 
-/// The smallest key such that it and all below, with what is before, exceed the limit.
+/// The smallest key such that the total of `before`, that key and all smaller ones exceeds the limit.
 #[cube]
 fn threshold(
     entries: &mut Tensor<u32>,
@@ -178,7 +180,8 @@ fn threshold(
     Pick { at, before: all_before, sum: its }
 }
 
-/// The first of `number` candidates, from `first` on and before `last`, such that it and all before it exceed the limit.
+/// The first of `number` candidates, from `first` on and before `last`, at which the running total exceeds
+/// the limit.
 #[cube]
 fn find(
     entries: &mut Tensor<u32>,
@@ -225,7 +228,7 @@ fn find(
     at
 }
 
-/// Puts the candidates of all shares one behind the other. Says how many there are.
+/// Makes the candidates of all shares contiguous, and returns their number.
 #[cube]
 fn list(entries: &mut Tensor<u32>, found: &Tensor<f32>, row: usize, own: &Share) -> usize {
     let first_found = row * 2 * own.vocab;
@@ -242,13 +245,13 @@ fn list(entries: &mut Tensor<u32>, found: &Tensor<f32>, row: usize, own: &Share)
         }
         count += more;
     }
-    // Other lanes' entries are read from here on.
+    // Entries of other lanes are read from here on.
     sync_storage();
     sync_cube();
     count
 }
 
-/// A candidate, after top_k, top_p and min_p.
+/// Draws a candidate, after top_k, top_p and min_p.
 #[cube]
 fn drawn(
     entries: &mut Tensor<u32>,
@@ -272,7 +275,7 @@ fn drawn(
     let mut first = 0usize;
     if filters.tail > 0.0 {
         let kept = Kept { first_entry, largest, lowest, first: 0usize, least: f32::new(0.0) };
-        // Where there is a top_k, what are no candidates do not count. Else they are the first to go.
+        // With a top_k, tokens that are not candidates do not count. Otherwise they are the first to go.
         let mut gone = f32::new(0.0);
         if filters.top_k == 0 {
             for share in 0..own.shares {
@@ -282,7 +285,7 @@ fn drawn(
         let limit = filters.tail * (gone + total(entries, count, &kept, sums));
         let last = threshold(entries, count, &kept, gone, limit, bins, sums, WEIGHTS);
         lowest = last.at;
-        // Of those that equal it, the first go; of the largest, not the last.
+        // Of the candidates with that key, the first go. If it is the largest key, the last of them stays.
         let each = weight(last.at, largest);
         let ties = f32::round(last.sum / each) - select(last.at == largest, 1.0, 0.0);
         let go = min(max(f32::floor((limit - last.before) / each), 0.0), max(ties, 0.0));
@@ -296,7 +299,7 @@ fn drawn(
     entries[2 * (first_entry + at) + 1]
 }
 
-/// One of all tokens.
+/// Draws one of all tokens.
 #[cube]
 fn drawn_of_all(
     entries: &mut Tensor<u32>,

@@ -1,4 +1,4 @@
-//! The `#[cube]` functions, which take the steps of the shaders.
+//! The `#[cube]` functions, which take the same steps as the shaders.
 
 mod candidates;
 mod choice;
@@ -16,12 +16,12 @@ use super::{
 };
 use crate::runtime::launch::{LANES, address_type, count, empty, primitive, to_write};
 
-/// Which tokens a workgroup has.
+/// The division of the tokens among workgroups.
 #[derive(CubeType, CubeLaunch)]
 struct Share {
     rows: usize,
     vocab: usize,
-    /// Workgroups of a row, and tokens of each.
+    /// Workgroups per row, and tokens per workgroup.
     shares: usize,
     share: usize,
 }

@@ -1,4 +1,4 @@
-//! Scores of all tokens, as keys, and the best of some.
+//! Scores of all tokens, as keys, and the best tokens of each group of lanes.
 
 use cubecl::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Lanes that leave a token.
+/// Number of lanes that keep one token together.
 const TOGETHER: usize = LANES / TOPS;
 
 #[cube]
