@@ -113,7 +113,7 @@ struct Fields {
 /// Values that an architecture assumes if its config has none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
-    /// `None` for as many as heads.
+    /// `None` for the number of attention heads.
     pub(crate) kv_heads: Option<usize>,
     /// `None` for the hidden size divided by the number of heads.
     pub(crate) head_dim: Option<usize>,

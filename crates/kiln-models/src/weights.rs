@@ -20,8 +20,8 @@ impl Part {
     }
 }
 
-/// A source of weights by their names in the checkpoint. Shapes are those of PyTorch: matrices are `[out,
-/// in]`.
+/// A source of weights by their names in the checkpoint. Shapes are those of PyTorch: matrices are
+/// `[out, in]`.
 ///
 /// Several parts become one tensor, concatenated along the rows: matrices that multiply the same vector are
 /// one matrix here, however the file stores them.

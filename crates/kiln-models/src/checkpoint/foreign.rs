@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use kiln_core::Error;
 
-/// The advice at the end of each error.
+/// Advice on what to load instead, for error messages.
 const WANTED: &str = "give a Hugging Face folder with config.json and safetensors weights, or a GGUF file";
 
 /// The error for `folder`, which has no config.json.

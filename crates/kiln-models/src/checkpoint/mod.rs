@@ -124,7 +124,7 @@ impl Checkpoint {
         };
         let whole = folder.join("model.safetensors");
         let index = folder.join("model.safetensors.index.json");
-        // As in Transformers: an index beside a whole file is a leftover of the model that was merged into it.
+        // As in Transformers: an index beside a whole file is left over from the shards it was merged from.
         if whole.exists() {
             checkpoint.add(&whole)?;
         } else {

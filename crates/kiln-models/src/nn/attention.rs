@@ -161,8 +161,8 @@ impl Attention {
         Ok(mixed)
     }
 
-    /// Attends with one launch for all adjacent rows that store equally many tokens, in the buffer that they
-    /// share.
+    /// Attends with one launch per run of adjacent rows that store equally many tokens, in the buffer that
+    /// the rows share.
     fn attend_shared(
         &self,
         [queries, keys, values]: [Tensor<4>; 3],

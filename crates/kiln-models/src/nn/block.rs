@@ -230,8 +230,8 @@ impl Block {
         self.feed(x, kernels)
     }
 
-    /// Stores the keys and values that the block computes from the encoder's output `[rows, positions,
-    /// hidden]`.
+    /// Stores the keys and values that the block computes from the encoder's output
+    /// `[rows, positions, hidden]`.
     pub(crate) fn condition(
         &self,
         encoded: &Tensor<3>,

@@ -47,8 +47,8 @@ impl CrossAttention {
         self.q_proj.bytes() + self.kv_proj.bytes() + self.o_proj.bytes()
     }
 
-    /// Computes keys and values `[rows, kv_heads, positions, head_dim]` from `encoded` `[rows, positions,
-    /// hidden]`.
+    /// Computes keys and values `[rows, kv_heads, positions, head_dim]` from `encoded`
+    /// `[rows, positions, hidden]`.
     pub(crate) fn keys_values(&self, encoded: Tensor<3>, kernels: &Kernels) -> Kv {
         let [rows, positions, _] = encoded.dims();
         let AttentionConfig { kv_heads, head_dim, .. } = self.config;

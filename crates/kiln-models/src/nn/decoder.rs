@@ -429,8 +429,8 @@ impl Decoder {
     }
 }
 
-/// Joins the results of several layers `[rows, heads, tokens, positions]` to `[rows · heads, tokens,
-/// positions]`.
+/// Joins the results of several layers `[rows, heads, tokens, positions]` to
+/// `[rows · heads, tokens, positions]`.
 fn side_by_side(layers: Vec<Tensor<4>>) -> Tensor<3> {
     let all = Tensor::cat(layers, 1);
     let [rows, heads, tokens, positions] = all.dims();

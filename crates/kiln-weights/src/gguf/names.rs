@@ -62,8 +62,8 @@ impl Undo {
 pub struct Source {
     /// Name of the tensor in the file.
     pub name: String,
-    /// Index of the matrix in a stack, if the file has the matrices of all experts in one tensor `[experts,
-    /// rows, columns]`.
+    /// Index of the matrix in a stack, if the file has the matrices of all experts in one tensor
+    /// `[experts, rows, columns]`.
     pub expert: Option<usize>,
     pub undo: Undo,
 }

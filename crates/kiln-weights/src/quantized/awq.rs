@@ -12,9 +12,9 @@ use super::{
 use crate::Error;
 
 impl Quantized {
-    /// Creates an AWQ matrix. Codes are `[columns, rows / 8]` words of 4-bit codes, `scales` are `[groups,
-    /// rows]`, and `zeros` are `[groups, rows / 8]` words (`qzeros`). `group` is the number of consecutive
-    /// columns in a group.
+    /// Creates an AWQ matrix. Codes are `[columns, rows / 8]` words of 4-bit codes, `scales` are
+    /// `[groups, rows]`, and `zeros` are `[groups, rows / 8]` words (`qzeros`). `group` is the number of
+    /// consecutive columns in a group.
     ///
     /// # Errors
     /// [`Error::Quantized`] if lengths contradict each other.

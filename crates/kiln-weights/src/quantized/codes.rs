@@ -15,8 +15,8 @@ pub(super) enum Codes {
     Int8,
     /// An 8-bit float per number (E4M3).
     Float8,
-    /// compressed-tensors: each row consists of words along its columns. Codes are numbers plus `2^(bits -
-    /// 1)`.
+    /// compressed-tensors: each row consists of words along its columns. Codes are numbers plus
+    /// `2^(bits - 1)`.
     Rows { bits: usize },
     /// GPTQ: `[columns * bits / 32, rows]` words along columns.
     Columns { bits: usize },

@@ -101,8 +101,8 @@ impl HostExperts {
     /// Applies the chosen experts to each token.
     ///
     /// # Shapes
-    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result: `[batch, tokens,
-    /// chosen, hidden]`.
+    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result:
+    /// `[batch, tokens, chosen, hidden]`.
     pub(super) fn forward(
         &self,
         x: Tensor<3>,

@@ -256,8 +256,8 @@ impl Stacks {
     /// Applies the chosen experts to each token.
     ///
     /// # Shapes
-    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result: `[batch, tokens,
-    /// chosen, hidden]`.
+    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result:
+    /// `[batch, tokens, chosen, hidden]`.
     fn forward(&self, x: Tensor<3>, experts: Tensor<3, Int>, kernels: &Kernels) -> Tensor<4> {
         let ([batch, tokens, hidden], [.., chosen]) = (x.dims(), experts.dims());
         let project = |x: Tensor<4>, weight: &MatrixStack| {

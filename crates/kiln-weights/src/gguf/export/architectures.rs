@@ -19,7 +19,7 @@ pub(super) struct Architecture {
 /// Defaults of Transformers for fields that a config leaves out.
 #[derive(Debug)]
 pub(super) struct Defaults {
-    /// `None` for as many as heads.
+    /// `None` for the number of attention heads.
     pub(super) kv_heads: Option<u64>,
     /// `None` for the hidden size divided by the number of heads.
     pub(super) head_dim: Option<u64>,

@@ -133,8 +133,8 @@ impl Folder<'_> {
         hidden.checked_div(heads).ok_or_else(|| wrong("`num_attention_heads` is 0 in config.json"))
     }
 
-    /// Returns the number of key-value heads. Null stands for as many as heads, and an absent field for the
-    /// default.
+    /// Returns the number of key-value heads. Null stands for the number of attention heads, and an absent
+    /// field for the default.
     pub(super) fn kv_heads(&self) -> Result<u64, Error> {
         let key = "num_key_value_heads";
         let default = self.architecture.defaults.kv_heads.filter(|_| !self.is_null(key));
