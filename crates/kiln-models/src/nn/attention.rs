@@ -1,4 +1,4 @@
-//! Grouped attention, with rotary positions where there are any.
+//! Grouped-query attention, with rotary positions if the model has them.
 
 use burn::tensor::Tensor;
 use kiln_core::{
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{Sizes, Weights};
 
-/// What architectures say of an attention block.
+/// Settings of an attention block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionConfig {
     pub(crate) hidden: usize,
@@ -26,23 +26,24 @@ pub(crate) struct AttentionConfig {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) qkv_bias: bool,
-    /// Whether keys have a bias where queries and values have one.
+    /// Whether keys have a bias if queries and values have one.
     pub(crate) k_bias: bool,
     pub(crate) o_bias: bool,
-    /// What the projection of the result is called.
+    /// Name of the output projection.
     pub(crate) o_name: &'static str,
-    /// Whether the projections of queries, keys and values are one matrix, `qkv_proj`.
+    /// Whether the projections of queries, keys and values are stored as one matrix, `qkv_proj`.
     pub(crate) fused: bool,
-    /// Whether each head of queries and keys is normed before it is rotated.
+    /// Whether each head of queries and keys is normed before rotation.
     pub(crate) head_norms: bool,
-    /// Queries are multiplied by it.
+    /// Factor that queries are multiplied by.
     pub(crate) scale: f64,
-    /// Scores `s` become `softcap · tanh(s / softcap)`.
+    /// Soft cap of the scores: score `s` becomes `softcap · tanh(s / softcap)`.
     pub(crate) softcap: Option<f64>,
 }
 
 impl AttentionConfig {
-    /// Three projections, no biases, no norms, scaled by the root of the head's size.
+    /// Creates settings with three projections, no biases, no norms, and scores divided by the square root of
+    /// the head size.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
@@ -66,13 +67,13 @@ impl AttentionConfig {
 
 #[derive(Debug)]
 pub(crate) struct Attention {
-    /// `q_proj`, `k_proj` and `v_proj`, one above the other
+    /// `q_proj`, `k_proj` and `v_proj`, stacked.
     qkv_proj: Linear,
     o_proj: Linear,
-    /// `q_norm` and `k_norm`
+    /// `q_norm` and `k_norm`.
     head_norms: Option<[Norm; 2]>,
     config: AttentionConfig,
-    /// Latest tokens a query may see, itself included.
+    /// Number of latest tokens that a query may see, including its own.
     window: Option<usize>,
 }
 
@@ -108,10 +109,10 @@ impl Attention {
         self.qkv_proj.bytes() + self.o_proj.bytes() + norms
     }
 
-    /// What it makes of vectors that are still to be normed, added to `residual` where there is one.
+    /// Applies attention to vectors that are not normed yet, and adds `residual` if there is one.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn forward(
         &self,
         residual: Option<Tensor<3>>,
@@ -136,7 +137,7 @@ impl Attention {
         Ok(self.merge(residual, together(mixed), kernels))
     }
 
-    /// A launch for the rows of each length.
+    /// Attends with one launch for the rows of each length.
     fn attend_apart(
         &self,
         [queries, keys, values]: [Tensor<4>; 3],
@@ -160,7 +161,8 @@ impl Attention {
         Ok(mixed)
     }
 
-    /// A launch for all neighbouring rows that store equally many tokens, in the buffer that they share.
+    /// Attends with one launch per run of adjacent rows that store equally many tokens, in the buffer that
+    /// the rows share.
     fn attend_shared(
         &self,
         [queries, keys, values]: [Tensor<4>; 3],
@@ -169,7 +171,8 @@ impl Attention {
         places: &mut Places<'_>,
         kernels: &Kernels,
     ) -> Result<Vec<Tensor<4>>> {
-        // More are a prompt: how its keys are divided among workgroups depends on the rows beside it.
+        // Longer inputs are prompts: the division of their keys among workgroups depends on the rows beside
+        // them.
         let go_together =
             |a: &Frame, b: &Frame| a.new_tokens() == b.new_tokens() && a.new_tokens() <= INVARIANT_UP_TO;
         let mut mixed = Vec::new();
@@ -211,10 +214,10 @@ impl Attention {
         AttentionShape { scale, softcap, window: self.window, causal: true }
     }
 
-    /// Queries, keys and values of all heads, rotated by `tables` where there are some.
+    /// Returns queries, keys and values of all heads, rotated by `tables` if given.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, head_dim]`
+    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, head_dim]`.
     fn queries_keys_values(
         &self,
         normed: Normed<'_>,
@@ -224,7 +227,7 @@ impl Attention {
         let [batch, tokens, _] = normed.x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
         let all_heads = heads + 2 * kv_heads;
-        // Rotated with the product, where heads are not normed in between.
+        // Rotation is fused with the product, unless heads are normed in between.
         let (then, tables) = match (&self.head_norms, tables) {
             (None, Some((cos, sin))) => {
                 let then =
@@ -260,10 +263,11 @@ impl Attention {
         [queries, keys, values]
     }
 
-    /// What it makes of `x` where every token sees all others, added to `residual`. Keys and values are not kept.
+    /// Applies attention in which every token sees all others, and adds `residual`. Keys and values are not
+    /// kept.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn encode(&self, residual: Tensor<3>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
@@ -278,7 +282,7 @@ impl Attention {
         self.merge(Some(residual), mixed, kernels)
     }
 
-    /// Puts heads side by side, `[batch, heads, tokens, head_dim]`, and projects them.
+    /// Joins the heads of `[batch, heads, tokens, head_dim]` and projects the result.
     fn merge(&self, residual: Option<Tensor<3>>, mixed: Tensor<4>, kernels: &Kernels) -> Tensor<3> {
         let [batch, heads, tokens, head_dim] = mixed.dims();
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
@@ -286,12 +290,12 @@ impl Attention {
     }
 }
 
-/// The results of neighbouring rows as one batch.
+/// Joins the results of adjacent rows into one batch.
 fn together(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
     if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
 }
 
-/// What the queries at `positions` make of all that they see.
+/// Attends with the queries at `positions` to all keys that they see.
 pub(super) fn attend(
     q: Tensor<4>,
     view: KvView,
