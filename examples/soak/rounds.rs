@@ -302,7 +302,7 @@ impl<'m> Rounds<'m> {
         let packed = refused(OnOutOfMemory::Quantize, &mut sequence);
         ledger.note(&format!("{piece}, allocation {n}, quantize"), packed);
 
-        // The device itself refuses what the budget allowed.
+        // The device itself refuses an allocation that the budget allowed.
         let step = round as usize % NEW;
         let mut sequence = Sequence::new(self.model, &plan)?;
         let mut steps = self
