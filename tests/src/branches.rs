@@ -176,7 +176,7 @@ fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
 fn a_snapshot_in_the_middle_of_a_beam_search_changes_nothing() {
     for (device, opened) in devices() {
         let model = float32(ModelBuilder::random(&TINY), opened).load().unwrap();
-        // With 250 tokens, a buffer of all rows becomes part of a chain with what was generated.
+        // With 250 tokens, a buffer of all rows becomes part of a chain with the generated tokens.
         for (cache, prompt) in [("dynamic", 7), ("dynamic", 250), ("dynamic", 300), ("static", 7)] {
             let run = |at: Option<usize>| {
                 let mut snapshot = None;
