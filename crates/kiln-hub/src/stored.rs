@@ -71,7 +71,7 @@ impl Hub {
             snapshots(&cache).iter().flat_map(|commit| cache.files(commit)).collect();
         let names: Vec<String> = names.into_iter().collect();
         let (mut bytes, mut unfinished, mut last_used) = (0u64, false, None);
-        // Regular files are copies, on file systems without links.
+        // Snapshots contain copies instead of links on file systems without links; they count too.
         walk(&cache.root(), "", usize::from(u8::MAX), &mut |name, path| {
             let Ok(metadata) = fs::symlink_metadata(path) else { return };
             if metadata.is_file() && !name.starts_with("refs/") {

@@ -18,7 +18,7 @@ pub use state::{STATE_NEED, state_conforms};
 
 use feeding::{feed, floats, keys, push, tokens_of, update, values_of};
 
-/// Creates new layers for the laws, with the properties of their strategy.
+/// The subject of the laws: a builder of layers, and the properties of their strategy.
 pub struct Subject<'a> {
     pub name: String,
     pub device: &'a Device,
@@ -27,7 +27,7 @@ pub struct Subject<'a> {
     pub remembers: bool,
     /// Whether attention reads every key that the model may see.
     pub exact: bool,
-    /// Tolerance of a number that is returned, relative to the stored one.
+    /// Largest difference between a returned number and the stored one.
     pub loss: f32,
     /// Number of latest tokens that a query of the block may see.
     pub window: Option<usize>,
