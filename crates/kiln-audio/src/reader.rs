@@ -48,7 +48,7 @@ impl AudioReader {
     ///
     /// # Errors
     /// [`Error::File`] if it is not a regular file, cannot be read, is not audio of a known format, or has no
-    /// track of a known codec.
+    /// audio track.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::of_file(path, files::open_to_seek(path)?)
