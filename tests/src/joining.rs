@@ -1,4 +1,5 @@
-//! Rows that join a cache and leave it between two passes: each keeps the bits that it has alone, with every cache, on every device.
+//! Rows that join and leave a cache between passes: each gives the bits that it gives alone, with every
+//! cache, on every device.
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{Batch, Error, Logits, Model, ModelCache, Plan, TokenId, device::Opened};
@@ -12,16 +13,16 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// Lengths below, at and beyond what windows and residuals of the samples hold.
+/// Lengths below, at and above the windows and residuals of the samples.
 const LENS: [usize; 4] = [9, 3, 26, 14];
 
 fn prompt(model: &Model, row: usize) -> Vec<TokenId> {
-    // Room for the steps of a test.
+    // Leaves room for the steps of a test.
     let len = LENS[row].min(model.causal().max_positions().map_or(usize::MAX, |positions| positions / 2));
     (0..len as TokenId).map(|i| (7 * i + 13 * row as TokenId + 3) % 97).collect()
 }
 
-/// A row in a cache of its own, with what its encoder is given, if there is one.
+/// Creates a cache with one row, and with encoder input if the model has an encoder.
 fn row(model: &Model, plan: &Plan, row: usize) -> ModelCache {
     let mut cache = model.cache(plan).unwrap();
     cache.keep_history(2);
@@ -42,25 +43,25 @@ fn row(model: &Model, plan: &Plan, row: usize) -> ModelCache {
     cache
 }
 
-/// The bits of the logits that follow a token of each row.
+/// Feeds one token to each row. Returns the bits of the logits.
 fn step(model: &Model, cache: &mut ModelCache, tokens: &[TokenId]) -> Vec<u32> {
     let rows: Vec<Vec<TokenId>> = tokens.iter().map(|&token| vec![token]).collect();
     let logits = model.causal().forward(&batch(model, &rows), Logits::Last, cache).unwrap();
     floats(logits).into_iter().map(f32::to_bits).collect()
 }
 
-/// Rows in one cache, and each in a cache of its own.
+/// Rows in one cache, and each row in a separate cache.
 struct Joined<'a> {
     model: &'a Model,
     together: ModelCache,
-    /// The rows of `together`, in their order.
+    /// Separate caches of the rows of `together`, in the same order.
     alone: Vec<ModelCache>,
     next: TokenId,
     what: String,
 }
 
 impl Joined<'_> {
-    /// Feeds a token to every row, and compares.
+    /// Feeds a token to every row `n` times and compares the results.
     fn steps(&mut self, n: usize) {
         for _ in 0..n {
             let tokens: Vec<TokenId> =
@@ -97,7 +98,7 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
                     rows.alone.push(own(n));
                     rows.steps(2);
                 }
-                // A copy, and one that was saved, go on where the rows do.
+                // A snapshot and a restored cache continue like the original rows.
                 let mut saved = model.cache(&plan).unwrap();
                 saved.restore(rows.together.save().unwrap()).unwrap();
                 for copy in [rows.together.snapshot(), saved] {
@@ -105,7 +106,7 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
                     let what = format!("{}, copied", rows.what);
                     Joined { model: &model, together: copy, alone, next: 30, what }.steps(1);
                 }
-                // One from the middle goes on alone, and comes back as the last.
+                // A row from the middle leaves, continues alone, and joins again as the last row.
                 let left = rows.together.leave(1).unwrap();
                 let mut apart = Joined {
                     model: &model,
@@ -119,7 +120,7 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
                 rows.together.join(apart.together).unwrap();
                 rows.alone.append(&mut apart.alone);
                 rows.steps(2);
-                // Of rows that are held together, one leaves.
+                // One of several rows that share a buffer leaves.
                 rows.together.reorder(&[0, 0, 0, 2]).unwrap();
                 rows.alone = [0, 0, 0, 2].map(|row: usize| rows.alone[row].snapshot()).into();
                 rows.steps(1);
@@ -139,7 +140,8 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
     }
 }
 
-/// Blocks that share buffers beside blocks that do not, and rows that outgrow their slots; then the cache is used anew.
+/// Some blocks share buffers and others do not, and rows outgrow their slots; then the cache is reset and
+/// reused.
 #[test]
 fn rows_share_buffers_in_some_blocks_and_outgrow_them() {
     for (device, opened) in devices() {
@@ -154,7 +156,7 @@ fn rows_share_buffers_in_some_blocks_and_outgrow_them() {
                 let mut rows = Joined { model: &model, together, alone, next: 3, what };
                 rows.steps(1);
                 assert!(rows.together.bases(3).iter().any(|&base| base > 0), "{}: rows share", rows.what);
-                // Rows grow apart, and forget what they like.
+                // Rows get different lengths and are rolled back where possible.
                 let lens: Vec<usize> = rows.alone.iter().map(|row| row.seq_len() - 2).collect();
                 if rows.together.rewind_points(&lens) == lens {
                     rows.together.truncate_rows(&lens).unwrap();
@@ -174,7 +176,7 @@ fn rows_share_buffers_in_some_blocks_and_outgrow_them() {
     }
 }
 
-/// Steps that the device chooses by itself, and that are recorded where a device can.
+/// Steps in which the device chooses tokens, recorded if the device can.
 #[test]
 fn generations_of_rows_that_joined_give_the_tokens_of_each() {
     for (device, opened) in devices() {
@@ -222,7 +224,7 @@ fn rows_of_different_strategies_share_a_pass() {
     }
 }
 
-/// A cache that keeps nothing has the rows of its last pass.
+/// A cache that retains nothing has the rows of its last pass.
 #[test]
 fn rows_that_keep_nothing_join() {
     let (_, opened) = devices().next().unwrap();
@@ -235,7 +237,7 @@ fn rows_that_keep_nothing_join() {
     step(&model, &mut other, &[3]);
     cache.join(other).unwrap();
     assert_eq!(cache.rows(), Some(3));
-    // What holds nothing has no rows.
+    // An empty cache has no rows.
     cache.join(model.cache(&Plan::dynamic()).unwrap()).unwrap();
     assert_eq!(cache.rows(), Some(3));
     cache.join(row(&model, &Plan::dynamic(), 1)).unwrap();
@@ -256,12 +258,12 @@ fn the_cache_of_another_model_cannot_join() {
     assert_eq!((cache.rows(), cache.seq_len()), (Some(1), LENS[0]));
 }
 
-/// Of rows in one pass that failed, those that cannot return to where they were leave, and the others go on.
+/// After a failed pass, rows that cannot be rolled back leave, and the others continue.
 #[test]
 fn a_row_that_failed_leaves_and_others_go_on() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
-    // Without a promise, a window that is full cannot give back what it dropped.
+    // Without promised history, a full window cannot restore the tokens that it dropped.
     let sink = Plan::named("sink:window=6,sinks=2").unwrap();
     let full = || {
         let mut cache = model.cache(&sink).unwrap();
@@ -272,7 +274,7 @@ fn a_row_that_failed_leaves_and_others_go_on() {
     cache.join(full()).unwrap();
     cache.join(row(&model, &Plan::dynamic(), 2)).unwrap();
     let used = model.budget().used();
-    // In a layer behind the first: row 1 has stored a token there.
+    // In a layer after the first one: row 1 has stored a token there.
     model.budget().fail_allocation(2);
     let next = batch(&model, &[vec![1], vec![2], vec![3]]);
     let failed = model.causal().forward(&next, Logits::Last, &mut cache).map(drop).unwrap_err();
@@ -290,7 +292,7 @@ fn a_row_that_failed_leaves_and_others_go_on() {
     Joined { model: &model, together: cache, alone, next: 7, what: "after a failure".to_owned() }.steps(3);
 }
 
-/// An error says which row it is of, where rows differ.
+/// An error names its row if the rows differ.
 #[test]
 fn errors_name_the_row() {
     let (_, opened) = devices().next().unwrap();

@@ -1,4 +1,4 @@
-//! How many kernels a decode step launches. Each costs a GPU some microseconds, whatever it computes.
+//! The number of kernel launches in a decode step. Each costs a GPU some microseconds, whatever it computes.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,17 @@ use crate::support::greedy;
 
 const LAYERS: usize = 32;
 
-/// The most that a token may take: seven launches a layer, and some for all of them. Where a GPU is imitated on the CPU, steps are not fused.
+/// Returns the maximum number of launches per token: seven per layer, plus some for the whole model. On a
+/// software GPU, steps are not fused.
 fn most(opened: &Opened) -> usize {
     let is_fused =
         opened.info.class != DeviceClass::Software || std::env::var_os("KILN_SHARE_AS_A_GPU").is_some();
     if is_fused { 7 * LAYERS + 16 } else { 11 * LAYERS + 16 }
 }
 
-/// Launches of each token that a generation of `n` tokens takes more than one of half as many.
+/// Returns the launches per token, as the difference between generations of `n` tokens and of half as many.
 fn a_token(opened: &Opened, dtype: DtypeChoice, cache: &str, n: usize, sample: bool) -> f64 {
-    // Heads begin at multiples of 512 bytes: CUDA makes copies of those that do not.
+    // Heads begin at multiples of 512 bytes: CUDA copies those that do not.
     let sizes =
         RandomLlama { layers: LAYERS, hidden: 256, heads: 4, kv_heads: 4, intermediate: 48, vocab: 1024 };
     let model = ModelBuilder::random(&sizes).opened(opened.clone()).dtype(dtype).load().unwrap();
@@ -54,7 +55,7 @@ fn a_token_takes_few_launches() {
             if dtype == DtypeChoice::F16 && !opened.info.f16 {
                 continue;
             }
-            // Many slots, so that workgroups share them, and their results are combined.
+            // Many slots, so that they are split among workgroups, whose results are combined.
             for (cache, sample) in [("dynamic", false), ("static:len=4096", true)] {
                 let launches = a_token(opened, dtype, cache, 16, sample);
                 assert!(launches > 0.0, "{device}: launches are counted");
@@ -68,7 +69,7 @@ fn a_token_takes_few_launches() {
     }
 }
 
-/// Launches of a step of rows that have seen so many tokens each, in one cache.
+/// Returns the launches of a step of one cache whose rows have these lengths.
 fn a_step(model: &Model, plan: &Plan, lens: &[usize]) -> usize {
     let tokens = |len: usize| (0..len as u32).map(|i| (7 * i + 3) % 1000).collect::<Vec<_>>();
     let feed = |rows: &[Vec<u32>], cache: &mut ModelCache| {
@@ -76,14 +77,14 @@ fn a_step(model: &Model, plan: &Plan, lens: &[usize]) -> usize {
         drop(model.causal().forward(&batch, Logits::Last, cache).unwrap());
     };
     let mut cache = model.cache(plan).unwrap();
-    // Those of one length are fed together.
+    // Rows of equal length are fed together.
     for rows in lens.chunk_by(PartialEq::eq) {
         let mut own = model.cache(plan).unwrap();
         feed(&rows.iter().map(|&len| tokens(len)).collect::<Vec<_>>(), &mut own);
         cache.join(own).unwrap();
     }
     let next = vec![vec![1]; lens.len()];
-    // The first step moves rows into buffers that they share.
+    // The first step moves rows into shared buffers.
     feed(&next, &mut cache);
     let ((), launches) = launches_of(|| feed(&next, &mut cache));
     launches.values().sum()
@@ -106,7 +107,7 @@ fn rows_of_different_lengths_share_launches() {
             println!("{cache}: {even} launches for 16 rows of one length, {uneven} for 16 lengths");
             assert!(2 * uneven <= 3 * even, "{device}, {cache}: {uneven} launches, {even} for one length");
         }
-        // A launch for each length, where rows do not share: the ratio that there would be.
+        // Rows that do not share buffers take one launch per length: the ratio for comparison.
         let apart = a_step(&model, &Plan::named("sink:window=512,sinks=4").unwrap(), &lens);
         println!("sink: {apart} launches for 16 lengths");
     }

@@ -1,11 +1,12 @@
-//! Settings of caches: from text, from Rust, and back.
+//! Cache settings: parsed from text, built in Rust, and printed.
 
 use kiln::{
     Compat, Error, Flush, Offload, Plan, QuantizedSettings, Rotate, STRATEGIES, SinkSettings,
     quantizers::{self, Optimizer},
 };
 
-/// Samples, alone and with others for layers with a window, on the device and not.
+/// Returns the samples, alone and combined with other caches for layers with a window, on the device and
+/// offloaded.
 fn plans() -> Vec<Plan> {
     let samples: Vec<Plan> = kiln::cache_samples().map(|text| Plan::named(&text).unwrap()).collect();
     let with_windows = samples.iter().map(|plan| plan.clone().windowed(Plan::dynamic()));
@@ -21,7 +22,7 @@ fn a_plan_is_read_from_what_it_prints() {
     }
 }
 
-/// Help texts list the fields of the settings, and their other names.
+/// Help texts list the fields of the settings and their aliases.
 #[test]
 fn settings_are_those_that_are_listed() {
     for strategy in STRATEGIES {

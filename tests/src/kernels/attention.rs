@@ -1,4 +1,4 @@
-//! What attention means, in plain loops.
+//! The definition of attention, in plain loops.
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use kiln::{
@@ -11,13 +11,13 @@ fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
     read_back::read(tensor.clone()).unwrap().iter().collect()
 }
 
-/// The slot of a position in a ring.
+/// Returns the slot of a position in a ring buffer.
 fn slot(position: usize, origin: usize, slots: usize) -> usize {
     (position as i64 - origin as i64).rem_euclid(slots as i64) as usize
 }
 
-/// `softmax(scale · q kᵀ) v`, one query after the other. `oldest`: the first position that a row holds; `at`: the key and the
-/// value of a head (of all rows) at a position.
+/// Computes `softmax(scale · q kᵀ) v`, one query at a time. `oldest` returns the first position that a row
+/// holds; `at` returns the key and value of a head (over all rows) at a position.
 fn loops<'a>(
     q: &Tensor<4>,
     kv_heads: usize,
@@ -60,7 +60,7 @@ fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
     let start = chain[0].start;
     let buffers: Vec<_> = chain.iter().map(|kv| [&kv.keys, &kv.values].map(numbers)).collect();
     let oldest = |row: usize| match alone {
-        // Slots hold the latest positions.
+        // The slots hold the latest positions.
         true => start.max((positions.on_host[row].first + behind).saturating_sub(slots)),
         false => start,
     };

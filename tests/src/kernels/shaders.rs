@@ -1,4 +1,4 @@
-//! The texts of shaders.
+//! Shader sources.
 
 use std::{collections::BTreeMap, env, fmt::Write, fs};
 
@@ -12,7 +12,7 @@ fn parsed(Text { name, wgsl, .. }: &Text) -> Module {
     naga::front::wgsl::parse_str(wgsl).unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(wgsl)))
 }
 
-/// The tensors of a shader, in the order of their bindings.
+/// Returns the tensors of a shader, in the order of their bindings.
 fn tensors(module: &Module) -> Vec<(naga::Handle<naga::GlobalVariable>, &naga::GlobalVariable)> {
     let all = module.global_variables.iter();
     let mut tensors: Vec<_> =
@@ -21,12 +21,12 @@ fn tensors(module: &Module) -> Vec<(naga::Handle<naga::GlobalVariable>, &naga::G
     tensors
 }
 
-/// The shader of a text.
+/// Returns the name of the shader of a permutation.
 fn shader(text: &Text) -> &str {
     text.name.split(' ').next().unwrap_or_default()
 }
 
-/// One text of each shader, in which `elem` is float16.
+/// Returns one permutation of each shader, in which `elem` is float16.
 fn one_of_each() -> Vec<Text> {
     let mut all: Vec<Text> = Vec::new();
     for text in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
@@ -43,8 +43,8 @@ fn shaders_are_valid_and_keep_to_what_every_device_has() {
     let mut written: BTreeMap<String, (&[Binding], Vec<bool>)> = BTreeMap::new();
     for text in KERNELS.iter().flat_map(|kernel| kernel.shaders()) {
         let (module, Text { name, wgsl, bindings, .. }) = (parsed(&text), &text);
-        // What a permutation asks for, it says. Subgroups come with matrix units: naga refuses `enable subgroups;`. Every device of WebGPU
-        // converts float16 numbers in words.
+        // A permutation declares the features that it needs. Matrix units include subgroups: naga refuses
+        // `enable subgroups;`. Every WebGPU device converts float16 numbers packed in words.
         let mut wanted = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
         wanted.set(Capabilities::SHADER_FLOAT16, wgsl.contains("enable f16;"));
         let matrix_units = Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP;
@@ -77,7 +77,7 @@ fn shaders_are_valid_and_keep_to_what_every_device_has() {
             *is_written |= info.get_entry_point(0)[handle].contains(GlobalUse::WRITE);
         }
     }
-    // Some permutations leave tensors alone that others write.
+    // Some permutations do not write tensors that others write.
     for (shader, (bindings, written)) in written {
         for (binding, is_written) in bindings.iter().zip(written) {
             assert_eq!(binding.access != Access::Read, is_written, "{shader}: {binding:?}");
@@ -103,13 +103,13 @@ fn uniforms_are_laid_out_as_launches_write_them() {
 const TABLE: &str = "../shaders/README.md";
 const HEAD: &str = "| shaders | tensor | numbers | access | shape |\n|---|---|---|---|---|\n";
 
-/// What `README.md` says of the shaders; `KILN_WRITE_TABLE` writes it.
+/// Compares the table of shaders in `README.md` with the code; `KILN_WRITE_TABLE` writes it.
 #[test]
 fn the_table_of_tensors_is_true() {
     let readme = fs::read_to_string(TABLE).unwrap();
     let (before, rest) = readme.split_once(HEAD).expect("the table has this head");
     let (old, after) = rest.split_once("\n\n").expect("a blank line ends the table");
-    // By the first shader and the tensor.
+    // Shapes by the first shader and the tensor.
     let mut shapes = BTreeMap::new();
     let mut shaders = "";
     for row in old.lines() {
@@ -119,7 +119,7 @@ fn the_table_of_tensors_is_true() {
         let first = shaders.split(',').next().unwrap_or_default();
         shapes.insert((first.to_owned(), tensor.to_owned()), shape);
     }
-    // Shaders next to each other with the same tensors are in one group of rows.
+    // Adjacent shaders with the same tensors form one group of rows.
     let mut groups: Vec<(Vec<String>, Vec<[String; 3]>)> = Vec::new();
     for text in one_of_each() {
         let module = parsed(&text);
@@ -158,7 +158,7 @@ fn the_table_of_tensors_is_true() {
     assert!(!table.contains("| ? |"), "every tensor has a shape");
 }
 
-/// The type of the numbers of a tensor.
+/// Returns the element type of a tensor.
 fn numbers(module: &Module, ty: naga::Handle<naga::Type>) -> &'static str {
     match module.types[ty].inner {
         TypeInner::Array { base, .. } => numbers(module, base),
