@@ -1,4 +1,5 @@
-//! Assisted decoding: tokens are proposed, and the model checks many of them in one pass.
+//! Assisted decoding: tokens are proposed from the prompt or by a draft model, and the model checks many of
+//! them in one pass.
 //! `cargo run --release --example assisted [MODEL_FOLDER [DRAFT_FOLDER]]`
 
 use std::path::PathBuf;
@@ -10,7 +11,8 @@ const PROMPT: &str = "The Constitution";
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = kiln_examples::model_folder();
     let model = Model::load(&folder)?;
-    // Without a smaller model, the model proposes to itself: it is always right, and no faster.
+    // Without a smaller model, the model drafts for itself: every proposal is accepted, and nothing is
+    // gained.
     let draft = Model::load(std::env::args_os().nth(2).map_or(folder, PathBuf::from))?;
     let request = || model.generate(PROMPT).temperature(0.0).max_new_tokens(60);
 

@@ -1,4 +1,4 @@
-//! Beam search, groups of beams that differ, and words that must occur.
+//! Beam search, diverse beam groups, and forced words.
 //! `cargo run --release --example beams [MODEL_FOLDER]`
 
 use kiln::{
@@ -20,7 +20,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     generate("Four beams, the best two:", config().num_beams(4).num_return_sequences(2))?;
 
-    // The example of the Transformers guide: each group is one beam, and avoids what those before it choose.
+    // The example of the Transformers guide: each group is one beam, and avoids the choices of the groups
+    // before it.
     let groups = config().num_beams(40).num_beam_groups(40).diversity_penalty(1.0).num_return_sequences(40);
     generate("Forty groups, the best four:", groups.early_stopping(EarlyStopping::Always))?;
 

@@ -1,4 +1,4 @@
-//! One prompt, many continuations: it is fed once, and held once.
+//! One prompt, many continuations: the prompt is fed once and stored once.
 //! `cargo run --release --example branches [MODEL_FOLDER]`
 
 use std::time::Instant;

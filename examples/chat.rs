@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             print!("{}", piece?);
             std::io::stdout().flush()?;
         }
-        // The second turn feeds the second question only: the cache holds what came before.
+        // The second turn feeds only the second question: the cache holds the previous text.
         let reuse = answer.reuse();
         println!("\n[{} tokens reused, {} fed]\n", reuse.reused, reuse.fed);
     }

@@ -1,8 +1,8 @@
-//! Shared by the examples.
+//! Code shared by the examples.
 
 use std::path::PathBuf;
 
-/// The folder named by the first argument, or the demo model's.
+/// Returns the folder named by the first argument, or that of the demo model.
 pub fn model_folder() -> PathBuf {
     match std::env::args_os().nth(1) {
         Some(folder) => folder.into(),

@@ -1,7 +1,7 @@
-//! The memory of a model without attention is a value of constant size: it goes on, branches, and is saved.
+//! The memory of a model without attention has constant size: it can be continued, branched and saved.
 //! `cargo run --release --example mamba_state [MAMBA_FOLDER]`
 //!
-//! Without a folder it runs a tiny model of the tests, which has random weights and no tokenizer.
+//! Without a folder, the example runs a tiny test model with random weights and no tokenizer.
 
 use std::path::PathBuf;
 
@@ -28,14 +28,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{:>4} tokens, {} bytes", ids.len(), state.cache().device_bytes());
     }
 
-    // Two futures of one past.
+    // Two continuations of one prefix.
     for seed in [1, 2] {
         let mut branch = state.snapshot();
         let request = model.generate(&ids[..]).max_new_tokens(8).temperature(1.0).seed(seed);
         println!("seed {seed}: {}", shown(&generated(request.sequence(&mut branch))?));
     }
 
-    // A file is a place to go on from.
+    // A saved state can be loaded and continued.
     let path = std::env::temp_dir().join(format!("mamba_state_{}.safetensors", std::process::id()));
     state.save(&model, &plan, &path)?;
     let bytes = std::fs::metadata(&path)?.len();
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The tokens that a request gives.
+/// Collects the tokens of a request.
 fn generated(request: Request<'_>) -> kiln::Result<Vec<TokenId>> {
     let steps = request.steps()?;
     steps.map(|step| step.map(|step| step.tokens[0])).filter_map(Result::transpose).collect()

@@ -1,4 +1,4 @@
-//! A cache in host memory: the same text, with two layers on the device.
+//! A cache in host memory: the text is the same with all, two or none of the layers on the device.
 //! `cargo run --release --example offload [MODEL_FOLDER]`
 
 use kiln::{Model, Offload, Plan};
@@ -7,7 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(kiln_examples::model_folder())?;
     let prompt = "The Constitution";
     let mut texts = Vec::new();
-    // `offloaded(..)` goes around any plan; `AllBut(2)` keeps the last two layers on the device.
+    // `offloaded(..)` wraps any plan; `AllBut(2)` keeps the last two layers on the device.
     let dynamic = Plan::dynamic();
     for plan in
         [dynamic.clone(), dynamic.clone().offloaded(Offload::AllBut(2)), dynamic.offloaded(Offload::All)]

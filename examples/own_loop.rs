@@ -15,14 +15,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .into_iter()
         .collect::<Result<_, _>>()?;
 
-    // The mask is the padding: slots before `left_pad` are hidden, and rotary positions begin behind it.
+    // The mask is the padding: slots before `left_pad` are hidden, and rotary positions begin after it.
     let mut cache = model.cache(&Plan::dynamic())?;
     let mut batch = Batch::left_padded(&rows, 0, model.device())?;
     for _ in 0..NEW_TOKENS {
         let logits = model.causal().forward(&batch, Logits::Last, &mut cache)?;
         let [count, _, vocab] = logits.dims();
         let next = logits.reshape([count, vocab]).argmax(1);
-        // The cache holds what came before: only the new token of each row is fed, the padding stays what it was.
+        // The cache holds the previous tokens: only the new token of each row is fed, and the padding does
+        // not change.
         batch = Batch { left_pad: batch.left_pad, ..Batch::new(next.clone()) };
         for (row, token) in rows.iter_mut().zip(read_back::read(next)?.iter::<i64>()) {
             row.push(TokenId::try_from(token)?);

@@ -1,4 +1,4 @@
-//! The guide's `resilient_generate`: memory runs out, and the generation goes on from the same token.
+//! The guide's `resilient_generate`: memory runs out, and the generation resumes at the same token.
 //! `cargo run --release --example resilient [MODEL_FOLDER]`
 
 use kiln::{Model, OnOutOfMemory};
@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
 
     let (text, _) = generate(OnOutOfMemory::Fail)?;
-    // As if the device had no more room in the middle of the text.
+    // Simulates a device that runs out of memory in the middle of the text.
     let somewhere = 50;
     model.budget().fail_allocation(somewhere);
     match generate(OnOutOfMemory::Fail) {

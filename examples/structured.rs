@@ -1,4 +1,4 @@
-//! Structured output: JSON that a schema accepts, and text that a regular expression matches.
+//! Structured output: JSON that conforms to a schema, and text that matches a regular expression.
 //! `cargo run --release --example structured [MODEL_FOLDER]`
 
 use kiln::{Grammar, Model};

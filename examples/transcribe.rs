@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("\n({:.0?} of {:.0?})", transcript.progress().0, transcript.progress().1);
     }
 
-    // Several at once: their windows go through the model side by side.
+    // Several recordings at once: their windows are processed as one batch.
     let readers: Result<Vec<Audio>, _> =
         recordings.iter().map(|path| AudioReader::open(path).map(Audio::from)).collect();
     for segment in transcriber.word_times(false)?.transcribe_all(readers?)? {

@@ -51,7 +51,7 @@ struct Info {
 @group(0) @binding(0) var<storage, read_write> q: array<elem>;
 @group(0) @binding(1) var<storage, read_write> keys: array<pack>;
 @group(0) @binding(2) var<storage, read_write> values: array<pack>;
-// [2, batch]: the position of the first query of each row, and the first position that the row may see.
+// [3, batch]: the position of the first query of each row, the first position that the row may see, and its first slot.
 @group(0) @binding(3) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(4) var<storage, read_write> bound: array<i32>;
 @group(0) @binding(5) var<storage, read_write> y: array<mixed>;
@@ -98,8 +98,8 @@ fn main(
     let column = lane % columns;
     let share = lane / columns;
     let shares = LANES / columns;
-    let key_vectors = dot(vec2(place.batch, place.kv_head), info.key_strides.xy);
-    let value_vectors = dot(vec2(place.batch, place.kv_head), info.value_strides.xy);
+    let key_vectors = keys_of(place);
+    let value_vectors = values_of(place);
     workgroupBarrier();
 
     for (var base = part.begin - part.begin % i32(LANES); base < part.end; base += i32(LANES)) {

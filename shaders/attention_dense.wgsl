@@ -26,6 +26,20 @@ fn value_at(at: u32, c: u32) -> vec4<f32> {
     return ended(vec4<f32>(vec4(vec4(values[i.x]).x, vec4(values[i.y]).x, vec4(values[i.z]).x, vec4(values[i.w]).x)), c);
 }
 
+// Where the vectors of a row's slots begin, of a head of keys.
+fn keys_of(place: Place) -> u32 {
+    return dot(vec3(place.batch, place.kv_head, base_of(place)), info.key_strides.xyz);
+}
+
+fn values_of(place: Place) -> u32 {
+    return dot(vec3(place.batch, place.kv_head, base_of(place)), info.value_strides.xyz);
+}
+
+// The first slot of a row.
+fn base_of(place: Place) -> u32 {
+    return u32(positions[2u * info.batch + place.batch]);
+}
+
 // The positions of a workgroup, and the first that any row may see. Slots hold no more positions than there are, padding
 // is hidden.
 fn earliest_of(place: Place) -> i32 {

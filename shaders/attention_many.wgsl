@@ -37,7 +37,7 @@ struct Info {
 @group(0) @binding(0) var<storage, read_write> q: array<pack>;
 @group(0) @binding(1) var<storage, read_write> keys: array<pack>;
 @group(0) @binding(2) var<storage, read_write> values: array<pack>;
-// [2, batch]: the position of the first query of each row, and the first position that the row may see.
+// [3, batch]: the position of the first query of each row, the first position that the row may see, and its first slot.
 @group(0) @binding(3) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(4) var<storage, read_write> bound: array<i32>;
 @group(0) @binding(5) var<storage, read_write> y: array<mixed>;

@@ -60,7 +60,7 @@ struct Info {
 @group(0) @binding(2) var<storage, read_write> key_scales: array<u32>;
 @group(0) @binding(3) var<storage, read_write> values: array<u32>;
 @group(0) @binding(4) var<storage, read_write> value_scales: array<u32>;
-// [2, batch]: the position of the first query of each row, and the first position that the row may see.
+// [3, batch]: the position of the first query of each row, and the first position that the row may see.
 @group(0) @binding(5) var<storage, read_write> positions: array<i32>;
 // The first position that is not packed.
 @group(0) @binding(6) var<storage, read_write> beyond_packed: array<i32>;

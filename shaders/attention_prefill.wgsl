@@ -70,8 +70,8 @@ fn main(
 
     // What it loads: a part of the query of one row, of a key, of a value.
     let query_vector = query_of(place, min(place.first_row + lane / 4u, place.last_row));
-    let key_vectors = dot(vec2(place.batch, place.kv_head), info.key_strides.xy);
-    let value_vectors = dot(vec2(place.batch, place.kv_head), info.value_strides.xy);
+    let key_vectors = keys_of(place);
+    let value_vectors = values_of(place);
 
     for (var base = part.begin; base < part.end; base += i32(KEYS)) {
         let count = min(u32(part.end - base), KEYS);

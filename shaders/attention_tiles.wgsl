@@ -146,8 +146,8 @@ fn main(
     // The slot of its first key, and how many come after it. What is beyond the last key is the last: no row has a weight for it.
     let slot = u32(part.begin + i32(info.slots - info.origin)) % info.slots;
     let last = u32(max(part.end - 1 - part.begin, 0));
-    let key_vectors = dot(vec2(place.batch, place.kv_head), info.key_strides.xy);
-    let value_vectors = dot(vec2(place.batch, place.kv_head), info.value_strides.xy);
+    let key_vectors = keys_of(place);
+    let value_vectors = values_of(place);
 
     // The first and the last key that all rows see.
     let first_query = positions[place.batch] + i32(place.first_row / info.group);

@@ -1,5 +1,5 @@
-// keys[b, .., (first[b] - origin + i) mod capacity, ..] = new_keys[b, .., i, ..], and so for values. One invocation an
-// element of each.
+// keys[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new_keys[b, .., i, ..], and so for values. One invocation
+// an element of each. Rows that share a buffer have a stride of 0.
 
 alias elem = f32;
 
@@ -9,6 +9,7 @@ struct Info {
     value_strides: vec4<u32>,
     new_key_strides: vec4<u32>,
     new_value_strides: vec4<u32>,
+    batch: u32,
     heads: u32,
     capacity: u32,
     tokens: u32,
@@ -21,7 +22,7 @@ struct Info {
 @group(0) @binding(1) var<storage, read_write> values: array<elem>;
 @group(0) @binding(2) var<storage, read_write> new_keys: array<elem>;
 @group(0) @binding(3) var<storage, read_write> new_values: array<elem>;
-// [2, batch]: the position of the first new token of each row; then what attention reads.
+// [3, batch]: the position of the first new token of each row; then what attention reads, and the first slot of each row.
 @group(0) @binding(4) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(5) var<uniform> info: Info;
 
@@ -44,7 +45,7 @@ fn main(
 
     let capacity = i32(info.capacity);
     let slot = ((positions[batch] - info.origin + i32(token)) % capacity + capacity) % capacity;
-    let to = vec4(batch, head, u32(slot), i);
+    let to = vec4(batch, head, u32(positions[2u * info.batch + batch] + slot), i);
     let place = vec4(batch, head, token, i);
     keys[dot(to, info.key_strides)] = new_keys[dot(place, info.new_key_strides)];
     values[dot(to, info.value_strides)] = new_values[dot(place, info.new_value_strides)];

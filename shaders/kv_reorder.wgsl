@@ -22,7 +22,7 @@ struct Info {
 @group(0) @binding(1) var<storage, read_write> values: array<elem>;
 // [batch]: a row of the prompt.
 @group(0) @binding(2) var<storage, read_write> parents: array<i32>;
-// [2, batch]: the position of the latest token of each row; then what attention reads.
+// [3, batch]: the position of the latest token of each row; then what attention reads.
 @group(0) @binding(3) var<storage, read_write> positions: array<i32>;
 // [1]: how many tokens are taken over.
 @group(0) @binding(4) var<storage, read_write> latest: array<i32>;

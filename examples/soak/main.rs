@@ -1,5 +1,5 @@
-//! Hours of a server in one process: chats, generations, snapshots, files and refusals of memory, over and over. Every round
-//! must give what the first one gave, and nothing may grow.
+//! Soak test: simulates hours of a server in one process, with repeated chats, generations, snapshots, files
+//! and refused allocations. Every round must give the results of the first one, and nothing may grow.
 //! `cargo run --release --example soak -- --device wgpu --minutes 30 --report soak.json --plot soak.svg`
 
 mod plot;
@@ -24,10 +24,10 @@ use crate::{
 const USAGE: &str =
     "usage: soak [--device NAME] [--minutes NUMBER] [--model FOLDER] [--report JSON] [--plot SVG]";
 
-/// Rounds that are not judged: kernels are compiled in them, and pools find their size.
+/// Rounds that are not judged: kernels are compiled in them, and pools reach their size.
 const WARM_UP: usize = 3;
 
-/// Rounds that are made in any time: fewer leave a fifth without a sample.
+/// Minimum number of rounds: with fewer, a fifth would have no sample.
 const FEWEST: usize = WARM_UP + FIFTHS;
 
 struct Arguments {
@@ -64,7 +64,7 @@ impl Arguments {
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let arguments = Arguments::read(std::env::args().skip(1))?;
     let time = arguments.time()?;
-    // Asked now, and not after hours.
+    // Checked now rather than after hours.
     for path in arguments.report.iter().chain(&arguments.plot) {
         files::check_writable(path)?;
     }
@@ -85,7 +85,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         let start = Instant::now();
         rounds.make(made as u64, &mut ledger);
         last = Some(start.elapsed());
-        // For whoever waits, and to know how far it came where the process ends.
+        // Shows progress, and how far the run got if the process ends.
         eprintln!("round {made}: {:.1?}, {} wrong", start.elapsed(), ledger.wrong);
         made += 1;
     }

@@ -1,18 +1,19 @@
-//! The samples as SVG, a panel for each quantity: lines over time, and nothing else, so it is written here.
+//! Plots the samples as SVG, one panel per quantity. Only lines over time are needed, so no plotting crate is
+//! used.
 
 use std::fmt::Write;
 
 use crate::samples::{QUANTITIES, Quantity, Sample, Verdict};
 
 const WIDTH: f64 = 1020.0;
-/// Of a panel, with what is written around its field.
+/// Size of a panel, including the labels around its field.
 const PANEL: [f64; 2] = [500.0, 210.0];
 /// Left, right, top and bottom of a panel's field.
 const FIELD: [f64; 4] = [90.0, 480.0, 35.0, 160.0];
-/// Of the title.
+/// Height of the title.
 const HEAD: f64 = 50.0;
 const COLUMNS: usize = 2;
-/// Points of a line, at most: a screen shows no more.
+/// Maximum number of points in a line: a screen shows no more.
 const POINTS: usize = 600;
 
 pub(crate) fn svg(title: &str, samples: &[Sample], warm_up: usize, verdicts: &[Option<Verdict>]) -> String {
@@ -31,7 +32,7 @@ pub(crate) fn svg(title: &str, samples: &[Sample], warm_up: usize, verdicts: &[O
         lines.push("</g>".to_owned());
     }
     for line in lines {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(svg, "{line}");
     }
     svg + "</svg>\n"
@@ -47,7 +48,7 @@ fn panel(quantity: &Quantity, samples: &[Sample], warm_up: usize, verdict: Optio
     let judged = points(samples.get(warm_up..).unwrap_or(&[]));
 
     let minutes = judged.iter().map(|point| point.0).fold(1e-9, f64::max);
-    // From 0, so that a few pages more look like a few pages; what may be added is in sight.
+    // The axis starts at 0, so that a small increase looks small; it includes the allowed maximum.
     let highest = 1.1
         * warming.iter().chain(&judged).map(|point| point.1).fold(verdict.most().unwrap_or(0.0), f64::max);
     let highest = if highest > 0.0 { highest } else { 1.0 };

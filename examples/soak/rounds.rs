@@ -1,4 +1,5 @@
-//! A round: all that is done with one loaded model, and what came of it, compared with the first time.
+//! A round: everything that is done with one loaded model, with the results compared with those of the first
+//! time.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +15,8 @@ use kiln::{
 };
 use tempfile::TempDir;
 
-/// Caches beside each strategy's own default: windows, capacities and blocks that the few tokens here go beyond.
+/// Caches tested in addition to each strategy's default, with windows, capacities and blocks that the short
+/// texts exceed.
 const MORE: [&str; 7] = [
     "static:len=128",
     "sink:window=24,sinks=4",
@@ -25,41 +27,42 @@ const MORE: [&str; 7] = [
     "quantized:format=kivi,group=16,residual=16,rotate=on",
 ];
 
-/// Caches that are also kept in host memory.
+/// Caches that are also tested in host memory.
 const OFFLOADED: [(&str, Offload); 3] = [
     ("dynamic", Offload::All),
     ("quantized:group=16,residual=16", Offload::All),
     ("sink:window=24,sinks=4", Offload::AllBut(2)),
 ];
 
-/// Caches whose memory is refused.
+/// Caches whose allocations are refused.
 const REFUSED: [&str; 4] =
     ["dynamic", "static:len=128", "sink:window=24,sinks=4", "quantized:group=16,residual=16"];
 
-/// Tokens of a generation.
+/// Number of tokens per generation.
 const NEW: usize = 4;
 
-/// Prompts, of which the second goes beyond the windows and the residuals above.
+/// Prompts; the second exceeds the windows and residuals above.
 const SHORT: &str = "The Constitution";
 const LONG: &str = "KING HENRY V:\nOnce more unto the breach, dear friends, once more.\n";
 
-/// What came of everything so far.
+/// The results of all rounds so far.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// Each piece's outcome when it was first seen. Whole, so that a difference can be shown; all together are small.
+    /// First outcome of each piece. Stored in full, so that a difference can be shown; the total is small.
     first: BTreeMap<String, String>,
-    /// Outcomes that were compared with another, and those that differed or failed.
+    /// Number of outcomes that were compared with another, and number of those that differed or failed.
     pub(crate) compared: u64,
     pub(crate) wrong: u64,
-    /// The first of what was wrong.
+    /// The first problems found.
     pub(crate) problems: Vec<String>,
-    /// Hash of all outcomes of the first round, for a look at two reports side by side.
+    /// Hash of all outcomes of the first round, for comparing two reports.
     pub(crate) first_round: u64,
     round: u64,
 }
 
 impl Ledger {
-    /// Notes what came of `piece`, which is always the same: in this round, if it was noted before, and in all others.
+    /// Records the outcome of `piece`, which must be the same every time: within this round, and in all
+    /// others.
     fn note(&mut self, piece: &str, outcome: Result<impl Debug>) {
         let outcome = match outcome {
             Ok(outcome) => format!("{outcome:?}"),
@@ -78,7 +81,7 @@ impl Ledger {
     }
 
     fn wrong(&mut self, problem: String) {
-        /// More are counted, not kept: memory is measured here.
+        /// Further problems are counted but not kept: memory is measured here.
         const KEPT: usize = 20;
 
         self.wrong += 1;
@@ -88,16 +91,16 @@ impl Ledger {
     }
 }
 
-/// What a round is made with.
+/// The model, caches and prompts of a round.
 pub(crate) struct Rounds<'m> {
     model: &'m Model,
-    /// By the names that pieces are called by.
+    /// Caches, with the names used for pieces.
     plans: Vec<(String, Plan)>,
-    /// A row, rows of different lengths, and rows of one length.
+    /// A single row, rows of different lengths, and rows of equal length.
     one: Vec<Vec<TokenId>>,
     padded: Vec<Vec<TokenId>>,
     even: Vec<Vec<TokenId>>,
-    /// For saved caches; removed in the end.
+    /// Folder for saved caches; removed at the end.
     folder: TempDir,
 }
 
@@ -111,7 +114,7 @@ impl<'m> Rounds<'m> {
         for (text, offload) in OFFLOADED {
             plans.push(Plan::named(text)?.offloaded(offload));
         }
-        // Such as `sliding`, where no layer has a window.
+        // For example `sliding`, if no layer has a window.
         plans.retain(|plan| plan.check(&needs).is_ok());
         let [short, long] = [model.encode(SHORT)?, model.encode(LONG)?];
         let folder = tempfile::tempdir()
@@ -126,20 +129,20 @@ impl<'m> Rounds<'m> {
         })
     }
 
-    /// The caches that are gone through.
+    /// Returns the names of the caches under test.
     pub(crate) fn caches(&self) -> impl Iterator<Item = &str> {
         self.plans.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Makes the round of this number, from 0 on.
+    /// Runs the round with this number, counted from 0.
     pub(crate) fn make(&self, number: u64, ledger: &mut Ledger) {
         ledger.round = number;
         for (i, (name, plan)) in self.plans.iter().enumerate() {
-            // Neighbours in the list are much alike, so every other one shows it for all.
+            // Neighbours in the list are similar, so testing every other one is enough.
             if i % 2 == 0 {
                 ledger.note(&format!("{name}: a chat"), self.converse(plan));
             }
-            // Rows of different lengths share no sinks.
+            // Rows of different lengths cannot share sinks.
             let padded = if plan.global.strategy.name == "sink" { &self.even } else { &self.padded };
             for (rows, sampled) in [(&self.one, false), (padded, true)] {
                 let tokens = self.generate(plan, rows, &wanted(NEW, sampled, 1), OnOutOfMemory::default());
@@ -164,7 +167,7 @@ impl<'m> Rounds<'m> {
         }
     }
 
-    /// Turns of a chat: one is given up in its middle, one is taken back and said otherwise.
+    /// Runs the turns of a chat: one is abandoned midway, and one is taken back and rephrased.
     fn converse(&self, plan: &Plan) -> Result<Vec<String>> {
         let templates = self.model.chat_templates();
         let template = templates.choose(false).unwrap_or_else(|_| ChatTemplate::chatml());
@@ -178,7 +181,7 @@ impl<'m> Rounds<'m> {
         };
         say(&mut chat, "What news from Rome?", usize::MAX, 1)?;
         say(&mut chat, "And who told you so?", 2, 2)?;
-        // As an editor of the conversation does it: the first answer becomes another one.
+        // Edits the conversation as a user would: the first answer is replaced.
         let messages = &mut chat.conversation_mut().messages;
         messages.truncate(1);
         messages.push(Message::new("assistant", "None that is good."));
@@ -186,7 +189,7 @@ impl<'m> Rounds<'m> {
         Ok(said)
     }
 
-    /// The tokens that follow `rows`, with a cache of their own.
+    /// Returns the tokens generated after `rows`, with a new cache.
     fn generate(
         &self,
         plan: &Plan,
@@ -205,7 +208,7 @@ impl<'m> Rounds<'m> {
         tokens(steps, rows.len())
     }
 
-    /// The tokens that follow `rows`, with a sequence that may hold a part of them.
+    /// Returns the tokens generated after `rows`, with a sequence that may already hold a part of them.
     fn go_on(
         &self,
         sequence: &mut Sequence,
@@ -220,7 +223,7 @@ impl<'m> Rounds<'m> {
         )
     }
 
-    /// A sequence: given up in its middle and continued, split into two futures, saved and loaded.
+    /// Tests a sequence: abandoned midway and continued, split into two continuations, saved and loaded.
     fn live(&self, plan: &Plan, rows: &[Vec<TokenId>], piece: &str, ledger: &mut Ledger) -> Result<()> {
         let mut sequence = Sequence::new(self.model, plan)?;
         let given_up = self
@@ -251,7 +254,7 @@ impl<'m> Rounds<'m> {
 
         let path: PathBuf = self.folder.path().join("cache.safetensors");
         match self.model.check_saving(&path, plan) {
-            // What remembers nothing cannot be saved.
+            // A cache that retains nothing cannot be saved.
             Err(Error::Setting { .. }) => return Ok(()),
             checked => checked?,
         }
@@ -265,12 +268,12 @@ impl<'m> Rounds<'m> {
         Ok(())
     }
 
-    /// One allocation fails, another in each round, and is answered in every way.
+    /// Makes one allocation fail, a different one in each round, and handles it in every way.
     fn refuse(&self, text: &str, round: u64, ledger: &mut Ledger) -> Result<u64> {
         let (plan, budget) = (Plan::named(text)?, self.model.budget());
         let piece = format!("{text}: memory that is refused");
         let whole = wanted(NEW, false, 0);
-        // So short that it is fed at once, also after a refusal: in smaller pieces, roundings might differ.
+        // Short enough to be fed at once, also after a refusal: smaller pieces might round differently.
         let rows: Vec<Vec<TokenId>> =
             self.one.iter().map(|row| row.iter().copied().take(16).collect()).collect();
 
@@ -279,13 +282,13 @@ impl<'m> Rounds<'m> {
         let undisturbed = self.go_on(&mut sequence, rows.clone(), &whole, OnOutOfMemory::Fail);
         ledger.note(&piece, undisturbed);
         let allocations = budget.allocations() - before;
-        // A prime step, so that a few rounds reach all of a step's layers.
+        // A prime step, so that a few rounds reach all layers of a step.
         let n = round * 7 % allocations.max(1);
 
         let refused = |on_oom, sequence: &mut Sequence| {
             budget.fail_allocation(n);
             let outcome = self.go_on(sequence, rows.clone(), &whole, on_oom);
-            // Where there were fewer, nothing may fail later.
+            // If there were fewer allocations, none may fail later.
             budget.fail_allocation(NEVER);
             outcome
         };
@@ -300,7 +303,7 @@ impl<'m> Rounds<'m> {
         let packed = refused(OnOutOfMemory::Quantize, &mut sequence);
         ledger.note(&format!("{piece}, allocation {n}, quantize"), packed);
 
-        // The device itself refuses what the budget allowed.
+        // The device itself refuses an allocation that the budget allowed.
         let step = round as usize % NEW;
         let mut sequence = Sequence::new(self.model, &plan)?;
         let mut steps = self
@@ -322,12 +325,13 @@ impl<'m> Rounds<'m> {
         Ok(allocations)
     }
 
-    /// Budgets that are too low for some of what is asked: the right tokens or an error, and then the whole again.
+    /// Sets budgets that are too low for a part of the work: each run gives the right tokens or an error, and
+    /// a full run succeeds afterwards.
     fn limit(&self, ledger: &mut Ledger) -> Result<()> {
         let (plan, budget) = (Plan::dynamic(), self.model.budget());
         let run = |on_oom| self.generate(&plan, &self.one, &wanted(NEW, false, 0), on_oom);
         let limit = budget.limit();
-        // Also has the peak begin anew.
+        // This also resets the peak.
         budget.set_limit(limit);
         let held = budget.used();
         ledger.note("a budget for everything", run(OnOutOfMemory::Fail));
@@ -345,10 +349,10 @@ impl<'m> Rounds<'m> {
     }
 }
 
-/// An allocation that is never made; a sum with it does not overflow.
+/// Number of an allocation that is never made; small enough that adding to it does not overflow.
 const NEVER: u64 = u64::MAX / 2;
 
-/// No token ends a text, so that as many are chosen whatever they are.
+/// Returns a configuration without end tokens, so that the number of generated tokens is fixed.
 fn wanted(tokens: usize, sampled: bool, seed: u64) -> GenerationConfig {
     GenerationConfig::new()
         .max_new_tokens(tokens)
@@ -360,7 +364,7 @@ fn wanted(tokens: usize, sampled: bool, seed: u64) -> GenerationConfig {
         .seed(seed)
 }
 
-/// Row by row.
+/// Collects the tokens of each row.
 fn tokens(steps: impl Iterator<Item = Result<Step>>, rows: usize) -> Result<Vec<Vec<TokenId>>> {
     let mut tokens = vec![Vec::new(); rows];
     for step in steps {
@@ -371,7 +375,7 @@ fn tokens(steps: impl Iterator<Item = Result<Step>>, rows: usize) -> Result<Vec<
     Ok(tokens)
 }
 
-/// Where memory may run out, the error is what came of it, with the bytes that it names.
+/// Turns an out-of-memory error, with the bytes that it names, into a result that can be compared.
 fn or_out_of_memory<T>(outcome: Result<T>) -> Result<Result<T, String>> {
     match outcome {
         Err(error @ Error::OutOfMemory { .. }) => Ok(Err(error.to_string())),

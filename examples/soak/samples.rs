@@ -1,4 +1,4 @@
-//! What a process and a device hold, measured between rounds, and whether it grew.
+//! Memory of the process and the device, sampled between rounds, and whether it grows.
 
 use std::{
     fs,
@@ -8,12 +8,13 @@ use std::{
 use kiln::{Error, Model, Result};
 use serde_json::{Map, Value};
 
-/// Parts of a run; the second is compared with the last. Not the first: what is rare is met for the first time in it.
+/// Number of parts of a run; the second is compared with the last. The first is excluded because rare events
+/// occur in it for the first time.
 pub(crate) const FIFTHS: usize = 5;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// One moment between two rounds. `None`: the system or the device does not say.
+/// Measurements between two rounds. `None`: the system or the device does not report the value.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) seconds: f64,
@@ -24,12 +25,13 @@ pub(crate) struct Sample {
     pool_in_use: Option<u64>,
     pool_reserved: Option<u64>,
     budget: u64,
-    /// Of the round before; `None` before the first.
+    /// Duration of the previous round; `None` before the first.
     round: Option<Duration>,
 }
 
 impl Sample {
-    /// Waits for the device first: what was launched holds what it reads until it is done.
+    /// Takes a sample after waiting for the device: launched kernels hold their inputs until they have
+    /// finished.
     pub(crate) fn take(model: &Model, started: Instant, round: Option<Duration>) -> Result<Self> {
         let device = model.device();
         device.sync().map_err(Error::of_device)?;
@@ -55,18 +57,18 @@ impl Sample {
     }
 }
 
-/// A line `NAME  12 kB` of `status`.
+/// Parses a line `NAME  12 kB` of `status`.
 fn bytes(status: Option<&str>, name: &str) -> Option<u64> {
     let line = status?.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Of a folder. Reading `/proc/self/fd` opens one more, always the same number.
+/// Counts the entries of a folder. Reading `/proc/self/fd` opens one more, always the same number.
 fn entries(folder: &str) -> Option<u64> {
     fs::read_dir(folder).ok().map(|entries| entries.count() as u64)
 }
 
-/// What is measured.
+/// A measured quantity.
 pub(crate) struct Quantity {
     pub(crate) name: &'static str,
     pub(crate) of: fn(&Sample) -> Option<f64>,
@@ -81,14 +83,14 @@ pub(crate) enum Unit {
     Seconds,
 }
 
-/// How much more of it there may be at the end.
+/// The increase of a quantity that is allowed at the end.
 #[derive(Clone, Copy)]
 pub(crate) enum May {
-    /// It is counted exactly, so one more is one too many.
+    /// None: the quantity is counted exactly, so one more is one too many.
     Not,
-    /// By 8 MiB or 2 %, whichever is more: allocators keep pages for reuse, as many as chance wants.
+    /// By 8 MiB or 2 %, whichever is more: allocators keep a varying number of pages for reuse.
     ALittle,
-    /// By anything: it is a time, and other programs run beside this one.
+    /// By any amount: it is a time, and other programs run at the same time.
     Anything,
 }
 
@@ -118,13 +120,13 @@ pub(crate) const QUANTITIES: [Quantity; 8] = [
     },
 ];
 
-/// Below 2^53, where every number of bytes is itself.
+/// Converts a byte count, which is exact because it is below 2^53.
 fn number(value: Option<u64>) -> Option<f64> {
     value.map(|value| value as f64)
 }
 
 impl Quantity {
-    /// Compares the second fifth of `samples` with the last; `None` where there is nothing to compare.
+    /// Compares the second fifth of `samples` with the last; `None` if there is nothing to compare.
     pub(crate) fn judge(&self, samples: &[Sample]) -> Option<Verdict> {
         let values: Vec<f64> = samples.iter().map(self.of).collect::<Option<_>>()?;
         let fifth = |n: usize| values.get(n * values.len() / FIFTHS..(n + 1) * values.len() / FIFTHS);
@@ -137,7 +139,7 @@ impl Quantity {
         Some(Verdict { before, after, bound })
     }
 
-    /// `value`, for people.
+    /// Formats `value` for display.
     pub(crate) fn text(&self, value: f64) -> String {
         match self.unit {
             Unit::Bytes => format!("{:.1} MiB", value / MIB),
@@ -153,7 +155,7 @@ fn median(values: &[f64]) -> Option<f64> {
     sorted.get(sorted.len() / 2).copied()
 }
 
-/// Two medians, and how much the later one may be more; `None`: by anything.
+/// Two medians, and the allowed increase of the later one; `None` for any increase.
 pub(crate) struct Verdict {
     pub(crate) before: f64,
     pub(crate) after: f64,
@@ -165,12 +167,12 @@ impl Verdict {
         self.most().is_none_or(|most| self.after <= most)
     }
 
-    /// What the later one may be; `None`: anything.
+    /// Returns the largest allowed value of the later median; `None` for any.
     pub(crate) fn most(&self) -> Option<f64> {
         self.bound.map(|bound| self.before + bound)
     }
 
-    /// In a word.
+    /// Returns the verdict in one word.
     pub(crate) fn said(&self) -> &'static str {
         match (self.bound, self.is_flat()) {
             (None, _) => "not judged",

@@ -1,4 +1,4 @@
-//! What each architecture reads from its config, and what it refuses.
+//! Architectures: config fields, blocks, and refused configs.
 
 use kiln::{
     Model, Plan,
@@ -22,7 +22,7 @@ fn devices() -> impl Iterator<Item = &'static Opened> {
     kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
 }
 
-/// The window of each block of `model`.
+/// Returns the attention window of each block of `model`.
 fn windows(model: &Model) -> Vec<Option<usize>> {
     let window = |need: LayerNeed| match need {
         LayerNeed::Attention(AttentionNeed { window, .. }) => window,
@@ -31,7 +31,7 @@ fn windows(model: &Model) -> Vec<Option<usize>> {
     model.causal().needs().into_iter().map(window).collect()
 }
 
-/// The recorded model `name`, under a config that was edited.
+/// Loads the recorded model `name` with an edited config.
 fn edited(name: &str, edit: impl FnOnce(&mut Value)) -> Model {
     let folder = copy_of(name);
     edit_config(folder.path(), edit);
@@ -40,7 +40,7 @@ fn edited(name: &str, edit: impl FnOnce(&mut Value)) -> Model {
 
 #[test]
 fn every_architecture_has_cases_that_pass() {
-    // `whisper` is a model of speech, with tests of its own.
+    // `whisper` is a speech model with separate tests.
     let text = |name: &&str| *name != "whisper";
     let known: Vec<_> = models::ARCHITECTURES.iter().map(|a| a.model_type()).filter(text).collect();
     assert_eq!(known, ARCHITECTURES);
@@ -60,7 +60,7 @@ fn tokens_fed_in_chunks_are_those_fed_whole() {
     for opened in devices() {
         for name in ARCHITECTURES {
             let model = recorded(name, opened);
-            // Across the windows, which are 8.
+            // Longer than the windows, which hold 8 tokens.
             let prompt: Vec<u32> = (0..21).map(|i| i * 7 % 97).collect();
             let fresh = || model.cache(&Plan::dynamic()).unwrap();
             let whole = forward(&model, &batch(&model, std::slice::from_ref(&prompt)), &mut fresh());
@@ -188,7 +188,7 @@ fn old_names_of_longrope_are_known() {
     let want = longrope(|_| {});
     assert_eq!(longrope(|config| config["rope_parameters"]["rope_type"] = json!("su")), want);
     assert_eq!(longrope(|config| config["rope_parameters"]["rope_type"] = json!("yarn")), want);
-    // Five tokens are more than four, and fewer than the 4096 that hold where nothing is said.
+    // Five tokens exceed a trained length of 4, but not the default of 4096.
     let short = longrope(|config| {
         config.as_object_mut().unwrap().remove("original_max_position_embeddings");
         config["rope_parameters"]["original_max_position_embeddings"] = json!(4);
@@ -204,7 +204,7 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         ("mistral", "sliding_window", json!(0), "`sliding_window` is 0"),
         ("mistral", "sliding_window", json!(-1), "sliding_window"),
         ("mistral", "sliding_window", json!(u64::MAX), "sliding_window"),
-        // As many as there are heads: 4 of 8.
+        // `null` means as many as there are heads: 4 heads of dimension 8.
         ("mistral", "num_key_value_heads", Value::Null, "[32, 32]"),
         ("mistral", "hidden_act", json!("relu6"), "known: silu"),
         ("mistral", "is_causal", json!(false), "see later ones"),
@@ -296,7 +296,7 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         ("mixtral", "sliding_window", json!(0), "`sliding_window` is 0"),
         ("mixtral", "hidden_act", json!("relu6"), "known: silu"),
         ("qwen3_moe", "num_local_experts", json!(7), "mlp.gate.weight` has shape [6, 32]"),
-        // Counts less than the other name beside it.
+        // The other name takes precedence.
         ("qwen3_moe", "num_experts", json!(7), ""),
         ("qwen3_moe", "num_local_experts", json!(0), "no tensor `model.layers.0.mlp.gate_proj.weight`"),
         ("qwen3_moe", "num_experts_per_tok", json!(7), "`num_experts_per_tok` is 7"),
@@ -333,7 +333,7 @@ fn configs_that_ask_for_what_is_not_there_are_refused() {
         let folder = copy_of(name);
         edit_config(folder.path(), |config| config[key] = value.clone());
         if expected.is_empty() {
-            // Shadowed by another place of the same.
+            // Another field for the same setting takes precedence.
             assert!(load(folder.path()).is_ok(), "{name}: {key} = {value}");
             continue;
         }
@@ -376,7 +376,7 @@ fn fused_matrices_must_fit_the_config() {
         edit_tensors(folder.path(), |tensors| _ = tensors.remove(&name));
         assert!(refused(folder.path()).contains(&format!("no tensor `{name}`")));
     }
-    // Three projections where one is expected.
+    // Three projections where one fused projection is expected.
     let folder = copy_of("llama");
     edit_config(folder.path(), |config| config["model_type"] = json!("phi3"));
     assert!(refused(folder.path()).contains("qkv_proj"));

@@ -1,4 +1,5 @@
-//! Assisted decoding gives the tokens that the model gives alone, on every device and with every cache that can forget a proposal.
+//! Assisted decoding gives the same tokens as the model alone, on every device and with every cache that can
+//! roll back a proposal.
 
 use kiln::{
     Error, GenerationConfig, Grammar, Model, OnOutOfMemory, Plan, Sequence, Stats, Step, TokenId,
@@ -16,7 +17,7 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// Rows that repeat themselves, of different lengths.
+/// Rows of different lengths that repeat themselves.
 fn prompts() -> Vec<Vec<TokenId>> {
     let phrase = [14, 14, 15, 31, 22, 28, 14, 50, 26, 79];
     vec![phrase.repeat(2), phrase.to_vec(), vec![8, 9], vec![5, 5, 5, 5, 5]]
@@ -66,7 +67,7 @@ fn the_tokens_are_those_of_the_model_alone() {
             let model = recorded(name, opened);
             let draft = recorded("llama_draft", opened);
             for cache in caches {
-                // How a cache goes back is the same everywhere; only dense and packed ones have kernels of their own.
+                // Roll-back is the same on every device; only dense and packed caches have their own kernels.
                 let has_kernels = ["dynamic", "static:len=60", "sliding", "quantized:group=8,residual=64"];
                 if device != "cpu" && !has_kernels.contains(cache) {
                     continue;
@@ -87,7 +88,7 @@ fn the_tokens_are_those_of_the_model_alone() {
                         assert_eq!(drafted, plain, "{what}, another draft model");
                         let (drafted, stats) = run(&model, Some(&model), &plan, prompts, config);
                         assert_eq!(drafted, plain, "{what}, the same model");
-                        // The draft model keeps its own keys and values as they are.
+                        // The draft model keeps its own keys and values unquantized.
                         let agrees = stats.accepted == stats.proposed;
                         assert!(agrees || cache.contains("quantized"), "{what}: {stats:?}");
                     }
@@ -97,7 +98,7 @@ fn the_tokens_are_those_of_the_model_alone() {
     }
 }
 
-/// JSON most of whose tokens are forced, with a few choices.
+/// A grammar for JSON in which most tokens are forced, with a few choices.
 fn report() -> Grammar {
     let schema = r#"{
         "type": "object",
@@ -119,7 +120,7 @@ fn a_grammar_with_proposals_gives_the_tokens_of_the_grammar_alone() {
     for (device, model) in demos() {
         let prompts = ["A person of the play: ", "to be, to be, to be, to be, to be,", "ROMEO:"];
         let prompts = prompts.map(|prompt| model.encode(prompt).unwrap());
-        // The rest has nothing to do with the device.
+        // The other cases do not depend on the device.
         let caches = [("dynamic", 3), ("dynamic", 1), ("static", 2), ("none", 1)];
         let caches = if device == "cpu" { &caches[..] } else { &caches[..1] };
         for &(cache, rows) in caches {
@@ -175,7 +176,7 @@ fn a_grammar_with_proposals_gives_the_tokens_of_the_grammar_alone() {
     }
 }
 
-/// The demo model with another tokenizer: that of the demo model after `change`.
+/// Loads the demo model with the demo tokenizer changed by `change`.
 fn with_tokenizer(opened: &Opened, change: impl Fn(&mut Value)) -> Model {
     let file = include_str!("../../assets/demo/tokenizer.json");
     let mut tokenizer: Value = serde_json::from_str(file).unwrap();
@@ -184,7 +185,7 @@ fn with_tokenizer(opened: &Opened, change: impl Fn(&mut Value)) -> Model {
     float32(Model::builder(folder.path()), opened).load().unwrap()
 }
 
-/// Gives each token that is text another text, that of the token in `place`.
+/// Gives each text token the text of the token in `place`.
 fn renamed(tokenizer: &mut Value, place: impl Fn(usize) -> Option<String>) {
     let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
     let of = |id: &Value| place(id.as_u64().unwrap() as usize);
@@ -194,13 +195,15 @@ fn renamed(tokenizer: &mut Value, place: impl Fn(usize) -> Option<String>) {
 #[test]
 fn a_draft_model_with_another_tokenizer_changes_no_token() {
     for ((device, demo), (_, opened)) in demos().zip(devices()) {
-        // One more token, which is never chosen: the same model, but its proposals go through text.
+        // With one more token, which is never chosen: the same model, but its proposals are translated
+        // through text.
         let same = with_tokenizer(opened, |file| {
             let extra = json!({"id": 2048, "content": "<extra>", "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false, "special": true});
             file["added_tokens"].as_array_mut().unwrap().push(extra);
         });
-        // Each token has the text of the one at the other end of the vocabulary, so it writes gibberish.
+        // Each token has the text of the one at the opposite end of the vocabulary, so the model writes
+        // gibberish.
         let mirrored = with_tokenizer(opened, |file| {
             let vocab = file["model"]["vocab"].as_object_mut().unwrap();
             vocab.values_mut().for_each(|id| *id = json!((2050 - id.as_u64().unwrap()).min(2047)));
@@ -211,7 +214,7 @@ fn a_draft_model_with_another_tokenizer_changes_no_token() {
         let texts = ["The Constitution", "ROMEO:\nBut soft, what light", "To be, or not to be:"];
         for (what, model, draft) in [("text", &demo, &same), ("gibberish", &mirrored, &demo)] {
             let prompts: Vec<_> = texts.iter().map(|text| model.encode(text).unwrap()).collect();
-            // How proposals are made has nothing to do with the device.
+            // The way in which tokens are proposed does not depend on the device.
             let (tokens, cases) = match device {
                 "cpu" => (16, &[(3, 10), (1, 10), (3, 1)][..]),
                 _ if what == "text" => (6, &[(3, 10)][..]),

@@ -1,4 +1,4 @@
-//! Beams that the device searches for are those that the host finds among all scores.
+//! Beam search on the device finds the same beams as the host does with all scores.
 
 use kiln::{
     Completion, GenerationConfig, Model, Plan,
@@ -7,13 +7,13 @@ use kiln::{
 
 use crate::support::{greedy, llama_with, recorded};
 
-/// Scores are sums of log-probabilities, which the device adds up in another order.
+/// Tolerance of scores: they are sums of log-probabilities, which the device adds in another order.
 const CLOSE: f32 = 1e-4;
 
-/// Who searches.
+/// Where the search runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum By {
-    /// It wants to see the scores.
+    /// On the host, because the request asks for the scores.
     Host,
     Device {
         captured: bool,
@@ -32,12 +32,12 @@ fn completions(model: &Model, plan: &Plan, config: &GenerationConfig, by: By) ->
     steps.completions().unwrap()
 }
 
-/// How often a kernel was launched so far.
+/// Returns the number of launches of a kernel so far.
 fn launched(model: &Model, kernel: &str) -> u64 {
     model.kernels().ran().iter().filter(|ran| ran.kernel == kernel).map(|ran| ran.count).sum()
 }
 
-/// Compares what the device finds with what the host does.
+/// Compares the beams of the device with those of the host.
 fn same(found: &[Vec<Completion>], host: &[Vec<Completion>], what: &str) {
     assert_eq!(found.len(), host.len(), "{what}");
     for (found, host) in found.iter().flatten().zip(host.iter().flatten()) {
@@ -57,7 +57,7 @@ fn beams_of_the_device_are_those_of_the_host() {
         greedy(9).num_beams(40).num_return_sequences(40),
         greedy(9).num_beams(8).num_beam_groups(8).diversity_penalty(1.5).num_return_sequences(8),
         greedy(9).num_beams(6).num_beam_groups(3).diversity_penalty(0.3).num_return_sequences(6),
-        // Groups end at different steps.
+        // The groups end at different steps.
         greedy(12)
             .num_beams(6)
             .num_beam_groups(3)
@@ -88,7 +88,8 @@ fn beams_of_the_device_are_those_of_the_host() {
     }
 }
 
-/// Windows of 8 are left behind, and `dynamic` grows on the way. What a step that is captured gives is the same bit for bit.
+/// Windows of 8 slide, and `dynamic` grows during the search. A captured step gives the same result, bit for
+/// bit.
 #[test]
 fn beams_of_the_device_go_on_with_every_cache() {
     for (device, opened) in kiln_testkit::devices::opened() {
@@ -106,7 +107,7 @@ fn beams_of_the_device_go_on_with_every_cache() {
                 }
                 tested.push(cache.clone());
                 let what = format!("{name}, {cache} on {device}");
-                // A buffer of `dynamic` has 64 slots at first.
+                // A buffer of `dynamic` initially has 64 slots.
                 let grows = ["static", "dynamic", "sliding"].contains(&cache.as_str());
                 let config = greedy(if grows { 60 } else { 24 }).num_beams(3).num_return_sequences(3);
                 let config = config.eos_token_id(eos.clone());
@@ -114,7 +115,7 @@ fn beams_of_the_device_go_on_with_every_cache() {
                 let before = launched(&model, "beam_step");
                 let found = completions(&model, &plan, &config, LAUNCHED);
                 let steps = launched(&model, "beam_step") - before;
-                // What is fed again, and what is packed over rows, is moved by the host.
+                // Caches that are fed again or packed across rows are reordered by the host.
                 let on_host = !plan.remembers(&needs) || cache.contains("requantize");
                 assert_eq!(steps == 0, on_host, "{what}: {steps} steps on the device");
                 same(&found, &host, &what);
@@ -129,7 +130,7 @@ fn beams_of_the_device_go_on_with_every_cache() {
     }
 }
 
-/// The states of rows go with them: transformers 4.47 left them where they were.
+/// Recurrent states move with their rows: transformers 4.47 did not move them.
 #[test]
 fn beams_of_a_recurrent_model_are_those_of_one_that_computes_everything_again() {
     for (device, opened) in kiln_testkit::devices::opened() {

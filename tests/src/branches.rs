@@ -1,4 +1,5 @@
-//! One prompt that serves many continuations: it is held once, and each is as if it were alone.
+//! One prompt with many continuations: it is stored once, and each continuation gives the result that it
+//! gives alone.
 
 use burn::tensor::Device;
 use kiln::{
@@ -9,7 +10,8 @@ use kiln::{
 
 use crate::support::{Llama, TINY, alone, assert_close, batch, float32, forward, greedy, is_alone, recorded};
 
-/// Longer than what is copied rather than shared, and than what a workgroup of attention goes over.
+/// Longer than a prefix that is copied rather than shared, and than the part that one attention workgroup
+/// reads.
 const PROMPT: usize = 700;
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
@@ -20,7 +22,7 @@ fn text(n: usize, salt: usize) -> Vec<TokenId> {
     (0..n).map(|i| (i * i * 7 + i * 3 + salt * 31) as TokenId % 97).collect()
 }
 
-/// Tokens and logits of `n` steps that follow `ids`.
+/// Generates `n` steps after `ids`. Returns the tokens and logits, and the number of tokens that were fed.
 fn go_on(
     model: &Model,
     sequence: &mut Sequence,
@@ -39,7 +41,8 @@ fn go_on(
     (tokens, logits, fed)
 }
 
-/// Each branch gives the logits of a text that was fed alone, and, captured and launched, the same tokens.
+/// Each branch gives the logits of a text that was fed alone, and the same tokens whether steps are captured
+/// or launched.
 #[test]
 fn branches_say_what_they_say_alone() {
     for (device, opened) in devices() {
@@ -54,7 +57,7 @@ fn branches_say_what_they_say_alone() {
             let prompt = text(PROMPT, 0);
             let mut trunk = Sequence::new(&model, &plan).unwrap();
             run(&mut trunk, &prompt, false, false);
-            // From the prompt, from a branch of it, and from within what both share.
+            // From the prompt, from a branch, and from within the part that both share.
             let mut branches: Vec<(Sequence, Vec<TokenId>)> = Vec::new();
             for (from, keep, more) in [(0, PROMPT, 3), (0, PROMPT, 300), (2, PROMPT + 300, 5), (2, 500, 40)] {
                 let (sequence, ids) = match from {
@@ -65,7 +68,7 @@ fn branches_say_what_they_say_alone() {
                 let (sequence, ids) = branches.last_mut().unwrap();
                 let what = format!("{cache}, offloaded {offload:?}, on {device}, branch of {more} at {keep}");
                 let (_, logits, fed) = run(sequence, ids, false, true);
-                // Or fewer, where the sequence happened to say what follows here.
+                // Fewer tokens are fed if the sequence already holds some of the following ones.
                 assert!(fed <= more, "{what}: {fed}");
                 let (tokens, want, _) = run(&mut Sequence::new(&model, &plan).unwrap(), ids, false, true);
                 assert_close(&logits, &want, &what);
@@ -74,7 +77,7 @@ fn branches_say_what_they_say_alone() {
                     assert_eq!(run(&mut twig, ids, compile, false).0, tokens, "{what}, captured: {compile}");
                 }
             }
-            // What branched from it left it as it was.
+            // Branching did not change the trunk.
             let (tokens, ..) = run(&mut trunk, &prompt, true, false);
             let (want, ..) = run(&mut Sequence::new(&model, &plan).unwrap(), &prompt, true, false);
             assert_eq!(tokens, want, "{cache}, offloaded {offload:?}, on {device}");
@@ -82,7 +85,7 @@ fn branches_say_what_they_say_alone() {
     }
 }
 
-/// Roll-backs to where a branch begins and beyond it, bare and moved to the host in between.
+/// Rolls back to the start of a branch and beyond it, on the device and moved to the host in between.
 #[test]
 fn a_branch_goes_back_to_where_it_began_and_beyond() {
     for (device, opened) in devices() {
@@ -108,7 +111,7 @@ fn a_branch_goes_back_to_where_it_began_and_beyond() {
                 let got = [feed(&mut branch, &ids[start..start + 1]), feed(&mut branch, &ids[start + 1..])];
                 let all = feed(&mut new(), &ids);
                 assert_close(&got.concat(), &all[all.len() - 20 * TINY.vocab..], &what);
-                // What it shared is as it was.
+                // The shared part is unchanged.
                 let got = feed(&mut trunk, &more[5..7]);
                 let all = feed(&mut new(), &[&prompt[..], &more[..7]].concat());
                 assert_close(&got, &all[all.len() - 2 * TINY.vocab..], &what);
@@ -117,7 +120,7 @@ fn a_branch_goes_back_to_where_it_began_and_beyond() {
     }
 }
 
-/// At any step of a generation, also where steps are being captured or replayed.
+/// Takes snapshots at any step of a generation, also while steps are captured or replayed.
 #[test]
 fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
     const STEPS: usize = 24;
@@ -151,7 +154,7 @@ fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
                 let what = format!("{cache} of {name} on {device}, a snapshot before step {at}");
                 let (same, snapshot) = run(Some(at));
                 assert_eq!(same, tokens, "{what}");
-                // It has not seen what came later.
+                // The snapshot does not contain the later tokens.
                 let (mut snapshot, mut alone) = (snapshot.unwrap(), new());
                 let held = snapshot.seq_len();
                 forward(&model, &batch(&model, &[tokens[..prompt.len()].to_vec()]), &mut alone);
@@ -169,12 +172,12 @@ fn a_snapshot_in_the_middle_of_a_generation_changes_nothing() {
     }
 }
 
-/// Beams go on in buffers that a snapshot holds, too: what is short is copied, and what is long becomes a chain.
+/// Beams continue in buffers that a snapshot also holds: short ones are copied, and long ones become a chain.
 #[test]
 fn a_snapshot_in_the_middle_of_a_beam_search_changes_nothing() {
     for (device, opened) in devices() {
         let model = float32(ModelBuilder::random(TINY.config()), opened).load().unwrap();
-        // With 250 tokens, a buffer of all rows becomes part of a chain with what was generated.
+        // With 250 tokens, a buffer of all rows becomes part of a chain with the generated tokens.
         for (cache, prompt) in [("dynamic", 7), ("dynamic", 250), ("dynamic", 300), ("static", 7)] {
             let run = |at: Option<usize>| {
                 let mut snapshot = None;
@@ -200,10 +203,10 @@ fn a_snapshot_in_the_middle_of_a_beam_search_changes_nothing() {
     }
 }
 
-/// Counted, claimed, and measured where the device says what is in use.
+/// Bytes are counted, claimed, and measured if the device reports its memory usage.
 #[test]
 fn a_prompt_is_held_once() {
-    // In a process of its own: what other tests allocate would be counted.
+    // Runs in a separate process: the allocations of other tests would be counted.
     if !is_alone() {
         alone("branches::a_prompt_is_held_once", None);
         return;
@@ -223,7 +226,8 @@ fn a_prompt_is_held_once() {
         assert_eq!((trunk.cache().shared_bytes(), model.budget().used() - weights), (0, one as u64));
         let used = in_use(&opened.device);
 
-        // Room for half a prompt, which is what a buffer of its layers might need to grow, and for what a pass takes.
+        // Room for half a prompt, which a buffer of its layers may need to grow, and for the working memory
+        // of a pass.
         let working = model.causal().working_bytes(1, 20);
         model.budget().set_limit(Some(weights + (one + one / 2 + working) as u64));
         let mut branches: Vec<Sequence> = (0..BRANCHES).map(|_| trunk.snapshot()).collect();
@@ -242,7 +246,7 @@ fn a_prompt_is_held_once() {
             assert!(more < one as u64 / 4, "{device}: {more} bytes more are in use beside {one}");
         }
 
-        // Whoever is left counts the prompt.
+        // The remaining branches count the prompt.
         drop(trunk);
         let left = branches.split_off(BRANCHES - 1);
         drop(branches);
@@ -254,7 +258,7 @@ fn a_prompt_is_held_once() {
     }
 }
 
-/// What is too short to be shared is copied by whoever is fed, and the copy is claimed before.
+/// A prefix too short to be shared is copied by the branch that is fed, and the copy is claimed first.
 #[test]
 fn short_prompts_are_copied_and_claimed() {
     for (device, opened) in devices() {
@@ -274,14 +278,14 @@ fn short_prompts_are_copied_and_claimed() {
         let mut branch = trunk.snapshot();
         let one = trunk.device_bytes();
         assert_eq!((trunk.shared_bytes(), branch.shared_bytes()), (one, one));
-        // Not enough for a second one.
+        // Not enough memory for a second copy.
         budget.set_limit(Some(weights + (one + model.causal().working_bytes(1, 1) + one / 2) as u64));
         for cache in [&mut branch, &mut trunk] {
             assert!(matches!(feed(cache, 1), Err(Error::OutOfMemory { .. })), "{device}");
             assert_eq!(cache.seq_len(), 100);
         }
         assert_eq!(budget.used() - weights, one as u64, "{device}: nothing was changed");
-        // Alone it needs no copy.
+        // A single owner needs no copy.
         drop(branch);
         feed(&mut trunk, 1).unwrap();
         claimed(&[&trunk]);
@@ -291,7 +295,7 @@ fn short_prompts_are_copied_and_claimed() {
         feed(&mut trunk, 1).unwrap();
         claimed(&[&trunk, &branch]);
 
-        // What was loaded is claimed, so that it can be shared.
+        // A loaded cache is claimed, so that it can be shared.
         feed(&mut trunk, PROMPT).unwrap();
         let mut loaded = new();
         loaded.restore(trunk.save().unwrap()).unwrap();
@@ -302,7 +306,7 @@ fn short_prompts_are_copied_and_claimed() {
         let own: usize = branches.iter().map(|branch| branch.device_bytes() - held).sum();
         let all = trunk.device_bytes() + branch.device_bytes() + held + own;
         assert_eq!(budget.used() - weights, all as u64, "{device}");
-        // A claim does not outlive what is moved to the host.
+        // A claim ends when its data is moved to the host.
         drop(branches);
         offload(&mut loaded, Offload::All).unwrap();
         feed(&mut loaded, 1).unwrap();
@@ -314,13 +318,13 @@ fn short_prompts_are_copied_and_claimed() {
     }
 }
 
-/// Bytes that tensors have, once what was launched is done.
+/// Returns the bytes in use by tensors, after all launched work has finished.
 fn in_use(device: &Device) -> Option<u64> {
     device.sync().unwrap();
     device.memory_pool_usage().map(|usage| usage.bytes_in_use)
 }
 
-/// Whatever number of beams there is, their prompt is there once. They are those of a cache that copies it.
+/// The prompt of any number of beams is stored once. The beams are the same as with a cache that copies it.
 #[test]
 fn beams_hold_their_prompt_once() {
     let tokens = |all: &[Vec<Completion>]| -> Vec<Vec<TokenId>> {
@@ -340,7 +344,7 @@ fn beams_hold_their_prompt_once() {
         assert!(bytes < alone * 3 / 2, "on {device}: {bytes} bytes, {alone} for one row");
         let (copied, _) = run(&Plan::named("static").unwrap(), 8, &[0]);
         assert_eq!(many, copied, "on {device}");
-        // Of several prompts each is there once.
+        // With several prompts, each is stored once.
         let (two, bytes) = run(&Plan::dynamic(), 8, &[0, 1]);
         assert!(bytes < alone * 3, "on {device}: {bytes} bytes, {alone} for one row of one prompt");
         let (copied, _) = run(&Plan::named("static").unwrap(), 8, &[0, 1]);

@@ -1,4 +1,4 @@
-//! Chat templates beside transformers, hostile ones, and a conversation with the demo model.
+//! Chat templates compared with transformers, hostile templates, and a conversation with the demo model.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +46,7 @@ struct Told {
 struct Case {
     template: String,
     conversation: String,
-    /// `None`: transformers fails.
+    /// Expected text; `None` if transformers fails.
     expected: Option<String>,
 }
 
@@ -96,7 +96,7 @@ struct Expression {
 #[test]
 fn expressions_mean_what_they_mean_in_jinja() {
     let Expressions { mut variables, cases } = read("expressions.json");
-    // What `render` is given otherwise, and says itself.
+    // Variables that are passed to `render` by other means, and that it sets itself.
     variables
         .others
         .retain(|name, _| !["tools", "documents", "add_generation_prompt"].contains(&name.as_str()));
@@ -120,7 +120,7 @@ fn hello() -> Conversation {
     Conversation { messages: vec![Message::new("user", "hello")], ..Conversation::default() }
 }
 
-/// Why a template cannot be used, found out in bounded time.
+/// Returns the error of a template, which must be found in bounded time.
 fn refused(source: &str) -> String {
     let started = Instant::now();
     let error = rendered(source, &hello()).unwrap_err();
@@ -133,13 +133,13 @@ fn refused(source: &str) -> String {
 #[test]
 fn a_template_may_not_run_for_ever() {
     let loops = "{% for a in range(100000) %}".repeat(3) + &"{% endfor %}".repeat(3);
-    // On a busy machine time is over first.
+    // On a busy machine the time limit may be reached first.
     let over = |template: &str| {
         let why = refused(template);
         assert!(why.contains("steps") || why.contains("seconds"), "{why}");
     };
     over(&loops);
-    // Few steps, each of which takes long.
+    // Few steps, each of which takes a long time.
     let find =
         "{% set x = 'a' * 30000000 %}{% for i in range(100000) %}{% set y = x.find('ab') %}{% endfor %}";
     assert!(refused(find).contains("seconds"));
@@ -195,7 +195,7 @@ fn a_template_may_not_make_any_amount_of_text() {
     }
 }
 
-/// What would overflow the stack: in the parser, or when a value is printed, compared or dropped.
+/// Templates that would overflow the stack: in the parser, or when a value is printed, compared or dropped.
 #[test]
 fn a_template_may_not_be_or_build_anything_too_deep() {
     for (open, close) in [
@@ -217,7 +217,7 @@ fn a_template_may_not_be_or_build_anything_too_deep() {
         let open = if open == "x" { String::new() } else { open.repeat(20_000 / open.len()) };
         let source = format!("{{{{ {open}{inside}{} }}}}", close.repeat(20_000 / close.len().max(1)));
         assert!(refused(&source).contains("tag"), "{source:.40}");
-        // Just within the limit: whatever comes of it, it comes.
+        // Just within the limit: any result is accepted, but no crash.
         let open = open.get(..open.len() / 6).unwrap();
         let source = format!("{{{{ {open}{inside}{} }}}}", close.repeat(3000 / close.len().max(1)));
         let _ = rendered(&source, &hello());
@@ -257,7 +257,7 @@ fn a_namespace_may_be_in_a_list() {
         assert_eq!(rendered(source, &hello()).unwrap(), want, "{source}");
     }
     for source in [
-        // A list that would hold itself, and lists that grow after they were counted.
+        // A list that would contain itself, and lists that grow after they were counted.
         "{% set ns = namespace(x=1) %}{% set l = [ns] %}{% set ns.x = l %}{{ l }}",
         "{% set ns = namespace(x=1) %}{% set l = [ns] * 100000 %}{{ l|length }}",
         "{% set ns = namespace(x=1) %}{% set l = [ns] * 200 %}{% set ns.x = range(5000)|list %}{{ l }}",
@@ -290,7 +290,7 @@ fn a_template_sees_nothing_but_its_variables() {
     assert!(!made.contains("hello") && !made.contains('/'), "{made}");
 }
 
-/// What a template says may not reach the engine as something else, which nothing would count.
+/// No text of a template may reach the engine with another meaning, which the limits would not count.
 #[test]
 fn a_template_cannot_reach_past_what_counts() {
     for source in [
@@ -347,7 +347,7 @@ fn the_last_message_can_be_continued() {
     assert!(with(hides, "content", false).unwrap_err().to_string().contains("does not repeat"));
 }
 
-/// A copy of the demo model with these files.
+/// Copies the demo model and adds these files.
 pub(crate) fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
@@ -452,7 +452,7 @@ fn every_turn_feeds_only_what_is_new() {
     let plain = talk(&Plan::named("none").unwrap());
     for strategy in STRATEGIES {
         let plan = Plan::named(strategy.name).unwrap();
-        // The demo model has no windows to slide.
+        // The demo model has no sliding windows.
         if plan.check(&model.causal().needs()).is_err() {
             continue;
         }
@@ -470,7 +470,7 @@ fn every_turn_feeds_only_what_is_new() {
     }
 }
 
-/// Tokenizers begin a text with a special token; templates write it themselves.
+/// Tokenizers begin a text with a special token; templates write the token themselves.
 #[test]
 fn a_conversation_begins_with_one_special_token() {
     let folder = folder(&[]);
@@ -504,7 +504,7 @@ fn an_answer_that_is_given_up_is_kept_as_far_as_it_came() {
     assert!(reuse.reused > 10, "{reuse:?}");
     assert_eq!(chat.conversation().messages.len(), 4);
 
-    // Not a word was said: nothing was asked.
+    // No text was generated, so the question is not recorded.
     drop(chat.say("Well?").unwrap().config(greedy(30)).stream().unwrap());
     assert_eq!(chat.conversation().messages.len(), 4);
     let long = "word ".repeat(600);
@@ -526,7 +526,7 @@ fn an_answer_ends_where_the_template_ends_it() {
         ))
     };
     let whole = with("");
-    // A word of the answer, made the end of every message.
+    // A word of the answer becomes the end marker of every message.
     let word = whole.split_whitespace().nth(3).unwrap();
     let cut = with(word);
     assert!(!cut.contains(word) && cut.len() < whole.len(), "{cut:?} of {whole:?}");

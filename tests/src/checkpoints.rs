@@ -1,4 +1,4 @@
-//! Folders as strangers make them: split, damaged, lying. Each is a clear error, and none is a panic.
+//! Untrusted model folders: split, damaged or with false claims. Each gives a clear error, and none panics.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -16,12 +16,12 @@ use tempfile::TempDir;
 
 use crate::support::{assert_close, batch, fixtures, fixtures_of, float32, forward};
 
-/// A copy of the recorded llama, to be spoilt.
+/// Copies the recorded llama, to be damaged by a test.
 fn copy() -> TempDir {
     copy_of("llama")
 }
 
-/// A copy of the recorded model `name`.
+/// Copies the recorded model `name`.
 pub(crate) fn copy_of(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let from = fixtures_of(name).join("models").join(name);
@@ -39,7 +39,7 @@ pub(crate) fn load(folder: &Path) -> kiln::Result<Model> {
     float32(Model::builder(folder), &cpu()).load()
 }
 
-/// The sentence that loading ends with.
+/// Returns the error message of a failed load.
 #[track_caller]
 pub(crate) fn refused(folder: &Path) -> String {
     match load(folder) {
@@ -103,7 +103,8 @@ fn shards_load_as_one_file_does() {
     assert_eq!(logits(&load(folder.path()).unwrap()), want);
     assert_eq!(Inspection::of(folder.path()).unwrap().shards, 3);
 
-    // A name that is not where the index says, a file that is not there, a path that leads out of the folder.
+    // A tensor that is not in the named file, a file that does not exist, and a path that leads out of the
+    // folder.
     map.insert("model.ghost.weight".into(), "model-0.safetensors".into());
     fs::write(&index, json!({ "weight_map": map }).to_string()).unwrap();
     assert!(refused(folder.path()).contains("model.ghost.weight"));
@@ -119,7 +120,7 @@ pub(crate) fn logits(model: &Model) -> Vec<f32> {
     forward(model, &batch(model, &[vec![3, 1, 4, 1, 5]]), &mut cache)
 }
 
-/// Rounds all tensors of a folder to a type of 16 bits.
+/// Rounds all tensors of a folder to a 16-bit type.
 fn halve(folder: &Path, dtype: Dtype) {
     edit_tensors(folder, |tensors| {
         for (kind, _, data) in tensors.values_mut() {
@@ -156,7 +157,7 @@ fn matrices_in_bfloat16_stay_so_where_shaders_read_them() {
             halve(folder.path(), Dtype::BF16);
             let on_cpu = load(folder.path()).unwrap();
             let model = float32(Model::builder(folder.path()), opened).load().unwrap();
-            // The numbers are those of the file, and so are the logits: of a few tokens, and of many.
+            // The weights equal those of the file, and so do the logits, for few tokens and for many.
             for tokens in [vec![3, 1, 4, 1, 5], (10..50).collect()] {
                 let logits = |model: &Model| {
                     let mut cache = model.cache(&Plan::dynamic()).unwrap();
@@ -167,10 +168,10 @@ fn matrices_in_bfloat16_stay_so_where_shaders_read_them() {
             assert_eq!(model.parameters(), on_cpu.parameters());
             for model in [&model, &on_cpu] {
                 let halved = model.weight_bytes() as f64 / (4 * model.parameters()) as f64;
-                // Vectors stay float32, and so do experts.
+                // Vectors and experts stay in float32.
                 assert!(halved < if name == "qwen2_moe" { 0.9 } else { 0.6 }, "{name}: {halved}");
             }
-            // Cut into blocks that a small binding holds.
+            // Split into blocks that fit a small binding.
             let cut = float32(Model::builder(folder.path()), opened).largest_binding(6144).load().unwrap();
             assert_close(&self::logits(&cut), &self::logits(&on_cpu), &format!("{name}, cut"));
         }
@@ -192,7 +193,7 @@ fn what_float16_cannot_hold_is_reported() {
 
 #[test]
 fn a_tensor_at_an_odd_offset_loads() {
-    // Nothing forces a writer to align its tensors.
+    // Writers need not align tensors.
     let folder = copy();
     let path = folder.path().join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
@@ -327,7 +328,7 @@ fn a_folder_without_a_tokenizer_takes_ids_only() {
     assert!(matches!(model.encode("hello"), Err(Error::Prompt { why }) if why.contains("tokenizer.json")));
 }
 
-/// Loads, and if it does, generates: whatever happens may be an error, but not a panic.
+/// Loads a folder and, if that succeeds, generates: errors are accepted, panics are not.
 pub(crate) fn survives(folder: &Path) {
     let Ok(model) = load(folder) else { return };
     let mut cache = model.cache(&Plan::dynamic()).unwrap();

@@ -18,7 +18,7 @@ fn run(version: &str, filter: &str, setup: &Setup) -> (Vec<Line>, Summary) {
     (lines, summary)
 }
 
-/// Cases that this build must pass, by the start of their names.
+/// Cases that this build must pass, as prefixes of their names.
 const MUST: &[&str] = &[
     "llama/greedy_dynamic",
     "llama/greedy_nocache",
@@ -67,7 +67,7 @@ const MUST: &[&str] = &[
     "proc/repetition_penalty",
 ];
 
-/// Those that only one of the versions has, or has right.
+/// Cases that only version 4.47 has, or has right.
 const MUST_4_47: &[&str] = &[
     "llama/sink_12_4",
     "llama/sink_16_2",
@@ -87,7 +87,8 @@ const MUST_5_23: &[&str] = &[
     "gemma3_text/leftpad_b2",
 ];
 
-/// Cases of the folder of rotary positions that must not be skipped: lengths that cross the trained one, a head_dim of 80.
+/// Cases of the rotary position folder that must not be skipped: lengths that cross the trained one, and a
+/// `head_dim` of 80.
 const MUST_ROPE: &[&str] = &[
     "llama_rope_longrope_short/greedy_cross",
     "llama_rope_longrope_long/greedy_long_prompt",
@@ -98,7 +99,7 @@ const MUST_ROPE: &[&str] = &[
     "llama_wide/chunked_dynamic",
 ];
 
-/// Cases of the folder of Mamba models.
+/// Required cases of the Mamba folder.
 const MUST_MAMBA: &[&str] = &[
     "mamba_other/greedy_short",
     "mamba_other/greedy_long",
@@ -107,7 +108,7 @@ const MUST_MAMBA: &[&str] = &[
     "falcon_mamba/leftpad_b2",
 ];
 
-/// Cases of the folder of mixtures of experts.
+/// Required cases of the folder with mixtures of experts.
 const MUST_EXPERTS: &[&str] = &[
     "mixtral/greedy_long",
     "mixtral/chunked_dynamic",
@@ -126,7 +127,7 @@ const MUST_EXPERTS: &[&str] = &[
     "jamba_other/leftpad_b2",
 ];
 
-/// Cases of the folder of long recordings.
+/// Required cases of the folder with long recordings.
 const MUST_WHISPER: &[&str] = &[
     "whisper_multilingual/detected",
     "whisper_multilingual/translated",
@@ -154,7 +155,8 @@ fn every_case_passes_or_is_not_implemented_yet() {
                 _ => MUST_ROPE.to_vec(),
             };
             for must in musts {
-                // Some quantized cases turn on a rounding on some devices, which the runner shows before it says so.
+                // On some devices, some quantized cases depend on a rounding error; the runner verifies this
+                // before it reports it.
                 let ran = |l: &Line| matches!(l.outcome, Outcome::Ok { .. } | Outcome::Differs { .. });
                 let passed = |l: &Line| l.name.starts_with(must) && ran(l);
                 assert!(lines.iter().any(passed), "{version}: {must} did not run on {}", device.info.name);
@@ -172,7 +174,7 @@ fn every_exact_cache_gives_what_dynamic_gives() {
             for model in
                 ["llama/greedy_dynamic", "llama/prefix_reuse", "gemma3_text/greedy", "qwen3/leftpad_b2"]
             {
-                // Rows of different lengths share no sinks.
+                // Rows of different lengths cannot share sinks.
                 if model.ends_with("leftpad_b2")
                     && setup.cache.as_ref().unwrap().global.strategy.name == "sink"
                 {
@@ -210,7 +212,7 @@ fn forced_kernels_conform_too() {
     }
 }
 
-/// Of each block none stays on the device, one, or all.
+/// Of each block, no expert stays on the device, or one, or all.
 #[test]
 fn experts_in_host_memory_give_what_others_give() {
     for (name, device) in kiln_testkit::devices::opened() {
@@ -226,7 +228,7 @@ fn experts_in_host_memory_give_what_others_give() {
 
 #[test]
 fn a_wrong_model_fails() {
-    // A runner that cannot fail proves nothing: the cases of one model, run on another's weights.
+    // A runner that cannot fail proves nothing: the cases of one model are run on the weights of another.
     let folder = tempfile::tempdir().unwrap();
     let from = fixtures("5.23.0");
     for file in ["cases.json", "tensors.safetensors"] {
@@ -235,7 +237,7 @@ fn a_wrong_model_fails() {
     let to = folder.path().join("models/llama");
     std::fs::create_dir_all(&to).unwrap();
     for file in ["config.json", "generation_config.json", "model.safetensors"] {
-        // The same shapes, other rotary frequencies.
+        // The same shapes with other rotary frequencies.
         std::fs::copy(from.join("models/llama_rope_linear").join(file), to.join(file)).unwrap();
     }
     let (_, device) = &kiln_testkit::devices::opened()[0];
@@ -246,7 +248,7 @@ fn a_wrong_model_fails() {
     assert_eq!(summary.failed, 1);
 }
 
-/// Rows are permuted in every cache, wherever it is, and also where it remembers nothing.
+/// Rows are permuted in every cache, on the device and on the host, and also in a cache that retains nothing.
 #[test]
 fn beams_are_the_same_with_every_cache() {
     for (_, device) in kiln_testkit::devices::opened() {

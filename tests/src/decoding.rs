@@ -1,4 +1,4 @@
-//! Captured steps, and what caches of bounded size do when they are full.
+//! Captured steps, and caches of bounded size when they are full.
 
 use kiln::{
     Error, GenerationConfig, Model, Plan, TokenId,
@@ -19,7 +19,7 @@ fn wanted(n: usize, sample: bool) -> GenerationConfig {
     GenerationConfig::new().max_new_tokens(n).do_sample(sample).seed(7).eos_token_id(Vec::new())
 }
 
-/// The tokens of every row.
+/// Returns the tokens of every row.
 fn run(
     model: &Model,
     plan: &str,
@@ -53,7 +53,7 @@ fn launched(kernels: &Kernels) -> u64 {
 
 #[test]
 fn captured_steps_give_the_tokens_of_launched_ones() {
-    // 70 tokens: `dynamic` grows on the way; windows of 8 are left behind many times.
+    // 70 tokens: `dynamic` grows during the generation; windows of 8 are exceeded many times.
     let one = vec![vec![3, 1, 4, 1, 5, 9, 2]];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9], vec![5, 5, 5, 5, 5]];
     for (device, opened) in devices() {
@@ -78,7 +78,7 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
                     assert_eq!(run(&model, cache, prompts, &wanted, Some(true)), eager, "{what}");
                     let (eager, captured) = (between - before, launched(model.kernels()) - between);
                     if device != "cpu" {
-                        // A replay launches nothing by itself.
+                        // A replay does not launch individual kernels.
                         assert!(
                             captured * 3 < eager,
                             "{what}: {captured} launches are not few beside {eager}"
@@ -90,8 +90,8 @@ fn captured_steps_give_the_tokens_of_launched_ones() {
     }
 }
 
-/// CUDA gives a recording up where another thread allocates meanwhile, and what it was to write, too. The software device does so
-/// when it is told to; others only record.
+/// CUDA abandons a recording, along with the data that it was to write, if another thread allocates in the
+/// meantime. The software device does so on request; other devices only record.
 #[test]
 fn a_recording_that_is_given_up_changes_no_token() {
     if !is_alone() {
@@ -112,7 +112,8 @@ fn a_recording_that_is_given_up_changes_no_token() {
             let tokens = |compile| run(&model, cache, &prompts, &wanted(12, sample), Some(compile));
             assert_eq!(tokens(true), tokens(false), "{name}, {cache} on {device}");
         }
-        // A cache that held something before, which only the caller has: an error, and then it can be used again.
+        // With a cache that already holds tokens known only to the caller, the failure is an error;
+        // afterwards the cache can be used again.
         let mut kept = model.cache(&Plan::named(cache).unwrap()).unwrap();
         let mut go_on = |prompt: TokenId| -> kiln::Result<Vec<_>> {
             let request = model.generate(vec![vec![prompt]]).cache(&mut kept).config(wanted(8, false));
@@ -165,12 +166,12 @@ fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
             .map(|_| ())
             .unwrap_err();
         assert_eq!(refused, Error::Full { capacity: 10, needed: 11 });
-        // The last token is not fed: 8 and 2 more fit.
+        // The last token is not fed: 8 tokens and 2 more fit.
         let steps = model.generate(vec![1; 8]).cache(&mut cache).config(wanted(3, false)).steps().unwrap();
         assert_eq!(steps.count(), 3);
         assert_eq!(cache.seq_len(), 10);
         assert_eq!(cache.admits(1, false), Err(Error::Full { capacity: 10, needed: 11 }));
-        // Without a number, as many as there is room for.
+        // Without a limit, generation continues until the cache is full.
         cache.reset();
         let unbounded = GenerationConfig::new().do_sample(false).eos_token_id(Vec::new());
         let steps = model.generate(vec![1; 8]).cache(&mut cache).config(unbounded).steps().unwrap();
@@ -178,7 +179,7 @@ fn a_fixed_cache_that_is_too_small_is_refused_before_it_is_filled() {
     }
 }
 
-/// A step that was looked ahead to is under way when the generation is dropped.
+/// A speculatively launched step is still running when the generation is dropped.
 #[test]
 fn a_generation_that_is_given_up_leaves_the_device_usable() {
     for (device, opened) in devices() {
@@ -228,7 +229,7 @@ fn a_sink_cache_goes_on_for_ever_in_the_same_memory() {
 #[test]
 fn a_batch_that_a_layer_refuses_reaches_no_layer() {
     for (device, opened) in kiln_testkit::devices::opened() {
-        // Layers with a window, which take padded rows, stand in front of those with sinks.
+        // Layers with a window, which accept padded rows, come before those with sinks.
         let model = recorded("gemma2", opened);
         let plan = Plan::sink(16, 2).unwrap().windowed(Plan::sliding());
         let mut cache = model.cache(&plan).unwrap();

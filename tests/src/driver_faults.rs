@@ -1,4 +1,5 @@
-//! Faults of drivers are found, named and survived: each is planted in a process of its own, which loads a model as a user does.
+//! Driver faults are detected, named and survived: each is injected into a separate process that loads a
+//! model as a user does.
 
 use std::{
     io::{Read, stdin},
@@ -23,16 +24,16 @@ use kiln::{
 
 use crate::support::{ARCHITECTURES, fixtures_of, greedy};
 
-/// Which fault a child plants; empty for none.
+/// The fault that a child process injects; empty for none.
 const FAULT: &str = "KILN_TEST_FAULT";
 
-/// The model that a child loads.
+/// The model that a child process loads.
 const MODEL: &str = "KILN_TEST_MODEL";
 
-/// Kernels that a child has to leave out, and no others.
+/// The exact set of kernels that a child process must disable.
 const LEFT_OUT: &str = "KILN_TEST_LEFT_OUT";
 
-/// Whether there is a wgpu device to plant faults on; the tests are of its texts.
+/// Whether there is a wgpu device to inject faults into; the tests modify its shaders.
 fn is_tested() -> bool {
     kiln_testkit::devices::opened().iter().any(|(name, _)| name.starts_with("wgpu"))
 }
@@ -47,7 +48,8 @@ fn packed(folder: &Path, mixture: Mixture) -> PathBuf {
     file
 }
 
-/// A process that plants `fault`, loads `model` with what is remembered in `home`, and leaves out `left_out`.
+/// Starts a process that injects `fault`, loads `model` with the stored results in `home`, and must disable
+/// `left_out`.
 fn child(home: &Path, fault: &str, model: &Path, left_out: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "driver_faults::a_model_is_loaded", "--nocapture"]);
@@ -56,7 +58,7 @@ fn child(home: &Path, fault: &str, model: &Path, left_out: &str) -> Child {
     child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs such a process to its end, which is as it should be.
+/// Runs such a process to its end and checks that it succeeds.
 #[track_caller]
 fn survives(home: &Path, fault: &str, model: &Path, left_out: &str) {
     let output = child(home, fault, model, left_out).wait_with_output().unwrap();
@@ -97,12 +99,13 @@ fn tokens(model: &Model) -> Vec<Vec<Option<u32>>> {
     steps.map(|step| step.unwrap().tokens).collect()
 }
 
-/// What the children run: the model comes to the tokens of the CPU, without the kernels that are said to be wrong.
+/// The test that child processes run: the model gives the tokens of the CPU, without the kernels reported as
+/// faulty.
 #[test]
 fn a_model_is_loaded() {
     let Ok(fault) = std::env::var(FAULT) else { return };
     if fault.starts_with("hang") {
-        // As the command line does with Ctrl-C, which is the end of the input here.
+        // Interrupts like Ctrl-C on the command line; here, the end of the input triggers it.
         spawn(|| {
             stdin().read_to_end(&mut Vec::new()).unwrap();
             kiln::expert::interrupted();
@@ -139,7 +142,7 @@ fn a_model_is_loaded() {
     assert_eq!(&device::open(DeviceName::Wgpu(None)).unwrap().device, model.device());
 }
 
-/// The model as a whole says that something is wrong, and trying says what.
+/// A comparison of the whole model detects a fault, and trials find the faulty kernel.
 #[test]
 fn what_makes_a_model_wrong_is_found_without_a_case_of_it() {
     if !is_tested() {
@@ -149,7 +152,7 @@ fn what_makes_a_model_wrong_is_found_without_a_case_of_it() {
     survives(home.path(), "turn", &demo(), "rotary");
 }
 
-/// Nothing that is right is said to be wrong, in any type.
+/// No correct kernel is reported as faulty, in any type.
 #[test]
 fn models_of_every_architecture_agree_with_the_cpu() {
     let mut compared = 0;
@@ -181,7 +184,7 @@ fn a_wrong_format_is_found_and_not_used() {
     }
     let home = tempfile::tempdir().unwrap();
     survives(home.path(), "format q4_0", &packed(home.path(), Mixture::Q4_0), "linear normed_linear");
-    // Models of other formats do not meet it.
+    // Models in other formats are not affected.
     survives(home.path(), "format q4_0", &demo(), "");
 }
 
@@ -194,7 +197,7 @@ fn subnormal_scales_that_are_taken_for_0_are_found() {
     survives(home.path(), "subnormals q8_0", &packed(home.path(), Mixture::Q8_0), "linear normed_linear");
 }
 
-/// They are unpacked by integers on a device that says so when it is opened.
+/// Subnormal scales are unpacked with integers on a device that is found, when opened, to flush them to 0.
 #[test]
 fn subnormal_scales_count_on_a_device_that_takes_them_for_0() {
     if !is_tested() {
@@ -222,7 +225,7 @@ fn a_kernel_that_crashes_is_not_launched_again_and_a_device_of_many_is_not_used(
     survives(home.path(), "", &demo(), "all");
 }
 
-/// A process that hangs in `kv_append`.
+/// Starts a process that hangs in `kv_append`.
 fn hanging(home: &Path) -> Child {
     let mut hanging = child(home, "hang kv_append", &demo(), "");
     let note = home.join("kiln/self-test.running");
@@ -235,7 +238,7 @@ fn hanging(home: &Path) -> Child {
     hanging
 }
 
-/// Ends it as Ctrl-C does.
+/// Ends the process like Ctrl-C.
 fn interrupt(mut hanging: Child) {
     drop(hanging.stdin.take());
     assert_eq!(hanging.wait().unwrap().code(), Some(130));
@@ -252,7 +255,7 @@ fn a_kernel_that_hangs_is_not_launched_again() {
     killed.wait().unwrap();
     survives(home.path(), "", &demo(), "kv_append");
 
-    // As a user does who waited long enough.
+    // Simulates a user who has waited long enough.
     let home = tempfile::tempdir().unwrap();
     let waited = hanging(home.path());
     sleep(Duration::from_secs(11));

@@ -1,4 +1,4 @@
-//! Mixtures of experts: which weights are read, and which are not.
+//! Mixtures of experts: which weights are read and which are not.
 
 use std::{
     fmt,
@@ -15,7 +15,9 @@ use kiln::{
     device::Opened,
     expert::{
         ConfigFile, ExpertTraffic,
-        kernels::{Arithmetic, Choice, ExpertLinear, Kernels, Matrix, MatrixStack, PackedMatrix, Use},
+        kernels::{
+            Arithmetic, Choice, ExpertLinear, Kernels, Matrix, MatrixStack, PackedLayout, PackedMatrix, Use,
+        },
     },
 };
 use kiln_weights::Format;
@@ -75,7 +77,7 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// Adds up the bytes that the code for the CPU says it has read of experts.
+/// Sums the bytes of expert weights that the CPU kernels report as read.
 #[derive(Clone, Default)]
 struct Read(Arc<AtomicU64>);
 
@@ -115,7 +117,8 @@ impl Subscriber for Read {
 
 #[test]
 fn decode_reads_the_weights_of_chosen_experts_alone() {
-    // In a process of its own: threads that do not listen turn off what this one listens to.
+    // Runs in a separate process: threads without a subscriber would disable the events that this one listens
+    // to.
     if !is_alone() {
         alone("experts::decode_reads_the_weights_of_chosen_experts_alone", None);
         return;
@@ -140,7 +143,7 @@ fn decode_reads_the_weights_of_chosen_experts_alone() {
         for token in [5, 9, 60] {
             assert_eq!(feed(&[vec![token]]), (layers * chosen) as u64 * expert, "token {token}");
         }
-        // Each expert once, however many tokens go to it.
+        // Each expert is read once, however many tokens it processes.
         let prompt = (0..60).map(|i| i * 31 % 97).collect();
         assert!(feed(&[prompt]) <= (layers * experts) as u64 * expert);
     }
@@ -172,14 +175,14 @@ fn experts_in_host_memory_are_copied_when_tokens_go_to_them() {
             model.expert_traffic().unwrap()
         };
         let of = |used, copied| ExpertTraffic { used, copied, bytes: copied * expert };
-        // The same token goes to the same experts.
+        // The same token is routed to the same experts.
         assert_eq!(traffic(0, &[&[5], &[5]]), of(2 * of_step, 2 * of_step), "on {device}");
         assert_eq!(traffic(chosen, &[&[5], &[5]]), of(2 * of_step, of_step), "on {device}");
-        // Where one stays, the other has to come again and again.
+        // If one expert stays, the other must be copied again each time.
         let ExpertTraffic { used, copied, .. } = traffic(1, &[&[5], &[5], &[5]]);
         assert_eq!(used, 3 * of_step);
         assert!((2 * of_step..3 * of_step).contains(&copied), "{copied} on {device}");
-        // All of them at some time, each once.
+        // All experts are used at some time, and each is copied once.
         let prompt: Vec<u32> = (0..97).collect();
         let ExpertTraffic { copied, .. } = traffic(experts, &[&prompt, &[5], &prompt, &[9]]);
         assert!(copied <= (layers * experts) as u64, "{copied} on {device}");
@@ -192,7 +195,7 @@ fn captured_steps_are_not_tried_with_experts_in_host_memory() {
         let model = in_host_memory(2, opened);
         let whole = float32(ModelBuilder::random(SIZES.config()), opened).load().unwrap();
         assert!(whole.causal().can_be_captured() && !model.causal().can_be_captured());
-        // Beyond what it takes to record a step, in a cache that is made for it.
+        // More tokens than are needed to record a step, in a cache that supports capturing.
         let plan = Plan::named("static").unwrap();
         let mut cache = model.cache(&plan).unwrap();
         let request = model.generate(vec![vec![1, 2, 3]]).cache(&mut cache).max_new_tokens(12).compile(true);
@@ -209,7 +212,7 @@ fn experts_in_host_memory_are_not_counted_to_the_device() {
             let model = float32(ModelBuilder::random(sizes.config()), opened).memory(250 << 20);
             model.offload_experts(resident).load()
         };
-        // Together 384 MiB, 3 MiB each.
+        // The experts take 384 MiB in total, 3 MiB each.
         let error = load(None).unwrap_err().to_string();
         assert!(error.contains("the model's weights"), "on {device}: {error}");
         let model = load(Some(4)).unwrap();
@@ -229,7 +232,7 @@ fn a_model_without_experts_has_none_to_keep_in_host_memory() {
     }
 }
 
-/// Where no token goes, weights are not numbers. They are in no product.
+/// Weights of experts that receive no token are NaN. They must not enter any product.
 #[test]
 fn other_experts_change_nothing() {
     let (experts, output, input, chosen) = (6, 80, 36, 3);
@@ -241,8 +244,8 @@ fn other_experts_change_nothing() {
             Tensor::<2>::from_data(TensorData::new(numbers.clone(), shape), (&opened.device, DType::F32));
         for choice in Choice::ALL {
             let Ok(kernels) = Kernels::new(choice, &opened.device) else { continue };
-            // bfloat16 has these numbers.
-            let packed = kernels.packed_stack_layout(Format::Bf16, DType::F32, output).map(|layout| {
+            // These numbers are exact in bfloat16.
+            let packed = PackedLayout::for_stack(&kernels, Format::Bf16, DType::F32, output).map(|layout| {
                 let mut bytes = vec![0; 2 * numbers.len()];
                 Format::Bf16.pack(&numbers, &mut bytes).unwrap();
                 let use_as = Use { dtype: DType::F32, arithmetic: Arithmetic::Floats };
@@ -265,7 +268,7 @@ fn other_experts_change_nothing() {
                     .unwrap()
             };
             let stacks = [Some(stack(&dense)), packed.map(|packed| stack(&packed))];
-            // Few tokens, and many.
+            // Few tokens and many.
             for (weight, tokens) in
                 stacks.iter().flatten().flat_map(|weight| [1, 16, 50].map(|tokens| (weight, tokens)))
             {

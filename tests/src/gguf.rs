@@ -1,4 +1,4 @@
-//! Models in GGUF files are those of Hugging Face folders, whatever their numbers are packed in.
+//! Models in GGUF files give the same results as their Hugging Face folders, in every number format.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,14 +23,15 @@ use crate::{
     support::{assert_close, float32},
 };
 
-/// A model that llama.cpp's converter was given, and what it made of it (`tools/gguf_cases.py`). The numbers are made up here.
+/// Input and output of llama.cpp's converter for one model (`tools/gguf_cases.py`). The numbers are generated
+/// here.
 pub(crate) struct Case {
     config: Json,
     metadata: Metadata,
-    /// Shapes by name, in the file and in the folder.
+    /// Shapes by tensor name: in the GGUF file, and in the folder (`checkpoint`).
     pub(crate) tensors: BTreeMap<String, Vec<usize>>,
     checkpoint: BTreeMap<String, Vec<usize>>,
-    /// Tensors whose numbers follow from the config.
+    /// Tensors whose numbers are derived from the config.
     factors: HashMap<String, Vec<f32>>,
 }
 
@@ -60,14 +61,14 @@ impl Case {
         self.config["model_type"].as_str().unwrap()
     }
 
-    /// The format of a tensor: `format` where its rows are whole blocks.
+    /// Returns the format of a tensor: `format` if its rows are whole blocks.
     fn format(&self, name: &str, format: Format) -> Format {
         let shape = &self.tensors[name];
         let is_matrix = shape.len() > 1 && !name.contains("ssm_") && !name.contains("norm");
         if is_matrix && shape[shape.len() - 1].is_multiple_of(format.block()) { format } else { Format::F32 }
     }
 
-    /// The bytes of a tensor, and the numbers that they are.
+    /// Returns the bytes of a tensor and the numbers that they encode.
     fn numbers(&self, name: &str, format: Format) -> (Vec<u8>, Vec<f32>) {
         let len: usize = self.tensors[name].iter().product();
         let mut seed = name.bytes().fold(7u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
@@ -78,7 +79,7 @@ impl Case {
         let mut numbers: Vec<f32> = (0..len)
             .map(|_| match next() {
                 x if name.contains("norm") => 1.0 + x / 4.0,
-                // What a state decays by.
+                // Decay of a state.
                 x if name.ends_with("ssm_a") => x - 1.0,
                 x => x / 2.0,
             })
@@ -93,7 +94,7 @@ impl Case {
         (bytes, numbers)
     }
 
-    /// Writes some of the tensors.
+    /// Writes a subset of the tensors.
     fn write<'a>(
         &self,
         path: &Path,
@@ -118,7 +119,7 @@ impl Case {
         path
     }
 
-    /// A Hugging Face folder of the model.
+    /// Creates a Hugging Face folder of the model.
     pub(crate) fn folder(&self, format: Format) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
@@ -143,7 +144,7 @@ impl Case {
     }
 }
 
-/// A value with the names of its types in the Python package `gguf`.
+/// Returns a value in the types named as in the Python package `gguf`.
 fn value(types: &Json, value: &Json) -> Value {
     match (types[0].as_str().unwrap(), value) {
         ("UINT32", _) => Value::U32(value.as_u64().unwrap() as u32),
@@ -157,7 +158,7 @@ fn value(types: &Json, value: &Json) -> Value {
     }
 }
 
-/// Small files that are right, for fuzzing.
+/// Returns small valid files, as seeds for fuzzing.
 pub(crate) fn small_files() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let kinds = [("llama", Format::F32), ("qwen2", Format::Q8_0), ("mamba", Format::F32)];
@@ -186,7 +187,7 @@ fn every_architecture_is_what_it_is_as_a_folder() {
             assert_eq!(model.parameters(), same.parameters(), "{}", case.model_type());
             let (logits, want) = (logits(&model), logits(&same));
             assert!(logits.iter().all(|logit| logit.is_finite()), "{}", case.model_type());
-            // Frequencies of stretched positions are float32 in the file, and computed in the folder.
+            // Frequencies of scaled positions are stored as float32 in the file, and computed for the folder.
             let name = format!("{} on {}", case.model_type(), opened.info.name);
             if case.factors.is_empty() {
                 assert_eq!(logits, want, "{name}");
@@ -209,8 +210,8 @@ fn packed_numbers_are_those_that_they_unpack_to() {
             let want = logits(&load(case.folder(format).path(), opened).unwrap());
             let exact = float32(Model::builder(&path), opened).exact(true).load().unwrap();
             assert_close(&logits(&exact), &want, &name);
-            // Rounding activations to 8 bits is off by 0.6 % of a common number, of which a sum of squares over a dozen
-            // products is 2 %.
+            // Rounding activations to 8 bits changes a typical number by 0.6 %, which is 2 % of the norm of a
+            // sum of a dozen products.
             let found = logits(&load(&path, opened).unwrap());
             let square = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>().sqrt();
             let off = square(&mut found.iter().zip(&want).map(|(found, want)| found - want));

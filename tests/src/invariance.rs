@@ -1,5 +1,6 @@
-//! Batch invariance: what a token comes to does not depend on what is computed beside it, bit for bit, for up to 16 rows times
-//! tokens. So a pass that verifies several tokens gives the logits of one pass for each.
+//! Batch invariance: the result of a token does not depend on what is computed in the same pass, bit for bit,
+//! for up to 16 tokens in total (rows times tokens). A pass that verifies several tokens therefore gives the
+//! logits of separate passes.
 
 use kiln::{
     Model, Plan, TokenId,
@@ -26,7 +27,8 @@ fn tokens(row: usize, n: usize) -> Vec<TokenId> {
     (0..n as TokenId).map(|i| (i * i + 7 * i + 31 * row as TokenId + 3) % 97).collect()
 }
 
-/// Logits of every token of `rows`, fed in pieces of these lengths: for each row, its tokens one after the other.
+/// Feeds `rows` in pieces of these lengths. Returns the bits of the logits of every token in order, for each
+/// row.
 fn fed(model: &Model, cache: &mut ModelCache, rows: &[Vec<TokenId>], pieces: &[usize]) -> Vec<Vec<u32>> {
     let vocab = model.sizes().vocab;
     let mut logits = vec![Vec::new(); rows.len()];
@@ -42,8 +44,8 @@ fn fed(model: &Model, cache: &mut ModelCache, rows: &[Vec<TokenId>], pieces: &[u
     logits
 }
 
-/// Models with plans whose caches give a query the same keys however tokens were fed: all that it may see. Every such plan, with
-/// a model that sees everything and one that has windows, and every model with one plan.
+/// Returns models with plans that give a query all visible keys, however tokens were fed: all such plans with
+/// a model of full attention and one with windows, and one plan with every other model.
 fn subjects(opened: &Opened) -> impl Iterator<Item = (&'static str, Model, Vec<(String, Plan)>)> {
     ARCHITECTURES.into_iter().map(|name| {
         let model = recorded(name, opened);
@@ -54,10 +56,10 @@ fn subjects(opened: &Opened) -> impl Iterator<Item = (&'static str, Model, Vec<(
     })
 }
 
-/// Pieces in which 16 tokens are fed behind the prompt.
+/// Pieces in which 16 tokens are fed after the prompt.
 const PIECES: [&[usize]; 3] = [&[16], &[2, 3, 11], &[5, 4, 7]];
 
-/// Several tokens of a row in one pass, behind a prompt, are what they are one by one.
+/// Compares several tokens of a row in one pass, after a prompt, with the same tokens one by one.
 fn tokens_fail(model: &Model, plan: &Plan, together: &[&[usize]]) -> Option<String> {
     let row = [tokens(0, PROMPT + INVARIANT_UP_TO)];
     let run = |pieces: &[usize]| {
@@ -71,11 +73,11 @@ fn tokens_fail(model: &Model, plan: &Plan, together: &[&[usize]]) -> Option<Stri
     Some(format!("tokens in pieces of {differ:?}"))
 }
 
-/// Rows of a batch are what they are alone.
+/// Compares the rows of a batch with each row alone.
 fn rows_fail(model: &Model, plan: &Plan) -> Option<String> {
     let fed =
         |rows: &[Vec<TokenId>], pieces: &[usize]| fed(model, &mut model.cache(plan).unwrap(), rows, pieces);
-    // Never more than 16 at once, also in the beginning.
+    // Never more than 16 tokens at once, not even at the start.
     for (n, pieces) in [(2, vec![8, 1, 7]), (5, vec![1, 3, 2, 3]), (16, vec![1; 9])] {
         let rows: Vec<_> = (0..n).map(|row| tokens(row, pieces.iter().sum())).collect();
         let together = fed(&rows, &pieces);
@@ -102,7 +104,8 @@ fn tokens_in_one_pass_are_what_they_are_one_by_one() {
     assert!(failures.is_empty(), "{} fail:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// What a query sees as codes depends on the first token that was fed with it. Tokens that end up in one block see the same.
+/// Which keys a query sees in quantized form depends on the first token that was fed with it. Tokens in the
+/// same block see the same.
 #[test]
 fn tokens_of_one_block_are_what_they_are_one_by_one_in_a_quantized_cache() {
     for (device, opened) in devices() {

@@ -1,31 +1,36 @@
-//! Rows that join a cache and leave it between two passes: each keeps the bits that it has alone, with every cache, on every device.
+//! Rows that join and leave a cache between passes: each gives the bits that it gives alone, with every
+//! cache, on every device.
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
     Error, Model, Plan, TokenId,
     device::Opened,
-    expert::{Batch, Logits, ModelCache},
+    expert::{Batch, Generation, GenerationOptions, Logits, ModelCache},
 };
 
 use crate::{
     laws::plans,
-    support::{batch, floats, recorded},
+    support::{batch, floats, greedy, recorded},
 };
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// Lengths below, at and beyond what windows and residuals of the samples hold.
+/// Lengths below, at and above the windows and residuals of the samples.
 const LENS: [usize; 4] = [9, 3, 26, 14];
 
-/// A row in a cache of its own, with what its encoder is given, if there is one.
+fn prompt(model: &Model, row: usize) -> Vec<TokenId> {
+    // Leaves room for the steps of a test.
+    let len = LENS[row].min(model.causal().max_positions().map_or(usize::MAX, |positions| positions / 2));
+    (0..len as TokenId).map(|i| (7 * i + 13 * row as TokenId + 3) % 97).collect()
+}
+
+/// Creates a cache with one row, and with encoder input if the model has an encoder.
 fn row(model: &Model, plan: &Plan, row: usize) -> ModelCache {
     let mut cache = model.cache(plan).unwrap();
     cache.keep_history(2);
-    // Room for the steps of a test.
-    let len = LENS[row].min(model.causal().max_positions().map_or(usize::MAX, |positions| positions / 2));
-    let prompt: Vec<TokenId> = (0..len as TokenId).map(|i| (7 * i + 13 * row as TokenId + 3) % 97).collect();
+    let prompt = prompt(model, row);
     let features = model.causal().features().map(|shape| {
         let number = |i: usize| ((i + 1000 * row) as f32 * 0.731).sin();
         let numbers: Vec<f32> = (0..shape.bins * shape.frames).map(number).collect();
@@ -42,28 +47,29 @@ fn row(model: &Model, plan: &Plan, row: usize) -> ModelCache {
     cache
 }
 
-/// The bits of the logits that follow a token of each row.
+/// Feeds one token to each row. Returns the bits of the logits.
 fn step(model: &Model, cache: &mut ModelCache, tokens: &[TokenId]) -> Vec<u32> {
     let rows: Vec<Vec<TokenId>> = tokens.iter().map(|&token| vec![token]).collect();
     let logits = model.causal().forward(&batch(model, &rows), Logits::Last, cache).unwrap();
     floats(logits).into_iter().map(f32::to_bits).collect()
 }
 
-/// Rows in one cache, and each in a cache of its own.
+/// Rows in one cache, and each row in a separate cache.
 struct Joined<'a> {
     model: &'a Model,
     together: ModelCache,
-    /// The rows of `together`, in their order.
+    /// Separate caches of the rows of `together`, in the same order.
     alone: Vec<ModelCache>,
     next: TokenId,
     what: String,
 }
 
 impl Joined<'_> {
-    /// Feeds a token to every row, and compares.
+    /// Feeds a token to every row `n` times and compares the results.
     fn steps(&mut self, n: usize) {
         for _ in 0..n {
-            let tokens: Vec<TokenId> = (0..self.alone.len()).map(|row| self.next + row as TokenId).collect();
+            let tokens: Vec<TokenId> =
+                (0..self.alone.len()).map(|row| (self.next + row as TokenId) % 97).collect();
             self.next += 5;
             let together = step(self.model, &mut self.together, &tokens);
             let alone = self.alone.iter_mut().zip(&tokens);
@@ -96,7 +102,15 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
                     rows.alone.push(own(n));
                     rows.steps(2);
                 }
-                // One from the middle goes on alone, and comes back as the last.
+                // A snapshot and a restored cache continue like the original rows.
+                let mut saved = model.cache(&plan).unwrap();
+                saved.restore(rows.together.save().unwrap()).unwrap();
+                for copy in [rows.together.snapshot(), saved] {
+                    let alone = rows.alone.iter().map(ModelCache::snapshot).collect();
+                    let what = format!("{}, copied", rows.what);
+                    Joined { model: &model, together: copy, alone, next: 30, what }.steps(1);
+                }
+                // A row from the middle leaves, continues alone, and joins again as the last row.
                 let left = rows.together.leave(1).unwrap();
                 let mut apart = Joined {
                     model: &model,
@@ -110,7 +124,7 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
                 rows.together.join(apart.together).unwrap();
                 rows.alone.append(&mut apart.alone);
                 rows.steps(2);
-                // Of rows that are held together, one leaves.
+                // One of several rows that share a buffer leaves.
                 rows.together.reorder(&[0, 0, 0, 2]).unwrap();
                 rows.alone = [0, 0, 0, 2].map(|row: usize| rows.alone[row].snapshot()).into();
                 rows.steps(1);
@@ -125,6 +139,74 @@ fn rows_that_joined_and_left_have_the_bits_that_they_have_alone() {
                 }
                 assert_eq!((rows.together.seq_len(), rows.alone.len()), (0, 0), "{}", rows.what);
                 assert_eq!(rows.together.leave(0).unwrap_err(), Error::NoSuchRow { row: 0, rows: 0 });
+            }
+        }
+    }
+}
+
+/// Some blocks share buffers and others do not, and rows outgrow their slots; then the cache is reset and
+/// reused.
+#[test]
+fn rows_share_buffers_in_some_blocks_and_outgrow_them() {
+    for (device, opened) in devices() {
+        for name in ["llama", "gemma2", "jamba"] {
+            let model = recorded(name, opened);
+            for text in ["dynamic", "static:len=60"] {
+                let plan = Plan::named(text).unwrap();
+                let mut together = row(&model, &plan, 0);
+                (1..3).for_each(|n| together.join(row(&model, &plan, n)).unwrap());
+                let what = format!("{text} of {name} on {device}");
+                let alone = (0..3).map(|n| row(&model, &plan, n)).collect();
+                let mut rows = Joined { model: &model, together, alone, next: 3, what };
+                rows.steps(1);
+                assert!(rows.together.bases(3).iter().any(|&base| base > 0), "{}: rows share", rows.what);
+                // Rows get different lengths and are rolled back where possible.
+                let lens: Vec<usize> = rows.alone.iter().map(|row| row.seq_len() - 2).collect();
+                if rows.together.rewind_points(&lens) == lens {
+                    rows.together.truncate_rows(&lens).unwrap();
+                    rows.alone.iter_mut().zip(&lens).for_each(|(row, &len)| row.truncate(len).unwrap());
+                }
+                rows.steps(if text == "dynamic" { 45 } else { 10 });
+                assert!(rows.together.device_bytes() > 0);
+                rows.together.reset();
+                let prompt = batch(&model, &[vec![1, 2, 3]]);
+                let logits = |cache: &mut ModelCache| {
+                    floats(model.causal().forward(&prompt, Logits::Last, cache).unwrap())
+                };
+                let again = logits(&mut rows.together);
+                assert_eq!(again, logits(&mut model.cache(&plan).unwrap()), "{}", rows.what);
+            }
+        }
+    }
+}
+
+/// Steps in which the device chooses tokens, recorded if the device can.
+#[test]
+fn generations_of_rows_that_joined_give_the_tokens_of_each() {
+    for (device, opened) in devices() {
+        for name in ["llama", "gemma2", "jamba"] {
+            let model = recorded(name, opened);
+            let generate = |rows: &[usize]| {
+                let mut cache = row(&model, &Plan::dynamic(), rows[0]);
+                rows[1..].iter().for_each(|&n| cache.join(row(&model, &Plan::dynamic(), n)).unwrap());
+                let next: Vec<Vec<TokenId>> = rows.iter().map(|&n| vec![n as TokenId + 5]).collect();
+                let whole =
+                    rows.iter().zip(&next).map(|(&n, next)| [prompt(&model, n), next.clone()].concat());
+                let options = GenerationOptions {
+                    settings: greedy(12).resolve().unwrap(),
+                    kernels: Some(model.kernels().clone()),
+                    compile: true,
+                    ..GenerationOptions::default()
+                };
+                let (fed, whole) = (batch(&model, &next), whole.collect());
+                let generation =
+                    Generation::new(model.causal().clone(), &mut cache, fed, whole, options).unwrap();
+                generation.map(|step| step.unwrap().tokens).collect::<Vec<_>>()
+            };
+            let together = generate(&[0, 1, 2]);
+            for row in 0..3 {
+                let own: Vec<_> = together.iter().map(|step| vec![step[row]]).collect();
+                assert_eq!(own, generate(&[row]), "{name} on {device}, row {row}");
             }
         }
     }
@@ -146,7 +228,7 @@ fn rows_of_different_strategies_share_a_pass() {
     }
 }
 
-/// A cache that keeps nothing has the rows of its last pass.
+/// A cache that retains nothing has the rows of its last pass.
 #[test]
 fn rows_that_keep_nothing_join() {
     let (_, opened) = devices().next().unwrap();
@@ -159,7 +241,7 @@ fn rows_that_keep_nothing_join() {
     step(&model, &mut other, &[3]);
     cache.join(other).unwrap();
     assert_eq!(cache.rows(), Some(3));
-    // What holds nothing has no rows.
+    // An empty cache has no rows.
     cache.join(model.cache(&Plan::dynamic()).unwrap()).unwrap();
     assert_eq!(cache.rows(), Some(3));
     cache.join(row(&model, &Plan::dynamic(), 1)).unwrap();
@@ -180,12 +262,12 @@ fn the_cache_of_another_model_cannot_join() {
     assert_eq!((cache.rows(), cache.seq_len()), (Some(1), LENS[0]));
 }
 
-/// Of rows in one pass that failed, those that cannot return to where they were leave, and the others go on.
+/// After a failed pass, rows that cannot be rolled back leave, and the others continue.
 #[test]
 fn a_row_that_failed_leaves_and_others_go_on() {
     let (_, opened) = devices().next().unwrap();
     let model = recorded("llama", opened);
-    // Without a promise, a window that is full cannot give back what it dropped.
+    // Without promised history, a full window cannot restore the tokens that it dropped.
     let sink = Plan::named("sink:window=6,sinks=2").unwrap();
     let full = || {
         let mut cache = model.cache(&sink).unwrap();
@@ -196,7 +278,7 @@ fn a_row_that_failed_leaves_and_others_go_on() {
     cache.join(full()).unwrap();
     cache.join(row(&model, &Plan::dynamic(), 2)).unwrap();
     let used = model.budget().used();
-    // In a layer behind the first: row 1 has stored a token there.
+    // In a layer after the first one: row 1 has stored a token there.
     model.budget().fail_allocation(2);
     let next = batch(&model, &[vec![1], vec![2], vec![3]]);
     let failed = model.causal().forward(&next, Logits::Last, &mut cache).map(drop).unwrap_err();
@@ -214,7 +296,7 @@ fn a_row_that_failed_leaves_and_others_go_on() {
     Joined { model: &model, together: cache, alone, next: 7, what: "after a failure".to_owned() }.steps(3);
 }
 
-/// An error says which row it is of, where rows differ.
+/// An error names its row if the rows differ.
 #[test]
 fn errors_name_the_row() {
     let (_, opened) = devices().next().unwrap();

@@ -1,5 +1,6 @@
-//! Writes every shader, in the permutations that compilers are to see, into a folder, as WGSL and as the SPIR-V that wgpu hands to a driver. `tools/gpu/check.py` has compilers for
-//! GPUs say what they make of them. Those for matrix units are in folders named after their matrices.
+//! Writes the shaders that compilers are to check into a folder, as WGSL and as the SPIR-V that wgpu passes
+//! to a driver. `tools/gpu/check.py` runs GPU compilers on them and prints their reports. Shaders for matrix
+//! units are in folders named after the sizes of their matrices.
 
 use std::{env, error::Error, fs, path::Path};
 
@@ -14,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = env::args().nth(1).ok_or("usage: kernel-texts FOLDER")?;
     let folder = Path::new(&folder);
     for text in KERNELS.iter().flat_map(|kernel| kernel.shaders()).filter(|text| is_written(&text.name)) {
-        // Not every compiler knows matrix units, and those that do know some sizes.
+        // Not every compiler supports matrix units, and those that do support only some sizes.
         let matrix = ["coop_mat8x8", "coop_mat16x16"].into_iter().find(|matrix| text.wgsl.contains(matrix));
         let folder = matrix.map_or_else(|| folder.to_owned(), |matrix| folder.join(matrix));
         fs::create_dir_all(&folder)?;
@@ -26,9 +27,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Whether compilers see a text. Products with packed weights have 14 formats, each of which the same things are around: one and eight rows of x,
-/// and the fewest and the most lanes, are enough. Of texts for devices that take subnormal numbers for 0, which no driver of a desktop is known to do, those for one row
-/// of x in Q8_0, Q4_K and Q6_K show what integers cost.
+/// Whether a permutation of a shader is written. Products with packed weights have 14 formats whose
+/// surrounding code is the same: one and eight rows of x, and the fewest and the most lanes, are sufficient.
+/// Among the shaders for devices that flush subnormal numbers to 0, which no known desktop driver does, those
+/// for one row of x in Q8_0, Q4_K and Q6_K show the cost of unpacking with integers.
 fn is_written(name: &str) -> bool {
     let parts: Vec<&str> = name.split(' ').collect();
     match parts[..] {
@@ -41,7 +43,7 @@ fn is_written(name: &str) -> bool {
     }
 }
 
-/// With the options that cubecl-wgpu asks for.
+/// Compiles a shader to SPIR-V with the options that cubecl-wgpu uses.
 fn spirv(Text { wgsl, counts_loops, .. }: &Text) -> Result<Vec<u32>, Box<dyn Error>> {
     let module = naga::front::wgsl::parse_str(wgsl)?;
     let info = Validator::new(ValidationFlags::all(), Capabilities::all()).validate(&module)?;

@@ -1,27 +1,28 @@
-//! How many kernels a decode step launches. Each costs a GPU some microseconds, whatever it computes.
+//! The number of kernel launches in a decode step. Each costs a GPU some microseconds, whatever it computes.
 
 use std::collections::BTreeMap;
 
 use kiln::{
-    DtypeChoice, ModelBuilder, Plan,
+    DtypeChoice, Model, ModelBuilder, Plan,
     device::{DeviceClass, Opened},
-    expert::kernels::launches_of,
+    expert::{Batch, Logits, ModelCache, kernels::launches_of},
 };
 
 use crate::support::{Llama, greedy};
 
 const LAYERS: usize = 32;
 
-/// The most that a token may take: seven launches a layer, and some for all of them. Where a GPU is imitated on the CPU, steps are not fused.
+/// Returns the maximum number of launches per token: seven per layer, plus some for the whole model. On a
+/// software GPU, steps are not fused.
 fn most(opened: &Opened) -> usize {
     let is_fused =
         opened.info.class != DeviceClass::Software || std::env::var_os("KILN_SHARE_AS_A_GPU").is_some();
     if is_fused { 7 * LAYERS + 16 } else { 11 * LAYERS + 16 }
 }
 
-/// Launches of each token that a generation of `n` tokens takes more than one of half as many.
+/// Returns the launches per token, as the difference between generations of `n` tokens and of half as many.
 fn a_token(opened: &Opened, dtype: DtypeChoice, cache: &str, n: usize, sample: bool) -> f64 {
-    // Heads begin at multiples of 512 bytes: CUDA makes copies of those that do not.
+    // Heads begin at multiples of 512 bytes: CUDA copies those that do not.
     let sizes = Llama { layers: LAYERS, hidden: 256, heads: 4, kv_heads: 4, intermediate: 48, vocab: 1024 };
     let model = ModelBuilder::random(sizes.config()).opened(opened.clone()).dtype(dtype).load().unwrap();
     let plan = Plan::named(cache).unwrap();
@@ -53,7 +54,7 @@ fn a_token_takes_few_launches() {
             if dtype == DtypeChoice::F16 && !opened.info.f16 {
                 continue;
             }
-            // Many slots, so that workgroups share them, and their results are combined.
+            // Many slots, so that they are split among workgroups, whose results are combined.
             for (cache, sample) in [("dynamic", false), ("static:len=4096", true)] {
                 let launches = a_token(opened, dtype, cache, 16, sample);
                 assert!(launches > 0.0, "{device}: launches are counted");
@@ -64,5 +65,52 @@ fn a_token_takes_few_launches() {
                 );
             }
         }
+    }
+}
+
+/// Returns the launches of a step of one cache whose rows have these lengths.
+fn a_step(model: &Model, plan: &Plan, lens: &[usize]) -> usize {
+    let tokens = |len: usize| (0..len as u32).map(|i| (7 * i + 3) % 1000).collect::<Vec<_>>();
+    let feed = |rows: &[Vec<u32>], cache: &mut ModelCache| {
+        let batch = Batch::from_rows(rows, model.device()).unwrap();
+        drop(model.causal().forward(&batch, Logits::Last, cache).unwrap());
+    };
+    let mut cache = model.cache(plan).unwrap();
+    // Rows of equal length are fed together.
+    for rows in lens.chunk_by(PartialEq::eq) {
+        let mut own = model.cache(plan).unwrap();
+        feed(&rows.iter().map(|&len| tokens(len)).collect::<Vec<_>>(), &mut own);
+        cache.join(own).unwrap();
+    }
+    let next = vec![vec![1]; lens.len()];
+    // The first step moves rows into shared buffers.
+    feed(&next, &mut cache);
+    let ((), launches) = launches_of(|| feed(&next, &mut cache));
+    launches.values().sum()
+}
+
+#[test]
+fn rows_of_different_lengths_share_launches() {
+    for (device, opened) in kiln_testkit::devices::opened() {
+        if opened.info.class == DeviceClass::Cpu {
+            continue;
+        }
+        let sizes =
+            Llama { layers: LAYERS, hidden: 256, heads: 4, kv_heads: 4, intermediate: 48, vocab: 1024 };
+        let model = ModelBuilder::random(sizes.config())
+            .opened(opened.clone())
+            .dtype(DtypeChoice::F32)
+            .load()
+            .unwrap();
+        let lens: Vec<usize> = (0..16).map(|row| 3 + 7 * row).collect();
+        for cache in ["dynamic", "static:len=128"] {
+            let plan = Plan::named(cache).unwrap();
+            let [even, uneven] = [&[9; 16][..], &lens].map(|lens| a_step(&model, &plan, lens));
+            println!("{cache}: {even} launches for 16 rows of one length, {uneven} for 16 lengths");
+            assert!(2 * uneven <= 3 * even, "{device}, {cache}: {uneven} launches, {even} for one length");
+        }
+        // Rows that do not share buffers take one launch per length: the ratio for comparison.
+        let apart = a_step(&model, &Plan::named("sink:window=512,sinks=4").unwrap(), &lens);
+        println!("sink: {apart} launches for 16 lengths");
     }
 }

@@ -14,14 +14,14 @@ use crate::support::{Llama, assert_close, batch, float32, forward, llama_with, r
 
 const PROMPT: [TokenId; 11] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58];
 
-/// Every strategy, with settings that the laws can work with. What transformers 4.47 held depends on how it was fed, against
-/// the law; and rotated codes lose more than half a token.
+/// Returns every strategy, with settings to which the laws apply. The cache of transformers 4.47 depends on
+/// how it was fed, which breaks a law, and rotated codes lose more than half a token.
 fn caches() -> impl Iterator<Item = String> {
     kiln::expert::cache_samples()
         .filter(|text| !text.contains("compat=4.47") && !text.contains("residual=8,rotate=on"))
 }
 
-/// One with attention, and one without.
+/// Recorded models: one with attention, and one without.
 const RECORDED: [&str; 2] = ["llama", "mamba"];
 
 const WINDOWS: [Option<usize>; 4] = [None, Some(1), Some(5), Some(70)];
@@ -34,7 +34,8 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// The plans that can serve `model`, each bare, offloaded and offloaded in part, and whether every block gets every key that it may see.
+/// Returns the plans that support `model`, each on the device, offloaded and partly offloaded, and whether
+/// every block gets every visible key.
 pub(crate) fn plans(model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
     let needs = model.causal().needs();
     let ways = [None, Some(Offload::All), Some(Offload::AllBut(1))];
@@ -48,7 +49,7 @@ pub(crate) fn plans(model: &Model) -> impl Iterator<Item = (String, Plan, bool)>
     })
 }
 
-/// The [`plans`] of caches that keep what they are given.
+/// Returns the [`plans`] of caches that retain their tokens.
 pub(crate) fn remembering(model: &Model) -> impl Iterator<Item = (String, Plan, bool)> {
     plans(model).filter(|(_, plan, _)| plan.global.factory.remembers())
 }
@@ -60,13 +61,13 @@ fn layers_conform() {
         for text in caches() {
             let spec = Plan::named(&text).unwrap().global;
             for window in WINDOWS {
-                // Where a token goes does not depend on the device; how it is stored does.
+                // The slot of a token does not depend on the device; the way it is stored does.
                 if device != "cpu" && ![None, Some(5)].contains(&window) {
                     continue;
                 }
                 let need = need(window);
                 let serves = |window| spec.factory.check(&self::need(window)).is_ok();
-                // Strategies that serve blocks without a window ignore it, except `quantized`.
+                // Strategies that support blocks without a window ignore it, except `quantized`.
                 let same = window.is_some() && serves(None) && !text.starts_with("quantized");
                 if !serves(window) || same {
                     continue;
@@ -86,7 +87,7 @@ fn layers_conform() {
                         build: &build,
                         remembers: spec.factory.remembers(),
                         exact: spec.factory.exact(),
-                        // Below a half, so that a token is known again.
+                        // Below 0.5, so that a token can be recognized.
                         loss: if text.starts_with("quantized") { 0.4 } else { 0.0 },
                         window,
                         kernels: &kernels,
@@ -144,7 +145,8 @@ fn chunked_prefill_is_whole_prefill() {
                         keep_logits: true,
                         ..kiln::expert::GenerationOptions::default()
                     };
-                    // Not through the facade: it refuses prompts beyond the positions, which are the hard case.
+                    // Not through the facade, which refuses prompts beyond the number of positions: these are
+                    // the hard case.
                     let prompts = vec![prompt.clone()];
                     let mut generation = kiln::expert::Generation::new(
                         model.causal().clone(),
@@ -206,7 +208,8 @@ fn truncate_then_replay_is_never_left() {
                 detour.truncate(PROMPT.len()).unwrap();
                 let next = batch(&model, &[vec![8]]);
                 let want = forward(&model, &next, &mut straight);
-                // Not to the bit: a buffer that had to hold more is longer, and sums over it take another order.
+                // Not bit for bit: a buffer that had to hold more tokens is longer, which changes the order
+                // of sums.
                 assert_close(&forward(&model, &next, &mut detour), &want, &format!("{name} on {device}"));
             }
         }
@@ -273,7 +276,7 @@ fn legacy_keys_and_values_are_a_cache_again() {
     }
 }
 
-/// A query of a sliding layer sees what it would see of everything through a mask.
+/// A query of a sliding layer sees the same keys as a query of a full cache with a mask.
 #[test]
 fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
     for (device, opened) in devices() {
@@ -284,13 +287,13 @@ fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
             let rows = [vec![3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58, 9, 7, 9, 3, 2, 3], vec![8, 4, 6, 2, 6, 4]];
             let padded = kiln::expert::Batch::left_padded(&rows, 0, model.device()).unwrap();
             let (mut window, mut full) = (model.cache(&sliding).unwrap(), model.cache(&banded).unwrap());
-            // Chunks that fit into the window, that cross it, and that are longer.
+            // Chunks that fit into the window, cross it, and exceed it.
             let mut start = 0;
             for n in [1, 3, 9, 2, 1, 1] {
                 let chunk = padded.slice(start..start + n);
                 start += n;
                 let visible = |logits: Vec<f32>| {
-                    // Rows of padding are never compared.
+                    // Padding is never compared.
                     let vocab = model.sizes().vocab;
                     let each = |(i, row): (usize, &[f32])| {
                         let (row_of, slot) = (i / n, start - n + i % n);
@@ -307,7 +310,8 @@ fn a_sliding_window_is_a_full_cache_with_a_band_mask() {
     }
 }
 
-/// In a model of one block, attention over sinks and the latest tokens is a forward pass over these tokens alone.
+/// In a model of one block, attention over sinks and the latest tokens equals a forward pass over only these
+/// tokens.
 #[test]
 fn a_sink_cache_attends_to_what_it_kept_at_places_in_the_window() {
     let sizes = Llama { layers: 1, hidden: 32, heads: 4, kv_heads: 2, intermediate: 48, vocab: 97 };
@@ -316,7 +320,7 @@ fn a_sink_cache_attends_to_what_it_kept_at_places_in_the_window() {
         for (window, sinks) in [(12, 4), (9, 1), (8, 0)] {
             let plan = Plan::named(&format!("sink:window={window},sinks={sinks}")).unwrap();
             let mut cache = model.cache(&plan).unwrap();
-            // Far enough that everything is moved back several times.
+            // Long enough that all keys are moved back several times.
             let text: Vec<TokenId> = (0..60).map(|i| i * 31 % 97).collect();
             for at in 0..text.len() {
                 let got = forward(&model, &batch(&model, &[vec![text[at]]]), &mut cache);

@@ -1,4 +1,4 @@
-//! Every test that runs a model or a kernel, on every device there is.
+//! All tests that run a model or a kernel, on every available device.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 

@@ -1,4 +1,4 @@
-//! Models through the public API: what must agree with what, and what is refused.
+//! Models through the public API: equivalent results and refused inputs.
 
 use kiln::{
     DtypeChoice, Error, GenerationConfig, Model, ModelBuilder, Plan, TokenId,
@@ -23,7 +23,7 @@ fn dynamic() -> Plan {
 fn a_padded_row_is_the_row_alone() {
     for (opened, name) in devices().flat_map(|opened| ARCHITECTURES.map(|name| (opened, name))) {
         let model = recorded(name, opened);
-        // Longer than the windows of those that have one, which are 8.
+        // Longer than the windows of the models that have one, which hold 8 tokens.
         let rows = [vec![5, 6, 7], (20..33).collect(), vec![1]];
         let padded = Batch::left_padded(&rows, 0, model.device()).unwrap();
         let mut cache = model.cache(&dynamic()).unwrap();
@@ -76,7 +76,8 @@ fn the_head_makes_logits_of_hidden_states() {
     }
 }
 
-/// Matrices in one piece, and cut into pieces that a small binding can hold, wherever one of what was stacked ends.
+/// Matrices in one piece, and split into blocks that fit a small binding, also across the parts of a fused
+/// matrix.
 #[test]
 fn matrices_larger_than_a_binding_are_split() {
     for opened in devices() {
@@ -122,7 +123,8 @@ fn half_the_bits_are_close_to_float32() {
         };
         let (half, single) = (run(&half), run(&single));
         let largest = half.iter().zip(&single).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        // Logits reach about 10; 2^-bits of that a rounding, and a few dozen roundings on the way to each.
+        // Logits reach about 10; each rounding changes them by a factor of 2^-bits, with a few dozen
+        // roundings per logit.
         assert!(
             largest > 0.0 && largest < 10.0 * 2f32.powi(-bits) * 30.0,
             "{name} in {dtype} differs by {largest}"
@@ -184,7 +186,7 @@ fn a_prompt_longer_than_the_positions_is_refused() {
         matches!(&error, Error::Prompt { why } if why.contains(&format!("{positions} positions"))),
         "{error}"
     );
-    // One less leaves room for one token, and no more are generated than there is room for.
+    // One token fewer leaves room for one token, and no more tokens are generated than fit.
     let wanted = GenerationConfig::new().do_sample(false).eos_token_id(Vec::new());
     let steps =
         model.generate(vec![1; positions - 1]).cache(&mut cache).config(wanted.clone()).steps().unwrap();
@@ -194,7 +196,7 @@ fn a_prompt_longer_than_the_positions_is_refused() {
 #[test]
 fn stretched_positions_count() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
-    // 16 trained positions, stretched by 2; YaRN's config has the stretched number already.
+    // 16 trained positions, scaled by 2; the config of YaRN already contains the scaled number.
     assert_eq!(recorded("llama_rope_dynamic", opened).sizes().positions, 32);
     assert_eq!(recorded("llama_rope_yarn", opened).sizes().positions, 64);
 }

@@ -1,4 +1,4 @@
-//! Modes of decoding: the tokens and scores of transformers.
+//! Decoding modes: the tokens and scores equal those of transformers.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::support::{CLOSE, fixtures, float32, greedy, recorded};
 
-/// Records of `tools/mode_cases.py`: greedy tokens, alone and in a batch with padding.
+/// A record of `tools/mode_cases.py`: greedy tokens, alone and in a batch with padding.
 #[derive(Deserialize)]
 struct Case {
     model: String,
@@ -17,11 +17,11 @@ struct Case {
     prompts: Vec<Vec<TokenId>>,
     negative_prompts: Vec<Vec<TokenId>>,
     tokens: Vec<Vec<TokenId>>,
-    /// After processors, at the first step.
+    /// Scores of the first step, after all processors.
     scores: Vec<Vec<Option<f32>>>,
 }
 
-/// The cases of a version of transformers that have the setting `name`.
+/// Returns the cases of a version of transformers that have the setting `name`.
 fn cases(version: &str, name: &str) -> Vec<Case> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/modes.json");
     let mut recorded: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
@@ -32,7 +32,7 @@ fn cases(version: &str, name: &str) -> Vec<Case> {
     cases
 }
 
-/// What a case asks for.
+/// Returns the settings of a case.
 fn settings(case: &Case) -> GenerationConfig {
     let settings = GenerationConfig::from_arguments(&case.settings).unwrap();
     settings
@@ -41,7 +41,7 @@ fn settings(case: &Case) -> GenerationConfig {
         .pad_token_id(0)
 }
 
-/// The tokens of each row, filled up with padding as transformers does, and the scores of the first step.
+/// Returns the tokens of each row, padded as in transformers, and the scores of the first step.
 fn generated(model: &Model, plan: &Plan, case: &Case) -> (Vec<Vec<TokenId>>, Vec<Vec<f32>>) {
     let mut request = model.generate(case.prompts.clone()).config(settings(case)).plan(plan.clone());
     if !case.negative_prompts.is_empty() {

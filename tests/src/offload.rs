@@ -1,4 +1,4 @@
-//! Layers in host memory: the same numbers, two layers on the device, and no more bytes moved than must be.
+//! Layers in host memory: the same numbers, two layers on the device, and no unnecessary transfers.
 
 use burn::tensor::{Device, Tensor};
 use kiln::{
@@ -15,21 +15,21 @@ use crate::support::{Llama, alone, batch, float32, forward, is_alone, recorded};
 
 const LAYERS: usize = 32;
 const NEED: AttentionNeed = AttentionNeed { kv_heads: 4, head_dim: 64, window: None, rotary: None };
-/// Of a token in one layer, in float32.
+/// Size in bytes of a token in one layer, in float32.
 const TOKEN: u64 = 2 * 4 * 64 * 4;
 
 fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// The cache of a model of 32 layers.
+/// Creates the cache of a model with 32 layers.
 fn cache(plan: &str, offload: Option<Offload>, device: &Device) -> ModelCache {
     let needs = vec![LayerNeed::Attention(NEED); LAYERS];
     let plan = Plan { offload, ..Plan::named(plan).unwrap() };
     plan.build(&needs, &Kernels::new(Choice::Auto, device).unwrap()).unwrap()
 }
 
-/// What a forward pass over `n` tokens does to a cache; `watch` is called while each layer is in use.
+/// Updates a cache like a forward pass over `n` tokens; calls `watch` while each layer is in use.
 fn pass(cache: &mut ModelCache, n: usize, device: &Device, watch: &mut dyn FnMut()) {
     let step = StepShape { rows: 1, tokens: n, element: 4, last: false };
     let mut pass = cache.begin(&step, &[0], false, 0).unwrap();
@@ -57,17 +57,17 @@ fn a_step_moves_the_cache_up_and_its_own_tokens_down() {
             let after = cache.moved();
             let layers = (LAYERS - kept) as u64;
             let moved = Moved { up: after.up - before.up, down: after.down - before.down };
-            // 300 tokens are in a buffer of 512 slots, whichever strategy it is.
+            // With any strategy, 300 tokens are in a buffer of 512 slots.
             let want = Moved { up: layers * 512 * TOKEN, down: layers * TOKEN };
             assert_eq!(moved, want, "{plan}, last {kept} layers kept, on {device}");
         }
     }
 }
 
-/// Measured where the device says what is in use, and not computed.
+/// Memory is measured rather than computed, if the device reports its usage.
 #[test]
 fn two_layers_are_on_the_device() {
-    // In a process of its own: what other tests allocate would be counted.
+    // Runs in a separate process: the allocations of other tests would be counted.
     if !is_alone() {
         alone("offload::two_layers_are_on_the_device", None);
         return;
@@ -80,7 +80,7 @@ fn two_layers_are_on_the_device() {
             let mut peak = 0;
             for n in [2000, 2000, 1, 1, 1] {
                 pass(&mut cache, n, &opened.device, &mut || {
-                    // What was launched holds what it reads until it is done.
+                    // Launched kernels hold their inputs until they have finished.
                     opened.device.sync().unwrap();
                     if n == 1 {
                         peak = in_use(&opened.device).unwrap().max(peak);
@@ -103,8 +103,8 @@ fn two_layers_are_on_the_device() {
     }
 }
 
-/// The memory of a Jamba of 32 blocks, of which 4 have attention, packed and in host memory: no more than two of its largest layers are
-/// on the device.
+/// The cache of a Jamba with 32 blocks, of which 4 have attention, packed and in host memory: at most two of
+/// its largest layers are on the device.
 #[test]
 fn two_layers_of_a_jamba_are_on_the_device() {
     if !is_alone() {
@@ -153,7 +153,8 @@ fn two_layers_of_a_jamba_are_on_the_device() {
         };
         let states = state.bytes(0, 4).iter().sum::<usize>() as u64 * (LAYERS as u64 - 4);
         let (bare, all, on_host) = peak(None);
-        // The states that the pass could be taken back to are counted, too. Nothing wrote beside them here.
+        // The states to which the pass could be rolled back are counted too, although nothing wrote new
+        // states next to them here.
         assert!(bare + states >= all && on_host == 0, "{device}: {bare} of {all} bytes");
         let (offloaded, all, on_host) = peak(Some(Offload::All));
         let largest = (all - states) / 4;
@@ -163,7 +164,7 @@ fn two_layers_of_a_jamba_are_on_the_device() {
     }
 }
 
-/// Roll-back, snapshots, files and rows bring in a layer at a time, and leave none there.
+/// Roll-back, snapshots, files and row operations fetch one layer at a time and leave none on the device.
 #[test]
 fn two_layers_are_on_the_device_whatever_is_done() {
     if !is_alone() {
@@ -177,7 +178,7 @@ fn two_layers_are_on_the_device_whatever_is_done() {
             for n in [2000, 2000, 1] {
                 pass(&mut cache, n, &opened.device, &mut || {});
             }
-            // The first layer was fetched for the next pass.
+            // The first layer was prefetched for the next pass.
             cache.reorder(&[0]).unwrap();
             let layer = cache.host_bytes() as f64 / LAYERS as f64;
             let Some(before) = given_back(&opened.device) else { break };
@@ -186,7 +187,8 @@ fn two_layers_are_on_the_device_whatever_is_done() {
                 let left = given_back(&opened.device).unwrap() - before;
                 let [most, left] = [most, left].map(|bytes| bytes as f64 / layer);
                 println!("{device}, {plan}, {what}: pages for {most:.2} layers, {left:.2} are left");
-                // Two layers, in pages of 0.62 layers. On a busy machine one more is there before another is given back.
+                // Two layers, in pages of 0.62 layers. On a busy machine one more page is allocated before
+                // another is returned.
                 assert!(most <= 2.6 && left <= 1.0, "{device}, {plan}, {what}: {most} and {left} layers");
             };
             cache.truncate(cache.seq_len() - 1).unwrap();
@@ -206,14 +208,15 @@ fn two_layers_are_on_the_device_whatever_is_done() {
     }
 }
 
-/// Bytes of the pages that tensors are in. What was read is in others, in host memory.
+/// Returns the bytes of the pages that hold tensors. Data that was read back is in other pages, in host
+/// memory.
 fn pages(device: &Device) -> Option<u64> {
     device.sync().unwrap();
     let pools = device.memory_pool_report()?;
     Some(pools.iter().map(|pool| pool.page_size * pool.pages).sum())
 }
 
-/// [`pages`] once empty ones were given back.
+/// Returns [`pages`] after empty ones were returned to the device.
 fn given_back(device: &Device) -> Option<u64> {
     device.memory_cleanup();
     pages(device)
@@ -250,7 +253,7 @@ fn offloaded_is_the_same_to_the_bit() {
                         let what = format!("{name}, {text}, {way} on {device}");
                         assert_eq!(forward(&model, &chunk, &mut away), want, "{what}");
                     }
-                    // A beam's rows, which the host permutes.
+                    // The rows of a beam search, which the host reorders.
                     for cache in [&mut bare, &mut away] {
                         cache.reorder(&[1, 1, 0]).unwrap();
                     }

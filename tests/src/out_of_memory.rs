@@ -1,4 +1,4 @@
-//! Memory that runs out: at every allocation, and at every size.
+//! Out-of-memory errors at every allocation and with every budget.
 
 use std::{collections::HashSet, path::Path};
 
@@ -14,7 +14,7 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// The tokens of every row, or the error that ended them.
+/// Returns the tokens of every row, or the error that ended the generation.
 fn run(
     model: &Model,
     cache: &mut ModelCache,
@@ -25,7 +25,7 @@ fn run(
     begin(model, cache, rows, n, &greedy(n), |request| request.on_oom(on_oom))
 }
 
-/// The first `n` tokens of every row.
+/// Returns the first `n` tokens of every row.
 fn begin(
     model: &Model,
     cache: &mut ModelCache,
@@ -38,16 +38,16 @@ fn begin(
     steps.take(n).map(|step| step.map(|step| step.tokens)).collect()
 }
 
-/// Tokens that are drawn and penalized.
+/// Returns settings with sampling and a repetition penalty.
 fn drawn(n: usize) -> GenerationConfig {
     greedy(n).do_sample(true).seed(3).temperature(3.0).repetition_penalty(1.3)
 }
 
-/// Steps that are launched, one that is recorded, and one that is replayed.
+/// Enough tokens for launched steps, a recorded step and a replayed one.
 const NEW: usize = 6;
 
-/// Whichever allocation fails, the tokens are the right ones; without a policy it is a clear error. The cache and the
-/// model can be used afterwards.
+/// Whichever allocation fails, the tokens are correct; without a policy the result is a clear error. The
+/// cache and the model remain usable.
 #[test]
 fn any_allocation_may_fail() {
     let one = vec![(0..24).map(|i| i * 7 % 97).collect()];
@@ -65,7 +65,7 @@ fn any_allocation_may_fail() {
             ("llama", "quantized:group=8,residual=6,format=quanto,flush=requantize", &padded, greedy(NEW)),
             ("mamba", "dynamic", &one, greedy(NEW)),
             ("mamba", "offloaded", &padded, greedy(NEW)),
-            // No word is used twice, and none passed over.
+            // No random word is used twice or skipped.
             ("llama", "dynamic", &padded, drawn(NEW)),
             ("llama", "static", &one, drawn(NEW)),
             ("llama", "none", &one, drawn(NEW)),
@@ -84,7 +84,7 @@ fn any_allocation_may_fail() {
             assert!(allocations > 12, "{text} on {device}: {allocations}");
             for n in 0..allocations {
                 let policies = [OnOutOfMemory::Fail, OnOutOfMemory::Offload, OnOutOfMemory::Quantize];
-                // What is done is the same on every device: one of them at each allocation will do.
+                // Policies behave the same on every device: one of them per allocation is sufficient.
                 let turn = n as usize % policies.len();
                 let policies = if device == "cpu" { &policies[..] } else { &policies[turn..=turn] };
                 for &on_oom in policies {
@@ -94,7 +94,7 @@ fn any_allocation_may_fail() {
                     match run(&mut cache, on_oom) {
                         Ok(tokens) => assert_eq!(tokens, want, "{what}"),
                         Err(Error::OutOfMemory { .. }) => {
-                            // Of two blocks, both are on the device while one is used.
+                            // With two blocks, both are on the device while one is in use.
                             let rescued = on_oom != OnOutOfMemory::Fail
                                 && !["none", "offloaded"].contains(&text)
                                 && name != "mamba";
@@ -113,7 +113,7 @@ fn any_allocation_may_fail() {
     }
 }
 
-/// Nothing of a step that ran out of memory is left: the cache goes on where it was.
+/// A step that ran out of memory leaves nothing behind: the cache continues from its previous state.
 #[test]
 fn a_step_that_failed_was_never_made() {
     for (device, opened) in devices() {
@@ -128,7 +128,7 @@ fn a_step_that_failed_was_never_made() {
             run(&model, &mut cache, &rows, 4, fail).unwrap();
             run(&model, &mut want, &rows, 4, fail).unwrap();
             let held = cache.seq_len();
-            // In the second layer of the first pass.
+            // The second layer of the first pass.
             model.budget().fail_allocation(2);
             let refused = run(&model, &mut cache, &[vec![9]], 4, fail);
             assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{text} on {device}: {refused:?}");
@@ -139,7 +139,7 @@ fn a_step_that_failed_was_never_made() {
     }
 }
 
-/// A buffer that grows ends where the text does, however long it is.
+/// A growing buffer never exceeds the length of the text.
 #[test]
 fn dynamic_takes_no_more_than_was_reserved() {
     for (device, opened) in devices() {
@@ -163,14 +163,14 @@ fn dynamic_takes_no_more_than_was_reserved() {
             begin(&model, &mut cache, &rows, 1, &greedy(limit), |request| request).unwrap();
             assert_eq!(cache.device_bytes(), slots * slot, "{limit} after {prompt} on {device}");
         }
-        // Fed by itself, nobody knows how far it will go.
+        // Without a generation, the final length is unknown.
         let mut cache = model.cache(&plan).unwrap();
         forward(&model, &batch(&model, &[vec![3, 1, 4]]), &mut cache);
         assert_eq!(cache.device_bytes(), 64 * slot, "on {device}");
     }
 }
 
-/// From a budget for everything down to one for nothing: the same tokens, or an error before the first.
+/// Budgets from sufficient to insufficient: each run gives the same tokens, or an error before the first one.
 #[test]
 fn a_budget_is_kept() {
     for (device, opened) in devices() {
@@ -181,7 +181,7 @@ fn a_budget_is_kept() {
         let mut prompt =
             vec![model.encode(&"ROMEO: my love is deep as the sea, and as wide. ".repeat(20)).unwrap()];
         prompt[0].truncate(240);
-        // The buffers of `dynamic` double for the last time at half of what the text is going to reach.
+        // The buffers of `dynamic` double for the last time when they reach half of the final length.
         let wanted = greedy(513 - 240);
         let dynamic = Plan::dynamic();
         let mut cache = model.cache(&dynamic).unwrap();
@@ -220,7 +220,7 @@ fn a_budget_is_kept() {
             }
         }
         assert!(offloaded >= 2 && refused >= 1, "{offloaded} were offloaded, {refused} refused on {device}");
-        // Weights that do not fit, and tokens that are sure not to, are refused before anything is read.
+        // Weights that do not fit, and tokens that certainly do not fit, are refused before anything is read.
         let refuse = |memory, tokens| {
             let builder = float32(Model::builder(&folder), opened).memory(memory).tokens(tokens);
             builder.load().map(|_| ()).unwrap_err().to_string()
@@ -230,7 +230,7 @@ fn a_budget_is_kept() {
     }
 }
 
-/// A text goes on in a cache that is packed in its middle; what was chosen before stays.
+/// Generation continues in a cache that is packed midway; the tokens chosen before it do not change.
 #[test]
 fn a_cache_is_packed_when_memory_runs_out() {
     for (device, opened) in devices() {
@@ -258,7 +258,8 @@ fn a_cache_is_packed_when_memory_runs_out() {
     }
 }
 
-/// A cache that nobody limits outgrows the largest buffer of the device: it goes on where it was, packed or not at all.
+/// A cache without a budget outgrows the largest buffer of the device: it continues from its state, packed or
+/// not at all.
 #[test]
 fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
     for (device, opened) in devices() {
@@ -286,7 +287,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
         };
         let (want, _) = go_on(&mut model.cache(&plan).unwrap(), &prompt, OnOutOfMemory::Fail);
         assert_eq!(want.len(), 12);
-        // Keys of 1,024 tokens: two heads of 64 numbers.
+        // Keys of 1,024 tokens: two heads of dimension 64.
         let largest = 1024 * 2 * 64 * 4;
         model.budget().set_largest_buffer(Some(largest));
         for on_oom in [OnOutOfMemory::Fail, OnOutOfMemory::Offload] {
@@ -296,7 +297,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
             let refused = Error::BufferTooLarge { needed: 2 * largest, largest };
             assert_eq!(error, Some(refused), "{on_oom} on {device}");
             assert_eq!((cache.seq_len(), cache.host_bytes()), (1024, 0), "{on_oom} on {device}");
-            // It can be used at its size.
+            // The cache is usable at its present size.
             cache.truncate(1020).unwrap();
             let next = vec![vec![tokens[0][0].unwrap()]];
             let (again, _) = go_on(&mut cache, &next, on_oom);
@@ -310,7 +311,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
             "quantized",
             "on {device}"
         );
-        // A size that is known is refused before the first token.
+        // A size that is known in advance is refused before the first token.
         let wanted = GenerationConfig::new().max_new_tokens(8);
         let mut cache = model.cache(&plan).unwrap();
         let refused = model.generate(prompt).cache(&mut cache).config(wanted.clone()).steps().map(|_| ());
@@ -318,7 +319,7 @@ fn a_buffer_that_the_device_does_not_have_is_refused_when_a_cache_grows() {
     }
 }
 
-/// A loop of one's own is counted as Kiln's is.
+/// A user's own decoding loop is counted like Kiln's.
 #[test]
 fn a_forward_pass_claims_what_it_takes() {
     for (device, opened) in devices() {

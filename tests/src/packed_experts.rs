@@ -1,4 +1,4 @@
-//! Mixtures of experts whose weights are packed: they compute what their unpacked numbers compute.
+//! Mixtures of experts with packed weights give the same results as with the unpacked numbers.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ const HIDDEN: usize = 256;
 
 const EXPERTS: usize = 5;
 
-/// A folder of random weights.
+/// Creates a model folder with random weights.
 fn folder(config: &Json, tensors: &[(String, Vec<usize>)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
@@ -72,7 +72,7 @@ fn config(model_type: &str, others: Json) -> Json {
     config
 }
 
-/// The tensors of a decoder of two blocks, beside those that `of_block` adds to each.
+/// Returns the tensors of a decoder with two blocks, plus those that `of_block` adds to each block.
 fn tensors(of_block: impl Fn(&str) -> Vec<(String, Vec<usize>)>) -> Vec<(String, Vec<usize>)> {
     let mut all = vec![
         ("model.embed_tokens.weight".to_owned(), vec![97, HIDDEN]),
@@ -92,7 +92,7 @@ fn tensors(of_block: impl Fn(&str) -> Vec<(String, Vec<usize>)>) -> Vec<(String,
     all
 }
 
-/// A Mixtral whose experts have that width.
+/// Creates a Mixtral whose experts have that intermediate size.
 fn mixtral(intermediate: usize) -> TempDir {
     let config =
         config("mixtral", json!({ "intermediate_size": intermediate, "num_local_experts": EXPERTS }));
@@ -112,7 +112,7 @@ fn mixtral(intermediate: usize) -> TempDir {
     folder(&config, &tensors(of_block))
 }
 
-/// With an expert that all tokens share.
+/// Creates a Qwen2-MoE, which has a shared expert.
 fn qwen2_moe() -> TempDir {
     let (own, shared) = (256, 512);
     let sizes = json!({
@@ -174,7 +174,7 @@ fn devices() -> impl Iterator<Item = &'static Opened> {
     kiln_testkit::devices::opened().iter().map(|(_, opened)| opened)
 }
 
-/// Logits of few tokens and of many, and tokens that are generated.
+/// Returns the logits of few tokens and of many, and generated tokens.
 fn results(model: &Model) -> (Vec<f32>, Vec<u32>) {
     let prompt = |n: u32| (0..n).map(|i| i * 31 % 97).collect::<Vec<u32>>();
     let mut logits = Vec::new();
@@ -187,12 +187,12 @@ fn results(model: &Model) -> (Vec<f32>, Vec<u32>) {
     (logits, steps.flat_map(|step| step.unwrap().tokens).flatten().collect())
 }
 
-/// The bytes that weights in a checkpoint are said to take on a device.
+/// Returns the number of bytes that the weights of a checkpoint are predicted to take on a device.
 fn held(checkpoint: &Checkpoint, opened: &Opened, bytes: fn(&Checkpoint, &Kernels, DType) -> u64) -> u64 {
     bytes(checkpoint, &Kernels::new(Choice::Auto, &opened.device).unwrap(), DType::F32)
 }
 
-/// Compares a model whose experts are packed with `wide`, which has its numbers in float32.
+/// Compares a model with packed experts with `wide`, which has the same numbers in float32.
 fn compare(name: &str, wide: &Path, sources: &[(&Path, Option<Mixture>)]) {
     for opened in devices() {
         let each = held(&Checkpoint::open(wide).unwrap(), opened, Checkpoint::held_expert_bytes)
@@ -214,7 +214,7 @@ fn compare(name: &str, wide: &Path, sources: &[(&Path, Option<Mixture>)]) {
                 };
                 let model = builder(true).load().unwrap();
                 let bytes = model.weight_bytes() + model.host_weight_bytes();
-                // In host memory, matrices of any number of rows stay packed.
+                // In host memory, matrices with any number of rows stay packed.
                 let said = held(&checkpoint, opened, Checkpoint::held_bytes);
                 assert!(bytes == said || resident.is_some() && bytes < said, "{name}: {bytes}, not {said}");
                 assert!(bytes < wide.weight_bytes() * 7 / 10, "{name}: {bytes} of {}", wide.weight_bytes());
@@ -228,8 +228,8 @@ fn compare(name: &str, wide: &Path, sources: &[(&Path, Option<Mixture>)]) {
                     );
                     continue;
                 }
-                // Activations that are rounded to 8 bits are off by less than 1 %. Where two experts are nearly as likely, a token may go
-                // to the other one.
+                // Rounding activations to 8 bits causes errors below 1 %. If two experts are almost equally
+                // likely, a token may be routed to the other one.
                 let (found, _) = results(&builder(false).load().unwrap());
                 let square =
                     |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>().sqrt();
@@ -262,7 +262,7 @@ fn experts_whose_rows_are_no_sixteens_and_matrices_of_two_formats_are_right() {
     let packed = quantize(folder.path(), at("bf16.gguf"), Mixture::Bf16);
     let wide = quantize(&packed, at("wide.gguf"), Mixture::F32);
     compare("bf16", &wide, &[(&packed, None)]);
-    // The gate of experts in one format, and what it meets in another.
+    // The gate projections of experts in one format, and the up projections in another.
     let folder = mixtral(256);
     let packed = quantize(folder.path(), at("q4_0.gguf"), Mixture::Q4_0);
     let apart = repack(&packed, at("apart.gguf"), "ffn_up_exps", Format::Q6K);

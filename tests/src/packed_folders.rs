@@ -1,6 +1,7 @@
-//! Folders that PyTorch's quantizers wrote are computed from their codes, where rows and groups are whole blocks.
+//! Folders written by PyTorch quantizers are computed directly from their codes, if rows and groups are whole
+//! blocks.
 //!
-//! Matrices are quantized here, and so are the numbers that they stand for.
+//! Both the quantized matrices and the numbers that they encode are generated here.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +20,10 @@ use crate::{
 const HIDDEN: usize = 128;
 const WIDTH: usize = 384;
 const LAYERS: usize = 2;
-/// Those of the recorded Mixtral.
+/// Number of experts of the recorded Mixtral.
 const EXPERTS: usize = 4;
 
-/// A quantized matrix: its tensors by what follows the name of its module, and its numbers.
+/// A quantized matrix: its tensors by the suffix after the module name, and the encoded numbers.
 #[derive(Default)]
 struct Matrix {
     parts: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
@@ -40,20 +41,20 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// Words of so many bits a code, the first in the lowest bits.
+/// Packs codes of `bits` bits into words, the first code in the lowest bits.
 fn words(codes: impl IntoIterator<Item = u8>, bits: usize) -> Vec<u8> {
     let codes: Vec<u8> = codes.into_iter().collect();
     let word = |codes: &[u8]| codes.iter().rev().fold(0_u32, |word, code| word << bits | u32::from(*code));
     codes.chunks(32 / bits).flat_map(|codes| word(codes).to_le_bytes()).collect()
 }
 
-/// `[rows, columns]` as `[columns, rows]`.
+/// Transposes `[rows, columns]` to `[columns, rows]`.
 fn transposed<T: Copy>(numbers: &[T], rows: usize) -> Vec<T> {
     let columns = numbers.len() / rows;
     (0..columns).flat_map(|column| (0..rows).map(move |row| numbers[row * columns + column])).collect()
 }
 
-/// Integers with a scale in float16 and a zero point for each group of a row.
+/// Integers with a float16 scale and a zero point for each group of a row.
 struct Integers {
     rows: usize,
     columns: usize,
@@ -95,11 +96,11 @@ impl Integers {
     fn gptq(self, bits: usize) -> Matrix {
         let Self { rows, columns, groups, .. } = self;
         let per_word = 32 / bits;
-        // Codes of a column follow each other in a word of a row.
+        // A word of a row holds consecutive codes of a column.
         let lines = transposed(&self.codes, rows);
         let lines = lines.chunks(per_word * rows).flat_map(|line| transposed(line, per_word));
         let qweight = words(lines.collect::<Vec<_>>(), bits);
-        // A zero point of 0 would borrow from the next.
+        // A zero point of 0 would borrow from the next one.
         let stored = transposed(&self.zeros, rows).into_iter().map(|zero| zero.checked_sub(1).unwrap());
         let order =
             (0..columns).flat_map(|column| ((column / (columns / groups)) as i32).to_le_bytes()).collect();
@@ -140,7 +141,7 @@ impl Integers {
     }
 }
 
-/// bitsandbytes, with so many numbers in a block.
+/// Quantizes like bitsandbytes, with `block` numbers per block.
 fn four_bits(numbers: &[f32], rows: usize, block: usize, name: &str, table: Table) -> Matrix {
     let table = table.numbers();
     let (mut codes, mut scales, mut unpacked) = (vec![], vec![], vec![]);
@@ -165,7 +166,8 @@ fn four_bits(numbers: &[f32], rows: usize, block: usize, name: &str, table: Tabl
         .with(&state_name, Dtype::U8, &[state.len()], state.into_bytes())
 }
 
-/// Signed bytes with a scale for each row: LLM.int8(), which multiplies by another factor, too, and compressed-tensors.
+/// Signed bytes with a scale for each row: LLM.int8(), which also multiplies by another factor, and
+/// compressed-tensors.
 fn signed_bytes(numbers: &[f32], rows: usize, factor: f32, scale_name: &str, shape: &[usize]) -> Matrix {
     let (mut codes, mut scales, mut unpacked) = (vec![], vec![], vec![]);
     for row in numbers.chunks(numbers.len() / rows) {
@@ -183,7 +185,7 @@ fn signed_bytes(numbers: &[f32], rows: usize, factor: f32, scale_name: &str, sha
         .with(scale_name, Dtype::F32, shape, bytes_of(&scales))
 }
 
-/// How the matrices of a folder are quantized.
+/// Quantization of the matrices of a folder.
 struct Case {
     name: &'static str,
     config: Value,
@@ -229,12 +231,12 @@ fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// A llama with quantized matrices, and one with the numbers that they stand for.
+    /// Creates a llama with quantized matrices, and one with the numbers that they encode.
     fn folders(&self) -> [TempDir; 2] {
         self.folders_of("llama", modules())
     }
 
-    /// A mixture whose experts are quantized, too.
+    /// Creates a mixture with quantized experts, and one with the numbers that they encode.
     fn mixtures(&self) -> [TempDir; 2] {
         self.folders_of("mixtral", modules_of_mixture())
     }
@@ -297,7 +299,7 @@ impl Case {
     }
 }
 
-/// The quantized modules, with their rows and columns.
+/// Returns the quantized modules, with their rows and columns.
 fn modules() -> Vec<(String, usize, usize)> {
     let of_layer = |layer| {
         let module = move |(name, rows, columns)| (format!("model.layers.{layer}.{name}"), rows, columns);
@@ -315,7 +317,7 @@ fn modules() -> Vec<(String, usize, usize)> {
     (0..LAYERS).flat_map(of_layer).collect()
 }
 
-/// Those of a model of experts, whose router is not quantized.
+/// Returns the quantized modules of a mixture of experts, whose router is not quantized.
 fn modules_of_mixture() -> Vec<(String, usize, usize)> {
     let attention = modules().into_iter().filter(|(name, ..)| name.contains("self_attn"));
     let experts = (0..LAYERS * EXPERTS).flat_map(|i| {
@@ -326,7 +328,8 @@ fn modules_of_mixture() -> Vec<(String, usize, usize)> {
     attention.chain(experts).collect()
 }
 
-/// Few tokens, whose products GPUs compute from the codes, and many, for which they unpack rows.
+/// Returns the logits of few tokens, for which GPUs multiply by the codes, and of many, for which they unpack
+/// rows.
 fn logits(model: &Model) -> Vec<f32> {
     let prompts: [Vec<TokenId>; 2] = [vec![3, 1, 4, 1, 5], (0..40).map(|i| i * 7 % 97).collect()];
     let of_prompt = |prompt: Vec<TokenId>| {
@@ -336,7 +339,7 @@ fn logits(model: &Model) -> Vec<f32> {
     prompts.into_iter().flat_map(of_prompt).collect()
 }
 
-/// How far numbers are from others, in parts of these.
+/// Returns the relative distance of numbers from the expected ones.
 fn distance(found: &[f32], want: &[f32]) -> f32 {
     let square = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>().sqrt();
     let off = square(&mut found.iter().zip(want).map(|(found, want)| found - want));
@@ -359,11 +362,11 @@ fn every_method_is_computed_from_its_codes() {
             let want = logits(&same);
             assert!(want.iter().any(|logit| logit.abs() > 1.0), "{what}");
             assert_close(&logits(&model), &want, &what);
-            // Cut into blocks of rows.
+            // Split into blocks of rows.
             let cut = builder(&folder).exact(true).largest_binding(8 << 10).load().unwrap();
             assert_close(&logits(&cut), &want, &format!("{what}, cut"));
 
-            // What is held is codes and scales. A row's zero points are whole words.
+            // Only codes and scales are stored. The zero points of a row are whole words.
             let numbers: usize = modules().iter().map(|(_, rows, columns)| rows * columns).sum();
             let dense = 4 * (model.parameters() - numbers as u64);
             let bits = (model.weight_bytes() - dense) as f64 * 8.0 / numbers as f64;
@@ -373,7 +376,7 @@ fn every_method_is_computed_from_its_codes() {
                 "{what}: {bits} bits a number, not {of_format}"
             );
 
-            // Rounding activations to 8 bits.
+            // Activations are rounded to 8 bits.
             let found = logits(&builder(&folder).load().unwrap());
             let off = distance(&found, &want);
             assert!(off <= 0.05, "{what}: logits are {off} off");
@@ -407,7 +410,7 @@ fn a_plain_folder_is_packed_in_nf4() {
         let builder = |folder: &TempDir| float32(Model::builder(folder.path()), opened).exact(true);
         let want = logits(&builder(&folder).load().unwrap());
         let packed = builder(&plain).quant(Mixture::Nf4).load().unwrap();
-        // Matrices are packed as they were; the head and the embeddings lose something in 8 bits.
+        // Quantized matrices keep their codes; the head and the embeddings lose precision in 8 bits.
         let off = distance(&logits(&packed), &want);
         assert!(off > 0.0 && off < 0.02, "{off} on {}", opened.info.name);
     }

@@ -1,4 +1,4 @@
-//! Lists in the pages for users, compared with the code.
+//! Compares lists in the user documentation with the code.
 
 use std::{fmt::Write, fs, path::PathBuf};
 
@@ -7,7 +7,7 @@ use kiln_weights::{Format, Mixture};
 
 type List = fn() -> String;
 
-/// Each list: its page, its name there, and the list as the code says it.
+/// All lists: the page, the name on the page, and a function that generates the list.
 const LISTS: [(&str, &str, List); 8] = [
     ("README.md", "caches", caches),
     ("README.md", "model types", model_types),
@@ -57,7 +57,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A table in Markdown, the first row of which has the names of the columns.
+/// Formats a Markdown table; the first row contains the column names.
 fn table<const N: usize>(rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut lines: Vec<_> = rows.into_iter().map(|row| format!("| {} |", row.join(" | "))).collect();
     lines.insert(1, format!("|{}", "---|".repeat(N)));
@@ -118,7 +118,7 @@ fn mixtures() -> String {
     table([names].into_iter().chain(rows))
 }
 
-/// The name of each example, and the first sentence of its documentation.
+/// Returns the name of each example and the first sentence of its documentation.
 fn examples() -> String {
     let folder = root().join("examples");
     let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());

@@ -1,4 +1,4 @@
-//! What is measured of packed weights is what the models say.
+//! Measurements of packed weights agree with the models.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// Two windows, and the beginning of a third.
+/// Returns two windows of text, and the beginning of a third.
 fn text(model: &Model) -> Vec<TokenId> {
     let text = "Friends, Romans, countrymen, lend me your ears; I come to bury Caesar, not to praise him. The evil that men \
                 do lives after them; the good is oft interred with their bones; so let it be with Caesar.";
@@ -34,7 +34,7 @@ fn text(model: &Model) -> Vec<TokenId> {
     text[..2 * WINDOW + 5].to_vec()
 }
 
-/// Logarithms of the probabilities of all tokens at all places `[places, vocab]`, in one pass for each window.
+/// Returns the log-probabilities of all tokens at all positions, `[places, vocab]`, from one pass per window.
 fn logarithms(model: &Model, text: &[TokenId]) -> Vec<f32> {
     let said = |window: &[TokenId]| {
         let batch = Batch::from_rows(&[window[..window.len() - 1].to_vec()], model.device()).unwrap();
@@ -80,8 +80,9 @@ fn losses_of_weights_are_those_of_whole_passes() {
             let model = builder().quant(one.mixture).exact(one.exact).load().unwrap();
             let said = logarithms(&model, &text);
             let near = |measured: f64, right: &[f32]| {
-                // Logits of a few units are float32 sums in two orders: both logarithms differ by 1e-5 at most, and what is nearly equal
-                // in both is left of their difference. The divergence is a mean of such differences.
+                // Both orders of summing float32 logits of a few units change the logarithms by at most 1e-5,
+                // which dominates the difference if both are almost equal. The divergence is a mean of such
+                // differences.
                 let expected = mean_divergence(right, &said, places);
                 assert!((measured - expected).abs() < 2e-5, "{one:?} on {device}: {expected:e}");
             };
@@ -97,7 +98,7 @@ fn losses_of_weights_are_those_of_whole_passes() {
         let [eight, three] = [Mixture::Q8_0, Mixture::Q3KM]
             .map(|mixture| probe.weights.iter().find(|one| one.mixture == Some(mixture)).unwrap());
         assert!(eight.compared.divergence < three.compared.divergence && three.bytes < eight.bytes);
-        // Of a matrix 8.5, and 32 of the few numbers of norms.
+        // 8.5 bits for matrices, and 32 for the few numbers of norms.
         assert!(eight.bits > 8.5 && eight.bits < 8.6, "{}", eight.bits);
     }
 }
@@ -134,7 +135,7 @@ fn tensors_are_packed_alone() {
     }
 }
 
-/// The figure is that of numbers which are packed and unpacked here.
+/// The reported error equals that of numbers that are packed and unpacked here.
 #[test]
 fn errors_of_tensors_are_those_of_their_numbers() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
@@ -168,7 +169,7 @@ fn errors_of_tensors_are_those_of_their_numbers() {
     }
     let kind = tensors.kinds.iter().find(|kind| kind.name == "ffn_down").unwrap();
     let expected = f64::sqrt(errors / squares);
-    // Sums of double precision in another order.
+    // Sums in double precision in another order.
     assert!((kind.relative_error / expected - 1.0).abs() < 1e-9, "{} is not {expected}", kind.relative_error);
 }
 

@@ -1,4 +1,4 @@
-//! Models that are written as GGUF files are the models that they were.
+//! Models written as GGUF files give the results of the original models.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ fn case(model_type: &str) -> Case {
     cases().into_iter().find(|case| case.model_type() == model_type).unwrap()
 }
 
-/// A file and its header.
+/// Reads a file and its header.
 fn read(path: &Path) -> (Vec<u8>, Gguf) {
     let bytes = fs::read(path).unwrap();
     let header = Gguf::read(&mut Cursor::new(&bytes), bytes.len() as u64).unwrap();
@@ -43,7 +43,7 @@ fn every_folder_is_the_same_model_as_a_file() {
         let path = output.path().join("model.gguf");
         let done = quantize(folder.path(), &path, Mixture::F32).unwrap().unwrap();
         let (_, header) = read(&path);
-        // Those of llama.cpp's converter.
+        // The names and shapes of llama.cpp's converter.
         let shapes: Vec<_> =
             header.tensors().iter().map(|one| (one.name.clone(), one.shape.clone())).collect();
         assert_eq!(shapes.into_iter().collect::<std::collections::BTreeMap<_, _>>(), case.tensors, "{name}");
@@ -117,7 +117,7 @@ fn nothing_is_left_of_a_file_that_is_not_complete() {
     let output = tempfile::tempdir().unwrap();
     let path = output.path().join("model.gguf");
     let folder = case("llama").folder(Format::F32);
-    // After the first piece.
+    // Stops after the first piece.
     let stopped = kiln::quantize(folder.path(), &path, Mixture::F16, |_| ControlFlow::Break(()));
     assert_eq!(stopped.unwrap(), None);
     assert_eq!(files(output.path()), [] as [PathBuf; 0]);
@@ -125,7 +125,7 @@ fn nothing_is_left_of_a_file_that_is_not_complete() {
     fs::write(&path, "before").unwrap();
     let weights = folder.path().join("model.safetensors");
     let mut bytes = fs::read(&weights).unwrap();
-    // The first tensor behind the header is the head.
+    // The first tensor after the header is the head.
     let first = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     bytes[first..first + 4].copy_from_slice(&1e6_f32.to_le_bytes());
     fs::write(&weights, bytes).unwrap();

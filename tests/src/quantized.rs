@@ -1,4 +1,4 @@
-//! Quantized caches: what they hold, what they lose, and what is refused.
+//! Quantized caches: their sizes, their losses, and refused settings.
 
 use burn::tensor::{DType, Tensor};
 use kiln::{
@@ -21,7 +21,7 @@ fn text(len: usize) -> Vec<TokenId> {
     (0..len as TokenId).map(|i| (i * 31 + i * i * 7) % 97).collect()
 }
 
-/// Everything counted: codes, scales, room for recent tokens.
+/// Counts everything: codes, scales, and space for recent tokens.
 #[test]
 fn bytes_are_few() {
     const TOKENS: usize = 4096;
@@ -33,7 +33,7 @@ fn bytes_are_few() {
             let (text, spec) = (plan.to_string(), plan.global);
             let computed = spec.factory.bytes(&need, TOKENS, 2);
             assert!((computed as f64) < most * dense as f64, "{text}: {computed} of {dense}");
-            // What is computed is what is held: fed at once, and fed in parts.
+            // The computed size equals the actual one, whether tokens are fed at once or in parts.
             for (_, opened) in devices() {
                 let kernels = Kernels::new(Choice::Auto, &opened.device).unwrap();
                 for parts in [vec![TOKENS], vec![1000, 1, 2000, 1095]] {
@@ -51,11 +51,12 @@ fn bytes_are_few() {
     }
 }
 
-/// A step's query needs a small part of what a dense copy of one layer's history would take: measured, where the device says
-/// what it has reserved. The definition, which makes such copies, shows that the measure sees them.
+/// A decode step needs a small part of the memory of a dense copy of one layer's history; measured if the
+/// device reports its reserved memory. The reference implementation, which makes such copies, shows that the
+/// measurement detects them.
 #[test]
 fn no_dense_history_is_made_for_a_step() {
-    // Not the end of a block, whose packing makes room.
+    // Not at the end of a block, where packing allocates memory.
     const TOKENS: usize = 16_392;
     if !is_alone() {
         alone("quantized::no_dense_history_is_made_for_a_step", None);
@@ -101,16 +102,17 @@ fn no_dense_history_is_made_for_a_step() {
             drop((y, kept));
             let share = more as f64 / history as f64;
             println!("{name}, {cache}, {choice}: {more} bytes, {share:.3} of a dense history");
-            // Memory comes in pages of some MiB.
+            // Memory is allocated in pages of some MiB.
             assert_eq!(share < 0.5, choice == Choice::Auto, "{name}, {cache}, {choice}: {share}");
         }
     }
 }
 
-/// In every format, in windows, and rotated: eight bits lose next to nothing, and fewer lose more.
+/// In every format, with windows and rotated: eight bits lose almost nothing, and fewer bits lose more.
 ///
-/// The bounds are half more than the most that `kiln probe` showed on these models (1.3e-4 nats with 8 bits, 3.4e-2 with 4,
-/// groups of 8 throughout): their weights are random, so the figures say little of others.
+/// The bounds are 1.5 times the largest losses that `kiln probe` showed on these models (1.3e-4 nats with 8
+/// bits, 3.4e-2 with 4, groups of 8 throughout). The weights are random, so the figures say little about
+/// other models.
 #[test]
 fn losses_are_small() {
     let formats = [
@@ -121,7 +123,7 @@ fn losses_are_small() {
         "quantized:group=64,residual=16,axis_key=0",
     ];
     for (place, (device, opened)) in devices().enumerate() {
-        // One device goes over everything, the others over what differs for kernels.
+        // One device runs everything, the others only the cases that differ in kernels.
         let (models, formats) = match place {
             0 => (&["llama", "mistral", "gemma2"][..], &formats[..]),
             _ => (&["mistral"][..], &formats[..2]),
@@ -139,7 +141,7 @@ fn losses_are_small() {
     }
 }
 
-/// A prompt is seen as it is, whatever becomes of it afterwards.
+/// A prompt is processed with unquantized keys and values, however they are stored afterwards.
 #[test]
 fn a_prompt_is_not_seen_packed() {
     for (device, opened) in devices() {
@@ -171,13 +173,14 @@ fn tokens(model: &Model, cache: &str, prompt: Vec<TokenId>, n: usize) -> Vec<Tok
     steps.filter_map(|step| step.unwrap().tokens[0]).collect()
 }
 
-/// The reference fails on them: it packs codes of a byte along the rows, and short prompts have too few.
+/// The reference fails in these cases: it packs the codes of a byte along the rows, and short prompts have
+/// too few.
 #[test]
 fn one_and_two_bits_work_on_short_prompts() {
     for (place, (device, opened)) in devices().enumerate() {
         let model = recorded("llama", opened);
         for bits in [1, 2, 3] {
-            // The rules differ in the strategy, not in kernels.
+            // The rules differ in the strategy, not in the kernels.
             for rule in ["append", "requantize"].into_iter().take(if place == 0 { 2 } else { 1 }) {
                 let cache = format!("quantized:format=hqq,nbits={bits},group=16,residual=16,flush={rule}");
                 for prompt in [1, 3, 10] {
@@ -189,7 +192,7 @@ fn one_and_two_bits_work_on_short_prompts() {
     }
 }
 
-/// Rows of a batch do not touch each other's codes.
+/// Rows of a batch do not share codes.
 #[test]
 fn rows_are_packed_apart() {
     for (device, opened) in devices() {

@@ -1,7 +1,6 @@
-//! Folders of quantized matrices are those of the numbers that the matrices unpack to, whatever quantized
-//! them.
+//! Folders with quantized matrices give the results of the unpacked numbers, for every quantization method.
 //!
-//! Recorded matrices (`tools/quantized_cases.py`) take the places of those of the recorded llama.
+//! Recorded matrices (`tools/quantized_cases.py`) replace those of the recorded llama.
 
 use std::{collections::BTreeMap, fs};
 
@@ -19,13 +18,13 @@ use crate::{
     support::{assert_close, float32},
 };
 
-/// Matrices of one method.
+/// Matrices of one quantization method.
 struct Case {
     name: String,
     /// `quantization_config`
     config: Value,
     tensors: Tensors,
-    /// What the matrices unpack to, by the names of their modules: bytes of float32.
+    /// Unpacked matrices by module name: shape, and bytes of float32.
     numbers: BTreeMap<String, (Vec<usize>, Vec<u8>)>,
 }
 
@@ -64,7 +63,7 @@ fn case(name: &str) -> Case {
 }
 
 impl Case {
-    /// The llama with these matrices.
+    /// Creates the llama with these quantized matrices.
     fn folder(&self) -> TempDir {
         let folder = copy_of("llama");
         edit_config(folder.path(), |config| config["quantization_config"] = self.config.clone());
@@ -77,7 +76,7 @@ impl Case {
         folder
     }
 
-    /// The llama with the numbers of these matrices.
+    /// Creates the llama with the unpacked numbers of these matrices.
     fn plain(&self) -> TempDir {
         let folder = copy_of("llama");
         edit_tensors(folder.path(), |tensors| {
@@ -91,7 +90,7 @@ impl Case {
     }
 }
 
-/// Files of weights that are right, for fuzzing, each with its `quantization_config`.
+/// Returns valid weight files for fuzzing, each with its `quantization_config`.
 pub(crate) fn small_files() -> Vec<(Value, Vec<u8>)> {
     let file =
         |case: Case| (case.config.clone(), fs::read(case.folder().path().join("model.safetensors")).unwrap());
@@ -111,7 +110,7 @@ fn every_method_is_what_it_unpacks_to() {
     assert!(cases.len() > 12);
     for case in cases {
         let (folder, plain) = (case.folder(), case.plain());
-        // The test would see matrices that were left as they are.
+        // Shows that the test would detect unchanged matrices.
         assert_ne!(logits(&load(plain.path()).unwrap()), logits(&load(copy_of("llama").path()).unwrap()));
         for opened in devices() {
             let builder = |folder: &TempDir| float32(Model::builder(folder.path()), opened);
@@ -122,11 +121,11 @@ fn every_method_is_what_it_unpacks_to() {
             let want = logits(&same);
             assert!(want.iter().all(|logit| logit.is_finite()), "{what}");
             assert_eq!(logits(&model), want, "{what}");
-            // Cut into blocks of rows, each of which begins within a matrix.
+            // Split into blocks of rows, each of which begins within a matrix.
             let [cut, same] =
                 [&folder, &plain].map(|folder| unpacked(folder).largest_binding(1024).load().unwrap());
             assert_eq!(logits(&cut), logits(&same), "{what}, cut");
-            // Some of the matrices are computed from their codes.
+            // Some of the matrices are computed directly from their codes.
             let packed = builder(&folder).exact(true).load().unwrap();
             assert_close(&logits(&packed), &want, &what);
         }
@@ -188,8 +187,8 @@ fn a_folder_says_how_it_was_quantized() {
         let case = case(name);
         let inspection = Inspection::of(case.folder().path()).unwrap();
         let numbers: usize = case.numbers.values().map(|(shape, _)| shape.iter().product::<usize>()).sum();
-        // Two small tensors are read with the header: what a matrix of 4 bits is, and the shape of packed
-        // ones.
+        // Two small tensors are read with the header: the quantization state of a 4-bit matrix, and the shape
+        // of packed matrices.
         let read = |name: &str| name.contains("quant_state") || name.ends_with("weight_shape");
         let bytes = case.tensors.iter().filter(|(name, _)| !read(name)).map(|(_, (_, _, data))| data.len());
         assert_eq!(inspection.by_dtype[dtype], (numbers as u64, bytes.sum::<usize>() as u64), "{name}");
@@ -199,7 +198,7 @@ fn a_folder_says_how_it_was_quantized() {
 
 #[test]
 fn modules_that_are_not_quantized_are_plain() {
-    // A folder whose config names a method, and whose matrices are all plain.
+    // A folder whose config names a method, but whose matrices are all unquantized.
     let want = logits(&load(copy_of("llama").path()).unwrap());
     for case in ["nf4", "gptq", "awq", "ct_8"].map(case) {
         let folder = copy_of("llama");
@@ -245,7 +244,7 @@ fn methods_that_are_not_read_are_named() {
     }
 }
 
-/// What loading says after `edit` changed the tensors of a case's `k_proj`.
+/// Returns the error of a load after `edit` changed the tensors of a case's `k_proj`.
 fn spoilt(name: &str, edit: impl FnOnce(&mut dyn FnMut(&str, Option<Spoilt>))) -> String {
     let folder = case(name).folder();
     edit_tensors(folder.path(), |tensors| {
@@ -267,13 +266,13 @@ fn spoilt(name: &str, edit: impl FnOnce(&mut dyn FnMut(&str, Option<Spoilt>))) -
 type Stored = (Dtype, Vec<usize>, Vec<u8>);
 type Spoilt = Box<dyn Fn(Stored) -> Stored>;
 
-/// Another text in the place of a tensor's bytes.
+/// Replaces the bytes of a tensor by a text.
 fn text(text: &str) -> Spoilt {
     let bytes = text.as_bytes().to_vec();
     Box::new(move |_| (Dtype::U8, vec![bytes.len()], bytes.clone()))
 }
 
-/// A tensor of int32 or int64.
+/// Replaces a tensor by one of int32 or int64.
 fn integers(dtype: Dtype, shape: &[usize], number: i64) -> Spoilt {
     let (len, shape) = (shape.iter().product::<usize>(), shape.to_vec());
     Box::new(move |_| {
@@ -352,10 +351,10 @@ fn tensors_that_are_missing_are_named() {
         let error = spoilt(name, |change| change(part, None));
         assert!(error.contains(part) || error.contains("weight`"), "{name} {part}: {error}");
     }
-    // What belongs to no matrix is left over.
+    // Tensors that belong to no matrix remain unused.
     let error = spoilt("gptq", |change| change("qweight", None));
     assert!(error.contains("no tensor `model.layers.1.self_attn.k_proj.weight`"), "{error}");
-    // A matrix that is there twice.
+    // A matrix that occurs twice.
     let folder = case("gptq").folder();
     edit_tensors(folder.path(), |tensors| {
         let plain = tensors["model.layers.0.self_attn.k_proj.weight"].clone();

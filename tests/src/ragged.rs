@@ -1,4 +1,4 @@
-//! Rows of different lengths: each is what it would be alone, with every cache, on every device.
+//! Rows of different lengths: each gives the results that it gives alone, with every cache, on every device.
 
 use burn::tensor::Tensor;
 use kiln::{
@@ -12,7 +12,7 @@ use crate::{
     support::{assert_close, batch, floats, forward, greedy, recorded},
 };
 
-/// Lengths below, at and beyond what windows and residuals of the samples hold.
+/// Lengths below, at and above the windows and residuals of the samples.
 const LENS: [usize; 4] = [9, 3, 26, 14];
 
 fn prompt(row: usize) -> Vec<TokenId> {
@@ -27,7 +27,7 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// Rows that are fed together, and each in a cache of its own.
+/// Rows in one cache, and each row in a separate cache.
 struct Rows<'a> {
     model: &'a Model,
     together: ModelCache,
@@ -45,7 +45,8 @@ impl<'a> Rows<'a> {
         Self { model, together: cache(), alone: LENS.map(|_| cache()).into(), what }
     }
 
-    /// Feeds these tokens to the rows, in pieces of `chunk` columns; the last of each row must see what it sees alone.
+    /// Feeds tokens to the rows, in chunks of `chunk` columns, and compares the last logits of each row with
+    /// those of the row alone.
     fn feed(&mut self, rows: &[Vec<TokenId>], chunk: usize) {
         let fed = Batch::ragged(rows, 0, self.model.device()).unwrap();
         let logits = floats(prefilled(self.model, &mut self.together, &fed, Some(chunk)));
@@ -74,14 +75,15 @@ fn rows_of_different_lengths_are_what_they_are_alone() {
     for (place, (device, opened)) in devices().enumerate() {
         for name in ["llama", "mamba", "mistral"].into_iter().take(if place == 0 { 3 } else { 2 }) {
             let model = recorded(name, opened);
-            // Offloaded ones on one device only, to save time: the laws of layers test offloading on every device.
+            // Offloaded caches on one device only, to save time: the laws of layers test offloading on every
+            // device.
             let all = remembering(&model).filter(|(text, ..)| place == 0 || !text.contains("offloaded"));
             for (text, plan, _) in all {
                 let mut rows = Rows::new(&model, &plan, format!("{text} of {name} on {device}"));
                 rows.feed(&prompts(), 100);
                 (20..26).for_each(|token| rows.step(token));
 
-                // Each forgets as much as it likes.
+                // Each row is rolled back by a different length.
                 let lens: Vec<usize> = LENS.iter().zip([2, 0, 3, 1]).map(|(len, n)| len + 6 - n).collect();
                 if rows.together.rewind_points(&lens) == lens {
                     rows.together.truncate_rows(&lens).unwrap();
@@ -91,7 +93,7 @@ fn rows_of_different_lengths_are_what_they_are_alone() {
                     (40..42).for_each(|token| rows.step(token));
                 }
 
-                // Saved and restored, or as they are, in another order, with more than a token for some.
+                // Restored from a saved state or not, reordered, and fed more than one token in some rows.
                 let state = rows.together.save().unwrap();
                 rows.together = model.cache(&plan).unwrap();
                 rows.together.restore(state).unwrap();
@@ -117,7 +119,7 @@ fn long_and_short_prompts_are_fed_in_chunks() {
         for name in ["llama", "llama_rope_dynamic", "mamba"] {
             let model = recorded(name, opened);
             for (text, plan, exact) in remembering(&model).filter(|(text, ..)| !text.contains("offloaded")) {
-                // What depends on how it was fed is fed alike.
+                // Caches that depend on how they were fed are fed in the same chunks.
                 let chunks: &[usize] = if exact { &[1, 5, 11, 100] } else { &[100] };
                 for &chunk in chunks {
                     let what = format!("{text} of {name} on {device}, chunks of {chunk}");
@@ -130,7 +132,8 @@ fn long_and_short_prompts_are_fed_in_chunks() {
     }
 }
 
-/// Through the loop: the device draws, steps are captured where they can be, and tokens are read a step behind.
+/// Through the generation loop: the device samples, steps are captured if possible, and tokens are read one
+/// step late.
 #[test]
 fn a_generation_gives_every_row_its_own_tokens() {
     for (device, opened) in devices() {
@@ -163,7 +166,8 @@ fn a_generation_gives_every_row_its_own_tokens() {
     }
 }
 
-/// Prompts of different lengths for a cache that takes no padding, and conversations that grow apart.
+/// Prompts of different lengths with a cache that does not support padding, and conversations that diverge in
+/// length.
 #[test]
 fn conversations_grow_by_different_lengths() {
     for (device, opened) in devices() {
@@ -178,12 +182,12 @@ fn conversations_grow_by_different_lengths() {
                 let new = |row: usize| steps.iter().filter_map(|step| step[row]).collect::<Vec<_>>();
                 ((0..rows.len()).map(new).collect::<Vec<_>>(), reuse)
             };
-            // Alike at first, and padded where the cache takes that.
+            // Equal lengths first, and then padded rows if the cache supports them.
             for first in [[0, 0], [0, 1]] {
                 let mut rows = first.map(prompt).to_vec();
                 let mut together = Sequence::new(&model, &plan).unwrap();
                 let mut alone = [0, 1].map(|_| Sequence::new(&model, &plan).unwrap());
-                // The longer row grows more, then the shorter one does, then both alike.
+                // First the longer row grows more, then the shorter one, then both by the same length.
                 for (turn, grow) in [[3, 1], [1, 4], [2, 2], [1, 9]].into_iter().enumerate() {
                     let what = format!("{text} on {device}, from {first:?}, turn {turn}");
                     let (new, reuse) = ask(&mut together, &rows);
@@ -198,7 +202,7 @@ fn conversations_grow_by_different_lengths() {
                 }
             }
         }
-        // A prompt that is shorter, from the start.
+        // A shorter prompt from the start.
         let plan = Plan::named("sink:window=12,sinks=2").unwrap();
         let generate = |rows: Vec<Vec<TokenId>>| {
             let mut cache = model.cache(&plan).unwrap();
@@ -254,7 +258,7 @@ fn what_does_not_fit_the_rows_is_refused() {
         assert!(matches!(other.restore(state), Err(kiln::Error::Import { .. })), "{rows:?}");
     }
 
-    // One row that is left is a batch as any other.
+    // A single remaining row behaves like any other batch.
     cache.reorder(&[2]).unwrap();
     assert_eq!(prefill(&[vec![1], vec![2]], &mut cache), Err(kiln::Error::WrongRows { rows: 1, given: 2 }));
     prefill(&[vec![1]], &mut cache).unwrap();
@@ -262,7 +266,7 @@ fn what_does_not_fit_the_rows_is_refused() {
     assert_eq!((cache.seq_len(), cache.to_legacy().is_ok()), (5, true));
 }
 
-/// What was refused, and what holds nothing, is of any rows.
+/// A cache that refused a batch, or is empty, accepts any number of rows.
 #[test]
 fn an_empty_cache_takes_any_rows() {
     let (_, opened) = devices().next().unwrap();
@@ -287,7 +291,7 @@ fn an_empty_cache_takes_any_rows() {
     }
 }
 
-/// A saved file holds rows of different lengths.
+/// A saved file can contain rows of different lengths.
 #[test]
 fn rows_of_different_lengths_are_saved() {
     let (_, opened) = devices().next().unwrap();

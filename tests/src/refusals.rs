@@ -1,4 +1,4 @@
-//! Allocations that the system or a device refuses: in processes of their own, which have so much memory and no more.
+//! Allocations refused by the system or a device, tested in separate processes with a memory limit.
 
 use std::process::Command;
 
@@ -15,15 +15,15 @@ fn devices() -> impl Iterator<Item = (&'static str, &'static Opened)> {
     kiln_testkit::devices::opened().iter().map(|(name, opened)| (name.as_str(), opened))
 }
 
-/// KiB of addresses that this process has.
+/// Returns the size in KiB of the address space of this process.
 fn addresses() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Lets this process have `more` KiB of addresses, and no more. What is compiled was compiled before: software Vulkan's
-/// compiler crashes where it has no memory.
+/// Limits the address space of this process to `more` KiB above the present size. Kernels must be compiled
+/// before: the compiler of software Vulkan crashes when it runs out of memory.
 fn limit(opened: &Opened, more: u64) {
     opened.device.memory_cleanup();
     opened.device.sync().unwrap();
@@ -46,11 +46,11 @@ fn generate(
     steps.map(|step| Ok(step?.tokens[0].unwrap())).collect()
 }
 
-/// 128 MiB of keys and values a layer for 32,768 tokens of a row, in a model that computes little.
+/// 128 MiB of keys and values per layer for a row of 32,768 tokens, in a model that computes little.
 const LARGE_CACHE: Llama =
     Llama { layers: 8, hidden: 512, heads: 8, kv_heads: 8, intermediate: 64, vocab: 97 };
 
-/// 128 MiB for the two sides of the feed-forward of 2,048 tokens, which are one product.
+/// 128 MiB for the gate and up activations of 2,048 tokens, which are computed by one product.
 const LARGE_ACTIVATIONS: Llama =
     Llama { layers: 1, hidden: 16, heads: 1, kv_heads: 1, intermediate: 8192, vocab: 97 };
 
@@ -67,7 +67,8 @@ fn is_out_of_memory<T: std::fmt::Debug>(result: Result<T>) -> bool {
     }
 }
 
-/// A cache of a gigabyte in 600 MiB: an error, or a packed one; the model can be used afterwards, and so can the cache.
+/// A cache of one gigabyte in 600 MiB: an error, or a packed cache; both the model and the cache remain
+/// usable.
 #[test]
 fn a_cache() {
     if !is_alone() {
@@ -88,13 +89,13 @@ fn a_cache() {
     assert!(is_out_of_memory(run(&mut refused, fail)));
     assert_eq!(refused.seq_len(), 0);
     assert!(is_out_of_memory(run(&mut refused, fail)), "it is as large as it was");
-    // On a software device the host has no room for it either.
+    // On a software device, host memory is limited as well.
     assert!(is_out_of_memory(run(&mut cache(large), OnOutOfMemory::Offload)));
     assert_eq!(run(&mut cache("dynamic"), fail).unwrap(), want);
     assert_eq!(run(&mut cache(large), OnOutOfMemory::Quantize).unwrap(), packed);
 }
 
-/// A prompt whose activations are refused is fed in smaller pieces.
+/// A prompt whose activations are refused is fed in smaller chunks.
 #[test]
 fn a_prompt() {
     if !is_alone() {
@@ -106,7 +107,7 @@ fn a_prompt() {
         let mut cache = model.cache(&Plan::dynamic()).unwrap();
         generate(&model, &mut cache, &numbers(2048), 2, |request| request.on_oom(on_oom).prefill_chunk(chunk))
     };
-    // In the pieces that are fed next, and in one.
+    // In chunks of the size used after a refusal, and at once.
     let want = run(OnOutOfMemory::Fail, 128).unwrap();
     run(OnOutOfMemory::Fail, 2048).unwrap();
 
@@ -115,19 +116,19 @@ fn a_prompt() {
     assert_eq!(run(OnOutOfMemory::Offload, 2048).unwrap(), want);
 }
 
-/// Whatever a device refuses, and whenever: what was fed is fed again to a cache in host memory, and the tokens are those
-/// that would have come.
+/// A device may refuse an allocation at any time: the tokens are fed again to a cache in host memory, and the
+/// generated tokens do not change.
 #[test]
 fn at_any_token() {
     if is_alone() {
         return devices().for_each(|(_, opened)| refuse_at_any_token(opened));
     }
-    // A process of its own, because others would hear of it.
+    // Runs in a separate process, because the refusal would affect other tests.
     alone("refusals::at_any_token", None);
 }
 
 fn refuse_at_any_token(opened: &Opened) {
-    // It need not be there.
+    // The device need not exist.
     let another = Device::cuda(99);
     let one = vec![numbers(20)];
     let padded = vec![vec![3, 1, 4, 1, 5, 9, 2], vec![8, 9]];
@@ -159,7 +160,7 @@ fn refuse_at_any_token(opened: &Opened) {
                 continue;
             }
             wanted.prompt_lookup_num_tokens = looks_up.then_some(3);
-            // A device refuses before the `n`th step.
+            // A device refuses an allocation before the `n`th step.
             let run = |refusing: Option<(usize, &Device)>, on_oom| {
                 let mut cache = model.cache(&Plan::named(text).unwrap()).unwrap();
                 let mut steps = model

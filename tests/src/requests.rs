@@ -1,4 +1,4 @@
-//! Requests: every way to end one gives the same tokens, and an async one leaves its thread to others between steps.
+//! Requests: every way to run one gives the same tokens, and an async one yields its thread between steps.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::support::float32;
 const PROMPT: &str = "The Constitution";
 const NEW: usize = 12;
 
-/// The demo model on each device.
+/// Loads the demo model on each device.
 pub(crate) fn demos() -> impl Iterator<Item = (&'static str, Model)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
     kiln_testkit::devices::opened()
@@ -25,7 +25,7 @@ pub(crate) fn demos() -> impl Iterator<Item = (&'static str, Model)> {
         .map(move |(name, opened)| (name.as_str(), float32(Model::builder(&folder), opened).load().unwrap()))
 }
 
-/// Drawn, so that a request that used other words would have another text.
+/// Sets up sampling, so that a request that used other random words would give another text.
 fn drawn(request: Request<'_>) -> Request<'_> {
     request.max_new_tokens(NEW).temperature(1.5).seed(3)
 }
@@ -48,10 +48,10 @@ fn every_end_of_a_request_gives_the_same_tokens() {
         let streamed: Vec<_> =
             read_back::block_on(steps.map(|step| step.unwrap().tokens[0].unwrap()).collect());
         assert_eq!(streamed, tokens, "on {device}");
-        // A text that is decoded alone may lack the space that it begins with.
+        // A text that is decoded on its own may lack its leading space.
         assert_eq!(model.decode(&tokens).unwrap().trim_start(), text.trim_start(), "on {device}");
 
-        // Wherever the sequence is kept.
+        // The result does not depend on where the sequence is stored.
         let mut cache = model.cache(model.plan()).unwrap();
         assert_eq!(drawn(model.generate(PROMPT)).cache(&mut cache).text().unwrap(), text, "on {device}");
         assert_eq!(cache.seq_len(), prompt.len() + NEW - 1, "on {device}");
@@ -78,7 +78,7 @@ fn a_thread_is_left_to_others_between_chunks_and_steps() {
     }
 }
 
-/// The demo model, whose tokenizer begins each text with its first token.
+/// Creates the demo model with a tokenizer that begins each text with its first token.
 fn demo_with_bos() -> (tempfile::TempDir, Model) {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/demo");
     let folder = tempfile::tempdir().unwrap();

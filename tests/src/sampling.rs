@@ -1,4 +1,4 @@
-//! Tokens that the device draws, in the loop that users call.
+//! Tokens sampled on the device in the public generation loop.
 
 use std::sync::{
     Arc,
@@ -27,7 +27,7 @@ fn settings() -> Vec<GenerationConfig> {
         .do_sample(true)
         .temperature(2.0)
         .seed(5)
-        // So that rows end at different steps.
+        // Lets rows end at different steps.
         .eos_token_id((0..97).step_by(12).collect());
     vec![
         drawn.clone(),
@@ -57,7 +57,7 @@ fn generation<'a>(
     Generation::new(causal, cache, batch, padded(), options).unwrap()
 }
 
-/// The scores of steps are read back for what the device has no kernel for, and tokens are those of the CPU.
+/// If the device has no kernel for a setting, scores are read back, and the tokens equal those of the CPU.
 #[test]
 fn settings_without_a_kernel_are_named_and_applied() {
     let config = GenerationConfig::new()
@@ -90,8 +90,8 @@ fn settings_without_a_kernel_are_named_and_applied() {
     assert!(tokens[0].iter().flatten().flatten().all(|token| *token == 0 || *token > 7), "{tokens:?}");
 }
 
-/// Words are used as the host uses them, one a step of each row, the first behind the prompt. (A draw on a rounding may
-/// be another token; none of these is.)
+/// Random words are used as on the host: one per step and row, starting after the prompt. (A draw close to a
+/// rounding error may give another token; none of these does.)
 #[test]
 fn the_device_draws_what_the_host_does() {
     for (device, opened) in devices() {
@@ -104,7 +104,7 @@ fn the_device_draws_what_the_host_does() {
             let model = llama_with(opened, choice);
             for wanted in settings() {
                 for plan in ["static", "none"] {
-                    // What is fed again has nothing to do with the kernels.
+                    // A cache that is fed again does not depend on the kernels.
                     if plan == "none" && choice != Choice::Auto {
                         continue;
                     }
@@ -136,7 +136,7 @@ fn the_device_draws_what_the_host_does() {
     }
 }
 
-/// A model that gives one row no number, from one forward pass on.
+/// A model whose logits of one row are NaN after a number of forward passes.
 #[derive(Debug)]
 struct Broken {
     model: Arc<dyn CausalModel>,
@@ -144,7 +144,7 @@ struct Broken {
     row: usize,
 }
 
-/// Passes that are right.
+/// Number of correct passes.
 const RIGHT: usize = 3;
 
 impl CausalModel for Broken {

@@ -1,4 +1,4 @@
-//! Caches on disk.
+//! Caches saved to disk.
 
 use std::{collections::HashMap, path::Path};
 
@@ -19,7 +19,7 @@ fn filled(model: &Model, plan: &Plan) -> ModelCache {
 fn a_loaded_cache_goes_on_as_if_never_saved() {
     let folder = tempfile::tempdir().unwrap();
     for (device, opened) in kiln_testkit::devices::opened() {
-        // The second has layers with a window, and the third none with keys.
+        // The second model has layers with a window, and the third has no keys.
         for model in ["llama", "gemma2", "mamba"].map(|name| recorded(name, opened)) {
             let needs = model.causal().needs();
             for text in kiln::expert::cache_samples() {
@@ -51,7 +51,7 @@ fn a_loaded_cache_goes_on_as_if_never_saved() {
     }
 }
 
-/// Where memory ran out and the cache was packed, it is saved as what it became.
+/// A cache that was packed after memory ran out is saved in packed form.
 #[test]
 fn a_cache_that_was_packed_is_saved_as_such() {
     let folder = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ fn a_cache_that_was_packed_is_saved_as_such() {
     }
 }
 
-/// What is fed and not continued is saved, and the next generation is the one that would have followed.
+/// A prompt that was fed without a generation is saved, and the next generation continues as usual.
 #[test]
 fn a_prompt_can_be_cached_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -100,8 +100,8 @@ fn a_prompt_can_be_cached_alone() {
             if plan.check(&model.causal().needs()).is_err() || !plan.remembers(&model.causal().needs()) {
                 continue;
             }
-            // Where a sink cache of 4.47 puts tokens, and what one evicts that is smaller than the prompt, depends on how many
-            // are fed at once.
+            // The positions of tokens in a sink cache of version 4.47, and the tokens that a cache smaller than the
+            // prompt evicts, depend on how many tokens are fed at once.
             let at_once = model.cache(&plan).unwrap().at_once();
             if text.contains("compat") || at_once.is_some_and(|most| most < PROMPT.len()) {
                 continue;
@@ -113,7 +113,7 @@ fn a_prompt_can_be_cached_alone() {
             };
             let mut fed = Sequence::new(&model, &plan).unwrap();
             model.generate(vec![PROMPT.to_vec()]).sequence(&mut fed).prefill().unwrap();
-            // Where numbers are packed, the rounding of a product of 19 rows instead of 20 may decide a code.
+            // In packed caches, the rounding error of a product of 19 rather than 20 rows may change a code.
             let want = match plan.global.strategy.name {
                 "quantized" => run(&mut fed.snapshot()),
                 _ => run(&mut Sequence::new(&model, &plan).unwrap()),
@@ -151,7 +151,7 @@ fn padded_rows_are_saved_too() {
     assert_eq!(run(&mut loaded.cache), run(&mut cache));
 }
 
-/// Every kind of damage, and every mismatch, is one sentence.
+/// Every kind of damage or mismatch gives an error of one sentence.
 #[test]
 fn what_does_not_belong_together_is_refused() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
@@ -177,10 +177,10 @@ fn what_does_not_belong_together_is_refused() {
     assert!(refused(&model, "dynamic", &whole[..whole.len() - 1]).contains("not a whole"));
     assert!(refused(&model, "dynamic", &[]).contains("not a whole"));
     assert!(refused(&model, "dynamic", b"hello, this is no such file at all").contains("not a whole"));
-    // A weights file is a safetensors file too.
+    // A weight file is also a safetensors file.
     let weights = std::fs::read(fixtures("5.23.0").join("models/llama/model.safetensors")).unwrap();
     assert!(refused(&model, "dynamic", &weights).contains("not a cache"));
-    // A bit anywhere. Places that hold nothing but spaces of the header may be changed without harm.
+    // Flips a bit anywhere. Bytes that are only spaces of the header may change without harm.
     for at in (0..whole.len()).step_by(97) {
         let mut flipped = whole.clone();
         flipped[at] ^= 4;
@@ -192,7 +192,7 @@ fn what_does_not_belong_together_is_refused() {
             assert_eq!(forward(&model, &next, &mut loaded.cache), want, "a flipped bit at {at} was taken");
         }
     }
-    // Too small for what was saved.
+    // Too small for the saved tokens.
     let fixed = Plan::named("static:len=64").unwrap();
     let mut cache = filled(&model, &fixed);
     model.save_cache(&path, &fixed, &mut cache, &[PROMPT.to_vec()], &[0]).unwrap();
@@ -200,7 +200,7 @@ fn what_does_not_belong_together_is_refused() {
     assert!(refused(&model, "static:len=8", &bytes).contains("`static:len=64`"));
 }
 
-/// Files whose checksum is right and whose contents no layer could have held.
+/// Files with a valid checksum and contents that no layer could have saved.
 #[test]
 fn what_was_forged_is_refused() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
@@ -289,7 +289,7 @@ fn what_was_forged_is_refused() {
     }
 }
 
-/// Makes every number in `value` the same.
+/// Sets every number in `value` to `to`.
 fn set_numbers(value: &mut serde_json::Value, to: u64) {
     match value {
         serde_json::Value::Number(number) => *number = to.into(),
@@ -299,10 +299,10 @@ fn set_numbers(value: &mut serde_json::Value, to: u64) {
     }
 }
 
-/// Types, shapes and bytes by name.
+/// Types, shapes and bytes by tensor name.
 type Tensors = HashMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
 
-/// A saved cache that was changed, with the checksum that belongs to it.
+/// Returns a modified saved cache with an updated checksum.
 fn forged(whole: &[u8], forge: &dyn Fn(&mut serde_json::Value, &mut Tensors)) -> Vec<u8> {
     use sha2::{Digest, Sha256};
 
@@ -344,7 +344,7 @@ fn a_model_of_no_folder_saves_nothing() {
     let error = model.save_cache(&path, &plan, &mut cache, &[PROMPT.to_vec()], &[0]).unwrap_err();
     assert!(error.to_string().contains("made up"), "{error}");
     assert!(!path.exists());
-    // Nothing is lost where a file cannot be written.
+    // Nothing is lost if a file cannot be written.
     let model = recorded("llama", opened);
     let mut cache = filled(&model, &plan);
     let nowhere = folder.path().join("no/such/folder/cache.safetensors");

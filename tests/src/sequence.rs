@@ -1,4 +1,4 @@
-//! Sequences: what is continued gives the tokens of what is fed anew, and only what is new is fed.
+//! Sequences: a continuation gives the tokens of a new generation, and only new tokens are fed.
 
 use std::sync::{
     Arc,
@@ -23,7 +23,7 @@ use crate::support::{greedy, recorded};
 
 const PROMPT: [TokenId; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
 
-/// The tokens that follow `rows`, row by row, and what was fed for them.
+/// Generates tokens after `rows`. Returns them by row, with the numbers of reused and fed tokens.
 fn go_on(
     model: &Model,
     sequence: &mut Sequence,
@@ -41,15 +41,16 @@ fn go_on(
     (out, reuse)
 }
 
-/// [`go_on`] from an empty cache.
+/// Runs [`go_on`] from an empty cache.
 fn anew(model: &Model, plan: &Plan, rows: &[Vec<TokenId>], wanted: &GenerationConfig) -> Vec<Vec<TokenId>> {
     go_on(model, &mut Sequence::new(model, plan).unwrap(), rows, wanted).0
 }
 
-/// Settings beside each strategy's own: windows and capacities that these sequences cross.
+/// Further settings, with windows and capacities that these sequences exceed.
 const MORE: [&str; 3] = ["sink:window=6,sinks=2", "sink:window=200,sinks=4", "static:len=256"];
 
-/// Every cache on every device, for a model without windows and, on one of them, for one with.
+/// Tests every cache on every device, with models without windows and, on one device, with one that has
+/// windows.
 fn everywhere(mut test: impl FnMut(&Model, &Plan, &str)) {
     for (place, (device, opened)) in devices::opened().iter().enumerate() {
         for name in ["llama", "mamba", "mistral"].into_iter().take(if place == 0 { 3 } else { 2 }) {
@@ -79,7 +80,7 @@ fn a_second_turn_feeds_only_what_is_new() {
         let (first, reuse) = go_on(model, &mut sequence, &one(&PROMPT), &greedy(6));
         assert_eq!(counts(reuse), (0, PROMPT.len(), 0, false), "{what}");
         let said = [&PROMPT[..], &first[0]].concat();
-        // The last token was chosen, and never fed.
+        // The last token was generated but not fed.
         let held = if plan.remembers(&model.causal().needs()) { said.len() - 1 } else { 0 };
         assert_eq!((sequence.len(), sequence.ids()), (held, vec![&said[..held]]), "{what}");
 
@@ -101,7 +102,7 @@ fn what_differs_is_forgotten() {
         let said = [&PROMPT[..], &first[0]].concat();
         for (common, whole) in [
             (7, [&PROMPT[..7], &[50, 51, 52, 53]].concat()),
-            // The same again, and shorter: one token must be fed.
+            // The same again, and a shorter text: at least one token must be fed.
             (10, said[..11].to_vec()),
             (8, PROMPT.to_vec()),
             (0, vec![60, 61, 62]),
@@ -148,7 +149,7 @@ fn a_generation_may_be_dropped_at_any_step() {
     });
 }
 
-/// Hidden states of what is held are not known.
+/// Hidden states of cached tokens are not stored.
 #[test]
 fn contrastive_search_computes_everything_again_and_leaves_what_greedy_decoding_leaves() {
     let contrastive = greedy(9).penalty_alpha(0.6).top_k(4);
@@ -199,7 +200,7 @@ fn a_strict_continuation_says_where_it_differs() {
         if plan.remembers(&model.causal().needs()) {
             let other = [&PROMPT[..5], &[70, 71, 72]].concat();
             assert_eq!(strictly(&other), Err(Error::NotAContinuation { common: 5, held }), "{what}");
-            // Nothing is new: a token that is held would have to be fed again.
+            // Nothing is new: a cached token would have to be fed again.
             let same = Err(Error::NotAContinuation { common: held - 1, held });
             assert_eq!(strictly(&said[..held]), same, "{what}");
         }
@@ -210,7 +211,7 @@ fn a_strict_continuation_says_where_it_differs() {
 #[test]
 fn padded_rows_are_continued_together() {
     everywhere(|model, plan, what| {
-        // Rows of different lengths share no sinks.
+        // Rows of different lengths cannot share sinks.
         if !plan.is_exact(&model.causal().needs()) {
             return;
         }
@@ -223,26 +224,26 @@ fn padded_rows_are_continued_together() {
         let whole = after([&[20, 21, 22], &[30, 31, 32], &[40, 41, 42]]);
         let (got, reuse) = go_on(model, &mut sequence, &whole, &greedy(5));
         if plan.remembers(&model.causal().needs()) {
-            // Of each row the last token, and the three new ones.
+            // The last token and three new ones of each row.
             assert_eq!((reuse.fed, reuse.reset), (3 * 4, false), "{what}");
         }
         if plan.is_exact(&model.causal().needs()) {
             assert_eq!(got, anew(model, plan, &whole, &greedy(5)), "{what}");
         }
-        // Rows that grew by different lengths keep their padding, and what is alike.
+        // Rows that grew by different lengths keep their padding and their common prefix.
         let uneven = after([&[20], &[30, 31, 32, 33, 34], &[]]);
         let (got, reuse) = go_on(model, &mut sequence, &uneven, &greedy(5));
         assert_eq!(reuse.reused + reuse.fed, uneven.iter().map(Vec::len).sum::<usize>(), "{what}");
         let sees_all = |need: &LayerNeed| matches!(need, LayerNeed::Attention(need) if need.window.is_none());
         let keeps_all = ["dynamic", "static"].contains(&plan.global.strategy.name);
         if keeps_all && model.causal().needs().iter().all(sees_all) {
-            // A last token each, and the two that differ.
+            // The last token of each row, and the two tokens that differ.
             assert_eq!((reuse.fed, reuse.reset), (2 + 2, false), "{what}");
         }
         if plan.is_exact(&model.causal().needs()) {
             assert_eq!(got, anew(model, plan, &uneven, &greedy(5)), "{what}");
         }
-        // Other rows than those that are held.
+        // Rows other than the cached ones.
         let (got, _) = go_on(model, &mut sequence, &one(&whole[1]), &greedy(5));
         if plan.is_exact(&model.causal().needs()) {
             assert_eq!(got, anew(model, plan, &one(&whole[1]), &greedy(5)), "{what}");
@@ -250,11 +251,11 @@ fn padded_rows_are_continued_together() {
     });
 }
 
-/// A row that has ended is fed tokens that nobody chose. They are in the cache, and not in its ids.
+/// A row that has ended is fed arbitrary tokens. They are in the cache, but not in its ids.
 #[test]
 fn a_row_that_ended_early_is_not_mistaken_for_longer() {
     everywhere(|model, plan, what| {
-        // Rows of different lengths share no sinks.
+        // Rows of different lengths cannot share sinks.
         if !plan.is_exact(&model.causal().needs()) {
             return;
         }
@@ -269,7 +270,8 @@ fn a_row_that_ended_early_is_not_mistaken_for_longer() {
         if plan.remembers(&model.causal().needs()) {
             assert_eq!(ids[0], [&prompts[0][..], &first[0]].concat(), "{what}");
         }
-        // Both rows as long as what was fed, the first with what it would have been, had it gone on.
+        // Both rows have the length that was fed, the first with the tokens that it would have had without
+        // ending.
         let whole: Vec<Vec<TokenId>> =
             prompts.iter().zip(&free).map(|(p, f)| [&p[..], f, &[5]].concat()).collect();
         let (got, _) = go_on(model, &mut sequence, &whole, &greedy(4));
@@ -306,12 +308,12 @@ fn what_cannot_be_continued_is_refused_and_changes_nothing() {
     assert_eq!(sequence.ids(), [&said[..said.len() - 1]]);
 }
 
-/// A strategy made for tests: it keeps everything, and cannot do everything.
+/// A test strategy that keeps everything but lacks some operations.
 #[derive(Clone, Debug)]
 struct Lacks {
-    /// It can be truncated to multiples of this; 0: not at all.
+    /// Granularity of truncation in tokens; 0 if the cache cannot be truncated.
     grain: usize,
-    /// Fails once, at the first update after it is set.
+    /// Makes the next update fail once.
     fails: &'static AtomicBool,
 }
 
@@ -325,7 +327,7 @@ impl KvFactory for Lacks {
     }
 }
 
-/// A plan that knows nothing but a memory that lacks something.
+/// Creates a plan that uses only the test strategy.
 fn lacking(grain: usize, fails: &'static AtomicBool) -> Plan {
     let mut plan = Plan::dynamic().windowed(Plan::dynamic());
     plan.global.factory = Arc::new(Lacks { grain, fails });

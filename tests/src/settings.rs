@@ -1,4 +1,4 @@
-//! Settings of caches: from text, from Rust, and back.
+//! Cache settings: parsed from text, built in Rust, and printed.
 
 use kiln::{
     Error, Offload, Plan, QuantizedSettings,
@@ -8,7 +8,8 @@ use kiln::{
     },
 };
 
-/// Samples, alone and with others for layers with a window, on the device and not.
+/// Returns the samples, alone and combined with other caches for layers with a window, on the device and
+/// offloaded.
 fn plans() -> Vec<Plan> {
     let samples: Vec<Plan> = kiln::expert::cache_samples().map(|text| Plan::named(&text).unwrap()).collect();
     let with_windows = samples.iter().map(|plan| plan.clone().windowed(Plan::dynamic()));
@@ -24,7 +25,7 @@ fn a_plan_is_read_from_what_it_prints() {
     }
 }
 
-/// Help texts list the fields of the settings, and their other names.
+/// Help texts list the fields of the settings and their aliases.
 #[test]
 fn settings_are_those_that_are_listed() {
     for strategy in STRATEGIES {

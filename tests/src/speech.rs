@@ -1,6 +1,7 @@
-//! Speech to text with a real model, Whisper tiny.en, and real speech, where they are there.
+//! Speech to text with a real model, Whisper tiny.en, and real speech, if available.
 //!
-//! `KILN_TEST_SPEECH` names the folder that `python tools/speech.py fetch DIR` makes. Without it these tests say that they were skipped.
+//! `KILN_TEST_SPEECH` names the folder that `python tools/speech.py fetch DIR` creates. Without it, these
+//! tests report that they were skipped.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +16,7 @@ use kiln::{
 };
 use serde_json::Value;
 
-/// The folder with `whisper-tiny.en` and `speech`; `None`, with a word about it, where nobody made it.
+/// Returns the folder with `whisper-tiny.en` and `speech`; `None`, with a message, if it does not exist.
 fn folder(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("KILN_TEST_SPEECH").map(PathBuf::from);
     if folder.is_none() {
@@ -26,8 +27,8 @@ fn folder(test: &str) -> Option<PathBuf> {
     folder
 }
 
-/// Whisper tiny.en on every device, in float32. A software GPU takes ten seconds for a window, so only the first device hears more than one
-/// test: `whisper.rs` has small models for the others.
+/// Loads Whisper tiny.en on every device, in float32. A software GPU takes ten seconds per window, so only
+/// the first device runs more than one test: `whisper.rs` has small models for the others.
 fn models(folder: &Path) -> impl Iterator<Item = (String, Model)> {
     kiln_testkit::devices::opened().iter().map(move |(device, opened)| {
         let model = Model::builder(folder.join("whisper-tiny.en")).opened(opened.clone());
@@ -35,7 +36,7 @@ fn models(folder: &Path) -> impl Iterator<Item = (String, Model)> {
     })
 }
 
-/// What Transformers gives, by `FILE/timestamps` and `FILE/plain`.
+/// Returns the tokens from Transformers, by `FILE/timestamps` and `FILE/plain`.
 fn expected() -> BTreeMap<String, Vec<TokenId>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/speech/tokens.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -110,7 +111,7 @@ fn words_follow_each_other_within_their_segment() {
             assert_eq!(text, segment.text, "on {device}");
             for word in &segment.words {
                 assert!(word.start <= word.end && word.end - word.start < 3.0, "{word:?} on {device}");
-                // A model's timestamps and its attention differ a little.
+                // A model's timestamps and its attention differ slightly.
                 assert!(
                     word.start > segment.start - 1.0 && word.end < segment.end + 1.0,
                     "{word:?} in {segment:?}"
@@ -118,7 +119,8 @@ fn words_follow_each_other_within_their_segment() {
             }
             assert!(segment.words.is_sorted_by(|a, b| a.start <= b.start), "{segment:?}");
         }
-        // The reader says "Dashwood" at about a second, and the joined sentences begin again at 24.73 s.
+        // The speaker says "Dashwood" at about one second, and the concatenated sentences start over at 24.73
+        // s.
         let dashwood = |after: f64| {
             let words = segments.iter().flat_map(|segment| &segment.words);
             words.filter(|word| word.start >= after).find(|word| word.text == " Dashwood").unwrap().start
@@ -129,7 +131,7 @@ fn words_follow_each_other_within_their_segment() {
     }
 }
 
-/// Sounds that are no speech, 16 kHz.
+/// Returns sounds without speech, at 16 kHz.
 fn sounds() -> Vec<(&'static str, Vec<f32>)> {
     let seconds = |n: usize, f: &dyn Fn(usize) -> f32| (0..n * 16_000).map(f).collect::<Vec<f32>>();
     let tone = |hertz: f32, i: usize| (std::f32::consts::TAU * hertz * i as f32 / 16_000.0).sin();
@@ -179,7 +181,7 @@ fn an_english_model_knows_one_language() {
     assert!(nan.contains("NaN"), "{nan}");
 }
 
-/// The recorded multilingual model, whose tokens have their names, with these files.
+/// Creates the recorded multilingual model, whose tokens have their real names, with these files.
 fn small(config: &[(&str, Value)], generation: Option<Value>) -> (tempfile::TempDir, Model) {
     let from = crate::support::fixtures("5.23.0-whisper").join("models/whisper_multilingual");
     let folder = tempfile::tempdir().unwrap();
@@ -212,7 +214,7 @@ fn small(config: &[(&str, Value)], generation: Option<Value>) -> (tempfile::Temp
     (folder, model)
 }
 
-/// What an old folder does not say is in its tokenizer and its config.
+/// Settings missing from an old folder are taken from its tokenizer and config.
 #[test]
 fn a_folder_without_settings_of_speech_is_completed() {
     let path = crate::support::fixtures("5.23.0-whisper").join("models/whisper_multilingual");
@@ -237,7 +239,7 @@ fn a_folder_without_settings_of_speech_is_completed() {
     };
     let want = hears(small(&[], Some(said)));
     assert!(want.iter().any(|tokens| !tokens.is_empty()), "{want:?}");
-    // English models force no language.
+    // English models do not force a language.
     let forced = ("forced_decoder_ids", serde_json::json!([[1, 52], [2, 55], [3, 58]]));
     let old =
         [("suppress_tokens", suppress.clone()), ("begin_suppress_tokens", begin.clone()), forced.clone()];

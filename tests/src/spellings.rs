@@ -1,4 +1,4 @@
-//! Folders as other hands leave them: other names of tensors, another head, and tensors that the config has no place for.
+//! Variants of model folders: other tensor names, another head, and tensors that the config has no place for.
 
 use std::{collections::BTreeMap, fs, ops::ControlFlow, path::Path};
 
@@ -15,7 +15,7 @@ fn cpu() -> &'static Opened {
     &kiln_testkit::devices::opened()[0].1
 }
 
-/// What a folder gives, and what a GGUF file that is made of it gives.
+/// Returns the logits of a folder, and those of a GGUF file converted from it.
 fn both(folder: &Path) -> [Vec<f32>; 2] {
     let output = tempfile::tempdir().unwrap();
     let path = output.path().join("model.gguf");
@@ -31,7 +31,7 @@ fn same(folder: &Path, want: &[f32]) {
     }
 }
 
-/// The sentence that both loading and packing end with.
+/// Returns the error message that both loading and packing give.
 #[track_caller]
 fn refused_by_both(folder: &Path) -> String {
     let output = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ fn the_module_of_a_model_may_be_left_out_of_names() {
         });
         assert_eq!(logits(&load(folder.path()).unwrap()), want, "{name}");
     }
-    // A file of both names is nobody's.
+    // A file that mixes both names matches neither.
     let folder = copy_of("llama");
     edit_tensors(folder.path(), |tensors| {
         let norm = tensors["model.norm.weight"].clone();
@@ -150,7 +150,7 @@ fn experts_may_be_stacked_and_named_as_new_versions_write_them() {
             }
         });
         assert_eq!(logits(&load(folder.path()).unwrap()), want, "{name}");
-        // A header may say anything of a tensor without numbers.
+        // The header of a tensor without elements may be arbitrary.
         edit_tensors(folder.path(), |tensors| {
             let (_, (_, shape, data)) =
                 tensors.iter_mut().find(|(name, _)| name.contains(".experts.")).unwrap();
@@ -173,9 +173,9 @@ fn a_head_that_is_stored_counts_where_it_differs() {
     let tied = logits(&load(folder(&|tensors| _ = tensors.remove("lm_head.weight")).path()).unwrap());
     let untied = logits(&load(copy_of("llama").path()).unwrap());
     assert_ne!(tied, untied);
-    // The recorded model has a head of its own.
+    // The recorded model has a separate head.
     same(folder(&|_| {}).path(), &untied);
-    // One of the same numbers, in whatever type.
+    // A head with the same numbers, in either type.
     for wide in [false, true] {
         let equal = folder(&|tensors| {
             let (_, shape, data) = tensors[EMBEDDING].clone();
@@ -185,7 +185,7 @@ fn a_head_that_is_stored_counts_where_it_differs() {
         same(equal.path(), &tied);
         assert!(load(equal.path()).unwrap().causal().ties_embeddings());
     }
-    // The head alone.
+    // Only the head is present.
     let only = folder(&|tensors| {
         let embedding = tensors.remove(EMBEDDING).unwrap();
         tensors.insert("lm_head.weight".to_owned(), embedding);
@@ -230,7 +230,7 @@ fn tensors_that_cannot_change_a_text_are_passed_over() {
     assert_eq!(load(folder.path()).unwrap().parameters(), parameters);
     assert_eq!(kiln::expert::Inspection::of(folder.path()).unwrap().parameters, parameters);
 
-    // Biases of zeros stay where the model has a place for them.
+    // Biases of zeros are kept if the model has a place for them.
     let folder = copy_of("qwen2");
     edit_tensors(folder.path(), |tensors| {
         for (name, (_, _, data)) in tensors.iter_mut().filter(|(name, _)| name.ends_with(".bias")) {
@@ -258,7 +258,7 @@ fn tensors_that_may_change_a_text_are_refused() {
         let error = refused_by_both(with(name, 0.5).path());
         assert!(error.contains("is a bias that config.json has no place for"), "{error}");
     }
-    // The first has a place in files of other models.
+    // The first name exists in files of other models.
     for name in ["model.layers.0.self_attn.q_norm.weight", "model.embed_norm.weight", "final_logits_bias"] {
         let error = refused_by_both(with(name, 0.0).path());
         assert!(error.contains("has no place for") && error.contains(name), "{error}");
@@ -266,7 +266,7 @@ fn tensors_that_may_change_a_text_are_refused() {
     let adapter = "model.layers.0.self_attn.q_proj.lora_A.weight";
     assert!(refused_by_both(with(adapter, 0.0).path()).contains(adapter));
 
-    // One that is missing, and one of another shape.
+    // A missing tensor, and one with another shape.
     let spoilt = |edit: fn(&mut Tensors)| {
         let folder = copy_of("llama");
         edit_tensors(folder.path(), edit);
@@ -303,7 +303,7 @@ fn double_precision_files_load() {
     }
 }
 
-/// Packed when it is loaded.
+/// Loads a folder with weights packed on load, and returns the logits.
 fn load_packed(folder: &Path) -> Vec<f32> {
     let builder = float32(Model::builder(folder), cpu()).quant(Mixture::Q8_0);
     logits(&builder.load().unwrap())
@@ -314,7 +314,7 @@ fn a_whole_file_counts_and_not_the_index_beside_it() {
     let folder = copy_of("llama");
     let want = logits(&load(folder.path()).unwrap());
     let index = folder.path().join("model.safetensors.index.json");
-    // Of the model that it was made from: its shard is old, or gone.
+    // The index of the original model: its shard is outdated or missing.
     fs::write(&index, json!({ "weight_map": { "model.norm.weight": "old.safetensors" } }).to_string())
         .unwrap();
     same(folder.path(), &want);
@@ -341,7 +341,7 @@ fn rope_scaling_counts_beside_rope_parameters() {
     let linear = json!({ "rope_type": "linear", "factor": 4.0 });
     let plain = json!({ "rope_type": "default", "rope_theta": 500.0 });
     let want = logits(&load(of(linear.clone(), json!(null)).path()).unwrap());
-    // What the other one says of the base does not count, either.
+    // The base in the other field is ignored, too.
     let folder = of(plain.clone(), linear.clone());
     same(folder.path(), &want);
     let model = load(folder.path()).unwrap();
@@ -363,7 +363,7 @@ fn yarn_reaches_as_far_as_its_factor_says() {
         load(folder.path()).unwrap().sizes().positions
     };
     let yarn = |trained: usize| json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": trained });
-    // As Qwen's models are told to be stretched, as DeepSeek's say it, and in between.
+    // As documented for Qwen's models, as in DeepSeek's configs, and in between.
     assert_eq!(positions(32, yarn(32)), 128);
     assert_eq!(positions(128, yarn(32)), 128);
     assert_eq!(positions(40, yarn(32)), 128);
@@ -371,7 +371,7 @@ fn yarn_reaches_as_far_as_its_factor_says() {
     assert_eq!(positions(32, json!({ "type": "yarn", "factor": 4.0 })), 128);
 }
 
-/// In Transformers, config.json says how texts end only where there is no generation_config.json.
+/// In Transformers, config.json provides the end tokens only if there is no generation_config.json.
 #[test]
 fn settings_of_generation_come_from_one_file() {
     let settings = |config: serde_json::Value, generation: Option<serde_json::Value>| {
@@ -393,7 +393,8 @@ fn settings_of_generation_come_from_one_file() {
     for silent in [json!({}), json!({ "_from_model_config": true, "eos_token_id": null })] {
         assert_eq!(settings(ids.clone(), Some(silent)).unwrap(), GenerationConfig::new());
     }
-    // What else models had there before they had the file, and what is no setting of generation, or changes no text.
+    // Other generation settings that models had in config.json before the file existed, and fields that are
+    // no such settings or do not affect the text.
     let legacy = json!({
         "eos_token_id": null, "bos_token_id": null, "do_sample": true, "temperature": 0.3, "max_length": 33, "suppress_tokens": [7],
         "forced_decoder_ids": [[1, 2]], "seed": 4, "use_cache": false,

@@ -1,4 +1,4 @@
-//! Structured output: whatever is chosen, a text that ends matches the grammar.
+//! Structured output: whichever tokens are chosen, a completed text matches the grammar.
 
 use kiln::{Error, Grammar, Model, StopReason};
 use serde_json::{Value, json};

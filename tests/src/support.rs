@@ -1,4 +1,4 @@
-//! Small models for tests.
+//! Small models and helpers for tests.
 
 use std::{path::PathBuf, process::Command};
 
@@ -39,7 +39,7 @@ impl Llama {
     }
 }
 
-/// Recorded models, one for each architecture, under its name.
+/// Names of the recorded models, one for each architecture.
 pub(crate) const ARCHITECTURES: [&str; 14] = [
     "llama",
     "mistral",
@@ -57,7 +57,7 @@ pub(crate) const ARCHITECTURES: [&str; 14] = [
     "jamba",
 ];
 
-/// The fixtures that have the recorded model `name`.
+/// Returns the fixtures folder that has the recorded model `name`.
 pub(crate) fn fixtures_of(name: &str) -> PathBuf {
     fixtures(match name {
         "falcon_mamba" => "5.23.0-mamba",
@@ -67,34 +67,35 @@ pub(crate) fn fixtures_of(name: &str) -> PathBuf {
     })
 }
 
-/// A folder of fixtures.
+/// Returns a folder of fixtures.
 pub(crate) fn fixtures(version: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(format!("transformers-{version}"))
 }
 
-/// `model` on `device`, in the type that results are compared in.
+/// Configures `model` for `device`, with the type in which results are compared.
 pub(crate) fn float32<'a>(model: ModelBuilder<'a>, device: &Opened) -> ModelBuilder<'a> {
     model.opened(device.clone()).dtype(DtypeChoice::F32)
 }
 
-/// The recorded model `name`, in float32.
+/// Loads the recorded model `name` in float32.
 pub(crate) fn recorded(name: &str, device: &Opened) -> Model {
     let folder = fixtures_of(name).join("models").join(name);
     float32(Model::builder(&folder), device).load().unwrap()
 }
 
-/// The recorded `llama`, with kernels of one kind.
+/// Loads the recorded `llama` with kernels of one kind.
 pub(crate) fn llama_with(device: &Opened, kernels: Choice) -> Model {
     let folder = fixtures("5.23.0").join("models/llama");
     float32(Model::builder(folder), device).kernels(kernels).load().unwrap()
 }
 
-/// `n` tokens, the likeliest each, whatever they are.
+/// Returns settings for exactly `n` greedy tokens, without end tokens.
 pub(crate) fn greedy(n: usize) -> GenerationConfig {
     GenerationConfig::new().max_new_tokens(n).do_sample(false).eos_token_id(Vec::new())
 }
 
-/// Logits of every token of `batch`, fed in as many pieces as the cache takes them in: `[rows, tokens, vocab]`.
+/// Returns the logits of every token of `batch`, fed in as many pieces as the cache requires: `[rows, tokens,
+/// vocab]`.
 pub(crate) fn forward(model: &Model, batch: &Batch, cache: &mut ModelCache) -> Vec<f32> {
     let (mut start, mut logits) = (0, Vec::new());
     while start < batch.len() {
@@ -114,7 +115,8 @@ pub(crate) fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     data.iter::<f32>().collect()
 }
 
-/// Float32 sums of up to a few hundred terms in another order, through a few layers, on logits of about 10.
+/// Tolerance of logits of about 10: float32 sums of up to a few hundred terms in another order, through a few
+/// layers.
 pub(crate) const CLOSE: f32 = 2e-4;
 
 #[track_caller]
@@ -124,13 +126,13 @@ pub(crate) fn assert_close(got: &[f32], want: &[f32], what: &str) {
     assert!(largest <= CLOSE, "{what}: differs by {largest}");
 }
 
-/// Runs the test `name` of this binary once more, in a process of its own: on `devices` only, where that is said.
+/// Runs the test `name` of this binary again in a separate process, on `devices` only if they are given.
 #[track_caller]
 pub(crate) fn alone(name: &str, devices: Option<&str>) {
     alone_with(name, devices, &[]);
 }
 
-/// As [`alone`], with variables of the environment.
+/// Runs a test like [`alone`], with additional environment variables.
 #[track_caller]
 pub(crate) fn alone_with(name: &str, devices: Option<&str>, set: &[(&str, &str)]) {
     let mut child = Command::new(std::env::current_exe().unwrap());

@@ -1,4 +1,4 @@
-//! Tokenizers of folders: what stands beside `tokenizer.json`, and what of it a GGUF file can say.
+//! Tokenizers of folders: files next to `tokenizer.json`, and the parts that a GGUF file can represent.
 
 use std::{fs, ops::ControlFlow};
 
@@ -45,7 +45,7 @@ fn tokens_beside_a_tokenizer_are_tokens() {
 
 #[test]
 fn a_gguf_file_has_the_tokens_beside_a_tokenizer() {
-    // A word of the vocabulary that is now found before all others, and a token that the model has no embedding for.
+    // A word of the vocabulary that is now matched before all others, and a token without an embedding.
     let id = ids(&folder(&[]), "ould")[0];
     let added = json!({"ould": id, "<call>": 2048}).to_string();
     let folder = folder(&[("added_tokens.json", &added)]);
@@ -79,7 +79,7 @@ fn a_tokenizer_that_gguf_cannot_say_is_refused() {
     assert!(error.contains("cannot say the decoder"), "{error}");
 }
 
-/// The demo model with one of its own tokens made special, and the greedy tokens up to it.
+/// Creates the demo model with one of its tokens made special. Returns the greedy tokens up to it.
 fn ends_with_a_special_token(opened: &kiln::device::Opened) -> (tempfile::TempDir, Model, String, Vec<u32>) {
     let demo = folder(&[]);
     let tokenizer = tokenizer_of(demo.path()).unwrap().unwrap();
@@ -136,7 +136,7 @@ fn a_special_token_is_a_stop_string_on_all_roads() {
     }
 }
 
-/// A turn that ends with a special token that ends no text for the model.
+/// A turn ends with a special token of the template that is not an end token of the model.
 #[test]
 fn an_answer_ends_at_a_special_token_of_its_template() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];
@@ -152,7 +152,8 @@ fn an_answer_ends_at_a_special_token_of_its_template() {
     }
 }
 
-/// Where the folder names no token that ends texts, a text goes on, and an answer ends with that of the tokenizer.
+/// If the folder names no end token, generated text continues, and an answer ends with the end token of the
+/// tokenizer.
 #[test]
 fn an_answer_ends_with_the_token_of_the_tokenizer() {
     let (_, opened) = &kiln_testkit::devices::opened()[0];

@@ -1,4 +1,4 @@
-//! Watermarks of a generation: the tokens of transformers, and detectors that find them.
+//! Watermarks of generated text: the tokens equal those of transformers, and detectors find the watermarks.
 
 use std::{fs, path::Path};
 
@@ -18,7 +18,7 @@ struct Case {
     tokens: Vec<Vec<TokenId>>,
 }
 
-/// Records of `tools/watermark_cases.py`: greedy tokens, alone and in a batch with padding.
+/// Returns the records of `tools/watermark_cases.py`: greedy tokens, alone and in a batch with padding.
 fn cases() -> Vec<Case> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/watermarks.json");
     let recorded: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
@@ -47,7 +47,8 @@ fn tokens_with_a_watermark_are_those_of_transformers() {
     }
 }
 
-/// On a GPU the scores come to the host for it. A row is marked as it would be alone, and only its own key finds it.
+/// On a GPU the scores are read back for the watermark. A row is marked as if it were alone, and only its own
+/// key detects it.
 #[test]
 fn a_detector_finds_what_a_model_drew() {
     let own = GreenListConfig::default().bias(6.0).hashing_key(4711);

@@ -1,4 +1,4 @@
-//! A model with an encoder: every cache, rows beside each other, beams, files, and what cannot be.
+//! A model with an encoder: all caches, batched rows, beams, files, and refused inputs.
 
 use burn::tensor::{Tensor, TensorData};
 use kiln::{
@@ -20,7 +20,7 @@ fn model(device: &Opened) -> Model {
     recorded("whisper", device)
 }
 
-/// Features of `rows` rows that differ, those of row `first` and the following.
+/// Returns different features for each of `rows` rows, starting with those of row `first`.
 fn features(model: &Model, first: usize, rows: usize) -> Tensor<3> {
     let shape = model.causal().features().unwrap();
     let numbers = shape.bins * shape.frames;
@@ -34,7 +34,7 @@ fn batch(model: &Model, first: usize, rows: &[Vec<TokenId>]) -> Batch {
     Batch { features, ..Batch::from_rows(rows, model.device()).unwrap() }
 }
 
-/// What follows the prompt, for one row with these features.
+/// Generates after the prompt, for one row with these features.
 fn alone(model: &Model, first: usize, prompt: &[TokenId], n: usize) -> Vec<TokenId> {
     let request = model.generate(prompt).features(features(model, first, 1)).config(greedy(n));
     let mut steps = request.steps().unwrap();
@@ -130,7 +130,7 @@ fn beams_have_the_encoder_of_their_prompt() {
                 assert_eq!(got.tokens, want.tokens, "prompt {row}");
             }
         }
-        // The best is at least as likely as the greedy one, which is among what could be found.
+        // All requested beams are returned.
         assert_eq!(together[0].len(), 3);
     }
 }
@@ -150,7 +150,7 @@ fn a_saved_cache_goes_on_without_the_encoder() {
         assert!(other.is_conditioned());
         let got = floats(model.causal().forward(&two, Logits::Last, &mut other).unwrap());
         assert_close(&got, &want, "restored");
-        // Tokens can be taken back, and what was encoded stays.
+        // Tokens can be rolled back, and the encoder's output stays.
         other.truncate(0).unwrap();
         assert!(other.is_conditioned());
         let again = Batch { features: None, ..one };
@@ -165,7 +165,7 @@ fn what_was_encoded_can_be_packed() {
     for device in devices() {
         let model = model(device);
         let dense = Plan::dynamic();
-        // Blocks of 8 of the 20 positions, and the last ones as they are.
+        // Blocks of 8 of the 20 positions; the last positions stay unquantized.
         let packed = Plan::named("dynamic + encoder=quantized:nbits=8,group=8,residual=8").unwrap();
         assert_eq!(packed.to_string(), "dynamic + encoder=quantized:nbits=8,group=8,residual=8");
         let prompts = [PROMPT.to_vec(), vec![3, 9, 1]];
@@ -190,7 +190,7 @@ fn what_was_encoded_can_be_packed() {
     }
 }
 
-/// Transformers' tuples of four: keys and values of the decoder, and of the encoder.
+/// Tuples of four as in Transformers: keys and values of the decoder, and of the encoder.
 #[test]
 fn the_legacy_format_goes_both_ways() {
     for device in devices() {
@@ -206,7 +206,7 @@ fn the_legacy_format_goes_both_ways() {
         other.encoder_from_legacy(encoder.clone()).unwrap();
         other.from_legacy(own).unwrap();
         assert_eq!(other.encoder_from_legacy(encoder.clone()), Err(Error::AlreadyConditioned));
-        // Of other rows than the decoder's, and of other heads.
+        // With other rows than the decoder, and with other heads.
         let cut = |dim: usize| {
             let cut = |x: &Tensor<4>| x.clone().narrow(dim, 0, 1);
             encoder.iter().map(|(keys, values)| (cut(keys), cut(values))).collect::<Vec<_>>()
@@ -259,7 +259,7 @@ fn features_are_those_of_the_model_and_given_once() {
     assert!(again.contains("already stored"), "{again}");
     let crosses = cache.layers_mut().filter(|(_, layer)| matches!(layer, LayerCache::EncoderDecoder { .. }));
     assert_eq!(crosses.count(), 2);
-    // More tokens than there are learned positions: 32.
+    // More tokens than the 32 learned positions.
     let long = Batch::from_rows(&[vec![5; 30]], model.device()).unwrap();
     let long = model.causal().forward(&long, Logits::Last, &mut cache).unwrap_err();
     assert!(matches!(long, Error::Full { capacity: 32, needed: 33 }), "{long}");

@@ -1,4 +1,4 @@
-//! Audio files as 16 kHz mono samples, and Whisper's log-mel features of them.
+//! Decodes audio files to 16 kHz mono samples and computes Whisper's log-mel features.
 //!
 //! ```
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/audio/44k-stereo.mp3");
@@ -23,16 +23,16 @@ mod resample;
 pub use log_mel::{HOP, LogMel, LogMelStream, normalize};
 pub use reader::AudioReader;
 
-/// Samples a second: what Whisper was trained with.
+/// Sample rate in samples per second; Whisper was trained with it.
 pub const SAMPLE_RATE: usize = 16_000;
 
-/// The largest sample that is taken: a million million times full scale. Its power is far from the end of float32.
+/// Largest sample that is accepted: 1e12 times full scale. Its power is far below the limit of float32.
 const LOUDEST: f32 = 1e12;
 
-/// The first of `samples` that cannot be sound, in a sentence without its subject. The first of them is sample `start` of
-/// `rate` a second.
+/// Checks that all `samples` are valid audio. The error describes the first one that is not, in a sentence
+/// without its subject. `samples[0]` is sample number `start`, at `rate` samples per second.
 fn check(samples: &[f32], start: u64, rate: u32) -> Result<(), String> {
-    // False of what is no number.
+    // False for NaN.
     let is_sound = |sample: &f32| sample.abs() <= LOUDEST;
     match samples.iter().position(|sample| !is_sound(sample)) {
         None => Ok(()),

@@ -1,6 +1,6 @@
-//! Log-mel features, as Whisper was trained with.
+//! Log-mel features as used to train Whisper.
 //!
-//! Source: `WhisperFeatureExtractor` of Transformers, in float32 as its PyTorch path.
+//! Source: `WhisperFeatureExtractor` of Transformers, in float32 as on its PyTorch path.
 
 mod filters;
 mod spectrum;
@@ -13,26 +13,26 @@ use crate::{SAMPLE_RATE, check};
 use filters::Filters;
 use spectrum::{BINS, FRAME, Spectrum};
 
-/// Samples from one frame to the next.
+/// Number of samples from the start of one frame to the next.
 pub const HOP: usize = 160;
 
-/// The logarithm of silence: powers below 1e-10 count as 1e-10.
+/// The base-10 logarithm of silence: powers below 1e-10 count as 1e-10.
 const FLOOR: f32 = -10.0;
 
-/// Frames reach this far to both sides of their middle.
+/// Number of samples that a frame extends to either side of its center.
 const HALF: usize = FRAME / 2;
 
-/// Makes log-mel features of 16 kHz samples.
+/// Computes log-mel features of 16 kHz samples.
 ///
-/// A frame is 400 samples under a Hann window, and the next one begins 160 samples later. The middle of the first one is the
-/// first sample; before the beginning and behind the end, the sound is mirrored. A feature is the logarithm of the power in a band of
-/// the mel scale (Slaney's, 0 to 8000 Hz).
+/// A frame is 400 samples under a Hann window, and the next frame begins 160 samples later. The first frame
+/// is centered on the first sample; before the beginning and after the end, the audio is mirrored. A feature
+/// is the logarithm of the power in a band of the mel scale (Slaney's, 0 to 8000 Hz).
 #[derive(Clone, Debug)]
 pub struct LogMel {
     tables: Arc<Tables>,
 }
 
-/// What does not depend on the sound.
+/// Tables that do not depend on the audio.
 #[derive(Debug)]
 struct Tables {
     filters: Filters,
@@ -40,10 +40,10 @@ struct Tables {
 }
 
 impl LogMel {
-    /// Features of `bins` bands: 80 in most Whisper models, 128 in large-v3.
+    /// Creates an extractor with `bins` bands: 80 in most Whisper models, 128 in large-v3.
     ///
     /// # Errors
-    /// [`Error::Setting`] where `bins` is 0 or more than 201, the numbers of a spectrum.
+    /// [`Error::Setting`] if `bins` is 0 or more than 201, the number of bins of a spectrum.
     pub fn new(bins: usize) -> Result<Self> {
         if bins == 0 || bins > BINS {
             let why = format!("{bins} bands are asked for, and there can be 1 to {BINS}");
@@ -52,20 +52,21 @@ impl LogMel {
         Ok(Self { tables: Arc::new(Tables { filters: Filters::new(bins), spectrum: Spectrum::new() }) })
     }
 
-    /// Numbers in a frame.
+    /// Returns the number of bands, which is the number of features in a frame.
     pub fn bins(&self) -> usize {
         self.tables.filters.len()
     }
 
-    /// Begins a sound that is given piece by piece.
+    /// Begins a stream of audio that arrives in pieces.
     pub fn stream(&self) -> LogMelStream {
         LogMelStream { mel: self.clone(), buffer: Vec::new(), received: 0, next: 0, loudest: FLOOR }
     }
 
-    /// The features of `samples`, padded with silence or cut to `length` samples: `[bins, length / 160]`, normalized.
+    /// Returns the features of `samples`, padded with silence or cut to `length` samples: `[bins, length /
+    /// 160]`, normalized.
     ///
     /// # Errors
-    /// Those of [`LogMelStream::push`].
+    /// The errors of [`LogMelStream::push`].
     pub fn features(&self, samples: &[f32], length: usize) -> Result<Vec<f32>> {
         let mut stream = self.stream();
         let samples = &samples[..samples.len().min(length)];
@@ -79,7 +80,8 @@ impl LogMel {
         Ok(by_bin.map(|at| frames[at]).collect())
     }
 
-    /// The logarithms of frames, `[frames, bins]`: frame `f` is the 400 samples from `160 f` on.
+    /// Returns the logarithms of frames, `[frames, bins]`: frame `f` covers 400 samples from sample `160 f`
+    /// on.
     fn logarithms(&self, samples: &[f32], frames: usize) -> Vec<f32> {
         let mut logarithms = Vec::with_capacity(frames * self.bins());
         for frame in samples.windows(FRAME).step_by(HOP).take(frames) {
@@ -90,24 +92,25 @@ impl LogMel {
     }
 }
 
-/// Log-mel features of a sound that is given piece by piece. How it is divided into pieces does not change a bit of them.
+/// Computes log-mel features of audio that arrives in pieces. The result does not depend on how the audio is
+/// divided, to the last bit.
 #[derive(Debug)]
 pub struct LogMelStream {
     mel: LogMel,
-    /// The samples from the first one of frame `next` on; before the 201st sample arrived, all of them.
+    /// Samples from the start of frame `next` on; all samples until the 201st has arrived.
     buffer: Vec<f32>,
     received: u64,
-    /// Frames that were given out
+    /// Number of frames returned so far
     next: u64,
     loudest: f32,
 }
 
 impl LogMelStream {
-    /// Adds 16 kHz samples. Returns the frames that are complete and were not returned before, as logarithms to base 10:
-    /// `[frames, bins]`.
+    /// Adds 16 kHz samples. Returns the newly completed frames as base-10 logarithms, `[frames, bins]`.
     ///
     /// # Errors
-    /// [`Error::Audio`] where a sample is not finite or larger than 1e12. The stream is as it was.
+    /// [`Error::Audio`] if a sample is not finite or its magnitude exceeds 1e12. The stream is then
+    /// unchanged.
     pub fn push(&mut self, samples: &[f32]) -> Result<Vec<f32>> {
         check(samples, self.received, SAMPLE_RATE as u32).map_err(|why| Error::Audio { why })?;
         let begins = self.received <= HALF as u64 && self.received + samples.len() as u64 > HALF as u64;
@@ -124,8 +127,9 @@ impl LogMelStream {
         Ok(self.take(complete))
     }
 
-    /// Ends the sound. Returns the frames that are left, `[frames, bins]`, and the largest logarithm of the whole sound (-10, that of
-    /// silence, if there were no frames). Altogether there are as many frames as 160 fits into the number of samples.
+    /// Ends the audio. Returns the remaining frames, `[frames, bins]`, and the largest logarithm of the whole
+    /// audio (-10, that of silence, if there were no frames). The total number of frames is the number of
+    /// samples divided by 160, rounded down.
     pub fn finish(mut self) -> (Vec<f32>, f32) {
         let frames = (self.received / HOP as u64 - self.next) as usize;
         if frames == 0 {
@@ -133,7 +137,7 @@ impl LogMelStream {
         }
         let (end, needed) = (self.buffer.len(), (frames - 1) * HOP + FRAME);
         if self.received <= HALF as u64 {
-            // Too short to be mirrored once: to and fro.
+            // Too short to be mirrored once: mirrored repeatedly, back and forth.
             let period = 2 * (end - 1);
             let mirrored = (0..needed).map(|at| (at + HALF * (period - 1)) % period);
             self.buffer = mirrored.map(|at| self.buffer[at.min(period - at)]).collect();
@@ -154,8 +158,8 @@ impl LogMelStream {
     }
 }
 
-/// Makes features of logarithms, given the loudest one of the whole sound: what is 80 dB below it or more is cut off, and the
-/// rest is scaled to lie around 0.
+/// Turns logarithms into features, given the largest one of the whole audio: values more than 80 dB below it
+/// are clamped, and the result is scaled to lie around 0.
 pub fn normalize(logarithms: &mut [f32], loudest: f32) {
     for x in logarithms {
         *x = (x.max(loudest - 8.0) + 4.0) / 4.0;

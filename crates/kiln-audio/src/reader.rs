@@ -1,4 +1,4 @@
-//! Sound from files and streams.
+//! Audio input from files and streams.
 
 mod decoder;
 mod lengths;
@@ -16,46 +16,49 @@ use crate::{SAMPLE_RATE, resample::Resampler};
 use decoder::Decoder;
 use lengths::Corrected;
 
-/// Samples that a block has at least, unless it is the last one.
+/// Minimum number of samples in a block, unless it is the last one.
 const BLOCK: usize = 4096;
 
-/// Reads WAV (also RF64), MP3, FLAC, Ogg Vorbis and M4A (AAC, ALAC) as blocks of 16 kHz mono samples, mostly from -1 to 1.
+/// Reads WAV (also RF64), MP3, FLAC, Ogg Vorbis and M4A (AAC, ALAC) as blocks of 16 kHz mono samples, mostly
+/// from -1 to 1.
 ///
-/// It iterates over blocks. Channels are averaged, and other sample rates are converted. The memory it needs does not grow with the
-/// file, and [`rewind`](Self::rewind) begins again. A file that is damaged or cut short gives what can be decoded of it, and
-/// [`damage`](Self::damage) says what is missing. Lengths that a recorder never wrote, or that were not known to what wrote a stream, are those of
-/// the bytes that are there. A file without a single sample gives no blocks. After an error there are no
-/// further blocks.
+/// The reader is an iterator over blocks. Channels are averaged, and other sample rates are resampled. Memory
+/// use does not grow with the file, and [`rewind`](Self::rewind) starts over. A damaged or truncated file
+/// yields the samples that can be decoded, and [`damage`](Self::damage) describes what is missing. If a
+/// length field was never written, or was not known when a stream was written, the actual length is used. A
+/// file without samples yields no blocks. After an error there are no further blocks.
 ///
-/// The delay of the encoder is removed from MP3 and Vorbis. It stays in AAC: 20 to 50 ms of silence at the beginning.
+/// The encoder delay is removed from MP3 and Vorbis. It stays in AAC: 20 to 50 ms of silence at the
+/// beginning.
 pub struct AudioReader {
-    /// What errors call it
+    /// Name of the file in errors
     name: PathBuf,
     source: Source,
     decoder: Decoder,
-    /// `None` before the first block, and where there is nothing to convert
+    /// `None` before the first block, and if no conversion is needed
     resampler: Option<Resampler>,
     is_over: bool,
 }
 
-/// Opens what is read, at its beginning.
+/// Opens the source and positions it at its beginning.
 type Source = Box<dyn Fn() -> io::Result<Box<dyn MediaSource>> + Send + Sync>;
 
 impl AudioReader {
     /// Opens a file.
     ///
     /// # Errors
-    /// [`Error::File`] where it is no regular file, cannot be read, is not audio of a known format, or has no track of it.
+    /// [`Error::File`] if it is not a regular file, cannot be read, is not audio of a known format, or has no
+    /// audio track.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::of_file(path, files::open_to_seek(path)?)
     }
 
-    /// Reads a stream, such as standard input, to its end. It is copied to a temporary file first, because some formats
-    /// have their tables at the end. Errors call it `name`.
+    /// Reads a stream, such as standard input, to its end. The stream is copied to a temporary file first,
+    /// because some formats store their tables at the end. `name` stands for the file in errors.
     ///
     /// # Errors
-    /// [`Error::File`] where it cannot be read or copied, and those of [`open`](Self::open).
+    /// [`Error::File`] if the stream cannot be read or copied, and the errors of [`open`](Self::open).
     pub fn from_stream(name: &str, stream: impl Read) -> Result<Self> {
         let path = Path::new(name);
         let file = files::spool(stream).map_err(|why| Error::File { path: path.to_owned(), why })?;
@@ -63,7 +66,7 @@ impl AudioReader {
     }
 
     fn of_file(path: &Path, file: std::fs::File) -> Result<Self> {
-        // A second handle has the position of the first; only one is in use at a time.
+        // A cloned handle shares the file position; only one handle is in use at a time.
         Self::new(
             path,
             Box::new(move || {
@@ -80,22 +83,23 @@ impl AudioReader {
         Ok(Self { name, source, decoder, resampler: None, is_over: false })
     }
 
-    /// Begins again with the first block.
+    /// Starts over with the first block.
     ///
     /// # Errors
-    /// [`Error::File`] where the file has changed and cannot be read any more.
+    /// [`Error::File`] if the file has changed and can no longer be read.
     pub fn rewind(&mut self) -> Result<()> {
         self.decoder = begin(&self.name, &self.source)?;
         (self.resampler, self.is_over) = (None, false);
         Ok(())
     }
 
-    /// The length that the file claims to have, for showing progress. It may be an estimate, or wrong.
+    /// Returns the duration in seconds that the file claims, for showing progress. It may be an estimate, or
+    /// wrong.
     pub fn seconds(&self) -> Option<f64> {
         self.decoder.seconds()
     }
 
-    /// What was found damaged or missing so far: a sentence that names the file.
+    /// Describes the damaged or missing parts found so far, in a sentence that names the file.
     pub fn damage(&self) -> Option<String> {
         Some(self.error(self.decoder.damage()?).to_string())
     }
@@ -104,7 +108,7 @@ impl AudioReader {
         Error::File { path: self.name.clone(), why }
     }
 
-    /// The next block; an empty one is the last.
+    /// Reads the next block; an empty block marks the end.
     fn block(&mut self) -> Result<Vec<f32>, String> {
         let mut block = Vec::new();
         while block.len() < BLOCK && !self.is_over {

@@ -1,4 +1,4 @@
-//! Samples at another rate, piece by piece, with [`rubato`].
+//! Streaming sample rate conversion, with [`rubato`].
 
 use std::error::Error;
 
@@ -6,13 +6,14 @@ use rubato::{Fft, FixedSync, Resampler as _, audioadapter_buffers::direct::Seque
 
 use crate::SAMPLE_RATE;
 
-/// Samples of a block, at the lower of both rates, unless the ratio of the rates needs more. The filter is as long as a block.
+/// Number of samples in a block at the lower of the two rates, unless the ratio of the rates requires more.
+/// The filter is as long as a block.
 ///
-/// With 512, tones up to 0.94 of the highest frequency of the lower rate keep their amplitude.
+/// With 512, tones up to 0.94 of the Nyquist frequency of the lower rate keep their amplitude.
 const BLOCK: usize = 512;
 
-/// Makes 16 kHz samples of samples at another rate. Nothing is delayed: before the beginning and behind the end there is
-/// silence.
+/// Resamples audio to 16 kHz without delay. The signal is taken as silent before its beginning and after its
+/// end.
 #[derive(Debug)]
 pub(crate) struct Resampler {
     fft: Fft<f32>,
@@ -21,37 +22,41 @@ pub(crate) struct Resampler {
     buffer: Vec<f32>,
     received: u64,
     made: u64,
-    /// Whether the first block of the result, which is before the sound, was removed
+    /// Whether the first output block, which precedes the audio, was dropped
     has_begun: bool,
 }
 
 impl Resampler {
+    /// Creates a resampler from `rate` samples per second.
+    ///
     /// # Errors
-    /// A sentence without its subject, where `rate` is 0.
+    /// A sentence without its subject, if `rate` is 0.
     pub(crate) fn new(rate: u32) -> Result<Self, String> {
         let rate = rate as usize;
         let block = BLOCK * rate.max(SAMPLE_RATE) / SAMPLE_RATE;
         let fft = Fft::new(rate, SAMPLE_RATE, block, 1, FixedSync::Both);
         let fft = fft.map_err(|e| format!("cannot be converted from {rate} samples a second: {e}"))?;
-        // The filter delays by half a block, rounded down to a whole sample. The silence here makes it exactly one block.
+        // The filter delays by half a block, rounded down to a whole sample. Leading silence makes it exactly
+        // one block.
         let buffer = vec![0.0; fft.input_frames_next().div_ceil(2)];
         Ok(Self { fft, rate: rate as u64, buffer, received: 0, made: 0, has_begun: false })
     }
 
-    /// Adds samples. Returns those of the result that are known now.
+    /// Adds samples. Returns the output samples that are final.
     ///
     /// # Errors
-    /// A sentence without its subject, where the filter fails.
+    /// A sentence without its subject, if the filter fails.
     pub(crate) fn push(&mut self, samples: &[f32]) -> Result<Vec<f32>, String> {
         self.received += samples.len() as u64;
         self.buffer.extend(samples);
         self.take().map_err(|e| format!("cannot be converted from {} samples a second: {e}", self.rate))
     }
 
-    /// Ends the sound. Returns what is left; the whole result is as long as what was given, to the nearest sample.
+    /// Ends the audio. Returns the remaining output. The total output is as long as the input, to the nearest
+    /// sample.
     ///
     /// # Errors
-    /// Those of [`push`](Self::push).
+    /// The errors of [`push`](Self::push).
     pub(crate) fn finish(&mut self) -> Result<Vec<f32>, String> {
         let all = (2 * self.received * SAMPLE_RATE as u64 + self.rate) / (2 * self.rate);
         let left = (all - self.made) as usize;
@@ -61,7 +66,7 @@ impl Resampler {
         Ok(rest)
     }
 
-    /// Resamples the whole blocks of the buffer.
+    /// Resamples the complete blocks of the buffer.
     fn take(&mut self) -> Result<Vec<f32>, Box<dyn Error>> {
         let block = self.fft.input_frames_next();
         let mut made = Vec::new();

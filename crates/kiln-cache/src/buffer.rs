@@ -14,17 +14,17 @@ use crate::memory::TensorTree;
 
 /// A buffer of keys and one of values, `[batch, kv_heads, slots, head_dim]`.
 ///
-/// It is written by the kernel [`KvAppend`]: in place while nothing else holds it, else on a copy. So a snapshot
-/// costs nothing until one of the two writes.
+/// The kernel [`KvAppend`] writes it in place while nothing else holds it, and else writes to a copy. A
+/// snapshot therefore costs nothing until one of the two writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffer {
     kv: Slot<Kv>,
-    /// Position p is in slot (p - origin) mod slots.
+    /// Position `p` is in slot `(p - origin) mod slots`.
     origin: usize,
 }
 
 impl Buffer {
-    /// An empty one, for positions from `origin` on.
+    /// Creates an empty buffer for positions from `origin` on.
     pub(crate) fn behind(origin: usize) -> Self {
         Self { origin, ..Self::default() }
     }
@@ -33,7 +33,7 @@ impl Buffer {
         self.origin
     }
 
-    /// Rows of the batch; `None` while it holds nothing.
+    /// Number of rows of the batch; `None` while the buffer is empty.
     pub(crate) fn rows(&self) -> Option<usize> {
         self.kv.rows()
     }
@@ -42,16 +42,20 @@ impl Buffer {
         self.kv.select_rows(rows);
     }
 
+    pub(crate) fn slot(&mut self) -> &mut Slot<Kv> {
+        &mut self.kv
+    }
+
     pub(crate) fn slots(&self) -> usize {
         self.kv.tokens()
     }
 
-    /// Holds these keys and values, from its first slot on.
+    /// Replaces the contents with these keys and values, from the first slot on.
     pub(crate) fn set(&mut self, kv: Kv) {
         self.kv.set(kv);
     }
 
-    /// Makes it `slots` slots long, for rows like those of `new`; the first `filled` slots are kept.
+    /// Resizes the buffer to `slots` slots, for rows like those of `new`; the first `filled` slots are kept.
     pub(crate) fn resize(
         &mut self,
         slots: usize,
@@ -74,7 +78,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes `new` at `positions` and behind them.
+    /// Writes the tokens `new` from `positions` on.
     pub(crate) fn write(
         &mut self,
         kernels: &Kernels,
@@ -99,7 +103,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Has rows take over what others hold behind their prompt.
+    /// Makes each row take over its parent's tokens after the prompt.
     pub(crate) fn reorder_on_device(&mut self, kernels: &Kernels, parents: &Parents) -> Result<()> {
         if let Some((keys, values)) = self.kv.take()? {
             let Parents { rows, width, positions, behind, .. } = parents.clone();
@@ -117,25 +121,25 @@ impl Buffer {
         Ok(())
     }
 
-    /// Writes `new` at position `first` of all rows and behind it.
+    /// Writes the tokens `new` from position `first` on, in all rows.
     pub(crate) fn write_from(&mut self, kernels: &Kernels, new: Kv, first: usize) -> Result<()> {
         let positions = Positions::all_at(first, new.0.dims()[0], kernels.device());
         self.write(kernels, new, &positions)
     }
 
-    /// The whole buffers, to be read from position `start` on. Some slots may not count.
+    /// Returns the whole buffers, to be read from position `start` on. Some slots may be invalid.
     pub(crate) fn dense(&self, start: usize) -> Result<DenseKv> {
         let kv = self.kv.get()?.cloned();
         let (keys, values) =
             kv.ok_or_else(|| Error::Execution("a cache was read before it was written".to_owned()))?;
-        Ok(DenseKv { keys, values, start, origin: self.origin })
+        Ok(DenseKv { keys, values, start, origin: self.origin, shared: None })
     }
 
     pub(crate) fn view(&self, start: usize) -> Result<KvView> {
         self.dense(start).map(KvView::Dense)
     }
 
-    /// Keys and values of the positions in `span`.
+    /// Returns the keys and values of the positions in `span`.
     pub(crate) fn in_order(&self, span: KvSpan) -> Result<Kv> {
         Ok(self.dense(span.start)?.in_order(span))
     }
@@ -145,7 +149,7 @@ impl Buffer {
         if span.len == 0 { Ok(None) } else { self.in_order(span).map(Some) }
     }
 
-    /// Keeps the first `slots` slots only.
+    /// Keeps only the first `slots` slots.
     pub(crate) fn truncate(&mut self, slots: usize) -> Result<()> {
         if slots == 0 {
             self.kv.clear();
@@ -157,15 +161,16 @@ impl Buffer {
         Ok(())
     }
 
-    /// The type of what it holds.
+    /// Element type of the keys; `None` while the buffer is empty.
     pub(crate) fn dtype(&self) -> Option<DType> {
         self.kv.dtype()
     }
 
-    /// Slots of a buffer that was read from a file, if it is one of a block of this need.
+    /// Number of slots of a buffer that was read from a file, after checking that it fits a block with this
+    /// need.
     ///
     /// # Errors
-    /// [`Error::Import`].
+    /// [`Error::Import`] if it does not fit.
     pub(crate) fn validate(&self, need: &AttentionNeed) -> Result<usize> {
         validate(&self.kv, need)
     }
@@ -185,7 +190,7 @@ impl TensorTree for Buffer {
     }
 }
 
-/// `new` behind `old`.
+/// Concatenates `old` and the new tokens.
 pub(crate) fn behind(old: Option<Kv>, (keys, values): Kv) -> Kv {
     match old {
         Some((k, v)) => (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2)),
@@ -193,15 +198,16 @@ pub(crate) fn behind(old: Option<Kv>, (keys, values): Kv) -> Kv {
     }
 }
 
-/// `len` tokens from `from` on.
+/// Returns `len` tokens from `from` on.
 pub(crate) fn narrow((keys, values): &Kv, from: usize, len: usize) -> Kv {
     (keys.clone().narrow(2, from, len), values.clone().narrow(2, from, len))
 }
 
-/// Tokens of keys and values that were read from a file, if they are of a block of this need; 0 for none.
+/// Number of tokens in keys and values that were read from a file, after checking that they fit a block with
+/// this need; 0 if there are none.
 ///
 /// # Errors
-/// [`Error::Import`].
+/// [`Error::Import`] if they do not fit.
 pub(crate) fn validate(kv: &Slot<Kv>, need: &AttentionNeed) -> Result<usize> {
     let outlines = kv.outlines();
     let [(keys, dtype), values] = &outlines[..] else { return Ok(0) };
@@ -219,7 +225,7 @@ pub(crate) fn validate(kv: &Slot<Kv>, need: &AttentionNeed) -> Result<usize> {
     }
 }
 
-/// What a buffer of `have` slots takes to become `slots` slots long; one that grows is there twice meanwhile.
+/// Footprint of resizing a buffer from `have` to `slots` slots; while it grows, two copies exist.
 pub(crate) fn footprint(need: &AttentionNeed, have: usize, slots: usize, step: &StepShape) -> Footprint {
     let slot = need.token_bytes(step.element).saturating_mul(step.rows);
     let passing = if slots > have { slot.saturating_mul(have) } else { 0 };
@@ -231,7 +237,7 @@ pub(crate) fn footprint(need: &AttentionNeed, have: usize, slots: usize, step: &
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lives {
     UntilItGrows,
-    /// Allocated outside of the memory pools, which round sizes up.
+    /// Until the sequence ends. Allocated outside of the memory pools, which round sizes up.
     AsLongAsTheSequence,
 }
 

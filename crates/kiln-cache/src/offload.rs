@@ -1,5 +1,5 @@
-//! Which layers are kept in host memory (transformers' `OffloadedCache` and `OffloadedStaticCache`). How they move is in
-//! [`Memory`](crate::Memory).
+//! Selection of the layers that are kept in host memory (transformers' `OffloadedCache` and
+//! `OffloadedStaticCache`). [`Memory`](crate::Memory) moves them.
 
 use std::{fmt, str::FromStr};
 
@@ -12,16 +12,16 @@ use kiln_core::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
     All,
-    /// All but the last so many.
+    /// All but this many last layers.
     AllBut(usize),
-    /// None at first; as many as are asked for when memory runs out.
+    /// None at first; one block after another when memory runs out.
     AsNeeded,
 }
 
 impl FromStr for Offload {
     type Err = Error;
 
-    /// `all`; `layers=N`: the last N stay on the device; `auto`.
+    /// Parses `all`, `auto`, or `layers=N`, where the last N layers stay on the device.
     fn from_str(text: &str) -> Result<Self> {
         match (text, text.strip_prefix("layers=").map(str::parse)) {
             ("all", _) => Ok(Self::All),
@@ -47,7 +47,7 @@ impl fmt::Display for Offload {
 }
 
 impl Offload {
-    /// Layers of `layers` that are kept in host memory: the first ones.
+    /// Number of layers out of `layers` that are kept in host memory; they are the first ones.
     pub(crate) fn count(self, layers: usize) -> usize {
         match self {
             Self::All => layers,
@@ -57,19 +57,19 @@ impl Offload {
     }
 }
 
-/// Moves the layers of `cache` that `offload` names to host memory.
+/// Moves the layers of `cache` that `offload` selects to host memory.
 ///
 /// # Errors
-/// What the device says of reading a layer; that layer is lost then, and the cache can only be reset.
+/// The device's error in reading a layer; that layer is lost then, and the cache can only be reset.
 pub fn offload(cache: &mut ModelCache, offload: Offload) -> Result<()> {
     let count = offload.count(cache.blocks());
     cache.layers_mut().filter(|(block, _)| *block < count).try_for_each(|(_, layer)| layer.offload())
 }
 
-/// Moves the first block of `cache` that is on the device to host memory; whether there was one.
+/// Moves the first block of `cache` that is on the device to host memory. Returns false if there is none.
 ///
 /// # Errors
-/// Those of [`offload`].
+/// The errors of [`offload`].
 pub fn offload_one(cache: &mut ModelCache) -> Result<bool> {
     let here = |layer: &LayerCache| !matches!(layer, LayerCache::Nothing) && !layer.is_offloaded();
     let Some(first) = cache.layers_mut().find_map(|(block, layer)| here(layer).then_some(block)) else {

@@ -1,4 +1,4 @@
-//! From what a model needs to what it gets.
+//! Plans: which strategy serves which block of a model.
 
 use std::{fmt, sync::Arc};
 
@@ -17,20 +17,22 @@ use crate::{
     strategies::{Dynamic, NoCache, Sliding, settings},
 };
 
-/// A strategy and its settings. Its text is that of the command line: `NAME[:key=value,..]`.
+/// A strategy and its settings. The text form is that of the command line: `NAME[:key=value,..]`.
 #[derive(Clone, Debug)]
 pub struct CacheSpec {
     pub strategy: &'static KvStrategy,
     pub factory: Arc<dyn KvFactory>,
-    /// As they were asked for.
+    /// Settings as the user wrote them.
     settings: String,
-    /// Those that are not the default, by which two are compared.
+    /// The non-default settings; two specs are equal if these are.
     canonical: String,
 }
 
 impl CacheSpec {
+    /// Creates a spec from the settings of a strategy.
+    ///
     /// # Errors
-    /// [`Error::Setting`] for values that are impossible.
+    /// [`Error::Setting`] for impossible values.
     pub fn new<S: CacheSettings>(settings: S) -> Result<Self> {
         settings.validate().map_err(|why| S::STRATEGY.wrong(why))?;
         Ok(Self::of_possible(settings))
@@ -66,7 +68,7 @@ impl fmt::Display for CacheSpec {
     }
 }
 
-/// Which strategy serves which attention blocks. Two of them are what transformers calls a hybrid cache.
+/// Assigns strategies to attention blocks. A plan with two strategies is a hybrid cache in transformers.
 ///
 /// ```
 /// use kiln_cache::{Offload, Plan, QuantizedSettings};
@@ -81,17 +83,17 @@ impl fmt::Display for CacheSpec {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// For blocks that see the whole sequence.
+    /// Strategy for blocks that see the whole sequence.
     pub global: CacheSpec,
-    /// For blocks that see a window of it.
+    /// Strategy for blocks that see a window of it.
     pub windowed: CacheSpec,
-    /// For what an encoder wrote, which every token sees: `dynamic` or `quantized`.
+    /// Strategy for the output of an encoder, which every token sees: `dynamic` or `quantized`.
     pub encoder: CacheSpec,
-    /// What is kept in host memory; `None`: nothing.
+    /// Layers that are kept in host memory; `None`: none.
     pub offload: Option<Offload>,
 }
 
-/// Blocks with a window get a `sliding` cache beside `dynamic` and `static` ones.
+/// Blocks with a window get a `sliding` cache if the strategy is `dynamic` or `static`.
 impl From<CacheSpec> for Plan {
     fn from(global: CacheSpec) -> Self {
         let windowed = global.strategy.windowed.map_or_else(|| global.clone(), |windowed| windowed());
@@ -99,7 +101,7 @@ impl From<CacheSpec> for Plan {
     }
 }
 
-/// The text that [`Plan::named`] reads.
+/// Writes the text that [`Plan::named`] reads.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.global)?;
@@ -113,10 +115,10 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What separates a plan's strategies from what is kept in host memory.
+/// Separator before the selection of layers in host memory.
 const OFFLOADED: &str = " + offload=";
 
-/// What separates them from the strategy for what an encoder wrote.
+/// Separator before the strategy for the output of an encoder.
 const ENCODER: &str = " + encoder=";
 
 impl Plan {
@@ -125,8 +127,8 @@ impl Plan {
         CacheSpec::default_of::<Dynamic>().into()
     }
 
-    /// Keeps every key and value in a buffer for `len` tokens that is allocated once (transformers' `StaticCache`).
-    /// `None`: for as many tokens as the generation is going to reach.
+    /// Keeps every key and value in a buffer for `len` tokens that is allocated once (transformers'
+    /// `StaticCache`). `None`: for as many tokens as the generation is going to reach.
     ///
     /// # Errors
     /// [`Error::Setting`] for 0 tokens, and for more than 2^32.
@@ -134,13 +136,13 @@ impl Plan {
         Self::of(StaticSettings { len })
     }
 
-    /// Keeps the window that the model's queries may see (transformers' `SlidingWindowCache`). It serves only models whose
-    /// layers all have a window.
+    /// Keeps the window that the model's queries may see (transformers' `SlidingWindowCache`). It serves only
+    /// models whose layers all have a window.
     pub fn sliding() -> Self {
         CacheSpec::default_of::<Sliding>().into()
     }
 
-    /// Keeps the latest tokens and the first `sinks`, `window` together (transformers'
+    /// Keeps the first `sinks` tokens and the latest ones, `window` tokens in total (transformers'
     /// `SinkCache(window_length=window, num_sink_tokens=sinks)`).
     ///
     /// # Errors
@@ -149,10 +151,10 @@ impl Plan {
         Self::of(SinkSettings::default().window(window).sinks(sinks))
     }
 
-    /// Keeps history in codes of a few bits (transformers' `QuantizedCache`).
+    /// Keeps the history in codes of a few bits (transformers' `QuantizedCache`).
     ///
     /// # Errors
-    /// [`Error::Setting`] for values that are impossible, alone or together.
+    /// [`Error::Setting`] for values that are impossible, alone or in combination.
     pub fn quantized(settings: QuantizedSettings) -> Result<Self> {
         Self::of(settings)
     }
@@ -162,19 +164,20 @@ impl Plan {
         CacheSpec::default_of::<NoCache>().into()
     }
 
-    /// The plan of a strategy with these settings.
+    /// Creates the plan of a strategy with these settings.
     ///
     /// # Errors
-    /// [`Error::Setting`] for values that are impossible, alone or together.
+    /// [`Error::Setting`] for values that are impossible, alone or in combination.
     pub fn of(settings: impl CacheSettings) -> Result<Self> {
         CacheSpec::new(settings).map(Self::from)
     }
 
-    /// The plan that `text` asks for: `NAME[:key=value,..]`, or two of them, `GLOBAL + WINDOWED`. ` + encoder=NAME[:key=value,..]` behind
-    /// them says how what an encoder wrote is kept, and ` + offload=all` at the end keeps layers in host memory.
+    /// Parses a plan: `NAME[:key=value,..]`, or two strategies, `GLOBAL + WINDOWED`. A following
+    /// ` + encoder=NAME[:key=value,..]` selects the strategy for the output of an encoder, and
+    /// ` + offload=all` at the end keeps layers in host memory.
     ///
     /// # Errors
-    /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for values that are impossible.
+    /// [`Error::Unknown`] with the known names or settings; [`Error::Setting`] for impossible values.
     pub fn named(text: &str) -> Result<Self> {
         if let Some((text, offload)) = text.split_once(OFFLOADED) {
             return Ok(Self::named(text)?.offloaded(offload.parse()?));
@@ -204,31 +207,32 @@ impl Plan {
         Ok(Self { offload, ..(strategy.read)(settings)?.into() })
     }
 
-    /// Gives blocks with a window what `plan` gives the others.
+    /// Serves blocks with a window by the global strategy of `plan`.
     pub fn windowed(self, plan: Self) -> Self {
         Self { windowed: plan.global, offload: self.offload.or(plan.offload), ..self }
     }
 
-    /// Keeps what an encoder wrote as `plan` keeps the keys and values of a sequence.
+    /// Keeps the output of an encoder by the global strategy of `plan`.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a plan that does not keep all of it, and for one that packs it anew with each token.
+    /// [`Error::Setting`] for a strategy that does not keep everything, or that packs everything again with
+    /// each token.
     pub fn encoder(self, plan: Self) -> Result<Self> {
         plan.global.factory.check_encoder()?;
         Ok(Self { encoder: plan.global, offload: self.offload.or(plan.offload), ..self })
     }
 
-    /// Keeps these layers in host memory.
+    /// Keeps the selected layers in host memory.
     pub fn offloaded(self, offload: Offload) -> Self {
         Self { offload: Some(offload), ..self }
     }
 
-    /// What serves a block of this need.
+    /// Returns the spec that serves a block with this need.
     pub fn spec(&self, need: &AttentionNeed) -> &CacheSpec {
         if need.window.is_some() { &self.windowed } else { &self.global }
     }
 
-    /// The strategies that a model of these needs gets: one, or two that differ.
+    /// Returns the strategies that a model with these needs gets: one, or two that differ.
     pub fn used(&self, needs: &[LayerNeed]) -> Vec<&CacheSpec> {
         let used = |windowed| attention(needs).any(|need| need.window.is_some() == windowed);
         let forgets = !self.remembers(needs);
@@ -239,8 +243,8 @@ impl Plan {
         specs
     }
 
-    /// The text of the strategies that a model of these needs gets; `recurrent` where it has no attention. Where layers are kept
-    /// changes nothing of what they hold, and is not said.
+    /// Text of the strategies that a model with these needs gets; `recurrent` if it has no attention. The
+    /// location of layers is left out, because it does not change their contents.
     pub fn describe(&self, needs: &[LayerNeed]) -> String {
         if attention(needs).next().is_none() && self.remembers(needs) {
             return Recurrent::NAME.to_owned();
@@ -248,10 +252,11 @@ impl Plan {
         self.used(needs).iter().map(|spec| spec.to_string()).collect::<Vec<_>>().join(" + ")
     }
 
-    /// The plan that `cache`, built by this one, follows now: layers may have been packed when memory ran out.
+    /// Returns the plan that `cache`, built by this plan, follows now: layers may have been packed when
+    /// memory ran out.
     ///
     /// # Errors
-    /// None but those of [`named`](Self::named) for a layer that is of no registered strategy.
+    /// Only those of [`named`](Self::named), for a layer of an unregistered strategy.
     pub fn of_cache(&self, needs: &[LayerNeed], cache: &ModelCache) -> Result<Self> {
         let mut plan = self.clone();
         for (need, name) in needs.iter().zip(cache.strategies()) {
@@ -264,7 +269,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The description for people, with where the layers are kept.
+    /// Description for people, including where layers are kept.
     pub fn label(&self, needs: &[LayerNeed]) -> String {
         match self.offload {
             None | Some(Offload::AsNeeded) => self.describe(needs),
@@ -275,18 +280,18 @@ impl Plan {
         }
     }
 
-    /// Whether every block keeps what it is given.
+    /// Whether every block keeps its keys, values or states.
     pub fn remembers(&self, needs: &[LayerNeed]) -> bool {
         let recurrent = needs.iter().any(|need| matches!(need, LayerNeed::Recurrent(_)));
         attention(needs).all(|need| self.spec(need).factory.remembers())
             && (!recurrent || self.global.factory.remembers())
     }
 
-    /// Whether it can serve a model of these needs; asked before weights are read.
+    /// Checks that the plan can serve a model with these needs, before weights are read.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a strategy that blocks of the model cannot have. One that keeps less of keys and values than all
-    /// has nothing to work on in a model without attention.
+    /// [`Error::Setting`] for a strategy that blocks of the model cannot have. A strategy that keeps only a
+    /// part of the keys and values is refused for a model without attention, where it has nothing to work on.
     pub fn check(&self, needs: &[LayerNeed]) -> Result<()> {
         if attention(needs).next().is_none() && !self.global.factory.exact() {
             let why = format!(
@@ -298,17 +303,18 @@ impl Plan {
         attention(needs).try_for_each(|need| self.spec(need).factory.check(need))
     }
 
-    /// Whether every block gets every key it may see.
+    /// Whether every block gets every key that it may see.
     pub fn is_exact(&self, needs: &[LayerNeed]) -> bool {
         attention(needs).all(|need| self.spec(need).factory.exact())
     }
 
-    /// Bytes that `tokens` tokens of one row take, in elements of `element` bytes.
+    /// Number of bytes for `tokens` tokens of one row, with `element` bytes per element.
     pub fn bytes(&self, needs: &[LayerNeed], tokens: usize, element: usize) -> usize {
         needs.iter().map(|need| self.layer_bytes(need, tokens, element)).fold(0, usize::saturating_add)
     }
 
-    /// Bytes on the device for `tokens` tokens of one row if all layers are offloaded: those of the two largest neighbours.
+    /// Number of bytes on the device for `tokens` tokens of one row if all layers are offloaded: those of the
+    /// largest two adjacent layers.
     pub fn bytes_offloaded(&self, needs: &[LayerNeed], tokens: usize, element: usize) -> usize {
         let layer = |need: &LayerNeed| self.layer_bytes(need, tokens, element);
         let next = needs.iter().cycle().skip(1);
@@ -322,13 +328,14 @@ impl Plan {
                 self.spec(need).factory.bytes(need, tokens, element)
             }
             LayerNeed::Recurrent(_) if !self.global.factory.remembers() => 0,
-            // One token can be truncated.
+            // Sized so that one token can be truncated.
             LayerNeed::Recurrent(need) => need.bytes(1, element).into_iter().fold(0, usize::saturating_add),
             LayerNeed::Nothing => 0,
         }
     }
 
-    /// The memory of a recurrent block. All strategies have it alike, but for one that remembers nothing.
+    /// Creates the memory of a recurrent block, equal for all strategies except the one that remembers
+    /// nothing.
     fn state(&self, need: &RecurrentNeed, kernels: &Kernels) -> Box<dyn StateLayer> {
         let need = need.clone();
         match self.global.factory.remembers() {
@@ -337,7 +344,7 @@ impl Plan {
         }
     }
 
-    /// One memory per need.
+    /// Builds one memory per need.
     pub fn build(&self, needs: &[LayerNeed], kernels: &Kernels) -> Result<ModelCache> {
         let attention = |need: &AttentionNeed| self.spec(need).factory.build(need, kernels);
         let layers: Result<Vec<LayerCache>> = needs

@@ -1,11 +1,12 @@
-//! Buffers that continue each other, so that those which snapshots share need not be copied.
+//! Chains of consecutive buffers, so that buffers shared with snapshots need not be copied.
 //!
-//! Only the last one is written. Where a snapshot holds it too, whoever is fed first goes on in a buffer of its own
-//! behind it, and the shared one stays as it is for as long as anyone holds it. So a prompt is there once, whatever
-//! number of continuations it serves: copy on write, where what is copied is nothing but the room behind the prompt.
+//! Only the last buffer is written. If a snapshot holds it too, whoever is fed first continues in a new
+//! buffer after it, and the shared one stays unchanged for as long as anyone holds it. A prompt is therefore
+//! stored once, however many continuations it serves: copy on write, where nothing is copied except the spare
+//! room after the prompt.
 //!
-//! A prompt that becomes several rows (beams) is there once, too: its buffers keep their one row, which all rows read, and
-//! only what comes behind it is moved when rows are.
+//! A prompt that becomes several rows (beams) is stored once, too: its buffers keep their single row, which
+//! all rows read, and only the tokens after it move when rows are reordered.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,7 +16,7 @@ use kiln_core::{
     budget::Claim,
     layer::{Footprint, Kv, KvSpan, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
-    slot::AnySlot,
+    slot::{AnySlot, Slot},
     view::{DenseKv, KvView},
 };
 use kiln_kernels::Kernels;
@@ -25,28 +26,29 @@ use crate::{
     memory::TensorTree,
 };
 
-/// Tokens that are worth being shared: fewer are copied, because each buffer of a chain is a launch of its own in every
-/// step, and keys that are few take as long as that.
+/// Smallest number of tokens worth sharing. Fewer are copied, because each buffer of a chain is a launch of
+/// its own in every step, and a few keys take as long as a launch.
 const WORTH: usize = 256;
 
-/// Buffers of a chain. A tree of conversations that branches deeper copies what its last buffer holds.
+/// Largest number of buffers in a chain. A tree of conversations that branches deeper copies the contents of
+/// its last buffer.
 const MOST: usize = 4;
 
-/// Keys and values of all positions from 0 on.
+/// Keys and values of all positions from 0 on, in a chain of buffers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedPrefix {
-    /// Each holds the positions from its origin to that of the next.
+    /// Buffers that are not written any more. Each holds the positions from its origin to that of the next.
     shared: Vec<Arc<Link>>,
     last: Arc<Link>,
-    /// Rows that read a shared buffer of one row; 0 while every buffer has all rows.
+    /// Number of rows that read a shared buffer of one row; 0 while every buffer has all rows.
     readers: usize,
 }
 
-/// A buffer that others may hold, too.
+/// A buffer that others may hold too.
 #[derive(Debug, Default)]
 struct Link {
     buffer: Buffer,
-    /// To what it holds, where that is not claimed by a cache.
+    /// Claim to the buffer's memory, if no cache claims it.
     claim: OnceLock<Claim>,
 }
 
@@ -60,7 +62,7 @@ impl Link {
     }
 }
 
-/// Tensors are shared, and counted by whoever has the copy.
+/// Shares tensors; the owner of the copy counts them.
 impl Clone for Link {
     fn clone(&self) -> Self {
         Self { buffer: self.buffer.clone(), claim: OnceLock::new() }
@@ -68,27 +70,28 @@ impl Clone for Link {
 }
 
 impl SharedPrefix {
-    /// The first position of the buffer that is written.
+    /// First position of the buffer that is written.
     pub(crate) fn origin(&self) -> usize {
         self.last.buffer.origin()
     }
 
-    /// The first position of the buffer that will be written behind the first `filled` positions.
+    /// First position of the buffer that will be written after the first `filled` positions.
     pub(crate) fn next_origin(&self, filled: usize) -> usize {
         if self.branches(filled) { filled } else { self.origin() }
     }
 
-    /// The first position that there is no slot for.
+    /// First position without a slot.
     pub(crate) fn end(&self) -> usize {
         self.origin() + self.last.buffer.slots()
     }
 
-    /// Whether what comes behind the first `filled` positions goes into a new buffer.
+    /// Whether tokens after the first `filled` positions go into a new buffer.
     fn branches(&self, filled: usize) -> bool {
         Arc::strong_count(&self.last) > 1 && filled - self.origin() >= WORTH && self.shared.len() + 1 < MOST
     }
 
-    /// To be called before anything is written behind the first `filled` positions: what snapshots hold stays as it is.
+    /// Starts a new buffer if needed, before a write after the first `filled` positions: buffers that
+    /// snapshots hold stay unchanged.
     pub(crate) fn branch(&mut self, filled: usize) {
         if self.branches(filled) {
             let next = Link::new(Buffer::behind(filled));
@@ -96,10 +99,10 @@ impl SharedPrefix {
         }
     }
 
-    /// Has room up to position `end`, for rows like those of `keys`; the first `filled` positions are kept.
+    /// Makes room up to position `end`, for rows like those of `keys`; the first `filled` positions are kept.
     pub(crate) fn resize(&mut self, end: usize, filled: usize, (keys, values): &Kv) -> Result<()> {
         let origin = self.origin();
-        // All buffers of a chain have one type.
+        // All buffers of a chain have the same element type.
         let dtype = self.shared.last().and_then(|before| before.buffer.dtype()).unwrap_or(keys.dtype());
         let [keys, values] = [keys, values].map(|new| new.clone().cast(dtype));
         let last = &mut Arc::make_mut(&mut self.last).buffer;
@@ -110,28 +113,28 @@ impl SharedPrefix {
         Arc::make_mut(&mut self.last).buffer.write(kernels, new, positions)
     }
 
-    /// Everything, slots that do not count included.
+    /// Returns a view of everything, including invalid slots.
     pub(crate) fn view(&self) -> Result<KvView> {
         match self.shared.is_empty() {
             true => self.last.buffer.view(0),
             false => {
                 let views = self.buffers().map(|buffer| {
-                    let DenseKv { keys, values, start, origin } = buffer.dense(buffer.origin())?;
+                    let DenseKv { keys, values, start, origin, shared } = buffer.dense(buffer.origin())?;
                     let [keys, values] = [keys, values].map(|tensor| self.read_by_all(tensor));
-                    Ok(DenseKv { keys, values, start, origin })
+                    Ok(DenseKv { keys, values, start, origin, shared })
                 });
                 views.collect::<Result<_>>().map(KvView::Chained)
             }
         }
     }
 
-    /// A tensor of one row as it is read by all rows; nothing is copied.
+    /// Expands a tensor of one row to all rows without a copy.
     fn read_by_all(&self, tensor: Tensor<4>) -> Tensor<4> {
         let [rows, heads, slots, dim] = tensor.dims();
         if rows < self.readers { tensor.expand([self.readers, heads, slots, dim]) } else { tensor }
     }
 
-    /// The first `filled` positions in one piece; `None` where these are none.
+    /// Returns the first `filled` positions in one piece; `None` if there are none.
     pub(crate) fn gather(&self, filled: usize) -> Result<Option<Kv>> {
         let ends = self.buffers().map(Buffer::origin).skip(1).chain([filled]);
         let parts = self.buffers().zip(ends).filter_map(|(buffer, end)| {
@@ -150,7 +153,7 @@ impl SharedPrefix {
         Ok(Some((cat(keys), cat(values))))
     }
 
-    /// Only the first `filled` positions count from now on. What is behind them is overwritten.
+    /// Keeps only the first `filled` positions. Later positions will be overwritten.
     pub(crate) fn keep(&mut self, filled: usize) {
         while filled <= self.origin()
             && let Some(before) = self.shared.pop()
@@ -166,12 +169,12 @@ impl SharedPrefix {
         }
     }
 
-    /// Whether a row that is repeated behind the first `filled` positions is held once.
+    /// Whether a row that is repeated after the first `filled` positions is stored once.
     pub(crate) fn shares_row(&self, filled: usize) -> bool {
         filled >= WORTH && self.shared.len() + 1 < MOST
     }
 
-    /// How rows take over what others hold: a buffer of all rows that others may hold, too, is copied.
+    /// How rows are reordered: a buffer of all rows that others may hold too is copied.
     pub(crate) fn reorders(&self) -> Reorders {
         match self.shared.iter().any(|link| link.buffer.rows().is_some_and(|rows| rows >= self.readers)) {
             true => Reorders::ByCopy,
@@ -179,7 +182,7 @@ impl SharedPrefix {
         }
     }
 
-    /// Has rows take over what others hold behind their prompt.
+    /// Makes each row take over its parent's tokens after the prompt.
     pub(crate) fn reorder_on_device(&mut self, kernels: &Kernels, parents: &Parents) -> Result<()> {
         let readers = self.readers;
         let has_all = |buffer: &Buffer| buffer.rows().is_some_and(|rows| rows >= readers);
@@ -194,7 +197,7 @@ impl SharedPrefix {
         }
     }
 
-    /// Holds the first `filled` positions in one buffer that has room for no more.
+    /// Moves the first `filled` positions into a single buffer without spare room.
     pub(crate) fn unite(&mut self, filled: usize) -> Result<()> {
         let mut buffer = Buffer::default();
         if let Some(all) = self.gather(filled)? {
@@ -204,16 +207,16 @@ impl SharedPrefix {
         Ok(())
     }
 
-    /// Positions that there is room for in a chain that was read from a file.
+    /// Number of positions with a slot in a chain that was read from a file.
     ///
     /// # Errors
-    /// Those of [`Buffer::validate`].
+    /// The errors of [`Buffer::validate`].
     pub(crate) fn validate(&self, need: &AttentionNeed) -> Result<usize> {
         self.last.buffer.validate(need)
     }
 
-    /// What it takes to have room up to position `end`, once `step` was stored behind the first `filled` ones. What others
-    /// hold, too, is counted here as well.
+    /// Footprint with room up to position `end`, once `step` was stored after the first `filled` positions.
+    /// Buffers that others hold too are counted here as well.
     pub(crate) fn footprint(
         &self,
         need: &AttentionNeed,
@@ -232,7 +235,7 @@ impl SharedPrefix {
             buffer::footprint(need, 0, end - filled, step)
         } else {
             let mut last = buffer::footprint(need, self.last.buffer.slots(), end - self.origin(), step);
-            // What is copied stays where it is, too.
+            // The buffer that is copied stays where it is, too.
             if Arc::strong_count(&self.last) > 1 && step.tokens > 0 {
                 last.held = last.held.saturating_add(self.last.bytes());
             }
@@ -245,6 +248,16 @@ impl SharedPrefix {
         })
     }
 
+    /// Whether all positions are in one buffer that has all rows.
+    pub(crate) fn is_one_buffer(&self) -> bool {
+        self.shared.is_empty() && self.origin() == 0
+    }
+
+    /// Returns the buffer of all positions, which is not shared from then on.
+    pub(crate) fn only_buffer(&mut self) -> Option<&mut Slot<Kv>> {
+        self.is_one_buffer().then(|| Arc::make_mut(&mut self.last).buffer.slot())
+    }
+
     fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
         self.shared.iter().chain([&self.last])
     }
@@ -253,7 +266,8 @@ impl SharedPrefix {
         self.links().map(|link| &link.buffer)
     }
 
-    /// What others hold, too, is theirs from now on, and this has a buffer of its own, of the same tensors.
+    /// Iterates over the buffers. Buffers that others hold too are replaced by own ones with the same
+    /// tensors.
     fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer> {
         self.shared.iter_mut().chain([&mut self.last]).map(|link| &mut Arc::make_mut(link).buffer)
     }
@@ -283,7 +297,7 @@ impl TensorTree for SharedPrefix {
         for buffer in self.buffers_mut().filter(|buffer| buffer.rows().is_some_and(|rows| rows >= readers)) {
             buffer.select_rows(rows);
         }
-        // One row has the prompt to itself.
+        // A single row uses the prompt alone.
         self.readers = if readers > 0 && rows.len() > 1 { rows.len() } else { 0 };
     }
 
@@ -294,7 +308,7 @@ impl TensorTree for SharedPrefix {
     fn claim_shared(&self, all: &Claim) {
         for link in self.links().filter(|link| link.claim.get().is_none()) {
             if let Some(claim) = all.split(link.bytes() as u64) {
-                // If another thread was faster, this one is free again.
+                // If another thread was faster, this claim is freed.
                 _ = link.claim.set(claim);
             }
         }

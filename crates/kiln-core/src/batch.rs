@@ -1,4 +1,4 @@
-//! Tokens on their way into a model.
+//! A batch of tokens to feed to a model.
 
 use std::{ops::Range, sync::Arc};
 
@@ -11,54 +11,57 @@ use crate::{
     model_cache::ModelCache,
 };
 
-/// New tokens of several rows, side by side. They end together: shorter rows have columns in front that are no tokens of
-/// theirs.
+/// A batch of new tokens: one row per sequence, aligned at the last column.
 ///
-/// Such columns are either padding that is stored, as transformers stores it, and hidden ([`left_padded`](Self::left_padded)), or
-/// they are skipped, and rows are of different lengths ([`ragged`](Self::ragged)).
+/// Shorter rows have leading columns without tokens of their own. These columns are either padding that is
+/// stored, as in transformers, and hidden ([`left_padded`](Self::left_padded)), or they are skipped, and the
+/// rows differ in length ([`ragged`](Self::ragged)).
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// `[rows, tokens]`
     pub tokens: Tensor<2, Int>,
-    /// Padding slots at the start of each row's sequence (not of this batch). Slots count padding, rotary positions do not.
+    /// Padding slots at the start of each row's sequence (not of this batch). Slots count padding, rotary
+    /// positions do not.
     pub left_pad: Vec<usize>,
-    /// Columns at the start of each row of this batch that are skipped: nothing of them is stored.
+    /// Number of leading columns of each row in this batch that are skipped: nothing is stored for them.
     pub skip: Vec<usize>,
-    /// Slots that each row is known to reach with this prompt; empty where that is not known.
+    /// Number of slots that each row is known to reach with this prompt; empty where that is not known.
     ///
-    /// Rotary frequencies that depend on the length are chosen for it, so that a prompt fed in chunks equals the
-    /// prompt fed whole.
+    /// Rotary frequencies that depend on the length are chosen for this number, so that a prompt fed in
+    /// chunks equals the prompt fed whole.
     pub horizon: Vec<usize>,
-    /// What is on the device already for a step of one token; `None`: the pass uploads its positions.
+    /// Positions and tables that are on the device already, for a step of one token; `None`: the pass uploads
+    /// its positions.
     pub steps: Option<Steps>,
-    /// What the model's encoder is given, `[rows, bins, frames]` ([`CausalModel::features`]). `None` where the model has no encoder, and
-    /// where the cache holds what the encoder made of it.
+    /// Input of the model's encoder, `[rows, bins, frames]` ([`CausalModel::features`]). `None` if the model
+    /// has no encoder, or if the cache already holds the encoder's output.
     pub features: Option<Tensor<3>>,
 }
 
-/// Where the next steps of one token each stand, put on the device once for many of them: so a step uploads nothing,
-/// and can be captured.
+/// Positions of the next one-token steps, uploaded once for many steps, so that a step uploads nothing and
+/// can be captured.
 #[derive(Clone, Debug)]
 pub struct Steps {
     /// Positions of the next tokens; every step advances them on the device.
     pub positions: Positions,
-    /// What a step adds to them there, `[2, rows]`.
+    /// Increment that a step adds to the positions on the device, `[3, rows]`.
     one: Tensor<2, Int>,
-    /// Steps taken, `[1]`, counted on the device.
+    /// Number of steps taken, `[1]`, counted on the device.
     pub taken: Tensor<1, Int>,
-    /// Steps that there are tables for yet.
+    /// Number of steps that the tables still cover.
     left: usize,
-    /// Cosines and sines `[1 or rows, steps, pairs]`, for each kind of rotary positions that the model has.
+    /// Cosines and sines `[1 or rows, steps, pairs]`, one pair for each kind of rotary positions of the
+    /// model.
     pub tables: Vec<(Tensor<3>, Tensor<3>)>,
 }
 
 impl Steps {
-    /// Prepares `number` steps for rows that stand there.
+    /// Prepares `number` steps for rows at the positions `rows`.
     pub fn new(model: &dyn CausalModel, rows: Vec<RowPosition>, number: usize, device: &Device) -> Self {
-        let one = [vec![1i32; rows.len()], vec![0; rows.len()]].concat();
+        let one = [vec![1i32; rows.len()], vec![0; 2 * rows.len()]].concat();
         Self {
-            one: Tensor::<1, Int>::from_data(TensorData::new(one, [2 * rows.len()]), device)
-                .reshape([2, rows.len()]),
+            one: Tensor::<1, Int>::from_data(TensorData::new(one, [3 * rows.len()]), device)
+                .reshape([3, rows.len()]),
             taken: Tensor::from_data(TensorData::new(vec![0i32], [1]), device),
             left: number,
             tables: model.rotary_tables(&rows, number, device),
@@ -66,12 +69,12 @@ impl Steps {
         }
     }
 
-    /// Whether there are tables for another step.
+    /// Whether the tables cover another step.
     pub fn has_next(&self) -> bool {
         self.left > 0
     }
 
-    /// After a step was launched.
+    /// Advances the positions, on the device and on the host, after a step was launched.
     pub fn advance(&mut self) {
         self.replayed();
         let one = self.one.clone();
@@ -79,7 +82,8 @@ impl Steps {
         self.taken.inplace(|taken| taken + 1);
     }
 
-    /// After a recorded step was replayed, which advances what is on the device.
+    /// Advances the counts on the host after a recorded step was replayed; the replay advances those on the
+    /// device.
     pub fn replayed(&mut self) {
         self.left = self.left.saturating_sub(1);
         Arc::make_mut(&mut self.positions.on_host).iter_mut().for_each(|row| row.first += 1);
@@ -87,7 +91,10 @@ impl Steps {
 }
 
 impl Batch {
-    /// Rows of equal length.
+    /// Creates a batch from rows of equal length.
+    ///
+    /// # Errors
+    /// [`Error::Prompt`] if the rows are empty or differ in length.
     pub fn from_rows(rows: &[Vec<TokenId>], device: &Device) -> Result<Self> {
         let len = rows.first().map_or(0, Vec::len);
         if len == 0 || rows.iter().any(|row| row.len() != len) {
@@ -98,15 +105,15 @@ impl Batch {
         Ok(Self::new(upload(rows.iter().flatten(), rows.len(), len, device)))
     }
 
-    /// Rows of any length, the shorter ones padded on the left with `pad`, as transformers pads them: padding is stored, and
-    /// hidden.
+    /// Creates a batch from rows of any length, the shorter ones padded on the left with `pad`, as in
+    /// transformers: padding is stored, and hidden.
     pub fn left_padded(rows: &[Vec<TokenId>], pad: TokenId, device: &Device) -> Result<Self> {
         let batch = Self::ragged(rows, pad, device)?;
         let horizon = vec![batch.len(); batch.rows()];
         Ok(Self { left_pad: batch.skip, skip: batch.left_pad, horizon, ..batch })
     }
 
-    /// Rows of any length, each as if it were alone. `fill` is any token.
+    /// Creates a batch from rows of any length, each treated as if it were alone. `fill` is any token.
     pub fn ragged(rows: &[Vec<TokenId>], fill: TokenId, device: &Device) -> Result<Self> {
         if rows.is_empty() || rows.iter().any(Vec::is_empty) {
             return Err(Error::Prompt { why: "the prompt is empty; give at least one token".into() });
@@ -119,15 +126,17 @@ impl Batch {
         Ok(Self { skip, horizon, ..Self::new(tokens) })
     }
 
-    /// All of `[rows, tokens]`, behind sequences without padding.
+    /// Creates a batch from all of `tokens`, `[rows, tokens]`, that continues sequences without padding.
     pub fn new(tokens: Tensor<2, Int>) -> Self {
         let [rows, len] = tokens.dims();
         let none = || vec![0; rows];
         Self { tokens, left_pad: none(), skip: none(), horizon: vec![len; rows], steps: None, features: None }
     }
 
+    /// Checks the per-row fields, and that there are tokens.
+    ///
     /// # Errors
-    /// [`Error::Prompt`] unless all that is said of rows is said of each, and each has a token.
+    /// [`Error::Prompt`] unless every per-row field has one entry per row and some row has a token.
     pub(crate) fn check(&self) -> Result<()> {
         let [rows, len] = self.tokens.dims();
         let (pads, skips) = (self.left_pad.len(), self.skip.len());
@@ -141,10 +150,12 @@ impl Batch {
         Ok(())
     }
 
-    /// Whether its features are those that a model takes ([`CausalModel::features`]), and the cache has not got any.
+    /// Checks that the features are of the shape that the model takes ([`CausalModel::features`]), and that
+    /// the cache does not hold the encoder's output already.
     ///
     /// # Errors
-    /// [`Error::Prompt`] for features that are missing, or not those of the model; [`Error::AlreadyConditioned`].
+    /// [`Error::Prompt`] for features that are missing, or not of the model's shape;
+    /// [`Error::AlreadyConditioned`].
     pub fn check_features(&self, wanted: Option<FeatureShape>, cache: &ModelCache) -> Result<()> {
         let why = match (&self.features, wanted) {
             (None, None) => return Ok(()),
@@ -168,7 +179,7 @@ impl Batch {
         Err(Error::Prompt { why })
     }
 
-    /// Columns of this batch: tokens of its longest row.
+    /// Number of columns of this batch, which is the number of tokens of its longest row.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.tokens.dims()[1]
@@ -178,7 +189,7 @@ impl Batch {
         self.tokens.dims()[0]
     }
 
-    /// The columns of `range`.
+    /// Returns the columns of `range`.
     pub fn slice(&self, range: Range<usize>) -> Self {
         let tokens = self.tokens.clone().narrow(1, range.start, range.len());
         let skip = self.skip.iter().map(|skip| skip.saturating_sub(range.start).min(range.len())).collect();
@@ -188,7 +199,7 @@ impl Batch {
         Self { tokens, left_pad, skip, horizon, steps: None, features }
     }
 
-    /// Other columns of each row, which end together.
+    /// Returns other columns for each row, aligned at the last column.
     pub fn columns(&self, of_rows: &[Range<usize>]) -> Self {
         let len = of_rows.iter().map(Range::len).max().unwrap_or(0);
         if let Some(first) = of_rows.first()
@@ -199,7 +210,7 @@ impl Batch {
         let row = |(row, columns): (usize, &Range<usize>)| {
             let tokens = self.tokens.clone().narrow(0, row, 1);
             let own = (!columns.is_empty()).then(|| tokens.clone().narrow(1, columns.start, columns.len()));
-            // Any token will do where there is none.
+            // Any token will do as a filler.
             let fill = len - columns.len();
             let fill = (fill > 0).then(|| tokens.narrow(1, 0, 1).repeat(&[1, fill]));
             Tensor::cat(fill.into_iter().chain(own).collect(), 1)

@@ -1,8 +1,8 @@
-//! Counts what is held on a device, and says no before it is too much.
+//! Accounting of device memory, which refuses claims beyond the limit.
 //!
-//! Weights, caches and the tensors of a forward pass each hold a [`Claim`] to as many bytes as they take. A claim that
-//! does not fit is refused before anything is allocated: many devices answer an allocation that fails by losing all that
-//! they hold.
+//! Weights, caches and the tensors of a forward pass each hold a [`Claim`] to the bytes that they take. A
+//! claim that does not fit is refused before anything is allocated: on many devices a failed allocation loses
+//! everything that the device holds.
 
 use std::{
     fmt,
@@ -14,35 +14,35 @@ use std::{
 
 use crate::{Error, Result, error::at_least};
 
-/// The memory of a device that may be used. Clones are the same budget.
+/// The device memory that may be used. Clones share one budget.
 #[derive(Clone, Debug, Default)]
 pub struct Budget(Arc<Mutex<Ledger>>);
 
 #[derive(Debug, Default)]
 struct Ledger {
-    /// Bytes; `None`: nobody knows.
+    /// Limit in bytes; `None`: unknown.
     limit: Option<u64>,
-    /// Bytes that the device has in all; `None`: nobody knows. No limit beyond it helps.
+    /// Total memory of the device in bytes; `None`: unknown. A limit beyond it does not help.
     device: Option<u64>,
-    /// Bytes of the largest buffer; `None`: any number.
+    /// Size of the largest possible buffer in bytes; `None`: unlimited.
     largest: Option<u64>,
-    /// Whether it is this process's own memory.
+    /// Whether this is the memory of this process.
     own: bool,
     used: u64,
     peak: u64,
-    /// Allocations so far, and the one that is to fail.
+    /// Number of allocations so far, and the one that is to fail.
     allocations: u64,
     fail_at: Option<u64>,
 }
 
 impl Budget {
-    /// A budget of `limit` bytes; `None`: it only counts.
+    /// Creates a budget of `limit` bytes; `None`: the budget only counts.
     pub fn new(limit: Option<u64>) -> Self {
         Self(Arc::new(Mutex::new(Ledger { limit, ..Ledger::default() })))
     }
 
-    /// Marks it as a budget of host memory. There, a refused allocation ends the process, so a large one is tried when it is
-    /// claimed.
+    /// Marks the budget as one of host memory. There, a refused allocation ends the process, so a large
+    /// allocation is tried when it is claimed.
     pub fn of_this_process(self) -> Self {
         self.ledger().own = true;
         self
@@ -52,13 +52,13 @@ impl Budget {
         self.ledger().own
     }
 
-    /// Sets the bytes that the device has in all, so that advice does not go beyond them.
+    /// Sets the total memory of the device in bytes, so that advice does not go beyond it.
     pub fn set_device_memory(&self, bytes: Option<u64>) {
         self.ledger().device = bytes;
     }
 
-    /// How to get `missing` more bytes than are left: a higher limit, where the device has them. `None`: there is no limit,
-    /// or the device has no more.
+    /// Advice on how to get `missing` more bytes than are left: a higher limit, if the device has the memory.
+    /// `None` if there is no limit, or if the device has no more.
     pub fn raise_by(&self, missing: u64) -> Option<String> {
         self.ledger().raise_by(missing)
     }
@@ -67,34 +67,34 @@ impl Budget {
         self.ledger().limit
     }
 
-    /// Bytes of the largest buffer that the device has; `None`: any number.
+    /// Size in bytes of the largest buffer that the device supports; `None`: unlimited.
     pub fn largest_buffer(&self) -> Option<u64> {
         self.ledger().largest
     }
 
-    /// Allows another number of bytes from now on; what is claimed stays claimed.
+    /// Changes the limit; existing claims stay.
     pub fn set_limit(&self, limit: Option<u64>) {
         let mut ledger = self.ledger();
         ledger.limit = limit;
         ledger.peak = ledger.used;
     }
 
-    /// Bytes of the largest buffer that the device has; `None`: any number.
+    /// Sets the size in bytes of the largest buffer that the device supports; `None`: unlimited.
     pub fn set_largest_buffer(&self, bytes: Option<u64>) {
         self.ledger().largest = bytes;
     }
 
-    /// Bytes that are claimed now.
+    /// Number of bytes that are claimed now.
     pub fn used(&self) -> u64 {
         self.ledger().used
     }
 
-    /// The most bytes that were claimed at once, since the limit was set.
+    /// Largest number of bytes that were claimed at once since the limit was set.
     pub fn peak(&self) -> u64 {
         self.ledger().peak
     }
 
-    /// Bytes that are left; `None`: nobody knows.
+    /// Number of bytes that are left; `None`: unknown.
     pub fn available(&self) -> Option<u64> {
         let ledger = self.ledger();
         ledger.limit.map(|limit| limit.saturating_sub(ledger.used))
@@ -103,26 +103,27 @@ impl Budget {
     /// Claims `bytes` for `what`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where there are not as many left.
+    /// [`Error::OutOfMemory`] if fewer bytes are left.
     pub fn claim(&self, what: &'static str, bytes: u64) -> Result<Claim> {
         let mut claim = Claim { budget: self.clone(), what, bytes: AtomicU64::new(0) };
         claim.resize(bytes)?;
         Ok(claim)
     }
 
-    /// Allocations so far: claims that grew, and what was allocated within them.
+    /// Number of allocations so far: claims that grew, and allocations within claims.
     pub fn allocations(&self) -> u64 {
         self.ledger().allocations
     }
 
-    /// Has the `n`th allocation from now on fail, as if the device had no room for it; 0 is the next. For tests.
+    /// Makes the `n`th allocation from now on fail, as if the device had no room for it; 0 is the next one.
+    /// For tests.
     pub fn fail_allocation(&self, n: u64) {
         let mut ledger = self.ledger();
         ledger.fail_at = Some(ledger.allocations + n);
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Whoever panicked held numbers that are whole at any time.
+        // The numbers are consistent at any time, so a panic while the lock was held did no harm.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -135,6 +136,9 @@ impl Ledger {
     }
 
     /// Counts an allocation of `bytes` beyond what is claimed.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if fewer bytes are left, or if this allocation is to fail.
     fn allocate(&mut self, what: &'static str, bytes: u64) -> Result<()> {
         let (number, left) =
             (self.allocations, self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(self.used)));
@@ -152,7 +156,7 @@ impl Ledger {
     }
 }
 
-/// Whether the system gives this process as much memory, asked where it is much.
+/// Whether the system gives this process `bytes` of memory. Only large amounts are tried.
 pub fn system_has(bytes: u64) -> bool {
     const MUCH: u64 = 16 << 20;
 
@@ -160,11 +164,11 @@ pub fn system_has(bytes: u64) -> bool {
     bytes < MUCH || usize::try_from(bytes).is_ok_and(tried)
 }
 
-/// Bytes of a [`Budget`] that are spoken for. Dropped, they are free again.
+/// A claim to bytes of a [`Budget`], which are freed when the claim is dropped.
 pub struct Claim {
     budget: Budget,
     what: &'static str,
-    /// Atomic, because some are split off where the claim is only seen.
+    /// Atomic, because bytes are split off through a shared reference.
     bytes: AtomicU64,
 }
 
@@ -183,10 +187,10 @@ impl Claim {
         &self.budget
     }
 
-    /// Claims as many bytes instead.
+    /// Changes the number of claimed bytes to `bytes`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where there are not as many left; then the claim is as it was.
+    /// [`Error::OutOfMemory`] if fewer bytes are left; then the claim is unchanged.
     pub fn resize(&mut self, bytes: u64) -> Result<()> {
         let (mut ledger, before) = (self.budget.ledger(), self.bytes());
         match bytes.checked_sub(before) {
@@ -199,14 +203,14 @@ impl Claim {
         Ok(())
     }
 
-    /// Moves `bytes` into a claim of their own; `None` where they are more than this has.
+    /// Moves `bytes` into a claim of their own; `None` if this claim has fewer.
     pub fn split(&self, bytes: u64) -> Option<Self> {
         let less = |have: u64| have.checked_sub(bytes);
         self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
         Some(Self { budget: self.budget.clone(), what: self.what, bytes: AtomicU64::new(bytes) })
     }
 
-    /// Takes over what `other` claims, which is one of the same budget.
+    /// Takes over the bytes that `other` claims, which must be a claim to the same budget.
     pub fn join(&self, mut other: Self) {
         self.bytes.fetch_add(std::mem::take(other.bytes.get_mut()), Ordering::Relaxed);
     }
@@ -214,7 +218,7 @@ impl Claim {
     /// Counts an allocation within the claim.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where it is to fail ([`Budget::fail_allocation`]).
+    /// [`Error::OutOfMemory`] if this allocation is to fail ([`Budget::fail_allocation`]).
     pub fn allocates(&self) -> Result<()> {
         self.budget.ledger().allocate(self.what, 0)
     }

@@ -1,10 +1,11 @@
-//! What the generations on a device share: whether it refused an allocation, whether a step is about to be recorded, and
-//! the queue of copies to it.
+//! State that all generations on a device share: refused allocations, steps that are about to be recorded,
+//! and the queue for copies to the device.
 //!
-//! A claim that does not fit a [`Budget`](crate::budget::Budget) is refused before anything is allocated. A device may
-//! refuse what was claimed all the same: others use its memory, or nobody knows how much it has. What was to be stored
-//! there is missing then, and the work behind it is given up, some of it silently. So it is counted here, and nothing
-//! that was computed since on that device is trusted.
+//! A claim that does not fit a [`Budget`](crate::budget::Budget) is refused before anything is allocated. A
+//! device may still refuse memory that was claimed: other processes use it too, or its size is unknown. Then
+//! the data that were to be stored there are missing, and the work that depends on them is given up, some of
+//! it silently. Refusals are therefore counted here, and nothing that was computed on that device since is
+//! trusted.
 
 use std::{
     fmt::Display,
@@ -19,27 +20,27 @@ use burn::tensor::{Device, StreamId};
 
 use crate::{Error, Result};
 
-/// What a panic that says that a device refused an allocation carries.
+/// Text in the panic that reports a refused allocation.
 pub const REFUSAL: &str = "out of device memory";
 
-/// What the generations on a device share. There is one of each device.
+/// State that all generations on a device share. There is one instance for each device.
 #[derive(Clone, Debug)]
 pub struct DeviceState(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     device: Device,
-    /// Allocations that it refused.
+    /// Number of allocations that the device refused.
     refused: AtomicU64,
-    /// Steps that are about to be recorded.
+    /// Number of steps that are about to be recorded.
     preparing: Mutex<usize>,
-    /// Of copies to the device, where it can copy and compute at once.
+    /// Queue for copies to the device, if it can copy and compute at once.
     uploads: OnceLock<StreamId>,
-    /// Whether it said that it is lost.
+    /// Whether the device reported that it is lost.
     lost: AtomicBool,
 }
 
-/// The allocations that a device had refused at some moment.
+/// The number of allocations that a device had refused at some moment.
 #[derive(Clone, Debug)]
 pub struct Refusals {
     of: DeviceState,
@@ -47,10 +48,10 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Whether what was computed since can be trusted, as far as it was waited for.
+    /// Checks that results computed since can be trusted, as far as they were waited for.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where the device refused an allocation since.
+    /// [`Error::OutOfMemory`] if the device refused an allocation since.
     pub fn none_since(&self) -> Result<()> {
         match self.of.count() == self.count {
             true => Ok(()),
@@ -58,19 +59,19 @@ impl Refusals {
         }
     }
 
-    /// Forgives those until now: what is computed from here on can be trusted again.
+    /// Forgets the refusals until now: results computed from here on can be trusted again.
     pub fn forgive(&mut self) {
         self.count = self.of.count();
     }
 }
 
 impl DeviceState {
-    /// That of `device`.
+    /// Returns the state of `device`.
     pub fn of(device: &Device) -> Self {
-        /// As many as a process has devices.
+        /// One entry for each device that this process uses.
         static ALL: Mutex<Vec<DeviceState>> = Mutex::new(Vec::new());
 
-        // Whoever panicked held a list that is whole at any time.
+        // The list is consistent at any time, so a panic while the lock was held did no harm.
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(state) = all.iter().find(|state| state.0.device == *device) {
             return state.clone();
@@ -95,13 +96,13 @@ impl DeviceState {
         self.0.refused.load(Ordering::Relaxed)
     }
 
-    /// Those until now.
+    /// Returns the refusals until now.
     pub fn refusals(&self) -> Refusals {
         Refusals { of: self.clone(), count: self.count() }
     }
 
-    /// What the device says of its work. That it refused an allocation is counted: CUDA says so when a tensor is read that
-    /// needs it, and not before.
+    /// Turns an error message of the device into an [`Error`]. Refused allocations are counted: CUDA reports
+    /// them only when a tensor that depends on one is read.
     pub fn error(&self, text: impl Display) -> Error {
         let error = Error::of_device(text);
         match error {
@@ -112,12 +113,13 @@ impl DeviceState {
         error
     }
 
-    /// Whether the device said that it is lost: nothing is computed there any more.
+    /// Whether the device reported that it is lost: nothing is computed there any more.
     pub fn is_lost(&self) -> bool {
         self.0.lost.load(Ordering::Relaxed)
     }
 
-    /// Does `work`, which may wait for the device. Burn re-raises here what the thread of the device panicked with.
+    /// Runs `work`, which may wait for the device, and catches panics. Burn re-raises panics of the device's
+    /// thread here.
     ///
     /// # Errors
     /// The panic, as an error.
@@ -129,35 +131,35 @@ impl DeviceState {
         })
     }
 
-    /// Waits until the device has done all that was launched.
+    /// Waits until the device has finished all launched work.
     ///
     /// # Errors
-    /// What the device says. A tensor whose work failed is not among it: that is said when it is read.
+    /// The device's error. A tensor whose work failed is not reported here, but when it is read.
     pub fn sync(&self) -> Result<()> {
         self.caught(|| self.0.device.sync())?.map_err(|e| self.error(e))
     }
 
-    /// Has the device give back memory that nothing uses; not while a step is about to be recorded on it, which needs what it
-    /// was given before.
+    /// Makes the device release unused memory, unless a step is about to be recorded on it: the recording
+    /// needs the memory that it was given before.
     pub fn give_back(&self) {
         let preparing = self.preparing();
         if *preparing == 0 {
-            // Where it fails, it fails again at whatever needs the memory.
+            // If this fails, it fails again for whatever needs the memory.
             _ = self.caught(|| self.0.device.memory_cleanup());
-            // Each queue has memory of its own.
+            // Each queue has its own memory.
             if self.0.uploads.get().is_some() {
                 _ = self.caught(|| self.uploading(|| self.0.device.memory_cleanup()));
             }
         }
     }
 
-    /// Says that the device copies and computes at once, when both are on different queues (CUDA's streams).
+    /// Declares that the device copies and computes at once if both are on different queues (CUDA's streams).
     pub fn copies_beside_work(&self) {
         self.0.uploads.get_or_init(StreamId::allocate);
     }
 
-    /// Runs `upload`, which copies tensors to the device: on a queue of its own, if the device has one. Work that uses
-    /// the tensors waits for them, and other work does not.
+    /// Runs `upload`, which copies tensors to the device, on a queue of its own if the device has one. Work
+    /// that uses the tensors waits for them; other work does not.
     pub fn uploading<T>(&self, upload: impl FnOnce() -> T) -> T {
         match self.0.uploads.get() {
             Some(queue) => queue.executes(upload),
@@ -165,9 +167,9 @@ impl DeviceState {
         }
     }
 
-    /// Steps that are about to be recorded: none is added while this is held.
+    /// Locks the number of steps that are about to be recorded: none is added while the guard is held.
     pub fn preparing(&self) -> MutexGuard<'_, usize> {
-        // Whoever panicked held a number that is whole at any time.
+        // The number is consistent at any time, so a panic while the lock was held did no harm.
         self.0.preparing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -178,14 +180,14 @@ mod tests {
 
     #[test]
     fn a_refusal_ends_the_trust_in_what_came_before_on_that_device() {
-        // Neither is opened.
+        // Neither device is opened.
         let [state, other] = [7, 8].map(|index| DeviceState::of(&Device::cuda(index)));
         let (mut before, on_other) = (state.refusals(), other.refusals());
         assert!(before.none_since().is_ok());
         DeviceState::of(&Device::cuda(7)).report_refusal();
         assert!(matches!(before.none_since(), Err(Error::OutOfMemory { .. })));
         assert!(state.refusals().none_since().is_ok());
-        // CUDA says it in words, and late.
+        // CUDA reports the refusal in words, and late.
         before.forgive();
         assert!(before.none_since().is_ok());
         assert_eq!(state.error("an out-of-memory error"), Error::refused("a tensor"));

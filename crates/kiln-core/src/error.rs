@@ -1,4 +1,4 @@
-//! Everything that can go wrong between a folder and a token. One sentence each: what was wrong, what to do.
+//! All errors between a folder and a token. Each is one sentence: what was wrong, and what to do.
 
 use std::path::PathBuf;
 
@@ -9,15 +9,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The layer no longer holds what it would have to return to. Nothing was changed.
+    /// The layer no longer holds the state that it would have to return to. Nothing was changed.
     #[error("the {layer} layer cannot return to {len} tokens; call keep_history before more are fed")]
     CannotTruncate { layer: &'static str, len: usize },
 
-    /// A pass failed in the middle, and the cache could not be taken back to where it was.
+    /// A pass failed in the middle, and the cache could not be restored to its earlier state.
     #[error("the cache failed in the middle of a forward pass; reset it")]
     Poisoned,
 
-    /// What is wrong with one row of a batch, counted from 0.
+    /// An error in one row of a batch; rows are counted from 0.
     #[error("row {row}: {why}")]
     Row { row: usize, why: Box<Self> },
 
@@ -25,33 +25,33 @@ pub enum Error {
     #[error("layer {layer} has no {wanted} memory; build the cache from this model's needs")]
     WrongMemory { layer: usize, wanted: &'static str },
 
-    /// The encoder's keys and values are written once per prompt.
+    /// The encoder's keys and values were written already; they are written once per prompt.
     #[error("the encoder's output is already stored; reset the cache before another input")]
     AlreadyConditioned,
 
-    /// Saved state does not belong to the layer it was given to.
+    /// The saved state does not belong to the layer that it was given to.
     #[error("the saved state does not fit the layer: {why}")]
     Import { why: String },
 
-    /// Another batch than the one the cache was filled with. Nothing was stored.
+    /// The number of rows differs from that of the batch in the cache. Nothing was stored.
     #[error(
         "the cache holds {rows} rows and {given} are given; reset it, or reorder it to as many rows first"
     )]
     WrongRows { rows: usize, given: usize },
 
-    /// A cache of fixed size that is used up. Nothing was stored.
+    /// A cache of fixed size is full. Nothing was stored.
     #[error(
         "the cache has room for {capacity} tokens and {needed} are needed; give it more (`len=`), or use `dynamic`"
     )]
     Full { capacity: usize, needed: usize },
 
-    /// More tokens at once than the cache can take. Nothing was stored.
+    /// More tokens were fed at once than the cache can take. Nothing was stored.
     #[error(
         "{given} tokens are fed at once and this cache takes at most {most}; feed them in smaller chunks"
     )]
     TooManyAtOnce { given: usize, most: usize },
 
-    /// A batch row that is not there.
+    /// The batch has no such row.
     #[error("row {row} is asked for, but the cache has rows 0 to {}", .rows.saturating_sub(1))]
     NoSuchRow { row: usize, rows: usize },
 
@@ -59,43 +59,43 @@ pub enum Error {
     #[error("unknown {what} `{name}`; known: {}", .known.join(", "))]
     Unknown { what: &'static str, name: String, known: Vec<String> },
 
-    /// A device that is not there, or cannot be used.
+    /// The device does not exist, or cannot be used.
     #[error("device `{device}` cannot be used: {why}")]
     Device { device: String, why: String },
 
-    /// A file that is missing, damaged, of another kind than is needed, or at odds with another.
+    /// The file is missing, damaged, of the wrong kind, or contradicts another file.
     #[error("{}: {why}", .path.display())]
     File { path: PathBuf, why: String },
 
-    /// A setting that is impossible, alone or with the others.
+    /// The setting is impossible, alone or in combination with others.
     #[error("{name}: {why}")]
     Setting { name: &'static str, why: String },
 
-    /// The tokens that are held are not the beginning of those that are asked for. Nothing was changed.
+    /// The tokens in the cache are not a prefix of the requested tokens. Nothing was changed.
     #[error(
         "the sequence holds {held} tokens, of which the new ones repeat the first {common}; rewind it, or reset it"
     )]
     NotAContinuation { common: usize, held: usize },
 
-    /// A chat template that is none, that refuses the conversation, or that does too much.
+    /// The chat template is invalid, rejected the conversation, or exceeded a limit.
     #[error("the chat template cannot be used: {why}")]
     ChatTemplate { why: String },
 
-    /// A prompt that cannot be run.
+    /// The prompt cannot be run.
     #[error("{why}")]
     Prompt { why: String },
 
-    /// Samples that cannot be sound.
+    /// The samples are not valid sound.
     #[error("the sound {why}")]
     Audio { why: String },
 
-    /// More memory than is left, found before it was allocated or said by the device. Nothing was changed.
-    /// `needed` is 0 where nobody knows: the device refused it. `advice` is the smallest change that helps, as far as it is
-    /// known.
+    /// More memory is needed than is left, found before an allocation or reported by the device. Nothing was
+    /// changed. `needed` is 0 if unknown, because the device refused the allocation. `advice` is the smallest
+    /// change that helps, as far as it is known.
     #[error("out of memory: {}; {advice}", shortage(what, *.needed, *.available))]
     OutOfMemory { what: String, needed: u64, available: u64, advice: String },
 
-    /// A cache whose buffers would be larger than any that the device has. Nothing was changed.
+    /// The cache needs a buffer larger than any that the device supports. Nothing was changed.
     #[error(
         "a layer's keys need {} in one buffer, and those of this device have {} at most; use a smaller context, or a \
          cache that is packed (`quantized`) or bounded (`sink`)",
@@ -107,7 +107,8 @@ pub enum Error {
     #[error("the device failed: {0}")]
     Execution(String),
 
-    /// The device is gone, with all that it held. Opening it again may help, and on CUDA only a new process can.
+    /// The device is gone, with everything that it held. Opening it again may help; on CUDA only a new
+    /// process can.
     #[error(
         "the device was lost ({0}); load the model again, with a smaller limit (`memory`) if it ran out of memory"
     )]
@@ -115,7 +116,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error without the row that it is of.
+    /// Returns the error without the row that it belongs to.
     pub fn cause(&self) -> &Self {
         match self {
             Self::Row { why, .. } => why.cause(),
@@ -123,9 +124,10 @@ impl Error {
         }
     }
 
-    /// What a device says of its work. [`DeviceState::error`](crate::device_state::DeviceState::error) counts refusals, too.
+    /// Classifies an error message of a device.
+    /// [`DeviceState::error`](crate::device_state::DeviceState::error) also counts refusals.
     pub fn of_device(error: impl std::fmt::Display) -> Self {
-        // The last is what cubecl says of memory whose allocation panicked.
+        // The last is cubecl's message about memory whose allocation panicked.
         const REFUSED: [&str; 3] = [REFUSAL, "out-of-memory", "Memory location was never initialized"];
         const LOST: &str = "The device is poisoned";
 
@@ -140,14 +142,15 @@ impl Error {
         }
     }
 
-    /// The device had no room for `what`.
+    /// Creates the error for a device that had no room for `what`.
     pub fn refused(what: &str) -> Self {
         let advice =
             "keep the cache in host memory (`offload`), or use a smaller cache or context".to_owned();
         Self::OutOfMemory { what: what.to_owned(), needed: 0, available: 0, advice }
     }
 
-    /// Replaces the advice of an out-of-memory error, for callers that know what would help. Other errors stay as they are.
+    /// Replaces the advice of an out-of-memory error, for callers that know what would help. Other errors are
+    /// unchanged.
     pub fn advised(mut self, with: impl Into<String>) -> Self {
         if let Self::OutOfMemory { advice, .. } = &mut self {
             *advice = with.into();
@@ -156,7 +159,8 @@ impl Error {
     }
 }
 
-/// Text on one line without control characters: parts of a message may come from files, and a terminal would obey them.
+/// Returns the text on one line without control characters: parts of a message may come from files, and a
+/// terminal would obey them.
 pub fn plain(text: &str) -> String {
     let mut plain = String::new();
     for c in text.trim_end().chars() {
@@ -170,7 +174,7 @@ pub fn plain(text: &str) -> String {
     plain
 }
 
-/// What is too large, and by how much.
+/// Describes which memory is short, and by how much.
 fn shortage(what: &str, needed: u64, available: u64) -> String {
     match (needed, available) {
         (0, _) => format!("the device has no room for {what}"),
@@ -179,12 +183,12 @@ fn shortage(what: &str, needed: u64, available: u64) -> String {
     }
 }
 
-/// `1610612736` as `1.5 GiB`.
+/// Formats a number of bytes: `1610612736` as `1.5 GiB`.
 fn bytes(n: u64) -> String {
     in_units(n, |tenths| tenths.round())
 }
 
-/// An amount of memory to ask for, rounded up: what is written is enough.
+/// Formats a number of bytes to ask for, rounded up so that the printed amount is enough.
 pub fn at_least(n: u64) -> String {
     in_units(n, f64::ceil)
 }

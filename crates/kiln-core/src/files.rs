@@ -1,7 +1,7 @@
 //! Opening, reading and writing files. Everything that Kiln reads or writes by name goes through here.
 //!
-//! Names come from users and from downloaded folders, so a name may be anything: a device that never ends, a pipe that
-//! blocks, a folder, a link. Only regular files are read or replaced.
+//! Names come from users and from downloaded folders, so a name may be anything: a device that never ends, a
+//! pipe that blocks, a folder, a link. Only regular files are read or replaced.
 
 use std::{
     fs::{self, File, Metadata, TryLockError},
@@ -13,20 +13,20 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::{Error, Result};
 
-/// Bytes of the longest file of a model folder that is read whole: its tokenizer, its templates.
+/// Size limit in bytes for files of a model folder that are read whole: tokenizer and templates.
 pub const LONGEST_TEXT: u64 = 256 << 20;
 
-/// Bytes of the longest text that a user gives: a prompt, a template, a conversation. Turning text into tokens takes up to
-/// two hundred times as much memory.
+/// Size limit in bytes for text from a user: a prompt, a template, a conversation. Tokenizing takes up to two
+/// hundred times as much memory.
 pub const LONGEST_INPUT: u64 = 16 << 20;
 
-/// What a file starts with that Git LFS put in place of a large file it did not download.
+/// First bytes of the file that Git LFS puts in place of a large file that it did not download.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// Opens a regular file for reading, and returns its length.
 ///
 /// # Errors
-/// [`Error::File`] where it cannot be opened, or is a folder, device or pipe.
+/// [`Error::File`] if it cannot be opened, or is a folder, device or pipe.
 pub fn open(path: &Path) -> Result<(File, u64)> {
     try_open(path)?.ok_or_else(|| error(path, "there is no such file"))
 }
@@ -34,9 +34,9 @@ pub fn open(path: &Path) -> Result<(File, u64)> {
 /// Opens a regular file for reading, and returns its length; `None` if there is no such file.
 ///
 /// # Errors
-/// [`Error::File`] where it cannot be opened, or is a folder, device or pipe.
+/// [`Error::File`] if it cannot be opened, or is a folder, device or pipe.
 pub fn try_open(path: &Path) -> Result<Option<(File, u64)>> {
-    // Asked before it is opened: opening a pipe waits for a writer.
+    // Checked before opening: opening a pipe waits for a writer.
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -47,10 +47,10 @@ pub fn try_open(path: &Path) -> Result<Option<(File, u64)>> {
     Ok(Some((file, metadata.len())))
 }
 
-/// Opens a regular file of any length, whose parts are read in any order.
+/// Opens a regular file of any length for random access.
 ///
 /// # Errors
-/// Those of [`open`], and a Git LFS pointer.
+/// The errors of [`open`], and [`Error::File`] for a Git LFS pointer.
 pub fn open_to_seek(path: &Path) -> Result<File> {
     let (mut file, _) = open(path)?;
     let mut beginning = Vec::new();
@@ -62,8 +62,8 @@ pub fn open_to_seek(path: &Path) -> Result<File> {
     }
 }
 
-/// Copies a stream into a temporary file, for readers that read it in any order. The file has no name, and is gone when it is
-/// closed.
+/// Copies a stream into a temporary file, for readers that need random access. The file has no name, and is
+/// deleted when it is closed.
 ///
 /// # Errors
 /// A sentence without its subject.
@@ -78,7 +78,7 @@ pub fn spool(mut stream: impl Read) -> Result<File, String> {
 /// Reads a regular file of at most `most` bytes.
 ///
 /// # Errors
-/// [`Error::File`] where it cannot be read, is no regular file, or is longer.
+/// [`Error::File`] if it cannot be read, is not a regular file, or is longer.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     try_read(path, most)?.ok_or_else(|| error(path, "there is no such file"))
 }
@@ -86,11 +86,11 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
 /// Reads a regular file of at most `most` bytes; `None` if there is no such file.
 ///
 /// # Errors
-/// [`Error::File`] where it cannot be read, is no regular file, or is longer.
+/// [`Error::File`] if it cannot be read, is not a regular file, or is longer.
 pub fn try_read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     let Some((file, len)) = try_open(path)? else { return Ok(None) };
     let mut bytes = Vec::with_capacity(len.min(most) as usize);
-    // The length may be a lie, as it is in /proc, or grow.
+    // The reported length may be wrong, as in /proc, or the file may grow.
     file.take(most + 1).read_to_end(&mut bytes).map_err(|e| error(path, reason(&e)))?;
     if bytes.len() as u64 > most {
         return Err(error(path, format!("is longer than the {most} bytes that are read of such a file")));
@@ -101,10 +101,10 @@ pub fn try_read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// What is said of a Git LFS pointer.
+/// Error text for a Git LFS pointer.
 pub(crate) const LFS: &str = "is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder";
 
-/// Whether a file of this beginning is a Git LFS pointer.
+/// Whether a file that begins with these bytes is a Git LFS pointer.
 pub(crate) fn is_lfs_pointer(beginning: &[u8]) -> bool {
     beginning.starts_with(LFS_POINTER)
 }
@@ -112,7 +112,7 @@ pub(crate) fn is_lfs_pointer(beginning: &[u8]) -> bool {
 /// Reads a regular UTF-8 file of at most [`LONGEST_TEXT`] bytes.
 ///
 /// # Errors
-/// Those of [`read`], and a file that is not UTF-8.
+/// The errors of [`read`], and [`Error::File`] if the file is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
     text(path, read(path, LONGEST_TEXT)?)
 }
@@ -120,16 +120,16 @@ pub fn read_text(path: &Path) -> Result<String> {
 /// Reads a regular UTF-8 file of at most [`LONGEST_TEXT`] bytes; `None` if there is no such file.
 ///
 /// # Errors
-/// Those of [`read`], and a file that is not UTF-8.
+/// The errors of [`read`], and [`Error::File`] if the file is not UTF-8.
 pub fn try_read_text(path: &Path) -> Result<Option<String>> {
     try_read(path, LONGEST_TEXT)?.map(|bytes| text(path, bytes)).transpose()
 }
 
-/// Reads text from what a user named: a file, or a pipe such as a shell's `<(command)`. A single newline at the end is
-/// left out, as editors and `echo` write one.
+/// Reads text from a path given by a user: a file, or a pipe such as a shell's `<(command)`. A single newline
+/// at the end is removed, because editors and `echo` write one.
 ///
 /// # Errors
-/// [`Error::File`] where it cannot be read, is not UTF-8, or is longer than [`LONGEST_INPUT`].
+/// [`Error::File`] if it cannot be read, is not UTF-8, or is longer than [`LONGEST_INPUT`].
 pub fn read_input(path: &Path) -> Result<String> {
     let file = File::open(path).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => error(path, "there is no such file"),
@@ -138,7 +138,7 @@ pub fn read_input(path: &Path) -> Result<String> {
     input(file).map_err(|why| error(path, why))
 }
 
-/// Reads text from a stream to its end. A single newline at the end is left out.
+/// Reads text from a stream to its end. A single newline at the end is removed.
 ///
 /// # Errors
 /// A sentence without its subject.
@@ -162,10 +162,11 @@ fn text(path: &Path, bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| error(path, "is not UTF-8 text"))
 }
 
-/// A file that is written beside its target and takes its place when it is complete.
+/// A file that is written beside its target and replaces it when it is complete.
 ///
-/// Until [`finish`](Self::finish) the target is as it was, whatever happens. A link is followed, the mode of a file that
-/// is replaced is kept, and the temporary name is unique, so that two processes may write the same target.
+/// Until [`finish`](Self::finish) the target is unchanged, whatever happens. A link is followed, the mode of
+/// a file that is replaced is kept, and the temporary name is unique, so that two processes may write the
+/// same target.
 #[derive(Debug)]
 pub struct NewFile {
     target: PathBuf,
@@ -176,8 +177,8 @@ impl NewFile {
     /// Creates the temporary file in the folder of `path`.
     ///
     /// # Errors
-    /// [`Error::File`] where the folder does not exist or cannot be written to, and where `path` is a folder, a device, a
-    /// pipe or a read-only file.
+    /// [`Error::File`] if the folder does not exist or cannot be written to, or if `path` is a folder, a
+    /// device, a pipe or a read-only file.
     pub fn create(path: &Path) -> Result<Self> {
         let target = target(path)?;
         let folder = match target.parent() {
@@ -195,7 +196,7 @@ impl NewFile {
                 Some(metadata.permissions())
             }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // As for any new file; temporary ones are private by default.
+                // The mode of any new file; temporary files are private by default.
                 #[cfg(unix)]
                 builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
                 None
@@ -215,26 +216,27 @@ impl NewFile {
         Ok(Self { target, file })
     }
 
-    /// Where the temporary file is, for libraries that write by name.
+    /// Path of the temporary file, for libraries that write by name.
     pub fn temporary(&self) -> &Path {
         self.file.path()
     }
 
-    /// What went wrong while it was written to.
+    /// Creates the error for a failed write to `path`.
     pub fn failed(path: &Path, e: &io::Error) -> Error {
         error(path, format!("cannot be written: {}", reason(e)))
     }
 
-    /// Puts the file in the place of its target, once all of it is on the disk.
+    /// Replaces the target with this file, once all of it is on the disk.
     ///
     /// # Errors
-    /// [`Error::File`]; then the target is as it was.
+    /// [`Error::File`]; then the target is unchanged.
     pub fn finish(self) -> Result<()> {
         let Self { target, file } = self;
         let cannot = |e: io::Error| error(&target, format!("cannot be written: {}", reason(&e)));
         file.as_file().sync_all().map_err(cannot)?;
         file.persist(&target).map_err(|e| cannot(e.error))?;
-        // The new name is durable once its folder is. Not every file system can do that, and the file is in place.
+        // The new name is durable once its folder is synced. Not every file system supports that, and the
+        // file is in place anyway.
         #[cfg(unix)]
         if let Some(folder) = target.parent() {
             _ = File::open(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
@@ -255,7 +257,7 @@ impl Write for NewFile {
     }
 }
 
-/// Writes a whole file, or leaves what was there.
+/// Writes a whole file, or leaves the existing one unchanged.
 ///
 /// # Errors
 /// [`Error::File`]; see [`NewFile`].
@@ -265,7 +267,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     new.finish()
 }
 
-/// A small file that one process has at a time, for a note that outlives it: the system lets go of it when the process ends, however that happens, and the note stays.
+/// A small locked file with a note that outlives the process that holds it. One process holds it at a time;
+/// the system releases the lock when the process ends, however that happens, and the note stays.
 #[derive(Debug)]
 pub struct Held {
     path: PathBuf,
@@ -273,10 +276,11 @@ pub struct Held {
 }
 
 impl Held {
-    /// Makes the file where there is none. `None` where another process has it.
+    /// Locks the file, and creates it if it does not exist. `None` if another process holds it.
     ///
     /// # Errors
-    /// [`Error::File`] where it cannot be opened, is no regular file, or is on a file system that cannot lock it.
+    /// [`Error::File`] if it cannot be opened, is not a regular file, or is on a file system that cannot lock
+    /// it.
     pub fn take(path: &Path) -> Result<Option<Self>> {
         if let Ok(metadata) = fs::metadata(path) {
             regular(path, &metadata)?;
@@ -290,10 +294,10 @@ impl Held {
         }
     }
 
-    /// The note of whoever had it last, of at most `most` bytes.
+    /// Reads the note that the last holder left, of at most `most` bytes.
     ///
     /// # Errors
-    /// [`Error::File`] where it cannot be read, is longer, or is not UTF-8.
+    /// [`Error::File`] if it cannot be read, is longer, or is not UTF-8.
     pub fn read(&mut self, most: u64) -> Result<String> {
         let mut bytes = Vec::new();
         let read = self.file.rewind().and_then(|()| (&mut self.file).take(most + 1).read_to_end(&mut bytes));
@@ -304,10 +308,10 @@ impl Held {
         text(&self.path, bytes)
     }
 
-    /// Replaces the note. It is on the disk when this returns.
+    /// Replaces the note, and returns once it is on the disk.
     ///
     /// # Errors
-    /// [`Error::File`] where it cannot be written.
+    /// [`Error::File`] if it cannot be written.
     pub fn write(&mut self, note: &str) -> Result<()> {
         let written = self.file.set_len(0).and_then(|()| self.file.rewind());
         let written = written.and_then(|()| self.file.write_all(note.as_bytes()));
@@ -320,17 +324,17 @@ impl Held {
     }
 }
 
-/// Whether a file could be written to `path`, asked before the work whose result it is to hold.
+/// Checks that a file can be written to `path`, before the work whose result it is to hold.
 ///
 /// # Errors
-/// Those of [`NewFile::create`].
+/// The errors of [`NewFile::create`].
 pub fn check_writable(path: &Path) -> Result<()> {
     NewFile::create(path).map(drop)
 }
 
-/// The file that `path` names in the end, which need not exist.
+/// Resolves the file that `path` names after all links; it need not exist.
 fn target(path: &Path) -> Result<PathBuf> {
-    /// Links that systems follow at most.
+    /// Largest number of links that systems follow.
     const LINKS: usize = 40;
 
     let mut target = path.to_owned();
@@ -351,7 +355,7 @@ fn regular(path: &Path, metadata: &Metadata) -> Result<()> {
     }
 }
 
-/// What went wrong, without the number of the error.
+/// The reason of an I/O error, without its number.
 fn reason(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),

@@ -1,22 +1,23 @@
-//! Numbers in host memory that are copied to a device again and again.
+//! Tensor data in host memory that are copied to a device repeatedly.
 
 use std::{ops::Deref, sync::Arc};
 
 use burn::tensor::{DType, TensorData};
 use burn_std::{AllocationProperty, Bytes};
 
-/// The tensor data of `bytes`, which its clones share. A clone that is copied to a device is not copied in host memory before.
+/// Creates tensor data that share `bytes` with their clones. Copying a clone to a device makes no copy in
+/// host memory first.
 pub fn shared(bytes: Arc<Vec<u8>>, shape: Vec<usize>, dtype: DType) -> TensorData {
     of_owner(Owner(bytes), shape, dtype)
 }
 
-/// `data`, which its clones share. A clone that is copied to a device is not copied in host memory before.
+/// Makes `data` shareable with its clones. Copying a clone to a device makes no copy in host memory first.
 pub fn shareable(data: TensorData) -> TensorData {
     let (shape, dtype) = (data.shape().to_vec(), data.dtype());
     of_owner(Owner(Arc::new(data.into_bytes())), shape, dtype)
 }
 
-/// Keeps memory until the last clone is gone.
+/// Keeps memory alive until the last clone is dropped.
 struct Owner<T>(Arc<T>);
 
 impl<T: Deref<Target = [u8]>> AsRef<[u8]> for Owner<T> {

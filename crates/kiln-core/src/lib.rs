@@ -1,4 +1,4 @@
-//! Vocabulary of the runtime: what a block remembers, what a model asks for, how errors look.
+//! Vocabulary of the runtime: the memory of a block, the interface of a model, and errors.
 //!
 //! **Invariant:** this crate names no cache strategy, no model and no GPU kernel.
 

@@ -1,4 +1,4 @@
-//! What the generation loop knows about a model.
+//! The interface between the generation loop and a model.
 
 use std::{fmt, ops::Add};
 
@@ -14,30 +14,34 @@ use crate::{
 
 pub type TokenId = u32;
 
-/// Which positions of the batch get logits. Each costs a row of the vocabulary.
+/// Which positions of the batch get logits. Each position costs a row as long as the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits<'a> {
     Last,
     All,
-    /// Of the last position those of earlier layers, then the model's own: `[rows, layers + 1, vocab]`. Layer 0 is the embeddings,
-    /// layer `n` what the first `n` blocks give; the head is applied to it without the norm in front. Layers are ascending.
+    /// Logits of the last position from earlier layers, followed by the model's own:
+    /// `[rows, layers + 1, vocab]`. Layer 0 is the embeddings, and layer `n` is the output of the first `n`
+    /// blocks; the head is applied to it without the final norm. Layers must be ascending.
     Early(&'a [usize]),
-    /// No logits, but what the head is applied to: the hidden states of all positions behind the last norm, `[rows, tokens, hidden]`, in the
-    /// type of the activations. [`CausalModel::head`] makes logits of them.
+    /// The inputs of the head instead of logits: the hidden states of all positions after the last norm,
+    /// `[rows, tokens, hidden]`, in the type of the activations. [`CausalModel::head`] turns them into
+    /// logits.
     Hidden,
-    /// No logits, but how the attention of each token is divided among the positions of the encoder, in these heads, each with its
-    /// layer: `[rows · heads, tokens, positions]` in float32, the heads of a row next to each other, by layers.
+    /// The attention of each token over the positions of the encoder instead of logits, for the given
+    /// `(layer, head)` pairs: `[rows · heads, tokens, positions]` in float32, with the heads of a row next to
+    /// each other, ordered by layer.
     Alignment(&'a [(usize, usize)]),
 }
 
-/// Bytes of weights.
+/// Sizes of weights in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WeightBytes {
     /// On the device.
     pub held: usize,
-    /// In host memory: experts that are copied to the device when tokens go to them.
+    /// In host memory: experts that are copied to the device when tokens are routed to them.
     pub in_host_memory: usize,
-    /// Those that each step reads: all but embeddings of which a few rows are looked up, and experts that no token goes to.
+    /// Weights that each step reads: all except embeddings, of which a few rows are looked up, and experts
+    /// that no token is routed to.
     pub multiplied: usize,
 }
 
@@ -53,14 +57,14 @@ impl Add for WeightBytes {
     }
 }
 
-/// What experts in host memory have cost since the model was loaded.
+/// Copies of experts from host memory since the model was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpertTraffic {
-    /// Experts that tokens went to: each counts once a block and forward pass.
+    /// Number of experts that tokens were routed to: each counts once per block and forward pass.
     pub used: u64,
-    /// Those of them that were copied to the device, because they were not there.
+    /// Number of these experts that were copied to the device, because they were not there.
     pub copied: u64,
-    /// Bytes that were copied to the device.
+    /// Number of bytes that were copied to the device.
     pub bytes: u64,
 }
 
@@ -76,70 +80,78 @@ impl Add for ExpertTraffic {
     }
 }
 
-/// What an encoder is given of each row.
+/// Shape of the encoder's input for each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeatureShape {
-    /// Numbers of a frame.
+    /// Number of elements per frame.
     pub bins: usize,
-    /// Frames, always as many.
+    /// Number of frames; always the same.
     pub frames: usize,
 }
 
-/// A decoder. Weights only: all state lives in the cache, so one model serves many sequences.
+/// A decoder. It holds only weights: all state lives in the cache, so one model serves many sequences.
 pub trait CausalModel: fmt::Debug + Send + Sync {
-    /// One entry per block, from the config alone.
+    /// Returns one entry per block, derived from the config alone.
     fn needs(&self) -> Vec<LayerNeed>;
 
-    /// Tokens of the vocabulary; ids are below it.
+    /// Size of the vocabulary; token ids are below it.
     fn vocab(&self) -> usize;
 
-    /// Bytes of a number of the keys and values that it makes.
+    /// Bytes per element of the keys and values that the model produces.
     fn element_bytes(&self) -> usize {
         4
     }
 
-    /// Bytes of its weights.
+    /// Sizes of the model's weights.
     fn weight_bytes(&self) -> WeightBytes {
         WeightBytes::default()
     }
 
-    /// What experts in host memory have cost so far; `None` where all are on the device.
+    /// Copies of experts from host memory so far; `None` if all experts are on the device.
     fn expert_traffic(&self) -> Option<ExpertTraffic> {
         None
     }
 
-    /// Whether what a pass launches follows from shapes alone, so that a step can be captured.
+    /// Whether the launches of a pass follow from shapes alone, so that a step can be captured.
     fn can_be_captured(&self) -> bool {
         true
     }
 
-    /// Whether the head has the weights of the embeddings.
+    /// Whether the model's attention reads buffers that rows share
+    /// ([`BlockKeys::Shared`](crate::model_cache::BlockKeys)).
+    fn reads_shared_buffers(&self) -> bool {
+        false
+    }
+
+    /// Whether the head uses the weights of the embeddings.
     fn ties_embeddings(&self) -> bool {
         false
     }
 
-    /// What its encoder is given with the first tokens of a sequence; `None` where it has none.
+    /// Shape of the encoder's input, given with the first tokens of a sequence; `None` if the model has no
+    /// encoder.
     fn features(&self) -> Option<FeatureShape> {
         None
     }
 
-    /// Tokens that a sequence can have at all, where positions are looked up in a table.
+    /// Largest number of tokens in a sequence, if positions are looked up in a table.
     fn max_positions(&self) -> Option<usize> {
         None
     }
 
-    /// Bytes that its encoder takes for `rows` rows, with what it writes to the cache; an estimate.
+    /// Estimate of the bytes that the encoder takes for `rows` rows, including what it writes to the cache.
     fn encoding_bytes(&self, _rows: usize) -> usize {
         0
     }
 
-    /// Bytes that a forward pass over `tokens` tokens of `rows` rows takes beside weights and cache, at most; an estimate.
+    /// Estimate of the bytes that a forward pass over `tokens` tokens of `rows` rows takes at most, besides
+    /// weights and cache.
     fn working_bytes(&self, _rows: usize, _tokens: usize) -> usize {
         0
     }
 
-    /// Cosines and sines for `steps` tokens that are fed one at a time to rows that stand there, `[1 or rows, steps, pairs]`,
-    /// for each kind of rotary positions that the model has.
+    /// Computes cosines and sines for `steps` tokens that are fed one at a time to rows at the given
+    /// positions, `[1 or rows, steps, pairs]`, one pair for each kind of rotary positions of the model.
     fn rotary_tables(
         &self,
         _rows: &[RowPosition],
@@ -149,11 +161,11 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Logits `[rows, 1 or tokens, vocab]` in float32, after feeding `batch`; see [`Logits`] for more of them. What that takes is claimed first, in the
-    /// cache's budget.
+    /// Feeds `batch`, and returns logits `[rows, 1 or tokens, vocab]` in float32; see [`Logits`] for other
+    /// outputs. The memory that the pass takes is claimed first, in the cache's budget.
     ///
     /// # Errors
-    /// The cache is as it was before; where it cannot be, it is poisoned and can only be reset.
+    /// After an error the cache is unchanged; if it cannot be restored, it is poisoned and can only be reset.
     fn forward(&self, batch: &Batch, logits: Logits<'_>, cache: &mut ModelCache) -> Result<Tensor<3>> {
         batch.check()?;
         batch.check_features(self.features(), cache)?;
@@ -174,15 +186,19 @@ pub trait CausalModel: fmt::Debug + Send + Sync {
         let others = 2 * 4 * self.vocab() * rows * others;
         let encoding = batch.features.as_ref().map_or(0, |_| self.encoding_bytes(rows));
         let working = self.working_bytes(rows, tokens).saturating_add(others).saturating_add(encoding);
+        if self.reads_shared_buffers() {
+            cache.share_buffers(&step, working)?;
+        }
         let mut pass = cache.begin(&step, &batch.skip, batch.left_pad.iter().any(|&pad| pad > 0), working)?;
         let logits = self.compute(batch, logits, &mut pass)?;
         pass.commit();
         Ok(logits)
     }
 
-    /// Logits `[rows, tokens, vocab]` in float32 of hidden states `[rows, tokens, hidden]`; see [`Logits::Hidden`].
+    /// Computes logits `[rows, tokens, vocab]` in float32 from hidden states `[rows, tokens, hidden]`; see
+    /// [`Logits::Hidden`].
     fn head(&self, hidden: Tensor<3>) -> Tensor<3>;
 
-    /// The computation of [`forward`](Self::forward), which has begun the pass and commits it.
+    /// The computation of [`forward`](Self::forward), which begins the pass and commits it.
     fn compute(&self, batch: &Batch, logits: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>>;
 }

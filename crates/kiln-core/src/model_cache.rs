@@ -1,4 +1,4 @@
-//! One memory per block.
+//! The memory of a whole model: one layer per block.
 
 mod block;
 mod groups;
@@ -6,11 +6,12 @@ mod memory;
 mod pass;
 mod rows;
 mod saving;
+mod shared;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use block::LayerCache;
-pub use pass::{Pass, PassRows, RowPart};
+pub use pass::{BlockKeys, Pass, PassRows, RowPart, SharedPart, SharedRows};
 pub use saving::CacheState;
 
 use crate::{
@@ -19,32 +20,45 @@ use crate::{
     layer::{CacheLayer, KvLayer, Limits, Parents, Reorders, StepShape},
 };
 use groups::RowGroup;
+use shared::SharedBuffers;
 
-/// The memory of a whole model. Models index it by block; callers move it through time.
+/// The memory of a whole model. Models index it by block; callers advance, truncate and reorder it.
 #[derive(Debug)]
 pub struct ModelCache {
-    /// At least one.
+    /// Groups of rows; at least one.
     groups: Vec<RowGroup>,
-    /// Rows of the last pass, for layers that store nothing; `None` where there was none.
+    /// Number of rows of the last pass, for layers that store nothing; `None` before the first pass.
     rows: Option<usize>,
-    /// To what the layers hold on the device; `None` where nobody counts.
+    /// Buffers that rows of different lengths share.
+    shared: SharedBuffers,
+    /// Whether each row keeps its own buffers, because rows are moved between passes, or because there is no
+    /// memory for shared ones.
+    keeps_apart: bool,
+    /// Claim to the device memory of the layers; `None` if it is not counted.
     claim: Option<Claim>,
-    /// Whether tensors were handed out since the last pass, which others may hold still: a captured step writes where it was
-    /// recorded, also what they see.
+    /// Whether tensors were handed out since the last pass and may still be held by others: a captured step
+    /// writes to the buffers that it was recorded with, even if others see them.
     lent: AtomicBool,
 }
 
 impl ModelCache {
     pub fn new(layers: Vec<LayerCache>) -> Self {
-        let groups = vec![RowGroup { rows: None, layers, poisoned: false }];
-        Self { groups, rows: None, claim: None, lent: AtomicBool::new(false) }
+        let groups = vec![RowGroup { rows: None, layers, poisoned: false, region: None }];
+        Self {
+            groups,
+            rows: None,
+            shared: SharedBuffers::default(),
+            keeps_apart: false,
+            claim: None,
+            lent: AtomicBool::new(false),
+        }
     }
 
-    /// Forgets all tokens behind the first `len`, in every layer or in none. Layers that have seen no more stay as they are:
-    /// so this also takes back a forward pass that failed in the middle.
+    /// Forgets all tokens after the first `len`, in every layer or in none. Layers that have seen no more are
+    /// unchanged, so this also undoes a forward pass that failed in the middle.
     ///
     /// # Errors
-    /// [`Error::CannotTruncate`] where a layer cannot return to `len`: see [`rewind_point`](Self::rewind_point).
+    /// [`Error::CannotTruncate`] if a layer cannot return to `len`: see [`rewind_point`](Self::rewind_point).
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         self.check_usable()?;
         self.each_group(|group| group.check_rewind(len))?;
@@ -52,12 +66,12 @@ impl ModelCache {
         self.groups.iter_mut().try_for_each(|group| group.truncate(len))
     }
 
-    /// Forgets all tokens of each row behind its first `lens[row]`, in every layer or in none. Rows that have seen no more
-    /// stay as they are. From then on rows may be of different lengths.
+    /// Forgets all tokens of each row after its first `lens[row]`, in every layer or in none. Rows that have
+    /// seen no more are unchanged. From then on rows may differ in length.
     ///
     /// # Errors
-    /// [`Error::CannotTruncate`] where a layer cannot return to one of the lengths; [`Error::WrongRows`] unless there is one
-    /// for each row.
+    /// [`Error::CannotTruncate`] if a layer cannot return to one of the lengths; [`Error::WrongRows`] unless
+    /// `lens` has one entry per row.
     pub fn truncate_rows(&mut self, lens: &[usize]) -> Result<()> {
         self.check_usable()?;
         self.check_rows(lens.len())?;
@@ -83,7 +97,8 @@ impl ModelCache {
         Ok(())
     }
 
-    /// The largest length, `at_most` or less, that every row that is longer can return to exactly. 0 is always possible.
+    /// Returns the largest length of at most `at_most` that every longer row can return to exactly. 0 is
+    /// always possible.
     pub fn rewind_point(&self, at_most: usize) -> usize {
         let mut len = at_most.min(self.seq_len());
         loop {
@@ -96,7 +111,8 @@ impl ModelCache {
         }
     }
 
-    /// For each row, the largest length, `at_most[row]` or less, that every layer can return to exactly.
+    /// Returns, for each row, the largest length of at most `at_most[row]` that every layer can return to
+    /// exactly.
     pub fn rewind_points(&self, at_most: &[usize]) -> Vec<usize> {
         let mut row = 0;
         let mut points = Vec::with_capacity(at_most.len());
@@ -113,13 +129,16 @@ impl ModelCache {
         self.groups.first().map_or(0, |group| group.layers.len())
     }
 
-    /// The layers, to wrap or replace them, with the numbers of their blocks. A block has several where rows are of
-    /// different lengths.
+    /// Iterates over the layers, to wrap or replace them, with the numbers of their blocks. A block has
+    /// several layers if rows differ in length.
     pub fn layers_mut(&mut self) -> impl Iterator<Item = (usize, &mut LayerCache)> {
+        // If this fails, the cache is poisoned.
+        _ = self.give_back_all();
         self.groups.iter_mut().flat_map(|group| group.layers.iter_mut().enumerate())
     }
 
-    /// Tokens that the longest row has seen so far. Always 0 for a stateless cache, and for one that can only be reset.
+    /// Number of tokens that the longest row has seen so far. Always 0 for a stateless cache, and for one
+    /// that can only be reset.
     pub fn seq_len(&self) -> usize {
         if self.is_poisoned() {
             return 0;
@@ -127,7 +146,7 @@ impl ModelCache {
         self.groups.iter().map(RowGroup::seq_len).max().unwrap_or(0)
     }
 
-    /// Tokens that each of `rows` rows has seen so far; 0 for rows that failed.
+    /// Number of tokens that each of `rows` rows has seen so far; 0 for rows that failed.
     pub fn seq_lens(&self, rows: usize) -> Vec<usize> {
         let of_group = |group: &RowGroup| {
             let seen = if group.poisoned { 0 } else { group.seq_len() };
@@ -136,12 +155,14 @@ impl ModelCache {
         self.groups.iter().flat_map(of_group).collect()
     }
 
-    /// Begins a forward pass that stores `step`, with `working` bytes of the model's own. Of the tokens of each row, the
-    /// first `skip[row]` are none and are not stored. `padded`: whether rows begin with padding, which is stored.
+    /// Begins a forward pass that stores `step`, with `working` bytes of the model's own. The first
+    /// `skip[row]` tokens of each row are fillers and are not stored. `padded`: whether rows begin with
+    /// padding, which is stored.
     ///
     /// # Errors
-    /// Those of [`admits`](Self::admits) and [`make_room`](Self::make_room); [`Error::WrongRows`]; [`Error::Poisoned`]. Then
-    /// nothing was changed. Where the device fails while rows are moved into layers of their own, the cache is poisoned.
+    /// The errors of [`admits`](Self::admits) and [`make_room`](Self::make_room); [`Error::WrongRows`];
+    /// [`Error::Poisoned`]. Then nothing was changed. If the device fails while rows are moved into layers of
+    /// their own, the cache is poisoned.
     pub fn begin(
         &mut self,
         step: &StepShape,
@@ -154,7 +175,7 @@ impl ModelCache {
             return Err(Error::WrongRows { rows: step.rows, given: skip.len() });
         }
         if self.groups.len() > 1 && self.groups.iter().all(|group| group.seq_len() == 0) {
-            // What holds nothing is of any rows.
+            // A cache that holds nothing takes any number of rows.
             self.groups.truncate(1);
             self.groups[0].rows = None;
         }
@@ -162,7 +183,7 @@ impl ModelCache {
         if ragged {
             self.check_rows(step.rows)?;
         }
-        // The most tokens that a row of each group stores.
+        // The largest number of tokens that a row of each group stores.
         let mut tokens = Vec::with_capacity(self.groups.len());
         let mut row = 0;
         for group in &self.groups {
@@ -175,12 +196,15 @@ impl ModelCache {
             row += rows;
         }
         let layers = self.footprints(step, &tokens);
-        // A layer is there twice while it is split.
+        // While a layer is split, two copies of it exist.
         let splits = ragged && skip.windows(2).any(|pair| pair[0] != pair[1]);
         let split = layers.iter().map(|(layer, _)| layer.held).max().filter(|_| splits).unwrap_or(0);
         self.claim_for(&layers, working.max(split))?;
         if ragged {
             self.split_by(skip)?;
+            if self.groups.iter().any(|group| group.region.is_none()) {
+                self.give_back_all()?;
+            }
         }
         let mut groups = Vec::with_capacity(self.groups.len());
         let mut row = 0;
@@ -193,8 +217,10 @@ impl ModelCache {
         Ok(Pass { cache: self, rows: step.rows, tokens: step.tokens, groups, conditioned, committed: false })
     }
 
+    /// Checks that the cache can hold `given` rows.
+    ///
     /// # Errors
-    /// [`Error::WrongRows`] where the cache holds another number of rows.
+    /// [`Error::WrongRows`] if the cache holds another number of rows.
     pub fn check_rows(&self, given: usize) -> Result<()> {
         let known = match &self.groups[..] {
             [group] => group.stored_rows(),
@@ -207,9 +233,17 @@ impl ModelCache {
         }
     }
 
-    /// Splits groups, so that the rows of each have the same entry in `keys`, which has one a row.
+    /// Splits groups so that the rows of each have equal entries in `keys`, which has one entry per row.
     fn split_by<K: PartialEq>(&mut self, keys: &[K]) -> Result<()> {
         let mut begin = 0;
+        for group in 0..self.groups.len() {
+            let keys = &keys[begin..begin + self.groups[group].rows.unwrap_or(keys.len())];
+            begin += keys.len();
+            if keys.windows(2).any(|pair| pair[0] != pair[1]) {
+                self.give_back(group)?;
+            }
+        }
+        begin = 0;
         let mut groups = Vec::with_capacity(self.groups.len());
         for group in std::mem::take(&mut self.groups) {
             let keys = &keys[begin..begin + group.rows.unwrap_or(keys.len())];
@@ -218,7 +252,8 @@ impl ModelCache {
                 true => groups.push(group),
                 false => match group.split_by(keys) {
                     Ok(split) => groups.extend(split),
-                    Err((error, group)) => {
+                    Err(failed) => {
+                        let (error, group) = *failed;
                         groups.push(group);
                         self.groups = groups;
                         self.poison();
@@ -231,12 +266,13 @@ impl ModelCache {
         Ok(())
     }
 
-    /// Says that nothing that is held can be trusted: only [`reset`](Self::reset) can follow.
+    /// Marks the contents as invalid: only [`reset`](Self::reset) can follow.
     pub fn poison(&mut self) {
         self.groups.iter_mut().for_each(|group| group.poisoned = true);
     }
 
-    /// Whether a row failed in the middle of a pass. The cache can be [reset](Self::reset), or the row can [leave](Self::leave).
+    /// Whether a row failed in the middle of a pass. The cache can be [reset](Self::reset), or the row can
+    /// [leave](Self::leave).
     pub fn is_poisoned(&self) -> bool {
         self.groups.iter().any(|group| group.poisoned)
     }
@@ -245,7 +281,7 @@ impl ModelCache {
         self.each_group(|group| if group.poisoned { Err(Error::Poisoned) } else { Ok(()) })
     }
 
-    /// Asks every group. An error names the first row of the group, where there are several.
+    /// Applies `ask` to every group. If there are several, an error names the first row of the group.
     fn each_group(&self, ask: impl Fn(&RowGroup) -> Result<()>) -> Result<()> {
         let mut row = 0;
         for group in &self.groups {
@@ -255,7 +291,7 @@ impl ModelCache {
         Ok(())
     }
 
-    /// An error of a row, which is named where rows differ.
+    /// Attaches the row to an error if there are several groups.
     fn in_row(&self, row: usize, error: Error) -> Error {
         match self.groups.len() {
             1 => error,
@@ -263,15 +299,17 @@ impl ModelCache {
         }
     }
 
-    /// Whether every layer can store `tokens` more tokens of each row at once. `padded`: whether rows begin with padding.
+    /// Checks that every layer can store `tokens` more tokens of each row at once. `padded`: whether rows
+    /// begin with padding.
     ///
     /// # Errors
-    /// That of the first layer that cannot. Asked before a forward pass, so that no layer is a step ahead of another.
+    /// The error of the first layer that cannot. This is checked before a forward pass, so that no layer gets
+    /// a step ahead of another.
     pub fn admits(&self, tokens: usize, padded: bool) -> Result<()> {
         self.each_group(|group| group.admits(tokens, padded))
     }
 
-    /// The most tokens that the sequence can have; `None`: any number.
+    /// Largest number of tokens that the sequence can have; `None`: unlimited.
     pub fn capacity(&self) -> Option<usize> {
         self.limits().filter_map(|limits| limits.capacity).min()
     }
@@ -281,12 +319,12 @@ impl ModelCache {
         self.parts_mut().for_each(|part| part.reserve(tokens));
     }
 
-    /// The most tokens that a forward pass may feed now; `None`: any number.
+    /// Largest number of tokens that a forward pass may feed now; `None`: unlimited.
     pub fn at_once(&self) -> Option<usize> {
         self.limits().filter_map(|limits| limits.at_once).min()
     }
 
-    /// The most tokens of each row that a forward pass may feed now; `usize::MAX`: any number.
+    /// Largest number of tokens of each row that a forward pass may feed now; `usize::MAX`: unlimited.
     pub fn at_once_by_row(&self, rows: usize) -> Vec<usize> {
         let of_group = |group: &RowGroup| {
             let most = group.limits().filter_map(|limits| limits.at_once).min();
@@ -295,28 +333,36 @@ impl ModelCache {
         self.groups.iter().flat_map(of_group).collect()
     }
 
-    /// Whether the sequence may go on for ever: rotary positions stay below a bound.
+    /// Whether the sequence may go on forever, because rotary positions stay below a bound.
     pub fn is_endless(&self) -> bool {
         self.limits().next().is_some() && self.limits().all(|limits| limits.endless)
     }
 
-    /// Whether no buffer ever grows, so that a step is the same launches for ever.
+    /// Whether no buffer ever grows, so that every step has the same launches.
     pub fn is_static(&self) -> bool {
         self.limits().next().is_some() && self.limits().all(|limits| limits.fixed_buffers)
     }
 
-    /// Whether what a query sees depends on how the tokens were divided into passes.
+    /// Whether the keys that a query sees depend on how the tokens were divided into passes.
     pub fn is_by_pass(&self) -> bool {
         self.limits().any(|limits| limits.by_pass)
     }
 
-    /// How many of the next one-token steps one captured step can be replayed for. See [`KvLayer::replayable`].
+    /// Number of the next one-token steps that one captured step can be replayed for. See
+    /// [`KvLayer::replayable`].
     pub fn replayable(&self) -> usize {
         if self.lent.load(Ordering::Relaxed) {
             return 0;
         }
-        let layers = self.groups.iter().flat_map(|group| &group.layers);
-        layers.filter_map(LayerCache::replayable).min().unwrap_or(0)
+        let of_group = |group: &RowGroup| {
+            let of_layer =
+                |(block, layer): (usize, &LayerCache)| match (self.shared.blocks.get(block), group.region) {
+                    (Some(Some(_)), Some(region)) => Some(region.slots.saturating_sub(group.seq_len())),
+                    _ => layer.replayable(),
+                };
+            group.layers.iter().enumerate().filter_map(of_layer).min()
+        };
+        self.groups.iter().filter_map(of_group).min().unwrap_or(0)
     }
 
     /// Counts a token that a replayed step stored in every layer.
@@ -325,21 +371,33 @@ impl ModelCache {
         layers.for_each(LayerCache::replayed);
     }
 
-    /// A copy that costs nothing: tensors are shared until one of the two writes to them.
+    /// Copies the cache lazily: tensors are shared until either copy writes to them.
     ///
-    /// One prompt serves many continuations this way.
+    /// One prompt can serve many continuations this way.
     pub fn snapshot(&self) -> Self {
         self.lent.store(true, Ordering::Relaxed);
         if let Some(claim) = &self.claim {
             self.parts().for_each(|part| part.claim_shared(claim));
         }
-        // What it holds besides is claimed when it is fed.
+        // Further memory of the copy is claimed when it is fed.
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
-        let groups = self.groups.iter().map(RowGroup::snapshot).collect();
-        Self { groups, rows: self.rows, claim, lent: AtomicBool::new(true) }
+        let groups = self.groups.iter().map(|group| self.snapshot_of(group)).collect();
+        let mut snapshot = Self {
+            groups,
+            rows: self.rows,
+            shared: SharedBuffers::default(),
+            keeps_apart: self.keeps_apart,
+            claim,
+            lent: AtomicBool::new(true),
+        };
+        if self.groups.iter().any(|group| group.region.is_some()) {
+            // These are real copies, which nobody else holds.
+            snapshot.claim_given();
+        }
+        snapshot
     }
 
-    /// The name of a layer that cannot go back after it was fed; `None`: all can.
+    /// Name of a layer that cannot go back after it was fed; `None` if all layers can.
     pub fn cannot_rewind(&self) -> Option<&'static str> {
         let layers = self.groups.iter().flat_map(RowGroup::timed);
         layers.filter(|layer| !layer.can_rewind()).map(CacheLayer::name).next()
@@ -349,11 +407,14 @@ impl ModelCache {
         self.parts_mut().for_each(|part| part.keep_history(n));
     }
 
-    /// Rebuilds the batch, in every layer or in none: new row `i` is old row `rows[i]`. Rows may be repeated and left out.
+    /// Rebuilds the batch, in every layer or in none: new row `i` is old row `rows[i]`. Rows may be repeated
+    /// and left out.
     ///
     /// # Errors
     /// [`Error::NoSuchRow`].
     pub fn reorder(&mut self, rows: &[usize]) -> Result<()> {
+        self.give_back_all()?;
+        self.keeps_apart = true;
         if let [group] = &mut self.groups[..] {
             for have in group.parts().filter_map(CacheLayer::rows) {
                 check_row(rows, have)?;
@@ -362,7 +423,7 @@ impl ModelCache {
             self.rows = self.rows.map(|_| rows.len());
             return Ok(());
         }
-        // Where each row is: its group, and the number that it has there.
+        // The place of each row: its group, and its number within the group.
         let of_group = |(i, group): (usize, &RowGroup)| (0..group.rows.unwrap_or(0)).map(move |row| (i, row));
         let places: Vec<(usize, usize)> = self.groups.iter().enumerate().flat_map(of_group).collect();
         check_row(rows, places.len())?;
@@ -382,10 +443,10 @@ impl ModelCache {
         Ok(())
     }
 
-    /// Has rows be held by themselves, where a row that is then repeated is held once for all.
+    /// Gives each row its own layer if the strategy can store a repeated row once.
     ///
     /// # Errors
-    /// [`Error::WrongRows`]. Where the device fails, the cache is poisoned.
+    /// [`Error::WrongRows`]. If the device fails, the cache is poisoned.
     pub fn separate_rows(&mut self, rows: usize) -> Result<()> {
         self.check_usable()?;
         self.check_rows(rows)?;
@@ -396,30 +457,33 @@ impl ModelCache {
         }
     }
 
-    /// Whether it holds what an encoder made of a row's features.
+    /// Whether the cache holds an encoder's output for a row.
     pub fn is_conditioned(&self) -> bool {
         !self.is_poisoned()
             && self.groups.iter().any(|group| group.encoders().any(|layer| layer.seq_len() > 0))
     }
 
-    /// Whether a layer is on the device only while it is used.
+    /// Whether any layer is on the device only while it is used.
     pub fn is_offloaded(&self) -> bool {
         self.parts().any(CacheLayer::is_offloaded)
     }
 
-    /// How [`reorder_on_device`](Self::reorder_on_device) is done: as the layer does it that can do least.
+    /// How [`reorder_on_device`](Self::reorder_on_device) is done: as by the least capable layer.
     pub fn reorders(&self) -> Reorders {
         self.parts().map(CacheLayer::reorders).min().unwrap_or(Reorders::No)
     }
 
-    /// Has rows take over what others of their prompt hold, by numbers that only the device knows.
+    /// Makes each row continue from its parent within the same prompt, by row numbers that only the device
+    /// knows.
     ///
     /// # Errors
-    /// [`Error::Execution`] where a layer [cannot](Reorders::No) do it. Nothing was changed then.
+    /// [`Error::Execution`] if a layer [cannot](Reorders::No) do it. Then nothing was changed.
     pub fn reorder_on_device(&mut self, parents: &Parents) -> Result<()> {
         if self.reorders() == Reorders::No {
             return Err(Error::Execution("a cache cannot reorder its rows on the device".to_owned()));
         }
+        self.give_back_all()?;
+        self.keeps_apart = true;
         let all = parents.positions.rows();
         let mut begin = 0;
         for group in &mut self.groups {
@@ -433,21 +497,25 @@ impl ModelCache {
 
     /// Forgets everything.
     pub fn reset(&mut self) {
-        self.rows = None;
-        self.groups.truncate(1);
+        self.forget_rows();
         self.groups.iter_mut().for_each(RowGroup::reset);
         self.recount();
     }
 
-    /// Forgets everything, and gives up all buffers: a device that failed may refuse to read them from then on.
+    /// Forgets everything, and drops all buffers: a device that failed may refuse to read them from then on.
     pub fn discard(&mut self) {
-        self.rows = None;
-        self.groups.truncate(1);
+        self.forget_rows();
         self.groups.iter_mut().for_each(RowGroup::discard);
         self.recount();
     }
 
-    /// The name of the strategy that serves each block's own keys and values; `None` for blocks without any.
+    fn forget_rows(&mut self) {
+        (self.rows, self.shared, self.keeps_apart) = (None, SharedBuffers::default(), false);
+        self.groups.truncate(1);
+    }
+
+    /// Iterates over the names of the strategies for each block's own keys and values; `None` for blocks
+    /// without any.
     pub fn strategies(&self) -> impl Iterator<Item = Option<&'static str>> {
         let blocks = self.groups.iter().take(1).flat_map(|group| &group.layers);
         blocks.map(|layer| layer.keys().map(CacheLayer::name))

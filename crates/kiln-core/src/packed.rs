@@ -1,23 +1,23 @@
-//! Keys and values in few bits: how they lie in memory.
+//! Memory layout of quantized keys and values.
 //!
-//! Neighbours in a group share a scale and an offset; a number is `code * scale + offset`, in float32. A word of the
-//! codes holds those of one token; a word of the scales holds two float16 numbers. All words are unsigned, in tensors
-//! of [`DType::I32`]: not every device has other integers.
+//! Adjacent elements form a group that shares a scale and an offset; an element is `code * scale + offset`,
+//! in float32. A word of codes holds codes of one token; a word of scales holds two float16 numbers. All
+//! words are unsigned, in tensors of [`DType::I32`]: not every device has other integers.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use crate::{Error, Result};
 
-/// Which numbers are a group.
+/// Which elements form a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Along {
-    /// Neighbouring channels of a token; the last group of a vector may be smaller.
+    /// Adjacent channels of a token; the last group of a vector may be smaller.
     Channels,
-    /// Neighbouring slots of a channel, the first of which is a multiple of the size of groups.
+    /// Adjacent slots of a channel; the first slot is a multiple of the group size.
     Tokens,
 }
 
-/// How numbers are packed.
+/// Parameters of the packing of keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packing {
     bits: usize,
@@ -26,14 +26,16 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Bits of a code that there are kernels for.
+    /// Bits per code that kernels exist for.
     pub const BITS: [usize; 5] = [1, 2, 3, 4, 8];
 
-    /// The largest group.
+    /// Largest group size.
     pub const LARGEST_GROUP: usize = 256;
 
+    /// Creates a packing with `bits` bits per code and groups of `group` elements.
+    ///
     /// # Errors
-    /// [`Error::Setting`] for bits that are not one of [`Self::BITS`], and for groups that are not a multiple of 8 up to
+    /// [`Error::Setting`] if `bits` is not one of [`Self::BITS`], or `group` is not a multiple of 8 up to
     /// [`Self::LARGEST_GROUP`].
     pub fn new(bits: usize, group: usize, along: Along) -> Result<Self> {
         let refused = |name, why| Err(Error::Setting { name, why });
@@ -65,12 +67,12 @@ impl Packing {
         (1 << self.bits) - 1
     }
 
-    /// Codes of a word, the first in the lowest bits.
+    /// Number of codes per word; the first is in the lowest bits.
     pub fn codes_a_word(&self) -> usize {
         32 / self.bits
     }
 
-    /// Channels that begin a word of their own: those of a group, or all.
+    /// Number of channels that are packed together, beginning a new word: those of a group, or all.
     pub fn channels_together(&self, head_dim: usize) -> usize {
         match self.along {
             Along::Channels => self.group.min(head_dim),
@@ -78,12 +80,12 @@ impl Packing {
         }
     }
 
-    /// Words of the channels that begin a word of their own.
+    /// Number of words of the channels that are packed together.
     pub fn words_together(&self, head_dim: usize) -> usize {
         self.channels_together(head_dim).div_ceil(self.codes_a_word())
     }
 
-    /// Words of the codes of a token. Bits that no code has are 0.
+    /// Number of words of a token's codes. Unused bits are 0.
     pub fn words(&self, head_dim: usize) -> usize {
         match head_dim {
             0 => 0,
@@ -91,12 +93,13 @@ impl Packing {
         }
     }
 
-    /// The shape of the codes of a buffer `[batch, kv_heads, slots, head_dim]`.
+    /// Returns the shape of the codes of a buffer `[batch, kv_heads, slots, head_dim]`.
     pub fn codes_shape(&self, [batch, heads, slots, head_dim]: [usize; 4]) -> [usize; 4] {
         [batch, heads, slots, self.words(head_dim)]
     }
 
-    /// The shape of its scales: `[.., slots, groups]` along channels, `[.., groups, head_dim]` along tokens.
+    /// Returns the shape of the scales of such a buffer: `[.., slots, groups]` along channels,
+    /// `[.., groups, head_dim]` along tokens.
     pub fn scales_shape(&self, [batch, heads, slots, head_dim]: [usize; 4]) -> [usize; 4] {
         match self.along {
             Along::Channels => [batch, heads, slots, head_dim.div_ceil(self.group)],
@@ -104,7 +107,7 @@ impl Packing {
         }
     }
 
-    /// Slots have to come in multiples of this.
+    /// The number of slots of a buffer must be a multiple of this.
     pub fn slots_together(&self) -> usize {
         match self.along {
             Along::Channels => 1,
@@ -112,14 +115,14 @@ impl Packing {
         }
     }
 
-    /// What a buffer `[batch, kv_heads, slots, head_dim]` takes.
+    /// Returns the size in bytes of a buffer `[batch, kv_heads, slots, head_dim]`.
     pub fn bytes(&self, shape: [usize; 4]) -> usize {
         let bytes = |shape: [usize; 4]| shape.iter().fold(4usize, |bytes, &len| bytes.saturating_mul(len));
         bytes(self.codes_shape(shape)).saturating_add(bytes(self.scales_shape(shape)))
     }
 }
 
-/// A buffer of keys or of values, packed.
+/// A packed buffer of keys or of values.
 #[derive(Clone, Debug)]
 pub struct PackedBuffer {
     /// [`Packing::codes_shape`]
@@ -129,7 +132,7 @@ pub struct PackedBuffer {
 }
 
 impl PackedBuffer {
-    /// Zeros, for `[batch, kv_heads, slots, head_dim]`.
+    /// Creates a buffer of zeros for the unpacked shape `[batch, kv_heads, slots, head_dim]`.
     pub fn zeros(shape: [usize; 4], packing: Packing, device: &Device) -> Self {
         Self {
             codes: Tensor::zeros(packing.codes_shape(shape), (device, DType::I32)),
@@ -142,15 +145,15 @@ impl PackedBuffer {
     }
 }
 
-/// Keys and values of positions before `end`, packed: position `p` is in slot `(p - origin) mod slots`, and only the
-/// latest that there are slots for count.
+/// Packed keys and values of the positions before `end`: position `p` is in slot `(p - origin) mod slots`,
+/// and only as many of the latest positions as there are slots are valid.
 #[derive(Clone, Debug)]
 pub struct PackedKv {
     pub keys: PackedBuffer,
     pub values: PackedBuffer,
     pub key_packing: Packing,
     pub value_packing: Packing,
-    /// A multiple of the groups along tokens.
+    /// A multiple of the group size along tokens.
     pub origin: usize,
     /// `[1]`, on the device: the first position that is not packed.
     pub end: Tensor<1, Int>,

@@ -1,6 +1,6 @@
-//! The one place where tensors come back to the host.
+//! Reading tensors back to the host. No other module does it.
 //!
-//! Reads are futures, so that a browser can await them; natively they are blocked on, here.
+//! Reads are futures, so that a browser can await them; on native targets, this module blocks on them.
 
 use std::{
     future::{Future, poll_fn},
@@ -13,7 +13,7 @@ use burn_std::{RuntimeKind, set_runtime_kind};
 
 use crate::{Error, Result, device_state::DeviceState};
 
-/// A read that was started. The device goes on working while it is under way.
+/// A read that was started. The device continues to work during the read.
 pub struct ReadBack(State);
 
 enum State {
@@ -32,10 +32,10 @@ impl std::fmt::Debug for ReadBack {
     }
 }
 
-/// Starts reading `tensor` as it is now; what is launched afterwards neither delays nor changes it.
+/// Starts reading the current contents of `tensor`; later launches neither delay nor change the result.
 pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBack {
-    // Burn's other way copies when the data are first looked at: too late where the tensor is written again, as the
-    // output of a captured step is.
+    // Burn's other mode copies when the data are first accessed: too late if the tensor is written again, as
+    // the output of a captured step is.
     set_runtime_kind(RuntimeKind::Async);
     let state = DeviceState::of(&tensor.device());
     let mut read: Pin<Box<dyn Future<Output = _> + Send>> =
@@ -44,7 +44,7 @@ pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBa
         let polled = state.caught(|| read.as_mut().poll(context));
         polled.map_or_else(|panic| Poll::Ready(Err(panic)), |read| read.map_err(|e| state.error(e)))
     }));
-    // Burn enqueues the copy when the future is first polled, not when it is made.
+    // Burn enqueues the copy when the future is first polled, not when it is created.
     match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(data) => ReadBack(State::Done(data)),
         Poll::Pending => ReadBack(State::Reading(read)),
@@ -52,7 +52,7 @@ pub fn start<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> ReadBa
 }
 
 impl ReadBack {
-    /// What is on the host already.
+    /// Creates a finished read from data that are on the host already.
     pub fn ready(data: TensorData) -> Self {
         Self(State::Done(Ok(data)))
     }
@@ -73,7 +73,7 @@ impl ReadBack {
     }
 }
 
-/// A read that is given up is waited for: the memory it arrives in is used again, and must not be under way then.
+/// A read that is dropped is waited for: its memory is reused, and the copy must have ended by then.
 impl Drop for ReadBack {
     fn drop(&mut self) {
         if let State::Reading(read) = &mut self.0
@@ -84,13 +84,13 @@ impl Drop for ReadBack {
     }
 }
 
-/// Reads `tensor` and blocks until it is here. Native only.
+/// Reads `tensor`, and blocks until the data have arrived. Native only.
 pub fn read<const D: usize, K: Basic + 'static>(tensor: Tensor<D, K>) -> Result<TensorData> {
     block_on(start(tensor).finish())
 }
 
-/// Lets other tasks of an async runtime run: work on a CPU is done when it is asked for, so a future that awaits nothing else
-/// would keep its thread until all of it is done.
+/// Lets other tasks of an async runtime run. Work on a CPU is done when it is requested, so a future that
+/// awaits nothing else would keep its thread until all work is done.
 pub async fn yield_now() {
     let mut yielded = false;
     poll_fn(|context| match std::mem::replace(&mut yielded, true) {
@@ -103,7 +103,7 @@ pub async fn yield_now() {
     .await;
 }
 
-/// Blocks on a future of this crate's family: the native edge.
+/// Blocks on a future of this workspace; for native targets.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     pollster::block_on(future)
 }

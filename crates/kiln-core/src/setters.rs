@@ -1,7 +1,7 @@
-//! Methods that set fields.
+//! A macro for builder methods.
 
-/// Gives a struct a method for each of these fields, which sets it and returns the struct. An optional field is set to what is
-/// given.
+/// Gives a struct a method for each of these fields, which sets the field and returns the struct. An optional
+/// field is set to `Some` of the argument.
 #[macro_export]
 macro_rules! setters {
     ($type:ty { $($field:ident: $value:ty),+ $(,)? }) => {

@@ -1,4 +1,4 @@
-//! Where layers keep tensors. Moving, reordering and measuring them is written here, once.
+//! Storage for the tensors of layers. Moving, reordering and measuring tensors is implemented here, once.
 
 use std::{any::TypeId, fmt, ops::Range};
 
@@ -10,33 +10,35 @@ use crate::{
     read_back::{self, ReadBack},
 };
 
-/// Shape and type of a tensor.
+/// Shape and element type of a tensor.
 pub type Outline = (Vec<usize>, DType);
 
-/// A tensor, or a few that belong together. The first dimension is the batch.
+/// A tensor, or a few related tensors. The first dimension is the batch.
 pub trait Tensors: fmt::Debug + Clone + Send + Sized {
-    /// Whether rows can be selected of each tensor by itself, along its first dimension.
+    /// Whether rows of each tensor can be selected independently, along its first dimension.
     const BY_ROWS: bool = true;
 
-    /// What [`from_host`](Tensors::from_host) must be given, in the order of [`to_host`](Tensors::to_host).
+    /// Outlines of the tensors that [`from_host`](Tensors::from_host) must be given, in the order of
+    /// [`to_host`](Tensors::to_host).
     fn outlines(&self) -> Vec<Outline>;
     fn rows(&self) -> usize;
-    /// Size of dimension 2 of the first tensor: tokens, in most. 0 where there is no such dimension.
+    /// Size of dimension 2 of the first tensor, in most cases tokens. 0 if there is no such dimension.
     fn tokens(&self) -> usize;
-    /// The type of the first tensor.
+    /// Element type of the first tensor.
     fn dtype(&self) -> DType;
     fn select_rows(self, rows: &[usize]) -> Self;
-    /// By numbers on the device, `[rows]`; `None` where rows cannot be selected of each tensor by itself.
+    /// Selects rows by numbers on the device, `[rows]`; `None` if rows of each tensor cannot be selected
+    /// independently.
     fn select_rows_on_device(self, rows: &Tensor<1, Int>) -> Option<Self>;
     fn to_host(&self, host: &mut Vec<TensorData>) -> Result<()>;
-    /// Starts copying the tensors to the host: all of each, or these entries of dimension 2.
+    /// Starts copying the tensors to the host: completely, or only the entries `tokens` of dimension 2.
     fn start_reading(&self, tokens: Option<&Range<usize>>, reads: &mut Vec<ReadBack>);
-    /// `None` where tensors are missing, or of another rank or kind.
+    /// Creates the tensors from host data; `None` if tensors are missing, or of another rank or kind.
     fn from_host(host: &mut dyn Iterator<Item = TensorData>, device: &Device) -> Option<Self>;
     fn bytes(&self) -> usize;
 }
 
-/// A place for tensors, which notes what was written since it was last asked.
+/// A place for tensors that records which entries were written since it was last asked.
 #[derive(Clone, Debug)]
 pub struct Slot<T> {
     state: State<T>,
@@ -47,7 +49,7 @@ pub struct Slot<T> {
 enum State<T> {
     Empty,
     Device(T),
-    /// In host memory; the copy is somebody else's.
+    /// In host memory; the caller that offloaded the tensors holds the copy.
     Offloaded {
         outlines: Vec<Outline>,
         rows: usize,
@@ -61,10 +63,11 @@ impl<T> Default for Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// The tensors; `None` if the slot is empty.
+    /// Returns the tensors; `None` if the slot is empty.
     ///
     /// # Errors
-    /// [`Error::Execution`] if they are in host memory: a layer is brought to the device before it is used.
+    /// [`Error::Execution`] if they are in host memory: a layer must be brought to the device before it is
+    /// used.
     pub fn get(&self) -> Result<Option<&T>> {
         match &self.state {
             State::Device(tensors) => Ok(Some(tensors)),
@@ -76,7 +79,7 @@ impl<T> Slot<T> {
     /// Takes the tensors out, so that the caller is their only owner and may write in place.
     ///
     /// # Errors
-    /// Those of [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn take(&mut self) -> Result<Option<T>> {
         match std::mem::replace(&mut self.state, State::Empty) {
             State::Device(tensors) => Ok(Some(tensors)),
@@ -88,12 +91,12 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Stores tensors that are new in all their entries.
+    /// Stores tensors whose entries are all new.
     pub fn set(&mut self, tensors: T) {
         *self = Self { state: State::Device(tensors), dirty: Dirty::Everything };
     }
 
-    /// Stores tensors that were taken, after `written` entries of dimension 2 were written.
+    /// Stores tensors that were taken, after the ranges `written` of dimension 2 were written.
     pub fn set_written(&mut self, tensors: T, written: impl IntoIterator<Item = Range<usize>>) {
         self.state = State::Device(tensors);
         written.into_iter().for_each(|tokens| self.dirty.add(tokens));
@@ -104,9 +107,9 @@ impl<T> Slot<T> {
     }
 }
 
-// Asked several times per layer and step: nothing is allocated.
+// These are called several times per layer and step: nothing is allocated.
 impl<T: Tensors> Slot<T> {
-    /// Size of dimension 2 of the first tensor: tokens, in most. 0 if the slot is empty.
+    /// Size of dimension 2 of the first tensor, in most cases tokens. 0 if the slot is empty.
     pub fn tokens(&self) -> usize {
         match &self.state {
             State::Empty => 0,
@@ -117,7 +120,7 @@ impl<T: Tensors> Slot<T> {
         }
     }
 
-    /// The type of the first tensor; `None` if the slot is empty.
+    /// Element type of the first tensor; `None` if the slot is empty.
     pub fn dtype(&self) -> Option<DType> {
         match &self.state {
             State::Empty => None,
@@ -131,18 +134,18 @@ fn in_host_memory() -> Error {
     Error::Execution("a layer was used while its tensors were in host memory".to_owned())
 }
 
-/// What changed of what a slot holds.
+/// The changed part of a slot's contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Dirty {
     #[default]
     Nothing,
-    /// These entries of dimension 2 of every tensor: tokens, in most.
+    /// Ranges of dimension 2 of every tensor, in most cases tokens.
     Tokens(Vec<Range<usize>>),
     Everything,
 }
 
 impl Dirty {
-    /// More pieces are not worth telling apart.
+    /// Largest number of ranges; more are not worth telling apart.
     const PIECES: usize = 4;
 
     fn add(&mut self, tokens: Range<usize>) {
@@ -161,36 +164,37 @@ impl Dirty {
 
 /// A [`Slot`] of any type.
 pub trait AnySlot {
-    /// Shapes and types of what the slot holds, wherever that is.
+    /// Shapes and element types of the slot's tensors, wherever they are.
     fn outlines(&self) -> Vec<Outline>;
-    /// Rows of the batch; `None` if the slot is empty.
+    /// Number of rows of the batch; `None` if the slot is empty.
     fn rows(&self) -> Option<usize>;
     /// See [`Tensors::BY_ROWS`].
     fn is_by_rows(&self) -> bool;
     fn is_offloaded(&self) -> bool;
-    /// Selects rows on the device; of what is in host memory it only notes how many there are.
+    /// Selects rows on the device; for tensors in host memory, only the new number of rows is recorded.
     fn select_rows(&mut self, rows: &[usize]);
     /// Selects rows on the device, by numbers there.
     ///
     /// # Errors
-    /// [`Error::Execution`] if they are in host memory, or not [by rows](Self::is_by_rows).
+    /// [`Error::Execution`] if the tensors are in host memory, or not [by rows](Self::is_by_rows).
     fn select_rows_on_device(&mut self, rows: &Tensor<1, Int>) -> Result<()>;
-    /// Copies the tensors to the host; they stay.
+    /// Copies the tensors to the host; the slot keeps them.
     fn read(&self) -> Result<Vec<TensorData>>;
-    /// Starts copying the tensors to the host: all of each, or these entries of dimension 2.
+    /// Starts copying the tensors to the host: completely, or only the entries `tokens` of dimension 2.
     fn start_reading(&self, tokens: Option<&Range<usize>>) -> Result<Vec<ReadBack>>;
-    /// What changed since this was asked before. Where a shape changed, everything did, whatever is said here.
+    /// Returns the changes since the last call. If a shape changed, everything changed, whatever this
+    /// returns.
     fn take_dirty(&mut self) -> Dirty;
-    /// Says that everything changed.
+    /// Marks everything as changed.
     fn mark_dirty(&mut self);
-    /// Gives up the device's tensors, which were copied to the host.
+    /// Drops the device's tensors, which were copied to the host.
     fn release(&mut self);
-    /// Takes back what was released, from the front of `host`.
+    /// Restores the released tensors from the front of `host`.
     fn fill(&mut self, host: &mut dyn Iterator<Item = TensorData>, device: &Device);
-    /// Holds `host`, or nothing if it is empty.
+    /// Replaces the contents with `host`, or with nothing if it is empty.
     ///
     /// # Errors
-    /// [`Error::Import`] if these are not as many tensors, or not of as many dimensions, as the slot holds.
+    /// [`Error::Import`] if the number of tensors or their number of dimensions differs from the slot's type.
     fn restore(&mut self, host: Vec<TensorData>, device: &Device) -> Result<()>;
     fn clear(&mut self);
     fn device_bytes(&self) -> usize;

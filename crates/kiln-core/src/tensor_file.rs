@@ -1,7 +1,8 @@
 //! A safetensors file: its header, and the bytes of its tensors.
 //!
-//! Tensors are read, not mapped. When a mapped file is truncated, touching a page that is gone kills the process; a read
-//! is an error. It costs nothing: every tensor is copied once either way, into the buffer that becomes the tensor.
+//! Tensors are read, not mapped. When a mapped file is truncated, accessing a missing page kills the process;
+//! a failed read is an error. Reading costs nothing extra: every tensor is copied once either way, into the
+//! buffer that becomes the tensor.
 
 use std::{
     collections::HashMap,
@@ -16,10 +17,10 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::{Error, Result, files};
 
-/// Bytes of the longest header, as in the safetensors crate.
+/// Largest size of a header in bytes, as in the safetensors crate.
 const LONGEST_HEADER: u64 = 100_000_000;
 
-/// Bytes in front of the header: its length.
+/// Number of bytes before the header, which hold its length.
 const LENGTH: u64 = 8;
 
 /// An open safetensors file.
@@ -28,20 +29,20 @@ pub struct TensorFile {
     path: PathBuf,
     file: Mutex<File>,
     metadata: Metadata,
-    /// Where the data begins.
+    /// Offset of the data in the file.
     data: u64,
 }
 
 impl TensorFile {
-    /// Opens a file and reads its header: offsets lie in order without gaps, sizes follow from shapes, and the data is as
-    /// long as the file.
+    /// Opens a file, reads its header, and checks it: offsets are in order without gaps, sizes follow from
+    /// shapes, and the data are as long as the file says.
     ///
     /// # Errors
-    /// [`Error::File`] for a file that is missing, no regular file, locked by a writer, or damaged.
+    /// [`Error::File`] if the file is missing, not a regular file, locked by a writer, or damaged.
     pub fn open(path: &Path) -> Result<Self> {
         let wrong = |why: String| Error::File { path: path.to_owned(), why };
         let (mut file, len) = files::open(path)?;
-        // Where the system has locks, and the writer uses them. Some file systems have none.
+        // Works if the system has locks and the writer uses them. Some file systems have none.
         if let Err(TryLockError::WouldBlock) = file.try_lock_shared() {
             return Err(wrong("is locked by another process that writes it; try again".to_owned()));
         }
@@ -75,25 +76,25 @@ impl TensorFile {
         &self.path
     }
 
-    /// The tensors by name; offsets count from the beginning of the data.
+    /// Returns the tensors by name; offsets count from the beginning of the data.
     pub fn tensors(&self) -> HashMap<String, &TensorInfo> {
         self.metadata.tensors()
     }
 
-    /// The tensor `name`, if there is one.
+    /// Returns the header entry of the tensor `name`, if there is one.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.metadata.info(name)
     }
 
-    /// The strings beside the tensors (`__metadata__`).
+    /// Returns the strings stored beside the tensors (`__metadata__`).
     pub fn metadata(&self) -> Option<&HashMap<String, String>> {
         self.metadata.metadata().as_ref()
     }
 
-    /// Fills `bytes` from `offset` on, which counts from the beginning of the data.
+    /// Fills `bytes` from `offset`, which counts from the beginning of the data.
     ///
     /// # Errors
-    /// [`Error::File`] where the file became shorter since it was opened, or cannot be read.
+    /// [`Error::File`] if the file became shorter since it was opened, or cannot be read.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let at = SeekFrom::Start(self.data.saturating_add(offset));
@@ -106,10 +107,10 @@ impl TensorFile {
         })
     }
 
-    /// The bytes of a tensor of this file.
+    /// Reads the bytes of a tensor of this file.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn read_tensor(&self, info: &TensorInfo) -> Result<Vec<u8>> {
         let Range { start, end } = info.data_offsets.0..info.data_offsets.1;
         let mut bytes = vec![0; end.saturating_sub(start)];
@@ -118,10 +119,10 @@ impl TensorFile {
     }
 }
 
-/// The first bytes of a file, of which `read` were read.
+/// Returns the first bytes of a file, of which `read` were read already.
 fn beginning(file: &mut File, read: &[u8]) -> Vec<u8> {
     let mut beginning = read.to_vec();
-    // Where no more can be read, what was is enough.
+    // If no more can be read, the bytes read so far are enough.
     _ = file.take(64).read_to_end(&mut beginning);
     beginning
 }

@@ -1,4 +1,4 @@
-//! The one module with `unsafe`. Each function says what it trusts.
+//! The only module with `unsafe`. Each function documents what it trusts.
 #![allow(unsafe_code, reason = "everything else is forbidden to; see the lint table of the workspace")]
 
 use burn::{
@@ -11,15 +11,16 @@ use crate::{Result, device_state::DeviceState};
 
 /// Whether the system's loader finds the shared library `name`.
 ///
-/// Trusts what the library does when it is loaded, as using it would.
+/// Trusts the code that the library runs when it is loaded, as using the library would.
 pub fn can_load(name: &str) -> bool {
-    // SAFETY: see above; nothing of it is called.
+    // SAFETY: see above; no function of the library is called.
     unsafe { Library::new(name) }.is_ok()
 }
 
-/// Bytes of each heap of an adapter's memory, and whether it is the device's own; none where it is no adapter of Vulkan.
+/// Returns the size in bytes of each memory heap of an adapter, and whether the heap is device-local; empty
+/// if the adapter is not a Vulkan one.
 ///
-/// Trusts that wgpu's handles are those of the adapter, which lives as long as this borrows it.
+/// Trusts that wgpu's handles belong to the adapter, which lives as long as this function borrows it.
 #[cfg(feature = "wgpu")]
 pub fn vulkan_heaps(adapter: &burn::tensor::wgpu::wgpu::Adapter) -> Vec<(u64, bool)> {
     #[cfg(any(target_os = "linux", target_os = "windows", target_os = "android"))]
@@ -32,7 +33,7 @@ pub fn vulkan_heaps(adapter: &burn::tensor::wgpu::wgpu::Adapter) -> Vec<(u64, bo
             })
         };
         let heaps = properties.iter().flat_map(|properties| properties.memory_heaps_as_slice());
-        // The first flag says that a heap is the device's own.
+        // The first flag means that a heap is device-local.
         heaps.map(|heap| (heap.size, heap.flags.as_raw() & 1 == 1)).collect()
     }
     #[cfg(not(any(target_os = "linux", target_os = "windows", target_os = "android")))]
@@ -42,26 +43,27 @@ pub fn vulkan_heaps(adapter: &burn::tensor::wgpu::wgpu::Adapter) -> Vec<(u64, bo
     }
 }
 
-/// Leave to use extensions of wgpu that it calls experimental: matrix units.
+/// Permission to use wgpu extensions that it calls experimental: matrix units.
 ///
-/// Trusts that what is there of them is what Kiln takes it for, as cubecl does for every device that it opens.
+/// Trusts that the extensions that exist behave as Kiln assumes, as cubecl does for every device that it
+/// opens.
 #[cfg(feature = "wgpu")]
 pub fn experimental_features() -> burn::tensor::wgpu::wgpu::ExperimentalFeatures {
     // SAFETY: see above.
     unsafe { burn::tensor::wgpu::wgpu::ExperimentalFeatures::enabled() }
 }
 
-/// A graph of launches of the device, as Burn holds it.
+/// A graph of the device's launches, as Burn holds it.
 pub type Graph = <Dispatch as BackendTypes>::GraphPrimitive;
 
-/// Executes what was recorded, once.
+/// Executes a recorded graph once.
 ///
-/// Trusts that every tensor which the recorded launches read or wrote still exists and was not replaced, and that only this
-/// thread uses them. The runtime itself keeps their memory from being given to others while the graph exists, so a caller who
-/// breaks this gets wrong numbers, not a crash.
+/// Trusts that every tensor which the recorded launches read or wrote still exists and was not replaced, and
+/// that only this thread uses them. The runtime does not give their memory to others while the graph exists,
+/// so a caller who violates this gets wrong numbers, not a crash.
 ///
 /// # Errors
-/// What the device says.
+/// The device's error.
 pub fn replay(device: &Device, graph: &Graph) -> Result<()> {
     let state = DeviceState::of(device);
     // SAFETY: see above; the step that owns a recording holds the tensors, or borrows their owners.

@@ -1,55 +1,65 @@
-//! What attention reads.
+//! The keys and values that attention reads.
 
 use burn::tensor::Tensor;
 
 use crate::{layer::KvSpan, packed::PackedKv};
 
-/// Keys and values as a layer hands them out.
+/// Keys and values as a layer returns them.
 ///
-/// Closed on purpose: attention has one fast path per variant.
+/// Deliberately closed: attention has one fast path per variant.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "handed on at once, and never stored")]
 pub enum KvView {
     Dense(DenseKv),
-    /// Buffers that continue each other: each holds the positions from its origin to that of the next, in slots from 0 on.
-    /// It may have slots besides, which do not count.
+    /// Consecutive buffers: each holds the positions from its origin to that of the next, in slots from 0 on.
+    /// Further slots of a buffer are ignored.
     Chained(Vec<DenseKv>),
     Packed(Box<PackedView>),
 }
 
-/// A buffer of keys and one of values, of which some slots count: position `p` is in slot `(p - origin) mod slots`.
+/// A buffer of keys and one of values, in which some slots are valid: position `p` is in slot
+/// `(p - origin) mod slots`.
 #[derive(Clone, Debug)]
 pub struct DenseKv {
     /// `[batch, kv_heads, slots, head_dim]`
     pub keys: Tensor<4>,
     pub values: Tensor<4>,
-    /// The first position that counts.
+    /// First valid position.
     pub start: usize,
     pub origin: usize,
+    /// Largest number of slots of a row, if rows share the buffer and each uses slots from its
+    /// [`base`](crate::layer::RowPosition::base) on; `None`: each row has all slots.
+    pub shared: Option<usize>,
 }
 
-/// History in few bits, and recent tokens as they are.
+/// A quantized history, and recent tokens in full precision.
 #[derive(Clone, Debug)]
 pub struct PackedView {
-    /// Positions before `end`.
+    /// Keys and values of the positions before `end`.
     pub packed: Option<PackedKv>,
     pub end: usize,
-    /// Positions from `end` on. Its `start` is that of the whole view.
+    /// Keys and values of the positions from `end` on. The `start` is that of the whole view.
     pub recent: DenseKv,
-    /// `[head_dim, head_dim]`, orthogonal and symmetric: what keys and values were multiplied by. Queries are to be
-    /// multiplied by it too, and the result once more.
+    /// `[head_dim, head_dim]`, orthogonal and symmetric: keys and values were multiplied by this matrix.
+    /// Queries must be multiplied by it too, and the result of attention once more.
     pub rotation: Option<Tensor<2>>,
 }
 
 impl KvView {
-    /// A buffer whose slots are positions.
+    /// Creates the view of a buffer whose slots are positions.
     pub fn from_zero(keys: Tensor<4>, values: Tensor<4>) -> Self {
-        Self::Dense(DenseKv { keys, values, start: 0, origin: 0 })
+        Self::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: None })
     }
 }
 
 impl DenseKv {
-    /// The keys and values of `span`, one position after the other: `[batch, kv_heads, span.len, head_dim]`.
+    /// Largest number of slots of a row.
+    pub fn slots(&self) -> usize {
+        self.shared.unwrap_or_else(|| self.keys.dims()[2])
+    }
+
+    /// Returns the keys and values of `span`, one position after the other:
+    /// `[batch, kv_heads, span.len, head_dim]`.
     pub fn in_order(self, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
         let Self { keys, values, origin, .. } = self;
         let slots = keys.dims()[2].max(1);

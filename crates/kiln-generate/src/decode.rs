@@ -65,8 +65,10 @@ impl Running<'_> {
     /// The next steps, from where the rows stand.
     fn steps(&self, device: &Device) -> Steps {
         let seen = self.cache.seq_lens(self.left_pad.len());
-        let rows = seen.into_iter().zip(&self.left_pad);
-        let rows = rows.map(|(first, &visible_from)| RowPosition { first, visible_from }).collect();
+        let bases = self.cache.bases(self.left_pad.len());
+        let rows = seen.into_iter().zip(&self.left_pad).zip(bases);
+        let rows =
+            rows.map(|((first, &visible_from), base)| RowPosition { first, visible_from, base }).collect();
         Steps::new(&*self.model, rows, TABLE, device)
     }
 }
@@ -124,7 +126,10 @@ impl DecodeLoop {
         if chooser.as_mut().is_some_and(|chooser| chooser.prepare()) {
             self.record_again();
         }
-        if !self.steps.has_next() {
+        let stand_at = |rows: usize| {
+            self.steps.positions.on_host.iter().map(|row| row.base).eq(running.cache.bases(rows))
+        };
+        if !self.steps.has_next() || !stand_at(running.left_pad.len()) {
             self.steps = running.steps(&device);
             self.record_again();
         }

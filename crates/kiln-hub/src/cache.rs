@@ -1,4 +1,4 @@
-//! The folder of one repository in the cache, in the layout of `huggingface_hub`:
+//! The cache folder of one repository, in the layout of `huggingface_hub`:
 //!
 //! ```text
 //! models--ORG--NAME/blobs/ETAG                 what a file holds; ETAG.incomplete while it is downloaded
@@ -18,10 +18,10 @@ use std::{
 
 use crate::{Error, Result, names};
 
-/// Folders within folders of a snapshot that are looked into.
+/// Deepest level of nested folders in a snapshot that is searched.
 const DEEPEST: usize = 8;
 
-/// A repository's folder, whether it exists or not.
+/// The cache folder of a repository, whether it exists or not.
 #[derive(Debug)]
 pub(crate) struct RepoCache {
     cache: PathBuf,
@@ -29,7 +29,7 @@ pub(crate) struct RepoCache {
 }
 
 impl RepoCache {
-    /// `repo`: `ORG/NAME`, as a [`Spec`](crate::Spec) has it.
+    /// Creates the cache folder of `repo`: `ORG/NAME`, as in a [`Spec`](crate::Spec).
     pub(crate) fn new(cache: &Path, repo: &str) -> Self {
         Self { cache: cache.to_owned(), folder: format!("models--{}", repo.replace('/', "--")) }
     }
@@ -54,7 +54,7 @@ impl RepoCache {
         self.root().join("refs")
     }
 
-    /// The commit that a revision was when it was last asked for.
+    /// Returns the commit that a revision pointed to when the hub was last asked.
     pub(crate) fn commit(&self, revision: &str) -> Option<String> {
         if names::is_commit(revision) {
             return Some(revision.to_owned());
@@ -62,7 +62,7 @@ impl RepoCache {
         commit_in(&self.refs().join(revision))
     }
 
-    /// Notes which commit a revision is.
+    /// Records the commit that a revision points to.
     pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<()> {
         if names::is_commit(revision) || self.commit(revision).as_deref() == Some(commit) {
             return Ok(());
@@ -70,7 +70,7 @@ impl RepoCache {
         replace(&self.refs().join(revision), |new| fs::write(new, commit))
     }
 
-    /// The files of a snapshot that are complete, by their names in the repository.
+    /// Returns the complete files of a snapshot, by their names in the repository.
     pub(crate) fn files(&self, commit: &str) -> Vec<String> {
         let mut files = Vec::new();
         walk(&self.snapshot(commit), "", DEEPEST, &mut |name, path| {
@@ -82,7 +82,7 @@ impl RepoCache {
         files
     }
 
-    /// Puts a blob under the name of a file into a snapshot.
+    /// Links a blob into a snapshot under the name of a file.
     pub(crate) fn link(&self, commit: &str, name: &str, etag: &str) -> Result<()> {
         let ups = "../".repeat(name.matches('/').count() + 2);
         let blob = self.blob(etag);
@@ -94,9 +94,10 @@ impl RepoCache {
         })
     }
 
-    /// Waits until no other process writes this blob. The lock ends when the file is dropped, or the process.
+    /// Waits until no other process writes this blob. The lock is released when the file is dropped or the
+    /// process ends.
     ///
-    /// `None` where the file system has no locks, as some network file systems.
+    /// Returns `None` if the file system has no locks, as some network file systems.
     pub(crate) fn lock(&self, etag: &str) -> Result<Option<File>> {
         let path = self.locks().join(format!("{etag}.lock"));
         create_parent(&path)?;
@@ -115,14 +116,15 @@ impl RepoCache {
     }
 }
 
-/// The commit that a file of `refs` holds.
+/// Reads the commit from a file of `refs`.
 pub(crate) fn commit_in(path: &Path) -> Option<String> {
     let mut text = String::new();
     File::open(path).ok()?.take(64).read_to_string(&mut text).ok()?;
     Some(text.trim().to_owned()).filter(|text| names::is_commit(text))
 }
 
-/// Calls `found` with everything below a folder that is no folder, with its name from there. Links are not followed.
+/// Calls `found` for every entry below `folder` that is not a folder, with its path relative to `folder`.
+/// Links are not followed.
 pub(crate) fn walk(folder: &Path, prefix: &str, depth: usize, found: &mut dyn FnMut(String, &Path)) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -137,7 +139,8 @@ pub(crate) fn walk(folder: &Path, prefix: &str, depth: usize, found: &mut dyn Fn
     }
 }
 
-/// Makes a file beside its place and renames it, so that no reader finds a part of it, and two writers do not meet.
+/// Writes a file next to its final path and renames it, so that no reader sees a partial file and two writers
+/// do not collide.
 fn replace(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
     static MADE: AtomicU64 = AtomicU64::new(0);
 
@@ -151,7 +154,7 @@ fn replace(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<()
     })
 }
 
-/// Creates the folder of a file.
+/// Creates the parent folder of a file.
 pub(crate) fn create_parent(path: &Path) -> Result<()> {
     let Some(folder) = path.parent() else { return Ok(()) };
     fs::create_dir_all(folder).map_err(|e| Error::file(folder, &e))

@@ -1,4 +1,4 @@
-//! Which files of a repository make the model that was asked for.
+//! Selection of the files of a repository that make up the requested model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 
-/// What Kiln reads of a folder beside its weights. Chat templates in [`TEMPLATES`] come on top.
+/// Files that Kiln reads from a model folder besides the weights. Chat templates in [`TEMPLATES`] are added.
 const TEXTS: [&str; 8] = [
     CONFIG,
     "generation_config.json",
@@ -22,37 +22,38 @@ const TEXTS: [&str; 8] = [
     "preprocessor_config.json",
 ];
 
-/// The folder of chat templates with names.
+/// The folder of named chat templates.
 const TEMPLATES: &str = "additional_chat_templates/";
 
-/// The format that is taken where a repository has several and none was named, as llama.cpp does.
+/// The format that is chosen if a repository has several and none was requested, as in llama.cpp.
 const USUAL_QUANT: &str = "Q4_K_M";
 
-/// Parts of the largest split GGUF file that is downloaded.
+/// Maximum number of parts of a split GGUF file that is downloaded.
 const MOST_PARTS: u32 = 1000;
 
-/// What is to be downloaded.
+/// The files to download.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// A folder: these texts, and the one file of weights, or where there is none, those that the index names.
+    /// A model folder: these text files, and `model.safetensors` or, if `indexed`, the files named by the
+    /// index.
     Folder { texts: Vec<String>, indexed: bool },
-    /// A GGUF file: all its parts, the first one first.
+    /// A GGUF file: all of its parts, in order.
     Gguf(Vec<String>),
 }
 
-/// Why nothing was chosen, in words that follow the name of the repository.
+/// The reason why nothing was chosen, worded to follow the name of the repository.
 #[derive(Debug)]
 pub(crate) enum Unchosen {
-    /// A part of a split file is not there.
+    /// A part of a split file is missing.
     Part(String),
-    /// Nothing is what was asked for.
+    /// No file matches the request.
     Nothing(String),
-    /// More was named, or is there, than one model.
+    /// The request matches more than one model.
     Several(String),
 }
 
 impl Unchosen {
-    /// What is said where the files are those of the hub.
+    /// Converts this to the error that is reported for `repo`, `ORG/NAME`.
     pub(crate) fn of(self, repo: &str) -> Error {
         let why = match self {
             Self::Part(file) => format!("lacks the file `{file}`"),
@@ -62,7 +63,7 @@ impl Unchosen {
     }
 }
 
-/// Chooses among the files of a repository.
+/// Chooses the files of a repository that `spec` asks for.
 pub(crate) fn choose(spec: &Spec, files: &[String]) -> Result<Choice, Unchosen> {
     let has = |name: &str| files.iter().any(|file| file == name);
     if spec.part().is_none() && has(CONFIG) && (has(INDEX) || has(WEIGHTS)) {
@@ -74,12 +75,12 @@ pub(crate) fn choose(spec: &Spec, files: &[String]) -> Result<Choice, Unchosen> 
     gguf_model(spec, files)?.complete()
 }
 
-/// Whether a model cannot be without what is in a file.
+/// Whether a model cannot be loaded without this file.
 pub(crate) fn is_needed(file: &str) -> bool {
     matches!(file, CONFIG | INDEX) || file.ends_with(".safetensors") || is_gguf(file)
 }
 
-/// The parts of the GGUF file that is meant, as far as they are there.
+/// Returns the parts of the requested GGUF file that are listed in `files`.
 pub(crate) fn parts_of(spec: &Spec, files: &[String]) -> Result<Vec<String>, Unchosen> {
     gguf_model(spec, files).map(|model| model.files.into_iter().collect())
 }
@@ -133,10 +134,10 @@ fn gguf_model(spec: &Spec, files: &[String]) -> Result<GgufModel, Unchosen> {
     }
 }
 
-/// The files of the weights that an index names.
+/// Returns the weight files that an index names.
 ///
 /// # Errors
-/// What is wrong with the index.
+/// Describes what is wrong with the index.
 pub(crate) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Value = serde_json::from_slice(index).map_err(|e| format!("is not JSON: {e}"))?;
     let map = index.get("weight_map").and_then(Value::as_object).ok_or("has no object `weight_map`")?;
@@ -156,7 +157,7 @@ pub(crate) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     }
 }
 
-/// Names of the weights among files: `safetensors`, and the formats of GGUF files.
+/// Returns the names of the weights among `files`: `safetensors`, and the formats of the GGUF files.
 pub(crate) fn labels(files: &[String]) -> Vec<String> {
     let safetensors = files.iter().any(|file| file == INDEX || file == WEIGHTS);
     let safetensors = safetensors.then(|| "safetensors".to_owned());
@@ -166,11 +167,11 @@ pub(crate) fn labels(files: &[String]) -> Vec<String> {
 /// A GGUF file, whole or split.
 #[derive(Debug)]
 struct GgufModel {
-    /// Its name without the number of a part and the extension.
+    /// File name without the part number and the extension.
     stem: String,
-    /// Its format, or its stem where the name has none.
+    /// Number format, or the stem if the name contains no format.
     label: String,
-    /// Those of its parts that there are.
+    /// Parts that are listed.
     files: BTreeSet<String>,
     parts: Option<u32>,
 }
@@ -192,7 +193,7 @@ impl GgufModel {
     }
 }
 
-/// The models among GGUF files. Projectors of images and matrices of importance are none.
+/// Groups GGUF files into models. Image projectors and importance matrices are not models.
 fn gguf_models(files: &[String]) -> Vec<GgufModel> {
     gguf_files(files, |file| {
         let name = file.rsplit('/').next().unwrap_or(file).to_ascii_lowercase();
@@ -214,8 +215,8 @@ fn gguf_files(files: &[String], keep: impl Fn(&str) -> bool) -> Vec<GgufModel> {
     models.into_values().collect()
 }
 
-/// The name of a GGUF file without its extension and the number of its part; that number and how many parts there are
-/// (`llama_split_path` of llama.cpp: `NAME-00001-of-00003.gguf`).
+/// Splits the name of a GGUF file into its stem, without the extension and the part number, and the part
+/// number with the number of parts (`llama_split_path` of llama.cpp: `NAME-00001-of-00003.gguf`).
 fn split(file: &str) -> (&str, Option<(u32, u32)>) {
     let stem = file.get(..file.len().saturating_sub(".gguf".len())).unwrap_or(file);
     let numbered = || {
@@ -234,8 +235,8 @@ fn split(file: &str) -> (&str, Option<(u32, u32)>) {
     }
 }
 
-/// Whether a name holds a word that is not part of a longer one: `Q4_K` is not in `model-Q4_K_M`, and `Q4_K_M` not in
-/// `model-IQ4_K_M`. An underscore may stand before it.
+/// Whether a name contains `word` other than as a part of a longer word: `Q4_K` is not in `model-Q4_K_M`, and
+/// `Q4_K_M` is not in `model-IQ4_K_M`. An underscore may precede the word.
 fn holds_word(name: &str, word: &str) -> bool {
     let (name, word) = (name.to_ascii_lowercase(), word.to_ascii_lowercase());
     name.match_indices(&word).any(|(at, _)| {
@@ -245,7 +246,8 @@ fn holds_word(name: &str, word: &str) -> bool {
     })
 }
 
-/// The word of a name that is a number format: `Q4_K_M`, `IQ3_XS`, `F16`, `BF16`, `MXFP4`, with an `UD-` before it.
+/// Finds the word of a name that is a number format: `Q4_K_M`, `IQ3_XS`, `F16`, `BF16`, `MXFP4`, with `UD-`
+/// if it precedes the word.
 fn quant_of(stem: &str) -> Option<&str> {
     let is_quant = |word: &str| {
         let upper = word.to_ascii_uppercase();
@@ -253,7 +255,7 @@ fn quant_of(stem: &str) -> Option<&str> {
         number.is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
     };
     let word = stem.rsplit(['-', '.', '/']).find(|word| is_quant(word))?;
-    // The place of the word in the stem, to see what is before it.
+    // The position of the word in the stem tells what precedes it.
     let before = stem.rfind(word).and_then(|at| stem.get(..at)).unwrap_or_default();
     match before.strip_suffix("UD-") {
         Some(rest) => stem.get(rest.len()..rest.len() + "UD-".len() + word.len()),
@@ -265,7 +267,7 @@ fn labels_of(models: &[GgufModel]) -> String {
     several(models.iter().map(|model| model.label.as_str()))
 }
 
-/// A list for a sentence, cut where nobody would read on.
+/// Formats a list for a message, truncated to a readable length.
 fn several<'a>(names: impl Iterator<Item = &'a str>) -> String {
     const SHOWN: usize = 24;
 

@@ -1,6 +1,6 @@
-//! Requests to the hub, and what its answers may say.
+//! Requests to the hub and validation of its responses.
 //!
-//! Redirects are followed here and not by ureq: each one is looked at before the token is sent along.
+//! Redirects are followed here rather than by ureq: each target is checked before the token is sent to it.
 
 use std::{
     fs::File,
@@ -17,22 +17,22 @@ use ureq::{
 
 use crate::{Error, Hub, Result, Spec, names};
 
-/// Redirects of one request; a circle ends here.
+/// Maximum number of redirects per request; stops redirect loops.
 const MOST_REDIRECTS: usize = 10;
 
-/// Bytes of the longest answer in JSON that is read.
+/// Size limit in bytes of a JSON response.
 const LONGEST_JSON: u64 = 32 << 20;
 
-/// Bytes of the longest file of certificates that is read.
+/// Size limit in bytes of a certificate file.
 const LONGEST_CERTIFICATES: u64 = 16 << 20;
 
-/// Bytes of the largest file: twenty times what the hub accepts. A size beyond is a lie.
+/// Size limit in bytes of a file: twenty times what the hub accepts. A larger size must be wrong.
 const LARGEST_FILE: u64 = 1 << 40;
 
-/// How long a server may say nothing.
+/// How long a server may stay silent.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// How long an answer in JSON may take.
+/// How long a JSON response may take.
 const JSON_TIME: Duration = Duration::from_secs(120);
 
 /// A connection to a hub.
@@ -42,22 +42,24 @@ pub(crate) struct Client<'a> {
     agent: Agent,
 }
 
-/// What a repository holds at one commit.
+/// The files of a repository at one commit.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) commit: String,
     pub(crate) files: Vec<String>,
 }
 
-/// What the hub says of a file before it is downloaded.
+/// The hub's metadata of a file, requested before it is downloaded.
 #[derive(Debug)]
 pub(crate) struct FileFacts {
-    /// The name of its blob. That of a large file is its SHA-256, in hexadecimal digits.
+    /// Name of the blob. For a large file it is the SHA-256, in hexadecimal digits.
     pub(crate) etag: String,
     pub(crate) size: u64,
 }
 
 impl<'a> Client<'a> {
+    /// Creates a client for `hub`.
+    ///
     /// # Errors
     /// [`Error::Setting`] for certificates that cannot be read.
     pub(crate) fn new(hub: &'a Hub) -> Result<Self> {
@@ -95,7 +97,7 @@ impl<'a> Client<'a> {
         Ok(Self { hub, agent: config.build().new_agent() })
     }
 
-    /// The commit of a revision, and the files that it has.
+    /// Returns the commit that a revision points to, and its files.
     pub(crate) fn listing(&self, spec: &Spec) -> Result<Listing> {
         let (repo, revision) = (spec.repo(), spec.revision_or_main());
         let url = format!("{}/api/models/{repo}/revision/{}", self.hub.endpoint, names::encode(revision));
@@ -114,7 +116,7 @@ impl<'a> Client<'a> {
         Ok(Listing { commit, files: siblings.iter().filter_map(name).collect() })
     }
 
-    /// The name of a file's blob, and its size.
+    /// Returns the name of a file's blob, and its size.
     pub(crate) fn facts(&self, spec: &Spec, commit: &str, file: &str) -> Result<FileFacts> {
         let url = self.file_url(spec.repo(), commit, file);
         let response = self.send(&Method::HEAD, &url, None, true)?;
@@ -123,7 +125,7 @@ impl<'a> Client<'a> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
         let etag = text("x-linked-etag").or_else(|| text("etag")).unwrap_or_default();
         let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
-        // It becomes the name of a file.
+        // The ETag becomes a file name.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         if !(1..=128).contains(&etag.len()) || !etag.bytes().all(plain) {
             return Err(
@@ -137,12 +139,12 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// The bytes of a file from `from` on.
+    /// Requests the bytes of a file, starting at `from`.
     pub(crate) fn bytes(&self, spec: &Spec, commit: &str, file: &str, from: u64) -> Result<Response<Body>> {
         let url = self.file_url(spec.repo(), commit, file);
         let response = self.send(&Method::GET, &url, (from > 0).then_some(from), false)?;
         match response.status() {
-            // Nothing is there to go on from.
+            // There is nothing left to resume from.
             StatusCode::RANGE_NOT_SATISFIABLE => Ok(response),
             _ => self.accepted(response, spec, Some(file)),
         }
@@ -153,7 +155,8 @@ impl<'a> Client<'a> {
         format!("{}/{repo}/resolve/{commit}/{}", self.hub.endpoint, file.join("/"))
     }
 
-    /// Sends a request, and follows redirects. `until_etag`: stops at an answer that says what the linked file is.
+    /// Sends a request and follows redirects. With `until_etag`, stops at the first response that describes
+    /// the linked file.
     fn send(
         &self,
         method: &Method,
@@ -184,13 +187,13 @@ impl<'a> Client<'a> {
         Err(nonsense("leads from one address to the next, and never to the file"))
     }
 
-    /// Whether an address is of the hub itself. Only then may it see the token.
+    /// Whether a URL belongs to the hub itself. The token is sent to no other server.
     fn is_hub(&self, url: &Uri) -> bool {
         let hub = self.hub.endpoint.parse::<Uri>();
         hub.is_ok_and(|hub| origin(&hub).is_some() && origin(&hub) == origin(url))
     }
 
-    /// The answer, if it is none that says no.
+    /// Returns the response if its status is a success or a redirection, and an error otherwise.
     fn accepted(&self, response: Response<Body>, spec: &Spec, file: Option<&str>) -> Result<Response<Body>> {
         let status = response.status();
         if status.is_success() || status.is_redirection() {
@@ -207,7 +210,8 @@ impl<'a> Client<'a> {
             ("EntryNotFound", _) if file.is_some() => {
                 Error::Choice { repo, why: format!("has no file `{what}`") }
             }
-            // The hub does not say to strangers what exists: it answers 401 for what is private or does not exist.
+            // The hub does not reveal what exists to anonymous users: it answers 401 for repositories that
+            // are private or do not exist.
             (_, 401) if hub.token.is_some() && code != Some("RepoNotFound") => {
                 Error::Token { host: hub.endpoint.clone() }
             }
@@ -219,7 +223,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// Says that there is no such repository, and which of the same organization has nearly that name.
+    /// Returns the error for a missing repository, with the most similar name of the same organization.
     fn no_repository(&self, repo: &str) -> Error {
         let near = || {
             let org = repo.split('/').next()?;
@@ -233,7 +237,7 @@ impl<'a> Client<'a> {
         Error::NoRepository { host: self.hub.host(), repo: repo.to_owned(), near: near().unwrap_or_default() }
     }
 
-    /// Reads an answer in JSON, in bounded time and memory.
+    /// Reads a JSON response in bounded time and memory.
     fn json(&self, response: Response<Body>, what: &str) -> Result<Value> {
         let begun = std::time::Instant::now();
         let mut reader = response.into_body().into_with_config().limit(u64::MAX).reader();
@@ -276,7 +280,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Why a connection failed, in words.
+/// Describes why a connection failed.
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "the connection is refused".to_owned(),
@@ -284,7 +288,7 @@ fn reason(error: &io::Error) -> String {
         io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted | io::ErrorKind::UnexpectedEof => {
             "the connection was cut".to_owned()
         }
-        // The standard library has no kind for it.
+        // The standard library has no error kind for this.
         _ if error.to_string().contains("lookup address information") => {
             "its name is not known; check the network connection".to_owned()
         }
@@ -292,7 +296,7 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
-/// The address that a redirect leads to (RFC 9110, section 10.2.2).
+/// Returns the URL that a redirect leads to (RFC 9110, section 10.2.2).
 fn next(url: &Uri, headers: &HeaderMap) -> Option<Uri> {
     let location = headers.get(header::LOCATION)?.to_str().ok()?;
     let (scheme, authority) = (url.scheme_str()?, url.authority()?);
@@ -301,7 +305,7 @@ fn next(url: &Uri, headers: &HeaderMap) -> Option<Uri> {
         _ if location.starts_with('/') => format!("{scheme}://{authority}{location}"),
         _ => location.to_owned(),
     };
-    // What is behind `#` is for browsers.
+    // The fragment after `#` is for browsers.
     let absolute = absolute.split('#').next()?;
     let next: Uri = absolute.parse().ok()?;
     let encrypted = scheme == "https";
@@ -312,7 +316,7 @@ fn next(url: &Uri, headers: &HeaderMap) -> Option<Uri> {
     }
 }
 
-/// Scheme, host and port.
+/// Returns the scheme, host and port of a URL.
 fn origin(url: &Uri) -> Option<(&str, String, u16)> {
     let scheme = url.scheme_str()?;
     let port = url.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });

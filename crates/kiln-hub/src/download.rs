@@ -1,4 +1,4 @@
-//! Downloading one blob: resumed, checked, then renamed.
+//! Download of one blob: resumed, verified, then renamed.
 
 use std::{
     fs::{self, File},
@@ -19,19 +19,21 @@ use crate::{
     client::{Client, FileFacts},
 };
 
-/// Tries in a row that bring nearly nothing before a download is given up. With pauses of 1, 2, 4 and 8 seconds between them.
+/// Consecutive attempts without progress before a download is given up, with pauses of 1, 2, 4 and 8 seconds
+/// between them.
 const TRIES: u32 = 5;
 
-/// Bytes of a try that count as progress. Fewer, and a server could keep the client busy with single bytes.
+/// Bytes that an attempt must receive to count as progress. With a lower limit, a server could keep the
+/// client busy with single bytes.
 const PROGRESS: u64 = 1 << 20;
 
-/// What the name of a blob ends with before it is complete, as in `huggingface_hub`.
+/// File extension of an incomplete blob, as in `huggingface_hub`.
 const INCOMPLETE: &str = "incomplete";
 
-/// Bytes that are read at once.
+/// Size in bytes of the read buffer.
 const BUFFER: usize = 256 << 10;
 
-/// A file of a repository at a commit, and what the hub says of it.
+/// A file of a repository at a commit, and the hub's metadata of it.
 pub(crate) struct Wanted<'a> {
     pub(crate) spec: &'a Spec,
     pub(crate) commit: &'a str,
@@ -40,18 +42,20 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The SHA-256 that the file has to have. Small files have none: their ETag is a hash of Git.
+    /// Returns the SHA-256 that the file must have. Small files have none: their ETag is a Git hash.
     fn sha256(&self) -> Option<&str> {
         let etag = self.facts.etag.as_str();
         (etag.len() == 64 && etag.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(etag)
     }
 }
 
-/// Makes sure that the blob of a file is in the cache. `on_read` gets the number of its bytes that are there.
+/// Downloads the blob of a file unless the cache has it. `on_read` is called with the number of bytes
+/// received so far.
 ///
 /// # Errors
-/// [`Error::Cut`] after the connection was cut too often: what was read stays, for the next run to go on from.
-/// [`Error::Checksum`] for what is not the file. [`Error::DiskFull`], [`Error::File`].
+/// [`Error::Cut`] after the connection was cut too often: the received bytes are kept, and the next run
+/// resumes from them. [`Error::Checksum`] if the content does not match the hub's hash. [`Error::DiskFull`],
+/// [`Error::File`].
 pub(crate) fn blob(
     hub: &Hub,
     client: &Client<'_>,
@@ -67,12 +71,12 @@ pub(crate) fn blob(
         on_read(size);
         return Ok(());
     }
-    // Without a lock, each process has a file of its own, which no later one goes on with.
+    // Without a lock, each process writes a file of its own, which no later process resumes.
     let extension =
         lock.as_ref().map_or_else(|| format!("{}.incomplete", std::process::id()), |_| INCOMPLETE.to_owned());
     let mut partial = Partial::open(path.with_added_extension(extension), size)?;
     on_read(partial.len);
-    // The most that was there, so that a server that starts again does not count as progress.
+    // The high-water mark, so that a server that starts over does not count as progress.
     let mut most = partial.len;
     let mut tries = 0;
     while partial.len < size {
@@ -98,14 +102,14 @@ pub(crate) fn blob(
     partial.finish(wanted, &path)
 }
 
-/// The beginning of a blob.
+/// A partially downloaded blob.
 struct Partial {
     path: PathBuf,
     file: File,
     hash: Sha256,
-    /// Bytes that are written and hashed.
+    /// Number of bytes written and hashed.
     len: u64,
-    /// Bytes of the whole blob.
+    /// Size in bytes of the whole blob.
     size: u64,
 }
 
@@ -130,7 +134,7 @@ impl Partial {
         Ok(partial)
     }
 
-    /// Starts again from nothing.
+    /// Discards the received bytes and starts over.
     fn clear(&mut self) -> Result<()> {
         let cleared = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         cleared.map_err(|e| Error::file(&self.path, &e))?;
@@ -139,7 +143,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Appends what a response brings. A body that ends early is no error here.
+    /// Appends the body of a response. A body that ends early is not an error here.
     fn receive(
         &mut self,
         response: Response<Body>,
@@ -181,7 +185,7 @@ impl Partial {
         }
     }
 
-    /// Checks the whole blob, and gives it its name.
+    /// Verifies the whole blob and renames it to its final name.
     fn finish(self, wanted: &Wanted<'_>, blob: &Path) -> Result<()> {
         let Self { path, file, hash, .. } = self;
         let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,4 +1,4 @@
-//! What can go wrong, in one sentence each.
+//! Errors, each displayed as one sentence.
 
 use std::{
     io::{self, ErrorKind},
@@ -9,61 +9,61 @@ use thiserror::Error as ThisError;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model cannot be had from the hub or its cache.
+/// The reason why a model cannot be obtained from the hub or its cache.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is no name of a model on the hub.
+    /// The text is not the name of a model on the hub.
     #[error("`{spec}` {why}")]
     Spec { spec: String, why: String },
-    /// An environment variable cannot be used.
+    /// An environment variable has an invalid value.
     #[error("{name} {why}")]
     Setting { name: &'static str, why: String },
-    /// There is no such repository, or it is private.
+    /// The repository does not exist, or it is private.
     #[error("{host} has no model {repo}{near}; if it is private, set HF_TOKEN to a token that may read it")]
     NoRepository { host: String, repo: String, near: String },
     /// The repository has no such branch, tag or commit.
     #[error("{repo} has no revision `{revision}`; name a branch, a tag or a commit")]
     NoRevision { repo: String, revision: String },
-    /// The repository has nothing that was asked for.
+    /// The repository has no file that matches the request, or too many.
     #[error("{repo} {why}")]
     Choice { repo: String, why: String },
-    /// The licence of the model has to be accepted first.
+    /// The licence of the model must be accepted first.
     #[error("{repo} is gated: accept its licence at {url}, and set HF_TOKEN to a token of that account")]
     Gated { repo: String, url: String },
-    /// The token is wrong.
+    /// The token was rejected.
     #[error("{host} does not accept the token; set HF_TOKEN to one of {host}/settings/tokens, or unset it")]
     Token { host: String },
-    /// There is no connection.
+    /// The server cannot be reached.
     #[error("{host} cannot be reached: {why}; only what is in the cache already can be used")]
     Unreachable { host: String, why: String },
-    /// The server is too busy, or broken for the moment.
+    /// The server is overloaded or temporarily broken.
     #[error("{host} answers {status}; try again later")]
     Busy { host: String, status: u16 },
-    /// An answer makes no sense.
+    /// A response is malformed.
     #[error("the answer of {host} for {what} {why}")]
     Answer { host: String, what: String, why: String },
-    /// A file would have to be downloaded, and may not be.
+    /// A file must be downloaded, but offline mode forbids it.
     #[error(
         "`{file}` of {repo} is not in the cache {cache}, and HF_HUB_OFFLINE is set; unset it to download it"
     )]
     Offline { repo: String, file: String, cache: String },
-    /// The model would have to be downloaded, and may not be.
+    /// The model must be downloaded, but offline mode forbids it.
     #[error("{spec} is not in the cache {cache}, and HF_HUB_OFFLINE is set; unset it to download the model")]
     OfflineModel { spec: String, cache: String },
     /// The connection was cut too often.
     #[error("{file} was cut at {read} of {size} bytes: {why}; run the command again to go on from there")]
     Cut { file: String, read: u64, size: u64, why: String },
-    /// What arrived is not what the hub has.
+    /// The received content does not match the hub's hash.
     #[error("{file} does not have the SHA-256 that the hub gives, and was removed; run the command again")]
     Checksum { file: String },
-    /// There is no room for a file.
+    /// The disk is full.
     #[error("the disk of {} is full; use `kiln remove`, or set HF_HOME to another disk", .path.display())]
     DiskFull { path: PathBuf },
     /// A file of the cache cannot be read or written.
     #[error("{}: {why}", .path.display())]
     File { path: PathBuf, why: String },
-    /// The cache has no such model.
+    /// The model is not in the cache.
     #[error("{spec} is not in the cache {cache}; `kiln list` shows what is")]
     NotStored { spec: String, cache: String },
 }

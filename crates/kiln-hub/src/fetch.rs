@@ -1,4 +1,4 @@
-//! From the name of a model to its path in the cache.
+//! Resolves the name of a model to a path in the cache, downloading missing files.
 
 use std::{
     fs::File,
@@ -15,32 +15,33 @@ use crate::{
     names,
 };
 
-/// Bytes of the longest index of weights that is read.
+/// Size limit in bytes of a weight index.
 const LONGEST_INDEX: u64 = 64 << 20;
 
-/// How far a download is.
+/// The progress of a download.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Progress<'a> {
-    /// The file that is downloaded, by its name in the repository.
+    /// Name in the repository of the file that is being downloaded.
     pub file: &'a str,
-    /// Bytes of all files that are there.
+    /// Number of bytes that are in the cache, of all files to download.
     pub read: u64,
-    /// Bytes of all files.
+    /// Total size in bytes of the files to download.
     pub total: u64,
 }
 
 impl Hub {
-    /// Downloads what the cache lacks of a model. Returns its folder or its GGUF file in the cache.
+    /// Downloads the missing files of a model. Returns the path in the cache of its folder or GGUF file.
     ///
-    /// The hub is asked what the revision is now. Where it cannot be reached, a complete model of the cache is used with a
-    /// warning. A commit that is complete in the cache is used without any request.
+    /// The hub is asked which commit the revision points to. If it cannot be reached, a complete model in the
+    /// cache is used with a warning. A complete commit in the cache is used without any request.
     ///
-    /// Which files: those of the GGUF file that the spec names; else `model.safetensors`, or the files of its index, with
-    /// the texts beside them; else the only GGUF file, or that of `Q4_K_M`, as llama.cpp chooses.
+    /// The files are those of the GGUF file that the spec names; otherwise `model.safetensors`, or the files
+    /// of its index, with the text files next to them; otherwise the only GGUF file, or the `Q4_K_M` one, as
+    /// in llama.cpp.
     ///
     /// # Errors
-    /// What [`Error`] lists. What was downloaded stays, and the next call goes on from there.
+    /// See [`Error`]. Downloaded bytes are kept, and the next call resumes from them.
     pub fn fetch(&self, spec: &Spec, mut on_progress: impl FnMut(Progress<'_>)) -> Result<PathBuf> {
         let cache = RepoCache::new(self.cache(), spec.repo());
         let pinned = spec.revision().is_some_and(names::is_commit);
@@ -65,7 +66,7 @@ impl Hub {
         }
     }
 
-    /// The path of a model that is complete in the cache.
+    /// Returns the path of a model that is complete in the cache.
     fn stored(&self, spec: &Spec, cache: &RepoCache) -> Result<PathBuf> {
         let cache_path = || self.cache().display().to_string();
         let missing =
@@ -136,7 +137,8 @@ impl Fetch<'_> {
         }
     }
 
-    /// Downloads the files that the snapshot lacks. Their sizes are asked for first, so that the total is known.
+    /// Downloads the files that the snapshot lacks. Their sizes are requested first, so that the total is
+    /// known.
     fn files(&self, files: &[String], on_progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
         let stored = self.cache.files(self.commit);
         let mut lacking: Vec<(&str, FileFacts)> = Vec::new();
@@ -162,7 +164,7 @@ impl Fetch<'_> {
     }
 }
 
-/// Sends a small request again, once, after a pause.
+/// Sends a small request, and repeats it once after a pause if the error is transient.
 fn patient<T>(hub: &Hub, request: impl Fn() -> Result<T>) -> Result<T> {
     match request() {
         Err(error) if error.is_transient() => {
@@ -174,12 +176,12 @@ fn patient<T>(hub: &Hub, request: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
-/// The path of a GGUF file: that of its first part.
+/// Returns the path of a GGUF file, which is the path of its first part.
 fn first_of(folder: &Path, parts: &[String]) -> PathBuf {
     parts.first().map_or_else(|| folder.to_owned(), |first| folder.join(first))
 }
 
-/// The files that an index names.
+/// Reads an index and returns the files that it names.
 fn read_index(path: &Path) -> Result<std::collections::BTreeSet<String>> {
     let mut index = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LONGEST_INDEX).read_to_end(&mut index));

@@ -1,4 +1,4 @@
-//! Where the hub and its cache are, from the environment variables of `huggingface_hub`.
+//! Addresses of the hub and its cache, from the environment variables of `huggingface_hub`.
 
 use std::{
     env::{self, VarError},
@@ -13,21 +13,21 @@ use ureq::http::{HeaderValue, Uri};
 
 use crate::{Error, Result};
 
-/// Bytes of the longest token that is read of a file.
+/// Size limit in bytes of a token file.
 const LONGEST_TOKEN: u64 = 4096;
 
-/// What is said of a text that cannot be a token.
+/// Message for a text that cannot be a token.
 const NO_TOKEN: &str = "holds characters that no token has; copy the token again, or remove it";
 
-/// A hub, the cache of its models, and a token for it.
+/// A hub, its local cache, and an access token.
 ///
 /// | variable | meaning |
 /// |---|---|
 /// | `HF_ENDPOINT` | address of the hub: `https://huggingface.co` |
-/// | `HF_HUB_CACHE` | folder of the cache: `hub` in `HF_HOME` |
-/// | `HF_HOME` | folder of the cache and the token: `~/.cache/huggingface` |
-/// | `HF_TOKEN` | token for private and gated models: what is in `HF_TOKEN_PATH`, or `token` in `HF_HOME` |
-/// | `HF_HUB_OFFLINE` | 1: use the cache alone |
+/// | `HF_HUB_CACHE` | folder of the cache: by default `hub` in `HF_HOME` |
+/// | `HF_HOME` | folder of the cache and the token: by default `~/.cache/huggingface` |
+/// | `HF_TOKEN` | token for private and gated models: by default that in `HF_TOKEN_PATH`, or `token` in `HF_HOME` |
+/// | `HF_HUB_OFFLINE` | 1: use only the cache |
 /// | `SSL_CERT_FILE` | certificates to trust, in PEM, instead of Mozilla's |
 ///
 /// Source: `constants.py` of `huggingface_hub`.
@@ -38,15 +38,16 @@ pub struct Hub {
     pub(crate) token: Option<HeaderValue>,
     pub(crate) offline: bool,
     pub(crate) certificates: Option<PathBuf>,
-    /// Before the first retry; each one after it waits twice as long.
+    /// Pause before the first retry; each later pause is twice as long.
     pub(crate) pause: Duration,
 }
 
 impl Hub {
-    /// The hub that the environment names.
+    /// Creates a hub from the environment variables.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a variable that makes no sense; [`Error::File`] for a token that cannot be read.
+    /// [`Error::Setting`] for a variable with an invalid value; [`Error::File`] for a token that cannot be
+    /// read.
     pub fn from_env() -> Result<Self> {
         let home = match path("HF_HOME")? {
             Some(home) => home,
@@ -77,10 +78,10 @@ impl Hub {
         Ok(hub)
     }
 
-    /// A hub at an address, such as `https://huggingface.co`, with its cache in a folder.
+    /// Creates a hub with an address, such as `https://huggingface.co`, and a cache folder.
     ///
     /// # Errors
-    /// [`Error::Setting`] for an address that is no address.
+    /// [`Error::Setting`] for an invalid address.
     pub fn new(endpoint: impl Into<String>, cache: impl Into<PathBuf>) -> Result<Self> {
         let endpoint = endpoint.into().trim_end_matches('/').to_owned();
         let uri: Option<Uri> = endpoint.parse().ok();
@@ -93,9 +94,11 @@ impl Hub {
         Ok(Self { endpoint, cache: cache.into(), token: None, offline: false, certificates: None, pause })
     }
 
-    /// With a token for private and gated models. It is sent to this hub only, and to no server that the hub redirects to.
+    /// Sets the token for private and gated models. It is sent only to this hub, never to a server that the
+    /// hub redirects to.
     ///
-    /// A program that logs everything should leave out the target `ureq_proto::util`, which logs what is sent, byte by byte.
+    /// A program that logs everything should exclude the target `ureq_proto::util`, which logs every byte
+    /// that is sent.
     ///
     /// # Errors
     /// [`Error::Setting`] for a text that cannot be a token.
@@ -109,34 +112,34 @@ impl Hub {
         Ok(self)
     }
 
-    /// Whether only the cache is used.
+    /// Sets whether only the cache is used.
     #[must_use]
     pub fn offline(mut self, offline: bool) -> Self {
         self.offline = offline;
         self
     }
 
-    /// How long a download waits before it goes on for the first time after the connection was cut: one second. Each further
-    /// pause is twice as long.
+    /// Sets the pause before a download resumes for the first time after the connection was cut; one second
+    /// by default. Each further pause is twice as long.
     #[must_use]
     pub fn pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
         self
     }
 
-    /// The folder of the cache.
+    /// Returns the folder of the cache.
     pub fn cache(&self) -> &Path {
         &self.cache
     }
 
-    /// The hub's name in messages.
+    /// Returns the hub's name for messages.
     pub(crate) fn host(&self) -> String {
         self.endpoint.split_once("://").map_or(self.endpoint.as_str(), |(_, host)| host).to_owned()
     }
 }
 
 impl fmt::Debug for Hub {
-    /// Without the token.
+    /// Formats the hub without the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hub")
             .field("endpoint", &self.endpoint)
@@ -146,7 +149,7 @@ impl fmt::Debug for Hub {
     }
 }
 
-/// A variable that is set and not empty.
+/// Reads an environment variable; `None` if it is unset or empty.
 fn text(name: &'static str) -> Result<Option<String>> {
     match env::var(name) {
         Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
@@ -165,7 +168,7 @@ fn path(name: &'static str) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The token in a file; `None` if there is no such file.
+/// Reads the token from a file; `None` if the file does not exist.
 fn read_token(path: &Path) -> Result<Option<String>> {
     let mut token = String::new();
     let read = File::open(path).and_then(|file| file.take(LONGEST_TOKEN).read_to_string(&mut token));

@@ -1,4 +1,4 @@
-//! Models from the Hugging Face hub, and the cache that they are kept in.
+//! Models from the Hugging Face Hub, and the cache that stores them.
 //!
 //! ```no_run
 //! use kiln_hub::{Hub, Spec};
@@ -9,11 +9,12 @@
 //! # Ok::<(), kiln_hub::Error>(())
 //! ```
 //!
-//! [`Hub::fetch`] downloads what the cache lacks and returns a model folder or a GGUF file. [`Hub::list`] and
-//! [`Hub::removal`] look after the cache. Its layout is that of `huggingface_hub`, so Transformers and Kiln share one copy
-//! of a model.
+//! [`Hub::fetch`] downloads the missing files of a model and returns a model folder or a GGUF file.
+//! [`Hub::list`] and [`Hub::removal`] manage the cache. The cache has the layout of `huggingface_hub`, so
+//! Transformers and Kiln share one copy of a model.
 //!
-//! **Invariant:** nothing is written outside of the cache, and nothing is allocated for a size that an answer claims.
+//! **Invariant:** nothing is written outside the cache, and no memory is allocated for a size that a response
+//! claims.
 #![forbid(unsafe_code)]
 
 mod cache;

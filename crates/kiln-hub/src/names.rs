@@ -1,24 +1,25 @@
-//! Names of files in a repository, which come from strangers.
+//! Validation of file names in a repository, which are untrusted.
 
-/// Bytes of the longest name. Systems refuse longer ones.
+/// Maximum length of a name in bytes. Operating systems refuse longer names.
 const LONGEST: usize = 1024;
 
-/// Bytes of the longest part of a name between two slashes.
+/// Maximum length in bytes of a path component.
 const LONGEST_PART: usize = 255;
 
-/// Whether a name stays within the folder that it is joined to, on every system: no `..`, no root, no drive, no backslash.
+/// Whether a name stays within the folder that it is joined to, on every system: no `..`, no root, no drive,
+/// no backslash.
 pub(crate) fn is_safe(name: &str) -> bool {
     let plain = |part: &str| !matches!(part, "" | "." | "..") && part.len() <= LONGEST_PART;
     let strange = |c: char| c.is_control() || matches!(c, '\\' | ':');
     name.len() <= LONGEST && !name.contains(strange) && name.split('/').all(plain)
 }
 
-/// Whether a text is the hash of a commit: 40 hexadecimal digits.
+/// Whether a text is a commit hash: 40 hexadecimal digits.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// A text as a part of a URL between two slashes (RFC 3986, percent-encoding).
+/// Percent-encodes a text as one path segment of a URL (RFC 3986).
 pub(crate) fn encode(part: &str) -> String {
     let mut encoded = String::with_capacity(part.len());
     for byte in part.bytes() {
@@ -30,9 +31,9 @@ pub(crate) fn encode(part: &str) -> String {
     encoded
 }
 
-/// The name that differs least from `wanted`, if it is close enough to be meant.
+/// Returns the name most similar to `wanted`, if it is close enough to be a misspelling.
 pub(crate) fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    /// Names that are compared at most; a listing may have any number.
+    /// Maximum number of names compared; a listing may have any number.
     const COMPARED: usize = 1000;
 
     let close = names.into_iter().filter(|name| name.len().abs_diff(wanted.len()) <= wanted.len() / 3);
@@ -41,7 +42,8 @@ pub(crate) fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>
     (edits <= wanted.len() / 3).then_some(name)
 }
 
-/// Characters to insert, remove or replace to make `b` of `a`, whatever their case (Levenshtein).
+/// Returns the case-insensitive Levenshtein distance: the number of insertions, removals and replacements
+/// that turn `a` into `b`.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(LONGEST_PART).flat_map(char::to_lowercase).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -21,32 +21,32 @@ pub struct Spec {
     revision: Option<String>,
 }
 
-/// Which GGUF file of a repository is meant.
+/// Selects a GGUF file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The one whose name holds this word, in upper or lower case: `Q4_K_M`.
+    /// The file whose name contains this word, ignoring case: `Q4_K_M`.
     Quant(String),
-    /// The one of this name.
+    /// The file with this name.
     File(String),
 }
 
 impl Spec {
-    /// The repository, `ORG/NAME`.
+    /// Returns the repository, `ORG/NAME`.
     pub fn repo(&self) -> &str {
         &self.repo
     }
 
-    /// The GGUF file that was named.
+    /// Returns the requested GGUF file.
     pub fn part(&self) -> Option<&Part> {
         self.part.as_ref()
     }
 
-    /// The branch, tag or commit that was named.
+    /// Returns the requested branch, tag or commit.
     pub fn revision(&self) -> Option<&str> {
         self.revision.as_deref()
     }
 
-    /// The branch, tag or commit: `main` where none was named.
+    /// Returns the requested branch, tag or commit, or `main` if none was requested.
     pub(crate) fn revision_or_main(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }
@@ -69,7 +69,7 @@ impl FromStr for Spec {
         if !named {
             return Err(wrong("does not name a model on the hub; write ORG/NAME, such as Qwen/Qwen3-0.6B"));
         }
-        // Names of models do not end like this, and those of files do.
+        // Model names do not end like this; file names do.
         if is_gguf(repo) || repo.to_ascii_lowercase().ends_with(".safetensors") {
             return Err(wrong("is the name of a file; a file on the hub is ORG/NAME:FILE.gguf"));
         }
@@ -100,7 +100,8 @@ impl fmt::Display for Spec {
     }
 }
 
-/// Whether the hub allows this name (`validate_repo_id` of `huggingface_hub`). So `--` can stand for the slash in the cache.
+/// Whether the hub allows this name (`validate_repo_id` of `huggingface_hub`). Allowed names contain no `--`,
+/// which therefore can replace the slash in the cache.
 pub(crate) fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let edge = ['-', '.'];

@@ -1,4 +1,4 @@
-//! What the cache holds, and removing it.
+//! Lists the models in the cache and removes them.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use crate::{
     spec::is_name,
 };
 
-/// Folders within `refs` that are looked into: revisions such as `refs/pr/1` have slashes.
+/// Deepest level of nested folders in `refs` that is searched: revisions such as `refs/pr/1` contain slashes.
 const DEEPEST_REF: usize = 8;
 
 /// A repository in the cache.
@@ -24,32 +24,32 @@ const DEEPEST_REF: usize = 8;
 pub struct StoredModel {
     /// `ORG/NAME`
     pub repo: String,
-    /// Its weights: `safetensors`, and the formats of its GGUF files
+    /// Available weights: `safetensors`, and the formats of the GGUF files
     pub weights: Vec<String>,
-    /// Bytes on the disk, with those of unfinished downloads
+    /// Size on disk in bytes, including unfinished downloads
     pub bytes: u64,
-    /// Whether a download was not finished
+    /// Whether a download is unfinished
     pub unfinished: bool,
-    /// When one of its files was last read, as far as the file system notes it; else written
+    /// Time of the last read of any file, if the file system records it; otherwise of the last write
     pub last_used: Option<SystemTime>,
 }
 
-/// Files of the cache that are to be removed.
+/// Files of the cache to remove.
 #[derive(Debug)]
 pub struct Removal {
-    /// Bytes that become free
+    /// Number of bytes that are freed
     pub bytes: u64,
-    /// Their names in the repository
+    /// Names of the files in the repository
     pub files: Vec<String>,
     paths: Vec<PathBuf>,
     folders: Vec<PathBuf>,
 }
 
 impl Hub {
-    /// The repositories in the cache, by name.
+    /// Returns the repositories in the cache, sorted by name.
     ///
     /// # Errors
-    /// [`Error::File`] for a cache that cannot be read.
+    /// [`Error::File`] if the cache cannot be read.
     pub fn list(&self) -> Result<Vec<StoredModel>> {
         let entries = match fs::read_dir(self.cache()) {
             Ok(entries) => entries,
@@ -71,7 +71,7 @@ impl Hub {
             snapshots(&cache).iter().flat_map(|commit| cache.files(commit)).collect();
         let names: Vec<String> = names.into_iter().collect();
         let (mut bytes, mut unfinished, mut last_used) = (0u64, false, None);
-        // What is no link is a copy, on file systems without links.
+        // Snapshots contain copies instead of links on file systems without links; they count too.
         walk(&cache.root(), "", usize::from(u8::MAX), &mut |name, path| {
             let Ok(metadata) = fs::symlink_metadata(path) else { return };
             if metadata.is_file() && !name.starts_with("refs/") {
@@ -83,11 +83,12 @@ impl Hub {
         StoredModel { repo, weights: labels(&names), bytes, unfinished, last_used }
     }
 
-    /// What has to be removed to remove a model: its repository; the GGUF file that the spec names; the revision that it
-    /// names. Blobs that other revisions use stay. Nothing is removed yet.
+    /// Determines the files to remove for a model: the whole repository, the GGUF file that the spec names,
+    /// or the revision that it names. Blobs that other revisions use are kept. Nothing is removed yet.
     ///
     /// # Errors
-    /// [`Error::NotStored`] for what is not there; [`Error::Choice`] for a GGUF file that is not there.
+    /// [`Error::NotStored`] for a model that is not in the cache; [`Error::Choice`] for a GGUF file that is
+    /// not in it.
     pub fn removal(&self, spec: &Spec) -> Result<Removal> {
         let cache = RepoCache::new(self.cache(), spec.repo());
         let not_stored =
@@ -119,7 +120,7 @@ impl Hub {
         files.sort();
         files.dedup();
         if kept.is_empty() {
-            // With what was not finished, and the locks.
+            // Includes unfinished downloads and the locks.
             let folders = vec![cache.root(), cache.locks()];
             let bytes = self.stored_model(spec.repo().to_owned()).bytes;
             return Ok(Removal { bytes, files, paths: Vec::new(), folders });
@@ -148,25 +149,25 @@ impl Removal {
     /// Removes the files.
     ///
     /// # Errors
-    /// [`Error::File`] for what cannot be removed. What was removed before stays so.
+    /// [`Error::File`] for a file that cannot be removed. Files removed before it stay removed.
     pub fn run(self) -> Result<()> {
         let there = |path: &Path, removed: io::Result<()>| match removed {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::file(path, &e)),
             _ => Ok(()),
         };
         self.paths.iter().try_for_each(|path| there(path, fs::remove_file(path)))?;
-        // Links are removed, and not what they lead to.
+        // Removes links, not their targets.
         self.folders.iter().try_for_each(|folder| there(folder, fs::remove_dir_all(folder)))
     }
 }
 
-/// The repository of a folder of the cache.
+/// Returns the repository of a cache folder, `ORG/NAME`.
 fn repo_of(folder: &str) -> Option<String> {
     let (org, name) = folder.strip_prefix("models--")?.split_once("--")?;
     (is_name(org) && is_name(name)).then(|| format!("{org}/{name}"))
 }
 
-/// The commits in the cache.
+/// Returns the commits in the cache.
 fn snapshots(cache: &RepoCache) -> Vec<String> {
     let entries = fs::read_dir(cache.root().join("snapshots")).into_iter().flatten().flatten();
     let mut commits: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -177,13 +178,13 @@ fn snapshots(cache: &RepoCache) -> Vec<String> {
 /// A file of a snapshot.
 struct Link {
     commit: String,
-    /// Its name in the repository
+    /// Name of the file in the repository
     file: String,
-    /// The name of the blob that it leads to, which may be gone; `None` for a copy
+    /// Name of the blob that the link points to, which may not exist; `None` for a copy
     blob: Option<OsString>,
 }
 
-/// The files of all snapshots.
+/// Returns the files of all snapshots.
 fn links(cache: &RepoCache) -> Vec<Link> {
     let mut links = Vec::new();
     for commit in snapshots(cache) {
@@ -195,7 +196,7 @@ fn links(cache: &RepoCache) -> Vec<Link> {
     links
 }
 
-/// The refs to these commits.
+/// Returns the refs that point to these commits.
 fn refs_to(cache: &RepoCache, commits: &BTreeSet<&str>) -> Vec<PathBuf> {
     let mut refs = Vec::new();
     walk(&cache.refs(), "", DEEPEST_REF, &mut |_, path| {

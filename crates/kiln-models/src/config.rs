@@ -1,4 +1,4 @@
-//! `config.json`, read with care: it comes from a stranger.
+//! `config.json`, parsed defensively: it comes from an untrusted source.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,10 +14,10 @@ use crate::{
     nn::experts::COPIED_AT_ONCE,
 };
 
-/// A config is a page of text; more than this is not one.
+/// Upper limit for the size of a config, in bytes; a real config is a page of text.
 const LARGEST_CONFIG: u64 = 16 << 20;
 
-/// Numbers that every decoder has.
+/// Sizes that every decoder has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
     pub layers: usize,
@@ -27,61 +27,63 @@ pub struct Sizes {
     pub head_dim: usize,
     pub intermediate: usize,
     pub vocab: usize,
-    /// Longest sequence the model was made for.
+    /// Longest sequence the model was made for, in tokens.
     pub positions: usize,
-    /// Whether the head's matrix is the embedding's.
+    /// Whether the head shares the matrix of the embedding.
     pub tied: bool,
-    /// Channels of state-space mixers; 0 where there are none.
+    /// Channels of state-space mixers; 0 if there are none.
     pub state_channels: usize,
-    /// Of mixtures of experts, where there are any.
+    /// Sizes of the mixtures of experts, if there are any.
     pub experts: Option<ExpertSizes>,
 }
 
-/// Numbers of a mixture of experts.
+/// Sizes of a mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertSizes {
     pub experts: usize,
-    /// Experts that a token goes to.
+    /// Number of experts per token.
     pub chosen: usize,
     /// Width of each expert.
     pub intermediate: usize,
-    /// Width of the expert that all tokens share; 0 where there is none.
+    /// Width of the expert that all tokens share; 0 if there is none.
     pub shared: usize,
-    /// Blocks whose feed-forwards are mixtures.
+    /// Number of blocks whose feed-forward is a mixture.
     pub blocks: usize,
 }
 
 impl Sizes {
-    /// [`positions`](Self::positions) of a model that was made for sequences of any length.
+    /// Value of [`positions`](Self::positions) for a model that was made for sequences of any length.
     pub const ANY_LENGTH: usize = 1 << 30;
 
-    /// Bytes that a forward pass over `tokens` tokens of `rows` rows takes beside weights and cache, in elements of
-    /// `element` bytes; an estimate. Logits are those of the last tokens.
+    /// Estimates the bytes that a forward pass over `tokens` tokens in each of `rows` rows takes in addition
+    /// to weights and cache. `element` is the size of an element in bytes. Only the last tokens have logits.
     pub fn working_bytes(&self, rows: usize, tokens: usize, element: usize) -> usize {
         let logits = 2 * 4 * self.vocab;
         rows.saturating_mul(logits.saturating_add(tokens.saturating_mul(self.token_bytes(element))))
     }
 
-    /// Elements of the weights of experts that tokens are routed to; 0 where there are none.
+    /// Number of weight elements in routed experts; 0 if there are none.
     pub fn expert_elements(&self) -> u64 {
         let Some(ExpertSizes { experts, intermediate, blocks, .. }) = self.experts else { return 0 };
         let sizes = [3, self.hidden, intermediate, experts, blocks];
         sizes.iter().fold(1, |product: u64, &n| product.saturating_mul(n as u64))
     }
 
-    /// Bytes that experts in host memory spare the device, where `resident` of each block stay there and all experts together have
-    /// `bytes`; `None` where there are no experts.
+    /// Returns the number of bytes that the device saves by keeping experts in host memory. `resident`
+    /// experts per block stay on the device, and all experts together take `bytes`. `None` if there are no
+    /// experts.
     pub fn offloaded_bytes(&self, resident: usize, bytes: u64) -> Option<u64> {
         let ExpertSizes { experts, blocks, .. } = self.experts?;
         let one = bytes / (experts as u64).saturating_mul(blocks as u64).max(1);
         let away = (experts.saturating_sub(resident) as u64).saturating_mul(one);
-        // Of one block at a time, some more are there.
+        // Some more experts are on the device, for one block at a time.
         let passing = one.max(COPIED_AT_ONCE as u64).min(away);
         Some(away.saturating_mul(blocks as u64).saturating_sub(passing))
     }
 
-    /// Bytes of a token's activations. What is alive at once: the residual and its norm, queries, keys and values before
-    /// and after they are rotated, or what goes through a state-space mixer, or the three sides of the feed-forward.
+    /// Size of a token's activations in bytes. Alive at once are the residual and its norm, and the largest
+    /// of: queries, keys and values before and after rotation; the activations of a state-space mixer; the
+    /// three sides of the feed-forward.
     pub fn token_bytes(&self, element: usize) -> usize {
         let &Self { hidden, heads, kv_heads, head_dim, intermediate, state_channels, experts, .. } = self;
         let attention = 2 * hidden + 3 * (heads + 2 * kv_heads) * head_dim;
@@ -94,7 +96,7 @@ impl Sizes {
     }
 }
 
-/// The fields that every decoder's config has.
+/// Fields that every decoder's config has.
 #[derive(Debug, Deserialize)]
 struct Fields {
     num_hidden_layers: usize,
@@ -111,29 +113,31 @@ struct Fields {
     use_bidirectional_attention: Option<bool>,
 }
 
-/// What an architecture assumes where its config does not say.
+/// Values that an architecture assumes if its config has none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
-    /// `None`: as many as heads
+    /// `None` for the number of attention heads.
     pub(crate) kv_heads: Option<usize>,
-    /// `None`: the hidden size over the heads
+    /// `None` for the hidden size divided by the number of heads.
     pub(crate) head_dim: Option<usize>,
     pub(crate) positions: usize,
     pub(crate) eps: f64,
     pub(crate) tied: bool,
 }
 
-/// What every decoder's config says.
+/// The settings that every decoder's config has.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) sizes: Sizes,
-    /// Added to the mean square in norms.
+    /// Epsilon that norms add to the mean square.
     pub(crate) eps: f64,
 }
 
 impl Common {
+    /// Reads the settings that every decoder's config has.
+    ///
     /// # Errors
-    /// A number that is missing, or that no model has.
+    /// A number that is missing or out of range.
     pub(crate) fn read(config: &ConfigFile, defaults: Defaults) -> Result<Self> {
         let fields: Fields = config.parse()?;
         if fields.is_causal == Some(false) || fields.use_bidirectional_attention == Some(true) {
@@ -147,7 +151,7 @@ impl Common {
             .unwrap_or(heads);
         let head_dim = fields.head_dim.or(defaults.head_dim);
         let positions = fields.max_position_embeddings.unwrap_or(defaults.positions);
-        // Far above any model, far below where products of two overflow.
+        // Limits far above any model, and far below the point where the product of two overflows.
         for (name, value, largest) in [
             ("num_hidden_layers", fields.num_hidden_layers, 4096),
             ("hidden_size", fields.hidden_size, 1 << 20),
@@ -206,7 +210,7 @@ impl ConfigFile {
             return Self::of_gguf(folder, &GgufFiles::open(folder)?);
         }
         let path = folder.join("config.json");
-        // Asked before: the path of a file in what is a file itself is another error on each system.
+        // Checked first: a path inside of a regular file is a different error on each system.
         let json = if folder.is_dir() { read_json(&path)? } else { None };
         let json = json.ok_or_else(|| no_config(folder))?;
         Ok(Self { path, json: renamed(json) })
@@ -222,7 +226,7 @@ impl ConfigFile {
         Ok(Self { path: path.to_owned(), json: files.config()? })
     }
 
-    /// A config that was never a file.
+    /// Creates a config from JSON that was not read from a file.
     pub fn from_json(json: Value) -> Self {
         Self { path: PathBuf::from("config.json"), json: renamed(json) }
     }
@@ -234,48 +238,48 @@ impl ConfigFile {
         }
     }
 
-    /// All that the file says.
+    /// The whole JSON value.
     pub fn json(&self) -> &Value {
         &self.json
     }
 
-    /// The names of all fields that are not null.
+    /// Names of all fields that are not null.
     pub(crate) fn fields(&self) -> impl Iterator<Item = &str> {
         let fields = self.json.as_object().into_iter().flatten();
         fields.filter(|(_, value)| !value.is_null()).map(|(name, _)| name.as_str())
     }
 
-    /// Has the config say another value, where the weights contradict it.
+    /// Overrides a value that the weights contradict.
     pub(crate) fn set(&mut self, key: &str, value: Value) {
         if let Value::Object(fields) = &mut self.json {
             fields.insert(key.to_owned(), value);
         }
     }
 
-    /// All of it, in a form that does not depend on how it was written.
+    /// Returns the whole config in a form that does not depend on its formatting.
     pub(crate) fn text(&self) -> String {
         self.json.to_string()
     }
 
-    /// The value of `key`; JSON's null counts as absent.
+    /// Returns the value of `key`; a JSON null counts as absent.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.json.get(key).filter(|value| !value.is_null())
     }
 
-    /// The fields that `T` names. What is null is left out, so that defaults apply to it.
+    /// Parses the fields that `T` names. Null fields are left out, so that defaults apply to them.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T> {
         let mut json = self.json.clone();
         if let Value::Object(fields) = &mut json {
             fields.retain(|_, value| !value.is_null());
         }
-        // Says which field it was, which serde alone does not.
+        // Names the field in the error, which serde alone does not.
         serde_path_to_error::deserialize(json).map_err(|e| match e.path().iter().next() {
             Some(_) => self.error(&format!("`{}`: {}", e.path(), plainly(e.inner()))),
             None => self.error(&plainly(e.inner())),
         })
     }
 
-    /// The value of a field that null turns off, and that is `default` where it is left out.
+    /// Returns the value of a field that null turns off and that defaults to `default` if absent.
     pub(crate) fn unless_null<T>(&self, key: &str, value: Option<T>, default: Option<T>) -> Option<T> {
         match self.json.get(key) {
             Some(Value::Null) => None,
@@ -287,7 +291,7 @@ impl ConfigFile {
         Error::File { path: self.path.clone(), why: why.to_owned() }
     }
 
-    /// Says whether `value` of field `name` lies in `1..=largest`.
+    /// Checks that `value` of field `name` is in `1..=largest`.
     pub(crate) fn check(&self, name: &str, value: usize, largest: usize) -> Result<()> {
         if value == 0 || value > largest {
             return Err(self.error(&format!("`{name}` is {value}, must be between 1 and {largest}")));
@@ -295,7 +299,7 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// `value` of field `name`, if float32 holds it and it is positive.
+    /// Returns `value` of field `name`, if it is positive and fits in float32.
     pub(crate) fn positive(&self, name: &str, value: f64) -> Result<f64> {
         let single = value as f32;
         match single.is_finite() && single > 0.0 {
@@ -304,7 +308,8 @@ impl ConfigFile {
         }
     }
 
-    /// [`positive`](Self::positive) for a field that null turns off and that is `default` where it is left out.
+    /// Returns [`positive`](Self::positive) for a field that null turns off and that defaults to `default` if
+    /// absent.
     pub(crate) fn positive_unless_null(
         &self,
         name: &str,
@@ -362,7 +367,8 @@ fn plainly(error: &serde_json::Error) -> String {
     }
 }
 
-/// A Mistral with a window on some of its blocks has a name of its own in Transformers, where a Mistral with `layer_types` gets it as well.
+/// Renames `ministral` to `mistral`. Transformers uses the former for a Mistral with a window on some of its
+/// blocks, and also for a Mistral with `layer_types`.
 fn renamed(mut json: Value) -> Value {
     if json.get("model_type").and_then(Value::as_str) == Some("ministral") {
         json["model_type"] = "mistral".into();
@@ -370,7 +376,7 @@ fn renamed(mut json: Value) -> Value {
     json
 }
 
-/// The JSON in `path`; `None` if there is no such file.
+/// Reads the JSON in `path`; `None` if there is no such file.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
     let Some(text) = files::try_read(path, LARGEST_CONFIG)? else { return Ok(None) };
     serde_json::from_slice(&text)

@@ -1,5 +1,5 @@
-//! Falcon Mamba (Zuo et al., 2024; transformers' `FalconMambaForCausalLM`): Mamba with norms of the time steps and of the vectors
-//! in and out of the state, which have no weights.
+//! Falcon Mamba (Zuo et al., 2024; transformers' `FalconMambaForCausalLM`): Mamba with weightless norms of
+//! the time steps and of the vectors that enter and leave the state (`B` and `C`).
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use crate::{Architecture, ConfigFile, Configured, mamba, nn::mamba::MixerNorms};
 #[derive(Debug)]
 pub(crate) struct FalconMamba;
 
-/// The fields of `config.json` beyond those of Mamba.
+/// Fields of `config.json` in addition to those of Mamba.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {

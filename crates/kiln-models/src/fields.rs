@@ -1,28 +1,31 @@
-//! Fields of a config: which are read, which have no effect here, and which must have a certain value.
+//! Fields of a config: those that are read, those without effect here, and those that must have a certain
+//! value.
 //!
-//! All fields of the config classes of Transformers are in one of these lists. A test compares them with `tests/data/config_fields.json`.
+//! Each field of the config classes of Transformers is in one of these lists. A test compares them with
+//! `tests/data/config_fields.json`.
 
 use kiln_core::Result;
 use serde_json::Value;
 
 use crate::ConfigFile;
 
-/// The fields of one kind of model.
+/// The fields of one model type.
 #[derive(Debug)]
 struct Fields {
     model_type: &'static str,
-    /// Beside those in `sets`
+    /// Fields that are read, in addition to those in `sets`.
     read: &'static [&'static str],
     sets: &'static [&'static [&'static str]],
-    /// Beside those in [`IDLE`]
+    /// Fields without effect, in addition to those in [`IDLE`].
     idle: &'static [&'static str],
-    /// Whether it has blocks of several kinds of attention that `layer_types` tells apart, or no attention.
+    /// Whether `layer_types` is accepted: the model has blocks with several kinds of attention, or no
+    /// attention.
     has_layer_types: bool,
     is_encoder_decoder: bool,
 }
 
-/// Without effect in all models: facts about the folder, settings of training, and what Transformers returns. Ids of tokens and `use_cache` are
-/// settings of generation, which are read elsewhere.
+/// Fields without effect in all models: facts about the folder, settings of training, and what Transformers
+/// returns. Token ids and `use_cache` are generation settings, which are read elsewhere.
 const IDLE: &[&str] = &[
     "architectures",
     "attention_dropout",
@@ -41,7 +44,7 @@ const IDLE: &[&str] = &[
     "use_cache",
 ];
 
-/// Of models of attention and feed-forwards.
+/// Fields of models that consist of attention and feed-forwards.
 const DECODER: &[&str] = &[
     "head_dim",
     "hidden_size",
@@ -96,7 +99,7 @@ const MAMBA: &[&str] = &[
     "vocab_size",
 ];
 
-/// How weights are made up, and which kernels compute.
+/// Fields that say how weights are initialized and which kernels compute.
 const MAMBA_IDLE: &[&str] = &[
     "rescale_prenorm_residual",
     "time_step_floor",
@@ -108,7 +111,7 @@ const MAMBA_IDLE: &[&str] = &[
     "use_mambapy",
 ];
 
-/// A model whose blocks see alike.
+/// Creates the fields of a model whose blocks all have the same kind of attention.
 const fn of(
     model_type: &'static str,
     sets: &'static [&'static [&'static str]],
@@ -219,7 +222,7 @@ static FIELDS: &[Fields] = &[
             "tie_word_embeddings",
             "vocab_size",
         ],
-        // Settings of training, of classifiers and of transcribing.
+        // Settings of training, of classifiers and of transcription.
         &[
             "activation_dropout",
             "apply_spec_augment",
@@ -244,7 +247,7 @@ static FIELDS: &[Fields] = &[
     .encoder_decoder(),
 ];
 
-/// Refuses what a config asks for beyond the fields that its architecture reads.
+/// Refuses settings of a config that its architecture does not read and that would change the model.
 ///
 /// # Errors
 /// [`Error::File`](kiln_core::Error::File) naming the field.
@@ -258,7 +261,7 @@ pub(crate) fn check(config: &ConfigFile, model_type: &str) -> Result<()> {
     if config.get("per_layer_config").is_some_and(|value| !is_empty(value)) {
         return Err(config.error("has a `per_layer_config`; blocks with settings of their own are not read"));
     }
-    // Transformers 5 goes by the list where it makes a cache.
+    // Transformers 5 makes its cache according to the list.
     let sees_all = |kind: &Value| matches!(kind.as_str(), Some("full_attention" | "attention"));
     let kinds = config.get("layer_types").filter(|_| !fields.has_layer_types).and_then(Value::as_array);
     if let Some(kind) = kinds.into_iter().flatten().find(|kind| !sees_all(kind)) {
@@ -281,7 +284,8 @@ mod tests {
     use super::*;
     use crate::configure;
 
-    /// Fields and other names of each class of Transformers, as `tools/config_fields.py` records them: by `model_type`, with their defaults.
+    /// Returns the fields and aliases of each Transformers class, as `tools/config_fields.py` records them:
+    /// by `model_type`, with the defaults of the fields.
     fn recorded() -> Vec<(String, Map<String, Value>, Vec<String>)> {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/config_fields.json");
         let record: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -300,7 +304,7 @@ mod tests {
         FIELDS.iter().find(|fields| fields.model_type == known).unwrap()
     }
 
-    /// All that is made of a config.
+    /// Returns everything that is derived from a config, or the error.
     fn outcome(model_type: &str, fields: &Map<String, Value>) -> std::result::Result<String, String> {
         let mut config = Value::Object(fields.clone());
         config["model_type"] = model_type.into();
@@ -308,7 +312,7 @@ mod tests {
         configured.map(|configured| format!("{configured:?}")).map_err(|error| error.to_string())
     }
 
-    /// Another value of the type of `value`.
+    /// Returns another value of the same type as `value`.
     fn other(value: &Value) -> Value {
         match value {
             Value::Bool(yes) => json!(!yes),
@@ -344,7 +348,7 @@ mod tests {
                     let changed = with(name, other(fields.get(name).unwrap_or(&Value::Null)));
                     assert_eq!(changed.as_ref(), Ok(&usual), "{model_type}: `{name}`");
                 } else {
-                    // No field is of this type.
+                    // No field has this type.
                     assert_ne!(with(name, json!([[]])).as_ref(), Ok(&usual), "{model_type}: `{name}`");
                 }
             }

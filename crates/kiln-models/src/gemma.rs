@@ -1,5 +1,6 @@
-//! Gemma (Gemma Team, 2024; transformers' `GemmaForCausalLM`): Llama with norms by one plus their weights, embeddings
-//! multiplied by the root of their size, GELU, and heads of a size of their own.
+//! Gemma (Gemma Team, 2024; transformers' `GemmaForCausalLM`): Llama with norms that scale by one plus their
+//! weights, embeddings multiplied by the square root of their width, GELU, and a head size independent of the
+//! hidden size.
 
 use kiln_core::Result;
 use kiln_kernels::Activation;
@@ -14,7 +15,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Gemma;
 
-/// The fields of `config.json` beyond those that every decoder has.
+/// Fields of `config.json` in addition to those of every decoder.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {
@@ -44,7 +45,8 @@ impl Architecture for Gemma {
 }
 
 impl Fields {
-    /// transformers 4 reads `hidden_activation`, and 5 `hidden_act`, where `gelu` is an old name of the other formula.
+    /// Returns the activation. transformers 4 reads `hidden_activation`, and 5 reads `hidden_act`, where
+    /// `gelu` is an old name of the tanh approximation.
     fn activation(&self, config: &ConfigFile) -> Result<Activation> {
         let activation = match self.hidden_act.as_deref() {
             None | Some("gelu") => Activation::GeluTanh,

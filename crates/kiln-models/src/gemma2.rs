@@ -1,5 +1,6 @@
-//! Gemma 2 (Gemma Team, 2024; transformers' `Gemma2ForCausalLM`): Gemma with norms around attention and feed-forward,
-//! soft caps on scores and logits, a scale of its own for queries, and a window on every other block.
+//! Gemma 2 (Gemma Team, 2024; transformers' `Gemma2ForCausalLM`): Gemma with norms before and after attention
+//! and feed-forward, soft caps on scores and logits, a separate scale for queries, and a window on every
+//! other block.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -14,7 +15,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Gemma2;
 
-/// The fields of `config.json` beyond those that every decoder has.
+/// Fields of `config.json` in addition to those of every decoder.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Fields {
@@ -51,8 +52,8 @@ impl Architecture for Gemma2 {
 }
 
 impl Fields {
-    /// `decoder` with what Gemma 3 has, too. Where the config does not say, `sliding` says which blocks have a window,
-    /// and the logits' cap is `final_softcap`.
+    /// Adds to `decoder` the settings that Gemma 2 and 3 share. If the config does not say, `sliding` decides
+    /// which blocks have a window, and the logits' cap is `final_softcap`.
     pub(crate) fn decoder(
         &self,
         config: &ConfigFile,

@@ -1,7 +1,8 @@
-//! Gemma 3's language model (Gemma Team, 2025; transformers' `Gemma3ForCausalLM`): Gemma 2 with norms on each head of
-//! queries and keys, five blocks with a window for each without, and other rotary positions in the former.
+//! Gemma 3's language model (Gemma Team, 2025; transformers' `Gemma3ForCausalLM`): Gemma 2 with norms on each
+//! head of queries and keys, five blocks with a window for each block without, and separate rotary positions
+//! in the blocks with a window.
 //!
-//! `attn_logit_softcapping` is a field of its config that transformers' attention does not use, and neither do we.
+//! `attn_logit_softcapping` is a field of its config that neither transformers' attention nor Kiln uses.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -17,13 +18,13 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Gemma3Text;
 
-/// The fields of `config.json` beyond those of Gemma 2.
+/// Fields of `config.json` in addition to those of Gemma 2.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {
-    /// Old configs: every how many blocks one sees everything
+    /// In old configs, the period of blocks with full attention; all other blocks have a window.
     sliding_window_pattern: Option<usize>,
-    /// Old configs, as is `rope_theta`: the base of blocks with a window
+    /// In old configs, the rotary base of blocks with a window; `rope_theta` is that of the other blocks.
     rope_local_base_freq: Option<f64>,
     rope_theta: Option<f64>,
     rope_scaling: Map<String, Value>,
@@ -55,7 +56,7 @@ impl Architecture for Gemma3Text {
         let ropes = fields.ropes(config, &common.sizes)?;
         let decoder = DecoderConfig::gemma(common, ropes);
         let mut decoder = gemma2.decoder(config, decoder, |i| !(i + 1).is_multiple_of(pattern), None)?;
-        // The config has the number that is reached, whatever the type of rope.
+        // The config has the stretched number of positions, whatever the type of rope.
         decoder.sizes.positions = positions;
         decoder.attention.head_norms = true;
         Ok(Box::new(decoder))

@@ -1,5 +1,6 @@
-//! Jamba (Lieber et al., 2024, <https://arxiv.org/abs/2403.19887>; transformers' `JambaForCausalLM`): Mamba mixers with norms of their own, attention
-//! without positions in one of some blocks, and mixtures of experts in one of some blocks.
+//! Jamba (Lieber et al., 2024, <https://arxiv.org/abs/2403.19887>; transformers' `JambaForCausalLM`): Mamba
+//! mixers with additional norms, attention without positions in one of every few blocks, and a mixture of
+//! experts in one of every few blocks.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -21,13 +22,13 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Jamba;
 
-/// The fields of `config.json` beyond those that every decoder has, with the defaults of transformers.
+/// Fields of `config.json` in addition to those of every decoder, with the defaults of transformers.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Fields {
     hidden_act: String,
     num_experts: usize,
-    /// Another name of the same, which counts where both are there.
+    /// Another name for `num_experts`; takes precedence if both are present.
     num_local_experts: Option<usize>,
     num_experts_per_tok: usize,
     expert_layer_period: usize,
@@ -37,7 +38,7 @@ struct Fields {
     mamba_d_state: usize,
     mamba_d_conv: usize,
     mamba_expand: usize,
-    /// `auto`: a sixteenth of the hidden size
+    /// A number, or `auto` for a sixteenth of the hidden size.
     mamba_dt_rank: serde_json::Value,
     mamba_conv_bias: bool,
     mamba_proj_bias: bool,
@@ -126,7 +127,7 @@ impl Architecture for Jamba {
             *block =
                 BlockConfig { feed_forward: Some(FeedForwardConfig::Gated), ..BlockConfig::alone(mixer) };
         }
-        // One expert is a dense feed-forward.
+        // A single expert is a dense feed-forward.
         let experts = fields.num_local_experts.unwrap_or(fields.num_experts);
         if experts != 1 {
             let experts = ExpertsConfig {

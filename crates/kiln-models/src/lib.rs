@@ -1,6 +1,7 @@
 //! Models, one file per `model_type`; [`ARCHITECTURES`] is the list.
 //!
-//! **Invariant:** no cache strategy is named here. A model asks the layer it is given, and knows only its trait.
+//! **Invariant:** no cache strategy is named here. A model uses the layer it is given, and knows only its
+//! trait.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -35,7 +36,7 @@ mod weights;
 mod whisper;
 mod windows;
 
-/// Which tensors are packed in which format.
+/// Chooses the format that each tensor is packed in.
 pub use kiln_weights::Mixture;
 
 pub use config::{ConfigFile, ExpertSizes, Sizes};
@@ -46,47 +47,48 @@ pub use nn::{
 pub use random::{RandomWeights, count_elements};
 pub use weights::{HostMatrix, HostRows, Part, Rows, Weights};
 
-/// Reads one family of checkpoints.
+/// A reader for one family of checkpoints.
 pub trait Architecture: fmt::Debug + Sync {
-    /// `model_type` in the checkpoint's `config.json`.
+    /// Value of `model_type` in the checkpoint's `config.json`.
     fn model_type(&self) -> &'static str;
 
-    /// Reads and checks the config; no weight is touched.
+    /// Reads and checks the config without touching any weight.
     fn configure(&self, config: &ConfigFile) -> Result<Box<dyn Configured>>;
 }
 
-/// A model whose config was read and found possible.
+/// A model whose config was read and checked.
 pub trait Configured: fmt::Debug {
     fn sizes(&self) -> Sizes;
 
-    /// Whether its activations stay within float16. Where they do not, it is not what `auto` picks.
+    /// Whether activations stay within float16. If they do not, `auto` does not pick float16.
     fn fits_float16(&self) -> bool {
         true
     }
 
-    /// One entry per block.
+    /// Memory needs of the layers, one entry per block.
     fn needs(&self) -> Vec<LayerNeed>;
 
-    /// What its encoder is given; `None` where it has none.
+    /// Shape of the encoder's input; `None` for a model without an encoder.
     fn features(&self) -> Option<FeatureShape> {
         None
     }
 
-    /// Its rotary positions, if it has any.
+    /// Rotary positions of the model, if it has any.
     fn ropes(&self) -> Option<&Ropes>;
 
-    /// What its tensors are called, and what else checkpoints call them.
+    /// Names of the model's tensors, and the aliases that checkpoints use.
     fn tensor_names(&self) -> TensorNames;
 
     fn load(&self, weights: &mut dyn Weights, kernels: &Kernels) -> Result<Box<dyn CausalModel>>;
 
-    /// The model with these of its blocks alone, which are ascending; `None` where it cannot do without the others.
+    /// Returns the model reduced to these blocks, in ascending order; `None` if it cannot do without the
+    /// others.
     fn only(&self, _blocks: &[usize]) -> Option<Box<dyn Configured>> {
         None
     }
 }
 
-/// Every architecture. A line here makes it loadable.
+/// Every architecture. Adding an entry here makes it loadable.
 pub static ARCHITECTURES: &[&dyn Architecture] = &[
     &llama::Llama,
     &mistral::Mistral,
@@ -108,7 +110,7 @@ pub static ARCHITECTURES: &[&dyn Architecture] = &[
 /// Reads `config` with the architecture that its `model_type` names.
 ///
 /// # Errors
-/// [`Error::Unknown`] with the known ones; what [`Architecture::configure`] says.
+/// [`Error::Unknown`] listing the known architectures, or the error from [`Architecture::configure`].
 pub fn configure(config: &ConfigFile) -> Result<Box<dyn Configured>> {
     let model_type = config.model_type()?;
     match ARCHITECTURES.iter().find(|a| a.model_type() == model_type) {

@@ -1,5 +1,5 @@
-//! Llama (Touvron et al., 2023; transformers' `LlamaForCausalLM`): grouped heads, rotary positions of every kind,
-//! optional biases, tied embeddings.
+//! Llama (Touvron et al., 2023; transformers' `LlamaForCausalLM`): grouped heads, rotary positions of every
+//! kind, optional biases, tied embeddings.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Llama;
 
-/// The fields of `config.json` beyond those that every decoder has.
+/// Fields of `config.json` in addition to those of every decoder.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {

@@ -1,5 +1,6 @@
-//! Mamba (Gu and Dao, 2023; transformers' `MambaForCausalLM`): blocks of state-space mixers alone, which remember a state of
-//! constant size. There is neither attention nor a feed-forward, and sequences may be of any length.
+//! Mamba (Gu and Dao, 2023; transformers' `MambaForCausalLM`): blocks that consist of a state-space mixer
+//! alone and remember a state of constant size. There is neither attention nor a feed-forward, and sequences
+//! may have any length.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -17,7 +18,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Mamba;
 
-/// The fields of `config.json`, with the defaults of transformers.
+/// Fields of `config.json`, with the defaults of transformers.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 pub(crate) struct Fields {
@@ -32,7 +33,7 @@ pub(crate) struct Fields {
     use_conv_bias: bool,
     hidden_act: String,
     residual_in_fp32: bool,
-    /// `auto`: a sixteenth of the hidden size
+    /// A number, or `auto` for a sixteenth of the hidden size.
     time_step_rank: Value,
     tie_word_embeddings: bool,
 }
@@ -69,10 +70,10 @@ impl Architecture for Mamba {
 }
 
 impl Fields {
-    /// `norms`: those that the mixer has of its own.
+    /// Returns the decoder's config. `norms` are the additional norms of the mixer.
     pub(crate) fn decoder(self, config: &ConfigFile, norms: MixerNorms) -> Result<DecoderConfig> {
         let hidden = self.hidden_size;
-        // Far above any model, far below where products of two overflow.
+        // Limits far above any model, and far below the point where the product of two overflows.
         for (name, value, largest) in [
             ("num_hidden_layers", self.num_hidden_layers, 4096),
             ("hidden_size", hidden, 1 << 20),
@@ -89,7 +90,7 @@ impl Fields {
             return Err(config.error(&why));
         }
         let eps = config.positive("layer_norm_epsilon", self.layer_norm_epsilon)?;
-        // As transformers, which does not read `intermediate_size`.
+        // Like transformers, which does not read `intermediate_size`.
         let channels = self.expand * hidden;
         let sizes = Sizes {
             layers: self.num_hidden_layers,
@@ -120,7 +121,7 @@ impl Fields {
     }
 }
 
-/// The number of field `name`; `auto`: a sixteenth of the hidden size.
+/// Parses the number in field `name`; `auto` stands for a sixteenth of the hidden size.
 pub(crate) fn time_step_rank(config: &ConfigFile, name: &str, value: &Value, hidden: usize) -> Result<usize> {
     let rank = match value {
         Value::String(auto) if auto == "auto" => hidden.div_ceil(16),

@@ -1,5 +1,5 @@
-//! Mistral (Jiang et al., 2023; transformers' `MistralForCausalLM`): Llama without biases, and with a window over which
-//! every block looks back, or those that the config says (`MinistralForCausalLM`).
+//! Mistral (Jiang et al., 2023; transformers' `MistralForCausalLM`): Llama without biases, with a window on
+//! every block, or on the blocks that the config lists (`MinistralForCausalLM`).
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Mistral;
 
-/// The fields of `config.json` beyond those that every decoder has.
+/// Fields of `config.json` in addition to those of every decoder.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {

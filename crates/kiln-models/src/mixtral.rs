@@ -1,5 +1,5 @@
-//! Mixtral (Jiang et al., 2024; transformers' `MixtralForCausalLM`): Mistral with a mixture of experts in every block, and a window only where
-//! the config asks for one.
+//! Mixtral (Jiang et al., 2024; transformers' `MixtralForCausalLM`): Mistral with a mixture of experts in
+//! every block, and a window only if the config asks for one.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -19,14 +19,14 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Mixtral;
 
-/// The fields of `config.json` beyond those that every decoder has, with the defaults of transformers.
+/// Fields of `config.json` in addition to those of every decoder, with the defaults of transformers.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Fields {
     hidden_act: String,
     sliding_window: Option<usize>,
     num_local_experts: usize,
-    /// Another name of the same, which counts where both are there.
+    /// Another name for `num_local_experts`; takes precedence if both are present.
     num_experts: Option<usize>,
     num_experts_per_tok: usize,
 }

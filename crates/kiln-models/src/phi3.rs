@@ -1,10 +1,10 @@
-//! Phi-3 and Phi-4 (Abdin et al., 2024; transformers' `Phi3ForCausalLM`): Llama with the projections of attention, and
-//! those into the feed-forward block, stored as one matrix each; rotary positions on a share of each head, stretched by
-//! `longrope`; and a window, where the config asks for one.
+//! Phi-3 and Phi-4 (Abdin et al., 2024; transformers' `Phi3ForCausalLM`): Llama with one matrix for the input
+//! projections of attention, and one for those of the feed-forward block; rotary positions on a fraction of
+//! each head, stretched by `longrope`; and a window, if the config asks for one.
 //!
-//! Where a sequence grows beyond the trained length, `longrope` takes other frequencies. transformers' `generate()` then
-//! drops the cache and feeds everything anew; here keys that are cached keep the frequencies they were given, as they do
-//! where transformers' `forward` is called token by token.
+//! When a sequence grows beyond the trained length, `longrope` switches to other frequencies. transformers'
+//! `generate()` then drops the cache and feeds everything again. Here cached keys keep their frequencies, as
+//! they do when transformers' `forward` is called token by token.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Phi3;
 
-/// The fields of `config.json` beyond those that every decoder has.
+/// Fields of `config.json` in addition to those of every decoder.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {
@@ -42,11 +42,11 @@ impl Architecture for Phi3 {
         let window = fields.sliding_window;
         let windows = windows(config, common.sizes.layers, window, None, |_| window.is_some())?;
         let mut rope = RopeParameters::read(config)?;
-        // Old names of the same.
+        // Old names of `longrope`.
         if matches!(rope.kind(), "su" | "yarn") {
             rope.rope_type = Some("longrope".to_owned());
         }
-        // What stands beside the rope parameters holds, even where it is only the default.
+        // The field outside the rope parameters takes precedence, even if it has only its default.
         rope.original_max_position_embeddings = Some(fields.original_max_position_embeddings.unwrap_or(4096));
         let rope = Rope::new(config, &rope, common.sizes.head_dim, common.sizes.positions)?;
         let mut decoder = DecoderConfig::new(common, rope.into());

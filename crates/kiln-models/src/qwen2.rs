@@ -1,5 +1,5 @@
-//! Qwen2 (Yang et al., 2024; transformers' `Qwen2ForCausalLM`): Llama with biases on queries, keys and values, and
-//! windows on its upper blocks where the config asks for them.
+//! Qwen2 (Yang et al., 2024; transformers' `Qwen2ForCausalLM`): Llama with biases on queries, keys and
+//! values, and windows on its upper blocks if the config asks for them.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Qwen2;
 
-/// The fields of `config.json` beyond those that every decoder has.
+/// Fields of `config.json` in addition to those of every decoder.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Fields {
@@ -29,7 +29,7 @@ const DEFAULTS: Defaults =
     Defaults { kv_heads: Some(32), head_dim: None, positions: 32768, eps: 1e-6, tied: false };
 
 impl Fields {
-    /// What Qwen3 has, too: which blocks have a window, and the activation.
+    /// Returns the settings that Qwen2 and Qwen3 share: the windows of blocks, and the activation.
     pub(crate) fn decoder(&self, config: &ConfigFile, common: Common) -> Result<DecoderConfig> {
         let window = config.unless_null("sliding_window", self.sliding_window, Some(4096));
         let window = window.filter(|_| self.use_sliding_window);

@@ -1,5 +1,6 @@
-//! Qwen2 with mixtures of experts (Yang et al., 2024; transformers' `Qwen2MoeForCausalLM`): Qwen2 whose feed-forwards are mixtures in the blocks
-//! that the config says. Beside those that the router chooses, each token goes to an expert that all tokens share, by a gate of its own.
+//! Qwen2 with mixtures of experts (Yang et al., 2024; transformers' `Qwen2MoeForCausalLM`): Qwen2 with
+//! mixtures as feed-forwards in the blocks that the config selects. In addition to the experts that the
+//! router chooses, each token uses a shared expert with a separate gate.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -18,7 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Qwen2Moe;
 
-/// The fields of `config.json` beyond those that every decoder has, with the defaults of transformers.
+/// Fields of `config.json` in addition to those of every decoder, with the defaults of transformers.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Fields {
@@ -78,7 +79,7 @@ impl Architecture for Qwen2Moe {
         decoder.set_windows(windows);
         decoder.attention.qkv_bias = fields.qkv_bias;
         decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
-        // Without any, all blocks are dense.
+        // Without experts, all blocks are dense.
         if fields.num_experts > 0 {
             let shared = fields.shared_expert_intermediate_size;
             config.check("shared_expert_intermediate_size", shared, 1 << 24)?;

@@ -1,5 +1,5 @@
-//! Qwen3 (Yang et al., 2025; transformers' `Qwen3ForCausalLM`): Qwen2 with a norm on each head of queries and keys, and
-//! biases only where the config asks for them.
+//! Qwen3 (Yang et al., 2025; transformers' `Qwen3ForCausalLM`): Qwen2 with a norm on each head of queries and
+//! keys, and biases only if the config asks for them.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Qwen3;
 
-/// The fields of `config.json` beyond those of Qwen2.
+/// Fields of `config.json` in addition to those of Qwen2.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Fields {

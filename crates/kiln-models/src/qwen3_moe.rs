@@ -1,5 +1,6 @@
-//! Qwen3 with mixtures of experts (Yang et al., 2025; transformers' `Qwen3MoeForCausalLM`): Qwen3 whose feed-forwards are mixtures in the blocks
-//! that the config says, and where all blocks have the window, if there is one.
+//! Qwen3 with mixtures of experts (Yang et al., 2025; transformers' `Qwen3MoeForCausalLM`): Qwen3 with
+//! mixtures as feed-forwards in the blocks that the config selects, and with the window, if there is one, on
+//! all blocks.
 
 use kiln_core::Result;
 use serde::Deserialize;
@@ -18,7 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Qwen3Moe;
 
-/// The fields of `config.json` beyond those that every decoder has, with the defaults of transformers.
+/// Fields of `config.json` in addition to those of every decoder, with the defaults of transformers.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Fields {
@@ -31,7 +32,7 @@ struct Fields {
     moe_intermediate_size: usize,
     num_experts_per_tok: usize,
     num_experts: Option<usize>,
-    /// As transformers 5 calls it, which counts where both are there.
+    /// Name of `num_experts` in transformers 5; takes precedence if both are present.
     num_local_experts: Option<usize>,
     norm_topk_prob: bool,
 }
@@ -75,7 +76,7 @@ impl Architecture for Qwen3Moe {
         decoder.attention.qkv_bias = fields.attention_bias;
         decoder.attention.o_bias = fields.attention_bias;
         decoder.mlp.activation = mlp::activation(config, "hidden_act", &fields.hidden_act)?;
-        // Without any, all blocks are dense.
+        // Without experts, all blocks are dense.
         let experts = fields.num_local_experts.or(fields.num_experts).unwrap_or(128);
         if experts > 0 {
             let experts = ExpertsConfig {

@@ -1,4 +1,4 @@
-//! Where a model's weights come from: a checkpoint, or a generator.
+//! Sources of a model's weights: a checkpoint, or a generator.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use kiln_kernels::{Kernels, Linear, Matrix, MatrixStack, PackedLayout, PackedMat
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     pub name: String,
-    /// Rows of a matrix, numbers of a vector.
+    /// Number of rows of a matrix, or length of a vector.
     pub rows: usize,
 }
 
@@ -20,39 +20,43 @@ impl Part {
     }
 }
 
-/// Hands out weights by their names in the checkpoint. Shapes are those of PyTorch: matrices are `[out, in]`.
+/// A source of weights by their names in the checkpoint. Shapes are those of PyTorch: matrices are
+/// `[out, in]`.
 ///
-/// Several parts become one tensor, one below the other: matrices that the same vector is multiplied by are one here,
-/// whatever they are in the file.
+/// Several parts become one tensor, concatenated along the rows: matrices that multiply the same vector are
+/// one matrix here, however the file stores them.
 pub trait Weights {
     fn vector(&mut self, parts: &[Part]) -> Result<Tensor<1>>;
 
-    /// Rows `range` of the matrix of all `parts`, `[rows of all, width]`.
+    /// Returns rows `range` of the concatenation of all `parts`, `[rows of all, width]`.
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
         self.dense_matrix(parts, width, range).map(Matrix::Dense)
     }
 
-    /// [`matrix`](Self::matrix), whose numbers are of the type that is computed in.
+    /// Returns [`matrix`](Self::matrix) with elements of the compute type.
     fn dense_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Tensor<2>>;
 
-    /// [`matrix`](Self::matrix), in host memory.
+    /// Returns [`matrix`](Self::matrix) in host memory.
     fn host_matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<HostMatrix>;
 
-    /// All numbers of the tensor `name` of this shape, in order, in float32 whatever the other weights are held in.
+    /// Returns all numbers of the tensor `name`, which has this shape, in order. They are float32, whatever
+    /// the type of the other weights.
     fn float32(&mut self, name: &str, shape: &[usize]) -> Result<Tensor<1>>;
 
-    /// Bytes of the largest tensor that a kernel can be given.
+    /// Size in bytes of the largest tensor that a kernel can bind.
     fn largest_binding(&self) -> usize;
 
-    /// Bytes of one element as it will be stored.
+    /// Size in bytes of one element on the device.
     fn element_bytes(&self) -> usize;
 
-    /// How many experts of each block stay on the device, where their weights are in host memory; `None`: all are on the device.
+    /// Number of experts per block that stay on the device, if their weights are in host memory; `None` if
+    /// all are on the device.
     fn resident_experts(&self) -> Option<usize> {
         None
     }
 
-    /// The matrix of all `parts`, cut into blocks of rows that are each small enough to be bound.
+    /// Returns the concatenation of all `parts`, cut into blocks of rows that are each small enough to be
+    /// bound.
     ///
     /// # Errors
     /// [`Error::Setting`] if the device cannot bind a row.
@@ -61,7 +65,7 @@ pub trait Weights {
         Ok(Rows { blocks: blocks.collect::<Result<_>>()? })
     }
 
-    /// [`rows`](Self::rows), in host memory.
+    /// Returns [`rows`](Self::rows) in host memory.
     ///
     /// # Errors
     /// [`Error::Setting`] if the device cannot bind a row.
@@ -71,7 +75,8 @@ pub trait Weights {
         Ok(HostRows { blocks: blocks.map(read).collect::<Result<_>>()? })
     }
 
-    /// Matrices of this shape, `[count, rows, width]`: all `parts`, one below the other, in blocks that are each small enough to be bound.
+    /// Returns matrices of this shape, `[count, rows, width]`: the concatenation of all `parts`, in blocks
+    /// that are each small enough to be bound.
     ///
     /// # Errors
     /// [`Error::Setting`] if the device cannot bind a row.
@@ -80,10 +85,10 @@ pub trait Weights {
         MatrixStack::read(shape, most, |range| self.dense_matrix(parts, shape[2], range).map(Matrix::Dense))
     }
 
-    /// The rows of all `parts`, in blocks that the device can bind.
+    /// Divides the rows of all `parts` into blocks that the device can bind.
     ///
     /// # Errors
-    /// [`Error::Setting`] if it cannot bind a row.
+    /// [`Error::Setting`] if the device cannot bind a row.
     fn blocks(&self, parts: &[Part], width: usize) -> Result<Vec<Range<usize>>> {
         let most = self.rows_at_once(parts, width)?;
         let mut blocks = Vec::new();
@@ -94,19 +99,20 @@ pub trait Weights {
         Ok(blocks)
     }
 
-    /// The rows of all `parts`, in runs that can be one matrix: those that are packed in several formats cannot.
+    /// Divides the rows of all `parts` into runs that can be one matrix. Rows packed in different formats are
+    /// separate runs.
     ///
     /// # Errors
-    /// Those of a tensor that is not there.
+    /// The errors for a missing tensor.
     fn runs(&self, parts: &[Part], _width: usize) -> Result<Vec<Range<usize>>> {
         let all = 0..parts.iter().map(|part| part.rows).sum();
         Ok([all].into())
     }
 
-    /// How many rows of `parts` the device can bind together.
+    /// Returns how many rows of `parts` the device can bind together.
     ///
     /// # Errors
-    /// [`Error::Setting`] if it cannot bind one.
+    /// [`Error::Setting`] if the device cannot bind a single row.
     fn rows_at_once(&self, parts: &[Part], width: usize) -> Result<usize> {
         let (row, most) = ((width * self.element_bytes()).max(1), self.largest_binding());
         if row > most {
@@ -120,8 +126,8 @@ pub trait Weights {
     }
 }
 
-/// A matrix `[rows, width]` in blocks of rows: embeddings and heads of real vocabularies are larger than the largest
-/// buffer many GPUs can bind (128 MiB is common).
+/// A matrix `[rows, width]` in blocks of rows. Embeddings and heads of real vocabularies exceed the largest
+/// buffer that many GPUs can bind (128 MiB is common).
 #[derive(Clone, Debug)]
 pub struct Rows {
     blocks: Vec<Matrix>,
@@ -134,12 +140,12 @@ impl From<Tensor<2>> for Rows {
 }
 
 impl Rows {
-    /// The rows that `ids` `[batch, tokens]` name, as `[batch, tokens, width]`.
+    /// Looks up the rows with the indices `ids` `[batch, tokens]`, as `[batch, tokens, width]`.
     pub(crate) fn select(&self, ids: Tensor<2, Int>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens] = ids.dims();
         let ids = ids.reshape([batch * tokens]);
         let width = self.blocks.first().map_or(0, Matrix::columns);
-        // Ids were checked to be in the vocabulary.
+        // Ids were already checked against the vocabulary.
         if let [whole] = &self.blocks[..] {
             return whole.select(ids, kernels).reshape([batch, tokens, width]);
         }
@@ -164,7 +170,8 @@ impl Rows {
         }
     }
 
-    /// `x` `[batch, tokens, width]` times every row, plus `bias` `[rows]` and `residual`: `[batch, tokens, rows]`.
+    /// Multiplies `x` `[batch, tokens, width]` by every row, and adds `bias` `[rows]` and `residual`:
+    /// `[batch, tokens, rows]`.
     pub(crate) fn project(
         &self,
         x: Tensor<3>,
@@ -186,7 +193,7 @@ impl Rows {
         Tensor::cat(self.blocks.iter().map(project).collect(), 2)
     }
 
-    /// The matrix, where it was not cut.
+    /// Returns the matrix, if it was not cut.
     pub(crate) fn whole(&self) -> Option<&Matrix> {
         match &self.blocks[..] {
             [whole] => Some(whole),
@@ -194,25 +201,25 @@ impl Rows {
         }
     }
 
-    /// Bytes on the device.
+    /// Size on the device in bytes.
     pub fn bytes(&self) -> usize {
         self.blocks.iter().map(Matrix::bytes).sum()
     }
 
-    /// How many blocks the matrix was cut into.
+    /// Number of blocks that the matrix was cut into.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
 }
 
-/// A matrix in host memory, in the blocks that its [`Rows`] will have.
+/// A matrix in host memory, in the same blocks as its [`Rows`].
 #[derive(Clone, Debug)]
 pub struct HostRows {
     blocks: Vec<HostMatrix>,
 }
 
 impl HostRows {
-    /// Copies it to a device.
+    /// Copies the matrix to a device.
     pub(crate) fn to_device(&self, device: &Device) -> Rows {
         Rows { blocks: self.blocks.iter().map(|block| block.to_device(device)).collect() }
     }
@@ -225,19 +232,19 @@ impl HostRows {
 /// A [`Matrix`] in host memory.
 #[derive(Clone, Debug)]
 pub struct HostMatrix {
-    /// Numbers `[rows, width]`, or words
+    /// Numbers `[rows, width]`, or words.
     data: TensorData,
-    /// What words are, the shape of their matrix, and what it is used as.
+    /// Layout of the words, shape of their matrix, and its use.
     packed: Option<(PackedLayout, [usize; 2], Use)>,
 }
 
 impl HostMatrix {
-    /// A matrix of numbers `[rows, width]`.
+    /// Creates a matrix from numbers `[rows, width]`.
     pub fn dense(numbers: TensorData) -> Self {
         Self { data: host_data::shareable(numbers), packed: None }
     }
 
-    /// A matrix of int32 `words`, as [`PackedMatrix::new`] is given.
+    /// Creates a matrix from int32 `words`, in the form that [`PackedMatrix::new`] takes.
     pub fn packed(words: TensorData, layout: PackedLayout, shape: [usize; 2], use_as: Use) -> Self {
         Self { data: host_data::shareable(words), packed: Some((layout, shape, use_as)) }
     }

@@ -1,5 +1,6 @@
-//! Whisper (Radford et al., 2022, <https://arxiv.org/abs/2212.04356>; transformers' `WhisperForConditionalGeneration`): an encoder of
-//! log-mel features, and a decoder of text that attends to what the encoder made.
+//! Whisper (Radford et al., 2022, <https://arxiv.org/abs/2212.04356>; transformers'
+//! `WhisperForConditionalGeneration`): an encoder of log-mel features, and a text decoder that attends to the
+//! encoder's output.
 
 use burn::tensor::Tensor;
 use kiln_core::{
@@ -25,7 +26,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Whisper;
 
-/// The fields of `config.json`, with the defaults of transformers.
+/// Fields of `config.json`, with the defaults of transformers.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Fields {
@@ -43,7 +44,7 @@ struct Fields {
     activation_function: String,
     scale_embedding: bool,
     tie_word_embeddings: bool,
-    /// Other names of what the encoder has, which count where both are there.
+    /// Other names for the encoder's settings; they take precedence if both are present.
     hidden_size: Option<usize>,
     num_hidden_layers: Option<usize>,
     num_attention_heads: Option<usize>,
@@ -75,7 +76,7 @@ impl Default for Fields {
     }
 }
 
-/// What is added to the variance in layer norms: no config says otherwise.
+/// Epsilon that layer norms add to the variance; no config overrides it.
 const EPS: f64 = 1e-5;
 
 impl Architecture for Whisper {
@@ -93,7 +94,7 @@ impl Architecture for Whisper {
         ] {
             *field = other.unwrap_or(*field);
         }
-        // Far above any model, far below where products of two overflow.
+        // Limits far above any model, and far below the point where the product of two overflows.
         for (name, value, largest) in [
             ("vocab_size", fields.vocab_size, 1 << 24),
             ("num_mel_bins", fields.num_mel_bins, 1 << 10),

@@ -1,19 +1,19 @@
-//! Which blocks see every token, and which only the latest ones.
+//! Attention windows: which blocks see every token, and which only the latest.
 
 use kiln_core::Result;
 
 use crate::ConfigFile;
 
-/// Like the longest sequence that a config may name.
+/// Upper limit for a window; equals the longest sequence that a config may name.
 const LARGEST: usize = 1 << 30;
 
-/// The latest tokens that each of `layers` blocks sees, `None` for all of them.
+/// Returns the number of latest tokens that each of `layers` blocks sees, `None` for all.
 ///
-/// `window` is the field `sliding_window`. The blocks that have it are those that `layer_types` says, or, where the
-/// config has no such list, those that `sliding` says.
+/// `window` is the field `sliding_window`. It applies to the blocks that `layer_types` marks, or, without
+/// such a list, to those that `sliding` selects.
 ///
 /// # Errors
-/// A list of another length or with other types; a window that is 0, or missing.
+/// A list with another length or with other types; a window that is 0 or missing.
 pub(crate) fn windows(
     config: &ConfigFile,
     layers: usize,
@@ -41,7 +41,7 @@ pub(crate) fn windows(
 fn is_sliding(config: &ConfigFile, layer_type: &str) -> Result<bool> {
     match layer_type {
         "sliding_attention" => Ok(true),
-        // The second is what old configs call it.
+        // Old configs use the second name.
         "full_attention" | "attention" => Ok(false),
         _ => Err(config
             .error(&format!("`layer_types` has `{layer_type}`; known: full_attention, sliding_attention"))),

@@ -14,15 +14,15 @@ use crate::{
     tiles::{Kernel, SixteenRows, store},
 };
 
-/// 32 numbers of a vector.
+/// 32 elements of a vector.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Run {
     numbers: [f32; RUN],
-    /// Of the first sixteen and the others
+    /// Sum of the first sixteen elements, and of the others.
     sums: [f32; 2],
 }
 
-/// Makes runs of vectors.
+/// Splits vectors into runs.
 pub(crate) fn fill(x: &[f32], runs: &mut [Run]) {
     let sum = |numbers: &[f32]| numbers.iter().sum::<f32>();
     for (&numbers, run) in x.as_chunks::<RUN>().0.iter().zip(runs) {
@@ -30,15 +30,15 @@ pub(crate) fn fill(x: &[f32], runs: &mut [Run]) {
     }
 }
 
-/// Codes as floats.
+/// The kernel that computes with codes as floats.
 pub(crate) struct Floats<P>(PhantomData<P>);
 
 /// Codes as float32, and their factors.
 #[derive(Default)]
 pub(crate) struct Rows {
-    /// Of each column
+    /// Numbers of each column.
     numbers: Vec<[f32; 16]>,
-    /// The scale of each group, and its minimum
+    /// Scale of each group, and its minimum.
     factors: Vec<[[f32; 16]; 2]>,
 }
 
@@ -124,7 +124,8 @@ impl<P: Packed> Kernel for Floats<P> {
         x: [&[Run]; T],
         mut totals: [L::Floats; T],
     ) -> [L::Floats; T] {
-        // Where registers are few, a loop whose length the compiler does not know: it would unroll another one, and then run out of them.
+        // If registers are few, a loop whose length the compiler does not know is used: it would unroll
+        // another one, and then run out of registers.
         let each = match L::REGISTERS >= 32 {
             true => RUN / P::GROUPS,
             false => (rows.numbers.len() / rows.factors.len().max(1)).max(1),
@@ -148,10 +149,10 @@ impl<P: Packed> Kernel for Floats<P> {
     }
 }
 
-/// Words of four codes in a run
+/// Number of words of four codes in a run.
 const QUADS: usize = RUN / 4;
 
-/// The numbers that the bytes of a word stand for.
+/// Returns the numbers that the bytes of a word stand for.
 #[inline(always)]
 fn four<L: Lanes, P: Packed>(lanes: L, quad: L::Words, zeros: L::Floats) -> [L::Floats; 4] {
     let mut numbers = [zeros; 4];
@@ -191,7 +192,7 @@ fn add<L: Lanes, P: Packed, const T: usize>(
     totals
 }
 
-/// Adds a column times a number of each vector.
+/// Adds a column times one element of each vector.
 #[inline(always)]
 fn add_column<L: Lanes, const T: usize>(
     lanes: L,
@@ -206,7 +207,7 @@ fn add_column<L: Lanes, const T: usize>(
     sums
 }
 
-/// Weights that are floats.
+/// The kernel for weights that are floats.
 pub(crate) struct Numbers<N>(PhantomData<N>);
 
 impl<N: Plain> Kernel for Numbers<N> {
@@ -234,7 +235,7 @@ impl<N: Plain> Kernel for Numbers<N> {
         lanes.floats(&sums)
     }
 
-    /// A sum waits for itself, so that two are twice as fast.
+    /// Writes two products at a time: additions to one sum are sequential, so two sums are twice as fast.
     #[inline(always)]
     fn write_products<L: Lanes>(lanes: L, words: &[u32], stride: usize, x: &[f32], y: &mut [f32]) {
         for (words, y) in words.chunks(2 * stride).zip(y.chunks_mut(2 * SIXTEEN)) {
@@ -266,7 +267,7 @@ impl<N: Plain> Kernel for Numbers<N> {
         mut x: [&[f32]; T],
         mut sums: [L::Floats; T],
     ) -> [L::Floats; T] {
-        // Of a length that is known, so that places are not checked again and again.
+        // The length is made known to the compiler, so that bounds are not checked repeatedly.
         for t in 0..T {
             x[t] = &x[t][..rows.len()];
         }
@@ -277,7 +278,7 @@ impl<N: Plain> Kernel for Numbers<N> {
     }
 }
 
-/// `S` sixteens of rows, and a vector.
+/// `S` blocks of sixteen rows, and a vector.
 struct Products<'a, N: Plain, const S: usize> {
     columns: [&'a [N::Column]; S],
     x: &'a [f32],

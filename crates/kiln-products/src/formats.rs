@@ -1,4 +1,4 @@
-//! What is known of each format when code is compiled for it.
+//! Properties of each format that are known at compile time.
 
 use std::marker::PhantomData;
 
@@ -8,39 +8,39 @@ use kiln_weights::{
     streams::{GroupScales, ScaleType, Streams},
 };
 
-/// Numbers in a run: those that share a scale in a vector.
+/// Number of elements in a run, which share a scale in a vector.
 pub(crate) const RUN: usize = 32;
 
-/// Packed codes.
+/// A format of packed codes.
 pub(crate) trait Packed: 'static {
     const STREAMS: Streams;
 
-    /// A table of integers
+    /// The format's table of integers.
     const INTEGERS: Option<&'static [i8; 16]> = match Self::STREAMS.table {
         Some(table) => table.integers(),
         None => None,
     };
 
-    /// What a table's entries are increased by, to be bytes.
+    /// Amount by which a table's entries are increased to become bytes.
     const RAISED: u8 = match Self::INTEGERS {
         Some(table) if table[0] < -12 => 128,
         Some(_) => 12,
         None => 0,
     };
 
-    /// What is subtracted from a byte.
+    /// Amount that is subtracted from a byte.
     const OFFSET: i32 = (Self::STREAMS.offset + Self::RAISED) as i32;
 
     /// Whether bytes are larger than 127.
     const WIDE: bool = Self::OFFSET == 128 || Self::STREAMS.low == 8;
 
-    /// The largest byte
+    /// Largest byte.
     const LARGEST: usize = match Self::INTEGERS {
         Some(_) => largest(&Self::TABLE),
         None => (1 << (Self::STREAMS.low + Self::STREAMS.high)) - 1,
     };
 
-    /// A table's entries as bytes.
+    /// The table's entries as bytes.
     const TABLE: [u8; 16] = {
         let mut bytes = [0; 16];
         if let Some(table) = Self::INTEGERS {
@@ -53,33 +53,33 @@ pub(crate) trait Packed: 'static {
         bytes
     };
 
-    /// A table of floats
+    /// The format's table of floats.
     const FLOATS: Option<[f32; 16]> = match (Self::STREAMS.table, Self::INTEGERS) {
         (Some(table), None) => Some(table.numbers()),
         _ => None,
     };
 
-    /// Words of the scales of a block of sixteen rows, with the minimums in float16
+    /// Number of words for the scales of a block of sixteen rows, including minimums in float16.
     const WHOLE: usize = Self::STREAMS.parts()[4] * 4;
 
-    /// Words of the scales of groups, or of zero points
+    /// Number of words for the scales of groups, or for zero points.
     const SCALES: usize = Self::STREAMS.parts()[2] * 4;
 
-    /// Words of the minimums of groups
+    /// Number of words for the minimums of groups.
     const MINIMUMS: usize = Self::STREAMS.parts()[3] * 4;
 
-    /// Words of a block of sixteen rows.
+    /// Number of words in a block of sixteen rows.
     const WORDS: usize = Self::STREAMS.block_words();
 
-    /// Runs of a block
+    /// Number of runs per block.
     const RUNS: usize = Self::STREAMS.block / RUN;
 
-    /// Groups of a run
+    /// Number of groups per run.
     const GROUPS: usize = if Self::STREAMS.group < RUN { RUN / Self::STREAMS.group } else { 1 };
 
     const HAS_MINIMUM: bool = Self::STREAMS.has_minimum;
 
-    /// Whether each row of a block has the code of the number 0
+    /// Whether each row of a block has a zero point, the code of the number 0.
     const HAS_ZEROS: bool = matches!(Self::STREAMS.groups, GroupScales::Zeros);
 }
 
@@ -94,19 +94,19 @@ const fn largest(bytes: &[u8; 16]) -> usize {
     largest
 }
 
-/// Floats as they are.
+/// A format of unpacked floats.
 pub(crate) trait Plain: 'static {
-    /// The number of each row, for one column.
+    /// The numbers of sixteen rows in one column.
     type Column: bytemuck::Pod + Sync;
 
     fn floats<L: Lanes>(lanes: L, column: &Self::Column) -> L::Floats;
 }
 
-/// What is compiled for every format.
+/// Code that is compiled for every format.
 pub(crate) trait Visitor {
-    /// Codes that are integers, or places in a table of integers
+    /// Visits a format whose codes are integers, or indices into a table of integers.
     fn packed<P: Packed>(self);
-    /// Places in a table of floats
+    /// Visits a format whose codes are indices into a table of floats.
     fn looked_up<P: Packed>(self);
     fn plain<N: Plain>(self);
 }
@@ -193,7 +193,7 @@ pub(crate) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// A block of `P::WORDS` words.
+    /// Splits a block of `P::WORDS` words into its parts.
     #[inline(always)]
     pub(crate) fn of<P: Packed>(words: &'a [u32]) -> Self {
         let (whole, words) = words.split_at(P::WHOLE);
@@ -207,7 +207,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The scale of the block, and its minimum or 0.
+    /// Returns the scale of the block, and its minimum or 0.
     #[inline(always)]
     pub(crate) fn whole<L: Lanes, P: Packed>(&self, lanes: L) -> [L::Floats; 2] {
         let halves: &[[u16; 16]] = bytemuck::cast_slice(self.whole);
@@ -219,12 +219,12 @@ impl<'a> Block<'a> {
         let minimum = if P::HAS_MINIMUM { lanes.halves(&halves[1]) } else { lanes.splat(0.0) };
         match P::STREAMS.groups {
             GroupScales::One | GroupScales::Zeros => [scale, minimum],
-            // It is subtracted.
+            // The minimum is subtracted.
             _ => [scale, lanes.mul(minimum, lanes.splat(-1.0))],
         }
     }
 
-    /// The scale of a group and its minimum, from those of the block.
+    /// Returns the scale of a group and its minimum, given those of the block.
     #[inline(always)]
     pub(crate) fn of_group<L: Lanes, P: Packed>(
         &self,
@@ -251,7 +251,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// What is added to a code: the code of the number 0, negative.
+    /// Returns the number that is added to a code: minus the zero point.
     #[inline(always)]
     pub(crate) fn zeros<L: Lanes, P: Packed>(&self, lanes: L) -> L::Floats {
         match P::HAS_ZEROS {
@@ -260,10 +260,10 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Asks for the scales of the blocks that come.
+    /// Prefetches the scales of the next blocks.
     #[inline(always)]
     pub(crate) fn prefetch_scales<L: Lanes, P: Packed>(&self, lanes: L) {
-        // Those of small blocks are in the lines of codes.
+        // The scales of small blocks are in the cache lines of codes.
         if P::RUNS > 1 {
             lanes.prefetch(self.whole);
             lanes.prefetch(self.scales);
@@ -271,14 +271,14 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Asks for the codes of the runs that come.
+    /// Prefetches the codes of the next runs.
     #[inline(always)]
     pub(crate) fn prefetch_codes<L: Lanes, P: Packed>(&self, lanes: L, run: usize) {
         let bits = P::STREAMS.low + P::STREAMS.high;
         lanes.prefetch(&self.codes[run * bits..(run + 1) * bits]);
     }
 
-    /// The codes of a run.
+    /// Returns the codes of a run.
     #[inline(always)]
     pub(crate) fn run<P: Packed>(&self, run: usize) -> CodesOfRun<'a, P> {
         let bits = P::STREAMS.low + P::STREAMS.high;
@@ -286,14 +286,14 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The codes of a run of sixteen rows, as they are packed.
+/// The packed codes of a run of sixteen rows.
 pub(crate) struct CodesOfRun<'a, P> {
     words: &'a [[u32; 16]],
     format: PhantomData<P>,
 }
 
 impl<P: Packed> CodesOfRun<'_, P> {
-    /// The codes `4 q` to `4 q + 3` of each row, as the bytes of its word.
+    /// Returns the codes `4 q` to `4 q + 3` of each row, as the bytes of its word.
     #[inline(always)]
     pub(crate) fn quad<L: Lanes>(&self, lanes: L, q: usize) -> L::Words {
         let (low, high) = self.words.split_at(P::STREAMS.low);

@@ -1,4 +1,4 @@
-//! How the rows of matrices are shared among threads.
+//! Division of the rows of matrices among threads.
 
 use std::ops::Range;
 
@@ -15,25 +15,28 @@ use crate::{
     tiles::{Kernel, Piece, Tiles, Vectors},
 };
 
-/// Bytes of packed weights, once for each vector, that take more time to multiply than it takes to share them.
+/// Number of bytes of packed weights, counted once per vector, above which multiplying takes longer than
+/// sharing the work.
 const WORTH_SHARING: usize = 512 << 10;
 
-/// Vectors that meet the same rows.
+/// Vectors that are multiplied by the same rows.
 #[derive(Debug)]
 pub struct Group<'a> {
-    /// Which of all vectors they are.
+    /// Indices of the vectors among all vectors.
     pub vectors: Range<usize>,
-    /// The words of the rows
+    /// Words of the rows.
     pub words: &'a [u32],
-    /// The result of each vector, as long as there are rows.
+    /// Result of each vector, with one number per row.
     pub y: Vec<&'a mut [f32]>,
 }
 
-/// Most sixteens of rows of a piece, so that the sums of its tiles stay in the second cache.
+/// Largest number of sixteen-row blocks per piece, so that the sums of its tiles stay in the second-level
+/// cache.
 const MOST_SIXTEENS: usize = 64;
 
-/// The products of each group of vectors `x` `[vectors, columns]`, with matrices in [`Order::Sixteens`]. `None` where words are not
-/// those of the rows, and then some results may be written.
+/// Computes the products of each group of vectors `x` `[vectors, columns]` with matrices in
+/// [`Order::Sixteens`]. Returns `None` if the words do not match the rows; then some results may have been
+/// written.
 pub fn products_of_groups(
     x: &[f32],
     columns: usize,
@@ -42,7 +45,8 @@ pub fn products_of_groups(
     groups: Vec<Group<'_>>,
 ) -> Option<()> {
     let stride = format.words(Order::Sixteens, SIXTEEN, columns).filter(|stride| *stride > 0)?;
-    // Few vectors take as long as memory does, and many take as long as sums do: what counts is bytes.
+    // The time for few vectors is that of memory accesses, and the time for many vectors is that of sums:
+    // bytes are a measure of both.
     let bytes: usize = groups.iter().map(|group| size_of_val(group.words) * group.y.len()).sum();
     let worth = bytes / (WORTH_SHARING / ONE_THREAD);
     let pieces_of_each = pieces(worth).div_ceil(groups.len().max(1));
@@ -69,7 +73,7 @@ struct Products<'a> {
     x: &'a [f32],
     columns: usize,
     arithmetic: Arithmetic,
-    /// Pairs of numbers whose products take about as long
+    /// Number of products of pairs of numbers that take about as long as all pieces.
     worth: usize,
     pieces: Vec<Piece<'a>>,
 }
@@ -107,10 +111,10 @@ impl Visitor for Products<'_> {
     }
 }
 
-/// Vectors in runs of [`RUN`] numbers, as `fill` makes them.
+/// Splits vectors into runs of [`RUN`] elements, by means of `fill`.
 fn in_runs<R: Clone + Default + Send>(x: &[f32], fill: impl Fn(&[f32], &mut [R]) + Sync) -> Vec<R> {
     let mut runs = vec![R::default(); x.len() / RUN];
-    // About as many operations a number.
+    // About this many operations per element.
     let worth = 8 * x.len();
     let each = runs.len().div_ceil(pieces(worth)).max(1);
     share(worth, x.chunks(each * RUN).zip(runs.chunks_mut(each)).collect(), |(x, runs)| fill(x, runs));

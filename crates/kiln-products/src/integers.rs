@@ -14,20 +14,21 @@ use crate::{
     tiles::{Kernel, SixteenRows},
 };
 
-/// 32 numbers of a vector as signed bytes with a scale.
+/// 32 elements of a vector as signed bytes with a scale.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 pub(crate) struct Run {
-    /// Four bytes each, from -127 to 127
+    /// Groups of four bytes, from -127 to 127.
     quads: [i32; 8],
     scale: f32,
-    /// What a sum of products begins with, for each group of a weight, so that its offset is subtracted
+    /// Initial value of a sum of products for each group of a weight, which subtracts the weight's offset.
     starts: [i32; 2],
-    /// The sum of the numbers as they were rounded, for each group of a weight; that of their bytes, where the weight has zero points
+    /// Sum of the rounded elements for each group of a weight; the sum of their bytes if the weight has zero
+    /// points.
     sums: [f32; 2],
 }
 
-/// Rounds vectors for weights of a format.
+/// Rounds vectors for weights in a format.
 pub(crate) struct Rounding<'a, P> {
     x: &'a [f32],
     runs: &'a mut [Run],
@@ -54,10 +55,10 @@ impl<P: Packed> Work for Rounding<'_, P> {
 
 #[inline(always)]
 fn run<P: Packed>(x: &[f32; RUN], offset: i32) -> Run {
-    /// Adding it rounds to an integer, which the lowest bits then are.
+    /// Adding this rounds to an integer, which is then in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
 
-    // Eight maxima beside each other, which are vectorised.
+    // Eight independent maxima, which are vectorized.
     let mut sizes = [0.0f32; 8];
     for x in x.as_chunks::<8>().0 {
         for i in 0..8 {
@@ -83,19 +84,19 @@ fn run<P: Packed>(x: &[f32; RUN], offset: i32) -> Run {
     Run { quads: bytemuck::cast(bytes), scale, starts, sums }
 }
 
-/// Codes times bytes.
+/// The kernel that multiplies codes by bytes.
 pub(crate) struct Integers<P>(PhantomData<P>);
 
 /// Codes as bytes, and their factors.
 #[derive(Default)]
 pub(crate) struct Rows {
-    /// Four of each row
+    /// Four codes of each row per entry.
     quads: Vec<[u32; 16]>,
-    /// Of each group
+    /// Factors of each group.
     factors: Vec<Factors>,
 }
 
-/// The scale of a group, its minimum, and the negative code of the number 0.
+/// Scale of a group, its minimum, and its negated zero point.
 type Factors = [[f32; 16]; 3];
 
 impl<P: Packed> Kernel for Integers<P> {
@@ -170,8 +171,8 @@ impl<P: Packed> Kernel for Integers<P> {
         x: [&[Run]; T],
         mut totals: [L::Floats; T],
     ) -> [L::Floats; T] {
-        // Where a product takes several instructions, a loop whose length the compiler does not know: it would unroll another one, and
-        // then run out of registers.
+        // If a product takes several instructions, a loop whose length the compiler does not know is used: it
+        // would unroll another one, and then run out of registers.
         let each = match L::LARGEST_PAIR == 0 {
             true => QUADS / P::GROUPS,
             false => (rows.quads.len() / rows.factors.len().max(1)).max(1),
@@ -192,10 +193,11 @@ impl<P: Packed> Kernel for Integers<P> {
     }
 }
 
-/// Words of four codes in a run
+/// Number of words of four codes in a run.
 const QUADS: usize = RUN / 4;
 
-/// Whether pairs of products of a whole group are added up before they are widened: one is at most 254 times the largest byte.
+/// Whether pairs of products of a whole group are summed before they are widened: a pair is at most 254 times
+/// the largest byte.
 const fn in_pairs<L: Lanes, P: Packed>() -> bool {
     !P::WIDE && QUADS / P::GROUPS * 254 * P::LARGEST <= L::LARGEST_PAIR
 }
@@ -205,12 +207,13 @@ fn dot<L: Lanes, P: Packed>(lanes: L, sums: L::Words, quad: L::Words, x: i32) ->
     if P::WIDE { lanes.dot_wide(sums, quad, x) } else { lanes.dot(sums, quad, x) }
 }
 
-/// The products of a group with a vector, from the codes as they are packed.
+/// Returns the products of a group with a vector, from packed codes.
 #[inline(always)]
 fn sum<L: Lanes, P: Packed>(lanes: L, codes: &CodesOfRun<'_, P>, group: usize, x: &Run) -> L::Words {
     let (mut sum, mut pairs, each) = (lanes.integers(x.starts[group]), lanes.no_pairs(), QUADS / P::GROUPS);
     for i in 0..each {
-        // Codes of four bits share a word with those of the other half: then it need not be kept, or read again.
+        // Four-bit codes share a word with those of the other half of the run: in this order the word is
+        // neither kept nor read again.
         let q = if each == QUADS && P::STREAMS.low == 4 { i % 2 * 4 + i / 2 } else { group * each + i };
         let quad = codes.quad(lanes, q);
         match in_pairs::<L, P>() {
@@ -221,7 +224,7 @@ fn sum<L: Lanes, P: Packed>(lanes: L, codes: &CodesOfRun<'_, P>, group: usize, x
     if in_pairs::<L, P>() { lanes.sum_pairs(sum, pairs) } else { sum }
 }
 
-/// The products of a group with several vectors.
+/// Returns the products of a group with several vectors.
 #[inline(always)]
 fn sums<L: Lanes, P: Packed, const T: usize>(
     lanes: L,
@@ -270,7 +273,7 @@ fn add<L: Lanes, P: Packed, const T: usize>(
         let scale = lanes.mul(scale, lanes.splat(x[t].scale));
         let mut sum = lanes.to_floats(sums[t]);
         if P::HAS_ZEROS {
-            // Exact, as all are integers of less than 24 bits.
+            // Exact, because all numbers are integers of less than 24 bits.
             sum = lanes.mul_add(zeros, lanes.splat(x[t].sums[group]), sum);
         }
         totals[t] = lanes.mul_add(sum, scale, totals[t]);

@@ -1,14 +1,16 @@
-//! Products of vectors with packed matrices, and attention over packed keys and values, on the CPU, computed from the codes.
+//! Products of vectors with packed matrices, and attention over packed keys and values, on the CPU, computed
+//! directly from the codes.
 //!
-//! Decoding reads every weight once a token, so it takes as long as reading does: bits are speed. A lane is a row of the matrix
-//! ([`kiln_simd`]). One vector meets codes as they are read from memory. For several vectors, the codes of sixteen rows are unpacked
-//! once, to memory that stays in the first caches.
+//! Decoding reads every weight once per token, so it takes as long as reading does: fewer bits are faster. A
+//! lane is a row of the matrix ([`kiln_simd`]). A single vector is multiplied by codes as they are read from
+//! memory. For several vectors, the codes of sixteen rows are unpacked once, to memory that stays in the
+//! first-level caches.
 //!
-//! In integers (`integers.rs`), vectors become signed bytes with a scale for each 32, and a product of two bytes is exact. In floats
-//! (`floats.rs`), codes become float32.
+//! In integers (`integers.rs`), vectors become signed bytes with a scale for each 32, and a product of two
+//! bytes is exact. In floats (`floats.rs`), codes become float32.
 //!
-//! **Invariant:** a number of the result is one sum in one order. So its bits do not depend on how many vectors are multiplied
-//! together, or on how rows are shared among threads.
+//! **Invariant:** every number of the result is one sum in a fixed order. The bits therefore do not depend on
+//! how many vectors are multiplied together, or on how rows are divided among threads.
 
 pub mod attention;
 mod floats;

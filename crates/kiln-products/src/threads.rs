@@ -1,4 +1,4 @@
-//! How work is divided among threads on the CPU.
+//! Division of work among threads on the CPU.
 
 use std::sync::{
     Mutex, OnceLock,
@@ -7,18 +7,18 @@ use std::sync::{
 
 use kiln_threads::Team;
 
-/// Pieces of work a thread: a few, so that one that was interrupted is helped by the others.
+/// Number of pieces of work per thread: a few, so that others help a thread that was interrupted.
 const PIECES: usize = 4;
 
-/// Products of fewer pairs of numbers than these take less time than it takes to share them.
+/// Number of pairs of numbers below which computing their products takes less time than sharing the work.
 pub const ONE_THREAD: usize = 1 << 18;
 
-/// How many threads should compute the products of that many pairs of numbers.
+/// Number of threads that should compute the products of `products` pairs of numbers.
 fn threads(products: usize) -> usize {
     if products < ONE_THREAD { 1 } else { rayon::current_num_threads() }
 }
 
-/// In how many pieces that work should come.
+/// Number of pieces to divide the products of `products` pairs of numbers into.
 pub fn pieces(products: usize) -> usize {
     match threads(products) {
         1 => 1,
@@ -26,7 +26,7 @@ pub fn pieces(products: usize) -> usize {
     }
 }
 
-/// Does `work` with each piece, on as many threads as that many products are worth.
+/// Calls `work` for each piece, on as many threads as `products` products are worth.
 pub fn share<P: Send>(products: usize, pieces: Vec<P>, work: impl Fn(P) + Sync) {
     let Some(team) = team().filter(|_| threads(products) > 1) else {
         return pieces.into_iter().for_each(work);
@@ -42,10 +42,10 @@ pub fn share<P: Send>(products: usize, pieces: Vec<P>, work: impl Fn(P) + Sync) 
     });
 }
 
-/// The threads beside those that call kernels; `None` where there is only one.
+/// Returns the threads besides those that call kernels; `None` if there is only one thread.
 fn team() -> Option<&'static Team> {
     static TEAM: OnceLock<Option<Team>> = OnceLock::new();
-    // Without threads, whoever calls a kernel does all of its work.
+    // Without further threads, the caller of a kernel does all of its work.
     let team = || Team::new(rayon::current_num_threads() - 1).ok().filter(|team| team.threads() > 0);
     TEAM.get_or_init(team).as_ref()
 }

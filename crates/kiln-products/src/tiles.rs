@@ -11,25 +11,29 @@ use kiln_weights::streams::SIXTEEN;
 
 use crate::threads::share;
 
-/// Bytes of parts of vectors that stay in the second cache while weights pass by.
+/// Number of bytes of vectors that stay in the second-level cache while weights pass by.
 const CACHE: usize = 256 << 10;
 
-/// Operations that copying a number of a vector takes about as long as.
+/// Number of operations that take about as long as copying one element of a vector.
 const COPYING: usize = 4;
 
-/// As many vectors as there are.
+/// No limit on the number of vectors.
 const ALL: usize = usize::MAX;
 
-/// How sixteen rows are multiplied by vectors. The product of a vector has the same bits, whichever function computes it. All of them
-/// are to be inlined. Loops throughout: closures of arrays are not always inlined, and then vectors would leave their registers.
+/// How sixteen rows are multiplied by vectors. The product of a vector has the same bits, whichever function
+/// computes it.
+///
+/// All functions must be inlined. They use loops throughout: closures over arrays are not always inlined, and
+/// then vectors would leave their registers.
 pub(crate) trait Kernel {
-    /// A part of a vector
+    /// A part of a vector.
     type Run: Copy + Default + Send + Sync;
 
-    /// Sixteen rows, or a part of them, as several vectors meet them.
+    /// Sixteen rows, or a part of them, in the form in which several vectors are multiplied by them.
     type Rows: Default;
 
-    /// Runs of a part: sums of one are added up before those of the next, so that the rows of several vectors stay in the first cache.
+    /// Number of runs per part. The sums over one part are completed before those over the next, so that the
+    /// rows for several vectors stay in the first-level cache.
     const PART: usize;
 
     /// Multiplies vectors by `rows`, in tiles as large as registers allow.
@@ -37,13 +41,13 @@ pub(crate) trait Kernel {
     where
         Self: Sized;
 
-    /// Runs of a vector of so many numbers.
+    /// Number of runs of a vector with `columns` elements.
     fn runs(columns: usize) -> usize;
 
-    /// The products of sixteen rows with one vector.
+    /// Returns the products of sixteen rows with one vector.
     fn product<L: Lanes>(lanes: L, words: &[u32], x: &[Self::Run]) -> L::Floats;
 
-    /// Writes the products of all rows with one vector; `stride` words are of sixteen rows.
+    /// Writes the products of all rows with one vector; each sixteen rows take `stride` words.
     #[inline(always)]
     fn write_products<L: Lanes>(lanes: L, words: &[u32], stride: usize, x: &[Self::Run], y: &mut [f32]) {
         for (words, y) in words.chunks(stride).zip(y.chunks_mut(SIXTEEN)) {
@@ -51,10 +55,10 @@ pub(crate) trait Kernel {
         }
     }
 
-    /// Makes `rows` of the words of a part of sixteen rows.
+    /// Unpacks the words of a part of sixteen rows into `rows`.
     fn unpack<L: Lanes>(lanes: L, words: &[u32], rows: &mut Self::Rows);
 
-    /// The products of `rows` with `T` vectors, added to `start`.
+    /// Returns the products of `rows` with `T` vectors, added to `start`.
     fn products<L: Lanes, const T: usize>(
         lanes: L,
         rows: &Self::Rows,
@@ -67,21 +71,22 @@ pub(crate) trait Kernel {
 pub(crate) struct Piece<'a> {
     pub(crate) vectors: Range<usize>,
     pub(crate) words: &'a [u32],
-    /// Words of sixteen rows
+    /// Number of words of sixteen rows.
     pub(crate) stride: usize,
     pub(crate) y: Vec<&'a mut [f32]>,
 }
 
-/// Vectors, as the products of a kernel read them.
+/// Vectors, in the form in which the products of a kernel read them.
 pub(crate) struct Vectors<'a, R> {
-    /// One after the other
+    /// One vector after the other.
     x: &'a [R],
-    /// Runs of a vector
+    /// Number of runs per vector.
     runs: usize,
-    /// Runs of a part
+    /// Number of runs per part.
     part: usize,
-    /// The first part of each vector, then the second of each: next to each other, so that those of a tile are not in the same
-    /// lines of the first cache. Empty if no two vectors meet the same rows.
+    /// The first part of each vector, then the second part of each. They are adjacent, so that those of a
+    /// tile do not compete for the same lines of the first-level cache. Empty if no two vectors are
+    /// multiplied by the same rows.
     parts: Vec<R>,
 }
 
@@ -99,7 +104,7 @@ impl<'a, R: Copy + Default + Send + Sync> Vectors<'a, R> {
         Self { x, runs, part, parts }
     }
 
-    /// The part of some vectors that begins with run `first`.
+    /// Returns the part of some vectors that begins with run `first`.
     fn part(&self, vectors: &Range<usize>, first: usize) -> &[R] {
         let len = self.part.min(self.runs - first);
         let before = first * (self.x.len() / self.runs);
@@ -129,7 +134,8 @@ impl<K: Kernel> Work for Tiles<'_, K> {
         for y in y.chunks_mut(together) {
             let vectors = from..from + y.len();
             from = vectors.end;
-            // In the order of tiles: sixteen rows of a result are far from those of the next, and often in the same lines of a cache.
+            // In the order of tiles: in a result, sixteen rows are far from the next sixteen, and often
+            // compete for the same cache lines.
             sums.resize(words.len().div_ceil(stride) * y.len(), [0.0; SIXTEEN]);
             for first in (0..runs).step_by(x.part) {
                 let parts = x.part(&vectors, first);
@@ -148,12 +154,12 @@ impl<K: Kernel> Work for Tiles<'_, K> {
     }
 }
 
-/// A part of sixteen rows that vectors meet.
+/// A part of sixteen rows, to be multiplied by vectors.
 pub(crate) struct SixteenRows<'a, K: Kernel> {
     rows: &'a K::Rows,
-    /// Runs of a part of a vector
+    /// Number of runs in a part of a vector.
     runs: usize,
-    /// Whether it is the first part, with which sums begin.
+    /// Whether this is the first part, with which sums begin.
     is_first: bool,
 }
 
@@ -166,8 +172,8 @@ impl<K: Kernel> SixteenRows<'_, K> {
         self.in_tiles::<L, 1>(lanes, x, y, ALL);
     }
 
-    /// Multiplies vectors in tiles of six, of four where seven or eight are left over, of three and of one: a tile of one waits for
-    /// its sums.
+    /// Multiplies vectors in tiles of six, of four if seven or eight are left over, of three and of one: a
+    /// tile of one has to wait for its sums.
     #[inline(always)]
     pub(crate) fn in_sixes_and_fours<L: Lanes>(&self, lanes: L, x: &[K::Run], y: &mut [[f32; SIXTEEN]]) {
         let sixes = match y.len() % 6 {
@@ -193,7 +199,8 @@ impl<K: Kernel> SixteenRows<'_, K> {
         self.in_tiles::<L, 1>(lanes, x, y, ALL);
     }
 
-    /// Multiplies the tiles of `T` vectors that there are, of `most` vectors, and returns the others.
+    /// Multiplies whole tiles of `T` vectors, out of the first `most` vectors, and returns the remaining
+    /// vectors.
     #[inline(always)]
     fn in_tiles<'x, 'y, L: Lanes, const T: usize>(
         &self,
@@ -243,7 +250,7 @@ impl<K: Kernel, const T: usize> Work for TilesOf<'_, K, T> {
     }
 }
 
-/// Writes the sums of sixteen rows, or of as many as there are.
+/// Writes the sums of sixteen rows, or of as many as `y` has.
 #[inline(always)]
 pub(crate) fn store(sums: [f32; SIXTEEN], y: &mut [f32]) {
     match y.first_chunk_mut::<SIXTEEN>() {

@@ -1,18 +1,18 @@
-//! Attention over packed keys and values is that over the unpacked numbers, with every set of instructions, and what a row gets does not
-//! depend on the others.
+//! Tests that attention over packed keys and values equals attention over the unpacked numbers, with every
+//! set of instructions, and that the result of a row does not depend on the other rows.
 
 use kiln_products::attention::{Codes, Few, Layout, attend};
 use kiln_simd::Instructions;
 
-/// Slots of the buffers, in which positions begin at an origin, and turn.
+/// Number of slots of the buffers, in which positions begin at an origin, and wrap.
 const SLOTS: usize = 192;
 const ORIGIN: usize = 64;
 const POSITIONS: std::ops::Range<usize> = 70..249;
 
-/// So many rows that tiles of every size are used.
+/// Enough rows for tiles of every size.
 const ROWS: usize = 7;
 
-/// What random numbers are made of.
+/// Source of random numbers.
 struct Random(u32);
 
 impl Random {
@@ -21,7 +21,7 @@ impl Random {
         self.0 ^ (self.0 >> 15)
     }
 
-    /// From -1 to 1.
+    /// Returns a number from -1 to 1.
     fn number(&mut self) -> f32 {
         (self.word() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -69,13 +69,13 @@ impl Buffer {
         Codes::new(&self.words, &self.scales, self.layout)
     }
 
-    /// The vector at a position.
+    /// Returns the vector at a position.
     fn at(&self, position: usize) -> &[f32] {
         &self.numbers[(position - ORIGIN) % SLOTS * self.layout.head_dim..][..self.layout.head_dim]
     }
 }
 
-/// For each of some rows the largest score, the sum of weights, and the sums of values.
+/// Computes for each of some rows the largest score, the sum of weights, and the sums of values.
 fn attended(
     keys: &Buffer,
     values: &Buffer,
@@ -98,7 +98,8 @@ fn attended(
     part
 }
 
-/// What a row gets of unpacked numbers: the largest score, the sum of weights, and the sums of values.
+/// Computes the expected result of a row from unpacked numbers: the largest score, the sum of weights, and
+/// the sums of values.
 fn wanted(keys: &Buffer, values: &Buffer, query: &[f32], seen: (i32, i32), softcap: Option<f32>) -> Vec<f64> {
     let visible: Vec<usize> =
         POSITIONS.filter(|&position| (seen.0..=seen.1).contains(&(position as i32))).collect();
@@ -146,7 +147,7 @@ fn packed_keys_and_values_are_those_of_unpacked_numbers_with_all_instructions() 
                         let want = wanted(&keys, &values, query, seen[row], softcap);
                         let size = want[2..].iter().fold(want[1], |size, number| size.max(number.abs()));
                         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                            // Weights and sums of up to 200 terms that do not lose more than a few roundings each.
+                            // Weights and sums of up to 200 terms, each of which loses only a few roundings.
                             let tolerance = if i == 0 { 1e-5 } else { size * 1e-5 };
                             assert!(
                                 (f64::from(*got) - want).abs() <= tolerance,

@@ -1,4 +1,5 @@
-//! Products are those of the unpacked numbers, with every set of instructions, and the bits of one do not depend on the others.
+//! Tests that products equal those of the unpacked numbers, with every set of instructions, and that the bits
+//! of one product do not depend on the others.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -9,13 +10,13 @@ use kiln_weights::{
     streams::{Arithmetic, Order},
 };
 
-/// Rows that are no multiple of sixteen, and a row of two of the longest blocks.
+/// A number of rows that is not a multiple of sixteen, and columns for two of the longest blocks.
 const SHAPE: [usize; 2] = [35, 512];
 
-/// So many vectors that every size of a tile is used, and some are left.
+/// Enough vectors for tiles of every size, with some left over.
 const VECTORS: usize = 13;
 
-/// Numbers from -2 to 2.
+/// Source of numbers from -2 to 2.
 struct Numbers(u32);
 
 impl Numbers {
@@ -28,7 +29,7 @@ impl Numbers {
     }
 }
 
-/// The words of a matrix, and its numbers.
+/// Creates the words of a matrix, and its numbers.
 fn matrix(format: Format, numbers: &mut Numbers) -> (Vec<u32>, Vec<f32>) {
     let [rows, columns] = SHAPE;
     let mut weights = numbers.take(rows * columns);
@@ -40,7 +41,7 @@ fn matrix(format: Format, numbers: &mut Numbers) -> (Vec<u32>, Vec<f32>) {
     (words, weights)
 }
 
-/// `[vectors, rows]`
+/// Computes the products `[vectors, rows]`.
 fn products(words: &[u32], format: Format, arithmetic: Arithmetic, x: &[f32]) -> Vec<f32> {
     let [rows, columns] = SHAPE;
     let vectors = x.len() / columns;
@@ -50,14 +51,14 @@ fn products(words: &[u32], format: Format, arithmetic: Arithmetic, x: &[f32]) ->
     y
 }
 
-/// The most that a product may differ from that of the unpacked numbers: a rounding for each term and one for each factor; and where
-/// vectors become bytes, half a step of the largest number of each.
+/// Largest difference allowed between a product and that of the unpacked numbers: a rounding for each term
+/// and one for each factor; and if vectors become bytes, half a step of the largest element of each.
 fn tolerance(x: &[f32], weights: &[f32], arithmetic: Arithmetic) -> f32 {
     let terms: f32 = x.iter().zip(weights).map(|(x, w)| (x * w).abs()).sum();
     let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     let sizes: f32 = weights.iter().map(|w| w.abs()).sum();
     let step = if arithmetic == Arithmetic::Integers { largest / 254.0 } else { 0.0 };
-    // Minimums are of the size of weights, and are multiplied apart.
+    // Minimums are about as large as weights, and are multiplied separately.
     4.0 * terms * f32::EPSILON * (x.len() as f32).sqrt() + step * sizes * 1.5 + 1e-3
 }
 

@@ -1,4 +1,4 @@
-//! Lanes of NEON, and of its dot products where they are there: four vectors.
+//! Lanes of NEON, with its dot products where available: four vectors.
 #![allow(
     unsafe_code,
     reason = "functions of instructions can be called where a value says that they are there"
@@ -21,8 +21,10 @@ use std::arch::{
 
 use crate::{Lanes, Work};
 
-/// **Invariant:** a value exists only where the machine has NEON; where `DOT`, its dot products, too, which multiply bytes in one
-/// instruction instead of six.
+/// Lanes of NEON, or of NEON with dot products.
+///
+/// **Invariant:** a value exists only if the machine has NEON and, if `DOT`, its dot products, which multiply
+/// bytes in one instruction instead of six.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Neon<const DOT: bool>(());
 
@@ -33,7 +35,8 @@ impl<const DOT: bool> Neon<DOT> {
     }
 
     pub(crate) fn run<W: Work>(self, work: W) -> W::Output {
-        // Every machine of this kind has NEON, so that it could be inlined; its machine code is read by its name.
+        // Every machine of this architecture has NEON, so the function could be inlined; but tools look up
+        // its machine code by name.
         #[inline(never)]
         #[target_feature(enable = "neon")]
         fn run<W: Work, L: Lanes>(lanes: L, work: W) -> W::Output {
@@ -43,7 +46,7 @@ impl<const DOT: bool> Neon<DOT> {
         fn run_with_dot<W: Work, L: Lanes>(lanes: L, work: W) -> W::Output {
             work.run(lanes)
         }
-        // SAFETY: the value says that the instructions are there.
+        // SAFETY: the existence of `self` proves that the instructions are available.
         unsafe { if DOT { run_with_dot(self, work) } else { run(self, work) } }
     }
 
@@ -61,13 +64,13 @@ impl<const DOT: bool> Neon<DOT> {
     }
 }
 
-/// Adds the products of four bytes with one instruction.
+/// Adds the products of four bytes with a single instruction.
 ///
 /// # Safety
-/// The machine has it.
+/// The machine must have the instruction.
 #[inline(always)]
 unsafe fn dot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    // Its intrinsic (`vdotq_s32`) is not stable in Rust.
+    // The intrinsic (`vdotq_s32`) is not stable in Rust.
     unsafe {
         asm!(".arch_extension dotprod", "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b", inout(vreg) sums, in(vreg) a, in(vreg) b,
             options(pure, nomem, nostack, preserves_flags));
@@ -75,10 +78,10 @@ unsafe fn dot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// [`dot`] for every machine: products of two bytes fit in 16 bits.
+/// Computes the same as [`dot`] on every machine: products of two bytes fit in 16 bits.
 ///
 /// # Safety
-/// The machine has NEON.
+/// The machine must have NEON.
 #[inline(always)]
 unsafe fn wide_dot(sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     unsafe {
@@ -88,7 +91,8 @@ unsafe fn wide_dot(sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     }
 }
 
-// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of quarters of arrays.
+// SAFETY, for every function: the existence of `self` proves that the instructions are available. Loads and
+// stores access quarters of arrays.
 impl<const DOT: bool> Lanes for Neon<DOT> {
     type Words = [uint32x4_t; 4];
     type Floats = [float32x4_t; 4];
@@ -209,7 +213,7 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
         for i in 0..4 {
             picked[i] = unsafe {
                 let table = vld1q_u8_x4(floats.as_ptr().cast());
-                // The four bytes of a lane are next to each other.
+                // The four bytes of a lane are adjacent.
                 let bytes = vmlaq_u32(vdupq_n_u32(0x0302_0100), lanes[i], vdupq_n_u32(0x0404_0404));
                 vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(bytes)))
             };

@@ -1,10 +1,10 @@
-//! Vectors of sixteen lanes, by the instructions that the machine has.
+//! Vectors of sixteen lanes, on the instructions that the machine has.
 //!
-//! For code that is written once, over [`Lanes`], and compiled for each set of instructions: products of bytes and float16 above all,
-//! which the crate `pulp` does not have.
+//! This is for code that is written once, over [`Lanes`], and compiled for each set of instructions. Most
+//! important are products of bytes and float16 numbers, which the crate `pulp` does not have.
 //!
-//! **Invariant:** functions of instructions are `unsafe`, and are called in this crate alone. A value of lanes exists only where the
-//! machine has their instructions.
+//! **Invariant:** functions of instructions are `unsafe`, and are called only in this crate. A value of lanes
+//! exists only if the machine has its instructions.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -16,32 +16,33 @@ mod x86;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// How far ahead [`Lanes::prefetch`] asks for memory, in bytes: as much as arrives while one number is waited for.
+/// Distance in bytes at which [`Lanes::prefetch`] requests memory: the amount that arrives during the latency
+/// of one access.
 pub const AHEAD: usize = 4096;
 
 /// Sixteen lanes of 32 bits.
 pub trait Lanes: Copy {
-    /// Sixteen integers, or four bytes each
+    /// Sixteen integers, or sixteen groups of four bytes.
     type Words: Copy;
-    /// Sixteen float32
+    /// Sixteen float32 numbers.
     type Floats: Copy;
-    /// Sums of pairs of products of bytes
+    /// Sums of pairs of products of bytes.
     type Pairs: Copy;
 
-    /// How many vectors of sixteen lanes there are registers for.
+    /// Number of vectors of sixteen lanes that fit in the registers.
     const REGISTERS: usize;
 
-    /// The largest sum of pairs; 0 where adding them up is no faster than [`dot`](Self::dot).
+    /// Largest sum of pairs; 0 if adding pairs is no faster than [`dot`](Self::dot).
     const LARGEST_PAIR: usize;
 
-    /// Whether [`dot_wide`](Self::dot_wide) takes a byte as what it is above 128.
+    /// Whether [`dot_wide`](Self::dot_wide) subtracts 128 from each byte.
     const SUBTRACTS_128: bool;
 
     fn words(self, words: &[u32; 16]) -> Self::Words;
 
     fn word_array(self, words: Self::Words) -> [u32; 16];
 
-    /// An integer, in every lane.
+    /// Puts an integer into every lane.
     fn integers(self, integer: i32) -> Self::Words;
 
     fn shift_right(self, words: Self::Words, by: u32) -> Self::Words;
@@ -52,43 +53,45 @@ pub trait Lanes: Copy {
 
     fn or(self, a: Self::Words, b: Self::Words) -> Self::Words;
 
-    /// The entries of a table that bytes from 0 to 15 name.
+    /// Looks up the entries of a table by bytes from 0 to 15.
     fn look_up(self, table: &[u8; 16], bytes: Self::Words) -> Self::Words;
 
-    /// The words at even places of two vectors one after the other, and those at odd places.
+    /// Returns the words at even places of the concatenation of `a` and `b`, and those at odd places.
     fn unzip(self, a: Self::Words, b: Self::Words) -> [Self::Words; 2];
 
-    /// Adds the dot product of four bytes, up to 127, with four signed bytes from -127 on, which all lanes share.
+    /// Adds the dot product of four bytes, up to 127, with four signed bytes, from -127 up, which all lanes
+    /// share.
     fn dot(self, sums: Self::Words, bytes: Self::Words, x: i32) -> Self::Words;
 
-    /// Sums of pairs of products, which are 0.
+    /// Returns sums of pairs of products that are 0.
     fn no_pairs(self) -> Self::Pairs;
 
-    /// Adds the products of [`dot`](Self::dot), each to the one beside it alone; see [`LARGEST_PAIR`](Self::LARGEST_PAIR).
+    /// Adds the products of [`dot`](Self::dot), summing only adjacent pairs; see
+    /// [`LARGEST_PAIR`](Self::LARGEST_PAIR).
     fn add_pairs(self, pairs: Self::Pairs, bytes: Self::Words, x: i32) -> Self::Pairs;
 
-    /// Adds sums of pairs to sums.
+    /// Adds sums of pairs to `sums`.
     fn sum_pairs(self, sums: Self::Words, pairs: Self::Pairs) -> Self::Words;
 
-    /// Adds the dot product of four bytes with four signed bytes from -127 on, which all lanes share; see
+    /// Adds the dot product of four bytes with four signed bytes, from -127 up, which all lanes share; see
     /// [`SUBTRACTS_128`](Self::SUBTRACTS_128).
     fn dot_wide(self, sums: Self::Words, bytes: Self::Words, x: i32) -> Self::Words;
 
-    /// Integers as floats.
+    /// Converts integers to floats.
     fn to_floats(self, integers: Self::Words) -> Self::Floats;
 
-    /// A float, in every lane.
+    /// Puts a float into every lane.
     fn splat(self, float: f32) -> Self::Floats;
 
     fn floats(self, floats: &[f32; 16]) -> Self::Floats;
 
-    /// The floats that lanes from 0 to 15 name.
+    /// Selects floats by indices from 0 to 15.
     fn pick(self, floats: &[f32; 16], lanes: Self::Words) -> Self::Floats;
 
-    /// float16 numbers, by their bits.
+    /// Converts float16 numbers, given by their bits.
     fn halves(self, halves: &[u16; 16]) -> Self::Floats;
 
-    /// bfloat16 numbers, by their bits.
+    /// Converts bfloat16 numbers, given by their bits.
     fn bfloats(self, bfloats: &[u16; 16]) -> Self::Floats;
 
     fn bytes(self, bytes: &[u8; 16]) -> Self::Floats;
@@ -99,42 +102,44 @@ pub trait Lanes: Copy {
 
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
 
-    /// `a b + c`, rounded once where the machine can.
+    /// Computes `a b + c`, rounded once if the machine can.
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     fn array(self, floats: Self::Floats) -> [f32; 16];
 
-    /// Asks for the memory that lies [`AHEAD`] bytes after `data`, for code that reads memory in order: processors that fetch ahead by
-    /// themselves stop at the end of a page. Does nothing where there is no stable function for it.
+    /// Requests the memory [`AHEAD`] bytes after `data`, for code that reads memory in order: hardware
+    /// prefetchers stop at the end of a page. Does nothing if there is no stable function for it.
     #[inline(always)]
     fn prefetch<T>(self, _data: &[T]) {}
 
-    /// Does work in a function of its own: one that is too large to be inlined keeps its vectors in memory.
+    /// Runs `work` in a function of its own, because a function that is too large to be inlined keeps its
+    /// vectors in memory.
     fn call<W: Work>(self, work: W) -> W::Output;
 }
 
-/// What is computed with lanes.
+/// A computation over lanes.
 pub trait Work {
     type Output;
 
-    /// It is to be inlined, so that it is compiled for the instructions of `lanes`.
+    /// Runs the computation. Implementations must be inlined, so that they are compiled for the instructions
+    /// of `lanes`.
     fn run<L: Lanes>(self, lanes: L) -> Self::Output;
 }
 
-/// Sets of instructions that lanes have, better ones last.
+/// Sets of instructions that lanes exist for, in ascending order of quality.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Instructions {
-    /// Those that every machine has
+    /// The instructions that every machine has.
     Plain,
     Neon,
-    /// NEON and its dot products
+    /// NEON and its dot products.
     NeonDotprod,
-    /// AVX2, FMA and F16C
+    /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX2, FMA, F16C and AVX-VNNI
+    /// AVX2, FMA, F16C and AVX-VNNI.
     AvxVnni,
-    /// AVX-512 F, BW, DQ, VL and VNNI
+    /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
 }
 
@@ -153,7 +158,7 @@ impl Instructions {
         }
     }
 
-    /// Whether this machine has them.
+    /// Whether this machine has the instructions.
     pub fn are_here(self) -> bool {
         match self {
             Self::Plain => true,
@@ -173,22 +178,22 @@ impl Instructions {
     }
 }
 
-/// The best instructions that [`run`] may use.
+/// Best set of instructions that [`run`] may use.
 static LIMIT: AtomicU8 = AtomicU8::new(Instructions::Avx512 as u8);
 
-/// Has [`run`] use no better instructions than these from now on, as on machines that have no others.
+/// Limits [`run`] to instructions no better than `best` from now on, as on machines without better ones.
 pub fn limit(best: Instructions) {
     LIMIT.store(best as u8, Ordering::Relaxed);
 }
 
-/// The instructions that [`run`] uses.
+/// Returns the set of instructions that [`run`] uses.
 pub fn best() -> Instructions {
     let limit = LIMIT.load(Ordering::Relaxed);
     let allowed = |instructions: &Instructions| *instructions as u8 <= limit && instructions.are_here();
     Instructions::ALL.into_iter().rev().find(allowed).unwrap_or(Instructions::Plain)
 }
 
-/// Does work with the best lanes of this machine.
+/// Runs `work` with the best lanes of this machine.
 pub fn run<W: Work>(work: W) -> W::Output {
     match best() {
         #[cfg(target_arch = "aarch64")]

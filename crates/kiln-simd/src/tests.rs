@@ -1,4 +1,4 @@
-//! Every set of instructions that this machine has computes what the plain code does.
+//! Tests that every set of instructions of this machine gives the results of the portable code.
 
 use crate::{Lanes, Work, portable::Portable};
 
@@ -20,11 +20,11 @@ impl Work for All {
         let small = lanes.and(all, 0x7f7f_7f7f);
         let four = lanes.and(lanes.shift_right(all, 4), 0x0f0f_0f0f);
         let (start, x) = (lanes.integers(-1000), i32::from_le_bytes([127, 129, 1, 200]));
-        // What is not subtracted from bytes is subtracted here.
+        // If 128 is not subtracted from the bytes, the correction is applied here.
         let sum = 128 * [127, -127, 1, -56].iter().sum::<i32>();
         let wide = lanes.integers(if L::SUBTRACTS_128 { 5 } else { 5 - sum });
         let number = lanes.floats(&floats);
-        // It changes nothing, and what lies ahead need not be there.
+        // The call changes nothing, and the memory ahead need not exist.
         lanes.prefetch(&floats);
         let results = [
             lanes.to_floats(lanes.dot(start, small, x)),
@@ -39,7 +39,7 @@ impl Work for All {
             lanes.bytes(&bytes),
             lanes.signed_bytes(&bytes),
             lanes.add(lanes.mul(number, lanes.splat(0.5)), number),
-            // Exact, so that rounding once or twice is one.
+            // Exact, so that rounding once or twice gives the same.
             lanes.mul_add(lanes.bytes(&bytes), lanes.splat(3.0), lanes.splat(-2.0)),
         ];
         let mut arrays: Vec<_> = results.map(|result| lanes.array(result)).into();
@@ -48,7 +48,7 @@ impl Work for All {
     }
 }
 
-/// Eight products of numbers of four bits, whose pairs come near to what 16 bits hold.
+/// Eight products of four-bit numbers, whose pairs come close to the limit of 16 bits.
 #[inline(always)]
 fn pairs<L: Lanes>(lanes: L, start: L::Words, four: L::Words, x: i32) -> L::Words {
     assert!(L::LARGEST_PAIR == 0 || 8 * 254 * 15 <= L::LARGEST_PAIR);

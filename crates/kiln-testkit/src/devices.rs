@@ -1,4 +1,4 @@
-//! Which devices the tests run on.
+//! Selection of the devices that tests run on.
 
 use std::{
     io::{self, Write},
@@ -8,21 +8,22 @@ use std::{
 use burn::tensor::Device;
 use kiln::device::{self, DeviceClass, DeviceInfo, DeviceName, Opened};
 
-/// The devices to test, with their names.
+/// Returns the devices to test, with their names.
 ///
-/// `KILN_TEST_DEVICES=cpu,wgpu,cuda` names them. Unset, they are the CPU and whatever GPUs this build can use here,
-/// software Vulkan included. Printed once, so that a run says what it covered.
+/// `KILN_TEST_DEVICES=cpu,wgpu,cuda` names them. If unset, they are the CPU and all GPUs that this build can
+/// use here, software Vulkan included. They are printed once, so that a run states what it covered.
 ///
-/// `KILN_INSTRUCTIONS=plain`, `avx2` or `avx-vnni` has the CPU compute as machines do that have no better instructions.
+/// `KILN_INSTRUCTIONS=plain`, `avx2` or `avx-vnni` makes the CPU compute like machines without better
+/// instructions.
 ///
 /// # Panics
-/// If a device that was named is not there: a test may not pass because it did not run.
+/// If a named device is missing: a test must not pass because it did not run.
 #[allow(clippy::panic, reason = "see above")]
 pub fn devices() -> Vec<(String, Device)> {
     opened().iter().map(|(name, opened)| (name.clone(), opened.device.clone())).collect()
 }
 
-/// The devices of [`devices`], with what is known of each.
+/// Returns the devices of [`devices`], with the information about each.
 #[allow(clippy::panic, reason = "see `devices`")]
 pub fn opened() -> &'static [(String, Opened)] {
     static DEVICES: OnceLock<Vec<(String, Opened)>> = OnceLock::new();
@@ -46,14 +47,14 @@ pub fn opened() -> &'static [(String, Opened)] {
         let devices: Vec<_> = names.into_iter().map(open).collect();
         for (name, opened) in &devices {
             let DeviceInfo { adapter, api, driver, .. } = &opened.info;
-            // Not a macro: the test harness keeps what those print to itself.
+            // Not `eprintln!`: the test harness captures the output of macros.
             let _ = writeln!(io::stderr(), "testing on {name}: {adapter} ({api}, {driver})");
         }
         devices
     })
 }
 
-/// One device of each kind there is.
+/// Returns one device of each kind that is present.
 fn present() -> Vec<String> {
     let (found, _) = device::list();
     let mut names: Vec<String> = Vec::new();

@@ -1,4 +1,4 @@
-//! What every cache must do, which devices it is shown on, and what transformers did.
+//! Laws of every cache, the devices under test, and conformance with recordings of transformers.
 #![forbid(unsafe_code)]
 
 pub mod conformance;

@@ -1,14 +1,17 @@
-//! Threads that share one computation after the other, each of some microseconds.
+//! A team of threads for a sequence of short shared computations, each of a few microseconds.
 //!
-//! A pass of a language model is hundreds of products, each of which waits for the one before. Two things make a pool of threads
-//! for tasks, such as rayon's, slow at them. Its threads sleep between products, and waking one takes as long as a product does. And
-//! who shares a product waits until every thread has had its part, even one that the system has not woken yet.
+//! A pass of a language model consists of hundreds of products, each of which waits for the previous one. Two
+//! properties make a task-based thread pool such as rayon's slow at them. Its threads sleep between products,
+//! and waking one takes as long as a product. And the caller waits until every thread has done its part, even
+//! one that the system has not woken yet.
 //!
-//! So threads of a [`Team`] look for more work for [`LINGER`] before they sleep, and yield their core to whatever else wants it. **Nobody waits
-//! for a thread that has not begun**: whoever shares a computation ends it when its own part returns.
+//! The threads of a [`Team`] therefore look for more work for [`LINGER`] before they sleep, and yield their
+//! core to others meanwhile. **Nobody waits for a thread that has not begun**: the caller ends the
+//! computation when its own part returns.
 //!
-//! **Invariant:** a computation is called only by threads that joined it, and nobody joins one that has ended. So it may borrow from the stack of
-//! the one who shares it: that is the one thing here that is `unsafe`.
+//! **Invariant:** a computation is called only by threads that joined it, and no thread joins one that has
+//! ended. A computation may therefore borrow from the stack of its caller; this is the only `unsafe` code
+//! here.
 
 #[cfg(test)]
 mod tests;
@@ -26,35 +29,35 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// For how long threads look for more work: longer than it takes to choose a token.
+/// How long threads look for more work: longer than it takes to choose a token.
 pub const LINGER: Duration = Duration::from_micros(500);
 
-/// Looks at what others do, before a thread yields its core.
+/// Number of checks before a waiting thread yields its core.
 const SPINS: usize = 256;
 
-/// The flag of [`Shared::joined`] that a computation can be joined.
+/// Flag in [`Shared::joined`] for a computation that can be joined.
 const OPEN: u64 = 1 << 63;
 
-/// Where in [`Shared::joined`] the number of the computation begins. Fewer threads than that fit below it.
+/// Lowest bit of the computation's number in [`Shared::joined`]. The number of joined threads fits below it.
 const NUMBER: u32 = 16;
 
-/// What is shared. To be called by several threads at the same time.
+/// A shared computation, to be called by several threads at the same time.
 type Work<'a> = &'a (dyn Fn() + Sync);
 
-/// Threads that help with computations.
+/// A team of threads that help with computations.
 #[derive(Debug)]
 pub struct Team {
     shared: Arc<Shared>,
-    /// Held by the one whose computation is shared.
+    /// Held by the caller whose computation is shared.
     leads: Mutex<()>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Team {
-    /// A team of that many threads, beside the one that calls [`share`](Self::share).
+    /// Creates a team of `threads` threads, in addition to the one that calls [`share`](Self::share).
     ///
     /// # Errors
-    /// What the system says where it has no more threads.
+    /// The system's error if it has no more threads.
     pub fn new(threads: usize) -> io::Result<Self> {
         let mut team = Self { shared: Arc::default(), leads: Mutex::default(), threads: Vec::new() };
         for i in 0..threads {
@@ -65,24 +68,26 @@ impl Team {
         Ok(team)
     }
 
-    /// How many threads help.
+    /// Number of threads that help.
     pub fn threads(&self) -> usize {
         self.threads.len()
     }
 
-    /// Calls `work` here, and once on each thread that has time for it meanwhile. It returns when all of them have returned from it.
+    /// Calls `work` here, and once on each thread that is free meanwhile. Returns when all of these calls
+    /// have returned.
     ///
-    /// So `work` takes pieces off a list until none is left. While another computation is shared, or from within one, it is called here alone.
+    /// `work` should therefore take pieces off a list until none is left. While another computation is
+    /// shared, or from within one, `work` is called only here.
     ///
     /// # Panics
-    /// Where `work` does, on any thread.
+    /// If `work` panics, on any thread.
     pub fn share(&self, work: &(dyn Fn() + Sync)) {
         let _leads = match self.leads.try_lock() {
             Ok(leads) => leads,
             Err(TryLockError::Poisoned(leads)) => leads.into_inner(),
             Err(TryLockError::WouldBlock) => return work(),
         };
-        // One that is there was left by a computation whose own thread panicked, too.
+        // A leftover panic is from a computation that also panicked on its own thread.
         let left = locked(&self.shared.panic).take();
         drop(left);
         {
@@ -109,22 +114,22 @@ impl Drop for Team {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Computations that have been shared so far
+    /// Number of computations that have been shared so far.
     begun: AtomicU64,
-    /// Threads that joined the computation, its number, and [`OPEN`]
+    /// Number of threads that joined the computation, the computation's number, and [`OPEN`].
     joined: AtomicU64,
-    /// The computation, while there are threads that joined it or may
+    /// The computation, as long as threads have joined it or may join it.
     work: AtomicPtr<Work<'static>>,
-    /// Threads that sleep, or are about to
+    /// Number of threads that sleep, or are about to.
     sleep: AtomicUsize,
     awake: Condvar,
     sleeping: Mutex<()>,
-    /// Of a thread that helped
+    /// Panic of a thread that helped.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stops: AtomicBool,
 }
 
-/// Ends the computation when it is dropped, and waits for the threads that joined it.
+/// Ends the computation when dropped, and waits for the threads that joined it.
 struct Ended<'a>(&'a Shared);
 
 impl Drop for Ended<'_> {
@@ -135,7 +140,7 @@ impl Drop for Ended<'_> {
 }
 
 impl Shared {
-    /// Has threads join `work` until what is returned is dropped.
+    /// Lets threads join `work` until the returned guard is dropped.
     fn open<'a>(&'a self, work: &'a Work<'_>) -> Ended<'a> {
         self.work.store(ptr::from_ref(work).cast_mut().cast(), Ordering::Relaxed);
         let number = self.begun.load(Ordering::Relaxed).wrapping_add(1);
@@ -145,17 +150,17 @@ impl Shared {
         ended
     }
 
-    /// Tells all threads to look.
+    /// Makes all threads check for work.
     fn begin(&self) {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        // Whoever counts itself later looks at what has begun before it sleeps.
+        // A thread that increments `sleep` later checks `begun` before it sleeps.
         if self.sleep.load(Ordering::SeqCst) > 0 {
             let _sleeping = locked(&self.sleeping);
             self.awake.notify_all();
         }
     }
 
-    /// What a thread does all its life.
+    /// Main loop of a thread.
     fn help(&self) {
         let mut seen = 0;
         loop {
@@ -179,21 +184,22 @@ impl Shared {
         self.sleep.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Helps with the computation, if it has not ended and is not the one that was `seen`. Returns its number.
+    /// Helps with the computation, unless it has ended or has the number `seen`. Returns the computation's
+    /// number.
     fn join(&self, seen: u64) -> Option<u64> {
         let number = |joined: u64| (joined & !OPEN) >> NUMBER;
         let one_more = |joined: u64| (joined & OPEN != 0 && number(joined) != seen).then_some(joined + 1);
         let joined = self.joined.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).ok()?;
         let work = self.work.load(Ordering::Relaxed);
-        // SAFETY: `open` has stored it before the flag that was seen, and whoever called it waits until `joined` is 0 before
-        // what it borrows ends.
+        // SAFETY: `open` stored the pointer before it set the flag that was seen here, and the caller of
+        // `open` waits until `joined` is 0 before the borrowed data ends.
         #[expect(unsafe_code, reason = "threads of a team outlive what they are lent")]
         let work: Work<'_> = unsafe { *work };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
             let mut first = locked(&self.panic);
             match *first {
                 None => *first = Some(panic),
-                // Dropping it may panic.
+                // Dropping the panic may panic.
                 Some(_) => mem::forget(panic),
             }
         }
@@ -202,7 +208,7 @@ impl Shared {
     }
 }
 
-/// Looks until it is true, or for that long. Returns whether it is.
+/// Waits until `is_true` returns true, or for the duration `most`. Returns whether it was true.
 fn wait_until(most: Option<Duration>, is_true: impl Fn() -> bool) -> bool {
     for _ in 0..SPINS {
         if is_true() {
@@ -220,7 +226,7 @@ fn wait_until(most: Option<Duration>, is_true: impl Fn() -> bool) -> bool {
     false
 }
 
-/// No code that can panic runs while they are locked.
+/// Locks a mutex. No code that can panic runs while one is locked.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -60,7 +60,7 @@ fn threads_help_after_they_slept() {
     }
 }
 
-/// Here no thread ever looks.
+/// In this test no thread ever checks for work.
 #[test]
 fn nobody_waits_for_a_thread_that_has_not_begun() {
     let shared = Shared::default();

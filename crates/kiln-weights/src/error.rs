@@ -1,4 +1,4 @@
-//! What can be wrong with a file of weights, or with numbers to pack. One sentence each.
+//! Errors in files of weights, and in numbers to pack. Each message is one sentence.
 
 use crate::{Format, Mixture};
 
@@ -10,7 +10,7 @@ pub enum Error {
     #[error("the weights cannot be read or written: {0}")]
     Io(#[from] std::io::Error),
 
-    /// The file is of another kind, or uses what is not supported.
+    /// The file has another format, or uses an unsupported feature.
     #[error("the file cannot be read as GGUF: {0}")]
     Unsupported(String),
 
@@ -18,15 +18,15 @@ pub enum Error {
     #[error("the GGUF file is damaged: {0}; get it again")]
     Damaged(String),
 
-    /// A metadata entry that is missing, of another type than is needed, or impossible.
+    /// A metadata entry is missing, has the wrong type, or has an impossible value.
     #[error("GGUF metadata `{key}` {why}")]
     Metadata { key: String, why: String },
 
-    /// What is to be written cannot be part of a GGUF file.
+    /// The data to be written cannot be part of a GGUF file.
     #[error("the GGUF file cannot be written: {0}")]
     Unwritable(String),
 
-    /// A model that GGUF has no keys for, or files of a folder that are not understood.
+    /// GGUF has no keys for the model, or a file of the folder is not understood.
     #[error("the model cannot become a GGUF file: {0}")]
     Unconvertible(String),
 
@@ -38,18 +38,18 @@ pub enum Error {
     #[error("unknown mixture of formats `{name}`; known: {}", Mixture::ALL.map(Mixture::name).join(", "))]
     UnknownMixture { name: String },
 
-    /// Bytes and numbers that do not belong together.
+    /// The number of bytes does not match the number of numbers.
     #[error(
         "{bytes} bytes do not hold {numbers} numbers in {format}; each {} numbers have {} bytes",
         .format.block(), .format.block_bytes()
     )]
     Length { format: Format, bytes: usize, numbers: usize },
 
-    /// Parts of a quantized matrix that contradict each other.
+    /// Parts of a quantized matrix contradict each other.
     #[error("its {part} {why}; get the folder again")]
     Quantized { part: &'static str, why: String },
 
-    /// A number that is not finite, or larger than the scales of the format can be. `at` is its index.
+    /// A number is not finite, or is larger than the scales of the format allow. `at` is its index.
     #[error(
         "number {at} is {value:e} and cannot be packed as {format}, which takes numbers from -{largest} to \
          {largest}; check the weights, or keep them in f32"

@@ -1,17 +1,18 @@
-//! The number formats of packed weights: their names, their sizes, packing and unpacking.
+//! Number formats of packed weights: names, sizes, packing and unpacking.
 
 use crate::Error;
 use crate::formats::{Layout, blocks_of_32, k_quants, plain, pytorch, tables};
 
-/// A number format of weights, with its bits for each number. Numbers are packed in blocks; a row of a matrix is a whole
-/// number of blocks. GGUF files have all formats but those whose blocks have a scale in float32.
+/// A number format of weights. The variants state their bits per number. Numbers are packed in blocks; a row
+/// of a matrix is a whole number of blocks. GGUF files have all formats except those whose blocks have a
+/// float32 scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// float32
     F32,
     /// float16
     F16,
-    /// bfloat16: float32 with 16 bits less of fraction
+    /// bfloat16: float32 with 16 fewer bits of fraction
     Bf16,
     /// 4.5 bits: blocks of 32 with a scale
     Q4_0,
@@ -39,7 +40,8 @@ pub enum Format {
     Iq4Xs,
     /// 4.25 bits: blocks of 32 with a power of two as scale, and floats of 4 bits
     Mxfp4,
-    /// 4.5 bits: blocks of 64 with a scale in float32, and a table of 16 quantiles of a normal distribution (bitsandbytes)
+    /// 4.5 bits: blocks of 64 with a scale in float32, and a table of 16 quantiles of a normal distribution
+    /// (bitsandbytes)
     Nf4,
     /// 4.5 bits: blocks of 64 with a scale in float32, and floats of 4 bits (bitsandbytes)
     Fp4,
@@ -106,47 +108,49 @@ impl Format {
         }
     }
 
-    /// The name in lower case, as `q4_k`.
+    /// Returns the name in lower case, such as `q4_k`.
     pub fn name(self) -> &'static str {
         self.layout().name
     }
 
-    /// The format with this name, in upper or lower case.
+    /// Returns the format with this name, in upper or lower case.
     ///
     /// # Errors
-    /// [`Error::UnknownFormat`].
+    /// [`Error::UnknownFormat`] if there is none.
     pub fn parse(name: &str) -> Result<Self, Error> {
         let mut formats = Self::ALL.into_iter();
         let found = formats.find(|format| format.name().eq_ignore_ascii_case(name));
         found.ok_or_else(|| Error::UnknownFormat { name: name.to_owned() })
     }
 
-    /// The number of this type in ggml's `enum ggml_type`, which GGUF files hold; `None` of a format that they do not have.
+    /// Returns the number of this type in ggml's `enum ggml_type`, which GGUF files hold; `None` for a format
+    /// that GGUF does not have.
     pub fn ggml_type(self) -> Option<u32> {
         self.layout().ggml_type
     }
 
-    /// Those that GGUF files have.
+    /// Returns the formats that GGUF files have.
     pub fn in_gguf() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|format| format.ggml_type().is_some())
     }
 
-    /// The format with this number in `enum ggml_type`, if it is supported.
+    /// Returns the format with this number in `enum ggml_type`, if it is supported.
     pub fn of_ggml_type(ggml_type: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.ggml_type() == Some(ggml_type))
     }
 
-    /// How many numbers a block holds.
+    /// Number of numbers in a block.
     pub fn block(self) -> usize {
         self.layout().block
     }
 
-    /// How many bytes a block has.
+    /// Number of bytes in a block.
     pub fn block_bytes(self) -> usize {
         self.layout().block_bytes
     }
 
-    /// How many bytes so many numbers have. `None` where they are not whole blocks, or the bytes overflow.
+    /// Returns the size of `numbers` numbers in bytes. `None` if they are not whole blocks, or if the size
+    /// overflows.
     pub fn bytes_of(self, numbers: usize) -> Option<usize> {
         match numbers % self.block() {
             0 => (numbers / self.block()).checked_mul(self.block_bytes()),
@@ -154,23 +158,25 @@ impl Format {
         }
     }
 
-    /// Unpacks whole blocks. The numbers of formats in GGUF files equal those of `gguf.quants.dequantize` (PyPI `gguf`) to the
-    /// bit; a NaN may have other bits.
+    /// Unpacks whole blocks. For formats in GGUF files, the numbers equal those of `gguf.quants.dequantize`
+    /// (PyPI `gguf`) bit for bit, except that a NaN may have other bits.
     ///
     /// # Errors
-    /// [`Error::Length`], where `bytes` are not exactly those of `numbers`. Nothing is written then.
+    /// [`Error::Length`] if `bytes` and `numbers` do not have matching lengths. Nothing is written in that
+    /// case.
     pub fn unpack(self, bytes: &[u8], numbers: &mut [f32]) -> Result<(), Error> {
         self.check_lengths(bytes.len(), numbers.len())?;
         (self.layout().unpack)(bytes, numbers);
         Ok(())
     }
 
-    /// Packs whole blocks as ggml does when it has no importance matrix, or as bitsandbytes does; integers with a zero point
-    /// reach from the smallest number of a block to the largest.
+    /// Packs whole blocks like ggml without an importance matrix, or like bitsandbytes. Integers with a zero
+    /// point span the range from the smallest to the largest number of a block.
     ///
     /// # Errors
-    /// [`Error::Length`], where `bytes` are not exactly those of `numbers`, and [`Error::Unpackable`], where a number is
-    /// not finite or too large. Nothing is written then. The float formats take every number.
+    /// [`Error::Length`] if `bytes` and `numbers` do not have matching lengths, and [`Error::Unpackable`] if
+    /// a number is not finite or too large. Nothing is written in that case. The float formats take every
+    /// number.
     pub fn pack(self, numbers: &[f32], bytes: &mut [u8]) -> Result<(), Error> {
         self.check_lengths(bytes.len(), numbers.len())?;
         self.check_numbers(numbers)?;
@@ -187,9 +193,9 @@ impl Format {
 
     fn check_numbers(self, numbers: &[f32]) -> Result<(), Error> {
         let Some(largest) = self.layout().largest else { return Ok(()) };
-        // False of NaN
+        // False for NaN.
         let fits = |number: f32| number.abs() <= largest;
-        // Without an early exit, the compiler vectorises it.
+        // Without an early exit, the compiler vectorises the loop.
         if numbers.iter().fold(true, |all, &number| all & fits(number)) {
             return Ok(());
         }

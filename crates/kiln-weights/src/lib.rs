@@ -1,4 +1,4 @@
-//! Number formats of packed weights, GGUF files, and matrices that PyTorch's quantizers packed.
+//! Number formats of packed weights, GGUF files, and matrices from PyTorch's quantizers.
 //!
 //! ```
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/weights/formats.gguf");

@@ -1,7 +1,7 @@
-//! Mixtures: which tensor of a model is packed in which format, as `q4_k_m`.
+//! Mixtures: the choice of a format for each tensor of a model, such as `q4_k_m`.
 //!
-//! Source: `llama_tensor_get_type` of llama.cpp (`src/llama-quant.cpp`), without an importance matrix. Names of tensors
-//! are those of GGUF files. `nf4` is not of llama.cpp.
+//! Source: `llama_tensor_get_type` of llama.cpp (`src/llama-quant.cpp`), without an importance matrix. Names
+//! of tensors are those of GGUF files. `nf4` does not exist in llama.cpp.
 
 use crate::{
     Error, Format,
@@ -11,8 +11,8 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// A choice of formats for the tensors of a model. Most matrices have the format that the name begins with; the head, and
-/// the values and the last matrices of some blocks, have more bits.
+/// A choice of formats for the tensors of a model. Most matrices have the format at the beginning of the
+/// name; the head, and the value and down projections of some blocks, have more bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mixture {
     F32,
@@ -39,28 +39,28 @@ pub enum Mixture {
     Nf4,
 }
 
-/// What a mixture needs to know of a model, beside the tensor itself.
+/// The facts about a model that a mixture depends on, in addition to the tensor itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outline {
     /// Number of blocks.
     pub blocks: usize,
-    /// The numbers of the blocks that have attention, in ascending order.
+    /// Numbers of the blocks that have attention, in ascending order.
     pub attention: Vec<usize>,
-    /// Experts of a block; 0 where there are none.
+    /// Experts per block; 0 if there are none.
     pub experts: usize,
-    /// Query heads for each key-value head of the first block; 0 where it has no attention.
+    /// Query heads per key-value head in the first block; 0 if it has no attention.
     pub queries_per_head: usize,
-    /// Whether the head is the matrix of the embeddings.
+    /// Whether the head shares the matrix of the embeddings.
     pub tied: bool,
-    /// Whether it is one of the large models, of 80 blocks, whose values get more bits (`LLM_TYPE_70B`).
+    /// Whether this is one of the large models, with 80 blocks, whose values get more bits (`LLM_TYPE_70B`).
     pub large: bool,
 }
 
 impl Outline {
-    /// The outline of a model in a GGUF file, from its metadata and the names of its tensors.
+    /// Creates the outline of a model in a GGUF file, from its metadata and the names of its tensors.
     ///
     /// # Errors
-    /// Keys of other types than are needed, and a file without `general.architecture` or `block_count`.
+    /// Keys of wrong types, and a file without `general.architecture` or `block_count`.
     pub fn of<'a>(
         metadata: &Metadata,
         tensors: impl Iterator<Item = &'a str> + Clone,
@@ -68,7 +68,7 @@ impl Outline {
         const KEY: &str = "general.architecture";
         let missing = |key: &str| Error::Metadata { key: key.to_owned(), why: "is missing".to_owned() };
         let architecture = metadata.text(KEY)?.ok_or_else(|| missing(KEY))?;
-        // Some models have a list, with a number for each block.
+        // Some models have a list with a number per block.
         let number = |key: &str| {
             let key = format!("{architecture}.{key}");
             let is_list = metadata.get(&key).is_some_and(|value| value.as_array().is_some());
@@ -96,12 +96,12 @@ impl Outline {
     }
 }
 
-/// What a matrix does, as far as mixtures tell them apart.
+/// The role of a matrix, as far as mixtures distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Embeddings,
     Head,
-    /// Also those that are one matrix with queries and keys.
+    /// Value projection, also if it is one matrix with queries and keys.
     Values,
     Keys,
     AttentionOutput,
@@ -152,7 +152,7 @@ impl Mixture {
         Self::Nf4,
     ];
 
-    /// The name, the format of most matrices, and the number in `enum llama_ftype`, if it has one.
+    /// Returns the name, the format of most matrices, and the number in `enum llama_ftype`, if there is one.
     const fn entry(self) -> (&'static str, Format, Option<u32>) {
         match self {
             Self::F32 => ("f32", Format::F32, Some(0)),
@@ -178,34 +178,36 @@ impl Mixture {
         }
     }
 
-    /// The name in lower case, as `q4_k_m`.
+    /// Returns the name in lower case, such as `q4_k_m`.
     pub fn name(self) -> &'static str {
         self.entry().0
     }
 
-    /// The format of most matrices.
+    /// Returns the format of most matrices.
     pub fn format(self) -> Format {
         self.entry().1
     }
 
-    /// The number in `general.file_type` (`enum llama_ftype`); `None` of a mixture that GGUF files cannot have.
+    /// Returns the number in `general.file_type` (`enum llama_ftype`); `None` for a mixture that GGUF files
+    /// cannot have.
     pub fn file_type(self) -> Option<u32> {
         self.entry().2
     }
 
-    /// The mixture with this name, in upper or lower case.
+    /// Returns the mixture with this name, in upper or lower case.
     ///
     /// # Errors
-    /// [`Error::UnknownMixture`].
+    /// [`Error::UnknownMixture`] if there is none.
     pub fn parse(name: &str) -> Result<Self, Error> {
         let mut all = Self::ALL.into_iter();
         let found = all.find(|mixture| mixture.name().eq_ignore_ascii_case(name));
         found.ok_or_else(|| Error::UnknownMixture { name: name.to_owned() })
     }
 
-    /// The format of the tensor `name` of this shape, rows first. Norms, biases, routers, convolutions and all vectors are float32.
+    /// Returns the format of the tensor `name` of this shape, rows first. Norms, biases, routers,
+    /// convolutions and all vectors are float32.
     ///
-    /// The columns are whole blocks of the format.
+    /// The columns are a whole number of the format's blocks.
     pub fn format_of(self, name: &str, shape: &[usize], model: &Outline) -> Format {
         let columns = shape.last().copied().unwrap_or(1);
         match is_packed(name, shape) {
@@ -215,14 +217,14 @@ impl Mixture {
         }
     }
 
-    /// The format, if the columns were whole blocks of it.
+    /// Returns the preferred format, which applies if the columns are a whole number of its blocks.
     fn preferred(self, name: &str, columns: usize, model: &Outline) -> Format {
         let block = names::block(name).unwrap_or(0);
         let blocks = model.blocks;
         let common = self.format();
         let has_eight = model.experts == 8;
         match Role::of(name) {
-            // bitsandbytes packs neither.
+            // bitsandbytes packs neither of them.
             Role::Embeddings | Role::Head if self == Self::Nf4 => Format::Q8_0,
             Role::Embeddings if !model.tied => common,
             Role::Embeddings | Role::Head => match self {
@@ -263,7 +265,7 @@ impl Mixture {
         }
     }
 
-    /// `place`: how many blocks before it have attention.
+    /// Returns the format of a value projection. `place` is the number of earlier blocks with attention.
     fn of_values(self, place: usize, model: &Outline) -> Format {
         let is_shared = model.queries_per_head >= 4;
         match self {
@@ -293,19 +295,19 @@ impl std::fmt::Display for Mixture {
 
 /// Whether a tensor may have another format than float32.
 fn is_packed(name: &str, shape: &[usize]) -> bool {
-    // One row is a vector to ggml.
+    // ggml treats a single row as a vector.
     let rows = shape.iter().rev().skip(1).any(|size| *size > 1);
     let kept = ["_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d"];
     rows && name.ends_with(".weight") && !kept.iter().any(|part| name.contains(part))
 }
 
-/// The first and the last eighth, and every third between them.
+/// Whether a block gets more bits: the first and the last eighth, and every third between them.
 fn needs_more(place: usize, of: usize) -> bool {
     let eighth = of / 8;
     place < eighth || place >= 7 * of / 8 || (place - eighth) % 3 == 2
 }
 
-/// A format of about as many bits that so many columns are whole blocks of.
+/// Returns a format with a similar number of bits whose blocks divide the columns.
 fn fitting(format: Format, columns: usize) -> Format {
     let fits = |format: Format| columns.is_multiple_of(format.block());
     let smaller = match format {

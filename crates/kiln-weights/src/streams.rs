@@ -1,10 +1,11 @@
-//! The layout of packed matrices in memory: the parts of blocks apart from each other, in words of 32 bits.
+//! The memory layout of packed matrices: the parts of blocks are separated, in words of 32 bits.
 //!
-//! Blocks of a file have 17 to 210 bytes, which vector units and GPUs cannot read as words. So codes, scales and minimums become
-//! streams. Nothing is rounded, and the bytes are those of the file, but for scales of six bits, which get eight.
+//! Blocks in a file have 17 to 210 bytes, which vector units and GPUs cannot read as words. Therefore codes,
+//! scales and minimums become separate streams. Nothing is rounded, and the number of bytes is that of the
+//! file, except that 6-bit scales get eight bits.
 //!
-//! Codes are placed so that vectors of four bytes come out of words by a shift and a mask. Four neighbours are a quad; a run of 32 numbers
-//! has eight. Quad q is byte for byte in
+//! Codes are placed so that a shift and a mask extract vectors of four bytes from words. Four adjacent codes
+//! are a quad; a run of 32 numbers has eight quads. Quad q is, byte for byte, in
 //!
 //! | bits | words of a run | word | shifted by |
 //! |---|---|---|---|
@@ -20,44 +21,46 @@ pub use crate::formats::Table;
 use self::places::Places;
 use crate::{Error, Format};
 
-/// Rows whose words lie side by side in [`Order::Sixteens`].
+/// Number of rows whose words are interleaved in [`Order::Sixteens`].
 pub const SIXTEEN: usize = 16;
 
-/// How the words of rows follow each other.
+/// The order of rows and their words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Row after row. A row has the low bits of all codes, then the high bits, the scales of groups, the minimums of groups,
-    /// and the scales of blocks, each of which begins with a word. A scale and a minimum in float16 share a word.
+    /// Row after row. A row has the low bits of all codes, then the high bits, the scales of groups, the
+    /// minimums of groups, and the scales of blocks, each of which begins at a word. A float16 scale and
+    /// minimum share a word.
     Rows,
-    /// Sixteen rows after sixteen rows, block after block. A block has the scales of sixteen rows, then their minimums, the scales
-    /// of each group, the minimums of each group, and then the codes of each run of 32: low bits, word by word, and high bits. So vector
-    /// units whose lanes are rows read it in order. Rows that are missing are 0.
+    /// Sixteen rows at a time, block after block. A block has the scales of sixteen rows, then their
+    /// minimums, the scales of each group, the minimums of each group, and then the codes of each run of 32:
+    /// low bits, word by word, and high bits. Therefore vector units whose lanes are rows read it
+    /// sequentially. Missing rows are 0.
     Sixteens,
 }
 
-/// How products with packed weights are computed on the CPU.
+/// The arithmetic of products with packed weights on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Arithmetic {
-    /// Vectors are rounded to signed bytes, with a scale for each 32 numbers, and multiplied in integers. Weights that are floats, or
-    /// places in a table of floats, are multiplied in float32.
+    /// Vectors are rounded to signed bytes, with a scale per 32 numbers, and multiplied in integers. Weights
+    /// that are floats, or indices into a table of floats, are multiplied in float32.
     #[default]
     Integers,
-    /// In float32.
+    /// Products are computed in float32.
     Floats,
 }
 
-/// Scales of the groups of a block.
+/// The representation of group scales in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupScales {
     /// The block is one group.
     One,
-    /// Signed bytes
+    /// Signed bytes.
     Signed,
-    /// Bytes, and as many for minimums
+    /// Bytes for scales, and as many for minimums.
     Bytes,
-    /// Four bits for the scale, and four for the minimum
+    /// Four bits for the scale, and four for the minimum.
     Nibbles,
-    /// The block is one group, and has the code of the number 0 in a byte
+    /// The block is one group, and has the code of the number 0 in a byte.
     Zeros,
 }
 
@@ -77,7 +80,7 @@ impl ScaleType {
         }
     }
 
-    /// The scale that has these bits.
+    /// Returns the scale that has these bits.
     fn read(self, bits: u32) -> f32 {
         match self {
             Self::F16 => half::f16::from_bits(bits as u16).to_f32(),
@@ -87,27 +90,27 @@ impl ScaleType {
     }
 }
 
-/// What words hold.
+/// The parameters of a packed layout.
 ///
-/// A number is `scale · s · (byte - offset) - minimum · m`, or `scale · (byte - offset) + minimum` of a block that is one group. An entry
-/// of a table takes the place of the byte, and a zero point that of the offset.
+/// A number is `scale · s · (byte - offset) - minimum · m`, or `scale · (byte - offset) + minimum` in a block
+/// that is one group. A table entry replaces the byte, and a zero point replaces the offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Streams {
-    /// Numbers of a block
+    /// Numbers per block.
     pub block: usize,
-    /// Low bits of a code
+    /// Low bits per code.
     pub low: usize,
-    /// High bits of a code
+    /// High bits per code.
     pub high: usize,
-    /// Numbers that share a scale: 16, or a multiple of 32
+    /// Numbers that share a scale: 16, or a multiple of 32.
     pub group: usize,
     pub groups: GroupScales,
-    /// Whether there is a minimum beside the float16 scale
+    /// Whether there is a minimum in addition to the float16 scale.
     pub has_minimum: bool,
     pub scale: ScaleType,
-    /// What codes stand for, if they are places in a table
+    /// The table that codes are indices into, if there is one.
     pub table: Option<Table>,
-    /// What is subtracted from a code
+    /// Offset that is subtracted from a code.
     pub offset: u8,
 }
 
@@ -115,13 +118,13 @@ pub struct Streams {
 #[derive(Clone, Debug)]
 pub(crate) struct Parts<const N: usize> {
     pub(crate) codes: [u8; N],
-    /// Of each group: its scale, or its zero point
+    /// Scale or zero point of each group.
     pub(crate) scales: [u8; 16],
-    /// Of each group
+    /// Minimum of each group.
     pub(crate) minimums: [u8; 16],
-    /// The bits of the scale, in its type
+    /// Bits of the block's scale, in its type.
     pub(crate) scale: u32,
-    /// The bits of a float16
+    /// Bits of the block's minimum, a float16.
     pub(crate) minimum: u16,
 }
 
@@ -132,18 +135,18 @@ impl<const N: usize> Default for Parts<N> {
 }
 
 impl Streams {
-    /// Blocks of 32 that are one group.
+    /// Creates the layout of blocks of 32 that are one group.
     pub(crate) const fn of_32(low: usize, high: usize, offset: u8, has_minimum: bool) -> Self {
         let (groups, scale) = (GroupScales::One, ScaleType::F16);
         Self { block: 32, low, high, group: 32, groups, has_minimum, scale, table: None, offset }
     }
 
-    /// Blocks that are one group, with a scale in float32.
+    /// Creates the layout of blocks that are one group, with a float32 scale.
     pub(crate) const fn in_float32(block: usize, bits: usize, groups: GroupScales) -> Self {
         Self { block, low: bits, group: block, groups, scale: ScaleType::F32, ..Self::of_32(0, 0, 0, false) }
     }
 
-    /// Blocks of 256.
+    /// Creates the layout of blocks of 256.
     pub(crate) const fn of_256(
         low: usize,
         high: usize,
@@ -159,8 +162,8 @@ impl Streams {
         Self { table: Some(table), ..self }
     }
 
-    /// Bytes of the parts of a block: low bits, high bits, scales of groups or their zero points, minimums of groups, and the scale of the
-    /// block with its minimum.
+    /// Returns the sizes of the parts of a block in bytes: low bits, high bits, scales or zero points of
+    /// groups, minimums of groups, and the scale of the block with its minimum.
     pub const fn parts(&self) -> [usize; 5] {
         let groups = self.block / self.group;
         let (scales, minimums) = match self.groups {
@@ -172,18 +175,18 @@ impl Streams {
         [self.block * self.low / 8, self.block * self.high / 8, scales, minimums, whole]
     }
 
-    /// Words of a row of so many blocks.
+    /// Returns the number of words in a row of `blocks` blocks.
     pub fn row_words(&self, blocks: usize) -> usize {
         self.parts().iter().map(|bytes| (bytes * blocks).div_ceil(4)).sum()
     }
 
-    /// Words of a block of sixteen rows.
+    /// Returns the number of words in a block of sixteen rows.
     pub const fn block_words(&self) -> usize {
         let [low, high, scales, minimums, whole] = self.parts();
         (low + high + scales + minimums + whole) * SIXTEEN / 4
     }
 
-    /// Words of so many rows of so many blocks.
+    /// Returns the number of words in `rows` rows of `blocks` blocks.
     pub fn words(&self, order: Order, rows: usize, blocks: usize) -> usize {
         match order {
             Order::Rows => rows * self.row_words(blocks),
@@ -191,7 +194,7 @@ impl Streams {
         }
     }
 
-    /// Places rows of blocks of `B` bytes in words: all bytes of [`words`](Self::words) for them.
+    /// Arranges rows of blocks of `B` bytes into words. `to` has the size of their [`words`](Self::words).
     pub(crate) fn arrange<const N: usize, const B: usize>(
         &self,
         parts_of: impl Fn(&[u8; B]) -> Parts<N>,
@@ -289,7 +292,7 @@ impl Streams {
         parts
     }
 
-    /// The numbers of a block.
+    /// Computes the numbers of a block.
     fn numbers(&self, parts: &Parts<256>, numbers: &mut [f32]) {
         let scale = self.scale.read(parts.scale);
         let minimum = half::f16::from_bits(parts.minimum).to_f32();
@@ -318,7 +321,7 @@ impl Streams {
     }
 }
 
-/// Numbers of `N` bytes of up to sixteen rows, column after column.
+/// Interleaves units of `N` bytes from up to sixteen rows, column after column.
 fn interleave<const N: usize>(rows: &[&[u8]], to: &mut [u8]) {
     let mut columns = rows.iter().map(|row| row.as_chunks::<N>().0.iter()).collect::<Vec<_>>();
     for sixteen in to.as_chunks_mut::<N>().0.as_chunks_mut::<SIXTEEN>().0 {
@@ -330,7 +333,7 @@ fn interleave<const N: usize>(rows: &[&[u8]], to: &mut [u8]) {
     }
 }
 
-/// A run of codes of so many bits; the first `4 · bits` bytes count.
+/// Packs a run of codes of `bits` bits; only the first `4 · bits` bytes are used.
 fn packed(bits: usize, codes: &[u8; 32]) -> [u8; 32] {
     let mut bytes = [0; 32];
     let words = bits;
@@ -355,7 +358,7 @@ fn unpacked(bits: usize, bytes: &[u8; 32]) -> [u8; 32] {
     codes
 }
 
-/// The word of a run that a quad is in, and its shift within each byte.
+/// Returns the word of a run that contains a quad, and its shift within each byte.
 fn place_of(bits: usize, words: usize, quad: usize) -> (usize, usize) {
     match bits {
         4 => (quad % words, quad / words * bits),
@@ -366,12 +369,13 @@ fn place_of(bits: usize, words: usize, quad: usize) -> (usize, usize) {
 }
 
 impl Format {
-    /// How blocks lie in words; `None` of floats.
+    /// Returns the arrangement of blocks in words; `None` for floats.
     pub const fn streams(self) -> Option<Streams> {
         self.layout().streams
     }
 
-    /// Words of a matrix `[rows, columns]`; `None` where a row is no whole number of blocks, or of words.
+    /// Returns the number of words in a matrix `[rows, columns]`; `None` if a row is not a whole number of
+    /// blocks, or of words.
     pub fn words(self, order: Order, rows: usize, columns: usize) -> Option<usize> {
         let Some(streams) = self.streams() else {
             let row = columns * self.block_bytes();
@@ -383,10 +387,10 @@ impl Format {
         columns.is_multiple_of(streams.block).then(|| streams.words(order, rows, columns / streams.block))
     }
 
-    /// Places rows, which follow each other in `bytes` as in a file, in words (little endian).
+    /// Arranges rows, which are consecutive in `bytes` as in a file, into words (little endian).
     ///
     /// # Errors
-    /// [`Error::Length`] where bytes and words do not belong together. Nothing is written then.
+    /// [`Error::Length`] if the lengths of bytes and words do not match. Nothing is written in that case.
     pub fn arrange(self, order: Order, columns: usize, bytes: &[u8], words: &mut [u8]) -> Result<(), Error> {
         let wrong = || Error::Length { format: self, bytes: bytes.len(), numbers: columns };
         let row = self.bytes_of(columns).filter(|row| *row > 0).ok_or_else(wrong)?;
@@ -409,10 +413,10 @@ impl Format {
         Ok(())
     }
 
-    /// The numbers of rows of a matrix in words, as [`unpack`](Self::unpack) gives them.
+    /// Returns the numbers of rows of a matrix in words, equal to those of [`unpack`](Self::unpack).
     ///
     /// # Errors
-    /// [`Error::Length`] where words and columns do not belong together, or where a row is not there.
+    /// [`Error::Length`] if the lengths of words and columns do not match, or if a row does not exist.
     pub fn numbers_of_rows(
         self,
         order: Order,

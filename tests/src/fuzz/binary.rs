@@ -1,4 +1,4 @@
-//! The corpus through the real binary, as users meet it.
+//! Runs the fuzz corpus through the real binary.
 
 use std::{
     fs::{self, File},
@@ -18,12 +18,13 @@ use super::{
 };
 use crate::support::fixtures_of;
 
-/// For all of a test.
+/// Time limit of a whole test.
 const ALL: Duration = Duration::from_secs(20);
-/// For one command: it hangs. The slowest takes a second, and many on a busy machine.
+/// Time limit of one command, after which it counts as hanging. The slowest command takes a second, and
+/// longer on a busy machine.
 const ONE: Duration = Duration::from_secs(60);
 
-/// The binary beside this one; `None` where it was not built.
+/// Returns the path of the binary next to this one; `None` if it was not built.
 fn binary() -> Option<PathBuf> {
     let me = std::env::current_exe().unwrap();
     let name = format!("kiln{}", std::env::consts::EXE_SUFFIX);
@@ -31,7 +32,7 @@ fn binary() -> Option<PathBuf> {
     binary.is_file().then_some(binary)
 }
 
-/// A model folder with everything in it but what a file of the corpus takes the place of.
+/// Creates a complete model folder, in which a file of the corpus replaces one of the files.
 fn model(folder: &Path, name: &str) -> PathBuf {
     let to = folder.join("model");
     _ = fs::remove_dir_all(&to);
@@ -43,7 +44,7 @@ fn model(folder: &Path, name: &str) -> PathBuf {
     to
 }
 
-/// Runs one command; what is wrong with the way it ends.
+/// Runs one command. Returns an error if it does not end properly.
 fn ends_badly(binary: &Path, folder: &Path, args: &[&str]) -> Option<String> {
     let [out, err] = ["out", "err"].map(|name| folder.join(name));
     fs::write(folder.join("in"), "hello\n").unwrap();
@@ -57,7 +58,7 @@ fn ends_badly(binary: &Path, folder: &Path, args: &[&str]) -> Option<String> {
         .unwrap();
     let code = code(&mut child);
     let said = String::from_utf8_lossy(&fs::read(&err).unwrap()).into_owned();
-    // What clap says has lines of its own, and repeats the user's words as they are.
+    // Messages of clap span several lines and repeat the user's words verbatim.
     let clap = said.contains("try '--help'");
     let is_error = |line: &&str| line.starts_with("error:");
     let others =
@@ -76,7 +77,7 @@ fn ends_badly(binary: &Path, folder: &Path, args: &[&str]) -> Option<String> {
     Some(format!("kiln {args:?} {wrong}: {code:?} {said:?}"))
 }
 
-/// The exit code; `None` where it takes too long or a signal ended it.
+/// Returns the exit code; `None` if the process takes too long or was ended by a signal.
 fn code(child: &mut Child) -> Option<i32> {
     let begun = Instant::now();
     while begun.elapsed() < ONE {
@@ -97,7 +98,7 @@ fn the_corpus_never_panics_the_binary() {
     let fingerprints = fingerprints();
     let begun = Instant::now();
     let (mut run, mut left, mut failed) = (0, 0, Vec::new());
-    // One of each target in turn, so that little time is enough for some of all.
+    // Takes one file of each target in turn, so that a short run covers all targets.
     let mut files: Vec<(usize, &str, PathBuf)> = Vec::new();
     for target in TARGETS {
         files.extend(corpus(target.name).into_iter().enumerate().map(|(at, path)| (at, target.name, path)));
@@ -132,11 +133,11 @@ fn the_corpus_never_panics_the_binary() {
             }
             "cache_file" => {
                 model(folder.path(), "llama");
-                // The tokenizer is no part of a fingerprint.
+                // The tokenizer is not part of a fingerprint.
                 fs::write(named("cache"), signed(&bytes, &fingerprints).unwrap_or(bytes)).unwrap();
                 kiln(&["run", "-n", "2", "-m", &named("model"), "--load-cache", &named("cache")]);
             }
-            // The binary does not read them.
+            // The binary does not read these formats.
             "conversation" | "audio" => {}
             _ => {
                 let model = model(folder.path(), "llama");
@@ -158,7 +159,7 @@ fn the_corpus_never_panics_the_binary() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// A few command lines that users did not mean.
+/// Runs a few malformed command lines.
 #[test]
 fn words_never_panic_the_binary() {
     let Some(binary) = binary() else { return println!("skipped: kiln was not built") };
@@ -200,7 +201,7 @@ fn words_never_panic_the_binary() {
         let mut args = vec![command.to_owned(), if command == "run" { "hello" } else { demo }.to_owned()];
         for _ in 0..1 + random.below(3) {
             let word = String::from_utf8_lossy(&pool.mutated(&mut random)).replace('\0', "");
-            // Nothing is to be written but in the folder that goes away.
+            // Files are written only to the temporary folder.
             let option = random.pick(&options);
             let word = if option.starts_with("--save") {
                 format!("{}/{}", folder.path().display(), word.len())

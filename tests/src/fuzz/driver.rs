@@ -1,4 +1,4 @@
-//! Runs targets, each in a process of its own: what crashes, hangs or takes too much memory leaves its input behind.
+//! Runs each target in a separate process. An input that crashes, hangs or takes too much memory is saved.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,36 +19,36 @@ use super::{
     put,
 };
 
-/// KiB of addresses that a process may have.
+/// Limit of the address space of a process, in KiB.
 const MEMORY: usize = 4 << 20;
-/// For one input.
+/// Time limit of one input.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Processes of one target that may end before their time.
+/// Maximum number of processes of one target that may end early.
 const MOST_CRASHES: usize = 8;
-/// Panics at one place that are told one by one.
+/// Maximum number of panics at one place that are reported individually.
 const MOST_OF_A_PLACE: usize = 1;
 
-/// What a process tells the one that started it.
+/// The report of a child process.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Told {
     inputs: u64,
     accepted: u64,
     seconds: f64,
-    /// Seconds of the input that took longest, which is kept
+    /// Seconds taken by the slowest input, which is kept
     slowest: f64,
-    /// Files of the corpus, and seeds, that were run
+    /// Number of corpus files and seeds that were run
     given: usize,
     failures: Vec<(String, PathBuf)>,
 }
 
-/// What a process is asked.
+/// The task of a child process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Asked {
     target: String,
     folder: PathBuf,
     seconds: f64,
     seed: u64,
-    /// Files of the corpus, and seeds, that are not run again
+    /// Number of corpus files and seeds that are not run again
     skip: usize,
 }
 
@@ -65,7 +65,7 @@ fn no_input_crashes_hangs_or_panics() {
     let targets: Vec<&Target> = TARGETS.iter().filter(chosen).collect();
     assert!(!targets.is_empty(), "KILN_FUZZ_TARGETS names none");
     let (next, failures) = (Mutex::new(targets.iter()), Mutex::new(Vec::new()));
-    // One is started while another is under way.
+    // Two targets run at the same time.
     thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -88,7 +88,7 @@ fn no_input_crashes_hangs_or_panics() {
     assert!(lines.is_empty(), "{} inputs failed:\n{}", lines.len(), lines.join("\n"));
 }
 
-/// Runs a target until its time is over, in as many processes as that takes.
+/// Runs a target until its time is over, in as many processes as necessary.
 fn all(target: &Target) -> Told {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz").join(target.name);
     _ = fs::remove_dir_all(&folder);
@@ -118,7 +118,7 @@ fn all(target: &Target) -> Told {
         all.given = all.given.max(told.given);
         all.failures.extend(told.failures);
         let Err(why) = ended else { return all };
-        // The input that was under way, of which nothing was told.
+        // Counts the input that was running, which the process did not report.
         all.given += usize::from(told.inputs == (told.given.saturating_sub(asked.skip)) as u64);
         let culprit = folder.join(format!("ended-{process}"));
         _ = fs::copy(folder.join("current"), &culprit);
@@ -148,7 +148,7 @@ fn start(asked: &Asked) -> Child {
     command.stdout(said.try_clone().unwrap()).stderr(said).spawn().unwrap()
 }
 
-/// Waits for the end of a process, or ends it where one input takes too long.
+/// Waits for the end of a process, or kills it if one input takes too long.
 fn watched(mut child: Child, folder: &Path) -> Result<(), String> {
     let begun = Instant::now();
     let since_last = || {
@@ -159,7 +159,7 @@ fn watched(mut child: Child, folder: &Path) -> Result<(), String> {
         if let Some(status) = child.try_wait().unwrap() {
             return if status.success() { Ok(()) } else { Err(ended(status)) };
         }
-        // The process notices by itself what takes a little longer.
+        // The process itself detects slightly slow inputs.
         if since_last().unwrap_or_else(|| begun.elapsed()).min(begun.elapsed()) > 2 * LONGEST {
             _ = child.kill();
             _ = child.wait();
@@ -173,16 +173,16 @@ fn ended(status: ExitStatus) -> String {
     format!("the process ended ({status})")
 }
 
-/// What the last panic said, and where. Those that somebody catches count too: none is meant to happen.
+/// Message and place of the last panic. Caught panics count too: none is expected.
 static PANIC: Mutex<Option<(String, String)>> = Mutex::new(None);
 
-/// The other side: does nothing but in a process that [`start`] started.
+/// The child process: does nothing unless [`start`] started it.
 #[test]
 fn one_process() {
     let Ok(asked) = std::env::var(ASKED) else { return };
     let asked: Asked = serde_json::from_str(&asked).unwrap();
     let target = TARGETS.iter().find(|target| target.name == asked.target).unwrap();
-    // Before anything else sets one, which may stay silent about panics that it expects.
+    // Set before any other hook, which may silence panics that it expects.
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         let said = panic.payload_as_str().unwrap_or("says nothing").to_owned();
@@ -252,14 +252,14 @@ fn process(target: &Target, asked: &Asked) {
     println!("panics that came again: {often:?}");
 }
 
-/// Where an input panics, and what that says.
+/// Returns the place and message of a panic caused by an input.
 fn failure(run: &mut super::Run, input: &[u8], accepted: &mut u64) -> Option<(String, String)> {
     let ended = catch_unwind(AssertUnwindSafe(|| run(input)));
     *accepted += u64::from(matches!(ended, Ok(true)));
     PANIC.lock().unwrap().take()
 }
 
-/// The smallest input that panics where `input` does, as far as a few seconds find it.
+/// Returns the smallest input found within a few seconds that panics at the same place as `input`.
 fn smallest(run: &mut super::Run, input: &[u8], place: &str, folder: &Path) -> Vec<u8> {
     let (begun, mut smallest) = (Instant::now(), input.to_vec());
     'again: loop {

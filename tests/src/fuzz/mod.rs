@@ -1,14 +1,15 @@
-//! Inputs that nobody wrote, for everything that strangers' files and users' words reach: none may end in a panic, a crash,
-//! a hang or a lack of memory.
+//! Fuzzing of everything that reads untrusted files or user input: no input may cause a panic, a crash, a
+//! hang or exhaustion of memory.
 //!
-//! Every target runs the files in `tests/fuzz/corpus/TARGET`, one for each defect that is known, and then its seeds with
-//! mutations, for `KILN_FUZZ_SECONDS` (3) from the seed `KILN_FUZZ_SEED` on; `KILN_FUZZ_TARGETS=a,b` runs only some. What
-//! failed is saved in `target/tmp/fuzz/TARGET`, and belongs into the corpus once it is understood.
+//! Every target runs the files in `tests/fuzz/corpus/TARGET`, one for each known defect, and then mutations
+//! of its seeds, for `KILN_FUZZ_SECONDS` (3), starting from the seed `KILN_FUZZ_SEED`;
+//! `KILN_FUZZ_TARGETS=a,b` runs only some targets. Failing inputs are saved in `target/tmp/fuzz/TARGET`, and
+//! belong in the corpus once they are understood.
 //!
-//! Why no `cargo fuzz`: it would build burn and all other dependencies a second time, with instrumentation, on every
-//! machine. What is fuzzed here is mostly JSON, in JSON, in safetensors, with checksums; mutations
-//! that know these formats get behind the parsers, where bytes alone with the help of coverage hardly do. So this is a part
-//! of the test binary as any other, at the cost of seconds.
+//! `cargo fuzz` is not used because it would build burn and all other dependencies a second time, with
+//! instrumentation, on every machine. The inputs are mostly JSON, in JSON, in safetensors, with checksums.
+//! Mutations that know these formats get past the parsers, which byte mutations guided by coverage hardly do.
+//! Fuzzing is therefore an ordinary part of the test binary, at the cost of seconds.
 
 mod binary;
 mod driver;
@@ -19,20 +20,20 @@ use std::path::{Path, PathBuf};
 
 use mutate::Format;
 
-/// What is fuzzed.
+/// A fuzz target.
 struct Target {
     name: &'static str,
     format: Format,
-    /// Inputs that are right.
+    /// Valid inputs.
     seeds: fn() -> Vec<Vec<u8>>,
-    /// Makes what all inputs need, in an empty folder that is the target's own.
+    /// Creates the shared state of all inputs, in an empty folder that belongs to the target.
     prepare: fn(&Path) -> Run,
 }
 
-/// Takes an input as far as it goes. Returns whether it was taken, and not refused.
+/// Processes an input as far as possible. Returns whether the input was accepted.
 type Run = Box<dyn FnMut(&[u8]) -> bool>;
 
-/// Every target. A line here is all that it takes.
+/// All targets. A new target needs only a line here.
 const TARGETS: &[Target] = &[
     targets::weights::TARGET,
     targets::gguf::TARGET,
@@ -47,8 +48,8 @@ const TARGETS: &[Target] = &[
     targets::audio::TARGET,
 ];
 
-/// Writes a small file many times. One that is emptied first is written to the disk by some systems when it is closed, at
-/// the cost of most inputs a second.
+/// Overwrites a small file repeatedly. Some systems write a truncated file to the disk when it is closed,
+/// which would greatly reduce the number of inputs per second.
 fn put(path: &Path, bytes: &[u8]) {
     use std::io::Write;
 
@@ -57,7 +58,7 @@ fn put(path: &Path, bytes: &[u8]) {
     file.set_len(bytes.len() as u64).unwrap();
 }
 
-/// The files of the corpus of one target, in order of their names.
+/// Returns the corpus files of one target, sorted by name.
 fn corpus(target: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let mut files: Vec<PathBuf> =

@@ -1,8 +1,8 @@
-//! What attention means, in plain loops.
+//! The definition of attention, in plain loops.
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use kiln::expert::{
-    kernels::{Attention, AttentionPacked, AttentionShape, Kernel, KvUnpack},
+    kernels::{Attention, AttentionPacked, AttentionShape, Checked, Kernel, KvUnpack},
     memory::{PackedBuffer, Packing, Positions},
     read_back,
 };
@@ -11,13 +11,13 @@ fn numbers<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
     read_back::read(tensor.clone()).unwrap().iter().collect()
 }
 
-/// The slot of a position in a ring.
+/// Returns the slot of a position in a ring buffer.
 fn slot(position: usize, origin: usize, slots: usize) -> usize {
     (position as i64 - origin as i64).rem_euclid(slots as i64) as usize
 }
 
-/// `softmax(scale · q kᵀ) v`, one query after the other. `oldest`: the first position that a row holds; `at`: the key and the
-/// value of a head (of all rows) at a position.
+/// Computes `softmax(scale · q kᵀ) v`, one query at a time. `oldest` returns the first position that a row
+/// holds; `at` returns the key and value of a head (over all rows) at a position.
 fn loops<'a>(
     q: &Tensor<4>,
     kv_heads: usize,
@@ -53,14 +53,14 @@ fn loops<'a>(
 }
 
 fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
-    let [_, kv_heads, slots, head_dim] = chain[0].keys.dims();
+    let ([_, kv_heads, _, head_dim], slots) = (chain[0].keys.dims(), chain[0].slots());
     let new = q.dims()[2];
     let alone = chain.len() == 1;
     let behind = if shape.causal { new } else { 1 };
     let start = chain[0].start;
     let buffers: Vec<_> = chain.iter().map(|kv| [&kv.keys, &kv.values].map(numbers)).collect();
     let oldest = |row: usize| match alone {
-        // Slots hold the latest positions.
+        // The slots hold the latest positions.
         true => start.max((positions.on_host[row].first + behind).saturating_sub(slots)),
         false => start,
     };
@@ -68,7 +68,8 @@ fn dense(Attention { q, chain, positions, shape }: Attention) -> TensorData {
         let (kv, numbers) =
             chain.iter().zip(&buffers).rfind(|(kv, _)| alone || kv.origin <= position).unwrap();
         let slots = kv.keys.dims()[2];
-        let vector = head * slots + slot(position, kv.origin, slots);
+        let vector =
+            head * slots + positions.on_host[head / kv_heads].base + slot(position, kv.origin, slots);
         numbers.each_ref().map(|numbers| &numbers[vector * head_dim..][..head_dim])
     };
     loops(&q, kv_heads, (&positions, &shape), oldest, at)

@@ -1,4 +1,4 @@
-//! What kernels write in place, and what they do not.
+//! Which tensors kernels write in place, and which they do not.
 
 use burn::tensor::{DType, Tensor};
 use kiln::expert::{
@@ -17,7 +17,7 @@ fn kv_append_writes_in_place_where_nothing_else_holds_the_buffer() {
                 continue;
             }
             let new = || Tensor::<4>::ones([1, 2, 2, 8], (&device, DType::F32));
-            // Into the last slot and the first.
+            // Wraps around from the last slot to the first.
             let positions = |first| Positions::all_at(first, 1, &device);
             let buffer = Tensor::<4>::zeros([1, 2, 16, 8], (&device, DType::F32));
             let values = Tensor::<4>::ones([1, 2, 16, 8], (&device, DType::F32));
@@ -46,7 +46,7 @@ fn kv_append_writes_each_row_where_it_stands() {
         for (choice, kernels) in choices(&name, &device) {
             let zeros = || Tensor::<4>::zeros([3, 1, 4, 1], (&device, DType::F32));
             let new = Tensor::<4>::from_data([[[[1.0], [2.0]]], [[[3.0], [4.0]]], [[[5.0], [6.0]]]], &device);
-            let rows = [5, 0, 3].map(|first| RowPosition { first, visible_from: 0 });
+            let rows = [5, 0, 3].map(|first| RowPosition { first, ..RowPosition::default() });
             let positions = Positions::new(rows.into(), &device);
             let [keys, _] = append(&kernels, [zeros(), zeros()], [new.clone(), new], positions);
             let keys: Vec<f32> = read_back::read(keys).unwrap().try_into_vec().unwrap();
@@ -74,7 +74,7 @@ fn addresses([keys, values]: [Tensor<4>; 2], device: &str) -> ([Tensor<4>; 2], [
     ([keys, values], [a, b])
 }
 
-/// The tensor, and what tells its memory from others'.
+/// Returns the tensor and an address that identifies its memory.
 fn address(tensor: Tensor<4>, device: &str) -> (Tensor<4>, usize) {
     match device {
         #[cfg(feature = "cpu")]

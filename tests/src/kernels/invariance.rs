@@ -1,4 +1,4 @@
-//! What a row or a token comes to does not depend on what is computed beside it, bit for bit.
+//! The result of a row or token does not depend on what is computed in the same launch, bit for bit.
 
 use burn::tensor::DType;
 use kiln::expert::kernels::{Choice, Kernels, Path};
@@ -13,11 +13,12 @@ fn rows_and_tokens_do_not_depend_on_those_beside_them() {
             [DType::F32, DType::F16, DType::BF16].into_iter().filter(|&dtype| device.supports_dtype(dtype))
         {
             for (choice, _) in choices(name, device) {
-                // On GPUs, `auto` is one of the others. References are hundreds of launches there, of Burn's own kernels.
+                // On GPUs, `auto` is one of the other choices. References take hundreds of launches of Burn's
+                // own kernels there.
                 if name != "cpu" && [Choice::Auto, Choice::Reference].contains(&choice) {
                     continue;
                 }
-                // Other types are other loads and stores, not other sums.
+                // Other types change loads and stores, not sums.
                 let every = match (dtype, choice) {
                     (DType::F32, Choice::Wgsl) => 1,
                     (DType::F32, _) => 2,

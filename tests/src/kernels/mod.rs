@@ -17,7 +17,7 @@ use kiln::{
     },
 };
 
-/// The choices a device takes, in a test that fails where it takes others.
+/// Returns the choices that a device supports, and checks that these are the expected ones.
 fn choices(name: &str, device: &Device) -> Vec<(Choice, Kernels)> {
     let takes: &[Choice] = match name {
         "cpu" => &[Choice::Auto, Choice::Reference],
@@ -36,7 +36,7 @@ fn choices(name: &str, device: &Device) -> Vec<(Choice, Kernels)> {
     kernels
 }
 
-/// The implementation that a choice selects on a device.
+/// Returns the implementation that a choice selects on a device.
 fn path(choice: Choice, device: &str) -> Path {
     match (choice, device) {
         (Choice::Reference, _) => Path::Reference,
@@ -46,7 +46,7 @@ fn path(choice: Choice, device: &str) -> Path {
     }
 }
 
-/// All kernels, or the one that `KILN_TEST_KERNEL` names.
+/// Returns all kernels, or the one that `KILN_TEST_KERNEL` names.
 fn kernels() -> Vec<&'static KernelInfo> {
     let wanted = std::env::var("KILN_TEST_KERNEL").ok();
     let is_wanted = |kernel: &&KernelInfo| wanted.as_ref().is_none_or(|name| name == kernel.name);
@@ -72,14 +72,15 @@ fn implementations_agree_with_the_reference() {
                     continue;
                 }
                 for (choice, _) in choices(name, device) {
-                    // On GPUs, `auto` is one of the others.
+                    // On GPUs, `auto` is one of the other choices.
                     if name != "cpu" && choice == Choice::Auto {
                         continue;
                     }
-                    // References on GPUs are up to hundreds of launches, and of Burn's operations, which Burn tests.
+                    // References on GPUs take up to hundreds of launches of Burn's operations, which Burn
+                    // itself tests.
                     let every = match (name.as_str(), choice) {
                         ("wgpu" | "cuda", Choice::Reference) => 16,
-                        // The types differ in loads and stores.
+                        // The types differ only in loads and stores.
                         ("wgpu" | "cuda", _) if dtype != DType::F32 => 2,
                         _ => 1,
                     };
@@ -105,7 +106,7 @@ fn implementations_agree_with_the_reference() {
     assert!(failures.is_empty(), "{} cases fail:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// Devices that take subnormal float16 numbers for 0 have other texts of shaders with packed weights.
+/// Devices that flush subnormal float16 numbers to 0 use other shaders for packed weights.
 #[test]
 fn shaders_unpack_scales_by_integers_where_a_device_has_to() {
     let devices = kiln_testkit::devices::opened();

@@ -1,9 +1,9 @@
-//! Products of matrices are as exact as their type: float32 is not rounded to fewer bits on the way.
+//! Matrix products are as exact as their type: float32 is not rounded to fewer bits internally.
 
 use burn::tensor::{DType, Tensor, TensorData};
 use kiln::expert::kernels::product;
 
-/// Numbers whose last bits matter.
+/// Returns numbers whose last bits matter.
 fn numbers(n: usize, seed: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 + seed * 104_729) % 8191) as f32 / 4096.0 - 1.0).collect()
 }
@@ -23,7 +23,7 @@ fn float32_is_multiplied_as_float32() {
                 Tensor::<3>::from_data(TensorData::new(data.to_vec(), shape), (device, DType::F32))
             };
             let [left, right] = [tensor(&a, [batch, m, k]), tensor(&b, [other, k, n])];
-            // As it is in memory, and as a view across it.
+            // Once contiguous in memory, and once as a transposed view.
             let across = tensor(&a, [batch, m, k]).transpose().clone() * 1.0;
             for left in [left, across.transpose()] {
                 let got: Vec<f32> = product(left, right.clone()).into_data().iter().collect();

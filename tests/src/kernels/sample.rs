@@ -1,4 +1,4 @@
-//! Tokens that are chosen on the device, beside those that the host's processors and a draw in float64 give.
+//! Tokens sampled on the device, compared with the host's processors and a draw in float64.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use half::f16;
@@ -13,19 +13,19 @@ use kiln::{
 
 use super::choices;
 
-/// How far a draw may be from the border of the token that it gives, as a share of all weights: an exponential is off by
-/// a few roundings, and by those of its argument, which is 20 at most where it matters; a sum by one for each number that a
-/// lane adds.
+/// Maximum distance of a draw from the interval of the sampled token, as a fraction of the total weight. An
+/// exponential has a few rounding errors and those of its argument, whose magnitude is at most 20 where it
+/// matters; a sum has one for each number that a lane adds.
 const ROUNDING: f64 = 2e-5;
 
 #[derive(Clone, Copy, Debug)]
 enum Scores {
-    /// From -8 to 8, or to 24 where they are many: so that few of them count.
+    /// From -8 to 8, or to 24 in a large vocabulary, so that only few tokens have a significant weight.
     Usual,
-    /// Few different ones, so that each has many equals.
+    /// Few distinct scores, so that each occurs many times.
     Ties,
     Equal,
-    /// Every other token is impossible.
+    /// Every other token is masked out.
     Removed,
     /// Only the last token is possible.
     One,
@@ -72,7 +72,7 @@ fn cases() -> Vec<Given> {
     cases
 }
 
-/// Numbers of 24 bits, the same on every device.
+/// Returns a generator of 24-bit numbers, the same on every device.
 fn random(mut seed: u64) -> impl FnMut() -> u32 {
     move || {
         seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -106,7 +106,7 @@ impl Given {
         (0..self.vocab).map(logit).collect()
     }
 
-    /// Tokens that occurred before.
+    /// Returns tokens that occurred before.
     fn prompt(&self, row: usize) -> Vec<TokenId> {
         [0, row, 3 * row + 1].map(|id| (id % self.vocab) as TokenId).to_vec()
     }
@@ -127,12 +127,13 @@ impl Given {
         format!("{} {:?} {:?}", self.vocab, self.scores, self.sampling())
     }
 
-    /// The host's scores, of what the settings do; `None` where another rounding would remove other tokens.
+    /// Computes the host's scores after all processors; `None` if a different rounding would remove other
+    /// tokens.
     fn scores(&self, logits: &[f32], ids: &[TokenId]) -> Option<Vec<f32>> {
         let mut scores = logits.to_vec();
         let row = RowState { index: 0, ids, generated: 0, padding: 0, len: ids.len(), remaining: None };
         let config = &self.config;
-        // One at a time, in their order.
+        // One processor at a time, in order.
         let alone = GenerationConfig::new().do_sample(true).top_k(0);
         let mut one = [alone.clone(), alone.clone(), alone.clone(), alone.clone(), alone];
         one[0].repetition_penalty = config.repetition_penalty;
@@ -158,7 +159,7 @@ impl Given {
             ("top_p", _) => {
                 let mut ascending = weights;
                 ascending.sort_by(f64::total_cmp);
-                // The last stays in any case.
+                // The last token always stays.
                 ascending.pop();
                 let limit = f64::from(self.sampling().tail);
                 let mut sum = 0.0;
@@ -174,7 +175,7 @@ impl Given {
         }
     }
 
-    /// Why `token` is not what `word` draws from the host's scores.
+    /// Returns the reason why `token` does not match a draw of `word` from the host's scores, if any.
     fn wrong(&self, scores: &[f32], word: u32, token: i64) -> Option<String> {
         let at = usize::try_from(token).ok().filter(|&at| at < scores.len());
         let Some(at) = at else { return Some(format!("{token} is no token")) };
@@ -215,7 +216,7 @@ fn tokens(tensor: Tensor<2, Int>) -> Vec<i64> {
 
 fn every(mut check: impl FnMut(&str, &Device, &str, &Kernels)) {
     for (name, device) in kiln_testkit::devices() {
-        // What `auto` takes is one of the others.
+        // The implementation of `auto` is one of the other choices.
         for (choice, kernels) in
             choices(&name, &device).into_iter().filter(|(choice, _)| *choice != Choice::Auto)
         {
@@ -233,7 +234,7 @@ fn tokens_are_those_of_the_host() {
             if !device.supports_dtype(dtype) {
                 continue;
             }
-            // Cumulative sums of many numbers take Burn seconds on a GPU.
+            // On a GPU, Burn takes seconds for cumulative sums of many numbers.
             let most = if choice == "reference" && name != "cpu" { 300 } else { usize::MAX };
             for given in cases().into_iter().filter(|given| given.vocab <= most) {
                 let (rows, vocab, logits) = (given.rows(), given.vocab, given.logits(dtype));
@@ -244,7 +245,7 @@ fn tokens_are_those_of_the_host() {
                 let tensor = tensor.cast(dtype).expand([rows, 1, vocab]);
                 let mut next = random(7);
                 let mut words: Vec<u32> = (0..2 * rows).map(|_| next()).collect();
-                // The ends.
+                // The smallest and the largest word.
                 (words[0], words[2]) = (0, (1 << 24) - 1);
                 let mut ids: Vec<Vec<TokenId>> = (0..rows).map(|row| given.prompt(row)).collect();
                 let occurred = given.config.repetition_penalty.is_some().then(|| {
@@ -294,13 +295,13 @@ fn tokens_are_those_of_the_host() {
     );
 }
 
-/// Ties of top_p beyond the border of the other test: how many of them stay is known.
+/// Ties of top_p at the cutoff, which the other test skips: the number of remaining tokens is known.
 #[test]
 fn of_equals_the_first_are_removed_first() {
     every(|name, device, choice, kernels| {
         // Probabilities of 1/8: the first three reach 3/8, which is at most 1 - 0.6; a fourth would not.
         let equal = [2.0; 8];
-        // The last of the largest stays, however little is to be kept.
+        // The last of the largest stays, however small `top_p` is.
         let largest = [1.0, 5.0, 0.0, 5.0, 5.0, 1.0, -3.0, 2.0];
         for (logits, top_p, stay) in [(equal, 0.6, 3..8), (largest, 1e-9, 4..5)] {
             let sampling = Sampling {
@@ -336,7 +337,7 @@ fn what_is_no_distribution_gives_no_token() {
             [0.0, -nan, 1.0],
             [0.0, inf, 1.0],
             [-inf, -inf, -inf],
-            // Infinite after it was divided by the temperature.
+            // Becomes infinite after division by the temperature.
             [0.0, f32::MAX, 1.0],
             [-inf, 0.0, -inf],
         ];
@@ -386,7 +387,7 @@ fn what_is_no_distribution_has_no_likeliest_tokens() {
     });
 }
 
-/// Views that are not contiguous, and words that lie apart.
+/// Views that are not contiguous, and words that are not adjacent.
 #[test]
 fn layout_changes_no_token() {
     every(|name, device, choice, kernels| {
@@ -404,7 +405,7 @@ fn layout_changes_no_token() {
         };
         let run = |logits: Tensor<3>, swapped: bool| {
             let swap = |tensor: Tensor<2, Int>| match swapped {
-                // Exchanged in memory, and back as a view.
+                // Transposed in memory, and transposed back as a view.
                 true => (tensor.swap_dims(0, 1) + 0).swap_dims(0, 1),
                 false => tensor,
             };
@@ -459,7 +460,7 @@ fn tokens_come_as_often_as_they_are_likely() {
         let total: f64 = weights.iter().sum();
         let wanted = weights.iter().map(|weight| rows as f64 * weight / total);
         let squares: f64 = counts.iter().zip(wanted).map(|(got, want)| (got - want).powi(2) / want).sum();
-        // What chi-square with 15 degrees of freedom exceeds once in a thousand times.
+        // The value that chi-square with 15 degrees of freedom exceeds with a probability of 0.001.
         assert!(squares < 37.7, "{choice} on {name}: {squares}, {counts:?}");
     });
 }

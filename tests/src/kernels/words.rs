@@ -1,4 +1,4 @@
-//! The words that packing makes, bit for bit, and the numbers that they stand for.
+//! The words that packing produces, bit for bit, and the numbers that they encode.
 
 use std::sync::LazyLock;
 
@@ -26,7 +26,7 @@ struct Given {
     along: Along,
     numbers: Kind,
     layout: Layout,
-    /// Whether scales are given.
+    /// Whether scales are given rather than computed.
     given: bool,
 }
 
@@ -34,7 +34,7 @@ struct Given {
 enum Kind {
     /// From -2 to 2.
     Usual,
-    /// Of all sizes, some of them beyond float16, denormal, infinite, or none.
+    /// All magnitudes, including numbers beyond float16, subnormal, infinite and NaN.
     Odd,
     /// Halfway between two codes.
     Ties,
@@ -68,7 +68,7 @@ fn cases() -> Vec<Given> {
             for group in [8, 16, 24, 64, 128, 256] {
                 let n = if along == Along::Tokens { group } else { 3 };
                 let slots = 2 * n;
-                // Around the end of the ring.
+                // Wraps around the end of the ring buffer.
                 cases.push(Given { buffer: [1, 2, slots, 80], group, n, slot: slots - n / 8 * 8, ..base });
                 cases.push(Given { buffer: [1, 2, slots, 80], group, n, slot: 3 * slots, ..base });
             }
@@ -96,7 +96,7 @@ impl Given {
         self.slot / self.together() * self.together()
     }
 
-    /// Tokens `[batch, kv_heads, n, head_dim]`, and scales and offsets.
+    /// Returns tokens, `[batch, kv_heads, n, head_dim]`, scales and offsets.
     fn numbers(&self) -> [Vec<f32>; 3] {
         let [batch, heads, _, dim] = self.buffer;
         let mut seed = 7u32;
@@ -118,7 +118,7 @@ impl Given {
                     5 => -0.0,
                     _ => usual * (2f32).powi((random % 83) as i32 / 2 - 24),
                 },
-                // With an offset of 0 and a scale of 1, or nearly.
+                // Chosen so that the offset is 0 and the scale is 1, or nearly.
                 Ties => match random % 9 {
                     0 => 0.0,
                     1 => largest,
@@ -147,7 +147,7 @@ impl Given {
         }
     }
 
-    /// The group of a number: its place among those of a row of the batch and a head.
+    /// Returns the group of a number: its index within a batch row and head.
     fn group_of(&self, token: usize, channel: usize) -> usize {
         let dim = self.buffer[3];
         match self.along {
@@ -156,7 +156,8 @@ impl Given {
         }
     }
 
-    /// The codes and scales of the buffer, and the numbers that they stand for, which are 0 where nothing was written.
+    /// Returns the codes and scales of the buffer, and the numbers that they encode, which are 0 in unwritten
+    /// slots.
     fn meaning(&self, dtype: DType) -> (Vec<u32>, Vec<u32>, Vec<f32>) {
         let [batch, heads, slots, dim] = self.buffer;
         let [tokens, scale, offset] = self.numbers();
@@ -247,7 +248,7 @@ impl Given {
     }
 }
 
-/// All finite ones in order, with one 0.
+/// Returns all finite float16 numbers in ascending order, with a single 0.
 fn halves() -> &'static [f32] {
     static HALVES: LazyLock<Vec<f32>> = LazyLock::new(|| {
         let negative = (0x8001..=0xfbffu16).rev();
@@ -256,12 +257,12 @@ fn halves() -> &'static [f32] {
     &HALVES
 }
 
-/// The largest float16 that is not above.
+/// Returns the largest float16 that is not above `x`.
 fn below(x: f32) -> f16 {
     f16::from_f32(halves()[halves().partition_point(|half| *half <= x) - 1])
 }
 
-/// The smallest float16 that is not below, or the largest there is.
+/// Returns the smallest float16 that is not below `x`, or the largest finite one.
 fn above(x: f32) -> f16 {
     f16::from_f32(halves()[halves().partition_point(|half| *half < x).min(halves().len() - 1)])
 }
@@ -280,7 +281,8 @@ fn packed_words_are_the_same_everywhere_and_those_that_the_loops_make() {
                     continue;
                 }
                 for (choice, kernels) in choices(&name, &device) {
-                    // Hundreds of launches; and what `auto` is on a device need not run twice.
+                    // References take hundreds of launches, and the implementation of `auto` need not run
+                    // twice.
                     let slow = choice == Choice::Reference && name != "cpu" && given.bits != 4;
                     if slow || choice == Choice::Wgsl {
                         continue;
@@ -300,7 +302,7 @@ fn packed_words_are_the_same_everywhere_and_those_that_the_loops_make() {
                     assert_eq!(words(buffer.codes.clone()), codes, "codes: {what}");
                     assert_eq!(words(buffer.scales.clone()), scales, "scales: {what}");
 
-                    // All, and some that begin and end within groups.
+                    // All slots, and ranges that begin and end within groups.
                     for some in [0..slots, slots / 3..slots - 1, 3..3] {
                         let got = kernels.run(KvUnpack {
                             buffer: buffer.clone(),
@@ -334,7 +336,8 @@ fn a_packed_number_is_off_by_half_a_scale_at_most() {
             let scale = scales[head * groups + given.group_of(slot, channel)] & 0xffff;
             let half = f64::from(f16::from_bits(scale as u16).to_f32()) / 2.0;
             let off = f64::from(*x) - f64::from(numbers[(head * slots + slot) * dim + channel]);
-            // What the smallest float16 leaves of constant groups, and the rounding of a difference.
+            // The error of the smallest float16 scale in constant groups, and the rounding error of a
+            // difference.
             let rounding = (2f64).powi(-24) * (1.0 + 4.0 * f64::from(x.abs()));
             assert!(off.abs() <= half + rounding, "{x} is off by {off}, scale {}: {given:?}", 2.0 * half);
         }

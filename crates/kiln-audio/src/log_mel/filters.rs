@@ -1,14 +1,15 @@
-//! Triangular filters on the mel scale, as `mel_filter_bank` of Transformers with `norm="slaney", mel_scale="slaney"`.
+//! Triangular filters on the mel scale, as in `mel_filter_bank` of Transformers with `norm="slaney",
+//! mel_scale="slaney"`.
 
 use super::spectrum::BINS;
 
-/// Hertz of the highest frequency.
+/// Upper frequency limit, in hertz.
 const HIGHEST: f64 = 8000.0;
 
 /// Slaney's mel scale is linear up to this frequency and logarithmic above it.
 const KNEE: f64 = 1000.0;
 const KNEE_MEL: f64 = 15.0;
-/// Mels in a factor of e above the knee: 27 in a factor of 6.4.
+/// Number of mels per factor of e above the knee: 27 per factor of 6.4.
 fn mels_per_e() -> f64 {
     27.0 / 6.4_f64.ln()
 }
@@ -31,7 +32,7 @@ fn hertz(mel: f64) -> f64 {
 #[derive(Debug)]
 pub(super) struct Filters(Vec<Filter>);
 
-/// Weights of neighbouring numbers of a spectrum; all others are 0.
+/// Weights of consecutive bins of a spectrum; all other weights are 0.
 #[derive(Debug)]
 struct Filter {
     first: usize,
@@ -61,7 +62,7 @@ impl Filters {
         self.0.len()
     }
 
-    /// The power in each band.
+    /// Returns the power in each band.
     pub(super) fn apply(&self, power: &[f32]) -> impl Iterator<Item = f32> {
         self.0.iter().map(|Filter { first, weights }| {
             weights.iter().zip(&power[*first..]).map(|(weight, power)| weight * power).sum()

@@ -4,9 +4,9 @@ use std::{f64::consts::TAU, fmt, sync::Arc};
 
 use realfft::{RealFftPlanner, RealToComplex};
 
-/// Samples in a frame.
+/// Number of samples in a frame.
 pub(super) const FRAME: usize = 400;
-/// Numbers in the spectrum of a frame.
+/// Number of frequency bins in the spectrum of a frame.
 pub(super) const BINS: usize = FRAME / 2 + 1;
 
 pub(super) struct Spectrum {
@@ -24,7 +24,7 @@ impl Spectrum {
         }
     }
 
-    /// Squares of the absolute values of the spectrum of a frame, 400 samples.
+    /// Returns the power spectrum of a frame of 400 samples: the squared magnitudes of its bins.
     pub(super) fn power(&self, frame: &[f32]) -> Vec<f32> {
         let mut windowed: Vec<f32> = frame.iter().zip(&self.window).map(|(x, window)| x * window).collect();
         let mut spectrum = self.fft.make_output_vec();
@@ -59,7 +59,7 @@ mod tests {
                     re += hann * f64::from(x) * angle.cos();
                     im -= hann * f64::from(x) * angle.sin();
                 }
-                // An amplitude is a sum of 400 terms of at most a half, rounded twice twenty times.
+                // A bin is a sum of 400 terms of at most 0.5, each rounded twice in about twenty stages.
                 let (got, want) = (f64::from(*got).sqrt(), re.hypot(im));
                 assert!((got - want).abs() < 100.0 * 40.0 * 2f64.powi(-24), "{seed} {k}: {got} {want}");
             }

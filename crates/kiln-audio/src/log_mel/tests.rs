@@ -27,7 +27,7 @@ fn silence_is_the_floor() {
 #[test]
 fn a_tone_is_loudest_in_its_band() {
     let mel = LogMel::new(80).unwrap();
-    // 1000 Hz: a turn in 16 samples.
+    // 1000 Hz: one period in 16 samples.
     let tone: Vec<f32> = (0..16_000).map(|n| (n as f32 * FRAC_PI_8).sin()).collect();
     let features = mel.features(&tone, 16_000).unwrap();
     let loudest = (0..80).max_by(|&a, &b| features[a * 100 + 50].total_cmp(&features[b * 100 + 50]));

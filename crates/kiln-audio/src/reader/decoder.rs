@@ -1,4 +1,4 @@
-//! Files of all formats as mono samples at their own rate.
+//! Decoding of all formats to mono samples at the file's own rate.
 //!
 //! **Only this file knows the symphonia crate's decoders.**
 
@@ -24,12 +24,12 @@ use symphonia::{
 
 use crate::check;
 
-/// Samples a second that files may have.
+/// Supported sample rates, in samples per second.
 const RATES: std::ops::RangeInclusive<u32> = 4000..=192_000;
 
-/// The shortest gap that is filled, as a part of a second: a frame of MP3 or AAC is longer.
+/// Shortest gap that is filled, as a fraction of a second (1/50): a frame of MP3 or AAC is longer.
 const SHORTEST_GAP: u32 = 50;
-/// Seconds of the longest one.
+/// Longest gap that is filled, in seconds.
 const LONGEST_GAP: u32 = 10;
 
 const NOT_AUDIO: &str =
@@ -39,29 +39,30 @@ pub(super) struct Decoder {
     format: Box<dyn FormatReader>,
     decoder: Box<dyn AudioDecoder>,
     track: u32,
-    /// Samples a second, once one is known
+    /// Samples per second, once known
     rate: Option<u32>,
-    /// Samples of a channel that were given out
+    /// Number of samples per channel that were returned
     given: u64,
-    /// Samples of a channel that the file says it has, where this is no estimate
+    /// Number of samples per channel that the file claims, if the claim is not an estimate
     promised: Option<u64>,
     seconds: Option<f64>,
-    /// The time of the track, in samples, when nothing was given out
+    /// Time of the track, in samples, that corresponds to the first returned sample
     origin: Option<i128>,
-    /// Packets that could not be decoded: why, and how many
+    /// Packets that could not be decoded: the first reason, and their number
     failed: Option<(String, u64)>,
-    /// Where silence was put: the time of the first gap, and how many there are
+    /// Gaps that were filled with silence: the time of the first one, and their number
     gaps: Option<(f64, u64)>,
-    /// Bytes behind the sound that are not read
+    /// Number of bytes after the audio data that are not read
     unknown: u64,
-    /// Why the file could not be read on
+    /// The reason why reading stopped early
     broken: Option<String>,
     is_cut: bool,
     planes: Vec<Vec<f32>>,
 }
 
 impl Decoder {
-    /// Finds the format and the first track of audio. `extension` is a hint. `unknown`: bytes behind the sound that are nothing that is known.
+    /// Finds the format and the first audio track. `extension` is a hint. `unknown` is the number of bytes
+    /// after the audio data whose meaning is not known.
     ///
     /// # Errors
     /// A sentence without its subject.
@@ -85,7 +86,7 @@ impl Decoder {
         let decoder = decoder_of(track)?;
         let is_exact = match format.format_info().format {
             FORMAT_ID_WAVE | FORMAT_ID_FLAC | FORMAT_ID_ISOMP4 => true,
-            // Otherwise, the length is estimated.
+            // Otherwise, the length is an estimate.
             FORMAT_ID_MP3 => track.delay.is_some(),
             _ => false,
         };
@@ -113,7 +114,7 @@ impl Decoder {
         self.seconds
     }
 
-    /// What is damaged or missing, in a sentence without its subject.
+    /// Describes the damaged or missing parts, in a sentence without its subject.
     pub(super) fn damage(&self) -> Option<String> {
         let read = self.time();
         let gaps = self.gaps.map(|(first, count)| match count {
@@ -140,7 +141,7 @@ impl Decoder {
         }
     }
 
-    /// The next samples and their rate, the mean of all channels. `None` is the end.
+    /// Returns the next samples, averaged over all channels, and their rate. `None` marks the end.
     ///
     /// # Errors
     /// A sentence without its subject.
@@ -150,7 +151,7 @@ impl Decoder {
                 Ok(Some(packet)) if packet.track_id == self.track => packet,
                 Ok(Some(_)) => continue,
                 Ok(None) => return self.end(None),
-                // Another stream is appended to this one.
+                // Another stream follows in the same file.
                 Err(Error::ResetRequired) => {
                     let track =
                         self.format.default_track(TrackType::Audio).ok_or("has a part without audio")?;
@@ -175,13 +176,13 @@ impl Decoder {
                     self.given += samples.len() as u64;
                     return Ok(Some((samples, rate)));
                 }
-                // The gap is filled before the next packet.
+                // The gap is filled with silence before the next packet.
                 Err(error) => self.failed.get_or_insert_with(|| (error.to_string(), 0)).1 += 1,
             }
         }
     }
 
-    /// Seconds that were given out.
+    /// Returns the duration in seconds of the samples returned so far.
     fn time(&self) -> f64 {
         self.given as f64 / f64::from(self.rate.unwrap_or(1))
     }
@@ -205,17 +206,18 @@ impl Decoder {
         }
     }
 
-    /// Samples that are missing before a packet, by the time that it says it has. What could not be decoded leaves such a gap.
+    /// Returns the number of samples that are missing before a packet, according to its timestamp. Packets
+    /// that could not be decoded leave such a gap.
     fn gap(&mut self, packet: &Packet, rate: u32) -> usize {
         let track = self.format.tracks().iter().find(|track| track.id == self.track);
         let Some(base) = track.and_then(|track| track.time_base) else { return 0 };
         let (numerator, denominator) = (i128::from(base.numer.get()), i128::from(base.denom.get()));
-        // The encoder's delay is before 0.
+        // Timestamps of the encoder delay are negative.
         let ticks = i128::from(packet.pts.get().max(0));
         let time = ticks * numerator * i128::from(rate) / denominator;
         let given = i128::from(self.given);
         let gap = time - *self.origin.get_or_insert(time - given) - given;
-        // Smaller ones are roundings, and larger ones are times that are wrong.
+        // Smaller gaps are rounding errors, and larger ones are wrong timestamps.
         let filled = i128::from(rate / SHORTEST_GAP)..=i128::from(rate * LONGEST_GAP);
         if !filled.contains(&gap) {
             return 0;
@@ -225,12 +227,12 @@ impl Decoder {
         gap as usize
     }
 
-    /// Notes how the file ended. A file of which nothing could be decoded is an error.
+    /// Records how the file ended. A file without any decodable audio is an error.
     fn end<T>(&mut self, error: Option<Error>) -> Result<Option<T>, String> {
         let is_eof = |e: &std::io::Error| e.kind() == ErrorKind::UnexpectedEof;
         match error {
             None => {}
-            // A stream that does not say how long it is ends so.
+            // A stream of unknown length ends this way.
             Some(Error::IoError(e)) if is_eof(&e) => self.is_cut = self.promised.is_some(),
             Some(Error::IoError(e)) => return Err(format!("cannot be read: {e}")),
             Some(error) => self.broken = Some(error.to_string()),
@@ -239,7 +241,7 @@ impl Decoder {
             .rate
             .zip(self.promised)
             .map(|(rate, promised)| promised.saturating_sub(self.given) > u64::from(rate / SHORTEST_GAP));
-        // The rate may not be known before the first sample.
+        // The rate may be unknown before the first sample.
         let nothing = self.given == 0 && self.promised.is_some_and(|promised| promised > 0);
         self.is_cut |= missing.unwrap_or(nothing);
         let failed = self.failed.as_ref().map(|(why, _)| why);
@@ -275,7 +277,7 @@ fn seconds_of(track: &Track) -> Option<f64> {
     Some(track.num_frames? as f64 / f64::from(rate))
 }
 
-/// The mean of all channels.
+/// Averages all channels.
 fn mean(planes: &[Vec<f32>], frames: usize) -> Vec<f32> {
     let mut sums = vec![0.0; frames];
     for plane in planes {

@@ -1,6 +1,7 @@
-//! Lengths that files claim, corrected by the bytes that are there.
+//! Length fields of files, corrected by the actual number of bytes.
 //!
-//! A recorder that was ended, and a program that writes to a pipe, leave lengths that were never known. Decoders take them at their word.
+//! A recorder that was interrupted and a program that writes to a pipe leave length fields with invalid
+//! values. Decoders trust these fields.
 
 use std::{
     io::{self, Read, Seek, SeekFrom},
@@ -9,28 +10,30 @@ use std::{
 
 use symphonia::core::io::MediaSource;
 
-/// Lengths from here on say that nobody knew it: 0x7FFFF000 (sox), 0x7FFFFFFF, 0xFFFFFFFF (ffmpeg), and those less what comes before the sound.
+/// Smallest length that means "unknown": writers use 0x7FFFF000 (sox), 0x7FFFFFFF and 0xFFFFFFFF (ffmpeg),
+/// and these values minus the bytes before the audio data.
 const UNKNOWN: u64 = 0x7FFF_0000;
-/// The length field that symphonia reads as unknown.
+/// Length field that symphonia reads as unknown.
 const ANY: [u8; 4] = [0xFF; 4];
-/// Chunks before the sound.
+/// Maximum number of chunks before the audio data.
 const MOST_CHUNKS: usize = 1000;
-/// Tags before the sound.
+/// Maximum number of tags before the audio data.
 const MOST_TAGS: usize = 16;
-/// Bytes that a length may be wrong by: tags that are not counted.
+/// Tolerance of a length in bytes: tags that are not counted.
 const SLACK: u64 = 1024;
 
-/// A source whose lengths are right.
+/// A source with corrected length fields.
 pub(super) struct Corrected {
     source: Box<dyn MediaSource>,
-    /// Bytes that stand in place of the source's own, by their place.
+    /// Replacement bytes, by their positions in the source.
     patches: Vec<(u64, [u8; 4])>,
     len: u64,
     at: u64,
 }
 
 impl Corrected {
-    /// `source` with right lengths, at its beginning; and bytes behind its sound that are nothing that is known.
+    /// Corrects the length fields of `source` and rewinds it. Also returns the number of bytes after the
+    /// audio data whose meaning is not known.
     pub(super) fn of(mut source: Box<dyn MediaSource>) -> io::Result<(Box<dyn MediaSource>, u64)> {
         let Some(len) = source.byte_len() else { return Ok((source, 0)) };
         let mut found = Found { patches: Vec::new(), len, unknown: 0 };
@@ -95,7 +98,7 @@ impl MediaSource for Corrected {
     }
 }
 
-/// Corrections of a file: bytes to replace, by their places, and the length that is read.
+/// Corrections of a file: replacement bytes, by their positions, and the length to read.
 struct Found {
     patches: Vec<(u64, [u8; 4])>,
     len: u64,
@@ -108,7 +111,7 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// The bytes at `at`; zeros where there are none.
+    /// Reads the bytes at `at`; returns zeros beyond the end.
     fn bytes<const N: usize>(&mut self, at: u64) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         if at.checked_add(N as u64).is_some_and(|end| end <= self.len) {
@@ -127,26 +130,26 @@ impl File<'_> {
     }
 }
 
-/// Where the file begins after tags that are before it.
+/// Returns the position of the first byte after leading ID3v2 tags.
 fn skip_id3v2(file: &mut File<'_>) -> io::Result<u64> {
     let mut at = 0;
     for _ in 0..MOST_TAGS {
         let [b'I', b'D', b'3', _, _, flags, a, b, c, d] = file.bytes(at)? else { break };
-        // Seven bits a byte.
+        // Seven bits per byte.
         let size = [a, b, c, d].iter().fold(0, |size, byte| size << 7 | u64::from(byte & 0x7F));
         at += 10 + size + if flags & 0x10 != 0 { 10 } else { 0 };
     }
     Ok(at)
 }
 
-/// Where the file ends before tags that are after it: ID3v1, and APEv2.
+/// Returns the position at which trailing tags begin: ID3v1 and APEv2.
 fn before_tags(file: &mut File<'_>) -> io::Result<u64> {
     let mut end = file.len;
     if end >= 128 && &file.bytes(end - 128)? == b"TAG" {
         end -= 128;
     }
     if end >= 32 && &file.bytes(end - 32)? == b"APETAGEX" {
-        // Without its header, which the flags tell of.
+        // The size excludes the header, whose presence is given by the flags.
         let size = u64::from(file.u32_le(end - 20)?);
         let header = if file.u32_le(end - 12)? >> 31 == 1 { 32 } else { 0 };
         end = end.checked_sub(size + header).unwrap_or(end);
@@ -154,7 +157,7 @@ fn before_tags(file: &mut File<'_>) -> io::Result<u64> {
     Ok(end)
 }
 
-/// RIFF, and its variant with lengths of 64 bits (EBU Tech 3306).
+/// Corrects RIFF files, and the variant with 64-bit lengths (EBU Tech 3306).
 fn wave(file: &mut File<'_>, start: u64, found: &mut Found) -> io::Result<()> {
     if &file.bytes(start + 8)? != b"WAVE" {
         return Ok(());
@@ -174,7 +177,7 @@ fn wave(file: &mut File<'_>, start: u64, found: &mut Found) -> io::Result<()> {
                 }
                 let claimed = long.filter(|_| size == u64::from(u32::MAX)).unwrap_or(size);
                 let len = sound_len(file, sound, claimed)? / block * block;
-                // The sound may lack the byte that makes its length even.
+                // The padding byte that makes the length even may be missing.
                 let rest = content + len..before_tags(file)?;
                 if rest.end.saturating_sub(rest.start) >= block.max(8)
                     && !is_chunks(file, rest.clone())?
@@ -182,7 +185,7 @@ fn wave(file: &mut File<'_>, start: u64, found: &mut Found) -> io::Result<()> {
                 {
                     found.unknown = rest.end - rest.start;
                 }
-                // What does not fit into 32 bits ends where the source ends.
+                // A length that does not fit into 32 bits is limited by the end of the source.
                 found.patches.push((at + 4, u32::try_from(len).map_or(ANY, u32::to_le_bytes)));
                 if len >= u64::from(u32::MAX) {
                     found.len = found.len.min(content.saturating_add(len));
@@ -196,23 +199,24 @@ fn wave(file: &mut File<'_>, start: u64, found: &mut Found) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes of sound that begin with `place`, which claims to be as long as `claimed`.
+/// Returns the number of bytes of audio data at the start of `place`, given the claimed length.
 fn sound_len(file: &mut File<'_>, place: Range<u64>, claimed: u64) -> io::Result<u64> {
     const WRAP: u64 = 1 << 32;
 
     let there = place.end - place.start;
     let rest = there.checked_sub(claimed);
     Ok(match rest {
-        // A length that was never written, unless other chunks follow at once: then there is no sound.
+        // A length that was never written, unless other chunks follow immediately: then there is no audio
+        // data.
         _ if claimed == 0 && !is_chunks(file, place)? => there,
         None if claimed >= UNKNOWN => there,
-        // Longer than 32 bits can say.
+        // The length overflowed its 32 bits.
         Some(rest) if rest >= WRAP => claimed + rest / WRAP * WRAP,
         _ => claimed,
     })
 }
 
-/// Whether a place is made of chunks.
+/// Whether a range consists of chunks.
 fn is_chunks(file: &mut File<'_>, place: Range<u64>) -> io::Result<bool> {
     let mut at = place.start;
     for _ in 0..MOST_CHUNKS {
@@ -221,7 +225,7 @@ fn is_chunks(file: &mut File<'_>, place: Range<u64>) -> io::Result<bool> {
             return Ok(false);
         }
         at += 8 + size;
-        // The last may lack the byte that makes its length even.
+        // The last chunk may lack the padding byte that makes its length even.
         if at == place.end || at + size % 2 == place.end {
             return Ok(true);
         }
@@ -230,7 +234,7 @@ fn is_chunks(file: &mut File<'_>, place: Range<u64>) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The last part of an MP4 file may say that it is longer than the file, or not how long it is.
+/// Corrects the last box of an MP4 file, whose length may exceed the file or be unspecified.
 fn mp4(file: &mut File<'_>, found: &mut Found) -> io::Result<()> {
     let mut at = 0;
     while at + 8 <= file.len && found.patches.is_empty() {
@@ -240,7 +244,7 @@ fn mp4(file: &mut File<'_>, found: &mut Found) -> io::Result<()> {
         };
         let there = file.len - at;
         match u32::try_from(there) {
-            // After a length that is too short there is no part, but sound.
+            // If the length is too short, audio data follows rather than a box.
             Ok(short) if (size == 0 || size > there) && &file.bytes(at + 4)? == b"mdat" => {
                 found.patches.push((at, short.to_be_bytes()));
             }
@@ -251,7 +255,8 @@ fn mp4(file: &mut File<'_>, found: &mut Found) -> io::Result<()> {
     Ok(())
 }
 
-/// A first frame that says how many follow: Xing's, and Fraunhofer's. Where there are more, it is made a frame as any other.
+/// Corrects the first frame, in which Xing or Fraunhofer headers state the number of frames. If there are
+/// more, the header is disabled, so that the frame is read like any other.
 fn mp3(file: &mut File<'_>, start: u64, header: [u8; 3], found: &mut Found) -> io::Result<()> {
     let (is_mpeg1, is_mono) = (header[0] >> 3 & 3 == 3, header[2] >> 6 == 3);
     let side = match (is_mpeg1, is_mono) {

@@ -33,7 +33,7 @@ fn refused(bytes: Vec<u8>, expected: &str) {
     assert!(why.contains(expected), "{why}");
 }
 
-/// A WAV file of one channel.
+/// Builds a WAV file with one channel.
 fn wav(format: u16, bits: u16, rate: u32, data: &[u8]) -> Vec<u8> {
     let block = bits / 8;
     let mut wav = Vec::new();
@@ -53,7 +53,7 @@ fn floats(samples: &[f32]) -> Vec<u8> {
     wav(3, 32, 16_000, &samples.iter().flat_map(|sample| sample.to_le_bytes()).collect::<Vec<_>>())
 }
 
-/// The complex amplitude of a tone in samples that begin `delay` samples late.
+/// Returns the complex amplitude of a tone in samples that start `delay` samples late.
 fn tone(samples: &[f32], hertz: f64, delay: f64) -> (f64, f64) {
     let (mut re, mut im) = (0.0, 0.0);
     for (n, &sample) in samples.iter().enumerate() {
@@ -64,7 +64,8 @@ fn tone(samples: &[f32], hertz: f64, delay: f64) -> (f64, f64) {
     (2.0 * re / samples.len() as f64, 2.0 * im / samples.len() as f64)
 }
 
-/// Name, seconds, samples that the encoder's delay leaves, samples that may be too many, and the largest error of an amplitude.
+/// File name, duration in seconds, samples of encoder delay that remain, maximum number of excess samples,
+/// and tolerance of an amplitude.
 const FILES: [(&str, f64, f64, usize, f64); 11] = [
     ("16k-mono-i16.wav", 0.25, 0.0, 0, 1e-4),
     ("8k-mono-u8.wav", 0.25, 0.0, 0, 5e-3),
@@ -89,7 +90,7 @@ fn files_of_every_format_have_the_tones_at_their_time() {
         assert!((claimed - seconds).abs() < 0.1, "{name}: {claimed}");
         let wanted = (seconds * SAMPLE_RATE as f64) as usize;
         assert!((wanted..=wanted + more).contains(&samples.len()), "{name}: {} samples", samples.len());
-        // 1600 samples have a whole number of periods of both tones.
+        // 1600 samples are a whole number of periods of both tones.
         let inner = &samples[1600..3200];
         for (hertz, amplitude) in [(440.0, 0.3), (3000.0, 0.2)] {
             let (re, im) = tone(inner, hertz, delay - 1600.0);
@@ -122,7 +123,8 @@ fn a_file_of_24_khz_in_stereo_has_the_features_of_transformers() {
         .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
         .collect();
     assert_eq!(features.len(), wanted.len());
-    // The first and last frames see the sudden beginning and end, which each filter reproduces in its own way.
+    // The first and last frames contain the abrupt beginning and end, which each filter reproduces
+    // differently.
     let inner = (0..80 * 50).filter(|at| (6..44).contains(&(at % 50)));
     let off = inner.map(|at| (features[at] - wanted[at]).abs()).fold(0.0, f32::max);
     assert!(off < 0.02, "{off}");
@@ -165,19 +167,19 @@ fn samples_that_are_no_numbers_are_refused_with_their_time() {
 fn what_is_there_of_a_cut_file_is_read() {
     for (name, seconds, _, _, _) in FILES {
         let mut cut = bytes(name);
-        // FLAC begins with 8 KiB of nothing, room for tags; Ogg Vorbis with 4 KiB of tables.
+        // FLAC begins with 8 KiB of padding reserved for tags; Ogg Vorbis with 4 KiB of tables.
         let part = if name.ends_with(".flac") || name.ends_with(".ogg") { 0.85 } else { 0.6 };
         cut.truncate((cut.len() as f64 * part) as usize);
         let result = of_bytes(cut);
         if name.ends_with(".m4a") {
-            // Its tables are at the end.
+            // The tables of M4A are at the end.
             assert!(result.is_err());
             continue;
         }
         let mut reader = result.unwrap();
         let samples = all(&mut reader).len() as f64 / SAMPLE_RATE as f64;
         assert!(samples > 0.3 * seconds && samples < 0.8 * seconds, "{name}: {samples}");
-        // A page of Ogg says where it ends, and nothing says how many there are.
+        // An Ogg page states its own end, but nothing states the number of pages.
         if !name.ends_with(".ogg") {
             let damage = reader.damage().unwrap();
             assert!(damage.contains("sound: is cut short: 0."), "{name}: {damage}");
@@ -208,7 +210,7 @@ fn rates_that_change_are_refused() {
 
 #[test]
 fn what_is_after_damage_stays_at_its_time() {
-    // From there on, three hundred bytes in the audio, not in the tables.
+    // Three hundred bytes of audio data are overwritten from this position on; the tables are not touched.
     for (name, part) in [("48k-mono.flac", 0.8), ("44k-stereo.ogg", 0.8), ("44k-mono.m4a", 0.4)] {
         let (mut damaged, whole) = (bytes(name), all(&mut of_bytes(bytes(name)).unwrap()));
         let from = (damaged.len() as f64 * part) as usize;
@@ -224,7 +226,7 @@ fn what_is_after_damage_stays_at_its_time() {
         // The resampler's filter reaches into the gap from both sides.
         let silent = samples.iter().filter(|sample| sample.abs() < 1e-4).count();
         assert!((100..whole.len() / 2).contains(&silent), "{name}: {silent} samples are silent");
-        // The last 10 ms were not touched.
+        // The last 10 ms are unchanged.
         let last = whole.len() - 160;
         let off = samples[last..].iter().zip(&whole[last..]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(off < 0.1, "{name}: {off}");
@@ -233,7 +235,7 @@ fn what_is_after_damage_stays_at_its_time() {
     damaged[1500..1800].fill(0);
     let mut reader = of_bytes(damaged).unwrap();
     assert!(all(&mut reader).len() > 4000);
-    // MP3 has no times: frames that are not found are missing.
+    // MP3 has no timestamps: lost frames shorten the audio.
     let damage = reader.damage().unwrap();
     assert!(damage.contains("is cut short: 0.3 s of 0.5 s"), "{damage}");
 }

@@ -21,13 +21,14 @@ fn resampled(samples: &[f32], rate: u32, piece: usize) -> Vec<f32> {
 #[test]
 fn a_tone_stays_the_same_tone_at_the_same_time() {
     for rate in RATES {
-        // Up to nine tenths of what both rates can have.
+        // Up to nine tenths of the Nyquist frequency of both rates.
         let highest = 0.9 * f64::from(rate.min(SAMPLE_RATE as u32)) / 2.0;
         for hertz in [100.0, 1000.0, highest] {
             let got = resampled(&tone(hertz, rate, 0.25), rate, 1000);
             let want = tone(hertz, SAMPLE_RATE as u32, 0.25);
             assert_eq!(got.len(), want.len());
-            // Sounds begin and end suddenly, which no filter reproduces. The longest of these reaches 640 samples far, at 11025 Hz.
+            // The tones begin and end abruptly, which no filter reproduces. The longest filter here reaches
+            // 640 samples, at 11025 Hz.
             let inner = 640..got.len() - 640;
             let off = inner.map(|n| (got[n] - want[n]).abs()).fold(0.0, f32::max);
             assert!(off < 1e-4, "{hertz} Hz at {rate} Hz: {off}");
@@ -61,6 +62,6 @@ fn the_length_is_that_of_the_sound() {
             assert_eq!(resampled(&vec![1.0; given], rate, 999).len(), wanted, "{given} at {rate} Hz");
         }
     }
-    // No common factor with 16000: a block is a second.
+    // The rate has no common factor with 16000: a block is one second.
     assert_eq!(resampled(&[0.5; 50_000], 44_101, 999).len(), 18_140);
 }

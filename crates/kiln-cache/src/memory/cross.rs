@@ -11,14 +11,15 @@ use kiln_core::{
 
 use super::{KvPolicy, Memory, Policy, Progress, check};
 
-/// `seq_len` counts the encoder's frames. Decoded tokens leave no trace.
+/// Policy of an encoder's keys and values. `seq_len` counts the encoder's frames; decoded tokens leave no
+/// trace.
 #[derive(Clone, Debug)]
 pub(crate) struct WriteOnce {
     pub(crate) need: AttentionNeed,
 }
 
 impl WriteOnce {
-    /// Whether keys and values are those of this block.
+    /// Whether keys and values have the shape of this block.
     fn fits(&self, (keys, values): &Kv) -> bool {
         let [_, heads, _, dim] = keys.dims();
         (heads, dim) == (self.need.kv_heads, self.need.head_dim) && values.dims() == keys.dims()
@@ -34,7 +35,7 @@ impl Policy for WriteOnce {
         None
     }
 
-    /// Rows of a prompt have the same.
+    /// Nothing moves: rows of the same prompt have the same encoder output.
     fn reorders(&self, _: &Slot<Kv>) -> Reorders {
         Reorders::InPlace
     }
@@ -81,13 +82,14 @@ impl CrossLayer for Memory<WriteOnce> {
     }
 }
 
-/// A strategy for keys and values of a sequence that keeps those of an encoder, too, which are all written at once.
+/// A strategy for the keys and values of a sequence that can also hold those of an encoder, which are all
+/// written at once.
 pub(crate) trait EncoderPolicy: KvPolicy {
-    /// All that was written.
+    /// Returns everything that was written.
     fn stored(&self, at: &Progress<Self::Counts>, tensors: &mut Self::Tensors) -> Result<KvView>;
 }
 
-/// An encoder's keys and values, kept by another strategy. `seq_len` counts the encoder's frames.
+/// An encoder's keys and values, held by another strategy. `seq_len` counts the encoder's frames.
 #[derive(Clone, Debug)]
 pub(crate) struct Once<P>(pub(crate) P);
 
@@ -104,7 +106,7 @@ impl<P: EncoderPolicy> Policy for Once<P> {
         None
     }
 
-    /// Rows of a prompt have the same.
+    /// Nothing moves: rows of the same prompt have the same encoder output.
     fn reorders(&self, _: &P::Tensors) -> Reorders {
         Reorders::InPlace
     }

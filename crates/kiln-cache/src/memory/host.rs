@@ -1,4 +1,4 @@
-//! The copy of a layer that the host holds.
+//! The host's copy of a layer.
 
 use std::{ops::Range, sync::Arc};
 
@@ -12,31 +12,32 @@ use kiln_core::{
     slot::{AnySlot, Dirty, Outline},
 };
 
-/// Bytes that may be under way: they are held on the device until they are here. More are waited for at once.
+/// Largest number of bytes in flight: they are held on the device until they have arrived. Beyond it, reads
+/// are waited for at once.
 const UNDER_WAY: usize = 256 << 10;
 
-/// What every slot of a layer holds, and what is on its way from the device.
+/// Contents of every slot of a layer, and the reads in flight from the device.
 #[derive(Debug, Default)]
 pub(super) struct Host {
     slots: Vec<Vec<HostTensor>>,
     arriving: Vec<Arriving>,
     moved: Moved,
-    /// Why this is not what the device held.
+    /// Why this copy differs from what the device held.
     lost: Option<Error>,
 }
 
-/// A tensor of a slot, or a part of it, that the device was asked for.
+/// A tensor of a slot, or a part of it, that is being read from the device.
 #[derive(Debug)]
 struct Arriving {
     slot: usize,
     tensor: usize,
-    /// Entries of dimension 2; `None`: all of it.
+    /// Entries of dimension 2; `None`: all.
     tokens: Option<Range<usize>>,
     read: ReadBack,
 }
 
 impl Host {
-    /// Has the copy follow what the device holds: starts reading what is dirty, and all of what has another shape.
+    /// Updates the copy from the device: starts reading dirty entries, and whole tensors whose shape changed.
     pub(super) fn follow(&mut self, slots: &[&dyn AnySlot], dirty: &[Dirty]) -> Result<()> {
         self.settle()?;
         self.slots.resize(slots.len(), Vec::new());
@@ -70,10 +71,10 @@ impl Host {
         Ok(())
     }
 
-    /// Waits for what is on its way.
+    /// Waits for the reads in flight.
     ///
     /// # Errors
-    /// What the device said of it: then, and from then on.
+    /// The device's error, now and from then on.
     fn settle(&mut self) -> Result<()> {
         for Arriving { slot, tensor, tokens, read } in std::mem::take(&mut self.arriving) {
             match (block_on(read.finish()), self.slots.get_mut(slot).and_then(|slot| slot.get_mut(tensor))) {
@@ -88,7 +89,7 @@ impl Host {
         self.lost.clone().map_or(Ok(()), Err)
     }
 
-    /// Puts copies into the slots that are away.
+    /// Fills the offloaded slots with copies.
     pub(super) fn fill(&mut self, slots: Vec<&mut dyn AnySlot>, device: &Device) -> Result<()> {
         self.settle()?;
         let state = DeviceState::of(device);
@@ -99,10 +100,10 @@ impl Host {
         Ok(())
     }
 
-    /// Drops the copies of slots that are not away.
+    /// Drops the copies of slots that are not offloaded.
     ///
     /// # Errors
-    /// What the device said of the others; all are dropped then.
+    /// The device's error in reading the others; then all are dropped.
     pub(super) fn forget(&mut self, slots: &[&dyn AnySlot]) -> Result<()> {
         let settled = self.settle();
         if settled.is_err() {
@@ -121,15 +122,15 @@ impl Host {
         *self = Self { moved: self.moved, ..Self::default() };
     }
 
-    /// A copy, which shares its tensors until one of the two changes.
+    /// Copies the host's data lazily: tensors are shared until either copy changes.
     pub(super) fn share(&mut self) -> Self {
-        // An error is kept, and given to whoever uses the copy.
+        // An error is stored, and reported to whoever uses the copy.
         _ = self.settle();
         let (slots, lost) = (self.slots.clone(), self.lost.clone());
         Self { slots, arriving: Vec::new(), moved: Moved::default(), lost }
     }
 
-    /// New row `i` is old row `rows[i]`, of every tensor.
+    /// Selects rows of every tensor: new row `i` is old row `rows[i]`.
     pub(super) fn select_rows(&mut self, rows: &[usize]) -> Result<()> {
         self.settle()?;
         self.slots.iter_mut().flatten().for_each(|tensor| tensor.select_rows(rows));
@@ -145,7 +146,7 @@ impl Host {
     }
 }
 
-/// A tensor in host memory, row by row. Copies share it until one of them is written.
+/// A tensor in host memory, in row-major order. Copies share it until one of them is written.
 #[derive(Clone, Debug)]
 pub(super) struct HostTensor {
     bytes: Arc<Vec<u8>>,
@@ -159,7 +160,7 @@ impl HostTensor {
         Self { bytes: Arc::new(data.as_bytes().to_vec()), shape, dtype }
     }
 
-    /// One whose numbers are still to come.
+    /// Creates a tensor whose data have not arrived yet.
     fn awaited((shape, dtype): Outline) -> Self {
         Self { bytes: Arc::default(), shape, dtype }
     }
@@ -168,12 +169,12 @@ impl HostTensor {
         (self.shape.clone(), self.dtype)
     }
 
-    /// Bytes, also of what is still to come.
+    /// Size in bytes, including data that have not arrived yet.
     fn len(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
 
-    /// Bytes of the entries `tokens` of dimension 2, or of everything.
+    /// Size in bytes of the entries `tokens` of dimension 2, or of everything.
     fn bytes_of(&self, tokens: &Option<Range<usize>>) -> usize {
         match (tokens, self.shape.get(2)) {
             (Some(tokens), Some(&all)) => self.len() / all.max(1) * tokens.len(),
@@ -181,12 +182,13 @@ impl HostTensor {
         }
     }
 
-    /// Shares its bytes. Written before they are copied to the device, they would be copied in host memory first.
+    /// Returns tensor data that share the bytes. If they were written before being copied to the device, they
+    /// would be copied in host memory first.
     fn to_data(&self) -> TensorData {
         host_data::shared(Arc::clone(&self.bytes), self.shape.clone(), self.dtype)
     }
 
-    /// Replaces entries `tokens` of dimension 2, or everything.
+    /// Replaces the entries `tokens` of dimension 2, or everything.
     fn write(&mut self, tokens: Option<Range<usize>>, data: TensorData) {
         let Some(tokens) = tokens.filter(|_| self.shape.len() > 2) else {
             *self = Self::new(data);
@@ -203,7 +205,7 @@ impl HostTensor {
         }
     }
 
-    /// New row `i` is old row `rows[i]`; all of them are there.
+    /// Selects rows: new row `i` is old row `rows[i]`; all of them must exist.
     fn select_rows(&mut self, rows: &[usize]) {
         let Some(have) = self.shape.first_mut() else { return };
         let row = self.bytes.len() / (*have).max(1);

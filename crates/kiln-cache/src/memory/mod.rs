@@ -1,6 +1,6 @@
-//! Memory of one block: a [`Policy`] that decides, its tensors, and where these are.
+//! Memory of one block: a [`Policy`] that decides, its tensors, and their location.
 //!
-//! Rows, promises, saving, claims, snapshots and offloading are written here, once for all strategies.
+//! Rows, promises, saving, claims, snapshots and offloading are implemented here, once for all strategies.
 
 mod cross;
 mod host;
@@ -31,27 +31,27 @@ pub(crate) use self::{
 
 use self::host::Host;
 
-/// More tokens than any sequence has. A file that counts more is refused.
+/// A number of tokens that no sequence reaches. A file with more is refused.
 const MOST_TOKENS: u64 = 1 << 40;
 
-/// The memory of one block, which does what `policy` decides.
+/// Memory of one block, managed by `policy`.
 ///
-/// In host memory ([`offload`](CacheLayer::offload)) the host's copy is the one that counts: tensors are brought to the
-/// device before they are used and given up there right after, and only what the use changed is copied back (transformers'
-/// `OffloadedCache` and `OffloadedStaticCache`).
+/// When it is offloaded ([`offload`](CacheLayer::offload)), the host's copy is authoritative: tensors are
+/// brought to the device before they are used and dropped there right afterwards, and only changes are copied
+/// back (transformers' `OffloadedCache` and `OffloadedStaticCache`).
 #[derive(Debug)]
 pub struct Memory<P: Policy> {
     policy: P,
     at: Progress<P::Counts>,
     tensors: P::Tensors,
     device: Device,
-    /// The copy in host memory; `None`: the memory stays on the device. Behind a cell, because a question may have to wait
-    /// for what is on its way there.
+    /// Copy in host memory; `None`: the memory stays on the device. In a cell, because a question may have to
+    /// wait for data in flight to the host.
     host: Option<RefCell<Host>>,
 }
 
 impl<P: Policy> Memory<P> {
-    /// An empty memory on `device`.
+    /// Creates an empty memory on `device`.
     pub fn new(policy: P, device: &Device) -> Self {
         let at = Progress::default();
         Self { tensors: policy.empty(&at.counts), policy, at, device: device.clone(), host: None }
@@ -68,7 +68,7 @@ impl<P: Policy> Memory<P> {
         done
     }
 
-    /// Brings what is in host memory to the device.
+    /// Brings tensors from host memory to the device.
     fn fetch(&mut self) -> Result<()> {
         match &mut self.host {
             Some(host) => host.get_mut().fill(self.tensors.slots_mut(), &self.device),
@@ -76,7 +76,7 @@ impl<P: Policy> Memory<P> {
         }
     }
 
-    /// Gives up the device's tensors where they belong in host memory, after copying what changed.
+    /// Copies changes to host memory and drops the device's tensors, if the memory is offloaded.
     fn park(&mut self) -> Result<()> {
         let Some(host) = &mut self.host else { return Ok(()) };
         if self.tensors.slots().into_iter().any(AnySlot::is_offloaded) {
@@ -92,7 +92,7 @@ impl<P: Policy> Memory<P> {
         self.host.as_ref().map_or(0, |host| host.borrow().bytes())
     }
 
-    /// The tensors on the device, shared with those that are there.
+    /// Copies the tensors to the device, sharing those that are there already.
     fn copied(&self) -> Result<P::Tensors> {
         let mut copy = self.tensors.clone();
         if let Some(host) = &self.host {
@@ -102,7 +102,7 @@ impl<P: Policy> Memory<P> {
     }
 }
 
-/// Shares tensors until one of the two writes.
+/// Copies lazily: tensors are shared until either copy writes.
 impl<P: Policy> Clone for Memory<P> {
     fn clone(&self) -> Self {
         let mut tensors = self.tensors.clone();
@@ -124,7 +124,7 @@ impl<P: Policy> CacheLayer for Memory<P> {
     }
 
     fn rows(&self) -> Option<usize> {
-        // Buffers that a reset memory kept are of rows that are gone.
+        // Buffers that were kept at a reset belong to rows that are gone.
         if self.at.seq_len > 0 { self.tensors.batch_rows() } else { None }
     }
 
@@ -134,12 +134,12 @@ impl<P: Policy> CacheLayer for Memory<P> {
 
     fn footprint(&self, step: &StepShape) -> Footprint {
         let Footprint { held, largest, passing } = self.policy.footprint(&self.at, &self.tensors, step);
-        // Where the policy has no estimate, the copy is one.
+        // If the policy has no estimate, the size of the host's copy is one.
         Footprint { held: held.max(self.host_bytes()), largest, passing }
     }
 
     fn rewind_point(&self, at_most: usize) -> usize {
-        // What forgot everything is new.
+        // A layer that forgot everything is like a new one.
         self.policy.rewind_point(&self.at, at_most.min(self.at.seq_len)).unwrap_or(0)
     }
 
@@ -151,7 +151,8 @@ impl<P: Policy> CacheLayer for Memory<P> {
             Some(point) if point == len => {
                 self.on_device(|policy, at, tensors| policy.rewind(at, tensors, len))?;
                 self.at.seq_len = len;
-                // What is on its way up is held until it is there, and the next layer comes right behind.
+                // Tensors being uploaded are held until they have arrived, and the next layer follows at
+                // once.
                 self.host.as_ref().map_or(Ok(()), |_| DeviceState::of(&self.device).sync())
             }
             _ if len == 0 => {
@@ -182,7 +183,7 @@ impl<P: Policy> CacheLayer for Memory<P> {
         if let Some(host) = &mut self.host
             && host.get_mut().forget(&self.tensors.slots()).is_err()
         {
-            // The copy is lost, and what it was a copy of is gone.
+            // The host's copy is lost, and the tensors that it was made from are gone.
             self.tensors.slots_mut().into_iter().for_each(AnySlot::clear);
         }
     }
@@ -197,8 +198,8 @@ impl<P: Policy> CacheLayer for Memory<P> {
         if let Some(&row) = rows.iter().find(|&&row| row >= have) {
             return Err(Error::NoSuchRow { row, rows: have });
         }
-        // In host memory every tensor has a dimension of rows, and nothing has to be brought in; but for groups that reach
-        // over rows.
+        // On the host every tensor has a dimension of rows, so nothing has to be brought in. The exception is
+        // groups that span several rows.
         self.park()?;
         match &mut self.host {
             Some(host)
@@ -220,8 +221,8 @@ impl<P: Policy> CacheLayer for Memory<P> {
         self.host.is_none() && self.policy.shares_row(&self.at, &self.tensors)
     }
 
-    /// What is in host memory is brought in for it, and copied back. What has no tensors remembers nothing: whoever feeds it
-    /// has what was fed.
+    /// Tensors in host memory are brought in for it, and copied back. A layer without tensors remembers
+    /// nothing: its caller has the tokens.
     fn reorders(&self) -> Reorders {
         let slots = self.tensors.slots();
         match slots.is_empty() || slots.into_iter().any(|slot| !slot.is_by_rows()) {
@@ -262,7 +263,7 @@ impl<P: Policy> CacheLayer for Memory<P> {
         if rows.any(|rows| Some(rows) != first) {
             return Err(wrong("its tensors are of different batches"));
         }
-        // A file may promise any number of tokens, and buffers are as long as what was promised.
+        // A file may promise any number of tokens, and buffers are as long as promised.
         let tokens =
             |slot: &dyn AnySlot| slot.outlines().first().and_then(|(shape, _)| shape.get(2).copied());
         let longest = tensors.slots().into_iter().filter_map(tokens).max().unwrap_or(0);
@@ -334,11 +335,32 @@ impl<P: KvPolicy> KvLayer for Memory<P> {
         })
     }
 
+    fn slots_for(&self, tokens: usize) -> Option<usize> {
+        if self.host.is_some() { None } else { self.policy.slots_for(&self.at, &self.tensors, tokens) }
+    }
+
+    fn lend(&mut self) -> Result<Option<Kv>> {
+        let Some(slot) = self.policy.buffer(&mut self.tensors) else { return Ok(None) };
+        let kv = slot.get()?.cloned();
+        AnySlot::release(slot);
+        Ok(kv)
+    }
+
+    fn take_back(&mut self, kv: Kv) {
+        if let Some(slot) = self.policy.buffer(&mut self.tensors) {
+            slot.set(kv);
+        }
+    }
+
+    fn stored(&mut self, tokens: usize) {
+        self.policy.advance(&mut self.at, &self.tensors, tokens);
+    }
+
     fn gather(&self) -> Result<Option<Kv>> {
         self.policy.gather(&self.at, &self.copied()?)
     }
 
-    /// A recording holds on to its buffers, and those of a memory on the host change.
+    /// A recording keeps its buffers, and those of an offloaded memory change.
     fn replayable(&self) -> usize {
         if self.host.is_some() { 0 } else { self.policy.replayable(&self.at, &self.tensors) }
     }
@@ -356,7 +378,7 @@ fn wrong(why: &str) -> Error {
     Error::Import { why: why.to_owned() }
 }
 
-/// Whether all numbers are ones that a sequence can have, so that sums of them do not overflow.
+/// Checks that all numbers are possible for a sequence, so that sums of them do not overflow.
 fn check_counts(counts: &serde_json::Value) -> Result<()> {
     match counts {
         serde_json::Value::Number(number) if number.as_u64().is_none_or(|number| number > MOST_TOKENS) => {

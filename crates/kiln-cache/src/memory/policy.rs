@@ -1,4 +1,4 @@
-//! What a strategy decides.
+//! The interface of a strategy.
 
 use std::fmt;
 
@@ -11,19 +11,19 @@ use kiln_core::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A strategy for one block: where a token goes, what may be seen, what can be taken back.
+/// A strategy for one block: where a token is stored, what may be seen, and what can be undone.
 ///
-/// It is settings alone. How far its sequence is, and the tensors, are kept for it and handed to it. A question that is
-/// asked without the tensors cannot read them; where they are handed over, they are on the device.
+/// A policy holds only settings. The progress of its sequence and its tensors are kept elsewhere and passed
+/// in. A method without tensors cannot read them; tensors that are passed in are on the device.
 pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
     /// Name of the strategy.
     const NAME: &'static str;
 
-    /// What it counts beside the tokens seen. Files hold it by name.
+    /// Further counters of the strategy besides the number of tokens seen. Files store them by name.
     type Counts: Clone + Default + fmt::Debug + Send + Serialize + DeserializeOwned + 'static;
     type Tensors: TensorTree;
 
-    /// Places for the tensors of these counts.
+    /// Creates the slots for the tensors that belong to these counters.
     fn empty(&self, _counts: &Self::Counts) -> Self::Tensors {
         Self::Tensors::default()
     }
@@ -33,7 +33,7 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Bytes on the device while `step` is stored.
+    /// Number of bytes on the device while `step` is stored.
     fn footprint(
         &self,
         _at: &Progress<Self::Counts>,
@@ -44,8 +44,8 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
         Footprint { held, largest: held, passing: 0 }
     }
 
-    /// The largest length, `at_most` or less, that can be returned to exactly; `None`: only an empty cache can be returned to.
-    /// `at_most` is no more than what was seen.
+    /// Returns the largest length of at most `at_most` that can be returned to exactly; `None`: only an empty
+    /// cache is possible. `at_most` is at most the number of tokens seen.
     fn rewind_point(&self, _at: &Progress<Self::Counts>, at_most: usize) -> Option<usize> {
         Some(at_most)
     }
@@ -55,12 +55,12 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
         true
     }
 
-    /// Called before `at.seq_len` becomes `len`, a [`rewind_point`](Self::rewind_point).
+    /// Called before `at.seq_len` becomes `len`, which is a [`rewind_point`](Self::rewind_point).
     fn rewind(&self, _at: &mut Progress<Self::Counts>, _: &mut Self::Tensors, _len: usize) -> Result<()> {
         Ok(())
     }
 
-    /// Called when everything is forgotten, for a policy that keeps its buffers for the next sequence.
+    /// Called when everything is forgotten. A policy may keep its buffers for the next sequence.
     fn reset(&self, tensors: &mut Self::Tensors) {
         *tensors = self.empty(&Self::Counts::default());
     }
@@ -81,15 +81,15 @@ pub trait Policy: Clone + fmt::Debug + Send + Sync + 'static {
         tensors.slots_mut().into_iter().try_for_each(|slot| slot.select_rows_on_device(&rows))
     }
 
-    /// Gives up room that was allocated ahead of need, and what a saved memory does without.
+    /// Drops room that was allocated ahead of need, and everything else that a saved memory does not need.
     fn trim(&self, _at: &mut Progress<Self::Counts>, _: &mut Self::Tensors) -> Result<()> {
         Ok(())
     }
 
-    /// Whether counts and tensors that were read from a file belong to each other, and to this block.
+    /// Checks that counters and tensors read from a file fit each other and this block.
     ///
     /// # Errors
-    /// [`Error::Import`].
+    /// [`Error::Import`] if they do not.
     fn validate(&self, at: &Progress<Self::Counts>, tensors: &Self::Tensors) -> Result<()>;
 }
 
@@ -104,8 +104,8 @@ pub trait KvPolicy: Policy {
         Limits::default()
     }
 
-    /// Stores new tokens, which stand at `positions`, and returns what attention may look at: exactly the
-    /// [`span`](Self::span), asked before. `at` is advanced by the caller.
+    /// Stores new tokens at `positions`, and returns the keys that attention may look at: exactly the
+    /// [`span`](Self::span), asked before. The caller advances `at`.
     fn append(
         &self,
         at: &mut Progress<Self::Counts>,
@@ -114,12 +114,28 @@ pub trait KvPolicy: Policy {
         positions: &Positions,
     ) -> Result<KvView>;
 
-    /// Called when `n` tokens were stored, by this pass or by a replayed one.
+    /// See [`KvLayer::slots_for`](kiln_core::layer::KvLayer::slots_for): `None` if position `p` is not in
+    /// slot `p` of a single [`buffer`](Self::buffer).
+    fn slots_for(
+        &self,
+        _at: &Progress<Self::Counts>,
+        _tensors: &Self::Tensors,
+        _tokens: usize,
+    ) -> Option<usize> {
+        None
+    }
+
+    /// Returns the only buffer, if there is just one.
+    fn buffer<'a>(&self, _tensors: &'a mut Self::Tensors) -> Option<&'a mut Slot<Kv>> {
+        None
+    }
+
+    /// Called after `n` tokens were stored, by this pass or by a replayed one.
     fn advance(&self, at: &mut Progress<Self::Counts>, _tensors: &Self::Tensors, n: usize) {
         at.seq_len += n;
     }
 
-    /// The stored keys and values in the order of their positions; `None` if nothing is stored.
+    /// Returns the stored keys and values in the order of their positions; `None` if nothing is stored.
     fn gather(&self, at: &Progress<Self::Counts>, tensors: &Self::Tensors) -> Result<Option<Kv>>;
 
     /// See [`KvLayer::replayable`](kiln_core::layer::KvLayer::replayable).
@@ -128,16 +144,16 @@ pub trait KvPolicy: Policy {
     }
 }
 
-/// How far a memory is in its sequence, and what it was told of it.
+/// Progress of a memory in its sequence, and what it was told about the sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress<C> {
-    /// Tokens seen so far.
+    /// Number of tokens seen so far.
     pub seq_len: usize,
-    /// Tokens that must be truncatable at any time.
+    /// Number of tokens that must be truncatable at any time.
     pub history: usize,
-    /// Tokens that the sequence is going to reach; 0 where that is not known.
+    /// Number of tokens that the sequence is going to reach; 0 if unknown.
     pub horizon: usize,
-    /// What the policy counts besides.
+    /// Further counters of the policy.
     pub counts: C,
 }
 
@@ -146,7 +162,7 @@ pub trait TensorTree: Clone + Default + fmt::Debug + Send + 'static {
     fn slots(&self) -> Vec<&dyn AnySlot>;
     fn slots_mut(&mut self) -> Vec<&mut dyn AnySlot>;
 
-    /// Rows of the batch; `None` while there are no tensors.
+    /// Number of rows of the batch; `None` while there are no tensors.
     fn batch_rows(&self) -> Option<usize> {
         self.slots().into_iter().find_map(AnySlot::rows)
     }
@@ -156,12 +172,12 @@ pub trait TensorTree: Clone + Default + fmt::Debug + Send + 'static {
         true
     }
 
-    /// Rebuilds the batch: new row `i` is old row `rows[i]`. `filled`: tokens that count.
+    /// Rebuilds the batch: new row `i` is old row `rows[i]`. `filled`: number of valid tokens.
     fn reorder(&mut self, rows: &[usize], _filled: usize) {
         self.slots_mut().into_iter().for_each(|slot| slot.select_rows(rows));
     }
 
-    /// Bytes on the device that snapshots hold, too.
+    /// Number of bytes on the device that snapshots hold too.
     fn shared_bytes(&self) -> usize {
         0
     }

@@ -1,4 +1,5 @@
-//! States of a recurrent block, in rings. (`LinearAttentionLayer` of transformers, and `MambaCache` before it)
+//! States of a recurrent block, in ring buffers (transformers' `LinearAttentionLayer`, formerly
+//! `MambaCache`).
 
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Memory, Policy, Progress, TensorTree, check, tensor_tree};
 
-/// Keeps the states behind the latest tokens: as many as were promised to be truncatable, and one.
+/// Keeps the states after the latest tokens: one more than the number of tokens promised to be truncatable.
 #[derive(Clone, Debug)]
 pub(crate) struct Recurrent {
     pub(crate) need: RecurrentNeed,
@@ -22,10 +23,10 @@ pub(crate) struct Recurrent {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Counts {
-    /// The shortest length whose state is in the rings, and so are those of longer ones.
+    /// Shortest length whose state is in the rings; those of all longer lengths are too.
     oldest: usize,
-    /// Of the rings that were kept from before the last pass: the shortest and the longest length whose state is in them. `None`
-    /// where the pass wrote in place.
+    /// Shortest and longest length whose state is in the rings kept from before the last pass. `None` if the
+    /// pass wrote in place.
     before: Option<(usize, usize)>,
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct Counts {
 pub(crate) struct States {
     inputs: Slot<Tensor<4>>,
     states: Slot<Tensor<4>>,
-    /// The rings before a pass that was longer than they are, so that it can be taken back.
+    /// The rings before a pass that was longer than the rings, so that the pass can be undone.
     inputs_before: Slot<Tensor<4>>,
     states_before: Slot<Tensor<4>>,
 }
@@ -41,7 +42,7 @@ pub(crate) struct States {
 tensor_tree!(States { inputs, states, inputs_before, states_before });
 
 impl Recurrent {
-    /// New rings. Nothing reads them before it was written.
+    /// Creates new rings. Slots are never read before they are written.
     fn rings(&self, [rows, slots, more]: [usize; 3], dtype: DType, device: &Device) -> StateRings {
         let &RecurrentNeed { channels, state_dim, .. } = &self.need;
         StateRings {
@@ -50,11 +51,11 @@ impl Recurrent {
         }
     }
 
-    /// The states of `rings`, in rings of as many slots as `history` tokens that may be truncated need.
+    /// Moves the states of `rings` to rings with as many slots as truncating `history` tokens needs.
     fn resized(&self, at: &Progress<Counts>, rings: StateRings, history: usize) -> StateRings {
         let StateRings { inputs, states } = rings;
         let [slots, more] = self.need.slots(history);
-        // The last input has the position of the last token, and the last state the length.
+        // The last input is numbered by the position of the last token, and the last state by the length.
         StateRings {
             inputs: moved(inputs, slots, at.seq_len.saturating_sub(1)),
             states: moved(states, more, at.seq_len),
@@ -67,10 +68,11 @@ impl Recurrent {
     }
 }
 
-/// A ring of `slots` slots with the latest entries of `ring`, the last of which has the number `last`.
+/// Returns a ring of `slots` slots with the latest entries of `ring`, the last of which has the number
+/// `last`.
 fn moved(ring: Tensor<4>, slots: usize, last: usize) -> Tensor<4> {
     let have = ring.dims()[2];
-    // The latest number in each new slot, and whatever is there where the old ring has lost it.
+    // The latest number in each new slot; if the old ring has lost that entry, any other.
     let number = |slot: usize| {
         let back = (last as i64 - slot as i64).rem_euclid(slots as i64);
         (last as i64 - back).rem_euclid(have as i64) as i32
@@ -80,7 +82,7 @@ fn moved(ring: Tensor<4>, slots: usize, last: usize) -> Tensor<4> {
     ring.select(2, from)
 }
 
-/// The slots of `n` entries from number `first` on.
+/// Returns the slots of `n` entries from number `first` on.
 fn written(first: usize, n: usize, slots: usize) -> [Range<usize>; 2] {
     if n >= slots {
         return [0..slots, 0..0];
@@ -98,7 +100,7 @@ impl Policy for Recurrent {
         let [inputs, state] =
             self.need.bytes(at.history, step.element).map(|row| row.saturating_mul(step.rows));
         let held = inputs.saturating_add(state);
-        // Rings that are kept, or that become larger, are there twice.
+        // Rings that are kept for undoing, or that grow, exist twice.
         let have: usize = states.slots().into_iter().map(AnySlot::device_bytes).sum();
         let twice = step.tokens > at.history || have != held;
         Footprint {
@@ -108,7 +110,7 @@ impl Policy for Recurrent {
         }
     }
 
-    /// A recurrence cannot be undone, only left: for a state that was kept.
+    /// A recurrence cannot be reversed; it can only return to a kept state.
     fn rewind_point(&self, at: &Progress<Counts>, at_most: usize) -> Option<usize> {
         let Counts { oldest, before } = at.counts;
         let before = before.filter(|&(_, len)| len <= at_most).map(|(_, len)| len);
@@ -129,7 +131,7 @@ impl Policy for Recurrent {
         Ok(())
     }
 
-    /// A file is a place to go on from, not to return before.
+    /// A file is for continuing a sequence, not for truncating it.
     fn trim(&self, at: &mut Progress<Counts>, states: &mut States) -> Result<()> {
         if let (Some(inputs), Some(state)) = (states.inputs.take()?, states.states.take()?) {
             let StateRings { inputs, states: state } =
@@ -164,7 +166,7 @@ impl Policy for Recurrent {
 }
 
 impl StateLayer for Memory<Recurrent> {
-    /// In host memory, it is on the device from here on until the rings are stored.
+    /// Brings an offloaded memory to the device; it stays there until the rings are stored.
     fn take(&mut self, inputs: &Tensor<3>) -> Result<StateRings> {
         let [given, tokens, _] = inputs.dims();
         if let Some(rows) = self.rows().filter(|&rows| rows != given) {
@@ -186,7 +188,7 @@ impl StateLayer for Memory<Recurrent> {
             rings = policy.resized(at, rings, at.history);
         }
         if tokens > at.history {
-            // What is handed out is then written on a copy.
+            // The rings that are handed out are then copied when they are written.
             tensors.inputs_before.set(rings.inputs.clone());
             tensors.states_before.set(rings.states.clone());
             at.counts.before = Some((at.counts.oldest, at.seq_len));
@@ -204,8 +206,8 @@ impl StateLayer for Memory<Recurrent> {
         })
     }
 
-    /// A recording holds on to its buffers: not to those of a memory on the host, nor to rings that are to become larger, or
-    /// that are kept to return to.
+    /// A recording keeps its buffers, so it cannot be replayed with an offloaded memory, with rings that are
+    /// about to grow, or with rings that are kept for truncation.
     fn replayable(&self) -> usize {
         let [_, slots] = self.policy.need.slots(self.at.history);
         let stay = self.at.history > 0 && self.tensors.states.tokens() >= slots;
@@ -221,7 +223,8 @@ impl StateLayer for Memory<Recurrent> {
     }
 }
 
-/// Remembers nothing: what a recurrent block has of a plan that recomputes the whole sequence at every step.
+/// Remembers nothing: the memory of a recurrent block in a plan that recomputes the whole sequence at every
+/// step.
 #[derive(Clone, Debug)]
 pub(crate) struct Forgetful {
     pub(crate) need: RecurrentNeed,
@@ -270,7 +273,7 @@ mod tests {
     #[test]
     fn a_ring_that_becomes_larger_or_smaller_keeps_the_latest() {
         let device = Device::flex();
-        // Numbers 6 to 10 are in a ring of 5.
+        // A ring of 5 slots with the numbers 6 to 10.
         let ring = Tensor::<4>::from_data([[[[10.0], [6.0], [7.0], [8.0], [9.0]]]], &device);
         for slots in 1..12 {
             let new: Vec<f32> = moved(ring.clone(), slots, 10).into_data().iter().collect();

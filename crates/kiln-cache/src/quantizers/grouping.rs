@@ -1,20 +1,21 @@
-//! Which numbers of a tensor share a scale.
+//! Grouping of elements that share a scale.
 
 use burn::tensor::Tensor;
 
-/// Groups of a tensor `[batch, kv_heads, tokens, head_dim]` of which `group` numbers share a scale.
+/// How the elements of a tensor `[batch, kv_heads, tokens, head_dim]` are divided into groups of `group`
+/// elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grouping {
-    /// Neighbours in memory: channels of a token (quanto's axis 0, HQQ's axis 1).
+    /// Adjacent elements in memory: channels of a token (quanto's axis 0, HQQ's axis 1).
     Neighbours,
-    /// Every n-th, where there are n groups (HQQ's axis 0).
+    /// Every n-th element, for n groups (HQQ's axis 0).
     Strided,
-    /// Tokens of a channel, counted on over heads and rows (quanto's axis -1).
+    /// Tokens of a channel, continuing over heads and rows (quanto's axis -1).
     PerChannel,
 }
 
 impl Grouping {
-    /// `[groups, group]`; the tensor has a multiple of `group` numbers.
+    /// Splits a tensor into `[groups, group]`; its number of elements must be a multiple of `group`.
     pub fn split(self, x: Tensor<4>, group: usize) -> Tensor<2> {
         let (groups, dim) = (x.shape().num_elements() / group, x.dims()[3]);
         match self {

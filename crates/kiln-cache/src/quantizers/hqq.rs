@@ -1,4 +1,4 @@
-//! HQQ: zero points that a solver refines, so that large numbers cost less (Badri and Shaji, 2023,
+//! HQQ: zero points refined by a solver, so that large elements cost less (Badri and Shaji, 2023,
 //! <https://mobiusml.github.io/hqq_blog/>; `Quantizer` of hqq).
 //!
 //! `scale = (2^bits - 1) / (max - min)`, `zero = -min · scale`, `code = round(x · scale + zero)`,
@@ -11,10 +11,10 @@ use super::{
     rounding::{half_to_even, rounded},
 };
 
-/// Scales above are lowered, for they are kept as float16.
+/// Larger scales are lowered to this, because they are stored as float16.
 const LARGEST_SCALE: f32 = 2e4;
 
-/// Ranges up to it count as none, from hqq 0.2.7 on.
+/// Ranges up to this count as zero, from hqq 0.2.7 on.
 const SMALLEST_RANGE: f32 = 1e-4;
 
 const ITERATIONS: usize = 20;
@@ -43,7 +43,7 @@ fn refined(x: Tensor<2>, recipe: &Recipe) -> Option<[Tensor<2>; 2]> {
 struct Hqq;
 
 impl Backend for Hqq {
-    /// The scale is kept inverted.
+    /// Stores the inverse of the scale.
     fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized {
         let [scale, zero] = solve(&x, recipe, Until::AllGrow);
         let codes = codes(&x, &scale, &zero, recipe).int();
@@ -62,19 +62,19 @@ fn codes(x: &Tensor<2>, scale: &Tensor<2>, zero: &Tensor<2>, recipe: &Recipe) ->
     half_to_even((x.clone() * scale.clone() + zero.clone()).clamp(0.0, recipe.largest()))
 }
 
-/// When the solver stops: when the mean error of all groups grows, as hqq does, or that of each by itself, so that rows of
-/// a batch do not depend on each other.
+/// When the solver stops: when the mean error of all groups grows, as in hqq, or for each group when its own
+/// error grows, so that rows of a batch do not depend on each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Until {
     AllGrow,
     EachGrows,
 }
 
-/// The scale, by which numbers are multiplied, and the zero point of each group.
+/// Finds the scale, which elements are multiplied by, and the zero point of each group.
 fn solve(x: &Tensor<2>, recipe: &Recipe, until: Until) -> [Tensor<2>; 2] {
     let [smallest, largest] = range(x);
     let range = largest - smallest.clone();
-    // Two roundings: so torch divides a number by a tensor.
+    // Two roundings, because that is how torch divides a number by a tensor.
     let scale = range.clone().recip() * recipe.largest();
     let scale = match recipe.optimizer {
         Optimizer::On => scale.mask_fill(range.lower_equal_elem(SMALLEST_RANGE), 1.0),
@@ -86,8 +86,8 @@ fn solve(x: &Tensor<2>, recipe: &Recipe, until: Until) -> [Tensor<2>; 2] {
         return [scale, zero];
     }
 
-    // Minimises the sum of |error|^0.7 by half-quadratic splitting. When to stop is decided on the device: nothing is
-    // read back.
+    // Minimizes the sum of |error|^0.7 by half-quadratic splitting. The device decides when to stop: nothing
+    // is read back.
     const NORM: f32 = 0.7;
     let mut beta = 10.0;
     let mut best = Tensor::<2>::full([1, 1], f32::MAX, (&x.device(), x.dtype()));

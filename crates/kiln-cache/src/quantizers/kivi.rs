@@ -1,7 +1,7 @@
-//! KIVI: keys are scaled by channel over groups of tokens, values by token over groups of channels (Liu et al., 2024,
-//! <https://arxiv.org/abs/2402.02750>).
+//! KIVI: scales keys by channel over groups of tokens, and values by token over groups of channels (Liu et
+//! al., 2024, <https://arxiv.org/abs/2402.02750>).
 //!
-//! Some channels of keys are large for every token; a scale of their own keeps them from hiding the others.
+//! Some channels of keys are large for every token; with a scale of their own they do not hide the others.
 
 use super::{Format, Grouping, Optimizer};
 
@@ -12,7 +12,7 @@ pub(super) static KIVI: Format = Format {
     axes: &[(-1, Grouping::PerChannel), (0, Grouping::Neighbours)],
     default_axes: [-1, 0],
     optimizers: &[Optimizer::Off],
-    // History is never touched again.
+    // The history is never packed again.
     backend: None,
     refined: |_, _| None,
 };

@@ -1,4 +1,4 @@
-//! Number formats of quantized caches: small codes, and a scale and a zero point for each group of neighbours.
+//! Number formats of quantized caches: small codes, with a scale and a zero point for each group.
 
 use std::fmt;
 
@@ -18,27 +18,27 @@ pub use {grouping::Grouping, rounding::rounded};
 /// A number format of quantized caches.
 #[derive(Debug)]
 pub struct Format {
-    /// Its name; transformers' `backend`.
+    /// Name of the format; transformers' `backend`.
     pub name: &'static str,
-    /// What it does, in a phrase.
+    /// One phrase of help text.
     pub summary: &'static str,
-    /// Bits that a code may have.
+    /// Supported numbers of bits per code.
     pub bits: &'static [usize],
-    /// Transformers' names of the axes it can group along, with the groups that each means.
+    /// Supported axes by their names in transformers, each with the grouping that it means.
     pub axes: &'static [(i64, Grouping)],
-    /// The axes of keys and of values where the user does not say.
+    /// Default axes of keys and of values.
     pub default_axes: [i64; 2],
-    /// How it can find scales and zero points; the first is the default.
+    /// Supported ways to find scales and zero points; the first is the default.
     pub optimizers: &'static [Optimizer],
-    /// The backend of that name in transformers, where there is one: its rule, which packs the whole history again and
-    /// again, computes with it.
+    /// The backend of that name in transformers, if there is one. It is used for transformers' rule, which
+    /// packs the whole history repeatedly.
     pub backend: Option<&'static dyn Backend>,
-    /// Scales and offsets of `x` `[groups, group]`, each `[groups, 1]`, for codes that mean `code · scale + offset`; `None`
-    /// where they are those of the smallest and the largest number.
+    /// Finds scales and offsets of `x` `[groups, group]`, each `[groups, 1]`, for codes that mean
+    /// `code · scale + offset`; `None` if they follow from the smallest and the largest element.
     pub refined: fn(Tensor<2>, &Recipe) -> Option<[Tensor<2>; 2]>,
 }
 
-/// Formats are known by their names.
+/// Formats are identified by their names.
 impl PartialEq for Format {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
@@ -57,19 +57,20 @@ impl<'de> Deserialize<'de> for &'static Format {
     }
 }
 
-/// A format as transformers computes it.
+/// A format as computed by transformers.
 pub trait Backend: fmt::Debug + Sync {
-    /// Codes, scales and zero points of `x` `[groups, group]`, each step rounded to `recipe.dtype`.
+    /// Computes codes, scales and zero points of `x` `[groups, group]`, with each step rounded to
+    /// `recipe.dtype`.
     fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized;
 
-    /// What [`quantize`](Backend::quantize) came from, as near as its codes are.
+    /// Reconstructs the input of [`quantize`](Backend::quantize), as closely as the codes allow.
     fn dequantize(&self, quantized: &Quantized, recipe: &Recipe) -> Tensor<2>;
 }
 
-/// Every format. A line here makes it selectable.
+/// Every format. A new entry here makes a format selectable.
 pub static FORMATS: &[&Format] = &[&kivi::KIVI, &quanto::QUANTO, &hqq::HQQ];
 
-/// The format of that name.
+/// Finds the format with this name.
 ///
 /// # Errors
 /// [`Error::Unknown`] with the known names.
@@ -82,17 +83,17 @@ pub fn format(name: &str) -> Result<&'static Format> {
     })
 }
 
-/// How a tensor becomes codes.
+/// How a tensor is quantized.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
     pub bits: usize,
     pub optimizer: Optimizer,
-    /// The type that each step is computed in, where the format does not compute in float32.
+    /// Element type that each step is computed in, unless the format computes in float32.
     pub dtype: DType,
 }
 
 impl Recipe {
-    /// The largest code.
+    /// Largest code.
     pub(crate) fn largest(&self) -> f32 {
         ((1u32 << self.bits) - 1) as f32
     }
@@ -102,26 +103,27 @@ impl Recipe {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Optimizer {
-    /// From the smallest and the largest number alone: what hqq up to 0.2.6 does unasked. Ranges have no lower bound.
+    /// From the smallest and the largest element alone, as in hqq up to 0.2.6 by default. Ranges have no
+    /// lower bound.
     Off,
-    /// Refined by hqq's proximal solver, as it does from 0.2.7 on.
+    /// Refined by hqq's proximal solver, as from 0.2.7 on.
     On,
-    /// Refined as hqq 0.2.2 did where it was asked to: its steps become smaller.
+    /// Refined as in hqq 0.2.2 on request: its steps become smaller.
     #[serde(rename = "0.2.2")]
     Legacy,
 }
 
-/// Codes of some groups.
+/// Codes of some groups, with scales and zero points.
 #[derive(Clone, Debug)]
 pub struct Quantized {
-    /// `[groups, group]`, from 0 to the largest code
+    /// `[groups, group]`, from 0 to the largest code.
     pub codes: Tensor<2, Int>,
-    /// Float32, `[groups, 1]`; what they mean is the format's business
+    /// Float32, `[groups, 1]`, like `zero`; the meaning depends on the format.
     pub scale: Tensor<2>,
     pub zero: Tensor<2>,
 }
 
-/// `[groups, 1]`: the smallest and the largest number of each.
+/// Returns the smallest and the largest element of each group, each `[groups, 1]`.
 fn range(x: &Tensor<2>) -> [Tensor<2>; 2] {
     [x.clone().min_dim(1), x.clone().max_dim(1)]
 }

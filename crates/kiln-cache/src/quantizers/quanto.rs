@@ -1,4 +1,4 @@
-//! quanto: the smallest and the largest number of a group are exact (`MaxOptimizer` and `quantize_weight` of
+//! quanto: the smallest and the largest element of a group are exact (`MaxOptimizer` and `quantize_weight` of
 //! optimum-quanto, <https://github.com/huggingface/optimum-quanto>).
 //!
 //! `scale = (max - min) / (2^bits - 1)`, `code = round((x - min) / scale)`, `x = scale · code + min`.
@@ -25,14 +25,14 @@ pub(super) static QUANTO: Format = Format {
 struct Quanto;
 
 impl Backend for Quanto {
-    /// The zero point is what is added before scaling.
+    /// The zero point is added before scaling.
     fn quantize(&self, x: Tensor<2>, recipe: &Recipe) -> Quantized {
         let round = |x| rounded(x, recipe.dtype);
         let [smallest, largest] = range(&x);
         let scale = round(round(largest - smallest.clone()) / recipe.largest());
         let shift = -smallest;
         let scaled = round(round(x + shift.clone()) / scale.clone());
-        // Numbers that are all the same have no scale, and code 0.
+        // Groups of equal elements have scale 0, and get code 0.
         let constant = scale.clone().equal_elem(0.0).expand(scaled.dims());
         let codes = half_to_even(scaled.mask_fill(constant, 0.0).clamp(0.0, recipe.largest()));
         Quantized { codes: codes.int(), scale, zero: shift }

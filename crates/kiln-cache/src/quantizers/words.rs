@@ -1,18 +1,18 @@
-//! Codes of a few bits in words of 32, as many in a word as it has room for, the first in the lowest bits.
+//! Packing of codes into 32-bit words: as many codes per word as fit, the first in the lowest bits.
 
 use burn::tensor::{Int, Tensor};
 
-/// Codes in a word: ten of three bits.
+/// Number of codes in a word: for example, ten codes of three bits.
 pub(crate) fn codes_in_one(bits: usize) -> usize {
     32 / bits
 }
 
-/// Words for `codes` codes.
+/// Number of words for `codes` codes.
 pub(crate) fn count(codes: usize, bits: usize) -> usize {
     codes.div_ceil(codes_in_one(bits))
 }
 
-/// `[groups, group]` codes as `[words]`.
+/// Packs codes `[groups, group]` into `[words]`.
 pub(crate) fn pack(codes: Tensor<2, Int>, bits: usize) -> Tensor<1, Int> {
     let (len, each) = (codes.shape().num_elements(), codes_in_one(bits));
     let words = count(len, bits);

@@ -1,13 +1,14 @@
 //! Keeps everything (transformers' `DynamicCache`).
 //!
-//! Keys live in a buffer that doubles when it is full, so that a step writes its own tokens in place and copies
-//! nothing, and so that shapes repeat. Where it is known how far the sequence will go, the last doubling ends there.
-//! Behind what a snapshot shares, it is another buffer that doubles ([`SharedPrefix`]).
+//! Keys are in a buffer that doubles when it is full, so that a step writes its own tokens in place and
+//! copies nothing, and so that shapes repeat. If the final length of the sequence is known, the last doubling
+//! ends there. After a prefix shared with a snapshot there is another buffer that doubles ([`SharedPrefix`]).
 
 use kiln_core::{
     Result,
     layer::{Footprint, Kv, KvLayer, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
+    slot::Slot,
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -20,11 +21,11 @@ use crate::{
     shared_prefix::SharedPrefix,
 };
 
-/// Slots of the smallest buffer, where nobody knows how far the sequence will go.
+/// Number of slots of the smallest buffer, if the final length of the sequence is unknown.
 const SMALLEST: usize = 64;
 
-/// Slots that are taken at once where they are going to be needed: a smaller buffer would save a few megabytes for a few
-/// lines of text, and be copied at the end of each.
+/// Number of slots that are allocated at once if they will be needed: a smaller buffer would save a few
+/// megabytes for a few lines of text, and would be copied when it is full.
 const AT_ONCE: usize = 256;
 
 pub(super) static DYNAMIC: KvStrategy = KvStrategy {
@@ -61,15 +62,15 @@ impl KvFactory for Dynamic {
     }
 }
 
-/// The first `seq_len` positions of the chain count.
+/// The first `seq_len` positions of the chain are valid.
 #[derive(Clone, Debug)]
 struct DynamicPolicy {
     need: AttentionNeed,
     kernels: Kernels,
 }
 
-/// The first position that there is no room for once the chain holds `end` tokens of a sequence that is going to reach
-/// `horizon`, as far as is known.
+/// Returns the first position without room once the chain holds `end` tokens of a sequence that is expected
+/// to reach `horizon`.
 fn room_for(end: usize, horizon: usize, filled: usize, chain: &SharedPrefix) -> usize {
     let origin = chain.next_origin(filled);
     if origin == chain.origin() && end <= chain.end() {
@@ -78,13 +79,14 @@ fn room_for(end: usize, horizon: usize, filled: usize, chain: &SharedPrefix) -> 
     origin + slots_for(end - origin, horizon.saturating_sub(origin))
 }
 
-/// Slots of a buffer once it holds `end` tokens of those `horizon` that it is going to hold, as far as is known.
+/// Number of slots of a buffer once it holds `end` of the `horizon` tokens that it is expected to hold.
 fn slots_for(end: usize, horizon: usize) -> usize {
     if end > horizon {
-        // Room for one more at least: a prompt is followed by a token.
+        // Room for at least one more: a prompt is followed by a token.
         return (end + 1).next_power_of_two().max(SMALLEST);
     }
-    // What is expected, halved as often as there is room: so the last doubling ends where the sequence does.
+    // The expected length, halved as often as it still fits, so that the last doubling ends where the
+    // sequence does.
     let mut slots = horizon;
     while slots.div_ceil(2) >= end.max(AT_ONCE) {
         slots = slots.div_ceil(2);
@@ -146,6 +148,15 @@ impl KvPolicy for DynamicPolicy {
         }
         chain.write(&self.kernels, new, positions)?;
         chain.view()
+    }
+
+    fn slots_for(&self, at: &Progress<()>, chain: &SharedPrefix, tokens: usize) -> Option<usize> {
+        let end = at.seq_len + tokens;
+        chain.is_one_buffer().then(|| room_for(end, at.horizon, at.seq_len, chain))
+    }
+
+    fn buffer<'a>(&self, chain: &'a mut SharedPrefix) -> Option<&'a mut Slot<Kv>> {
+        chain.only_buffer()
     }
 
     fn gather(&self, at: &Progress<()>, chain: &SharedPrefix) -> Result<Option<Kv>> {

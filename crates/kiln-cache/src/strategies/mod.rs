@@ -28,23 +28,24 @@ pub use self::{
     r#static::StaticSettings,
 };
 
-/// A strategy: its names, its help, and how its settings are read.
+/// A strategy: its names, its help text, and the parser of its settings.
 #[derive(Debug)]
 pub struct KvStrategy {
     pub name: &'static str,
-    /// Other names for it: those of transformers.
+    /// Aliases, from transformers.
     pub aliases: &'static [&'static str],
-    /// Names for it with its layers kept in host memory: those of transformers.
+    /// Aliases for the strategy with its layers in host memory, from transformers.
     pub offloaded_aliases: &'static [&'static str],
-    /// What it does, in a phrase.
+    /// One phrase of help text.
     pub summary: &'static str,
-    /// Its settings (`key=value`), with what each means.
+    /// Settings (`key=value`), each with its meaning.
     pub settings: &'static [(&'static str, &'static str)],
-    /// Settings so small that it evicts or packs within a few tokens. Tests go over them; each must hold at least two tokens.
+    /// Settings so small that the strategy evicts or packs within a few tokens. Tests iterate over them; each
+    /// must hold at least two tokens.
     pub samples: &'static [&'static str],
-    /// What serves the layers that have a window, where the user does not say; `None`: this strategy.
+    /// Default strategy for layers that have a window; `None`: this strategy.
     pub windowed: Option<fn() -> CacheSpec>,
-    /// Reads `key=value,key=value`, and says what is wrong with it.
+    /// Parses `key=value,key=value`, and reports errors in it.
     pub read: fn(&str) -> Result<CacheSpec>,
 }
 
@@ -54,58 +55,59 @@ impl KvStrategy {
     }
 }
 
-/// A strategy with its settings: builds the memory of attention blocks.
+/// A strategy with its settings, which builds the memory of attention blocks.
 pub trait KvFactory: fmt::Debug + Send + Sync {
-    /// Whether it keeps what it is given. One that does not is fed the whole sequence at every step.
+    /// Whether the strategy stores keys and values. If not, it is fed the whole sequence at every step.
     fn remembers(&self) -> bool {
         true
     }
 
-    /// Whether attention gets every key the model may see.
+    /// Whether attention gets every key that the model may see.
     fn exact(&self) -> bool {
         true
     }
 
-    /// Whether it can serve a block of this need.
+    /// Checks that the strategy can serve a block with this need.
     fn check(&self, _need: &AttentionNeed) -> Result<()> {
         Ok(())
     }
 
-    /// Bytes that `tokens` tokens of one row take in one block, with elements of `element` bytes.
+    /// Number of bytes for `tokens` tokens of one row in one block, with `element` bytes per element.
     fn bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize;
 
     fn build(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn KvLayer>>;
 
-    /// Whether it can keep what an encoder wrote.
+    /// Checks that the strategy can hold the output of an encoder.
     ///
     /// # Errors
-    /// [`Error::Setting`] where it cannot: all of it is seen by every token.
+    /// [`Error::Setting`] if it cannot: every token sees all of the output.
     fn check_encoder(&self) -> Result<()> {
         let why = "keys of an encoder are kept by `dynamic`, or by `quantized`".to_owned();
         Err(Error::Setting { name: "cache", why })
     }
 
-    /// The memory of what an encoder wrote.
+    /// Builds the memory for the output of an encoder.
     ///
     /// # Errors
-    /// Those of [`check_encoder`](Self::check_encoder).
+    /// The errors of [`check_encoder`](Self::check_encoder).
     fn build_encoder(&self, need: &AttentionNeed, kernels: &Kernels) -> Result<Box<dyn CrossLayer>> {
         self.check_encoder()?;
         Ok(Box::new(Memory::new(WriteOnce { need: need.clone() }, kernels.device())))
     }
 }
 
-/// The settings of a strategy: [`Plan::of`](crate::Plan::of) takes any.
+/// Settings of a strategy: [`Plan::of`](crate::Plan::of) takes any.
 pub trait CacheSettings: KvFactory + Default + Serialize + DeserializeOwned + 'static {
     const STRATEGY: &'static KvStrategy;
 
-    /// Says which value is impossible, alone or with the others. The defaults are possible.
+    /// Checks the settings, and reports a value that is impossible, alone or in combination. The defaults are
+    /// valid.
     fn validate(&self) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// A version of transformers whose rules differ from those of today.
+/// A version of transformers whose rules differ from the current ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Compat {
@@ -113,7 +115,7 @@ pub enum Compat {
     V4_47,
 }
 
-/// Every strategy. A line here makes it selectable and puts it through the laws.
+/// Every strategy. A new entry here makes a strategy selectable and runs the shared tests on it.
 pub static STRATEGIES: &[&KvStrategy] = &[
     &dynamic::DYNAMIC, //
     &r#static::STATIC,
@@ -123,7 +125,7 @@ pub static STRATEGIES: &[&KvStrategy] = &[
     &none::NONE,
 ];
 
-/// Text of every strategy, with its default settings and with each of its samples.
+/// Iterates over the text of every strategy, with its default settings and with each of its samples.
 pub fn samples() -> impl Iterator<Item = String> {
     STRATEGIES.iter().flat_map(|strategy| {
         let sample = |settings: &&str| format!("{}:{settings}", strategy.name);

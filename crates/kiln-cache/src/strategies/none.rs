@@ -1,6 +1,6 @@
 //! Remembers nothing: every step recomputes the whole sequence (transformers' `use_cache=False`).
 //!
-//! The slow way that every other strategy is compared with.
+//! The slow definition that every other strategy is compared with.
 
 use kiln_core::{
     Result,
@@ -69,7 +69,7 @@ impl KvPolicy for NoCache {
         Ok(KvView::from_zero(keys, values))
     }
 
-    /// No token was seen.
+    /// Does not count tokens, because none are stored.
     fn advance(&self, _: &mut Progress<()>, _: &(), _n: usize) {}
 
     fn gather(&self, _: &Progress<()>, _: &()) -> Result<Option<Kv>> {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::KvStrategy;
 
-/// Reads the settings of `strategy`. What is not given is the default.
+/// Parses the settings of `strategy`. Missing settings have their defaults.
 pub(crate) fn read<S: DeserializeOwned>(strategy: &KvStrategy, text: &str) -> Result<S> {
     let mut pairs: Vec<(&str, Text<'_>)> = Vec::new();
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -39,7 +39,7 @@ pub(crate) fn read<S: DeserializeOwned>(strategy: &KvStrategy, text: &str) -> Re
     })
 }
 
-/// The settings that are not the default, as text that [`read`] understands.
+/// Writes the non-default settings as text that [`read`] parses.
 pub(crate) fn write<S: Serialize + Default>(strategy: &KvStrategy, settings: &S) -> String {
     let (given, default) = (json(settings), json(&S::default()));
     let keys = strategy.settings.iter().map(|(key, _)| *key);
@@ -48,7 +48,7 @@ pub(crate) fn write<S: Serialize + Default>(strategy: &KvStrategy, settings: &S)
     pairs.collect::<Vec<_>>().join(",")
 }
 
-/// The value of a setting, a number or a word, as text.
+/// Formats the value of a setting, a number or a word, as text.
 pub(crate) fn word(value: &impl Serialize) -> String {
     match json(value) {
         Value::String(word) => word,
@@ -56,12 +56,12 @@ pub(crate) fn word(value: &impl Serialize) -> String {
     }
 }
 
-/// Numbers and words always serialize.
+/// Converts to JSON. Numbers and words always serialize.
 fn json(value: &impl Serialize) -> Value {
     serde_json::to_value(value).unwrap_or_default()
 }
 
-/// Refuses a count that no cache can have.
+/// Refuses a count that is impossible for any cache.
 pub(crate) fn check_count(key: &str, count: usize) -> Result<(), String> {
     /// Far above any cache, far below overflow.
     const LARGEST: usize = 1 << 32;
@@ -73,7 +73,7 @@ pub(crate) fn check_count(key: &str, count: usize) -> Result<(), String> {
     }
 }
 
-/// Why text is not the settings of a strategy.
+/// Why a text is not valid settings of a strategy.
 #[derive(Debug, thiserror::Error)]
 enum Wrong {
     #[error("`{key}` is unknown")]
@@ -104,7 +104,7 @@ impl de::Error for Wrong {
     }
 }
 
-/// The value of a setting, of the type that is asked for.
+/// The value of a setting, deserialized as whatever type is requested.
 #[derive(Clone, Copy, Debug)]
 struct Text<'a> {
     key: &'a str,

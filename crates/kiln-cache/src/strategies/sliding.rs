@@ -1,7 +1,9 @@
-//! Keeps the latest tokens that a query may see (transformers' `SlidingWindowCache`, and its sliding layers of today).
+//! Keeps the latest tokens that a query may see (transformers' `SlidingWindowCache`, and its current sliding
+//! layers).
 //!
-//! A ring: position `p` is in slot `p mod slots`, and nothing is ever moved. A query sees the `window` latest tokens,
-//! itself included, so the ring has `window` slots, and as many more as may be truncated beyond one.
+//! The buffer is a ring: position `p` is in slot `p mod slots`, and nothing is ever moved. A query sees the
+//! `window` latest tokens, including its own, so the ring has `window` slots, plus one for each token beyond
+//! the first that may be truncated.
 
 use kiln_core::{
     Error, Result,
@@ -19,7 +21,7 @@ use crate::{
     memory::{KvPolicy, Memory, Policy, Progress, check},
 };
 
-/// Slots of the smallest buffer, while the ring is not full.
+/// Number of slots of the smallest buffer, while the ring is not full.
 const SMALLEST: usize = 64;
 
 pub(super) static SLIDING: KvStrategy = KvStrategy {
@@ -69,24 +71,24 @@ fn window(need: &AttentionNeed) -> Result<usize> {
 struct SlidingPolicy {
     need: AttentionNeed,
     kernels: Kernels,
-    /// Latest tokens that a query may see, itself included.
+    /// Number of latest tokens that a query may see, including its own.
     window: usize,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Counts {
-    /// The first position that was not overwritten.
+    /// First position that was not overwritten.
     oldest: usize,
 }
 
 impl SlidingPolicy {
-    /// Slots of the full ring.
+    /// Number of slots of the full ring.
     fn full(&self, at: &Progress<Counts>) -> usize {
         self.window - 1 + at.history.max(1)
     }
 
-    /// The first position that a query behind `len` tokens may see.
+    /// First position that a query after `len` tokens may see.
     fn visible(&self, len: usize) -> usize {
         (len + 1).saturating_sub(self.window)
     }
@@ -96,7 +98,7 @@ impl SlidingPolicy {
         at.seq_len + n <= self.visible(at.seq_len) + self.full(at)
     }
 
-    /// Slots of the buffer once it was fed up to `end`.
+    /// Number of slots of the buffer once it was fed up to `end`.
     fn slots_for(&self, end: usize, at: &Progress<Counts>, buffer: &Buffer) -> usize {
         match buffer.slots() {
             have if end <= have => have,
@@ -104,17 +106,17 @@ impl SlidingPolicy {
         }
     }
 
-    /// Has the buffer as long as `end` positions need it.
+    /// Grows the buffer as needed for `end` positions.
     fn grow(&self, end: usize, at: &Progress<Counts>, buffer: &mut Buffer, new: &Kv) -> Result<()> {
         let (have, full) = (buffer.slots(), self.full(at));
         if at.seq_len <= have {
-            // Nothing was wrapped yet: slots are positions.
+            // The ring has not wrapped yet: slots are positions.
             return buffer.resize(self.slots_for(end, at, buffer), at.seq_len, new, Lives::UntilItGrows);
         }
         if have >= full {
             return Ok(());
         }
-        // A ring that has to become longer, because more history was promised.
+        // The ring must become longer, because more history was promised.
         let first = at.counts.oldest;
         let old = buffer.in_order(KvSpan { start: first, len: at.seq_len - first })?;
         buffer.resize(full, 0, new, Lives::UntilItGrows)?;
@@ -130,13 +132,13 @@ impl Policy for SlidingPolicy {
     fn footprint(&self, at: &Progress<Counts>, buffer: &Buffer, step: &StepShape) -> Footprint {
         let slots = self.slots_for(at.seq_len + step.tokens, at, buffer);
         let Footprint { held, largest, passing } = buffer::footprint(&self.need, buffer.slots(), slots, step);
-        // A chunk that does not fit is laid out in order, too.
+        // A chunk that does not fit is also laid out in order.
         let in_order = if self.fits(step.tokens, at) { 0 } else { self.span(at, step.tokens).len };
         let token = self.need.token_bytes(step.element).saturating_mul(step.rows);
         Footprint { held, largest, passing: passing + token.saturating_mul(in_order) }
     }
 
-    /// What the next query sees must still be here.
+    /// The keys that the next query sees must still be in the ring.
     fn rewind_point(&self, at: &Progress<Counts>, at_most: usize) -> Option<usize> {
         (self.visible(at_most) >= at.counts.oldest).then_some(at_most)
     }
@@ -187,13 +189,14 @@ impl KvPolicy for SlidingPolicy {
             buffer.write(&self.kernels, new, positions)?;
             return buffer.view(span.start);
         }
-        // A chunk that overwrites what its own queries see: they get it in order, the ring gets its end.
+        // A chunk that overwrites keys that its own queries see: they get a copy in order, and the ring gets
+        // the chunk's end.
         let before = buffer.gather(KvSpan { start: span.start, len: span.len - n })?;
         let (keys, values) = behind(before, new.clone());
         self.grow(end, at, buffer, &new)?;
         let skipped = n.saturating_sub(buffer.slots());
         buffer.write(&self.kernels, narrow(&new, skipped, n - skipped), &positions.behind(skipped))?;
-        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
+        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start, shared: None }))
     }
 
     fn advance(&self, at: &mut Progress<Counts>, buffer: &Buffer, n: usize) {

@@ -1,11 +1,12 @@
-//! A buffer of fixed length, allocated once (transformers' `StaticCache`): so that a step is the same launches for
-//! ever, and can be captured.
+//! A buffer of fixed length, allocated once (transformers' `StaticCache`), so that every step has the same
+//! launches and can be captured.
 
 use kiln_core::{
     Error, Result,
     layer::{Footprint, Kv, KvLayer, Limits, Parents, Positions, Reorders, StepShape},
     need::AttentionNeed,
     setters,
+    slot::Slot,
     view::KvView,
 };
 use kiln_kernels::Kernels;
@@ -29,12 +30,12 @@ pub(super) static STATIC: KvStrategy = KvStrategy {
     read: CacheSpec::read::<StaticSettings>,
 };
 
-/// The settings of a `static` cache.
+/// Settings of a `static` cache.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct StaticSettings {
-    /// Tokens that it holds, 1 or more; unset: as many as the generation is going to reach.
+    /// Number of tokens held, 1 or more; unset: as many as the generation is going to reach.
     pub len: Option<usize>,
 }
 
@@ -59,18 +60,18 @@ impl KvFactory for StaticSettings {
     }
 }
 
-/// The first `seq_len` slots of the buffer count.
+/// The first `seq_len` slots of the buffer are valid.
 #[derive(Clone, Debug)]
 struct StaticPolicy {
     need: AttentionNeed,
     kernels: Kernels,
-    /// As the user set it.
+    /// Length as set by the user.
     len: Option<usize>,
 }
 
 impl StaticPolicy {
-    /// Slots of the buffer once it holds `end` tokens. Without a length of its own it is as long as the sequence is going to
-    /// be; where nobody says, as long as what is fed.
+    /// Number of slots of the buffer once it holds `end` tokens. Without a length from the user, the buffer
+    /// is as long as the sequence is going to be, or, if that is unknown, as the tokens fed.
     fn slots_for(&self, end: usize, at: &Progress<()>, buffer: &Buffer) -> usize {
         self.len.unwrap_or_else(|| at.horizon.max(buffer.slots()).max(end))
     }
@@ -102,7 +103,7 @@ impl Policy for StaticPolicy {
         buffer.reorder_on_device(&self.kernels, parents)
     }
 
-    /// The buffer stays, for the next sequence.
+    /// Keeps the buffer for the next sequence.
     fn reset(&self, _: &mut Buffer) {}
 
     fn trim(&self, at: &mut Progress<()>, buffer: &mut Buffer) -> Result<()> {
@@ -131,6 +132,14 @@ impl KvPolicy for StaticPolicy {
         buffer.resize(slots, at.seq_len, &new, Lives::AsLongAsTheSequence)?;
         buffer.write(&self.kernels, new, positions)?;
         buffer.view(0)
+    }
+
+    fn slots_for(&self, at: &Progress<()>, buffer: &Buffer, tokens: usize) -> Option<usize> {
+        Some(Self::slots_for(self, at.seq_len + tokens, at, buffer))
+    }
+
+    fn buffer<'a>(&self, buffer: &'a mut Buffer) -> Option<&'a mut Slot<Kv>> {
+        Some(buffer.slot())
     }
 
     fn gather(&self, at: &Progress<()>, buffer: &Buffer) -> Result<Option<Kv>> {

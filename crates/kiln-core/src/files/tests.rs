@@ -84,7 +84,7 @@ mod unix {
     fn links_are_followed_and_modes_kept() {
         let folder = tempfile::tempdir().unwrap();
         let (file, link) = (folder.path().join("file"), folder.path().join("link"));
-        // It leads to nothing yet, and is relative.
+        // The link is relative, and its target does not exist yet.
         symlink("file", &link).unwrap();
         write(&link, b"first").unwrap();
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o600, 0o600);

@@ -1,11 +1,12 @@
-//! Memory of one block, of whatever kind.
+//! Memory of one block, of any kind.
 
 use crate::{
     Result,
     layer::{CacheLayer, CrossLayer, KvLayer, Limits, StateLayer},
 };
 
-/// The kind of memory is the model's business, hence an enum; the strategy is not, hence boxes.
+/// Memory of one block. The kind of memory matters to the model, hence an enum; the strategy does not, hence
+/// boxes.
 #[derive(Debug)]
 pub enum LayerCache {
     Attention(Box<dyn KvLayer>),
@@ -15,17 +16,17 @@ pub enum LayerCache {
 }
 
 impl LayerCache {
-    /// Whether it is on the device only while it is used.
+    /// Whether the layer is on the device only while it is used.
     pub fn is_offloaded(&self) -> bool {
         self.parts().any(CacheLayer::is_offloaded)
     }
 
-    /// Moves it to host memory. From then on it is on the device only while it is used.
+    /// Moves the layer to host memory. From then on it is on the device only while it is used.
     pub fn offload(&mut self) -> Result<()> {
         self.parts_mut().try_for_each(|part| part.offload())
     }
 
-    /// Itself once more, at no cost until one of the two writes.
+    /// Copies the layer lazily: tensors are shared until either copy writes.
     pub(super) fn snapshot(&self) -> Self {
         match self {
             Self::Attention(kv) => Self::Attention(kv.snapshot()),
@@ -37,7 +38,7 @@ impl LayerCache {
         }
     }
 
-    /// Its keys and values.
+    /// Returns the layer of the block's own keys and values.
     pub(super) fn keys(&self) -> Option<&dyn KvLayer> {
         match self {
             Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&**kv),
@@ -52,7 +53,7 @@ impl LayerCache {
         }
     }
 
-    /// What it can take; `None` where it remembers nothing of the sequence.
+    /// Returns the limits of the layer; `None` if it remembers nothing of the sequence.
     pub(super) fn limits(&self) -> Option<Limits> {
         match self {
             Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(kv.limits()),
@@ -61,7 +62,7 @@ impl LayerCache {
         }
     }
 
-    /// See [`KvLayer::replayable`]; `None` where there is nothing to write.
+    /// See [`KvLayer::replayable`]; `None` if there is nothing to write.
     pub(super) fn replayable(&self) -> Option<usize> {
         match self {
             Self::Attention(kv) => Some(kv.replayable()),
@@ -81,7 +82,8 @@ impl LayerCache {
         }
     }
 
-    /// What counts the sequence's tokens. An encoder's keys do not: decoding leaves no trace there.
+    /// Returns the layer that counts the sequence's tokens. An encoder's keys do not count them: decoding
+    /// leaves no trace there.
     pub(super) fn timed(&self) -> Option<&dyn CacheLayer> {
         match self {
             Self::Attention(kv) | Self::EncoderDecoder { decoder: kv, .. } => Some(&**kv),

@@ -1,27 +1,29 @@
-//! Rows of a batch that have seen different numbers of tokens.
+//! Groups of rows of a batch that have seen the same number of tokens.
 //!
-//! A memory serves rows of one length. Rows of other lengths have memories of their own: a cache is a list of groups, and
-//! usually of one. Groups are split when rows begin with prompts of different lengths, or are truncated to different
-//! lengths; each then goes on by itself.
+//! A layer serves rows of one length. Rows of other lengths have layers of their own: a cache is a list of
+//! groups, usually a single one. Groups are split when rows begin with prompts of different lengths, or are
+//! truncated to different lengths; after that each group continues by itself.
 
-use super::LayerCache;
+use super::{LayerCache, shared::Region};
 use crate::{
     Error, Result,
     layer::{CacheLayer, CrossLayer, KvLayer, Limits},
 };
 
-/// Neighbouring rows that have seen as many tokens, with their memory of each block.
+/// Adjacent rows that have seen the same number of tokens, with their layers for each block.
 #[derive(Debug)]
 pub(super) struct RowGroup {
-    /// How many rows; `None` for the only group, which is the whole batch.
+    /// Number of rows; `None` for the only group, which is the whole batch.
     pub(super) rows: Option<usize>,
     pub(super) layers: Vec<LayerCache>,
-    /// Whether a pass failed in the middle and could not be taken back.
+    /// Whether a pass failed in the middle and could not be undone.
     pub(super) poisoned: bool,
+    /// Slots of the group in buffers that rows share; `None` if its layers have their own.
+    pub(super) region: Option<Region>,
 }
 
 impl RowGroup {
-    /// A copy with those of its rows. Tensors are shared until one of the two writes.
+    /// Copies the group with only these of its rows. Tensors are shared until either copy writes.
     pub(super) fn select(&self, rows: &[usize]) -> Result<Self> {
         let mut group = self.snapshot();
         group.parts_mut().try_for_each(|part| part.reorder(rows))?;
@@ -29,19 +31,27 @@ impl RowGroup {
         Ok(group)
     }
 
-    /// A group for each run of rows that have the same entry in `keys`, which has one a row. Layer by layer, so that no more
-    /// than one of them is there twice.
+    /// Splits the group into one group for each run of rows with equal entries in `keys`, which has one entry
+    /// per row. This goes layer by layer, so that at most one layer exists twice.
     ///
     /// # Errors
-    /// What the device says of copying a layer, with what is left of the group.
-    pub(super) fn split_by<K: PartialEq>(self, keys: &[K]) -> std::result::Result<Vec<Self>, (Error, Self)> {
+    /// The device's error in copying a layer, with the remainder of the group.
+    pub(super) fn split_by<K: PartialEq>(
+        self,
+        keys: &[K],
+    ) -> std::result::Result<Vec<Self>, Box<(Error, Self)>> {
         let mut begin = 0;
         let runs = keys.chunk_by(PartialEq::eq).map(|run| {
             begin += run.len();
             (begin - run.len()..begin).collect::<Vec<usize>>()
         });
         let runs: Vec<Vec<usize>> = runs.collect();
-        let new = |rows: &Vec<usize>| Self { rows: Some(rows.len()), layers: Vec::new(), poisoned: false };
+        let new = |rows: &Vec<usize>| Self {
+            rows: Some(rows.len()),
+            layers: Vec::new(),
+            poisoned: false,
+            region: None,
+        };
         let mut groups: Vec<Self> = runs.iter().map(new).collect();
         for layer in self.layers {
             for (group, rows) in groups.iter_mut().zip(&runs) {
@@ -50,7 +60,8 @@ impl RowGroup {
                 group.layers.push(own);
                 if let Err(error) = copied {
                     let layers = std::mem::take(&mut group.layers);
-                    return Err((error, Self { rows: self.rows, layers, poisoned: true }));
+                    let left = Self { rows: self.rows, layers, poisoned: true, region: None };
+                    return Err(Box::new((error, left)));
                 }
             }
         }
@@ -59,32 +70,36 @@ impl RowGroup {
 
     pub(super) fn snapshot(&self) -> Self {
         let layers = self.layers.iter().map(LayerCache::snapshot).collect();
-        Self { rows: self.rows, layers, poisoned: self.poisoned }
+        Self { rows: self.rows, layers, poisoned: self.poisoned, region: self.region }
     }
 
     /// Forgets everything.
     pub(super) fn reset(&mut self) {
+        // A layer does not have the buffers that it would keep for the next sequence, because it lent them.
+        if self.region.is_some() {
+            return self.discard();
+        }
         (self.rows, self.poisoned) = (None, false);
         self.parts_mut().for_each(|part| part.reset());
     }
 
-    /// Forgets everything, and gives up all buffers.
+    /// Forgets everything, and drops all buffers.
     pub(super) fn discard(&mut self) {
-        (self.rows, self.poisoned) = (None, false);
+        (self.rows, self.poisoned, self.region) = (None, false, None);
         self.parts_mut().for_each(|part| part.discard());
     }
 
-    /// Tokens seen so far. Always 0 for a stateless cache.
+    /// Number of tokens seen so far. Always 0 for a stateless cache.
     pub(super) fn seq_len(&self) -> usize {
         self.timed().next().map_or(0, CacheLayer::seq_len)
     }
 
-    /// Rows of what is stored; `None` while nothing is.
+    /// Number of rows stored; `None` while nothing is stored.
     pub(super) fn stored_rows(&self) -> Option<usize> {
         self.parts().find_map(CacheLayer::rows)
     }
 
-    /// The largest length, `at_most` or less, that every layer can return to exactly.
+    /// Returns the largest length of at most `at_most` that every layer can return to exactly.
     pub(super) fn rewind_point(&self, at_most: usize) -> usize {
         let mut len = at_most.min(self.seq_len());
         loop {
@@ -96,14 +111,16 @@ impl RowGroup {
         }
     }
 
-    /// The name of a layer that cannot return to the first `len` tokens.
+    /// Name of a layer that cannot return to the first `len` tokens.
     pub(super) fn stuck_at(&self, len: usize) -> Option<&'static str> {
         let stuck = |layer: &&dyn CacheLayer| layer.seq_len() > len && layer.rewind_point(len) != len;
         self.timed().find(stuck).map(CacheLayer::name)
     }
 
+    /// Checks that every layer can return to the first `len` tokens.
+    ///
     /// # Errors
-    /// [`Error::CannotTruncate`] where a layer cannot return to the first `len` tokens.
+    /// [`Error::CannotTruncate`] if a layer cannot.
     pub(super) fn check_rewind(&self, len: usize) -> Result<()> {
         self.stuck_at(len).map_or(Ok(()), |layer| Err(Error::CannotTruncate { layer, len }))
     }
@@ -113,7 +130,7 @@ impl RowGroup {
         self.timed().try_for_each(|layer| layer.admits(tokens, padded))
     }
 
-    /// The layers that count the sequence's tokens.
+    /// Iterates over the layers that count the sequence's tokens.
     pub(super) fn timed(&self) -> impl Iterator<Item = &dyn CacheLayer> {
         self.layers.iter().filter_map(LayerCache::timed)
     }
@@ -148,7 +165,7 @@ impl RowGroup {
         self.layers.iter_mut().flat_map(LayerCache::parts_mut)
     }
 
-    /// Forgets all tokens behind the first `len`, in every layer that has seen more.
+    /// Forgets all tokens after the first `len`, in every layer that has seen more.
     pub(super) fn truncate(&mut self, len: usize) -> Result<()> {
         self.layers.iter_mut().filter_map(LayerCache::timed_mut).try_for_each(|layer| layer.truncate(len))
     }

@@ -1,4 +1,4 @@
-//! What a cache takes on its device, and what of it is claimed.
+//! Device memory of a cache, and the claim to it.
 
 use super::{ModelCache, groups::RowGroup};
 use crate::{
@@ -11,7 +11,7 @@ impl ModelCache {
     /// Counts this cache in `budget`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where it holds more than is left.
+    /// [`Error::OutOfMemory`] if the cache holds more than is left.
     pub fn within(mut self, budget: &Budget) -> Result<Self> {
         self.claim = Some(budget.claim("the cache", self.device_bytes() as u64)?);
         Ok(self)
@@ -20,8 +20,8 @@ impl ModelCache {
     /// Claims the memory that feeding `step` takes at most, with `working` bytes of the model's own.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] where there is not as much; those of [`check_buffers`](Self::check_buffers). Then nothing was
-    /// changed.
+    /// [`Error::OutOfMemory`] if less is left; those of [`check_buffers`](Self::check_buffers). Then nothing
+    /// was changed.
     pub fn make_room(&mut self, step: &StepShape, working: usize) -> Result<()> {
         let layers = self.footprints(step, &[]);
         self.claim_for(&layers, working)
@@ -34,13 +34,13 @@ impl ModelCache {
         self.claim.as_mut().map_or(Ok(()), |claim| claim.resize(bytes))
     }
 
-    /// Bytes of what snapshots hold, too, which have claims of their own.
+    /// Number of bytes that snapshots hold too, and that have claims of their own.
     pub(super) fn claimed_apart(&mut self) -> usize {
         let Some(claim) = &self.claim else { return 0 };
         self.groups.iter_mut().flat_map(RowGroup::parts_mut).map(|part| part.claimed_apart(claim)).sum()
     }
 
-    /// Claims what layers were given, as far as there is room: what is missing is claimed when they are fed.
+    /// Claims memory that layers were given, as far as there is room: the rest is claimed when they are fed.
     pub(super) fn claim_given(&mut self) {
         let bytes = self.device_bytes().saturating_sub(self.claimed_apart()) as u64;
         if let Some(claim) = &mut self.claim {
@@ -48,22 +48,23 @@ impl ModelCache {
         }
     }
 
-    /// The budget that it is counted in.
+    /// Returns the budget that the cache is counted in.
     pub fn budget(&self) -> Option<&Budget> {
         self.claim.as_ref().map(Claim::budget)
     }
 
-    /// Claims what is held now: to be called when layers hold less than they did.
+    /// Claims the memory that is held now: to be called when layers hold less than before.
     pub fn recount(&mut self) {
         let bytes = self.device_bytes().saturating_sub(self.claimed_apart()) as u64;
         if let Some(claim) = self.claim.as_mut().filter(|claim| claim.bytes() > bytes) {
-            // Less is never refused.
+            // A smaller claim is never refused.
             _ = claim.resize(bytes);
         }
     }
 
-    /// Bytes on the device while `step` is stored, at most: what layers hold, of offloaded ones the largest two in a row,
-    /// and what one of them takes besides.
+    /// Largest number of bytes on the device while `step` is stored: the memory that layers hold, counting
+    /// only the largest two adjacent ones of those offloaded, plus the memory that one of them takes in
+    /// addition.
     pub fn bytes_for(&self, step: &StepShape) -> usize {
         Self::at_most(&self.footprints(step, &[]))
     }
@@ -75,8 +76,8 @@ impl ModelCache {
         Self::at_most(&layers)
     }
 
-    /// What each layer takes while `step` is stored, in all groups together, and whether it is offloaded. `tokens`: how many
-    /// of them each group stores, if that is less.
+    /// Footprint of each layer while `step` is stored, in all groups together, and whether the layer is
+    /// offloaded. `tokens`: how many of the tokens each group stores, if that is fewer.
     pub(super) fn footprints(&self, step: &StepShape, tokens: &[usize]) -> Vec<(Footprint, bool)> {
         let mut all: Vec<(Footprint, bool)> = Vec::new();
         for (i, group) in self.groups.iter().enumerate() {
@@ -88,7 +89,7 @@ impl ModelCache {
                     Some((sum, _)) => {
                         sum.held = sum.held.saturating_add(held);
                         sum.largest = sum.largest.max(largest);
-                        // Groups are fed one after the other.
+                        // Groups are fed one after another.
                         sum.passing = sum.passing.max(passing);
                     }
                     None => all.push((Footprint { held, largest, passing }, part.is_offloaded())),
@@ -107,48 +108,50 @@ impl ModelCache {
             }
             _ => in_use(layer).saturating_add(layer.0.passing),
         };
-        // Users ask for any number of tokens.
+        // Saturating, because users may ask for any number of tokens.
         let stay = layers.iter().map(here).fold(0, usize::saturating_add);
         stay.saturating_add(layers.iter().enumerate().map(pair).max().unwrap_or(0))
     }
 
-    /// Whether the device has buffers as large as layers need to store `step`.
+    /// Checks that the device supports buffers as large as layers need to store `step`.
     ///
     /// # Errors
-    /// [`Error::BufferTooLarge`]. What is too large does not fail as an allocation does: wgpu refuses to bind it.
+    /// [`Error::BufferTooLarge`]. A buffer that is too large does not fail at its allocation: wgpu refuses to
+    /// bind it.
     pub fn check_buffers(&self, step: &StepShape) -> Result<()> {
         self.check_largest(&self.footprints(step, &[]))
     }
 
     pub(super) fn check_largest(&self, layers: &[(Footprint, bool)]) -> Result<()> {
         let Some(largest) = self.budget().and_then(Budget::largest_buffer) else { return Ok(()) };
-        // Of a layer's keys, or its values.
+        // `largest` counts the keys and the values of a layer together.
         let needed = layers.iter().map(|(layer, _)| layer.largest / 2).max().unwrap_or(0) as u64;
         if needed <= largest { Ok(()) } else { Err(Error::BufferTooLarge { needed, largest }) }
     }
 
-    /// What the largest layer takes besides while its buffer doubles; 0 where buffers never grow.
+    /// Number of additional bytes that the largest layer takes while its buffer doubles; 0 if buffers never
+    /// grow.
     pub fn bytes_growing(&self, step: &StepShape) -> usize {
         let largest = self.footprints(step, &[]).iter().map(|(part, _)| part.largest).max().unwrap_or(0);
         if self.is_static() { 0 } else { largest / 2 }
     }
 
-    /// Bytes held on the device, room allocated ahead of need included.
+    /// Number of bytes held on the device, including room allocated ahead of need.
     pub fn device_bytes(&self) -> usize {
-        self.parts().map(|part| part.usage().device).sum()
+        self.parts().map(|part| part.usage().device).sum::<usize>() + self.shared.bytes()
     }
 
-    /// Of these, the bytes that snapshots hold too. The budget counts them once.
+    /// Number of these bytes that snapshots hold too. The budget counts them once.
     pub fn shared_bytes(&self) -> usize {
         self.parts().map(|part| part.usage().shared).sum()
     }
 
-    /// Bytes held in host memory, in place of the device's.
+    /// Number of bytes held in host memory, instead of on the device.
     pub fn host_bytes(&self) -> usize {
         self.parts().map(|part| part.usage().host).sum()
     }
 
-    /// Bytes that went between the host and the device so far.
+    /// Number of bytes copied between the host and the device so far.
     pub fn moved(&self) -> Moved {
         self.parts().map(|part| part.usage().moved).sum()
     }

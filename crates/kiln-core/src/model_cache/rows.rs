@@ -1,19 +1,21 @@
-//! Rows that enter and leave a cache between two passes.
+//! Adding and removing rows of a cache between two passes.
 
 use std::mem::{self, Discriminant, discriminant};
 
-use super::{LayerCache, ModelCache, groups::RowGroup};
+use super::{LayerCache, ModelCache, groups::RowGroup, shared::SharedBuffers};
 use crate::{Error, Result};
 
 impl ModelCache {
-    /// Adds the rows of `other` after those that are here, with all that they hold. Nothing is copied, and strategies may differ.
-    /// A cache that holds nothing has no rows.
+    /// Appends the rows of `other` with everything that they hold. Nothing is copied, and strategies may
+    /// differ. A cache that holds nothing has no rows.
     ///
     /// # Errors
-    /// [`Error::WrongMemory`] for the cache of another model; [`Error::Poisoned`]. Then nothing was changed here, and `other` is gone.
+    /// [`Error::WrongMemory`] for the cache of another model; [`Error::Poisoned`]. Then this cache is
+    /// unchanged, and `other` is dropped.
     pub fn join(&mut self, mut other: Self) -> Result<()> {
         self.check_usable()?;
         other.check_usable()?;
+        other.give_back_all()?;
         let (own, others) = (self.kinds(), other.kinds());
         if own != others {
             let layer = own.iter().zip(&others).take_while(|(a, b)| a == b).count();
@@ -24,17 +26,17 @@ impl ModelCache {
             self.set_groups(here.into_iter().chain(other.take_groups()).collect());
             *self.lent.get_mut() |= *other.lent.get_mut();
         }
-        // The claim of what joined is made anew.
+        // The claim to the joined rows is made again below.
         drop(other);
         self.claim_given();
         Ok(())
     }
 
-    /// Takes a row out, with all that it holds, as a cache of one row. Those after it move up. A row that failed leaves with nothing:
-    /// so the others go on without it.
+    /// Removes a row with everything that it holds, and returns it as a cache of one row. Later rows move up.
+    /// A row that failed leaves empty, so that the others can go on without it.
     ///
     /// # Errors
-    /// [`Error::NoSuchRow`]; what the device says of copying. Then nothing was changed.
+    /// [`Error::NoSuchRow`]; the device's error in copying. Then nothing was changed.
     pub fn leave(&mut self, row: usize) -> Result<Self> {
         let rows = self.rows().unwrap_or(0);
         let mut of_groups = self.groups.iter().map(|group| group.rows.unwrap_or(rows)).enumerate();
@@ -46,9 +48,10 @@ impl ModelCache {
                 is_here
             })
             .ok_or(Error::NoSuchRow { row, rows })?;
+        self.give_back(i)?;
         let group = &mut self.groups[i];
         let leaving = if of_group == 1 {
-            // The groups that are left are at least one.
+            // At least one group must be left.
             let empty = group.snapshot();
             let leaving = mem::replace(group, empty);
             group.discard();
@@ -68,11 +71,19 @@ impl ModelCache {
         let groups = mem::take(&mut self.groups);
         self.set_groups(groups);
         self.rows = (rows > 1).then_some(rows - 1);
+        if self.groups.iter().all(|group| group.region.is_none()) {
+            self.shared = SharedBuffers::default();
+        }
         self.recount();
 
         let claim = self.claim.as_ref().and_then(|claim| claim.budget().claim("the cache", 0).ok());
-        let mut left =
-            Self { groups: vec![leaving], rows: Some(1), claim, lent: (*self.lent.get_mut()).into() };
+        let mut left = Self {
+            groups: vec![leaving],
+            rows: Some(1),
+            claim,
+            lent: (*self.lent.get_mut()).into(),
+            ..Self::new(Vec::new())
+        };
         left.groups[0].rows = None;
         if left.is_poisoned() {
             left.discard();
@@ -81,7 +92,7 @@ impl ModelCache {
         Ok(left)
     }
 
-    /// The number of rows; `None` where it holds nothing, and takes any number.
+    /// Number of rows; `None` if the cache holds nothing and takes any number.
     pub fn rows(&self) -> Option<usize> {
         match &self.groups[..] {
             [group] if group.poisoned => self.rows,
@@ -90,7 +101,7 @@ impl ModelCache {
         }
     }
 
-    /// Rows that failed in the middle of a pass and could not be taken back.
+    /// Lists the rows that failed in the middle of a pass and could not be restored.
     pub fn poisoned_rows(&self) -> Vec<usize> {
         let rows = self.rows().unwrap_or(0);
         let of_group = |group: &RowGroup| std::iter::repeat_n(group.poisoned, group.rows.unwrap_or(rows));
@@ -98,7 +109,7 @@ impl ModelCache {
         poisoned.filter_map(|(row, poisoned)| poisoned.then_some(row)).collect()
     }
 
-    /// All groups, each with its number of rows.
+    /// Takes all groups out, each with its number of rows.
     fn take_groups(&mut self) -> Vec<RowGroup> {
         let rows = self.rows();
         let mut groups = mem::take(&mut self.groups);
@@ -113,7 +124,7 @@ impl ModelCache {
         self.groups = groups;
     }
 
-    /// The kinds of memory of the blocks.
+    /// Returns the kind of memory of each block.
     fn kinds(&self) -> Vec<Discriminant<LayerCache>> {
         self.groups.first().map_or_else(Vec::new, |group| group.layers.iter().map(discriminant).collect())
     }

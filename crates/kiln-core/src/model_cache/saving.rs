@@ -8,40 +8,45 @@ use crate::{
     layer::{CacheLayer, Kv, LayerState, Positions},
 };
 
-/// More rows than any batch has. A file that says more is refused.
+/// A number of rows that no batch reaches. A file with more is refused.
 const MOST_ROWS: usize = 1 << 24;
 
 /// A copy of a cache in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheState {
-    /// Rows of each group of rows that have seen as many tokens; empty where all have.
+    /// Number of rows of each group of equal length; empty if all rows have the same length.
     pub rows: Vec<usize>,
-    /// The layers of the first group, then those of the next.
+    /// Layers of the first group, then those of the next.
     pub layers: Vec<LayerState>,
 }
 
 impl ModelCache {
-    /// The keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token after the other:
-    /// transformers' legacy format. Keys are rotated as they are held; where nothing is held, nothing is returned.
+    /// Copies the keys and values of every attention block, `[batch, kv_heads, tokens, head_dim]`, one token
+    /// after the other: transformers' legacy format. Keys are rotated as they are held; layers that hold
+    /// nothing are left out.
     ///
     /// # Errors
-    /// [`Error::Import`] where rows are of different lengths.
+    /// [`Error::Import`] if rows differ in length.
     pub fn to_legacy(&self) -> Result<Vec<Kv>> {
         if self.groups.len() > 1 {
             return Err(Error::Import { why: "rows of different lengths have no legacy format".to_owned() });
+        }
+        if self.groups.iter().any(|group| group.region.is_some()) {
+            return self.snapshot().to_legacy();
         }
         self.lent.store(true, Ordering::Relaxed);
         self.keys().filter_map(|layer| layer.gather().transpose()).collect()
     }
 
-    /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a new cache.
+    /// Takes over keys and values in transformers' legacy format, as if they had been fed. To be called on a
+    /// new cache.
     ///
-    /// They must stand at positions from 0 on: a sliding window that has left tokens behind cannot be taken over this
-    /// way, but saved and restored.
+    /// They must start at position 0: a sliding window that has dropped tokens cannot be taken over this way,
+    /// but saved and restored.
     ///
     /// # Errors
-    /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; after an error the cache can
-    /// only be reset.
+    /// [`Error::Import`] for another number of blocks, or tensors that do not fit each other; after an error
+    /// the cache can only be reset.
     pub fn from_legacy(&mut self, layers: Vec<Kv>) -> Result<()> {
         let wrong = |why: String| Err(Error::Import { why });
         let blocks = self.keys().count();
@@ -70,11 +75,12 @@ impl ModelCache {
         Ok(())
     }
 
-    /// The keys and values that an encoder wrote, by block: the second half of the tuples that transformers' legacy format has for a
-    /// model with an encoder. [`to_legacy`](Self::to_legacy) gives the first.
+    /// Copies the keys and values that an encoder wrote, by block: the second half of the tuples that
+    /// transformers' legacy format has for a model with an encoder. [`to_legacy`](Self::to_legacy) returns
+    /// the first half.
     ///
     /// # Errors
-    /// [`Error::Import`] where rows are of different lengths.
+    /// [`Error::Import`] if rows differ in length.
     pub fn encoder_to_legacy(&self) -> Result<Vec<Kv>> {
         if self.groups.len() > 1 {
             return Err(Error::Import { why: "rows of different lengths have no legacy format".to_owned() });
@@ -83,12 +89,12 @@ impl ModelCache {
         encoders.filter_map(|layer| layer.gather().transpose()).collect()
     }
 
-    /// Takes over the keys and values that an encoder wrote, by block. To be called on a new cache, before or after
-    /// [`from_legacy`](Self::from_legacy).
+    /// Takes over the keys and values that an encoder wrote, by block. To be called on a new cache, before or
+    /// after [`from_legacy`](Self::from_legacy).
     ///
     /// # Errors
-    /// [`Error::Import`] for another number of blocks, or tensors that do not fit them or each other; [`Error::WrongRows`];
-    /// [`Error::AlreadyConditioned`]. After an error the cache can only be reset.
+    /// [`Error::Import`] for another number of blocks, or tensors that do not fit them or each other;
+    /// [`Error::WrongRows`]; [`Error::AlreadyConditioned`]. After an error the cache can only be reset.
     pub fn encoder_from_legacy(&mut self, layers: Vec<Kv>) -> Result<()> {
         let wrong = |why: String| Err(Error::Import { why });
         if self.is_conditioned() {
@@ -113,18 +119,21 @@ impl ModelCache {
         Ok(())
     }
 
-    /// Copies all that a new cache needs to go on in this one's place.
+    /// Copies everything that a new cache needs to continue in place of this one.
     pub fn save(&self) -> Result<CacheState> {
         self.check_usable()?;
+        if self.groups.iter().any(|group| group.region.is_some()) {
+            return self.snapshot().save();
+        }
         let rows = self.groups.iter().filter_map(|group| group.rows).collect();
         Ok(CacheState { rows, layers: self.parts().map(CacheLayer::save).collect::<Result<_>>()? })
     }
 
-    /// Becomes the cache that `state` was copied from. To be called on a new cache of the same plan; after an error it
-    /// can only be reset.
+    /// Replaces the contents with those of the cache that `state` was copied from. To be called on a new
+    /// cache of the same plan; after an error it can only be reset.
     ///
     /// # Errors
-    /// [`Error::Import`] where it is the state of another kind of cache, or of none.
+    /// [`Error::Import`] if the state belongs to another kind of cache, or is invalid.
     pub fn restore(&mut self, state: CacheState) -> Result<()> {
         let wrong = |why: String| Error::Import { why };
         let CacheState { rows, layers } = state;
@@ -144,7 +153,7 @@ impl ModelCache {
         self.parts_mut().zip(layers).try_for_each(|(part, state)| part.restore(state))?;
         self.claim_given();
         for group in &self.groups {
-            // Layers are fed together, so they have seen as much.
+            // Layers are fed together, so they have seen the same number of tokens.
             let lens: Vec<usize> = group.timed().map(CacheLayer::seq_len).collect();
             if lens.windows(2).any(|pair| pair[0] != pair[1]) {
                 return Err(wrong("its layers have seen different numbers of tokens".to_owned()));
@@ -156,7 +165,7 @@ impl ModelCache {
         Ok(())
     }
 
-    /// Whether what it holds is of that many rows.
+    /// Whether the stored contents have exactly `rows` rows.
     pub fn is_of_rows(&self, rows: usize) -> bool {
         let is_whole = |group: &RowGroup| {
             let rows = group.rows.unwrap_or(rows);

@@ -121,7 +121,7 @@ fn weights_are_listed_by_their_formats() {
 }
 
 proptest! {
-    /// Whatever a hub lists, what is chosen of it is there, and stays in its folder.
+    /// Whatever a hub lists, the chosen files are listed ones, and their paths stay in the model's folder.
     #[test]
     fn what_is_chosen_is_listed_and_safe(
         files in prop::collection::vec(
@@ -149,7 +149,7 @@ proptest! {
         }
     }
 
-    /// A text is refused, or it names a folder of the cache and nothing else.
+    /// A text is either refused or names a folder inside the cache.
     #[test]
     fn a_spec_stays_in_the_cache(text in "[-_.a-b/:@\\\\é]{0,16}|[a-b.]{1,3}/[a-b.]{1,3}[:@.a-b/]{0,9}") {
         if let Ok(spec) = text.parse::<Spec>() {

@@ -1,4 +1,4 @@
-//! Connections that break, servers that say no.
+//! Broken connections and error responses.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use super::{
     server::{Reply, Server},
 };
 
-/// Larger than what a client reads at once, and with no part that equals another.
+/// Data larger than one read of the client, without repeated parts.
 fn large() -> Vec<u8> {
     (0..900_000u32).flat_map(u32::to_le_bytes).collect()
 }
@@ -77,7 +77,7 @@ fn a_server_that_starts_again_and_again_is_given_up() {
     let (calls, whole) = (AtomicUsize::new(0), bytes.clone());
     let server =
         Server::with_faults("org/name", &[("m.gguf", &bytes)], move |request, reply| match request.cdn {
-            // Ever more and less, and never all.
+            // The response is cut at alternating lengths and is never complete.
             true => {
                 let cut = [1_200_000, 2_400_000][calls.fetch_add(1, Ordering::Relaxed) % 2];
                 Reply { cut: Some(cut), ..Reply::status(200).body(whole.clone()) }
@@ -85,7 +85,7 @@ fn a_server_that_starts_again_and_again_is_given_up() {
             false => reply,
         });
     refused(&Cache::new().hub(&server), ONE, "of 3600000 bytes");
-    // 1.2 and 2.4 million bytes are progress, and the four tries after them are none.
+    // 1.2 and 2.4 million bytes count as progress; the four attempts after them do not.
     assert_eq!(server.requests().iter().filter(|request| request.cdn).count(), 6);
 }
 
@@ -95,18 +95,18 @@ fn what_is_left_of_something_else_is_not_used() {
     let server = Server::new("org/name", &[("m.gguf", &bytes)]);
     let partial = cache.blob(&bytes).with_added_extension("incomplete");
     fs::create_dir_all(partial.parent().unwrap()).unwrap();
-    // Longer than the file: it cannot be its beginning.
+    // A partial file longer than the file cannot be its beginning.
     fs::write(&partial, vec![7; bytes.len() + 1]).unwrap();
     let path = fetch(&cache.hub(&server), ONE).unwrap();
     assert!(fs::read(&path).unwrap() == bytes);
-    // As long as a beginning: the checksum tells, and the next run starts from nothing.
+    // A partial file of a plausible length: the checksum fails, and the next run starts over.
     fs::remove_file(&path).unwrap();
     fs::remove_file(cache.blob(&bytes)).unwrap();
     fs::write(&partial, [7; 1000]).unwrap();
     refused(&cache.hub(&server), ONE, "m.gguf does not have the SHA-256 that the hub gives");
     assert!(!partial.exists() && !cache.blob(&bytes).exists());
     assert!(fs::read(fetch(&cache.hub(&server), ONE).unwrap()).unwrap() == bytes);
-    // A blob of another length is damaged.
+    // A blob with the wrong length is damaged.
     fs::remove_file(&path).unwrap();
     fs::write(cache.blob(&bytes), b"short").unwrap();
     assert!(fs::read(fetch(&cache.hub(&server), ONE).unwrap()).unwrap() == bytes);
@@ -129,7 +129,7 @@ fn two_at_once_download_once() {
 fn a_busy_hub_is_asked_again() {
     let calls = AtomicUsize::new(0);
     let server = Server::with_faults("org/name", &FOLDER, move |request, reply| {
-        // Each request to the hub, and none to what it leads to, fails once.
+        // Each request to the hub fails once; requests to redirect targets do not.
         match !request.cdn && calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             true => Reply::status(503),
             false => reply,
@@ -144,7 +144,7 @@ fn a_busy_hub_is_asked_again() {
 fn a_hub_may_have_its_files_elsewhere() {
     let server = Server::with_faults("org/name", &FOLDER, |request, reply| {
         match request.path.strip_prefix("/org/name/resolve/") {
-            // What this server answers there is an ETag and a size, as for any small file.
+            // At the redirect target, the server answers with an ETag and a size, as for any small file.
             Some(_) if request.path.ends_with(".json") => {
                 Reply::status(307).header("Location", format!("/elsewhere{}", request.path))
             }

@@ -1,4 +1,4 @@
-//! Answers that lie: nothing panics, and nothing is written outside of the cache.
+//! Malicious responses: nothing panics, and nothing is written outside the cache.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::{
 
 const ONE: [(&str, &[u8]); 1] = [("m.gguf", b"some weights")];
 
-/// A hub that answers `HEAD` for the file with another value in a header.
+/// Returns a hub that answers `HEAD` for the file with another value in a header.
 fn says(header: &'static str, value: &'static str) -> Server {
     Server::with_faults("org/name", &ONE, move |request, reply| match request.method.as_str() {
         "HEAD" => reply.replace(header, value),
@@ -17,7 +17,7 @@ fn says(header: &'static str, value: &'static str) -> Server {
     })
 }
 
-/// A hub that lists what it likes.
+/// Returns a hub with an arbitrary file listing.
 fn lists(listing: impl Into<String>) -> Server {
     let listing = listing.into();
     Server::with_faults("org/name", &FOLDER, move |request, reply| match request.path.starts_with("/api/") {
@@ -31,7 +31,7 @@ fn sizes_that_lie_are_found_out() {
     for size in ["-1", "9223372036854775808", "1e3", "", "18446744073709551616", "0x10", "2000000000000"] {
         refused(&Cache::new().hub(&says("X-Linked-Size", size)), "org/name", "bytes, which no file has");
     }
-    // Nothing is asked for then.
+    // An empty file is refused without a download.
     refused(&Cache::new().hub(&says("X-Linked-Size", "0")), "org/name", "has an empty file `m.gguf`");
     for (size, expected) in [
         ("1000000000000", "was cut at 12 of 1000000000000 bytes"),
@@ -44,7 +44,7 @@ fn sizes_that_lie_are_found_out() {
         let disk: u64 = names(&cache.path().join("models--org--name/blobs")).len() as u64;
         assert!(disk <= 1, "at most the beginning is kept");
     }
-    // The body says that it is as long as no file is.
+    // The `Content-Length` of the body is larger than any file.
     let server = Server::with_faults("org/name", &ONE, |request, reply| match request.cdn {
         true => reply.header("Content-Length", "9223372036854775807"),
         false => reply,
@@ -125,7 +125,7 @@ fn listed_names_do_not_leave_the_folder() {
         refused(&cache.hub(&lists(list(&[name]))), "org/name", "no GGUF file");
         cache.check_around();
     }
-    // A template with such a name is left out.
+    // A template with an unsafe name is skipped.
     let names_of =
         ["config.json", "model.safetensors", "additional_chat_templates/../../../../../evil.jinja"];
     let cache = Cache::new();

@@ -1,4 +1,4 @@
-//! Fetching models from a hub on this machine: a good one, one whose connections break, and one that lies.
+//! Fetching models from local test hubs: a correct one, one with broken connections, and a malicious one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::{
@@ -17,7 +17,7 @@ mod stored;
 
 use server::{COMMIT, Server, sha256};
 
-/// A repository with what a folder needs, and what it does not.
+/// A repository with the files that a model folder needs and others that it does not need.
 const FOLDER: [(&str, &[u8]); 8] = [
     ("README.md", b"# a model"),
     ("config.json", b"{}"),
@@ -36,7 +36,7 @@ const GGUF: [(&str, &[u8]); 4] = [
     ("mmproj-F16.gguf", b"an eye"),
 ];
 
-/// A cache, and the folder around it that nothing may be written to.
+/// A cache, and the folder around it, into which nothing may be written.
 struct Cache {
     around: TempDir,
 }
@@ -60,12 +60,12 @@ impl Cache {
         Hub::new(endpoint, self.path()).unwrap().pause(Duration::from_millis(1))
     }
 
-    /// The blob of these bytes, as large files are called.
+    /// Returns the path of the blob with these bytes, named like the blob of a large file.
     fn blob(&self, bytes: &[u8]) -> PathBuf {
         self.path().join("models--org--name/blobs").join(sha256(bytes))
     }
 
-    /// Checks that nothing is beside the cache.
+    /// Checks that the cache is the only entry in the folder around it.
     #[track_caller]
     fn check_around(&self) {
         let names: Vec<_> =
@@ -108,7 +108,7 @@ fn a_folder_is_fetched_once_and_only_what_is_needed() {
     assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), b"weights of a model");
     assert_eq!(fs::read(folder.join("additional_chat_templates/rag.jinja")).unwrap(), b"{{ rag }}");
     assert_eq!(seen.last(), Some(&(18, 18)), "the weights come last");
-    // The layout of huggingface_hub.
+    // The cache has the layout of `huggingface_hub`.
     assert_eq!(fs::read(cache.blob(b"weights of a model")).unwrap(), b"weights of a model");
     assert_eq!(fs::read_to_string(cache.path().join("models--org--name/refs/main")).unwrap(), COMMIT);
     #[cfg(unix)]
@@ -168,14 +168,14 @@ fn an_index_names_the_weights() {
     let expected = ["config.json", "m-1.safetensors", "m-2.safetensors", "model.safetensors.index.json"];
     assert_eq!(names(&folder), expected);
 
-    // Offline, what is missing is named.
+    // Offline, the error names the missing file.
     fs::remove_file(folder.join("m-2.safetensors")).unwrap();
     let offline = cache.hub(&server).offline(true);
     refused(&offline, "org/name", "`m-2.safetensors` of org/name is not in the cache");
     refused(&offline, "org/name@v2", "org/name@v2 is not in the cache");
     refused(&offline, "org/name:Q8_0", "org/name:Q8_0 is not in the cache");
     refused(&offline, "org/other", "org/other is not in the cache");
-    // Its blob is still there.
+    // The blob of the removed link is still in the cache.
     server.requests();
     fetch(&cache.hub(&server), "org/name").unwrap();
     assert!(server.requests().iter().all(|request| !request.cdn), "nothing is downloaded again");

@@ -1,4 +1,4 @@
-//! A hub on this machine, for tests: its API, its files, and a second server that large files are redirected to.
+//! A local test hub: its API, its files, and a second server that large files are redirected to.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use std::{
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-/// The commit that every revision of the repository is.
+/// The commit that every revision of the repository points to.
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Request {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) token: Option<String>,
-    /// The first byte that is asked for.
+    /// Position of the first requested byte.
     pub(crate) from: Option<usize>,
 }
 
@@ -31,11 +31,11 @@ pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: Vec<u8>,
-    /// Sent before the connection is cut, although all was announced.
+    /// Number of bytes sent before the connection is cut, although the full length was announced.
     pub(crate) cut: Option<usize>,
-    /// After the cut, the connection stays open, and nothing comes.
+    /// Whether the connection stays open after the cut without sending anything.
     pub(crate) stall: bool,
-    /// The body is repeated for ever, and its length is not announced.
+    /// Whether the body repeats forever, without an announced length.
     pub(crate) endless: bool,
 }
 
@@ -49,7 +49,7 @@ impl Reply {
         self
     }
 
-    /// With another value for a header.
+    /// Replaces the value of a header.
     pub(crate) fn replace(mut self, name: &'static str, value: impl ToString) -> Self {
         self.headers.retain(|(other, _)| *other != name);
         self.header(name, value)
@@ -61,7 +61,7 @@ impl Reply {
     }
 }
 
-/// Changes what is answered to some requests.
+/// Changes the reply to some requests.
 type Fault = Box<dyn Fn(&Request, Reply) -> Reply + Send + Sync>;
 
 struct State {
@@ -72,7 +72,7 @@ struct State {
     requests: Mutex<Vec<Request>>,
 }
 
-/// A hub with one repository. It ends with the process.
+/// A hub with one repository. It runs until the process ends.
 pub(crate) struct Server {
     pub(crate) endpoint: String,
     state: Arc<State>,
@@ -104,7 +104,7 @@ impl Server {
             thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
                     let state = Arc::clone(&state);
-                    // A client that goes away in the middle is part of the tests.
+                    // Some tests disconnect in the middle of a reply.
                     thread::spawn(move || _ = state.serve(stream, is_cdn));
                 }
             });
@@ -112,18 +112,18 @@ impl Server {
         Self { endpoint, state }
     }
 
-    /// The requests since this was last called.
+    /// Takes the requests received since the last call.
     pub(crate) fn requests(&self) -> Vec<Request> {
         std::mem::take(&mut self.state.requests.lock().unwrap())
     }
 }
 
-/// The SHA-256 of bytes, in hexadecimal digits.
+/// Returns the SHA-256 of bytes, in hexadecimal digits.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the hub has this file in Git LFS.
+/// Whether the hub stores this file in Git LFS.
 fn is_large(name: &str) -> bool {
     name.ends_with(".safetensors") || name.ends_with(".gguf") || name.ends_with(".bin")
 }
@@ -166,7 +166,7 @@ impl State {
             let siblings: Vec<_> = self.files.keys().map(|name| json!({ "rfilename": name })).collect();
             return Reply::status(200).body(json!({ "sha": COMMIT, "siblings": siblings }).to_string());
         }
-        // Some of its addresses are second ones.
+        // Some files have a second address.
         let path = request.path.strip_prefix("/elsewhere").unwrap_or(&request.path);
         let name = path.strip_prefix(&format!("/{}/resolve/{COMMIT}/", self.repo));
         match name.and_then(|name| Some((name, self.files.get(name)?))) {
@@ -177,7 +177,7 @@ impl State {
                 .header("Location", format!("{}/{name}", self.cdn)),
             Some((_, bytes)) => part(bytes, request.from)
                 .header("X-Repo-Commit", COMMIT)
-                // As long as a hash of Git, and different for different bytes.
+                // As long as a Git hash, and different for different bytes.
                 .header("ETag", format!("W/\"{}\"", &sha256(bytes)[..40])),
             None if request.path.starts_with("/api/") => {
                 Reply::status(401).header("X-Error-Code", "RepoNotFound")
@@ -187,7 +187,7 @@ impl State {
     }
 }
 
-/// A file from some byte on.
+/// Replies with a file, starting at byte `from`.
 fn part(bytes: &[u8], from: Option<usize>) -> Reply {
     match from {
         None => Reply::status(200).body(bytes),

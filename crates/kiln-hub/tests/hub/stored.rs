@@ -1,4 +1,4 @@
-//! What the cache holds, and removing it.
+//! Listing and removing models in the cache.
 
 use std::fs;
 
@@ -78,7 +78,7 @@ fn blobs_of_another_revision_stay() {
     let cache = Cache::new();
     let hub = cache.hub(&Server::new("org/name", &FOLDER));
     let folder = fetch(&hub, "org/name").unwrap();
-    // Another revision with the same weights, as an update of the README makes.
+    // Another revision with the same weights, as after an update of the README.
     let (other, root) = (folder.with_file_name(OTHER), cache.path().join("models--org--name"));
     fs::create_dir(&other).unwrap();
     let weights = fs::read_link(folder.join("model.safetensors")).unwrap();
@@ -87,7 +87,7 @@ fn blobs_of_another_revision_stay() {
 
     let removal = hub.removal(&spec("org/name@main")).unwrap();
     let texts: usize = [1, 2, 6, 7].map(|file| FOLDER[file].1.len()).iter().sum();
-    // The ref goes, too.
+    // The ref is removed, too.
     assert_eq!(removal.bytes, (texts + COMMIT.len()) as u64);
     removal.run().unwrap();
     assert_eq!(names(&root.join("snapshots")), [OTHER]);

@@ -1,19 +1,22 @@
 //! Attention over a buffer of keys and values (Vaswani et al., 2017, <https://arxiv.org/abs/1706.03762>), with heads
 //! that share keys (Ainslie et al., 2023, <https://arxiv.org/abs/2305.13245>).
 //!
-//! `softmax(scale · q kᵀ) v` over the positions that a query sees, for queries `[batch, heads, new, head_dim]` and
-//! buffers `[batch, kv_heads, slots, head_dim]`. Where queries stand is known on the device only.
+//! `softmax(scale · q kᵀ) v` over the positions that a query sees, for queries
+//! `[batch, heads, new, head_dim]` and buffers `[batch, kv_heads, slots, head_dim]`. Only the device knows
+//! the positions of the queries.
 //!
-//! Scores, softmax and sums are float32 whatever the type of the queries; the result is rounded to it once.
+//! Scores, softmax and sums are float32, whatever the type of the queries; the result is rounded to that type
+//! once.
 
 mod cases;
 #[cfg(feature = "cube")]
 mod cube;
 #[cfg(feature = "cpu")]
 mod native;
-mod packed;
+pub(crate) mod packed;
 #[cfg(feature = "wgpu")]
 mod pieces;
+pub(crate) mod rotary;
 #[cfg(feature = "cube")]
 mod sharing;
 #[cfg(feature = "wgpu")]
@@ -21,63 +24,70 @@ mod tiles;
 #[cfg(feature = "wgpu")]
 mod wgsl;
 
-pub use packed::AttentionPacked;
-
 use std::ops::Range;
 
 use burn::tensor::{DType, Int, Tensor, activation::softmax};
-use kiln_core::{layer::Positions, view::DenseKv};
+use kiln_core::{
+    layer::{Positions, RowPosition},
+    view::DenseKv,
+};
 
 #[cfg(feature = "cube")]
 use self::sharing::LARGEST_HEAD;
 use crate::{
-    Kernel,
-    cases::Case,
-    invariance::{Extent, cut, cut_positions, cut_rows},
-    kernel::{INVARIANT_UP_TO, checked_positions},
-    product,
-    shader::{Lines, Shader},
+    runtime::{
+        kernel::{INVARIANT_UP_TO, Kernel, checked_positions},
+        product::product,
+        shader::{Binding, Lines, Shader, reads, writes},
+    },
+    testing::{
+        case::Case,
+        checked::Checked,
+        cut::{Extent, cut, cut_positions, cut_rows},
+    },
 };
 
-/// Buffers of a chain at most: each is a launch.
+/// The most buffers in a chain: each one is a launch.
 const LONGEST_CHAIN: usize = 256;
 
 /// `softmax(scale · q kᵀ) v` over the keys that each query sees: `[batch, heads, new, head_dim]`.
 ///
 /// Query `i` of row `b` stands at `first[b] + i` and sees the positions `p` with
-/// `max(start, visible_from[b], first[b] + i - window + 1) <= p <= first[b] + i`, as far as slots still hold them: a slot holds
-/// the latest of its positions that is not after the last query. A query that sees nothing, a padded one, gives zeros. The
-/// positions stay on the device, so that a captured step can advance them. Nothing that is as large as `new * slots` is held
-/// in memory.
+/// `max(start, visible_from[b], first[b] + i - window + 1) <= p <= first[b] + i`, as far as slots still hold
+/// them: a slot holds the latest of its positions that is not after the last query. A query that sees
+/// nothing, such as a padded one, gives zeros. The positions stay on the device, so that a captured step can
+/// advance them. Nothing as large as `new * slots` is held in memory.
 ///
-/// Without [`causal`](AttentionShape::causal), all queries of a row stand at `first[b]`, which is the same in all rows: the
-/// last position that there is, as for an encoder.
+/// Without [`causal`](AttentionShape::causal), all queries of a row stand at `first[b]`, which is the same in
+/// all rows: the last position that exists, as in an encoder.
 ///
 /// The GPU kernels take vectors of up to 256 numbers.
 #[derive(Clone, Debug)]
 pub struct Attention {
     /// `[batch, heads, new, head_dim]`
     pub q: Tensor<4>,
-    /// Keys and values, `[batch, kv_heads, slots, head_dim]`, cast to the type of q; query head `h` sees those of
-    /// `h / (heads / kv_heads)`. One buffer, or up to 256 that continue each other: each has the positions from its origin to
-    /// that of the next, in slots from 0 on, and maybe slots that do not count. Nothing is copied.
+    /// Keys and values, `[batch, kv_heads, slots, head_dim]`, cast to the type of `q`; query head `h` sees
+    /// key head `h / (heads / kv_heads)`. One buffer, or up to 256 that continue each other: each holds the
+    /// positions from its origin to the origin of the next, in slots from 0 on, and may have further slots
+    /// that do not count. Nothing is copied. Rows may share a single buffer ([`DenseKv::shared`]): the slots
+    /// of each row follow its base, and each buffer is the same for all rows.
     pub chain: Vec<DenseKv>,
-    /// Of `batch` rows.
+    /// Positions of `batch` rows.
     pub positions: Positions,
     pub shape: AttentionShape,
 }
 
-/// How scores are made, and which keys a query may see.
+/// The formula of the scores, and the keys that a query may see.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionShape {
     /// Scores are `scale * q·k`.
     pub scale: f64,
     /// `cap * tanh(score / cap)`, after scaling and before the mask (Gemma2).
     pub softcap: Option<f64>,
-    /// Latest positions a query may see, itself included.
+    /// Number of latest positions that a query may see, including its own.
     pub window: Option<usize>,
-    /// Whether the queries of a pass stand one behind the other and do not see what is behind them. Otherwise all stand where the
-    /// first one does.
+    /// Whether the queries of a pass stand one after the other, and none sees a later one. Otherwise all of
+    /// them stand at the position of the first.
     pub causal: bool,
 }
 
@@ -119,15 +129,15 @@ impl Kernel for Attention {
 
     fn work(&self) -> u64 {
         let [rows, heads, new, head_dim] = self.q.dims();
-        let slots: usize = self.chain.iter().map(|kv| kv.keys.dims()[2]).sum();
-        // Scores, and sums of values.
+        let slots: usize = self.chain.iter().map(DenseKv::slots).sum();
+        // Operations for the scores and for the sums of values.
         let work = 2 * (rows * heads * new) as u64 * (slots * head_dim) as u64;
         if new > INVARIANT_UP_TO { work } else { 0 }
     }
 
     fn reference(self) -> Tensor<4> {
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
-        reference(self.q, chain, self.positions.on_device)
+        reference(self.q, chain, &self.positions)
     }
 
     #[cfg(feature = "cpu")]
@@ -153,7 +163,9 @@ impl Kernel for Attention {
         let chain = Buffers::chain(self.chain, &self.shape, &self.positions);
         Ok(cube::dense(self.q, chain, self.positions.on_device))
     }
+}
 
+impl Checked for Attention {
     fn extent(&self) -> [usize; 2] {
         let [rows, _, tokens, _] = self.q.dims();
         [rows, tokens]
@@ -162,7 +174,7 @@ impl Kernel for Attention {
     fn part(self, part: Extent) -> Self {
         let Self { q, chain, positions, shape } = self;
         let slots = match &chain[..] {
-            [alone] => alone.keys.dims()[2],
+            [alone] => alone.slots(),
             _ => usize::MAX,
         };
         let positions = shape.cut(&positions, &part, q.dims()[2], slots);
@@ -174,8 +186,8 @@ impl Kernel for Attention {
         cut(whole, &part, 2)
     }
 
-    /// The first two have the queries, many and few; the third puts together what workgroups made that shared the keys. The
-    /// last has many queries and multiplies with matrix units.
+    /// The first two take many and few queries; the third combines the parts of workgroups that shared the
+    /// keys. The last takes many queries and multiplies with matrix units.
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
         return &[PREFILL, DECODE, COMBINE, tiles::SHADER];
@@ -190,11 +202,14 @@ impl Kernel for Attention {
 
 #[cfg(feature = "wgpu")]
 impl Attention {
-    /// Computes it with shaders, and no tensor that they write has more than `most` bytes but the result.
+    /// Runs the shaders. No tensor that they write has more than `most` bytes, except the result.
     fn wgsl_within(self, most: usize) -> Tensor<4> {
         let (q, kv_heads) = (self.q.dims(), self.chain[0].keys.dims()[1]);
         let device = self.q.device();
-        let share = |kv: &DenseKv| sharing::Sharing::new(q, kv.keys.dims(), &self.shape, &device);
+        let share = |kv: &DenseKv| {
+            let [rows, kv_heads, _, dim] = kv.keys.dims();
+            sharing::Sharing::new(q, [rows, kv_heads, kv.slots(), dim], &self.shape, &device)
+        };
         let splits = pieces::splits(&self.chain.iter().map(share).collect::<Vec<_>>());
         pieces::in_pieces(q, kv_heads, splits, most, |piece| {
             let Self { q, chain, positions, shape } = match piece {
@@ -205,7 +220,7 @@ impl Attention {
         })
     }
 
-    /// These rows, and heads of keys with the `each` heads of queries that each has.
+    /// Cuts out the rows and the key heads in `piece`, with the `each` query heads of every key head.
     fn piece(&self, piece: &pieces::Piece, each: usize) -> Self {
         let Self { q, chain, positions, shape } = self.clone();
         let cut = |kv: DenseKv| DenseKv {
@@ -232,7 +247,7 @@ impl Attention {
     }
 }
 
-/// Keys and values in one buffer each, of a chain of such.
+/// One link of a chain: one buffer of keys and one of values.
 struct Buffers {
     keys: Tensor<4>,
     values: Tensor<4>,
@@ -241,23 +256,26 @@ struct Buffers {
     start: usize,
     /// The key of position p is in slot (p - origin) mod slots.
     origin: usize,
-    /// The first position that they do not have, where the next of the chain begins.
+    /// The first position after the buffer, where the next one in the chain begins.
     end: Option<usize>,
-    /// `[1]`: the first position that they have, where only the device knows it.
+    /// `[1]`: the first position in the buffer, if only the device knows it.
     from: Option<Tensor<1, Int>>,
+    /// See [`DenseKv::shared`].
+    shared: Option<usize>,
 }
 
 impl Buffers {
-    fn new(DenseKv { keys, values, start, origin }: DenseKv, shape: &AttentionShape) -> Self {
-        Self { keys, values, shape: *shape, start, origin, end: None, from: None }
+    fn new(DenseKv { keys, values, start, origin, shared }: DenseKv, shape: &AttentionShape) -> Self {
+        Self { keys, values, shape: *shape, start, origin, end: None, from: None, shared }
     }
 
-    /// Positions before `from` `[1]` are not in them.
+    /// Hides positions before `from` `[1]`.
     fn from(self, from: Tensor<1, Int>) -> Self {
         Self { from: Some(from), ..self }
     }
 
-    /// They end at the position of the first query, where every query sees what that one sees.
+    /// Ends non-causal buffers after the position of the first query, because every query sees what that one
+    /// sees.
     fn seen_at(self, positions: &Positions) -> Self {
         match self.shape.causal {
             true => self,
@@ -265,12 +283,12 @@ impl Buffers {
         }
     }
 
-    /// All that buffers have which continue each other, each from its origin on.
+    /// Returns the links of a chain, in which each buffer continues the previous one from its own origin on.
     fn chain(chain: Vec<DenseKv>, shape: &AttentionShape, positions: &Positions) -> Vec<Self> {
         let ends: Vec<_> = chain.iter().skip(1).map(|next| Some(next.origin)).chain([None]).collect();
         let (alone, oldest) = (chain.len() == 1, chain.first().map_or(0, |oldest| oldest.start));
         let buffers = chain.into_iter().zip(ends).map(|(kv, end)| {
-            // A ring that is alone may have turned.
+            // Only a single buffer can be a ring that has wrapped.
             let start = if alone { kv.start } else { kv.start.max(kv.origin).max(oldest) };
             match end {
                 Some(_) => Self { end, start, ..Self::new(kv, shape) },
@@ -281,32 +299,38 @@ impl Buffers {
     }
 
     fn limits(&self) -> Limits {
-        let limits = self.shape.limits(self.start, self.origin, self.keys.dims()[2]);
+        let limits = self.shape.limits(self.start, self.origin, self.slots());
         Limits { end: self.end.map_or(i32::MAX, position), ..limits }
     }
 
-    /// Whether there is nothing in them.
+    /// The largest number of slots per row.
+    fn slots(&self) -> usize {
+        self.shared.unwrap_or_else(|| self.keys.dims()[2])
+    }
+
+    /// Whether the buffers are empty.
     #[cfg(feature = "cpu")]
     fn are_empty(&self) -> bool {
         self.keys.shape().num_elements() == 0
     }
 }
 
-/// These rows of keys and values.
+/// Cuts keys and values to `rows`.
 fn cut_dense(kv: DenseKv, rows: &Range<usize>) -> DenseKv {
     DenseKv { keys: cut_rows(kv.keys, rows), values: cut_rows(kv.values, rows), ..kv }
 }
 
-/// What a query may see of a buffer, in the numbers that kernels have. Positions are not negative, so nothing overflows.
+/// The visible part of a buffer, in the types that kernels take. Positions are not negative, so nothing
+/// overflows.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     scale: f32,
     softcap: Option<f32>,
     window: i32,
     start: i32,
-    /// Less than there are slots.
+    /// Less than the number of slots.
     origin: i32,
-    /// The first position that is not here.
+    /// The first position that is not in the buffer.
     end: i32,
 }
 
@@ -324,7 +348,7 @@ impl AttentionShape {
 }
 
 impl AttentionShape {
-    /// Where the queries of a part stand, of `new` in all; see [`cut_positions`].
+    /// The positions of the queries in a part, of `new` queries in all; see [`cut_positions`].
     fn cut(&self, positions: &Positions, part: &Extent, new: usize, slots: usize) -> Positions {
         match self.causal {
             true => cut_positions(positions, part, new, slots),
@@ -333,10 +357,10 @@ impl AttentionShape {
     }
 }
 
-/// [`checked_positions`] of queries.
+/// Checks the positions of queries; see [`checked_positions`].
 ///
 /// # Panics
-/// Also if all queries see as much, and rows stand at different positions.
+/// Also if `shape` is not causal and rows stand at different positions.
 fn checked_places(positions: Positions, rows: usize, shape: &AttentionShape, kernel: &str) -> Positions {
     let is_even = positions.on_host.windows(2).all(|pair| pair[0].first == pair[1].first);
     assert!(shape.causal || is_even, "{kernel}: rows that are not causal stand at different positions");
@@ -347,11 +371,15 @@ fn position(position: usize) -> i32 {
     i32::try_from(position).unwrap_or(i32::MAX)
 }
 
-/// Bytes of scores that the reference holds at a time, where one query has not more.
+/// Most bytes of scores that the reference holds at a time, unless a single query has more.
 const SCORES: usize = 16 << 20;
 
-/// Queries are computed in blocks, with scores for all slots; the heads that share keys are folded into rows.
-fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
+/// Computes queries in blocks, with scores for all slots. The heads that share keys are folded into rows.
+fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: &Positions) -> Tensor<4> {
+    if chain.iter().any(|buffers| buffers.shared.is_some()) {
+        return row_by_row(q, &chain, positions);
+    }
+    let positions = positions.on_device.clone();
     let from = chain.first().and_then(|buffers| buffers.from.clone());
     let Some(Buffers { keys, values, shape, start, origin, .. }) = joined(chain) else {
         return q.zeros_like();
@@ -377,12 +405,12 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Te
     let held = last - age.remainder_scalar(slots as i64);
     let visible =
         held.clone().greater_equal(visible_from).bool_and(held.clone().greater(first.clone() - window));
-    // What no query sees may be anything, and not a number times 0 is not 0.
+    // Values that no query sees may be anything, and NaN times 0 is not 0.
     let unused = visible.clone().bool_not().swap_dims(2, 3).expand([batch, kv_heads, slots, head_dim]);
     let values = values.cast(DType::F32).mask_fill(unused, 0.0);
     let keys = keys.cast(DType::F32).transpose();
 
-    // How a backend adds up depends on the number of queries.
+    // The order in which a backend sums depends on the number of queries.
     let block = match new <= INVARIANT_UP_TO {
         true => 1,
         false => (SCORES / 4 / (batch * heads * slots)).clamp(1, new),
@@ -403,14 +431,30 @@ fn reference(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Te
             Some(cap) => (scores / cap).tanh() * cap,
             None => scores,
         };
-        // A query that sees nothing gets the same weight for all slots, and then none.
+        // A query that sees nothing gets equal weights for all slots, which are then masked to 0.
         let weights = softmax(scores.mask_fill(hidden.clone(), f32::MIN), 3).mask_fill(hidden, 0.0);
         product(weights.reshape(folded(slots)), values.clone()).reshape([batch, heads, n, head_dim])
     });
     Tensor::cat(blocks.collect(), 2).cast(dtype)
 }
 
-/// A chain as one buffer of keys and one of values.
+/// Runs [`reference`] for each row, with the slots that follow its base.
+fn row_by_row(q: Tensor<4>, chain: &[Buffers], positions: &Positions) -> Tensor<4> {
+    let rows = positions.on_host.iter().enumerate().map(|(row, &RowPosition { base, .. })| {
+        let own = chain.iter().map(|buffers| {
+            let slots = buffers.slots().min(buffers.keys.dims()[2].saturating_sub(base));
+            let own = |tensor: &Tensor<4>| tensor.clone().narrow(0, row, 1).narrow(2, base, slots);
+            let (keys, values) = (own(&buffers.keys), own(&buffers.values));
+            let Buffers { shape, start, origin, end, from, .. } = buffers;
+            let (shape, start, origin, end, from) = (*shape, *start, *origin, *end, from.clone());
+            Buffers { keys, values, shape, start, origin, end, from, shared: None }
+        });
+        reference(q.clone().narrow(0, row, 1), own.collect(), &positions.narrow(row..row + 1))
+    });
+    Tensor::cat(rows.collect(), 0)
+}
+
+/// Joins a chain into one buffer of keys and one of values.
 fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
     if chain.len() == 1 {
         return chain.pop();
@@ -424,40 +468,48 @@ fn joined(mut chain: Vec<Buffers>) -> Option<Buffers> {
         })
         .unzip();
     let (keys, values) = (Tensor::cat(keys, 2), Tensor::cat(values, 2));
-    Some(Buffers { keys, values, shape, start, origin, end: None, from: None })
+    Some(Buffers { keys, values, shape, start, origin, end: None, from: None, shared: None })
 }
 
-/// How tensors are read: by fours where their layout allows.
-const PACK: Lines = &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+/// How the shader reads tensors: by fours where their layout allows it.
+const PACK: Lines =
+    || &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
-/// What is written: the result, or parts that are combined.
+/// The output of the shader: the result, or parts that are combined later.
 const MIXED: Lines =
-    &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
+    || &["alias mixed = elem;\nconst SPLIT = false;", "alias mixed = f32;\nconst SPLIT = true;"];
+
+/// The tensors of the shaders for dense keys.
+const BINDINGS: &[Binding] =
+    &[reads("q"), reads("keys"), reads("values"), reads("positions"), reads("bound"), writes("y")];
 
 const PREFILL: Shader = Shader {
     name: "attention_prefill",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_prefill.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
         include_str!("../../../../shaders/attention_dense.wgsl"),
         include_str!("../../../../shaders/attention_many.wgsl"),
     ),
-    options: &[PACK, MIXED, &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
+    options: &[PACK, MIXED, || &["const PARTS = 4u;", "const PARTS = 2u;", "const PARTS = 1u;"]],
 };
 
 const DECODE: Shader = Shader {
     name: "attention_decode",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_decode.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
         include_str!("../../../../shaders/attention_dense.wgsl"),
         include_str!("../../../../shaders/attention_few.wgsl"),
     ),
-    options: &[PACK, MIXED, &["const FOURS = 1u;", "const FOURS = 2u;"]],
+    options: &[PACK, MIXED, || &["const FOURS = 1u;", "const FOURS = 2u;"]],
 };
 
 const COMBINE: Shader = Shader {
     name: "attention_combine",
+    bindings: &[reads("parts"), writes("y")],
     text: include_str!("../../../../shaders/attention_combine.wgsl"),
     options: &[],
 };

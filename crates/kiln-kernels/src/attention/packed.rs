@@ -1,4 +1,4 @@
-//! Attention over packed keys and values, and over recent ones that are not packed.
+//! Attention over packed keys and values, followed by recent ones that are not packed.
 
 use burn::tensor::{FloatDType, Int, IntDType, Tensor};
 #[cfg(feature = "cube")]
@@ -17,29 +17,36 @@ use super::{
     sharing::Rows,
 };
 #[cfg(feature = "cube")]
-use crate::kernel::INVARIANT_UP_TO;
+use crate::runtime::kernel::INVARIANT_UP_TO;
 use crate::{
-    Kernel, KvUnpack,
-    cases::Case,
-    invariance::{Extent, cut, cut_buffer},
-    kv_pack::fits,
-    shader::Shader,
+    cache::{kv_pack::fits, kv_unpack::KvUnpack},
+    runtime::{
+        kernel::Kernel,
+        shader::{Shader, reads, writes},
+    },
+    testing::{
+        case::Case,
+        checked::Checked,
+        cut::{Extent, cut, cut_buffer},
+    },
 };
 
-/// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there on:
-/// `[batch, heads, new, head_dim]`.
+/// [`Attention`](super::Attention) over packed positions before `packed.end`, and over recent ones from there
+/// on: `[batch, heads, new, head_dim]`.
 ///
-/// Query `i` of row `b` stands at `first[b] + i >= packed.end` and sees what it would see of one buffer that held both. Where
-/// queries are few, codes are unpacked only where they are used: nothing as large as the packed buffers is held in memory.
+/// Query `i` of row `b` stands at `first[b] + i >= packed.end` and sees what it would see in one buffer that
+/// held both. With few queries, codes are unpacked only where they are used: nothing as large as the unpacked
+/// buffers is held in memory.
 #[derive(Clone, Debug)]
 pub struct AttentionPacked {
     /// `[batch, heads, new, head_dim]`
     pub q: Tensor<4>,
     /// Buffers of `[batch, kv_heads, slots, head_dim]`
     pub packed: PackedKv,
-    /// Keys and values of all positions from `packed.end` on. Its start is the first position that counts, packed or recent.
+    /// Keys and values of all positions from `packed.end` on. `recent.start` is the first position that
+    /// counts, packed or recent.
     pub recent: DenseKv,
-    /// Of `batch` rows.
+    /// Positions of `batch` rows.
     pub positions: Positions,
     pub shape: AttentionShape,
 }
@@ -74,7 +81,7 @@ impl Kernel for AttentionPacked {
 
     fn reference(self) -> Tensor<4> {
         let (q, buffers, positions) = self.unpacked(KvUnpack::reference);
-        reference(q, vec![buffers], positions)
+        reference(q, vec![buffers], &positions)
     }
 
     #[cfg(feature = "cpu")]
@@ -93,7 +100,7 @@ impl Kernel for AttentionPacked {
         }
         let unpack = |codes: KvUnpack| codes.wgsl().unwrap_or_else(KvUnpack::reference);
         let (q, buffers, positions) = self.unpacked(unpack);
-        Ok(super::wgsl::dense(q, vec![buffers], positions))
+        Ok(super::wgsl::dense(q, vec![buffers], positions.on_device))
     }
 
     #[cfg(feature = "cube")]
@@ -106,9 +113,11 @@ impl Kernel for AttentionPacked {
         }
         let unpack = |codes: KvUnpack| codes.cube().unwrap_or_else(KvUnpack::reference);
         let (q, buffers, positions) = self.unpacked(unpack);
-        Ok(super::cube::dense(q, vec![buffers], positions))
+        Ok(super::cube::dense(q, vec![buffers], positions.on_device))
     }
+}
 
+impl Checked for AttentionPacked {
     fn extent(&self) -> [usize; 2] {
         let [rows, _, tokens, _] = self.q.dims();
         [rows, tokens]
@@ -137,10 +146,12 @@ impl Kernel for AttentionPacked {
 }
 
 impl AttentionPacked {
-    /// Everything in one dense buffer, whose slots are positions. `unpack` makes numbers of codes.
+    /// Unpacks everything into one dense buffer, in which slots are positions. `unpack` turns codes into
+    /// numbers.
     ///
-    /// Positions that the packed buffers no longer hold get anything: [`Buffers::from`] hides them.
-    fn unpacked(self, unpack: impl Fn(KvUnpack) -> Tensor<4>) -> (Tensor<4>, Buffers, Tensor<2, Int>) {
+    /// Slots of positions that the packed buffers no longer hold have arbitrary contents: [`Buffers::from`]
+    /// hides them.
+    fn unpacked(self, unpack: impl Fn(KvUnpack) -> Tensor<4>) -> (Tensor<4>, Buffers, Positions) {
         let Self { q, packed, recent, positions, shape } = self;
         let ([batch, _, new, head_dim], [_, kv_heads, held, _]) = (q.dims(), packed.keys.codes.dims());
         let (recent_slots, dtype) = (recent.keys.dims()[2], q.dtype());
@@ -152,7 +163,8 @@ impl AttentionPacked {
         let alike = positions.on_host.windows(2).all(|pair| pair[0].first == pair[1].first);
 
         let slots = held + recent_slots;
-        // The position that each slot of a row holds, as `attention` has it, and where that is in the one buffer or the other.
+        // The position that each slot of a row holds, as in `attention`, and its place in the packed or the
+        // recent buffer.
         let on_device = &positions.on_device;
         let count = Tensor::<1, Int>::ones([slots], (&q.device(), on_device.dtype())).cumsum(0) - 1;
         let behind = if shape.causal { new as i64 - 1 } else { 0 };
@@ -180,15 +192,17 @@ impl AttentionPacked {
             values: join(packed_values, recent.values),
             start: recent.start,
             origin: 0,
+            shared: None,
         };
         let buffers = Buffers::new(both, &shape).from(packed.end - held as i64).seen_at(&positions);
-        (q, buffers, positions.on_device)
+        (q, buffers, positions)
     }
 }
 
 #[cfg(feature = "wgpu")]
 impl AttentionPacked {
-    /// Computes few queries with shaders, and no tensor that they write has more than `most` bytes but the result.
+    /// Computes few queries with shaders. No tensor that they write has more than `most` bytes, except the
+    /// result.
     pub(super) fn wgsl_within(self, most: usize, sharings: [Sharing; 2]) -> Tensor<4> {
         let (q, kv_heads) = (self.q.dims(), self.packed.keys.codes.dims()[1]);
         in_pieces(q, kv_heads, splits(&sharings), most, |piece| match piece {
@@ -197,7 +211,7 @@ impl AttentionPacked {
         })
     }
 
-    /// These rows, and heads of keys with the `each` heads of queries that each has.
+    /// Cuts out the rows and the key heads in `piece`, with the `each` query heads of every key head.
     fn piece(&self, piece: &Piece, each: usize) -> Self {
         let Self { q, packed, recent, positions, shape } = self.clone();
         let cut = |tensor| cut_heads(tensor, piece, 1);
@@ -212,7 +226,7 @@ impl AttentionPacked {
     }
 }
 
-/// These rows and heads of a packed buffer.
+/// Cuts a packed buffer to these rows and heads.
 #[cfg(feature = "wgpu")]
 fn cut_heads_of(PackedBuffer { codes, scales }: PackedBuffer, [rows, heads]: &Piece) -> PackedBuffer {
     let cut =
@@ -222,13 +236,13 @@ fn cut_heads_of(PackedBuffer { codes, scales }: PackedBuffer, [rows, heads]: &Pi
 
 #[cfg(feature = "cube")]
 impl AttentionPacked {
-    /// Whether GPU kernels compute it, from codes or from dense copies.
+    /// Whether GPU kernels take the inputs, from codes or from dense copies.
     fn is_for_gpus(&self) -> bool {
         let slots = self.packed.keys.slots() + self.recent.keys.dims()[2];
         self.q.dims()[3] <= LARGEST_HEAD && self.q.shape().num_elements() * slots > 0
     }
 
-    /// How packed and recent keys are shared, where queries are few.
+    /// How packed and recent keys are divided among workgroups; `None` unless queries are few.
     pub(super) fn sharings(&self) -> Option<[Sharing; 2]> {
         let [batch, kv_heads, slots, _] = self.packed.keys.codes.dims();
         let (device, q, recent) = (self.q.device(), self.q.dims(), self.recent.keys.dims());
@@ -242,32 +256,47 @@ impl AttentionPacked {
     }
 }
 
-/// The shader of the packed keys. The recent ones have that of dense steps; both make parts of the result.
+/// The shader for packed keys. Recent keys use the decode shader for dense keys; both write parts of the
+/// result.
 const SHADER: Shader = Shader {
     name: "attention_packed",
+    bindings: &[
+        reads("q"),
+        reads("keys"),
+        reads("key_scales"),
+        reads("values"),
+        reads("value_scales"),
+        reads("positions"),
+        reads("beyond_packed"),
+        writes("y"),
+    ],
     text: concat!(
         include_str!("../../../../shaders/attention_packed.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
         include_str!("../../../../shaders/attention_few.wgsl"),
     ),
     options: &[
-        &["const KEYS_ALONG_TOKENS = false;", "const KEYS_ALONG_TOKENS = true;"],
-        &[
-            "const KEY_BITS = 4u;",
-            "const KEY_BITS = 1u;",
-            "const KEY_BITS = 2u;",
-            "const KEY_BITS = 3u;",
-            "const KEY_BITS = 8u;",
-        ],
-        &["const VALUES_ALONG_TOKENS = false;", "const VALUES_ALONG_TOKENS = true;"],
-        &[
-            "const VALUE_BITS = 4u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 1u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 2u;\nconst PIECE = 8u / FOURS;",
-            "const VALUE_BITS = 3u;\nconst PIECE = 5u;",
-            "const VALUE_BITS = 8u;\nconst PIECE = 4u;",
-        ],
-        &["const FOURS = 1u;", "const FOURS = 2u;"],
+        || &["const KEYS_ALONG_TOKENS = false;", "const KEYS_ALONG_TOKENS = true;"],
+        || {
+            &[
+                "const KEY_BITS = 4u;",
+                "const KEY_BITS = 1u;",
+                "const KEY_BITS = 2u;",
+                "const KEY_BITS = 3u;",
+                "const KEY_BITS = 8u;",
+            ]
+        },
+        || &["const VALUES_ALONG_TOKENS = false;", "const VALUES_ALONG_TOKENS = true;"],
+        || {
+            &[
+                "const VALUE_BITS = 4u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 1u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 2u;\nconst PIECE = 8u / FOURS;",
+                "const VALUE_BITS = 3u;\nconst PIECE = 5u;",
+                "const VALUE_BITS = 8u;\nconst PIECE = 4u;",
+            ]
+        },
+        || &["const FOURS = 1u;", "const FOURS = 2u;"],
     ],
 };
 
@@ -283,8 +312,9 @@ fn wgsl(
         wgsl::{combine, launch},
     };
     use crate::{
-        kv_pack::picks,
-        launch::{Launch, empty, in_order, primitive, strides},
+        cache::kv_pack::picks,
+        runtime::launch::{Launch, empty, in_order, primitive, strides},
+        shaders::attention_packed::Info,
     };
 
     let (dims, dtype) = (q.dims(), q.dtype());
@@ -308,21 +338,41 @@ fn wgsl(
     };
     let Limits { scale, softcap, window, start, origin, .. } = shape.limits(start, packed.origin, slots);
     let workgroups = batch * kv_heads * tiles * splits;
-    let widths = |packing: &Packing| {
-        let together = [packing.channels_together(head_dim), packing.words_together(head_dim)];
-        [packing.words(head_dim), together[0], together[1], packing.group()].map(|width| width as u32)
+    let words = |packing: &Packing| packing.words(head_dim) as u32;
+    let channels = |packing: &Packing| packing.channels_together(head_dim) as u32;
+    let together = |packing: &Packing| packing.words_together(head_dim) as u32;
+    let (key, value) = (&packed.key_packing, &packed.value_packing);
+    let info = Info {
+        q_strides: strides(&q),
+        key_strides: strides(&keys),
+        value_strides: strides(&values),
+        key_scale_strides: strides(&key_scales),
+        value_scale_strides: strides(&value_scales),
+        kv_heads: kv_heads as u32,
+        group: (heads / kv_heads) as u32,
+        queries: queries as u32,
+        slots: slots as u32,
+        head_dim: head_dim as u32,
+        origin: origin.cast_unsigned(),
+        start,
+        window,
+        scale,
+        softcap: softcap.unwrap_or(0.0),
+        batch: batch as u32,
+        tiles: tiles as u32,
+        splits: splits as u32,
+        workgroups: workgroups as u32,
+        parts: all as u32,
+        chunk: chunk as i32,
+        key_words: words(key),
+        key_channels: channels(key),
+        key_together: together(key),
+        key_group: key.group() as u32,
+        value_words: words(value),
+        value_channels: channels(value),
+        value_together: together(value),
+        value_group: value.group() as u32,
     };
-    #[rustfmt::skip]
-    let scalars = [
-        kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
-        head_dim as u32, origin as u32, start as u32, window as u32,
-        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), batch as u32, tiles as u32,
-        splits as u32, workgroups as u32, all as u32, chunk as u32,
-    ];
-    let tensors = [&q, &keys, &values, &key_scales, &value_scales].map(strides::<4>);
-    let info =
-        [tensors.as_flattened(), &scalars, &widths(&packed.key_packing), &widths(&packed.value_packing)]
-            .concat();
     let ([keys_along, key_bits], [values_along, value_bits]) =
         (picks(packed.key_packing), picks(packed.value_packing));
     let launch = Launch::new(&SHADER, q.dtype, &parts.client).with(&[
@@ -332,12 +382,12 @@ fn wgsl(
         value_bits,
         fours - 1,
     ]);
-    let launch = launch.reads(q).reads(keys).reads(key_scales).reads(values).reads(value_scales);
-    launch.reads(positions).reads(end).writes(&parts).run(workgroups, &info);
+    let tensors = [&q, &keys, &key_scales, &values, &value_scales, &positions, &end, &parts];
+    launch.run(workgroups, tensors, info);
     combine(parts, dtype, dims)
 }
 
-/// With neighbours in rows next to each other.
+/// Makes the numbers of each row contiguous.
 #[cfg(feature = "cube")]
 pub(super) fn in_rows(tensor: CubeTensor) -> CubeTensor {
     if tensor.meta.strides()[3] == 1 || tensor.meta.shape()[3] == 1 {

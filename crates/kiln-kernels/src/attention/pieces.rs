@@ -1,16 +1,18 @@
-//! Attention in pieces, where what workgroups write that share keys would be larger than a tensor may be.
+//! Attention in pieces, for when the parts that workgroups write would be larger than a tensor may be.
 
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor};
 
 use super::sharing::Sharing;
+use crate::runtime::device::opened;
 
-/// Rows, and heads of keys.
+/// A range of rows, and a range of key heads.
 pub(super) type Piece = [Range<usize>; 2];
 
-/// Computes queries `[rows, heads, new, head_dim]` over keys of `kv_heads` heads at once, or piece by piece, so that parts that are put together have at most `most`
-/// bytes: `compute` is given nothing, or the piece that it is to compute.
+/// Computes queries `[rows, heads, new, head_dim]` over keys with `kv_heads` heads, at once or piece by
+/// piece, so that the parts before they are combined have at most `most` bytes. `compute` gets `None`, or the
+/// piece to compute.
 pub(super) fn in_pieces(
     [rows, heads, new, head_dim]: [usize; 4],
     kv_heads: usize,
@@ -34,20 +36,20 @@ pub(super) fn in_pieces(
     Tensor::cat(of_rows.collect(), 0)
 }
 
-/// These rows and heads; `each`: how many heads there are for one of the keys.
+/// Cuts a tensor to these rows and heads. `each` is its number of heads per key head.
 pub(super) fn cut_heads(tensor: Tensor<4>, [rows, heads]: &Piece, each: usize) -> Tensor<4> {
     let tensor = tensor.narrow(0, rows.start, rows.len());
     tensor.narrow(1, heads.start * each, heads.len() * each)
 }
 
-/// Parts of all keys that sharings make.
+/// Total number of parts of the keys in all sharings.
 pub(super) fn splits(sharings: &[Sharing]) -> usize {
     sharings.iter().map(|sharing| sharing.splits).sum()
 }
 
-/// Bytes of the largest tensor of the device.
+/// Bytes of the largest tensor that the device can bind.
 pub(super) fn most(device: &Device) -> usize {
-    crate::device::largest_binding(device).unwrap_or(usize::MAX)
+    opened::largest_binding(device).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -57,6 +59,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::testing::checked::Checked;
 
     fn pieces(q: [usize; 4], kv_heads: usize, splits: usize, most: usize) -> Vec<Option<Piece>> {
         let pieces = RefCell::new(Vec::new());
@@ -80,14 +83,17 @@ mod tests {
         );
     }
 
-    /// The sum of a head does not depend on which heads are computed beside it.
+    /// Checks that the sum of a head does not depend on the heads computed beside it.
     #[test]
     fn pieces_come_to_the_bits_of_the_whole() {
         use burn::tensor::DType;
 
         use crate::{
-            Attention, AttentionPacked, Kernel,
-            device::{DeviceName, open},
+            attention::{Attention, packed::AttentionPacked},
+            runtime::{
+                device::{DeviceName, open},
+                kernel::Kernel,
+            },
         };
 
         let Ok(opened) = open(DeviceName::Wgpu(None)) else {

@@ -1,4 +1,4 @@
-//! How the GPU kernels share the work.
+//! Division of the work among the workgroups of the GPU kernels.
 
 use burn::{
     backend::Cube,
@@ -7,46 +7,47 @@ use burn::{
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{AttentionShape, Buffers};
-use crate::{
+use crate::runtime::{
     kernel::INVARIANT_UP_TO,
     launch::{empty, empty_like, enough, prefers_few_groups, primitive},
 };
 
-/// The longest vectors that there is memory for.
+/// The longest vectors that workgroup memory has room for.
 pub(super) const LARGEST_HEAD: usize = 256;
 
-/// Keys that are worth a workgroup of many rows.
+/// Fewest keys that are worth a workgroup of many rows.
 const WORTH: usize = 256;
 
-/// Parts of the keys of a buffer that many rows go over, at most.
+/// Most parts into which the keys of a buffer are divided for many rows.
 const PARTS: usize = 128;
 
-/// Which workgroup has what. Shapes alone say it: a captured step is replayed with other positions.
+/// The division of the work. It depends on shapes alone, because a captured step is replayed with other
+/// positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sharing {
     pub(super) rows: Rows,
-    /// Workgroups for all rows of a head of keys.
+    /// Workgroups for all rows of a key head.
     pub(super) tiles: usize,
-    /// Workgroups for all keys of each of them, which are the parts of the keys. Where fewer positions are seen than there
-    /// are slots, the last workgroups have none.
+    /// Workgroups per tile, each for one part of the keys. If fewer positions are visible than there are
+    /// slots, the last workgroups have none.
     pub(super) splits: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rows {
-    /// 64 rows a workgroup.
+    /// 64 rows per workgroup.
     Many,
-    /// Up to 16 queries. What one of them makes of its keys depends on nothing but these.
+    /// Up to 16 queries. The result of each depends on nothing but its keys.
     Few {
-        /// Rows of a workgroup, in fours.
+        /// Rows per workgroup, in fours.
         fours: usize,
-        /// Parts of the keys begin at positions that this number divides. The last part has all that are left.
+        /// Parts of the keys begin at multiples of this position. The last part takes all that is left.
         chunk: usize,
     },
 }
 
 impl Rows {
-    /// 0: parts are of equal size, wherever they begin.
+    /// 0 if parts have equal size, wherever they begin.
     pub(super) fn chunk(self) -> usize {
         match self {
             Self::Many => 0,
@@ -73,19 +74,20 @@ impl Sharing {
         Self { rows: Rows::Many, tiles, splits: enough.min(seen.div_ceil(WORTH)).min(PARTS) }
     }
 
-    /// For packed keys and up to 16 queries.
+    /// The sharing of packed keys among up to 16 queries.
     pub(super) fn of_codes(
         [_, heads, new, head_dim]: [usize; 4],
         [_, kv_heads, slots, _]: [usize; 4],
         shape: &AttentionShape,
         device: &Device,
     ) -> Self {
-        // There, how lanes share values depends on the rows of a workgroup, which may not depend on the queries.
+        // With packed keys, the rows of a workgroup decide how lanes share values, so they must not depend on
+        // the queries.
         let group = heads / kv_heads;
         Self::few(group * new, group, new, head_dim, slots, shape, device)
     }
 
-    /// `together`: rows that are worth one workgroup.
+    /// The sharing for few queries. `together` is the number of rows that are worth one workgroup.
     fn few(
         rows: usize,
         together: usize,
@@ -96,11 +98,11 @@ impl Sharing {
         device: &Device,
     ) -> Self {
         let fours = if together > 4 && 2 * head_dim <= LARGEST_HEAD { 2 } else { 1 };
-        // Rounds of 256 keys. Each part costs most where a GPU is imitated.
+        // Rounds of 256 keys. A part is most expensive on software GPUs.
         let chunk = if prefers_few_groups(device) { 1024 } else { 256 };
         let splits = match shape.window {
             Some(window) if window <= chunk => 1,
-            // They begin and end in the middle of a part.
+            // Windows begin and end in the middle of a part.
             Some(window) if slots > chunk => (slots.min(window.saturating_add(new)) - 2) / chunk + 2,
             _ => slots.div_ceil(chunk),
         };
@@ -108,7 +110,7 @@ impl Sharing {
     }
 }
 
-/// Where a launch writes: the whole result, or parts of it, after those that others write.
+/// The destination of a launch: the whole result, or parts of it, after `before` parts from other launches.
 #[derive(Clone, Copy)]
 pub(super) struct Written<'a> {
     pub(super) to: &'a CubeTensor,
@@ -116,7 +118,8 @@ pub(super) struct Written<'a> {
     pub(super) before: usize,
 }
 
-/// Goes over a chain of buffers: a launch for each and, where they make more than one part, one that combines these.
+/// Goes over a chain of buffers, with a launch for each. If they write more than one part, a last launch
+/// combines them.
 pub(super) fn over_chain(
     q: Tensor<4>,
     chain: Vec<Buffers>,
@@ -125,7 +128,10 @@ pub(super) fn over_chain(
 ) -> Tensor<4> {
     let (dims, dtype) = (q.dims(), q.dtype());
     let [batch, heads, queries, head_dim] = dims;
-    let share = |Buffers { keys, shape, .. }: &Buffers| Sharing::new(dims, keys.dims(), shape, &q.device());
+    let share = |buffers: &Buffers| {
+        let [rows, kv_heads, _, dim] = buffers.keys.dims();
+        Sharing::new(dims, [rows, kv_heads, buffers.slots(), dim], &buffers.shape, &q.device())
+    };
     let sharings: Vec<_> = chain.iter().map(share).collect();
     let splits = sharings.iter().map(|sharing| sharing.splits).sum();
     let q = primitive(q);

@@ -1,11 +1,11 @@
-//! Attention of many queries with a GPU's matrix units: float16 factors, float32 sums.
+//! Attention for many queries with a GPU's matrix units: float16 factors, float32 sums.
 
 use burn::tensor::Device;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::MIXED;
-use crate::{
-    device::MatrixUnits,
+use super::{BINDINGS, MIXED};
+use crate::runtime::{
+    device::info::MatrixUnits,
     launch::comes_in,
     matrix_units::{cells, units_for},
     shader::{Lines, Shader},
@@ -14,7 +14,7 @@ use crate::{
 macro_rules! units {
     ($([$size:tt $threads:literal $lanes:literal $cells:ident],)*) => {
         const UNITS: &[MatrixUnits] = &[$(MatrixUnits { size: $size, threads: $threads }),*];
-        const LINES: Lines = &[
+        const LINES: Lines = || &[
             $(concat!(
                 "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
                 "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
@@ -28,9 +28,9 @@ macro_rules! units {
     };
 }
 
-// A workgroup has four parts. Of two texts for the same units, the second one is for workgroups that share keys. Software
-// devices have subgroups of 8 threads and run for tests alone: they get a text with half as many subgroups as parts, and
-// Metal's, with four times as many.
+// A workgroup has four parts. If there are two texts for the same units, the second one is for workgroups
+// that share keys. Software devices have subgroups of 8 threads and run for tests alone: they get a text with
+// half as many subgroups as parts, and Metal's, with four times as many.
 units! {
     [16 32 128 fours],
     [8 32 128 scalars],
@@ -38,13 +38,14 @@ units! {
     [8 8 128 scalars],
 }
 
-/// Lengths of vectors, as in [`DIMS`].
+/// Lengths of vectors, in the order of [`DIMS`].
 const LENGTHS: [usize; 4] = [128, 96, 80, 64];
 
-const DIMS: Lines = &["const DIM = 128u;", "const DIM = 96u;", "const DIM = 80u;", "const DIM = 64u;"];
+const DIMS: Lines = || &["const DIM = 128u;", "const DIM = 96u;", "const DIM = 80u;", "const DIM = 64u;"];
 
 pub(super) const SHADER: Shader = Shader {
     name: "attention_tiles",
+    bindings: BINDINGS,
     text: concat!(
         include_str!("../../../../shaders/attention_tiles.wgsl"),
         include_str!("../../../../shaders/attention.wgsl"),
@@ -54,12 +55,12 @@ pub(super) const SHADER: Shader = Shader {
     options: &[MIXED, DIMS, LINES],
 };
 
-/// The lines of the shader for queries, keys and values, if it takes them: float16, of a length and in a layout that it has, on
-/// a device with matrix units. `split`: 1 where workgroups share keys.
+/// Picks the lines of the shader for queries, keys and values. Returns `None` unless they are float16, have a
+/// supported length and layout, and the device has matrix units. `split` is 1 if workgroups share keys.
 pub(super) fn picks(tensors: [&CubeTensor; 3], split: usize, device: &Device) -> Option<[usize; 3]> {
     let [q, ..] = tensors;
     let units = units_for(q.dtype, device)?;
-    // A text is right with subgroups of any size. Those of 32 threads are common.
+    // A text is right for subgroups of any size. Those of 32 threads are common.
     let of = |threads| UNITS.iter().position(|&own| own == MatrixUnits { threads, ..units });
     let first = of(units.threads).or_else(|| of(32))?;
     let number = if UNITS.get(first + split) == UNITS.get(first) { first + split } else { first };

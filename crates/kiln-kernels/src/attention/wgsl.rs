@@ -12,7 +12,10 @@ use super::{
     sharing::{Rows, Sharing, Written, over_chain},
     tiles,
 };
-use crate::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides};
+use crate::{
+    runtime::launch::{Launch, comes_in_fours, empty, in_order, primitive, strides},
+    shaders::{attention_combine, attention_decode, attention_many},
+};
 
 pub(super) fn dense(q: Tensor<4>, chain: Vec<Buffers>, positions: Tensor<2, Int>) -> Tensor<4> {
     let launch = |q, buffers, sharing, written: Written<'_>| {
@@ -28,7 +31,7 @@ pub(super) fn launch(
     Sharing { rows, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
-    let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
+    let ([_, kv_heads, _, head_dim], slots) = (buffers.keys.dims(), buffers.slots());
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
     let Buffers { keys, values, from, .. } = buffers;
@@ -38,27 +41,44 @@ pub(super) fn launch(
     let from = from.map_or_else(|| empty(&positions, [1], DType::I32), primitive);
     let workgroups = batch * kv_heads * tiles * splits;
 
-    let [[q0, q1, q2, q3], [key0, key1, key2, key3], [value0, value1, value2, value3]] =
-        [strides(&q), strides(&keys), strides(&values)];
-    #[rustfmt::skip]
-    let info = [
-        q0, q1, q2, q3,
-        key0, key1, key2, key3,
-        value0, value1, value2, value3,
-        kv_heads as u32, (heads / kv_heads) as u32, queries as u32, slots as u32,
-        head_dim as u32, origin as u32, start as u32, window as u32,
-        scale.to_bits(), softcap.unwrap_or(0.0).to_bits(), u32::from(bounded), tiles as u32,
-        splits as u32, workgroups as u32, written.parts as u32, written.before as u32,
-        end as u32, batch as u32, rows.chunk() as u32,
-    ];
+    // Both shaders have these fields.
+    macro_rules! info {
+        ($shader:ident $(, $more:ident)?) => {
+            Vec::from($shader::Info {
+                q_strides: strides(&q),
+                key_strides: strides(&keys),
+                value_strides: strides(&values),
+                kv_heads: kv_heads as u32,
+                group: (heads / kv_heads) as u32,
+                queries: queries as u32,
+                slots: slots as u32,
+                head_dim: head_dim as u32,
+                origin: origin.cast_unsigned(),
+                start,
+                window,
+                scale,
+                softcap: softcap.unwrap_or(0.0),
+                bounded: u32::from(bounded),
+                tiles: tiles as u32,
+                splits: splits as u32,
+                workgroups: workgroups as u32,
+                parts: written.parts as u32,
+                before: written.before as u32,
+                end,
+                batch: batch as u32,
+                $($more,)?
+            })
+        };
+    }
     let split = usize::from(written.parts > 1);
-    let (shader, picks) = match rows {
-        Rows::Few { fours, .. } => {
+    let (shader, picks, info) = match rows {
+        Rows::Few { fours, chunk } => {
+            let chunk = chunk as i32;
             let in_fours = [&keys, &values].into_iter().all(comes_in_fours);
-            (&DECODE, [usize::from(!in_fours), split, fours - 1])
+            (&DECODE, [usize::from(!in_fours), split, fours - 1], info!(attention_decode, chunk))
         }
         Rows::Many => match tiles::picks([&q, &keys, &values], split, &device) {
-            Some(picks) => (&tiles::SHADER, picks),
+            Some(picks) => (&tiles::SHADER, picks, info!(attention_many)),
             None => {
                 let in_fours = [&q, &keys, &values].into_iter().all(comes_in_fours);
                 let parts = match head_dim.div_ceil(64) {
@@ -66,21 +86,20 @@ pub(super) fn launch(
                     2 => 1,
                     _ => 0,
                 };
-                (&PREFILL, [usize::from(!in_fours), split, parts])
+                (&PREFILL, [usize::from(!in_fours), split, parts], info!(attention_many))
             }
         },
     };
-    let client = q.client.clone();
-    let launch = Launch::new(shader, q.dtype, &client).with(&picks);
-    let launch = launch.reads(q).reads(keys).reads(values).reads(positions).reads(from);
-    launch.writes(written.to).run(workgroups, &info);
+    let launch = Launch::new(shader, q.dtype, &q.client).with(&picks);
+    launch.run(workgroups, [&q, &keys, &values, &positions, &from, written.to], info);
 }
 
-/// The result of all parts.
+/// Combines all parts into the result.
 pub(super) fn combine(parts: CubeTensor, dtype: DType, shape: [usize; 4]) -> Tensor<4> {
     let [vectors, splits] = [0, 1].map(|dim| parts.meta.shape()[dim]);
-    let (y, client) = (empty(&parts, shape, dtype), parts.client.clone());
-    let launch = Launch::new(&COMBINE, dtype, &client).reads(parts).writes(&y);
-    launch.run(vectors, &[vectors as u32, splits as u32, shape[3] as u32]);
+    let y = empty(&parts, shape, dtype);
+    let info =
+        attention_combine::Info { vectors: vectors as u32, splits: splits as u32, head_dim: shape[3] as u32 };
+    Launch::new(&COMBINE, dtype, &parts.client).run(vectors, [&parts, &y], info);
     Tensor::from_primitive::<Cube>(y)
 }

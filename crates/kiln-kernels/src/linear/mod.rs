@@ -1,52 +1,71 @@
 //! `y = x Wᵀ + b + r` for `[rows, tokens, in]` and weights `[out, in]`, as checkpoints store them.
 //!
-//! Decoding multiplies each weight by a handful of vectors, once a token: it takes as long as reading the weights does.
-//! The native code reads each weight once, on all threads. Since both factors are stored along the sum, it rearranges
-//! neither, which is what a general product spends its time on where there are few rows. So do the GPU kernels for few
-//! rows. Prefill has many: matrix units multiply them, where wgpu offers them (`tiles.rs`).
+//! Decoding multiplies each weight by a handful of vectors per token, so it takes as long as reading the
+//! weights. The native code reads each weight once, on all threads. Both factors are stored along the sum, so
+//! it rearranges neither; a general product spends most of its time on that if there are few rows. The GPU
+//! kernels for few rows work the same way. Prefill has many rows: matrix units multiply them, if wgpu offers
+//! them (`tiles.rs`).
 
+pub(crate) mod activate;
+pub(crate) mod activation;
+pub(crate) mod around;
 #[cfg(feature = "cube")]
-pub(crate) mod cube;
+pub(crate) mod fours;
+pub(crate) mod gated;
+mod layout;
+pub(crate) mod matrix;
 #[cfg(feature = "cpu")]
 mod native;
+pub(crate) mod normed_linear;
+pub(crate) mod packed;
+pub(crate) mod packed_lines;
+#[cfg(feature = "cube")]
+pub(crate) mod packed_reader;
 #[cfg(feature = "wgpu")]
 mod tiles;
+pub(crate) mod unpack;
 #[cfg(feature = "cube")]
 mod unpacked;
-#[cfg(feature = "wgpu")]
-pub(crate) mod wgsl;
 
-#[cfg(feature = "cube")]
-pub(crate) use cube::{
-    Four, add_products_of_pair, add_up, added_up, dot, four, four_at, four_or_zero, numbers_of_pair,
-    read_half, sum_of,
-};
 #[cfg(feature = "cpu")]
 pub(crate) use native::{Group, products_of_groups};
 
 use burn::tensor::{DType, Device, Tensor};
 
-use kiln_weights::{Format, streams::Order};
-
-use crate::{
-    Arithmetic, Kernel, Matrix, PackedLayout, Path,
-    cases::{Case, Cut, LARGEST, Layout, Plain, Rounding, SUBNORMAL_SCALES, Swapped},
-    invariance::{Extent, cut},
-    kernel::INVARIANT_UP_TO,
-    packed_lines, product,
-    shader::{Lines, Shader},
+use kiln_weights::{
+    Format,
+    streams::{Arithmetic, Order},
 };
+
 #[cfg(feature = "cube")]
+use crate::linear::{
+    around::{Around, Then},
+    unpack::Unpack,
+};
 use crate::{
-    NormOrder, Unpack,
-    launch::enough,
-    normed_linear::{NormedLinear, Then},
+    linear::{
+        matrix::Matrix,
+        packed::{PackedLayout, takes_packed},
+    },
+    runtime::{
+        choice::Path,
+        kernel::{INVARIANT_UP_TO, Kernel},
+        product::product,
+        shader::Shader,
+    },
+    testing::{
+        case::{Case, LARGEST, Rounding, SUBNORMAL_SCALES},
+        checked::Checked,
+        cut::{Extent, cut},
+        numbers::{Cut, Layout, Plain, Swapped},
+    },
 };
 
 /// `y = x Wᵀ + b + r`: `[rows, tokens, out]`.
 ///
-/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, the reference runs: Burn's matrix products
-/// are faster there. But in float16, on wgpu devices that have matrix units, a shader that uses them takes more rows, too.
+/// The GPU kernels take up to 16 rows of tokens ([`INVARIANT_UP_TO`]). For more, the reference runs, because
+/// Burn's matrix products are faster there. The exception is float16 on wgpu devices with matrix units, where
+/// a shader that uses them takes more rows, too.
 #[derive(Clone, Debug)]
 pub struct Linear {
     /// `[rows, tokens, in]`
@@ -86,7 +105,8 @@ impl Kernel for Linear {
         let [rows, tokens, input] = x.dims();
         let weight = weight.numbers().cast(x.dtype());
         let [output, _] = weight.dims();
-        // One product of two matrices, which the CPU backend computes in parallel; one product a row it would not.
+        // One product of two matrices, which the CPU backend computes in parallel; it would not with one
+        // product per row.
         let y = products_of_rows(x.reshape([rows * tokens, input]), weight, rows * tokens <= INVARIANT_UP_TO);
         finished(y.reshape([rows, tokens, output]), bias, residual)
     }
@@ -99,7 +119,7 @@ impl Kernel for Linear {
     #[cfg(feature = "wgpu")]
     fn wgsl(self) -> Result<Tensor<3>, Self> {
         if self.is_for_few_rows() {
-            return Ok(wgsl::launch(self.into()));
+            return Ok(around::wgsl::launch(self.into()));
         }
         match &self.weight {
             Matrix::Dense(_) => tiles::launch(self),
@@ -110,12 +130,14 @@ impl Kernel for Linear {
     #[cfg(feature = "cube")]
     fn cube(self) -> Result<Tensor<3>, Self> {
         match &self.weight {
-            _ if self.is_for_few_rows() => Ok(cube::launch(self.into())),
+            _ if self.is_for_few_rows() => Ok(around::cube::launch(self.into())),
             Matrix::Dense(_) => Err(self),
             Matrix::Packed(_) => unpacked::product_of(self, Unpack::cube, Err),
         }
     }
+}
 
+impl Checked for Linear {
     fn extent(&self) -> [usize; 2] {
         let [rows, tokens, _] = self.x.dims();
         [rows, tokens]
@@ -132,14 +154,14 @@ impl Kernel for Linear {
 
     fn shaders() -> &'static [Shader] {
         #[cfg(feature = "wgpu")]
-        return &[SHADER, PACKED, tiles::SHADER];
+        return &[around::SHADER, around::PACKED, tiles::SHADER];
         #[cfg(not(feature = "wgpu"))]
-        &[SHADER, PACKED]
+        &[around::SHADER, around::PACKED]
     }
 
     fn cases() -> Vec<Case<Self>> {
-        // Sums of n products in another order, some devices' in the type itself; they are rounded before a residual is
-        // added, or only then.
+        // Sums of n products in another order, on some devices in the type itself; they are rounded before a
+        // residual is added, or only afterwards.
         let within = |case: Case<Self>, input: usize| {
             case.within(move |want, Rounding { single, ulp, .. }| {
                 let n = input as f64;
@@ -172,8 +194,8 @@ impl Kernel for Linear {
                     Self { x: numbers.tensor(x, layout), weight, bias, residual }
                 });
                 let lacks = move |path, _| !takes_packed(path, packing);
-                // Vectors that are rounded to bytes are off by up to half a step, evenly: the sum has a standard deviation, and no
-                // result is six of them off.
+                // Vectors that are rounded to bytes have a uniform error of up to half a step. The tolerance
+                // is six standard deviations of the sum, which no result exceeds.
                 let (step, largest) = (LARGEST / 127.0, LARGEST * f64::from(factor));
                 let rounded = 6.0 * (x[2] as f64).sqrt() * largest * step / 12f64.sqrt();
                 let rounded = if arithmetic == Arithmetic::Integers { rounded } else { 0.0 };
@@ -199,18 +221,19 @@ impl Kernel for Linear {
             cases.push(case([rows, tokens, 96], Swapped(0, 1), 7, true, false));
             cases.push(case([rows, tokens, 96], Swapped(1, 2), 7, true, true));
         }
-        // Long rows, which many lanes go along, and an odd number of fours.
+        // Long rows, which many lanes share, and an odd number of fours.
         for tokens in [1, 5] {
             cases.push(case([1, tokens, 4096], Plain, 9, false, true));
             cases.push(case([1, tokens, 4100], Plain, 6, true, false));
             cases.push(case([1, tokens, 4103], Plain, 2, false, false));
         }
-        // Rows that lie apart, by a number that four divides and by one that it does not.
+        // Rows with gaps between them, of a length divisible by four and of one that is not.
         cases.push(case([2, 2, 96], Cut(1), 70, true, false));
         cases.push(case([2, 2, 96], Cut(2), 70, false, true));
-        // Many rows, which matrix units multiply in tiles of 64 rows: whole ones and parts, whole steps along the sum and parts.
+        // Many rows, which matrix units multiply in tiles of 64 rows: whole and partial tiles, whole and
+        // partial steps along the sum.
         for x in [[1, 17, 32], [3, 43, 48], [1, 64, 40], [3, 43, 7], [1, 65, 257], [2, 65, 1040]] {
-            // An odd number of them: tests of float16 take every second case.
+            // An odd number of cases, because tests of float16 take every second one.
             let outputs = [
                 (66, true, true),
                 (64, false, false),
@@ -233,7 +256,7 @@ impl Kernel for Linear {
                 (Order::Sixteens, Arithmetic::Integers),
             ] {
                 let packing = PackedLayout { format, order };
-                // There are many formats, and compilers of shaders take their time.
+                // There are many formats, and shader compilers are slow.
                 let batches = match order {
                     Order::Rows => &[(1, 5), (2, 16)][..],
                     Order::Sixteens => &[(1, 1), (1, 5), (2, 16), (2, 1), (1, 3), (4, 4)],
@@ -242,7 +265,7 @@ impl Kernel for Linear {
                     let (blocks, output) = [(1, 1), (3, 96), (4, 41), (16, 9)][(i + format as usize) % 4];
                     cases.push(packed(packing, arithmetic, [rows, tokens, blocks * block], Plain, output));
                 }
-                // No bias or residual hides a scale that is taken for 0.
+                // Without bias and residual, which would hide a scale that is flushed to 0.
                 let x = [1, 3, 2 * block];
                 cases.push(packed_times(SUBNORMAL_SCALES, packing, arithmetic, x, Plain, 11));
                 if order == Order::Sixteens || format == Format::Q4_0 {
@@ -251,7 +274,7 @@ impl Kernel for Linear {
                 }
             }
         }
-        // Enough for the larger tiles.
+        // Large enough for the larger tiles.
         cases.push(case([2, 520, 48], Plain, 1930, true, false).probed());
         cases.push(case([2, 520, 24], Plain, 1930, true, false));
         cases.push(case([1, 65, 48], Plain, 66, true, true).probed());
@@ -259,13 +282,13 @@ impl Kernel for Linear {
     }
 }
 
-/// [`Kernel::work`] of a product.
+/// [`Kernel::work`] for a product.
 fn work_of(rows: usize, input: usize, output: usize) -> u64 {
     // Few rows take as long as reading the weights, and their steps may be recorded.
     if rows > INVARIANT_UP_TO { rows as u64 * input as u64 * output as u64 } else { 0 }
 }
 
-/// Whether an implementation for GPUs takes more than a few rows.
+/// Whether a GPU implementation takes more than a few rows.
 #[cfg(feature = "wgpu")]
 fn takes_many_rows(path: Path, dtype: DType, device: &Device) -> bool {
     path == Path::Wgsl && tiles::takes(dtype, device)
@@ -276,7 +299,7 @@ fn takes_many_rows(_: Path, _: DType, _: &Device) -> bool {
     false
 }
 
-/// A product with its bias and residual.
+/// Adds the bias and the residual to a product.
 fn finished(y: Tensor<3>, bias: Option<Tensor<1>>, residual: Option<Tensor<3>>) -> Tensor<3> {
     let y = match bias {
         Some(bias) => y + bias.unsqueeze(),
@@ -292,7 +315,7 @@ fn finished(y: Tensor<3>, bias: Option<Tensor<1>>, residual: Option<Tensor<3>>) 
 pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool) -> Tensor<2> {
     let weight = weight.transpose();
     match x.dims()[0] {
-        // How a backend adds up depends on the number of rows.
+        // The order in which a backend sums depends on the number of rows.
         n @ 2.. if row_by_row => {
             let row = |row| product(x.clone().narrow(0, row, 1), weight.clone());
             Tensor::cat((0..n).map(row).collect(), 0)
@@ -303,23 +326,15 @@ pub(crate) fn products_of_rows(x: Tensor<2>, weight: Tensor<2>, row_by_row: bool
 
 #[cfg(feature = "cube")]
 impl Linear {
-    /// Whether the GPU kernels take it.
+    /// Whether the GPU kernels take the inputs.
     fn is_for_few_rows(&self) -> bool {
         let others = self.bias.iter().map(Tensor::dtype).chain(self.residual.iter().map(Tensor::dtype));
         are_few_of_one_type(&self.x, &self.weight, others)
     }
 }
 
-/// Whether an implementation computes with packed weights.
-pub(crate) fn takes_packed(path: Path, PackedLayout { format, order }: PackedLayout) -> bool {
-    match path {
-        Path::Reference => true,
-        Path::Native => order == Order::Sixteens,
-        Path::Wgsl | Path::Cube => order == Order::Rows && packed_lines::pick(format).is_some(),
-    }
-}
-
-/// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types `others`.
+/// Whether the GPU kernels take vectors `[rows, tokens, in]` and a weight, with tensors of the types
+/// `others`.
 pub(crate) fn are_few_of_one_type(
     x: &Tensor<3>,
     weight: &Matrix,
@@ -334,151 +349,9 @@ pub(crate) fn are_few_of_one_type(
     is_read && of_one_type && rows * tokens <= INVARIANT_UP_TO && rows * tokens * input * output > 0
 }
 
-/// A product with what is around it, for the GPU kernels.
-#[cfg(feature = "cube")]
-#[derive(Debug)]
-pub(crate) struct Around {
-    x: Tensor<3>,
-    weight: Matrix,
-    bias: Option<Tensor<1>>,
-    residual: Option<Tensor<3>>,
-    norm: Option<Scales>,
-    then: Then,
-}
-
-/// What normed numbers are multiplied by.
-#[cfg(feature = "cube")]
-#[derive(Debug)]
-pub(crate) struct Scales {
-    scale: Tensor<1>,
-    eps: f64,
-    order: NormOrder,
-}
-
 #[cfg(feature = "cube")]
 impl From<Linear> for Around {
     fn from(Linear { x, weight, bias, residual }: Linear) -> Self {
         Self { x, weight, bias, residual, norm: None, then: Then::Nothing }
     }
 }
-
-#[cfg(feature = "cube")]
-impl From<NormedLinear> for Around {
-    fn from(NormedLinear { x, scale, eps, order, weight, bias, then }: NormedLinear) -> Self {
-        Self { x, weight, bias, residual: None, norm: Some(Scales { scale, eps, order }), then }
-    }
-}
-
-#[cfg(feature = "cube")]
-impl Then {
-    /// Places in the order of work: rows of the weight that meet are in one four.
-    fn places(&self, output: usize) -> usize {
-        match self {
-            Self::Gate(_) => (output / 2).div_ceil(2) * 4,
-            Self::Nothing | Self::Rotate { .. } => output,
-        }
-    }
-
-    /// Numbers of a result.
-    fn width(&self, output: usize) -> usize {
-        match self {
-            Self::Gate(_) => output / 2,
-            Self::Nothing | Self::Rotate { .. } => output,
-        }
-    }
-
-    /// Which of [`FUSED`] it is.
-    #[cfg(feature = "wgpu")]
-    fn option(&self, normed: bool) -> usize {
-        match self {
-            Self::Nothing => usize::from(normed),
-            Self::Gate(activation) => 2 + *activation as usize,
-            Self::Rotate { .. } => 5,
-        }
-    }
-}
-
-/// Which workgroup has what. Shapes alone say it: a captured step is replayed.
-#[cfg(feature = "cube")]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sharing {
-    /// Eight lanes times this number go along a row of the weight: a power of 2, up to 32. It does not depend on the rows of x, so that sums
-    /// are the same for any number of them.
-    pub(crate) splits: usize,
-    /// Rows of x that a workgroup has: 1, 2, 4 or 8.
-    together: usize,
-    pub(crate) workgroups: usize,
-}
-
-#[cfg(feature = "cube")]
-impl Sharing {
-    pub(crate) fn new(rows: usize, input: usize, output: usize, device: &Device) -> Self {
-        /// Numbers of a row of the result that a workgroup makes, where eight lanes go along a row of the weight.
-        const OUTPUTS: usize = crate::launch::LANES / 8 * 4;
-        /// Numbers along which eight lanes are worth having.
-        const WORTH: usize = 128;
-        /// All lanes of a workgroup.
-        const MOST_SPLITS: usize = crate::launch::LANES / 8;
-        /// Rows that there are registers for.
-        const MOST: usize = 8;
-
-        let most = (input / WORTH).min(enough(device, 1024) * OUTPUTS / output);
-        let splits = 1 << most.clamp(1, MOST_SPLITS).ilog2();
-        let together = rows.next_power_of_two().min(MOST);
-        let workgroups = output.div_ceil(OUTPUTS / splits) * rows.div_ceil(together);
-        Self { splits, together, workgroups }
-    }
-}
-
-/// How tensors are read: by fours where their layout allows.
-pub(crate) const PACK: Lines =
-    &["alias pack = vec4<elem>;\nconst WIDTH = 4u;", "alias pack = elem;\nconst WIDTH = 1u;"];
-
-/// How many times eight lanes go along a row of the weight.
-pub(crate) const SPLITS: Lines = &[
-    "const SPLITS = 1u;",
-    "const SPLITS = 2u;",
-    "const SPLITS = 4u;",
-    "const SPLITS = 8u;",
-    "const SPLITS = 16u;",
-    "const SPLITS = 32u;",
-];
-
-/// What is done around a product.
-const FUSED: Lines = &[
-    "const NORMED = false;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = NOTHING;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 0u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 1u;",
-    "const NORMED = true;\nconst THEN = GATED;\nconst ACTIVATION = 2u;",
-    "const NORMED = true;\nconst THEN = ROTATED;\nconst ACTIVATION = 0u;",
-];
-
-/// Rows of x that a workgroup has.
-const ROWS: Lines = &["const ROWS = 1u;", "const ROWS = 2u;", "const ROWS = 4u;", "const ROWS = 8u;"];
-
-const SHADER: Shader = Shader {
-    name: "linear",
-    text: concat!(
-        include_str!("../../../../shaders/linear.wgsl"),
-        include_str!("../../../../shaders/linear_dense.wgsl"),
-        include_str!("../../../../shaders/weights_dense.wgsl"),
-        include_str!("../../../../shaders/row_products.wgsl"),
-        include_str!("../../../../shaders/activation.wgsl")
-    ),
-    options: &[PACK, ROWS, SPLITS, FUSED],
-};
-
-/// For packed weights.
-const PACKED: Shader = Shader {
-    name: "linear_packed",
-    text: concat!(
-        include_str!("../../../../shaders/linear.wgsl"),
-        include_str!("../../../../shaders/linear_packed.wgsl"),
-        include_str!("../../../../shaders/weights_packed.wgsl"),
-        include_str!("../../../../shaders/halves.wgsl"),
-        include_str!("../../../../shaders/row_products.wgsl"),
-        include_str!("../../../../shaders/activation.wgsl")
-    ),
-    options: &[packed_lines::FORMATS, ROWS, SPLITS, FUSED],
-};

@@ -1,7 +1,8 @@
-//! Linear layers on the CPU, by SIMD.
+//! Linear layers on the CPU, with SIMD.
 //!
-//! A number of the result is the sum of chunks of [`CHUNK`] products, each added up in the lanes of one vector. So its bits do
-//! not depend on how many rows are multiplied together, or on how weights are shared among threads.
+//! Each result is the sum of chunks of [`CHUNK`] products, and each chunk is summed in the lanes of one
+//! vector. So the bits do not depend on how many rows are multiplied together, or on how weights are divided
+//! among threads.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -11,28 +12,32 @@ use std::ops::Range;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Tensor, TensorData, bf16, f16},
+    tensor::{Tensor, TensorData},
 };
 use kiln_weights::streams::Order;
 use pulp::{Simd, WithSimd};
 
 use super::Linear;
 use crate::{
-    Matrix, PackedLayout, PackedMatrix,
-    native::{Storage, pieces, primitive, work},
+    linear::{
+        matrix::Matrix,
+        packed::{PackedLayout, PackedMatrix},
+    },
+    runtime::native::{Storage, by_storage, pieces, primitive, work},
 };
 
 /// Vectors that are multiplied by a weight while it is in a register.
 const ROWS: usize = 4;
 
-/// Products that are added up before their sum joins the others. So many numbers of a few vectors stay in the first cache
-/// while weights pass by.
+/// Products that are summed before their sum is added to the others. This many numbers of a few vectors stay
+/// in the L1 cache while weights stream through.
 const CHUNK: usize = 1024;
 
-/// Bytes of weights, in float32, that stay in the second cache while all vectors pass by.
+/// Bytes of weights, in float32, that stay in the L2 cache while all vectors stream through.
 const TILE: usize = 128 << 10;
 
-/// `None` for what it is not made for: several types together, weights with gaps, nothing at all.
+/// Computes the products. Returns `None` for unsupported inputs: mixed types, weights with gaps, and empty
+/// tensors.
 pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
     let Linear { x, weight, bias, residual } = linear;
     let ([rows, tokens, input], output) = (x.dims(), weight.rows());
@@ -41,15 +46,10 @@ pub(super) fn products_of(linear: &Linear) -> Option<Tensor<3>> {
     if !of_one_type || rows * tokens * input * output == 0 {
         return None;
     }
-    match x.dtype() {
-        DType::F32 => products_in::<f32>(linear),
-        DType::F16 => products_in::<f16>(linear),
-        DType::BF16 => products_in::<bf16>(linear),
-        _ => None,
-    }
+    by_storage!(x.dtype(), E => products_in::<E>(linear), else None)
 }
 
-/// Sums are float32, with bias and residual, and rounded once.
+/// Computes the products in one type. Sums are float32, including bias and residual, and rounded once.
 fn products_in<E: Storage>(linear: &Linear) -> Option<Tensor<3>> {
     let Linear { x, weight, bias, residual } = linear;
     let ([rows, tokens, input], output) = (x.dims(), weight.rows());
@@ -82,7 +82,8 @@ fn products_in<E: Storage>(linear: &Linear) -> Option<Tensor<3>> {
     Some(Tensor::from_primitive::<Flex>(y))
 }
 
-/// `[vectors, output]` for x `[vectors, input]`, if the words lie as vector units read them.
+/// Returns `[vectors, output]` for x `[vectors, input]`, if the words are in the order that vector units
+/// read.
 fn products_of_packed(x: &[f32], weight: &PackedMatrix) -> Option<Vec<f32>> {
     let [output, input] = weight.shape;
     let words = primitive(weight.words.clone()).to_contiguous();
@@ -97,14 +98,14 @@ fn products_of_packed(x: &[f32], weight: &PackedMatrix) -> Option<Vec<f32>> {
     Some(y)
 }
 
-/// `[rows, output]` for x `[rows, input]` and weights `[output, input]`.
+/// Returns `[rows, output]` for x `[rows, input]` and weights `[output, input]`.
 fn products<E: Storage>(x: &[f32], weight: &[E], [rows, input, output]: [usize; 3]) -> Vec<f32> {
     let mut y = vec![0.0; rows * output];
     products_of_groups(input, vec![Group { x, weight, y: y.chunks_mut(output).collect() }]);
     y
 }
 
-/// Vectors that meet the same weights.
+/// Vectors that are multiplied by the same weights.
 pub(crate) struct Group<'a, E> {
     /// `[rows, input]`
     pub(crate) x: &'a [f32],
@@ -114,7 +115,7 @@ pub(crate) struct Group<'a, E> {
     pub(crate) y: Vec<&'a mut [f32]>,
 }
 
-/// The products of each group.
+/// Computes the products of each group.
 pub(crate) fn products_of_groups<E: Storage>(input: usize, groups: Vec<Group<'_, E>>) {
     let products = groups.iter().map(|group| group.y.len() * group.weight.len()).sum();
     let pieces_of_each = pieces(products).div_ceil(groups.len().max(1));
@@ -139,15 +140,15 @@ struct Products<'a, E> {
     y: Vec<&'a mut [f32]>,
 }
 
-// Loops throughout: what a closure computes would not be compiled for the instructions that were found.
+// Loops throughout: a closure would not be compiled for the detected instruction set.
 impl<E: Storage> WithSimd for Products<'_, E> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, weight, input, mut y } = self;
-        // Long vectors do not fit in the first cache together. Then the first one goes alone, as fast as memory is,
-        // and leaves the weights in the second cache for the others.
+        // Several long vectors do not fit in the L1 cache together. Then the first one goes alone, as fast as
+        // memory allows, and leaves the weights in the L2 cache for the others.
         let alone = if input > CHUNK { 1 } else { 0 };
         let (x_alone, x_others) = x.split_at(alone * input);
         let (y_alone, y_others) = y.split_at_mut(alone);
@@ -181,7 +182,7 @@ fn split<const M: usize>(x: &[f32]) -> [&[f32]; M] {
     rows
 }
 
-/// M rows of x times all weights, N rows of these at a time.
+/// M rows of x times all weights, N rows of weights at a time.
 #[inline(always)]
 fn block<S: Simd, const M: usize, const N: usize>(
     simd: S,
@@ -246,7 +247,8 @@ fn cut<'a, const M: usize>(mut rows: [&'a [f32]; M], part: &Range<usize>) -> [&'
     rows
 }
 
-/// The dot product of each x with each w: one sum of vectors, in order, whatever M and N are.
+/// The dot product of each x with each w: one sum of vectors for each pair, in the same order for every M and
+/// N.
 #[inline(always)]
 fn dots<S: Simd, const M: usize, const N: usize>(simd: S, x: [&[f32]; M], w: [&[f32]; N]) -> [[f32; N]; M] {
     let mut sums = [[simd.splat_f32s(0.0); N]; M];

@@ -7,17 +7,20 @@ use burn::{
 
 use super::Linear;
 use crate::{
-    Matrix,
-    device::MatrixUnits,
-    kernel::INVARIANT_UP_TO,
-    launch::{Launch, comes_in, empty, primitive, strides},
-    matrix_units::{cells, units_for},
-    shader::{Lines, Shader},
+    linear::matrix::Matrix,
+    runtime::{
+        device::info::MatrixUnits,
+        kernel::INVARIANT_UP_TO,
+        launch::{Launch, comes_in, empty, primitive, strides},
+        matrix_units::{cells, units_for},
+        shader::{Lines, Shader, reads, writes},
+    },
+    shaders::linear_tiles::Info,
 };
 
-/// A way to cut y into tiles. A workgroup has a tile, a subgroup a part of it: 2 x 4 matrices.
+/// A division of y into tiles. A workgroup has a tile, and a subgroup a part of it: 2 x 4 matrices.
 struct Shape {
-    /// What it is best for.
+    /// The units for which this shape is best.
     units: MatrixUnits,
     down: usize,
     across: usize,
@@ -38,7 +41,7 @@ macro_rules! shapes {
         const SHAPES: &[Shape] = &[
             $(Shape { units: MatrixUnits { size: $size, threads: $threads }, down: $down, across: $across }),*
         ];
-        const LINES: Lines = &[
+        const LINES: Lines = || &[
             $(concat!(
                 "alias x_matrix = coop_mat", $size, "x", $size, "<elem, A>;\n",
                 "alias w_matrix = coop_mat", $size, "x", $size, "<elem, B>;\n",
@@ -54,8 +57,9 @@ macro_rules! shapes {
     };
 }
 
-// Of two for the same units, the first one is for large results. Software devices have subgroups of 8 threads and run for tests
-// alone: they get Metal's text, which has fewer parts than they have subgroups, and one that has more.
+// If there are two shapes for the same units, the first one is for large results. Software devices have
+// subgroups of 8 threads and run for tests alone: they get Metal's text, which has fewer parts than they have
+// subgroups, and one that has more.
 shapes! {
     [16 32 256 4 2 fours],
     [16 32 64 2 1 fours],
@@ -65,29 +69,31 @@ shapes! {
     [8 8 64 4 4 fours],
 }
 
-/// Numbers along the sum that a workgroup has in memory together, as in the shader.
+/// Numbers along the sum that a workgroup has in memory at the same time, as in the shader.
 const STEP: usize = 16;
 
 const EIGHTS: Lines =
-    &["alias pack = vec4<elem>;\nconst WIDTH = 8u;", "alias pack = elem;\nconst WIDTH = 1u;"];
+    || &["alias pack = vec4<elem>;\nconst WIDTH = 8u;", "alias pack = elem;\nconst WIDTH = 1u;"];
 
 pub(super) const SHADER: Shader = Shader {
     name: "linear_tiles",
+    bindings: &[reads("x"), reads("w"), reads("bias"), reads("residual"), writes("y")],
     text: include_str!("../../../../shaders/linear_tiles.wgsl"),
     options: &[EIGHTS, LINES],
 };
 
-/// Whether a device takes more than a few rows of that type.
+/// Whether a device takes more than a few rows of type `dtype`.
 pub(super) fn takes(dtype: DType, device: &Device) -> bool {
     units_for(dtype, device).is_some()
 }
 
-/// The number of the shape for a result of that size.
+/// Index of the shape for a result of this size.
 fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
-    /// Large tiles read less. These are enough to keep a GPU busy.
+    /// Number of workgroups that keeps a GPU busy. Large tiles read less, so they are used if there are this
+    /// many.
     const BUSY: usize = 128;
 
-    // A text is right with subgroups of any size. Those of 32 threads are common.
+    // A text is right for subgroups of any size. Those of 32 threads are common.
     let of = |threads| SHAPES.iter().position(|shape| shape.units == MatrixUnits { threads, ..units });
     let large = of(units.threads).or_else(|| of(32)).unwrap_or(0);
     let shape = &SHAPES[large];
@@ -97,10 +103,10 @@ fn shape_for(units: MatrixUnits, rows: usize, output: usize) -> usize {
     if is_large { large } else { large + 1 }
 }
 
-/// Computes it, if all is float16, on a device with matrix units.
+/// Computes the product if all tensors are float16 and the device has matrix units.
 ///
 /// # Errors
-/// The inputs, if not.
+/// Returns the inputs otherwise.
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
 pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
     let Linear { x, weight: Matrix::Dense(weight), bias, residual } = &linear else { return Err(linear) };
@@ -123,16 +129,21 @@ pub(super) fn launch(linear: Linear) -> Result<Tensor<3>, Linear> {
     let residual = residual.map_or_else(|| empty(&x, [1, 1, 1], x.dtype), primitive);
     let y = empty(&x, [batch, tokens, output], x.dtype);
     let eights = comes_in(8, &x) && comes_in(8, &weight) && input.is_multiple_of(STEP);
-    let ([x0, x1, x2], [w0, w1], [bias0]) = (strides(&x), strides(&weight), strides(&bias));
-    let [residual0, residual1, residual2] = strides(&residual);
-    #[rustfmt::skip]
-    let info = [
-        x0, x1, x2, tokens as u32,
-        w0, w1, input as u32, output as u32,
-        residual0, residual1, residual2, u32::from(added),
-        rows as u32, u32::from(biased), bias0, workgroups as u32,
-    ];
+    let [bias_stride] = strides(&bias);
+    let info = Info {
+        x_strides: strides(&x),
+        tokens: tokens as u32,
+        w_strides: strides(&weight),
+        input: input as u32,
+        output: output as u32,
+        residual_strides: strides(&residual),
+        added: u32::from(added),
+        rows: rows as u32,
+        biased: u32::from(biased),
+        bias_stride,
+        workgroups: workgroups as u32,
+    };
     let launch = Launch::new(&SHADER, x.dtype, &y.client).with(&[usize::from(!eights), number]);
-    launch.reads(x).reads(weight).reads(bias).reads(residual).writes(&y).run(workgroups, &info);
+    launch.run(workgroups, [&x, &weight, &bias, &residual, &y], info);
     Ok(Tensor::from_primitive::<Cube>(y))
 }

@@ -1,18 +1,22 @@
-//! Products of many rows with packed weights: some rows of the weight are unpacked at a time, and multiplied as dense ones are.
+//! Products of many rows with packed weights: some rows of the weight are unpacked at a time, and multiplied
+//! like dense ones.
 
 use burn::tensor::Tensor;
 
 use super::{Linear, finished, takes_packed};
-use crate::{Kernel, Matrix, Path, Unpack};
+use crate::{
+    linear::{matrix::Matrix, unpack::Unpack},
+    runtime::{choice::Path, kernel::Kernel},
+};
 
-/// Bytes of numbers that are unpacked at a time, at least.
+/// Fewest bytes of numbers that are unpacked at a time.
 const AT_ONCE: usize = 32 << 20;
 
-/// Computes it, if the weight is packed, with these implementations of its two steps. Where one does not take its inputs, the reference
-/// of the step runs.
+/// Computes the product if the weight is packed, with these implementations of its two steps. If one does not
+/// take its inputs, the reference of that step runs.
 ///
 /// # Errors
-/// The inputs, if not.
+/// Returns the inputs otherwise.
 #[allow(clippy::result_large_err, reason = "as in `Kernel`")]
 pub(super) fn product_of(
     linear: Linear,

@@ -1,4 +1,4 @@
-//! From the bytes of a file to the elements of a tensor.
+//! Conversion from the bytes of a file to the elements of a tensor.
 
 use burn::tensor::Element;
 use bytemuck::Pod;
@@ -9,7 +9,8 @@ use safetensors::Dtype;
 
 use super::quantized::Group;
 
-/// Numbers that are converted at a time, so that no second copy of a tensor is ever made: whole blocks of every format.
+/// Number of elements converted at a time, so that no second copy of a tensor is ever made. It is a multiple
+/// of the block size of every format.
 pub(super) const BLOCK: usize = 1 << 16;
 
 /// Fills a buffer with the next bytes of a file.
@@ -19,9 +20,9 @@ pub(super) type Source<'a> = &'a mut dyn FnMut(&mut [u8]) -> Result<(), Error>;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Stored {
     Plain(Dtype),
-    /// Several share a word.
+    /// Several numbers share a word.
     Packed(Format),
-    /// The codes of a matrix that consists of several tensors.
+    /// The codes of a quantized matrix that consists of several tensors.
     Quantized(Box<Group>),
 }
 
@@ -35,7 +36,7 @@ impl Stored {
         }
     }
 
-    /// The format of the numbers, if it is read.
+    /// Returns the format of the numbers, if Kiln can read it.
     pub(super) fn format(&self) -> Option<Format> {
         match self {
             Self::Plain(Dtype::F32) => Some(Format::F32),
@@ -46,12 +47,13 @@ impl Stored {
         }
     }
 
-    /// Whether its numbers are read one by one, and not those of a whole matrix.
+    /// Whether the type is readable and its numbers decode one by one, unlike a quantized matrix.
     pub(super) fn is_read(&self) -> bool {
         self.bytes_of(0).is_some()
     }
 
-    /// Bytes of so many numbers; `None` for a type that is not read, and where they end within a block.
+    /// Returns the size of `numbers` numbers in bytes. `None` for an unreadable type, or if they end within a
+    /// block.
     pub(super) fn bytes_of(&self, numbers: usize) -> Option<usize> {
         match self {
             Self::Plain(Dtype::F64) => numbers.checked_mul(size_of::<f64>()),
@@ -62,7 +64,7 @@ impl Stored {
     /// Decodes numbers to float32.
     ///
     /// # Errors
-    /// A sentence about a type that is not read, or a number that float32 cannot hold.
+    /// A sentence about an unreadable type, or about a number that float32 cannot hold.
     pub(super) fn unpack(&self, bytes: &[u8], wide: &mut [f32]) -> Result<(), String> {
         if let Self::Plain(Dtype::F64) = self {
             for (number, bytes) in wide.iter_mut().zip(bytes.as_chunks().0) {
@@ -78,7 +80,7 @@ impl Stored {
         format.unpack(bytes, wide).map_err(|e| e.to_string())
     }
 
-    /// Says that it is not read.
+    /// Returns the message that this type is not read.
     pub(super) fn unread(&self) -> String {
         format!("is stored as {self}; F64, F32, F16 and BF16 are read")
     }
@@ -94,11 +96,11 @@ impl std::fmt::Display for Stored {
     }
 }
 
-/// Why numbers could not be had.
+/// The reason why numbers could not be converted.
 pub(super) enum Failed {
     /// The file could not be read.
     Read(Error),
-    /// A sentence about a type that is not read, or a value that the wanted type cannot hold.
+    /// A sentence about an unreadable type, or about a value that the requested type cannot hold.
     Convert(String),
 }
 
@@ -108,9 +110,9 @@ impl From<Error> for Failed {
     }
 }
 
-/// What weights are held as.
+/// An element type of loaded weights.
 pub(super) trait Number: Pod + Element {
-    /// Its name in a safetensors file.
+    /// Name of the type in a safetensors file.
     const DTYPE: Dtype;
 
     /// Rounds float32 numbers.
@@ -149,8 +151,8 @@ impl Number for bf16 {
     }
 }
 
-/// Decodes as many little-endian numbers as there are in `numbers`, which are whole rows, and undoes what a conversion did
-/// to each.
+/// Decodes little-endian numbers, which are whole rows, until `numbers` is full, and undoes the changes that
+/// the conversion to GGUF made to each.
 pub(super) fn decode<T: Number>(
     source: Source<'_>,
     from: &Stored,
@@ -174,7 +176,7 @@ pub(super) fn decode<T: Number>(
     Ok(())
 }
 
-/// Decodes numbers to float32. `bytes` is a buffer.
+/// Decodes numbers to float32. `bytes` is a scratch buffer.
 fn widen(source: Source<'_>, from: &Stored, bytes: &mut Vec<u8>, wide: &mut [f32]) -> Result<(), Failed> {
     if !from.is_read() {
         return Err(Failed::Convert(from.unread()));

@@ -1,13 +1,13 @@
-//! Says what a path is that Kiln cannot load: another format, or another kind of folder.
+//! Errors for paths that Kiln cannot load: another format, or another kind of folder.
 
 use std::{fs, path::Path};
 
 use kiln_core::Error;
 
-/// What to give instead.
+/// Advice on what to load instead, for error messages.
 const WANTED: &str = "give a Hugging Face folder with config.json and safetensors weights, or a GGUF file";
 
-/// Why `folder`, which has no config.json, is no model folder.
+/// The error for `folder`, which has no config.json.
 pub(crate) fn no_config(folder: &Path) -> Error {
     let error = |why: String| Error::File { path: folder.to_owned(), why };
     if folder.is_file() {
@@ -35,7 +35,7 @@ pub(crate) fn no_config(folder: &Path) -> Error {
     })
 }
 
-/// Why `folder` has no weights that are read.
+/// The error for a `folder` without readable weights.
 pub(super) fn no_weights(folder: &Path) -> Error {
     let pickled =
         ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| folder.join(name).exists());

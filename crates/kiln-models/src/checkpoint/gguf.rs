@@ -1,6 +1,6 @@
-//! A GGUF file in the place of a Hugging Face folder: its metadata says what the folder's small files say.
+//! A GGUF file used as a model folder: its metadata replaces the folder's small files.
 //!
-//! A model that `llama-gguf-split` cut into parts is opened by the name of any of them.
+//! A model that `llama-gguf-split` cut into parts is opened by the name of any part.
 
 use std::{
     fs::File,
@@ -13,19 +13,19 @@ use kiln_core::{Error, Result, files};
 use kiln_weights::gguf::{self, Gguf, Metadata, TensorInfo};
 use serde_json::Value;
 
-/// The beginning of a GGUF file.
+/// The first bytes of a GGUF file.
 const MAGIC: &[u8; 4] = b"GGUF";
 
-/// More numbers than a tensor has that belongs to the config.
+/// Upper limit for the length of a tensor that belongs to the config.
 const LONGEST_VECTOR: usize = 1 << 16;
 
-/// More parts than any model has.
+/// Upper limit for the number of parts.
 const MOST_PARTS: usize = 1 << 10;
 
-/// The parts of a model in GGUF files, which are open. No tensor is read.
+/// The open files of a GGUF model, one per part. No tensor data has been read.
 #[derive(Debug)]
 pub(crate) struct GgufFiles {
-    /// The file that was named.
+    /// Path of the part that the user named.
     path: PathBuf,
     parts: Vec<PartFile>,
 }
@@ -49,7 +49,7 @@ impl PartFile {
         self.header.tensors()
     }
 
-    /// Fills `bytes` from byte `at` of the file on.
+    /// Fills `bytes` from offset `at` of the file.
     pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(bytes));
@@ -58,16 +58,16 @@ impl PartFile {
 }
 
 impl GgufFiles {
-    /// Whether `path` is a GGUF file, or a file that is called one.
+    /// Whether `path` is a file with the GGUF magic or the extension `.gguf`.
     pub(crate) fn is(path: &Path) -> bool {
         let is_called = path.extension().is_some_and(|name| name.eq_ignore_ascii_case("gguf"));
         path.is_file() && (is_called || beginning(path).is_some_and(|found| found == *MAGIC))
     }
 
-    /// Opens a file and, if it is a part of a model, the other parts beside it.
+    /// Opens a file and, if it is one part of a model, the other parts beside it.
     ///
     /// # Errors
-    /// [`Error::File`] for what is missing, damaged, or contradicts another part.
+    /// [`Error::File`] for a part that is missing, damaged, or contradicts another one.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let named = PartFile::open(path)?;
         let Some(split) = named.header.parts().map_err(|e| wrong(path, e))?.filter(|split| split.count > 1)
@@ -109,13 +109,14 @@ impl GgufFiles {
         &self.parts
     }
 
-    /// What a folder's file of this name would say; `None` for a file that has no counterpart.
+    /// Returns the text that a folder would have in `file`; `None` for a file that has no counterpart in
+    /// GGUF.
     ///
     /// # Errors
     /// [`Error::File`] for metadata that is missing, unknown or contradicts itself.
     pub(crate) fn text(&self, file: &str) -> Result<Option<String>> {
         let metadata = self.metadata();
-        // All of them are about tokens.
+        // Every counterpart is about tokens.
         let model = metadata.get("tokenizer.ggml.model");
         if model.is_none_or(|model| matches!(model.as_str(), Some("none" | "no_vocab"))) {
             return Ok(None);
@@ -129,19 +130,19 @@ impl GgufFiles {
         json.map(|json| Some(json.to_string())).map_err(|e| wrong(&self.path, e))
     }
 
-    /// The config of the model, as in a `config.json`.
+    /// Returns the config of the model, as in a `config.json`.
     pub(crate) fn config(&self) -> Result<Value> {
         let mut tensors = Tensors(self);
         gguf::config_json(self.metadata(), &mut tensors).map_err(|e| wrong(&self.path, e))
     }
 
-    /// That of the model is in the first part.
+    /// The metadata of the model, which is in the first part.
     pub(super) fn metadata(&self) -> &Metadata {
         self.parts[0].header.metadata()
     }
 }
 
-/// What the config needs to know of tensors.
+/// The tensors, for the questions that a config has about them.
 struct Tensors<'a>(&'a GgufFiles);
 
 impl Tensors<'_> {
@@ -163,7 +164,7 @@ impl gguf::Tensors for Tensors<'_> {
             let why = format!("the tensor `{name}` has {len} numbers, more than in any model");
             return Err(kiln_weights::Error::Damaged(why));
         }
-        // The header was checked: the file has as many bytes.
+        // The header was checked: the file has that many bytes.
         let mut bytes = vec![0; (tensor.range.end - tensor.range.start) as usize];
         part.read(tensor.range.start, &mut bytes).map_err(|e| io(e.to_string()))?;
         let mut numbers = vec![0.0; len];

@@ -1,4 +1,4 @@
-//! From a checkpoint's bytes to tensors on a device.
+//! Loading of tensors from a checkpoint to a device.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -21,53 +21,54 @@ use super::{
 };
 use crate::{HostMatrix, Part, Weights};
 
-/// Bytes that may be on their way to a GPU before the loader waits for it. What is under way is host memory, twice:
-/// the converted weights, and the driver's staging buffer. So larger tensors travel in blocks of rows, too.
+/// Number of bytes that may be in flight to a GPU before the loader waits for it. Bytes in flight take host
+/// memory twice: the converted weights, and the driver's staging buffer. Therefore larger tensors also travel
+/// in blocks of rows.
 const IN_FLIGHT: usize = 4 << 20;
 
-/// Bytes of a file that are placed in words at a time.
+/// Number of file bytes that are arranged into words at a time.
 const ARRANGED: usize = 1 << 18;
 
-/// Loads the tensors of a checkpoint one by one, and remembers which it was asked for.
+/// Loads the tensors of a checkpoint one by one, and records which of them were requested.
 ///
-/// Host memory: on the CPU none but the weights themselves, else a few times `IN_FLIGHT`.
+/// Host memory: on the CPU only the weights themselves, otherwise a few times `IN_FLIGHT`.
 pub struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     device: &'a Device,
     dtype: DType,
     largest_binding: usize,
-    /// Whether tensors are copied to memory of the device's own
+    /// Whether tensors are copied to memory that the device owns.
     copied: bool,
     resident_experts: Option<usize>,
-    /// How matrices are held that stay as they are stored.
+    /// Settings for matrices that stay packed as they are stored.
     packed: Option<Packed>,
     on_progress: &'a mut dyn FnMut(u64),
     used: BTreeSet<String>,
-    /// The quantized matrix that was read last: its next rows need the same tensors.
+    /// The quantized matrix that was read last; its next rows need the same tensors.
     unpacking: Option<Unpacking>,
     in_flight: usize,
     parameters: u64,
 }
 
-/// How matrices are held that stay as they are stored.
+/// Settings for matrices that stay packed as they are stored.
 struct Packed {
     kernels: Kernels,
     use_as: Use,
 }
 
-/// What the words of a packed matrix are, their shape, and what it is used as.
+/// The layout, shape and use of the words of a packed matrix.
 struct Words {
     layout: PackedLayout,
     shape: [usize; 2],
     use_as: Use,
 }
 
-/// What a tensor holds.
+/// The contents of a loaded tensor.
 #[derive(Clone, Copy)]
 enum Held {
-    /// Numbers of a type
+    /// Numbers of this type.
     As(DType),
-    /// Words of a packed matrix
+    /// Words of a packed matrix.
     In(PackedLayout),
 }
 
@@ -87,8 +88,8 @@ impl std::fmt::Debug for Loader<'_> {
 }
 
 impl<'a> Loader<'a> {
-    /// `copied`: whether tensors are copied to memory of the device's own. `on_progress` is told the bytes of the file
-    /// that were read, each time some were.
+    /// Creates a loader. `copied` is whether tensors are copied to memory that the device owns. `on_progress`
+    /// receives the number of file bytes read, after each read.
     pub fn new(
         checkpoint: &'a Checkpoint,
         device: &'a Device,
@@ -114,20 +115,21 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Has the weights of experts be in host memory, but for so many of each block.
+    /// Keeps the weights of experts in host memory, except for `resident` experts per block. With `None`, all
+    /// stay on the device.
     pub fn keep_experts(&mut self, resident: Option<usize>) {
         self.resident_experts = resident;
     }
 
-    /// Has matrices stay as they are stored, where `kernels` compute with them, as [`Matrix::Packed`].
+    /// Keeps matrices packed as they are stored, as [`Matrix::Packed`], if `kernels` can compute with them.
     pub fn keep_packed(&mut self, kernels: Kernels, arithmetic: Arithmetic) {
         self.packed = Some(Packed { kernels, use_as: Use { dtype: self.dtype, arithmetic } });
     }
 
-    /// Says whether every tensor of the checkpoint found its place; returns how many elements were loaded.
+    /// Checks that every tensor of the checkpoint was requested, and returns the number of loaded elements.
     ///
     /// # Errors
-    /// [`Error::File`] naming those left over: the config then describes another model than the weights.
+    /// [`Error::File`] naming the tensors left over: the config describes another model than the weights.
     pub fn finish(self) -> Result<u64> {
         self.checkpoint.check_used(&self.used)?;
         Ok(self.parameters)
@@ -139,7 +141,7 @@ impl<'a> Loader<'a> {
         Ok(found)
     }
 
-    /// Rows `range` of the tensor of all `parts`, whose rows have the shape `row`, in the files.
+    /// Locates rows `range` of the concatenation of all `parts` in the files. Each row has the shape `row`.
     fn pieces<'p>(&mut self, parts: &'p [Part], row: &[usize], range: &Range<usize>) -> Result<Vec<Piece<'p>>>
     where
         'a: 'p,
@@ -169,7 +171,7 @@ impl<'a> Loader<'a> {
         Ok(pieces)
     }
 
-    /// Rows `range` of the tensor of all `parts`, whose rows have the shape `row`.
+    /// Loads rows `range` of the concatenation of all `parts`. Each row has the shape `row`.
     fn dense<const D: usize>(
         &mut self,
         parts: &[Part],
@@ -183,7 +185,7 @@ impl<'a> Loader<'a> {
         self.upload(&pieces, shape, Held::As(self.dtype))
     }
 
-    /// `pieces` as a tensor, which is cut along its first dimension to travel.
+    /// Loads `pieces` as one tensor, which travels in slices of its first dimension.
     fn upload<const D: usize, K: Basic + 'static>(
         &mut self,
         pieces: &[Piece<'_>],
@@ -207,7 +209,7 @@ impl<'a> Loader<'a> {
                 let end = start + part_shape[0];
                 let block = Piece { rows: part_shape[0], first: piece.first + first, ..*piece };
                 let part = self.send(&[block], part_shape, held)?;
-                // In place: nobody else holds the tensor.
+                // In place, because the tensor has no other owner.
                 whole = whole.slice_assign(s![start..end], part);
                 self.wait()?;
                 start = end;
@@ -216,7 +218,7 @@ impl<'a> Loader<'a> {
         Ok(whole)
     }
 
-    /// Converts `pieces` and starts them on their way.
+    /// Converts `pieces` and starts their transfer to the device.
     fn send<const D: usize, K: Basic + 'static>(
         &mut self,
         pieces: &[Piece<'_>],
@@ -235,7 +237,7 @@ impl<'a> Loader<'a> {
         Ok(tensor)
     }
 
-    /// Reads `pieces`.
+    /// Reads and converts `pieces`.
     fn read<const D: usize>(
         &mut self,
         pieces: &[Piece<'_>],
@@ -252,7 +254,7 @@ impl<'a> Loader<'a> {
         Ok(data)
     }
 
-    /// The format of all `pieces`, if they have one and nothing but the order of rows is to be undone.
+    /// Returns the format of all `pieces`, if they share one and only their row order has to be undone.
     fn shared_format(&self, pieces: &[Piece<'_>]) -> Option<Format> {
         let (first, others) = pieces.split_first()?;
         let format = self.checkpoint.format(first.entry)?;
@@ -263,7 +265,8 @@ impl<'a> Loader<'a> {
         (fits(first) && others.iter().all(fits)).then_some(format)
     }
 
-    /// How the rows of `pieces` are packed, if they stay as they are stored: `layout_of` says how kernels have a format in memory.
+    /// Returns the packed layout for the rows of `pieces`, if they stay as they are stored. `layout_of`
+    /// returns the layout that the kernels use for a format.
     fn packed_layout(
         &self,
         pieces: &[Piece<'_>],
@@ -275,13 +278,13 @@ impl<'a> Loader<'a> {
         layout.words([1, width]).map(|_| layout)
     }
 
-    /// The words of a matrix of this shape; `None` where it is not packed.
+    /// Returns the words of a matrix of this shape; `None` if it is not packed.
     fn packed_words(&self, layout: Option<PackedLayout>, shape: [usize; 2]) -> Option<Words> {
         let (layout, Packed { use_as, .. }) = (layout?, self.packed.as_ref()?);
         Some(Words { layout, shape: layout.words(shape)?, use_as: *use_as })
     }
 
-    /// Rows `range` of the matrix of all `parts`, packed as `layout` says, or dense.
+    /// Loads rows `range` of the concatenation of all `parts`, packed in `layout` or else dense.
     fn matrix_in(
         &mut self,
         layout: Option<PackedLayout>,
@@ -299,8 +302,8 @@ impl<'a> Loader<'a> {
         Ok(Matrix::Packed(PackedMatrix::new(words, layout, shape, use_as)))
     }
 
-    /// The rows of `pieces`, one below the other, as words of a packed matrix. A part of them is arranged at a time, so that no second copy
-    /// is made.
+    /// Returns the concatenated rows of `pieces` as words of a packed matrix. Rows are arranged in chunks, so
+    /// that no second copy is made.
     fn words<const D: usize>(
         &mut self,
         pieces: &[Piece<'_>],
@@ -311,7 +314,7 @@ impl<'a> Loader<'a> {
         let columns = pieces.first().map_or(0, |piece| piece.columns);
         let row = layout.format.bytes_of(columns).unwrap_or(0).max(1);
         let quantized = pieces.iter().map(|piece| self.prepared(piece)).collect::<Result<Vec<_>>>()?;
-        // The piece and the number of each row.
+        // The piece and the row number of each row.
         let rows: Vec<(usize, usize)> =
             pieces.iter().enumerate().flat_map(|(i, piece)| piece.rows().map(move |row| (i, row))).collect();
         let checkpoint = self.checkpoint;
@@ -349,7 +352,8 @@ impl<'a> Loader<'a> {
         Ok(TensorData::new(words, shape))
     }
 
-    /// The quantized matrix that a piece is of, with the codes of its rows; `None` of other pieces.
+    /// Returns the quantized matrix that contains a piece, with the codes of its rows read; `None` for other
+    /// pieces.
     fn prepared(&mut self, piece: &Piece<'_>) -> Result<Option<Unpacking>> {
         let Stored::Quantized(group) = &piece.entry.stored else { return Ok(None) };
         let checkpoint = self.checkpoint;
@@ -361,7 +365,7 @@ impl<'a> Loader<'a> {
         prepared.map(Some).map_err(|why| failed(checkpoint, piece, why))
     }
 
-    /// The quantized matrix that a piece is of: that which was read last, if it is the same.
+    /// Returns the quantized matrix that contains a piece, reusing the last one if it is the same.
     fn begin(&mut self, piece: &Piece<'_>, group: &Group) -> Result<Unpacking, Failed> {
         match self.unpacking.take().filter(|unpacking| unpacking.is_of(piece.name)) {
             Some(unpacking) => Ok(unpacking),
@@ -369,7 +373,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The numbers of `pieces`, one behind the other; no second copy of any is made.
+    /// Converts `pieces` to one sequence of numbers. No second copy of any piece is made.
     fn convert<T: Number, const D: usize>(
         &mut self,
         pieces: &[Piece<'_>],
@@ -385,7 +389,7 @@ impl<'a> Loader<'a> {
         Ok(TensorData::new(numbers, shape))
     }
 
-    /// The numbers of a piece.
+    /// Converts the numbers of one piece.
     fn decode<T: Number>(&mut self, piece: &Piece<'_>, mut numbers: &mut [T]) -> Result<(), Failed> {
         if let Stored::Quantized(group) = &piece.entry.stored {
             return self.unpack(piece, group, numbers);
@@ -405,7 +409,7 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// The numbers of a piece of a quantized matrix.
+    /// Unpacks the numbers of a piece of a quantized matrix.
     fn unpack<T: Number>(
         &mut self,
         piece: &Piece<'_>,
@@ -431,7 +435,7 @@ impl Weights for Loader<'_> {
 
     fn matrix(&mut self, parts: &[Part], width: usize, range: Range<usize>) -> Result<Matrix> {
         let pieces = self.pieces(parts, &[width], &range)?;
-        let layout = self.packed_layout(&pieces, width, Kernels::packed_layout);
+        let layout = self.packed_layout(&pieces, width, PackedLayout::for_matrix);
         self.matrix_in(layout, parts, width, range)
     }
 
@@ -439,7 +443,7 @@ impl Weights for Loader<'_> {
         let [.., width] = shape;
         let pieces = self.pieces(parts, &[width], &(0..parts.iter().map(|part| part.rows).sum()))?;
         let layout = self.packed_layout(&pieces, width, |kernels, format, dtype| {
-            let of_part = |part: &Part| kernels.packed_stack_layout(format, dtype, part.rows);
+            let of_part = |part: &Part| PackedLayout::for_stack(kernels, format, dtype, part.rows);
             parts.iter().map(of_part).reduce(Option::and).flatten()
         });
         let most = match layout.and_then(|layout| Some((layout.together(), layout.words([1, width])?))) {
@@ -460,7 +464,7 @@ impl Weights for Loader<'_> {
             let entry = self.checkpoint.find(&part.name, &[part.rows, width])?.entry;
             let format = match &self.packed {
                 Some(Packed { kernels, .. }) => (self.checkpoint.format(entry))
-                    .filter(|format| kernels.packed_layout(*format, self.dtype).is_some()),
+                    .filter(|format| PackedLayout::for_matrix(kernels, *format, self.dtype).is_some()),
                 None => None,
             };
             match runs.last_mut() {
@@ -479,7 +483,7 @@ impl Weights for Loader<'_> {
         let pieces = self.pieces(parts, &[width], &range)?;
         let shape = [range.len(), width];
         self.parameters += shape.iter().product::<usize>() as u64;
-        match self.packed_words(self.packed_layout(&pieces, width, Kernels::packed_layout), shape) {
+        match self.packed_words(self.packed_layout(&pieces, width, PackedLayout::for_matrix), shape) {
             Some(Words { layout, shape: of_words, use_as }) => {
                 let words = self.read(&pieces, of_words, Held::In(layout))?;
                 Ok(HostMatrix::packed(words, layout, shape, use_as))

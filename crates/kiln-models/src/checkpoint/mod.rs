@@ -1,4 +1,4 @@
-//! A model's files, a Hugging Face folder or a GGUF file: which there are, and which tensors are in them.
+//! The files of a model, from a Hugging Face folder or a GGUF file, and the tensors in them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 
 use burn::tensor::DType;
 use kiln_core::{Error, Result, files, tensor_file::TensorFile};
-use kiln_kernels::Kernels;
+use kiln_kernels::{Kernels, PackedLayout};
 use kiln_weights::{
     Format, Mixture,
     gguf::{
@@ -35,37 +35,38 @@ pub use quantize::{PackedTensor, Quantized, packed_tensors, quantize};
 use self::{convert::Stored, gguf::GgufFiles, quantized::Method};
 use crate::{ConfigFile, config::read_json};
 
-/// More tensors than any model has; a header may not ask for more.
+/// Upper limit for the number of tensors in a header.
 const MOST_TENSORS: usize = 1 << 18;
 
-/// The config of a model and the headers of its weights, whose files are open. Nothing is read until it is loaded.
+/// The config of a model and the headers of its weights, whose files are open. Tensor data is read only when
+/// loaded.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// The folder, or the GGUF file.
     pub folder: PathBuf,
     pub config: ConfigFile,
     files: Files,
-    /// By their names in the files.
+    /// Tensors by their names in the files.
     tensors: BTreeMap<String, Entry>,
-    /// The formats that tensors are packed in when they are loaded, by the number of their file and their place there.
+    /// The formats that tensors are packed in during loading, by file number and offset in the file.
     packed: BTreeMap<(usize, usize), Format>,
 }
 
-/// What holds the tensors.
+/// The files that hold the tensors.
 #[derive(Debug)]
 enum Files {
     Safetensors(Vec<TensorFile>),
     Gguf { files: GgufFiles, model_type: String, heads: Heads },
 }
 
-/// Where a tensor lies.
+/// The location and type of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 struct Entry {
-    /// The number of its file.
+    /// Number of the file.
     file: usize,
     stored: Stored,
     shape: Vec<usize>,
-    /// Bytes of the file's data
+    /// Byte range in the file's data.
     range: Range<usize>,
 }
 
@@ -74,7 +75,8 @@ impl Entry {
         self.shape.iter().product::<usize>() as u64
     }
 
-    /// The tensors it consists of: itself, and those beside the codes of a quantized matrix.
+    /// Returns the stored tensors of this entry: itself, and the companions of the codes of a quantized
+    /// matrix.
     fn tensors(&self) -> impl Iterator<Item = &Self> {
         let parts = match &self.stored {
             Stored::Quantized(group) => Some(group.parts()),
@@ -83,20 +85,20 @@ impl Entry {
         std::iter::once(self).chain(parts.into_iter().flatten())
     }
 
-    /// Bytes of all its tensors.
+    /// Size of all its tensors in bytes.
     fn bytes(&self) -> usize {
         self.tensors().map(|entry| entry.range.len()).sum()
     }
 }
 
-/// A tensor that was asked for.
+/// A tensor that was requested.
 struct Found<'a> {
-    /// Its name in the file.
+    /// Name in the file.
     name: String,
     entry: &'a Entry,
-    /// Where its bytes begin.
+    /// Offset of the first byte.
     start: usize,
-    /// Bytes of a row.
+    /// Size of a row in bytes.
     row: usize,
     undo: Undo,
 }
@@ -105,7 +107,7 @@ impl Checkpoint {
     /// Reads the config and the headers of all weights in `folder`.
     ///
     /// # Errors
-    /// [`Error::File`] for what is missing, damaged or contradicts itself.
+    /// [`Error::File`] for a file that is missing, damaged or contradicts itself.
     pub fn open(folder: &Path) -> Result<Self> {
         if GgufFiles::is(folder) {
             return Self::of_gguf(folder);
@@ -122,7 +124,7 @@ impl Checkpoint {
         };
         let whole = folder.join("model.safetensors");
         let index = folder.join("model.safetensors.index.json");
-        // As in Transformers: an index beside a whole file is left over from the model that it was made from.
+        // As in Transformers: an index beside a whole file is left over from the shards it was merged from.
         if whole.exists() {
             checkpoint.add(&whole)?;
         } else {
@@ -167,10 +169,11 @@ impl Checkpoint {
         Ok(Self { folder: path.to_owned(), config, files, tensors, packed: BTreeMap::new() })
     }
 
-    /// The text of a small file of the folder, or what a GGUF file says in its place; `None` if there is none.
+    /// Returns the text of a small file of the folder, or its counterpart from a GGUF file; `None` if there
+    /// is none.
     ///
     /// # Errors
-    /// [`Error::File`] where it cannot be read.
+    /// [`Error::File`] if it cannot be read.
     pub fn text(&self, file: &str) -> Result<Option<String>> {
         match &self.files {
             Files::Safetensors(_) => files::try_read_text(&self.folder.join(file)),
@@ -178,12 +181,12 @@ impl Checkpoint {
         }
     }
 
-    /// Whether it is a GGUF file, and no folder.
+    /// Whether this is a GGUF file rather than a folder.
     pub fn is_gguf(&self) -> bool {
         matches!(self.files, Files::Gguf { .. })
     }
 
-    /// The path of a small file of the folder, for messages.
+    /// Path of a small file of the folder, for messages.
     pub fn path_of(&self, file: &str) -> PathBuf {
         match &self.files {
             Files::Safetensors(_) => self.folder.join(file),
@@ -191,7 +194,7 @@ impl Checkpoint {
         }
     }
 
-    /// The tensor that a Hugging Face folder calls `name`, of that shape.
+    /// Finds the tensor that a Hugging Face folder calls `name`, and checks its shape.
     fn find(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
         let (source, is_gguf) = match &self.files {
             Files::Safetensors(_) => (None, false),
@@ -206,7 +209,7 @@ impl Checkpoint {
                 format!("the weights have no tensor `{stored_name}`, which {} asks for", self.config_name());
             return Err(Error::File { path: self.folder.clone(), why });
         };
-        // Files of GGUF leave dimensions of 1 out, and have all experts in one tensor.
+        // GGUF files leave out dimensions of 1, and store all experts in one tensor.
         let own = if expert.is_some() { entry.shape.get(1..).unwrap_or_default() } else { &entry.shape };
         let count = if expert.is_some() { entry.shape.first().copied().unwrap_or(0) } else { 1 };
         let fits = match is_gguf {
@@ -222,13 +225,13 @@ impl Checkpoint {
             );
             return Err(Error::File { path: self.path(entry), why });
         }
-        // The header was checked to give the tensor as many bytes as its shape needs.
+        // The header was checked: the tensor has exactly the bytes that its shape needs.
         let bytes = entry.bytes() / count;
         let row = bytes / shape.first().copied().unwrap_or(1).max(1);
         Ok(Found { name: stored_name, entry, start: entry.range.start + number * bytes, row, undo })
     }
 
-    /// What says what the model is, for messages.
+    /// Name of the source of the config, for messages.
     fn config_name(&self) -> &'static str {
         match &self.files {
             Files::Safetensors(_) => "config.json",
@@ -236,15 +239,15 @@ impl Checkpoint {
         }
     }
 
-    /// Whether a tensor belongs to the config, as vectors of some GGUF files do.
+    /// Whether a tensor belongs to the config, as vectors in some GGUF files do.
     fn is_of_config(&self, name: &str) -> bool {
         matches!(self.files, Files::Gguf { .. }) && FACTORS.contains(&name)
     }
 
-    /// Says whether all tensors are `used`, by their names in the files.
+    /// Checks that all tensors are in `used`, by their names in the files.
     ///
     /// # Errors
-    /// [`Error::File`] naming those left over: the config then describes another model than the weights.
+    /// [`Error::File`] naming the tensors left over: the config describes another model than the weights.
     fn check_used(&self, used: &BTreeSet<String>) -> Result<()> {
         let left: Vec<_> =
             self.tensors.keys().filter(|name| !used.contains(*name) && !self.is_of_config(name)).collect();
@@ -257,7 +260,7 @@ impl Checkpoint {
         Err(Error::File { path: self.path_of("config.json"), why })
     }
 
-    /// Tensors by dtype name: how many elements, how many bytes.
+    /// Returns the number of elements and of bytes per dtype name.
     pub fn by_dtype(&self) -> BTreeMap<String, (u64, u64)> {
         let mut sums = BTreeMap::<String, (u64, u64)>::new();
         for entry in self.tensors.values() {
@@ -268,7 +271,8 @@ impl Checkpoint {
         sums
     }
 
-    /// Has matrices packed when they are loaded, in the formats of a mixture; `only`: those that have one of these names in GGUF files.
+    /// Packs matrices during loading, in the formats of a mixture. With `only`, packs just the tensors with
+    /// these GGUF names.
     ///
     /// # Errors
     /// [`Error::File`] for a model that [`quantize`] cannot write either.
@@ -277,14 +281,15 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// What the first tensor is stored as that was packed before, by its name in the file; `None` where all are numbers of 16 or 32 bits.
+    /// Returns the first tensor that is already packed in the file, with its name there and its type; `None`
+    /// if all tensors hold plain numbers.
     pub fn packed_before(&self) -> Option<(&str, String)> {
         let is_packed = |entry: &Entry| !matches!(entry.stored, Stored::Plain(_));
         let (name, entry) = self.tensors.iter().find(|(_, entry)| is_packed(entry))?;
         Some((name, entry.stored.to_string()))
     }
 
-    /// The format that a tensor is packed in when it is loaded, or else stored in.
+    /// Returns the format that a tensor is packed in during loading, or else its stored format.
     fn format(&self, entry: &Entry) -> Option<Format> {
         let packed = self.packed.get(&(entry.file, entry.range.start)).copied();
         packed.or_else(|| match &entry.stored {
@@ -293,26 +298,27 @@ impl Checkpoint {
         })
     }
 
-    /// How many bytes all weights take, of which those of matrices that `kernels` compute with as they are stay packed, and others
-    /// have elements of `dtype`.
+    /// Returns the size of all loaded weights in bytes. Matrices that `kernels` can compute with stay packed;
+    /// the other tensors have elements of `dtype`.
     pub fn held_bytes(&self, kernels: &Kernels, dtype: DType) -> u64 {
         self.tensors.iter().map(|(name, entry)| self.held(name, entry, kernels, dtype)).sum()
     }
 
-    /// [`held_bytes`](Self::held_bytes) of the experts of mixtures alone.
+    /// Returns [`held_bytes`](Self::held_bytes) for the experts of mixtures alone.
     pub fn held_expert_bytes(&self, kernels: &Kernels, dtype: DType) -> u64 {
         let experts = self.tensors.iter().filter(|(name, _)| is_of_experts(name));
         experts.map(|(name, entry)| self.held(name, entry, kernels, dtype)).sum()
     }
 
-    /// [`held_bytes`](Self::held_bytes) without blocks that are none of these.
+    /// Returns [`held_bytes`](Self::held_bytes) without the blocks that are not in `blocks`.
     pub fn held_bytes_of(&self, blocks: &[usize], kernels: &Kernels, dtype: DType) -> u64 {
         let kept = |name: &str| block_of(name).is_none_or(|(block, _)| blocks.contains(&block));
         let kept = self.tensors.iter().filter(|(name, _)| kept(name));
         kept.map(|(name, entry)| self.held(name, entry, kernels, dtype)).sum()
     }
 
-    /// What tensors each of so many blocks has, with their types and shapes, in a text that is the same for equal blocks. For 0 blocks: those of no block.
+    /// Describes the tensors of each block, with types and shapes, in a text that is equal for equal blocks.
+    /// For 0 blocks, describes the tensors outside all blocks.
     pub fn block_kinds(&self, blocks: usize) -> Vec<String> {
         let mut kinds = vec![String::new(); blocks.max(1)];
         for (name, entry) in &self.tensors {
@@ -330,10 +336,12 @@ impl Checkpoint {
         kinds
     }
 
-    /// The formats of weights that stay packed with these kernels.
+    /// Returns the formats of weights that stay packed with these kernels.
     pub fn packed_formats(&self, kernels: &Kernels, dtype: DType) -> Vec<Format> {
         let used: Vec<_> = self.tensors.values().filter_map(|entry| self.format(entry)).collect();
-        let packed = Format::ALL.into_iter().filter(|format| kernels.packed_layout(*format, dtype).is_some());
+        let packed = Format::ALL
+            .into_iter()
+            .filter(|format| PackedLayout::for_matrix(kernels, *format, dtype).is_some());
         packed.filter(|format| used.contains(format)).collect()
     }
 
@@ -345,25 +353,26 @@ impl Checkpoint {
             _ => return (numbers * dtype.size()) as u64,
         };
         let layout = self.format(entry).and_then(|format| match is_of_experts(name) {
-            true => kernels.packed_stack_layout(format, dtype, rows),
-            false => kernels.packed_layout(format, dtype),
+            true => PackedLayout::for_stack(kernels, format, dtype, rows),
+            false => PackedLayout::for_matrix(kernels, format, dtype),
         });
         let packed = layout.and_then(|layout| layout.words([rows, columns]));
         packed.map_or(numbers * dtype.size(), |[rows, words]| count * rows * words * 4) as u64
     }
 
-    /// Bytes of all weights as they are stored.
+    /// Size of all stored weights in bytes.
     pub fn bytes(&self) -> u64 {
         self.tensors.values().map(|entry| entry.bytes() as u64).sum()
     }
 
-    /// A name for these weights: the SHA-256 of the config, of every tensor's name, type and shape, and of samples of its
-    /// numbers. Models that differ in any tensor have another, and no weight needs to be read in whole.
+    /// Returns a name for these weights: the SHA-256 of the config, of every tensor's name, type and shape,
+    /// and of samples of its numbers. Models that differ in any tensor get different names, and no weight is
+    /// read in full.
     ///
     /// # Errors
-    /// [`Error::File`] where a file cannot be read.
+    /// [`Error::File`] if a file cannot be read.
     pub fn fingerprint(&self) -> Result<String> {
-        /// Bytes of each sample; every tensor gives one at its beginning, its middle and its end.
+        /// Size of a sample in bytes; each tensor is sampled at its beginning, middle and end.
         const SAMPLE: usize = 256;
 
         let mut hash = Sha256::new();
@@ -382,7 +391,7 @@ impl Checkpoint {
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// How many files hold the weights.
+    /// Number of files that hold the weights.
     pub fn shards(&self) -> usize {
         match &self.files {
             Files::Safetensors(shards) => shards.len(),
@@ -399,7 +408,7 @@ impl Checkpoint {
         let mut files = Vec::new();
         for file in map.values() {
             let name = file.as_str().unwrap_or_default();
-            // A plain name: an index may not point out of its folder.
+            // Only a plain name: an index may not point out of its folder.
             if Path::new(name).file_name().is_none_or(|plain| plain != name) {
                 return Err(wrong(format!("`{file}` is not the name of a file beside it")));
             }
@@ -436,7 +445,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Reads from `start` on, which counts as the range of `entry` does.
+    /// Reads from offset `start`, which has the same origin as the range of `entry`.
     fn read(&self, entry: &Entry, start: usize, bytes: &mut [u8]) -> Result<()> {
         let read = match &self.files {
             Files::Safetensors(shards) => shards.get(entry.file).map(|file| file.read(start as u64, bytes)),
@@ -458,14 +467,14 @@ impl Checkpoint {
     }
 }
 
-/// The block that a tensor is of, by its name in a folder or a GGUF file, and what follows in the name.
+/// Returns the block number in the name of a tensor (of a folder or a GGUF file), and the rest of the name.
 fn block_of(name: &str) -> Option<(usize, &str)> {
     let after = ["layers.", "blk."].into_iter().find_map(|before| Some(name.split_once(before)?.1))?;
     let (number, rest) = after.split_once('.')?;
     Some((number.parse().ok()?, rest))
 }
 
-/// Whether a tensor, by its name in a folder or a GGUF file, has weights of experts that tokens are routed to.
+/// Whether a tensor holds weights of routed experts, by its name in a folder or a GGUF file.
 fn is_of_experts(name: &str) -> bool {
     name.contains(".experts.") || name.contains("_exps.")
 }

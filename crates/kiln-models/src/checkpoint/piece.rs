@@ -1,4 +1,4 @@
-//! Rows of a tensor as they lie in a file.
+//! Rows of a tensor as they are stored in a file.
 
 use std::ops::Range;
 
@@ -7,23 +7,23 @@ use kiln_weights::{Format, gguf::names::Undo};
 
 use super::{Checkpoint, Entry, convert::Failed};
 
-/// Some rows of a tensor in a file.
+/// Consecutive rows of a tensor in a file.
 #[derive(Clone, Copy)]
 pub(super) struct Piece<'a> {
     pub(super) name: &'a str,
     pub(super) entry: &'a Entry,
     pub(super) rows: usize,
-    /// The number of the first row.
+    /// Number of the first row.
     pub(super) first: usize,
-    /// Rows of the whole tensor.
+    /// Number of rows of the whole tensor.
     pub(super) of: usize,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub(super) columns: usize,
-    /// Where the tensor begins, from the beginning of the file's data.
+    /// Offset of the tensor in the file's data.
     pub(super) start: usize,
-    /// Bytes of a row in the file.
+    /// Size of a row in the file in bytes.
     pub(super) row: usize,
-    /// What the conversion of the file did to it.
+    /// The change that the conversion of the file made, to be undone.
     pub(super) undo: Undo,
 }
 
@@ -32,34 +32,34 @@ impl Piece<'_> {
         (self.rows * self.columns) as u64
     }
 
-    /// Where each row begins.
+    /// Offset of each row.
     pub(super) fn row_starts(&self) -> impl Iterator<Item = usize> {
         self.rows().map(|row| self.row_start(row))
     }
 
-    /// Where a row of the tensor begins.
+    /// Offset of a row of the tensor.
     pub(super) fn row_start(&self, row: usize) -> usize {
         self.start + self.undo.row(row, self.of) * self.row
     }
 
-    /// The numbers of its rows.
+    /// Range of row numbers in the tensor.
     pub(super) fn rows(&self) -> Range<usize> {
         self.first..self.first + self.rows
     }
 
-    /// Rows that follow each other in the file: where each run begins, and its bytes.
+    /// Returns the runs of rows that are contiguous in the file: offset and size of each in bytes.
     pub(super) fn runs(&self) -> impl Iterator<Item = (usize, usize)> {
         let each = if matches!(self.undo, Undo::Permuted { .. }) { 1 } else { self.rows.max(1) };
         self.row_starts().step_by(each).map(move |start| (start, each * self.row))
     }
 }
 
-/// What is wrong with a tensor.
+/// An error about the tensor of a piece.
 pub(super) fn of_piece(checkpoint: &Checkpoint, piece: &Piece<'_>, why: String) -> Error {
     Error::File { path: checkpoint.path(piece.entry), why: format!("`{}` {why}", piece.name) }
 }
 
-/// Why rows of a piece could not be had.
+/// Converts a failure to read rows of a piece into an error.
 pub(super) fn failed(checkpoint: &Checkpoint, piece: &Piece<'_>, failed: Failed) -> Error {
     match failed {
         Failed::Read(error) => error,
@@ -67,7 +67,7 @@ pub(super) fn failed(checkpoint: &Checkpoint, piece: &Piece<'_>, failed: Failed)
     }
 }
 
-/// A row that begins there in the file, in a format: as it is stored, or packed now.
+/// Writes the row at offset `start` in `format`: copied as it is stored, or packed now.
 pub(super) fn packed_row(
     checkpoint: &Checkpoint,
     piece: &Piece<'_>,

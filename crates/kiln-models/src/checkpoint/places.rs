@@ -1,4 +1,4 @@
-//! Which tensors a model asks for, before any is read.
+//! A check of the tensors that a model requests, without reading any.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -10,10 +10,10 @@ use super::Checkpoint;
 use crate::{HostMatrix, Part, Weights, configure};
 
 impl Checkpoint {
-    /// Says of the weights what loading them would say at the end: whether there is a tensor of the right shape wherever the model asks for one, and a place
-    /// for each tensor.
+    /// Checks for the weights what loading would report at the end: each tensor that the model requests
+    /// exists in the right shape, and each stored tensor is requested.
     ///
-    /// The model is loaded on `device` without a number being read: `kernels` are those that it would run.
+    /// The model is loaded on `device` without reading any numbers, as if it ran on `kernels`.
     ///
     /// # Errors
     /// The errors of loading with a [`Loader`](super::Loader).
@@ -24,7 +24,8 @@ impl Checkpoint {
     }
 }
 
-/// Notes which tensors it is asked for, and hands out others of their shapes that take no memory: one number, seen many times.
+/// Records the requested tensors, and returns stand-ins of the same shapes that take no memory: one expanded
+/// number.
 struct Places<'a> {
     checkpoint: &'a Checkpoint,
     device: &'a Device,

@@ -1,6 +1,6 @@
-//! Writes a model as one GGUF file: all tensors are planned, and then their rows are read, packed and written.
+//! Writes a model as one GGUF file: plans all tensors, then reads, packs and writes their rows.
 //!
-//! **Invariant:** no more numbers than those of a piece are in memory, however large a tensor is.
+//! **Invariant:** memory holds at most the numbers of one piece, however large a tensor is.
 
 mod loss;
 mod plan;
@@ -24,34 +24,34 @@ pub use loss::{PackedTensor, packed_tensors};
 use self::plan::{Plan, Source};
 use super::{Checkpoint, Entry};
 
-/// Numbers of a piece: enough for all threads, 8 MiB in float32.
+/// Numbers per piece: enough for all threads, 8 MiB in float32.
 const PIECE: usize = 1 << 21;
 
-/// The largest number that float16 does not round to infinity.
+/// The largest number that does not become infinite in float16.
 const LARGEST_F16: f32 = 65504.0;
 
-/// A GGUF file that was written.
+/// Summary of a GGUF file that was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quantized {
-    /// Numbers of all tensors.
+    /// Number of elements in all tensors.
     pub parameters: u64,
-    /// Bytes of all tensors.
+    /// Size of all tensors in bytes.
     pub bytes: u64,
-    /// How many tensors there are of each format, by its name.
+    /// Number of tensors per format name.
     pub tensors: BTreeMap<&'static str, usize>,
 }
 
 /// Writes the model in `checkpoint` to the GGUF file `output`, with its tensors packed as `mixture` says.
 ///
-/// `described` is the metadata of a folder's name and tokenizer; that of a GGUF file is kept.
+/// `described` is metadata derived from a folder's name and tokenizer; a GGUF file keeps its own.
 ///
-/// `on_read` is told the bytes of the weights that were read each time some were. Where it breaks off, nothing is left, and
-/// the result is `None`. A file that is there is replaced once the new one is complete.
+/// `on_read` receives the number of weight bytes read, after each read. If it breaks, no file is left and the
+/// result is `None`. An existing file is replaced once the new one is complete.
 ///
 /// # Errors
-/// [`Error::Setting`] for a mixture that GGUF files cannot have. [`Error::File`] for a model that GGUF has no names for, numbers
-/// that a format cannot hold, and files that cannot be read or written.
+/// [`Error::Setting`] for a mixture that GGUF files cannot have. [`Error::File`] for a model that GGUF has no
+/// names for, numbers that a format cannot hold, and files that cannot be read or written.
 pub fn quantize(
     checkpoint: &Checkpoint,
     output: &Path,
@@ -72,7 +72,7 @@ pub fn quantize(
         described.iter().for_each(|(key, value)| _ = metadata.insert(key, value.clone()));
     }
     metadata.insert("general.file_type", Value::U32(file_type));
-    // Of the formats, which have had other layouts (`GGML_QNT_VERSION`).
+    // Version of the block layouts (`GGML_QNT_VERSION`).
     metadata.insert("general.quantization_version", Value::U32(2));
     let mut done = Quantized::default();
     let mut tensors = Vec::new();
@@ -116,8 +116,8 @@ pub fn quantize(
     Ok(Some(done))
 }
 
-/// The format of each stored tensor in a file that [`quantize`] would write, by the number of its file and its place there. `only`: those
-/// that have one of these names in the file.
+/// Returns the format of each stored tensor in a file that [`quantize`] would write, by file number and
+/// offset in the file. `only` restricts the result to tensors with these names in the new file.
 pub(super) fn formats(
     checkpoint: &Checkpoint,
     mixture: Mixture,
@@ -149,7 +149,7 @@ fn outline(checkpoint: &Checkpoint, plan: &Plan) -> Result<Outline> {
 /// A stored tensor that is packed piece by piece.
 struct Pieces<'a> {
     checkpoint: &'a Checkpoint,
-    /// In the new file, for messages.
+    /// Name in the new file, for messages.
     name: &'a str,
     entry: &'a Entry,
     undo: Undo,
@@ -157,7 +157,7 @@ struct Pieces<'a> {
 }
 
 impl Pieces<'_> {
-    /// Numbers of a row. A vector has rows of one number, so that it can be permuted as matrices are.
+    /// Numbers per row. A vector has rows of one number, so that it can be permuted like a matrix.
     fn columns(&self) -> usize {
         self.entry.shape.get(1..).and_then(<[usize]>::last).copied().unwrap_or(1).max(1)
     }
@@ -166,7 +166,7 @@ impl Pieces<'_> {
         self.entry.shape.iter().product::<usize>() / self.columns()
     }
 
-    /// Rows of a piece: whole heads, where rows change places within them.
+    /// Rows per piece: whole heads, if rows are permuted within them.
     fn step(&self) -> usize {
         let head = match self.undo {
             Undo::Permuted { heads } => self.rows().checked_div(heads).unwrap_or(1).max(1),
@@ -175,7 +175,8 @@ impl Pieces<'_> {
         (PIECE / self.columns()).max(1).next_multiple_of(head)
     }
 
-    /// The bytes of a piece in the new file, how many were read for it, and where the next one starts.
+    /// Packs the piece at row `start`. Returns its bytes in the new file, the number of bytes read, and the
+    /// start of the next piece.
     fn pack(&self, start: usize) -> Result<(Vec<u8>, u64, usize)> {
         let wrong = |why: String| {
             let path = self.checkpoint.path(self.entry);
@@ -189,7 +190,7 @@ impl Pieces<'_> {
         let next = (start + self.step()).min(self.rows());
         let numbers = (next - start) * columns;
         let cut = || wrong(format!("is cut within a block of {from}"));
-        // The header was checked: the file has as many bytes as all rows need.
+        // The header was checked: the file has the bytes of all rows.
         let (before, len) = (from.bytes_of(start * columns), from.bytes_of(numbers));
         let (before, len) = before.zip(len).ok_or_else(cut)?;
         let mut bytes = vec![0; len];
@@ -217,7 +218,7 @@ impl Pieces<'_> {
             .ok_or_else(|| wrong(format!("has rows that are no blocks of {}", self.format)))?;
         let mut packed = vec![0; size];
         pack(self.format, &wide, &mut packed).map_err(|e| match e {
-            // The index would be that in a piece.
+            // The error's index would be relative to the piece.
             kiln_weights::Error::Unpackable { format, value, largest, .. } => wrong(format!(
                 "holds {value:e}, and {format} takes numbers from -{largest} to {largest}; check the weights, or choose f32"
             )),
@@ -226,13 +227,13 @@ impl Pieces<'_> {
         Ok((packed, len as u64, next))
     }
 
-    /// Rows of `row` elements, each in the place that it has in the new file.
+    /// Moves rows of `row` elements to their places in the new file.
     fn permuted<T: Copy>(&self, rows: Vec<T>, row: usize) -> Vec<T> {
         if !matches!(self.undo, Undo::Permuted { .. }) {
             return rows;
         }
         let mut new = rows.clone();
-        // A piece starts with a head, so that places within it are those within the tensor.
+        // A piece starts with a head, so that places in the piece match places in the tensor.
         for (i, from) in rows.chunks_exact(row.max(1)).enumerate() {
             let start = self.undo.row(i, self.rows()) * row;
             if let Some(place) = new.get_mut(start..start + row) {
@@ -243,7 +244,7 @@ impl Pieces<'_> {
     }
 }
 
-/// Packs whole blocks on all threads.
+/// Packs whole blocks, on all threads.
 fn pack(format: Format, numbers: &[f32], bytes: &mut [u8]) -> Result<(), kiln_weights::Error> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let blocks = (numbers.len() / format.block()).div_ceil(threads).max(1);

@@ -1,4 +1,5 @@
-//! What the tensors of a folder are to the model of its config: their names, which of two heads counts, and which are passed over.
+//! Matches the tensors of a folder with the model of its config: renames them, chooses between two heads, and
+//! sets unused ones aside.
 //!
 //! Source: `core_model_loading.py` (`rename_source_key`) and `PreTrainedModel.tie_weights` of Transformers.
 
@@ -9,7 +10,7 @@ use kiln_core::{Error, Result};
 use super::{Checkpoint, Entry, convert::Stored};
 use crate::{configure, nn::names::TensorNames};
 
-/// Scales of formats of 8 bits that attention, or the cache, can be rounded to. Nothing is rounded to them here.
+/// Suffixes of scales for rounding attention, or the cache, to 8-bit formats. Kiln does not round them.
 const SCALES: [&str; 9] = [
     ".q_scale",
     ".k_scale",
@@ -22,7 +23,8 @@ const SCALES: [&str; 9] = [
     ".v_proj.output_scale",
 ];
 
-/// Modules beside a model of text: heads of training and of classifiers, and encoders of images and sounds.
+/// Modules that a text model does not use: heads for training and classification, and encoders of images and
+/// sounds.
 const BESIDE: [&str; 12] = [
     "score",
     "classifier",
@@ -38,23 +40,24 @@ const BESIDE: [&str; 12] = [
     "multi_modal_projector",
 ];
 
-/// Numbers of two matrices that are compared at a time.
+/// Number of elements of two matrices to compare at a time.
 const AT_ONCE: usize = 1 << 18;
 
-/// More experts than any model has.
+/// Upper limit for the number of experts.
 const MOST_EXPERTS: usize = 1 << 14;
 
-/// Names of tensors in a warning.
+/// Number of tensor names in a warning.
 const SHOWN: usize = 8;
 
 impl Checkpoint {
-    /// Has the tensors be those that the model asks for, as far as one is another spelling of the other, and leaves out those that cannot
-    /// change a text.
+    /// Renames the tensors to the names that the model requests, where only the spelling differs, and leaves
+    /// out those that cannot change a text.
     ///
     /// # Errors
-    /// [`Error::File`] for tensors that are there twice, or contradict the config.
+    /// [`Error::File`] for tensors that are duplicated or contradict the config.
     pub(super) fn settle(&mut self) -> Result<()> {
-        // What is wrong with a config is said to those who need it. The small files beside it can be read all the same.
+        // An invalid config is reported by the functions that need it. The small files beside it can still be
+        // read.
         let Ok(configured) = configure(&self.config) else { return Ok(()) };
         let names = configured.tensor_names();
         self.rename(&names)?;
@@ -74,7 +77,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Puts a tensor that the files call `stored` under the name that the model knows.
+    /// Inserts a tensor that the files call `stored` under the model's name for it.
     fn insert(&mut self, known: String, stored: &str, entry: Entry) -> Result<()> {
         match self.tensors.get(&known) {
             Some(_) => {
@@ -88,8 +91,8 @@ impl Checkpoint {
         }
     }
 
-    /// Makes tensors of each expert of those that hold all experts, which newer versions of Transformers have: `experts.gate_up_proj`
-    /// `[experts, 2 · intermediate, hidden]` and `experts.down_proj`.
+    /// Splits tensors that hold all experts, as newer versions of Transformers write them, into one tensor
+    /// per expert: `experts.gate_up_proj` `[experts, 2 · intermediate, hidden]` and `experts.down_proj`.
     fn part_experts(&mut self, names: &TensorNames) -> Result<()> {
         let Some([gate, up, down]) = names.experts else { return Ok(()) };
         for (end, parts) in [(".experts.gate_up_proj", &[gate, up][..]), (".experts.down_proj", &[down][..])]
@@ -121,8 +124,9 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Says which matrix is the head of a model whose config ties it to the embeddings. Where only the head is stored, it is both. Where both
-    /// are stored and differ, the stored head counts: merging an adapter leaves such folders.
+    /// Decides which matrix is the head of a model whose config ties it to the embeddings. If only the head
+    /// is stored, it serves as both. If both are stored and differ, the stored head counts: merging an
+    /// adapter leaves such folders.
     fn settle_head(&mut self, names: &TensorNames) -> Result<()> {
         let (embedding, head) = (&names.embedding, names.head_weight());
         match (self.tensors.get(embedding), self.tensors.get(&head)) {
@@ -147,7 +151,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Whether two tensors have the same numbers.
+    /// Whether two tensors hold equal numbers.
     fn is_same(&self, one: &Entry, other: &Entry) -> Result<bool> {
         if one.shape != other.shape || !one.stored.is_read() || !other.stored.is_read() {
             return Ok(false);
@@ -156,7 +160,7 @@ impl Checkpoint {
         for first in (0..numbers).step_by(AT_ONCE) {
             let len = AT_ONCE.min(numbers - first);
             let [ours, theirs] = [self.bytes_from(one, first, len)?, self.bytes_from(other, first, len)?];
-            // Nearly always they are the same in bytes, where they are the same.
+            // Equal numbers nearly always have equal bytes.
             let is_copied = one.stored == other.stored && ours == theirs;
             if !is_copied && self.unpacked(one, &ours, len)? != self.unpacked(other, &theirs, len)? {
                 return Ok(false);
@@ -165,7 +169,7 @@ impl Checkpoint {
         Ok(true)
     }
 
-    /// The bytes of `len` numbers of a tensor from number `first` on.
+    /// Reads the bytes of `len` numbers of a tensor, starting at number `first`.
     fn bytes_from(&self, entry: &Entry, first: usize, len: usize) -> Result<Vec<u8>> {
         let Entry { stored, range, .. } = entry;
         let sizes = stored.bytes_of(first).zip(stored.bytes_of(len));
@@ -212,7 +216,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// What a tensor is that cannot change a text; `None` of others.
+    /// Describes a tensor that cannot change a text; `None` for other tensors.
     fn why_aside(&self, name: &str, entry: &Entry, names: &TensorNames) -> Result<Option<&'static str>> {
         if name.contains("lora_") {
             return Ok(None);
@@ -257,5 +261,5 @@ impl Checkpoint {
     }
 }
 
-/// Tables that old versions stored and every version computes again: nothing needs to be said of them.
+/// Tables that old versions stored and every version recomputes: no warning is needed.
 const TABLES: &str = "frequencies of rotary positions";

@@ -1,13 +1,15 @@
-//! Grouped attention, with rotary positions where there are any.
+//! Grouped-query attention, with rotary positions if the model has them.
 
 use burn::tensor::Tensor;
 use kiln_core::{
-    Result,
+    Error, Result,
     layer::{KvLayer, Positions},
-    model_cache::RowPart,
-    view::{KvView, PackedView},
+    model_cache::{BlockKeys, RowPart, SharedRows},
+    view::{DenseKv, KvView, PackedView},
 };
-use kiln_kernels::{AttentionPacked, AttentionShape, Kernels, Rotary, Then, product};
+use kiln_kernels::{
+    AttentionPacked, AttentionShape, INVARIANT_UP_TO, Kernels, KvAppend, Rotary, Then, product,
+};
 
 use super::{
     linear::Linear,
@@ -16,7 +18,7 @@ use super::{
 };
 use crate::{Sizes, Weights};
 
-/// What architectures say of an attention block.
+/// Settings of an attention block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionConfig {
     pub(crate) hidden: usize,
@@ -24,23 +26,24 @@ pub(crate) struct AttentionConfig {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) qkv_bias: bool,
-    /// Whether keys have a bias where queries and values have one.
+    /// Whether keys have a bias if queries and values have one.
     pub(crate) k_bias: bool,
     pub(crate) o_bias: bool,
-    /// What the projection of the result is called.
+    /// Name of the output projection.
     pub(crate) o_name: &'static str,
-    /// Whether the projections of queries, keys and values are one matrix, `qkv_proj`.
+    /// Whether the projections of queries, keys and values are stored as one matrix, `qkv_proj`.
     pub(crate) fused: bool,
-    /// Whether each head of queries and keys is normed before it is rotated.
+    /// Whether each head of queries and keys is normed before rotation.
     pub(crate) head_norms: bool,
-    /// Queries are multiplied by it.
+    /// Factor that queries are multiplied by.
     pub(crate) scale: f64,
-    /// Scores `s` become `softcap · tanh(s / softcap)`.
+    /// Soft cap of the scores: score `s` becomes `softcap · tanh(s / softcap)`.
     pub(crate) softcap: Option<f64>,
 }
 
 impl AttentionConfig {
-    /// Three projections, no biases, no norms, scaled by the root of the head's size.
+    /// Creates settings with three projections, no biases, no norms, and scores divided by the square root of
+    /// the head size.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, heads, kv_heads, head_dim, .. } = sizes;
         let scale = (head_dim as f64).powf(-0.5);
@@ -64,13 +67,13 @@ impl AttentionConfig {
 
 #[derive(Debug)]
 pub(crate) struct Attention {
-    /// `q_proj`, `k_proj` and `v_proj`, one above the other
+    /// `q_proj`, `k_proj` and `v_proj`, stacked.
     qkv_proj: Linear,
     o_proj: Linear,
-    /// `q_norm` and `k_norm`
+    /// `q_norm` and `k_norm`.
     head_norms: Option<[Norm; 2]>,
     config: AttentionConfig,
-    /// Latest tokens a query may see, itself included.
+    /// Number of latest tokens that a query may see, including its own.
     window: Option<usize>,
 }
 
@@ -106,45 +109,115 @@ impl Attention {
         self.qkv_proj.bytes() + self.o_proj.bytes() + norms
     }
 
-    /// What it makes of vectors that are still to be normed, added to `residual` where there is one.
+    /// Applies attention to vectors that are not normed yet, and adds `residual` if there is one.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn forward(
         &self,
         residual: Option<Tensor<3>>,
         normed: Normed<'_>,
         places: &mut Places<'_>,
-        parts: Vec<RowPart<'_, dyn KvLayer>>,
+        keys: BlockKeys<'_>,
         kernels: &Kernels,
     ) -> Result<Tensor<3>> {
         let [_, tokens, _] = normed.x.dims();
-        let AttentionConfig { scale, softcap, .. } = self.config;
-        let shape = AttentionShape { scale, softcap, window: self.window, causal: true };
-        let frames: Vec<Frame> = parts.iter().map(|part| Frame::of(part, tokens)).collect();
+        let frames: Vec<Frame> = match &keys {
+            BlockKeys::Apart(parts) => parts.iter().map(|part| Frame::of(part, tokens)).collect(),
+            BlockKeys::Shared(shared) => {
+                shared.parts.iter().map(|part| Frame::of_shared(part, tokens)).collect()
+            }
+        };
         let tables = places.rotary(&frames, self.window);
-        let [queries, keys, values] = self.queries_keys_values(normed, tables, kernels);
+        let new = self.queries_keys_values(normed, tables, kernels);
+        let mixed = match keys {
+            BlockKeys::Apart(parts) => self.attend_apart(new, parts, &frames, places, kernels)?,
+            BlockKeys::Shared(shared) => self.attend_shared(new, shared, &frames, places, kernels)?,
+        };
+        Ok(self.merge(residual, together(mixed), kernels))
+    }
 
+    /// Attends with one launch for the rows of each length.
+    fn attend_apart(
+        &self,
+        [queries, keys, values]: [Tensor<4>; 3],
+        parts: Vec<RowPart<'_, dyn KvLayer>>,
+        frames: &[Frame],
+        places: &mut Places<'_>,
+        kernels: &Kernels,
+    ) -> Result<Vec<Tensor<4>>> {
         let mut mixed = Vec::with_capacity(parts.len());
-        for (part, frame) in parts.into_iter().zip(&frames) {
+        for (part, frame) in parts.into_iter().zip(frames) {
             if frame.new_tokens() == 0 {
                 mixed.push(frame.nothing(&queries));
                 continue;
             }
-            let positions = places.positions(frame);
+            let positions = places.positions(std::slice::from_ref(frame));
             let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own(x));
             let view = part.layer.update(keys, values, &positions)?;
-            let y = attend(queries, view, positions, shape, kernels);
+            let y = attend(queries, view, positions, self.shape(), kernels);
             mixed.push(frame.whole(y));
         }
-        let mixed = if mixed.len() == 1 { mixed.remove(0) } else { Tensor::cat(mixed, 0) };
-        Ok(self.merge(residual, mixed, kernels))
+        Ok(mixed)
     }
 
-    /// Queries, keys and values of all heads, rotated by `tables` where there are some.
+    /// Attends with one launch per run of adjacent rows that store equally many tokens, in the buffer that
+    /// the rows share.
+    fn attend_shared(
+        &self,
+        [queries, keys, values]: [Tensor<4>; 3],
+        SharedRows { buffers, mut parts }: SharedRows<'_>,
+        frames: &[Frame],
+        places: &mut Places<'_>,
+        kernels: &Kernels,
+    ) -> Result<Vec<Tensor<4>>> {
+        // Longer inputs are prompts: the division of their keys among workgroups depends on the rows beside
+        // them.
+        let go_together =
+            |a: &Frame, b: &Frame| a.new_tokens() == b.new_tokens() && a.new_tokens() <= INVARIANT_UP_TO;
+        let mut mixed = Vec::new();
+        let mut parts = parts.iter_mut();
+        for frames in frames.chunk_by(go_together) {
+            let (Some(frame), slots) = (Frame::around(frames), Frame::most_slots(frames)) else { continue };
+            if frame.new_tokens() == 0 {
+                parts.by_ref().take(frames.len()).for_each(drop);
+                mixed.push(frame.nothing(&queries));
+                continue;
+            }
+            let positions = places.positions(frames);
+            let [queries, keys, values] = [&queries, &keys, &values].map(|x| frame.own(x));
+            let lost = || Error::Execution("a buffer that rows share was lost".to_owned());
+            let held = buffers.take().ok_or_else(lost)?;
+            let append = KvAppend {
+                buffers: held.into(),
+                new: [keys, values],
+                positions: positions.clone(),
+                origin: 0,
+            };
+            let [keys, values] = kernels.run(append);
+            *buffers = Some((keys.clone(), values.clone()));
+            let rows = queries.dims()[0];
+            let of_rows = |tensor: Tensor<4>| {
+                let [_, heads, slots, dim] = tensor.dims();
+                tensor.expand([rows, heads, slots, dim])
+            };
+            let (keys, values) = (of_rows(keys), of_rows(values));
+            let view = KvView::Dense(DenseKv { keys, values, start: 0, origin: 0, shared: Some(slots) });
+            mixed.push(frame.whole(attend(queries, view, positions, self.shape(), kernels)));
+            parts.by_ref().take(frames.len()).for_each(|part| part.layer.stored(frame.new_tokens()));
+        }
+        Ok(mixed)
+    }
+
+    fn shape(&self) -> AttentionShape {
+        let AttentionConfig { scale, softcap, .. } = self.config;
+        AttentionShape { scale, softcap, window: self.window, causal: true }
+    }
+
+    /// Returns queries, keys and values of all heads, rotated by `tables` if given.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, head_dim]`
+    /// `[batch, tokens, hidden]` to `[batch, heads, tokens, head_dim]`.
     fn queries_keys_values(
         &self,
         normed: Normed<'_>,
@@ -154,7 +227,7 @@ impl Attention {
         let [batch, tokens, _] = normed.x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
         let all_heads = heads + 2 * kv_heads;
-        // Rotated with the product, where heads are not normed in between.
+        // Rotation is fused with the product, unless heads are normed in between.
         let (then, tables) = match (&self.head_norms, tables) {
             (None, Some((cos, sin))) => {
                 let then =
@@ -190,10 +263,11 @@ impl Attention {
         [queries, keys, values]
     }
 
-    /// What it makes of `x` where every token sees all others, added to `residual`. Keys and values are not kept.
+    /// Applies attention in which every token sees all others, and adds `residual`. Keys and values are not
+    /// kept.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn encode(&self, residual: Tensor<3>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens, _] = x.dims();
         let AttentionConfig { heads, kv_heads, head_dim, scale, softcap, .. } = self.config;
@@ -208,7 +282,7 @@ impl Attention {
         self.merge(Some(residual), mixed, kernels)
     }
 
-    /// Puts heads side by side, `[batch, heads, tokens, head_dim]`, and projects them.
+    /// Joins the heads of `[batch, heads, tokens, head_dim]` and projects the result.
     fn merge(&self, residual: Option<Tensor<3>>, mixed: Tensor<4>, kernels: &Kernels) -> Tensor<3> {
         let [batch, heads, tokens, head_dim] = mixed.dims();
         let merged = mixed.swap_dims(1, 2).reshape([batch, tokens, heads * head_dim]);
@@ -216,7 +290,12 @@ impl Attention {
     }
 }
 
-/// What the queries at `positions` make of all that they see.
+/// Joins the results of adjacent rows into one batch.
+fn together(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
+}
+
+/// Attends with the queries at `positions` to all keys that they see.
 pub(super) fn attend(
     q: Tensor<4>,
     view: KvView,

@@ -1,5 +1,5 @@
-//! The encoder of Whisper: two convolutions over frames of sound, sinusoidal positions, blocks in which every position sees all
-//! others.
+//! The encoder of Whisper: two convolutions over audio frames, sinusoidal positions, and blocks in which
+//! every position sees all others.
 
 use burn::tensor::{DType, Tensor};
 use kiln_core::Result;
@@ -14,20 +14,20 @@ use super::{
 };
 use crate::{Part, Sizes, Weights};
 
-/// What a checkpoint says of the encoder.
+/// Settings of the encoder.
 #[derive(Clone, Debug)]
 pub(crate) struct AudioEncoderConfig {
-    /// Numbers of a frame.
+    /// Numbers per frame.
     pub(crate) bins: usize,
-    /// Of the result: frames are twice as many.
+    /// Number of output positions; there are twice as many frames.
     pub(crate) positions: usize,
     pub(crate) activation: Activation,
-    /// Of its blocks.
+    /// Settings of the blocks.
     pub(crate) blocks: DecoderConfig,
 }
 
 impl AudioEncoderConfig {
-    /// One of these sizes, with blocks as the decoder has them, but for attention to an encoder.
+    /// Creates the settings for these sizes. The blocks match the decoder's, without attention to an encoder.
     pub(crate) fn new(bins: usize, sizes: Sizes, eps: f64, activation: Activation) -> Self {
         let positions = sizes.positions;
         let block = BlockConfig {
@@ -44,7 +44,7 @@ impl AudioEncoderConfig {
         2 * self.positions
     }
 
-    /// Bytes that it takes for `rows` rows, in elements of `element` bytes.
+    /// Estimates the bytes that the encoder needs for `rows` rows, with elements of `element` bytes.
     pub(crate) fn working_bytes(&self, rows: usize, element: usize) -> usize {
         let Self { bins, positions, blocks, .. } = self;
         let convolutions = 2 * positions * (4 * bins + 5 * blocks.sizes.hidden) * element;
@@ -55,9 +55,9 @@ impl AudioEncoderConfig {
 
 #[derive(Debug)]
 pub(crate) struct AudioEncoder {
-    /// Each over three neighbours. The second takes every other.
+    /// Two convolutions over three neighbouring frames. The second has a stride of 2.
     convolutions: [Linear; 2],
-    /// `[positions, hidden]`
+    /// Learned positions `[positions, hidden]`.
     embed_positions: Tensor<2>,
     layers: Vec<Block>,
     norm: Norm,
@@ -74,7 +74,7 @@ impl AudioEncoder {
             let name = format!("{model}.{name}");
             let bias = weights.vector(&[Part::new(format!("{name}.bias"), hidden)])?;
             let weight = weights.float32(&format!("{name}.weight"), &[hidden, channels, 3])?;
-            // As one matrix: the numbers of a neighbour are next to each other.
+            // As one matrix, where the numbers of a neighbour are contiguous.
             let weight =
                 weight.reshape([hidden, channels, 3]).swap_dims(1, 2).reshape([hidden, 3 * channels]);
             Ok(Linear::new(weight.cast(norm.dtype()), bias))
@@ -96,8 +96,10 @@ impl AudioEncoder {
         convolutions + table + layers + self.norm.bytes()
     }
 
+    /// Encodes audio features.
+    ///
     /// # Shapes
-    /// `[rows, bins, frames]` to `[rows, positions, hidden]`, with half as many positions as frames
+    /// `[rows, bins, frames]` to `[rows, positions, hidden]`, with half as many positions as frames.
     pub(crate) fn forward(&self, features: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
         let dtype = self.norm.dtype();
         let [narrow, strided] = &self.convolutions;
@@ -110,7 +112,7 @@ impl AudioEncoder {
         for layer in &self.layers {
             x = layer.encode(x, kernels)?;
             if dtype == DType::F16 {
-                // As the reference does: the largest number less 1000, so that what is added to it stays a number.
+                // Like the reference: the largest number less 1000, so that later sums stay finite.
                 x = x.clamp(-64_504.0, 64_504.0);
             }
         }
@@ -118,21 +120,21 @@ impl AudioEncoder {
     }
 }
 
-/// With a frame of zeros before the first and one behind the last.
+/// Pads with a frame of zeros at the start and one at the end.
 fn padded(x: Tensor<3>) -> Tensor<3> {
     let [rows, _, width] = x.dims();
     let zeros = Tensor::zeros([rows, 1, width], (&x.device(), x.dtype()));
     Tensor::cat(vec![zeros.clone(), x, zeros], 1)
 }
 
-/// Of each frame, that before it, itself, and that behind it: `[rows, frames, 3 width]`.
+/// Joins each frame with its predecessor and its successor: `[rows, frames, 3 width]`.
 fn neighbours(x: Tensor<3>) -> Tensor<3> {
     let frames = x.dims()[1];
     let x = padded(x);
     Tensor::cat((0..3).map(|i| x.clone().narrow(1, i, frames)).collect(), 2)
 }
 
-/// [`neighbours`] of every other frame, the first among them: `[rows, frames / 2, 3 width]`.
+/// Returns [`neighbours`] for every other frame, starting with the first: `[rows, frames / 2, 3 width]`.
 fn every_other(x: Tensor<3>) -> Tensor<3> {
     let [rows, frames, width] = x.dims();
     let x = padded(x);

@@ -20,38 +20,39 @@ use super::{
 };
 use crate::Weights;
 
-/// What a block consists of.
+/// Settings of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockConfig {
     pub(crate) mixer: MixerConfig,
-    /// Whether it also attends to what an encoder made.
+    /// Whether the block also attends to the output of an encoder.
     pub(crate) cross_attention: bool,
-    /// `None` where the mixer is all there is.
+    /// Settings of the feed-forward; `None` if the block is only a mixer.
     pub(crate) feed_forward: Option<FeedForwardConfig>,
 }
 
-/// What looks at other tokens.
+/// The token-mixing half of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MixerConfig {
-    /// With what [`DecoderConfig::attention`] says. `window`: the latest tokens that it sees, `None` for all of them.
+    /// Attention with the settings in [`DecoderConfig::attention`]. `window` is the number of latest tokens
+    /// that it sees, `None` for all.
     Attention {
         window: Option<usize>,
     },
     Mamba(MambaConfig),
 }
 
-/// What a token goes through by itself.
+/// The per-token half of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FeedForwardConfig {
-    /// With what [`DecoderConfig::mlp`] says.
+    /// A gated feed-forward with the settings in [`DecoderConfig::mlp`].
     Gated,
-    /// Two projections without a gate, with what [`DecoderConfig::mlp`] says.
+    /// Two projections without a gate, with the settings in [`DecoderConfig::mlp`].
     Plain,
     Experts(ExpertsConfig),
 }
 
 impl BlockConfig {
-    /// What most are: attention and a gated feed-forward.
+    /// Creates the most common block: attention and a gated feed-forward.
     pub(crate) fn attention(window: Option<usize>) -> Self {
         Self {
             feed_forward: Some(FeedForwardConfig::Gated),
@@ -59,7 +60,7 @@ impl BlockConfig {
         }
     }
 
-    /// A mixer, which is all there is.
+    /// Creates a block that consists of a mixer alone.
     pub(crate) fn alone(mixer: MixerConfig) -> Self {
         Self { mixer, cross_attention: false, feed_forward: None }
     }
@@ -80,19 +81,19 @@ enum FeedForward {
     Plain(PlainMlp),
 }
 
-/// Attention over what an encoder made, and its norm.
+/// Attention to the output of an encoder, with its norm.
 #[derive(Debug)]
 struct NormedCrossAttention {
     norm: Norm,
     attention: CrossAttention,
 }
 
-/// A feed-forward and its norms.
+/// A feed-forward with its norms.
 #[derive(Debug)]
 struct NormedFeedForward {
     input_norm: Norm,
     feed_forward: FeedForward,
-    /// Of what the feed-forward adds, where there are norms after.
+    /// Norm of the feed-forward's output, for models with norms after.
     norm: Option<Norm>,
 }
 
@@ -100,7 +101,7 @@ struct NormedFeedForward {
 pub(crate) struct Block {
     input_norm: Norm,
     mixer: Mixer,
-    /// Of what the mixer adds, where there are norms after.
+    /// Norm of the mixer's output, for models with norms after.
     mixer_norm: Option<Norm>,
     cross_attention: Option<NormedCrossAttention>,
     feed_forward: Option<NormedFeedForward>,
@@ -179,10 +180,10 @@ impl Block {
         })
     }
 
-    /// What it makes of `x`; `layer` is its number, by which it reaches its memory.
+    /// Applies the block to `x`. `layer` is the number of the block, which selects its memory.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, unchanged
+    /// `[batch, tokens, hidden]`, unchanged.
     pub(crate) fn forward(
         &self,
         x: Tensor<3>,
@@ -195,7 +196,7 @@ impl Block {
         let normed = Normed { norm: &self.input_norm, x: x.clone().cast(dtype) };
         let mix = |residual| match &self.mixer {
             Mixer::Attention(attention) => {
-                attention.forward(residual, normed, places, pass.attention(layer)?, kernels)
+                attention.forward(residual, normed, places, pass.keys(layer)?, kernels)
             }
             Mixer::Mamba(mamba) => {
                 mamba.forward(residual, normed.compute(kernels), places, pass.recurrent(layer)?, kernels)
@@ -216,10 +217,10 @@ impl Block {
         self.feed(x, kernels)
     }
 
-    /// What it makes of `x` where every token sees all others, and nothing is remembered: a block of an encoder.
+    /// Applies a block of an encoder to `x`: every token sees all others, and nothing is cached.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, unchanged
+    /// `[batch, tokens, hidden]`, unchanged.
     pub(crate) fn encode(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
         let normed = self.input_norm.forward(x.clone(), kernels);
         let x = match &self.mixer {
@@ -229,7 +230,8 @@ impl Block {
         self.feed(x, kernels)
     }
 
-    /// Stores what it looks up of what an encoder made, `[rows, positions, hidden]`.
+    /// Stores the keys and values that the block computes from the encoder's output
+    /// `[rows, positions, hidden]`.
     pub(crate) fn condition(
         &self,
         encoded: &Tensor<3>,
@@ -253,7 +255,7 @@ impl Block {
         }
     }
 
-    /// Bytes of its weights.
+    /// Returns the size of the weights in bytes.
     pub(crate) fn bytes(&self) -> WeightBytes {
         let norms = [&self.input_norm].into_iter().chain(&self.mixer_norm);
         let mixer = match &self.mixer {
@@ -269,7 +271,7 @@ impl Block {
         WeightBytes { held: all - in_host_memory, in_host_memory, multiplied: all - idle }
     }
 
-    /// What experts in host memory have cost; `None` where there are none.
+    /// Returns the transfer statistics of experts in host memory; `None` if there are none.
     pub(crate) fn expert_traffic(&self) -> Option<ExpertTraffic> {
         self.experts()?.traffic()
     }
@@ -283,8 +285,10 @@ impl Block {
 }
 
 impl NormedFeedForward {
+    /// Applies the norms and the feed-forward to `x`, and adds the result to `x`.
+    ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, unchanged
+    /// `[batch, tokens, hidden]`, unchanged.
     fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Result<Tensor<3>> {
         let normed = Normed { norm: &self.input_norm, x: x.clone() };
         let feed = |residual| match &self.feed_forward {

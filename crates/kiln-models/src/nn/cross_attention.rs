@@ -1,4 +1,4 @@
-//! Attention of a decoder over what an encoder made (Vaswani et al., 2017).
+//! Attention of a decoder to the output of an encoder (Vaswani et al., 2017).
 
 use burn::tensor::{DType, Tensor, activation::softmax};
 use kiln_core::{
@@ -16,11 +16,12 @@ use super::{
 };
 use crate::Weights;
 
-/// Every token sees all that was encoded. Keys and values are made once, and kept.
+/// Cross-attention in which every token sees all encoded positions. Keys and values are computed once and
+/// kept.
 #[derive(Debug)]
 pub(crate) struct CrossAttention {
     q_proj: Linear,
-    /// `k_proj` and `v_proj`, one above the other
+    /// `k_proj` and `v_proj`, stacked.
     kv_proj: Linear,
     o_proj: Linear,
     config: AttentionConfig,
@@ -46,7 +47,8 @@ impl CrossAttention {
         self.q_proj.bytes() + self.kv_proj.bytes() + self.o_proj.bytes()
     }
 
-    /// Keys and values `[rows, kv_heads, positions, head_dim]` of `encoded` `[rows, positions, hidden]`.
+    /// Computes keys and values `[rows, kv_heads, positions, head_dim]` from `encoded`
+    /// `[rows, positions, hidden]`.
     pub(crate) fn keys_values(&self, encoded: Tensor<3>, kernels: &Kernels) -> Kv {
         let [rows, positions, _] = encoded.dims();
         let AttentionConfig { kv_heads, head_dim, .. } = self.config;
@@ -55,10 +57,10 @@ impl CrossAttention {
         (both.clone().narrow(1, 0, kv_heads), both.narrow(1, kv_heads, kv_heads))
     }
 
-    /// What it makes of `x`, added to `residual`; `layer` is its number.
+    /// Applies cross-attention to `x`, and adds `residual`. `layer` is the number of the block.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn forward(
         &self,
         residual: Tensor<3>,
@@ -99,8 +101,8 @@ impl CrossAttention {
     }
 }
 
-/// How the attention of `queries` `[rows, heads, tokens, head_dim]` is divided among all keys, in these heads: `[rows, heads, tokens,
-/// positions]` in float32.
+/// Returns the attention weights of `queries` `[rows, heads, tokens, head_dim]` over all keys, for the heads
+/// in `heads`: `[rows, heads, tokens, positions]` in float32.
 fn weights(queries: &Tensor<4>, view: &KvView, heads: &[usize], scale: f64) -> Result<Tensor<4>> {
     let KvView::Dense(kv) = view else {
         return Err(Error::Execution("attention to packed keys has no weights".to_owned()));

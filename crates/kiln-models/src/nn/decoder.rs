@@ -1,4 +1,5 @@
-//! A decoder of equal blocks, as most language models are: what its architecture says of it, its weights, its pass.
+//! A decoder that is a sequence of blocks, like most language models: its settings, its weights, and its
+//! forward pass.
 
 use std::ops::Add;
 
@@ -27,35 +28,36 @@ use super::{
 };
 use crate::{ConfigFile, Configured, ExpertSizes, Part, Rows, Sizes, Weights, config::Common};
 
-/// All that architectures say of a decoder.
+/// Settings of a decoder.
 #[derive(Clone, Debug)]
 pub(crate) struct DecoderConfig {
     pub(crate) sizes: Sizes,
-    /// Rotary positions of attention; `None` where keys are not rotated.
+    /// Rotary positions of attention; `None` if keys are not rotated.
     pub(crate) ropes: Option<Ropes>,
-    /// Rows of the table of learned positions, which are added to the embeddings; `None` where there are none.
+    /// Rows of the table of learned positions, which are added to the embeddings; `None` if there is none.
     pub(crate) learned_positions: Option<usize>,
     pub(crate) names: Names,
     pub(crate) norm: NormKind,
-    /// Whether what attention and feed-forward add is normed, too.
+    /// Whether the outputs of attention and feed-forward are normed, too.
     pub(crate) norms_after: bool,
-    /// Whether what blocks add is added up in float32, whatever weights are held in.
+    /// Whether the residual is float32, whatever the type of the weights.
     pub(crate) float32_residual: bool,
-    /// Embeddings are multiplied by it, rounded to their type.
+    /// Factor that embeddings are multiplied by, rounded to their type.
     pub(crate) embedding_scale: Option<f32>,
     pub(crate) attention: AttentionConfig,
     pub(crate) blocks: Vec<BlockConfig>,
-    /// The numbers that blocks have in the checkpoint; `None`: they are all there, in their order.
+    /// Numbers of the blocks in the checkpoint; `None` if all blocks are present, in order.
     pub(crate) numbers: Option<Vec<usize>>,
     pub(crate) mlp: MlpConfig,
     /// Whether activations stay within float16.
     pub(crate) fits_float16: bool,
-    /// Logits `x` become `final_softcap · tanh(x / final_softcap)`.
+    /// Soft cap of the logits: logit `x` becomes `final_softcap · tanh(x / final_softcap)`.
     pub(crate) final_softcap: Option<f64>,
 }
 
 impl DecoderConfig {
-    /// What most do: norms before attention and feed-forward alone, SiLU, no biases, no windows.
+    /// Creates the most common settings: norms only before attention and feed-forward, SiLU, no biases, no
+    /// windows.
     pub(crate) fn new(Common { sizes, eps }: Common, ropes: Ropes) -> Self {
         Self {
             attention: AttentionConfig::new(&sizes),
@@ -75,8 +77,9 @@ impl DecoderConfig {
         }
     }
 
-    /// Blocks of causal attention, attention over what an encoder made, and a feed-forward without a gate. Layer norms, biases,
-    /// learned positions: the decoder of Vaswani et al. (2017), with norms in front.
+    /// Creates a decoder for the output of an encoder. Blocks have causal attention, attention to the
+    /// encoder, and a feed-forward without a gate. There are layer norms, biases, and learned positions: the
+    /// decoder of Vaswani et al. (2017), with norms before each part instead of after.
     pub(crate) fn of_encoder(sizes: Sizes, eps: f64, activation: Activation) -> Self {
         let block = BlockConfig {
             mixer: MixerConfig::Attention { window: None },
@@ -114,7 +117,7 @@ impl DecoderConfig {
         }
     }
 
-    /// Blocks of Mamba mixers alone.
+    /// Creates a decoder whose blocks are Mamba mixers alone.
     pub(crate) fn mamba(Common { sizes, eps }: Common, mamba: MambaConfig) -> Self {
         Self {
             attention: AttentionConfig::new(&sizes),
@@ -141,8 +144,10 @@ impl DecoderConfig {
         }
     }
 
+    /// Checks that `heads` names at least one head, and only heads that attend to an encoder.
+    ///
     /// # Errors
-    /// [`Error::Setting`] for no heads, and for those that do not attend to an encoder.
+    /// [`Error::Setting`] for an empty list, and for heads that do not attend to an encoder.
     fn check_alignment(&self, heads: &[(usize, usize)]) -> Result<()> {
         let exists = |&(layer, head): &(usize, usize)| {
             head < self.sizes.heads && self.blocks.get(layer).is_some_and(|block| block.cross_attention)
@@ -159,12 +164,12 @@ impl DecoderConfig {
         }
     }
 
-    /// Has every block be attention with this window.
+    /// Makes every block attention with its window in `windows`.
     pub(crate) fn set_windows(&mut self, windows: Vec<Option<usize>>) {
         self.blocks = windows.into_iter().map(BlockConfig::attention).collect();
     }
 
-    /// Has the feed-forwards of the blocks for which `is_mixture` says so be mixtures of experts.
+    /// Makes the feed-forwards of the blocks for which `is_mixture` returns true mixtures of experts.
     pub(crate) fn set_experts(&mut self, experts: ExpertsConfig, is_mixture: impl Fn(usize) -> bool) {
         let mut blocks = 0;
         for (_, block) in self.blocks.iter_mut().enumerate().filter(|(i, _)| is_mixture(*i)) {
@@ -176,8 +181,8 @@ impl DecoderConfig {
         self.sizes.experts = (blocks > 0).then_some(sizes);
     }
 
-    /// [`set_experts`](Self::set_experts) in every block whose number, counted from 1, `decoder_sparse_step` divides; not in those of
-    /// `mlp_only_layers`, counted from 0.
+    /// Calls [`set_experts`](Self::set_experts) for each block whose number, counted from 1, is a multiple of
+    /// `decoder_sparse_step`, except the blocks in `mlp_only_layers`, counted from 0.
     ///
     /// # Errors
     /// [`Error::File`] for a step of 0.
@@ -195,7 +200,7 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// What all Gemmas have in common.
+    /// Creates the settings that all Gemmas share.
     pub(crate) fn gemma(common: Common, ropes: Ropes) -> Self {
         let eps = common.eps;
         let mut decoder = Self::new(common, ropes);
@@ -256,7 +261,7 @@ impl Configured for DecoderConfig {
 #[derive(Debug)]
 pub(crate) struct Decoder {
     embed_tokens: Rows,
-    /// `[positions, hidden]`
+    /// Learned positions `[positions, hidden]`.
     embed_positions: Option<Rows>,
     layers: Vec<Block>,
     norm: Norm,
@@ -292,7 +297,7 @@ impl Decoder {
         })
     }
 
-    /// Stores what its blocks look up of `encoded` `[rows, positions, hidden]`.
+    /// Stores the keys and values that the blocks compute from `encoded` `[rows, positions, hidden]`.
     pub(crate) fn condition(&self, encoded: &Tensor<3>, pass: &mut Pass<'_>) -> Result<()> {
         self.layers
             .iter()
@@ -326,8 +331,12 @@ impl CausalModel for Decoder {
         self.layers.iter().filter_map(Block::expert_traffic).reduce(Add::add)
     }
 
+    fn reads_shared_buffers(&self) -> bool {
+        true
+    }
+
     fn can_be_captured(&self) -> bool {
-        // Else routing is read back.
+        // With experts in host memory, routing is read back.
         self.expert_traffic().is_none()
     }
 
@@ -372,7 +381,7 @@ impl CausalModel for Decoder {
             x = x.cast(DType::F32);
         }
         let last = |x: Tensor<3>| x.narrow(1, batch.len() - 1, 1);
-        // What the head is applied to.
+        // Inputs of the head.
         let mut hidden = Vec::new();
         for (i, block) in self.layers.iter().enumerate() {
             if matches!(logits, Logits::Early(layers) if layers.contains(&i)) {
@@ -393,7 +402,7 @@ impl CausalModel for Decoder {
             (_, 0) => self.head(x),
             (_, early) => {
                 let logits = self.project(Tensor::cat(hidden.into_iter().chain([x]).collect(), 1));
-                // Earlier layers have no softcap.
+                // Early layers have no softcap.
                 let own = self.capped(logits.clone().narrow(1, early, 1));
                 Tensor::cat(vec![logits.narrow(1, 0, early), own], 1)
             }
@@ -406,7 +415,7 @@ impl CausalModel for Decoder {
 }
 
 impl Decoder {
-    /// Logits in float32, without the softcap.
+    /// Returns logits in float32, without the softcap.
     fn project(&self, hidden: Tensor<3>) -> Tensor<3> {
         let hidden = hidden.cast(self.norm.dtype());
         self.lm_head.project(hidden, None, None, &self.kernels).cast(DType::F32)
@@ -420,14 +429,15 @@ impl Decoder {
     }
 }
 
-/// What heads of several layers `[rows, heads, tokens, positions]` give, as `[rows · heads, tokens, positions]`.
+/// Joins the results of several layers `[rows, heads, tokens, positions]` to
+/// `[rows · heads, tokens, positions]`.
 fn side_by_side(layers: Vec<Tensor<4>>) -> Tensor<3> {
     let all = Tensor::cat(layers, 1);
     let [rows, heads, tokens, positions] = all.dims();
     all.reshape([rows * heads, tokens, positions])
 }
 
-/// `value` as a tensor of type `dtype` would hold it.
+/// Rounds `value` to the precision of `dtype`.
 fn rounded(value: f32, dtype: DType) -> f32 {
     match dtype {
         DType::F16 => f16::from_f32(value).to_f32(),

@@ -1,4 +1,4 @@
-//! `y = x Wᵀ + b`.
+//! A linear projection, `y = x Wᵀ + b`.
 
 use burn::tensor::Tensor;
 use kiln_kernels::{Kernels, NormedLinear, Then};
@@ -8,20 +8,20 @@ use crate::{Part, Rows, Weights};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Linear {
-    /// `[out, in]`, as checkpoints store it
+    /// Weight `[out, in]`, as checkpoints store it.
     weight: Rows,
     bias: Option<Tensor<1>>,
 }
 
 impl From<Rows> for Linear {
-    /// Without a bias.
+    /// Creates a projection without a bias.
     fn from(weight: Rows) -> Self {
         Self { weight, bias: None }
     }
 }
 
 impl Linear {
-    /// Reads `name.weight` and, if there is to be one, `name.bias`.
+    /// Reads `name.weight`, and `name.bias` if `bias` is set.
     pub(crate) fn load(
         weights: &mut dyn Weights,
         name: &str,
@@ -31,7 +31,8 @@ impl Linear {
         Self::stacked(weights, &[(name, output)], input, bias)
     }
 
-    /// Reads several by name and output, which become one matrix: their results come side by side, and take one launch.
+    /// Reads several projections, given by name and output size, as one matrix. Their results are adjacent
+    /// and take one launch.
     pub(crate) fn stacked(
         weights: &mut dyn Weights,
         parts: &[(&str, usize)],
@@ -41,7 +42,7 @@ impl Linear {
         Self::stacked_where(weights, parts, input, |_| bias)
     }
 
-    /// [`stacked`](Self::stacked), where some have a bias. That of the others is 0.
+    /// Reads [`stacked`](Self::stacked) projections of which some have a bias. The others get a bias of 0.
     pub(crate) fn stacked_where(
         weights: &mut dyn Weights,
         parts: &[(&str, usize)],
@@ -69,7 +70,7 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
-    /// One of these numbers: `weight` is `[out, in]`.
+    /// Creates a projection from `weight` `[out, in]` and `bias`.
     pub(crate) fn new(weight: Tensor<2>, bias: Tensor<1>) -> Self {
         Self { weight: Rows::from(weight), bias: Some(bias) }
     }
@@ -79,13 +80,15 @@ impl Linear {
         self.weight.bytes() + bias
     }
 
+    /// Projects `x`.
+    ///
     /// # Shapes
-    /// `[batch, tokens, in]` to `[batch, tokens, out]`
+    /// `[batch, tokens, in]` to `[batch, tokens, out]`.
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         self.weight.project(x, self.bias.as_ref(), None, kernels)
     }
 
-    /// [`forward`](Self::forward) of vectors that are still to be normed, and `then` of it, where that is one launch.
+    /// Applies norm, [`forward`](Self::forward) and `then` in one launch; `None` if there is no such kernel.
     pub(crate) fn fused(&self, normed: &Normed<'_>, then: Then, kernels: &Kernels) -> Option<Tensor<3>> {
         let Norm::Rms { weight: scale, eps, order } = normed.norm else { return None };
         let fused = NormedLinear {
@@ -97,10 +100,11 @@ impl Linear {
             bias: self.bias.clone(),
             then,
         };
-        kernels.fuses(&fused).then(|| kernels.run(fused))
+        fused.is_fused(kernels).then(|| kernels.run(fused))
     }
 
-    /// [`forward`](Self::forward), added to `residual` where there is one, of the shape of the result.
+    /// Computes [`forward`](Self::forward) and adds `residual`, which has the shape of the result, if there
+    /// is one.
     pub(crate) fn forward_onto(
         &self,
         residual: Option<Tensor<3>>,

@@ -1,5 +1,6 @@
-//! The mixer of Mamba (Gu and Dao, 2023, <https://arxiv.org/abs/2312.00752>): a convolution over a few tokens, and a state per
-//! channel that each token moves by as much as it says itself. (`MambaMixer` of transformers)
+//! The mixer of Mamba (Gu and Dao, 2023, <https://arxiv.org/abs/2312.00752>): a convolution over a few
+//! tokens, and a state per channel, updated by each token with a time step that the token determines.
+//! (`MambaMixer` of transformers)
 
 use burn::tensor::{DType, Tensor};
 use kiln_core::{
@@ -17,30 +18,31 @@ use super::{
 };
 use crate::{Part, Weights};
 
-/// What architectures say of a Mamba mixer.
+/// Settings of a Mamba mixer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MambaConfig {
     pub(crate) hidden: usize,
     pub(crate) channels: usize,
-    /// Numbers of a channel's state.
+    /// Numbers in a channel's state.
     pub(crate) state_dim: usize,
-    /// Inputs that the convolution looks at, the token's own included.
+    /// Number of inputs that the convolution sees, including the token's own.
     pub(crate) conv_width: usize,
-    /// Numbers that time steps are made of.
+    /// Numbers that time steps are projected from.
     pub(crate) time_step_rank: usize,
-    /// Of the projections in and out.
+    /// Whether the input and output projections have a bias.
     pub(crate) bias: bool,
     pub(crate) conv_bias: bool,
     pub(crate) norms: MixerNorms,
 }
 
-/// How time steps and the vectors in and out of the state are normed, and what is added to their mean square.
+/// The norms of time steps and of the vectors `B` and `C`, which lead into and out of the state. The number
+/// is the epsilon that is added to the mean square.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MixerNorms {
     None,
-    /// By norms without weights.
+    /// Norms without weights.
     Plain(f64),
-    /// By `dt_layernorm`, `b_layernorm` and `c_layernorm`.
+    /// Norms with the weights `dt_layernorm`, `b_layernorm` and `c_layernorm`.
     Weighted(f64),
 }
 
@@ -53,24 +55,24 @@ impl MambaConfig {
 
 #[derive(Debug)]
 pub(crate) struct Mamba {
-    /// To what is mixed, and to the gate.
+    /// Projection to the mixer's input and to the gate.
     in_proj: Linear,
-    /// `[channels, width]`
+    /// Convolution weights `[channels, width]`.
     conv: Tensor<2>,
     conv_bias: Option<Tensor<1>>,
-    /// To time steps and to the vectors in and out of the state.
+    /// Projection to time steps and to the vectors `B` and `C`, which lead into and out of the state.
     x_proj: Linear,
     dt_proj: Linear,
-    /// Of these three.
+    /// Norms of the three outputs of `x_proj`.
     norms: Option<[Norm; 3]>,
-    /// `[state_dim + 1, channels]` in float32: `-exp(A_log)`, and D
+    /// `-exp(A_log)` and `D` as `[state_dim + 1, channels]` in float32.
     ad: Tensor<2>,
     out_proj: Linear,
     config: MambaConfig,
 }
 
 impl Mamba {
-    /// Reads the weights of mixer `name`; `dtype` is the type of most.
+    /// Reads the weights of mixer `name`. `dtype` is the type of most weights.
     pub(crate) fn load(
         weights: &mut dyn Weights,
         name: &str,
@@ -127,10 +129,10 @@ impl Mamba {
         linears.into_iter().map(Linear::bytes).sum::<usize>() + conv + bias + norms + ad
     }
 
-    /// What it makes of `x`, added to `residual` where there is one.
+    /// Applies the mixer to `x`, and adds `residual` if there is one.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn forward(
         &self,
         residual: Option<Tensor<3>>,
@@ -142,7 +144,8 @@ impl Mamba {
         let tokens = x.dims()[1];
         let MambaConfig { channels, state_dim, time_step_rank, .. } = self.config;
         let frames: Vec<Frame> = parts.iter().map(|part| Frame::of_state(part, tokens)).collect();
-        let positions: Vec<_> = frames.iter().map(|frame| places.positions(frame)).collect();
+        let positions: Vec<_> =
+            frames.iter().map(|frame| places.positions(std::slice::from_ref(frame))).collect();
 
         let both = self.in_proj.forward(x, kernels);
         let (x, gate) = (both.clone().narrow(2, 0, channels), both.narrow(2, channels, channels));
@@ -200,10 +203,10 @@ impl Mamba {
     }
 }
 
-/// The rings of each part that has new tokens.
+/// Takes the rings of each part that has new tokens.
 ///
 /// # Errors
-/// Those of [`StateLayer::take`]. All rings are where they were then.
+/// The errors of [`StateLayer::take`]. In that case all rings are back in their layers.
 fn taken(
     parts: &mut [RowPart<'_, dyn StateLayer>],
     frames: &[Frame],
@@ -225,7 +228,7 @@ fn taken(
     Ok(rings)
 }
 
-/// What came of each part, as one batch.
+/// Joins the results of all parts into one batch.
 fn together(mut parts: Vec<Tensor<3>>) -> Tensor<3> {
     if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
 }

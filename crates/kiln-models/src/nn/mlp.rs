@@ -7,26 +7,26 @@ use kiln_kernels::{Activate, Activation, Gated, Kernels, Then};
 use super::{linear::Linear, norm::Normed};
 use crate::{ConfigFile, Rows, Sizes, Weights};
 
-/// What architectures say of a feed-forward block.
+/// Settings of a feed-forward block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MlpConfig {
     pub(crate) hidden: usize,
     pub(crate) intermediate: usize,
     pub(crate) bias: bool,
-    /// Whether both projections into the block are one matrix, `gate_up_proj`.
+    /// Whether both input projections are stored as one matrix, `gate_up_proj`.
     pub(crate) fused: bool,
     pub(crate) activation: Activation,
 }
 
 impl MlpConfig {
-    /// Three matrices, SiLU, no biases.
+    /// Creates settings with three matrices, SiLU, and no biases.
     pub(crate) fn new(sizes: &Sizes) -> Self {
         let &Sizes { hidden, intermediate, .. } = sizes;
         Self { hidden, intermediate, bias: false, fused: false, activation: Activation::Silu }
     }
 }
 
-/// The activation that `name` in field `key` means, by transformers' names.
+/// Parses transformers' `name` of an activation; `key` is its config field.
 pub(crate) fn activation(config: &ConfigFile, key: &str, name: &str) -> Result<Activation> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
@@ -41,14 +41,14 @@ pub(crate) fn activation(config: &ConfigFile, key: &str, name: &str) -> Result<A
 
 #[derive(Clone, Debug)]
 pub(crate) struct GatedMlp {
-    /// `gate_proj` and `up_proj`, one above the other
+    /// `gate_proj` and `up_proj`, stacked.
     gate_up_proj: Linear,
     down_proj: Linear,
     activation: Activation,
 }
 
 impl GatedMlp {
-    /// One without biases.
+    /// Creates a feed-forward without biases.
     pub(crate) fn new(gate_up_proj: Rows, down_proj: Rows, activation: Activation) -> Self {
         Self { gate_up_proj: Linear::from(gate_up_proj), down_proj: Linear::from(down_proj), activation }
     }
@@ -70,15 +70,15 @@ impl GatedMlp {
         self.gate_up_proj.bytes() + self.down_proj.bytes()
     }
 
-    /// What it makes of `x`, added to `residual` where there is one.
+    /// Applies the feed-forward to `x`, and adds `residual` if there is one.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         self.down_proj.forward_onto(residual, self.gated(x, kernels), kernels)
     }
 
-    /// [`forward`](Self::forward) of vectors that are still to be normed.
+    /// Applies [`forward`](Self::forward) to vectors that are not normed yet.
     pub(crate) fn forward_normed(
         &self,
         residual: Option<Tensor<3>>,
@@ -90,7 +90,7 @@ impl GatedMlp {
         self.down_proj.forward_onto(residual, gated, kernels)
     }
 
-    /// What the second projection is applied to.
+    /// Computes the input of the second projection.
     fn gated(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let both = self.gate_up_proj.forward(x, kernels);
         let half = both.dims()[2] / 2;
@@ -119,10 +119,10 @@ impl PlainMlp {
         self.fc1.bytes() + self.fc2.bytes()
     }
 
-    /// What it makes of `x`, added to `residual` where there is one.
+    /// Applies the feed-forward to `x`, and adds `residual` if there is one.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     pub(crate) fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let x = self.fc1.forward(x, kernels);
         self.fc2.forward_onto(residual, kernels.run(Activate { x, activation: self.activation }), kernels)

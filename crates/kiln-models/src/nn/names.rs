@@ -1,4 +1,4 @@
-//! What tensors are called: where architectures differ, and where checkpoints of one architecture do.
+//! Tensor names: differences between architectures, and between checkpoints of one architecture.
 
 use super::{
     attention::AttentionConfig,
@@ -7,23 +7,23 @@ use super::{
     mamba::MambaConfig,
 };
 
-/// Names of the parts of a checkpoint, where architectures differ.
+/// Checkpoint names that differ between architectures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names {
-    /// Of all but the head.
+    /// Prefix of all tensors except the head.
     pub(crate) model: &'static str,
     pub(crate) embeddings: &'static str,
-    /// Of the norm behind the last block.
+    /// Name of the norm after the last block.
     pub(crate) norm: &'static str,
     pub(crate) head: &'static str,
-    /// Of the norm before a block's mixer.
+    /// Name of the norm before a block's mixer.
     pub(crate) input_norm: &'static str,
     pub(crate) attention: &'static str,
     pub(crate) state_space: &'static str,
-    /// Of the norm before a block's feed-forward, where there are no norms after.
+    /// Name of the norm before a block's feed-forward, for models without norms after.
     pub(crate) feed_forward_norm: &'static str,
     pub(crate) feed_forward: &'static str,
-    /// What other versions of Transformers call the feed-forward.
+    /// Name of the feed-forward in other versions of Transformers.
     pub(crate) feed_forward_alias: Option<&'static str>,
 }
 
@@ -44,28 +44,29 @@ impl Default for Names {
     }
 }
 
-/// What is known of the names of a model's tensors before any is loaded.
+/// The known names of a model's tensors, before any is loaded.
 #[derive(Clone, Debug)]
 pub struct TensorNames {
-    /// The module that all tensors but the head belong to. Checkpoints of this module alone leave it out.
+    /// The module that contains all tensors except the head. Checkpoints of this module alone leave its name
+    /// out.
     pub(crate) base: &'static str,
-    /// Modules in it.
+    /// Modules in `base`.
     pub(crate) children: Vec<&'static str>,
     pub(crate) embedding: String,
-    /// The module of the head.
+    /// Name of the head's module.
     pub(crate) head: &'static str,
-    /// What the names of blocks begin with, and how many blocks there are.
+    /// Prefixes of block names, and the number of blocks of each.
     pub(crate) blocks: Vec<(String, usize)>,
-    /// Parts of names that other versions of Transformers write, and what is written here.
+    /// Parts of names in other versions of Transformers, and their counterparts here.
     pub(crate) aliases: Vec<(String, String)>,
-    /// The matrices of an expert: those of the gate, up and down.
+    /// Names of the matrices of an expert: gate, up and down.
     pub(crate) experts: Option<[&'static str; 3]>,
-    /// Modules of these names have no bias.
+    /// Names of modules without a bias.
     pub(crate) without_bias: Vec<&'static str>,
 }
 
 impl TensorNames {
-    /// The name that the model asks by for a tensor that a checkpoint calls `name`.
+    /// Returns the model's name for a tensor that a checkpoint calls `name`.
     pub(crate) fn known(&self, name: &str) -> String {
         let (first, rest) = name.split_once('.').unwrap_or((name, ""));
         let known = match rest.split_once('.') {
@@ -106,7 +107,7 @@ impl DecoderConfig {
         }
     }
 
-    /// Modules that have no bias, by the last part of their names.
+    /// Returns the modules without a bias, by the last part of their names.
     fn without_bias(&self, router: Option<&'static str>) -> Vec<&'static str> {
         const FEED_FORWARD: [&str; 10] = [
             "gate_proj",

@@ -6,21 +6,21 @@ use kiln_kernels::{Kernels, LayerNorm, NormOrder, RmsNorm};
 
 use crate::{Part, Weights};
 
-/// How all norms of a model are computed.
+/// The kind of all norms in a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NormKind {
     Rms {
         eps: f64,
         order: NormOrder,
     },
-    /// Has a bias beside the weight.
+    /// LayerNorm, which has a bias in addition to the weight.
     Layer {
         eps: f64,
     },
 }
 
 impl NormKind {
-    /// The RMSNorm of most models.
+    /// Returns the RMSNorm of most models.
     pub(crate) fn rms(eps: f64) -> Self {
         Self::Rms { eps, order: NormOrder::CastThenScale }
     }
@@ -34,7 +34,7 @@ pub(crate) enum Norm {
 }
 
 impl Norm {
-    /// Reads `name.weight`, and `name.bias` where there is one.
+    /// Reads `name.weight`, and `name.bias` for a LayerNorm.
     pub(crate) fn load(weights: &mut dyn Weights, name: &str, len: usize, kind: NormKind) -> Result<Self> {
         let mut vector = |part: &str| weights.vector(&[Part::new(format!("{name}.{part}"), len)]);
         let weight = vector("weight")?;
@@ -44,12 +44,12 @@ impl Norm {
         })
     }
 
-    /// An RMSNorm without weights: it scales by 1.
+    /// Creates an RMSNorm without weights: it scales by 1.
     pub(crate) fn plain(len: usize, eps: f64, options: (&Device, DType)) -> Self {
         Self::Rms { weight: Tensor::ones([len], options), eps, order: NormOrder::CastThenScale }
     }
 
-    /// What the weight is held in.
+    /// Returns the type of the weight.
     pub(crate) fn dtype(&self) -> DType {
         match self {
             Self::Rms { weight, .. } | Self::Layer { weight, .. } => weight.dtype(),
@@ -64,8 +64,10 @@ impl Norm {
         }
     }
 
+    /// Norms `x`.
+    ///
     /// # Shapes
-    /// `[batch, tokens, len]`, unchanged
+    /// `[batch, tokens, len]`, unchanged.
     pub(crate) fn forward(&self, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         match self {
             Self::Rms { weight, eps, order } => {
@@ -78,16 +80,16 @@ impl Norm {
     }
 }
 
-/// Vectors that are still to be normed: their projection does it where it can.
+/// Vectors that are not normed yet. A projection fuses the norm if it can.
 #[derive(Clone, Debug)]
 pub(crate) struct Normed<'a> {
     pub(crate) norm: &'a Norm,
-    /// `[batch, tokens, len]`
+    /// Vectors `[batch, tokens, len]`.
     pub(crate) x: Tensor<3>,
 }
 
 impl Normed<'_> {
-    /// Norms them.
+    /// Computes the norm.
     pub(crate) fn compute(self, kernels: &Kernels) -> Tensor<3> {
         self.norm.forward(self.x, kernels)
     }

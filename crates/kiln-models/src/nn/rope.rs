@@ -1,7 +1,8 @@
-//! Rotary positions (Su et al., 2021) and the ways to stretch them, as transformers' `modeling_rope_utils` has them.
+//! Rotary positions (Su et al., 2021) and the ways to stretch them, following transformers'
+//! `modeling_rope_utils`.
 //!
-//! Frequencies, angles, sines and cosines are float32, computed on the host: they are few, and devices disagree about
-//! sines of large angles.
+//! Frequencies, angles, sines and cosines are float32 and computed on the host: they are few, and devices
+//! disagree about sines of large angles.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use kiln_core::{Result, layer::RowPosition, need::RotaryNeed};
@@ -14,7 +15,7 @@ use crate::ConfigFile;
 #[serde(default)]
 pub(crate) struct RopeParameters {
     pub(crate) rope_type: Option<String>,
-    /// The old name of `rope_type`; some versions write both.
+    /// Old name of `rope_type`; some versions write both.
     r#type: Option<String>,
     pub(crate) rope_theta: Option<f64>,
     partial_rotary_factor: Option<f64>,
@@ -35,9 +36,9 @@ pub(crate) struct RopeParameters {
 const KNOWN: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"];
 
 impl RopeParameters {
-    /// Gathers them from wherever this version of transformers wrote them.
+    /// Gathers the parameters from the places where the versions of transformers write them.
     pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
-        // The old name counts where both are there: people add it to the configs of newer versions.
+        // The old name takes precedence if both are present: people add it to the configs of newer versions.
         let is_empty = |json: &&serde_json::Value| json.as_object().is_some_and(serde_json::Map::is_empty);
         let scaling = config.get("rope_scaling").filter(|json| !is_empty(json));
         let section = scaling.or_else(|| config.get("rope_parameters"));
@@ -54,14 +55,14 @@ impl RopeParameters {
         parameters.rope_theta = parameters.rope_theta.or_else(|| number("rope_theta"));
         parameters.partial_rotary_factor =
             parameters.partial_rotary_factor.or_else(|| number("partial_rotary_factor"));
-        // The one beside the section wins, as in the reference.
+        // The value outside the section takes precedence, as in the reference.
         if let Some(trained) = number("original_max_position_embeddings") {
             parameters.original_max_position_embeddings = Some(trained as usize);
         }
         Ok(parameters)
     }
 
-    /// Those in `section`, alone.
+    /// Parses only the parameters in `section`.
     pub(crate) fn parse(config: &ConfigFile, section: serde_json::Value) -> Result<Self> {
         let wrong = |_| config.error(&format!("the rope parameters `{section}` are not understood"));
         ConfigFile::from_json(section.clone()).parse().map_err(wrong)
@@ -76,7 +77,7 @@ impl RopeParameters {
 #[derive(Clone, Debug)]
 pub struct Ropes {
     pub full: Rope,
-    /// Of blocks that have a window; `None`: the same
+    /// Rotary positions of blocks with a window; `None` if they equal `full`.
     pub sliding: Option<Rope>,
 }
 
@@ -87,12 +88,12 @@ impl From<Rope> for Ropes {
 }
 
 impl Ropes {
-    /// Those of a block with this window.
+    /// Returns the rotary positions of a block with this window.
     pub(crate) fn of(&self, window: Option<usize>) -> &Rope {
         self.sliding.as_ref().filter(|_| window.is_some()).unwrap_or(&self.full)
     }
 
-    /// Which of [`all`](Self::all) these are.
+    /// Returns the index in [`all`](Self::all) of the rotary positions of a block with this window.
     pub(crate) fn kind(&self, window: Option<usize>) -> usize {
         usize::from(self.sliding.is_some() && window.is_some())
     }
@@ -106,30 +107,32 @@ impl Ropes {
 #[derive(Clone, Debug)]
 pub struct Rope {
     frequencies: Frequencies,
-    /// Cosines and sines are multiplied by it.
+    /// Factor that cosines and sines are multiplied by.
     pub attention_scaling: f32,
-    /// Positions that it reaches, whatever the config says.
+    /// Number of positions that the stretched model reaches; 0 if the config already has this number.
     reach: f64,
 }
 
 #[derive(Clone, Debug)]
 enum Frequencies {
-    /// Radians a position, one for each pair of dimensions.
+    /// Radians per position, one for each pair of dimensions.
     Fixed(Vec<f32>),
     /// The base grows with the length of the sequence beyond `trained`.
     Dynamic { base: f64, factor: f64, trained: usize, dim: usize },
-    /// One set up to `trained` positions, another beyond.
+    /// One set of frequencies up to `trained` positions, another beyond.
     Long { short: Vec<f32>, long: Vec<f32>, trained: usize },
 }
 
 impl Rope {
+    /// Reads the rotary positions from a config.
+    ///
     /// # Errors
-    /// An unknown type, a missing or impossible number.
+    /// An unknown type, or a missing or impossible number.
     pub fn read(config: &ConfigFile, head_dim: usize, positions: usize) -> Result<Self> {
         Self::new(config, &RopeParameters::read(config)?, head_dim, positions)
     }
 
-    /// `config` is only for messages.
+    /// Creates rotary positions from parsed parameters. `config` is only used in error messages.
     pub(crate) fn new(
         config: &ConfigFile,
         p: &RopeParameters,
@@ -153,7 +156,7 @@ impl Rope {
         if trained == 0 {
             return Err(wrong("`original_max_position_embeddings` is 0".to_owned()));
         }
-        // Given, or the ratio of the lengths where only those are written.
+        // The given factor, or the ratio of the lengths if only those are present.
         let factor = || positive("factor", p.factor.or(Some(positions as f64 / trained as f64)));
         let plain = inverse_powers(base, dim);
 
@@ -221,23 +224,23 @@ impl Rope {
             _ => return Err(wrong(format!("is unknown; known: {}", KNOWN.join(", ")))),
         };
         let reach = match kind {
-            // The config has the trained number.
+            // The config has the trained number of positions.
             "linear" | "dynamic" => positions as f64 * p.factor.unwrap_or(1.0),
-            // It has the one or the other.
+            // The config has either the trained or the stretched number.
             "yarn" => trained as f64 * factor()?,
-            // It has the number that is reached.
+            // The config has the stretched number.
             _ => 0.0,
         };
         Ok(Self { frequencies, attention_scaling: scaling as f32, reach })
     }
 
-    /// The positions that a model whose config says `positions` was made to reach.
+    /// Returns the number of positions that a model was made to reach if its config says `positions`.
     pub fn stretched(&self, positions: usize) -> usize {
-        // As far below overflow as the numbers of the config themselves.
+        // Limited to stay as far below overflow as the numbers in the config.
         positions.max(self.reach.min((1u64 << 40) as f64) as usize)
     }
 
-    /// Radians a position for a sequence that reaches `len` positions.
+    /// Returns radians per position for a sequence of `len` positions.
     pub fn inverse_frequencies(&self, len: usize) -> Vec<f32> {
         match &self.frequencies {
             Frequencies::Fixed(frequencies) => frequencies.clone(),
@@ -249,20 +252,20 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines `[1 or rows, steps, rotated / 2]` for tokens that are fed one at a time, the first at `rows`: those
-    /// of a token are for a sequence that ends with it.
+    /// Computes cosines and sines `[1 or rows, steps, rotated / 2]` for tokens that are fed one at a time,
+    /// starting at `rows`. The entry of a token is for a sequence that ends with it.
     pub(crate) fn step_tables(
         &self,
         rows: &[RowPosition],
         steps: usize,
         device: &Device,
     ) -> (Tensor<3>, Tensor<3>) {
-        // Rows that are alike share their tables.
+        // If all rows are equal, they share one table.
         let alike = rows.windows(2).all(|pair| pair[0] == pair[1]);
         let own = if alike { &rows[..rows.len().min(1)] } else { rows };
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for row in own {
-            // Of rows that are padded to one length, the longest says how long the sequence is.
+            // Among rows padded to one length, the longest determines the length of the sequence.
             let together = rows.iter().filter(|other| other.first == row.first);
             let shortest_pad = together.map(|other| other.visible_from).min().unwrap_or(0);
             for slot in row.first..row.first + steps {
@@ -281,7 +284,7 @@ impl Rope {
         }
     }
 
-    /// What a memory that moves keys has to know.
+    /// Returns the rotation data that a cache needs to move keys.
     pub fn need(&self) -> RotaryNeed {
         let up_to = match self.frequencies {
             Frequencies::Fixed(_) => None,
@@ -290,7 +293,8 @@ impl Rope {
         RotaryNeed { frequencies: self.inverse_frequencies(1), up_to }
     }
 
-    /// Cosines and sines `[rows, tokens, rotated / 2]` for positions of each row, in a sequence that reaches that length.
+    /// Computes cosines and sines `[rows, tokens, rotated / 2]`, given the positions and the sequence length
+    /// of each row.
     pub(crate) fn tables(&self, rows: &[(Vec<usize>, usize)], device: &Device) -> (Tensor<3>, Tensor<3>) {
         let tokens = rows.first().map_or(0, |(positions, _)| positions.len());
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
@@ -315,12 +319,12 @@ fn upload(
     (upload(cos), upload(sin))
 }
 
-/// `base^(-2i / dim)`, in the float32 arithmetic of the reference.
+/// Returns `base^(-2i / dim)`, in the float32 arithmetic of the reference.
 fn inverse_powers(base: f64, dim: usize) -> Vec<f32> {
     (0..dim / 2).map(|i| 1.0 / (base as f32).powf((2 * i) as f32 / dim as f32)).collect()
 }
 
-/// Slow frequencies are divided, fast ones stay, those between are mixed.
+/// Applies Llama 3's scaling: divides slow frequencies, keeps fast ones, and interpolates between them.
 fn llama3(plain: Vec<f32>, factor: f64, low: f64, high: f64, trained: f64) -> Vec<f32> {
     let scaled = |frequency: f32| {
         let wavelength = std::f64::consts::TAU / f64::from(frequency);
@@ -337,7 +341,8 @@ fn llama3(plain: Vec<f32>, factor: f64, low: f64, high: f64, trained: f64) -> Ve
     plain.into_iter().map(scaled).collect()
 }
 
-/// YaRN (Peng et al., 2023): like `llama3`, by the number of turns a dimension makes over the trained length.
+/// Applies YaRN (Peng et al., 2023): like `llama3`, but by the number of turns of a dimension over the
+/// trained length.
 fn yarn(
     plain: &[f32],
     factor: f64,
@@ -365,7 +370,7 @@ fn yarn(
     plain.iter().enumerate().map(mix).collect()
 }
 
-/// What YaRN multiplies cosines and sines by, where the config does not say.
+/// Returns YaRN's factor for cosines and sines, for configs that do not state it.
 fn yarn_scaling(parameters: &RopeParameters, factor: f64) -> f64 {
     let mscale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
     match (parameters.mscale, parameters.mscale_all_dim) {

@@ -1,22 +1,23 @@
-//! Where the codes and the scales of packed vectors lie, and which of them are worked on together.
+//! Layout of the codes and scales of packed vectors, and their division into segments.
 
 use std::ops::Range;
 
-/// Lanes of a vector.
+/// Number of lanes per vector.
 pub(super) const LANES: usize = 16;
 
-/// Slots that are worked on together, at most. What a query makes of its keys depends on their positions alone, so segments
-/// begin at positions that are multiples of it, at the turn of a ring and at groups of tokens, never where a query begins to see.
+/// Largest number of slots that are processed together. The results of a query must depend only on the
+/// positions of its keys, so segments begin at positions that are multiples of this, where the ring wraps,
+/// and at groups of tokens, but never at the first position that a query sees.
 pub(super) const SEGMENT: usize = 64;
 
-/// How the numbers of a vector are packed.
+/// How the elements of a vector are packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub head_dim: usize,
     pub bits: usize,
-    /// Neighbouring channels whose first code begins a word.
+    /// Number of adjacent channels whose first code begins a word.
     pub channels: usize,
-    /// Tokens that share the scale of a channel; `None` where neighbouring channels of a token share one.
+    /// Number of tokens that share the scale of a channel; `None` if adjacent channels of a token share one.
     pub tokens: Option<usize>,
 }
 
@@ -27,28 +28,28 @@ pub struct Codes<'a> {
     pub(super) scales: &'a [u32],
     pub(super) head_dim: usize,
     pub(super) bits: usize,
-    /// Codes of a word
+    /// Number of codes per word.
     pub(super) codes: usize,
-    /// Words of a token, and how many of them share a scale.
+    /// Number of words per token, and number of words that share a scale.
     pub(super) width: usize,
     pub(super) together: usize,
-    /// Groups of the channels of a token, and channels of a group.
+    /// Number of groups of a token's channels, and number of channels per group.
     pub(super) groups: usize,
     pub(super) channels: usize,
-    /// Tokens that share the scales of channels, where these have them.
+    /// Number of tokens that share the scales of channels, if channels have them.
     pub(super) tokens: Option<usize>,
 }
 
-/// Neighbouring slots that hold neighbouring positions.
+/// Adjacent slots that hold consecutive positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) position: usize,
     pub(super) slot: usize,
-    /// [`SEGMENT`] at most
+    /// At most [`SEGMENT`].
     pub(super) len: usize,
 }
 
-/// Neighbouring words of a token that share a scale, within [`LANES`] words.
+/// Adjacent words of a token that share a scale, within [`LANES`] words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub(super) first: usize,
@@ -57,8 +58,9 @@ pub(super) struct Run {
 }
 
 impl<'a> Codes<'a> {
-    /// `words` and `scales` of slots. The first code of a word is in its lowest bits, and a scale in those of a word of scales, whose
-    /// highest bits have the offset. Scales are those of the groups of a slot, or those of each channel for the slots of a group.
+    /// Wraps the `words` and `scales` of slots. The first code of a word is in its lowest bits. A word of
+    /// scales has a scale in the low half and an offset in the high half. Scales belong to the groups of a
+    /// slot, or to each channel for a group of slots.
     pub fn new(words: &'a [u32], scales: &'a [u32], layout: Layout) -> Self {
         let Layout { head_dim, bits, channels, tokens } = layout;
         let codes = 32 / bits;
@@ -77,7 +79,7 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The words of a token, in order.
+    /// Returns the words of a token as runs, in order.
     pub(super) fn runs(&self) -> Vec<Run> {
         let Self { width, together, .. } = *self;
         let mut runs = Vec::with_capacity(width.div_ceil(together.min(LANES)));
@@ -91,7 +93,8 @@ impl<'a> Codes<'a> {
         runs
     }
 
-    /// Puts the numbers of a vector where their codes are: word by word, with room for all codes that fit in one.
+    /// Moves the elements of a vector to the places of their codes: word by word, with room for all codes
+    /// that fit in one.
     #[inline(always)]
     pub(super) fn place(&self, vector: &[f32], places: &mut [f32]) {
         let room = self.together * self.codes;
@@ -101,7 +104,8 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Divides what is at places by the powers of 2 by which codes are too large that are not shifted down one by one.
+    /// Divides the numbers by the powers of 2 by which the codes at their places are too large, because codes
+    /// are not shifted down one by one.
     #[inline(always)]
     pub(super) fn shrink(&self, places: &mut [f32]) {
         let Self { bits, codes, .. } = *self;
@@ -113,7 +117,8 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The scales and offsets of a segment along channels: `[groups, SEGMENT]`, of which those of its tokens are written.
+    /// Reads the scales and offsets of a segment whose groups are along channels: `[groups, SEGMENT]`,
+    /// written only for the segment's tokens.
     #[inline(always)]
     pub(super) fn scales_of_tokens(&self, segment: Segment, scales: &mut [f32], offsets: &mut [f32]) {
         let groups = self.groups;
@@ -133,7 +138,8 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The scales and offsets of a segment along tokens, where the codes of channels are.
+    /// Reads the scales and offsets of a segment whose groups are along tokens, at the places of the
+    /// channels' codes.
     #[inline(always)]
     pub(super) fn scales_of_channels(&self, segment: Segment, scales: &mut [f32], offsets: &mut [f32]) {
         let group = segment.slot / self.tokens.unwrap_or(1);
@@ -144,7 +150,8 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// The segments of `positions` in a ring of slots whose first one holds `origin`. The first segment may begin before.
+    /// Iterates over the segments of `positions` in a ring whose first slot holds `origin`. The first segment
+    /// may begin before `positions`.
     pub(super) fn segments(
         &self,
         positions: &Range<usize>,
@@ -170,7 +177,8 @@ impl<'a> Codes<'a> {
     }
 }
 
-/// How many codes of a word are used before it is shifted. They have up to 16 bits, so that floats hold them where they are.
+/// Number of codes of a word that are used before it is shifted. They span up to 16 bits, so that floats
+/// represent them in place.
 pub(super) const fn shift(bits: usize) -> usize {
     match bits {
         8 => 2,
@@ -179,7 +187,7 @@ pub(super) const fn shift(bits: usize) -> usize {
     }
 }
 
-/// The sum of products, in one order for each length.
+/// Returns the dot product, summed in one fixed order for each length.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];
@@ -195,16 +203,16 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// A scale and an offset, of a word.
+/// Returns the scale and the offset in a word.
 #[inline(always)]
 pub fn affine(word: u32) -> (f32, f32) {
     (half_number(word & 0xffff), half_number(word >> 16))
 }
 
-/// The smallest float16 number that is not 0.
+/// Smallest positive float16 number.
 const SMALLEST: f32 = 1.0 / (1 << 24) as f32;
 
-/// The float16 number of these bits, which is finite. Without branches, so that it is done in vectors.
+/// Converts a finite float16 number from its bits. Without branches, so that it is vectorized.
 #[inline(always)]
 fn half_number(half: u32) -> f32 {
     let normal = f32::from_bits(((half & 0x7fff) << 13) + 0x3800_0000);

@@ -1,4 +1,4 @@
-//! A few queries over a range of positions.
+//! Attention of a few queries over a range of positions.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -15,25 +15,26 @@ use super::{
 };
 use crate::functions::{exp, finite, tanh};
 
-/// Queries, and the packed keys and values that they go over.
+/// Queries, and the packed keys and values that they attend over.
 #[derive(Debug)]
 pub struct Few<'a> {
-    /// `[rows, head_dim]`, times the scale.
+    /// `[rows, head_dim]`, multiplied by the scale of attention.
     pub queries: Vec<f32>,
-    /// The first and the last position that each row sees.
+    /// First and last position that each row sees.
     pub seen: Vec<(i32, i32)>,
     pub softcap: Option<f32>,
     pub keys: Codes<'a>,
     pub values: Codes<'a>,
-    /// What is in the first slot, and the number of slots.
+    /// Position in the first slot, and number of slots.
     pub origin: usize,
     pub slots: usize,
     pub positions: Range<usize>,
-    /// For each row the largest score, the sum of weights and the sums of values.
+    /// Results: for each row the largest score, the sum of weights, and the sums of values.
     pub part: &'a mut [f32],
 }
 
-/// Writes what each row makes of its positions. The bits of a row do not depend on the others.
+/// Computes the partial attention of each row over the positions. The bits of a row do not depend on the
+/// other rows.
 pub fn attend(few: Few<'_>) {
     kiln_simd::run(few);
 }
@@ -47,7 +48,7 @@ impl Work for Few<'_> {
         let rows = seen.len();
         let base = positions.start / SEGMENT * SEGMENT;
         let places = (positions.end - base).next_multiple_of(LANES);
-        // A segment writes a whole one.
+        // A segment writes a whole one, even if it is shorter.
         let stride = places + SEGMENT;
         let mut scores = vec![0.0; rows * stride];
         let mut scorer = Scorer::new(keys, &queries);
@@ -82,7 +83,7 @@ impl Work for Few<'_> {
     }
 }
 
-/// Makes weights of scores: the largest score, and the sum of the weights.
+/// Turns scores into weights. Returns the largest score, and the sum of the weights.
 #[inline(always)]
 fn weigh(scores: &mut [f32]) -> (f32, f32) {
     let scores = scores.as_chunks_mut::<LANES>().0;

@@ -1,8 +1,9 @@
 //! Scores of packed keys.
 //!
-//! A lane is a key: words are transposed, and codes become floats in registers, where they meet the queries. A scale of a channel
-//! is multiplied into the query, once for all keys of a group. A scale of a token is multiplied by the sum over its group. What
-//! offsets add is one product for a group.
+//! A lane is a key: words are transposed, and codes become floats in registers, where they are multiplied by
+//! the queries. The scale of a channel is multiplied into the query, once for all keys of a group. The scale
+//! of a token is multiplied by the sum over its group. The contribution of the offsets is one product per
+//! group.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -12,34 +13,34 @@ use kiln_simd::{Lanes, Work};
 
 use super::codes::{Codes, LANES, Run, SEGMENT, Segment, dot};
 
-/// Keys that are transposed at a time: two vectors of them.
+/// Number of keys that are transposed at a time: two vectors of them.
 const TILE: usize = 2 * LANES;
 
 /// Words of a tile, transposed.
 type Block = [[u32; TILE]; LANES];
 
-/// Queries that go over the same keys, and what is made of them.
+/// Computes the scores of several queries over the same keys.
 pub(super) struct Scorer<'a> {
     keys: Codes<'a>,
     runs: Vec<Run>,
     rows: usize,
-    /// Places of codes in the words of a token
+    /// Number of places for codes in the words of a token.
     places: usize,
-    /// `[rows, places]`, and what codes are multiplied with where they are in their words, as powers of 2 too large.
+    /// `[rows, places]`, and the factors of codes in their places, which are too large by powers of 2.
     queries: Vec<f32>,
     shrunk: Vec<f32>,
     /// `shrunk`, times the scales of a group of tokens.
     scaled: Vec<f32>,
-    /// `[rows, runs]`: what offsets are multiplied with.
+    /// `[rows, runs]`: factors of the offsets.
     sums: Vec<f32>,
-    /// Of a segment: `[groups, SEGMENT]`. Ones where scales are of channels.
+    /// For a segment: `[groups, SEGMENT]`. Ones if scales belong to channels.
     scales: Vec<f32>,
     offsets: Vec<f32>,
     block: Block,
 }
 
 impl<'a> Scorer<'a> {
-    /// `queries`: `[rows, head_dim]`
+    /// Prepares queries `given`: `[rows, head_dim]`.
     pub(super) fn new(keys: Codes<'a>, given: &[f32]) -> Self {
         let (rows, runs, codes) = (given.len() / keys.head_dim, keys.runs(), keys.codes);
         let places = keys.width * codes;
@@ -59,7 +60,8 @@ impl<'a> Scorer<'a> {
         Self { keys, runs, rows, places, queries, shrunk, scaled, sums, scales, offsets, block }
     }
 
-    /// Writes the scores of a segment, `stride` numbers from row to row, and anything behind them, up to [`SEGMENT`] numbers.
+    /// Writes the scores of a segment, `stride` numbers apart from row to row. Numbers after them, up to
+    /// [`SEGMENT`], are overwritten with anything.
     #[inline(always)]
     pub(super) fn write<L: Lanes>(&mut self, lanes: L, segment: Segment, scores: &mut [f32], stride: usize) {
         match self.keys.bits {
@@ -125,7 +127,7 @@ impl<'a> Scorer<'a> {
         }
     }
 
-    /// The words of these slots from a column on, transposed. What is beyond them stays as it was.
+    /// Transposes the words of these slots from a column on. Entries beyond them are unchanged.
     #[inline(always)]
     fn transpose<L: Lanes>(&mut self, lanes: L, slot: usize, tokens: usize, column: usize) {
         let width = self.keys.width;
@@ -149,7 +151,7 @@ impl<'a> Scorer<'a> {
         }
     }
 
-    /// Adds what M rows make of a run of words.
+    /// Adds the scores of M rows over a run of words.
     #[inline(always)]
     fn meet<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize>(
         &self,
@@ -177,21 +179,21 @@ impl<'a> Scorer<'a> {
     }
 }
 
-/// M queries and two vectors of keys, of which they share a run of words.
+/// M queries and two vectors of keys, multiplied over a shared run of words.
 struct Meeting<'a, const CODES: usize, const M: usize> {
     words: &'a [[u32; TILE]],
     queries: [&'a [[f32; CODES]]; M],
-    /// What offsets are multiplied with.
+    /// Factors of the offsets.
     sums: [f32; M],
     scales: &'a [[f32; LANES]],
     offsets: &'a [[f32; LANES]],
-    /// Whether scores are written, not added to.
+    /// Whether scores are written instead of added to.
     is_first: bool,
     scores: &'a mut [f32],
     stride: usize,
 }
 
-/// A meeting of T vectors of keys at a time: as many as have registers for their sums.
+/// A [`Meeting`] with T vectors of keys at a time: as many as have registers for their sums.
 struct Together<'a, const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize, const T: usize>(
     Meeting<'a, CODES, M>,
 );
@@ -249,7 +251,7 @@ impl<const BITS: usize, const CODES: usize, const SHIFT: usize, const M: usize, 
     }
 }
 
-/// Words of [`TILE`] tokens of `WIDTH` words, which are to be transposed.
+/// Words of [`TILE`] tokens, `WIDTH` words each, to be transposed.
 struct Transposition<'a, const WIDTH: usize> {
     words: &'a [u32],
     block: &'a mut Block,
@@ -266,7 +268,7 @@ impl<const WIDTH: usize> Work for Transposition<'_, WIDTH> {
             for i in 0..WIDTH {
                 vectors[i] = lanes.words(&words[half * WIDTH + i]);
             }
-            // Each step halves how far apart the words of a column are.
+            // Each step halves the distance between the words of a column.
             for _ in 0..WIDTH.ilog2() {
                 let before = vectors;
                 for i in 0..WIDTH / 2 {

@@ -1,4 +1,4 @@
-//! Attention of a few queries over packed keys and values, which are unpacked in registers alone.
+//! Attention of a few queries over packed keys and values, which are unpacked only in registers.
 
 mod codes;
 mod few;

@@ -1,8 +1,9 @@
 //! Packed values, mixed by weights.
 //!
-//! A lane is a word, as words lie in memory: of one token, or of several. Codes become floats in registers, where they are added up
-//! times the weights of rows, which the scales of tokens are multiplied into. Scales of channels are multiplied once for all tokens of a
-//! group. What offsets add is one sum for a group.
+//! A lane is a word, in memory order: of one token, or of several. Codes become floats in registers, where
+//! they are summed, multiplied by the weights of rows; the weights include the scales of tokens. The scales
+//! of channels are multiplied once for all tokens of a group. The contribution of the offsets is one sum per
+//! group.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -12,31 +13,33 @@ use kiln_simd::{Lanes, Work};
 
 use super::codes::{Codes, LANES, SEGMENT, Segment, dot, shift};
 
-/// Rows that are worked on together, at most.
+/// Largest number of rows that are processed together.
 const ROWS: usize = 4;
 
 /// Sums of weighted values.
 pub(super) struct Mixer<'a> {
     values: Codes<'a>,
     rows: usize,
-    /// Tokens of a vector, and vectors that the words of a token take.
+    /// Number of tokens per vector, and number of vectors for the words of a token.
     tokens: usize,
     columns: usize,
-    /// Of each column
+    /// Places of the lanes of each column.
     places: Vec<Places>,
-    /// `[rows, columns, codes]`: sums of weighted codes, as powers of 2 too large. Of a segment, where scales are of channels.
+    /// `[rows, columns, codes]`: sums of weighted codes, which are too large by powers of 2. If scales belong
+    /// to channels, these are sums over one segment only.
     sums: Vec<[f32; LANES]>,
-    /// `sums` times scales of channels, and what offsets of channels add.
+    /// `sums` times the scales of channels, plus the contribution of the offsets of channels.
     scaled: Vec<[f32; LANES]>,
-    /// `[rows, groups]`: what offsets of tokens add.
+    /// `[rows, groups]`: contribution of the offsets of tokens.
     added: Vec<f32>,
-    /// Of a segment: `[SEGMENT, groups]`, 0 behind it, and `[groups, SEGMENT]`. Ones where scales are of channels.
+    /// For a segment: `[SEGMENT, groups]`, 0 after its end, and `[groups, SEGMENT]`. Ones if scales belong to
+    /// channels.
     scales: Vec<f32>,
     offsets: Vec<f32>,
     by_group: Vec<f32>,
     /// `[vectors, rows]`: weights of lanes, of up to [`ROWS`] rows.
     weights: Vec<[f32; LANES]>,
-    /// The words of the last segment of a buffer, and as many behind them as a vector reads.
+    /// The words of the last segment of a buffer, padded by as many as a vector reads beyond them.
     last: Vec<u32>,
 }
 
@@ -63,7 +66,8 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// Adds the values of a segment. `weights` begin with those of its tokens, `stride` numbers from row to row.
+    /// Adds the values of a segment. `weights` begin with those of its tokens, `stride` numbers apart from
+    /// row to row.
     #[inline(always)]
     pub(super) fn add<L: Lanes>(&mut self, lanes: L, segment: Segment, weights: &[f32], stride: usize) {
         match self.values.bits {
@@ -75,7 +79,8 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// With `SHIFT` codes at a time, or fewer for several rows where there are few registers: `HALF` for two, one for more.
+    /// Adds the values with `SHIFT` codes at a time, or fewer for several rows if there are few registers:
+    /// `HALF` for two rows, one for more.
     #[inline(always)]
     fn add_bits<L: Lanes, const BITS: usize, const CODES: usize, const SHIFT: usize, const HALF: usize>(
         &mut self,
@@ -112,7 +117,7 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// Reads the scales of a segment along channels, and adds what offsets do.
+    /// Reads the scales of a segment along channels, and adds the contribution of the offsets.
     #[inline(always)]
     fn scale(&mut self, segment: Segment, weights: &[f32], stride: usize) {
         let groups = self.values.groups;
@@ -140,7 +145,7 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// Copies the words of a segment where vectors would read beyond the buffer.
+    /// Copies the words of a segment if vectors would read beyond the buffer.
     #[inline(always)]
     fn pad(&mut self, segment: Segment) {
         let Codes { words, width, .. } = self.values;
@@ -219,7 +224,7 @@ impl<'a> Mixer<'a> {
         }
     }
 
-    /// The sums of weighted values: `[rows, head_dim]`.
+    /// Writes the sums of weighted values of a row, `[head_dim]`.
     #[inline(always)]
     pub(super) fn write(&self, row: usize, mixed: &mut [f32]) {
         let Self { values, tokens, columns, .. } = *self;
@@ -245,17 +250,17 @@ impl<'a> Mixer<'a> {
     }
 }
 
-/// What lanes of a vector of words are of.
+/// The token and the scale of each lane of a vector of words.
 struct Places {
-    /// The first scale
+    /// Index of the first scale.
     first: usize,
-    /// Which token, and which scale from the first on.
+    /// Token of each lane, and its scale counted from the first.
     tokens: [u32; LANES],
     scales: [u32; LANES],
 }
 
 impl Places {
-    /// For a column of words.
+    /// Finds the places for a column of words.
     fn new(values: &Codes<'_>, tokens: usize, column: usize) -> Self {
         let first = if values.tokens.is_some() { 0 } else { column * LANES / values.together };
         let mut places = Self { first, tokens: [0; LANES], scales: [0; LANES] };
@@ -273,7 +278,7 @@ impl Places {
 /// Gives each lane of words the weights of its token, for M rows, times its scale.
 struct Spread<'a, const M: usize> {
     weights: &'a [f32],
-    /// From row to row, and tokens and scales from vector to vector.
+    /// Distance from row to row, and numbers of tokens and scales from vector to vector.
     stride: usize,
     tokens: usize,
     step: usize,
@@ -305,13 +310,14 @@ impl<const M: usize> Work for Spread<'_, M> {
     }
 }
 
-/// A vector of words of each token, or of several, and their weights in M rows. C codes of each word are added up at a time.
+/// A vector of words of each token, or of several tokens, and their weights in M rows. C codes of each word
+/// are summed at a time.
 struct Meeting<'a, const BITS: usize, const CODES: usize, const C: usize, const M: usize> {
     words: &'a [u32],
-    /// Words from vector to vector
+    /// Number of words from vector to vector.
     step: usize,
     weights: &'a [[[f32; LANES]; M]],
-    /// Of codes, `stride` from row to row.
+    /// Sums of codes, `stride` apart from row to row.
     sums: &'a mut [[f32; LANES]],
     stride: usize,
 }
@@ -331,7 +337,7 @@ impl<const BITS: usize, const CODES: usize, const C: usize, const M: usize> Work
                     sums[m][c] = lanes.floats(&before[c]);
                 }
             }
-            // Codes are added up where they are in words that are shifted, as powers of 2 too large.
+            // Codes are summed in their places within the shifted words, too large by powers of 2.
             let place = pass * C % shift(BITS);
             let by = ((pass * C - place) * BITS) as u32;
             let mut rest = self.words;

@@ -1,4 +1,4 @@
-//! Lanes of AVX2 with FMA and F16C, and with AVX-VNNI where it is there: two vectors.
+//! Lanes of AVX2 with FMA and F16C, and with AVX-VNNI where available: two vectors.
 
 use std::arch::{
     is_x86_feature_detected,
@@ -18,8 +18,10 @@ use std::arch::{
 use super::prefetch;
 use crate::{Lanes, Work};
 
-/// **Invariant:** a value exists only where the machine has AVX2, FMA and F16C; where `VNNI`, AVX-VNNI, too, which multiplies bytes in one
-/// instruction instead of three.
+/// Lanes of AVX2, or of AVX2 with AVX-VNNI.
+///
+/// **Invariant:** a value exists only if the machine has AVX2, FMA and F16C and, if `VNNI`, AVX-VNNI, which
+/// multiplies bytes in one instruction instead of three.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2<const VNNI: bool>(());
 
@@ -41,12 +43,13 @@ impl<const VNNI: bool> Avx2<VNNI> {
         fn run_with_vnni<W: Work, L: Lanes>(lanes: L, work: W) -> W::Output {
             work.run(lanes)
         }
-        // SAFETY: the value says that the instructions are there.
+        // SAFETY: the existence of `self` proves that the instructions are available.
         unsafe { if VNNI { run_with_vnni(self, work) } else { run(self, work) } }
     }
 }
 
-// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are within arrays.
+// SAFETY, for every function: the existence of `self` proves that the instructions are available. Loads and
+// stores are within arrays.
 impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Words = [__m256i; 2];
     type Floats = [__m256; 2];
@@ -162,7 +165,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
             let flip = _mm256_set1_epi8(-128);
             let signed = [_mm256_xor_si256(bytes[0], flip), _mm256_xor_si256(bytes[1], flip)];
             let (x, one) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
-            // The sign of a byte moves to x; two products of up to 128 · 127 fit in 16 bits.
+            // The sign of a byte is moved to x; two products of up to 128 · 127 fit in 16 bits.
             let first =
                 _mm256_maddubs_epi16(_mm256_sign_epi8(signed[0], signed[0]), _mm256_sign_epi8(x, signed[0]));
             let second =
@@ -192,7 +195,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         unsafe {
             let [low, high] = self.floats(floats);
             let (first, second) = (lanes[0], lanes[1]);
-            // The sign that a lane from 8 on gets says which half it is in.
+            // The shift makes lanes from 8 up negative; the sign selects the half.
             let above = |lanes| _mm256_castsi256_ps(_mm256_slli_epi32::<28>(lanes));
             let a = _mm256_blendv_ps(
                 _mm256_permutevar8x32_ps(low, first),
@@ -280,7 +283,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
 }
 
 impl<const VNNI: bool> Avx2<VNNI> {
-    /// Products of bytes; of a value that says that AVX-VNNI is there.
+    /// Adds dot products of bytes; only for values with `VNNI`.
     #[inline(always)]
     fn dot_of_vnni(self, sums: [__m256i; 2], bytes: [__m256i; 2], x: i32) -> [__m256i; 2] {
         unsafe {
@@ -290,12 +293,12 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
-/// The words at even places, and those at odd places. To be called where AVX2 is.
+/// Returns the words at even places, and those at odd places. AVX2 must be available.
 #[inline(always)]
 fn unzip_halves([a, b]: [__m256i; 2]) -> [__m256i; 2] {
     unsafe {
         let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
-        // Each half of a vector is shuffled by itself; then quarters are put in order.
+        // Each half of a vector is shuffled separately; then quarters are put in order.
         let even = _mm256_castps_si256(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
         let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
         [_mm256_permute4x64_epi64::<0b11_01_10_00>(even), _mm256_permute4x64_epi64::<0b11_01_10_00>(odd)]

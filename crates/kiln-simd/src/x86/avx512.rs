@@ -16,7 +16,9 @@ use std::arch::{
 use super::prefetch;
 use crate::{Lanes, Work};
 
-/// **Invariant:** a value exists only where the machine has AVX-512 F, BW and VNNI.
+/// Lanes of AVX-512.
+///
+/// **Invariant:** a value exists only if the machine has AVX-512 F, BW, DQ, VL and VNNI.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512(());
 
@@ -35,12 +37,14 @@ impl Avx512 {
         fn run<W: Work>(lanes: Avx512, work: W) -> W::Output {
             work.run(lanes)
         }
-        // SAFETY: the value says that the instructions are there; AVX-512 F implies AVX2, FMA and F16C.
+        // SAFETY: the existence of `self` proves that the instructions are available; AVX-512 F implies AVX2,
+        // FMA and F16C.
         unsafe { run(self, work) }
     }
 }
 
-// SAFETY, for every function: `self` says that the instructions are there. Loads and stores are of whole arrays.
+// SAFETY, for every function: the existence of `self` proves that the instructions are available. Loads and
+// stores access whole arrays.
 impl Lanes for Avx512 {
     type Words = __m512i;
     type Floats = __m512;

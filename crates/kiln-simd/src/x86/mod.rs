@@ -1,4 +1,4 @@
-//! Lanes of processors by Intel and AMD.
+//! Lanes of x86-64 processors.
 #![allow(
     unsafe_code,
     reason = "functions of instructions can be called where a value says that they are there"
@@ -12,14 +12,14 @@ use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 pub(crate) use self::{avx2::Avx2, avx512::Avx512};
 use crate::AHEAD;
 
-/// The bytes of a line of the caches.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
 #[inline(always)]
 fn prefetch<T>(data: &[T]) {
     let ahead = data.as_ptr().wrapping_byte_add(AHEAD);
     for line in 0..size_of_val(data).div_ceil(LINE) {
-        // SAFETY: nothing is read, and an address that is not there is no fault.
+        // SAFETY: nothing is read, and prefetching an invalid address does not fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_byte_add(line * LINE).cast()) };
     }
 }

@@ -1,11 +1,11 @@
-//! Beams: the same sequences, scores and parents.
+//! Beam cases: sequences, scores and parents equal the recorded ones.
 
 use kiln::{Completion, StopReason, TokenId};
 use serde_json::Value;
 
 use super::{Folder, Mismatch, case::Case};
 
-/// Largest difference of the score of a sequence, in proportion where it is above 1.
+/// Tolerance of the score of a sequence; relative if the score is above 1.
 const TOLERANCE: f32 = 2e-4;
 
 pub(super) fn check(folder: &Folder, completions: &[Vec<Completion>], case: &Case) -> Result<(), Mismatch> {
@@ -41,7 +41,8 @@ pub(super) fn check(folder: &Folder, completions: &[Vec<Completion>], case: &Cas
     Ok(())
 }
 
-/// The tokens of a completion as the reference writes them: 4.47 puts the first of several end tokens for any of them.
+/// Returns the tokens of a completion as the reference writes them: 4.47 replaces any end token by the first
+/// one.
 fn written(folder: &Folder, completion: &Completion, case: &Case) -> Vec<TokenId> {
     let mut tokens = completion.tokens.clone();
     if folder.is_4_47()
@@ -53,7 +54,7 @@ fn written(folder: &Folder, completion: &Completion, case: &Case) -> Vec<TokenId
     tokens
 }
 
-/// Whether the tokens of a completion continue the recorded rows.
+/// Checks that the tokens of a completion continue the recorded rows.
 fn check_parents(
     folder: &Folder,
     case: &Case,
@@ -64,7 +65,8 @@ fn check_parents(
     let groups = number("num_beam_groups");
     let in_groups = folder.is_4_47() && groups > 1;
     if in_groups && (case.input_ids.len() > 1 || completion.stop_reason == Some(StopReason::EndOfText)) {
-        // 4.47 mixes up the rows of several prompts there, and those of sequences that end before the others.
+        // 4.47 mixes up the rows if there are several prompts, and the rows of sequences that end before the
+        // others.
         return Ok(());
     }
     // 4.47 counts the beams of each group from 0.

@@ -1,4 +1,4 @@
-//! One recorded case, and whether Kiln does what it needs.
+//! A recorded case, and whether Kiln supports what it needs.
 
 use kiln::{
     TokenId,
@@ -32,29 +32,31 @@ pub(super) struct Case {
     pub(super) logits: Option<String>,
     pub(super) scores: Option<String>,
     pub(super) out: Option<String>,
-    /// Seconds that features of a sound are padded to.
+    /// Duration in seconds to which audio features are padded.
     pub(super) chunk_length: Option<usize>,
     pub(super) attention_scaling: Option<f64>,
     #[serde(flatten)]
     pub(super) quantized: Option<Quantized>,
-    /// Of an encoder-decoder: the tokens that were fed at once, and all, with those that followed one by one.
+    /// For an encoder-decoder: the tokens that were fed at once; `tokens` has all tokens, including those fed
+    /// one by one.
     #[serde(default)]
     pub(super) prompt: Vec<TokenId>,
     #[serde(default)]
     pub(super) tokens: Vec<TokenId>,
     pub(super) self_len: Option<usize>,
     pub(super) cross_len: Option<usize>,
-    /// Of speech: the recording, 16 kHz, the start and the end of each segment in seconds, and of each token.
+    /// For speech: the recording at 16 kHz; then the start and end of each segment, and the time of each
+    /// token, in seconds.
     pub(super) wave: Option<String>,
     #[serde(default)]
     pub(super) segments: Vec<(f64, f64)>,
     #[serde(default)]
     pub(super) token_times: Vec<f64>,
-    /// The reference itself failed here.
+    /// The error of the reference itself, if it failed.
     error: Option<String>,
 }
 
-/// A tensor that one of transformers' formats made codes of.
+/// A tensor that was quantized with one of transformers' formats.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Quantized {
     pub(super) backend: String,
@@ -62,16 +64,16 @@ pub(super) struct Quantized {
     pub(super) axis: i64,
     pub(super) group: usize,
     pub(super) scale: String,
-    /// What quanto adds before scaling.
+    /// Shift that quanto adds before scaling.
     pub(super) shift: Option<String>,
-    /// What HQQ adds after it.
+    /// Zero point that HQQ adds after scaling.
     pub(super) zero: Option<String>,
     pub(super) packed: String,
     pub(super) dequantized: String,
 }
 
 impl Case {
-    /// What Kiln does not do yet and this case needs.
+    /// Returns the first feature that this case needs and Kiln does not support yet.
     pub(super) fn not_yet(&self, folder: &Folder) -> Option<String> {
         if self.error.is_some() {
             return Some("the reference itself fails here".to_owned());
@@ -86,7 +88,7 @@ impl Case {
             }
             _ => {}
         }
-        // A folder that cannot be read is not skipped: loading it will say what is wrong.
+        // An unreadable folder is not skipped: loading it reports the error.
         let model_type = ConfigFile::read(&folder.model(&self.model)).and_then(|config| config.model_type());
         if let Ok(model_type) = model_type
             && !ARCHITECTURES.iter().any(|known| known.model_type() == model_type)
@@ -99,7 +101,7 @@ impl Case {
         self.kwargs.iter().find_map(|(name, value)| argument_not_yet(name, value))
     }
 
-    /// The cache that the case asks for, as the command line writes it.
+    /// Returns the cache that the case asks for, in the syntax of the command line.
     pub(super) fn cache(&self, folder: &Folder) -> String {
         let number = |key: &str| self.kwargs.get(key).and_then(Value::as_u64);
         let cache = ["past_key_values", "cache_implementation"]
@@ -123,12 +125,12 @@ impl Case {
         }
     }
 
-    /// The model that proposes tokens.
+    /// Returns the name of the draft model.
     pub(super) fn draft(&self) -> Option<&str> {
         self.kwargs.get("assistant_model").and_then(Value::as_str)
     }
 
-    /// Why this recording is known to be wrong; asked of cases that can run.
+    /// Returns the reason why this recording is known to be wrong; called for cases that can run.
     pub(super) fn known_to_differ(&self, folder: &Folder) -> Option<String> {
         if !folder.is_4_47() {
             return None;
@@ -136,8 +138,8 @@ impl Case {
         let config = ConfigFile::read(&folder.model(&self.model)).ok()?;
         if matches!(&*config.model_type().ok()?, "mamba" | "falcon_mamba") {
             let width = config.get("conv_kernel")?.as_u64()? as usize;
-            // The first token after the prompt is written to the place of its position, which should be the last of the width: it is, after a
-            // prompt that is one shorter.
+            // The first token after the prompt is written at the index of its position, which should be the
+            // last index of the width. The two are equal if the prompt is one token shorter than the width.
             let is_short = self.input_ids.first()?.len() + 1 < width && self.cache(folder) != "none";
             let reason =
                 "4.47 loses inputs of the convolution after a prompt that is two or more shorter than it";
@@ -157,7 +159,7 @@ impl Case {
         })
     }
 
-    /// The tokens that end a row.
+    /// Returns the tokens that end a row.
     pub(super) fn eos(&self) -> Vec<TokenId> {
         let id = |value: &Value| value.as_u64().map(|id| id as TokenId);
         match self.kwargs.get("eos_token_id") {
@@ -167,7 +169,7 @@ impl Case {
         }
     }
 
-    /// Padding at the start of each row; `None` if the mask is not of that form.
+    /// Returns the padding at the start of each row; `None` if the mask is not of that form.
     pub(super) fn left_pad(&self) -> Option<Vec<usize>> {
         let pad = |mask: &Vec<u8>| {
             let pad = mask.iter().take_while(|&&seen| seen == 0).count();
@@ -177,7 +179,7 @@ impl Case {
     }
 }
 
-/// Kiln's name for a cache of transformers.
+/// Returns Kiln's name for a cache of transformers.
 fn known(cache: &str) -> Option<&'static str> {
     Some(match cache {
         "DynamicCache" | "dynamic" => "dynamic",
@@ -192,7 +194,7 @@ fn known(cache: &str) -> Option<&'static str> {
     })
 }
 
-/// What an argument of `generate()` asks for that Kiln does not do yet.
+/// Returns the feature that an argument of `generate()` asks for, if Kiln does not support it yet.
 fn argument_not_yet(name: &str, value: &Value) -> Option<String> {
     match (name, value.as_str()) {
         (
@@ -251,7 +253,7 @@ mod tests {
             .unwrap();
             case.known_to_differ(&folder).is_some()
         };
-        // Its convolution is four wide.
+        // The convolution of this model has width 4.
         assert_eq!([1, 2, 3, 4, 5].map(|prompt| differs(prompt, 4, true)), [true, true, false, false, false]);
         assert!(!differs(2, 1, true), "the cache is not read");
         assert!(!differs(2, 4, false));

@@ -1,4 +1,4 @@
-//! Cases of an encoder-decoder: recorded features, a prompt, and the likeliest token after each pass.
+//! Encoder-decoder cases: recorded features, a prompt, and the most likely token after each pass.
 
 use kiln::{
     Model, Plan,
@@ -33,7 +33,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
             return Err(Mismatch { max_dlogit: Some(largest), why });
         }
         whole.push(token);
-        // A cache that remembers nothing is fed all of it.
+        // A cache that retains nothing is fed the whole sequence.
         let new = if cache.seq_len() == 0 { whole.clone() } else { vec![token] };
         batch = Batch::from_rows(&[new], model.device())?;
     }

@@ -11,7 +11,7 @@ use super::{Mismatch, case::Case};
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Version of transformers that it was recorded with.
+    /// Version of transformers that made the recording.
     pub(super) transformers: String,
     pub(super) cases: Vec<Case>,
     tensors: Vec<u8>,
@@ -24,7 +24,7 @@ struct Cases {
     cases: Vec<Case>,
 }
 
-/// Bytes of a recording that are read: the largest there is takes a hundredth of it.
+/// Size limit in bytes of a recording: a hundred times the largest one.
 const LARGEST: u64 = 1 << 30;
 
 impl Folder {
@@ -44,12 +44,12 @@ impl Folder {
         self.path.join("models").join(name)
     }
 
-    /// Whether transformers 4.47 was the recorder.
+    /// Whether transformers 4.47 made the recording.
     pub(super) fn is_4_47(&self) -> bool {
         self.transformers.starts_with("4.47")
     }
 
-    /// The recorded tensor `name`: its shape and numbers.
+    /// Returns the recorded tensor `name`: its shape and numbers.
     pub(super) fn tensor(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>), Mismatch> {
         let tensors = SafeTensors::deserialize(&self.tensors).map_err(|e| Mismatch::new(e.to_string()))?;
         let view = tensors.tensor(name).map_err(|e| Mismatch::new(e.to_string()))?;

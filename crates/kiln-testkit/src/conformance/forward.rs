@@ -1,4 +1,4 @@
-//! Forward cases: chunks fed one after the other through one cache, logits of every token.
+//! Forward cases: chunks are fed in order through one cache, and the logits of every token are compared.
 
 use kiln::{
     Model, Plan,

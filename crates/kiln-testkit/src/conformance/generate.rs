@@ -1,4 +1,4 @@
-//! Generate cases: the same tokens, the same logits at every step.
+//! Generation cases: tokens and the logits of every step equal the recorded ones.
 
 use kiln::{
     Completion, GenerationConfig, Model, Plan, TokenId,
@@ -15,7 +15,7 @@ pub(super) fn run(
     plan: &Plan,
 ) -> Result<f64, Mismatch> {
     let mut largest = attention_scaling(folder, case)?;
-    // Once as users run it, tokens chosen on the device where they can be; once with everything written down.
+    // Runs once as users do, with tokens chosen on the device if possible, and once with all scores recorded.
     check(folder, &generate(folder, case, model, draft, plan, false)?, case)?;
     let generated = generate(folder, case, model, draft, plan, true)?;
     check(folder, &generated, case)?;
@@ -32,7 +32,7 @@ pub(super) fn run(
         };
         for (at, got) in numbers.into_iter().enumerate() {
             for row in 0..rows {
-                // What follows a row's end is padding, which the versions compute differently.
+                // After the end of a row there is padding, which the versions compute differently.
                 if steps[at].tokens.get(row).copied().flatten().is_none() {
                     continue;
                 }
@@ -46,7 +46,7 @@ pub(super) fn run(
     Ok(largest)
 }
 
-/// The logits of every step of a case of one row.
+/// Returns the logits of every step of a case with one row.
 pub(super) fn logits(
     folder: &Folder,
     case: &Case,
@@ -61,7 +61,7 @@ pub(super) fn logits(
         .collect())
 }
 
-/// What was generated for a case.
+/// The result of the generation of a case.
 struct Generated {
     steps: Vec<kiln::Step>,
     completions: Vec<Vec<Completion>>,
@@ -130,7 +130,7 @@ fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {
         let got: Vec<TokenId> =
             steps.iter().map_while(|step| step.tokens.get(row).copied().flatten()).collect();
         let want = want.get(prompt.len()..).unwrap_or_default();
-        // Only a row that met an end token may stop before the others; it is filled with padding.
+        // Only a row that reached an end token may stop before the others; it is filled with padding.
         let (generated, filled) = want.split_at(got.len().min(want.len()));
         let ended = got.last().is_some_and(|id| case.eos().contains(id));
         if got != generated || !(filled.is_empty() || ended) {
@@ -145,7 +145,7 @@ fn check_sequences(steps: &[kiln::Step], case: &Case) -> Result<(), Mismatch> {
     Ok(())
 }
 
-/// How far our factor of cosines and sines is from the recorded one.
+/// Returns the difference between Kiln's scaling factor of cosines and sines and the recorded one.
 fn attention_scaling(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
     let Some(want) = case.attention_scaling else { return Ok(0.0) };
     let config = ConfigFile::read(&folder.model(&case.model))?;

@@ -1,11 +1,11 @@
-//! `mel/*`: recorded samples, and the log-mel features of them.
+//! `mel/*`: recorded samples and their log-mel features.
 
 use kiln::expert::audio::{LogMel, SAMPLE_RATE};
 
 use super::{Folder, Mismatch, case::Case, difference};
 
-/// Largest difference of a feature. Transformers says of its own two ways to compute them that they differ by 1e-5, so this is what two
-/// ways can be apart that are as far from it.
+/// Tolerance of a feature. Transformers states that its own two implementations differ by 1e-5, so two
+/// implementations that are each that far from the exact value may differ by twice as much.
 const TOLERANCE: f64 = 2e-5;
 
 pub(super) fn run(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {

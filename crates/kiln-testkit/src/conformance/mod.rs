@@ -1,7 +1,7 @@
-//! Runs a folder of what transformers did, and says where this build differs.
+//! Runs a folder of recordings of transformers and reports where this build differs.
 //!
-//! The format is that of the recorder: `cases.json`, `tensors.safetensors`, `models/<name>/`. A case that needs what
-//! Kiln does not do yet is skipped with that as its reason, and nothing else is.
+//! The format is that of the recorder: `cases.json`, `tensors.safetensors`, `models/<name>/`. A case is
+//! skipped only if it needs a feature that Kiln does not support yet, which is then given as the reason.
 
 use std::{fmt, path::Path};
 
@@ -27,11 +27,11 @@ mod transcribe;
 use case::Case;
 pub use folder::Folder;
 
-/// Largest difference of logits that float32 arithmetic in another order explains, where they spread over 10. Where they
-/// spread further, differences count in proportion.
+/// Largest difference of logits that a different order of float32 operations explains, for logits that span a
+/// range of 10. The tolerance is proportional for larger ranges.
 pub const TOLERANCE: f64 = 2e-4;
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 pub enum Outcome {
@@ -45,18 +45,18 @@ pub enum Outcome {
     Skipped {
         reason: String,
     },
-    /// The reference was wrong here, and later corrected; or nobody can say what is right.
+    /// The reference was wrong here and was later corrected, or the right result cannot be determined.
     Differs {
         reason: String,
     },
 }
 
-/// A line of the report.
+/// One line of the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
     /// `MODEL/CASE`
     pub name: String,
-    /// The cache strategy it ran with
+    /// The cache strategy that the case ran with
     pub cache: String,
     #[serde(flatten)]
     pub outcome: Outcome,
@@ -75,13 +75,14 @@ impl fmt::Display for Line {
     }
 }
 
-/// How many cases ended how. Displays as the last line of the report.
+/// Number of cases per outcome. Displays as the last line of the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     pub passed: usize,
     pub failed: usize,
     pub skipped: usize,
-    /// Differ where the reference is known to be wrong, or where a rounding decides.
+    /// Number of cases that differ where the reference is known to be wrong, or where a rounding error
+    /// decides.
     pub differ: usize,
 }
 
@@ -106,21 +107,22 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Where and how cases run.
+/// Device, kernels and cache settings with which cases run.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub device: Opened,
     pub kernels: Choice,
-    /// A cache to run every case with that names none of its own, or `dynamic`: it must give the same.
+    /// A cache for every case that names none, or names `dynamic`: the results must be the same.
     pub cache: Option<Plan>,
-    /// What every case keeps in host memory: it must change nothing.
+    /// The part of each cache that is offloaded to host memory: it must not change the results.
     pub offload: Option<Offload>,
-    /// How many experts of each block stay on the device, where those of mixtures are kept in host memory: it must change nothing.
+    /// Number of experts of each block that stay on the device, if experts are kept in host memory: it must
+    /// not change the results.
     pub resident_experts: Option<usize>,
 }
 
 impl Setup {
-    /// Cases as they are recorded.
+    /// Creates a setup that runs the cases as recorded.
     pub fn on(device: &Opened) -> Self {
         Self {
             device: device.clone(),
@@ -131,7 +133,7 @@ impl Setup {
         }
     }
 
-    /// The model of `folder`, in float32: what was recorded was computed in it.
+    /// Loads the model of `folder` in float32, the type in which the recordings were computed.
     fn load(&self, folder: &Path) -> kiln::Result<Model> {
         let model = Model::builder(folder).opened(self.device.clone()).kernels(self.kernels);
         let has_experts = || Ok(configure(&ConfigFile::read(folder)?)?.sizes().experts.is_some());
@@ -143,10 +145,11 @@ impl Setup {
     }
 }
 
-/// Runs every case of `folder` whose `MODEL/CASE` contains `filter`, and hands each line to `report` as it is known.
+/// Runs every case of `folder` whose `MODEL/CASE` contains `filter`, and passes each line to `report` once it
+/// is known.
 ///
 /// # Errors
-/// A folder that is not one of fixtures, and what `report` returns. A case that goes wrong is a line, not an error.
+/// A folder that does not contain fixtures, and any error of `report`. A failed case is a line, not an error.
 pub fn run<E: From<Error>>(
     folder: &Path,
     filter: &str,
@@ -155,7 +158,7 @@ pub fn run<E: From<Error>>(
 ) -> Result<Summary, E> {
     let folder = Folder::open(folder)?;
     let mut summary = Summary::default();
-    // Cases of a model stand together: one is loaded at a time.
+    // The cases of a model are adjacent, so only one model is loaded at a time.
     let mut loaded: Option<(String, Model)> = None;
     for case in &folder.cases {
         let name = format!("{}/{}", case.model, case.case);
@@ -235,7 +238,7 @@ fn run_case(
     (cache, outcome)
 }
 
-/// Why a case did not pass.
+/// The reason why a case did not pass.
 #[derive(Debug)]
 pub(crate) struct Mismatch {
     max_dlogit: Option<f64>,
@@ -265,14 +268,15 @@ fn outcome(result: Result<f64, Mismatch>) -> Outcome {
     }
 }
 
-/// Largest difference of the logits of a token, in proportion where they spread over more than 10.
+/// Returns the largest difference of the logits of a token; relative if they span a range of more than 10.
 pub(crate) fn difference_of_logits(got: &[f32], want: &[f32]) -> Result<f64, Mismatch> {
     let kept = || want.iter().copied().filter(|&want| want > -1e29).map(f64::from);
     let (least, most) = (kept().fold(f64::INFINITY, f64::min), kept().fold(f64::NEG_INFINITY, f64::max));
     Ok(difference(got, want)? / ((most - least) / 10.0).max(1.0))
 }
 
-/// Largest absolute difference; what is removed (-inf, recorded as -1e30) must be removed on both sides.
+/// Returns the largest absolute difference. Removed tokens (-inf, recorded as -1e30) must be the same on both
+/// sides.
 pub(crate) fn difference(got: &[f32], want: &[f32]) -> Result<f64, Mismatch> {
     if got.len() != want.len() {
         return Err(Mismatch::new(format!("{} numbers, {} were recorded", got.len(), want.len())));
@@ -280,7 +284,7 @@ pub(crate) fn difference(got: &[f32], want: &[f32]) -> Result<f64, Mismatch> {
     let mut largest: f64 = 0.0;
     for (at, (&got, &want)) in got.iter().zip(want).enumerate() {
         let (removed, expected) = (got <= -1e29, want <= -1e29);
-        // Infinities and what is no number match nothing, not even themselves: no recording has any.
+        // Infinities and NaN match nothing, not even themselves: no recording contains them.
         if removed != expected || !(removed || (got - want).is_finite()) {
             return Err(Mismatch::new(format!("number {at} is {got}, {want} was recorded")));
         }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Folder, Mismatch, case::Case, difference};
 
-/// What a processor is made with beside its own setting.
+/// Arguments of a processor besides its own setting.
 pub(super) const BESIDE: [&str; 4] = ["eos_token_id", "max_length", "begin_index", "input_ids_seq_length"];
 
 pub(super) fn run(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
@@ -13,7 +13,7 @@ pub(super) fn run(folder: &Folder, case: &Case) -> Result<f64, Mismatch> {
     let (_, want) = folder.tensor(case.out.as_deref().unwrap_or_default())?;
     let vocab = shape.last().copied().unwrap_or(0).max(1);
     let config = GenerationConfig::from_arguments(&case.kwargs)?;
-    // Without one's own value, drawing takes the 50 likeliest.
+    // Without an explicit value, sampling keeps the 50 most likely tokens.
     let top_k = config.top_k.unwrap_or(0);
     let processors = Processors::of(&config.clone().top_k(top_k), true)?;
     let number = |name: &str| case.kwargs.get(name).and_then(Value::as_u64).map(|number| number as usize);

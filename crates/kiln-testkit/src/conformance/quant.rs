@@ -1,4 +1,4 @@
-//! `quant/*`: a tensor that transformers' formats packed.
+//! `quant/*`: a tensor that was packed with transformers' formats.
 
 use burn::tensor::{DType, Tensor, TensorData};
 use kiln::expert::quantizers::{self, Optimizer, Recipe};
@@ -11,8 +11,8 @@ use super::{
 /// The recorded input, `[batch, kv_heads, tokens, head_dim]`.
 const INPUT: &str = "quant.x";
 
-/// Codes are the same, to the last; scales, zero points and numbers within roundings of their type. The largest difference
-/// of a number, where it is one of float32.
+/// Checks that codes are identical, and that scales, zero points and numbers agree within rounding errors of
+/// their type. Returns the largest difference of a number for float32, and 0 for other types.
 pub(super) fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mismatch> {
     let wanted = case.quantized.as_ref().ok_or_else(|| Mismatch::new("fields of the case are missing"))?;
     let format = quantizers::format(&wanted.backend)?;
@@ -42,7 +42,7 @@ pub(super) fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mi
     check_codes(&codes, &codes_of(folder, wanted, groups)?)?;
     let zero = wanted.shift.as_ref().or(wanted.zero.as_ref());
     let zero = zero.ok_or_else(|| Mismatch::new("the zero point is missing"))?;
-    // A solver's sums round once more for each number of a group.
+    // The sums of a solver add one rounding error per number of a group.
     let solved =
         if wanted.backend == "hqq" && optimizer == Optimizer::On { wanted.group as f64 } else { 1.0 };
     near(&read(quantized.scale), &folder.tensor(&wanted.scale)?.1, rounding, "scale")?;
@@ -52,13 +52,14 @@ pub(super) fn run(folder: &Folder, case: &Case, setup: &Setup) -> Result<f64, Mi
     Ok(if dtype == DType::F32 { largest } else { 0.0 })
 }
 
-/// The recorded codes, `[groups, group]`.
+/// Returns the recorded codes, `[groups, group]`.
 fn codes_of(folder: &Folder, wanted: &Quantized, groups: usize) -> Result<Vec<u32>, Mismatch> {
     let (shape, bytes) = folder.tensor(&wanted.packed)?;
     let &[rows, columns] = &shape[..] else { return Err(Mismatch::new("packed codes are not a matrix")) };
     let (bits, each) = (wanted.nbits, 8 / wanted.nbits.clamp(1, 8));
     let mask = (1u32 << bits) - 1;
-    // A byte has a code of each part of the rows. The first is in quanto's low bits, in HQQ's high ones.
+    // A byte holds one code from each part of the rows. The first part is in the low bits in quanto, and in
+    // the high bits in HQQ.
     let place = |part: usize| bits * if wanted.backend == "hqq" { each - 1 - part } else { part };
     let matrix: Vec<u32> =
         (0..each).flat_map(|part| bytes.iter().map(move |&byte| byte as u32 >> place(part) & mask)).collect();
@@ -86,7 +87,7 @@ fn check_codes(got: &[u32], want: &[u32]) -> Result<(), Mismatch> {
     }
 }
 
-/// The largest difference, if none is more than `rounding` of the largest number.
+/// Returns the largest difference, or an error if it exceeds `rounding` times the largest number.
 fn near(got: &[f32], want: &[f32], rounding: f64, what: &str) -> Result<f64, Mismatch> {
     let size = want.iter().map(|want| f64::from(want.abs())).fold(0.0, f64::max);
     let difference = super::difference(got, want)?;

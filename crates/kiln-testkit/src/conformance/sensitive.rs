@@ -1,9 +1,9 @@
-//! Cases that turn on a rounding.
+//! Cases whose result depends on a rounding error.
 //!
-//! A number that lies between two codes goes to the one or the other by its last bit, and a history that is packed again
-//! and again has many that lie exactly there. From that step on, no two programs agree, and transformers does not agree
-//! with itself on another machine. Such a case says so by its own behaviour: its logits change when the last bits of the
-//! weights do.
+//! A number halfway between two codes is rounded to one or the other by its last bit, and a history that is
+//! packed repeatedly has many such numbers. From that step on, no two programs agree, and transformers does
+//! not agree with itself on another machine. Such a case can be detected by its own behaviour: its logits
+//! change when the last bits of the weights change.
 
 use std::{fs, path::PathBuf};
 
@@ -12,13 +12,13 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::{Folder, Mismatch, Setup, TOLERANCE, case::Case, difference_of_logits, generate};
 
-/// Models that are made, at most.
+/// Maximum number of modified models.
 const SEEDS: u64 = 8;
 
-/// Bits of a weight that may change. Programs that sum in another order differ by as much.
+/// Bits of a weight that may change. A different order of summation causes errors of the same size.
 const CHANGED: u8 = 0b1111;
 
-/// Why a case that failed cannot be told from one that did not; `None`: it can.
+/// Returns the reason why a failure may be a rounding error, or `None` if it cannot be.
 pub(super) fn turns_on_a_rounding(
     folder: &Folder,
     case: &Case,
@@ -51,7 +51,7 @@ pub(super) fn turns_on_a_rounding(
     Ok(None)
 }
 
-/// A copy of a model whose weights differ in their last bits; it goes when this does.
+/// A temporary copy of a model whose weights differ in their last bits; removed on drop.
 struct Changed(PathBuf);
 
 impl Changed {
@@ -73,7 +73,7 @@ impl Changed {
                 let mut bytes = view.data().to_vec();
                 if view.dtype() == Dtype::F32 {
                     for number in bytes.chunks_exact_mut(4) {
-                        // Marsaglia's xorshift: which bits change matters to nobody.
+                        // Marsaglia's xorshift: which bits change does not matter.
                         random ^= random << 13;
                         random ^= random >> 7;
                         random ^= random << 17;
@@ -95,7 +95,7 @@ impl Changed {
 
 impl Drop for Changed {
     fn drop(&mut self) {
-        // What is left behind lies among temporary files.
+        // Anything left after an error is among temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

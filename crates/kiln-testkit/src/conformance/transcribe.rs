@@ -1,14 +1,14 @@
-//! Cases of speech: a recording, and the segments that were heard in it.
+//! Speech cases: a recording, and the segments that were transcribed from it.
 
 use kiln::{Audio, Model, Plan, Result, Segment, Task, TokenId, Transcriber};
 use serde_json::Value;
 
 use super::{Folder, Mismatch, case::Case};
 
-/// Times are multiples of 20 ms.
+/// Tolerance of a time in seconds. Times are multiples of 20 ms.
 const CLOSE: f64 = 0.005;
 
-/// What an argument of `generate()` asks for that Kiln does not do.
+/// Returns the feature that an argument of `generate()` asks for, if Kiln does not support it.
 pub(super) fn not_yet(name: &str) -> Option<String> {
     let known = [
         "language",
@@ -38,7 +38,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
         return Err(Mismatch::new(format!("{got} segments, {want} were recorded")));
     }
     for (got, &(start, end)) in segments.iter().zip(&case.segments) {
-        // A segment ends with the recording, at the latest.
+        // A segment ends with the recording at the latest.
         if (got.start - start).abs() > CLOSE || got.end - end > CLOSE {
             let why = format!("a segment from {} to {}, {start} to {end} was recorded", got.start, got.end);
             return Err(Mismatch::new(why));
@@ -47,7 +47,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
     if case.token_times.is_empty() {
         return Ok(0.0);
     }
-    // Each word is one token: those that are text.
+    // Each text token is one word.
     let timestamps = segments.iter().flat_map(|segment| &segment.tokens).zip(&case.token_times);
     let eos = model.generation_config().eos_token_id.clone().unwrap_or_default();
     let want = timestamps.filter(|(token, _)| eos.iter().all(|eos| *token < eos)).map(|(_, time)| *time);
@@ -61,7 +61,7 @@ pub(super) fn run(folder: &Folder, case: &Case, model: &Model, plan: &Plan) -> R
     }
 }
 
-/// One with the arguments of the case, and nothing else.
+/// Creates a transcriber with the arguments of the case and no others.
 fn transcriber(case: &Case, model: &Model, plan: &Plan) -> Result<Transcriber, Mismatch> {
     let number = |key: &str| case.kwargs.get(key).and_then(Value::as_f64).map(|number| number as f32);
     let text = |key: &str| case.kwargs.get(key).and_then(Value::as_str);
@@ -82,7 +82,7 @@ fn transcriber(case: &Case, model: &Model, plan: &Plan) -> Result<Transcriber, M
         transcriber = transcriber.task(Task::Translate)?;
     }
     if let Some(Value::Array(ids)) = case.kwargs.get("prompt_ids") {
-        // The first is the token that begins what was said before.
+        // The first token marks the beginning of the previous text.
         let ids: Vec<TokenId> =
             ids.iter().skip(1).filter_map(Value::as_u64).map(|id| id as TokenId).collect();
         transcriber = transcriber.initial_prompt(&model.decode(&ids)?)?;

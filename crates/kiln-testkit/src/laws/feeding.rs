@@ -1,4 +1,4 @@
-//! What layers are fed, and how it is known again.
+//! Feeds numbered tokens to layers, and recognizes them in views.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use kiln::expert::memory::{DenseKv, KvLayer, KvSpan, KvView, PackedBuffer, Packe
 
 use super::Subject;
 
-/// Dimensions of a head.
+/// Head dimension.
 pub const DIM: usize = 8;
 
-/// Feeds tokens `range` to a layer of two heads; returns which tokens the view holds.
+/// Feeds tokens `range` to a layer of two heads. Returns the tokens that the view holds.
 pub(super) fn push(subject: &Subject<'_>, layer: &mut dyn KvLayer, range: Range<usize>) -> Vec<f32> {
     if range.is_empty() {
         return Vec::new();
@@ -20,8 +20,8 @@ pub(super) fn push(subject: &Subject<'_>, layer: &mut dyn KvLayer, range: Range<
     tokens_of(subject, keys, values)
 }
 
-/// Feeds keys, in as many pieces as the layer takes them in; the keys and values of the last view, in order. Every view
-/// is compared with what the span promised.
+/// Feeds keys in as many pieces as the layer accepts. Returns the keys and values of the last view, in order.
+/// Every view is compared with its promised span.
 pub(super) fn feed(
     subject: &Subject<'_>,
     layer: &mut dyn KvLayer,
@@ -42,7 +42,7 @@ pub(super) fn feed(
     }
 }
 
-/// The keys and values of a view, one position after the other.
+/// Returns the keys and values of a view, ordered by position.
 fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Tensor<4>) {
     let PackedView { packed, end, recent, rotation } = match view {
         KvView::Dense(recent) => PackedView { packed: None, end: 0, recent, rotation: None },
@@ -85,6 +85,7 @@ fn in_order(subject: &Subject<'_>, view: KvView, span: KvSpan) -> (Tensor<4>, Te
                 values: unpack(&packed.values, packed.value_packing),
                 start: 0,
                 origin: packed.origin,
+                shared: None,
             };
             let (k, v) = old.in_order(KvSpan { start: span.start, len: begin - span.start });
             (Tensor::cat(vec![k, keys], 2), Tensor::cat(vec![v, values], 2))
@@ -108,12 +109,12 @@ pub(super) fn update(
     layer.update(keys.clone(), values_of(keys), &positions)
 }
 
-/// Which tokens keys and values are of, after checking that they are whole and belong together.
+/// Returns the tokens that keys and values belong to, after checking that they are complete and match.
 pub(super) fn tokens_of(subject: &Subject<'_>, keys: Tensor<4>, values: Tensor<4>) -> Vec<f32> {
     let [_, _, len, _] = keys.dims();
     assert_eq!(keys.dims(), values.dims(), "{subject:?}");
     let (keys, values) = (floats(keys), floats(values));
-    // Tokens are whole numbers, so that they are known again where some is lost.
+    // Tokens are whole numbers, so that they can be recognized in spite of quantization loss.
     let tokens = keys[..DIM * len].chunks(DIM).map(|vector| vector[0].round()).collect::<Vec<f32>>();
     for (i, (key, value)) in keys.iter().zip(&values).enumerate() {
         let (head, slot, dim) = (i / (DIM * len) % 2, i / DIM % len, i % DIM);
@@ -127,17 +128,18 @@ pub(super) fn tokens_of(subject: &Subject<'_>, keys: Tensor<4>, values: Tensor<4
     tokens
 }
 
-/// What stands for token `t` in a head and dimension; the token itself in the first of both.
+/// Returns the number that represents token `t` in a head and dimension; it is `t` itself in the first of
+/// both.
 fn element(t: f32, head: usize, dim: usize) -> f32 {
     t + head as f32 / 4.0 + dim as f32 / 2.0
 }
 
-/// Values of other numbers than their keys, so that neither can pass for the other.
+/// Returns values that differ from their keys, so that neither can be mistaken for the other.
 pub(super) fn values_of(keys: Tensor<4>) -> Tensor<4> {
     -keys
 }
 
-/// Keys of tokens `range`, `[1, 2, tokens, DIM]`.
+/// Returns the keys of tokens `range`, `[1, 2, tokens, DIM]`.
 pub(super) fn keys(device: &Device, range: Range<usize>) -> Tensor<4> {
     let shape = [1, 2, range.len(), DIM];
     let of = |head| range.clone().flat_map(move |t| (0..DIM).map(move |dim| element(t as f32, head, dim)));

@@ -1,4 +1,4 @@
-//! What every memory must do, stated once. No strategy is named here.
+//! Laws that every layer memory must obey, stated once. No strategy is named here.
 #![allow(clippy::unwrap_used, reason = "a law that does not hold panics")]
 
 mod feeding;
@@ -19,20 +19,20 @@ use kiln::{
 pub use feeding::DIM;
 pub use state::{STATE_NEED, state_conforms};
 
-use feeding::{feed, floats, keys, push, tokens_of, update};
+use feeding::{feed, floats, keys, push, tokens_of, update, values_of};
 
-/// Makes new layers, and the keys to feed them.
+/// The subject of the laws: a builder of layers, and the properties of their strategy.
 pub struct Subject<'a> {
     pub name: String,
     pub device: &'a Device,
     pub build: &'a dyn Fn() -> Box<dyn KvLayer>,
-    /// Whether it keeps what it is given.
+    /// Whether the layer retains what it is given.
     pub remembers: bool,
-    /// Whether attention gets every key the model may see.
+    /// Whether attention reads every key that the model may see.
     pub exact: bool,
-    /// How far a number that is handed out may be from what was stored.
+    /// Largest difference between a returned number and the stored one.
     pub loss: f32,
-    /// Latest tokens that a query of the block may see.
+    /// Number of latest tokens that a query of the block may see.
     pub window: Option<usize>,
     pub kernels: &'a Kernels,
 }
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Subject<'_> {
     }
 }
 
-/// Every law that `subject` is under.
+/// Checks every law that applies to `subject`.
 pub fn conforms(subject: &Subject<'_>) {
     view_is_what_span_promised(subject);
     a_refused_truncation_changes_nothing(subject);
@@ -62,6 +62,7 @@ pub fn conforms(subject: &Subject<'_>) {
         other_first_tokens_are_those_that_count(subject);
         what_forgot_everything_is_new(subject);
         futures_of_a_snapshot_do_not_meet(subject);
+        what_was_lent_is_the_same(subject);
         rows_can_be_reordered(subject);
         rows_can_be_reordered_on_the_device(subject);
         a_row_that_is_not_there_is_refused(subject);
@@ -78,7 +79,7 @@ fn view_is_what_span_promised(subject: &Subject<'_>) {
     let mut next = 0;
     assert!(layer.gather().unwrap().is_none(), "{subject:?} holds nothing yet");
     for n in [1, 3, 1, 7, 2, 1, 1, 90, 1] {
-        // `push` compares.
+        // `push` compares the view with its span.
         let got = push(subject, &mut *layer, next..next + n);
         next += n;
         let held = layer.span(0);
@@ -126,7 +127,8 @@ fn futures_of_a_snapshot_do_not_meet(subject: &Subject<'_>) {
     }
 }
 
-/// Snapshots of snapshots, of as many tokens as strategies may share instead of copying them.
+/// Snapshots of snapshots are independent, with enough tokens that strategies may share them instead of
+/// copying.
 fn branches_of_a_tree_do_not_meet(subject: &Subject<'_>) {
     let mut trunk = Branch { layer: (subject.build)(), fed: Vec::new() };
     let long = if trunk.layer.limits().capacity.is_some() { 30 } else { 300 };
@@ -142,7 +144,7 @@ fn branches_of_a_tree_do_not_meet(subject: &Subject<'_>) {
     }
     for (n, twig) in twigs.iter_mut().enumerate() {
         twig.feed(subject, 7..9 + n);
-        // Within what it was fed alone, and into what it shares.
+        // Once within the tokens fed to this branch alone, and once into the shared ones.
         for back in [n + 2, 40] {
             let len = twig.fed.len() - back;
             if twig.layer.rewind_point(len) == len {
@@ -152,7 +154,7 @@ fn branches_of_a_tree_do_not_meet(subject: &Subject<'_>) {
             }
         }
     }
-    // Moved, selected by rows, saved: each in one that shares, while the others are there.
+    // Moved to the host, reordered by row, saved: each on a branch that shares, while the others exist.
     let [away, rows, saved, ..] = &mut twigs[..] else { unreachable!("there are five") };
     away.layer.offload().unwrap();
     rows.layer.reorder(&[0]).unwrap();
@@ -171,7 +173,7 @@ fn branches_of_a_tree_do_not_meet(subject: &Subject<'_>) {
     twigs[0].feed(subject, 33..34);
 }
 
-/// A layer of an exact strategy, and what it was fed.
+/// A layer of an exact strategy, and the tokens that it was fed.
 struct Branch {
     layer: Box<dyn KvLayer>,
     fed: Vec<usize>,
@@ -228,7 +230,7 @@ fn a_truncation_is_exact(subject: &Subject<'_>) {
     }
 }
 
-/// Tokens that stay for ever, once they are there, may be others after a truncation.
+/// Tokens that are kept permanently, such as sinks, may be replaced after a truncation.
 fn other_first_tokens_are_those_that_count(subject: &Subject<'_>) {
     let (mut straight, mut detour) = ((subject.build)(), (subject.build)());
     detour.keep_history(8);
@@ -245,7 +247,7 @@ fn other_first_tokens_are_those_that_count(subject: &Subject<'_>) {
     }
 }
 
-/// More history is promised when buffers are in use already.
+/// A longer history is promised while buffers are in use.
 fn a_late_promise_is_exact(subject: &Subject<'_>) {
     for n in [1, 4, 5, 9, 13] {
         let (mut straight, mut detour) = ((subject.build)(), (subject.build)());
@@ -340,6 +342,33 @@ fn what_forgot_everything_is_new(subject: &Subject<'_>) {
     assert_eq!(restored.span(2), new.span(2), "{subject:?}");
 }
 
+/// Keys are lent to a buffer of several rows, in which a token is stored, and taken back.
+fn what_was_lent_is_the_same(subject: &Subject<'_>) {
+    let (mut layer, mut alone) = ((subject.build)(), (subject.build)());
+    assert!(layer.lend().unwrap().is_none(), "{subject:?} has nothing to lend");
+    for layer in [&mut layer, &mut alone] {
+        push(subject, &mut **layer, 0..9);
+    }
+    let Some(slots) = layer.slots_for(3) else { return };
+    assert!(slots >= 12, "{subject:?} has room for 12 tokens in {slots} slots");
+    let (k, v) = layer.lend().unwrap().unwrap();
+    assert_eq!((layer.seq_len(), layer.rows(), layer.usage().device), (9, Some(1), 0), "{subject:?}");
+    let at = |slot: usize| [0..1, 0..2, slot..slot + 1, 0..DIM];
+    let copy = |tensor: Tensor<4>, new: Tensor<4>| {
+        let room = Tensor::zeros([1, 2, slots, DIM], subject.device);
+        let held = tensor.narrow(2, 0, 9);
+        room.slice_assign([0..1, 0..2, 0..9, 0..DIM], held).slice_assign(at(9), new)
+    };
+    let new = keys(subject.device, 9..10);
+    let kv = (copy(k, new.clone()), copy(v, values_of(new)));
+    layer.stored(1);
+    push(subject, &mut *alone, 9..10);
+    assert_eq!((layer.seq_len(), layer.span(1)), (10, alone.span(1)), "{subject:?}");
+    layer.take_back(kv);
+    let want = push(subject, &mut *alone, 10..14);
+    assert_eq!(push(subject, &mut *layer, 10..14), want, "{subject:?}");
+}
+
 fn rows_can_be_reordered(subject: &Subject<'_>) {
     let mut layer = (subject.build)();
     let rows = |firsts: &[usize], n| {
@@ -353,13 +382,14 @@ fn rows_can_be_reordered(subject: &Subject<'_>) {
     let row = |b| tokens_of(subject, keys.clone().narrow(0, b, 1), values.clone().narrow(0, b, 1));
     for (b, want) in [[111.0, 90.0], [105.0, 91.0], [111.0, 92.0]].into_iter().enumerate() {
         let got = row(b);
-        // A window of one token sees itself alone.
+        // A window of one token sees only itself.
         let seen = got.len().min(2);
         assert_eq!(got[got.len() - seen..], want[2 - seen..], "{subject:?}");
     }
 }
 
-/// By numbers that the device has, where a layer can do it: rows of two prompts that went on differently.
+/// Rows are reordered by indices on the device, if the layer supports it: rows of two prompts with different
+/// continuations.
 fn rows_can_be_reordered_on_the_device(subject: &Subject<'_>) {
     let mut layers = [(); 2].map(|()| (subject.build)());
     if layers[0].reorders() == Reorders::No {
@@ -423,7 +453,7 @@ fn a_restored_layer_goes_on(subject: &Subject<'_>) {
             assert_eq!(push(subject, &mut *restored, t..t + 1), want, "{subject:?} restored at {len}");
             assert_eq!(push(subject, &mut *saved, t..t + 1), want, "{subject:?} saved at {len}");
         }
-        // What is no state of such a layer is refused.
+        // A state that does not belong to such a layer is refused.
         let mut wrong = state.clone();
         wrong.counts = serde_json::json!({ "of": "another cache" });
         assert!(refuses(subject, wrong), "{subject:?}: counts of another cache");
@@ -467,7 +497,7 @@ fn encoder(cache: &mut ModelCache) -> &mut dyn CrossLayer {
     }
 }
 
-/// Laws of an encoder's memory in `cache`, block 0, which is new.
+/// Checks the laws of an encoder's memory on block 0 of `cache`, which must be new.
 pub fn cross_conforms(cache: &mut ModelCache, device: &Device) {
     let layer = encoder(cache);
     assert!(layer.view().unwrap().is_none());

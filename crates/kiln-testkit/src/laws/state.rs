@@ -5,11 +5,11 @@ use kiln::expert::memory::{RecurrentNeed, StateLayer, StateRings};
 
 use super::feeding::floats;
 
-/// What the layers must be made for.
+/// Dimensions for which the layers must be built.
 pub const STATE_NEED: RecurrentNeed = RecurrentNeed { channels: 1, conv_width: 3, state_dim: 1 };
 
-/// A layer of two rows and one channel, and the numbers that it was fed: the input of a token, which is its state, too.
-/// The second row has ten times those of the first.
+/// A layer of two rows and one channel, and the numbers that it was fed. The input of a token is also its
+/// state. The numbers of the second row are ten times those of the first.
 struct Fed<'a> {
     layer: Box<dyn StateLayer>,
     numbers: Vec<f32>,
@@ -17,7 +17,7 @@ struct Fed<'a> {
 }
 
 impl Fed<'_> {
-    /// Feeds some numbers in one pass, and writes the rings as kernels do.
+    /// Feeds numbers in one pass and writes the rings as kernels do.
     fn feed(&mut self, numbers: &[f32]) {
         let n = numbers.len();
         let StateRings { mut inputs, mut states } = self.take(n);
@@ -48,7 +48,8 @@ impl Fed<'_> {
         self.numbers.truncate(len);
     }
 
-    /// Compares what the next token would find with what was fed. `factors`: of the rows, if they are others by now.
+    /// Compares what the next token would read with what was fed. `factors` are the multipliers of the rows,
+    /// which change when rows are reordered.
     fn check(&mut self, factors: [f32; 2], what: &str) {
         let len = self.numbers.len();
         assert_eq!(self.layer.seq_len(), len, "{what}");
@@ -72,12 +73,12 @@ impl Fed<'_> {
 
 const ROWS: [f32; 2] = [1.0, 10.0];
 
-/// Laws of every layer for [`STATE_NEED`]. `build` makes new ones.
+/// Checks the laws of every recurrent layer for [`STATE_NEED`]. `build` creates new layers.
 pub fn state_conforms(build: &dyn Fn() -> Box<dyn StateLayer>, device: &Device) {
     let new = || Fed { layer: build(), numbers: Vec::new(), device };
     let numbers = |range: std::ops::Range<usize>| range.map(|n| n as f32 + 1.0).collect::<Vec<_>>();
 
-    // Every length that was promised can be returned to, however tokens were divided into passes.
+    // Every promised length can be returned to, however the tokens were divided into passes.
     for passes in [&[1; 8][..], &[3, 5], &[8], &[2, 1, 4, 1], &[30, 1, 2], &[1, 40]] {
         for back in 0..=4 {
             let mut fed = new();
@@ -97,7 +98,7 @@ pub fn state_conforms(build: &dyn Fn() -> Box<dyn StateLayer>, device: &Device) 
         }
     }
 
-    // A pass can be taken back, whatever was promised.
+    // A pass can be taken back, whatever history was promised.
     for history in [0, 2] {
         let mut fed = new();
         fed.layer.keep_history(history);
@@ -116,14 +117,14 @@ pub fn state_conforms(build: &dyn Fn() -> Box<dyn StateLayer>, device: &Device) 
     (0..8).for_each(|n| fed.feed(&numbers(n..n + 1)));
     fed.truncate(6);
     assert_eq!(fed.layer.rewind_point(2), 0, "{} kept no more than was promised", fed.layer.name());
-    // More is promised when rings are in use.
+    // A longer history is promised while the rings are in use.
     fed.layer.keep_history(9);
     (20..29).for_each(|n| fed.feed(&numbers(n..n + 1)));
     assert_eq!(fed.layer.rewind_point(6), 6, "a late promise");
     fed.truncate(7);
     fed.check(ROWS, "a late promise");
 
-    // Two futures of a snapshot do not meet.
+    // Two continuations of a snapshot are independent.
     let mut other = Fed { layer: fed.layer.snapshot(), numbers: fed.numbers.clone(), device };
     for n in 40..44 {
         fed.feed(&numbers(n..n + 1));

@@ -1,4 +1,4 @@
-//! Formats against recordings of gguf and ggml (`tools/weights_cases.py`).
+//! Comparison of formats with recordings of gguf and ggml (`tools/weights_cases.py`).
 
 use std::io::Cursor;
 
@@ -63,7 +63,7 @@ fn packing_equals_ggml() {
         let blocks = bytes.chunks(format.block_bytes()).zip(expected.chunks(format.block_bytes()));
         for (block, (bytes, expected)) in blocks.enumerate() {
             match format.block() {
-                // Codes of groups with a scale of 0 mean nothing. ggml keeps there what it tried last.
+                // Codes of groups with a scale of 0 are meaningless. ggml leaves its last attempt there.
                 256 => {
                     let (numbers, expected) = (unpacked(format, bytes), unpacked(format, expected));
                     assert_eq!(numbers, expected, "{format}: block {block}");
@@ -121,7 +121,7 @@ fn numbers_without_a_scale_are_refused_and_nothing_is_written() {
     assert_eq!(unpacked(Format::F16, &packed(Format::F16, &[1e30])), [f32::INFINITY]);
 }
 
-/// Numbers of all sizes that can be packed, in groups of similar size.
+/// Generates numbers of all magnitudes that can be packed, in groups of similar magnitude.
 fn numbers() -> impl Strategy<Value = Vec<f32>> {
     let group = (-30..16_i32, prop::collection::vec(-1.0..1.0_f32, 16))
         .prop_map(|(exponent, group)| group.into_iter().map(move |x| x * 2_f32.powi(exponent)));
@@ -137,8 +137,8 @@ proptest! {
         }
     }
 
-    /// A step is a fifteenth or a 255th of the way from the smallest number to the largest, with 0. Codes lose half of it, and
-    /// the zero point another half.
+    /// A step is 1 / 15 or 1 / 255 of the range from the smallest to the largest number, extended to include
+    /// 0. Rounding a code loses half a step, and rounding the zero point another half.
     #[test]
     fn integers_with_a_zero_point_lose_at_most_a_step(numbers in numbers()) {
         for (format, codes) in
@@ -155,7 +155,7 @@ proptest! {
         }
     }
 
-    /// Numbers become the entry of the table that is nearest, and the largest stays what it is.
+    /// Each number becomes the nearest entry of the table, and the largest number stays unchanged.
     #[test]
     fn numbers_of_a_table_are_the_nearest(numbers in numbers()) {
         for (format, table) in [(Format::Nf4, Table::Nf4), (Format::Fp4, Table::Fp4)] {
@@ -171,12 +171,13 @@ proptest! {
         }
     }
 
-    /// In parts of the largest number, a step is 1 / 8 (Q4_0), 2 / 15 (Q4_1), 1 / 16 (Q5_0), 2 / 31 (Q5_1) and 1 / 127
-    /// (Q8_0). Rounding a code loses half a step. Q4_0 and Q5_0 have one code less on one side of 0, and lose a whole step
-    /// there.
+    /// Relative to the largest number, a step is 1 / 8 (Q4_0), 2 / 15 (Q4_1), 1 / 16 (Q5_0), 2 / 31 (Q5_1)
+    /// and 1 / 127 (Q8_0). Rounding a code loses half a step. Q4_0 and Q5_0 have one code fewer on one side
+    /// of 0, and lose a whole step there.
     ///
-    /// Scales and minimums lose a part of 2048 by rounding to float16, or half of the least float16. A scale counts `codes`
-    /// times, which makes at most twice the largest number, and a minimum once.
+    /// Rounding scales and minimums to float16 loses 1 / 2048 of them, or half of the smallest float16. A
+    /// scale is multiplied by up to `codes`, which gives at most twice the largest number, and a minimum is
+    /// added once.
     #[test]
     fn blocks_of_32_lose_at_most_a_step(numbers in numbers()) {
         const LEAST_F16: f32 = 1.0 / 16_777_216.0;
@@ -192,7 +193,7 @@ proptest! {
             for (numbers, unpacked) in numbers.chunks(32).zip(unpacked.chunks(32)) {
                 let largest = numbers.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
                 let by_scales = largest * 3.0 / 2048.0 + (codes + 1.0) * LEAST_F16 / 2.0;
-                // For the sums and products of float32, of which there are few
+                // Allowance for the few float32 sums and products.
                 let most = (largest * loss + by_scales) * (1.0 + 8.0 * f32::EPSILON);
                 for (x, unpacked) in numbers.iter().zip(unpacked) {
                     prop_assert!((x - unpacked).abs() <= most, "{format}: {x} became {unpacked}");

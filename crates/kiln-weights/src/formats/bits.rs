@@ -1,7 +1,8 @@
-//! Codes of 1, 2, 4 or 8 bits in bytes.
+//! Packing of 1-, 2-, 4- and 8-bit codes into bytes.
 //!
-//! All formats of ggml share one scheme, with two parameters. `STRIDE` bytes hold `8 / BITS · STRIDE` codes. The lowest
-//! bits of these bytes are the first `STRIDE` codes, the next bits are the next `STRIDE` codes, and so on.
+//! All ggml formats share one scheme with two parameters. `STRIDE` bytes hold `8 / BITS · STRIDE` codes. The
+//! lowest bits of these bytes are the first `STRIDE` codes, the next bits are the next `STRIDE` codes, and so
+//! on.
 
 /// Reads `N` codes from `B` bytes.
 #[inline]

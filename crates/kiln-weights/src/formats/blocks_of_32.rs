@@ -1,4 +1,4 @@
-//! Blocks of 32 numbers with a scale, and in some formats a minimum: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+//! Blocks of 32 numbers with a scale, and a minimum in some formats: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
 
 use crate::formats::bits::{bytes_of, codes_of};
 use crate::formats::{Block, Layout, fields, inverse, largest, narrow, widen};
@@ -11,7 +11,7 @@ pub(crate) static Q5_1: Layout = Layout::of::<Q5_1, _, _>("q5_1", 7, Some(Stream
 pub(crate) static Q8_0: Layout = Layout::of::<Q8_0, _, _>("q8_0", 8, Some(Streams::of_32(8, 0, 128, false)));
 
 fields! {
-    /// `(code - 8) · scale`, with 4 bits a code (`block_q4_0` of ggml).
+    /// `(code - 8) · scale`, with 4-bit codes (`block_q4_0` of ggml).
     struct Q4_0 {
         scale: [u8; 2],
         /// Byte i: code i, then code i + 16
@@ -36,7 +36,7 @@ impl Block<32, 18> for Q4_0 {
 }
 
 fields! {
-    /// `code · scale + minimum`, with 4 bits a code (`block_q4_1` of ggml).
+    /// `code · scale + minimum`, with 4-bit codes (`block_q4_1` of ggml).
     struct Q4_1 {
         scale: [u8; 2],
         minimum: [u8; 2],
@@ -63,7 +63,7 @@ impl Block<32, 20> for Q4_1 {
 }
 
 fields! {
-    /// `(code - 16) · scale`, with 5 bits a code (`block_q5_0` of ggml).
+    /// `(code - 16) · scale`, with 5-bit codes (`block_q5_0` of ggml).
     struct Q5_0 {
         scale: [u8; 2],
         /// Bit i: the highest bit of code i
@@ -91,7 +91,7 @@ impl Block<32, 22> for Q5_0 {
 }
 
 fields! {
-    /// `code · scale + minimum`, with 5 bits a code (`block_q5_1` of ggml).
+    /// `code · scale + minimum`, with 5-bit codes (`block_q5_1` of ggml).
     struct Q5_1 {
         scale: [u8; 2],
         minimum: [u8; 2],
@@ -121,7 +121,7 @@ impl Block<32, 24> for Q5_1 {
 }
 
 fields! {
-    /// `code · scale`, with a signed byte a code (`block_q8_0` of ggml).
+    /// `code · scale`, with signed 8-bit codes (`block_q8_0` of ggml).
     struct Q8_0 {
         scale: [u8; 2],
         codes: [u8; 32],
@@ -148,38 +148,40 @@ impl Block<32, 34> for Q8_0 {
     }
 }
 
-/// The nearest integer; halves are rounded away from 0, as in C. `f32::round` calls a function where the processor has no
-/// instruction for it.
+/// Rounds to the nearest integer, and halves away from 0, as in C. `f32::round` calls a function on
+/// processors without an instruction for it.
 fn round(x: f32) -> f32 {
-    // With 0.5, the sum would be rounded up to 1 for the largest number below 0.5.
+    // With 0.5, the largest number below 0.5 would be rounded up to 1.
     const BELOW_HALF: f32 = 0.5_f32.next_down();
     (x + BELOW_HALF.copysign(x)) as i32 as f32
 }
 
-/// `(code - half) · scale`
+/// Computes `(code - half) · scale`.
 fn centered(scale: f32, half: f32, codes: &[u8; 32], numbers: &mut [f32; 32]) {
     for (number, &code) in numbers.iter_mut().zip(codes) {
         *number = scale * (f32::from(code) - half);
     }
 }
 
-/// `code · scale + minimum`
+/// Computes `code · scale + minimum`.
 fn affine(scale: f32, minimum: f32, codes: &[u8; 32], numbers: &mut [f32; 32]) {
     for (number, &code) in numbers.iter_mut().zip(codes) {
         *number = scale * f32::from(code) + minimum;
     }
 }
 
-/// The scale that makes the largest number `-half`, and the codes from 0 to `2 · half - 1`.
+/// Returns the scale that maps the number with the largest absolute value to `-half`, and the codes from 0 to
+/// `2 · half - 1`.
 fn symmetric(numbers: &[f32; 32], half: f32) -> ([u8; 2], [u8; 32]) {
     let scale = largest(numbers) / -half;
     let inverse = inverse(scale);
-    // The sum is not negative, so dropping its fraction rounds to the nearest.
+    // The sum is not negative, so truncation rounds to the nearest integer.
     let codes = numbers.map(|x| (x * inverse + (half + 0.5)).min(2.0 * half - 1.0) as u8);
     (narrow(scale), codes)
 }
 
-/// The scale and minimum with which the codes 0 and `max` are the smallest and the largest number.
+/// Returns the scale and the minimum that map the smallest and the largest number to the codes 0 and `max`,
+/// and the codes.
 fn between_extremes(numbers: &[f32; 32], max: f32) -> ([u8; 2], [u8; 2], [u8; 32]) {
     let low = numbers.iter().fold(f32::MAX, |low, &x| if x < low { x } else { low });
     let high = numbers.iter().fold(f32::MIN, |high, &x| if x > high { x } else { high });

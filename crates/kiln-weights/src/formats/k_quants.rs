@@ -1,4 +1,4 @@
-//! K-quants: blocks of 256 numbers in groups of 16 or 32, whose scales are codes, too: Q2_K to Q6_K.
+//! K-quants: blocks of 256 numbers in groups of 16 or 32, whose scales are quantized, too: Q2_K to Q6_K.
 
 use crate::formats::bits::{bytes_of, codes_of};
 use crate::formats::search::{Groups, Tries, ZERO, affine, groups, nearest, symmetric, symmetric_descent};
@@ -17,7 +17,8 @@ pub(crate) static Q6_K: Layout =
     Layout::of::<Q6K, _, _>("q6_k", 14, Some(Streams::of_256(4, 2, 32, 16, GroupScales::Signed)));
 
 fields! {
-    /// `scale · s · code - minimum · m`, with 2 bits a code, and 4-bit s and m for each 16 numbers (`block_q2_K` of ggml).
+    /// `scale · s · code - minimum · m`, with 2-bit codes, and a 4-bit s and m per 16 numbers (`block_q2_K`
+    /// of ggml).
     struct Q2K {
         /// Byte i: s of group i, then m of group i
         groups: [u8; 16],
@@ -64,7 +65,8 @@ impl Block<256, 84> for Q2K {
 }
 
 fields! {
-    /// `scale · (s - 32) · (code - 4)`, with 3 bits a code, and a 6-bit s for each 16 numbers (`block_q3_K` of ggml).
+    /// `scale · (s - 32) · (code - 4)`, with 3-bit codes, and a 6-bit s per 16 numbers (`block_q3_K` of
+    /// ggml).
     struct Q3K {
         /// Byte i: the highest bits of codes i, i + 32, .. i + 224
         high: [u8; 32],
@@ -119,11 +121,12 @@ impl Block<256, 110> for Q3K {
 }
 
 fields! {
-    /// `scale · s · code - minimum · m`, with 4 bits a code, and 6-bit s and m for each 32 numbers (`block_q4_K` of ggml).
+    /// `scale · s · code - minimum · m`, with 4-bit codes, and a 6-bit s and m per 32 numbers (`block_q4_K`
+    /// of ggml).
     struct Q4K {
         scale: [u8; 2],
         minimum: [u8; 2],
-        /// See [`six_bits`]
+        /// See [`six_bits`].
         groups: [u8; 12],
         /// Byte i of each 32: code i, then i + 32
         codes: [u8; 128],
@@ -162,11 +165,12 @@ impl Block<256, 144> for Q4K {
 }
 
 fields! {
-    /// `scale · s · code - minimum · m`, with 5 bits a code, and 6-bit s and m for each 32 numbers (`block_q5_K` of ggml).
+    /// `scale · s · code - minimum · m`, with 5-bit codes, and a 6-bit s and m per 32 numbers (`block_q5_K`
+    /// of ggml).
     struct Q5K {
         scale: [u8; 2],
         minimum: [u8; 2],
-        /// See [`six_bits`]
+        /// See [`six_bits`].
         groups: [u8; 12],
         /// Byte i: the highest bits of codes i, i + 32, .. i + 224
         high: [u8; 32],
@@ -211,7 +215,8 @@ impl Block<256, 176> for Q5K {
 }
 
 fields! {
-    /// `scale · s · (code - 32)`, with 6 bits a code, and a signed byte s for each 16 numbers (`block_q6_K` of ggml).
+    /// `scale · s · (code - 32)`, with 6-bit codes, and a signed byte s per 16 numbers (`block_q6_K` of
+    /// ggml).
     struct Q6K {
         /// Byte i of each 64: the low bits of code i, then of i + 64
         low: [u8; 128],
@@ -256,15 +261,15 @@ impl Block<256, 210> for Q6K {
     }
 }
 
-/// A block of `G` groups with scales and minimums, with one byte for each code.
+/// A block of `G` groups with scales and minimums, with one byte per code.
 struct Affine<const G: usize> {
-    /// A float16
+    /// Common factor of the scales, a float16.
     scale: [u8; 2],
-    /// A float16
+    /// Common factor of the minimums, a float16.
     minimum: [u8; 2],
-    /// Factors of `scale`, for each group
+    /// Multiples of `scale`, one per group.
     scales: [u8; G],
-    /// Factors of `minimum`, for each group
+    /// Multiples of `minimum`, one per group.
     minimums: [u8; G],
     codes: [u8; 256],
 }
@@ -292,8 +297,8 @@ impl<const G: usize> Affine<G> {
         }
     }
 
-    /// Scales and minimums become codes up to `largest_code`. Then the numbers become codes, with the scales and minimums
-    /// that these codes express.
+    /// Quantizes scales and minimums to codes up to `largest_code`. Then quantizes the numbers with the
+    /// scales and minimums that these codes represent.
     fn pack<const N: usize>(
         numbers: &Groups<N, G>,
         weights: &Groups<N, G>,
@@ -317,14 +322,14 @@ impl<const G: usize> Affine<G> {
     }
 }
 
-/// Expresses numbers, which are not negative, as integers up to `largest` times a float16.
+/// Expresses non-negative numbers as integers up to `largest` times a float16.
 fn factors<const G: usize>(numbers: [f32; G], largest: f32) -> ([u8; 2], [u8; G]) {
     let max = numbers.iter().fold(0.0_f32, |max, &x| max.max(x));
     let inverse = if max > 0.0 { largest / max } else { 0.0 };
     (narrow(max / largest), numbers.map(|x| nearest(inverse * x, 0.0, largest) as u8))
 }
 
-/// How much the error of each number counts: a group's root mean square, plus the number's absolute value.
+/// Returns the weight of each number's error: the root mean square of its group, plus its absolute value.
 fn weights<const N: usize, const G: usize>(numbers: &Groups<N, G>) -> Groups<N, G> {
     let mut squares = [0.0; G];
     for x in numbers {
@@ -336,7 +341,7 @@ fn weights<const N: usize, const G: usize>(numbers: &Groups<N, G>) -> Groups<N, 
     numbers.map(|x| std::array::from_fn(|lane| mean[lane] + x[lane].abs()))
 }
 
-/// Numbers of groups of 16, as `scale · s · (code - half)`.
+/// Unpacks groups of 16 numbers as `scale · s · (code - half)`.
 fn unpack_symmetric(
     scale: [u8; 2],
     scales: [i8; 16],
@@ -354,15 +359,16 @@ fn unpack_symmetric(
     }
 }
 
-/// Scales become codes from `-largest_code` to `largest_code - 1`. Then the numbers become codes from `-half` to `half - 1`,
-/// with the scales that these codes express.
-///
-/// Returns the factor of all scales, their codes, and the codes of the numbers.
+/// Returns the parts of a block, given the bits of its float16 scale, the scales of groups, and the codes.
 fn symmetric_parts(scale: [u8; 2], scales: [i8; 16], codes: [u8; 256]) -> Parts<256> {
     let scale = u16::from_le_bytes(scale).into();
     Parts { codes, scales: scales.map(|s| s as u8), scale, ..Parts::default() }
 }
 
+/// Quantizes scales to codes from `-largest_code` to `largest_code - 1`. Then quantizes the numbers to codes
+/// from `-half` to `half - 1`, with the scales that these codes represent.
+///
+/// Returns the factor of all scales, their codes, and the codes of the numbers.
 fn pack_symmetric(
     numbers: &Groups<16, 16>,
     scales: [f32; 16],
@@ -390,7 +396,7 @@ fn pack_symmetric(
     (scale, scales, codes)
 }
 
-/// Puts low and high bits of codes together.
+/// Combines the low and high bits of codes.
 fn joined<const N: usize>(mut low: [u8; N], high: [u8; N]) -> [u8; N] {
     for (low, high) in low.iter_mut().zip(high) {
         *low |= high;
@@ -398,10 +404,11 @@ fn joined<const N: usize>(mut low: [u8; N], high: [u8; N]) -> [u8; N] {
     low
 }
 
-/// Eight scales and eight minimums of 6 bits in 12 bytes.
+/// Unpacks eight scales and eight minimums of 6 bits from 12 bytes.
 ///
-/// Bytes 0 to 3 are scales 0 to 3, and bytes 4 to 7 are minimums 0 to 3, in 6 bits. The 2 bits above are the high bits of
-/// scales and minimums 4 to 7. Bytes 8 to 11 are the low 4 bits of these scales, and then of these minimums.
+/// Bytes 0 to 3 are scales 0 to 3, and bytes 4 to 7 are minimums 0 to 3, in their low 6 bits. Their upper 2
+/// bits are the high bits of scales and minimums 4 to 7. Bytes 8 to 11 hold the low 4 bits of these scales in
+/// their lower half, and of these minimums in their upper half.
 fn six_bits(bytes: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     let low = |group: usize, minimum: usize| bytes[4 * minimum + group] & 63;
     let high = |group: usize, minimum: usize| {
@@ -416,7 +423,7 @@ fn six_bits(bytes: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     (both(0), both(1))
 }
 
-/// The opposite of [`six_bits`].
+/// The inverse of [`six_bits`].
 fn six_bits_bytes(scales: &[u8; 8], minimums: &[u8; 8]) -> [u8; 12] {
     std::array::from_fn(|byte| match byte {
         0..4 => scales[byte] | scales[byte + 4] >> 4 << 6,

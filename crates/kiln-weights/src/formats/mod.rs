@@ -1,6 +1,7 @@
-//! The layout of each format, one file for each family, and what all blocks share.
+//! The layouts of all formats, one file per family, and the code that all blocks share.
 //!
-//! Source of layouts in GGUF files: `ggml-common.h` and `ggml-quants.c` of ggml. Numbers of several bytes are little endian.
+//! Source of layouts in GGUF files: `ggml-common.h` and `ggml-quants.c` of ggml. Multi-byte numbers are
+//! little endian.
 
 mod bits;
 pub(crate) mod blocks_of_32;
@@ -16,32 +17,33 @@ use half::f16;
 
 use crate::streams::{Order, Parts, Streams};
 
-/// The largest float16. Numbers up to it give scales that float16 holds.
+/// The largest float16. Numbers up to this limit have scales that float16 can hold.
 const LARGEST_F16: f32 = 65504.0;
 
-/// What a format is: constants and two functions.
+/// The description of a format: constants and functions.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) name: &'static str,
-    /// `None` of a format that GGUF files do not have
+    /// Number in `enum ggml_type`; `None` for a format that GGUF files do not have.
     pub(crate) ggml_type: Option<u32>,
-    /// Numbers of a block
+    /// Numbers per block.
     pub(crate) block: usize,
     pub(crate) block_bytes: usize,
-    /// The largest absolute value that can be packed; `None` where every value can, even one that is not finite
+    /// The largest absolute value that can be packed; `None` if every value can be, even one that is not
+    /// finite.
     pub(crate) largest: Option<f32>,
-    /// Unpacks whole blocks
+    /// Unpacks whole blocks.
     pub(crate) unpack: fn(&[u8], &mut [f32]),
-    /// Packs whole blocks
+    /// Packs whole blocks.
     pub(crate) pack: fn(&[f32], &mut [u8]),
-    /// How blocks lie in words, where several numbers share one
+    /// The arrangement of blocks in words, for formats whose words hold several numbers.
     pub(crate) streams: Option<Streams>,
-    /// Places rows of blocks in words
+    /// Arranges rows of blocks into words.
     pub(crate) arrange: fn(&Streams, &[&[u8]], Order, &mut [u8]),
 }
 
 impl Layout {
-    /// The layout of blocks of `N` numbers in `B` bytes.
+    /// Creates the layout of blocks with `N` numbers in `B` bytes.
     const fn of<T: Block<N, B>, const N: usize, const B: usize>(
         name: &'static str,
         ggml_type: u32,
@@ -50,7 +52,7 @@ impl Layout {
         Self { ggml_type: Some(ggml_type), ..Self::in_no_file::<T, N, B>(name, streams) }
     }
 
-    /// The layout of blocks that GGUF files do not have.
+    /// Creates the layout of blocks that GGUF files do not have.
     const fn in_no_file<T: Block<N, B>, const N: usize, const B: usize>(
         name: &'static str,
         streams: Option<Streams>,
@@ -83,13 +85,13 @@ impl Layout {
 trait Block<const N: usize, const B: usize>: Fields<B> {
     fn unpack(&self, numbers: &mut [f32; N]);
 
-    /// Packs numbers that are finite and not larger than [`Layout::largest`].
+    /// Packs finite numbers whose absolute values are at most [`Layout::largest`].
     fn pack(numbers: &[f32; N]) -> Self;
 
     fn parts(&self) -> Parts<N>;
 }
 
-/// Fills a longer array.
+/// Extends an array with zeros.
 fn filled<const N: usize, const M: usize>(values: [u8; N]) -> [u8; M] {
     std::array::from_fn(|i| values.get(i).copied().unwrap_or(0))
 }
@@ -125,14 +127,14 @@ macro_rules! fields {
 }
 use fields;
 
-/// Removes a field from the beginning of a block. The sizes come from [`fields`], so it is there.
+/// Removes a field from the beginning of a block. The sizes come from [`fields`], so the bytes are there.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let Some((field, behind)) = rest.split_first_chunk() else { return [0; N] };
     *rest = behind;
     *field
 }
 
-/// Writes a field to the beginning of what is left of a block.
+/// Writes a field to the beginning of the rest of a block.
 fn put<const N: usize>(rest: &mut &mut [u8], field: &[u8; N]) {
     if let Some((place, behind)) = std::mem::take(rest).split_first_chunk_mut() {
         *place = *field;
@@ -148,7 +150,7 @@ fn narrow(scale: f32) -> [u8; 2] {
     f16::from_f32(scale).to_le_bytes()
 }
 
-/// The reciprocal of a scale, or 0 for a scale of 0.
+/// Returns the reciprocal of a scale, or 0 for a scale of 0.
 fn inverse(scale: f32) -> f32 {
     match scale == 0.0 {
         true => 0.0,
@@ -156,9 +158,9 @@ fn inverse(scale: f32) -> f32 {
     }
 }
 
-/// The first of the numbers with the largest absolute value, or 0.
+/// Returns the first number with the largest absolute value, or 0.
 fn largest<const N: usize>(numbers: &[f32; N]) -> f32 {
-    // In two steps, of which the first is vectorised. No number is NaN.
+    // In two steps, the first of which is vectorised. No number is NaN.
     let size = numbers.iter().fold(0.0, |size: f32, x| if x.abs() > size { x.abs() } else { size });
     numbers.iter().copied().find(|x| x.abs() == size).unwrap_or(0.0)
 }

@@ -44,7 +44,8 @@ impl Block<1, 4> for f32 {
     }
 }
 
-/// How many float16 are converted at once. Most processors have instructions for several, and calling them has a price.
+/// Number of float16 to convert at once. Most processors have instructions for several at a time, and each
+/// call has overhead.
 const AT_ONCE: usize = 64;
 
 fn unpack_f16(bytes: &[u8], numbers: &mut [f32]) {

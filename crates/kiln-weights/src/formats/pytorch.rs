@@ -1,5 +1,5 @@
-//! Blocks that hold what PyTorch's quantizers store, with scales in float32: NF4, FP4, INT4, INT8. No file has them: they are made when a
-//! folder is loaded.
+//! Blocks for the data that PyTorch's quantizers store, with float32 scales: NF4, FP4, INT4, INT8. No file
+//! contains these blocks: they are created when a folder is loaded.
 //!
 //! Source of NF4 and FP4: T. Dettmers et al., "QLoRA", <https://arxiv.org/abs/2305.14314>.
 
@@ -7,7 +7,8 @@ use crate::formats::bits::{bytes_of, codes_of};
 use crate::formats::{Block, Layout, fields, filled, inverse, largest, put};
 use crate::streams::{GroupScales, Parts, Streams, Table};
 
-/// Half of the numbers that a scale may have to be in float32.
+/// Largest absolute value to pack: half of the largest float32, so that the range from minimum to maximum
+/// stays finite.
 const LARGEST: Option<f32> = Some(f32::MAX / 2.0);
 
 macro_rules! tables {
@@ -22,7 +23,7 @@ macro_rules! tables {
             };
 
             fields! {
-                /// `scale · table[code]`, with 4 bits a code.
+                /// `scale · table[code]`, with 4-bit codes.
                 struct $name {
                     scale: [u8; 4],
                     /// Byte i of each 16: code i, then code i + 16
@@ -58,7 +59,7 @@ tables! {
     FP4 Fp4 "fp4",
 }
 
-/// The places of the entries nearest to scaled numbers; the first of two that are as near.
+/// Returns the index of the table entry nearest to each scaled number; the first one of a tie.
 fn nearest(table: &[f32; 16], inverse: f32, numbers: &[f32; 64]) -> [u8; 64] {
     let (mut codes, mut least) = ([0; 64], [f32::INFINITY; 64]);
     for (code, entry) in (0..).zip(table) {
@@ -88,7 +89,7 @@ macro_rules! integers {
                 struct $name {
                     scale: [u8; 4],
                     zero: [u8; 1],
-                    /// Of 4 bits, byte i of each 16: code i, then code i + 16
+                    /// With 4 bits, byte i of each 16: code i, then code i + 16
                     codes: [u8; $codes],
                 }
             }
@@ -128,19 +129,20 @@ integers! {
     INT8 Int8 "int8": 32 numbers of 8 bits, 32 bytes,
 }
 
-/// The scale, the zero point and the codes up to `max` of numbers between the smallest and the largest one, and 0.
+/// Returns the scale, the zero point and the codes up to `max` that span the range from the smallest to the
+/// largest number, extended to include 0.
 fn between_extremes<const N: usize>(numbers: &[f32; N], max: f32) -> (f32, u8, [u8; N]) {
     let low = numbers.iter().fold(0.0, |low: f32, &x| if x < low { x } else { low });
     let high = numbers.iter().fold(0.0, |high: f32, &x| if x > high { x } else { high });
     let scale = (high - low) / max;
     let inverse = inverse(scale);
     let zero = (-low * inverse).round();
-    // The sum is not negative, but for rounding.
+    // The sum is not negative, apart from rounding.
     let codes = numbers.map(|x| (x * inverse + (zero + 0.5)).min(max) as u8);
     (scale, zero.min(max) as u8, codes)
 }
 
-/// Writes a block, whose codes have eight bits if it has as many bytes for them, else four.
+/// Writes a block. Codes take eight bits each if the block has enough bytes for them, otherwise four.
 pub(crate) fn write(scale: f32, zero: Option<u8>, codes: &[u8], block: &mut [u8]) {
     let mut rest = block;
     put(&mut rest, &scale.to_le_bytes());

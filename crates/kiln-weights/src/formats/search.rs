@@ -1,16 +1,16 @@
-//! Searches for the scales of groups of numbers, as the quantizers of ggml do them.
+//! Searches for the scales of groups of numbers, like the quantizers of ggml.
 //!
-//! A group is searched in a lane of its own: `numbers[i][lane]` is number `i` of group `lane`. The compiler vectorises over
-//! the lanes, while each sum adds its terms in the order of ggml. So the scales equal those of ggml to the bit, where ggml
-//! is compiled without fused multiplication and addition.
+//! Each group has its own lane: `numbers[i][lane]` is number `i` of group `lane`. The compiler vectorises
+//! over the lanes, while each sum adds its terms in the order of ggml. Therefore the scales equal those of
+//! ggml bit for bit, if ggml is compiled without fused multiply-add.
 
-/// Numbers of `G` groups, of `N` numbers each.
+/// Numbers in `G` groups of `N` numbers each.
 pub(crate) type Groups<const N: usize, const G: usize> = [[f32; G]; N];
 
-/// Groups whose largest absolute value is smaller are taken for zeros (`GROUP_MAX_EPS` of ggml).
+/// Groups whose largest absolute value is below this limit are treated as zeros (`GROUP_MAX_EPS` of ggml).
 pub(crate) const ZERO: f32 = 1e-15;
 
-/// Puts groups that follow each other into lanes.
+/// Transposes consecutive groups into lanes.
 pub(crate) fn groups<const N: usize, const G: usize>(numbers: &[f32]) -> Groups<N, G> {
     let mut groups = [[0.0; G]; N];
     for (lane, group) in numbers.chunks_exact(N).take(G).enumerate() {
@@ -21,9 +21,9 @@ pub(crate) fn groups<const N: usize, const G: usize>(numbers: &[f32]) -> Groups<
     groups
 }
 
-/// The nearest integer from `low` to `high`; halves are rounded to even. NaN stays NaN.
+/// Returns the nearest integer from `low` to `high`; halves are rounded to even. NaN stays NaN.
 pub(crate) fn nearest(x: f32, low: f32, high: f32) -> f32 {
-    // A float32 of this size has no fraction (`nearest_int` of ggml).
+    // A float32 of this magnitude has no fraction (`nearest_int` of ggml).
     const INTEGERS: f32 = 12_582_912.0;
     // Each line is one instruction, unlike `clamp`, which checks its bounds.
     let x = if x < low { low } else { x };
@@ -31,7 +31,7 @@ pub(crate) fn nearest(x: f32, low: f32, high: f32) -> f32 {
     x + INTEGERS - INTEGERS
 }
 
-/// For each lane, the first of its numbers with the largest absolute value, or 0.
+/// Returns the first number with the largest absolute value in each lane, or 0.
 pub(crate) fn largest<const N: usize, const G: usize>(numbers: &Groups<N, G>) -> [f32; G] {
     let mut largest = [0.0_f32; G];
     for x in numbers {
@@ -43,23 +43,25 @@ pub(crate) fn largest<const N: usize, const G: usize>(numbers: &Groups<N, G>) ->
     largest
 }
 
-/// What [`affine`] tries.
+/// The inverse scales that [`affine`] tries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tries {
-    /// The largest code
+    /// The largest code.
     pub(crate) max: f32,
-    /// How much the first inverse scale stretches the range, in codes. Each next one stretches it by 0.1 more.
+    /// Amount by which the first inverse scale stretches the range, in codes. Each further one adds 0.1.
     pub(crate) first: f32,
-    /// How many inverse scales are tried
+    /// Number of inverse scales to try.
     pub(crate) count: u8,
-    /// Whether the error is the absolute difference, not its square
+    /// Whether the error is the absolute difference instead of its square.
     pub(crate) absolute: bool,
 }
 
-/// Scales and minimums (which are not positive) of groups, so that `code · scale + minimum` is near to the numbers.
+/// Finds scales and minimums (which are not positive) of groups, such that `code · scale + minimum` is close
+/// to the numbers.
 ///
-/// For each of several inverse scales, the codes are rounded, and the scale and minimum that fit them best are computed by
-/// weighted least squares. Those with the smallest weighted error are kept (`make_qkx2_quants` of ggml).
+/// For each of several inverse scales, the codes are rounded, and the best scale and minimum for them are
+/// computed by weighted least squares. The pair with the smallest weighted error is kept (`make_qkx2_quants`
+/// of ggml).
 pub(crate) fn affine<const N: usize, const G: usize>(
     numbers: &Groups<N, G>,
     weights: &Groups<N, G>,
@@ -78,7 +80,8 @@ pub(crate) fn affine<const N: usize, const G: usize>(
     let inverses = |stretched: f32, minimums: &[f32; G]| {
         std::array::from_fn(|lane| stretched / (high[lane] - minimums[lane]))
     };
-    // Where all numbers of a group are the same, and not positive, this is infinite, the scale is 0, and no try is better.
+    // If all numbers of a group are equal and not positive, this is infinite, the scale is 0, and no attempt
+    // is better.
     let inverse = inverses(tries.max, &minimums);
     let mut scales = inverse.map(f32::recip);
     let codes = affine_codes(numbers, &minimums, &inverse, tries.max);
@@ -131,7 +134,7 @@ fn affine_codes<const N: usize, const G: usize>(
     codes
 }
 
-/// The weighted sum of the errors of each group, absolute or squared.
+/// Returns the weighted sum of the errors of each group, absolute or squared.
 fn affine_error<const N: usize, const G: usize>(
     numbers: &Groups<N, G>,
     weights: &Groups<N, G>,
@@ -150,8 +153,8 @@ fn affine_error<const N: usize, const G: usize>(
     sums
 }
 
-/// Scales of groups, so that `code · scale` is near to the numbers, for codes from `-half` to `half - 1`: the best of 19
-/// inverse scales (`make_qx_quants` of ggml).
+/// Finds scales of groups, such that `code · scale` is close to the numbers, for codes from `-half` to `half
+/// - 1`: the best of 19 inverse scales (`make_qx_quants` of ggml).
 pub(crate) fn symmetric<const N: usize, const G: usize>(numbers: &Groups<N, G>, half: f32) -> [f32; G] {
     const STRETCHES: [i8; 19] = [0, -9, -8, -7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7, 8, 9];
     let inverses = STRETCHES.into_iter().map(|n| move |largest: f32| -(half + 0.1 * f32::from(n)) / largest);
@@ -159,12 +162,12 @@ pub(crate) fn symmetric<const N: usize, const G: usize>(numbers: &Groups<N, G>, 
     best_fit(numbers, inverses, nearest, |weight, x, code| weight * x * code)
 }
 
-/// Of several inverse scales, finds the one whose rounded codes fit the numbers best. Returns the scale that fits these
+/// Finds the inverse scale whose rounded codes fit the numbers best, and returns the scale that fits these
 /// codes best by least squares. A number is weighted with its square. Groups of zeros get 0.
 ///
-/// Each of `inverses` computes an inverse scale from the number of a group with the largest absolute value. `round` gives
-/// the value of the nearest code. `product` multiplies a weight, a number and the value of its code, in the order that ggml
-/// has there.
+/// Each of `inverses` computes an inverse scale from the number with the largest absolute value in a group.
+/// `round` returns the value of the nearest code. `product` multiplies a weight, a number and the value of
+/// its code, in the order that ggml uses there.
 pub(crate) fn best_fit<const N: usize, const G: usize>(
     numbers: &Groups<N, G>,
     inverses: impl Iterator<Item = impl Fn(f32) -> f32>,
@@ -185,7 +188,7 @@ pub(crate) fn best_fit<const N: usize, const G: usize>(
             }
         }
         for lane in 0..G {
-            // The error is a constant less `sum_xl² / sum_l2`.
+            // The error is a constant minus `sum_xl² / sum_l2`.
             if sum_l2[lane] > 0.0 && sum_xl[lane] * sum_xl[lane] > best[lane] * sum_l2[lane] {
                 scales[lane] = sum_xl[lane] / sum_l2[lane];
                 best[lane] = scales[lane] * sum_xl[lane];
@@ -195,8 +198,8 @@ pub(crate) fn best_fit<const N: usize, const G: usize>(
     std::array::from_fn(|lane| if largest[lane].abs() < ZERO { 0.0 } else { scales[lane] })
 }
 
-/// Scales as those of [`symmetric`], found by changing one code at a time (`make_q3_quants` of ggml). With few codes, each of
-/// them matters more than the first inverse scale.
+/// Finds scales like [`symmetric`], but by changing one code at a time (`make_q3_quants` of ggml). With few
+/// codes, each code matters more than the first inverse scale.
 pub(crate) fn symmetric_descent<const N: usize, const G: usize>(
     numbers: &Groups<N, G>,
     half: f32,

@@ -1,4 +1,4 @@
-//! Blocks whose codes are places in a table of 16 values: IQ4_NL, IQ4_XS, MXFP4.
+//! Blocks whose codes are indices into a table of 16 values: IQ4_NL, IQ4_XS, MXFP4.
 
 use half::bf16;
 
@@ -22,21 +22,21 @@ const STREAMS: Streams = Streams::of_32(4, 0, 0, false).with_table(Table::NonLin
 const MX_STREAMS: Streams =
     Streams { scale: ScaleType::Bf16, ..Streams::of_32(4, 0, 0, false).with_table(Table::E2M1) };
 
-/// A table of what codes of four bits stand for.
+/// A table of the values of 4-bit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Table {
-    /// Of IQ4_NL and IQ4_XS
+    /// Table of IQ4_NL and IQ4_XS
     NonLinear,
-    /// Of MXFP4
+    /// Table of MXFP4
     E2M1,
-    /// Of bitsandbytes: quantiles of a normal distribution, from -1 to 1
+    /// Table of bitsandbytes' NF4: quantiles of a normal distribution, from -1 to 1
     Nf4,
-    /// Of bitsandbytes: floats of 4 bits, of which the largest is 1
+    /// Table of bitsandbytes' FP4: 4-bit floats, the largest of which is 1
     Fp4,
 }
 
 impl Table {
-    /// The entries.
+    /// Returns the entries.
     pub const fn numbers(self) -> [f32; 16] {
         match self {
             Self::Nf4 => NF4,
@@ -46,7 +46,7 @@ impl Table {
         }
     }
 
-    /// The entries, if all are integers.
+    /// Returns the entries, if all are integers.
     pub const fn integers(self) -> Option<&'static [i8; 16]> {
         match self {
             Self::NonLinear => Some(&NON_LINEAR),
@@ -83,12 +83,12 @@ const FP4: [f32; 16] = [
 /// `kvalues_iq4nl` of ggml: denser near 0, as weights are.
 const NON_LINEAR: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// `kvalues_mxfp4` of ggml: twice the values of a float of 4 bits (E2M1), which is a sign, 2 bits of exponent and 1 of
-/// fraction.
+/// `kvalues_mxfp4` of ggml: twice the values of a 4-bit float (E2M1), which has a sign, 2 bits of exponent
+/// and 1 bit of fraction.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 fields! {
-    /// `scale · NON_LINEAR[code]`, with 4 bits a code (`block_iq4_nl` of ggml).
+    /// `scale · NON_LINEAR[code]`, with 4-bit codes (`block_iq4_nl` of ggml).
     struct Iq4Nl {
         scale: [u8; 2],
         /// Byte i: code i, then code i + 16
@@ -120,7 +120,7 @@ impl Iq4Nl {
     }
 }
 
-/// Packs blocks as IQ4_NL, most of them in groups of eight, whose scales are searched side by side.
+/// Packs blocks as IQ4_NL, mostly in groups of eight blocks whose scales are searched in parallel lanes.
 fn pack_non_linear(numbers: &[f32], bytes: &mut [u8]) {
     let mut blocks = bytes.as_chunks_mut().0.iter_mut();
     let (eights, rest) = numbers.as_chunks::<256>();
@@ -136,12 +136,13 @@ fn pack_non_linear(numbers: &[f32], bytes: &mut [u8]) {
 }
 
 fields! {
-    /// `scale · (s - 32) · NON_LINEAR[code]`, with 4 bits a code, and a 6-bit s for each 32 numbers (`block_iq4_xs` of ggml).
+    /// `scale · (s - 32) · NON_LINEAR[code]`, with 4-bit codes, and a 6-bit s per 32 numbers (`block_iq4_xs`
+    /// of ggml).
     struct Iq4Xs {
         scale: [u8; 2],
-        /// Two bits for each group: the high bits of s
+        /// Two bits per group: the high bits of s
         high_scales: [u8; 2],
-        /// Four bits for each group: the low bits of s
+        /// Four bits per group: the low bits of s
         low_scales: [u8; 4],
         /// Byte i of each 16: code i, then code i + 16
         codes: [u8; 128],
@@ -149,7 +150,7 @@ fields! {
 }
 
 impl Iq4Xs {
-    /// `s - 32` of each group
+    /// Returns `s - 32` of each group.
     fn factors(&self) -> [i8; 8] {
         let high = codes_of::<2, 1, 8, _>(&self.high_scales);
         let low = codes_of::<4, 1, 8, _>(&self.low_scales);
@@ -198,7 +199,8 @@ impl Block<256, 136> for Iq4Xs {
 }
 
 fields! {
-    /// `2^(exponent - 128) · E2M1[code]`, with 4 bits a code (`block_mxfp4` of ggml; OCP Microscaling Formats 1.0).
+    /// `2^(exponent - 128) · E2M1[code]`, with 4-bit codes (`block_mxfp4` of ggml; OCP Microscaling Formats
+    /// 1.0).
     struct Mxfp4 {
         exponent: [u8; 1],
         /// Byte i: code i, then code i + 16
@@ -212,10 +214,10 @@ impl Block<32, 17> for Mxfp4 {
         look_up(&E2M1, half_power(exponent), codes_of::<4, 16, 32, _>(&self.codes), numbers);
     }
 
-    /// The largest value is 1.5 times the power of two that is not above the largest number. A number beyond it becomes it,
-    /// and loses up to a quarter.
+    /// Packs a block. The largest representable value is 1.5 times the largest power of two that does not
+    /// exceed the largest number. Numbers beyond it are clamped, and lose up to a quarter.
     fn pack(numbers: &[f32; 32]) -> Self {
-        /// Halfway between two values; a number there becomes the one nearer to 0
+        /// Midpoints between values; a number at a midpoint becomes the value nearer to 0.
         const LIMITS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
 
         let largest = largest(numbers).abs();
@@ -230,16 +232,17 @@ impl Block<32, 17> for Mxfp4 {
 
     fn parts(&self) -> Parts<32> {
         let [exponent] = self.exponent;
-        // A power of 2 loses nothing.
+        // A power of 2 is exact in bfloat16.
         let scale = bf16::from_f32(half_power(exponent)).to_bits().into();
         Parts { codes: codes_of::<4, 16, 32, _>(&self.codes), scale, ..Parts::default() }
     }
 }
 
-/// `2^(exponent - 128)`: half of what the exponent stands for, as the values of the table are doubled.
+/// Returns `2^(exponent - 128)`: half of the value of the exponent, because the values of the table are
+/// doubled.
 fn half_power(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
-        // Below the normal numbers
+        // Subnormal results.
         0..2 => 0x0020_0000 << exponent,
         _ => u32::from(exponent - 1) << 23,
     })
@@ -251,8 +254,8 @@ fn look_up(table: &[i8; 16], scale: f32, codes: [u8; 32], numbers: &mut [f32; 32
     }
 }
 
-/// Scales of groups, so that `scale · value` is near to the numbers: the best of 16 inverse scales
-/// (`quantize_row_iq4_nl_impl` of ggml, with as many tries as `quantize_iq4_nl` lets it do).
+/// Finds scales of groups, such that `scale · value` is close to the numbers: the best of 16 inverse scales
+/// (`quantize_row_iq4_nl_impl` of ggml, with the number of tries that `quantize_iq4_nl` sets).
 fn non_linear_scales<const G: usize>(numbers: &[[f32; G]; 32]) -> [f32; G] {
     let inverses = (-8..=7_i8).map(|stretch| {
         move |largest: f32| match stretch {
@@ -270,20 +273,20 @@ fn non_linear_scales<const G: usize>(numbers: &[[f32; G]; 32]) -> [f32; G] {
     best_fit(numbers, inverses, nearest, |weight, x, value| weight * value * x)
 }
 
-/// The place of the value nearest to `x`; the larger one of two that are as near.
+/// Returns the index of the value nearest to `x`; the larger one of a tie.
 fn non_linear_code(x: f32) -> u8 {
     STEPS.iter().map(|step| u8::from(x >= step.limit)).sum()
 }
 
-/// From one value of [`NON_LINEAR`] to the next.
+/// The step from one value of [`NON_LINEAR`] to the next.
 #[derive(Clone, Copy)]
 struct Step {
-    /// Halfway between the values
+    /// Midpoint between the values.
     limit: f32,
     height: f32,
 }
 
-/// Comparing with all limits vectorises, a search in the table does not.
+/// Comparing with all limits vectorises, while a search in the table does not.
 const STEPS: [Step; 15] = {
     let mut steps = [Step { limit: 0.0, height: 0.0 }; 15];
     let mut i = 0;

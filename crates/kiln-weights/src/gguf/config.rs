@@ -1,8 +1,9 @@
-//! The config of a model in a GGUF file's metadata, as the `config.json` of a Hugging Face folder.
+//! The config of a model in the metadata of a GGUF file, converted to the `config.json` of a Hugging Face
+//! folder.
 //!
-//! Keys: `docs/gguf.md` of ggml. What they mean to each architecture: `conversion/*.py` of llama.cpp, which
-//! writes them from a `config.json`, and `src/models/*.cpp`, which reads them. What a file says nowhere is
-//! what llama.cpp assumes.
+//! Keys: `docs/gguf.md` of ggml. Their meaning for each architecture: `conversion/*.py` of llama.cpp, which
+//! writes them from a `config.json`, and `src/models/*.cpp`, which reads them. Missing keys have the defaults
+//! of llama.cpp.
 
 mod architectures;
 mod rope;
@@ -16,26 +17,26 @@ pub use self::rope::FACTORS;
 use super::{Metadata, shown};
 use crate::Error;
 
-/// More blocks than any model has.
+/// Upper limit for the number of blocks.
 const MOST_LAYERS: u64 = 4096;
 
-/// What a config needs to know of the tensors in a file.
+/// The tensors of a file, for the questions that a config has about them.
 pub trait Tensors {
-    /// The shape of tensor `name`, rows first; `None` where there is no such tensor.
+    /// Returns the shape of tensor `name`, rows first; `None` if there is no such tensor.
     fn shape(&self, name: &str) -> Option<Vec<usize>>;
 
-    /// The numbers of tensor `name`, which is a short vector.
+    /// Returns the numbers of tensor `name`, which is a short vector.
     ///
     /// # Errors
-    /// Where there is no such tensor, or it cannot be read.
+    /// Returns an error if there is no such tensor, or if it cannot be read.
     fn numbers(&mut self, name: &str) -> Result<Vec<f32>, Error>;
 }
 
-/// The `config.json` of the model in a file, which names its `model_type`.
+/// Returns the `config.json` of the model in a file, including its `model_type`.
 ///
 /// # Errors
-/// An unknown architecture, a key that is missing or impossible, and what a `config.json` of the architecture
-/// cannot say.
+/// An unknown architecture, a key that is missing or impossible, and settings that a `config.json` of the
+/// architecture cannot express.
 pub fn config_json(metadata: &Metadata, tensors: &mut dyn Tensors) -> Result<Value, Error> {
     const KEY: &str = "general.architecture";
     let wrong = |why: String| Error::Metadata { key: KEY.to_owned(), why };
@@ -54,7 +55,7 @@ pub fn config_json(metadata: &Metadata, tensors: &mut dyn Tensors) -> Result<Val
 /// The fields of a `config.json`.
 type Fields = Map<String, Value>;
 
-/// A file whose config is read.
+/// A file whose config is being read.
 struct File<'a> {
     metadata: &'a Metadata,
     architecture: &'static str,
@@ -62,7 +63,7 @@ struct File<'a> {
 }
 
 impl File<'_> {
-    /// `key`, with the architecture in front.
+    /// Prefixes `key` with the architecture.
     fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture)
     }
@@ -83,7 +84,7 @@ impl File<'_> {
         self.unsigned(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// JSON has no numbers that are not finite.
+    /// Returns a finite number, because JSON has no others.
     fn number(&self, key: &str) -> Result<Option<f64>, Error> {
         match self.metadata.number(&self.key(key))? {
             Some(number) if !number.is_finite() => {
@@ -102,7 +103,7 @@ impl File<'_> {
         }
     }
 
-    /// A number for each block: files have one for all, or a list.
+    /// Returns a number per block: files have one for all blocks, or a list.
     fn of_layers(&self, key: &str) -> Result<Option<Vec<u64>>, Error> {
         let layers = self.layers()? as usize;
         let is_list = self.metadata.get(&self.key(key)).is_some_and(|value| value.as_array().is_some());
@@ -117,7 +118,7 @@ impl File<'_> {
         Ok(Some(list))
     }
 
-    /// A number that is the same in all blocks.
+    /// Returns a number that must be equal in all blocks.
     fn uniform(&self, key: &str) -> Result<Option<u64>, Error> {
         let Some(list) = self.of_layers(key)? else { return Ok(None) };
         match list.iter().all(|number| list.first() == Some(number)) {
@@ -132,12 +133,12 @@ impl File<'_> {
         self.tensors.shape(tensor).is_some()
     }
 
-    /// Which blocks have the tensor `part`.
+    /// Returns, for each block, whether it has the tensor `part`.
     fn blocks_with(&self, part: &str) -> Result<Vec<bool>, Error> {
         Ok((0..self.layers()?).map(|i| self.has(&format!("blk.{i}.{part}"))).collect())
     }
 
-    /// The fields that all models have. The size of the vocabulary is that of the embeddings: they may have
+    /// Returns the fields that all models have. The vocabulary size is that of the embeddings, which may have
     /// more rows than there are tokens.
     fn model(&self, model_type: &str) -> Result<Fields, Error> {
         const EMBEDDINGS: &str = "token_embd.weight";
@@ -151,7 +152,7 @@ impl File<'_> {
             ("num_hidden_layers", self.layers()?.into()),
             ("hidden_size", self.needed("embedding_length")?.into()),
             ("vocab_size", vocab.into()),
-            // A head of its own is always a tensor.
+            // An untied head is always a tensor.
             ("tie_word_embeddings", (!self.has("output.weight")).into()),
         ]))
     }
@@ -161,7 +162,7 @@ impl File<'_> {
         self.number(KEY)?.ok_or_else(|| self.missing(KEY))
     }
 
-    /// The fields that models of attention and feed-forwards have.
+    /// Returns the fields of models with attention and feed-forwards.
     fn decoder(&self, model_type: &str) -> Result<Fields, Error> {
         let heads =
             self.uniform("attention.head_count")?.ok_or_else(|| self.missing("attention.head_count"))?;
@@ -198,7 +199,7 @@ impl File<'_> {
         }
     }
 
-    /// The window of blocks that have one; 0 stands for none.
+    /// Returns the window of blocks that have one; 0 in the file stands for none.
     fn window(&self) -> Result<Option<u64>, Error> {
         Ok(self.unsigned("attention.sliding_window")?.filter(|window| *window > 0))
     }

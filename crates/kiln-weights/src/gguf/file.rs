@@ -1,4 +1,4 @@
-//! A GGUF file as a whole: its metadata, and where its tensors are.
+//! A complete GGUF file: its metadata, and the locations of its tensors.
 
 use std::collections::HashMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,25 +8,26 @@ use super::tensor::aligned;
 use super::{Metadata, TensorInfo, alignment, damaged, shown};
 use crate::Error;
 
-/// The header of a GGUF file. The tensors themselves are not read.
+/// The header of a GGUF file. Tensor data is not read.
 ///
 /// **Invariant:** the ranges of all tensors are within the file, and do not overlap.
 #[derive(Clone, Debug)]
 pub struct Gguf {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
-    /// The place of each name in `tensors`
+    /// Index of each name in `tensors`.
     places: HashMap<String, usize>,
 }
 
 impl Gguf {
-    /// Reads the header of a file of `len` bytes, and checks all of it: versions 2 and 3, little-endian.
+    /// Reads and fully checks the header of a file of `len` bytes: versions 2 and 3, little-endian.
     ///
-    /// A tensor of a type that is not supported is an error here, not only where it is used. Such a model cannot run, and
-    /// its user should know before gigabytes of it are loaded.
+    /// A tensor with an unsupported type is an error here, not only on use. Such a model cannot run, and its
+    /// user should know before gigabytes of it are loaded.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], [`Error::Damaged`], [`Error::Metadata`] for an impossible alignment, and [`Error::Io`].
+    /// [`Error::Unsupported`], [`Error::Damaged`], [`Error::Metadata`] for an impossible alignment, and
+    /// [`Error::Io`].
     pub fn read(reader: &mut (impl Read + Seek), len: u64) -> Result<Self, Error> {
         reader.seek(SeekFrom::Start(0))?;
         let mut reader = Reader::new(reader, len);
@@ -44,7 +45,7 @@ impl Gguf {
         &self.metadata
     }
 
-    /// The tensors in the order of the table.
+    /// The tensors, in the order of the table.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
@@ -54,7 +55,7 @@ impl Gguf {
     }
 }
 
-/// Moves ranges, which begin at 0 for the first byte of data, to their places in a file of `len` bytes with a header of
+/// Converts ranges relative to the first byte of data to ranges in a file of `len` bytes with a header of
 /// `header` bytes, and checks them.
 fn place(tensors: &mut [TensorInfo], header: u64, alignment: u64, len: u64) -> Result<(), Error> {
     let data = aligned(header, alignment).ok_or_else(|| damaged("its header is too long".to_owned()))?;

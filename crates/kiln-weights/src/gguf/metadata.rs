@@ -22,7 +22,8 @@ pub enum Value {
     F64(f64),
 }
 
-/// An array of values of one type. GGUF allows arrays of arrays, too; no known model uses them, and they are not supported.
+/// An array of values of one type. GGUF also allows nested arrays; no known model uses them, and they are not
+/// supported.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Array {
     U8(Vec<u8>),
@@ -40,7 +41,7 @@ pub enum Array {
 }
 
 impl Value {
-    /// The value as an unsigned integer, if it is an integer of any width that is not negative.
+    /// Returns the value as an unsigned integer, if it is a non-negative integer of any width.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
             Self::U8(n) => Some(n.into()),
@@ -55,7 +56,7 @@ impl Value {
         }
     }
 
-    /// The value as a number, if it is an integer or a float of any width.
+    /// Returns the value as a number, if it is an integer or a float of any width.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Self::F32(x) => Some(x.into()),
@@ -119,7 +120,7 @@ impl Array {
         }
     }
 
-    /// The elements as unsigned integers, if they are integers of any width and none is negative.
+    /// Returns the elements as unsigned integers, if they are non-negative integers of any width.
     pub fn to_u64s(&self) -> Option<Vec<u64>> {
         fn widen<T: Copy + TryInto<u64>>(numbers: &[T]) -> Option<Vec<u64>> {
             numbers.iter().map(|&n| n.try_into().ok()).collect()
@@ -137,7 +138,7 @@ impl Array {
         }
     }
 
-    /// The elements as numbers, if they are floats.
+    /// Returns the elements as numbers, if they are floats.
     pub fn to_f64s(&self) -> Option<Vec<f64>> {
         match self {
             Self::F32(v) => Some(v.iter().map(|&x| x.into()).collect()),
@@ -151,7 +152,7 @@ impl Array {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata {
     entries: Vec<(String, Value)>,
-    /// The place of each key in `entries`
+    /// Index of each key in `entries`.
     places: HashMap<String, usize>,
 }
 
@@ -160,7 +161,7 @@ impl Metadata {
         Self::default()
     }
 
-    /// Sets a value. A key that is there keeps its place; its former value is returned.
+    /// Sets a value and returns the previous one. An existing key keeps its place.
     pub fn insert(&mut self, key: impl Into<String>, value: Value) -> Option<Value> {
         let key = key.into();
         match self.places.get(&key).and_then(|&place| self.entries.get_mut(place)) {
@@ -182,7 +183,7 @@ impl Metadata {
         self.places.contains_key(key)
     }
 
-    /// The entries in the order of the file.
+    /// Returns the entries in the order of the file.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
@@ -195,58 +196,58 @@ impl Metadata {
         self.entries.is_empty()
     }
 
-    /// The integer of `key`, or `None` where there is no such key.
+    /// Returns the integer of `key`, or `None` if there is no such key.
     ///
     /// # Errors
-    /// Where the value is not an integer, or is negative.
+    /// Returns an error if the value is not an integer, or is negative.
     pub fn unsigned(&self, key: &str) -> Result<Option<u64>, Error> {
         self.typed(key, "an integer that is not negative", Value::as_u64)
     }
 
-    /// The number of `key`, or `None` where there is no such key.
+    /// Returns the number of `key`, or `None` if there is no such key.
     ///
     /// # Errors
-    /// Where the value is not a number.
+    /// Returns an error if the value is not a number.
     pub fn number(&self, key: &str) -> Result<Option<f64>, Error> {
         self.typed(key, "a number", Value::as_f64)
     }
 
-    /// The truth value of `key`, or `None` where there is no such key.
+    /// Returns the boolean of `key`, or `None` if there is no such key.
     ///
     /// # Errors
-    /// Where the value is of another type.
+    /// Returns an error if the value has another type.
     pub fn boolean(&self, key: &str) -> Result<Option<bool>, Error> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
-    /// The text of `key`, or `None` where there is no such key.
+    /// Returns the text of `key`, or `None` if there is no such key.
     ///
     /// # Errors
-    /// Where the value is of another type.
+    /// Returns an error if the value has another type.
     pub fn text(&self, key: &str) -> Result<Option<&str>, Error> {
         self.typed(key, "a string", Value::as_str)
     }
 
-    /// The strings of `key`, or `None` where there is no such key.
+    /// Returns the strings of `key`, or `None` if there is no such key.
     ///
     /// # Errors
-    /// Where the value is of another type.
+    /// Returns an error if the value has another type.
     pub fn strings(&self, key: &str) -> Result<Option<&[String]>, Error> {
         self.typed(key, "an array of strings", |value| value.as_array()?.as_strings())
     }
 
-    /// The integers of `key`, or `None` where there is no such key.
+    /// Returns the integers of `key`, or `None` if there is no such key.
     ///
     /// # Errors
-    /// Where the value is not an array of integers, or one of them is negative.
+    /// Returns an error if the value is not an array of integers, or if one of them is negative.
     pub fn integers(&self, key: &str) -> Result<Option<Vec<u64>>, Error> {
         self.typed(key, "an array of integers that are not negative", |value| value.as_array()?.to_u64s())
     }
 
-    /// The numbers of `key`, or `None` where there is no such key.
+    /// Returns the numbers of `key`, or `None` if there is no such key.
     ///
     /// # Errors
-    /// Where the value is not an array of floats.
+    /// Returns an error if the value is not an array of floats.
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>, Error> {
         self.typed(key, "an array of floats", |value| value.as_array()?.to_f64s())
     }
@@ -264,7 +265,7 @@ impl Metadata {
 }
 
 impl<K: Into<String>> FromIterator<(K, Value)> for Metadata {
-    /// Of equal keys, the last value is kept.
+    /// Collects entries; of equal keys, the last value is kept.
     fn from_iter<I: IntoIterator<Item = (K, Value)>>(entries: I) -> Self {
         let mut metadata = Self::new();
         for (key, value) in entries {

@@ -24,18 +24,18 @@ pub use writer::{GgufWriter, NewTensor};
 
 use crate::Error;
 
-/// The longest key of an entry or name of a tensor, in bytes.
+/// Maximum length of an entry's key or a tensor's name, in bytes.
 const LONGEST_NAME: u64 = 64 << 10;
 const MOST_TENSORS: u64 = 1 << 16;
 
-/// Where tensors begin if the metadata does not say it: at multiples of this.
+/// Default alignment of tensors, in bytes, if the metadata does not state one.
 const ALIGNMENT: u64 = 32;
 
 fn damaged(why: String) -> Error {
     Error::Damaged(why)
 }
 
-/// The alignment of tensors, in bytes: a power of two.
+/// Returns the alignment of tensors in bytes, a power of two.
 fn alignment(metadata: &Metadata) -> Result<u64, Error> {
     const KEY: &str = "general.alignment";
 
@@ -49,7 +49,8 @@ fn alignment(metadata: &Metadata) -> Result<u64, Error> {
     }
 }
 
-/// A name from a file as part of a message: quoted, short, and without control characters, which a terminal would obey.
+/// Formats a name from a file for a message: quoted, short, and without control characters, which a terminal
+/// would interpret.
 fn shown(name: &str) -> String {
     const LONGEST: usize = 100;
 

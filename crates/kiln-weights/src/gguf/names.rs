@@ -1,4 +1,5 @@
-//! Where a tensor of a Hugging Face checkpoint is in a GGUF file, and what its conversion changed.
+//! Mapping from the tensors of a Hugging Face checkpoint to those of a GGUF file, and the changes made by the
+//! conversion.
 //!
 //! Source: `gguf-py/gguf/tensor_mapping.py` and `conversion/*.py` of llama.cpp.
 
@@ -7,26 +8,26 @@ use std::ops::Range;
 #[cfg(test)]
 mod tests;
 
-/// What a conversion did to a tensor, and how to undo it.
+/// A change that the conversion made to a tensor, and its inverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
     Nothing,
-    /// The rows of each head were permuted: the dimensions that rotary positions rotate together are next to
-    /// each other, and in a checkpoint they are half a head apart. Vectors are permuted as rows are.
+    /// The rows of each head were permuted: the dimensions that rotary positions rotate together are
+    /// adjacent, while in a checkpoint they are half a head apart. Vectors are permuted like rows.
     Permuted {
         heads: usize,
     },
-    /// 1 was added to all numbers: norms of Gemma multiply by one plus their weights.
+    /// 1 was added to all numbers: Gemma's norms multiply by one plus their weights.
     PlusOne,
     /// The numbers `x` became `-exp(x)`: Mamba's `A_log` became `A`.
     NegativeExp,
 }
 
 impl Undo {
-    /// The row in the file of row `row` of a tensor of `rows` rows.
+    /// Returns the row in the file for row `row` of a tensor with `rows` rows.
     pub fn row(self, row: usize, rows: usize) -> usize {
         let Self::Permuted { heads } = self else { return row };
-        // Sizes that no model has are left as they are.
+        // Sizes that no model has are left unchanged.
         let Some(half) = rows.checked_div(heads).map(|size| size / 2).filter(|half| *half > 0) else {
             return row;
         };
@@ -34,41 +35,41 @@ impl Undo {
         head * 2 * half + within % half * 2 + within / half
     }
 
-    /// The number of the file for `number` of the checkpoint: the way back of [`number`](Self::number).
+    /// Converts a `number` of the checkpoint to that of the file: the inverse of [`number`](Self::number).
     pub fn stored(self, number: f32) -> f32 {
         match self {
             Self::Nothing | Self::Permuted { .. } => number,
             Self::PlusOne => number + 1.0,
-            // Rounded once.
+            // Rounded only once.
             Self::NegativeExp => -f64::from(number).exp() as f32,
         }
     }
 
-    /// The number of the checkpoint for `number` of the file.
+    /// Converts a `number` of the file to that of the checkpoint.
     pub fn number(self, number: f32) -> f32 {
         match self {
             Self::Nothing | Self::Permuted { .. } => number,
             Self::PlusOne => number - 1.0,
-            // Rounded once.
+            // Rounded only once.
             Self::NegativeExp => (-f64::from(number)).ln() as f32,
         }
     }
 }
 
-/// A tensor of a checkpoint in a GGUF file. The file may lack its dimensions of 1; the order of the numbers
-/// is the same.
+/// The location of a checkpoint's tensor in a GGUF file. The file may lack dimensions of 1; the order of the
+/// numbers is the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The tensor in the file.
+    /// Name of the tensor in the file.
     pub name: String,
-    /// Which matrix of a stack it is, where the file has the matrices of all experts in one tensor `[experts,
-    /// rows, columns]`.
+    /// Index of the matrix in a stack, if the file has the matrices of all experts in one tensor
+    /// `[experts, rows, columns]`.
     pub expert: Option<usize>,
     pub undo: Undo,
 }
 
 impl Source {
-    /// Where the tensor's `rows` rows are in the file's tensor, seen as a matrix; `None` where numbers
+    /// Returns the range of the tensor's `rows` rows in the file's tensor, seen as a matrix; `None` on
     /// overflow.
     pub fn rows(&self, rows: usize) -> Option<Range<usize>> {
         let start = self.expert.unwrap_or(0).checked_mul(rows)?;
@@ -76,7 +77,7 @@ impl Source {
     }
 }
 
-/// Numbers of a model that its conversion depends on.
+/// Head counts of a model, which its conversion depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     /// `num_attention_heads`
@@ -85,7 +86,7 @@ pub struct Heads {
     pub kv_heads: usize,
 }
 
-/// Tensors outside of blocks: their names in checkpoints, without `.weight`, and in files.
+/// Names of tensors outside of blocks: in checkpoints, without `.weight`, and in files.
 const OUTSIDE: [(&str, &str); 6] = [
     ("model.embed_tokens", "token_embd"),
     ("backbone.embeddings", "token_embd"),
@@ -95,7 +96,7 @@ const OUTSIDE: [(&str, &str); 6] = [
     ("lm_head", "output"),
 ];
 
-/// Parts of blocks.
+/// Names of parts of blocks.
 const PARTS: [(&str, &str); 26] = [
     ("input_layernorm", "attn_norm"),
     ("norm", "attn_norm"),
@@ -106,11 +107,11 @@ const PARTS: [(&str, &str); 26] = [
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
-    // Of Gemma 2 and 3, the only ones that have a norm before the feed-forward as well.
+    // For Gemma 2 and 3, the only models that also have a norm before the feed-forward.
     ("post_feedforward_layernorm", "post_ffw_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("pre_ff_layernorm", "ffn_norm"),
-    // Both matrices, that of the gate above.
+    // Both matrices, with the rows of the gate first.
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.gate", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
@@ -127,7 +128,7 @@ const PARTS: [(&str, &str); 26] = [
     ("feed_forward.down_proj", "ffn_down"),
 ];
 
-/// Parts of state-space mixers, which are called `mixer` or `mamba`.
+/// Names of parts of state-space mixers, which are called `mixer` or `mamba`.
 const MIXER: [(&str, &str); 10] = [
     ("in_proj", "ssm_in"),
     ("conv1d", "ssm_conv1d"),
@@ -141,7 +142,7 @@ const MIXER: [(&str, &str); 10] = [
     ("c_layernorm", "ssm_c_norm"),
 ];
 
-/// Matrices of experts.
+/// Names of the matrices of experts.
 const EXPERTS: [(&str, &str); 6] = [
     ("gate_proj", "ffn_gate_exps"),
     ("up_proj", "ffn_up_exps"),
@@ -151,12 +152,12 @@ const EXPERTS: [(&str, &str); 6] = [
     ("w2", "ffn_down_exps"),
 ];
 
-/// Where the tensor `name` of a checkpoint with this `model_type` is in a GGUF file; `None` for a name that
-/// no file has.
+/// Locates the tensor `name` of a checkpoint with this `model_type` in a GGUF file; `None` for a name that no
+/// file has.
 ///
-/// Whether the file has the tensor is for the caller to see.
+/// The caller checks whether the file has the tensor.
 pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
-    // `A_log` and `D` have no suffix, here and there.
+    // `A_log` and `D` have no suffix in either format.
     let suffix = [".weight", ".bias"].into_iter().find(|suffix| name.ends_with(suffix)).unwrap_or_default();
     let stem = name.strip_suffix(suffix)?;
     if let Some(outside) = find(&OUTSIDE, stem) {
@@ -177,7 +178,8 @@ pub fn source(model_type: &str, name: &str, heads: Heads) -> Option<Source> {
     Some(Source { name: format!("blk.{block}.{found}{suffix}"), expert, undo: undo(model_type, part, heads) })
 }
 
-/// The number of the block that a tensor of a GGUF file belongs to; `None` for those outside of blocks.
+/// Returns the number of the block that a tensor of a GGUF file belongs to; `None` for tensors outside of
+/// blocks.
 pub fn block(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
 }

@@ -1,24 +1,24 @@
-//! Models in several files, which `llama-gguf-split` writes.
+//! Models in several files, as `llama-gguf-split` writes them.
 
 use super::Gguf;
 use crate::Error;
 
-/// Which part of a model a file is.
+/// The position of a file among the parts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// The number of this part, from 0
+    /// Number of this part, from 0
     pub part: u64,
-    /// How many parts there are
+    /// Number of parts
     pub count: u64,
-    /// How many tensors all parts have together
+    /// Number of tensors in all parts together
     pub tensors: u64,
 }
 
 impl Gguf {
-    /// Which part of a model this file is. `None` for a whole model.
+    /// Returns the position of this file among the parts of a model. `None` for a whole model.
     ///
     /// # Errors
-    /// [`Error::Metadata`], where the entries `split.*` contradict each other.
+    /// [`Error::Metadata`] if the entries `split.*` contradict each other.
     pub fn parts(&self) -> Result<Option<Parts>, Error> {
         let metadata = self.metadata();
         let Some(count) = metadata.unsigned("split.count")? else { return Ok(None) };
@@ -35,7 +35,7 @@ impl Gguf {
     }
 }
 
-/// The names of all parts, from the name of one of them: `NAME-00001-of-00003.gguf`. `None` for other names.
+/// Returns the names of all parts, given the name of one: `NAME-00001-of-00003.gguf`. `None` for other names.
 pub fn part_names(name: &str) -> Option<Vec<String>> {
     let number = |digits: &str| match digits.len() == 5 && digits.bytes().all(|c| c.is_ascii_digit()) {
         true => digits.parse::<u32>().ok(),

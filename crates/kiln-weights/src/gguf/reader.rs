@@ -1,6 +1,7 @@
-//! Reads the header of a GGUF file. Nothing in the file is trusted.
+//! Reader for the header of a GGUF file. It trusts nothing in the file.
 //!
-//! **Invariant:** nothing is allocated for a size that the file claims. Memory grows with what was read.
+//! **Invariant:** no allocation has a size that only the file claims. Memory grows with the bytes that were
+//! read.
 
 use std::collections::HashSet;
 use std::io::{BufReader, Read};
@@ -9,24 +10,24 @@ use super::tensor::{DIMENSIONS, bytes_of};
 use super::{Array, LONGEST_NAME, MOST_TENSORS, Metadata, TensorInfo, Value, damaged, shown};
 use crate::{Error, Format};
 
-/// The most bytes of metadata and table. A model with 256,000 tokens has about 20 MB.
+/// Maximum size of metadata and table in bytes. A model with 256,000 tokens has about 20 MB.
 const LARGEST_HEADER: u64 = 128 << 20;
 const MOST_ENTRIES: u64 = 1 << 16;
-/// How many bytes of a text are read before memory for more is allocated.
+/// Number of bytes of a text to read before allocating memory for more.
 const PIECE: usize = 64 << 10;
 
-/// Reads values one after the other, and counts what may still be read.
+/// Reads consecutive values, and keeps track of the bytes that may still be read.
 pub(super) struct Reader<R> {
     file: BufReader<R>,
     position: u64,
-    /// Where the header must have ended
+    /// Upper limit for the end of the header.
     end: u64,
-    /// Length of the file
+    /// Length of the file.
     len: u64,
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads a file of `len` bytes from its beginning, where `file` must be.
+    /// Creates a reader for a file of `len` bytes. `file` must be at its beginning.
     pub(super) fn new(file: R, len: u64) -> Self {
         Self { file: BufReader::new(file), position: 0, end: len.min(LARGEST_HEADER), len }
     }
@@ -35,7 +36,7 @@ impl<R: Read> Reader<R> {
         self.position
     }
 
-    /// Reads the version, checks that it is supported, and reads the numbers of tensors and of entries.
+    /// Reads and checks the version, and returns the numbers of tensors and of entries.
     pub(super) fn counts(&mut self) -> Result<(u64, u64), Error> {
         let unsupported = |why: &str| Err(Error::Unsupported(why.to_owned()));
         match self.array("the beginning of the file") {
@@ -78,7 +79,7 @@ impl<R: Read> Reader<R> {
         Ok(metadata)
     }
 
-    /// Reads the table of tensors. The ranges begin at 0 for the first byte behind the header.
+    /// Reads the table of tensors. Ranges are relative to the first byte after the header.
     pub(super) fn tensors(&mut self, count: u64) -> Result<Vec<TensorInfo>, Error> {
         let mut names = HashSet::new();
         let mut tensors = Vec::new();
@@ -103,7 +104,7 @@ impl<R: Read> Reader<R> {
         let mut shape = Vec::new();
         for _ in 0..dimensions {
             let size = u64::from_le_bytes(self.array("the shape of a tensor")?);
-            // One that does not fit is too large for any tensor, too.
+            // A size that does not fit is too large for any tensor, too.
             shape.push(usize::try_from(size).unwrap_or(usize::MAX));
         }
         shape.reverse();
@@ -254,7 +255,7 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// The error of a value that reaches behind the end.
+    /// Returns the error for a value that extends beyond the end.
     fn ends_in(&self, what: &str) -> Error {
         match self.end < self.len {
             true => Error::Unsupported(format!("its metadata has more than {LARGEST_HEADER} bytes")),
@@ -263,7 +264,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// The name that ggml has, or had, for a type that is not supported.
+/// Returns ggml's current or former name for an unsupported type.
 fn type_name(ggml_type: u32) -> String {
     const NAMES: [(u32, &str); 27] = [
         (4, "q4_2"),

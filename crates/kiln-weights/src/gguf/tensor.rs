@@ -1,27 +1,27 @@
-//! The table of a GGUF file: names, shapes, formats and places of tensors.
+//! The tensor table of a GGUF file: names, shapes, formats and locations.
 
 use std::ops::Range;
 
 use crate::Format;
 
-/// The most dimensions of a tensor (`GGML_MAX_DIMS`).
+/// Maximum number of dimensions of a tensor (`GGML_MAX_DIMS`).
 pub(super) const DIMENSIONS: usize = 4;
 
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     pub name: String,
-    /// Sizes with the row before the column, as in PyTorch. GGUF files have them the other way round.
+    /// Sizes with rows before columns, as in PyTorch. GGUF files store them in reverse.
     pub shape: Vec<usize>,
     pub format: Format,
-    /// The bytes of the tensor, from the beginning of the file. There are as many as the shape and the format need.
+    /// Byte range of the tensor, from the beginning of the file. Its length matches the shape and the format.
     pub range: Range<u64>,
 }
 
-/// The bytes of a tensor of `shape`.
+/// Returns the size of a tensor of `shape` in bytes.
 ///
 /// # Errors
-/// What is wrong with the shape, as a sentence without its subject.
+/// An error in the shape, as a sentence without its subject.
 pub(super) fn bytes_of(shape: &[usize], format: Format) -> Result<u64, String> {
     if shape.len() > DIMENSIONS {
         return Err(format!("has {} dimensions; at most {DIMENSIONS} are possible", shape.len()));
@@ -35,12 +35,12 @@ pub(super) fn bytes_of(shape: &[usize], format: Format) -> Result<u64, String> {
     }
     let numbers = shape.iter().try_fold(1_usize, |numbers, &size| numbers.checked_mul(size));
     let bytes = numbers.and_then(|numbers| format.bytes_of(numbers));
-    // Files have signed offsets.
+    // Offsets in files are signed.
     let bytes = bytes.and_then(|bytes| i64::try_from(bytes).ok()?.try_into().ok());
     bytes.ok_or_else(|| format!("has the shape {shape:?}, which is too large"))
 }
 
-/// The smallest multiple of `alignment`, a power of two, that is at least `at`.
+/// Returns the smallest multiple of `alignment`, a power of two, that is at least `at`.
 pub(super) fn aligned(at: u64, alignment: u64) -> Option<u64> {
     at.checked_next_multiple_of(alignment)
 }

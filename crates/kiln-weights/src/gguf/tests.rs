@@ -1,4 +1,4 @@
-//! GGUF files: recorded, written and damaged ones.
+//! Recorded, written and damaged GGUF files.
 
 mod damage;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::Format;
 
-/// What gguf wrote (`tools/weights_cases.py`).
+/// A file written by gguf (`tools/weights_cases.py`).
 static RECORDED: &[u8] =
     include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/weights/formats.gguf"));
 
@@ -17,7 +17,7 @@ fn read(bytes: &[u8]) -> Result<Gguf, Error> {
     Gguf::read(&mut Cursor::new(bytes), bytes.len() as u64)
 }
 
-/// A file with the data of each tensor.
+/// Writes a file with the data of each tensor.
 fn written(metadata: &Metadata, tensors: &[(NewTensor, Vec<u8>)]) -> Vec<u8> {
     let table: Vec<NewTensor> = tensors.iter().map(|(tensor, _)| tensor.clone()).collect();
     let mut writer = GgufWriter::new(Vec::new(), metadata, &table).expect("a possible file");
@@ -176,7 +176,7 @@ fn what_cannot_be_in_a_file_is_not_written() {
 }
 
 fn values() -> impl Strategy<Value = Value> {
-    /// Numbers that equal themselves
+    /// Generates floats other than NaN, which equal themselves.
     fn floats() -> impl Strategy<Value = f64> + Clone {
         prop::num::f64::ANY.prop_filter("NaN", |x| !x.is_nan())
     }
@@ -212,7 +212,7 @@ fn values() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A tensor without a name, and its data.
+/// Generates a tensor without a name, and its data.
 fn tensors() -> impl Strategy<Value = (Format, Vec<usize>, Vec<u8>)> {
     let sizes = prop::collection::vec(1..4_usize, 0..4);
     (prop::sample::select(Format::in_gguf().collect::<Vec<_>>()), sizes, any::<u8>()).prop_map(
@@ -225,7 +225,7 @@ fn tensors() -> impl Strategy<Value = (Format, Vec<usize>, Vec<u8>)> {
     )
 }
 
-/// A file, and what is in it.
+/// Generates the contents of a file.
 fn files() -> impl Strategy<Value = (Metadata, Vec<(NewTensor, Vec<u8>)>)> {
     let entries = prop::collection::hash_map("[a-z._]{1,20}", values(), 0..8);
     let alignment = prop::option::of((0..9_u32).prop_map(|bits| 1 << bits));

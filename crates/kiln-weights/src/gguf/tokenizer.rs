@@ -1,7 +1,7 @@
-//! The tokenizer in a GGUF file's metadata, as the files of a Hugging Face folder.
+//! The tokenizer in the metadata of a GGUF file, converted to the files of a Hugging Face folder.
 //!
-//! Keys: `docs/gguf.md` of ggml. Behaviour: the model's own tokenizer in Transformers where it is known, else
-//! `llama-vocab.cpp` of llama.cpp. [`tokenizer_json`] is what the `tokenizers` crate reads.
+//! Keys: `docs/gguf.md` of ggml. Behaviour: the model's own tokenizer in Transformers if it is known,
+//! otherwise `llama-vocab.cpp` of llama.cpp. [`tokenizer_json`] returns the format of the `tokenizers` crate.
 
 mod byte_level;
 pub(super) mod pre_tokenizer;
@@ -16,8 +16,8 @@ use self::vocabulary::{Kind, Vocabulary};
 use super::{Metadata, shown};
 use crate::Error;
 
-/// Tokens that end a text or a turn in chats. A GGUF file names only one of them as its `eos_token_id`.
-/// The list is that of llama.cpp (`special_eog_ids`), without those of models that are not supported.
+/// Tokens that end a text or a turn in chats. A GGUF file names only one of them as its `eos_token_id`. The
+/// list is llama.cpp's (`special_eog_ids`), without the tokens of unsupported models.
 pub(super) const ENDS: [&str; 11] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -42,19 +42,19 @@ const SPECIAL: [(&str, &str); 6] = [
     ("mask_token", "mask"),
 ];
 
-/// What the kinds of tokenizers differ in. The values are fields of `tokenizer.json`.
+/// The differences between kinds of tokenizers. The values are fields of `tokenizer.json`.
 struct Parts {
     normalizer: Value,
     pre_tokenizer: Value,
     decoder: Value,
     model: Value,
-    /// Whether texts begin with the token `bos` where the file does not say so.
+    /// Whether texts begin with the token `bos` by default.
     adds_bos: bool,
 }
 
-/// The `tokenizer.json` of the tokenizer in `tokenizer.ggml.*`.
+/// Returns the `tokenizer.json` for the tokenizer in `tokenizer.ggml.*`.
 ///
-/// The model `gpt2` is byte-level BPE, `llama` and `gemma4` are SentencePiece's BPE with byte fallback.
+/// The model `gpt2` is byte-level BPE; `llama` and `gemma4` are SentencePiece's BPE with byte fallback.
 ///
 /// # Errors
 /// Another model, an unknown pre-tokenizer, and keys that are missing or contradict each other.
@@ -81,10 +81,11 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Value, Error> {
     }))
 }
 
-/// The `tokenizer_config.json`: chat templates, special tokens by name, and the longest sequence in tokens.
+/// Returns the `tokenizer_config.json`: chat templates, special tokens by name, and the longest sequence in
+/// tokens.
 ///
 /// # Errors
-/// Where the metadata has no tokens, or values of wrong types.
+/// Returns an error if the metadata has no tokens, or values of wrong types.
 pub fn tokenizer_config(metadata: &Metadata) -> Result<Value, Error> {
     let vocabulary = Vocabulary::read(metadata)?;
     let mut config = Map::new();
@@ -106,10 +107,10 @@ pub fn tokenizer_config(metadata: &Metadata) -> Result<Value, Error> {
     Ok(config.into())
 }
 
-/// The `generation_config.json`: ids of the tokens that begin and end a text, and of padding.
+/// Returns the `generation_config.json`: ids of the tokens that begin and end a text, and of padding.
 ///
 /// # Errors
-/// Where the metadata has no tokens, or values of wrong types.
+/// Returns an error if the metadata has no tokens, or values of wrong types.
 pub fn generation_config(metadata: &Metadata) -> Result<Value, Error> {
     let vocabulary = Vocabulary::read(metadata)?;
     let mut config = Map::new();
@@ -139,7 +140,7 @@ pub fn generation_config(metadata: &Metadata) -> Result<Value, Error> {
     Ok(config.into())
 }
 
-/// One template, or a list of named ones; `None` where the file has none.
+/// Returns one template, or a list of named ones; `None` if the file has none.
 fn chat_template(metadata: &Metadata) -> Result<Option<Value>, Error> {
     const KEY: &str = "tokenizer.chat_template";
     let default = metadata.text(KEY)?;
@@ -158,7 +159,7 @@ fn chat_template(metadata: &Metadata) -> Result<Option<Value>, Error> {
     Ok(Some(default.into_iter().chain(named).collect()))
 }
 
-/// The post-processor, which adds the tokens `bos` and `eos`; null where it adds none.
+/// Returns the post-processor, which adds the tokens `bos` and `eos`; null if it adds none.
 fn template(metadata: &Metadata, vocabulary: &Vocabulary<'_>, adds_bos: bool) -> Result<Value, Error> {
     let mut tokens = Map::new();
     let mut piece = |name: &str, default: bool| {
@@ -201,12 +202,12 @@ fn template(metadata: &Metadata, vocabulary: &Vocabulary<'_>, adds_bos: bool) ->
     }))
 }
 
-/// The error of the key `tokenizer.ggml.` + `key`.
+/// Returns an error about the key `tokenizer.ggml.` + `key`.
 fn wrong(key: &str, why: impl Into<String>) -> Error {
     Error::Metadata { key: format!("tokenizer.ggml.{key}"), why: why.into() }
 }
 
-/// The model of `tokenizer.json` for byte-pair encoding, without what sets kinds apart.
+/// Returns the model of `tokenizer.json` for byte-pair encoding, with the settings that all kinds share.
 fn bpe(vocabulary: &Vocabulary<'_>, merges: Vec<Value>) -> Map<String, Value> {
     let mut model = Map::new();
     model.insert("type".to_owned(), "BPE".into());

@@ -1,4 +1,4 @@
-//! Writes GGUF files, version 3, from beginning to end.
+//! Writer for GGUF files, version 3, in one pass.
 
 use std::collections::{HashSet, VecDeque};
 use std::io::Write;
@@ -9,24 +9,24 @@ use crate::{Error, Format};
 
 const VERSION: u32 = 3;
 
-/// The longest name of a tensor in bytes, by the specification. llama.cpp refuses longer ones.
+/// Maximum length of a tensor's name in bytes, by the specification. llama.cpp refuses longer ones.
 const LONGEST_TENSOR_NAME: usize = 63;
 
-/// A tensor that will be written.
+/// A tensor to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewTensor {
     pub name: String,
-    /// Sizes with the row before the column, as in PyTorch
+    /// Sizes with rows before columns, as in PyTorch.
     pub shape: Vec<usize>,
     pub format: Format,
 }
 
-/// Writes a GGUF file: the header at once, and then the tensors in their order, as their bytes become known.
+/// A writer for a GGUF file: the header first, then the tensors in order, as their bytes become available.
 #[derive(Debug)]
 pub struct GgufWriter<W> {
     file: W,
     alignment: u64,
-    /// How many bytes are missing from each tensor that is not complete
+    /// Number of missing bytes of each incomplete tensor.
     missing: VecDeque<u64>,
     written: u64,
 }
@@ -35,8 +35,8 @@ impl<W: Write> GgufWriter<W> {
     /// Writes the header. Tensors are aligned to 32 bytes, or to `general.alignment` of the metadata.
     ///
     /// # Errors
-    /// [`Error::Unwritable`] for names that are too long or not unique and for impossible shapes, [`Error::Metadata`] for an
-    /// impossible alignment, and [`Error::Io`].
+    /// [`Error::Unwritable`] for names that are too long or not unique and for impossible shapes,
+    /// [`Error::Metadata`] for an impossible alignment, and [`Error::Io`].
     pub fn new(file: W, metadata: &Metadata, tensors: &[NewTensor]) -> Result<Self, Error> {
         let alignment = alignment(metadata)?;
         if tensors.len() as u64 > MOST_TENSORS {
@@ -65,10 +65,11 @@ impl<W: Write> GgufWriter<W> {
         Ok(writer)
     }
 
-    /// Writes the next bytes of the tensor that is not complete.
+    /// Writes the next bytes of the first incomplete tensor.
     ///
     /// # Errors
-    /// [`Error::Unwritable`] for more bytes than the tensor has; nothing is written then. [`Error::Io`].
+    /// [`Error::Unwritable`] for more bytes than the tensor has; nothing is written in that case.
+    /// [`Error::Io`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());
@@ -91,10 +92,10 @@ impl<W: Write> GgufWriter<W> {
         }
     }
 
-    /// Ends the file. Returns what was written to.
+    /// Completes the file and returns the underlying writer.
     ///
     /// # Errors
-    /// [`Error::Unwritable`], where bytes of a tensor are missing, and [`Error::Io`].
+    /// [`Error::Unwritable`] if bytes of a tensor are missing, and [`Error::Io`].
     pub fn finish(mut self) -> Result<W, Error> {
         match self.missing.len() {
             0 => {
@@ -119,7 +120,7 @@ impl<W: Write> GgufWriter<W> {
     }
 }
 
-/// Appends the table of tensors. Returns the bytes of each.
+/// Appends the table of tensors. Returns the size of each in bytes.
 fn put_table(header: &mut Vec<u8>, tensors: &[NewTensor], alignment: u64) -> Result<VecDeque<u64>, Error> {
     let mut sizes = VecDeque::new();
     let mut names = HashSet::new();

@@ -7,12 +7,12 @@ use serde_json::Value as Json;
 use super::*;
 use crate::gguf::{Array, Value};
 
-/// A model and the formats that llama.cpp gives its tensors (`tools/mixture_cases.py`).
+/// A model and the formats that llama.cpp chooses for its tensors (`tools/mixture_cases.py`).
 struct Case {
     metadata: Metadata,
-    /// In the order of their names.
+    /// Shapes of tensors, ordered by name.
     tensors: BTreeMap<String, Vec<usize>>,
-    /// By the name of the mixture, then by the name of the tensor.
+    /// Formats by the name of the mixture, then by the name of the tensor.
     formats: BTreeMap<String, BTreeMap<String, String>>,
 }
 
@@ -33,7 +33,7 @@ impl Case {
         let tensors: Vec<(String, Vec<usize>)> = (json["tensors"].as_object().unwrap().iter())
             .map(|(name, shape)| (name.clone(), serde_json::from_value(shape.clone()).unwrap()))
             .collect();
-        // In the order of the file, which a map of JSON does not keep.
+        // In the order of the file, which a JSON map does not keep.
         let names = json["order"].as_str().unwrap();
         let formats = json["formats"].as_object().unwrap().iter().map(|(mixture, formats)| {
             let formats = formats.as_str().unwrap().split(' ').map(str::to_owned);

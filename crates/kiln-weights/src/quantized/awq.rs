@@ -12,11 +12,12 @@ use super::{
 use crate::Error;
 
 impl Quantized {
-    /// Codes are `[columns, rows / 8]` words of 4 bits a code, `scales` are `[groups, rows]`, and `zeros` are
-    /// `[groups, rows / 8]` words (`qzeros`). So many columns that follow each other are a group.
+    /// Creates an AWQ matrix. Codes are `[columns, rows / 8]` words of 4-bit codes, `scales` are
+    /// `[groups, rows]`, and `zeros` are `[groups, rows / 8]` words (`qzeros`). `group` is the number of
+    /// consecutive columns in a group.
     ///
     /// # Errors
-    /// [`Error::Quantized`] where lengths contradict each other.
+    /// [`Error::Quantized`] if lengths contradict each other.
     pub fn awq(
         rows: usize,
         columns: usize,

@@ -11,19 +11,19 @@ use crate::Error;
 #[derive(Clone, Debug)]
 pub enum Blocks<'a> {
     Plain(Vec<f32>),
-    /// Quantized as well (`double_quant`).
+    /// The scales are quantized as well (`double_quant`).
     Nested(Nested<'a>),
 }
 
-/// Scales in bytes: `table[code] * scale + offset`, with a scale for each block of codes.
+/// Scales in bytes: `table[code] * scale + offset`, with a scale per block of codes.
 #[derive(Clone, Copy, Debug)]
 pub struct Nested<'a> {
     pub codes: &'a [u8],
-    /// 256 values (`nested_quant_map`)
+    /// 256 values (`nested_quant_map`).
     pub table: &'a [f32],
-    /// `nested_absmax`
+    /// Scales of the codes (`nested_absmax`).
     pub scales: &'a [f32],
-    /// Codes of a block
+    /// Codes per block.
     pub block: usize,
     pub offset: f32,
 }
@@ -47,11 +47,11 @@ impl Nested<'_> {
 }
 
 impl Quantized {
-    /// NF4 or FP4: codes are `[rows * columns / 2]` bytes, `table` has the 16 values that they stand for
-    /// (`quant_map`), and each `block` numbers have a scale.
+    /// Creates an NF4 or FP4 matrix. Codes are `[rows * columns / 2]` bytes, `table` has their 16 values
+    /// (`quant_map`), and each `block` numbers share a scale.
     ///
     /// # Errors
-    /// [`Error::Quantized`] where lengths contradict each other.
+    /// [`Error::Quantized`] if lengths contradict each other.
     pub fn four_bits(
         rows: usize,
         columns: usize,
@@ -74,11 +74,11 @@ impl Quantized {
         Self::new(rows, columns, Codes::Table(table), Scaling::Blocks { scales, block })
     }
 
-    /// LLM.int8(): codes are `[rows, columns]` signed bytes, and each row has a scale (`SCB`): its largest
-    /// absolute value.
+    /// Creates an LLM.int8() matrix. Codes are `[rows, columns]` signed bytes, and each row has a scale
+    /// (`SCB`): its largest absolute value.
     ///
     /// # Errors
-    /// [`Error::Quantized`] where lengths contradict each other.
+    /// [`Error::Quantized`] if lengths contradict each other.
     pub fn llm_int8(rows: usize, columns: usize, scales: Vec<f32>) -> Result<Self, Error> {
         check("scales", scales.len(), rows)?;
         Self::new(rows, columns, Codes::Int8, Scaling::Rows { scales, factor: 1.0 / 127.0 })

@@ -1,4 +1,4 @@
-//! Where the codes of a matrix are, and which numbers they stand for before they are scaled.
+//! Layouts of a matrix's codes, and the numbers that codes represent before scaling.
 
 use std::ops::Range;
 
@@ -8,30 +8,31 @@ use super::float8;
 /// bits.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Codes {
-    /// bitsandbytes: 4 bits that are the index in a table, two in a byte, the first in its high bits. Rows
-    /// follow each other without a gap, so a byte may belong to two.
+    /// bitsandbytes: 4-bit indices into a table, two per byte, the first in its high bits. Rows follow each
+    /// other without a gap, so two rows may share a byte.
     Table([f32; 16]),
-    /// A signed byte for each number.
+    /// A signed byte per number.
     Int8,
-    /// A float of 8 bits for each number (E4M3).
+    /// An 8-bit float per number (E4M3).
     Float8,
-    /// compressed-tensors: each row is words along its columns. Codes are numbers plus `2^(bits - 1)`.
+    /// compressed-tensors: each row consists of words along its columns. Codes are numbers plus
+    /// `2^(bits - 1)`.
     Rows { bits: usize },
     /// GPTQ: `[columns * bits / 32, rows]` words along columns.
     Columns { bits: usize },
-    /// AWQ: `[columns, rows / 8]` words of 8 codes of 4 bits along rows, in the order of [`PLACES`].
+    /// AWQ: `[columns, rows / 8]` words of eight 4-bit codes along rows, in the order of [`PLACES`].
     Awq,
 }
 
-/// Where in a word of AWQ the code of each of 8 rows is: the order 0, 2, 4, 6, 1, 3, 5, 7, inverted.
+/// Position of the code of each of 8 rows in a word of AWQ: the order 0, 2, 4, 6, 1, 3, 5, 7, inverted.
 pub(super) const PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// Bits of a word
+/// Bits per word.
 const WORD: usize = 32;
 
 impl Codes {
-    /// Bytes of all codes; `None` where a matrix of this shape cannot have this layout, or the bytes
-    /// overflow.
+    /// Returns the size of all codes in bytes; `None` if a matrix of this shape cannot have this layout, or
+    /// if the size overflows.
     pub(super) fn bytes(&self, rows: usize, columns: usize) -> Option<usize> {
         let numbers = rows.checked_mul(columns)?;
         match self {
@@ -46,7 +47,7 @@ impl Codes {
         }
     }
 
-    /// The bytes that hold the codes of `range` of `rows` rows.
+    /// Returns the byte range that holds the codes of `range` of `rows` rows.
     pub(super) fn range(&self, range: Range<usize>, rows: usize, columns: usize) -> Range<usize> {
         let all = self.bytes(rows, columns).unwrap_or(0);
         let each = match self {
@@ -57,7 +58,7 @@ impl Codes {
         range.start * each..range.end * each
     }
 
-    /// The bits of a code, if it is an integer.
+    /// Returns the number of bits in a code, if codes are integers.
     pub(super) fn integer_bits(&self) -> Option<usize> {
         match self {
             Self::Rows { bits } | Self::Columns { bits } => Some(*bits),
@@ -67,7 +68,7 @@ impl Codes {
         }
     }
 
-    /// The code of the number 0, where codes are integers.
+    /// Returns the code of the number 0, for integer codes.
     pub(super) fn zero(&self) -> f32 {
         match self {
             Self::Rows { bits } => (1 << (bits - 1)) as f32,
@@ -76,7 +77,7 @@ impl Codes {
         }
     }
 
-    /// The number that each code stands for.
+    /// Returns the number that each code represents.
     pub(super) fn numbers(&self) -> [f32; 256] {
         let number = |code: u8| match self {
             Self::Table(table) => table[usize::from(code & 15)],
@@ -86,12 +87,12 @@ impl Codes {
         std::array::from_fn(|code| number(code as u8))
     }
 
-    /// Reads the codes of `range` of `rows` rows, a byte each; signed bytes are increased by 128. `codes` are
-    /// those of [`range`](Self::range); lengths were checked.
+    /// Reads the codes of `range` of `rows` rows, one byte each; signed bytes are increased by 128. `codes`
+    /// are the bytes in [`range`](Self::range); lengths were checked.
     pub(super) fn read(&self, range: Range<usize>, rows: usize, columns: usize, codes: &[u8], to: &mut [u8]) {
         match self {
             Self::Table(_) => {
-                // The first code may be the second of a byte.
+                // The first code may be the second one of its byte.
                 let skipped = range.start * columns % 2;
                 let (begun, codes) = codes.split_at(skipped);
                 let (first, rest) = to.split_at_mut(skipped);
@@ -121,9 +122,9 @@ impl Codes {
                 }
             }
             Self::Columns { bits } => {
-                // A few rows at a time, so that what is written stays in the first cache.
+                // A few rows at a time, so that the output stays in the L1 cache.
                 for (i, to) in to.chunks_mut(8 * columns).enumerate() {
-                    // A line has a word of each row.
+                    // A line has one word per row.
                     for (line, words) in codes.as_chunks().0.chunks_exact(rows).enumerate() {
                         let words = words[range.start + 8 * i..].iter().map(|word| u32::from_le_bytes(*word));
                         let rows = to.chunks_exact_mut(columns);
@@ -151,14 +152,14 @@ impl Codes {
     }
 }
 
-/// The codes of a row of bytes, of which the last may have more than the row.
+/// Reads the codes of a row of bytes, the last of which may have more codes than the row.
 fn read_row<const BITS: usize>(codes: &[u8], row: &mut [u8]) {
     for (to, &byte) in row.chunks_mut(8 / BITS).zip(codes) {
         split(byte.into(), BITS, to);
     }
 }
 
-/// The codes of a word of each row, which are those of the same columns.
+/// Reads one word per row; all words hold the codes of the same columns.
 fn read_line<'a, const BITS: usize>(
     words: impl Iterator<Item = u32>,
     line: usize,
@@ -172,12 +173,12 @@ fn read_line<'a, const BITS: usize>(
     }
 }
 
-/// Bytes of the whole words that hold so many codes.
+/// Returns the size in bytes of the whole words that hold `columns` codes.
 fn row_bytes(columns: usize, bits: usize) -> Option<usize> {
     columns.checked_mul(bits)?.div_ceil(WORD).checked_mul(WORD / 8)
 }
 
-/// The codes of a word, the first in its lowest bits.
+/// Splits a word into its codes, the first of which is in the lowest bits.
 #[inline(always)]
 pub(super) fn split(word: u32, bits: usize, codes: &mut [u8]) {
     let mask = ((1_u32 << bits) - 1) as u8;
@@ -186,7 +187,7 @@ pub(super) fn split(word: u32, bits: usize, codes: &mut [u8]) {
     }
 }
 
-/// The code of row `row` in its word of AWQ.
+/// Returns the code of row `row` in its AWQ word.
 pub(super) fn awq(word: u32, row: usize) -> u8 {
     (word >> (4 * PLACES[row % 8]) & 15) as u8
 }

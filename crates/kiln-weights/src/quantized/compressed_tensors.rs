@@ -1,4 +1,4 @@
-//! compressed-tensors: integers of 2, 4 and 8 bits in words, signed bytes, and floats of 8 bits.
+//! compressed-tensors: 2-, 4- and 8-bit integers in words, signed bytes, and 8-bit floats.
 //!
 //! Source: `compressors/pack_quantized` and `quantization/lifecycle/forward.py` of compressed-tensors.
 
@@ -11,25 +11,25 @@ use super::{
 };
 use crate::Error;
 
-/// What the codes are.
+/// The encoding of the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodeType {
-    /// `pack-quantized`: integers of 2, 4 or 8 bits, in words along columns.
+    /// `pack-quantized`: 2-, 4- or 8-bit integers, in words along columns.
     Packed { bits: usize },
     /// `int-quantized`: signed bytes.
     Int8,
-    /// `float-quantized`: floats of 8 bits (E4M3).
+    /// `float-quantized`: 8-bit floats (E4M3).
     Float8,
 }
 
 impl Quantized {
-    /// Integers or floats `[rows, columns]` with `scales` `[rows, groups]`: one for each group of columns, or
-    /// one for each row. A single scale is that of the whole matrix. `zeros` are as many as scales; see
-    /// [`packed_zeros`](Self::packed_zeros). `columns_in_groups` has the group of each column
-    /// (`weight_g_idx`), where they are not in order.
+    /// Creates a matrix of integers or floats `[rows, columns]` with `scales` `[rows, groups]`: one for each
+    /// group of columns, or one for each row. A single scale applies to the whole matrix. There are equally
+    /// many `zeros`; see [`packed_zeros`](Self::packed_zeros). `columns_in_groups` has the group of each
+    /// column (`weight_g_idx`), if they are not in order.
     ///
     /// # Errors
-    /// [`Error::Quantized`] where lengths contradict each other, or a column belongs to no group.
+    /// [`Error::Quantized`] if lengths contradict each other, or if a column belongs to no group.
     pub fn compressed(
         rows: usize,
         columns: usize,
@@ -50,8 +50,8 @@ impl Quantized {
             [one] => vec![*one; rows],
             _ => numbers.to_vec(),
         };
-        // A row has a byte of codes at least, so that a single scale for all asks for no more than a few
-        // times their memory.
+        // A row has at least one byte of codes, so that a single scale for all rows requires no more than a
+        // few times their memory.
         if columns == 0 {
             return Err(wrong("columns", "are 0".to_owned()));
         }
@@ -66,10 +66,11 @@ impl Quantized {
         Self::new(rows, columns, codes, Scaling::Groups(groups))
     }
 
-    /// Zero points `[rows, groups]` from words `[rows * bits / 32, groups]`, rounded up, along rows.
+    /// Unpacks zero points `[rows, groups]` from words `[rows * bits / 32, groups]` along rows. The number of
+    /// words is rounded up.
     ///
     /// # Errors
-    /// [`Error::Quantized`] where there are not as many words.
+    /// [`Error::Quantized`] if the number of words is wrong.
     pub fn packed_zeros(rows: usize, groups: usize, bits: usize, words: &[u32]) -> Result<Vec<f32>, Error> {
         if ![2, 4, 8].contains(&bits) {
             return Err(wrong("zero points", format!("have {bits} bits; 2, 4 and 8 are read")));

@@ -1,7 +1,8 @@
-//! Matrices as the quantizers of PyTorch store them: bitsandbytes, GPTQ, AWQ and compressed-tensors.
+//! Matrices in the formats of PyTorch's quantizers: bitsandbytes, GPTQ, AWQ and compressed-tensors.
 //!
-//! A matrix is several tensors: codes, scales, zero points, an order of columns. [`Quantized`] is all of it
-//! but the codes, which are given for the rows that are unpacked, or packed in blocks of a [`Format`](crate::Format).
+//! A matrix consists of several tensors: codes, scales, zero points, an order of columns. [`Quantized`]
+//! contains everything except the codes, which are passed in for the rows to unpack, or to pack in blocks of
+//! a [`Format`](crate::Format).
 
 mod awq;
 mod bitsandbytes;
@@ -35,9 +36,11 @@ pub struct Quantized {
 }
 
 impl Quantized {
+    /// Creates a matrix, and checks its sizes.
+    ///
     /// # Errors
-    /// [`Error::Quantized`] for codes or numbers that are more than can be addressed, and for rows that the
-    /// layout cannot have.
+    /// [`Error::Quantized`] if there are more codes or numbers than can be addressed, or if the layout cannot
+    /// have this many rows.
     fn new(rows: usize, columns: usize, codes: Codes, scaling: Scaling) -> Result<Self, Error> {
         let sizes = codes.bytes(rows, columns).zip(rows.checked_mul(columns));
         match sizes {
@@ -54,27 +57,27 @@ impl Quantized {
         self.columns
     }
 
-    /// Bytes of all codes.
+    /// Size of all codes in bytes.
     pub fn code_bytes(&self) -> usize {
         self.codes.bytes(self.rows, self.columns).unwrap_or(0)
     }
 
-    /// Which bytes of the codes [`unpack`](Self::unpack) needs for these rows: all where codes are stored
-    /// column by column.
+    /// Returns the byte range of the codes that [`unpack`](Self::unpack) needs for these rows: all bytes if
+    /// codes are stored column by column.
     pub fn codes_of(&self, rows: Range<usize>) -> Range<usize> {
         let end = rows.end.min(self.rows);
         self.codes.range(rows.start.min(end)..end, self.rows, self.columns)
     }
 
-    /// Unpacks these rows to `numbers`, which has `columns` numbers for each. `codes` are the bytes of
+    /// Unpacks these rows to `numbers`, which has `columns` numbers per row. `codes` are the bytes in
     /// [`codes_of`](Self::codes_of).
     ///
-    /// The numbers are computed in float32, from scales that are exact in float32. Those of bitsandbytes
-    /// equal its own to the bit; those of the other methods do after they are rounded to the type of the
+    /// The numbers are computed in float32, from scales that are exact in float32. For bitsandbytes, they
+    /// equal its own numbers bit for bit. For the other methods, they do after rounding to the type of the
     /// scales, in which these methods compute.
     ///
     /// # Errors
-    /// [`Error::Quantized`] where the lengths are others. Nothing is written then.
+    /// [`Error::Quantized`] if lengths do not match. Nothing is written in that case.
     pub fn unpack(&self, rows: Range<usize>, codes: &[u8], numbers: &mut [f32]) -> Result<(), Error> {
         let first = rows.start;
         let codes = self.read(rows, codes, numbers.len())?;
@@ -88,7 +91,7 @@ impl Quantized {
         Ok(())
     }
 
-    /// The codes of these rows, a byte each: so many as there must be.
+    /// Reads the codes of these rows, one byte each, after checking their number.
     fn read(&self, rows: Range<usize>, codes: &[u8], wanted: usize) -> Result<Vec<u8>, Error> {
         let count = rows.end.checked_sub(rows.start).filter(|_| rows.end <= self.rows);
         let count = count.ok_or_else(|| wrong("rows", format!("{rows:?} are not among {}", self.rows)))?;
@@ -103,13 +106,15 @@ impl Quantized {
     }
 }
 
-/// An error about a part of a matrix.
+/// Creates an error about a part of a matrix.
 fn wrong(part: &'static str, why: String) -> Error {
     Error::Quantized { part, why }
 }
 
+/// Checks the number of elements of `part`.
+///
 /// # Errors
-/// [`Error::Quantized`] where there are not `wanted` of `part`.
+/// [`Error::Quantized`] if `found` differs from `wanted`.
 fn check(part: &'static str, found: usize, wanted: usize) -> Result<(), Error> {
     match found == wanted {
         true => Ok(()),
@@ -117,10 +122,10 @@ fn check(part: &'static str, found: usize, wanted: usize) -> Result<(), Error> {
     }
 }
 
-/// The product of two sizes.
+/// Multiplies two sizes.
 ///
 /// # Errors
-/// [`Error::Quantized`] where it is more than can be addressed.
+/// [`Error::Quantized`] if the product is more than can be addressed.
 fn product(part: &'static str, one: usize, other: usize) -> Result<usize, Error> {
     one.checked_mul(other).ok_or_else(|| wrong(part, format!("would be {one} times {other}")))
 }

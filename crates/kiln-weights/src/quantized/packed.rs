@@ -1,4 +1,4 @@
-//! Quantized matrices in blocks that kernels compute with.
+//! Conversion of quantized matrices to blocks that kernels compute with.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use super::{Quantized, check, codes::Codes, wrong};
 use crate::{Error, Format, formats::pytorch, streams::Table};
 
 impl Format {
-    /// The format for integers of `bits` bits in rows of `columns`, of which `group` that follow each other share a scale; `None` where rows
-    /// or groups are no whole blocks. Integers of 2 bits take 4.
+    /// Returns the format for integers of `bits` bits in rows of `columns`, where `group` consecutive numbers
+    /// share a scale; `None` if rows or groups are not whole blocks. Integers of 2 bits take 4.
     pub fn of_integers(bits: usize, group: usize, columns: usize) -> Option<Self> {
         let formats: &[Self] = match bits {
             2 | 4 => &[Self::Int4In128, Self::Int4In64, Self::Int4In32],
@@ -19,8 +19,9 @@ impl Format {
         formats.iter().find(fits).filter(|_| group > 0).copied()
     }
 
-    /// The format for places in a table, in rows of `columns`, of which `group` that follow each other share a scale; `None` for other tables
-    /// than those of bitsandbytes, and where rows or groups are no whole blocks.
+    /// Returns the format for indices into a table, in rows of `columns`, where `group` consecutive numbers
+    /// share a scale; `None` for tables other than those of bitsandbytes, and if rows or groups are not whole
+    /// blocks.
     pub fn of_table(table: &[f32], group: usize, columns: usize) -> Option<Self> {
         let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
         let formats = [(Self::Nf4, Table::Nf4), (Self::Fp4, Table::Fp4)];
@@ -31,7 +32,7 @@ impl Format {
 }
 
 impl Quantized {
-    /// The format whose blocks hold the matrix; `None` if there is none.
+    /// Returns the format whose blocks can hold the matrix; `None` if there is none.
     pub fn format(&self) -> Option<Format> {
         let group = self.scaling.group(self.columns)?;
         match &self.codes {
@@ -40,14 +41,15 @@ impl Quantized {
         }
     }
 
-    /// Writes these rows as blocks of [`format`](Self::format), one row after the other. `codes` are the bytes of
+    /// Writes these rows as consecutive blocks of [`format`](Self::format). `codes` are the bytes in
     /// [`codes_of`](Self::codes_of).
     ///
-    /// The blocks unpack to the numbers of [`unpack`](Self::unpack), to the bit; those of LLM.int8() are up to four times the distance of
-    /// neighbours off, because both factors of a row become one scale.
+    /// The blocks unpack to the numbers of [`unpack`](Self::unpack) bit for bit. For LLM.int8(), they are up
+    /// to four units in the last place off, because both factors of a row become one scale.
     ///
     /// # Errors
-    /// [`Error::Quantized`] where the matrix has no format, lengths are others, or a zero point is none of its codes.
+    /// [`Error::Quantized`] if the matrix has no format, lengths do not match, or a zero point is not one of
+    /// its codes.
     pub fn pack(&self, rows: Range<usize>, codes: &[u8], blocks: &mut [u8]) -> Result<(), Error> {
         let format = self.format().ok_or_else(|| wrong("codes", "fit no blocks".to_owned()))?;
         let numbers = rows.len().saturating_mul(self.columns);

@@ -1,46 +1,46 @@
-//! From the numbers that codes stand for to those of the matrix.
+//! Scaling of the numbers that codes represent to the numbers of the matrix.
 
 use super::{check, wrong};
 use crate::Error;
 
-/// What numbers are multiplied by.
+/// The scales of a matrix.
 #[derive(Clone, Debug)]
 pub(super) enum Scaling {
-    /// A scale for each block of numbers, through the whole matrix as if it were one row.
+    /// A scale per block of numbers. Blocks extend through the whole matrix as if it were one row.
     Blocks { scales: Vec<f32>, block: usize },
-    /// A scale for each row, and a factor for all. Both products are rounded.
+    /// A scale per row, and a common factor. Both products are rounded.
     Rows { scales: Vec<f32>, factor: f32 },
-    /// A zero point and a scale for each row and group of columns.
+    /// A zero point and a scale per row and group of columns.
     Groups(Groups),
 }
 
-/// `(code - zero) * scale`.
+/// Scaling by `(code - zero) * scale`.
 #[derive(Clone, Debug)]
 pub(super) struct Groups {
-    /// `[rows, count]`
+    /// Scales `[rows, count]`.
     scales: Vec<f32>,
-    /// `[rows, count]`
+    /// Zero points `[rows, count]`.
     zeros: Vec<f32>,
-    /// Groups of a row
+    /// Groups per row.
     count: usize,
     columns: Columns,
 }
 
-/// Which group a column belongs to.
+/// The assignment of columns to groups.
 #[derive(Clone, Debug)]
 enum Columns {
-    /// So many that follow each other belong to one.
+    /// Groups are this many consecutive columns.
     InOrder(usize),
     /// The group of each column.
     Listed(Vec<usize>),
 }
 
 impl Groups {
-    /// `scales` and `zeros` are `[rows, count]`. Columns belong to the group that `listed` has for them, or
-    /// `size` that follow each other belong to one.
+    /// Creates groups. `scales` and `zeros` are `[rows, count]`. `listed` assigns each column to a group;
+    /// without it, `size` consecutive columns are a group.
     ///
     /// # Errors
-    /// [`Error::Quantized`] where lengths are others, or a column belongs to a group that there is not.
+    /// [`Error::Quantized`] if lengths do not match, or if a column belongs to a group that does not exist.
     pub(super) fn new(
         [rows, columns]: [usize; 2],
         size: usize,
@@ -73,7 +73,7 @@ impl Groups {
 
     fn apply(&self, first: usize, columns: usize, numbers: &mut [f32]) {
         let Self { scales, zeros, count, columns: order } = self;
-        // Where there are no groups, there are no columns.
+        // Without groups, there are no columns.
         let each = (*count).max(1);
         let groups = scales.chunks_exact(each).zip(zeros.chunks_exact(each)).skip(first);
         for (row, (scales, zeros)) in numbers.chunks_exact_mut(columns).zip(groups) {
@@ -93,7 +93,8 @@ impl Groups {
     }
 }
 
-/// How many columns that follow each other are a group, where the list of each column's group (`g_idx`) has them in order.
+/// Returns the size of a group, if the list of each column's group (`g_idx`) consists of consecutive groups
+/// of equal size.
 pub fn group_in_order(listed: &[i32]) -> Option<usize> {
     let size = listed.iter().take_while(|group| **group == 0).count();
     let is_in_order = |(column, group): (usize, &i32)| Some(*group as usize) == column.checked_div(size);
@@ -101,7 +102,9 @@ pub fn group_in_order(listed: &[i32]) -> Option<usize> {
 }
 
 impl Scaling {
-    /// The scale of a row's numbers from `column` on, and the number that its zero point has, if it has one.
+    /// Returns the scale of the block that starts at `column` of a row, and its zero point, in the same units
+    /// as the unscaled numbers (0 if the matrix has no zero points); `None` if groups are not consecutive, or
+    /// for a place outside of the matrix.
     pub(super) fn of_block(&self, row: usize, column: usize, columns: usize) -> Option<(f32, f32)> {
         let (scale, zero) = match self {
             Self::Blocks { scales, block } => (scales.get((row * columns + column) / block), 0.0),
@@ -115,7 +118,7 @@ impl Scaling {
         Some((*scale?, zero))
     }
 
-    /// How many numbers of a row that follow each other have one scale; `None` where they do not follow each other.
+    /// Returns how many consecutive numbers of a row share a scale; `None` if groups are not consecutive.
     pub(super) fn group(&self, columns: usize) -> Option<usize> {
         match self {
             Self::Blocks { block, .. } => Some(*block),
@@ -125,7 +128,7 @@ impl Scaling {
         }
     }
 
-    /// Scales whole rows of `columns` numbers, from row `first` on.
+    /// Scales whole rows of `columns` numbers, starting at row `first`.
     pub(super) fn apply(&self, first: usize, columns: usize, numbers: &mut [f32]) {
         match self {
             Self::Blocks { scales, block } => {
@@ -148,7 +151,7 @@ impl Scaling {
     }
 }
 
-/// `[rows, columns]` of a matrix `[columns, rows]`.
+/// Transposes a matrix `[columns, rows]` to `[rows, columns]`.
 pub(super) fn transposed<T: Copy>(numbers: &[T], rows: usize) -> Vec<T> {
     let of_row = |row| numbers.iter().skip(row).step_by(rows.max(1)).copied();
     (0..rows).flat_map(of_row).collect()

@@ -1,4 +1,5 @@
-//! Quantized matrices against recordings of the libraries that make them (`tools/quantized_cases.py`).
+//! Comparison of quantized matrices with recordings of the libraries that produce them
+//! (`tools/quantized_cases.py`).
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod blocks;
@@ -48,7 +49,7 @@ impl Module<'_> {
             .map(|bytes| bytes.as_chunks().0.iter().map(|word| i32::from_le_bytes(*word)).collect())
     }
 
-    /// The matrix and its codes.
+    /// Returns the matrix and its codes.
     fn read(&self) -> (Quantized, &[u8]) {
         let shape = self.file.tensor(&format!("{}.numbers", self.name)).unwrap().shape().to_vec();
         let [rows, columns] = shape[..] else { panic!("{shape:?}") };
@@ -182,7 +183,7 @@ fn the_recorded_edges_are_special() {
     let file = SafeTensors::deserialize(RECORDED).unwrap();
     for module in modules(&file).iter().filter(|module| module.name.starts_with("edges")) {
         let numbers = module.floats("numbers");
-        // One scale is that of all nested ones, and cannot be special in a few.
+        // All nested scales share one scale, which therefore cannot be special in only a few.
         let has_nan = numbers.iter().any(|x| x.is_nan());
         assert_ne!(has_nan, module.name.contains("nested"), "{}", module.name);
         assert!(numbers.iter().any(|x| x.is_finite() && *x < 0.0), "{}", module.name);
@@ -208,7 +209,7 @@ fn any_rows_are_those_of_the_whole() {
     }
 }
 
-/// A matrix of GPTQ with 32 rows, 32 columns and 2 groups.
+/// Returns a GPTQ matrix with 32 rows, 32 columns and 2 groups.
 fn gptq<'a>(scales: &'a [f32], zeros: &'a [u32], columns: Option<&'a [i32]>) -> Gptq<'a> {
     Gptq {
         rows: 32,
@@ -284,7 +285,7 @@ fn rows_that_there_are_not_are_refused_and_nothing_is_written() {
 }
 
 proptest! {
-    /// No sizes and no numbers make a matrix panic.
+    /// Checks that no sizes and no numbers cause a panic.
     #[test]
     fn any_parts_are_a_matrix_or_an_error(
         [rows, columns, bits, group] in prop::array::uniform4(0..40_usize),
@@ -325,7 +326,7 @@ proptest! {
             prop_assert_eq!(unpacked(&matrix, codes).len(), rows * columns);
             if let Some(bytes) = matrix.format().and_then(|format| format.bytes_of(rows * columns)) {
                 let mut blocks = vec![0; bytes];
-                // A zero point may be none of the codes.
+                // A zero point may not be one of the codes.
                 let _ = matrix.pack(0..rows, codes, &mut blocks);
             }
         }

@@ -1,18 +1,18 @@
-//! Where the parts of blocks are in words.
+//! Locations of the parts of blocks in words.
 
 use super::{Order, SIXTEEN, Streams};
 
-/// Where the parts of blocks are.
+/// Computes the locations of the parts of blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Places<'a> {
     pub(super) streams: &'a Streams,
     pub(super) order: Order,
-    /// Blocks of a row
+    /// Blocks per row.
     pub(super) blocks: usize,
 }
 
 impl Places<'_> {
-    /// Where the bytes `at` and following of a part are. They stay together in units.
+    /// Returns the offset of the bytes `at` and following of a part. Bytes of a unit stay together.
     fn of(&self, row: usize, block: usize, part: usize, at: usize, unit: usize) -> usize {
         let parts = self.streams.parts();
         match self.order {
@@ -25,7 +25,7 @@ impl Places<'_> {
                 let sixteen = (row / SIXTEEN * self.blocks + block) * self.streams.block_words() * 4;
                 let [low, high, scales, minimums, whole] = parts;
                 let runs = self.streams.block / 32;
-                // Codes are read run by run, and what is of the whole block before them.
+                // Codes are read run by run, after the data of the whole block.
                 let before = match part {
                     0 => whole + scales + minimums + at / (low / runs) * (high / runs),
                     1 => whole + scales + minimums + (at / (high / runs) + 1) * (low / runs),
@@ -38,7 +38,7 @@ impl Places<'_> {
         }
     }
 
-    /// Where the bytes `at` and following of a part are, and from unit to unit.
+    /// Returns the offset of the bytes `at` and following of a part, and the distance from unit to unit.
     #[inline]
     fn steps(&self, row: usize, block: usize, part: usize, at: usize, unit: usize) -> (usize, usize) {
         let together = if self.order == Order::Sixteens { SIXTEEN } else { 1 };

@@ -1,4 +1,4 @@
-//! Numbers come back from words, to the bit.
+//! Checks that numbers survive the arrangement in words bit for bit.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn numbers_are_those_of_the_file_in_both_orders() {
     for format in Format::ALL {
         let columns = 512;
         for rows in [1, 16, 37] {
-            // Every bit pattern of codes and scales, but for scales that are not finite: those have no equal.
+            // Every bit pattern of codes and scales, except scales that are not finite, which equal nothing.
             let mut state = 7u32;
             let mut bytes: Vec<u8> = (0..rows * format.bytes_of(columns).unwrap_or(0))
                 .map(|_| {
@@ -38,7 +38,7 @@ fn numbers_are_those_of_the_file_in_both_orders() {
                     );
                 }
             }
-            // Four bytes of a hundred more than the file has, or a byte a block.
+            // At most four percent more bytes than the file has, or a byte per block.
             let file = format.bytes_of(columns).unwrap_or(0);
             let words = format.words(Order::Rows, 1, columns).expect("whole blocks");
             assert!(words * 4 <= file + (file / 25).max(columns / format.block()) + 4, "{format}");

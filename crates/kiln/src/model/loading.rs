@@ -18,7 +18,7 @@ use kiln_core::{
 };
 use kiln_generate::{ChatTemplates, GenerationConfig};
 use kiln_kernels::{
-    Arithmetic, Choice, Kernels,
+    Arithmetic, Choice, Kernels, PackedLayout,
     device::{self, DeviceClass, DeviceInfo, DeviceName, Opened},
 };
 use kiln_models::{
@@ -548,7 +548,7 @@ pub(crate) fn check_quant(
     dtype: DType,
     device: &DeviceInfo,
 ) -> Result<()> {
-    if kernels.packed_layout(mixture.format(), dtype).is_some() {
+    if PackedLayout::for_matrix(kernels, mixture.format(), dtype).is_some() {
         return Ok(());
     }
     let why = format!("is {mixture}, and {} does not compute from such codes; leave it out", device.name);

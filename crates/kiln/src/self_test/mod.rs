@@ -239,7 +239,7 @@ mod tests {
 
     use burn::tensor::Tensor;
     use kiln_kernels::{
-        Kernel,
+        Checked, Kernel,
         cases::{Case, Layout},
         device::{DeviceName, MatrixUnits, open},
         invariance::Extent,
@@ -275,7 +275,9 @@ mod tests {
             let units = open(DeviceName::Wgpu(None)).unwrap().info.matrix_units;
             Ok(self.0 * if units.is_some() { 3 } else { 2 })
         }
+    }
 
+    impl Checked for Planted {
         fn extent(&self) -> [usize; 2] {
             [1, 1]
         }

@@ -1,8 +1,8 @@
-//! Mutations of bytes, whatever they are.
+//! Mutations of arbitrary bytes.
 
 use super::Random;
 
-/// Longer inputs find nothing that shorter ones do not.
+/// Maximum length of an input in bytes. Longer inputs find nothing that shorter ones do not.
 const LONGEST: usize = 1 << 20;
 
 const NUMBERS: [u64; 10] = [0, 1, 7, 0x7F, 0xFF, 0xFFFF, 1 << 31, u32::MAX as u64, 1 << 63, u64::MAX];
@@ -34,7 +34,7 @@ pub(super) fn mutated(bytes: &[u8], others: &[Vec<u8>], random: &mut Random) -> 
                 let end = (at + len).min(bytes.len());
                 bytes.splice(at..end, number[..len].iter().copied());
             }
-            // Two bytes that are no UTF-8, or a sign that is not drawn.
+            // Two bytes that are not valid UTF-8, or a character that is not displayed.
             _ => drop(
                 bytes.splice(
                     at..at,

@@ -1,8 +1,8 @@
-//! Mutations of Jinja: of tokens, and of whole tags.
+//! Mutations of Jinja: of tokens and of whole tags.
 
 use super::Random;
 
-/// What a template may do that takes long, grows, or ends badly.
+/// Template fragments that take long, grow, or fail.
 const PIECES: [&str; 40] = [
     "{% for i in range(1000000000) %}x{% endfor %}",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -46,7 +46,7 @@ const PIECES: [&str; 40] = [
     "{% break %}",
 ];
 
-/// Tags, words, numbers, strings, signs and the text between them.
+/// Splits a template into tags, words, numbers, strings, punctuation and the text between them.
 pub(super) fn tokens(source: &str) -> Vec<String> {
     let mut tokens: Vec<String> = Vec::new();
     let mut rest = source;
@@ -57,7 +57,7 @@ pub(super) fn tokens(source: &str) -> Vec<String> {
                 if ["{{", "{%", "{#", "%}", "}}", "#}", "==", "!=", "<=", ">=", "**", "//", "-%", "-}"]
                     .contains(&rest.get(..2).unwrap_or_default()) =>
             {
-                // With the dash that takes white space away.
+                // With the dash that strips white space.
                 if rest.get(2..3) == Some("-") && rest.starts_with('{') || rest.starts_with("-") {
                     3
                 } else {
@@ -95,7 +95,7 @@ pub(super) fn mutated(source: &str, others: &[String], random: &mut Random) -> S
             3 => drop(tokens.splice(at..end, other())),
             4 => drop(tokens.splice(at..at, other())),
             5 => tokens.insert(at, random.pick(&PIECES).to_owned()),
-            // What stands in a piece, where an expression or a statement stood.
+            // The content of a fragment replaces an expression or a statement.
             6 => {
                 let piece = random.pick(&PIECES);
                 let within = piece.trim_matches(|c| "{}% ".contains(c)).to_owned();

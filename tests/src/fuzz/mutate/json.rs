@@ -1,11 +1,11 @@
-//! Mutations of JSON: of its values, keys and nesting; and of JSON or base64 within its strings.
+//! Mutations of JSON: of its values, keys and nesting, and of JSON or base64 inside its strings.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 
 use super::{Random, bytes};
 
-/// Numbers at which something ends, and some that are none: written as they stand.
+/// Limits of number types, and invalid numbers: written verbatim.
 const NUMBERS: [&str; 34] = [
     "0",
     "-0",
@@ -94,12 +94,14 @@ const STRINGS: [&str; 48] = [
     "dynamic",
 ];
 
-/// Stands around what is written without quotes: numbers that JSON does not have, or that no float holds.
+/// Marks the ends of a text that is written without quotes: numbers that JSON does not have, or that no float
+/// can represent.
 const RAW: char = '\u{E000}';
-/// Stands behind a key that is there already, with a number: it is written without them, so that the key is there twice.
+/// Follows a copy of an existing key, and is followed by a number. Both are removed when the value is
+/// written, so that the key occurs twice.
 const AGAIN: char = '\u{E001}';
 
-/// Values of all seeds, with the keys that they stood under.
+/// Values of all seeds, with their keys.
 #[derive(Debug, Default)]
 pub(super) struct Values {
     keys: Vec<String>,
@@ -116,7 +118,7 @@ impl Values {
     }
 
     fn add(&mut self, key: Option<&str>, value: &Value) {
-        // Of a long list or vocabulary, its beginning will do.
+        // The beginning of a long list or vocabulary is sufficient.
         const MOST: usize = 64;
 
         self.values.push((key.map(str::to_owned), value.clone()));
@@ -141,7 +143,7 @@ impl Values {
         self.values.get(random.below(self.values.len())).map_or(Value::Null, |(_, value)| value.clone())
     }
 
-    /// A value that stood under `key` somewhere.
+    /// Returns a value that occurs under `key` in a seed.
     fn of_key(&self, key: &str, random: &mut Random) -> Option<Value> {
         let start = random.below(self.values.len());
         let mut from = self.values[start..].iter().chain(&self.values[..start]);
@@ -153,7 +155,7 @@ impl Values {
     }
 }
 
-/// The object or list that is written in a string.
+/// Parses the object or list that a string contains.
 fn within(text: &str) -> Option<Value> {
     let object = text.starts_with(['{', '[']).then(|| serde_json::from_str(text).ok()).flatten();
     object.filter(|value: &Value| value.is_object() || value.is_array())
@@ -169,7 +171,7 @@ pub(super) fn mutated(seed: &[u8], values: &Values, random: &mut Random) -> Vec<
     }
 }
 
-/// The text of a value, with what [`RAW`] and [`AGAIN`] mark.
+/// Writes a value as text, and applies the marks [`RAW`] and [`AGAIN`].
 pub(super) fn written(value: &Value) -> String {
     let text = value.to_string().replace(&format!("\"{RAW}"), "").replace(&format!("{RAW}\""), "");
     let mut out = String::with_capacity(text.len());
@@ -188,7 +190,8 @@ pub(super) fn mutate(value: &mut Value, values: &Values, random: &mut Random) {
     }
 }
 
-/// A place in a value: one that is not deep as likely as all below it, so that a vocabulary is not all there is.
+/// Picks a place in a value. Shallow places are as likely as all places below them together, so that a
+/// vocabulary does not dominate.
 fn place<'a>(value: &'a mut Value, random: &mut Random) -> &'a mut Value {
     let len = match &*value {
         Value::Array(list) => list.len(),
@@ -217,7 +220,7 @@ fn once(value: &mut Value, values: &Values, random: &mut Random) {
     }
 }
 
-/// Another value, or this one within others.
+/// Returns another value, or this one nested in others.
 fn replaced(value: Value, values: &Values, random: &mut Random) -> Value {
     match random.below(12) {
         0..=2 => number(random),
@@ -249,7 +252,7 @@ fn near(number: &serde_json::Number, random: &mut Random) -> Value {
 }
 
 fn nested(mut value: Value, random: &mut Random) -> Value {
-    // serde_json's own limit is 128.
+    // The limit of serde_json is 128.
     for _ in 0..[1, 1, 2, 9, 60, 127, 200][random.below(7)] {
         value = if random.one_in(2) { json!([value]) } else { json!({"a": value}) };
     }
@@ -270,7 +273,7 @@ fn object(map: &mut Map<String, Value>, values: &Values, random: &mut Random) {
             let copy = map.get(&key).cloned().unwrap_or_default();
             map.insert(values.key(random), copy);
         }
-        // The same key twice, with values that may differ.
+        // Duplicates a key, with values that may differ.
         3 => {
             let again = values.of_key(&key, random).unwrap_or_else(|| values.value(random));
             map.insert(format!("{key}{AGAIN}{}", map.len()), again);
@@ -282,7 +285,7 @@ fn object(map: &mut Map<String, Value>, values: &Values, random: &mut Random) {
                 map.insert(other, one);
             }
         }
-        // What other seeds have under this name, or under another.
+        // A value that other seeds have under this name, or under another one.
         5 | 6 => drop(values.of_key(&key, random).map(|value| map.insert(key, value))),
         7 => {
             let key = values.key(random);
@@ -303,7 +306,7 @@ fn array(list: &mut Vec<Value>, values: &Values, random: &mut Random) {
             list.swap(at, other);
         }
         3 => list.truncate(at),
-        // Long lists of the same.
+        // Repeats an element many times.
         4 if !list.is_empty() => {
             let copies = [3, 30, 100][random.below(3)];
             list.extend(vec![list[at].clone(); copies]);

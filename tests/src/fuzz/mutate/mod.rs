@@ -1,4 +1,4 @@
-//! Other inputs from those there are: by what a format is made of, and by bytes.
+//! Mutation of inputs: by the structure of their format, and by bytes.
 
 mod bytes;
 mod jinja;
@@ -10,7 +10,7 @@ pub(crate) mod smaller;
 
 use json::Values;
 
-/// What an input is made of.
+/// The format of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Json,
@@ -33,7 +33,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`; 0 where there is none.
+    /// Returns a random number below `n`, or 0 if `n` is 0.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         if n == 0 { 0 } else { (self.next() % n as u64) as usize }
     }
@@ -46,13 +46,13 @@ impl Random {
         of[self.below(of.len())]
     }
 
-    /// Mostly 1, seldom many.
+    /// Returns the number of mutations: mostly 1, rarely many.
     fn rounds(&mut self) -> usize {
         1 + [0, 0, 0, 0, 0, 1, 2, 5][self.below(8)]
     }
 }
 
-/// Seeds, and the parts of all of them, for mutations that mix them.
+/// Seeds, and their combined parts, for mutations that mix them.
 #[derive(Debug)]
 pub(crate) struct Pool {
     format: Format,
@@ -82,7 +82,7 @@ impl Pool {
         &self.seeds
     }
 
-    /// One of the seeds, changed.
+    /// Returns a mutation of a random seed.
     pub(crate) fn mutated(&self, random: &mut Random) -> Vec<u8> {
         let seed = &self.seeds[random.below(self.seeds.len())];
         if random.one_in(10) {

@@ -1,10 +1,10 @@
-//! Smaller inputs than one that failed, to find the smallest that still does.
+//! Reduction of a failing input, to find the smallest that still fails.
 
 use serde_json::{Value, json};
 
 use super::tensors;
 
-/// Inputs that lack a part of this one, those that lack most first.
+/// Returns inputs that each lack a part of this one, those with the largest part removed first.
 pub(crate) fn than(input: &[u8]) -> Vec<Vec<u8>> {
     if let Ok(value) = serde_json::from_slice::<Value>(input) {
         return of_value(&value).iter().map(|value| value.to_string().into_bytes()).collect();

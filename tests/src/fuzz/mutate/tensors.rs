@@ -1,4 +1,5 @@
-//! Mutations of safetensors files: of the header as JSON, of the strings in it, and of tensors, with a header that fits.
+//! Mutations of safetensors files: of the header as JSON, of its strings, and of tensors, with a matching
+//! header.
 
 use serde_json::{Map, Value, json};
 
@@ -33,7 +34,7 @@ struct Tensor {
     bytes: Vec<u8>,
 }
 
-/// The header and the data of a file.
+/// Splits a file into its header and data.
 pub(crate) fn parts(file: &[u8]) -> Option<(Map<String, Value>, &[u8])> {
     let (len, rest) = file.split_first_chunk()?;
     let (header, data) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len)).ok()?)?;
@@ -113,7 +114,7 @@ fn change(tensors: &mut Vec<Tensor>, random: &mut Random) {
         return;
     }
     match random.below(9) {
-        // Another type, of as many numbers.
+        // Another type with the same number of elements.
         0 => {
             let (dtype, _) = DTYPES[random.below(DTYPES.len())];
             tensors[at].dtype = dtype.to_owned();
@@ -147,7 +148,7 @@ fn change(tensors: &mut Vec<Tensor>, random: &mut Random) {
             let names = (tensors[at].name.clone(), tensors[other].name.clone());
             (tensors[at].name, tensors[other].name) = (names.1, names.0);
         }
-        // The same change in every tensor, which none contradicts then.
+        // The same change in every tensor, so that they remain consistent.
         6 => {
             let (dtype, _) = DTYPES[random.below(DTYPES.len())];
             let (axis, more) = (random.below(5), random.below(3));
@@ -175,7 +176,7 @@ fn change(tensors: &mut Vec<Tensor>, random: &mut Random) {
     }
 }
 
-/// Gives a tensor as many bytes as its type and shape ask for.
+/// Resizes the data of a tensor to match its type and shape.
 fn resize(tensor: &mut Tensor) {
     let size = DTYPES.iter().find(|(name, _)| *name == tensor.dtype).map_or(4, |(_, size)| *size);
     let len =

@@ -1,4 +1,4 @@
-//! Mutations of words: of what stands between their signs.
+//! Mutations of command line words: of the parts between punctuation.
 
 use super::Random;
 

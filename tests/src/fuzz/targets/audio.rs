@@ -1,4 +1,4 @@
-//! Audio files: read, to the end, twice.
+//! Audio files: each is read to the end, twice.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,8 @@ use crate::fuzz::{Run, Target, mutate::Format};
 
 pub(in crate::fuzz) const TARGET: Target = Target { name: "audio", format: Format::Bytes, seeds, prepare };
 
-/// Blocks that are read of one file: some formats say in a few bytes that there is an hour of silence.
+/// Maximum number of blocks that are read from one file: in some formats a few bytes can encode an hour of
+/// silence.
 const MOST_BLOCKS: usize = 1000;
 
 fn seeds() -> Vec<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! Saved caches whose checksum is right, whatever else is wrong with them.
+//! Saved caches with a valid checksum and other errors.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -25,7 +25,7 @@ use crate::{
 pub(in crate::fuzz) const TARGET: Target =
     Target { name: "cache_file", format: Format::Tensors, seeds, prepare };
 
-/// The second has layers with a window.
+/// Recorded models; the second has layers with a window.
 const MODELS: [&str; 2] = ["llama", "gemma2"];
 
 fn loaded(name: &str) -> Model {
@@ -56,7 +56,8 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// The file with the model's name in place of its fingerprint, so that it does not change with the way that is made.
+/// Replaces the fingerprint in a file by the model's name, so that seeds do not depend on how fingerprints
+/// are computed.
 fn named_for(model: &str, file: &[u8]) -> Vec<u8> {
     let (mut header, data) = parts(file).unwrap();
     let metadata = &mut header["__metadata__"];
@@ -66,13 +67,13 @@ fn named_for(model: &str, file: &[u8]) -> Vec<u8> {
     joined(&Value::Object(header).to_string(), data)
 }
 
-/// The file with its model's fingerprint in place of the name, and with the checksum that belongs to it; `None` for what
-/// has no place for these.
+/// Replaces the model's name in a file by its fingerprint, and updates the checksum. Returns `None` if the
+/// file has no place for them.
 pub(in crate::fuzz) fn signed(file: &[u8], fingerprints: &BTreeMap<&str, String>) -> Option<Vec<u8>> {
     let (mut header, data) = parts(file)?;
     let text = header.get("__metadata__")?.get("header")?.as_str()?.to_owned();
     let mut within: Value = serde_json::from_str(&text).ok()?;
-    // Left as it was written where it names another model.
+    // Left unchanged if it names another model.
     let text = match within.get("model").and_then(Value::as_str).and_then(|name| fingerprints.get(name)) {
         Some(fingerprint) => {
             within["model"] = json!(fingerprint);
@@ -121,7 +122,7 @@ fn prepare(folder: &Path) -> Run {
     })
 }
 
-/// Loads a cache and feeds it two tokens; then once more, to generate from it.
+/// Loads a cache and feeds it two tokens; then loads it again and generates from it.
 fn goes_on(model: &Model, plan: &Plan, path: &Path) -> bool {
     let Ok(SavedCache { mut cache, left_pad, .. }) = model.load_cache(path, plan) else { return false };
     for token in [7, 8] {

@@ -1,4 +1,4 @@
-//! Chat templates with conversations, and conversations with templates.
+//! Chat templates with fixed conversations, and conversations with fixed templates.
 
 use std::{collections::BTreeMap, fs, path::Path, time::SystemTime};
 
@@ -35,7 +35,7 @@ fn sources() -> Vec<String> {
 fn templates() -> Vec<Vec<u8>> {
     let expressions = fs::read_to_string(data("expressions.txt")).unwrap();
     let expressions = expressions.lines().map(|line| format!("{{{{ {line} }}}}{{{{ messages }}}}"));
-    // As many of these as of the templates, which are longer.
+    // About as many expressions as templates, which are longer.
     sources().into_iter().chain(expressions.step_by(9)).map(String::into_bytes).collect()
 }
 
@@ -50,7 +50,7 @@ fn special_tokens() -> BTreeMap<String, String> {
         .into()
 }
 
-/// The two ways in which a prompt is made.
+/// Returns the two sets of options for rendering a prompt.
 fn options() -> [RenderOptions; 2] {
     let now = Some(SystemTime::UNIX_EPOCH);
     [
@@ -68,7 +68,7 @@ fn templates_of_strangers(_: &Path) -> Run {
         .collect();
     Box::new(move |input| {
         let Ok(template) = ChatTemplate::new(&String::from_utf8_lossy(input)) else { return false };
-        // One of each: a template may take seconds until it has done as much as it may.
+        // Only one of each: a template may take seconds to reach its step limit.
         let (told, options) = (&told[input.len() % told.len()], &options()[input.len() / told.len() % 2]);
         template.render(told, &special_tokens(), options).is_ok()
     })

@@ -1,4 +1,4 @@
-//! `config.json` of every architecture, over weights of its own.
+//! `config.json` of every architecture, with its recorded weights.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! `generation_config.json`, and the arguments of a call: read, merged, resolved, and generated with.
+//! `generation_config.json` and call arguments: read, merged, resolved, and used in a generation.
 
 use std::{fs, path::Path};
 
@@ -48,7 +48,7 @@ fn prepare(folder: &Path) -> Run {
     let path = folder.join("generation_config.json");
     Box::new(move |input| {
         put(&path, input);
-        // As a caller asks, and as a folder does.
+        // As arguments of a caller, and as a file of a folder.
         let Ok(Some(config)) = GenerationConfig::from_file(&path) else { return false };
         if let Ok(Value::Object(arguments)) = serde_json::from_slice(input) {
             match GenerationConfig::from_arguments(&arguments) {

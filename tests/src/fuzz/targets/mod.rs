@@ -1,4 +1,4 @@
-//! What is fuzzed: one file for each kind of input.
+//! The fuzz targets: one file for each kind of input.
 
 pub(super) mod audio;
 pub(super) mod cache;
@@ -24,13 +24,13 @@ use kiln::{
 
 use crate::support::{fixtures_of, float32};
 
-/// Bytes that a model and its caches may have: far less than a process may.
+/// Memory limit in bytes of a model and its caches: far below the limit of a process.
 const MEMORY: u64 = 1 << 30;
 
-/// Tokens that the recorded models know, and more than their windows hold.
+/// Tokens in the vocabulary of the recorded models, more than their windows hold.
 const PROMPT: [TokenId; 20] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 58, 96, 79, 32, 38, 46, 26, 43, 38, 32];
 
-/// Without a look at GPUs, whose drivers take more addresses than a process has here.
+/// Opens the CPU without probing GPUs, whose drivers take more address space than a process has here.
 fn cpu() -> Opened {
     device::open(DeviceName::Cpu).unwrap()
 }
@@ -43,7 +43,7 @@ fn model_folder(name: &str) -> PathBuf {
     fixtures_of(name).join("models").join(name)
 }
 
-/// A folder `name` with the files of a recorded model.
+/// Copies the files of a recorded model to a folder `name`.
 fn copied(model: &str, folder: &Path, name: &str) -> PathBuf {
     let to = folder.join(name);
     fs::create_dir_all(&to).unwrap();
@@ -53,7 +53,7 @@ fn copied(model: &str, folder: &Path, name: &str) -> PathBuf {
     to
 }
 
-/// Looks at a folder, loads it and generates two tokens, as far as that goes. Returns whether it was loaded.
+/// Inspects a folder, loads it and generates two tokens, as far as possible. Returns whether it was loaded.
 fn used(folder: &Path, device: &Opened) -> bool {
     let Ok(inspection) = Inspection::of(folder) else { return false };
     let ask = Ask::new(inspection.sizes.positions).rows(3).memory(MEMORY);
@@ -68,7 +68,7 @@ fn used(folder: &Path, device: &Opened) -> bool {
     true
 }
 
-/// Feeds one token to each row, and reads the logits.
+/// Feeds one token to each row and reads the logits.
 fn fed(model: &Model, cache: &mut ModelCache, token: TokenId, left_pad: &[usize]) -> kiln::Result<()> {
     let mut batch = Batch::from_rows(&vec![vec![token]; left_pad.len()], model.device())?;
     batch.left_pad = left_pad.to_vec();

@@ -1,4 +1,4 @@
-//! `model.safetensors` of quantized matrices, in a folder of each method.
+//! `model.safetensors` with quantized matrices, in a folder for each method.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn prepare(folder: &Path) -> Run {
         })
         .collect();
     let device = cpu();
-    // Most are refused at once where the method is another.
+    // Most inputs are refused immediately if the method differs.
     Box::new(move |input| {
         folders.iter().fold(false, |was_used, folder| {
             put(&folder.join("model.safetensors"), input);

@@ -1,4 +1,4 @@
-//! `tokenizer.json`: read, and texts and tokens given to it.
+//! `tokenizer.json`: read, and used to encode texts and decode tokens.
 
 use std::{path::Path, sync::Arc};
 
@@ -28,7 +28,7 @@ fn prepare(_: &Path) -> Run {
             let fewest = tokenizer.fewest_tokens(text.len());
             for special in [true, false] {
                 let Ok(ids) = tokenizer.encode(text, special) else { continue };
-                // What is said beforehand is right where no part of the text was left out.
+                // The estimate of the minimum number of tokens holds if no part of the text was dropped.
                 if tokenizer.decode(&ids, false).is_ok_and(|decoded| decoded == text) {
                     assert!(ids.len() >= fewest, "{} tokens, and said to be at least {fewest}", ids.len());
                 }
@@ -51,7 +51,7 @@ fn prepare(_: &Path) -> Run {
     })
 }
 
-/// One whose tokens are those of the recorded models: a letter each.
+/// Returns a tokenizer whose tokens are those of the recorded models: one letter each.
 pub(in crate::fuzz) fn of_recorded() -> Value {
     let letters = (0x21..=0x7e_u8).map(|byte| char::from(byte).to_string());
     let tokens = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter().chain(letters);
@@ -65,7 +65,7 @@ fn special(id: u32, content: &str, lstrip: bool, rstrip: bool) -> Value {
            "normalized": false, "special": true})
 }
 
-/// The demo's, with the bytes and few merges.
+/// Returns the demo tokenizer, with the byte tokens and few merges.
 fn demo() -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/demo/tokenizer.json");
     let mut file: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -83,7 +83,7 @@ fn demo() -> Value {
     file
 }
 
-/// A small one of each kind that models come with.
+/// Returns a small tokenizer of each kind that models come with.
 fn seeds() -> Vec<Vec<u8>> {
     let replace = |kind: &str, pattern: &str, content: &str| json!({"type": "Replace", "pattern": {kind: pattern}, "content": content});
     let split = |kind: &str, pattern: &str, behavior: &str| json!({"type": "Split", "pattern": {kind: pattern}, "behavior": behavior, "invert": false});
@@ -171,7 +171,7 @@ fn seeds() -> Vec<Vec<u8>> {
     files.into_iter().chain([demo(), of_recorded()]).map(whole).collect()
 }
 
-/// A character map as SentencePiece writes it, that maps a to b.
+/// Returns a character map in SentencePiece's format that maps a to b.
 fn charsmap() -> String {
     use base64::{Engine, engine::general_purpose::STANDARD};
 

@@ -8,11 +8,11 @@ use crate::fuzz::{Run, Target, mutate::Format, put};
 pub(in crate::fuzz) const TARGET: Target =
     Target { name: "safetensors", format: Format::Tensors, seeds, prepare };
 
-/// Two files that hold a model together.
+/// Two shards of one model.
 const SHARDS: [&str; 2] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
 
 fn seeds() -> Vec<Vec<u8>> {
-    // One has as many tensors as others, the next ones are small enough for many runs.
+    // The first has as many tensors as other models; the others are small enough for many runs.
     let weights = ["llama", "llama_tied", "qwen2"]
         .map(|name| fs::read(model_folder(name).join("model.safetensors")).unwrap());
     let index = serde_json::json!({"metadata": {"total_size": 120_000}, "weight_map": halves().map});

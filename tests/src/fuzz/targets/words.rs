@@ -1,4 +1,4 @@
-//! What users write on the command line: everything that is parsed from a string.
+//! User input on the command line: everything that is parsed from a string.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Lengths that were never written, were written too early, or could not be known.
+//! Length fields that were never written, were written too early, or could not be known.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn put(bytes: &mut [u8], at: usize, length: u32) {
     bytes[at..at + 4].copy_from_slice(&length.to_le_bytes());
 }
 
-/// The samples of `bytes`, of which nothing is said to be missing.
+/// Returns the samples of `bytes` and checks that no damage is reported.
 #[track_caller]
 fn whole(bytes: Vec<u8>) -> Vec<f32> {
     let mut reader = of_bytes(bytes).unwrap();
@@ -48,13 +48,13 @@ fn all_sound_is_there_after_a_header_that_was_not_finished() {
         if name == "8k-mono-u8.wav" {
             continue;
         }
-        // The recorder was ended within a sample.
+        // The recorder was interrupted in the middle of a sample.
         let mut cut = file.clone();
         put(&mut cut, data, 0);
         cut.push(1);
         assert!(whole(cut) == samples, "{name} and a byte");
     }
-    // The number of samples, in a chunk of its own.
+    // The number of samples, in a separate chunk.
     let mut file = bytes("11k-mono-f32.wav");
     let (fact, data) = (find(&file, b"fact") + 8, find(&file, b"data") + 4);
     let samples = whole(file.clone());
@@ -76,7 +76,7 @@ fn chunks_after_the_sound_are_no_sound() {
     let mut reader = of_bytes(long).unwrap();
     assert!(all(&mut reader) == samples);
     assert!(reader.damage().unwrap().contains("is cut short: 0.2 s of 0.5 s"), "{:?}", reader.damage());
-    // A header that was written while the recorder went on.
+    // A header that was written while recording continued.
     let mut stale = file.clone();
     put(&mut stale, 40, 4000);
     let mut reader = of_bytes(stale).unwrap();
@@ -142,7 +142,7 @@ fn a_number_of_samples_that_is_wrong_loses_none() {
     for name in ["24k-stereo.flac", "48k-mono.flac"] {
         let file = bytes(name);
         let samples = whole(file.clone());
-        // The low 32 bits of 36.
+        // The low 32 bits of the 36-bit sample count.
         let claimed = u32::from_be_bytes(file[22..26].try_into().unwrap());
         for wrong in [0, claimed / 2] {
             let mut file = file.clone();
@@ -157,14 +157,14 @@ fn a_number_of_samples_that_is_wrong_loses_none() {
     }
 }
 
-/// The first frame of an MP3 file may say how many follow.
+/// The first frame of an MP3 file may state the number of frames that follow.
 #[test]
 fn frames_that_were_appended_are_there() {
     for name in ["16k-mono.mp3", "44k-stereo.mp3"] {
         let file = bytes(name);
         let samples = whole(file.clone());
         let tag = find(&file, b"Info");
-        // Behind the first frame, which the field of bytes counts.
+        // The position after the first frame, which the byte count includes.
         let counted = u32::from_be_bytes(file[tag + 12..tag + 16].try_into().unwrap()) as usize;
         let start = file.len() - counted;
         let next = (start + 4..file.len()).find(|at| file[*at..*at + 2] == file[start..start + 2]).unwrap();
@@ -177,14 +177,14 @@ fn frames_that_were_appended_are_there() {
     }
 }
 
-/// The sound of an MP4 file, after its tables.
+/// The audio data of an MP4 file is moved after its tables.
 #[test]
 fn a_part_that_is_longer_than_its_file_ends_with_it() {
     let file = bytes("44k-mono.m4a");
     let samples = whole(file.clone());
     let (sound, tables) = (find(&file, b"mdat") - 4, find(&file, b"moov") - 4);
     let mut moved = file[tables..].to_vec();
-    // Where the sound begins, counted in bytes of the file.
+    // The positions of the audio data, in bytes from the start of the file.
     let places = find(&moved, b"stco") + 8;
     let more = (file.len() - tables) as u32;
     let count = u32::from_be_bytes(moved[places..places + 4].try_into().unwrap()) as usize;

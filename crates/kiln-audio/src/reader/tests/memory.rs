@@ -1,8 +1,8 @@
-//! The memory that a long sound takes.
+//! Memory use of long recordings.
 
 use super::*;
 
-/// An hour of silence that nobody stores.
+/// An hour of silence, generated on the fly.
 struct Silence {
     header: Vec<u8>,
     len: u64,
@@ -43,7 +43,7 @@ impl MediaSource for Silence {
     }
 }
 
-/// KiB of memory that this process has.
+/// Returns the resident memory of this process in KiB.
 #[cfg(target_os = "linux")]
 fn memory() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -81,6 +81,6 @@ fn an_hour_takes_little_memory() {
     }
     assert_eq!(samples, SECONDS as usize * SAMPLE_RATE);
     assert_eq!(frames + stream.finish().0.len() / 80, 100 * SECONDS as usize);
-    // Other tests run at the same time. All samples are 230 MB, all features 115 MB.
+    // Other tests run at the same time. All samples would take 230 MB, all features 115 MB.
     assert!(most < before + (100 << 10), "{before} KiB, then {most} KiB");
 }

@@ -1,4 +1,4 @@
-//! A history packed as a whole, in groups that may reach over tokens, heads and rows.
+//! A history packed as a whole, in groups that may span tokens, heads and rows.
 
 use std::ops::Range;
 
@@ -12,17 +12,18 @@ use kiln_core::{
 
 use crate::quantizers::{Backend, Grouping, Quantized, Recipe, words};
 
-/// Keys or values of all tokens but the recent ones.
+/// Packed keys or values of all tokens except the recent ones.
 ///
-/// Rows cannot be taken out of what is packed: which rows were asked for is kept, and heeded when it is unpacked.
+/// Rows cannot be extracted from the packed data: a list of selected rows is kept, and applied when the data
+/// are unpacked.
 #[derive(Clone, Debug)]
 pub(super) struct History {
-    /// Words of codes; scales and zero points, both `[groups, 1]`
+    /// Words of codes; scales and zero points, both `[groups, 1]`.
     tensors: (Tensor<1, Int>, (Tensor<2>, Tensor<2>)),
-    /// Of what was packed: `[batch, kv_heads, tokens, head_dim]`
+    /// Shape before packing: `[batch, kv_heads, tokens, head_dim]`.
     shape: [usize; 4],
     dtype: DType,
-    /// What became of the rows since then.
+    /// Packed row of each current row.
     rows: Vec<usize>,
 }
 
@@ -32,7 +33,7 @@ pub(super) struct Packed {
     pub(super) backend: &'static dyn Backend,
     pub(super) recipe: Recipe,
     pub(super) grouping: Grouping,
-    /// Numbers of a group.
+    /// Number of elements per group.
     pub(super) group: usize,
 }
 
@@ -42,7 +43,7 @@ impl History {
         let groups = how.grouping.split(x.cast(DType::F32), how.group);
         let Quantized { codes, scale, zero } = how.backend.quantize(groups, &how.recipe);
         let words = words::pack(codes, how.recipe.bits);
-        // What the format rounded to the type loses nothing by being kept in it.
+        // The format has rounded these to the type already, so storing them in it loses nothing.
         let kept = |x: Tensor<2>| x.cast(dtype);
         let tensors = (words, (kept(scale), kept(zero)));
         Self { tensors, shape, dtype, rows: (0..shape[0]).collect() }
@@ -61,7 +62,7 @@ impl History {
         self.dtype
     }
 
-    /// Whether it is the history of keys or values of a block of this need, packed so.
+    /// Whether this is the history of keys or values of a block with this need, packed as in `how`.
     pub(super) fn fits(&self, how: &Packed, need: &AttentionNeed) -> bool {
         let [_, heads, _, dim] = self.shape;
         let Some(numbers) = self.shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len)) else {
@@ -77,20 +78,20 @@ impl History {
             && zero.dtype() == self.dtype
     }
 
-    /// Tokens that were packed.
+    /// Number of packed tokens.
     pub(super) fn tokens(&self) -> usize {
         self.shape[2]
     }
 }
 
-/// The numbers beside the tensors, as a tensor of their own.
+/// Shape and row list of a history, which are saved as an additional tensor.
 struct Outlined {
     shape: [usize; 4],
     rows: Vec<usize>,
 }
 
 impl Outlined {
-    /// `None` where rows are named that are not there.
+    /// Parses the additional tensor; `None` if it names rows that do not exist.
     fn read(data: &TensorData) -> Option<Self> {
         if data.dtype() != DType::I32 {
             return None;
@@ -104,7 +105,7 @@ impl Outlined {
 }
 
 impl History {
-    /// Its shape and its rows, as they travel.
+    /// Returns the shape and the row list as a tensor.
     fn numbers(&self) -> TensorData {
         let numbers: Vec<i32> = self.shape.iter().chain(&self.rows).map(|&number| number as i32).collect();
         TensorData::new(numbers, [4 + self.rows.len()])
@@ -112,7 +113,7 @@ impl History {
 }
 
 impl Tensors for History {
-    /// Groups may reach over rows; which rows they are is a list.
+    /// Groups may span rows; the selected rows are a list.
     const BY_ROWS: bool = false;
 
     fn outlines(&self) -> Vec<Outline> {

@@ -1,8 +1,8 @@
-//! Keeps history as codes of a few bits, and the latest tokens as they are (KIVI, Liu et al., 2024,
+//! Keeps the history as codes of a few bits, and the latest tokens in full precision (KIVI, Liu et al., 2024,
 //! <https://arxiv.org/abs/2402.02750>; transformers' `QuantizedCache`).
 //!
-//! By default a block of tokens is packed once and never touched again, and attention reads the codes.
-//! `flush=requantize` is transformers' rule instead.
+//! By default a block of tokens is packed once and never packed again, and attention reads the codes.
+//! `flush=requantize` selects transformers' rule instead.
 
 mod append;
 mod history;
@@ -70,35 +70,35 @@ pub(super) static QUANTIZED: KvStrategy = KvStrategy {
     read: CacheSpec::read::<QuantizedSettings>,
 };
 
-/// The settings of a `quantized` cache (transformers' `QuantizedCacheConfig`).
+/// Settings of a `quantized` cache (transformers' `QuantizedCacheConfig`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct QuantizedSettings {
-    /// Bits of a number, in keys and in values.
+    /// Bits per element, in keys and in values.
     pub nbits: usize,
-    /// Bits of a number in keys; unset: `nbits`.
+    /// Bits per element in keys; unset: `nbits`.
     pub k: Option<usize>,
-    /// Bits of a number in values; unset: `nbits`.
+    /// Bits per element in values; unset: `nbits`.
     pub v: Option<usize>,
     #[serde(alias = "backend")]
     pub format: &'static Format,
-    /// Numbers that share a scale.
+    /// Number of elements that share a scale.
     #[serde(alias = "q_group_size")]
     pub group: usize,
-    /// Latest tokens that are kept as they are, at most.
+    /// Largest number of latest tokens that are kept in full precision.
     #[serde(alias = "residual_length")]
     pub residual: usize,
-    /// The axis that groups of keys lie along, as transformers counts; unset: what is best for the format.
+    /// Axis along which keys are grouped, numbered as in transformers; unset: the best one for the format.
     pub axis_key: Option<i64>,
-    /// The axis that groups of values lie along, as transformers counts; unset: what is best for the format.
+    /// Axis along which values are grouped, numbered as in transformers; unset: the best one for the format.
     pub axis_value: Option<i64>,
     /// Whether heads are rotated before they are packed.
     pub rotate: Rotate,
-    /// How scales are found; unset: as the format does.
+    /// How scales are found; unset: the default of the format.
     pub optimize: Option<Optimizer>,
     pub flush: Flush,
-    /// Counts chunks as this version did.
+    /// Version of transformers whose way of counting chunks is used.
     pub compat: Option<Compat>,
 }
 
@@ -142,8 +142,8 @@ impl Default for QuantizedSettings {
 pub enum Rotate {
     Off,
     On,
-    /// Where it was measured to help: keys that share a scale with the other channels of their token, as far as the size of
-    /// heads allows it.
+    /// Where measurements showed that it helps: for keys that share a scale with the other channels of their
+    /// token, if the size of heads allows it.
     Auto,
 }
 
@@ -153,7 +153,7 @@ pub enum Rotate {
 pub enum Flush {
     /// A block of tokens is packed once.
     Append,
-    /// Everything is packed anew each time, as transformers does.
+    /// Everything is packed again each time, as in transformers.
     Requantize,
 }
 
@@ -192,7 +192,7 @@ impl CacheSettings for QuantizedSettings {
     }
 }
 
-/// Pairs are of keys and of values.
+/// Pairs hold keys first, then values.
 impl QuantizedSettings {
     fn validate_append(&self) -> Result<(), String> {
         let Self { group, residual, .. } = *self;
@@ -228,12 +228,12 @@ impl QuantizedSettings {
         self.optimize.unwrap_or(self.format.optimizers[0])
     }
 
-    /// What computes it, if the whole history is packed anew each time.
+    /// Returns the backend of transformers, if the whole history is packed again each time.
     fn backend(&self) -> Option<&'static dyn Backend> {
         self.format.backend.filter(|_| self.flush == Flush::Requantize)
     }
 
-    /// Whether a block of this need rotates.
+    /// Whether a block with this need rotates heads.
     fn rotates(&self, need: &AttentionNeed) -> bool {
         match self.rotate {
             Rotate::Off => false,
@@ -245,13 +245,13 @@ impl QuantizedSettings {
         }
     }
 
-    /// How keys (0) or values (1) are grouped.
+    /// Returns the grouping of keys (`which` = 0) or values (1).
     fn grouping(&self, which: usize) -> Grouping {
         let of = |(axis, grouping): &(i64, Grouping)| (*axis == self.axes()[which]).then_some(*grouping);
         self.format.axes.iter().find_map(of).unwrap_or(Grouping::Neighbours)
     }
 
-    /// For keys and for values of type `dtype`.
+    /// Returns the recipes for keys and values of type `dtype`.
     fn recipes(&self, dtype: DType) -> [Recipe; 2] {
         self.bits().map(|bits| Recipe { bits, optimizer: self.optimizer(), dtype })
     }
@@ -332,7 +332,8 @@ impl KvFactory for QuantizedSettings {
 }
 
 impl QuantizedSettings {
-    /// Codes, and a scale and a zero point a group, of all but the recent tokens.
+    /// Number of bytes for the codes of all tokens except the recent ones, plus a scale and a zero point per
+    /// group, plus the recent tokens.
     fn repacked_bytes(&self, need: &AttentionNeed, tokens: usize, element: usize) -> usize {
         let recent = tokens.min(self.residual);
         let numbers = (tokens - recent).saturating_mul(need.kv_heads * need.head_dim);

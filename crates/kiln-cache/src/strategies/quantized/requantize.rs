@@ -1,7 +1,8 @@
-//! Transformers' rule (`QuantizedCache`): a prompt is packed whole; when the recent tokens are as many as the residual,
-//! the whole history is packed again with them, in groups that are cut anew.
+//! Transformers' rule (`QuantizedCache`): a prompt is packed whole; when there are as many recent tokens as
+//! the residual, the whole history is packed again with them, in new groups.
 //!
-//! Error adds up, and every step unpacks everything: this is here to give what transformers gives.
+//! Errors accumulate, and every step unpacks everything: this exists to reproduce the results of
+//! transformers.
 
 use std::collections::VecDeque;
 
@@ -32,21 +33,22 @@ pub(super) struct RequantizePolicy {
     pub(super) need: AttentionNeed,
 }
 
-/// The states that a truncation may return to, oldest first; the last is the present. None before the first token.
+/// States that a truncation may return to, oldest first; the last one is the present. Empty before the first
+/// token.
 pub(super) type States = VecDeque<State>;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct State {
     seq_len: usize,
-    /// How many of them are recent.
+    /// Number of these tokens that are recent.
     fresh: usize,
 }
 
 impl State {
-    /// The shortest sequence that it still knows.
+    /// Length of the shortest sequence that the state can return to.
     fn from(&self) -> usize {
-        // What is packed is packed as a whole.
+        // The packed part is packed as a whole.
         self.seq_len - self.fresh
     }
 
@@ -95,7 +97,7 @@ impl RequantizePolicy {
         (History::pack(keys, &key), History::pack(values, &value))
     }
 
-    /// How keys and values of type `dtype` are packed.
+    /// Returns how keys and values of type `dtype` are packed.
     fn recipes(&self, dtype: DType) -> [Packed; 2] {
         let recipes = self.settings.recipes(dtype);
         [0, 1].map(|which| Packed {
@@ -129,7 +131,7 @@ impl Policy for RequantizePolicy {
         Tensors(states.iter().map(|_| StateTensors::default()).collect())
     }
 
-    /// At every step all of it is there as numbers, too, and once more while it is packed.
+    /// In every step the whole history also exists unpacked, and once more while it is packed.
     fn footprint(&self, at: &At, _: &Tensors, step: &StepShape) -> Footprint {
         let tokens = at.seq_len + step.tokens;
         let all = self.need.token_bytes(step.element).saturating_mul(step.rows).saturating_mul(tokens);
@@ -177,7 +179,7 @@ impl KvPolicy for RequantizePolicy {
         let (mut next, mut next_tensors) =
             (State { seq_len: now.seq_len + n, ..now }, StateTensors::default());
         let all = behind(self.dense(&before)?, new.clone());
-        // 4.47 counts a chunk as one token, and the first behind a packed history as none.
+        // 4.47 counts a chunk as one token, and the first chunk after a packed history as none.
         next.fresh += n;
         let full = match self.settings.compat {
             None => next.fresh >= self.settings.residual,
@@ -193,12 +195,12 @@ impl KvPolicy for RequantizePolicy {
         at.counts.push_back(next);
         tensors.0.push_back(next_tensors);
 
-        // An older state is of use until the one after it reaches back as far as was promised.
+        // An older state is useful until the one after it reaches back as far as was promised.
         let target = next.seq_len.saturating_sub(at.history.max(1));
         let useful = at.counts.iter().rposition(|state| state.from().max(1) <= target).unwrap_or(0);
         at.counts.drain(..useful);
         tensors.0.drain(..useful);
-        // They are in other places now.
+        // The tensors are in other slots now.
         tensors.slots_mut().into_iter().for_each(AnySlot::mark_dirty);
         Ok(KvView::from_zero(all.0, all.1))
     }

@@ -1,18 +1,18 @@
-//! Hadamard rotation of heads: no channel stands out afterwards, so codes of few bits lose less (QuaRot, Ashkboos et al.,
-//! 2024, <https://arxiv.org/abs/2404.00456>).
+//! Hadamard rotation of heads: no channel stands out afterwards, so codes of few bits lose less (QuaRot,
+//! Ashkboos et al., 2024, <https://arxiv.org/abs/2404.00456>).
 //!
-//! The matrix is orthogonal: scores of rotated queries and keys are those of unrotated ones, and mixed values are rotated
-//! back.
+//! The matrix is orthogonal: scores of rotated queries and keys equal those of unrotated ones, and mixed
+//! values are rotated back.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use kiln_core::Result;
 
 use super::QUANTIZED;
 
-/// The smallest block that is worth its products.
+/// Smallest block for which the rotation is worth its cost.
 const SMALLEST: usize = 8;
 
-/// How many channels are rotated together: the largest power of two that divides them.
+/// Number of channels that are rotated together: the largest power of two that divides `head_dim`.
 pub(super) fn block(head_dim: usize) -> Result<usize> {
     let block = 1usize << head_dim.trailing_zeros().min(16);
     if block < SMALLEST {
@@ -24,7 +24,7 @@ pub(super) fn block(head_dim: usize) -> Result<usize> {
     Ok(block)
 }
 
-/// `[head_dim, head_dim]`: Sylvester's matrix on the diagonal, orthogonal and symmetric.
+/// Returns the rotation `[head_dim, head_dim]`: Sylvester's matrix on the diagonal, orthogonal and symmetric.
 pub(super) fn matrix(head_dim: usize, dtype: DType, device: &Device) -> Result<Tensor<2>> {
     let block = block(head_dim)?;
     let root = (block as f32).sqrt();

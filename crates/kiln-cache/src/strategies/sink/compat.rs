@@ -1,8 +1,8 @@
-//! The memory of one block, as transformers 4.47's `SinkCache` has it, mistakes included.
+//! The memory of one block as in transformers 4.47's `SinkCache`, including its mistakes.
 //!
-//! Queries and new keys stand at absolute positions, however long the text, and every eviction moves the kept keys
-//! back by as many positions as tokens came; so distances between queries and kept keys grow. Keys also move in the
-//! step that fills the window, where nothing is evicted yet.
+//! Queries and new keys have absolute positions, however long the text, and every eviction moves the kept
+//! keys back by as many positions as tokens came; so distances between queries and kept keys grow. Keys also
+//! move in the step that fills the window, in which nothing is evicted yet.
 
 use kiln_core::{
     Error, Result,
@@ -36,7 +36,7 @@ pub(super) struct Counts {
 type At = Progress<Counts>;
 
 impl CompatPolicy {
-    /// Tokens held after `n` more.
+    /// Number of tokens held after `n` more.
     fn held_after(&self, at: &At, n: usize) -> usize {
         match at.counts.held {
             0 => n,
@@ -51,22 +51,22 @@ impl Policy for CompatPolicy {
     type Tensors = Slot<Kv>;
 
     fn admits(&self, at: &At, tokens: usize, _padded: bool) -> Result<()> {
-        // With more the reference takes a suffix of something else. With no room at all between sinks and window, one
-        // token is all that is kept.
+        // With more tokens the reference takes a suffix of something else. If there is no room at all between
+        // sinks and window, only one token is kept.
         match self.limits(at).at_once {
             Some(most) if tokens > most => Err(Error::TooManyAtOnce { given: tokens, most }),
             _ => Ok(()),
         }
     }
 
-    /// It is put together anew at every step.
+    /// The buffer is created again at every step.
     fn footprint(&self, at: &At, _: &Slot<Kv>, step: &StepShape) -> Footprint {
         let token = self.need.token_bytes(step.element).saturating_mul(step.rows);
         let held = token.saturating_mul(self.held_after(at, step.tokens));
         Footprint { held, largest: held, passing: token.saturating_mul(at.counts.held) }
     }
 
-    /// Until something is evicted, or moved.
+    /// Exact until something is evicted or moved.
     fn rewind_point(&self, at: &At, at_most: usize) -> Option<usize> {
         let untouched = at.counts.held == at.seq_len && at.seq_len < self.window;
         (at_most == at.seq_len || untouched).then_some(at_most)
@@ -119,7 +119,7 @@ impl KvPolicy for CompatPolicy {
         };
         kv.set((keys.clone(), values.clone()));
         at.counts.held = span.len;
-        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start }))
+        Ok(KvView::Dense(DenseKv { keys, values, start: span.start, origin: span.start, shared: None }))
     }
 
     fn gather(&self, _: &At, kv: &Slot<Kv>) -> Result<Option<Kv>> {

@@ -1,8 +1,8 @@
-//! Keeps the first tokens and the latest ones, and goes on for ever (StreamingLLM, Xiao et al., 2023,
+//! Keeps the first tokens and the latest ones, and can go on forever (StreamingLLM, Xiao et al., 2023,
 //! <https://arxiv.org/abs/2309.17453>; transformers' `SinkCache`).
 //!
-//! Positions are places in the window, not in the text: when tokens are evicted, those behind them close the gap.
-//! `compat=4.47` counts them as transformers 4.47 did.
+//! Positions are places in the window, not in the text: when tokens are evicted, later ones close the gap.
+//! `compat=4.47` counts them as in transformers 4.47.
 
 mod compat;
 mod policy;
@@ -31,16 +31,16 @@ pub(super) static SINK: KvStrategy = KvStrategy {
     read: CacheSpec::read::<SinkSettings>,
 };
 
-/// The settings of a `sink` cache (transformers' `SinkCache`). The default holds 1024 tokens, 4 of them sinks.
+/// Settings of a `sink` cache (transformers' `SinkCache`). The default holds 1024 tokens, 4 of them sinks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[non_exhaustive]
 pub struct SinkSettings {
-    /// Tokens that it holds, sinks included (transformers' `window_length`).
+    /// Number of tokens held, including sinks (transformers' `window_length`).
     pub window: usize,
-    /// First tokens, which are never evicted; fewer than `window` (transformers' `num_sink_tokens`).
+    /// Number of first tokens that are never evicted; fewer than `window` (transformers' `num_sink_tokens`).
     pub sinks: usize,
-    /// Counts positions as this version did.
+    /// Version of transformers whose way of counting positions is used.
     pub compat: Option<Compat>,
 }
 
@@ -104,7 +104,7 @@ impl KvFactory for SinkSettings {
 }
 
 impl SinkSettings {
-    /// Positions beyond the window that tokens may drift to before they are moved back.
+    /// Number of positions beyond the window that tokens may drift to before they are moved back.
     fn slack(&self, need: &AttentionNeed) -> usize {
         let up_to = need.rotary.as_ref().and_then(|rotary| rotary.up_to).unwrap_or(usize::MAX);
         self.window.min(up_to.saturating_sub(self.window)).max(1)

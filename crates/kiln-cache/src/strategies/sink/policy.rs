@@ -1,8 +1,9 @@
-//! The memory of one block, in the semantics of the paper.
+//! The memory of one block, with the semantics of the paper.
 //!
-//! Only distances count for rotary positions. So the kept tokens stay where they are, and copies of the sinks follow
-//! them instead: a few keys a step, always turned from the originals, so that no error gathers. When the tokens have
-//! drifted to the end of the buffer, all of them are moved back, once in many steps.
+//! Only distances matter for rotary positions. So the kept tokens stay where they are, and copies of the
+//! sinks follow them instead: a few keys per step, always rotated from the originals, so that no error
+//! accumulates. When the tokens have drifted to the end of the buffer, all of them are moved back, once in
+//! many steps.
 //!
 //! ```text
 //! slot:  0 ...... shift ........................ shift + held ...... window + slack + history
@@ -30,10 +31,10 @@ pub(super) struct SinkPolicy {
     pub(super) need: AttentionNeed,
     pub(super) kernels: Kernels,
     pub(super) rotation: Rotation,
-    /// Tokens held, sinks included.
+    /// Number of tokens held, including sinks.
     pub(super) window: usize,
     pub(super) sinks: usize,
-    /// Positions beyond the window that tokens may drift to before they are moved back.
+    /// Number of positions beyond the window that tokens may drift to before they are moved back.
     pub(super) slack: usize,
 }
 
@@ -42,17 +43,19 @@ pub(super) struct SinkPolicy {
 pub(super) struct Counts {
     shift: usize,
     held: usize,
-    /// Of the evicted tokens, those that can come back.
+    /// Number of evicted tokens that can be restored.
     remembered: usize,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tensors {
-    /// Slots are positions; those from `shift` to `shift + held` count.
+    /// Slots are positions; those from `shift` to `shift + held` are valid.
     buffer: Buffer,
-    /// Keys and values of the sinks, the keys as rotated for the positions from 0 on. Empty before the first eviction.
+    /// Keys and values of the sinks, with keys rotated for the positions from 0 on. Empty before the first
+    /// eviction.
     originals: Slot<Kv>,
-    /// The latest tokens that were evicted, as many as may have to come back; keys as rotated where they stood.
+    /// Latest evicted tokens, as many as may have to be restored, with keys rotated for the positions where
+    /// they were.
     evicted: Slot<Kv>,
 }
 
@@ -61,23 +64,24 @@ tensor_tree!(Tensors { buffer, originals, evicted });
 type At = Progress<Counts>;
 
 impl SinkPolicy {
-    /// Tokens that `n` more push out.
+    /// Number of tokens that `n` more tokens evict.
     fn pushed_out(&self, at: &At, n: usize) -> usize {
         (at.counts.held + n).saturating_sub(self.window)
     }
 
-    /// Slots of the longest buffer.
+    /// Number of slots of the longest buffer.
     fn most(&self, at: &At) -> usize {
         self.window + self.slack + at.history
     }
 
-    /// Where the window begins before `n` more tokens are written: back where it can begin, if they have no place.
+    /// Start of the window before `n` more tokens are written: moved back as far as possible if there is no
+    /// room for them.
     fn shift_for(&self, at: &At, n: usize) -> usize {
         let Counts { shift, held, .. } = at.counts;
         if shift + held + n > self.most(at) { shift.min(at.history) } else { shift }
     }
 
-    /// Slots of the buffer once it was fed up to position `end`.
+    /// Number of slots of the buffer once it was fed up to position `end`.
     fn slots_for(&self, at: &At, end: usize, buffer: &Buffer) -> usize {
         match buffer.slots() {
             slots if end <= slots => slots,
@@ -85,7 +89,7 @@ impl SinkPolicy {
         }
     }
 
-    /// Moves the window to begin at `to`; the sinks are still to be placed.
+    /// Moves the window to begin at `to`; the sinks must still be placed.
     fn move_to(&self, at: &mut At, tensors: &mut Tensors, to: usize) -> Result<()> {
         let Counts { shift, held, .. } = at.counts;
         let by = to as i64 - shift as i64;
@@ -102,7 +106,7 @@ impl SinkPolicy {
         Ok(())
     }
 
-    /// Remembers the `n` oldest of the kept tokens, as far as they may have to come back.
+    /// Evicts the `n` oldest kept tokens, and remembers those that may have to be restored.
     fn evict(&self, at: &mut At, tensors: &mut Tensors, n: usize) -> Result<()> {
         let remembered = n.min(at.history);
         if remembered > 0 {
@@ -119,7 +123,7 @@ impl SinkPolicy {
             at.counts.remembered = before + remembered;
         }
         if self.sinks > 0 && tensors.originals.get()?.is_none() {
-            // The first eviction: they are still where they were written.
+            // At the first eviction the sinks are still where they were written.
             let sinks = tensors.buffer.in_order(KvSpan { start: 0, len: self.sinks })?;
             tensors.originals.set(own(sinks));
         }
@@ -127,7 +131,7 @@ impl SinkPolicy {
         Ok(())
     }
 
-    /// Puts copies of the sinks in front of the kept tokens.
+    /// Places copies of the sinks before the kept tokens.
     fn place_sinks(&self, at: &At, tensors: &mut Tensors) -> Result<()> {
         if let Some((keys, values)) = tensors.originals.get()?.cloned() {
             let shift = at.counts.shift;
@@ -137,14 +141,14 @@ impl SinkPolicy {
         Ok(())
     }
 
-    /// Evictions that returning to `len` tokens undoes.
+    /// Number of evictions that returning to `len` tokens undoes.
     fn undone(&self, at: &At, len: usize) -> usize {
         let evicted = at.seq_len - at.counts.held;
         evicted - len.saturating_sub(self.window).min(evicted)
     }
 }
 
-/// A copy with memory of its own, so that the buffer it was cut from has one owner again.
+/// Copies to new memory, so that the original buffer has a single owner again.
 fn own((keys, values): Kv) -> Kv {
     (keys * 1.0, values * 1.0)
 }
@@ -172,7 +176,7 @@ impl Policy for SinkPolicy {
         let slots = self.slots_for(at, end, &tensors.buffer);
         let Footprint { held, passing, .. } =
             buffer::footprint(&self.need, tensors.buffer.slots(), slots, step);
-        // Sinks and evicted tokens are held besides; the window is copied when it is moved back.
+        // Sinks and evicted tokens are held in addition; the window is copied when it is moved back.
         let token = self.need.token_bytes(step.element).saturating_mul(step.rows);
         let held = held.saturating_add(token.saturating_mul(self.sinks + at.history));
         Footprint { held, largest: held, passing: passing + token.saturating_mul(self.window) }
@@ -200,7 +204,7 @@ impl Policy for SinkPolicy {
         }
         at.counts.held -= at.seq_len - len - undone;
         if len < self.sinks {
-            // Other tokens may take their place.
+            // Other tokens may take the place of the sinks.
             tensors.originals.clear();
         }
         Ok(())
@@ -232,7 +236,8 @@ impl KvPolicy for SinkPolicy {
     }
 
     fn limits(&self, at: &At) -> Limits {
-        // As long as nothing is evicted, the window; then a part of it, for a query misses what its chunk evicted.
+        // The rest of the window while nothing is evicted; later a part of the window, because a query misses
+        // the tokens that its own chunk evicted.
         let room = self.window - at.counts.held;
         let at_once = room.max((self.window - self.sinks).div_ceil(4).min(self.slack));
         Limits { at_once: Some(at_once), endless: true, by_pass: true, ..Limits::default() }

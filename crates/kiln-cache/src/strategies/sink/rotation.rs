@@ -4,10 +4,10 @@ use burn::tensor::{Tensor, TensorData};
 use kiln_core::need::AttentionNeed;
 use kiln_kernels::{Kernels, Rotary};
 
-/// Turns keys that were rotated for one position into keys rotated for another.
+/// Rotates keys from one position to another.
 #[derive(Clone, Debug)]
 pub(super) struct Rotation {
-    /// Radians a position; `None` where keys are not rotated at all.
+    /// Radians per position; `None` if keys are not rotated at all.
     frequencies: Option<Vec<f32>>,
     kernels: Kernels,
 }
@@ -18,7 +18,7 @@ impl Rotation {
         Self { frequencies, kernels: kernels.clone() }
     }
 
-    /// `keys` `[batch, kv_heads, tokens, head_dim]`, all moved by `by` positions.
+    /// Moves all `keys`, `[batch, kv_heads, tokens, head_dim]`, by `by` positions.
     pub(super) fn shift(&self, keys: Tensor<4>, by: i64) -> Tensor<4> {
         let Some(frequencies) = self.frequencies.as_ref().filter(|_| by != 0 && keys.dims()[2] > 0) else {
             return keys;

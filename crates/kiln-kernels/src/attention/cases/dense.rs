@@ -1,4 +1,4 @@
-//! Inputs with which implementations of attention over dense buffers are compared.
+//! Inputs for comparing the implementations of attention over dense buffers.
 
 use burn::tensor::{Device, Tensor};
 use kiln_core::{
@@ -7,16 +7,20 @@ use kiln_core::{
 };
 
 use crate::{
-    Attention, AttentionShape, INVARIANT_UP_TO, Path,
-    cases::{Case, Cut, LARGEST, Layout, Numbers, Plain, Rounding, Swapped},
+    attention::{Attention, AttentionShape},
+    runtime::{choice::Path, kernel::INVARIANT_UP_TO},
+    testing::{
+        case::{Case, LARGEST, Rounding},
+        numbers::{Cut, Layout, Numbers, Plain, Swapped},
+    },
 };
 
 pub(crate) fn cases() -> Vec<Case<Attention>> {
     let case = |given: Given| {
         let lacks = move |path, _| given.new == 0 || (path != Path::Native && given.head_dim > 256);
-        // Matrix units take the weights of many queries in float16: each is off by half an ulp of itself, and together they
-        // are 1. Scores are exponents of 2 there, which rounds them twice more; those of weights are up to 14, with 28
-        // roundings more.
+        // Matrix units take the weights of many queries in float16: each is off by half an ulp of itself, and
+        // they sum to 1. The scores there are exponents of 2, which adds two roundings; those of the weights
+        // are up to 14, which adds 28.
         let half = half::f16::EPSILON.to_f64();
         let weights = move |single| LARGEST * (half / 2.0 + 2.0 * (28.0 + 2.0 * given.score()) * single);
         let tolerance = move |want: f64, Rounding { ulp, single, .. }| {
@@ -33,7 +37,7 @@ pub(crate) fn cases() -> Vec<Case<Attention>> {
 struct Given {
     batch: usize,
     kv_heads: usize,
-    /// Query heads of each of them.
+    /// Query heads per key head.
     group: usize,
     new: usize,
     slots: usize,
@@ -43,17 +47,20 @@ struct Given {
     origin: usize,
     window: Option<usize>,
     softcap: Option<f64>,
-    /// Scores are that many times those of common models.
+    /// Factor by which scores exceed those of common models.
     sharpness: f64,
     /// Row `b` is padded below `pad · b`.
     pad: Option<usize>,
-    /// Row `b` stands `apart · b` behind the first.
+    /// Row `b` starts `apart · b` positions after the first row.
     apart: usize,
     q: Layout,
     kv: Layout,
-    /// Whether each query stands behind the one before it, not all at `first`.
+    /// Whether each query stands one position after the previous one, instead of all at `first`.
     causal: bool,
-    /// Positions at which other buffers continue. All but the last buffer have a few slots that do not count.
+    /// Whether the rows share the buffers, with `slots` slots each.
+    shared: bool,
+    /// Positions at which the next buffer begins. All buffers except the last have a few extra slots that do
+    /// not count.
     cuts: &'static [usize],
 }
 
@@ -76,18 +83,19 @@ const STEP: Given = Given {
     q: Plain,
     kv: Plain,
     causal: true,
+    shared: false,
     cuts: &[],
 };
 
-/// The queries of a prompt, in the layout that projections give them.
+/// The queries of a prompt, in the layout that projections produce.
 const PROMPT: Given = Given { new: 33, slots: 33, first: 0, q: Swapped(1, 2), kv: Swapped(1, 2), ..STEP };
 
-/// Whether each workgroup goes over all keys. Of few queries, several workgroups share the keys.
+/// Whether each workgroup goes over all keys. With few queries, several workgroups share the keys.
 fn is_prompt(new: usize) -> bool {
     new > INVARIANT_UP_TO
 }
 
-/// After as many others as workgroups share, or as fill some blocks of keys.
+/// A case with enough earlier positions that workgroups share them, or that they fill several blocks of keys.
 fn long(new: usize) -> Given {
     let (slots, first) = if is_prompt(new) { (500, 450) } else { (3000, 2900) };
     Given { new, slots, first, group: 4, ..STEP }
@@ -105,24 +113,24 @@ fn all() -> Vec<Given> {
         for new in [1, 2, 5, 33, 130] {
             let base = Given { batch: 2, group, new, slots: 150, first: 17, head_dim: 12, ..STEP };
             cases.push(base);
-            // The ring is turned in the middle of what is seen.
+            // The ring wraps in the middle of the visible positions.
             cases.push(Given { origin: 100, softcap: Some(3.0), pad: Some(20), ..base });
             cases.push(Given { origin: 5, start: 9, window: Some(11), ..base });
         }
     }
     for base in [STEP, PROMPT, Given { new: 5, ..STEP }] {
         let end = base.first + base.new;
-        // Rings that keep less than there was, and views that begin late.
+        // Rings with fewer slots than positions so far, and views that begin late.
         let slots = base.new + 10;
         let late = Given { first: 1000, slots, start: 1000 + base.new - slots, ..base };
         for origin in [0, 7, late.start, 990, 1000 + base.new] {
             cases.push(Given { origin, ..late });
             cases.push(Given { origin, window: Some(11), ..late });
         }
-        // What slots no longer hold is not seen, though nothing else hides it.
+        // Positions that slots no longer hold are invisible, although nothing else hides them.
         cases.push(Given { start: 0, ..late });
         cases.push(Given { start: 1000, origin: 1000, ..late });
-        // Padded so far that the first queries see nothing, and so far that none does.
+        // Padding that leaves the first queries without keys, and padding that leaves all of them without.
         for pad in [1, base.first + 1, end - 1, end] {
             cases.push(Given { batch: 2, pad: Some(pad), ..base });
         }
@@ -146,7 +154,8 @@ fn all() -> Vec<Given> {
         cases.push(Given { window: Some(300), head_dim: 8, ..long });
         cases.push(Given { first: 3, ..long });
     }
-    // As many queries as may not depend on each other, in the middle of blocks of keys and across their ends.
+    // The largest number of queries that must not depend on each other, in the middle of blocks of keys and
+    // across their ends.
     for new in [8, 16] {
         let base = Given { new, slots: 320, first: 250, group: 4, head_dim: 12, ..STEP };
         cases.push(base);
@@ -160,15 +169,23 @@ fn all() -> Vec<Given> {
         cases.push(Given { cuts: &[100, 255], ..base });
     }
     cases.push(Given { batch: 16, apart: 19, pad: Some(3), slots: 700, first: 200, ..STEP });
+    // Rows of different lengths that share buffers.
+    for (batch, new) in [(16, 1), (3, 1), (2, 5), (2, 33)] {
+        let base = Given { batch, new, apart: 19, slots: 400, first: 40, shared: true, ..STEP };
+        cases.push(base);
+        cases.push(Given { group: 4, head_dim: 12, window: Some(30), pad: Some(3), ..base });
+    }
+    cases.push(Given { batch: 3, apart: 900, slots: 2100, first: 200, shared: true, ..STEP });
     cases.push(Given { new: 130, slots: 700, first: 500, group: 4, head_dim: 128, ..PROMPT });
-    // In several buffers: in the middle of what is seen, before and behind it, and more than a workgroup has.
+    // Several buffers: cut in the middle of the visible positions, before and after them, and with more
+    // positions than a workgroup takes.
     for new in [1, 2, 33] {
         let base = Given { new, slots: 130, first: 90, ..STEP };
         for cuts in [&[1][..], &[50], &[64, 65, 89], &[30, 90]] {
             cases.push(Given { cuts, ..base });
             cases.push(Given { cuts, batch: 2, group: 4, pad: Some(40), head_dim: 12, ..base });
             cases.push(Given { cuts, softcap: Some(2.5), kv: Swapped(1, 2), head_dim: 80, ..base });
-            // Some of them are out of sight.
+            // Some of the buffers are out of sight.
             cases.push(Given { cuts, window: Some(20), start: 9, ..base });
         }
         let long = long(new);
@@ -178,10 +195,11 @@ fn all() -> Vec<Given> {
         };
         cases.push(Given { cuts: two, ..long });
         cases.push(Given { cuts: three, batch: 2, head_dim: 128, window: Some(long.slots / 3), ..long });
-        // As many buffers as parts can be combined of: each has one.
+        // As many buffers as there are parts that can be combined: one part each.
         cases.push(Given { cuts: &[10, 20, 30, 40, 50, 60, 70, 80], ..base });
     }
-    // Rows of different lengths: with room, in a ring that has turned, split, padded, and in several buffers.
+    // Rows of different lengths: with room, in a ring that has wrapped, split, padded, and in several
+    // buffers.
     for new in [1, 3, 33] {
         let base = Given { batch: 3, new, apart: 7, slots: 150, first: 17, group: 4, ..STEP };
         cases.push(base);
@@ -192,7 +210,7 @@ fn all() -> Vec<Given> {
         let long = long(new);
         cases.push(Given { first: long.first / 3, apart: long.first / 3, head_dim: 128, batch: 3, ..long });
     }
-    // Every query sees everything: as many keys as there are slots, fewer, and several buffers.
+    // Every query sees everything: with as many keys as slots, with fewer, and in several buffers.
     for new in [1, 3, 16, 33, 130] {
         let base = Given { new, slots: 150, first: 149, causal: false, ..STEP };
         cases.push(base);
@@ -202,11 +220,11 @@ fn all() -> Vec<Given> {
         cases.push(Given { slots: 1500, first: 1499, group: 1, ..base });
         cases.push(Given { cuts: &[50], ..base });
     }
-    // Scores far apart: the largest so far is exceeded by far again and again, and what was summed up becomes almost
-    // nothing.
+    // Scores far apart: the running maximum is exceeded by far again and again, which scales earlier sums to
+    // almost nothing.
     for new in [1, 5, 33, 65] {
         for head_dim in [64, 80, 96, 128] {
-            // An odd number of them: tests of float16 take every second case.
+            // An odd number of cases, because tests of float16 take every second one.
             let base = Given { new, head_dim, slots: 300, first: 200, sharpness: 8.0, ..STEP };
             cases.push(base);
             cases.push(Given { batch: 2, group: 4, pad: Some(150), softcap: Some(30.0), ..base });
@@ -214,25 +232,31 @@ fn all() -> Vec<Given> {
         }
     }
     cases.push(Given { cuts: &[20], head_dim: 300, ..STEP });
-    // Longer vectors than GPU kernels have memory for, and no queries.
+    // Vectors longer than GPU kernels have memory for, and no queries.
     cases.push(Given { head_dim: 300, ..STEP });
     cases.push(Given { new: 0, ..STEP });
     cases
 }
 
 impl Given {
-    /// Prompts in pieces, and one with scores far apart, whose vectors are of a length that matrix units take.
+    /// Whether the case is in the probe: prompts in pieces, and one with scores far apart, with vectors of a
+    /// length that matrix units take.
     fn is_probed(&self) -> bool {
         let is_sharp = self.sharpness > 1.0 && self.new == 65;
         is_prompt(self.new) && self.head_dim == 128 && (is_sharp || self.slots == 700)
     }
 
     fn positions(&self, device: &Device) -> Positions {
-        let row = |row| RowPosition { first: self.first_of(row), visible_from: self.visible_from(row) };
+        let row = |row| RowPosition {
+            first: self.first_of(row),
+            visible_from: self.visible_from(row),
+            // The last row comes first in the buffer.
+            base: if self.shared { (self.batch - 1 - row) * self.slots } else { 0 },
+        };
         Positions::new((0..self.batch).map(row).collect(), device)
     }
 
-    /// The position of the first query of a row.
+    /// The position of the first query of `row`.
     fn first_of(&self, row: usize) -> usize {
         self.first + row * self.apart
     }
@@ -241,7 +265,7 @@ impl Given {
         self.pad.map_or(0, |pad| row * pad)
     }
 
-    /// The positions that query `i` of a row sees.
+    /// The positions that query `i` of `row` sees.
     fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
         let query = self.first_of(row) + if self.causal { i } else { 0 };
         let behind = if self.causal { self.new } else { 1 };
@@ -254,7 +278,7 @@ impl Given {
         (position as i64 - self.origin as i64).rem_euclid(self.slots as i64) as usize
     }
 
-    /// Queries, keys and values. What no query sees is not a number.
+    /// Queries, keys and values. Slots that no query sees are NaN.
     fn tensors(&self, numbers: &mut Numbers) -> [Tensor<4>; 3] {
         let Self { batch, kv_heads, group, new, slots, head_dim, .. } = *self;
         let mut used = vec![vec![false; slots]; batch];
@@ -264,9 +288,17 @@ impl Given {
             }
         }
         let queries = numbers.tensor([batch, kv_heads * group, new, head_dim], self.q);
-        let mut buffer = || {
-            let shape = [batch, kv_heads, slots, head_dim];
-            numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
+        let mut buffer = || match self.shared {
+            true => {
+                let shape = [1, kv_heads, batch * slots, head_dim];
+                let used = |[_, _, slot, _]: [usize; 4]| used[batch - 1 - slot / slots][slot % slots];
+                let all = numbers.tensor_where(shape, self.kv, used);
+                all.expand([batch, kv_heads, batch * slots, head_dim])
+            }
+            false => {
+                let shape = [batch, kv_heads, slots, head_dim];
+                numbers.tensor_where(shape, self.kv, |[row, _, slot, _]| used[row][slot])
+            }
         };
         [queries, buffer(), buffer()]
     }
@@ -280,7 +312,8 @@ impl Given {
         let [q, keys, values] = self.tensors(numbers);
         let (positions, shape) = (self.positions(numbers.device()), self.shape());
         if self.cuts.is_empty() {
-            let kv = DenseKv { keys, values, start: self.start, origin: self.origin };
+            let shared = self.shared.then_some(self.slots);
+            let kv = DenseKv { keys, values, start: self.start, origin: self.origin, shared };
             return Attention { q, chain: vec![kv], positions, shape };
         }
         let begins = [0].into_iter().chain(self.cuts.iter().copied());
@@ -288,7 +321,7 @@ impl Given {
         let chain = begins.zip(ends).map(|(begin, end)| {
             let [keys, values] =
                 [&keys, &values].map(|kv| kv.clone().narrow(2, begin, end.min(self.slots) - begin));
-            DenseKv { keys, values, start: self.start, origin: begin }
+            DenseKv { keys, values, start: self.start, origin: begin, shared: None }
         });
         Attention { q, chain: chain.collect(), positions, shape }
     }
@@ -298,19 +331,20 @@ impl Given {
         LARGEST * LARGEST * (self.head_dim as f64).sqrt() * self.sharpness
     }
 
-    /// How far an element may be off before it is rounded to its type.
+    /// Allowed error of an element before it is rounded to its type.
     fn tolerance(&self) -> f64 {
         let single = f64::from(f32::EPSILON);
         let (n, keys) = (self.head_dim as f64, self.slots as f64);
-        // A sum of n products in another order, as in `linear`, scaled by n^-1/2 and the sharpness; a hyperbolic tangent, which
-        // GPUs compute from exponentials, of up to the cap.
+        // A sum of n products in another order, as in `linear`, scaled by n^-1/2 and the sharpness; a
+        // hyperbolic tangent, which GPUs compute from exponentials, of up to the cap.
         let score = self.score() * (1.0 + n.sqrt().recip()) * single
             + self.softcap.map_or(0.0, |cap| 4.0 * cap * single);
-        // WGSL allows an error of 3 + 2 |x| roundings of exp(x), which is at most 3 of the largest weight and no more
-        // than this of their sum, for scores of a few units. Where scores are far apart, light weights have larger errors, which count
-        // less.
+        // WGSL allows an error of 3 + 2 |x| roundings in exp(x). For scores of a few units, this is at most 3
+        // for the largest weight and no more than this for their sum. With scores far apart, light weights
+        // have larger errors, which count less.
         let weight = score + 16.0 * single;
-        // The value is off by what all weights are, above and below the bar, and by a sum in another order.
+        // The value inherits the error of all weights, above and below the fraction bar, and that of a sum in
+        // another order.
         LARGEST * (2.0 * weight + (keys.sqrt() + 8.0) * single)
     }
 }

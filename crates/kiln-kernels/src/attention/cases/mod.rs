@@ -1,4 +1,4 @@
-//! Inputs with which implementations are compared.
+//! Inputs for comparing the implementations.
 
 pub(super) mod dense;
 pub(super) mod packed;

@@ -1,4 +1,4 @@
-//! Inputs with which implementations of attention over packed buffers are compared.
+//! Inputs for comparing the implementations of attention over packed buffers.
 
 use burn::tensor::{Int, Tensor};
 use kiln_core::{
@@ -8,8 +8,12 @@ use kiln_core::{
 };
 
 use crate::{
-    AttentionPacked, AttentionShape, INVARIANT_UP_TO,
-    cases::{Case, LARGEST, Numbers, Plain, Rounding},
+    attention::{AttentionShape, packed::AttentionPacked},
+    runtime::kernel::INVARIANT_UP_TO,
+    testing::{
+        case::{Case, LARGEST, Rounding},
+        numbers::{Numbers, Plain},
+    },
 };
 
 pub(crate) fn cases() -> Vec<Case<AttentionPacked>> {
@@ -24,17 +28,17 @@ pub(crate) fn cases() -> Vec<Case<AttentionPacked>> {
 struct Given {
     batch: usize,
     kv_heads: usize,
-    /// Query heads of each of them.
+    /// Query heads per key head.
     group: usize,
     new: usize,
     head_dim: usize,
-    /// Bits, size and direction of groups, of keys and values.
+    /// Bits, group size and group direction of the keys and of the values.
     keys: (usize, usize, Along),
     values: (usize, usize, Along),
     /// Slots of the packed buffers, and of the recent ones.
     slots: usize,
     recent: usize,
-    /// The position of the first query, and the first one that is not packed.
+    /// The position of the first query, and the first position that is not packed.
     first: usize,
     end: usize,
     start: usize,
@@ -44,15 +48,15 @@ struct Given {
     softcap: Option<f64>,
     /// Row `b` is padded below `pad · b`.
     pad: Option<usize>,
-    /// Row `b` stands `apart · b` behind the first.
+    /// Row `b` starts `apart · b` positions after the first row.
     apart: usize,
-    /// Whether each query stands behind the one before it, not all at `first`.
+    /// Whether each query stands one position after the previous one, instead of all at `first`.
     causal: bool,
 }
 
 use Along::{Channels, Tokens};
 
-/// One query after 64 packed tokens and 16 recent ones, the way of KIVI.
+/// One query after 64 packed tokens and 16 recent ones, packed as in KIVI.
 const STEP: Given = Given {
     batch: 1,
     kv_heads: 2,
@@ -103,7 +107,7 @@ fn all() -> Vec<Given> {
     }
     for new in [1, 3, 20] {
         let base = Given { new, recent: 60, ..STEP };
-        // Nothing packed, everything packed, and nothing else than the queries.
+        // Nothing packed, everything packed, and nothing but the queries.
         cases.push(Given { end: 0, first: 10, recent_origin: 0, ..base });
         cases.push(Given { end: 128, first: 128, ..base });
         cases.push(Given { softcap: Some(2.5), batch: 3, pad: Some(30), ..base });
@@ -125,10 +129,10 @@ fn all() -> Vec<Given> {
             cases.push(Given { origin, ..ring });
             cases.push(Given { origin, window: Some(50), batch: 2, pad: Some(430), ..ring });
         }
-        // What the packed ring no longer holds is not seen.
+        // Positions that the packed ring no longer holds are invisible.
         cases.push(Given { start: 0, ..ring });
     }
-    // As many queries as may not depend on each other.
+    // The largest number of queries that must not depend on each other.
     for (keys, values) in [(STEP.keys, STEP.values), ((2, 64, Channels), (3, 32, Tokens))] {
         for new in [8, 16] {
             let base = Given { new, group: 3, keys, values, recent: 60, ..STEP };
@@ -144,7 +148,7 @@ fn all() -> Vec<Given> {
     }
     // Long enough to be split.
     for (new, group) in [(1, 4), (5, 1), (33, 2)] {
-        // Of a prompt, each workgroup goes over all keys.
+        // For a prompt, each workgroup goes over all keys.
         let slots = if new > INVARIANT_UP_TO { 768 } else { 3072 };
         let end = slots - 128;
         let long = Given { new, group, slots, end, first: end + 56, recent: 128, recent_origin: end, ..STEP };
@@ -163,7 +167,7 @@ impl Given {
         (position as i64 - origin as i64).rem_euclid(slots as i64) as usize
     }
 
-    /// The positions that query `i` of a row sees.
+    /// The positions that query `i` of `row` sees.
     fn seen(&self, row: usize, i: usize) -> std::ops::RangeInclusive<usize> {
         let query = self.first + row * self.apart + if self.causal { i } else { 0 };
         let kept = self.end.saturating_sub(self.slots);
@@ -172,7 +176,7 @@ impl Given {
         self.start.max(kept).max(window).max(pad)..=query
     }
 
-    /// What no query sees is not a number where it can be none.
+    /// The inputs. Numbers that no query sees are NaN where the format has one.
     fn inputs(&self, numbers: &mut Numbers) -> AttentionPacked {
         let Self { batch, kv_heads, group, new, slots, recent, head_dim, .. } = *self;
         let q = numbers.tensor([batch, kv_heads * group, new, head_dim], Plain);
@@ -193,10 +197,16 @@ impl Given {
             let shape = [batch, kv_heads, recent, head_dim];
             numbers.tensor_where(shape, Plain, |[row, _, slot, _]| used[row][slot])
         };
-        let recent =
-            DenseKv { keys: buffer(), values: buffer(), start: self.start, origin: self.recent_origin };
+        let recent = DenseKv {
+            keys: buffer(),
+            values: buffer(),
+            start: self.start,
+            origin: self.recent_origin,
+            shared: None,
+        };
         let row = |row: usize| RowPosition {
             first: self.first + row * self.apart,
+            base: 0,
             visible_from: self.pad.map_or(0, |pad| row * pad),
         };
         let positions = Positions::new((0..batch).map(row).collect(), numbers.device());
@@ -205,11 +215,13 @@ impl Given {
         AttentionPacked { q, packed, recent, positions, shape }
     }
 
-    /// How far an element may be off before it is rounded to its type; what is unpacked first is rounded to it, too.
+    /// Allowed error of an element before it is rounded to its type. Numbers that are unpacked first are
+    /// rounded to it, too.
     fn tolerance(&self, want: f64, Rounding { single, ulp, .. }: Rounding) -> f64 {
         let (n, keys) = (self.head_dim as f64, (self.slots + self.recent) as f64);
-        // As for dense attention; scales and offsets are multiplied after sums here, of numbers up to the largest code
-        // times the scale and the offset, which are less than three times the largest number together.
+        // As for dense attention, except that scales and offsets are multiplied after the sums. The sums are
+        // of numbers up to the largest code times the scale and the offset, which together are less than
+        // three times the largest number.
         let score = 3.0 * LARGEST * LARGEST * ((n.sqrt() + 1.0) * single + ulp / 2.0)
             + self.softcap.map_or(0.0, |cap| 4.0 * cap * single);
         let weight = score + 16.0 * single;

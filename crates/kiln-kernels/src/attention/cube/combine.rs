@@ -8,9 +8,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::LOWEST;
-use crate::launch::{LANES, address_type, count, empty};
+use crate::runtime::launch::{LANES, address_type, count, empty};
 
-/// Puts together what came of parts of the keys: `[vectors, splits, head_dim + 2]`, as the shader has it.
+/// Combines the results for parts of the keys: `[vectors, splits, head_dim + 2]`, laid out as in the shader.
 #[cube(launch, address_type = "dynamic")]
 fn combine<E: Float>(
     parts: &Tensor<f32>,
@@ -51,7 +51,7 @@ fn combine<E: Float>(
     sync_cube();
     let largest = all_largest[0];
 
-    // One after the other, so that parts in which there is nothing to see change nothing.
+    // One after the other, so that parts without a visible key change nothing.
     let mut number = f32::new(0.0);
     let mut total = f32::new(0.0);
     for round in 0..splits.div_ceil(LANES) {
@@ -81,13 +81,13 @@ fn combine<E: Float>(
         sync_cube();
     }
     if lane < dim {
-        // What sees nothing is 0.
+        // A query that sees nothing gives 0.
         let scale = select(total == 0.0, 0.0, 1.0 / total);
         y[vector * dim + lane] = E::cast_from(number * scale);
     }
 }
 
-/// The result of all parts.
+/// Combines all parts into the result.
 pub(super) fn combine_parts(parts: CubeTensor, dtype: DType, shape: [usize; 4]) -> BurnTensor<4> {
     let [vectors, splits] = [0, 1].map(|dim| parts.meta.shape()[dim]);
     let y = empty(&parts, shape, dtype);

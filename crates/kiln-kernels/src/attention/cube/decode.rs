@@ -7,9 +7,9 @@ use super::{
     few::{largest_of_lanes, sum_of_lanes},
     four, turn, write,
 };
-use crate::launch::LANES;
+use crate::runtime::launch::LANES;
 
-/// Lanes that read the vector of a key together.
+/// Lanes that read the vector of one key together.
 const TOGETHER: usize = 4;
 
 #[cube(launch, address_type = "dynamic")]
@@ -21,7 +21,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     bound: &Tensor<i32>,
     y: &mut Tensor<R>,
     info: &Info,
-    // Rows of a workgroup, in fours.
+    // Rows per workgroup, in fours.
     #[comptime] fours: usize,
     #[comptime] split: bool,
     #[define(E, R)] _elems: [ElemType; 2],
@@ -35,9 +35,9 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let place = Place::new(CUBE_POS, comptime!(4 * fours), positions, bound, info);
     let (first_row, last_row) = (place.first_row, place.last_row);
 
-    // Numbers of the rows for each dimension.
+    // Query numbers of the rows, per dimension.
     let mut rows = Shared::<[Four]>::new_slice(256usize);
-    // Sums of lanes; then scores, then weights of keys.
+    // Sums per lane; then scores, then weights of keys.
     let mut memory = Shared::<[Four]>::new_slice(512usize);
     let mut results = Shared::<[Four]>::new_slice(comptime!(16 * fours));
     let mut bounds = Shared::<[i32]>::new_slice(2usize);
@@ -49,7 +49,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let begin = workgroup_uniform_load(&bounds[0]);
     let end = workgroup_uniform_load(&bounds[1]);
     if comptime!(split) && begin >= end {
-        // Nothing to see: no weight.
+        // No visible key: the weight is 0.
         if lane <= last_row - first_row {
             let number = place.vector(first_row + lane, info) * info.parts + info.before + place.split;
             y[number * (dim + 2) + dim + 1] = R::cast_from(0.0f32);
@@ -77,7 +77,8 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
         i += LANES;
     }
 
-    // What each row sees, its largest score so far, and the sums of weights and of values of the keys of this lane.
+    // For each row: the visible range, the largest score so far, and the sums of weights and of values over
+    // the keys of this lane.
     let mut begins = Array::<i32>::new(comptime!(4 * fours));
     let mut ends = Array::<i32>::new(comptime!(4 * fours));
     let mut largest = Array::<Four>::new(fours);
@@ -97,19 +98,21 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
     let column = lane % columns;
     let share = lane / columns;
     let shares = LANES / columns;
-    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1);
-    let value_vectors = place.batch * values.stride(0) + place.kv_head * values.stride(1);
+    let base = usize::cast_from(positions[2 * info.batch + place.batch]);
+    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1) + base * keys.stride(2);
+    let value_vectors =
+        place.batch * values.stride(0) + place.kv_head * values.stride(1) + base * values.stride(2);
     sync_cube();
 
-    // A lane has keys at positions that leave the same rest, wherever a part begins.
+    // A lane takes keys at positions with the same remainder, wherever a part begins.
     let mut base = begin - begin % LANES as i32;
     while base < end {
         let count = min(usize::cast_from(end - base), LANES);
-        // Keys before the first of the part are not read.
+        // Keys before the first one of the part are not read.
         let skip = usize::cast_from(max(begin - base, 0));
         let slot = (usize::cast_from(base) + skip + info.slots - info.origin) % info.slots;
 
-        // A lane reads its part of four keys; those beyond the last are the last.
+        // A lane reads its share of four keys. Indices past the last key read the last one.
         let mut at = Array::<usize>::new(4usize);
         #[unroll]
         for u in 0..4usize {
@@ -237,7 +240,7 @@ pub(super) fn decode<E: Float, R: Float, N: Size>(
             memory[lane] = vectors[4 * j + 2 * half];
             memory[LANES + lane] = vectors[4 * j + 2 * half + 1];
             sync_cube();
-            // Half of the lanes has the one row, half the other.
+            // Half of the lanes take one row, half the other.
             #[unroll]
             for other in 0..2usize {
                 let r = 2 * half + other;

@@ -1,10 +1,10 @@
-//! What `attention_decode` and `attention_packed` share, which go with a few rows over all keys.
+//! Functions that `attention_decode` and `attention_packed` share, which go over all keys with a few rows.
 
 use cubecl::prelude::*;
 
 use super::Four;
 
-/// The largest of what all lanes left in memory, in the first results.
+/// Reduces the numbers that all lanes left in memory to their maximum, and stores it in the first results.
 #[cube]
 pub(super) fn largest_of_lanes(
     memory: &Shared<[Four]>,
@@ -34,7 +34,7 @@ pub(super) fn largest_of_lanes(
     sync_cube();
 }
 
-/// Their sum.
+/// Reduces the numbers that all lanes left in memory to their sum, and stores it in the first results.
 #[cube]
 pub(super) fn sum_of_lanes(
     memory: &Shared<[Four]>,

@@ -1,4 +1,4 @@
-//! The `#[cube]` functions, which take the steps of the shaders.
+//! The `#[cube]` functions, which take the same steps as the shaders.
 
 mod combine;
 mod decode;
@@ -17,22 +17,22 @@ use kiln_core::packed::{Along, Packing};
 
 use self::combine::combine_parts;
 use super::{
-    AttentionPacked, Buffers, Limits,
-    packed::in_rows,
+    Buffers, Limits,
+    packed::{AttentionPacked, in_rows},
     sharing::{Rows, Sharing, Written, over_chain},
 };
-use crate::launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive};
+use crate::runtime::launch::{LANES, address_type, comes_in_fours, count, empty, in_order, primitive};
 
-/// As `vec4<f32>` of WGSL.
+/// `vec4<f32>` in WGSL.
 type Four = Vector<f32, Const<4>>;
 
 const LOWEST: f32 = f32::MIN;
 
-/// What is the same for all workgroups.
+/// Parameters that are the same for all workgroups.
 #[derive(CubeType, CubeLaunch)]
 struct Info {
     kv_heads: usize,
-    /// Query heads of each of them.
+    /// Query heads per key head.
     group: usize,
     queries: usize,
     slots: usize,
@@ -41,26 +41,26 @@ struct Info {
     start: i32,
     window: i32,
     scale: f32,
-    /// 0: none.
+    /// 0 if there is no cap.
     softcap: f32,
-    /// 1: positions below `bound` are not here.
+    /// 1 if positions below `bound` are not in this buffer.
     bounded: usize,
     /// Workgroups for all rows, and parts of the keys.
     tiles: usize,
     splits: usize,
     workgroups: usize,
-    /// All parts of a vector, and those before the first of these.
+    /// Number of parts of a vector in total, and number before the first of these.
     parts: usize,
     before: usize,
-    /// The first position that keys do not have, where those after it are in other buffers.
+    /// The first position after these keys, where later ones are in other buffers.
     end: i32,
-    /// Rows of the batch.
+    /// Rows in the batch.
     batch: usize,
-    /// Parts begin at positions that it divides; 0: positions are shared evenly.
+    /// Parts begin at multiples of this position; 0 if positions are shared evenly.
     chunk: i32,
 }
 
-/// Where the rows of a workgroup are.
+/// The position of the rows of a workgroup.
 #[derive(CubeType)]
 struct Place {
     batch: usize,
@@ -70,11 +70,11 @@ struct Place {
     last_row: usize,
     /// The position of the first query.
     first: i32,
-    /// Slots hold no more positions than there are, padding is hidden.
+    /// The first visible position: slots hold only so many positions, and padding is hidden.
     earliest: i32,
 }
 
-/// Positions that a workgroup goes over: the first, and the first beyond.
+/// Positions that a workgroup goes over: the first one, and the end.
 #[derive(CubeType)]
 struct Part {
     begin: i32,
@@ -93,7 +93,7 @@ impl Place {
         let split = workgroup / info.tiles % info.splits;
         let kv_head = workgroup / info.tiles / info.splits % info.kv_heads;
         let batch = workgroup / info.tiles / info.splits / info.kv_heads;
-        // The last rows see the most keys: they begin first.
+        // The last rows see the most keys, so they begin first.
         let first_row = (info.tiles - 1 - workgroup % info.tiles) * rows;
         let last_row = min(first_row + rows, info.group * info.queries) - 1;
         let first = positions[batch];
@@ -120,14 +120,15 @@ impl Place {
         }
     }
 
-    /// The number of a vector of the result.
+    /// The index of a vector in the result.
     fn vector(&self, row: usize, info: &Info) -> usize {
         let head = (self.batch * info.kv_heads + self.kv_head) * info.group + row % info.group;
         head * info.queries + row / info.group
     }
 }
 
-/// The part of that number, where all parts begin at positions that `chunk` divides. The last part has all that are left.
+/// The part with index `split`, where all parts begin at multiples of `chunk`. The last part takes all that
+/// is left.
 #[cube]
 fn chunk_of(begin: i32, end: i32, split: usize, splits: usize, chunk: i32) -> Part {
     let from = (begin / chunk + i32::cast_from(split)) * chunk;
@@ -135,13 +136,13 @@ fn chunk_of(begin: i32, end: i32, split: usize, splits: usize, chunk: i32) -> Pa
     Part { begin: max(from, begin), end: until }
 }
 
-/// The slot that many slots after the first, where the ring has turned once at most.
+/// Reduces `slot` modulo `slots`, for a ring that has wrapped once at most.
 #[cube]
 fn turn(slot: usize, slots: usize) -> usize {
     select(slot >= slots, slot - slots, slot)
 }
 
-/// Four numbers of a vector of that many, those from 4 c on. What is beyond its end is 0.
+/// Reads four numbers, from 4 c on, of a vector of length `dim`. Numbers past its end are 0.
 #[cube]
 fn four<E: Float, N: Size>(tensor: &Tensor<Vector<E, N>>, at: usize, c: usize, dim: usize) -> Four {
     let width = tensor.vector_size();
@@ -160,7 +161,8 @@ fn four<E: Float, N: Size>(tensor: &Tensor<Vector<E, N>>, at: usize, c: usize, d
     }
 }
 
-/// `softcap * tanh(scores / softcap)`. The hyperbolic tangent of 10 is 1; of larger numbers, some GPUs make none.
+/// `softcap * tanh(scores / softcap)`. The hyperbolic tangent of 10 is 1; some GPUs fail to compute it for
+/// larger numbers.
 #[cube]
 fn cap(scores: Four, softcap: f32) -> Four {
     let scores = clamp(scores / Four::new(softcap), Four::new(-10.0), Four::new(10.0));
@@ -192,7 +194,7 @@ fn write<R: Float>(
             y[at + dim + 1] = R::cast_from(sum);
         }
     } else {
-        // What sees nothing is 0. A part that is alone comes to the same bits.
+        // A query that sees nothing gives 0. A single part gives the same bits.
         let scale = select(sum == 0.0, 0.0, 1.0 / sum);
         #[unroll]
         for i in 0..4usize {
@@ -221,7 +223,7 @@ fn launch(
     Sharing { rows, tiles, splits }: Sharing,
     written: Written<'_>,
 ) {
-    let [_, kv_heads, slots, head_dim] = buffers.keys.dims();
+    let ([_, kv_heads, _, head_dim], slots) = (buffers.keys.dims(), buffers.slots());
     let [batch, heads, queries] = [0, 1, 2].map(|dim| q.meta.shape()[dim]);
     let Limits { scale, softcap, window, start, origin, end } = buffers.limits();
     let Buffers { keys, values, from, .. } = buffers;
@@ -296,7 +298,7 @@ fn launch(
     }
 }
 
-/// As the launch of the shader.
+/// Launches attention over packed and recent keys, in the same way as the shaders.
 pub(super) fn packed(
     AttentionPacked { q, packed: kv, recent, positions, shape }: AttentionPacked,
     [of_packed, of_recent]: [Sharing; 2],

@@ -7,22 +7,22 @@ use super::{
     few::{largest_of_lanes, sum_of_lanes},
     turn,
 };
-use crate::{half::half_number, launch::LANES};
+use crate::runtime::{half::half_number, launch::LANES};
 
-/// Lanes that read the vector of a key together.
+/// Lanes that read the vector of one key together.
 const TOGETHER: usize = 4;
 
-/// Numbers of the rows for each dimension, and some 0 beyond.
+/// Numbers of the rows for each dimension, followed by some zeros.
 const ROOM: usize = 304;
 
-/// Codes of a word that are written out one by one. More would take all registers.
+/// Codes of a word that are unrolled. More would take all registers.
 const UNROLLED: usize = 10;
 
-/// What is the same for all workgroups.
+/// Parameters that are the same for all workgroups.
 #[derive(CubeType, CubeLaunch)]
 pub(crate) struct PackedInfo {
     kv_heads: usize,
-    /// Query heads of each of them.
+    /// Query heads per key head.
     group: usize,
     queries: usize,
     slots: usize,
@@ -31,17 +31,17 @@ pub(crate) struct PackedInfo {
     start: i32,
     window: i32,
     scale: f32,
-    /// 0: none.
+    /// 0 if there is no cap.
     softcap: f32,
-    /// Rows of the batch.
+    /// Rows in the batch.
     batch: usize,
     /// Workgroups for all rows, and parts of the keys.
     tiles: usize,
     splits: usize,
     workgroups: usize,
-    /// All parts, those of recent keys behind these.
+    /// Number of parts in total; the parts of recent keys follow these.
     parts: usize,
-    /// Parts begin at positions that it divides.
+    /// Parts begin at multiples of this position.
     chunk: i32,
     key_channels: usize,
     key_together: usize,
@@ -51,15 +51,16 @@ pub(crate) struct PackedInfo {
     value_group: usize,
 }
 
-/// How keys or values are packed.
+/// The packing of keys or values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Codes {
     pub(crate) along_tokens: bool,
     pub(crate) bits: u32,
 }
 
-/// The code at that place of a word in the first bits of a mantissa: `1 + code / 2^bits`, without a conversion, which is slow on some GPUs. So scales
-/// are of 2^bits steps, and offsets of code -2^bits. All of this is exact, for scales have few bits.
+/// Returns the code at `place` in a word, in the first bits of a mantissa: `1 + code / 2^bits`. This avoids a
+/// conversion, which is slow on some GPUs. So scales are for 2^bits steps, and offsets for code -2^bits. All
+/// of this is exact, because scales have few bits.
 #[cube]
 fn code(word: u32, place: u32, #[comptime] bits: u32) -> f32 {
     let (from_bit, to_bit) = (place * bits, comptime!(23 - bits).runtime());
@@ -69,13 +70,13 @@ fn code(word: u32, place: u32, #[comptime] bits: u32) -> f32 {
     f32::reinterpret((moved & comptime!(((1u32 << bits) - 1) << (23 - bits))) | 0x3f80_0000u32)
 }
 
-/// The scale that a word has, of 2^bits steps.
+/// Returns the scale in a word, for 2^bits steps.
 #[cube]
 fn scale_of(halves: u32, #[comptime] bits: u32) -> f32 {
     half_number(halves & 0xffffu32) * comptime!((1u32 << bits) as f32)
 }
 
-/// The first channel of a piece of a value.
+/// The first channel in a piece of a value.
 #[cube]
 fn channel_of(column: usize, info: &PackedInfo, #[comptime] codes: usize, #[comptime] piece: usize) -> usize {
     let pieces = comptime!(codes / piece);
@@ -97,11 +98,11 @@ pub(super) fn decode_codes<E: Float>(
     beyond_packed: &Tensor<i32>,
     y: &mut Tensor<f32>,
     info: &PackedInfo,
-    // Rows of a workgroup, in fours.
+    // Rows per workgroup, in fours.
     #[comptime] fours: usize,
     #[comptime] key_codes: Codes,
     #[comptime] value_codes: Codes,
-    // Values that a lane has of a word.
+    // Values per word that a lane takes.
     #[comptime] piece: usize,
     #[define(E)] _elem: ElemType,
 ) {
@@ -124,7 +125,7 @@ pub(super) fn decode_codes<E: Float>(
     let last_row = min(first_row + comptime!(4 * fours), info.group * info.queries) - 1;
     let first_head = (batch * info.kv_heads + kv_head) * info.group;
 
-    // Slots hold no more positions than there are, padding is hidden.
+    // Slots hold only so many positions, and padding is hidden.
     let all_end = beyond_packed[0];
     let first = positions[batch];
     let earliest = max(max(info.start, positions[info.batch + batch]), all_end - i32::cast_from(info.slots));
@@ -143,7 +144,7 @@ pub(super) fn decode_codes<E: Float>(
     let begin = workgroup_uniform_load(&part[0]);
     let end = workgroup_uniform_load(&part[1]);
     if begin >= end {
-        // Nothing to see: no weight.
+        // No visible key: the weight is 0.
         if lane <= last_row - first_row {
             let row = first_row + lane;
             let vector = (first_head + row % info.group) * info.queries + row / info.group;
@@ -212,7 +213,7 @@ pub(super) fn decode_codes<E: Float>(
     let key_groups = batch * key_scales.stride(0) + kv_head * key_scales.stride(1);
     let value_vectors = batch * values.stride(0) + kv_head * values.stride(1);
     let value_groups = batch * value_scales.stride(0) + kv_head * value_scales.stride(1);
-    // Pieces of the words of a value are columns.
+    // Columns are pieces of the words of a value.
     let columns = values.shape(3) * pieces;
     let column = lane % columns;
     let share = lane / columns;
@@ -222,15 +223,16 @@ pub(super) fn decode_codes<E: Float>(
     let channel = channel_of(column, info, value_each, piece);
     sync_cube();
 
-    // A lane has keys at positions that leave the same rest, wherever a part begins. Its four are in one group.
+    // A lane takes keys at positions with the same remainder, wherever a part begins. Its four keys are in
+    // one group.
     let mut base = begin - begin % LANES as i32;
     while base < end {
         let count = min(usize::cast_from(end - base), LANES);
-        // Keys before the first of the part are not read.
+        // Keys before the first one of the part are not read.
         let skip = usize::cast_from(max(begin - base, 0));
         let slot = (usize::cast_from(base) + skip + info.slots - info.origin) % info.slots;
 
-        // A lane reads its part of four neighbouring keys; those beyond the last are the last.
+        // A lane reads its share of four neighbouring keys. Indices past the last key read the last one.
         let quartet = lane / TOGETHER * 4;
         let mut products = Array::<Four>::new(comptime!(4 * fours));
         #[unroll]
@@ -273,7 +275,8 @@ pub(super) fn decode_codes<E: Float>(
                 }
             } else {
                 while w < stop {
-                    // The words of a group. Offsets count for its channels only, which may end inside a word.
+                    // The words of a group. Offsets count for channels in the group only, which may end
+                    // inside a word.
                     let group = w / info.key_together;
                     let until = min((group + 1) * info.key_together, stop);
                     let mut d = group * info.key_channels + w % info.key_together * key_each;

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::{Four, Info, LOWEST, Place, cap, four, turn, write};
-use crate::launch::LANES;
+use crate::runtime::launch::LANES;
 
 const ROWS: usize = 64;
 const KEYS: usize = 64;
@@ -11,7 +11,7 @@ const KEYS: usize = 64;
 /// Weights of four rows for 16 keys, and one vector more, so that the fours are in different banks.
 const WEIGHTS: usize = 17;
 
-/// Where values begin, which come after weights.
+/// Offset of the values, which come after the weights.
 const VALUES: usize = 16 * WEIGHTS;
 
 #[cube(launch, address_type = "dynamic")]
@@ -23,7 +23,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     bound: &Tensor<i32>,
     y: &mut Tensor<R>,
     info: &Info,
-    // Parts of 64 dimensions that a vector has.
+    // Number of parts of 64 dimensions in a vector.
     #[comptime] parts: usize,
     #[comptime] split: bool,
     #[define(E, R)] _elems: [ElemType; 2],
@@ -49,7 +49,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
     let begin = workgroup_uniform_load(&bounds[0]);
     let end = workgroup_uniform_load(&bounds[1]);
     if comptime!(split) && begin >= end {
-        // Nothing to see: no weight.
+        // No visible key: the weight is 0.
         if lane <= last_row - first_row {
             let number = place.vector(first_row + lane, info) * info.parts + info.before + place.split;
             y[number * (dim + 2) + dim + 1] = R::cast_from(0.0f32);
@@ -57,7 +57,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
         terminate!();
     }
 
-    // A lane has four rows throughout: their scores for four keys, and four of each 64 dimensions.
+    // A lane keeps four rows throughout: their scores for four keys, and four dimensions of every 64.
     let quartet = lane / 16;
     let sixteenth = lane % 16;
     let mut begins = Array::<i32>::new(4usize);
@@ -69,7 +69,7 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
         ends[r] = min(query, end - 1);
     }
     let mut largest = Four::new(LOWEST);
-    // Of the keys of this lane.
+    // Sums over the keys of this lane.
     let mut sums = Four::new(0.0);
     let mut vectors = Array::<Four>::new(comptime!(4 * parts));
     #[unroll]
@@ -77,20 +77,22 @@ pub(super) fn prefill<E: Float, R: Float, N: Size>(
         vectors[i] = Four::new(0.0);
     }
 
-    // What it loads: a part of the query of one row, of a key, of values.
+    // This lane loads a part of the query of one row, of a key, and of values.
     let loaded_row = min(first_row + lane / 4, last_row);
     let loaded_head = place.kv_head * info.group + loaded_row % info.group;
     let query_vector =
         place.batch * q.stride(0) + loaded_head * q.stride(1) + loaded_row / info.group * q.stride(2);
-    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1);
-    let value_vectors = place.batch * values.stride(0) + place.kv_head * values.stride(1);
+    let base = usize::cast_from(positions[2 * info.batch + place.batch]);
+    let key_vectors = place.batch * keys.stride(0) + place.kv_head * keys.stride(1) + base * keys.stride(2);
+    let value_vectors =
+        place.batch * values.stride(0) + place.kv_head * values.stride(1) + base * values.stride(2);
 
     let mut base = begin;
     while base < end {
         let count = min(usize::cast_from(end - base), KEYS);
         let slot = (usize::cast_from(base) + info.slots - info.origin) % info.slots;
 
-        // Of four keys.
+        // Scores for four keys.
         let mut scores = Array::<Four>::new(4usize);
         #[unroll]
         for k in 0..4usize {

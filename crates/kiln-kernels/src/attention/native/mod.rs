@@ -1,4 +1,4 @@
-//! Attention on the CPU: which rows go over which keys, in which piece of work.
+//! Attention on the CPU: division of rows and keys into pieces of work.
 
 mod packed;
 mod rows;
@@ -8,32 +8,33 @@ use std::ops::Range;
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{DType, Element, Int, Tensor, TensorData, bf16, f16},
+    tensor::{Element, Int, Tensor, TensorData},
 };
 use bytemuck::Pod;
 
 use kiln_core::packed::Packing;
 
-use super::{AttentionPacked, Buffers, Limits};
-use crate::{
+use super::{Buffers, Limits, packed::AttentionPacked};
+use crate::runtime::{
     kernel::INVARIANT_UP_TO,
-    native::{Storage, pieces, primitive, work},
+    native::{Storage, by_storage, pieces, primitive, work},
 };
 use packed::PackedView;
 use rows::{Mixed, Rows};
 use scores::Vectors;
 
-/// Rows that go over keys together, where there are so many.
+/// Most rows that go over keys together.
 const ROWS: usize = 64;
 
-/// Keys that are worth a piece of their own.
+/// Fewest keys that are worth a piece of work.
 const PIECE: usize = 128;
 
-/// Keys of a piece, where queries are few. Such pieces begin at multiples of it, so that what a query makes of its keys depends
-/// on their positions alone.
+/// Keys per piece if queries are few. Such pieces begin at multiples of it, so that the result of a query
+/// depends only on the positions of its keys.
 const CHUNK: i32 = 4 * rows::BLOCK as i32;
 
-/// `None` for types that it is not made for, and where there is nothing to do.
+/// Attention over a chain of dense buffers. Returns `None` for types without an implementation and for empty
+/// inputs.
 pub(super) fn dense(q: &Tensor<4>, chain: &[Buffers], positions: &Tensor<2, Int>) -> Option<Tensor<4>> {
     if q.shape().num_elements() == 0 || chain.iter().any(Buffers::are_empty) {
         return None;
@@ -42,7 +43,7 @@ pub(super) fn dense(q: &Tensor<4>, chain: &[Buffers], positions: &Tensor<2, Int>
     attend_any(q, chain.iter().map(|buffers| Dense::new(buffers, q, &positions)).collect(), None)
 }
 
-/// Keys and values as they are.
+/// Dense keys and values.
 struct Dense {
     tensors: [FlexTensor; 2],
     places: Places,
@@ -51,8 +52,8 @@ struct Dense {
 
 impl Dense {
     fn new(buffers: &Buffers, q: &Tensor<4>, positions: &[i32]) -> Self {
-        let (slots, limits, new) = (buffers.keys.dims()[2], buffers.limits(), q.dims()[2]);
-        // Slots hold no more positions than there are.
+        let (slots, limits, new) = (buffers.slots(), buffers.limits(), q.dims()[2]);
+        // Slots hold only so many positions.
         let from = buffers.from.as_ref().and_then(|from| numbers(from).first().copied());
         let kept = |first: i32| {
             let held = (first + new as i32).min(limits.end) - slots as i32;
@@ -64,7 +65,7 @@ impl Dense {
     }
 }
 
-/// [`dense`] over packed positions and recent ones.
+/// Like [`dense`], but over packed positions and recent ones.
 pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
     let AttentionPacked { q, packed: kv, recent, positions, shape } = attention;
     let (start, held) = (recent.start, kv.keys.slots());
@@ -88,7 +89,7 @@ pub(super) fn packed(attention: &AttentionPacked) -> Option<Tensor<4>> {
     attend_any(q, vec![recent], Some(packed))
 }
 
-/// Keys and values that are packed.
+/// Packed keys and values.
 struct Packed {
     /// Codes and scales of keys, and of values.
     tensors: [FlexTensor; 4],
@@ -103,12 +104,7 @@ fn numbers<const D: usize>(tensor: &Tensor<D, Int>) -> Vec<i32> {
 
 fn attend_any(q: &Tensor<4>, dense: Vec<Dense>, packed: Option<Packed>) -> Option<Tensor<4>> {
     let (dtype, q) = (q.dtype(), primitive(q.clone()));
-    let y = match dtype {
-        DType::F32 => attend::<f32>(&q, &dense, packed.as_ref()),
-        DType::F16 => attend::<f16>(&q, &dense, packed.as_ref()),
-        DType::BF16 => attend::<bf16>(&q, &dense, packed.as_ref()),
-        _ => return None,
-    };
+    let y = by_storage!(dtype, E => attend::<E>(&q, &dense, packed.as_ref()), else return None);
     Some(Tensor::from_primitive::<Flex>(FlexTensor::from_data(y)))
 }
 
@@ -139,7 +135,7 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
     let visible: Vec<usize> = all.iter().map(|given| of_rows(given).unwrap_or(0)).collect();
     let products = batch * heads * new * visible.iter().sum::<usize>() * head_dim;
     let number = batch * kv_heads * new.div_ceil(together);
-    // The parts of the keys of each block.
+    // The largest number of parts into which the keys of a block are divided.
     let splits = |given: &Given<'_, E>, visible: &usize| match are_few {
         true => {
             let parts = |block: Block| chunks(&given.keys(block.row, &block.queries)).count();
@@ -194,14 +190,14 @@ fn attend<E: Storage>(q: &FlexTensor, dense: &[Dense], packed: Option<&Packed>) 
     TensorData::new(y, [batch, heads, new, head_dim])
 }
 
-/// These positions, cut at every multiple of [`CHUNK`].
+/// Cuts positions at every multiple of [`CHUNK`].
 fn chunks(keys: &Range<i32>) -> impl Iterator<Item = Range<i32>> {
     let Range { start, end } = *keys;
     let first = start / CHUNK * CHUNK;
     (first..end.max(first)).step_by(CHUNK as usize).map(move |chunk| start.max(chunk)..end.min(chunk + CHUNK))
 }
 
-/// Puts together what came of the parts of all keys, as [`Mixed::Part`] says.
+/// Combines the parts of all keys, in the layout of [`Mixed::Part`].
 fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, head_dim: usize) {
     let vectors = heads.into_iter().flat_map(|head| head.chunks_mut(head_dim));
     for (r, vector) in vectors.enumerate() {
@@ -214,27 +210,27 @@ fn combine<E: Storage>(parts: &[&[f32]], heads: Vec<&mut [E]>, head_dim: usize) 
             sum += row[1] * weight;
             mixed.iter_mut().zip(&row[2..]).for_each(|(mixed, value)| *mixed += weight * value);
         }
-        // What sees nothing is 0. One part gives the bits of the whole.
+        // A query that sees nothing gives 0. A single part gives the same bits as the whole.
         let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
         mixed.iter_mut().for_each(|mixed| *mixed *= scale);
         E::narrow(&mixed, vector);
     }
 }
 
-/// Queries that go over keys together, for all heads that share these.
+/// Queries that go over keys together, in all heads that share these keys.
 #[derive(Clone)]
 struct Block {
-    /// Of the batch.
+    /// Index in the batch.
     row: usize,
     kv_head: usize,
     queries: Range<usize>,
 }
 
-/// Where queries stand, and what they may see of a buffer.
+/// Positions of the queries, and the part of a buffer that they may see.
 #[derive(Clone)]
 struct Places {
     rows: Vec<RowPlace>,
-    /// The first position that is not here.
+    /// The first position that is not in the buffer.
     end: i32,
     limits: Limits,
 }
@@ -243,19 +239,26 @@ struct Places {
 struct RowPlace {
     /// The position of the first query.
     first: i32,
-    /// The first position that is here and not hidden.
+    /// The first position that is in the buffer and not hidden.
     from: i32,
+    /// The first slot.
+    base: usize,
 }
 
 impl Places {
-    /// `positions` `[2, rows]`; `kept`: the first position that slots still hold in a row whose first query has that one.
+    /// Reads `positions` `[3, rows]`. `kept` maps the position of the first query of a row to the first
+    /// position that its slots still hold.
     fn new(positions: &[i32], kept: impl Fn(i32) -> i32, end: i32, limits: Limits) -> Self {
-        let (firsts, visible_from) = positions.split_at(positions.len() / 2);
-        let row = |(&first, &visible_from): (&i32, &i32)| RowPlace {
-            first,
-            from: limits.start.max(visible_from).max(kept(first)),
+        let rows = positions.len() / 3;
+        let row = |row: usize| {
+            let [first, visible_from, base] = [0, 1, 2].map(|which| positions[which * rows + row]);
+            RowPlace {
+                first,
+                from: limits.start.max(visible_from).max(kept(first)),
+                base: base.max(0) as usize,
+            }
         };
-        Self { rows: firsts.iter().zip(visible_from).map(row).collect(), end, limits }
+        Self { rows: (0..rows).map(row).collect(), end, limits }
     }
 }
 
@@ -276,15 +279,15 @@ impl<E> Given<'_, E> {
         self.places.limits
     }
 
-    /// The first and the last position that a query sees; none where they are the other way round.
+    /// The first and the last position that a query sees; the first is larger if it sees none.
     fn seen(&self, row: usize, query: usize) -> (i32, i32) {
         let Places { rows, end, limits } = &self.places;
-        let RowPlace { first, from } = rows[row];
+        let RowPlace { first, from, .. } = rows[row];
         let position = first + query as i32;
         (from.max(position - limits.window + 1), position.min(end - 1))
     }
 
-    /// The positions that any of `queries` sees.
+    /// The positions that at least one of `queries` sees.
     fn keys(&self, row: usize, queries: &Range<usize>) -> Range<i32> {
         let (from, to) = (self.seen(row, queries.start).0, self.seen(row, queries.end - 1).1);
         from..from.max(to + 1)
@@ -295,14 +298,14 @@ impl<E> Given<'_, E> {
     }
 }
 
-/// Where vectors come from.
+/// The tensors that vectors are read from.
 enum Source<'a, E> {
     Dense(View<'a, E>),
     Packed(PackedView<'a>),
 }
 
 impl<E: Storage> Source<'_, E> {
-    /// The vectors of `n` slots, in float32, `width` numbers of each: `dim`, and 0 beyond.
+    /// The vectors in `n` slots, in float32, `width` numbers each: `dim`, then zeros.
     #[inline(always)]
     fn vectors<'b>(&'b self, at: [usize; 3], sizes: [usize; 3], made: &'b mut Vec<f32>) -> Vectors<'b> {
         match self {
@@ -317,7 +320,7 @@ impl<E: Storage> Source<'_, E> {
     }
 }
 
-/// A tensor of the backend's.
+/// A view of a tensor of the backend.
 #[derive(Clone, Copy)]
 struct View<'a, E> {
     numbers: &'a [E],
@@ -330,7 +333,7 @@ impl<'a, E: Element + Pod> View<'a, E> {
         let (layout, dim) = (tensor.layout(), 3);
         let mut strides = [0; 4];
         strides.copy_from_slice(layout.strides());
-        // Numbers that are alone are next to each other.
+        // A dimension of one number is contiguous.
         if layout.shape()[dim] == 1 {
             strides[dim] = 1;
         }
@@ -343,7 +346,7 @@ impl<'a, E: Element + Pod> View<'a, E> {
 }
 
 impl<E: Storage> View<'_, E> {
-    /// The vector at `at`, in float32.
+    /// Reads the vector at `at`, in float32.
     #[inline(always)]
     fn read(&self, at: [usize; 3], vector: &mut [f32]) {
         let place = self.place(at);
@@ -357,8 +360,8 @@ impl<E: Storage> View<'_, E> {
         }
     }
 
-    /// The vectors of `n` slots, in float32, `width` numbers of each: `dim`, and 0 beyond. Where they are, if that is
-    /// how they are, else in `packed`.
+    /// The vectors in `n` slots, in float32, `width` numbers each: `dim`, then zeros. Borrows them from the
+    /// tensor if they have this form there, and writes them to `packed` otherwise.
     fn vectors<'b>(
         &'b self,
         at: [usize; 3],

@@ -1,4 +1,5 @@
-//! Packed keys and values: a few queries go over their codes, many over numbers made of them, which stay in the caches.
+//! Packed keys and values: a few queries go over the codes, many go over unpacked numbers, which stay in the
+//! CPU caches.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use kiln_products::attention::{Codes, Few, Layout, affine, attend};
 
 use super::{Block, Given, Storage, View};
 
-/// A packed buffer of the backend's.
+/// A packed buffer of the backend.
 #[derive(Clone, Copy)]
 pub(super) struct PackedView<'a> {
     codes: View<'a, i32>,
@@ -17,12 +18,13 @@ pub(super) struct PackedView<'a> {
 }
 
 impl<'a> PackedView<'a> {
-    /// Words of a token, and those of the next one, have to be neighbours, and so have their scales.
+    /// Views a packed buffer. The words of consecutive tokens must be adjacent in memory, and so must their
+    /// scales.
     pub(super) fn of([codes, scales]: [&'a FlexTensor; 2], packing: Packing) -> Self {
         Self { codes: View::of(codes), scales: View::of(scales), packing }
     }
 
-    /// Those of a head.
+    /// The codes of a head.
     fn codes(&self, row: usize, head: usize, head_dim: usize) -> Codes<'_> {
         let [words, scales] = [&self.codes, &self.scales].map(|view| {
             let words = &view.numbers[view.place([row, head, 0]) as usize..];
@@ -37,7 +39,7 @@ impl<'a> PackedView<'a> {
         Codes::new(words, scales, layout)
     }
 
-    /// The vectors of `n` slots, `width` numbers of each, of which `dim` are written.
+    /// Reads the vectors in `n` slots, `width` numbers each, of which `dim` are written.
     #[inline(always)]
     pub(super) fn read(&self, at: [usize; 3], sizes: [usize; 3], numbers: &mut [f32]) {
         match self.packing.bits() {
@@ -117,13 +119,14 @@ impl<'a> PackedView<'a> {
     }
 }
 
-/// The codes of a word.
+/// Unpacks the codes in a word.
 #[inline(always)]
 fn codes_of<const BITS: usize, const CODES: usize>(word: i32) -> [f32; CODES] {
     std::array::from_fn(|i| ((word as u32 >> (i * BITS)) & ((1 << BITS) - 1)) as i32 as f32)
 }
 
-/// What some positions give the queries of a block: [`Mixed::Part`](super::rows::Mixed::Part).
+/// Computes the part of the result that some positions give for the queries of a block, as a
+/// [`Mixed::Part`](super::rows::Mixed::Part).
 pub(super) fn attend_few<E: Storage>(
     given: &Given<'_, E>,
     [keys, values]: [&PackedView<'_>; 2],

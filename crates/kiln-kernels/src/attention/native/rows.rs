@@ -1,5 +1,5 @@
 //! Rows of queries that go over keys together, on one CPU thread (Milakov and Gimelshein, 2018,
-//! <https://arxiv.org/abs/1805.02867>: the softmax of what was seen so far, put right when a larger score comes).
+//! <https://arxiv.org/abs/1805.02867>: the softmax of the keys so far, rescaled when a larger score comes).
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -16,28 +16,29 @@ use super::{
     scores::{Vectors, score_few, score_many},
 };
 
-/// Keys at a time. They, their values and their scores stay in the caches. Blocks begin at multiples of it: what a row makes of
-/// its keys does not depend on which ones other rows see.
+/// Keys at a time. The keys, their values and their scores stay in the CPU caches. Blocks begin at multiples
+/// of it, so the result of a row does not depend on which keys other rows see.
 pub(super) const BLOCK: usize = 64;
 
-/// Queries of the heads that share keys, and the keys that they go over.
+/// Queries of the heads that share keys, and the range of keys that they go over.
 pub(super) struct Rows<'a, E> {
     pub(super) given: &'a Given<'a, E>,
     pub(super) block: Block,
-    /// Positions. Queries may see fewer, and no others.
+    /// Range of positions. Queries may see fewer, and no others.
     pub(super) keys: Range<i32>,
     pub(super) result: Mixed<'a, E>,
 }
 
-/// Where the result goes.
+/// The destination of the result.
 pub(super) enum Mixed<'a, E> {
-    /// All of it: for each head, vectors of its queries.
+    /// The whole result: for each head, the vectors of its queries.
     Whole(Vec<&'a mut [E]>),
-    /// That of some keys: for each row, ordered by head, the largest score, the sum of weights and the sums of values.
+    /// The result for some keys: for each row, ordered by head, the largest score, the sum of weights and the
+    /// sums of values.
     Part(&'a mut [f32]),
 }
 
-// Loops throughout: what a closure computes would not be compiled for the instructions that were found.
+// Loops throughout: a closure would not be compiled for the detected instruction set.
 impl<E: Storage> WithSimd for Rows<'_, E> {
     type Output = ();
 
@@ -52,10 +53,10 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
         };
         let Block { row, kv_head, queries: block } = block;
         let (limits, new, dim) = (given.limits(), block.len(), given.head_dim);
-        let rows = given.group * new;
-        // Scores are `[keys, columns]`, with a column for each row and as many more as fill a vector.
+        let (rows, base) = (given.group * new, given.places.rows[row].base);
+        // Scores are `[keys, columns]`, with a column for each row, padded to whole vectors.
         let (columns, width) = (rows.next_multiple_of(S::F32_LANES), dim.next_multiple_of(S::F32_LANES));
-        // Few rows would leave vectors of them empty; vectors of dimensions are full.
+        // Few rows would leave vectors of rows partly empty; vectors of dimensions are full.
         let few = given.are_few || 2 * rows <= S::F32_LANES;
 
         let mut queries = vec![0.0; if few { rows * width } else { dim * columns }];
@@ -83,14 +84,14 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
         while position < keys.end {
             let n = (BLOCK - position as usize % BLOCK).min((keys.end - position) as usize);
             let slot = given.slot(position);
-            // A ring may turn in the middle.
+            // A ring may wrap in the middle.
             let turn = n.min(given.slots - slot);
             let parts = [(slot, 0..turn), (0, turn..n)];
             let last = position + n as i32 - 1;
             let scores = &mut scores[..n * columns];
 
             for (slot, part) in &parts {
-                let (n, at) = (part.len(), [row, kv_head, *slot]);
+                let (n, at) = (part.len(), [row, kv_head, base + *slot]);
                 if n == 0 {
                     continue;
                 }
@@ -116,7 +117,7 @@ impl<E: Storage> WithSimd for Rows<'_, E> {
             }
             state.weigh(scores, columns);
             for (slot, part) in &parts {
-                let (n, at) = (part.len(), [row, kv_head, *slot]);
+                let (n, at) = (part.len(), [row, kv_head, base + *slot]);
                 if n == 0 {
                     continue;
                 }
@@ -138,7 +139,7 @@ impl<E: Storage> Mixed<'_, E> {
             Self::Whole(mut heads) => {
                 let mut vector = vec![0.0; dim];
                 for r in 0..rows {
-                    // What sees nothing is 0.
+                    // A row that sees nothing gives 0.
                     let scale = if state.sums[r] == 0.0 { 0.0 } else { 1.0 / state.sums[r] };
                     for d in 0..dim {
                         vector[d] = state.mixed[r * width + d] * scale;
@@ -156,20 +157,20 @@ impl<E: Storage> Mixed<'_, E> {
     }
 }
 
-/// What has come of the keys so far, for each row.
+/// The softmax state of each row after the keys so far.
 struct State {
-    /// The largest score, negative infinity before the first.
+    /// The largest score; negative infinity before the first key.
     largest: Vec<f32>,
     /// The sum of `exp(score - largest)`.
     sums: Vec<f32>,
-    /// What the block in work has shrunk the sums by.
+    /// The factor by which the current block has shrunk the sums.
     shrunk: Vec<f32>,
-    /// The sum of values times that: `[rows, width]`.
+    /// The sum of values times `exp(score - largest)`: `[rows, width]`.
     mixed: Vec<f32>,
 }
 
 impl State {
-    /// Makes weights of scores.
+    /// Turns scores into weights.
     #[inline(always)]
     fn weigh(&mut self, scores: &mut [f32], columns: usize) {
         let Self { largest, sums, shrunk, .. } = self;
@@ -201,7 +202,7 @@ impl State {
         [rows, columns, width]: [usize; 3],
     ) {
         let vectors = width / S::F32_LANES;
-        // Few rows take as long as memory does, which likes to be read in long pieces.
+        // Few rows are bound by memory, which is fastest when read in long pieces.
         let long = rows <= 4;
         let mut c = 0;
         while c < vectors {
@@ -215,7 +216,8 @@ impl State {
         }
     }
 
-    /// All rows, N vectors of dimensions from c on; with as many rows at a time as there are registers for.
+    /// All rows and N vectors of dimensions from c on, with as many rows at a time as there are registers
+    /// for.
     #[inline(always)]
     fn mix_rows<S: Simd, const N: usize>(
         &mut self,
@@ -239,7 +241,7 @@ impl State {
         N
     }
 
-    /// M rows from r on, N vectors of dimensions from c on.
+    /// M rows from r on, and N vectors of dimensions from c on.
     #[inline(always)]
     fn mix_block<S: Simd, const M: usize, const N: usize>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Scores of rows and keys.
+//! Scores of rows against keys.
 #![allow(
     clippy::needless_range_loop,
     reason = "loops over the constants of a kernel are unrolled; several arrays share each index"
@@ -6,7 +6,7 @@
 
 use pulp::Simd;
 
-/// Vectors one after the other, each `stride` numbers after the one before.
+/// Consecutive vectors, each `stride` numbers after the previous one.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'a> {
     pub(super) numbers: &'a [f32],
@@ -24,7 +24,7 @@ impl<'a> Vectors<'a> {
     }
 }
 
-/// Scores with vectors of rows: queries are `[dim, columns]`.
+/// Computes scores with SIMD vectors of rows: queries are `[dim, columns]`.
 #[inline(always)]
 pub(super) fn score_many<S: Simd>(
     simd: S,
@@ -59,7 +59,7 @@ pub(super) fn score_many<S: Simd>(
     }
 }
 
-/// M keys, N vectors of rows from c on.
+/// M keys, and N vectors of rows from c on.
 #[inline(always)]
 fn score_block<S: Simd, const M: usize, const N: usize>(
     simd: S,
@@ -89,8 +89,8 @@ fn score_block<S: Simd, const M: usize, const N: usize>(
     M
 }
 
-/// Scores with vectors of dimensions: queries are `[rows, dim]`, in whole vectors. How a score is added up depends neither on
-/// the number of rows nor on that of keys.
+/// Computes scores with SIMD vectors of dimensions: queries are `[rows, dim]`, in whole vectors. The order in
+/// which a score is summed depends neither on the number of rows nor on the number of keys.
 #[inline(always)]
 pub(super) fn score_few<S: Simd>(
     simd: S,
@@ -111,7 +111,7 @@ pub(super) fn score_few<S: Simd>(
     }
 }
 
-/// All rows, N keys.
+/// All rows, and N keys.
 #[inline(always)]
 fn score_keys<S: Simd, const N: usize>(
     simd: S,
@@ -131,7 +131,7 @@ fn score_keys<S: Simd, const N: usize>(
     N
 }
 
-/// M rows times N keys: one sum of vectors each, in order, whatever M and N are.
+/// M rows times N keys: one sum of vectors for each pair, in the same order for every M and N.
 #[inline(always)]
 fn dots<S: Simd, const M: usize, const N: usize>(
     simd: S,

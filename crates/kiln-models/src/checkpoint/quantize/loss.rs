@@ -1,4 +1,4 @@
-//! How far the numbers of a matrix are from those that it is packed as: what is known of a loss before any text is read.
+//! The squared error of packed matrices: a measure of the loss that needs no text.
 
 use kiln_core::{Error, Result};
 use kiln_weights::{Format, Mixture};
@@ -13,19 +13,20 @@ use super::{
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PackedTensor {
-    /// In GGUF files, as `blk.0.attn_v.weight`.
+    /// Name in GGUF files, such as `blk.0.attn_v.weight`.
     pub name: String,
-    /// What it is packed in.
+    /// Format of the packed tensor.
     pub format: Format,
     pub numbers: u64,
-    /// The sum of its squared numbers.
+    /// Sum of the squared numbers.
     pub squares: f64,
-    /// The sum of the squared differences of its numbers from those that they are packed as.
+    /// Sum of the squared differences between the numbers and their packed values.
     pub squared_errors: f64,
 }
 
 impl PackedTensor {
-    /// What it does in the model, without the number of its block, as `attn_v` or `token_embd`.
+    /// Returns the role of the tensor in the model, without its block number, such as `attn_v` or
+    /// `token_embd`.
     pub fn kind(&self) -> &str {
         let name = self.name.strip_suffix(".weight").unwrap_or(&self.name);
         match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
@@ -34,18 +35,19 @@ impl PackedTensor {
         }
     }
 
-    /// Bytes that it is packed in.
+    /// Size of the packed tensor in bytes.
     pub fn bytes(&self) -> u64 {
         usize::try_from(self.numbers).ok().and_then(|n| self.format.bytes_of(n)).unwrap_or(0) as u64
     }
 }
 
-/// The tensors that a mixture packs in blocks, in the order of a GGUF file. Each is read and packed piece by piece, and nothing is kept.
+/// Measures the tensors that a mixture packs in blocks, in the order of a GGUF file. Each is read and packed
+/// piece by piece, and no packed data is kept.
 ///
-/// `on_read` is told the bytes of the weights that were read.
+/// `on_read` receives the number of weight bytes read.
 ///
 /// # Errors
-/// Those of [`quantize`](super::quantize()) for its model.
+/// The errors of [`quantize`](super::quantize()) for its model.
 pub fn packed_tensors(
     checkpoint: &Checkpoint,
     mixture: Mixture,
@@ -64,7 +66,7 @@ pub fn packed_tensors(
             PackedTensor { name: name.clone(), format, numbers: 0, squares: 0.0, squared_errors: 0.0 };
         for entry in entries {
             let pieces = |format| Pieces { checkpoint, name, entry, undo: *undo, format };
-            // Rows have the same places in both.
+            // Rows have equal places in both.
             let (wide, packed) = (pieces(Format::F32), pieces(format));
             let mut start = 0;
             while start < packed.rows() {

@@ -1,4 +1,4 @@
-//! What a new GGUF file will hold: its metadata, and where each tensor comes from.
+//! The plan of a new GGUF file: its metadata, and the source of each tensor.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use kiln_weights::gguf::{
 use super::super::{Checkpoint, Entry, Files};
 use crate::configure;
 
-/// Where the numbers of a tensor come from.
+/// The source of a tensor's numbers.
 #[derive(Debug)]
 pub(super) enum Source {
     Numbers(Vec<f32>),
-    /// Tensors of the checkpoint, one behind the other, and what is done to each.
+    /// Tensors of the checkpoint to concatenate, and the change to make to each.
     Stored(Vec<Entry>, Undo),
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn of(checkpoint: &Checkpoint) -> Result<Self> {
-        // Says what is wrong with a config, before anything is made of it.
+        // Reports an invalid config before using it.
         let sizes = configure(&checkpoint.config)?.sizes();
         match &checkpoint.files {
             Files::Gguf { files, .. } => Ok(Self::of_gguf(checkpoint, files.metadata())),
@@ -39,7 +39,7 @@ impl Plan {
         }
     }
 
-    /// The plan of a GGUF file that is packed again, its parts joined.
+    /// Plans a GGUF file that is packed again, with its parts joined.
     fn of_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Self {
         let kept = metadata.iter().filter(|(key, _)| !key.starts_with("split."));
         let tensor = |(name, entry): (&String, &Entry)| {
@@ -75,13 +75,13 @@ impl Plan {
         Ok(plan)
     }
 
-    /// What is outside of blocks first, then block by block.
+    /// Sorts tensors: first those outside of blocks, then block by block.
     fn sort(&mut self) {
         self.tensors.sort_by(|(a, ..), (b, ..)| (names::block(a), a).cmp(&(names::block(b), b)));
     }
 }
 
-/// The tensors of a folder by their names in the file. Those of experts become one.
+/// Returns the tensors of a folder by their GGUF names. The tensors of all experts are joined into one.
 fn stored(
     checkpoint: &Checkpoint,
     model_type: &str,
@@ -108,7 +108,7 @@ fn stored(
         }
         let shape = match parts.keys().next() {
             Some(Some(_)) => [vec![parts.len()], first].concat(),
-            // Convolutions have one channel in, and a router may have one row.
+            // Convolutions have one input channel, and a router may have one row.
             _ if name.contains("ssm_conv1d") => first.into_iter().filter(|size| *size != 1).collect(),
             _ => first,
         };

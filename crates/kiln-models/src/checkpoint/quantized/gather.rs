@@ -1,4 +1,4 @@
-//! Makes of the tensors of a quantized matrix one entry, whose name and shape are those of the matrix.
+//! Gathers the tensors of each quantized matrix into one entry with the name and shape of the matrix.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::checkpoint::{Checkpoint, Entry, convert::Stored};
 
-/// What bitsandbytes calls the settings of a matrix of 4 bits, and its format.
+/// Suffixes of the settings tensor of a 4-bit bitsandbytes matrix, with the format that each stands for.
 const FOUR_BITS: [(&str, &str); 2] =
     [(".weight.quant_state.bitsandbytes__nf4", "NF4"), (".weight.quant_state.bitsandbytes__fp4", "FP4")];
 
-/// The parts of a matrix, of each method, beside its codes.
+/// Suffixes of the tensors that accompany the codes of a matrix, for all methods.
 const PARTS: [&str; 12] = [
     ".weight.absmax",
     ".weight.quant_map",
@@ -33,17 +33,17 @@ const PARTS: [&str; 12] = [
     ".weight_g_idx",
 ];
 
-/// Tensors of compressed-tensors that say how activations, keys and values are rounded. They are not rounded
-/// here.
+/// Suffixes of compressed-tensors entries that describe how activations, keys and values are rounded. Kiln
+/// does not round them.
 const OF_ACTIVATIONS: [&str; 6] =
     [".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point", ".k_scale", ".v_scale"];
 
-/// The longest description of a matrix.
+/// Upper limit for the description of a matrix, in bytes.
 const LONGEST_STATE: usize = 1 << 12;
 
-/// A matrix in the making: its codes were found.
+/// A matrix whose codes were found.
 struct Found {
-    /// Its name without `.weight`
+    /// Name of the matrix without `.weight`.
     module: String,
     codes: Entry,
     parts: BTreeMap<&'static str, Entry>,
@@ -53,7 +53,7 @@ impl Checkpoint {
     /// Gathers the tensors of all quantized matrices.
     ///
     /// # Errors
-    /// [`Error::File`] naming a tensor that is not what its method stores.
+    /// [`Error::File`] naming a tensor that does not match what its method stores.
     pub(in crate::checkpoint) fn gather(&mut self, method: &Method) -> Result<()> {
         match method {
             Method::Bitsandbytes => {
@@ -79,14 +79,14 @@ impl Checkpoint {
         }
     }
 
-    /// Gathers the matrices that have a tensor called so.
+    /// Calls `gather` for each module that has a tensor with the suffix `end`.
     fn each(&mut self, end: &str, mut gather: impl FnMut(&mut Self, &str) -> Result<()>) -> Result<()> {
         let modules: Vec<_> =
             self.tensors.keys().filter_map(|name| name.strip_suffix(end).map(str::to_owned)).collect();
         modules.iter().try_for_each(|module| gather(self, module))
     }
 
-    /// Takes the codes of a matrix, which are called so, and all its parts.
+    /// Takes the codes of a matrix, whose suffix is `codes`, and all its parts.
     fn take(&mut self, module: &str, codes: &str) -> Result<Found> {
         let name = format!("{module}{codes}");
         let Some(codes) = self.tensors.remove(&name) else {
@@ -98,11 +98,11 @@ impl Checkpoint {
         Ok(Found { module: module.to_owned(), codes, parts: PARTS.iter().filter_map(part).collect() })
     }
 
-    /// Puts a matrix in the place of its tensors.
+    /// Replaces the tensors of a matrix by one entry.
     fn put(&mut self, found: Found, shape: [usize; 2], kind: Kind) -> Result<()> {
         let Found { module, codes, parts } = found;
         let name = format!("{module}.weight");
-        // The product of these numbers is computed later on, without care.
+        // Later code computes this product unchecked.
         if shape[0].checked_mul(shape[1]).is_none() {
             let why = format!("`{name}` has shape {shape:?}, more numbers than can be addressed");
             return Err(Error::File { path: self.path(&codes), why });
@@ -124,7 +124,7 @@ impl Checkpoint {
         Error::File { path: self.path(&found.codes), why }
     }
 
-    /// The shape of codes that are a matrix of one of these types.
+    /// Returns the shape of the codes, if they are a matrix of one of the types in `known`.
     fn matrix(&self, found: &Found, known: &[Dtype]) -> Result<[usize; 2]> {
         match (&found.codes.stored, &found.codes.shape[..]) {
             (Stored::Plain(dtype), &[lines, words]) if known.contains(dtype) => Ok([lines, words]),
@@ -188,7 +188,7 @@ impl Checkpoint {
             if format.range.len() == 1 {
                 self.read(format, format.range.start, &mut order)?;
             }
-            // Other orders are those of some GPUs, which old versions stored.
+            // Other values are layouts for certain GPUs, which old versions stored.
             if format.range.len() != 1 || order != [0] {
                 let why =
                     "is in the order of a GPU (`*.weight_format`); save it again with a new bitsandbytes";
@@ -203,7 +203,7 @@ impl Checkpoint {
         let found = self.take(module, ".qweight")?;
         let [lines, rows] = self.matrix(&found, &[Dtype::I32])?;
         let all = lines.saturating_mul(32);
-        // The order has a number for each column. Where matrices have different bits, the config has those of
+        // The order lists a number for each column. If matrices differ in bits, the config has the bits of
         // most.
         let columns = match found.parts.get(".g_idx").map(|order| &order.shape[..]) {
             Some(&[columns]) if columns > 0 => columns,
@@ -251,7 +251,7 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes and floats of 8 bits.
+    /// Gathers codes in bytes or in floats of 8 bits.
     fn bytes_or_floats(&mut self, module: &str) -> Result<()> {
         let found = self.take(module, ".weight")?;
         let shape = self.matrix(&found, &[Dtype::I8, Dtype::F8_E4M3])?;

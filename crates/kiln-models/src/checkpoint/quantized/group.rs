@@ -13,20 +13,20 @@ use crate::checkpoint::{
     convert::{Failed, Stored},
 };
 
-/// What a quantized matrix has beside its codes, whose entry this is a part of.
+/// The companions of the codes of a quantized matrix; the codes are the entry that contains this group.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::checkpoint) struct Group {
     pub(super) kind: Kind,
-    /// The format whose blocks hold the matrix, if there is one
+    /// The block format that can hold the matrix, if there is one.
     pub(super) format: Option<Format>,
-    /// By what follows the name of the matrix's module.
+    /// Parts by their suffix to the name of the matrix's module.
     pub(super) parts: BTreeMap<&'static str, Entry>,
 }
 
-/// What the codes are.
+/// The encoding of the codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
-    /// NF4 or FP4
+    /// NF4 or FP4.
     FourBits {
         name: &'static str,
         block: usize,
@@ -66,14 +66,15 @@ impl fmt::Display for Group {
 }
 
 impl Group {
-    /// A matrix `[rows, columns]`. Whether it has a format is read from its smallest parts.
+    /// Creates the group of a matrix `[rows, columns]`. Reads its smallest parts to find out whether it has a
+    /// format.
     pub(super) fn new(
         checkpoint: &Checkpoint,
         kind: Kind,
         columns: usize,
         parts: BTreeMap<&'static str, Entry>,
     ) -> Self {
-        // What is wrong with a part is said when the matrix is loaded.
+        // Errors in a part are reported when the matrix is loaded.
         let format = Parts { checkpoint, parts: &parts }.format(kind, columns).ok().flatten();
         Self { kind, format, parts }
     }
@@ -86,7 +87,7 @@ impl Group {
         self.parts.values()
     }
 
-    /// Reads all but the codes of a matrix `[rows, columns]`.
+    /// Reads all parts of a matrix `[rows, columns]` except its codes.
     pub(super) fn read(
         &self,
         checkpoint: &Checkpoint,
@@ -149,16 +150,16 @@ impl From<kiln_weights::Error> for Failed {
     }
 }
 
-/// The small tensors of a matrix. Each is read only if it has the length that it must have.
+/// The small tensors of a matrix. Each is read only if it has the expected length.
 struct Parts<'a> {
     checkpoint: &'a Checkpoint,
     parts: &'a BTreeMap<&'static str, Entry>,
 }
 
 impl Parts<'_> {
-    /// The format that [`Quantized::format`] gives once all parts are read.
+    /// Returns the format that [`Quantized::format`] returns after all parts are read.
     fn format(&self, kind: Kind, columns: usize) -> Result<Option<Format>, Failed> {
-        // Columns that share a scale, where all that do follow each other.
+        // Number of columns that share a scale, if those columns are contiguous.
         let in_order = |name, group| match self.order(name, columns) {
             Ok(None) => Ok(Some(group)),
             Ok(Some(listed)) => Ok(group_in_order(&listed)),
@@ -177,7 +178,7 @@ impl Parts<'_> {
                     CodeType::Int8 => 8,
                     CodeType::Float8 => return Ok(None),
                 };
-                // Other zero points may lie between codes.
+                // Other types of zero points may lie between codes.
                 let zeros = self.parts.get(".weight_zero_point").map(|part| &part.stored);
                 if !matches!(zeros, None | Some(Stored::Plain(Dtype::I8 | Dtype::I32))) {
                     return Ok(None);
@@ -188,7 +189,7 @@ impl Parts<'_> {
         Ok(group.and_then(|group| Format::of_integers(bits, group, columns)))
     }
 
-    /// Groups of a row of compressed-tensors.
+    /// Number of groups in a row of compressed-tensors.
     fn groups(&self) -> Result<usize, Failed> {
         Ok(self.part(".weight_scale")?.shape.get(1).copied().unwrap_or(1))
     }
@@ -198,12 +199,12 @@ impl Parts<'_> {
         self.parts.get(name).ok_or_else(missing)
     }
 
-    /// The first number of a part's shape; 1 of a single number.
+    /// Returns the first dimension of a part; 1 for a scalar.
     fn lines(&self, name: &str) -> Result<usize, Failed> {
         Ok(self.part(name)?.shape.first().copied().unwrap_or(1))
     }
 
-    /// The bytes of a part that has `len` numbers.
+    /// Returns the type and the bytes of a part, which must have `len` numbers of a type in `known`.
     fn checked(&self, name: &str, len: usize, known: &[Dtype]) -> Result<(Dtype, Vec<u8>), Failed> {
         let part = self.part(name)?;
         let dtype = match part.stored {
@@ -247,25 +248,25 @@ impl Parts<'_> {
         Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 
-    /// The group of each column, where they are listed.
+    /// Returns the group of each column, if the file lists them.
     fn order(&self, name: &str, columns: usize) -> Result<Option<Vec<i32>>, Failed> {
         if !self.parts.contains_key(name) {
             return Ok(None);
         }
         let groups: Vec<_> = self.words(name, columns)?.iter().map(|group| group.cast_signed()).collect();
-        // compressed-tensors writes -1 where columns are in order.
+        // compressed-tensors writes -1 if columns are in order.
         Ok(Some(groups).filter(|groups| groups.iter().any(|group| *group != -1)))
     }
 
     fn compressed(&self, rows: usize, columns: usize, codes: CodeType) -> Result<Quantized, Failed> {
-        // A scale for each group of each row, for each row, or for all.
+        // There is one scale for each group of each row, one for each row, or one for all.
         let groups = self.groups()?;
         let lines = if self.lines(".weight_scale")? == 1 { 1 } else { rows };
         let count = groups.saturating_mul(lines);
         let scales = self.floats(".weight_scale", count)?;
         let zeros = match (codes, self.parts.get(".weight_zero_point")) {
             (_, None) => None,
-            // Old versions have packed codes, and zero points in bytes.
+            // Old versions have packed codes, but zero points in bytes.
             (CodeType::Packed { bits }, Some(part)) if part.stored != Stored::Plain(Dtype::I8) => {
                 let words = rows.saturating_mul(bits).div_ceil(32).saturating_mul(groups);
                 Some(Quantized::packed_zeros(rows, groups, bits, &self.words(".weight_zero_point", words)?)?)

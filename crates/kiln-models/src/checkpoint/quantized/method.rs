@@ -1,4 +1,4 @@
-//! How the matrices of a folder were quantized: `quantization_config` of config.json.
+//! The quantization method of a folder: `quantization_config` of config.json.
 
 use kiln_core::Error;
 use kiln_weights::quantized::Zeros;
@@ -6,36 +6,36 @@ use serde_json::Value;
 
 use crate::ConfigFile;
 
-/// More columns than a group has.
+/// Upper limit for the columns of a group.
 const LARGEST_GROUP: u64 = 1 << 24;
 
-/// A method that is read, with what only the config says about it.
+/// A supported method, with the settings that only the config states.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::checkpoint) enum Method {
     Bitsandbytes,
     Gptq {
         bits: usize,
-        /// Columns of a group; `None` where a row is one.
+        /// Columns per group; `None` if a row is one group.
         group: Option<usize>,
         zeros: Zeros,
     },
     Awq {
-        /// Columns of a group; `None` where a row is one.
+        /// Columns per group; `None` if a row is one group.
         group: Option<usize>,
     },
     CompressedTensors {
-        /// Bits of a code, of all kinds of matrices.
+        /// Bits per code, for all kinds of matrices.
         bits: Vec<usize>,
     },
 }
 
 impl Method {
-    /// `None` for a folder of plain matrices.
+    /// Reads the method of a folder; `None` for a folder of plain matrices.
     ///
     /// # Errors
-    /// [`Error::File`] with the name of a method or a setting that is not read.
+    /// [`Error::File`] naming an unsupported method or setting.
     pub(in crate::checkpoint) fn read(config: &ConfigFile) -> Result<Option<Self>, Error> {
-        // Old versions of compressed-tensors called it the latter.
+        // Old versions of compressed-tensors use the second key.
         let found = ["quantization_config", "compression_config"].into_iter();
         let Some(settings) = found.filter_map(|key| config.get(key)).find(|value| !value.is_null()) else {
             return Ok(None);
@@ -73,7 +73,7 @@ impl<'a> Settings<'a> {
         self.get(key).and_then(Value::as_str)
     }
 
-    /// What the weights are, which is not read.
+    /// Returns the error for weights that are not read.
     fn unread(&self, what: &str) -> Error {
         self.config.error(&format!(
             "its weights {what} (`quantization_config`); bitsandbytes, gptq, awq and compressed-tensors are \
@@ -81,7 +81,7 @@ impl<'a> Settings<'a> {
         ))
     }
 
-    /// Refuses a setting that is there and has none of the values that are read.
+    /// Refuses a setting that is present with a value outside of `known`.
     fn only(&self, key: &str, known: &[&str]) -> Result<(), Error> {
         match self.get(key) {
             None => Ok(()),

@@ -1,7 +1,8 @@
-//! Matrices that PyTorch's quantizers packed: what a folder has of each, and how its rows are unpacked, or packed in blocks.
+//! Matrices from PyTorch's quantizers: the tensors that a folder stores for each, and how rows are unpacked,
+//! or packed in blocks.
 //!
-//! All tensors of a matrix become one entry of the checkpoint, under the name and with the shape that the
-//! matrix has in an unquantized folder.
+//! All tensors of a matrix become one entry of the checkpoint, with the name and the shape that the matrix
+//! has in an unquantized folder.
 
 mod gather;
 mod group;
@@ -18,21 +19,21 @@ use super::{
     convert::{BLOCK, Failed, Number},
 };
 
-/// Rows that are unpacked at a time, at least: where codes are stored column by column, fewer would read the
-/// same memory several times.
+/// Minimum number of rows to unpack at a time. Codes may be stored column by column, where fewer rows would
+/// read the same memory several times.
 const AT_ONCE: usize = 16;
 
-/// A matrix whose rows are being read. What it has beside its codes is in memory.
+/// A matrix whose rows are being read. Everything but its codes is in memory.
 #[derive(Debug)]
 pub(super) struct Unpacking {
     name: String,
     matrix: Quantized,
-    /// The codes that were read last, and where they are.
+    /// The codes that were read last; `range` is their place in the file.
     codes: Vec<u8>,
     range: Range<usize>,
 }
 
-/// Reads bytes of the codes, from a place among them on.
+/// Fills a buffer with bytes of the codes, starting at an offset.
 type Read<'a> = &'a (dyn Fn(usize, &mut [u8]) -> Result<(), Error> + Sync);
 
 impl Unpacking {
@@ -58,7 +59,7 @@ impl Unpacking {
         self.name == name
     }
 
-    /// Reads the codes of these rows, if they are not those that were read last.
+    /// Reads the codes of these rows, unless they were read last.
     pub(super) fn prepare(&mut self, rows: Range<usize>, read: Read<'_>) -> Result<(), Failed> {
         let range = self.matrix.codes_of(rows);
         if range != self.range {
@@ -70,7 +71,7 @@ impl Unpacking {
         Ok(())
     }
 
-    /// Writes rows as blocks of the format of the matrix. Their codes were [prepared](Self::prepare).
+    /// Writes rows as blocks of the matrix's format. Their codes must be [prepared](Self::prepare).
     pub(super) fn pack(&self, rows: Range<usize>, blocks: &mut [u8]) -> Result<(), Failed> {
         let range = self.matrix.codes_of(rows.clone());
         let own = range.start.wrapping_sub(self.range.start)..range.end.wrapping_sub(self.range.start);
@@ -78,7 +79,7 @@ impl Unpacking {
         Ok(self.matrix.pack(rows, codes, blocks)?)
     }
 
-    /// Unpacks rows from `first` on to `numbers`.
+    /// Unpacks rows into `numbers`, starting at row `first`.
     pub(super) fn rows<T: Number>(
         &mut self,
         first: usize,

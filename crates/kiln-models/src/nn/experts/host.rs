@@ -1,6 +1,7 @@
-//! Experts whose weights are in host memory. Those that tokens go to are copied to the device; a few can stay there.
+//! Experts whose weights are in host memory. The experts that tokens are routed to are copied to the device,
+//! where a few can stay.
 //!
-//! The host has to know where tokens go, so the routing is read back in every block. Such a step cannot be captured.
+//! The host has to know the routing, so it is read back in every block. Such a step cannot be captured.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -17,16 +18,17 @@ use crate::{
     nn::mlp::{GatedMlp, MlpConfig},
 };
 
-/// Bytes of weights that are copied to the device at once. Prompts go to all experts: more of them are waited for in between.
+/// Number of bytes of weights to copy to the device before waiting for the copies. Prompts are routed to
+/// nearly all experts, so they are copied in several such batches.
 pub(crate) const COPIED_AT_ONCE: usize = 64 << 20;
 
 #[derive(Debug)]
 pub(super) struct HostExperts {
     experts: Vec<HostMlp>,
     activation: Activation,
-    /// How many stay on the device.
+    /// Number of experts that stay on the device.
     resident: usize,
-    /// Those that are on the device; the one that was used last is the last.
+    /// Experts on the device, from the least to the most recently used.
     held: Mutex<Vec<(usize, GatedMlp)>>,
     used: AtomicU64,
     copied: AtomicU64,
@@ -36,9 +38,9 @@ pub(super) struct HostExperts {
 /// The weights of an expert.
 #[derive(Debug)]
 struct HostMlp {
-    /// `[2 · intermediate, hidden]`
+    /// Gate and up projections, stacked: `[2 · intermediate, hidden]`.
     gate_up_proj: HostRows,
-    /// `[hidden, intermediate]`
+    /// Down projection `[hidden, intermediate]`.
     down_proj: HostRows,
 }
 
@@ -52,7 +54,7 @@ impl HostMlp {
     }
 }
 
-/// The pairs of a token and a slot that go to an expert. A pair `token · slots + slot` is a number.
+/// The (token, slot) pairs that are routed to an expert. A pair is numbered `token · slots + slot`.
 #[derive(Debug)]
 struct Visit {
     expert: usize,
@@ -96,10 +98,11 @@ impl HostExperts {
         }
     }
 
-    /// What its experts make of each token.
+    /// Applies the chosen experts to each token.
     ///
     /// # Shapes
-    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result: `[batch, tokens, chosen, hidden]`
+    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result:
+    /// `[batch, tokens, chosen, hidden]`.
     pub(super) fn forward(
         &self,
         x: Tensor<3>,
@@ -112,7 +115,7 @@ impl HostExperts {
         let (here, away) = self.visits(routing.iter::<i64>());
         let visits: Vec<&Visit> = here.iter().map(|(visit, _)| visit).chain(&away).collect();
 
-        // The vectors of an expert's tokens, next to each other.
+        // The vectors of each expert's tokens, made contiguous.
         let order: Vec<usize> = visits.iter().flat_map(|visit| visit.pairs.iter().copied()).collect();
         let vectors = x.reshape([1, batch * tokens, hidden]);
         let vectors = match batch * tokens {
@@ -145,11 +148,12 @@ impl HostExperts {
         Ok(products.select(1, numbers(places.into_iter(), &device)).reshape(shape))
     }
 
-    /// Where pairs go that go to `experts`, one after the other: to experts that are on the device, and to others.
+    /// Groups the pairs by expert, given the expert of each pair in order. Returns the visits to experts on
+    /// the device, and the visits to other experts.
     fn visits(&self, experts: impl Iterator<Item = i64>) -> (Vec<(Visit, GatedMlp)>, Vec<Visit>) {
         let mut pairs = vec![Vec::new(); self.experts.len()];
         for (pair, expert) in experts.enumerate() {
-            // The kernel gives numbers of experts only.
+            // The kernel returns only valid expert numbers.
             pairs[(expert as usize).min(self.experts.len() - 1)].push(pair);
         }
         let visits = pairs.into_iter().enumerate().map(|(expert, pairs)| Visit { expert, pairs });
@@ -169,7 +173,7 @@ impl HostExperts {
         (here, away)
     }
 
-    /// How many of `visits` are copied together: at least one.
+    /// Returns how many of `visits` can be copied together: at least one.
     fn fitting(&self, visits: &[Visit]) -> usize {
         let ends = visits.iter().scan(0, |bytes, visit| {
             *bytes += self.experts[visit.expert].bytes();
@@ -178,15 +182,17 @@ impl HostExperts {
         ends.take_while(|end| *end <= COPIED_AT_ONCE).count().max(1)
     }
 
+    /// Copies the experts of `visits` to the device.
+    ///
     /// # Errors
-    /// [`Error::OutOfMemory`](kiln_core::Error::OutOfMemory) where the device has no room for them.
+    /// [`Error::OutOfMemory`](kiln_core::Error::OutOfMemory) if the device has no room for them.
     fn copy(&self, visits: &[Visit], device: &Device) -> Result<Vec<GatedMlp>> {
         let state = DeviceState::of(device);
         let refusals = state.refusals();
         let own = || visits.iter().map(|visit| &self.experts[visit.expert]);
         let copies = state.uploading(|| {
             let copies = own().map(|expert| expert.to_device(self.activation, device)).collect();
-            // What was refused must not stay, and the host must not run ahead of the copies.
+            // Refused allocations must not stay, and the host must not run ahead of the copies.
             state.sync().map(|()| copies)
         })?;
         refusals.none_since()?;
@@ -195,10 +201,10 @@ impl HostExperts {
         Ok(copies)
     }
 
-    /// Has an expert stay on the device, in the place of the one that was used least recently.
+    /// Keeps an expert on the device, evicting the least recently used one.
     fn keep(&self, expert: usize, mlp: GatedMlp) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another generation may have copied it at the same time.
+        // Another generation may have copied it concurrently.
         if self.resident == 0 || held.iter().any(|(other, _)| *other == expert) {
             return;
         }

@@ -1,6 +1,6 @@
-//! A mixture of experts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>): several gated feed-forwards, of which each token goes to
-//! the few that a router chooses for it. What they make of it is added up, by the router's weights. (`MixtralSparseMoeBlock` of
-//! transformers)
+//! A mixture of experts (Shazeer et al., 2017, <https://arxiv.org/abs/1701.06538>): several gated
+//! feed-forwards. A router chooses a few of them for each token and adds up their outputs with its weights.
+//! (`MixtralSparseMoeBlock` of transformers)
 
 mod host;
 
@@ -16,22 +16,22 @@ use super::{
 };
 use crate::{ConfigFile, Part, Weights};
 
-/// What architectures say of a mixture of experts. The rest is in [`MlpConfig`].
+/// Settings of a mixture of experts. The rest is in [`MlpConfig`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertsConfig {
     pub(crate) experts: usize,
-    /// Experts that a token goes to.
+    /// Number of experts per token.
     pub(crate) chosen: usize,
     /// Width of each expert.
     pub(crate) intermediate: usize,
-    /// Width of an expert that all tokens go to as well, by a gate of its own; `None` where there is none.
+    /// Width of the shared expert, which all tokens use through a separate gate; `None` if there is none.
     pub(crate) shared: Option<usize>,
     /// Whether the weights of a token's experts are divided by their sum.
     pub(crate) normalised: bool,
     pub(crate) names: ExpertNames,
 }
 
-/// Names of the parts of a checkpoint, where architectures differ.
+/// Checkpoint names that differ between architectures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertNames {
     pub(crate) router: &'static str,
@@ -41,16 +41,17 @@ pub(crate) struct ExpertNames {
 }
 
 impl ExpertNames {
-    /// As most name them.
+    /// Returns the most common names.
     pub(crate) fn new(router: &'static str) -> Self {
         Self { router, gate: "gate_proj", up: "up_proj", down: "down_proj" }
     }
 }
 
 impl ExpertsConfig {
-    /// Says whether the numbers of experts are possible; `field` is what their number is called.
+    /// Checks that the numbers of experts are possible; `field` is the config field with the number of
+    /// experts.
     pub(crate) fn check(&self, config: &ConfigFile, field: &str) -> Result<()> {
-        // Far above any model, far below where products of two overflow.
+        // Limits far above any model, and far below the point where the product of two overflows.
         config.check(field, self.experts, 1 << 14)?;
         config.check("num_experts_per_tok", self.chosen, self.experts)?;
         config.check("moe_intermediate_size", self.intermediate, 1 << 24)
@@ -65,7 +66,7 @@ pub(crate) struct Experts {
     config: ExpertsConfig,
 }
 
-/// Where the weights of experts are.
+/// The location of the experts' weights.
 #[derive(Debug)]
 enum Placed {
     OnDevice(Stacks),
@@ -76,17 +77,17 @@ enum Placed {
 #[derive(Debug)]
 struct Stacks {
     gate_up_proj: GateUp,
-    /// `[experts, hidden, intermediate]`
+    /// Down projections `[experts, hidden, intermediate]`.
     down_proj: MatrixStack,
     activation: Activation,
 }
 
-/// What leads into experts: `gate_proj` and `up_proj`.
+/// The input projections of experts: `gate_proj` and `up_proj`.
 #[derive(Debug)]
 enum GateUp {
-    /// `[experts, 2 · intermediate, hidden]`, one above the other
+    /// One stack `[experts, 2 · intermediate, hidden]`, the gate's rows before those of `up_proj`.
     Joined(MatrixStack),
-    /// `[experts, intermediate, hidden]` each, where they are packed in different formats.
+    /// Two stacks `[experts, intermediate, hidden]`, for projections packed in different formats.
     Apart([MatrixStack; 2]),
 }
 
@@ -96,7 +97,7 @@ impl GateUp {
         of_all: &[Names],
         [experts, intermediate, hidden]: [usize; 3],
     ) -> Result<Self> {
-        // Those of all experts are packed as those of the first one.
+        // All experts are packed like the first one.
         let formats = match of_all.first() {
             Some(Names { gate, up, .. }) => weights.runs(&[gate.clone(), up.clone()], hidden)?.len(),
             None => 1,
@@ -122,10 +123,10 @@ impl GateUp {
     }
 }
 
-/// An expert that all tokens go to. What it makes of them is multiplied by the sigmoid of `gate`.
+/// The expert that all tokens use. Its output is multiplied by the sigmoid of `gate`.
 #[derive(Debug)]
 struct SharedExpert {
-    /// `[1, hidden]`
+    /// Gate `[1, hidden]`.
     gate: Linear,
     mlp: GatedMlp,
 }
@@ -176,19 +177,19 @@ impl Experts {
         })
     }
 
-    /// Bytes of all weights, wherever they are.
+    /// Returns the size of all weights in bytes, on the device and in host memory.
     pub(crate) fn bytes(&self) -> usize {
         let shared = |SharedExpert { gate, mlp }: &SharedExpert| gate.bytes() + mlp.bytes();
         self.router.bytes() + self.expert_bytes() + self.shared.as_ref().map_or(0, shared)
     }
 
-    /// Bytes of the experts that a token does not go to.
+    /// Returns the size in bytes of the experts that a token does not use.
     pub(crate) fn idle_bytes(&self) -> usize {
         let ExpertsConfig { experts, chosen, .. } = self.config;
         self.expert_bytes() / experts * (experts - chosen)
     }
 
-    /// Bytes of the experts that are in host memory.
+    /// Returns the size in bytes of the experts in host memory.
     pub(crate) fn host_bytes(&self) -> usize {
         match &self.experts {
             Placed::OnDevice(_) => 0,
@@ -196,7 +197,7 @@ impl Experts {
         }
     }
 
-    /// `None` where no expert is in host memory.
+    /// Returns the transfer statistics; `None` if no expert is in host memory.
     pub(crate) fn traffic(&self) -> Option<ExpertTraffic> {
         match &self.experts {
             Placed::OnDevice(_) => None,
@@ -211,13 +212,13 @@ impl Experts {
         }
     }
 
-    /// What they make of `x`, added to `residual` where there is one.
+    /// Applies the mixture to `x`, and adds `residual` if there is one.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     ///
     /// # Errors
-    /// Where experts are in host memory: what the device says of reading the routing and of copying weights.
+    /// With experts in host memory: device errors from reading the routing and from copying weights.
     pub(crate) fn forward(
         &self,
         residual: Option<Tensor<3>>,
@@ -252,10 +253,11 @@ impl Stacks {
         Ok(Self { gate_up_proj, down_proj, activation })
     }
 
-    /// What its experts make of each token.
+    /// Applies the chosen experts to each token.
     ///
     /// # Shapes
-    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result: `[batch, tokens, chosen, hidden]`
+    /// `x`: `[batch, tokens, hidden]`; `experts`: `[batch, tokens, chosen]`; the result:
+    /// `[batch, tokens, chosen, hidden]`.
     fn forward(&self, x: Tensor<3>, experts: Tensor<3, Int>, kernels: &Kernels) -> Tensor<4> {
         let ([batch, tokens, hidden], [.., chosen]) = (x.dims(), experts.dims());
         let project = |x: Tensor<4>, weight: &MatrixStack| {
@@ -282,10 +284,10 @@ impl Stacks {
 }
 
 impl SharedExpert {
-    /// What it makes of `x`, added to `residual` where there is one.
+    /// Applies the shared expert to `x`, and adds `residual` if there is one.
     ///
     /// # Shapes
-    /// `[batch, tokens, hidden]`, all of them
+    /// All tensors are `[batch, tokens, hidden]`.
     fn forward(&self, residual: Option<Tensor<3>>, x: Tensor<3>, kernels: &Kernels) -> Tensor<3> {
         let [batch, tokens, hidden] = x.dims();
         let weights = sigmoid(self.gate.forward(x.clone(), kernels));

@@ -1,4 +1,4 @@
-//! What sets the architectures apart: one function for each, in the order of `LLM_ARCH_NAMES`.
+//! Differences between the architectures: one function each, in the order of `LLM_ARCH_NAMES`.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::Error;
 
 type Config = fn(&mut File<'_>) -> Result<Fields, Error>;
 
-/// All architectures that are supported, by the name that GGUF gives them.
+/// All supported architectures, by their GGUF names.
 pub(super) static ARCHITECTURES: &[(&str, Config)] = &[
     ("llama", llama),
     ("qwen2", qwen2),
@@ -22,7 +22,7 @@ pub(super) static ARCHITECTURES: &[(&str, Config)] = &[
     ("jamba", jamba),
 ];
 
-/// Llama, Mistral and Mixtral have one name.
+/// Reads Llama, Mistral or Mixtral, which share one name.
 fn llama(file: &mut File<'_>) -> Result<Fields, Error> {
     let window = file.window()?;
     let experts = file.unsigned("expert_count")?.filter(|experts| *experts > 0);
@@ -56,7 +56,7 @@ fn llama(file: &mut File<'_>) -> Result<Fields, Error> {
 }
 
 fn qwen2(file: &mut File<'_>) -> Result<Fields, Error> {
-    // The converter keeps no window, and the models' configs turn it off.
+    // The converter drops the window, and the models' configs turn it off.
     let mut config = file.decoder("qwen2")?;
     config.extend(file.rope()?);
     Ok(config)
@@ -144,7 +144,8 @@ fn gemma3(file: &mut File<'_>) -> Result<Fields, Error> {
     Ok(config)
 }
 
-/// Mamba and Falcon Mamba have one name. The second norms time steps and the vectors in and out of the state.
+/// Reads Mamba or Falcon Mamba, which share one name. The latter norms time steps and the vectors that lead
+/// into and out of the state.
 fn mamba(file: &mut File<'_>) -> Result<Fields, Error> {
     let normed = file.metadata.boolean(&file.key("ssm.dt_b_c_rms"))?.unwrap_or(false);
     let mut config = file.model(if normed { "falcon_mamba" } else { "mamba" })?;
@@ -158,7 +159,7 @@ fn mamba(file: &mut File<'_>) -> Result<Fields, Error> {
         ("use_conv_bias", file.has("blk.0.ssm_conv1d.bias").into()),
     ]));
     if normed {
-        // The converter does not keep it; it is that of the only models there are.
+        // The converter drops this value; all existing models have it.
         config.insert("mixer_rms_eps".to_owned(), 1e-6.into());
     }
     Ok(config)
@@ -217,7 +218,7 @@ impl File<'_> {
         self.uniform("expert_used_count")?.ok_or_else(|| self.missing("expert_used_count"))
     }
 
-    /// `normalised`: what llama.cpp has built in for the architecture.
+    /// Returns the fields of Qwen's experts. `normalised` is what llama.cpp hard-codes for the architecture.
     fn qwen_experts(&self, normalised: bool) -> Result<Fields, Error> {
         let chosen = self.chosen_experts()?;
         let width = "expert_feed_forward_length";
@@ -236,8 +237,8 @@ impl File<'_> {
         ]))
     }
 
-    /// The kind of attention of each block. Where the file does not say, all have a window but each
-    /// `period`-th.
+    /// Returns the kind of attention of each block. If the file does not say, every block except each
+    /// `period`-th has a window.
     fn layer_types(&self, period: u64) -> Result<Value, Error> {
         const KEY: &str = "attention.sliding_window_pattern";
         let layers = self.layers()?;
@@ -259,8 +260,8 @@ impl File<'_> {
         Ok(slides.iter().take(layers as usize).map(kind).collect())
     }
 
-    /// What queries are divided by the root of. The model with `largest` blocks, 27B, has a size of its own,
-    /// which no key says.
+    /// Returns the number whose square root divides queries. The model with `largest` blocks, 27B, has a
+    /// special value, which no key states.
     fn query_scalar(&self, largest: u64) -> Result<u64, Error> {
         let (hidden, heads) = (self.needed("embedding_length")?, self.uniform("attention.head_count")?);
         let own = heads
@@ -269,7 +270,7 @@ impl File<'_> {
         own.map_or_else(|| self.head_dim(), Ok)
     }
 
-    /// Channels of a state-space mixer for each number of the hidden state.
+    /// Returns the ratio of a state-space mixer's channels to the hidden size.
     fn expansion(&self) -> Result<u64, Error> {
         let (inner, hidden) = (self.needed("ssm.inner_size")?, self.needed("embedding_length")?);
         let times = inner.checked_div(hidden).filter(|times| times.checked_mul(hidden) == Some(inner));
@@ -282,7 +283,7 @@ impl File<'_> {
     }
 }
 
-/// The period and the offset of the blocks for which `of` is true; `None` where there are none such.
+/// Returns the period and the offset of the blocks for which `of` is true; `None` if they are not periodic.
 pub(super) fn every(of: &[bool]) -> Option<(usize, usize)> {
     let mut places = (0..of.len()).filter(|i| of.get(*i) == Some(&true));
     let (period, offset) = match (places.next(), places.next()) {

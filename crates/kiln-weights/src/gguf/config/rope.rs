@@ -1,6 +1,6 @@
-//! Rotary positions: their base, the share of each head that is rotated, and the ways to stretch them.
+//! Rotary positions: their base, the fraction of each head that is rotated, and the ways to stretch them.
 //!
-//! Llama 3 and Phi-3 have what frequencies are divided by as tensors, which the converter computes from the
+//! Llama 3 and Phi-3 have the divisors of frequencies as tensors, which the converter computes from the
 //! config.
 
 use std::f64::consts::TAU;
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use super::{Fields, File, fields};
 use crate::{Error, gguf::shown};
 
-/// Tensors that are part of the config, and none of the model's weights.
+/// Tensors that are part of the config instead of the model's weights.
 pub const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 
 impl File<'_> {
-    /// The fields of rotary positions.
+    /// Returns the fields of rotary positions.
     pub(super) fn rope(&mut self) -> Result<Fields, Error> {
         const DIMENSIONS: &str = "rope.dimension_count";
         let base = self.number("rope.freq_base")?.unwrap_or(1e4);
@@ -28,7 +28,7 @@ impl File<'_> {
         }
         let mut rope = fields([("rope_theta", base.into())]);
         if rotated != size {
-            // The next number where the product would be rounded down.
+            // The next larger number, if the product would be rounded down.
             let share = rotated as f64 / size as f64;
             let product = (size as f64 * share) as u64;
             rope.insert(
@@ -40,11 +40,11 @@ impl File<'_> {
         Ok(rope)
     }
 
-    /// `rope_scaling`; `None` where frequencies are not stretched.
+    /// Returns `rope_scaling`; `None` if frequencies are not stretched.
     fn scaling(&mut self, base: f64, rotated: u64) -> Result<Option<Value>, Error> {
         const TYPE: &str = "rope.scaling.type";
         let kind = self.metadata.text(&self.key(TYPE))?.unwrap_or("linear").to_owned();
-        // 0 stands for none, and the second is an old name.
+        // 0 stands for none, and the second key is an old name.
         let factor = self.number("rope.scaling.factor")?.or(self.number("rope.scale_linear")?);
         let stretched = match (&*kind, factor.filter(|factor| *factor != 0.0)) {
             ("yarn", Some(factor)) => Some(self.yarn(factor)?),
@@ -74,7 +74,8 @@ impl File<'_> {
                     None => self.long_rope(&factors, &factors).map(Some),
                 }
             }
-            // What sines and cosines are multiplied by has a field in config.json only where there are factors.
+            // In config.json, the factor of sines and cosines has a field only if there are frequency
+            // factors.
             (_, [None, None, None]) if attention != 1.0 && matches!(&*kind, "linear" | "none") => {
                 let divisor =
                     factor.filter(|factor| *factor != 0.0 && kind == "linear").unwrap_or(1.0) as f32;
@@ -91,7 +92,7 @@ impl File<'_> {
         }
     }
 
-    /// What frequencies are divided by, one for each pair of dimensions.
+    /// Returns the divisors of frequencies, one for each pair of dimensions.
     fn factors(&mut self, name: &str, rotated: u64) -> Result<Vec<f32>, Error> {
         let factors = self.tensors.numbers(name)?;
         let sound = factors.len() as u64 == rotated / 2
@@ -117,7 +118,7 @@ impl File<'_> {
         }))
     }
 
-    /// What sines and cosines are multiplied by, beside what the type of scaling asks for.
+    /// Returns the factor of sines and cosines, in addition to the factor of the scaling type.
     pub(super) fn attention(&self) -> Result<f64, Error> {
         const KEY: &str = "rope.scaling.attn_factor";
         match self.number(KEY)? {
@@ -139,7 +140,7 @@ impl File<'_> {
             self.unsigned("rope.scaling.original_context_length")?.or(self.unsigned("context_length")?);
         scaling.insert("original_max_position_embeddings".to_owned(), trained.into());
         let (stated, more) = (self.number("rope.scaling.yarn_attn_factor")?, self.attention()?);
-        // Of the paper, where nothing is stated.
+        // The paper's value, if none is stated.
         let usual = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
         if stated.is_some() || more != 1.0 {
             scaling.insert("attention_factor".to_owned(), (stated.unwrap_or(usual) * more).into());
@@ -153,7 +154,8 @@ impl File<'_> {
     }
 }
 
-/// `rope_scaling` of type `llama3`, where it gives these factors with the numbers that all such models have.
+/// Returns `rope_scaling` of type `llama3`, if it yields these factors with the parameters that all such
+/// models share.
 fn llama3(factors: &[f32], base: f64, rotated: u64) -> Option<Value> {
     const LOW: f64 = 1.0;
     const HIGH: f64 = 4.0;
@@ -161,7 +163,7 @@ fn llama3(factors: &[f32], base: f64, rotated: u64) -> Option<Value> {
     // The converter computes in float32, whose errors add up to a few millionths; another trained length
     // changes factors by tenths.
     const CLOSE: f64 = 1e-4;
-    // The slowest frequency is stretched by all of it.
+    // The slowest frequency is stretched by the whole factor.
     let factor = f64::from(*factors.last()?);
     let expected = |i: usize| {
         let wavelength = TAU * base.powf((2 * i) as f64 / rotated as f64);

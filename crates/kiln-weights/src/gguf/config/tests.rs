@@ -11,7 +11,7 @@ use crate::gguf::{Array, Value as Stored};
 mod converter;
 mod hostile;
 
-/// Tensors by name: shapes, and numbers where there are any.
+/// Tensors by name: shapes, and numbers for some.
 #[derive(Debug, Default)]
 struct Few(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
 
@@ -42,7 +42,7 @@ impl Model {
             .tensor("token_embd.weight", &[1000, 64])
     }
 
-    /// Two blocks of attention and feed-forwards.
+    /// Creates a model with two blocks of attention and feed-forwards.
     fn decoder(architecture: &'static str) -> Self {
         Self::new(architecture)
             .sizes(&[
@@ -98,7 +98,7 @@ impl Model {
     }
 }
 
-/// The fields of [`Model::decoder`], and `more`.
+/// Returns the fields of [`Model::decoder`], extended by `more`.
 fn expected(model_type: &str, more: Json) -> Json {
     let mut config = json!({
         "model_type": model_type, "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 1000,
@@ -184,13 +184,13 @@ fn rotary_positions_are_stretched() {
     let expected = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048,
     "beta_fast": 16.0 });
     assert_eq!(scaling(yarn().number("rope.scaling.yarn_beta_fast", 16.0)), expected);
-    // Both factors of attention are multiplied, and what is not stated is that of the paper.
+    // Both attention factors are multiplied, and a missing one has the paper's value.
     let attention =
         |model: Model| scaling(model.number("rope.scaling.attn_factor", 0.5))["attention_factor"].clone();
     assert_eq!(attention(yarn().number("rope.scaling.yarn_attn_factor", 3.0)), json!(1.5));
     let usual = attention(yarn()).as_f64().unwrap();
     assert!((usual - 0.5 * (0.1 * 4f64.ln() + 1.0)).abs() < 1e-9, "{usual}");
-    // Other types have it as factors.
+    // Other types express it as frequency factors.
     for (model, factor) in [(Model::decoder("llama"), 1.0), (linear(), 4.0)] {
         let expected = json!({
             "rope_type": "longrope", "short_factor": ([factor; 8]), "long_factor": ([factor; 8]),
@@ -221,7 +221,7 @@ fn rotary_positions_are_stretched() {
 
 #[test]
 fn a_share_of_each_head_is_rotated() {
-    // All shares give their number of dimensions again, as the model computes it.
+    // For each fraction, the model computes the original number of dimensions again.
     for (size, rotated) in (1..=256).flat_map(|size| (1..size).map(move |rotated| (size, rotated))) {
         let model = Model::decoder("phi3")
             .sizes(&[("attention.key_length", size), ("rope.dimension_count", rotated)]);
@@ -252,7 +252,7 @@ fn llama_3_has_its_factors_in_a_tensor() {
     };
     assert_eq!(scaling(&LLAMA_3_1), llama3);
 
-    // Of a head of 128 dimensions, some between.
+    // A head of 128 dimensions has some intermediate factors.
     let size = 128;
     let factors: Vec<f32> = (0..size / 2)
         .map(|i| {
@@ -273,7 +273,7 @@ fn llama_3_has_its_factors_in_a_tensor() {
         Model::decoder("llama").sizes(&[("attention.key_length", 128)]).vector("rope_freqs.weight", factors);
     assert_eq!(wide.config()["rope_scaling"]["factor"], 32.0);
 
-    // Others are given as they are.
+    // Other factors are passed on unchanged.
     let mut other = LLAMA_3_1;
     other[4] = 1.5;
     let factors = other.map(f64::from);
@@ -358,7 +358,7 @@ fn gemmas() {
         Model::decoder("gemma2").number("final_logit_softcapping", 25.0).config(),
         expected("gemma2", more)
     );
-    // 27B divides by the root of `hidden_size / heads`, whatever its heads' size.
+    // 27B divides by the square root of `hidden_size / heads`, whatever the head size.
     let largest =
         Model::decoder("gemma2").sizes(&[("block_count", 46), ("attention.key_length", 32)]).config();
     assert_eq!([&largest["query_pre_attn_scalar"], &largest["head_dim"]], [16, 32]);

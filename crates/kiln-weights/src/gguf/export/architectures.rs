@@ -1,4 +1,4 @@
-//! What sets the architectures apart: one function for each, in the order of `gguf/config/architectures.rs`.
+//! Differences between the architectures: one function each, in the order of `gguf/config/architectures.rs`.
 
 use super::config::{Folder, wrong};
 use crate::{
@@ -6,22 +6,22 @@ use crate::{
     gguf::{Array, Value},
 };
 
-/// A kind of model, as Transformers and as llama.cpp know it.
+/// A kind of model, as known to Transformers and to llama.cpp.
 #[derive(Debug)]
 pub(super) struct Architecture {
     pub(super) model_type: &'static str,
-    /// `general.architecture`
+    /// Value of `general.architecture`.
     pub(super) name: &'static str,
     pub(super) defaults: Defaults,
     pub(super) describe: fn(&mut Folder<'_>) -> Result<(), Error>,
 }
 
-/// What Transformers assumes where a config does not say.
+/// Defaults of Transformers for fields that a config leaves out.
 #[derive(Debug)]
 pub(super) struct Defaults {
-    /// `None`: as many as heads
+    /// `None` for the number of attention heads.
     pub(super) kv_heads: Option<u64>,
-    /// `None`: the hidden size over the heads
+    /// `None` for the hidden size divided by the number of heads.
     pub(super) head_dim: Option<u64>,
     pub(super) positions: u64,
     pub(super) eps: f64,
@@ -64,7 +64,7 @@ pub(super) static ARCHITECTURES: &[Architecture] = &[
     of("jamba", "jamba", Defaults::new(Some(8), 262_144), jamba),
 ];
 
-/// Mamba has no longest sequence, and llama.cpp needs a number.
+/// Context length to write for Mamba. The model has no limit, but llama.cpp needs a number.
 const MAMBA_POSITIONS: u64 = 1 << 20;
 
 const SILU: [&str; 2] = ["silu", "swish"];
@@ -114,7 +114,7 @@ fn mixtral(folder: &mut Folder<'_>) -> Result<(), Error> {
     }
 }
 
-/// Qwen2 and Qwen3. GGUF has no key for the window of some of their blocks.
+/// Writes Qwen2 or Qwen3. GGUF has no key for the window on some of their blocks.
 fn qwen(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.check_activation(&SILU)?;
     if folder.boolean("use_sliding_window")? == Some(true) {
@@ -144,7 +144,7 @@ fn phi3(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.rope()?;
     let (rotated, window) = (folder.rotated()?, folder.unsigned("sliding_window")?.unwrap_or(0));
     folder.count("rope.dimension_count", rotated)?;
-    // 0 stands for none; without the key, llama.cpp takes a default.
+    // 0 stands for none; without the key, llama.cpp uses a default.
     folder.count("attention.sliding_window", window)
 }
 
@@ -180,7 +180,7 @@ fn gemma3(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.real("rope.freq_base_swa", local);
     let window = folder.unsigned("sliding_window")?.unwrap_or(4096);
     folder.count("attention.sliding_window", window)?;
-    // What no key says is 6.
+    // Without a key, the period is 6.
     if let Some(types) = folder.get("layer_types").and_then(|types| types.as_array()) {
         let slides: Vec<bool> = types.iter().map(|kind| kind == "sliding_attention").collect();
         if slides.iter().enumerate().any(|(i, slides)| *slides == (i + 1).is_multiple_of(6)) {
@@ -192,7 +192,7 @@ fn gemma3(folder: &mut Folder<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Mamba and Falcon Mamba.
+/// Writes Mamba or Falcon Mamba.
 fn mamba(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.check_activation(&SILU)?;
     let hidden = folder.needed("hidden_size")?;
@@ -205,7 +205,7 @@ fn mamba(folder: &mut Folder<'_>) -> Result<(), Error> {
     }
     folder.count("context_length", folder.architecture.defaults.positions)?;
     folder.count("embedding_length", hidden)?;
-    // No feed-forward, no attention; llama.cpp needs the keys.
+    // There is no feed-forward and no attention, but llama.cpp needs the keys.
     folder.count("feed_forward_length", 0)?;
     folder.count("attention.head_count", 0)?;
     folder.count("block_count", blocks)?;
@@ -236,11 +236,11 @@ fn jamba(folder: &mut Folder<'_>) -> Result<(), Error> {
     folder.experts(16, 2)
 }
 
-/// More blocks than any model has.
+/// Upper limit for the number of blocks.
 const MOST_BLOCKS: u64 = 4096;
 
 impl Folder<'_> {
-    /// The keys that models of attention and feed-forwards have.
+    /// Writes the keys of models with attention and feed-forwards.
     fn decoder(&mut self) -> Result<(), Error> {
         let blocks = self.needed("num_hidden_layers")?;
         if blocks > MOST_BLOCKS {
@@ -277,7 +277,7 @@ impl Folder<'_> {
         self.count("expert_used_count", chosen)
     }
 
-    /// `normalised`: what llama.cpp has built in for the architecture.
+    /// Writes the keys of Qwen's experts. `normalised` is what llama.cpp hard-codes for the architecture.
     fn qwen_experts(&mut self, [experts, chosen, width]: [u64; 3], normalised: bool) -> Result<(), Error> {
         if self.boolean("norm_topk_prob")?.unwrap_or(false) != normalised {
             let why = format!("`norm_topk_prob` is not {normalised}, as in every GGUF file of this model");
@@ -293,7 +293,7 @@ impl Folder<'_> {
         self.count("expert_feed_forward_length", width)
     }
 
-    /// `auto` stands for a sixteenth of the hidden size, rounded up.
+    /// Returns the time step rank; `auto` stands for a sixteenth of the hidden size, rounded up.
     fn time_step_rank(&self, key: &str, hidden: u64) -> Result<u64, Error> {
         match self.get(key) {
             Some(auto) if auto == "auto" => Ok(hidden.div_ceil(16)),

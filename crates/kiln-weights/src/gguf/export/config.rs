@@ -1,4 +1,4 @@
-//! The config of a model as metadata, and the fields of a `config.json` that it is made from.
+//! Conversion of a `config.json` to metadata.
 
 use serde_json::{Map, Value as Json};
 
@@ -8,20 +8,20 @@ use crate::{
     gguf::{Metadata, Tensors, Value, config_json, shown},
 };
 
-/// What a GGUF file says of a config.
+/// The part of a GGUF file that describes a config.
 #[derive(Clone, Debug)]
 pub struct ConfigMetadata {
     /// `general.architecture`, and the keys of the architecture.
     pub metadata: Metadata,
-    /// Vectors that belong to the config: what frequencies of rotary positions are divided by.
+    /// Vectors that belong to the config: the divisors of rotary frequencies.
     pub factors: Vec<(&'static str, Vec<f32>)>,
 }
 
-/// The metadata that says what `config`, the content of a `config.json`, says.
+/// Converts `config`, the content of a `config.json`, to metadata.
 ///
 /// # Errors
-/// [`Error::Unconvertible`] for an unknown `model_type`, a field that is missing or of another type, and what GGUF cannot
-/// say.
+/// [`Error::Unconvertible`] for an unknown `model_type`, a field that is missing or has the wrong type, and
+/// settings that GGUF cannot express.
 pub fn config_metadata(config: &Json) -> Result<ConfigMetadata, Error> {
     let model_type = config.get("model_type").and_then(Json::as_str).unwrap_or_default();
     let found = ARCHITECTURES.iter().find(|one| one.model_type == model_type);
@@ -37,10 +37,10 @@ pub fn config_metadata(config: &Json) -> Result<ConfigMetadata, Error> {
     Ok(folder.described)
 }
 
-/// Whether a file with this metadata and these tensors is read as the model of `config`.
+/// Checks that a file with this metadata and these tensors is read as the model of `config`.
 ///
 /// # Errors
-/// [`Error::Unconvertible`] naming the field that the file cannot say, and those of [`config_json`].
+/// [`Error::Unconvertible`] naming the field that the file cannot express, and the errors of [`config_json`].
 pub fn check_config(config: &Json, metadata: &Metadata, tensors: &mut dyn Tensors) -> Result<(), Error> {
     let found = config_json(metadata, tensors)?;
     for (key, value) in found.as_object().into_iter().flatten() {
@@ -56,7 +56,7 @@ pub fn check_config(config: &Json, metadata: &Metadata, tensors: &mut dyn Tensor
     Ok(())
 }
 
-/// Whether two values are equal once their numbers are float32, as a file has them.
+/// Whether two values are equal after rounding numbers to float32, the type in files.
 fn is_same(a: &Json, b: &Json) -> bool {
     match (a, b) {
         (Json::Number(a), Json::Number(b)) => a.as_f64().map(|a| a as f32) == b.as_f64().map(|b| b as f32),
@@ -65,7 +65,7 @@ fn is_same(a: &Json, b: &Json) -> bool {
     }
 }
 
-/// A `config.json` that becomes metadata.
+/// A `config.json` that is being converted to metadata.
 pub(super) struct Folder<'a> {
     fields: &'a Map<String, Json>,
     pub(super) architecture: &'static Architecture,
@@ -73,7 +73,7 @@ pub(super) struct Folder<'a> {
 }
 
 impl Folder<'_> {
-    /// The value of a field; null counts as absent.
+    /// Returns the value of a field; null counts as absent.
     pub(super) fn get(&self, key: &str) -> Option<&Json> {
         self.fields.get(key).filter(|value| !value.is_null())
     }
@@ -113,7 +113,7 @@ impl Folder<'_> {
         self.described.metadata.insert(format!("{}.{key}", self.architecture.name), value);
     }
 
-    /// Sets a key to a whole number.
+    /// Sets a key to an integer.
     pub(super) fn count(&mut self, key: &str, number: u64) -> Result<(), Error> {
         let number =
             u32::try_from(number).map_err(|_| wrong(format!("`{key}` is {number}, which is too large")))?;
@@ -133,7 +133,8 @@ impl Folder<'_> {
         hidden.checked_div(heads).ok_or_else(|| wrong("`num_attention_heads` is 0 in config.json"))
     }
 
-    /// Null stands for as many as heads, and a field that is left out for the default.
+    /// Returns the number of key-value heads. Null stands for the number of attention heads, and an absent
+    /// field for the default.
     pub(super) fn kv_heads(&self) -> Result<u64, Error> {
         let key = "num_key_value_heads";
         let default = self.architecture.defaults.kv_heads.filter(|_| !self.is_null(key));

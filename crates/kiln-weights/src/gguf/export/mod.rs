@@ -1,4 +1,5 @@
-//! A Hugging Face folder's config and tokenizer as the metadata of a GGUF file: the way back of `config` and `tokenizer`.
+//! Conversion of a Hugging Face folder's config and tokenizer to the metadata of a GGUF file: the inverse of
+//! `config` and `tokenizer`.
 //!
 //! Source: `conversion/*.py` and `gguf-py/gguf/vocab.py` of llama.cpp, which write the same keys.
 

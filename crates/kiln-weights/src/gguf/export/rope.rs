@@ -1,7 +1,7 @@
 //! Rotary positions as metadata: their base, and the ways to stretch them.
 //!
-//! Source: `rope_parameters` of Transformers 5, or `rope_theta` and `rope_scaling` of 4; `set_gguf_parameters` and
-//! `generate_extra_tensors` of llama.cpp's converter.
+//! Source: `rope_parameters` of Transformers 5, or `rope_theta` and `rope_scaling` of 4;
+//! `set_gguf_parameters` and `generate_extra_tensors` of llama.cpp's converter.
 
 use std::f32::consts::TAU;
 
@@ -10,21 +10,22 @@ use serde_json::Value as Json;
 use super::config::{Folder, text, wrong};
 use crate::{Error, gguf::shown};
 
-/// More pairs of dimensions than any head has.
+/// Upper limit for the pairs of dimensions in a head.
 const MOST_PAIRS: u64 = 1 << 14;
 
 impl Folder<'_> {
-    /// The parameters of blocks that see every token, wherever this version of Transformers wrote them.
+    /// Returns the parameters of blocks with full attention, from wherever this version of Transformers
+    /// writes them.
     fn section(&self) -> Option<&Json> {
-        // The old name counts where both are there.
+        // The old name takes precedence if both are present.
         let is_empty = |json: &&Json| json.as_object().is_some_and(serde_json::Map::is_empty);
         let scaling = self.get("rope_scaling").filter(|json| !is_empty(json));
         let section = scaling.or_else(|| self.get("rope_parameters"))?;
-        // Gemma 3 has one for each kind of block.
+        // Gemma 3 has one section for each kind of block.
         section.get("full_attention").or(Some(section)).filter(|section| !section.is_null())
     }
 
-    /// A number of the section, else one beside it.
+    /// Returns a number from the section, or else the one outside of it.
     fn parameter(&self, key: &str) -> Result<Option<f64>, Error> {
         match self.section().and_then(|section| section.get(key)).filter(|value| !value.is_null()) {
             Some(value) => match value.as_f64() {
@@ -35,7 +36,7 @@ impl Folder<'_> {
         }
     }
 
-    /// Dimensions of a head that are rotated.
+    /// Returns the number of rotated dimensions in a head.
     pub(super) fn rotated(&self) -> Result<u64, Error> {
         let size = self.head_dim()?;
         let share = self.parameter("partial_rotary_factor")?.unwrap_or(1.0);
@@ -46,7 +47,8 @@ impl Folder<'_> {
         }
     }
 
-    /// The length that the model was trained with before its positions were stretched. The one beside the section wins.
+    /// Returns the length that the model was trained with before its positions were stretched. The field
+    /// outside the section takes precedence.
     pub(super) fn trained(&self) -> Result<Option<u64>, Error> {
         const KEY: &str = "original_max_position_embeddings";
         match self.unsigned(KEY)? {
@@ -55,14 +57,14 @@ impl Folder<'_> {
         }
     }
 
-    /// The base of blocks with a window, which Gemma 3 has.
+    /// Returns the base of blocks with a window, which Gemma 3 has.
     pub(super) fn local_theta(&self) -> Result<f64, Error> {
         let section = self.get("rope_parameters").and_then(|section| section.get("sliding_attention"));
         let theta = section.and_then(|section| section.get("rope_theta")).and_then(Json::as_f64);
         Ok(theta.or(self.number("rope_local_base_freq")?).unwrap_or(1e4))
     }
 
-    /// The keys and vectors of rotary positions.
+    /// Writes the keys and vectors of rotary positions.
     pub(super) fn rope(&mut self) -> Result<(), Error> {
         let theta = self.parameter("rope_theta")?.unwrap_or(self.architecture.defaults.theta);
         self.real("rope.freq_base", theta);
@@ -75,7 +77,7 @@ impl Folder<'_> {
         let is_phi = self.architecture.model_type == "phi3";
         match kind.as_deref().unwrap_or("default") {
             "default" => Ok(()),
-            // Old names of the same.
+            // Old names of `longrope`.
             "su" | "yarn" | "longrope" if is_phi => self.long_rope(rotated, false),
             "longrope" => self.long_rope(rotated, true),
             "linear" => {
@@ -97,7 +99,7 @@ impl Folder<'_> {
         }
     }
 
-    /// By how much positions are stretched; the ratio of the lengths where only those are written.
+    /// Returns the factor that stretches positions; the ratio of the lengths if only those are present.
     fn factor(&self) -> Result<f64, Error> {
         if let Some(factor) = self.parameter("factor")? {
             return Ok(factor);
@@ -137,7 +139,8 @@ impl Folder<'_> {
         Ok(())
     }
 
-    /// `typed`: whether the architecture asks for the type before it looks for the vectors.
+    /// Writes a `longrope`. `typed` is whether the architecture requires the type before it looks for the
+    /// vectors.
     fn long_rope(&mut self, rotated: u64, typed: bool) -> Result<(), Error> {
         let trained = self.trained()?.unwrap_or(4096);
         if typed {
@@ -172,7 +175,7 @@ impl Folder<'_> {
         Ok(())
     }
 
-    /// What each frequency is divided by, in float32 as the converter computes it.
+    /// Returns the divisor of each frequency, in float32 as the converter computes it.
     fn llama3(&self, base: f32, rotated: u64) -> Result<Vec<f32>, Error> {
         let number = |key: &str, default: f64| Ok::<_, Error>(self.parameter(key)?.unwrap_or(default) as f32);
         let factor = number("factor", 8.0)?;

@@ -1,4 +1,4 @@
-//! Configs as llama.cpp's converter writes them, and tokenizers there and back.
+//! Configs as llama.cpp's converter writes them, and round trips of tokenizers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::{collections::BTreeMap, fs};
@@ -20,7 +20,7 @@ fn cases() -> Vec<Json> {
     serde_json::from_value(read("tests/data/gguf/cases.json")).unwrap()
 }
 
-/// The tensors of a case, and its factors.
+/// Shapes of the tensors of a case, and its factors.
 struct Few(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
 
 impl Tensors for Few {
@@ -53,7 +53,7 @@ fn configs_are_written_as_the_converter_writes_them() {
             };
             assert!(same, "{name}: {key} is {found:?}, the converter wrote {expected}");
         }
-        // Keys whose values are what llama.cpp assumes without them.
+        // Keys whose values equal llama.cpp's defaults.
         let implied = ["key_length", "value_length", "freq_base", "head_count_kv", "dimension_count"];
         let known = |key: &str| {
             let listed = case["metadata"].as_array().unwrap().iter().any(|entry| entry[0] == key);
@@ -67,8 +67,8 @@ fn configs_are_written_as_the_converter_writes_them() {
         for (tensor, found) in factors {
             let expected: Vec<f32> = serde_json::from_value(expected[tensor].clone()).unwrap();
             assert_eq!(found.len(), expected.len());
-            // The same operations in float32, but for powers, which are correct to two units in the last place. `smooth`
-            // passes their error on, up to four times as large.
+            // The same operations in float32, except powers, which are accurate to two units in the last
+            // place. `smooth` propagates their error, enlarged up to four times.
             let bound = 8.0 * f32::EPSILON;
             let close = |(a, b): (&f32, &f32)| (a - b).abs() <= bound * b.abs();
             assert!(found.iter().zip(&expected).all(close), "{name}: {found:?} {expected:?}");
@@ -127,7 +127,7 @@ fn what_a_file_cannot_say_is_refused() {
     }
     assert!(config_metadata(&Json::Null).is_err());
 
-    // Blocks of a Mistral are alike in a file.
+    // All blocks of a Mistral are alike in a file.
     let mut mistral = of("llama").unwrap();
     mistral["model_type"] = "mistral".into();
     mistral["sliding_window"] = json!(8);
@@ -176,7 +176,7 @@ fn a_byte_level_tokenizer_comes_back() {
     assert_eq!(generation_config(&metadata).unwrap()["eos_token_id"], json!([1]));
 }
 
-/// A tokenizer that the reader makes is a tokenizer that is recognised.
+/// Checks that each tokenizer from the reader is recognised by the writer.
 #[test]
 fn every_pre_tokenizer_is_recognised() {
     use crate::gguf::tokenizer::pre_tokenizer::{PRE_TOKENIZERS, PreTokenizer};
@@ -187,7 +187,7 @@ fn every_pre_tokenizer_is_recognised() {
         files.tokenizer["model"]["ignore_merges"] = one.ignores_merges.into();
         let metadata = tokenizer_metadata(&files, 2048).unwrap();
         let found = metadata.text("tokenizer.ggml.pre").unwrap().unwrap();
-        // Whether texts begin with a token is written, so names that differ only in that are one.
+        // The `bos` setting is written separately, so names that differ only in it count as one.
         let found = PRE_TOKENIZERS.iter().find(|one| one.names.contains(&found)).unwrap();
         let does = |one: &PreTokenizer| (one.json(), one.composes, one.ignores_merges);
         assert_eq!(does(found), does(one), "{:?} for {:?}", found.names, one.names);
@@ -209,9 +209,9 @@ fn vocabularies_of_llama_cpp_come_back() {
         let mut file = fs::File::open(&path).unwrap();
         let len = file.metadata().unwrap().len();
         let metadata = Gguf::read(&mut file, len).unwrap().metadata().clone();
-        // Those that are not read are counted by the test of the reader.
+        // Files that cannot be read are counted by the reader's test.
         let Ok(tokenizer) = tokenizer_json(&metadata) else { continue };
-        // Its merges are not in the order of any scores, and no model that is written has it.
+        // The merges of this model do not follow any scores, and no model that Kiln writes uses it.
         if metadata.text("tokenizer.ggml.model").unwrap() == Some("gemma4") {
             continue;
         }
@@ -235,7 +235,7 @@ fn vocabularies_of_llama_cpp_come_back() {
     assert!(tested > 0, "the folder has no vocabularies");
 }
 
-/// `<unk>`, `<s>`, `</s>`, the bytes, letters, and what they are merged to.
+/// Returns a tokenizer with `<unk>`, `<s>`, `</s>`, the bytes, letters, and their merges.
 fn sentencepiece() -> TokenizerFiles {
     let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
     let named = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter();
@@ -301,7 +301,8 @@ fn tokenizers_that_llama_cpp_does_not_have_are_refused() {
     let mut files = sentencepiece();
     files.tokenizer["normalizer"] = json!({ "type": "NFKC" });
     refused(&files, 270, "`NFKC`");
-    // GGUF has a space before every text or none, and this step has none before a text that begins with one.
+    // GGUF has either a space before every text or none, but this step adds none to a text that begins with
+    // one.
     let metaspace = |field: &str, value: Json| {
         let mut files = sentencepiece();
         files.tokenizer["normalizer"] = Json::Null;

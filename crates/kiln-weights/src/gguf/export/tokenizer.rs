@@ -1,7 +1,8 @@
-//! The tokenizer of a folder as `tokenizer.*` metadata: byte-level BPE as `gpt2`, SentencePiece's BPE as `llama`.
+//! Conversion of a folder's tokenizer to `tokenizer.*` metadata: byte-level BPE as `gpt2`, SentencePiece's
+//! BPE as `llama`.
 //!
-//! llama.cpp's converter recognises a pre-tokenizer by what it does to a text. Here it is recognised by its patterns, which
-//! are compared with those of [`PRE_TOKENIZERS`].
+//! llama.cpp's converter recognises a pre-tokenizer by its effect on a text. Kiln recognises it by its
+//! patterns, which are compared with those of [`PRE_TOKENIZERS`].
 
 use std::collections::HashMap;
 
@@ -19,10 +20,10 @@ use crate::{
     },
 };
 
-/// The score of tokens that are never merged (`LlamaHfVocab` of gguf).
+/// Score of tokens that are never merged (`LlamaHfVocab` of gguf).
 const NO_SCORE: f32 = -1000.0;
 
-/// The files of a folder that say what its tokens are. A file that is not there is null.
+/// The files of a folder that describe its tokens. A missing file is null.
 #[derive(Clone, Debug, Default)]
 pub struct TokenizerFiles {
     /// `tokenizer.json`
@@ -48,10 +49,11 @@ enum Kind {
     Byte = 6,
 }
 
-/// The metadata of a tokenizer for a model with `vocab` rows of embeddings. Ids without a token get one that is not used.
+/// Converts a tokenizer to metadata for a model with `vocab` rows of embeddings. Ids without a token get an
+/// unused one.
 ///
 /// # Errors
-/// [`Error::Unconvertible`] for a tokenizer that GGUF has no name for, and one that does not fit the model.
+/// [`Error::Unconvertible`] for a tokenizer that GGUF has no name for, or that does not fit the model.
 pub fn tokenizer_metadata(files: &TokenizerFiles, vocab: usize) -> Result<Metadata, Error> {
     let tokens = Tokens::read(&files.tokenizer, vocab)?;
     let mut metadata = Metadata::new();
@@ -131,7 +133,7 @@ impl Tokens {
                 token if added["special"] == true || looks_special(token) => {
                     (token.to_owned(), Kind::Control)
                 }
-                // llama.cpp looks for it in the text as it is.
+                // llama.cpp searches for it in the raw text.
                 token => (token.replace('▁', " "), Kind::UserDefined),
             };
             tokens.put(&added["id"], token, written, kind)?;
@@ -153,7 +155,7 @@ impl Tokens {
         Ok(())
     }
 
-    /// What SentencePiece's scores are good for: the token of an earlier merge has a higher one.
+    /// Returns scores for SentencePiece: the token of an earlier merge has a higher score.
     fn scores(&self, merges: &[(&str, &str)]) -> Vec<f32> {
         let mut scores = vec![NO_SCORE; self.texts.len()];
         for (kind, score) in self.kinds.iter().zip(&mut scores) {
@@ -161,7 +163,7 @@ impl Tokens {
                 *score = -(merges.len() as f32);
             }
         }
-        // From behind, so that the first merge that gives a token counts.
+        // In reverse, so that the first merge that yields a token determines its score.
         for (rank, (left, right)) in merges.iter().enumerate().rev() {
             let merged = self.ids.get(&format!("{left}{right}")).map(|id| *id as usize);
             let normal = merged.filter(|id| self.kinds.get(*id) == Some(&Kind::Normal));
@@ -172,7 +174,7 @@ impl Tokens {
         scores
     }
 
-    /// Keys and ids of the tokens that have a part of their own.
+    /// Returns the keys and ids of tokens with a special role.
     fn special(&self, files: &TokenizerFiles) -> Result<Vec<(&'static str, u32)>, Error> {
         let id_of = |text: &str| self.ids.get(text).copied();
         let named = |name: &str| {
@@ -191,7 +193,7 @@ impl Tokens {
         found.extend(unknown.or(named("unk_token")).map(|id| ("unknown", id)));
         found.extend(named("pad_token").or(stated("pad_token_id")).map(|id| ("padding", id)));
 
-        // All that end a text: one or a list.
+        // All tokens that end a text: one, or a list.
         let all = |json: &Json| match json {
             Json::Array(ids) => ids.iter().filter_map(in_range).collect(),
             one => in_range(one).into_iter().collect::<Vec<u32>>(),
@@ -203,7 +205,7 @@ impl Tokens {
         let first = named.filter(|id| stated.is_empty() || stated.contains(id) || template.eos.is_some());
         let first = first.or(stated.first().copied());
         found.extend(first.map(|id| ("eos", id)));
-        // llama.cpp, and Kiln, know the common ones by their texts.
+        // llama.cpp and Kiln know the common ones by their texts.
         let is_known = |id: &u32| self.texts.get(*id as usize).is_some_and(|text| ENDS.contains(&&**text));
         let rest: Vec<u32> = stated.into_iter().filter(|id| Some(*id) != first && !is_known(id)).collect();
         if rest.len() > 2 {
@@ -214,7 +216,7 @@ impl Tokens {
     }
 }
 
-/// Pairs of tokens, those that are merged first in front.
+/// Returns pairs of tokens, in the order of merging.
 fn merges(model: &Json) -> Result<Vec<(&str, &str)>, Error> {
     let all = model["merges"].as_array().into_iter().flatten();
     all.map(|merge| {
@@ -226,7 +228,7 @@ fn merges(model: &Json) -> Result<Vec<(&str, &str)>, Error> {
     .collect()
 }
 
-/// A merge, as one text in files of old versions of tokenizers, and as two texts in others.
+/// Parses a merge: one text in files from old versions of tokenizers, and two texts in others.
 fn pair(merge: &Json) -> Option<(&str, &str)> {
     let pair = match merge {
         Json::String(pair) => pair.split_once(' '),
@@ -235,10 +237,10 @@ fn pair(merge: &Json) -> Option<(&str, &str)> {
     pair.filter(|(left, right)| !left.contains(' ') && !right.contains(' '))
 }
 
-/// Whether SentencePiece's tokenizer has a text begin with a space.
+/// Whether SentencePiece's tokenizer adds a space to the beginning of a text.
 ///
 /// # Errors
-/// Steps before the model that `llama` does not have in llama.cpp.
+/// Steps before the model that `llama` in llama.cpp does not have.
 fn adds_prefix(tokenizer: &Json) -> Result<bool, Error> {
     let mut prefix = false;
     for step in steps(&tokenizer["normalizer"], "normalizers")
@@ -247,7 +249,7 @@ fn adds_prefix(tokenizer: &Json) -> Result<bool, Error> {
         match step["type"].as_str().unwrap_or_default() {
             "Prepend" if step["prepend"] == "▁" => prefix = true,
             "Replace" if step["pattern"]["String"] == " " && step["content"] == "▁" => {}
-            // Of spaces, of which none is left.
+            // Splits at spaces, none of which are left.
             "Split" if step["pattern"]["String"] == " " => {}
             "Metaspace" if step["replacement"] == "▁" => {
                 let scheme = step["prepend_scheme"].as_str();
@@ -274,10 +276,10 @@ fn adds_prefix(tokenizer: &Json) -> Result<bool, Error> {
     Ok(prefix)
 }
 
-/// The name of a byte-level pre-tokenizer in `tokenizer.ggml.pre`.
+/// Returns the name of a byte-level pre-tokenizer in `tokenizer.ggml.pre`.
 ///
 /// # Errors
-/// Steps that none of those that are known has.
+/// Steps that no known pre-tokenizer has.
 fn pre_tokenizer_name(tokenizer: &Json) -> Result<&'static str, Error> {
     let unknown = |what: String| wrong(format!("its tokenizer {what}, and GGUF has no name for it"));
     let mut patterns = Vec::new();
@@ -286,7 +288,8 @@ fn pre_tokenizer_name(tokenizer: &Json) -> Result<&'static str, Error> {
         match step["type"].as_str().unwrap_or_default() {
             "Split" => {
                 let pattern = step["pattern"]["Regex"].as_str().or(step["pattern"]["String"].as_str());
-                // The second keeps what is found and drops the rest, of which these patterns leave none.
+                // `Removed` with `invert` keeps the matches and drops the rest, and these patterns leave no
+                // rest.
                 let cuts =
                     step["behavior"] == "Isolated" || step["behavior"] == "Removed" && step["invert"] == true;
                 let pattern = pattern.filter(|_| cuts);
@@ -318,7 +321,7 @@ fn pre_tokenizer_name(tokenizer: &Json) -> Result<&'static str, Error> {
     name.ok_or_else(|| unknown(format!("cuts texts with {}", shown(&patterns.join(" ")))))
 }
 
-/// One step, or those of a sequence.
+/// Returns a single step, or the steps of a sequence.
 fn steps<'a>(json: &'a Json, list: &str) -> impl Iterator<Item = &'a Json> {
     let all = match json {
         sequence if sequence["type"] == "Sequence" => {
@@ -330,7 +333,7 @@ fn steps<'a>(json: &'a Json, list: &str) -> impl Iterator<Item = &'a Json> {
     all.iter()
 }
 
-/// The texts of the tokens that are added around a text.
+/// The texts of the tokens that are added to the beginning and the end of a text.
 #[derive(Default)]
 struct Template {
     bos: Option<String>,
@@ -344,7 +347,7 @@ impl Template {
         let mut template = Self::default();
         for step in steps(&tokenizer["post_processor"], "processors") {
             match step["type"].as_str().unwrap_or_default() {
-                // It only moves the places of tokens.
+                // Only changes the offsets of tokens.
                 "ByteLevel" => {}
                 "TemplateProcessing" => {
                     let mut behind = false;
@@ -378,7 +381,7 @@ impl Template {
     }
 }
 
-/// Keys below `tokenizer.` and templates: one, or several by name.
+/// Returns keys below `tokenizer.` with their templates: one, or several by name.
 fn chat_templates(files: &TokenizerFiles) -> Vec<(String, String)> {
     const KEY: &str = "chat_template";
     let template = |json: &Json| {
@@ -395,13 +398,14 @@ fn chat_templates(files: &TokenizerFiles) -> Vec<(String, String)> {
     }
 }
 
-/// Whether it is the token of a byte, as `<0x0A>`.
+/// Whether a token stands for a byte, such as `<0x0A>`.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
-/// Tokens that are no text, though some files do not call them special (`does_token_look_special` of the converter).
+/// Whether a token is not text, even if its file does not mark it as special (`does_token_look_special` of
+/// the converter).
 fn looks_special(token: &str) -> bool {
     let between = |start: &str, end: &str| token.starts_with(start) && token.ends_with(end);
     matches!(token, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")

@@ -1,4 +1,4 @@
-//! Names and what is undone, by the rules of the conversion.
+//! Names and undone changes, by the rules of the conversion.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::*;

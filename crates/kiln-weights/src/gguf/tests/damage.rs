@@ -1,8 +1,8 @@
-//! GGUF files that are damaged, or made to harm.
+//! Damaged and malicious GGUF files.
 
 use super::*;
 
-/// Writes the parts of a header, right or wrong.
+/// Writes the parts of a header, valid or not.
 #[derive(Default)]
 struct Header(Vec<u8>);
 
@@ -33,7 +33,7 @@ impl Header {
         dimensions.iter().fold(shape, |header, &size| header.u64(size)).u32(ggml_type).u64(offset)
     }
 
-    /// The error of a file with this header, and data behind it.
+    /// Returns the error of a file with this header, followed by data.
     fn refused(mut self) -> String {
         self.0.resize(self.0.len().next_multiple_of(32) + 256, 0);
         read(&self.0).expect_err("a damaged file").to_string()
@@ -89,7 +89,7 @@ fn impossible_counts_and_lengths_are_refused() {
         );
         assert_refused(array(value_type, 1000), "within metadata `a`, an array of 1000 values");
     }
-    // Each string has at least the 8 bytes of its length, and these are not there.
+    // Each string has at least the 8 bytes of its length, and the file has fewer.
     assert_refused(array(8, 40), "an array of 40 values");
     assert_refused(
         Header::of(0, 1).text("a").u32(8).u64(1 << 63),
@@ -98,7 +98,8 @@ fn impossible_counts_and_lengths_are_refused() {
     assert_refused(Header::of(1, 0).u64(70_000), "the name of a tensor has 70000 bytes; at most 65536");
 }
 
-/// A file that claims to be large, and is not: sizes are not believed before their bytes were read.
+/// Checks that a file that only claims to be large is refused: sizes are not trusted before their bytes were
+/// read.
 #[test]
 fn a_claimed_length_is_not_believed() {
     let text = Header::of(0, 1).text("a").u32(8).u64(1 << 26).0;
@@ -118,7 +119,7 @@ fn impossible_metadata_is_refused() {
     assert_refused(Header::of(0, 1).text("a").u32(9).u32(9).u64(1), "metadata `a` is an array of arrays");
     let twice = Header::of(0, 2).text("a").u32(0).bytes(&[1]).text("a").u32(0).bytes(&[1]);
     assert_refused(twice, "metadata `a` is there twice");
-    // A terminal would obey it.
+    // A terminal would interpret it.
     assert_refused(Header::of(0, 1).text("\x1b[2J").u32(13), r"metadata `\u{1b}[2J` has the type 13");
     for (value_type, alignment) in [(4, 0), (4, 48), (5, 32)] {
         let header = Header::of(0, 1).text("general.alignment").u32(value_type).u32(alignment);
@@ -154,7 +155,7 @@ fn impossible_tensors_are_refused() {
     assert_refused(two("a", 64), "tensors `a` and `b` overlap");
 }
 
-/// What [`Gguf`] promises.
+/// Checks the invariant of [`Gguf`].
 fn check(gguf: &Gguf, len: u64) {
     let mut ranges: Vec<_> = gguf.tensors().iter().map(|tensor| tensor.range.clone()).collect();
     ranges.sort_by_key(|range| range.start);
@@ -171,7 +172,7 @@ proptest! {
     ) {
         let mut bytes = written(&metadata, &tensors);
         let part = &bytes[..cut.index(bytes.len())];
-        // What is missing can be padding behind the last tensor.
+        // The missing bytes can be padding after the last tensor.
         if let Ok(gguf) = read(part) {
             prop_assert_eq!(gguf.tensors().len(), tensors.len());
             check(&gguf, part.len() as u64);

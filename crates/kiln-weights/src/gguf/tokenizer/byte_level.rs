@@ -29,10 +29,10 @@ pub(super) fn parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<
     })
 }
 
-/// Pairs of tokens, those that are merged first in front; `None` where the file has none.
+/// Returns pairs of tokens, in the order of merging; `None` if the file has none.
 ///
 /// # Errors
-/// A pair that does not give a token.
+/// A pair that does not yield a token.
 pub(super) fn merges(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Option<Vec<Value>>, Error> {
     let Some(lines) = metadata.strings("tokenizer.ggml.merges")? else { return Ok(None) };
     let mut text = String::new();

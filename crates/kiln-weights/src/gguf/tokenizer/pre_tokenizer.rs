@@ -1,8 +1,8 @@
-//! How byte-level BPE cuts a text into words, by the name in `tokenizer.ggml.pre`.
+//! The pre-tokenizers of byte-level BPE, which cut a text into words, by their names in `tokenizer.ggml.pre`.
 //!
-//! Patterns are those of the models' own `tokenizer.json`, and where that is not known those of
-//! `llama-vocab.cpp` of llama.cpp. Each cuts what those before it have left whole; what a pattern finds is a
-//! word, and so is what lies between.
+//! Patterns come from the models' own `tokenizer.json`, or from `llama-vocab.cpp` of llama.cpp if that is not
+//! known. Each pattern cuts the pieces that earlier patterns left whole; its matches are words, and so are
+//! the pieces between them.
 
 use serde_json::{Value, json};
 
@@ -65,16 +65,16 @@ pub(in crate::gguf) const DIGIT: &str = r"\p{N}";
 const LINE: &str = r"[\r\n]";
 const CJK: &str = r"[一-龥ࠀ-一가-퟿]+";
 
-/// How texts are cut into words, and what else the name stands for.
+/// The way that texts are cut into words, and the other settings that a name implies.
 #[derive(Debug)]
 pub(in crate::gguf) struct PreTokenizer {
     pub(in crate::gguf) names: &'static [&'static str],
     pub(in crate::gguf) patterns: &'static [&'static str],
-    /// Whether a letter and its accent become one character (NFC) before.
+    /// Whether letters and their accents are composed into single characters (NFC) first.
     pub(in crate::gguf) composes: bool,
-    /// Whether a word that is a token is not merged from its bytes.
+    /// Whether a word that is a token is used directly, without merging its bytes.
     pub(in crate::gguf) ignores_merges: bool,
-    /// Whether texts begin with the token `bos` where the file does not say so.
+    /// Whether texts begin with the token `bos` by default.
     pub(super) adds_bos: bool,
 }
 
@@ -95,11 +95,11 @@ impl PreTokenizer {
         Self { adds_bos: true, ..self }
     }
 
-    /// The pre-tokenizer that `tokenizer.ggml.pre` names. Files that are older than this key have one only
-    /// where all models of their architecture have the same.
+    /// Returns the pre-tokenizer that `tokenizer.ggml.pre` names. Files older than this key have one only if
+    /// all models of their architecture share it.
     ///
     /// # Errors
-    /// An unknown name, or none.
+    /// An unknown or missing name.
     pub(super) fn of(metadata: &Metadata) -> Result<&'static Self, Error> {
         let name = match metadata.text("tokenizer.ggml.pre")? {
             Some(name) => name,
@@ -121,7 +121,7 @@ impl PreTokenizer {
         found.ok_or_else(|| wrong("pre", format!("is {}, which is unknown; known: {}", shown(name), known())))
     }
 
-    /// The field `pre_tokenizer` of `tokenizer.json`.
+    /// Returns the field `pre_tokenizer` of `tokenizer.json`.
     pub(in crate::gguf) fn json(&self) -> Value {
         let split = |pattern: &&str| {
             let pattern = json!({ "Regex": pattern });
@@ -132,12 +132,12 @@ impl PreTokenizer {
     }
 }
 
-/// Writes each byte of a word as a letter, and as a decoder turns letters into bytes.
+/// Returns the step that writes each byte of a word as a letter. As a decoder, it turns letters into bytes.
 pub(super) fn bytes() -> Value {
     json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false })
 }
 
-/// All pre-tokenizers that are known.
+/// All known pre-tokenizers.
 pub(in crate::gguf) static PRE_TOKENIZERS: &[PreTokenizer] = &[
     PreTokenizer::new(&["default"], &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"]),
     PreTokenizer::new(
@@ -155,7 +155,7 @@ pub(in crate::gguf) static PRE_TOKENIZERS: &[PreTokenizer] = &[
         ],
         &[GPT2],
     ),
-    // GPT-NeoX's tokenizer, which Mamba has, too.
+    // GPT-NeoX's tokenizer, which Mamba also uses.
     PreTokenizer::new(&["olmo", "mpt"], &[GPT2]).composes(),
     PreTokenizer::new(
         &["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"],

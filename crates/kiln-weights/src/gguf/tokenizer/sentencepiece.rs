@@ -1,5 +1,5 @@
 //! SentencePiece's BPE (Kudo and Richardson, 2018; `LlamaConverter` of Transformers): spaces become `▁`,
-//! letters are merged over the whole text, and letters that are no tokens are written as bytes.
+//! letters are merged over the whole text, and letters that are not tokens are written as bytes.
 
 use serde_json::{Value, json};
 
@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{Error, gguf::Metadata};
 
-/// Bytes of the longest token that is taken: each is cut at every letter. SentencePiece's default is 16
-/// letters.
+/// Maximum length of a token in bytes, because each token is cut at every letter. SentencePiece's default is
+/// 16 letters.
 const MOST_BYTES: usize = 1024;
 
 pub(super) fn parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<Parts, Error> {
@@ -46,11 +46,11 @@ pub(super) fn parts(metadata: &Metadata, vocabulary: &Vocabulary<'_>) -> Result<
     })
 }
 
-/// The merges that SentencePiece's scores stand for: all pairs that give a token, those with a high score in
-/// front.
+/// Returns the merges that SentencePiece's scores imply: all pairs that yield a token, in descending order of
+/// scores.
 ///
-/// Files that were converted from a `tokenizer.json` have the same score everywhere. Their ids are in the
-/// order of merges.
+/// Files that were converted from a `tokenizer.json` have equal scores everywhere. Their ids are in the order
+/// of merges.
 ///
 /// # Errors
 /// A token that is too long.
@@ -58,9 +58,9 @@ fn merges_by_score(vocabulary: &Vocabulary<'_>) -> Result<Vec<Value>, Error> {
     let text =
         |id: u32| vocabulary.token(id).filter(|token| token.kind == Kind::Normal).map(|token| &*token.text);
     let mut ids: Vec<u32> = (0..vocabulary.tokens.len() as u32).filter(|id| text(*id).is_some()).collect();
-    // Zeros compare as equal, whatever their sign.
+    // Zeros of both signs compare as equal.
     let score = |id: &u32| vocabulary.token(*id).map_or(0.0, |token| token.score + 0.0);
-    // Stable, so equal scores leave the order of ids.
+    // Stable, so equal scores keep the order of ids.
     ids.sort_by(|a, b| score(b).total_cmp(&score(a)));
     let mut merges = Vec::new();
     for id in ids {

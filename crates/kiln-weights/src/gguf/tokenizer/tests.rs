@@ -1,4 +1,4 @@
-//! Tokenizers: small ones made by hand, that of the demo model, and those of llama.cpp's own tests.
+//! Tests with small tokenizers made by hand, that of the demo model, and those of llama.cpp's own tests.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -16,7 +16,7 @@ use crate::gguf::{Array, Value};
 mod hostile;
 mod vocabs;
 
-/// Metadata with these values below `tokenizer.`.
+/// Returns metadata with these values below `tokenizer.`.
 fn metadata<const N: usize>(values: [(&str, Value); N]) -> Metadata {
     values.into_iter().map(|(key, value)| (format!("tokenizer.{key}"), value)).collect()
 }
@@ -37,7 +37,7 @@ fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode(text, false).unwrap().get_ids().to_vec()
 }
 
-/// The texts of the tokens of `text`, with those that are added around it.
+/// Returns the texts of the tokens of `text`, including the added ones.
 fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<String> {
     tokenizer.encode(text, true).unwrap().get_tokens().to_vec()
 }
@@ -47,7 +47,7 @@ fn refused(metadata: &Metadata, why: &str) {
     assert!(error.contains(why), "{error}");
 }
 
-/// GPT-2's letters for bytes.
+/// Returns GPT-2's letters for bytes.
 fn letters() -> Vec<String> {
     let letters = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
     let mut letters: Vec<String> = letters.into_iter().map(String::from).collect();
@@ -55,7 +55,7 @@ fn letters() -> Vec<String> {
     letters
 }
 
-/// Byte-level BPE without merges, but for `er`; the last token is `</s>`.
+/// Returns a byte-level BPE with `er` as its only merge; the last token is `</s>`.
 fn byte_level(pre: &str) -> Metadata {
     let tokens: Vec<String> = letters().into_iter().chain(["er".to_owned(), "</s>".to_owned()]).collect();
     let mut kinds = vec![1; tokens.len()];
@@ -71,7 +71,7 @@ fn byte_level(pre: &str) -> Metadata {
     ])
 }
 
-/// SentencePiece's BPE with these scored tokens behind `<unk>`, `<s>`, `</s>` and 256 bytes.
+/// Returns a SentencePiece BPE with these scored tokens after `<unk>`, `<s>`, `</s>` and 256 bytes.
 fn sentencepiece(scored: &[(&str, f32)]) -> Metadata {
     let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
     let named = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter();
@@ -93,7 +93,7 @@ struct Demo {
     converted: Tokenizer,
 }
 
-/// The tokenizer of the demo model, and what becomes of it in a GGUF file.
+/// Returns the tokenizer of the demo model, and its form in a GGUF file.
 fn demo() -> Demo {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo/tokenizer.json");
     let file = fs::read_to_string(path).unwrap();
@@ -146,7 +146,7 @@ fn the_demo_tokenizer_is_the_same_in_gguf() {
     proptest!(ProptestConfig::with_cases(500), |(text in likely)| demo.compare(&text));
 }
 
-/// The words that a pre-tokenizer cuts a text into.
+/// Returns the words that a pre-tokenizer cuts a text into.
 fn words(pre: &str, text: &str) -> Vec<String> {
     let tokenizer = tokenizer(&byte_level(pre));
     let mut cut = PreTokenizedString::from(text);
@@ -227,9 +227,9 @@ fn scores_say_what_is_merged_first() {
     let tokenizer = tokenizer(&sentencepiece(&scored));
     assert_eq!(tokens(&tokenizer, "abc"), ["<s>", "▁a", "bc"]);
     assert_eq!(tokens(&tokenizer, "bab"), ["<s>", "▁", "b", "ab"]);
-    // `abc` can only be made of `a` and `bc` here, and `▁a` is made before.
+    // Here, `abc` can only consist of `a` and `bc`, and `▁a` is merged earlier.
     assert_eq!(tokens(&tokenizer, "babc"), ["<s>", "▁", "b", "abc"]);
-    // Letters that are no tokens are bytes.
+    // Letters that are not tokens become bytes.
     assert_eq!(tokens(&tokenizer, "é"), ["<s>", "▁", "<0xC3>", "<0xA9>"]);
     assert_eq!(tokenizer.decode(&ids(&tokenizer, "a éb"), true).unwrap(), "a éb");
     assert_eq!(tokens(&tokenizer, "<s>a"), ["<s>", "<s>", "▁a"]);
@@ -268,11 +268,11 @@ fn tokens_are_added_around_a_text_where_the_file_says_so() {
     assert_eq!(with("llama-bpe", Some(false), Some(true)), ["er", "</s>"]);
     assert_eq!(with("gpt-2", Some(true), Some(true)), ["</s>", "er", "</s>"]);
 
-    // As llama.cpp, a number that names no token counts as absent.
+    // As in llama.cpp, a number that names no token counts as absent.
     let mut metadata = byte_level("llama-bpe");
     metadata.insert("tokenizer.ggml.bos_token_id", Value::I32(-1));
     assert_eq!(tokens(&tokenizer(&metadata), "er"), ["er"]);
-    // Where a token is asked for and none is named, it is number 11, if there is one.
+    // If a token is requested and none is named, it is number 11, if that exists.
     metadata.insert("tokenizer.ggml.add_bos_token", Value::Bool(true));
     let json = tokenizer(&metadata);
     assert_eq!(tokens(&json, "er").len(), 2);
@@ -301,14 +301,14 @@ fn added_tokens_are_those_that_the_file_marks() {
         added,
         [("<unk>", true, false), ("<s>", true, false), ("</s>", true, true), ("<tool>", false, true)]
     );
-    // What converters make up is no token; what is unused is one.
+    // Tokens made up by converters are left out; unused tokens are kept.
     let vocab = json["model"]["vocab"].as_object().unwrap();
     assert!(!vocab.contains_key("[PAD259]") && !vocab.contains_key("[PAD261]") && vocab.contains_key("rest"));
 }
 
 #[test]
 fn text_that_the_user_defined_is_found_first() {
-    // As Gemma has runs of spaces. Converters write them as spaces, which a text has before they become `▁`.
+    // Like Gemma's runs of spaces. Converters write them as spaces, as in a text before spaces become `▁`.
     let mut metadata = sentencepiece(&[("▁", 0.0), ("a", 0.0), ("▁a", 0.0), ("   ", 0.0), ("\n\n", 0.0)]);
     let kinds = [2, 3, 3].into_iter().chain([6; 256]).chain([1, 1, 1, 4, 4]).collect();
     metadata.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
@@ -381,7 +381,7 @@ fn a_generation_ends_with_any_token_that_ends_a_turn() {
     assert_eq!(generation_config(&metadata).unwrap(), json!({ "bos_token_id": 257, "eos_token_id": [257] }));
     let added = ["</s>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<x>"];
     metadata.insert("tokenizer.ggml.tokens", strings(letters().into_iter().chain(added.map(str::to_owned))));
-    // One is text: it says so.
+    // The fourth is text, according to its kind.
     let kinds = [1; 256].into_iter().chain([3, 3, 4, 1, 3]).collect();
     metadata.insert("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
     metadata.insert("tokenizer.ggml.eos_token_id", Value::U32(256));

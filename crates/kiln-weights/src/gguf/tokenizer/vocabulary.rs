@@ -1,4 +1,4 @@
-//! The tokens of a GGUF file: texts, kinds and scores by id, and which of them are special.
+//! The vocabulary of a GGUF file: texts, kinds and scores of tokens by id, and the special tokens.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -13,12 +13,12 @@ use crate::{
 /// The kind of a token, `tokenizer.ggml.token_type` (`llama_token_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Text; also what an unknown number means.
+    /// Text; also the meaning of an unknown number.
     Normal,
     Unknown,
-    /// No text, such as the end of a text.
+    /// Not text, for example the end of a text.
     Control,
-    /// Text that is found before all others.
+    /// Text that is matched before all others.
     UserDefined,
     Unused,
     Byte,
@@ -41,7 +41,7 @@ impl Kind {
 pub(super) struct Token<'a> {
     pub(super) text: Cow<'a, str>,
     pub(super) kind: Kind,
-    /// Tokens with a high score are merged first. 0 where the file has none.
+    /// Merge priority: tokens with a high score are merged first. 0 if the file has none.
     pub(super) score: f64,
 }
 
@@ -52,13 +52,15 @@ pub(super) struct Vocabulary<'a> {
     pub(super) model: &'a str,
     pub(super) tokens: Vec<Token<'a>>,
     ids: HashMap<&'a str, u32>,
-    /// The token that stands for what is no text of the vocabulary.
+    /// The token for text outside of the vocabulary.
     unknown: Option<u32>,
     /// Whether white space after an added token belongs to it.
     strips: bool,
 }
 
 impl<'a> Vocabulary<'a> {
+    /// Reads the vocabulary from metadata.
+    ///
     /// # Errors
     /// Keys that are missing or of wrong types; two tokens with the same text.
     pub(super) fn read(metadata: &'a Metadata) -> Result<Self, Error> {
@@ -85,7 +87,7 @@ impl<'a> Vocabulary<'a> {
                 .and_then(|kinds| kinds.get(id as usize))
                 .map_or(Kind::Normal, |kind| Kind::of(*kind));
             let score = scores.as_ref().and_then(|scores| scores.get(id as usize)).copied().unwrap_or(0.0);
-            // As llama.cpp calls tokens without a text.
+            // llama.cpp's name for tokens without a text.
             let text = if text.is_empty() { Cow::from(format!("[EMPTY_{id}]")) } else { Cow::from(text) };
             if let Cow::Borrowed(text) = text
                 && let Some(first) = ids.insert(text, id)
@@ -104,7 +106,7 @@ impl<'a> Vocabulary<'a> {
         Ok(vocabulary)
     }
 
-    /// The id of a token with this text.
+    /// Returns the id of the token with this text.
     pub(super) fn id(&self, text: &str) -> Option<u32> {
         self.ids.get(text).copied()
     }
@@ -117,8 +119,8 @@ impl<'a> Vocabulary<'a> {
         self.token(id).map_or("", |token| &token.text)
     }
 
-    /// The id that `tokenizer.ggml.{name}_token_id` says, or that of the format. A number that no token has
-    /// counts as absent: files write -1 for it.
+    /// Returns the id in `tokenizer.ggml.{name}_token_id`, or the default of the format. A number that no
+    /// token has counts as absent: files write -1 for it.
     ///
     /// # Errors
     /// A value that is not a number.
@@ -135,14 +137,15 @@ impl<'a> Vocabulary<'a> {
         Ok(said.or(default).filter(exists))
     }
 
-    /// The token that llama.cpp adds where a file asks for one and names none: the end of a text in the vocabulary of Falcon.
+    /// Returns the token that llama.cpp adds if a file requests one but names none: the end of a text in
+    /// Falcon's vocabulary.
     pub(super) fn assumed(&self) -> Option<u32> {
         const ID: u32 = 11;
         Some(ID).filter(|id| self.model == "gpt2" && self.token(*id).is_some())
     }
 
-    /// The tokens, without those that converters make up for ids that have none. The model's own file does
-    /// not have them, either.
+    /// Returns the tokens, except those that converters make up for ids without one, which the model's own
+    /// file does not have, either.
     fn real(&self) -> impl Iterator<Item = (u32, &Token<'a>)> {
         let made_up = |id: u32, token: &Token<'_>| {
             matches!(token.kind, Kind::Unused | Kind::Unknown) && token.text == format!("[PAD{id}]")
@@ -150,12 +153,13 @@ impl<'a> Vocabulary<'a> {
         (0..).zip(&self.tokens).filter(move |(id, token)| !made_up(*id, token))
     }
 
-    /// The vocabulary of `tokenizer.json`.
+    /// Returns the vocabulary of `tokenizer.json`.
     pub(super) fn ids_by_text(&self) -> Map<String, Value> {
         self.real().map(|(id, token)| (token.text.clone().into_owned(), id.into())).collect()
     }
 
-    /// Tokens that are looked for in a text before it is cut into words. Those that are no text are special.
+    /// Returns the tokens that are matched before a text is cut into words. Tokens that are not text are
+    /// special.
     pub(super) fn added_tokens(&self) -> Vec<Value> {
         let special = |id: u32, kind: Kind| match kind {
             Kind::Control => Some(true),
@@ -165,8 +169,8 @@ impl<'a> Vocabulary<'a> {
         };
         let added = self.real().filter_map(|(id, token)| Some((id, token, special(id, token.kind)?)));
         let json = |(id, token, special): (u32, &Token<'_>, bool)| {
-            // Phi-3's own files say so, but for these; GGUF has no key for it, and llama.cpp goes by the
-            // name, too.
+            // Phi-3's own files say so, except for these; GGUF has no key for it, and llama.cpp also uses the
+            // name.
             let strips = self.strips && !matches!(&*token.text, "<unk>" | "<s>" | "<|endoftext|>");
             json!({
                 "id": id,
@@ -182,7 +186,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// Scores are floats; old files have integers.
+/// Reads scores as floats; old files have integers.
 fn scores(metadata: &Metadata) -> Result<Option<Vec<f64>>, Error> {
     const KEY: &str = "tokenizer.ggml.scores";
     match metadata.get(KEY).and_then(|value| value.as_array()) {

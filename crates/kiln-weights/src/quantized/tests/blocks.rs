@@ -1,11 +1,12 @@
-//! Blocks unpack to the numbers of the matrix that they were made of.
+//! Checks that blocks unpack to the numbers of their matrix.
 
 use safetensors::SafeTensors;
 
 use super::*;
 use crate::streams::Table;
 
-/// The numbers that the blocks of a matrix unpack to, where it has a format: all rows at once, and in parts.
+/// Returns the numbers that the blocks of a matrix unpack to, if it has a format: all rows at once, and in
+/// parts.
 fn through_blocks(matrix: &Quantized, codes: &[u8]) -> Option<Vec<f32>> {
     let format = matrix.format()?;
     let (rows, row) = (matrix.rows(), format.bytes_of(matrix.columns()).unwrap());
@@ -22,11 +23,12 @@ fn through_blocks(matrix: &Quantized, codes: &[u8]) -> Option<Vec<f32>> {
     Some(numbers)
 }
 
-/// LLM.int8() multiplies by the scale of a row and by 1 / 127. As one scale, they are rounded in another order.
+/// Compares with a tolerance. LLM.int8() multiplies by the scale of a row and by 1 / 127; a single scale is
+/// rounded in another order.
 fn assert_close(got: &[f32], want: &[f32], what: &str) {
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
         let same = got == want || got.is_nan() && want.is_nan();
-        // Below the normal numbers, neighbours are as far apart as everywhere there.
+        // Subnormal numbers have a constant distance.
         let close = (got - want).abs() <= (want.abs() * f32::EPSILON * 2.0).max(2e-44);
         assert!(same || close, "{what}: number {at} is {got:e}, and {want:e} was recorded");
     }
@@ -150,7 +152,7 @@ fn what_fits_no_blocks_has_no_format() {
     assert_eq!(Format::of_table(&other, 64, 64), None);
     assert_eq!(Format::of_integers(4, 0, 64), None);
     assert_eq!(Format::of_integers(3, 32, 64), None);
-    // A zero point that is none of the codes.
+    // A zero point that is not one of the codes.
     let kind = CodeType::Packed { bits: 4 };
     for zero in [-9.0, 248.0, 0.5, f32::NAN] {
         let matrix = Quantized::compressed(1, 32, kind, &[1.0], Some(&[zero]), None).unwrap();

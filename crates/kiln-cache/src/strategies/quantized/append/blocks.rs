@@ -1,9 +1,10 @@
-//! What is done to whole blocks of packed tokens.
+//! Operations on whole blocks of packed tokens.
 
 use burn::tensor::{DType, Int, Tensor};
 use kiln_core::packed::{Along, PackedBuffer, Packing};
 
-/// Copies the blocks of the positions `[from, to]` from one ring to another, longer or shorter.
+/// Copies the blocks of the positions from `from` to `to` (exclusive) from one ring to another, longer or
+/// shorter one.
 pub(super) fn copy_blocks(
     new: &mut PackedBuffer,
     old: &PackedBuffer,
@@ -27,7 +28,8 @@ pub(super) fn copy_blocks(
     }
 }
 
-/// Scales and offsets that the format finds better than the smallest and the largest number, as scales lie in memory.
+/// Finds better scales and offsets than those of the smallest and the largest element, if the format can, in
+/// the memory layout of scales.
 pub(super) fn refined_scales(
     tokens: &Tensor<4>,
     packing: Packing,
@@ -44,7 +46,7 @@ pub(super) fn refined_scales(
         }
         Along::Channels => {
             let mut all = [Vec::new(), Vec::new()];
-            // What is left behind the whole groups is a group of its own.
+            // The channels after the last whole group form a group of their own.
             let (whole, rest) = (dim - dim % group, dim % group);
             for (from, len, group) in [(0, whole, group), (whole, rest, rest)] {
                 if len > 0 {

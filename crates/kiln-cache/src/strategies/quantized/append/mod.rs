@@ -1,8 +1,8 @@
-//! The rule of KIVI: a block of tokens is packed once, when it is full, and never touched again.
+//! KIVI's rule: a block of tokens is packed once, when it is full, and never packed again.
 //!
-//! A query at position `q` sees the positions before `q - q mod residual` as codes and those behind as they are: what it
-//! sees depends on where it stands only, so that a truncation is exact. The queries of a chunk see what its first one sees,
-//! and all of the chunk: a prompt fed at once sees nothing packed.
+//! A query at position `q` sees the positions before `q - q mod residual` as codes, and later ones in full
+//! precision. The view depends only on the position of the query, so a truncation is exact. The queries of a
+//! chunk see what the first one sees, plus the whole chunk: a prompt fed at once sees nothing packed.
 
 mod blocks;
 
@@ -26,10 +26,10 @@ use crate::{
     quantizers::Grouping,
 };
 
-/// Of keys and of values.
+/// Packed keys and packed values.
 type Packed = (PackedBuffer, PackedBuffer);
 
-/// How keys and values are packed.
+/// Returns the packings of keys and of values.
 pub(super) fn packings(settings: &QuantizedSettings) -> Result<[Packing; 2]> {
     let packing = |which: usize| {
         let along = match settings.grouping(which) {
@@ -41,7 +41,7 @@ pub(super) fn packings(settings: &QuantizedSettings) -> Result<[Packing; 2]> {
     Ok([packing(0)?, packing(1)?])
 }
 
-/// What `tokens` tokens of a row take: codes of those that are packed, and the room for the others.
+/// Number of bytes for `tokens` tokens of one row: codes of the packed tokens, and the room for the others.
 pub(super) fn bytes(
     settings: &QuantizedSettings,
     need: &AttentionNeed,
@@ -57,7 +57,7 @@ pub(super) fn bytes(
     need.token_bytes(element).saturating_mul(residual).saturating_add(keys).saturating_add(values)
 }
 
-/// Slots for the packed part of a window, in whole blocks.
+/// Number of slots for the packed part of a window, in whole blocks.
 fn ring(window: usize, history: usize, block: usize) -> usize {
     (window.saturating_sub(1) + history).next_multiple_of(block)
 }
@@ -73,22 +73,22 @@ pub(super) struct AppendPolicy {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Counts {
-    /// The first position that is not packed, as far as queries know.
+    /// First position that is not packed, from the point of view of queries.
     end: usize,
-    /// The most that `end` has been: what the ring of a window has been written up to.
+    /// Largest value that `end` has had: the ring of a window has been written up to it.
     written: usize,
-    /// The first position that the packed part still holds.
+    /// First position that the packed part still holds.
     begin: usize,
-    /// The first position that the recent tokens still hold.
+    /// First position that the buffer of recent tokens still holds.
     oldest: usize,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tensors {
     packed: Slot<Packed>,
-    /// A ring of the latest tokens: position `p` is in slot `p mod slots`.
+    /// Ring of the latest tokens: position `p` is in slot `p mod slots`.
     recent: Buffer,
-    /// What follows from counts and settings, once a kernel has asked for it.
+    /// Tensors that follow from counters and settings, created when a kernel first needs them.
     derived: Derived,
 }
 
@@ -98,7 +98,7 @@ tensor_tree!(Tensors { packed, recent });
 struct Derived {
     /// [`Counts::end`]
     end: Option<(usize, Tensor<1, Int>)>,
-    /// What keys and values are multiplied by, where they are.
+    /// Matrix that keys and values are multiplied by, if they are rotated.
     rotation: Option<Tensor<2>>,
 }
 
@@ -110,29 +110,30 @@ impl AppendPolicy {
         Ok(Self { settings: settings.clone(), packings, need: need.clone(), kernels: kernels.clone() })
     }
 
-    /// Where the block begins that a token at `position` is in.
+    /// Start of the block that contains `position`.
     fn block(&self, position: usize) -> usize {
         position - position % self.settings.residual
     }
 
-    /// Slots of the recent tokens: a block, and what may be truncated beyond one.
+    /// Number of slots for recent tokens: one block, plus one slot for each token beyond the first that may
+    /// be truncated.
     fn room(&self, at: &At) -> usize {
         self.settings.residual + at.history.max(1) - 1
     }
 
-    /// The first position that a query behind `len` tokens may see.
+    /// First position that a query after `len` tokens may see.
     fn visible(&self, len: usize) -> usize {
         self.need.window.map_or(0, |window| (len + 1).saturating_sub(window))
     }
 
-    /// Packs the positions from `counts.end` to `end`, both the beginning of a block. `all` begins with position
-    /// `counts.end`.
+    /// Packs the positions from `counts.end` to `end`, both of which begin a block. `all` begins with
+    /// position `counts.end`.
     fn pack(&self, at: &mut At, tensors: &mut Tensors, end: usize, all: Kv) -> Result<()> {
         if end == at.counts.end {
             return Ok(());
         }
         self.make_room(at, tensors, end, &all.0)?;
-        // What the ring of a window would overwrite again is left out.
+        // Tokens that the ring of a window would overwrite again are left out.
         let begin = at.counts.end.max(end.saturating_sub(tensors.packed.tokens()));
         let Some((k, v)) = tensors.packed.take()? else { return Ok(()) };
         let (keys, values) = narrow(&all, begin - at.counts.end, end - begin);
@@ -143,7 +144,7 @@ impl AppendPolicy {
         Ok(())
     }
 
-    /// `which`: keys (0) or values (1).
+    /// Packs `tokens` into a buffer of keys (`which` = 0) or values (1).
     fn packed_into(
         &self,
         buffer: PackedBuffer,
@@ -158,17 +159,17 @@ impl AppendPolicy {
         self.kernels.run(KvPack { buffer, tokens, slot, packing, given })
     }
 
-    /// Slots that hold the positions before `end`; `have`: slots now.
+    /// Number of slots that hold the positions before `end`; `have`: current number of slots.
     fn slots_for(&self, at: &At, have: usize, end: usize) -> usize {
         match self.need.window {
             Some(window) => ring(window, at.history.max(1), self.settings.residual),
             None if end <= have => have,
-            // Copies are rare, and little is held in advance.
+            // Copies are rare, and little room is held in advance.
             None => end.max(self.block(at.horizon.saturating_sub(1))).max(have + self.block(have / 16)),
         }
     }
 
-    /// Has slots for the positions before `end`, for rows like those of `keys`.
+    /// Makes slots for the positions before `end`, for rows like those of `keys`.
     fn make_room(&self, at: &mut At, tensors: &mut Tensors, end: usize, keys: &Tensor<4>) -> Result<()> {
         let have = tensors.packed.tokens();
         let slots = self.slots_for(at, have, end);
@@ -196,7 +197,7 @@ impl AppendPolicy {
         Ok(())
     }
 
-    /// What attention reads: what is packed, and `recent`.
+    /// Returns the keys and values for attention: the packed ones, and `recent`.
     fn seen(&self, at: &At, tensors: &mut Tensors, recent: DenseKv) -> Result<KvView> {
         let end = at.counts.end;
         let rotation = tensors.derived.rotation.clone();
@@ -212,7 +213,8 @@ impl AppendPolicy {
         Ok(KvView::Packed(Box::new(PackedView { packed, end, recent, rotation })))
     }
 
-    /// What keys and values like these are multiplied by before they are stored, if they are. The matrix is its own inverse.
+    /// Returns the matrix that keys and values like these are multiplied by before they are stored, if they
+    /// are. The matrix is its own inverse.
     fn rotation(&self, derived: &Derived, like: &Tensor<4>) -> Result<Option<Tensor<2>>> {
         match &derived.rotation {
             None if self.settings.rotates(&self.need) => {
@@ -222,7 +224,7 @@ impl AppendPolicy {
         }
     }
 
-    /// Has the ring as long as it has to be, with what it holds.
+    /// Grows the ring of recent tokens to the required length, keeping its contents.
     fn grow_recent(&self, at: &At, recent: &mut Buffer, new: &Kv) -> Result<()> {
         let (have, room) = (recent.slots(), self.room(at));
         if have == room {
@@ -238,7 +240,7 @@ impl AppendPolicy {
         }
     }
 
-    /// Slots of a packed part that was read from a file; 0 for none.
+    /// Number of slots of a packed part that was read from a file; 0 if there is none.
     fn packed_slots(&self, packed: &Slot<Packed>) -> Result<usize> {
         let Some((keys, values)) = packed.get()? else { return Ok(0) };
         let fits = |buffer: &PackedBuffer, packing: &Packing| {
@@ -281,8 +283,8 @@ impl Policy for AppendPolicy {
     type Counts = Counts;
     type Tensors = Tensors;
 
-    /// While a chunk is stored it is there as it is, and what is packed twice: as its queries see it, and with what became
-    /// of the chunk.
+    /// While a chunk is stored, it is held in full precision, and the packed part exists twice: as the
+    /// chunk's queries see it, and with the chunk packed.
     fn footprint(&self, at: &At, tensors: &Tensors, step: &StepShape) -> Footprint {
         let need = &self.need;
         let packed = |slots: usize| {
@@ -376,10 +378,11 @@ impl KvPolicy for AppendPolicy {
             let recent = tensors.recent.dense(start)?;
             return self.seen(at, tensors, recent);
         }
-        // A chunk longer than the ring: its queries get it in order, the ring gets its end, and the rest is packed.
+        // A chunk longer than the ring: its queries see it in order, the ring gets its end, and the rest is
+        // packed.
         let all = behind(tensors.recent.gather(KvSpan { start: begin, len: first - begin })?, new);
         let (keys, values) = all.clone();
-        let view = self.seen(at, tensors, DenseKv { keys, values, start, origin: begin })?;
+        let view = self.seen(at, tensors, DenseKv { keys, values, start, origin: begin, shared: None })?;
         let last = first + n;
         let kept = (last - begin).min(self.room(at));
         tensors.recent.truncate(0)?;
@@ -414,7 +417,8 @@ impl KvPolicy for AppendPolicy {
                 };
                 let (keys, values) = (unpack(keys, self.packings[0]), unpack(values, self.packings[1]));
                 let old = KvSpan { start: span.start, len: begin - span.start };
-                let (keys, values) = DenseKv { keys, values, start: 0, origin: 0 }.in_order(old);
+                let (keys, values) =
+                    DenseKv { keys, values, start: 0, origin: 0, shared: None }.in_order(old);
                 Some((keys.cast(dtype), values.cast(dtype)))
             }
         };
@@ -430,7 +434,7 @@ impl KvPolicy for AppendPolicy {
     fn replayable(&self, at: &At, tensors: &Tensors) -> usize {
         let begin = self.block(at.seq_len);
         let ready = at.seq_len > 0 && at.counts.end == begin && tensors.recent.slots() == self.room(at);
-        // Where nothing is packed yet, the first token behind the block is another launch.
+        // While nothing is packed yet, the first token after the block has different launches.
         if ready { begin + self.settings.residual - at.seq_len } else { 0 }
     }
 }

@@ -1,4 +1,4 @@
-//! What llama.cpp's converter makes of models of all architectures, as `tools/gguf_cases.py` recorded it.
+//! Output of llama.cpp's converter for models of all architectures, as recorded by `tools/gguf_cases.py`.
 
 use std::{collections::BTreeSet, fs};
 
@@ -9,11 +9,11 @@ use crate::gguf::names::{Heads, source};
 
 #[derive(Debug)]
 struct Case {
-    /// The `config.json` that the converter was given.
+    /// The `config.json` that was given to the converter.
     config: Json,
     metadata: Metadata,
     tensors: Few,
-    /// Tensors of the checkpoint with their shapes.
+    /// Shapes of the tensors of the checkpoint.
     checkpoint: Map<String, Json>,
 }
 
@@ -50,7 +50,7 @@ fn shape(json: &Json) -> Vec<usize> {
     json.as_array().unwrap().iter().map(|size| size.as_u64().unwrap() as usize).collect()
 }
 
-/// A value with the names of its types in the Python package `gguf`.
+/// Parses a value with the names of its types in the Python package `gguf`.
 fn stored(types: &Json, value: &Json) -> Stored {
     match (types[0].as_str().unwrap(), value) {
         ("UINT32", _) => Stored::U32(value.as_u64().unwrap() as u32),
@@ -66,7 +66,7 @@ fn stored(types: &Json, value: &Json) -> Stored {
     }
 }
 
-/// Whether numbers are the same once they were float32, and all else is the same.
+/// Whether two values are equal after rounding numbers to float32.
 fn same(found: &Json, expected: &Json) -> bool {
     let single = |json: &Json| json.as_f64().map(|number| number as f32);
     let (all, known) = (found.as_array().into_iter().flatten(), expected.as_array().into_iter().flatten());
@@ -83,7 +83,7 @@ fn a_config_is_the_one_that_was_converted() {
         let name = case.model_type().to_owned();
         let found = config_json(&case.metadata, &mut case.tensors).unwrap();
         let expected = &case.config;
-        // Transformers 5 keeps rotary positions apart, Gemma 3's for each kind of block.
+        // Transformers 5 has separate rotary positions, and Gemma 3 has them per kind of block.
         let ropes = &expected["rope_parameters"];
         let rope = ropes.get("full_attention").unwrap_or(ropes);
         for (key, value) in found.as_object().unwrap() {
@@ -92,7 +92,8 @@ fn a_config_is_the_one_that_was_converted() {
                 "rope_local_base_freq" => &ropes["sliding_attention"]["rope_theta"],
                 "rope_scaling" => {
                     for (key, value) in value.as_object().unwrap() {
-                        // The converter computes it; Phi-3's config has only the lengths that it comes from.
+                        // The converter computes this value; Phi-3's config has only the lengths that it
+                        // derives from.
                         if key == "attention_factor" {
                             let stretch = 16384_f64 / 4096.0;
                             let computed = (1.0 + stretch.ln() / 4096_f64.ln()).sqrt();
@@ -103,7 +104,7 @@ fn a_config_is_the_one_that_was_converted() {
                     }
                     continue;
                 }
-                // Sizes that follow from others, and other names of the same.
+                // Sizes that follow from others, and alternative names.
                 "head_dim" if expected.get(key).is_none() => &Json::from(16),
                 "hidden_activation" if expected.get(key).is_none() => &expected["hidden_act"],
                 "num_experts" if expected.get(key).is_none() => &expected["num_local_experts"],

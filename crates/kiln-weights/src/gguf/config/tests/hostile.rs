@@ -1,4 +1,4 @@
-//! Metadata from strangers: any values for the keys that are read.
+//! Metadata from untrusted sources: arbitrary values for the keys that are read.
 
 use proptest::prelude::*;
 

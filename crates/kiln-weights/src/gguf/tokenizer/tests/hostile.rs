@@ -1,11 +1,11 @@
-//! Metadata from strangers: any values for the keys that are read.
+//! Metadata from untrusted sources: arbitrary values for the keys that are read.
 
 use proptest::prelude::*;
 use tokenizers::Tokenizer;
 
 use super::*;
 
-/// Values that keys of tokenizers may have, and some that they may not.
+/// Generates values that keys of tokenizers may have, and some that they may not.
 fn any_value() -> impl Strategy<Value = Value> {
     let word = prop_oneof![Just(String::new()), "[a-c ▁]{1,3}", "<0x[0-9A-F]{2}>", any::<String>()];
     prop_oneof![
@@ -45,7 +45,7 @@ proptest! {
         for (key, value) in changes {
             metadata.insert(format!("tokenizer.{}", KEYS[key]), value);
         }
-        // What is not refused can be loaded.
+        // Accepted metadata can be loaded.
         if let Ok(json) = tokenizer_json(&metadata) {
             let tokenizer: Result<Tokenizer, _> = serde_json::from_value(json);
             prop_assert!(tokenizer.is_ok(), "{tokenizer:?}");

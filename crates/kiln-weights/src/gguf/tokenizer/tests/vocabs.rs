@@ -1,7 +1,7 @@
 //! The vocabularies and texts of llama.cpp's own tests.
 //!
-//! `KILN_TEST_VOCABS` names a folder with `ggml-vocab-*.gguf` and the texts and tokens beside them: `models`
-//! of llama.cpp, which is in the source package of llama-cpp-python, too. Without it this test says that it
+//! `KILN_TEST_VOCABS` names a folder with `ggml-vocab-*.gguf` and the matching texts and tokens: `models` of
+//! llama.cpp, which is also in the source package of llama-cpp-python. Without it, this test reports that it
 //! was skipped.
 
 use std::{
@@ -29,7 +29,7 @@ fn metadata(path: &Path) -> Metadata {
     Gguf::read(&mut file, len).unwrap().metadata().clone()
 }
 
-/// The texts of a vocabulary with their tokens; `None` where there are none.
+/// Reads the texts of a vocabulary with their tokens; `None` if there are none.
 fn cases(path: &Path) -> Option<Vec<(String, Vec<u32>)>> {
     const BETWEEN: &str = "\n__ggml_vocab_test__\n";
     let beside = |extension| fs::read_to_string(path.with_extension(extension)).ok();
@@ -60,7 +60,7 @@ fn llama_cpps_own_tests_pass() {
         };
         let tokenizer = tokenizer(&metadata);
         let Some(cases) = cases(&path) else { continue };
-        // llama.cpp does not compose letters and accents, and the models' own tokenizers do.
+        // llama.cpp does not compose letters and accents, but the models' own tokenizers do.
         let changes = |text: &str| {
             let mut composed = NormalizedString::from(text);
             NFC.normalize(&mut composed).unwrap();
@@ -74,7 +74,7 @@ fn llama_cpps_own_tests_pass() {
         tested += cases.len();
     }
     assert!(tested > 0, "the folder has no texts");
-    // Encoders, and a file that is older than the names of pre-tokenizers.
+    // Encoders, and a file older than the names of pre-tokenizers.
     let known = ["ggml-vocab-aquila", "ggml-vocab-bert-bge", "ggml-vocab-nomic-bert-moe"].map(str::to_owned);
     assert!(refused.is_subset(&known.into()), "{refused:?}");
 }

@@ -1,0 +1,236 @@
+//! Buffers that rows of different lengths share, so that one launch serves all of them.
+//!
+//! Rows of one length have their keys in one tensor, and one launch appends to it or attends over it. Rows of
+//! different lengths have layers of their own, which would cost one launch each. If the strategy keeps
+//! position `p` in slot `p`, all rows of a block lie in one buffer instead,
+//! `[1, kv_heads, slots of all rows, head_dim]`: position `p` of a row is in slot `base + p`. All blocks use
+//! the same bases, because all of them have seen the same tokens.
+//!
+//! Layers lend their keys and values to that buffer, and still answer questions. Operations that need the
+//! tensors of a layer give them back first.
+
+use burn::tensor::Tensor;
+
+use super::{LayerCache, ModelCache, groups::RowGroup};
+use crate::{
+    Error, Result,
+    layer::{Kv, KvLayer, StepShape},
+};
+
+/// Largest number of tokens of a row in a pass for which rows begin to share buffers: more tokens are a
+/// prompt, whose launches take long anyway.
+const FEW: usize = 16;
+
+/// Buffers of the blocks whose rows share one.
+#[derive(Debug, Default)]
+pub(super) struct SharedBuffers {
+    /// By block, `[1, kv_heads, slots, head_dim]`; `None` if rows have buffers of their own.
+    pub(super) blocks: Vec<Option<Kv>>,
+}
+
+/// Slots of a group of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Region {
+    /// First slot of the group's first row.
+    pub(super) base: usize,
+    /// Number of slots per row; rows are adjacent.
+    pub(super) slots: usize,
+}
+
+impl SharedBuffers {
+    pub(super) fn bytes(&self) -> usize {
+        let bytes = |tensor: &Tensor<4>| tensor.shape().num_elements() * tensor.dtype().size();
+        self.blocks.iter().flatten().map(|(keys, values)| bytes(keys) + bytes(values)).sum()
+    }
+
+    fn largest(&self) -> usize {
+        let bytes = |tensor: &Tensor<4>| tensor.shape().num_elements() * tensor.dtype().size();
+        self.blocks.iter().flatten().map(|(keys, values)| bytes(keys) + bytes(values)).max().unwrap_or(0)
+    }
+}
+
+impl ModelCache {
+    /// Moves the keys of rows of different lengths into shared buffers, in the blocks whose strategy allows
+    /// it, before a pass that feeds `step`. Models whose attention reads
+    /// [`BlockKeys::Shared`](super::BlockKeys) call it.
+    ///
+    /// If there is no memory for that, rows keep buffers of their own.
+    ///
+    /// # Errors
+    /// The device's error in copying; then the cache is poisoned.
+    pub fn share_buffers(&mut self, step: &StepShape, working: usize) -> Result<()> {
+        let is_shared = self.groups.iter().any(|group| group.region.is_some());
+        if self.is_poisoned() || self.groups.len() < 2 && !is_shared {
+            return Ok(());
+        }
+        let wanted = if self.keeps_apart || step.tokens > FEW && !is_shared {
+            Vec::new()
+        } else {
+            self.shareable(step.tokens)
+        };
+        if wanted.is_empty() {
+            return self.give_back_all();
+        }
+        let has_room = |group: &RowGroup| {
+            group.region.is_some_and(|region| group.seq_len() + step.tokens <= region.slots)
+        };
+        let known =
+            (0..self.blocks()).filter(|&block| self.shared.blocks.get(block).is_some_and(Option::is_some));
+        if known.eq(wanted.iter().copied()) && self.groups.iter().all(has_room) {
+            return Ok(());
+        }
+        // While a block is moved, two copies of it exist.
+        let layers = self.footprints(step, &[]);
+        let moved = layers.iter().map(|(layer, _)| layer.held).max().unwrap_or(0).max(self.shared.largest());
+        if self.claim_for(&layers, working.max(moved)).is_err() {
+            self.keeps_apart = true;
+            return self.give_back_all();
+        }
+        self.rearrange(&wanted, step.tokens).inspect_err(|_| self.poison())
+    }
+
+    /// Returns the first slot of each row in buffers that rows share; 0 for rows that share none.
+    pub fn bases(&self, rows: usize) -> Vec<usize> {
+        let of_group = |group: &RowGroup| {
+            let Region { base, slots } = group.region.unwrap_or(Region { base: 0, slots: 0 });
+            (0..group.rows.unwrap_or(rows)).map(move |row| base + row * slots)
+        };
+        self.groups.iter().flat_map(of_group).collect()
+    }
+
+    /// Returns the blocks whose rows can share a buffer while each row stores `tokens` more tokens.
+    fn shareable(&self, tokens: usize) -> Vec<usize> {
+        if self.groups.iter().any(|group| group.seq_len() == 0 && group.region.is_none()) {
+            return Vec::new();
+        }
+        let can = |&block: &usize| {
+            let mut layers = self.groups.iter().map(|group| group.layers[block].keys());
+            layers.all(|keys| keys.is_some_and(|keys| keys.slots_for(tokens).is_some()))
+        };
+        (0..self.blocks()).filter(can).collect()
+    }
+
+    /// Moves the rows of the `wanted` blocks into new buffers, each with as much room as its layers ask for.
+    fn rearrange(&mut self, wanted: &[usize], tokens: usize) -> Result<()> {
+        let kept: Vec<bool> = (0..self.blocks()).map(|block| wanted.contains(&block)).collect();
+        if kept.iter().zip(&self.shared.blocks).any(|(kept, buffer)| !kept && buffer.is_some()) {
+            self.give_back_all()?;
+        }
+        let mut base = 0;
+        let mut regions = Vec::with_capacity(self.groups.len());
+        for group in &self.groups {
+            let of_block =
+                |&block: &usize| group.layers[block].keys().and_then(|keys| keys.slots_for(tokens));
+            let slots = wanted.iter().filter_map(of_block).max().unwrap_or(0).max(group.seq_len() + tokens);
+            regions.push(Region { base, slots });
+            base += slots * group.rows.or(self.rows).unwrap_or(1);
+        }
+        self.shared.blocks.resize_with(self.blocks(), || None);
+        for &block in wanted {
+            let old = self.shared.blocks[block].take();
+            let mut new: Option<Kv> = None;
+            for (group, region) in self.groups.iter_mut().zip(&regions) {
+                let (len, rows) = (group.seq_len(), group.rows.or(self.rows).unwrap_or(1));
+                let from = match (&old, group.region) {
+                    (Some(old), Some(own)) => {
+                        (0..rows).map(|row| part(old, own.base + row * own.slots, len)).collect()
+                    }
+                    _ => lent(keys_of(&mut group.layers[block])?, len)?,
+                };
+                for (row, (keys, values)) in from.into_iter().enumerate() {
+                    let (k, v) = new.take().unwrap_or_else(|| (zeros(&keys, base), zeros(&values, base)));
+                    let first = region.base + row * region.slots;
+                    new = Some((written(k, keys, first), written(v, values, first)));
+                }
+            }
+            self.shared.blocks[block] = new;
+        }
+        for (group, region) in self.groups.iter_mut().zip(regions) {
+            group.region = Some(region);
+        }
+        Ok(())
+    }
+
+    /// Gives all layers their keys and values back.
+    pub(super) fn give_back_all(&mut self) -> Result<()> {
+        (0..self.groups.len()).try_for_each(|group| self.give_back(group))?;
+        self.shared = SharedBuffers::default();
+        Ok(())
+    }
+
+    /// Gives the layers of a group their keys and values back. If the device fails, the cache is poisoned.
+    pub(super) fn give_back(&mut self, group: usize) -> Result<()> {
+        let rows = self.rows;
+        let Some(group) = self.groups.get_mut(group) else { return Ok(()) };
+        let Some(region) = group.region.take() else { return Ok(()) };
+        let rows = group.rows.or(rows).unwrap_or(1);
+        let returned = self.shared.blocks.iter().zip(&mut group.layers).try_for_each(|(shared, layer)| {
+            shared.as_ref().map_or(Ok(()), |shared| {
+                keys_of(layer)?.take_back(copied(shared, region, rows));
+                Ok(())
+            })
+        });
+        returned.inspect_err(|_| self.poison())
+    }
+
+    /// Copies the layers of a group, with keys and values of their own.
+    pub(super) fn snapshot_of(&self, group: &RowGroup) -> RowGroup {
+        let mut copy = group.snapshot();
+        if let Some(region) = copy.region.take() {
+            let rows = group.rows.or(self.rows).unwrap_or(1);
+            for (shared, layer) in self.shared.blocks.iter().zip(&mut copy.layers) {
+                if let (Some(shared), Some(keys)) = (shared, layer.keys_mut()) {
+                    keys.take_back(copied(shared, region, rows));
+                }
+            }
+        }
+        copy
+    }
+}
+
+fn keys_of(layer: &mut LayerCache) -> Result<&mut dyn KvLayer> {
+    layer.keys_mut().ok_or_else(|| Error::Execution("a block without keys shares a buffer".to_owned()))
+}
+
+/// Makes a layer give up its keys and values, and returns the first `len` positions of each row.
+fn lent(layer: &mut dyn KvLayer, len: usize) -> Result<Vec<Kv>> {
+    let kv = layer.lend()?.ok_or_else(|| Error::Execution("a layer has no keys to lend".to_owned()))?;
+    let rows = kv.0.dims()[0];
+    let row = |row: usize| {
+        let own = |tensor: &Tensor<4>| tensor.clone().narrow(0, row, 1).narrow(2, 0, len);
+        (own(&kv.0), own(&kv.1))
+    };
+    Ok((0..rows).map(row).collect())
+}
+
+/// Returns `len` slots from `first` on.
+fn part((keys, values): &Kv, first: usize, len: usize) -> Kv {
+    (keys.clone().narrow(2, first, len), values.clone().narrow(2, first, len))
+}
+
+fn zeros(like: &Tensor<4>, slots: usize) -> Tensor<4> {
+    let [_, heads, _, dim] = like.dims();
+    Tensor::zeros([1, heads, slots, dim], (&like.device(), like.dtype()))
+}
+
+/// Writes `new` to the slots from `first` on.
+fn written(buffer: Tensor<4>, new: Tensor<4>, first: usize) -> Tensor<4> {
+    let [_, heads, len, dim] = new.dims();
+    if len == 0 {
+        return buffer;
+    }
+    buffer.slice_assign([0..1, 0..heads, first..first + len, 0..dim], new)
+}
+
+/// Copies the rows of a region into tensors of their own, `[rows, kv_heads, slots, head_dim]`.
+fn copied((keys, values): &Kv, Region { base, slots }: Region, rows: usize) -> Kv {
+    let own = |tensor: &Tensor<4>| {
+        let [_, heads, _, dim] = tensor.dims();
+        let rows = (0..rows).map(|row| tensor.clone().narrow(2, base + row * slots, slots));
+        // Copied into new memory: a view would keep the whole buffer from being written in place.
+        let new = Tensor::zeros([rows.len(), heads, slots, dim], (&tensor.device(), tensor.dtype()));
+        rows.enumerate()
+            .fold(new, |new, (row, own)| new.slice_assign([row..row + 1, 0..heads, 0..slots, 0..dim], own))
+    };
+    (own(keys), own(values))
+}

@@ -1,0 +1,99 @@
+//! Cases of any kernel, with the type of the kernel erased.
+
+use std::{fmt, rc::Rc};
+
+use burn::tensor::{DType, Device, TensorData};
+use kiln_core::Result;
+use kiln_weights::Format;
+
+use crate::{
+    check::invariance::violation,
+    runtime::{choice::Path, kernels::Kernels},
+    testing::{
+        case::{Case, Lacks, Read, Tolerance, difference},
+        checked::Checked,
+        numbers::Numbers,
+    },
+};
+
+/// Runs a kernel, and reads its results.
+type Run = Box<dyn Fn(&Kernels, DType) -> Result<Vec<TensorData>>>;
+
+/// Runs a kernel whole and in parts, and reports how the results differ.
+type Invariance = Box<dyn Fn(&Kernels, DType) -> Result<Option<String>>>;
+
+/// A case of any kernel.
+pub struct AnyCase {
+    kernel: &'static str,
+    name: String,
+    run: Run,
+    invariance: Invariance,
+    lacks: Lacks,
+    tolerance: Tolerance,
+    is_probed: bool,
+    format: Option<Format>,
+}
+
+impl AnyCase {
+    pub(crate) fn of<K: Checked>(
+        Case { name, inputs, lacks, tolerance, is_probed, format }: Case<K>,
+    ) -> Self {
+        let inputs = Rc::new(inputs);
+        let again = Rc::clone(&inputs);
+        let run = move |kernels: &Kernels, dtype| {
+            let inputs = inputs(&mut Numbers::new(kernels.device(), dtype));
+            kernels.run(inputs).read()
+        };
+        let invariance = move |kernels: &Kernels, dtype| {
+            violation(again(&mut Numbers::new(kernels.device(), dtype)), kernels)
+        };
+        let (run, invariance) = (Box::new(run), Box::new(invariance));
+        Self { kernel: K::NAME, name, run, invariance, lacks, tolerance, is_probed, format }
+    }
+
+    /// Whether quick self-tests always run this case, whichever others they leave out.
+    pub(crate) fn is_probed(&self) -> bool {
+        self.is_probed
+    }
+
+    /// The format of the packed weights, if the case has any.
+    pub fn format(&self) -> Option<Format> {
+        self.format
+    }
+
+    /// Runs the case on the device of `kernels`, for inputs of type `dtype`, and returns the results.
+    ///
+    /// # Errors
+    /// Returns errors of the device.
+    pub fn run(&self, kernels: &Kernels, dtype: DType) -> Result<Vec<TensorData>> {
+        (self.run)(kernels, dtype)
+    }
+
+    /// Describes in a sentence how the result for a row or a token depends on others computed beside it;
+    /// `None` if it does not.
+    ///
+    /// # Errors
+    /// Returns errors of the device.
+    pub fn variance(&self, kernels: &Kernels, dtype: DType) -> Result<Option<String>> {
+        (self.invariance)(kernels, dtype)
+    }
+
+    /// The implementation that runs on a device for which `preferred` is selected.
+    pub fn path(&self, preferred: Path, dtype: DType, device: &Device) -> Path {
+        if (self.lacks)(preferred, dtype, device) { Path::Reference } else { preferred }
+    }
+
+    /// Describes in a sentence the element that differs most, if it differs too much.
+    pub fn difference(&self, dtype: DType, got: &[TensorData], want: &[TensorData]) -> Option<String> {
+        if got.len() != want.len() {
+            return Some(format!("has {} results, not {}", got.len(), want.len()));
+        }
+        got.iter().zip(want).find_map(|(got, want)| difference(&*self.tolerance, dtype, got, want))
+    }
+}
+
+impl fmt::Debug for AnyCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kernel, self.name)
+    }
+}

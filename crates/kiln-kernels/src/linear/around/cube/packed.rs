@@ -1,0 +1,226 @@
+//! Products with packed weights: codes are unpacked in registers and multiplied there.
+
+use cubecl::prelude::*;
+
+use super::{Info, Product, no_sums, row_at, write_results};
+use crate::{
+    linear::{
+        fours::{Four, dot},
+        packed_reader::{Reading, four_at, read_four, read_group, read_words, write_table},
+    },
+    norm::rms_norm::NormOrder,
+    runtime::launch::LANES,
+};
+
+/// Like `linear`, except that lanes go along halves of runs of `w`.
+///
+/// `Σ x w` in a group is `factor · Σ x read + shift · Σ x`: codes are multiplied as they are read, and the
+/// parameters of the group are applied once.
+#[cube(launch, address_type = "dynamic")]
+pub(super) fn linear_packed<E: Float, N: Size>(
+    x: &Tensor<Vector<E, N>>,
+    w: &Tensor<u32>,
+    bias: &Tensor<E>,
+    residual: &Tensor<E>,
+    y: &mut Tensor<E>,
+    scales: &Tensor<Vector<E, N>>,
+    cosines: &Tensor<f32>,
+    sines: &Tensor<f32>,
+    info: &Info,
+    #[comptime] product: Product,
+    #[comptime] reading: Reading,
+    #[define(E)] _elem: ElemType,
+) {
+    let workgroup = CUBE_POS;
+    if workgroup >= info.workgroups {
+        terminate!();
+    }
+    let (tokens, input, rows) = (info.tokens, info.input, info.rows);
+    let lane = UNIT_POS as usize;
+    let (most_rows, together) = comptime!((product.most_rows, product.together()));
+    let (norm, kind) = comptime!((product.norm, product.kind));
+    let tiles = rows.div_ceil(most_rows);
+    let first_row = workgroup % tiles * most_rows;
+    let first_output = workgroup / tiles * comptime!(product.outputs());
+    let first = first_output + lane / together * 4;
+    let (mut products, mut squares) = no_sums(most_rows);
+    // First the numbers of the table, then sums.
+    let mut memory = Shared::<[f32]>::new_slice(comptime!(4 * LANES * product.at_once()));
+    write_table(&mut memory, reading);
+    let mut begins = Array::<usize>::new(4usize);
+    #[unroll]
+    for i in 0..4usize {
+        // Indices past the last row read the last one.
+        begins[i] = min(row_at(first + i, info, kind), info.output - 1) * w.stride(0);
+    }
+    let mut half = lane % together;
+    while half < info.halves {
+        let read = read_half(w, &begins, half, input, reading);
+        #[unroll]
+        for pair in 0..2usize {
+            let c = half / 2 * 8 + half % 2 * 2 + comptime!(4 * pair);
+            let weights = numbers_of_pair(&read, &memory, pair, reading);
+            let mut own_scales = Array::<Four>::new(2usize);
+            if comptime!(norm.is_some()) {
+                #[unroll]
+                for next in 0..2usize {
+                    let mut four = four_at::<E, N>(scales, 0usize, c + next, input, reading);
+                    if comptime!(norm == Some(NormOrder::ScaleThenCast)) {
+                        four += Four::new(1.0);
+                    }
+                    own_scales[next] = four;
+                }
+            }
+            #[unroll]
+            for r in 0..most_rows {
+                let row = min(first_row + r, rows - 1);
+                let at = row / tokens * x.stride(0) + row % tokens * x.stride(1);
+                let mut numbers = four_at::<E, N>(x, at, c, input, reading);
+                let mut next = four_at::<E, N>(x, at, c + 1, input, reading);
+                // The sum of the numbers.
+                let mut total = f32::new(0.0);
+                if comptime!(norm.is_some()) {
+                    squares[r] += dot(numbers, numbers) + dot(next, next);
+                    total = dot_onto(dot(numbers, own_scales[0]), next, own_scales[1]);
+                    numbers *= own_scales[0];
+                    next *= own_scales[1];
+                } else {
+                    total += sum_of(numbers, next);
+                }
+                products[r] =
+                    add_products_of_pair(products[r], numbers, next, total, &read, &weights, pair, reading);
+            }
+        }
+        half += together;
+    }
+    if comptime!(reading.table().is_some()) {
+        // All lanes have read the table.
+        sync_cube();
+    }
+    write_results::<E>(
+        memory,
+        &mut products,
+        &squares,
+        bias,
+        residual,
+        y,
+        cosines,
+        sines,
+        info,
+        first_row,
+        first_output,
+        product,
+    );
+}
+
+/// Half a run of four rows, as read from memory.
+#[derive(CubeType)]
+pub(crate) struct HalfRun {
+    /// Words of each row
+    words: Sequence<Array<u32>>,
+    /// The factor of the codes of each row, per group.
+    factors: Sequence<Four>,
+    /// The term that is added to each code of each row after the factor, per group.
+    shifts: Sequence<Four>,
+}
+
+/// Reads half a run of the four rows that begin with the words `begins`.
+#[cube]
+pub(crate) fn read_half(
+    w: &Tensor<u32>,
+    begins: &Array<usize>,
+    half: usize,
+    input: usize,
+    #[comptime] reading: Reading,
+) -> HalfRun {
+    let mut words = Sequence::<Array<u32>>::new();
+    let mut factors = Sequence::<Four>::new();
+    let mut shifts = Sequence::<Four>::new();
+    #[unroll]
+    for i in 0..4usize {
+        words.push(read_words(w, begins[i], half, input, reading));
+    }
+    #[unroll]
+    for group in 0..comptime!(reading.groups()) {
+        let mut factor = Four::new(1.0);
+        let mut shift = Four::new(0.0);
+        #[unroll]
+        for i in 0..4usize {
+            let of_group = read_group(w, begins[i], half, group, input, reading);
+            let steps = of_group.scale * comptime!(reading.steps());
+            factor.insert(i, steps);
+            shift.insert(i, fma(steps, -of_group.zero, of_group.minimum));
+        }
+        factors.push(factor);
+        shifts.push(shift);
+    }
+    HalfRun { words, factors, shifts }
+}
+
+/// Returns the codes in a pair of fours: the first four of each row, then the second.
+#[cube]
+pub(crate) fn numbers_of_pair(
+    read: &HalfRun,
+    table: &Shared<[f32]>,
+    #[comptime] pair: usize,
+    #[comptime] reading: Reading,
+) -> Array<Four> {
+    let mut numbers = Array::<Four>::new(8usize);
+    #[unroll]
+    for i in 0..4usize {
+        numbers[i] = read_four(&read.words[i], table, pair, 0usize, reading);
+        numbers[comptime!(i + 4)] = read_four(&read.words[i], table, pair, 1usize, reading);
+    }
+    numbers
+}
+
+/// Adds the products of a pair of fours of a vector, `numbers` and `next`, with each row. `total` is the sum
+/// of the pair.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "they are registers")]
+pub(crate) fn add_products_of_pair(
+    sums: Four,
+    numbers: Four,
+    next: Four,
+    total: f32,
+    read: &HalfRun,
+    weights: &Array<Four>,
+    #[comptime] pair: usize,
+    #[comptime] reading: Reading,
+) -> Four {
+    let group = comptime!(if reading.groups() == 2 { pair } else { 0 });
+    let (factor, shift) = (read.factors[group], read.shifts[group]);
+    let mut added = sums;
+    #[unroll]
+    for i in 0..4usize {
+        let partial = dot_onto(dot(numbers, weights[i]), next, weights[comptime!(i + 4)]);
+        let mut sum = fma(factor.extract(i), partial, added.extract(i));
+        if comptime!(reading.reads_codes()) {
+            sum = fma(shift.extract(i), total, sum);
+        }
+        added.insert(i, sum);
+    }
+    added
+}
+
+/// The sum of all numbers in two fours.
+#[cube]
+pub(crate) fn sum_of(numbers: Four, next: Four) -> f32 {
+    let mut total = f32::new(0.0);
+    #[unroll]
+    for i in 0..4usize {
+        total += numbers.extract(i) + next.extract(i);
+    }
+    total
+}
+
+/// `sum + Σ a b`.
+#[cube]
+fn dot_onto(sum: f32, a: Four, b: Four) -> f32 {
+    let mut sum = sum;
+    #[unroll]
+    for d in 0..4usize {
+        sum = fma(a.extract(d), b.extract(d), sum);
+    }
+    sum
+}

@@ -1,0 +1,21 @@
+//! Lists and opens devices. A device that is not available is reported as an error, never as a panic.
+
+mod bandwidth;
+#[cfg(feature = "cpu")]
+mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+pub(crate) mod info;
+mod open;
+#[cfg(feature = "wgpu")]
+pub(crate) mod opened;
+#[cfg(feature = "wgpu")]
+mod subnormals;
+mod system;
+#[cfg(feature = "wgpu")]
+mod wgpu;
+
+pub use bandwidth::CopyBandwidth;
+pub use info::{DeviceClass, DeviceInfo, DeviceName, MatrixUnits, Opened};
+pub use open::{list, open};
+pub use system::{limit_instructions, limit_threads, threads};

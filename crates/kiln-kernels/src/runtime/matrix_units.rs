@@ -1,0 +1,28 @@
+//! Shared parts of the shaders that use a GPU's matrix units.
+
+use burn::tensor::{DType, Device};
+
+use crate::runtime::{
+    device::{info::MatrixUnits, opened::matrix_units},
+    launch::prefers_few_groups,
+};
+
+/// The units that multiply many rows of type `dtype`, if any do. A software device emulates them and is
+/// faster without.
+pub(crate) fn units_for(dtype: DType, device: &Device) -> Option<MatrixUnits> {
+    let is_worth_it = dtype == DType::F16 && !prefers_few_groups(device);
+    is_worth_it.then(|| matrix_units(device)).flatten()
+}
+
+/// The lines that define the elements of workgroup memory.
+macro_rules! cells {
+    (fours) => {
+        "alias cell = vec4<elem>;\nconst CELLS = 1u;\nfn cell_of(four: vec4<elem>, i: u32) -> cell { return four; }"
+    };
+    // On Metal, naga translates loads of matrices for pointers to scalars.
+    (scalars) => {
+        "alias cell = elem;\nconst CELLS = 4u;\nfn cell_of(four: vec4<elem>, i: u32) -> cell { return four[i]; }"
+    };
+}
+
+pub(crate) use cells;

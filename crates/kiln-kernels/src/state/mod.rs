@@ -1,0 +1,4 @@
+//! State-space mixers.
+
+pub(crate) mod causal_conv;
+pub(crate) mod selective_scan;
