@@ -1,6 +1,9 @@
 //! The number of kernel launches in a decode step. Each costs a GPU some microseconds, whatever it computes.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
 
 use kiln::{
     DtypeChoice, Model, ModelBuilder, Plan,
@@ -11,6 +14,9 @@ use kiln::{
 use crate::support::{Llama, greedy};
 
 const LAYERS: usize = 32;
+
+/// Held by each test here: only one count of launches runs at a time.
+static COUNTING: Mutex<()> = Mutex::new(());
 
 /// Returns the maximum number of launches per token: seven per layer, plus some for the whole model. On a
 /// software GPU, steps are not fused.
@@ -46,6 +52,7 @@ fn a_token(opened: &Opened, dtype: DtypeChoice, cache: &str, n: usize, sample: b
 
 #[test]
 fn a_token_takes_few_launches() {
+    let _only = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     for (device, opened) in kiln_testkit::devices::opened() {
         if opened.info.class == DeviceClass::Cpu {
             continue;
@@ -91,6 +98,7 @@ fn a_step(model: &Model, plan: &Plan, lens: &[usize]) -> usize {
 
 #[test]
 fn rows_of_different_lengths_share_launches() {
+    let _only = COUNTING.lock().unwrap_or_else(PoisonError::into_inner);
     for (device, opened) in kiln_testkit::devices::opened() {
         if opened.info.class == DeviceClass::Cpu {
             continue;
