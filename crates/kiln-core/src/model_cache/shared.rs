@@ -14,6 +14,7 @@ use burn::tensor::Tensor;
 use super::{LayerCache, ModelCache, groups::RowGroup};
 use crate::{
     Error, Result,
+    budget::Budget,
     layer::{Kv, KvLayer, StepShape},
 };
 
@@ -54,7 +55,7 @@ impl ModelCache {
     /// it, before a pass that feeds `step`. Models whose attention reads
     /// [`BlockKeys::Shared`](super::BlockKeys) call it.
     ///
-    /// If there is no memory for that, rows keep buffers of their own.
+    /// If there is no memory for that, or the device has no buffer as large, rows keep buffers of their own.
     ///
     /// # Errors
     /// The device's error in copying; then the cache is poisoned.
@@ -81,7 +82,13 @@ impl ModelCache {
         }
         // While a block is moved, two copies of it exist.
         let layers = self.footprints(step, &[]);
-        let moved = layers.iter().map(|(layer, _)| layer.held).max().unwrap_or(0).max(self.shared.largest());
+        let held = layers.iter().map(|(layer, _)| layer.held).max().unwrap_or(0);
+        // Keys of all rows are one buffer, and so are their values.
+        let largest = self.budget().and_then(Budget::largest_buffer);
+        if largest.is_some_and(|largest| held as u64 / 2 > largest) {
+            return self.give_back_all();
+        }
+        let moved = held.max(self.shared.largest());
         if self.claim_for(&layers, working.max(moved)).is_err() {
             self.keeps_apart = true;
             return self.give_back_all();
