@@ -11,6 +11,7 @@ mod checkpoints;
 mod conformance;
 mod decoding;
 mod driver_faults;
+mod engine;
 mod experts;
 mod fuzz;
 mod gguf;

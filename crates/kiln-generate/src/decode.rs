@@ -19,8 +19,9 @@ use crate::{
 /// Steps that run before one is recorded: the allocator learns what a step needs.
 const WARM_UP: usize = 3;
 
-/// Steps that rotary tables are made for at once.
-const TABLE: usize = 2048;
+/// Steps that rotary tables are made for at first; each time they end, for twice as many, up to the most.
+const FIRST_TABLE: usize = 64;
+const LARGEST_TABLE: usize = 2048;
 
 /// What a step leaves on the device.
 #[derive(Clone, Debug)]
@@ -62,14 +63,14 @@ impl Wanted {
 }
 
 impl Running<'_> {
-    /// The next steps, from where the rows stand.
-    fn steps(&self, device: &Device) -> Steps {
+    /// The next `number` steps, from where the rows stand.
+    fn steps(&self, number: usize, device: &Device) -> Steps {
         let seen = self.cache.seq_lens(self.left_pad.len());
         let bases = self.cache.bases(self.left_pad.len());
         let rows = seen.into_iter().zip(&self.left_pad).zip(bases);
         let rows =
             rows.map(|((first, &visible_from), base)| RowPosition { first, visible_from, base }).collect();
-        Steps::new(&*self.model, rows, TABLE, device)
+        Steps::new(&*self.model, rows, number, device)
     }
 }
 
@@ -79,6 +80,8 @@ pub(crate) struct DecodeLoop {
     /// What is fed next, `[rows, 1]`. Nothing else ever holds it, so that it is written in place.
     tokens: Tensor<2, Int>,
     steps: Steps,
+    /// Steps that the tables were made for.
+    table: usize,
     capture: Capture,
 }
 
@@ -100,7 +103,8 @@ impl DecodeLoop {
         let buffer = Tensor::zeros([rows, 1], (&device, tokens.dtype()));
         Self {
             tokens: buffer.slice_assign([0..rows, 0..1], tokens.clone()),
-            steps: running.steps(&device),
+            steps: running.steps(FIRST_TABLE, &device),
+            table: FIRST_TABLE,
             capture: if capture { Capture::WarmingUp(0) } else { Capture::Off },
         }
     }
@@ -129,8 +133,10 @@ impl DecodeLoop {
         let stand_at = |rows: usize| {
             self.steps.positions.on_host.iter().map(|row| row.base).eq(running.cache.bases(rows))
         };
-        if !self.steps.has_next() || !stand_at(running.left_pad.len()) {
-            self.steps = running.steps(&device);
+        let ended = !self.steps.has_next();
+        if ended || !stand_at(running.left_pad.len()) {
+            self.table = if ended { LARGEST_TABLE.min(2 * self.table) } else { self.table };
+            self.steps = running.steps(self.table, &device);
             self.record_again();
         }
         // A buffer that has to grow is another one afterwards.

@@ -10,6 +10,7 @@ mod beams;
 mod contrastive;
 mod dola;
 mod guidance;
+mod joined;
 mod on_device;
 mod on_host;
 mod options;
@@ -29,6 +30,7 @@ use kiln_core::{
     read_back::{self, ReadBack},
 };
 
+pub(crate) use self::joined::{JoiningRows, Reading};
 use self::{
     assisted::Assisted,
     beams::Beams,
@@ -233,6 +235,14 @@ impl<'a> Generation<'a> {
             return None;
         }
         read_back::yield_now().await;
+        self.make_step().await
+    }
+
+    /// See [`next_step`](Self::next_step). Other tasks run only where a step is made in several pieces.
+    async fn make_step(&mut self) -> Option<Result<Step>> {
+        if self.over {
+            return None;
+        }
         self.over = true;
         self.clock.start();
         let mut emptied = false;

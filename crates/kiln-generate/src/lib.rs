@@ -23,6 +23,7 @@ mod contained;
 mod decode;
 mod device_beams;
 mod device_sampler;
+mod engine;
 mod oom_policy;
 mod prefill;
 mod settings;
@@ -33,6 +34,7 @@ pub use cache_handle::CacheHandle;
 pub use chat_template::{ChatTemplate, ChatTemplates, Conversation, Message, RenderOptions};
 pub use completion::Completion;
 pub use config::{GenerationConfig, UNTIL_IT_ENDS};
+pub use engine::{EXACT_ROWS, Engine, Event, Generating, RequestId};
 pub use generation::{
     AssistedSettings, BeamSettings, ContrastiveSettings, DolaLayers, DraftModel, EarlyStopping, ForceWord,
     Generation, Options, PromptLookup, Schedule, Step,

@@ -114,6 +114,38 @@ impl<'a> Feeder<'a> {
         self.capture &= !std::mem::take(&mut self.lost);
     }
 
+    /// Whether the cache holds all that was fed.
+    pub(crate) fn remembers(&self) -> bool {
+        self.unseen.is_none()
+    }
+
+    /// Ends the steps of this feeder, so that its rows can go to another one, and come back.
+    pub(crate) fn leave_to_others(&mut self) -> &mut Running<'a> {
+        self.decode = None;
+        &mut self.running
+    }
+
+    /// Appends the rows of another cache, which holds all that they were fed.
+    pub(crate) fn join(&mut self, cache: ModelCache, left_pad: Vec<usize>) -> Result<()> {
+        self.decode = None;
+        self.running.cache.join(cache)?;
+        self.running.left_pad.extend(left_pad);
+        Ok(())
+    }
+
+    /// Removes rows that follow each other, and returns them as a cache of their own.
+    pub(crate) fn leave(&mut self, rows: Range<usize>) -> Result<ModelCache> {
+        self.decode = None;
+        let mut left = self.running.cache.leave(rows.start)?;
+        self.running.left_pad.remove(rows.start);
+        for _ in 1..rows.len() {
+            let row = self.running.cache.leave(rows.start);
+            self.running.left_pad.remove(rows.start);
+            left.join(row?)?;
+        }
+        Ok(left)
+    }
+
     /// Has the cache hold each row `width` times, one behind the other.
     pub(crate) fn widen(&mut self, width: usize) -> Result<()> {
         if width == 1 {

@@ -12,6 +12,7 @@
 //! - [`Model::load`] loads a model, and [`Model::builder`] has the choices: device, type of numbers, memory.
 //! - [`Model::generate`] makes a [`Request`]: settings, then [`text`](Request::text), [`stream`](Request::stream) or
 //!   [`steps`](Request::steps).
+//! - [`Model::engine`] runs many requests at once, and they share passes.
 //! - A [`Sequence`] keeps what was computed for the next request, and a [`Chat`] for the next turn. A [`Plan`] says how it is
 //!   kept.
 //! - [`Model::causal`] is the forward pass, for loops of your own. What they need is in [`expert`].
@@ -64,8 +65,8 @@ pub use kiln_cache::Plan;
 pub use kiln_cache::{Offload, QuantizedSettings};
 pub use kiln_core::{Error, Result, model::TokenId};
 pub use kiln_generate::{
-    ChatTemplate, Completion, Conversation, GenerationConfig, Grammar, Message, Processor, RowState, Stats,
-    Step, StopReason,
+    ChatTemplate, Completion, Conversation, EXACT_ROWS, Engine, Event, Generating, GenerationConfig, Grammar,
+    Message, Processor, RequestId, RowState, Stats, Step, StopReason,
 };
 pub use kiln_kernels::device;
 pub use kiln_models::Mixture;

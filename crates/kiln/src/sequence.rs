@@ -5,7 +5,7 @@ use std::{iter::FusedIterator, path::Path, sync::Arc};
 use futures_util::stream::{self, Stream};
 use kiln_cache::Plan;
 use kiln_core::{Error, Result, batch::Batch, model::TokenId, model_cache::ModelCache, read_back};
-use kiln_generate::{Completion, Generation, Settings, Stats, Step, StopReason, Tokenizer};
+use kiln_generate::{Completion, Generating, Generation, Settings, Stats, Step, StopReason, Tokenizer};
 
 use crate::{Model, saved::SavedCache, text};
 
@@ -289,12 +289,17 @@ impl<'a> Steps<'a> {
     /// A future that is dropped in the middle of a step ends the generation.
     pub async fn next_step(&mut self) -> Option<Result<Step>> {
         let step = self.generation.next_step().await;
-        if let (Some(held), Some(Ok(step))) = (&mut self.held, &step) {
-            for (row, token) in held.rows.iter_mut().zip(&step.tokens) {
-                row.extend(token);
-            }
+        if let Some(Ok(step)) = &step {
+            self.hold_chosen(step);
         }
         step
+    }
+
+    /// Tells the sequence what was chosen.
+    pub(crate) fn hold_chosen(&mut self, step: &Step) {
+        for (row, token) in self.held.iter_mut().flat_map(|held| &mut held.rows).zip(&step.tokens) {
+            row.extend(token);
+        }
     }
 
     /// The steps as a [`Stream`] for async programs. It blocks its thread for one step at most.
@@ -368,6 +373,20 @@ impl<'a> Steps<'a> {
     /// The prompt of a row and the tokens so far, without padding; `None` where there is no such row.
     pub fn tokens(&self, row: usize) -> Option<&[TokenId]> {
         self.generation.tokens(row)
+    }
+}
+
+/// Tokens of a request among others.
+impl Generating for Steps<'static> {
+    type Output = Step;
+
+    fn generation(&mut self) -> &mut Generation<'static> {
+        &mut self.generation
+    }
+
+    fn take(&mut self, step: Step) -> Result<Option<Step>> {
+        self.hold_chosen(&step);
+        Ok(Some(step))
     }
 }
 

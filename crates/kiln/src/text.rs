@@ -3,8 +3,10 @@
 use std::{iter::FusedIterator, sync::Arc};
 
 use futures_util::stream::{self, Stream};
-use kiln_core::{Result, model::TokenId, model_cache::ModelCache, read_back};
-use kiln_generate::{Completion, Stats, StopReason, StoppedText, TextStream, Tokenizer};
+use kiln_core::{Error, Result, model::TokenId, model_cache::ModelCache, read_back};
+use kiln_generate::{
+    Completion, Generating, Generation, Stats, Step, StopReason, StoppedText, TextStream, Tokenizer,
+};
 
 use crate::{
     chat::Answer,
@@ -36,14 +38,19 @@ impl<'a> GeneratedText<'a> {
     /// A future that is dropped in the middle of a step ends the text.
     pub async fn next_piece(&mut self) -> Option<Result<String>> {
         let piece = self.generate_piece().await;
-        match (&piece, &mut self.answer) {
+        self.answer_with(piece.as_ref());
+        piece
+    }
+
+    /// Adds a piece to the conversation, or, after the last, the whole answer.
+    fn answer_with(&mut self, piece: Option<&Result<String>>) {
+        match (piece, &mut self.answer) {
             (Some(Ok(piece)), Some(answer)) => answer.push(piece),
             (None, Some(answer)) => answer.complete(),
             // What was said until then is the answer.
             (Some(Err(_)), _) => self.answer = None,
             (_, None) => {}
         }
-        piece
     }
 
     /// The pieces as a [`Stream`] for async programs. It blocks its thread for one step at most.
@@ -96,48 +103,53 @@ impl<'a> GeneratedText<'a> {
 
     async fn generate_piece(&mut self) -> Option<Result<String>> {
         while self.ended.is_none() {
-            let step = match self.steps.next_step().await {
-                Some(Ok(step)) => step,
-                Some(Err(error)) => {
-                    self.ended = Some(StopReason::Length);
-                    return Some(Err(error));
-                }
-                None => return self.end(self.steps.stop_reason(0).unwrap_or(StopReason::Length)),
+            let piece = match self.steps.next_step().await {
+                Some(Ok(step)) => self.text_of(step),
+                Some(Err(error)) => self.failed(error),
+                None => self.rest(),
             };
-            let (mut tokens, reason) = match step.parents {
-                None => {
-                    (step.tokens.first().copied().flatten().into_iter().collect(), self.steps.stop_reason(0))
-                }
-                Some(_) => self.newly_agreed(step.finished.iter().all(|&finished| finished)),
-            };
-            // The token that ends a text is no part of it.
-            if reason == Some(StopReason::EndOfText) {
-                tokens.pop();
-            }
-            let piece = match self.push(&tokens) {
-                Ok(piece) => piece,
-                Err(error) => {
-                    self.ended = Some(StopReason::Length);
-                    return Some(Err(error));
-                }
-            };
-            if let Some(StopReason::EndOfText) = reason
-                && !self.text.found()
-            {
-                return match self.end(StopReason::EndOfText) {
-                    Some(Ok(rest)) => Some(Ok(piece + &rest)),
-                    None if !piece.is_empty() => Some(Ok(piece)),
-                    end => end,
-                };
-            }
-            if self.text.found() {
-                self.ended = Some(StopReason::StopString);
-            }
-            if !piece.is_empty() {
-                return Some(Ok(piece));
+            if piece.is_some() {
+                return piece;
             }
         }
         None
+    }
+
+    /// The text that a step adds; `None`: none yet.
+    fn text_of(&mut self, step: Step) -> Option<Result<String>> {
+        let (mut tokens, reason) = match step.parents {
+            None => (step.tokens.first().copied().flatten().into_iter().collect(), self.steps.stop_reason(0)),
+            Some(_) => self.newly_agreed(step.finished.iter().all(|&finished| finished)),
+        };
+        // The token that ends a text is no part of it.
+        if reason == Some(StopReason::EndOfText) {
+            tokens.pop();
+        }
+        let piece = match self.push(&tokens) {
+            Ok(piece) => piece,
+            Err(error) => return self.failed(error),
+        };
+        if reason == Some(StopReason::EndOfText) && !self.text.found() {
+            return match self.end(StopReason::EndOfText) {
+                Some(Ok(rest)) => Some(Ok(piece + &rest)),
+                None if !piece.is_empty() => Some(Ok(piece)),
+                end => end,
+            };
+        }
+        if self.text.found() {
+            self.ended = Some(StopReason::StopString);
+        }
+        (!piece.is_empty()).then_some(Ok(piece))
+    }
+
+    /// The text that is left after the last step.
+    fn rest(&mut self) -> Option<Result<String>> {
+        self.end(self.steps.stop_reason(0).unwrap_or(StopReason::Length))
+    }
+
+    fn failed(&mut self, error: Error) -> Option<Result<String>> {
+        self.ended = Some(StopReason::Length);
+        Some(Err(error))
     }
 
     /// The text of tokens, as far as it is known not to end in the middle of a character or a stop string.
@@ -166,6 +178,37 @@ impl<'a> GeneratedText<'a> {
             self.ended = Some(StopReason::StopString);
         }
         (!rest.is_empty()).then_some(Ok(rest))
+    }
+}
+
+/// Text of a request among others: a piece after each step that adds one.
+impl Generating for GeneratedText<'static> {
+    type Output = String;
+
+    fn generation(&mut self) -> &mut Generation<'static> {
+        self.steps.generation()
+    }
+
+    fn take(&mut self, step: Step) -> Result<Option<String>> {
+        self.steps.hold_chosen(&step);
+        let piece = self.text_of(step);
+        if piece.is_some() {
+            self.answer_with(piece.as_ref());
+        }
+        piece.transpose()
+    }
+
+    fn is_over(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    fn end(&mut self) -> Result<Option<String>> {
+        let rest = if self.ended.is_some() { None } else { self.rest() };
+        if rest.is_some() {
+            self.answer_with(rest.as_ref());
+        }
+        self.answer_with(None);
+        rest.transpose()
     }
 }
 

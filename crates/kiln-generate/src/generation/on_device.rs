@@ -42,6 +42,11 @@ impl Generation<'_> {
         if self.looks_ahead() && self.limit.is_none_or(|limit| self.launched < limit) {
             self.ahead = Some(self.launch().await);
         }
+        self.choose_launched(reading).await
+    }
+
+    /// Reads what the device chose.
+    pub(super) async fn choose_launched(&mut self, reading: ReadBack) -> Result<Choice> {
         let read = reading.finish().await;
         let read = self.trusted(read)?;
         self.feeder.refusals.none_since()?;

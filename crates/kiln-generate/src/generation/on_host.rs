@@ -6,7 +6,7 @@ use kiln_core::{
     read_back::{self, ReadBack},
 };
 
-use kiln_kernels::{Kernels, TopLogprobs};
+use kiln_kernels::TopLogprobs;
 
 use super::{
     Generation, Next, dola,
@@ -17,6 +17,22 @@ use crate::{
     decode::{Output, Wanted},
     grammar::{Mask, Masks},
 };
+
+/// The scores of a step on their way to the host.
+#[derive(Debug)]
+pub(crate) struct Scores {
+    rows: usize,
+    vocab: usize,
+    read: ScoresRead,
+    /// Logits of the prompts that guidance moves away from.
+    negative: Option<ReadBack>,
+}
+
+#[derive(Debug)]
+enum ScoresRead {
+    All(ReadBack),
+    Likeliest { tokens: ReadBack, log_probs: ReadBack, most: usize },
+}
 
 impl Generation<'_> {
     pub(super) async fn choose_on_host(&mut self) -> Result<Choice> {
@@ -30,10 +46,35 @@ impl Generation<'_> {
         let Output::Logits(logits) = self.feed().await? else {
             return Err(Error::Execution("a step kept its scores on the device".into()));
         };
-        let (device, [rows, _, vocab]) = (logits.device(), logits.dims());
-        let (logits, top) = match self.options.likeliest_wanted() {
-            Some((kernels, most)) => (Vec::new(), Some(self.read_top(kernels, logits, most).await?)),
-            None => (self.read(read_back::start(logits)).await?, None),
+        let scores = self.read_scores(logits, negative);
+        self.choose_scored(scores).await
+    }
+
+    /// Starts to read `logits` `[rows, 1, vocab]`, or the likeliest tokens where they are all that is needed.
+    pub(super) fn read_scores(&self, logits: Tensor<3>, negative: Option<ReadBack>) -> Scores {
+        let [rows, _, vocab] = logits.dims();
+        let read = match self.options.likeliest_wanted() {
+            Some((kernels, most)) => {
+                let most = most.min(vocab);
+                let (tokens, log_probs) = kernels.run(TopLogprobs { logits, most });
+                let (tokens, log_probs) = (read_back::start(tokens), read_back::start(log_probs));
+                ScoresRead::Likeliest { tokens, log_probs, most }
+            }
+            None => ScoresRead::All(read_back::start(logits)),
+        };
+        Scores { rows, vocab, read, negative }
+    }
+
+    /// Chooses the next token of each row by its scores.
+    pub(super) async fn choose_scored(&mut self, scores: Scores) -> Result<Choice> {
+        let Scores { rows, vocab, read, negative } = scores;
+        let (logits, top) = match read {
+            ScoresRead::Likeliest { tokens, log_probs, most } => {
+                let tokens = tokens.finish().await;
+                let tokens = self.trusted(tokens)?.iter().collect();
+                (Vec::new(), Some(Top { tokens, log_probs: self.read(log_probs).await?, most }))
+            }
+            ScoresRead::All(logits) => (self.read(logits).await?, None),
         };
         let negative = match negative {
             Some(reading) => Some(self.read(reading).await?),
@@ -77,19 +118,10 @@ impl Generation<'_> {
             following.advance(step.accepted(&chosen))?;
         }
         let tokens: Vec<i32> = chosen.tokens.iter().map(|&id| id as i32).collect();
-        let tokens = Tensor::from_data(TensorData::new(tokens, [rows, 1]), &device);
+        let tokens = Tensor::from_data(TensorData::new(tokens, [rows, 1]), &self.device);
         let moves = |parents: &Vec<usize>| !parents.iter().copied().eq(0..parents.len());
         self.next = Next::Tokens(tokens, chosen.parents.clone().filter(moves));
         Ok(chosen)
-    }
-
-    async fn read_top(&mut self, kernels: Kernels, logits: Tensor<3>, most: usize) -> Result<Top> {
-        let most = most.min(logits.dims()[2]);
-        let (tokens, log_probs) = kernels.run(TopLogprobs { logits, most });
-        let (tokens, log_probs) = (read_back::start(tokens), read_back::start(log_probs));
-        let tokens = tokens.finish().await;
-        let tokens = self.trusted(tokens)?.iter().collect();
-        Ok(Top { tokens, log_probs: self.read(log_probs).await?, most })
     }
 
     /// The numbers of a tensor whose reading was started.

@@ -18,7 +18,7 @@ use kiln_core::{
     model::{CausalModel, ExpertTraffic, TokenId},
     model_cache::ModelCache,
 };
-use kiln_generate::{ChatTemplates, GenerationConfig, TextStream, TokenTable, Tokenizer};
+use kiln_generate::{ChatTemplates, Engine, Generating, GenerationConfig, TextStream, TokenTable, Tokenizer};
 use kiln_kernels::{Kernels, device::Opened};
 use kiln_models::Sizes;
 
@@ -116,6 +116,38 @@ impl Model {
     /// ```
     pub fn generate(&self, prompt: impl Into<Prompt>) -> Request<'static> {
         Request::new(self.clone(), prompt.into())
+    }
+
+    /// An engine for many requests at once, which share passes: up to `rows` rows in each (continuous batching).
+    /// Each request gives the tokens that it gives alone, if `rows` is at most [`EXACT_ROWS`].
+    ///
+    /// ```
+    /// # let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo");
+    /// use kiln::{EXACT_ROWS, Event, Model, expert::read_back::block_on};
+    ///
+    /// let model = Model::load(folder)?;
+    /// let mut engine = model.engine(EXACT_ROWS)?;
+    /// for prompt in ["ROMEO:", "The Constitution", "JULIET:"] {
+    ///     engine.submit(model.generate(prompt).max_new_tokens(9).stream()?)?;
+    /// }
+    /// while !engine.is_idle() {
+    ///     for event in block_on(engine.step()) {
+    ///         match event {
+    ///             Event::Output(request, piece) => println!("{request:?}: {piece}"),
+    ///             Event::Ended(request, text) => println!("{request:?} ended: {:?}", text.stop_reason()),
+    ///             Event::Failed(request, _, error) => println!("{request:?} failed: {error}"),
+    ///         }
+    ///     }
+    /// }
+    /// # Ok::<(), kiln::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for 0 rows.
+    ///
+    /// [`EXACT_ROWS`]: crate::EXACT_ROWS
+    pub fn engine<T: Generating>(&self, rows: usize) -> Result<Engine<T>> {
+        Engine::new(self.causal().clone(), rows)
     }
 
     /// The weights, for a loop of one's own.

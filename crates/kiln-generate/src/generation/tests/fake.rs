@@ -40,9 +40,9 @@ pub(crate) fn early(ids: &[TokenId], layer: usize) -> Vec<f32> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hashing {
     /// The forward pass that fails, counted from 0.
-    pub(super) fails_at: Option<usize>,
+    pub(crate) fails_at: Option<usize>,
     /// Tokens and horizon of every forward pass.
-    pub(super) fed: Arc<Mutex<Vec<(usize, usize)>>>,
+    pub(crate) fed: Arc<Mutex<Vec<(usize, usize)>>>,
 }
 
 impl Hashing {
@@ -72,6 +72,7 @@ impl CausalModel for Hashing {
     fn compute(&self, batch: &Batch, which: Logits<'_>, pass: &mut Pass<'_>) -> Result<Tensor<3>> {
         let mut fed = self.fed.lock().unwrap();
         if self.fails_at == Some(fed.len()) {
+            fed.push((batch.len(), 0));
             return Err(Error::Execution("as asked".into()));
         }
         fed.push((batch.len(), batch.horizon.first().copied().unwrap_or(0)));

@@ -1,0 +1,432 @@
+//! Generations that come and go, and share their passes (continuous batching).
+//!
+//! A prompt is computed by itself, a chunk in each turn. Then its rows join those of the other generations,
+//! and one pass gives every row its next token. Generations whose steps are not one token of each row (beams,
+//! assisted decoding, contrastive search, guidance, DoLa) keep passes of their own, a step in each turn.
+//!
+//! **Invariant:** a generation gives the tokens that it gives alone, whatever else runs. Rows keep their bits in
+//! passes of up to [`EXACT_ROWS`] rows; each generation has its own settings, sampler and processors.
+
+mod together;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use kiln_core::{Error, Result, model::CausalModel, read_back};
+
+use self::together::Together;
+use crate::generation::{Generation, Step};
+
+/// The most rows of a pass in which each row has the bits that it has alone, on every device.
+pub const EXACT_ROWS: usize = kiln_kernels::INVARIANT_UP_TO;
+
+/// How often a generation is computed again, without a step in between, before its error is final.
+const ATTEMPTS: usize = 3;
+
+/// Number of a generation in an [`Engine`]. Later ones have larger numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(u64);
+
+/// A generation in an [`Engine`], with what is made of its steps: nothing ([`Generation`]), or text.
+pub trait Generating: Send + 'static {
+    type Output;
+
+    fn generation(&mut self) -> &mut Generation<'static>;
+
+    /// Takes one more token of each row that had not ended.
+    ///
+    /// # Errors
+    /// An error ends the generation, and no other one.
+    fn take(&mut self, step: Step) -> Result<Option<Self::Output>>;
+
+    /// Whether nothing follows. A generation whose rows have ended is over anyway.
+    fn is_over(&self) -> bool {
+        false
+    }
+
+    /// The rest, after the last step.
+    fn end(&mut self) -> Result<Option<Self::Output>> {
+        Ok(None)
+    }
+}
+
+impl Generating for Generation<'static> {
+    type Output = Step;
+
+    fn generation(&mut self) -> &mut Self {
+        self
+    }
+
+    fn take(&mut self, step: Step) -> Result<Option<Step>> {
+        Ok(Some(step))
+    }
+}
+
+/// Something that happened in a turn of an [`Engine`].
+#[derive(Debug)]
+pub enum Event<T: Generating> {
+    /// More of a generation.
+    Output(RequestId, T::Output),
+    /// The generation is over. Its cache is empty, so that it holds no memory.
+    Ended(RequestId, T),
+    /// The generation ended with an error, and its cache is empty. Others go on.
+    Failed(RequestId, T, Error),
+}
+
+/// Runs many generations of one model at once.
+///
+/// A turn is [`step`](Self::step): nothing is computed in between.
+pub struct Engine<T: Generating> {
+    model: Arc<dyn CausalModel>,
+    /// The most rows that are computed at once.
+    rows: usize,
+    /// Rows that were too many for the memory; `usize::MAX`: none were.
+    too_many: usize,
+    submitted: u64,
+    waiting: VecDeque<Job<T>>,
+    /// Each in passes of its own: its prompt, or all of it.
+    apart: Vec<Apart<T>>,
+    together: Together<T>,
+    events: Vec<Event<T>>,
+}
+
+/// A generation that is in no pass.
+#[derive(Debug)]
+struct Job<T> {
+    id: RequestId,
+    own: T,
+    rows: usize,
+    /// Why its cache is empty though tokens were fed; they are fed again first.
+    lost: Option<Error>,
+    /// How often it began again since its last step.
+    attempts: usize,
+    /// What the generation does when memory runs out, kept while other generations could make room.
+    oom_policy: Option<Arc<dyn crate::OomPolicy>>,
+}
+
+/// A generation in passes of its own.
+struct Apart<T> {
+    id: RequestId,
+    rows: usize,
+    /// Whether its first token is still to come. One prompt is computed at a time.
+    starts: bool,
+    turn: Turn<T>,
+}
+
+enum Turn<T> {
+    /// Between two steps.
+    Between(Box<Job<T>>),
+    /// A step under way. Its future gives the generation back, and the step if there was one.
+    Step(Pin<Box<dyn Future<Output = Stepped<T>> + Send>>),
+    Ended,
+}
+
+type Stepped<T> = (Job<T>, Result<Option<Step>>);
+
+impl<T: Generating> std::fmt::Debug for Engine<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("rows", &self.rows)
+            .field("waiting", &self.waiting.len())
+            .field("apart", &self.apart.len())
+            .field("together", &self.together.rows())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Generating> Engine<T> {
+    /// Creates an engine that computes up to `rows` rows at once; generations beyond that wait. With more
+    /// than [`EXACT_ROWS`], bits of rows may depend on other rows on a GPU.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for 0 rows.
+    pub fn new(model: Arc<dyn CausalModel>, rows: usize) -> Result<Self> {
+        if rows == 0 {
+            return Err(Error::Setting { name: "rows", why: "is 0, must be at least 1".into() });
+        }
+        Ok(Self {
+            model,
+            rows,
+            too_many: usize::MAX,
+            submitted: 0,
+            waiting: VecDeque::new(),
+            apart: Vec::new(),
+            together: Together::default(),
+            events: Vec::new(),
+        })
+    }
+
+    /// Adds a generation. It begins in one of the next turns, in the order of arrival.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a generation of another model.
+    pub fn submit(&mut self, mut own: T) -> Result<RequestId> {
+        let generation = own.generation();
+        if !Arc::ptr_eq(generation.model(), &self.model) {
+            let why = "is a request to another model than the engine's".to_owned();
+            return Err(Error::Setting { name: "submit", why });
+        }
+        let id = RequestId(self.submitted);
+        self.submitted += 1;
+        generation.stop_looking_ahead();
+        let rows = generation.fed_rows();
+        self.waiting.push_back(Job { id, own, rows, lost: None, attempts: 0, oom_policy: None });
+        Ok(id)
+    }
+
+    /// Ends a generation; its rows are in no pass any more, and its cache is empty. Returns it, unless it was in the middle
+    /// of a step of its own. Nothing happens if it is over.
+    pub fn cancel(&mut self, id: RequestId) -> Option<T> {
+        self.too_many = usize::MAX;
+        if let Some(at) = self.waiting.iter().position(|job| job.id == id) {
+            return self.waiting.remove(at).map(|job| without_cache(job.own));
+        }
+        if let Some(at) = self.apart.iter().position(|apart| apart.id == id) {
+            return match self.apart.remove(at).turn {
+                Turn::Between(job) => Some(without_cache(job.own)),
+                Turn::Step(_) | Turn::Ended => None,
+            };
+        }
+        self.together.leave(id).map(|job| without_cache(job.own))
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.apart.is_empty() && self.together.is_empty() && self.events.is_empty()
+    }
+
+    /// Number of generations that wait for others to end.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Number of rows that are being computed.
+    pub fn running_rows(&self) -> usize {
+        self.together.rows() + self.apart.iter().map(|apart| apart.rows).sum::<usize>()
+    }
+
+    /// A turn: a chunk of one prompt, a step of each generation with passes of its own, and a pass for all
+    /// other rows. Returns at once if there is nothing to do.
+    ///
+    /// A future that is dropped in the middle loses no event; rows whose step was lost are computed again.
+    pub async fn step(&mut self) -> Vec<Event<T>> {
+        read_back::yield_now().await;
+        if let Some(error) = self.together.interrupted() {
+            self.begin_again(error);
+        }
+        self.admit();
+        self.step_apart().await;
+        self.step_together().await;
+        std::mem::take(&mut self.events)
+    }
+
+    /// Begins waiting generations as long as there is room.
+    fn admit(&mut self) {
+        while let Some(next) = self.waiting.front() {
+            let running = self.running_rows();
+            let rows = self.rows.min(self.too_many.saturating_sub(1));
+            if running > 0 && running + next.rows > rows {
+                return;
+            }
+            let Some(mut job) = self.waiting.pop_front() else { return };
+            // Where others can make room, the generation waits for them instead.
+            let policy = job.own.generation().oom_policy_mut();
+            if running > 0 {
+                job.oom_policy = policy.take().or(job.oom_policy);
+            } else {
+                *policy = policy.take().or(job.oom_policy.take());
+            }
+            self.apart.push(Apart::new(job, true));
+        }
+    }
+
+    /// Goes on with the generations that have passes of their own, and with the first prompt.
+    async fn step_apart(&mut self) {
+        let mut ready: Vec<(usize, Job<T>, Result<Option<Step>>)> = Vec::new();
+        poll_fn(|context| {
+            let mut prompts = 0;
+            for (at, apart) in self.apart.iter_mut().enumerate() {
+                prompts += usize::from(apart.starts);
+                if apart.starts && prompts > 1 {
+                    continue;
+                }
+                if let Poll::Ready((job, step)) = apart.poll(context) {
+                    ready.push((at, job, step));
+                }
+            }
+            let goes_on = !ready.is_empty() || !self.together.is_empty() || self.apart.is_empty();
+            if goes_on { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        for (at, ..) in ready.iter().rev() {
+            // Its future has ended.
+            drop(self.apart.remove(*at));
+        }
+        for (_, job, step) in ready {
+            self.stepped_apart(job, step);
+        }
+    }
+
+    fn stepped_apart(&mut self, mut job: Job<T>, step: Result<Option<Step>>) {
+        match step {
+            Ok(None) => self.go_on(job),
+            Ok(Some(step)) => match job.take(step, &mut self.events) {
+                Ok(true) => self.end(job),
+                Ok(false) => self.go_on(job),
+                Err(error) => self.fail(job, error),
+            },
+            // Others can make room, or it has not yet done by itself what it can.
+            Err(error) if is_of_memory(&error) && (self.running_rows() > 0 || job.oom_policy.is_some()) => {
+                self.too_many = self.too_many.min(self.running_rows() + job.rows);
+                self.wait_again(job, error);
+            }
+            Err(error) => self.fail(job, error),
+        }
+    }
+
+    /// Lets the rows of a generation join the others, if they can.
+    fn go_on(&mut self, mut job: Job<T>) {
+        if job.own.generation().can_join() {
+            self.together.join(&self.model, job, &mut self.events);
+        } else {
+            self.apart.push(Apart::new(job, false));
+        }
+    }
+
+    /// A pass for all rows that share them.
+    async fn step_together(&mut self) {
+        if self.together.is_empty() {
+            return;
+        }
+        match self.together.pass(&mut self.events).await {
+            Ok(ended) => ended.into_iter().for_each(|job| self.end(job)),
+            Err(error) => self.answer(error),
+        }
+    }
+
+    /// After a pass that failed: rows that did are given up, or one generation waits for memory, or all rows
+    /// are computed again.
+    fn answer(&mut self, error: Error) {
+        let failed = self.together.failed(&error);
+        if self.together.is_lost() {
+            self.begin_again(error);
+        } else if is_of_memory(&error) {
+            self.too_many = self.too_many.min(self.running_rows());
+            let gives_way = if failed.is_empty() { self.together.latest() } else { None };
+            let only = self.running_rows() == self.together.rows() && self.together.jobs() == 1;
+            for id in failed {
+                self.together.leave(id).into_iter().for_each(|job| self.wait_again(job, error.clone()));
+            }
+            let Some(mut job) = gives_way.and_then(|id| self.together.leave(id)) else { return };
+            if only {
+                // It has a policy of its own for this.
+                let policy = job.own.generation().oom_policy_mut();
+                *policy = policy.take().or(job.oom_policy.take());
+                self.apart.push(Apart::new(job, false));
+            } else {
+                self.wait_again(job, error);
+            }
+        } else {
+            let ended = if failed.is_empty() { self.together.ids() } else { failed };
+            for id in ended {
+                self.together.leave(id).into_iter().for_each(|job| self.fail(job, error.cause().clone()));
+            }
+        }
+    }
+
+    /// Computes the rows of all shared passes again.
+    fn begin_again(&mut self, error: Error) {
+        self.together.start_over();
+        for id in self.together.ids() {
+            let Some(mut job) = self.together.leave(id) else { continue };
+            job.attempts += 1;
+            if job.is_over() {
+                self.end(job);
+            } else if job.attempts > ATTEMPTS {
+                self.fail(job, error.clone());
+            } else {
+                self.wait_again(job, error.clone());
+            }
+        }
+    }
+
+    /// Lets a generation begin again later, before those that came after it: its cache is given up.
+    fn wait_again(&mut self, mut job: Job<T>, error: Error) {
+        job.own.generation().give_up_cache();
+        job.lost = Some(error);
+        let at = self.waiting.partition_point(|other| other.id < job.id);
+        self.waiting.insert(at, job);
+    }
+
+    fn end(&mut self, mut job: Job<T>) {
+        match job.own.end() {
+            Ok(rest) => {
+                self.too_many = usize::MAX;
+                self.events.extend(rest.map(|rest| Event::Output(job.id, rest)));
+                self.events.push(Event::Ended(job.id, without_cache(job.own)));
+            }
+            Err(error) => self.fail(job, error),
+        }
+    }
+
+    fn fail(&mut self, job: Job<T>, error: Error) {
+        self.too_many = usize::MAX;
+        self.events.push(Event::Failed(job.id, without_cache(job.own), error));
+    }
+}
+
+impl<T: Generating> Job<T> {
+    fn is_over(&mut self) -> bool {
+        self.own.is_over() || self.own.generation().is_finished()
+    }
+
+    /// Passes a step on. Returns whether it was the last.
+    fn take(&mut self, step: Step, events: &mut Vec<Event<T>>) -> Result<bool> {
+        self.attempts = 0;
+        events.extend(self.own.take(step)?.map(|output| Event::Output(self.id, output)));
+        Ok(self.is_over())
+    }
+}
+
+impl<T: Generating> Apart<T> {
+    fn new(job: Job<T>, starts: bool) -> Self {
+        Self { id: job.id, rows: job.rows, starts, turn: Turn::Between(Box::new(job)) }
+    }
+
+    /// Goes on with the step, or begins one.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Stepped<T>> {
+        if let Turn::Between(_) = self.turn
+            && let Turn::Between(mut job) = std::mem::replace(&mut self.turn, Turn::Ended)
+        {
+            self.turn = Turn::Step(Box::pin(async move {
+                let generation = job.own.generation();
+                let step = match job.lost.take() {
+                    Some(error) => generation.resume(error).await,
+                    None => generation.continue_alone().await,
+                };
+                (*job, step)
+            }));
+        }
+        match &mut self.turn {
+            Turn::Step(step) => step.as_mut().poll(context),
+            Turn::Between(_) | Turn::Ended => Poll::Pending,
+        }
+    }
+}
+
+fn without_cache<T: Generating>(mut own: T) -> T {
+    own.generation().give_up_cache();
+    own
+}
+
+fn is_of_memory(error: &Error) -> bool {
+    matches!(error.cause(), Error::OutOfMemory { .. } | Error::BufferTooLarge { .. })
+}

@@ -1,0 +1,253 @@
+//! The engine on a model that remembers nothing but the tokens, so that every mistake changes what comes next.
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Waker},
+};
+
+use kiln_core::{
+    Error, batch::Batch, model::CausalModel, model::TokenId, model_cache::ModelCache, read_back,
+};
+
+use super::{Engine, Event, RequestId};
+use crate::{
+    GenerationConfig, Options,
+    generation::{
+        Generation,
+        tests::fake::{self, Hashing, cache},
+    },
+};
+
+/// Prompts, settings and caches of one kind each.
+fn requests() -> Vec<(Vec<TokenId>, Options)> {
+    let config = |prompt: &[TokenId], config: GenerationConfig| {
+        (prompt.to_vec(), Options { settings: config.resolve().unwrap(), ..Options::default() })
+    };
+    let new = GenerationConfig::new;
+    let sampled = |seed| new().do_sample(true).temperature(3.0).top_k(0).seed(seed);
+    let (long, long_options) = config(&[2; 40], new().max_new_tokens(9));
+    let (ahead, ahead_options) = config(&[6, 6, 1], new().max_new_tokens(12));
+    vec![
+        config(&[3, 1, 4, 1, 5], new().max_new_tokens(12)),
+        config(&[9], sampled(7).max_new_tokens(20)),
+        config(&[2, 6], new().repetition_penalty(1.5).max_new_tokens(1)),
+        (long, Options { prefill_chunk: Some(7), ..long_options }),
+        config(&[5, 3], sampled(8).num_return_sequences(3).max_new_tokens(6)),
+        config(&[5, 8], new().num_beams(3).max_new_tokens(7)),
+        (ahead, Options { lookahead: true, ..ahead_options }),
+        config(&[7, 7], new().penalty_alpha(0.6).top_k(4).max_new_tokens(5)),
+        config(&[1, 2, 1, 2], new().prompt_lookup_num_tokens(3).max_new_tokens(15)),
+        config(&[8, 2], new().guidance_scale(2.0).max_new_tokens(6)),
+        config(&[4], sampled(9).eos_token_id(vec![11]).max_new_tokens(30)),
+    ]
+}
+
+fn generation(
+    model: &Arc<dyn CausalModel>,
+    cache: ModelCache,
+    prompt: &[TokenId],
+    options: &Options,
+) -> Generation<'static> {
+    let rows = vec![prompt.to_vec()];
+    let batch = Batch::from_rows(&rows, &fake::device()).unwrap();
+    Generation::new(model.clone(), cache, batch, rows, options.clone()).unwrap()
+}
+
+/// The tokens of all rows at the end.
+fn tokens(generation: &Generation<'_>) -> Vec<Vec<TokenId>> {
+    (0..).map_while(|row| generation.tokens(row).map(<[_]>::to_vec)).collect()
+}
+
+fn alone(prompt: &[TokenId], options: &Options) -> Vec<Vec<TokenId>> {
+    let mut generation = generation(&Hashing::default().shared(), cache::keeps(), prompt, options);
+    generation.by_ref().for_each(|step| drop(step.unwrap()));
+    tokens(&generation)
+}
+
+/// What became of the requests to an engine.
+#[derive(Default)]
+struct Outcome {
+    ended: HashMap<RequestId, Vec<Vec<TokenId>>>,
+    failed: HashMap<RequestId, Error>,
+    /// Number of steps of each.
+    steps: HashMap<RequestId, usize>,
+}
+
+impl Outcome {
+    fn take(&mut self, events: Vec<Event<Generation<'static>>>) {
+        for event in events {
+            match event {
+                Event::Output(id, _) => *self.steps.entry(id).or_default() += 1,
+                Event::Ended(id, generation) => {
+                    assert_eq!(self.steps[&id], generation.generated(), "a step was lost, or told twice");
+                    assert!(self.ended.insert(id, tokens(&generation)).is_none());
+                }
+                Event::Failed(id, _, error) => _ = self.failed.insert(id, error),
+            }
+        }
+    }
+
+    fn run(&mut self, engine: &mut Engine<Generation<'static>>) {
+        while !engine.is_idle() {
+            self.take(read_back::block_on(engine.step()));
+        }
+    }
+}
+
+#[test]
+fn generations_give_the_tokens_that_they_give_alone() {
+    for rows in [1, 2, 5, 16] {
+        // All at once, or one in each turn or two.
+        for turns in [0, 1, 2] {
+            let model = Hashing::default();
+            let shared = model.shared();
+            let mut engine = Engine::new(shared.clone(), rows).unwrap();
+            let mut outcome = Outcome::default();
+            let mut wanted = Vec::new();
+            for (prompt, options) in requests() {
+                let generation = generation(&shared, cache::keeps(), &prompt, &options);
+                wanted.push((engine.submit(generation).unwrap(), alone(&prompt, &options)));
+                for _ in 0..turns {
+                    outcome.take(read_back::block_on(engine.step()));
+                }
+            }
+            outcome.run(&mut engine);
+            assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+            for (id, wanted) in wanted {
+                assert_eq!(outcome.ended[&id], wanted, "{id:?} in {rows} rows, after {turns} turns");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_share_passes() {
+    let model = Hashing::default();
+    let shared = model.shared();
+    let mut engine = Engine::new(shared.clone(), 4).unwrap();
+    let (_, options) = &requests()[0];
+    for first in 0..4 {
+        engine.submit(generation(&shared, cache::keeps(), &[first, 3], options)).unwrap();
+    }
+    Outcome::default().run(&mut engine);
+    // A prompt each, one a turn. The last one's rows are there for the last 11 passes.
+    assert!(model.fed().len() <= 4 + 11 + 3, "{} passes", model.fed().len());
+}
+
+#[test]
+fn a_cache_that_remembers_nothing_keeps_passes_of_its_own() {
+    let model = Hashing::default().shared();
+    let mut engine = Engine::new(model.clone(), 4).unwrap();
+    let mut outcome = Outcome::default();
+    let (prompt, options) = &requests()[0];
+    let ids = [cache::forgets(), cache::keeps(), cache::cannot_truncate()]
+        .map(|cache| engine.submit(generation(&model, cache, prompt, options)).unwrap());
+    outcome.run(&mut engine);
+    assert!(ids.iter().all(|id| outcome.ended[id] == alone(prompt, options)));
+}
+
+#[test]
+fn a_cancelled_generation_leaves_the_others_as_they_are() {
+    for turn in 0..12 {
+        for cancelled in 0..requests().len() {
+            let model = Hashing::default().shared();
+            let mut engine = Engine::new(model.clone(), 6).unwrap();
+            let mut outcome = Outcome::default();
+            let submit = |(prompt, options): (Vec<TokenId>, Options)| {
+                (
+                    engine.submit(generation(&model, cache::keeps(), &prompt, &options)).unwrap(),
+                    prompt,
+                    options,
+                )
+            };
+            let all: Vec<_> = requests().into_iter().map(submit).collect();
+            for _ in 0..turn {
+                outcome.take(read_back::block_on(engine.step()));
+            }
+            engine.cancel(all[cancelled].0);
+            assert!(engine.cancel(all[cancelled].0).is_none(), "it is gone");
+            outcome.run(&mut engine);
+            assert_eq!(engine.running_rows(), 0);
+            for (at, (id, prompt, options)) in all.iter().enumerate().filter(|(at, _)| *at != cancelled) {
+                assert_eq!(outcome.ended[id], alone(prompt, options), "{at}, {cancelled} was cancelled");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_turn_that_is_dropped_in_the_middle_changes_no_token() {
+    // A future that is polled so often, then dropped.
+    for polls in 1..4 {
+        let model = Hashing::default().shared();
+        let mut engine = Engine::new(model.clone(), 6).unwrap();
+        let mut outcome = Outcome::default();
+        let mut all = Vec::new();
+        for (prompt, options) in requests() {
+            all.push((
+                engine.submit(generation(&model, cache::keeps(), &prompt, &options)).unwrap(),
+                prompt,
+                options,
+            ));
+            let mut step = pin!(engine.step());
+            let mut context = Context::from_waker(Waker::noop());
+            for _ in 0..polls {
+                if let std::task::Poll::Ready(events) = step.as_mut().poll(&mut context) {
+                    outcome.take(events);
+                    break;
+                }
+            }
+        }
+        outcome.run(&mut engine);
+        for (id, prompt, options) in &all {
+            assert_eq!(
+                outcome.ended.get(id),
+                Some(&alone(prompt, options)),
+                "{polls} polls, {:?}",
+                outcome.failed
+            );
+        }
+    }
+}
+
+#[test]
+fn a_pass_that_fails_ends_its_generations_and_no_others() {
+    for fails_at in 0..20 {
+        let model = Hashing { fails_at: Some(fails_at), ..Hashing::default() };
+        let shared = model.shared();
+        let mut engine = Engine::new(shared.clone(), 3).unwrap();
+        let mut outcome = Outcome::default();
+        let (_, options) = &requests()[0];
+        let prompts: Vec<Vec<TokenId>> = (0..5).map(|first| vec![first, 3]).collect();
+        let submit = |prompt: &Vec<TokenId>| {
+            (engine.submit(generation(&shared, cache::keeps(), prompt, options)).unwrap(), prompt.clone())
+        };
+        let all: Vec<_> = prompts.iter().map(submit).collect();
+        outcome.run(&mut engine);
+        assert!((1..=3).contains(&outcome.failed.len()), "{fails_at}: {:?}", outcome.failed);
+        for (id, prompt) in all {
+            match outcome.failed.get(&id) {
+                Some(error) => assert!(matches!(error.cause(), Error::Execution(_)), "{error}"),
+                None => assert_eq!(outcome.ended[&id], alone(&prompt, options), "pass {fails_at} failed"),
+            }
+        }
+    }
+}
+
+#[test]
+fn engines_refuse_no_rows_and_other_models() {
+    let model = Hashing::default().shared();
+    assert!(matches!(
+        Engine::<Generation<'static>>::new(model.clone(), 0),
+        Err(Error::Setting { name: "rows", .. })
+    ));
+    let mut engine = Engine::new(model, 1).unwrap();
+    let (prompt, options) = &requests()[0];
+    let other = generation(&Hashing::default().shared(), cache::keeps(), prompt, options);
+    assert!(matches!(engine.submit(other), Err(Error::Setting { name: "submit", .. })));
+    assert!(engine.is_idle());
+    assert!(read_back::block_on(engine.step()).is_empty(), "there is nothing to do");
+}
