@@ -1,4 +1,4 @@
-//! `kiln caches`: what can be given to `--cache`.
+//! `kiln caches`: the values of `--cache`.
 
 use std::process::ExitCode;
 

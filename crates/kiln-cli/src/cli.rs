@@ -30,7 +30,7 @@ pub(crate) enum Command {
     Chat(chat::ChatArgs),
     /// List the devices of this machine
     Devices(devices::DevicesArgs),
-    /// Compare the kernels of a device with their references, and time it: for a bug report
+    /// Check the kernels of a device against their references and time them, for a bug report
     Doctor(doctor::DoctorArgs),
     /// Describe the caches and their settings
     Caches(caches::CachesArgs),
@@ -51,10 +51,10 @@ pub(crate) enum Command {
     /// Download a model from the Hugging Face hub
     #[cfg(feature = "hub")]
     Pull(hub::PullArgs),
-    /// List the models from the hub that are on this machine
+    /// List the downloaded models
     #[cfg(feature = "hub")]
     List(hub::ListArgs),
-    /// Remove a model from the hub from this machine
+    /// Remove a downloaded model
     #[cfg(feature = "hub")]
     Remove(hub::RemoveArgs),
     /// Print a completion script for a shell

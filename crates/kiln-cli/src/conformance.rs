@@ -14,7 +14,7 @@ use crate::output::{Result, note, say};
 
 #[derive(Debug, Args)]
 pub(crate) struct ConformanceArgs {
-    /// A folder of fixtures: cases.json, tensors.safetensors, models/
+    /// Folder of fixtures: cases.json, tensors.safetensors, models/
     folder: PathBuf,
     #[command(flatten)]
     place: ConformancePlaceArgs,
@@ -24,25 +24,25 @@ pub(crate) struct ConformanceArgs {
     /// Keep layers in host memory: `all`, or `layers=N` for all but the last N; the results must be the same
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     offload: Option<Offload>,
-    /// Keep the experts of mixtures in host memory, but for the last N used of each block; the results must
-    /// be the same
+    /// Keep the experts of mixtures in host memory, except the N last used per block; the results must be the
+    /// same
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     offload_experts: Option<usize>,
     /// Run only the cases whose MODEL/CASE contains this
     #[arg(long, default_value = "", value_name = "SUBSTRING")]
     filter: String,
-    /// Write the report to a file
+    /// Write the report to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Where cases run. Always in float32: the recordings are.
+/// Where cases run. The type is always float32, like that of the recordings.
 #[derive(Debug, Args)]
 pub(crate) struct ConformancePlaceArgs {
     /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
     #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
     device: DeviceName,
-    /// Which implementation of each kernel runs: auto, reference, wgsl or cube
+    /// Implementation of each kernel: auto, reference, wgsl or cube
     #[arg(long, default_value = "auto", value_name = "WHICH")]
     kernels: Choice,
 }

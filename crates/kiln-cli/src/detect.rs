@@ -24,19 +24,19 @@ use crate::{
 pub(crate) struct DetectArgs {
     /// The text, without its prompt; `-` or nothing reads it from standard input
     text: Option<String>,
-    /// The model that may have written it [default: the demo model that comes with Kiln]
+    /// Model that may have written the text [default: the demo model that comes with Kiln]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
     /// Read the text from a file
     #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
     file: Option<PathBuf>,
-    /// The watermarking_config that it was written with: JSON, or a file of it [default: the model's]
+    /// The watermarking_config that the text was generated with: JSON, or a JSON file [default: the model's]
     #[arg(short, long, value_name = "JSON|FILE")]
     watermark: Option<String>,
-    /// The z-score above which a text has the watermark
+    /// The z-score above which a text counts as watermarked
     #[arg(long, default_value_t = 3.0, value_name = "Z", allow_negative_numbers = true)]
     z_threshold: f64,
-    /// Count a sequence of tokens once, however often it occurs; SynthID always does
+    /// Count a repeated sequence of tokens once; SynthID always does
     #[arg(long)]
     ignore_repeated_ngrams: bool,
     /// Print one JSON object
@@ -45,7 +45,7 @@ pub(crate) struct DetectArgs {
 }
 
 pub(crate) fn run(args: &DetectArgs) -> Result<ExitCode> {
-    // What can be wrong with the arguments is said before anything is read.
+    // Errors in the arguments are reported before anything is read.
     let given = args.watermark.as_deref().map(watermark).transpose()?;
     let folder = load::folder(args.model.as_deref())?;
     let inspection = Inspection::of(&folder)?;
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &DetectArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Settings of a watermark: JSON, or the name of a file with it.
+/// Parses the settings of a watermark: JSON, or the name of a JSON file.
 fn watermark(given: &str) -> Result<WatermarkingConfig> {
     let text = match given.trim_start().starts_with('{') {
         true => given.to_owned(),
@@ -82,7 +82,7 @@ fn watermark(given: &str) -> Result<WatermarkingConfig> {
     })?)
 }
 
-/// The watermark that a folder generates with.
+/// The watermark in the generation config of a folder.
 fn own_watermark(folder: &Path) -> Result<WatermarkingConfig> {
     let config = kiln::expert::generation_config_of(folder)?;
     let why =
@@ -91,7 +91,7 @@ fn own_watermark(folder: &Path) -> Result<WatermarkingConfig> {
     Ok(config.watermarking_config.ok_or_else(none)?)
 }
 
-/// What a detector found.
+/// The result of a detector.
 struct Found {
     lines: Vec<(&'static str, String)>,
     z_score: f64,

@@ -2,12 +2,12 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// `1536` as `1.5 KiB`.
+/// Formats `1536` as `1.5 KiB`.
 pub(crate) fn bytes(n: u64) -> String {
     indicatif::BinaryBytes(n).to_string()
 }
 
-/// `3967744` as `3.97 M`.
+/// Formats `3967744` as `3.97 M`.
 pub(crate) fn count(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),
@@ -17,7 +17,7 @@ pub(crate) fn count(n: u64) -> String {
     }
 }
 
-/// Rows with their columns aligned; the first row is the head.
+/// Formats rows with aligned columns; the first row is the header.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count()).max();
@@ -29,7 +29,7 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A bar of bytes, for something that takes a while.
+/// A progress bar in bytes.
 pub(crate) fn bar(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(0);
     if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}") {

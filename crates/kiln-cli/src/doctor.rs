@@ -29,7 +29,7 @@ use crate::{
     output::{Result, note, say},
 };
 
-/// Tokens of the vocabulary that choosing is timed with: as many as Llama 3 has.
+/// Size of the vocabulary with which sampling is timed: that of Llama 3.
 const VOCABULARY: usize = 128_256;
 
 #[derive(Debug, Args)]
@@ -40,18 +40,19 @@ pub(crate) struct DoctorArgs {
     /// Compare a few inputs of each kernel instead of all: seconds instead of minutes
     #[arg(long)]
     quick: bool,
-    /// Compare some blocks of a model (a folder, a GGUF file, or a name on the hub) with the same on the CPU, too, and the kernels in its formats
+    /// Also compare some blocks of a model (a folder, a GGUF file, or a name on the hub) with the CPU, and
+    /// the kernels in its formats
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// The type that the model is compared in: auto, f32, f16 or bf16
+    /// Number type in which the model is compared: auto, f32, f16 or bf16
     #[arg(long, default_value_t, value_name = "TYPE")]
     dtype: DtypeChoice,
-    /// One JSON object instead of text
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Seconds
+/// Times in seconds
 struct Times {
     launch: f64,
     greedy: f64,
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     Ok(if all_right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Compares a model with itself on the CPU.
+/// Compares a model on the device with the same model on the CPU.
 fn compared(model: &Path, device: &Opened, dtype: DtypeChoice) -> Result<Option<ModelVerdict>> {
     let folder = load::folder(Some(model))?;
     let verdict = Model::builder(folder).opened(device.clone()).dtype(dtype).compare()?;
@@ -91,7 +92,7 @@ fn compared(model: &Path, device: &Opened, dtype: DtypeChoice) -> Result<Option<
     Ok(verdict)
 }
 
-/// Compares every kernel, in every type of numbers that the device computes.
+/// Compares every kernel with its reference, in every number type that the device supports.
 fn verdicts(device: &Opened, coverage: Coverage<'_>) -> Result<Vec<Verdict>> {
     let dtypes: Vec<DType> = [DType::F32, DType::F16, DType::BF16]
         .into_iter()
@@ -124,7 +125,7 @@ fn times(device: &Opened) -> Result<Times> {
         }
         Ok(read_back::read(y).map(drop)?)
     })?;
-    // As spread as those of a language model are.
+    // The logits have the spread of those of a language model.
     let logits = (0..VOCABULARY).map(|i| ((i * 7919 % 10_007) as f32 / 10_007.0 - 0.5).powi(3) * 100.0);
     let logits = TensorData::new(logits.collect::<Vec<_>>(), [1, 1, VOCABULARY]);
     let logits = Tensor::<3>::from_data(logits, (device, DType::F32));
@@ -145,7 +146,8 @@ fn times(device: &Opened) -> Result<Times> {
     Ok(Times { launch, greedy, sampled })
 }
 
-/// Seconds that one of `number` takes, which `work` does: the best of a few times, after one that compiles kernels.
+/// Seconds that one of `number` operations takes, all of which `work` does: the best of a few runs, after one
+/// that compiles kernels.
 fn best(number: usize, work: impl Fn() -> Result<()>) -> Result<f64> {
     let mut best = f64::INFINITY;
     for _ in 0..6 {
@@ -179,7 +181,7 @@ fn print(
     ))?;
     let compared: usize = verdicts.iter().map(|verdict| verdict.compared).sum();
     let wrong: Vec<_> = verdicts.iter().filter(|verdict| !verdict.is_right()).collect();
-    // Each is compared in several types.
+    // Each kernel is compared in several types.
     let kernels: BTreeSet<_> = verdicts.iter().map(|verdict| verdict.kernel).collect();
     let wrong_kernels: BTreeSet<_> = wrong.iter().map(|verdict| verdict.kernel).collect();
     if wrong.is_empty() {

@@ -1,4 +1,4 @@
-//! `kiln pull`, `kiln list`, `kiln remove`, and models of the hub wherever a model is named.
+//! `kiln pull`, `kiln list`, `kiln remove`, and hub names wherever a command takes a model.
 
 use std::{
     io::{self, IsTerminal},
@@ -35,17 +35,19 @@ pub(crate) struct ListArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RemoveArgs {
-    /// ORG/NAME for all of it; with :QUANT, :FILE or @REVISION only that
+    /// ORG/NAME removes all of it; with :QUANT, :FILE or @REVISION only that part
     #[arg(value_name = "MODEL")]
     spec: Spec,
-    /// Do not ask
+    /// Remove without asking
     #[arg(short, long)]
     yes: bool,
 }
 
-/// The path of a model: itself where there is a file or folder of that name, else that of a model on the hub.
+/// The path of a model: `named` itself if such a file or folder exists, else the path of the model from the
+/// hub.
 pub(crate) fn located(named: &Path) -> Result<PathBuf> {
-    // What does not look like a model on the hub is a path, and whoever opens it says what is wrong with it.
+    // A name that does not look like one on the hub is a path. Whoever opens it reports what is wrong with
+    // it.
     let Some(text) = named.to_str().filter(|_| named.symlink_metadata().is_err()) else {
         return Ok(named.to_owned());
     };
@@ -65,7 +67,7 @@ pub(crate) fn located(named: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Fetches a model, with a progress bar where someone is watching.
+/// Downloads a model. Shows a progress bar on a terminal.
 fn fetch(spec: &Spec) -> hub::Result<PathBuf> {
     let hub = Hub::from_env()?;
     let bar = display::bar("downloading");
@@ -121,7 +123,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How many days ago something was. A time in the future is today.
+/// Formats how many days ago `at` was. A time in the future counts as the current day.
 fn ago(at: SystemTime) -> String {
     let days = at.elapsed().map_or(0, |time| time.as_secs() / (24 * 60 * 60));
     match days {
@@ -143,7 +145,7 @@ pub(crate) fn remove(args: &RemoveArgs) -> Result<ExitCode> {
         }
         tell(format_args!("remove {what}? [y/N] "))?;
         let mut answer = String::new();
-        // What cannot be read is no yes.
+        // An answer that cannot be read does not count as yes.
         _ = io::stdin().read_line(&mut answer);
         if !matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes") {
             note("nothing is removed");

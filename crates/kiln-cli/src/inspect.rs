@@ -19,19 +19,19 @@ use crate::{
 pub(crate) struct InspectArgs {
     /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub
     model: PathBuf,
-    /// Tokens to compute the cache for [default: the model's positions]
+    /// Number of tokens to compute cache sizes for [default: the model's positions]
     #[arg(long, value_name = "N")]
     ctx: Option<usize>,
-    /// Rows of the batch
+    /// Batch size
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     batch: usize,
-    /// Only this cache [default: every one that the model can have]
+    /// Show only this cache [default: every cache that the model supports]
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]")]
     cache: Option<String>,
-    /// The device whose memory counts
+    /// Device whose memory is the limit
     #[arg(short, long, env = "KILN_DEVICE", default_value_t, value_name = "DEVICE")]
     device: DeviceName,
-    /// Memory to use at most, such as `6GiB` [default: 90 % of the device's, where that is known]
+    /// Memory limit, such as `6GiB` [default: 90 % of the device's, where that is known]
     #[arg(long, value_name = "SIZE", value_parser = parse::size)]
     memory: Option<u64>,
     /// Print one JSON object
@@ -45,10 +45,10 @@ impl InspectArgs {
     }
 }
 
-/// Weights and caches are held in float32 on the CPU and in float16 on most GPUs.
+/// Number types and their sizes. Weights and caches are float32 on the CPU and float16 on most GPUs.
 const ELEMENTS: [(&str, usize); 2] = [("f16", 2), ("f32", 4)];
 
-/// Tokens of the table where the model was made for any number.
+/// Number of tokens in the table for a model without a maximum.
 const WITHOUT_LIMIT: usize = 2048;
 
 pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {

@@ -1,4 +1,4 @@
-//! Ctrl-C: it ends the program, in order, or what a command is doing.
+//! Ctrl-C: ends the program in order, or stops the work of a command.
 
 use std::{
     process::{abort, exit},
@@ -7,18 +7,18 @@ use std::{
     time::Duration,
 };
 
-/// The exit code of a program that Ctrl-C ended, as shells have it.
+/// Exit code of a program that Ctrl-C ended, by the convention of shells.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Whether the next one ends the program: no command waits for one, or one came already.
+/// Whether the next Ctrl-C ends the program: no command handles it, or one came already.
 static ENDS: AtomicBool = AtomicBool::new(true);
 
-/// Installs the handler. To be called once, before anything else.
+/// Installs the handler. Must be called once, before anything else.
 pub(crate) fn handle() {
     let handler = || {
         if ENDS.swap(true, Ordering::Relaxed) {
             kiln::expert::interrupted();
-            // A driver may wait at the end for a kernel that hangs.
+            // A driver may wait at exit for a kernel that hangs.
             spawn(|| {
                 sleep(Duration::from_secs(2));
                 abort();
@@ -31,7 +31,7 @@ pub(crate) fn handle() {
     }
 }
 
-/// Work that ends at Ctrl-C by itself, so that the program goes on: it has to look whether one [`came`](Self::came).
+/// Work that Ctrl-C stops without ending the program: the work has to check whether it [`came`](Self::came).
 pub(crate) struct Interruptible(());
 
 impl Interruptible {

@@ -1,4 +1,4 @@
-//! Loading a model in front of a person.
+//! Loading a model for a user at a terminal.
 
 use std::{
     io::{self, IsTerminal},
@@ -19,7 +19,7 @@ use crate::{
     place::PlaceArgs,
 };
 
-/// The folder or GGUF file that was asked for, which may have to be downloaded; or the demo model's folder.
+/// The requested folder or GGUF file, which may have to be downloaded; else the folder of the demo model.
 pub(crate) fn folder(asked: Option<&Path>) -> output::Result<PathBuf> {
     if let Some(named) = asked {
         #[cfg(feature = "hub")]
@@ -38,7 +38,8 @@ pub(crate) fn folder(asked: Option<&Path>) -> output::Result<PathBuf> {
     Ok(found.ok_or_else(missing)?)
 }
 
-/// A text from wherever it was given: as an argument, in a file, else on standard input. `what` it is, for the user.
+/// Reads a text from the argument, else from the file, else from standard input. `what` names the text in
+/// messages for the user.
 pub(crate) fn text(given: Option<&str>, file: Option<&Path>, what: &str) -> Result<String> {
     match (given, file) {
         (_, Some(path)) => files::read_input(path),
@@ -52,7 +53,7 @@ pub(crate) fn text(given: Option<&str>, file: Option<&Path>, what: &str) -> Resu
     }
 }
 
-/// Opens the device, with as many threads as were asked for.
+/// Opens the device with the requested number of threads.
 pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
     if let Some(threads) = place.threads {
         device::limit_threads(threads)?;
@@ -60,16 +61,16 @@ pub(crate) fn open(place: &PlaceArgs) -> Result<Opened> {
     device::open(place.device)
 }
 
-/// A model where it was asked for.
+/// Applies the options in `place` to the builder of a model.
 pub(crate) fn on<'a>(place: &PlaceArgs, device: Opened, model: ModelBuilder<'a>) -> ModelBuilder<'a> {
     let model = model.opened(device).dtype(place.dtype).kernels(place.kernels).memory(place.memory);
     model.exact(place.exact).quant(place.quant).offload_experts(place.offload_experts)
 }
 
-/// Loads a folder of a model of text.
+/// Loads a text model from a folder.
 ///
 /// # Errors
-/// Those of [`model`]; [`Error::Setting`] for a model of speech, before its weights are read.
+/// As [`model`]; [`Error::Setting`] for a speech model, before its weights are read.
 pub(crate) fn text_model(
     folder: &Path,
     place: &PlaceArgs,
@@ -84,14 +85,14 @@ pub(crate) fn text_model(
     model(folder, place, device, plan, tokens)
 }
 
-/// Whether the model of a folder takes sound.
+/// Whether the model in a folder takes audio.
 pub(crate) fn is_speech_model(folder: &Path) -> Result<bool> {
     Ok(models::configure(&ConfigFile::read(folder)?)?.features().is_some())
 }
 
-/// Loads a folder, with a progress bar where someone is watching.
+/// Loads a model from a folder. Shows a progress bar on a terminal.
 ///
-/// `tokens`: how many a sequence will have at least.
+/// `tokens`: the minimum length of a sequence.
 pub(crate) fn model(
     folder: &Path,
     place: &PlaceArgs,
@@ -102,7 +103,7 @@ pub(crate) fn model(
     let bar = display::bar("loading");
     let on_progress = |Progress { read, total, .. }| {
         if read == 0 {
-            // Reading a tokenizer leaves up to 80 MiB of it, and weights do not fit in there.
+            // Reading a tokenizer leaves up to 80 MiB of freed memory, into which weights do not fit.
             allocator::return_freed_memory();
         }
         bar.set_length(total);

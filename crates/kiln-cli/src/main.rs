@@ -1,4 +1,4 @@
-//! The command line. Bad input is one sentence and exit code 2.
+//! The command line. Bad input is reported in one sentence, with exit code 2.
 
 use std::{
     io::{self, IsTerminal},
@@ -38,10 +38,11 @@ use cli::{Cli, Command};
 use output::{Failure, Result, print};
 
 fn main() -> ExitCode {
-    // Messages of the libraries below stay silent unless asked for: `KILN_LOG=kiln=debug`, or `trace`.
+    // Libraries log nothing unless asked to: `KILN_LOG=kiln=debug`, or `trace`.
     let filter = tracing_subscriber::EnvFilter::try_from_env("KILN_LOG");
     let filter = match (filter, "ureq_proto::util=debug".parse()) {
-        // It logs what is sent byte by byte, and the token of the hub is in it. What is set here is more specific than what is asked for.
+        // This library logs the bytes that it sends, which include the token of the hub. This directive is
+        // more specific than any from the user.
         (Ok(filter), Ok(quiet)) => filter.add_directive(quiet),
         _ => "off,kiln=warn,kiln::self_test=info".into(),
     };
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_ansi(colours)
-        // It would panic where standard error is closed.
+        // The logger would panic if standard error is closed.
         .log_internal_errors(false)
         .without_time()
         .init();
@@ -99,7 +100,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode> {
     }
 }
 
-/// Prints help, or what is wrong with the arguments.
+/// Prints help, or an error in the arguments.
 fn explain(message: &clap::Error) -> ExitCode {
     let code = ExitCode::from(u8::try_from(message.exit_code()).unwrap_or(1));
     match message.print() {

@@ -1,4 +1,4 @@
-//! Manual pages, made of the same text as the help.
+//! Manual pages, generated from the text of the help.
 
 use std::process::ExitCode;
 
@@ -11,10 +11,10 @@ use crate::{
     output::{Failure, Result, print},
 };
 
-/// Prints the page of one command, or of the program.
+/// Prints the page of one command, or of the whole program.
 pub(crate) fn run(name: Option<&str>) -> Result<ExitCode> {
     let mut cli = Cli::command();
-    // Gives each command its full name, `kiln-run`.
+    // Gives each command its full name, such as `kiln-run`.
     cli.build();
     let command = match name {
         None => cli,

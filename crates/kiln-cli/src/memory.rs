@@ -1,14 +1,14 @@
-//! Options of the KV cache, and of how requests are run.
+//! Options for the KV cache and for running requests.
 
 use clap::Args;
 use kiln::{Error, Offload, OnOutOfMemory, Plan, Request, Result, expert::STRATEGIES};
 
-/// The KV cache, and where it is.
+/// The KV cache and its placement.
 #[derive(Debug, Args)]
 pub(crate) struct CacheArgs {
     #[arg(short, long, value_name = "NAME[:KEY=VALUE,..]", help = caches())]
     pub(crate) cache: Option<String>,
-    /// Cache of the layers that see only a window [default: `sliding` beside `dynamic` and `static`]
+    /// Cache of sliding-window layers [default: `sliding` with `dynamic` and `static`]
     #[arg(long, hide_short_help = true, value_name = "NAME[:KEY=VALUE,..]")]
     pub(crate) cache_windowed: Option<String>,
     /// Count positions in a sink cache as this version of transformers did: 4.47
@@ -16,14 +16,14 @@ pub(crate) struct CacheArgs {
     pub(crate) compat: Option<String>,
     /// Keep the cache in host memory
     ///
-    /// A layer is on the device only while it computes. `all` is the default; `layers=N` keeps the last N
+    /// A layer is on the device only while it is computed. `all` is the default; `layers=N` keeps the last N
     /// layers on the device; `auto` moves layers when memory runs out.
     #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub(crate) offload: Option<Offload>,
     /// When memory runs out: offload, quantize or fail
     ///
     /// `offload` moves layers of the cache to host memory: the tokens stay the same. `quantize` packs the
-    /// cache in 4 bits a number: the tokens change. `fail` ends with an error.
+    /// cache to 4 bits per number: the tokens change. `fail` ends with an error.
     #[arg(long, default_value_t, value_name = "WHAT")]
     pub(crate) on_oom: OnOutOfMemory,
     /// Capture the decode step once and replay it, where the device supports it [default]
@@ -35,7 +35,7 @@ pub(crate) struct CacheArgs {
 }
 
 impl CacheArgs {
-    /// The plan, with what is to be kept in host memory.
+    /// Returns `plan` with the requested layers in host memory.
     pub(crate) fn offloaded(&self, plan: Plan) -> Plan {
         match self.offload {
             Some(offload) => plan.offloaded(offload),
@@ -43,7 +43,7 @@ impl CacheArgs {
         }
     }
 
-    /// The plan that was asked for; `None`: the model's own.
+    /// The requested plan; `None`: the model's own.
     pub(crate) fn plan(&self) -> Result<Option<Plan>> {
         let windowed = self.cache_windowed.as_deref().map(|text| self.named(text)).transpose()?;
         if self.cache.is_none() && windowed.is_none() && self.compat.is_none() {
@@ -75,13 +75,13 @@ impl CacheArgs {
         }
     }
 
-    /// Whether to capture; `None`: as the cache is made for.
+    /// Whether to capture the decode step; `None`: the cache's default.
     pub(crate) fn compile(&self) -> Option<bool> {
         compile(self.compile, self.no_compile)
     }
 }
 
-/// Whether steps are captured; `None`: as the device has it.
+/// Whether steps are captured; `None`: the device's default.
 pub(crate) fn compile(yes: bool, no: bool) -> Option<bool> {
     match (yes, no) {
         (true, _) => Some(true),
@@ -90,7 +90,7 @@ pub(crate) fn compile(yes: bool, no: bool) -> Option<bool> {
     }
 }
 
-/// The help of `--cache`.
+/// The help text of `--cache`.
 fn caches() -> String {
     let names: Vec<&str> = STRATEGIES.iter().map(|strategy| strategy.name).collect();
     format!(
@@ -99,7 +99,7 @@ fn caches() -> String {
     )
 }
 
-/// How requests are run.
+/// Options for running requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Running {
     prefill_chunk: Option<usize>,

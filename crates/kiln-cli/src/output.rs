@@ -1,4 +1,4 @@
-//! Standard output and standard error, and how a command can fail.
+//! Standard output and standard error, and the ways in which a command can fail.
 
 use std::{
     fmt::Display,
@@ -8,19 +8,19 @@ use std::{
 
 use kiln::Error;
 
-/// Why a command ended early.
+/// Reason for which a command ended early.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Kiln(Error),
-    /// A model cannot be had from the hub.
+    /// A model could not be downloaded from the hub.
     #[cfg(feature = "hub")]
     Hub(kiln::hub::Error),
-    /// Nothing on this machine has this name, and the hub does not help.
+    /// No file has this name, and the hub has no such model either.
     #[cfg(feature = "hub")]
     Nowhere(String, kiln::hub::Error),
-    /// What was asked for could not be written to the named stream.
+    /// Output could not be written to the named stream.
     Output(&'static str, io::Error),
-    /// The reader of standard output went away (`| head`). Nobody wants the rest, and nobody has to be told.
+    /// The reader of standard output closed it (`| head`). The rest is not needed, and this is not reported.
     Closed,
 }
 
@@ -40,16 +40,16 @@ impl From<kiln::hub::Error> for Failure {
 }
 
 impl Failure {
-    /// Says what went wrong on standard error, and returns the code that the process ends with. Settings are
-    /// named as the options of `program` that give them.
+    /// Reports the failure on standard error, and returns the exit code of the process. Settings are named by
+    /// the options of `program` that give them.
     pub(crate) fn report(&self, program: &clap::Command) -> ExitCode {
-        /// Something was wrong with what the user gave.
+        /// Exit code for errors in the user's input.
         const BAD_INPUT: u8 = 2;
 
         match self {
             Self::Closed => return ExitCode::SUCCESS,
             Self::Kiln(Error::Setting { name, why }) => {
-                // The settings of a cache are no options.
+                // The settings of a cache are not options.
                 let why = if *name == "cache" {
                     kiln::expert::plain(why)
                 } else {
@@ -82,7 +82,7 @@ impl Failure {
     }
 }
 
-/// The option that a setting of the library is given by; the setting's name where there is none.
+/// The option for a setting of the library, or the name of the setting if there is none.
 fn flag(program: &clap::Command, setting: &str) -> String {
     let name = setting.replace('_', "-");
     let mut options = program.get_subcommands().flat_map(clap::Command::get_arguments);
@@ -94,7 +94,7 @@ fn flag(program: &clap::Command, setting: &str) -> String {
     long.map_or_else(|| setting.to_owned(), |long| format!("--{long}"))
 }
 
-/// The text with the options in place of the settings that it names.
+/// Replaces names of settings in a text by their options.
 fn flags(program: &clap::Command, text: &str) -> String {
     let pieces = text.split('`').enumerate().map(|(i, piece)| match (i % 2, flag(program, piece)) {
         (1, option) if option != piece => option,
@@ -124,7 +124,7 @@ pub(crate) fn print(text: impl Display) -> Result<()> {
     })
 }
 
-/// Prints a report that was asked for to standard error. A reader that went away is no error.
+/// Prints a requested report to standard error. A closed stream is not an error.
 ///
 /// # Errors
 /// [`Failure::Output`].
@@ -135,12 +135,12 @@ pub(crate) fn tell(text: impl Display) -> Result<()> {
     }
 }
 
-/// Prints a line beside the output to standard error. Where that cannot be written, nothing is lost.
+/// Prints a line that is not output to standard error. A failure to write it is ignored.
 pub(crate) fn note(line: impl Display) {
     _ = writeln!(io::stderr(), "{line}");
 }
 
-/// An error as it can be shown to a terminal.
+/// Formats an error for a terminal.
 pub(crate) fn plain(error: &Error) -> String {
     kiln::expert::plain(&error.to_string())
 }

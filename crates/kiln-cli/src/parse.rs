@@ -1,8 +1,8 @@
-//! Values of options.
+//! Parsers for values of options.
 
 use kiln::Mixture;
 
-/// Bytes from `800MB`, `6GiB`, `1.5g` or a plain number.
+/// Parses a number of bytes such as `800MB`, `6GiB`, `1.5g` or a plain number.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a size; write it as 800MB, 6GiB or a number of bytes");
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -23,13 +23,13 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     if bytes >= 1.0 && bytes < 2f64.powi(63) { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
-/// A number of tokens, where 0 means all.
+/// Parses a number of tokens, where 0 means all.
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     text.parse()
         .map_err(|_| format!("`{text}` is not a number of tokens; give a whole number above 0, or 0 for all"))
 }
 
-/// A mixture of number formats, by its name.
+/// Parses the name of a mixture of number formats.
 pub(crate) fn mixture(name: &str) -> Result<Mixture, String> {
     Mixture::parse(name).map_err(|e| e.to_string())
 }

@@ -1,11 +1,11 @@
-//! Options of all commands that load a model: where it runs, and in what.
+//! Options of all commands that load a model: device, number types and memory.
 
 use clap::Args;
 use kiln::{DtypeChoice, Mixture, device::DeviceName, expert::kernels::Choice};
 
 use crate::parse;
 
-/// Where a model runs, and in what.
+/// The device on which a model runs, and its number types.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlaceArgs {
     /// auto, cpu, wgpu[:INDEX] or cuda[:INDEX]; see `kiln devices`
@@ -16,27 +16,27 @@ pub(crate) struct PlaceArgs {
     /// `auto` is f16 on a GPU that computes it, else f32.
     #[arg(long, default_value_t, value_name = "TYPE")]
     pub(crate) dtype: DtypeChoice,
-    /// Which implementation of each kernel runs: auto, reference, wgsl or cube
+    /// Implementation of each kernel: auto, reference, wgsl or cube
     #[arg(long, hide_short_help = true, default_value = "auto", value_name = "WHICH")]
     pub(crate) kernels: Choice,
     /// Compute with packed weights in float32 on the CPU, and round no activation to 8 bits
     ///
-    /// Slower. By default, activations are rounded to 8 bits, with a scale for each 32 numbers, where they
-    /// meet packed weights.
+    /// Slower. By default, activations are rounded to 8 bits, with one scale per 32 numbers, before they are
+    /// multiplied by packed weights.
     #[arg(long)]
     pub(crate) exact: bool,
     /// Pack the weights when they are loaded, such as q8_0, q4_k_m or nf4; see `kiln quantize --help`
     ///
     /// A file that `kiln quantize` wrote loads faster, with the same numbers. nf4, the format of
-    /// bitsandbytes, is in no file.
+    /// bitsandbytes, cannot be written to a file.
     #[arg(long, value_name = "NAME", value_parser = parse::mixture)]
     pub(crate) quant: Option<Mixture>,
-    /// Memory of the device to use at most, such as `6GiB` [default: 90 % of what it has]
+    /// Device memory limit, such as `6GiB` [default: 90 % of what the device has]
     #[arg(long, value_name = "SIZE", value_parser = parse::size)]
     pub(crate) memory: Option<u64>,
-    /// Keep the experts of a mixture in host memory, but for the last N used of each block
+    /// Keep the experts of a mixture in host memory, except the N last used per block
     ///
-    /// A larger model fits on the device. Experts that a token goes to are copied there in every step, unless
+    /// A larger model fits on the device. Each step copies the experts that its tokens are routed to, unless
     /// they are among the N.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(crate) offload_experts: Option<usize>,

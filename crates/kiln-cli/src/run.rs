@@ -39,15 +39,15 @@ pub(crate) struct RunArgs {
     place: PlaceArgs,
     #[command(flatten)]
     memory: CacheArgs,
-    /// Go on from a cache that --save-cache left
+    /// Continue from a cache that --save-cache wrote
     ///
-    /// The prompt, if there is one, follows what the cache holds. Without --cache it is the kind of cache
-    /// that was saved.
+    /// The prompt, if any, follows the tokens in the cache. Without --cache, the kind of the saved cache is
+    /// used.
     #[arg(long, value_name = "FILE")]
     load_cache: Option<PathBuf>,
-    /// Save the cache with what was generated, to go on from it later
+    /// Save the cache after generation, to continue from it later
     ///
-    /// With `-n 0` it is the prompt that is cached.
+    /// With `-n 0`, only the prompt is cached.
     #[arg(long, value_name = "FILE")]
     save_cache: Option<PathBuf>,
     /// Prompt tokens per forward pass [default: as many as activations of 32 MiB allow]
@@ -55,16 +55,16 @@ pub(crate) struct RunArgs {
     prefill_chunk: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// The text that --guidance-scale moves away from [default: the last token of the prompt]
+    /// The negative prompt of --guidance-scale [default: the last token of the prompt]
     #[arg(long, hide_short_help = true, value_name = "TEXT")]
     negative_prompt: Option<String>,
-    /// A smaller model proposes tokens, which the model checks; the tokens stay the same
+    /// A smaller model that drafts tokens for the model to verify; the tokens stay the same
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
     /// Print N sequences, with beams or sampling
     #[arg(long, value_name = "N")]
     num_return_sequences: Option<usize>,
-    /// Print only what was generated, without the prompt
+    /// Print only the generated text, without the prompt
     #[arg(long)]
     no_echo: bool,
     /// Print times, rates and bytes to standard error
@@ -76,7 +76,7 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
-    // What can be wrong with the arguments is said before the model is loaded.
+    // Errors in the arguments are reported before the model is loaded.
     let plan = args.memory.plan()?;
     // Without new tokens, only the prompt is cached.
     let caches_prompt = args.sampling.max_new_tokens == Some(0) && args.save_cache.is_some();
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let least = usize::try_from(args.sampling.max_new_tokens.unwrap_or(0)).unwrap_or(0);
     let model = load::text_model(&folder, &args.place, load::open(&args.place)?, plan.as_ref(), least)?;
     fail_allocation(&model)?;
-    // It is small, and need not have experts.
+    // The draft model is small, and need not have experts.
     let draft_place = PlaceArgs { offload_experts: None, ..args.place.clone() };
     let draft = args
         .draft
@@ -129,7 +129,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let mut ids = sequence.tokens().first().cloned().unwrap_or_default();
     ids.extend(match ids.is_empty() {
         true => model.encode(&prompt)?,
-        // What begins a text begins it once.
+        // Tokens that begin a text, such as BOS, are added only once.
         false => model.encode_more(&prompt)?,
     });
     let asked = wanted.clone().merged_over(model.generation_config());
@@ -148,32 +148,32 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
         };
         report(args, &model, &plan, &sequence, &prompt, generated)
     };
-    // Also where nobody reads on.
+    // The cache is saved even if the reader of the output has gone.
     if let Some(path) = &args.save_cache {
         sequence.save(&model, &plan, path)?;
     }
     printed.map(|()| ExitCode::SUCCESS)
 }
 
-/// What was generated, and whether all of it could be printed.
+/// The result of a generation, and whether all of it could be printed.
 struct Generated {
     text: String,
     stats: Stats,
     reason: Option<StopReason>,
-    /// Settings that the device has no kernel for.
+    /// Settings for which the device has no kernel.
     on_host: Vec<&'static str>,
-    /// All that was asked for, where that is a list.
+    /// All completions, if several were requested.
     completions: Vec<Completion>,
     printed: Result<()>,
 }
 
-/// Whether all completions are printed, once they are there, and not one while it is generated.
+/// Whether all completions are printed at the end, instead of one while it is generated.
 fn is_list(asked: &GenerationConfig, args: &RunArgs) -> bool {
     let several = |number: Option<usize>| number.is_some_and(|number| number > 1);
     several(asked.num_return_sequences) || args.json && several(asked.num_beams)
 }
 
-/// Generates all completions, with a progress bar where someone is watching, and prints them.
+/// Generates all completions, and prints them. Shows a progress bar on a terminal.
 fn print_completions(mut steps: Steps<'_>, prompt: &str, args: &RunArgs) -> Result<Generated> {
     let bar = ProgressBar::new(steps.settings().max_new_tokens().map_or(0, |most| most as u64));
     if let Ok(style) = ProgressStyle::with_template("generating {wide_bar} {pos}/{len} tokens {eta}") {
@@ -205,7 +205,7 @@ fn print_completions(mut steps: Steps<'_>, prompt: &str, args: &RunArgs) -> Resu
     })
 }
 
-/// Prints pieces as they come, until they end or nobody reads them.
+/// Prints pieces as they are generated, until they end or the output is closed.
 fn print_pieces(mut pieces: GeneratedText<'_>, prompt: &str, args: &RunArgs) -> Result<Generated> {
     let show = |text: &str| if args.json { Ok(()) } else { print(text) };
     let mut text = String::new();
@@ -216,7 +216,7 @@ fn print_pieces(mut pieces: GeneratedText<'_>, prompt: &str, args: &RunArgs) -> 
         let piece = match piece {
             Ok(piece) => piece,
             Err(error) => {
-                // The message is to begin a line of its own.
+                // The error message begins on a line of its own.
                 show("\n")?;
                 return Err(error.into());
             }
@@ -229,7 +229,7 @@ fn print_pieces(mut pieces: GeneratedText<'_>, prompt: &str, args: &RunArgs) -> 
     Ok(Generated { text, stats, reason, on_host, completions: Vec::new(), printed })
 }
 
-/// Prints the JSON and the figures that were asked for.
+/// Prints the requested JSON and statistics.
 fn report(
     args: &RunArgs,
     model: &Model,
@@ -256,7 +256,7 @@ fn report(
     printed.and(told)
 }
 
-/// For tests of what happens when memory runs out: `KILN_FAIL_ALLOC_AT=N` has the Nth allocation fail.
+/// Makes the Nth allocation fail if `KILN_FAIL_ALLOC_AT=N` is set, to test an out-of-memory error.
 fn fail_allocation(model: &Model) -> Result<()> {
     const NAME: &str = "KILN_FAIL_ALLOC_AT";
 
@@ -267,7 +267,8 @@ fn fail_allocation(model: &Model) -> Result<()> {
     Ok(())
 }
 
-/// The prompt from wherever it was given. It may be empty only where a saved cache is continued.
+/// Reads the prompt from the argument, a file or standard input. It may be empty only if a saved cache is
+/// continued.
 fn prompt(args: &RunArgs) -> Result<String> {
     let continued = args.load_cache.is_some();
     let text = match (&args.prompt, &args.file) {
@@ -281,7 +282,7 @@ fn prompt(args: &RunArgs) -> Result<String> {
     Ok(text)
 }
 
-/// Whether a prompt is more likely meant as the name of a model, as other tools take it.
+/// Whether a prompt is more likely meant as the name of a model, which other tools take in this place.
 fn looks_like_a_model(prompt: &str) -> bool {
     const FAMILIES: [&str; 12] = [
         "llama",
@@ -301,7 +302,7 @@ fn looks_like_a_model(prompt: &str) -> bool {
     let one_word = !prompt.is_empty() && !prompt.contains(char::is_whitespace);
     let lower = prompt.to_ascii_lowercase();
     let name = lower.rsplit('/').next().unwrap_or(&lower);
-    // A family with a version behind it, such as llama3, qwen2.5:7b or gemma-2-2b.
+    // A family followed by a version, such as llama3, qwen2.5:7b or gemma-2-2b.
     let version = |family: &str| {
         let behind = name.strip_prefix(family)?.trim_start_matches(['-', '_', ':']);
         behind.chars().next().filter(char::is_ascii_digit)
@@ -320,7 +321,7 @@ fn experts(ExpertTraffic { used, copied, bytes }: ExpertTraffic) -> String {
     format!("\nexperts  {copied} of {used} used ({share:.0} %) were copied to the device, {bytes}")
 }
 
-/// Lines about tokens that were fed without being chosen one by one.
+/// Lines about tokens that were drafted, and about tokens that the grammar forced.
 fn proposals(stats: &Stats) -> String {
     let share = 100.0 * stats.accepted as f64 / stats.proposed.max(1) as f64;
     let proposed =

@@ -1,4 +1,4 @@
-//! Options of what is generated: settings, and grammars.
+//! Options for generation: settings and grammars.
 
 use std::path::PathBuf;
 
@@ -44,16 +44,17 @@ pub(crate) struct SamplingArgs {
     /// Only generate text that a Lark grammar in a file accepts
     #[arg(long, hide_short_help = true, value_name = "FILE")]
     pub(crate) grammar: Option<PathBuf>,
-    /// Follow N sequences at once and take the likeliest (beam search)
+    /// Beam search: follow N sequences at once and take the likeliest
     #[arg(long, value_name = "N")]
     pub(crate) num_beams: Option<usize>,
     /// Divide the beams into N groups that avoid each other's tokens; needs --set diversity_penalty=P
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) num_beam_groups: Option<usize>,
-    /// Choose what is likelier after the prompt than after the negative prompt, by the factor G; 1 is off
+    /// Favor tokens that are likelier after the prompt than after the negative prompt, by the factor G; 1 is
+    /// off
     #[arg(long, hide_short_help = true, value_name = "G", allow_negative_numbers = true)]
     pub(crate) guidance_scale: Option<f32>,
-    /// Propose up to N tokens at once that followed the same tokens before; the tokens stay the same
+    /// Draft up to N tokens that followed the same tokens earlier; the tokens stay the same
     #[arg(long, alias = "prompt-lookup-num-tokens", value_name = "N")]
     pub(crate) prompt_lookup: Option<usize>,
     /// Divide the scores of tokens that were already seen; 1 is off
@@ -62,7 +63,7 @@ pub(crate) struct SamplingArgs {
     /// Never repeat a sequence of N tokens; 0 is off
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) no_repeat_ngram_size: Option<usize>,
-    /// Choose no token that ends the text before N tokens were generated
+    /// Do not end the text before N tokens were generated
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) min_new_tokens: Option<usize>,
     /// Stop after this many seconds
@@ -71,15 +72,15 @@ pub(crate) struct SamplingArgs {
     /// A setting of generation_config.json, such as `suppress_tokens=[1,2]`; may be given several times
     #[arg(long, value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Repeat a sampled run exactly
+    /// Seed of the sampler, to repeat a run exactly
     #[arg(short, long, value_name = "SEED")]
     pub(crate) seed: Option<u64>,
-    /// End at this text; may be given several times
+    /// Stop at this text; may be given several times
     #[arg(long, alias = "stop-strings", value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
 }
 
-/// The settings that were asked for; the folder has the others.
+/// The requested settings; all others come from the model folder.
 pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     let mut wanted = GenerationConfig::new();
     wanted.max_new_tokens = args.max_new_tokens.map(|n| usize::try_from(n).unwrap_or(UNTIL_IT_ENDS));
@@ -99,7 +100,7 @@ pub(crate) fn wanted(args: &SamplingArgs) -> Result<GenerationConfig> {
     wanted.seed = args.seed;
     wanted.stop_strings = (!args.stop.is_empty()).then(|| args.stop.clone());
     let mut wanted = wanted.merged_over(&set(&args.set)?);
-    // Whoever shapes the distribution wants to sample. A seed does not: it says how, not whether.
+    // A setting that shapes the distribution implies sampling. A seed does not: it says how, not whether.
     wanted.do_sample = match args.greedy {
         true => Some(false),
         false => wanted.do_sample.or(wanted.shapes_sampling().then_some(true)),
@@ -117,7 +118,7 @@ pub(crate) fn grammar(args: &SamplingArgs) -> Result<Option<Grammar>> {
     })
 }
 
-/// The settings of `--set`. A value that is not JSON is text.
+/// Parses the settings of `--set`. A value that is not JSON is a string.
 fn set(given: &[String]) -> Result<GenerationConfig> {
     const OF_CACHES: [&str; 3] = ["use_cache", "cache_implementation", "cache_config"];
 

@@ -1,4 +1,4 @@
-//! Messages of the Wayland library, which some Vulkan drivers load to ask for a display.
+//! Messages of the Wayland library, which some Vulkan drivers load to look for a display.
 
 use std::ffi::{c_char, c_void};
 
@@ -9,7 +9,7 @@ type Handler = extern "C" fn(*const c_char, *mut c_void);
 
 extern "C" fn ignore(_: *const c_char, _: *mut c_void) {}
 
-/// Keeps the library from printing that there is no display: a program without windows needs none.
+/// Stops the library from printing that there is no display: a program without windows needs none.
 #[expect(unsafe_code, reason = "functions of C")]
 pub(crate) fn silence() {
     if cfg!(target_os = "linux") {

@@ -14,8 +14,8 @@ pub(crate) struct BenchArgs {
     /// Random weights for a config: KEY=VALUE,.. as in config.json, such as
     /// `model_type=llama,hidden_size=64,..`, or a file or folder
     ///
-    /// Of any architecture of text. The file is a config.json, or a GGUF file; its weights are not read. What
-    /// is left out has the default of Transformers, if there is one.
+    /// Any text architecture. The file is a config.json, or a GGUF file whose weights are not read. Missing
+    /// keys take the defaults of Transformers, where there are any.
     #[arg(long, value_name = "CONFIG", conflicts_with = "model")]
     pub(super) random: Option<String>,
     #[command(flatten)]
@@ -29,37 +29,37 @@ pub(crate) struct BenchArgs {
     /// Do not capture the decode step
     #[arg(long)]
     pub(super) no_compile: bool,
-    /// Prompt lengths to measure prefill at; 0 for none
+    /// Prompt lengths to measure prefill at; 0 skips prefill
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "256", value_name = "N,..")]
     pub(super) prompt: Vec<usize>,
-    /// Numbers of tokens to measure decode at; 0 for none
+    /// Numbers of tokens to measure decode at; 0 skips decode
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "64", value_name = "N,..")]
     pub(super) generate: Vec<usize>,
-    /// Tokens that the cache holds before decode is measured
+    /// Numbers of tokens in the cache before decode is measured
     #[arg(long, value_delimiter = ',', default_value = "0", value_name = "N,..")]
     pub(super) depth: Vec<usize>,
     /// Also measure decode in a copy of the cache (a snapshot) that shares the tokens of --depth
     #[arg(long, requires = "depth")]
     pub(super) snapshot: bool,
-    /// Also measure a beam search of N beams, beside a batch of N rows; the ratio is to the batch
+    /// Also measure a beam search with N beams and a batch of N rows; the ratio is to the batch
     #[arg(long, value_name = "N")]
     pub(super) num_beams: Option<usize>,
-    /// Draw the tokens of decode at this temperature, from the 50 likeliest [default: the likeliest token]
+    /// Sample decoded tokens at this temperature, from the 50 likeliest [default: the likeliest token]
     #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
     pub(super) temperature: Option<f32>,
-    /// Repetitions to count; one more runs first, compiles kernels and is reported as warm-up
+    /// Counted repetitions; one more runs first to compile kernels and is reported as warm-up
     #[arg(short, long, default_value_t = 5, value_name = "N")]
     pub(super) repetitions: usize,
     /// Format of the report
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     pub(super) output: BenchOutput,
-    /// Print the figures of another runtime beside these: a file of tools/bench_transformers.py
+    /// Also print the figures of another runtime, from a file that tools/bench_transformers.py wrote
     #[arg(long, value_name = "FILE")]
     pub(super) against: Option<PathBuf>,
 }
 
 impl BenchArgs {
-    /// Whether to capture; `None`: as the cache is made for.
+    /// Whether to capture the decode step; `None`: the cache's default.
     pub(super) fn compile(&self) -> Option<bool> {
         memory::compile(self.compile, self.no_compile)
     }

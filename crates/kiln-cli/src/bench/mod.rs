@@ -1,4 +1,4 @@
-//! `kiln bench`: prefill (pp) and decode (tg), as llama-bench measures and prints them.
+//! `kiln bench`: prefill (pp) and decode (tg), measured and printed as llama-bench does.
 
 use std::{fmt, path::Path, process::ExitCode, time::Instant};
 
@@ -20,29 +20,30 @@ mod args;
 mod peer;
 mod print;
 
-/// What was measured, and on what.
+/// The results and the setup in which they were measured.
 #[derive(Debug, Serialize)]
 struct Report {
     tool: &'static str,
     version: &'static str,
     model: String,
     params: u64,
-    /// Of the weights
+    /// Size of the weights
     bytes: u64,
     dtype: String,
     device: String,
     adapter: String,
     driver: String,
     threads: usize,
-    /// Bytes a second that the device's memory gives, measured in this run; not where only prefill is
+    /// Memory bandwidth of the device in bytes per second, measured in this run; `None` if only prefill is
+    /// measured
     bandwidth: Option<f64>,
-    /// Bytes a second between the host and the device, where a cache or experts are in host memory
+    /// Bandwidth between the host and the device, if a cache or experts are in host memory
     #[serde(skip_serializing_if = "Option::is_none")]
     copies: Option<Copies>,
     results: Vec<Measured>,
 }
 
-/// Bytes a second
+/// Bytes per second
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Copies {
     up: f64,
@@ -51,26 +52,26 @@ struct Copies {
 
 #[derive(Debug, Serialize)]
 struct Measured {
-    /// `pp256`, `tg64`, `tg64@4096`, `tg64 t=0.8`
+    /// Name of the test: `pp256`, `tg64`, `tg64@4096`, `tg64 t=0.8`
     test: String,
     cache: String,
     n: usize,
     tokens_per_second: f64,
     stddev: f64,
     samples: Vec<f64>,
-    /// That a step of decode reads
+    /// Bytes that a decode step reads
     #[serde(skip)]
     bytes: Option<f64>,
-    /// Of the memory bandwidth, that decode reaches
+    /// Share of the memory bandwidth that decode reaches
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     copied: Option<Copied>,
     #[serde(skip_serializing_if = "Option::is_none")]
     steps: Option<Steps>,
-    /// Seconds of the first repetition, which is not counted: kernels are compiled in it
+    /// Seconds that the first repetition took; it compiles kernels and is not counted
     warm_up: f64,
-    /// How many times as fast as the first cache in the same test
+    /// Speed relative to the first cache in the same test
     ratio: f64,
 }
 
@@ -79,12 +80,12 @@ struct Measured {
 struct Copied {
     up: u64,
     down: u64,
-    /// Of the copy bandwidth, that decode reaches
+    /// Share of the copy bandwidth that decode reaches
     #[serde(skip_serializing_if = "Option::is_none")]
     bandwidth_share: Option<f64>,
 }
 
-/// Milliseconds a decode step, over all steps of all repetitions
+/// Milliseconds per decode step, over all steps of all repetitions
 #[derive(Debug, Serialize)]
 struct Steps {
     median: f64,
@@ -120,7 +121,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
         let why = format!("{long} tokens are more than the model's {positions} positions");
         return Err(Error::Setting { name: "-p, -n, --depth", why }.into());
     }
-    // Its buffers are large, and would hide what prefill needs.
+    // The buffers of this measurement are large and would hide how much memory prefill needs.
     let decodes = args.generate.iter().any(|&n| n > 0);
     let floor = usize::try_from(model.multiplied_bytes()).unwrap_or(usize::MAX);
     let measure = || decodes.then(|| model.opened().measure_bandwidth(floor)).transpose();
@@ -163,7 +164,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
         let first = results.iter().find(|first| first.test == results[i].test);
         results[i].ratio = first.map_or(1.0, |first| results[i].tokens_per_second / first.tokens_per_second);
     }
-    // What else runs on the machine slows the measurement, too: the best of all is the machine's.
+    // Other load on the machine slows this measurement down, too. The best figure is closest to the hardware.
     let reached = results.iter().filter_map(|measured| Some(measured.bytes? * measured.tokens_per_second));
     let bandwidth = before.into_iter().chain(measure()?).chain(reached).reduce(f64::max);
     for measured in &mut results {
@@ -210,7 +211,7 @@ pub(crate) fn run(args: &BenchArgs) -> output::Result<ExitCode> {
 /// The config of `--random`: pairs, a JSON file, or the folder or GGUF file that has one.
 ///
 /// # Errors
-/// [`Error::Setting`] and [`Error::File`] for a config that no model of text can have.
+/// [`Error::Setting`] and [`Error::File`] for a config that no text model can have.
 fn random(text: &str) -> Result<ConfigFile> {
     let is_text = text.contains('=');
     let named = |error| match error {
@@ -263,25 +264,26 @@ impl fmt::Display for Rows {
     }
 }
 
-/// One cache on one model.
+/// The measurement of one cache with one model.
 struct Bench<'a> {
     args: &'a BenchArgs,
     model: &'a Model,
     plan: &'a Plan,
-    /// How it is called in the table.
+    /// Name in the table.
     cache: String,
     copies: Option<CopyBandwidth>,
-    /// Whether decode goes on in a snapshot of what holds the depth.
+    /// Whether decode continues in a snapshot of the cache that holds the first `depth` tokens.
     snapshot: bool,
     rows: Rows,
 }
 
 impl Bench<'_> {
-    /// Feeding `n` tokens to an empty cache, up to the next token.
+    /// Measures feeding `n` tokens to an empty cache, up to the choice of the next token.
     fn prefill(&self, n: usize) -> Result<Measured> {
         let model = self.model;
         let batch = Batch::from_rows(&[self.ids(n)], model.device())?;
-        // In the chunks that users get, so that a long prompt asks for no more memory than it does there.
+        // The chunk size is the default, so that a long prompt needs no more memory here than it does for
+        // users.
         let chunk = Some(model.largest_chunk(batch.rows()));
         let once = || {
             let mut cache = model.cache(self.plan)?;
@@ -301,7 +303,7 @@ impl Bench<'_> {
         Ok(self.measured(format!("pp{n}"), n, samples, warm_up))
     }
 
-    /// `n` tokens of each row after `depth` others, through the loop that users call.
+    /// Measures decoding `n` tokens per row after `depth` others, with the loop that users call.
     fn decode(&self, n: usize, depth: usize) -> Result<Measured> {
         let mut steps = Vec::new();
         let (warm_up, moved) = self.tokens(n, depth, &mut steps)?;
@@ -335,8 +337,8 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Seconds for `n` tokens after the first that follows the prompt, and the bytes that one of them moved, in the mean;
-    /// the seconds of each are added to `steps`.
+    /// Decodes one token after the prompt and then `n` more. Returns the seconds that the `n` tokens took,
+    /// and the mean number of bytes that one of them moved. Appends the seconds of each token to `steps`.
     fn tokens(&self, n: usize, depth: usize, steps: &mut Vec<f64>) -> Result<(f64, Option<Moved>)> {
         let mut cache = self.model.cache(self.plan)?;
         let mut wanted = GenerationConfig::new()
@@ -381,7 +383,8 @@ impl Bench<'_> {
             .compile(self.args.compile())
             .steps()?;
         generation.next().transpose()?;
-        // Neither what the prompt left under way is counted, nor the last step, which has nothing to look ahead to.
+        // Copies that the prompt left in flight are not counted, nor is the last step, which prefetches
+        // nothing.
         let (mut before, mut after) = (Moved::default(), Moved::default());
         let start = Instant::now();
         let mut last = start;
@@ -402,7 +405,7 @@ impl Bench<'_> {
         Ok(((last - start).as_secs_f64(), (n > 2).then_some(moved)))
     }
 
-    /// Bytes that were moved so far, of the cache and of experts.
+    /// Bytes of the cache and of experts that were moved so far.
     fn moved(&self, cache: &ModelCache) -> Moved {
         let experts = self.model.expert_traffic().map_or(0, |traffic| traffic.bytes);
         let Moved { up, down } = cache.moved();
@@ -432,8 +435,8 @@ impl Bench<'_> {
         }
     }
 
-    /// Bytes that a step of decode must read with `tokens` tokens in the cache: the weights it multiplies by, and what is
-    /// remembered.
+    /// Bytes that a decode step must read with `tokens` tokens in the cache: the weights that it multiplies
+    /// by, and the cached keys, values and states.
     fn bytes_a_token(&self, tokens: usize) -> f64 {
         let cache = self.plan.bytes(&self.model.causal().needs(), tokens, self.model.dtype().size());
         (self.model.multiplied_bytes() + cache as u64) as f64

@@ -1,4 +1,4 @@
-//! A peer's figures: what `tools/bench_transformers.py --json` writes.
+//! Figures of another runtime, as `tools/bench_transformers.py --json` writes them.
 
 use std::path::Path;
 

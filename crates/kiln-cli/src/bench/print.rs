@@ -3,7 +3,7 @@
 use super::{Report, peer::Peer};
 use crate::display;
 
-/// `12.3 GB/s`
+/// Formats a rate as `12.3 GB/s`.
 pub(super) fn rate(bytes_a_second: f64) -> String {
     format!("{:.1} GB/s", bytes_a_second / 1e9)
 }
@@ -12,7 +12,7 @@ pub(super) fn json(report: &Report) -> String {
     serde_json::to_string_pretty(report).unwrap_or_default()
 }
 
-/// A row a test, as llama-bench prints them.
+/// Formats the report as a table with one row per test, as llama-bench does.
 pub(super) fn markdown(report: &Report, peer: Option<&Peer>) -> String {
     let mut head: Vec<String> =
         ["model", "size", "params", "device", "type", "threads", "cache", "test", "t/s", "of bandwidth"]
@@ -95,7 +95,7 @@ pub(super) fn csv(report: &Report, peer: Option<&Peer>) -> String {
                     median_ms,p99_ms,longest_ms,bytes_up,bytes_down,copy_bandwidth_share,times_first_cache,\
                     peer_tokens_per_second,ratio\n"
             .to_owned();
-    // Names come from folders, which may hold a comma or a quote.
+    // Names come from folders, whose names may contain a comma or a quote.
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     for measured in &report.results {
         let theirs = peer.and_then(|peer| peer.tokens_per_second(&measured.test));

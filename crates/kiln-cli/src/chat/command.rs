@@ -1,4 +1,4 @@
-//! What can be typed instead of a message.
+//! Commands that can be typed instead of a message.
 
 use std::{path::PathBuf, str::FromStr};
 
@@ -14,12 +14,12 @@ pub(super) enum Command {
     Load(PathBuf),
     Stats,
     Cache,
-    /// `None`: show it.
+    /// `None` shows the current one.
     System(Option<String>),
     Exit,
 }
 
-/// Names, what they take, what they do.
+/// Name, arguments and description of each command.
 const COMMANDS: [(&str, &str, &str); 8] = [
     ("/help", "", "this list"),
     ("/reset", "", "begin a new conversation; the system message stays"),

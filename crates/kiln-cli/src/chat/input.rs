@@ -1,4 +1,4 @@
-//! Where messages come from: a person at a terminal, or a pipe, a line a message.
+//! Input of messages: from a person at a terminal, or from a pipe with one message per line.
 
 use std::{
     fs,
@@ -20,10 +20,10 @@ pub(super) enum Input {
     Pipe(io::Lines<io::StdinLock<'static>>),
 }
 
-/// A line that was read.
+/// A line of input.
 enum Line {
     Text(String),
-    /// Ctrl-C: what was typed is given up.
+    /// Ctrl-C: the line is discarded.
     GivenUp,
     End,
 }
@@ -36,7 +36,7 @@ impl Input {
         let mut editor = Box::new(DefaultEditor::new().map_err(|e| wrong(&e))?);
         let history = history_file();
         if let Some(path) = &history {
-            // There is none at first.
+            // There is no history at first.
             _ = editor.load_history(path);
         }
         Ok(Self::Terminal { editor, history })
@@ -46,9 +46,10 @@ impl Input {
         matches!(self, Self::Terminal { .. })
     }
 
-    /// The next message or command; `None` at the end.
+    /// The next message or command; `None` at the end of the input.
     ///
-    /// A line that ends with a backslash goes on in the next, and so does what three quotes have opened.
+    /// A message continues on the next line after a backslash at the end of a line, or until three quotes
+    /// close it.
     pub(super) fn next(&mut self) -> Result<Option<String>> {
         let mut text = String::new();
         let mut quoted = false;
@@ -103,7 +104,7 @@ impl Input {
         }
     }
 
-    /// Puts a message into the history, at once: the program may end in many ways.
+    /// Appends a message to the history file at once, since the program may end in many ways.
     fn remember(&mut self, text: &str) {
         if let Self::Terminal { editor, history } = self
             && !text.trim().is_empty()
@@ -122,7 +123,7 @@ fn wrong(error: &dyn std::error::Error) -> Error {
     Error::Prompt { why: format!("standard input: {error}") }
 }
 
-/// In the user's data folder; `None` where there is no such place.
+/// The history file in the user's data folder; `None` if there is no such folder.
 fn history_file() -> Option<PathBuf> {
     let folder = etcetera::choose_base_strategy().ok()?.data_dir().join("kiln");
     fs::create_dir_all(&folder).ok()?;

@@ -32,10 +32,10 @@ pub(crate) struct ChatArgs {
     /// A model folder, a GGUF file, or ORG/NAME[:QUANT] on the Hugging Face hub [default: the demo model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
-    /// What the model is told before anything else
+    /// System prompt
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// The chat template: a Jinja file, or the name of one of the model's own [default: the model's, else
+    /// Chat template: a Jinja file, or the name of one of the model's templates [default: the model's, else
     /// ChatML]
     #[arg(long, value_name = "FILE|NAME")]
     template: Option<String>,
@@ -51,7 +51,7 @@ pub(crate) struct ChatArgs {
 }
 
 pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
-    // What can be wrong with the words is said before the model is loaded.
+    // Errors in the arguments are reported before the model is loaded.
     let plan = args.memory.plan()?;
     let mut wanted = wanted(&args.sampling)?;
     wanted.resolve()?;
@@ -81,7 +81,8 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
                 "It is a small base model, trained on plays and two old books: it goes on in their manner, and knows nothing.",
             );
         }
-        // In its texts, an empty line ends a speech. In JSON it ends nothing.
+        // In the texts that the demo model was trained on, an empty line ends a speech. In JSON it ends
+        // nothing.
         if grammar.is_none() {
             wanted.stop_strings.get_or_insert_with(|| vec!["\n\n".to_owned()]);
         }
@@ -101,7 +102,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
         match session.take(&line) {
             Ok(true) => {}
             Ok(false) => break,
-            // A script is not to go on as if nothing had happened; a person can.
+            // A script must not continue as if nothing had happened; a person can.
             Err(Failure::Kiln(error @ Error::Prompt { .. })) if session.watched => {
                 note(format_args!("error: {}; /reset begins a new conversation", plain(&error)));
             }
@@ -112,7 +113,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The template of a file, if `name` is one.
+/// Reads the template from a file, if `name` is a file.
 fn given_template(name: &str) -> Result<Option<ChatTemplate>> {
     let path = Path::new(name);
     match path.exists() {
@@ -124,7 +125,7 @@ fn given_template(name: &str) -> Result<Option<ChatTemplate>> {
     }
 }
 
-/// The model's own template, by name or by default.
+/// The model's own template, by name or the default one.
 fn own_template(model: &Model, name: Option<&str>) -> Result<ChatTemplate> {
     let own = model.chat_templates();
     match name {
@@ -145,22 +146,22 @@ fn file(path: &Path, error: impl std::fmt::Display) -> Error {
     Error::File { path: path.to_owned(), why: error.to_string() }
 }
 
-/// A conversation and what is known of it.
+/// A conversation and its settings.
 struct Session<'m> {
     chat: Chat,
     model: &'m Model,
     plan: Plan,
     wanted: GenerationConfig,
-    /// What answers must match.
+    /// Grammar that answers must match.
     grammar: Option<Grammar>,
     running: Running,
     latest: Option<(Stats, Reuse)>,
-    /// Whether a person sees what is printed.
+    /// Whether a person sees the output.
     watched: bool,
 }
 
 impl Session<'_> {
-    /// Takes a message or a command; whether to go on.
+    /// Handles a message or a command. Returns whether to continue.
     fn take(&mut self, line: &str) -> Result<bool> {
         if !line.starts_with('/') {
             if !line.trim().is_empty() {
@@ -200,12 +201,12 @@ impl Session<'_> {
         self.chat.conversation().messages.iter().find(|message| message.role() == "system")?.content()
     }
 
-    /// Sets the system message.
+    /// Sets the system prompt.
     fn tell_system(&mut self, text: Option<&str>) -> Result<()> {
         Ok(text.map_or(Ok(()), |text| self.chat.set_system(text))?)
     }
 
-    /// Says `text`, and prints the answer as it comes, up to a Ctrl-C.
+    /// Sends `text`, and prints the answer as it is generated, until it ends or Ctrl-C is pressed.
     fn answer(&mut self, text: &str) -> Result<()> {
         let request = self.running.of(self.chat.say(text)?).config(self.wanted.clone());
         let printing = Interruptible::begin();

@@ -30,8 +30,8 @@ pub(crate) struct ProbeArgs {
     /// Maximum number of tokens to measure on
     #[arg(long, default_value_t = 2048, value_name = "N")]
     pub(super) tokens: usize,
-    /// Tokens of one sequence; the cache is reset after them [default: the model's positions, at most 2048,
-    /// or 512 with --weights]
+    /// Tokens per sequence; the cache is reset after each [default: the model's positions, at most 2048, or
+    /// 512 with --weights]
     #[arg(long, alias = "window", value_name = "N")]
     pub(super) ctx: Option<usize>,
     /// Caches to measure; see `kiln caches` [default: each format at each width]
@@ -41,7 +41,7 @@ pub(crate) struct ProbeArgs {
     #[arg(value_parser = parse::mixture, conflicts_with_all = ["cache", "exact", "offload_experts"])]
     #[arg(help = weights_help(), long_help = format!("{}\n\n{WEIGHTS}", weights_help()))]
     pub(super) weights: Option<Vec<Mixture>>,
-    /// Also measure which kinds of tensors, and which ten tensors, lose most in the smallest of the mixtures
+    /// Also measure which kinds of tensors, and which ten tensors, lose most in the smallest mixture
     #[arg(long, requires = "weights")]
     pub(super) per_tensor: bool,
     /// Write a chart of loss against bytes to this SVG file

@@ -1,4 +1,4 @@
-//! What lossy caches cost on a model, and which to take.
+//! The loss of quantized caches on a model, and the recommended cache.
 
 use std::process::ExitCode;
 
@@ -21,7 +21,7 @@ use crate::{
     output::{Result, say},
 };
 
-/// Tokens of a window, where the model has more positions.
+/// Tokens per window, if the model has more positions.
 const WINDOW: usize = 2048;
 
 pub(super) fn run(args: &ProbeArgs) -> Result<ExitCode> {
@@ -52,7 +52,7 @@ pub(super) fn run(args: &ProbeArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The caches that are probed unasked, as far as they can serve a model of these needs.
+/// The caches that are probed by default, as far as they support a model with these needs.
 fn known(needs: &[LayerNeed]) -> Result<Vec<Plan>> {
     let plans = PROBED.iter().map(|text| Plan::named(text)).collect::<Result<Vec<Plan>, Error>>()?;
     Ok(plans.into_iter().filter(|plan| plan.check(needs).is_ok()).collect())
@@ -89,7 +89,7 @@ fn print(probe: &Probe, subject: &Subject<'_>) -> Result<()> {
     }
 }
 
-/// What it is that breaks.
+/// The reason for which a cache breaks the model.
 fn because(probe: &Probe, broken: &Probed) -> String {
     let kinder =
         |other: &&Probed| other.compared.divergence < BROKEN / 10.0 && !other.cache.contains("format=");

@@ -1,5 +1,5 @@
-//! Loss against bytes, as SVG: points with labels, and nothing else, so it is written here. Another axis, and a library
-//! should draw it.
+//! A chart of loss against bytes as SVG. With only points and labels it is written here; another axis would
+//! justify a library.
 
 use std::fmt::Write;
 
@@ -7,27 +7,27 @@ use kiln::expert::probe::UNSEEN;
 
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 640.0;
-/// Left, right, top and bottom of the field.
+/// Left, right, top and bottom of the plot area.
 const FIELD: [f64; 4] = [90.0, 960.0, 60.0, 570.0];
 
-/// Smaller losses are drawn as this.
+/// Smaller losses are drawn as this one.
 const LEAST: f64 = 1e-6;
 
-/// Loss against bytes.
+/// A chart of loss against bytes.
 pub(super) struct Chart<'a> {
     pub(super) title: String,
-    /// What bytes are shares of.
+    /// Label of the x axis: the size that all sizes are divided by.
     pub(super) across: &'static str,
-    /// What is lost.
+    /// Label of the y axis: the kind of loss.
     pub(super) up: &'static str,
     pub(super) points: Vec<Point<'a>>,
 }
 
 pub(super) struct Point<'a> {
     pub(super) name: &'a str,
-    /// Of the bytes of what nothing is lost with.
+    /// Bytes as a share of those of the lossless variant.
     pub(super) share: f64,
-    /// In nats.
+    /// Divergence in nats.
     pub(super) divergence: f64,
 }
 
@@ -41,7 +41,7 @@ impl Chart<'_> {
         let highest = finite.fold(1.0, f64::max).log10().ceil();
         let lowest = LEAST.log10();
         let x = |share: f64| left + (right - left) * share / widest;
-        // What is lost without bound is at the top.
+        // An infinite loss is at the top.
         let power = |loss: f64| if loss.is_finite() { loss.max(LEAST).log10() } else { highest };
         let y = |loss: f64| bottom - (bottom - top) * (power(loss) - lowest) / (highest - lowest);
 

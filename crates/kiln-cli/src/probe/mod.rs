@@ -1,4 +1,4 @@
-//! `kiln probe`: what lossy caches or packed weights cost on a model, and which to take.
+//! `kiln probe`: the loss of quantized caches or packed weights on a model, and the recommended one.
 
 use std::process::ExitCode;
 
@@ -32,17 +32,18 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<ExitCode> {
     }
 }
 
-/// What is measured on: a model, and a text.
+/// The model and the text that are measured.
 struct Subject<'a> {
     args: &'a ProbeArgs,
     model: Model,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     window: usize,
     /// `None`: the model writes one.
     text: Option<String>,
 }
 
-/// What was given of the text, and whether all can be written and measured; before anything is loaded.
+/// Checks the arguments before anything is loaded: that the chart can be written and that there are tokens
+/// enough. Returns the text, if one was given.
 fn text(args: &ProbeArgs) -> Result<Option<String>> {
     let text = args.text.as_deref().map(files::read_input).transpose()?;
     args.plot.as_deref().map_or(Ok(()), files::check_writable)?;
@@ -54,7 +55,8 @@ fn text(args: &ProbeArgs) -> Result<Option<String>> {
 }
 
 impl<'a> Subject<'a> {
-    /// Loads the model. `window`: tokens of a sequence where the user gives none, and the model has as many positions.
+    /// Loads the model. `window`: tokens per sequence if the user gives none and the model has as many
+    /// positions.
     fn load(
         args: &'a ProbeArgs,
         place: &PlaceArgs,
@@ -80,7 +82,7 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// Says what was measured on.
+    /// Prints which model and text were measured.
     fn say(&self, tokens: usize) -> Result<()> {
         say(format_args!(
             "{} on {}: {tokens} tokens{}, in windows of {}\n",
@@ -91,7 +93,7 @@ impl<'a> Subject<'a> {
         ))
     }
 
-    /// Writes the chart that was asked for.
+    /// Writes the chart, if one was requested.
     fn plot(&self, chart: &Chart<'_>) -> Result<()> {
         match &self.args.plot {
             Some(path) => Ok(files::write(path, chart.svg().as_bytes())?),
@@ -113,7 +115,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// A bar for `units` of work.
+/// A progress bar for `units` of work.
 fn bar(message: String, units: u64, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(units);
     if let Ok(style) = ProgressStyle::with_template(template) {
@@ -122,7 +124,7 @@ fn bar(message: String, units: u64, template: &str) -> ProgressBar {
     bar.with_message(message)
 }
 
-/// What a loss means, in a table.
+/// Description of a loss in the table.
 fn loss(compared: &Comparison) -> &'static str {
     match compared.loss() {
         Loss::Unseen => "not seen",
@@ -131,10 +133,10 @@ fn loss(compared: &Comparison) -> &'static str {
     }
 }
 
-/// The heads of [`compared`].
+/// The column headers of [`compared`].
 const COMPARED: [&str; 4] = ["KL divergence", "largest", "same token", "perplexity"];
 
-/// Cells of a table.
+/// The cells of a table row.
 fn compared(compared: &Comparison) -> [String; 4] {
     [
         format!("{:.2e}", compared.divergence),
@@ -144,7 +146,7 @@ fn compared(compared: &Comparison) -> [String; 4] {
     ]
 }
 
-/// The values of a JSON object.
+/// The fields of a JSON object.
 fn compared_json(compared: &Comparison) -> serde_json::Value {
     serde_json::json!({
         "kl_divergence": compared.divergence,
@@ -154,7 +156,7 @@ fn compared_json(compared: &Comparison) -> serde_json::Value {
     })
 }
 
-/// Says what the words of [`loss`] mean.
+/// Prints the meaning of the words of [`loss`].
 fn say_bounds() -> Result<()> {
     let same = 100.0 * UNSEEN_AGREEMENT;
     say(format_args!(

@@ -1,4 +1,4 @@
-//! What packed weights cost on a model, which tensors cost most, and which mixture to take.
+//! The loss of packed weights on a model, the tensors that lose most, and the recommended mixture.
 
 use std::process::ExitCode;
 
@@ -22,16 +22,16 @@ use crate::{
     place::PlaceArgs,
 };
 
-/// Tokens of a window where the user gives none, as `llama-perplexity` has them.
+/// Tokens per window if the user gives none, as in `llama-perplexity`.
 const WINDOW: usize = 512;
 
-/// Tokens that tensors are measured on.
+/// Number of tokens on which single tensors are measured.
 const OF_TENSORS: usize = 512;
 
-/// Single tensors that are measured.
+/// Number of single tensors that are measured.
 const WORST: usize = 10;
 
-/// Units of the bar.
+/// Units of the progress bar.
 const UNITS: f64 = 1000.0;
 
 pub(super) fn run(args: &ProbeArgs, mixtures: &[Mixture]) -> Result<ExitCode> {
@@ -79,7 +79,7 @@ pub(super) fn run(args: &ProbeArgs, mixtures: &[Mixture]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How a model is loaded so.
+/// The value of `--quant` that loads these weights.
 fn name(probed: &ProbedWeights) -> String {
     let exact = if probed.exact { " --exact" } else { "" };
     probed.mixture.map_or_else(|| "as stored".to_owned(), |mixture| format!("{mixture}{exact}"))

@@ -15,49 +15,49 @@ pub(crate) struct TranscribeArgs {
     /// Folder of a Whisper model, or ORG/NAME on the Hugging Face hub
     #[arg(short, long, env = "KILN_SPEECH_MODEL", value_name = "MODEL")]
     pub(super) model: PathBuf,
-    /// The language that is spoken: a code such as `de`, or its English name [default: detected]
+    /// Spoken language: a code such as `de`, or its English name [default: detected]
     #[arg(short, long)]
     pub(super) language: Option<String>,
     /// `transcribe`, or `translate` into English
     #[arg(long, value_enum, default_value_t)]
     pub(super) task: TaskArg,
-    /// How the transcript is written
+    /// Format of the transcript
     #[arg(short, long, value_enum, default_value_t)]
     pub(super) format: Format,
-    /// Write a file for each recording into this folder, named after it
+    /// Write one file per recording into this folder, named after the recording
     #[arg(short, long, value_name = "DIR")]
     pub(super) output_dir: Option<PathBuf>,
-    /// Say when each word was spoken; shown by `json`, and a cue of its own in `srt` and `vtt`
+    /// Add the times of words: to each segment in `json`, and as one cue per word in `srt` and `vtt`
     #[arg(long)]
     pub(super) word_times: bool,
     /// Do not ask the model for times: a recording is one segment of up to 30 seconds
     #[arg(long, hide_short_help = true, conflicts_with = "word_times")]
     pub(super) no_timestamps: bool,
-    /// Text that stands before the transcript, for names and style
+    /// Text that precedes the transcript, to set names and style
     #[arg(long, value_name = "TEXT")]
     pub(super) prompt: Option<String>,
-    /// Give the text of each 30 seconds to the model as the beginning of the next
+    /// Give the text of each 30 seconds to the model as the context of the next
     #[arg(long, hide_short_help = true)]
     pub(super) condition_on_prev_tokens: bool,
-    /// Temperatures that are tried until a text passes the thresholds
+    /// Temperatures to try in turn until a text passes the thresholds
     #[arg(long, hide_short_help = true, value_delimiter = ',', default_values_t = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], value_name = "T,..")]
     pub(super) temperature: Vec<f32>,
-    /// Decode again what compresses better than this, because it repeats itself
+    /// Decode again if the text compresses better than this, because it repeats itself
     #[arg(long, hide_short_help = true, default_value_t = 1.35, value_name = "RATIO")]
     pub(super) compression_ratio_threshold: f32,
-    /// Decode again what has a mean log-probability below this
+    /// Decode again if the mean log-probability is below this
     #[arg(long, hide_short_help = true, default_value_t = -1.0, value_name = "LOGPROB", allow_negative_numbers = true)]
     pub(super) logprob_threshold: f32,
-    /// No text where nobody speaks, likelier than this, and the log-probability is below its threshold
+    /// Skip a window whose probability of silence exceeds this, if its log-probability is too low
     #[arg(long, hide_short_help = true, default_value_t = 0.6, value_name = "P")]
     pub(super) no_speech_threshold: f32,
-    /// Beams at temperature 0
+    /// Number of beams at temperature 0
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) num_beams: u16,
-    /// Recordings that go through the model side by side
+    /// Number of recordings that are transcribed as one batch
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) batch: u16,
-    /// Number that decides which tokens are drawn at temperatures above 0
+    /// Seed of the sampler at temperatures above 0
     #[arg(long, hide_short_help = true, default_value_t = 0)]
     pub(super) seed: u64,
     #[command(flatten)]
@@ -75,7 +75,7 @@ pub(super) enum TaskArg {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
-    /// A line for each segment
+    /// One line per segment
     #[default]
     Text,
     /// SubRip subtitles
@@ -87,7 +87,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// What the names of files end with.
+    /// Extension of the output files.
     pub(super) fn extension(self) -> &'static str {
         match self {
             Self::Text => "txt",
@@ -99,7 +99,7 @@ impl Format {
 }
 
 impl TranscribeArgs {
-    /// `transcriber` with what was asked for.
+    /// Applies the options to `transcriber`.
     pub(super) fn applied(&self, transcriber: Transcriber) -> Result<Transcriber> {
         let mut transcriber = transcriber
             .task(match self.task {

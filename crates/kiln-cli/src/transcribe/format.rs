@@ -9,9 +9,9 @@ use super::args::Format;
 #[derive(Debug)]
 pub(super) struct Writer {
     format: Format,
-    /// Cues so far.
+    /// Number of cues so far.
     cues: usize,
-    /// Segments, where all are written at the end.
+    /// Segments that are written together at the end.
     kept: Vec<Segment>,
 }
 
@@ -20,12 +20,12 @@ impl Writer {
         Self { format, cues: 0, kept: Vec::new() }
     }
 
-    /// What stands before the first segment.
+    /// Text before the first segment.
     pub(super) fn head(&self) -> &'static str {
         if self.format == Format::Vtt { "WEBVTT\n\n" } else { "" }
     }
 
-    /// A segment; empty where it is written at the end.
+    /// Formats a segment; empty if segments are written at the end.
     pub(super) fn segment(&mut self, segment: Segment) -> String {
         let subtitle = |cues: &mut usize, start: f64, end: f64, text: &str, format| {
             *cues += 1;
@@ -51,7 +51,7 @@ impl Writer {
         }
     }
 
-    /// What stands behind the last segment of recording `file`, which is `duration` seconds long.
+    /// Text after the last segment of the recording `file`, which is `duration` seconds long.
     pub(super) fn tail(self, file: &str, language: Option<&str>, duration: f64) -> String {
         if self.format != Format::Json {
             return String::new();
@@ -65,12 +65,12 @@ impl Writer {
             text,
             segments: segments.collect(),
         };
-        // Strings and finite numbers are always JSON.
+        // Strings and finite numbers are always valid JSON.
         serde_json::to_string_pretty(&transcript).map_or_else(|_| String::new(), |json| json + "\n")
     }
 }
 
-/// A transcript, with the names of OpenAI's `verbose_json`.
+/// A transcript, with the field names of OpenAI's `verbose_json`.
 #[derive(Debug, Serialize)]
 struct JsonTranscript<'a> {
     file: &'a str,
@@ -126,12 +126,12 @@ impl<'a> JsonSegment<'a> {
     }
 }
 
-/// Milliseconds: there is nothing finer.
+/// Rounds to milliseconds, the resolution of the times.
 fn rounded(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 
-/// `01:02:03,450`, or with a point in WebVTT.
+/// Formats a time as `01:02:03,450`, or with a point for WebVTT.
 fn time(seconds: f64, format: Format) -> String {
     let all = (seconds.max(0.0) * 1000.0).round() as u64;
     let (hours, minutes, seconds, millis) = (all / 3_600_000, all / 60_000 % 60, all / 1000 % 60, all % 1000);

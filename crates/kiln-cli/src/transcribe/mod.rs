@@ -21,7 +21,7 @@ use crate::{
 };
 
 pub(crate) fn run(args: &TranscribeArgs) -> Result<ExitCode> {
-    // What is wrong with a recording or an option is said before the model is loaded.
+    // Errors in a recording or an option are reported before the model is loaded.
     let mut recordings = Vec::with_capacity(args.files.len());
     for file in &args.files {
         recordings.push((name(file), open(file)?));
@@ -57,7 +57,8 @@ pub(crate) fn run(args: &TranscribeArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Transcribes recordings side by side, `before` seconds behind the first of all. Returns how long they are.
+/// Transcribes recordings as one batch. `before`: seconds of audio that were transcribed before it. Returns
+/// the duration of the batch.
 fn transcribe(
     args: &TranscribeArgs,
     transcriber: &Transcriber,
@@ -71,7 +72,7 @@ fn transcribe(
     let mut transcripts = transcriber.transcribe_all(readers.into_iter().map(Audio::from).collect())?;
     let mut writers: Vec<Writer> = (0..number).map(|_| Writer::new(args.format)).collect();
     let mut texts: Vec<String> = writers.iter().map(|writer| writer.head().to_owned()).collect();
-    // Segments of a recording that is alone are shown as they are done.
+    // Segments of a single recording are printed as soon as they are done.
     let streams = number == 1 && targets[0].is_none();
     if streams {
         show(bar, &std::mem::take(&mut texts[0]))?;
@@ -106,7 +107,7 @@ fn transcribe(
     Ok(heard)
 }
 
-/// Prints a part of a transcript, with the progress bar out of its way.
+/// Prints a part of a transcript, without mixing it with the progress bar.
 fn show(bar: &ProgressBar, text: &str) -> Result<()> {
     if text.is_empty() { Ok(()) } else { bar.suspend(|| print(text)) }
 }
@@ -122,7 +123,7 @@ fn name(file: &Path) -> String {
     if file == Path::new("-") { "standard input".to_owned() } else { file.display().to_string() }
 }
 
-/// Where the transcript of each recording is written; `None`: to standard output.
+/// The output file of each recording; `None`: standard output.
 fn targets(args: &TranscribeArgs) -> Result<Vec<Option<PathBuf>>> {
     let Some(folder) = &args.output_dir else { return Ok(vec![None; args.files.len()]) };
     let target = |file: &PathBuf| {

@@ -1,4 +1,5 @@
-//! Output that cannot be written, files that are not files, folders that are not models: nothing lost, nothing silent.
+//! Output that cannot be written, unreadable files and invalid model folders: nothing is lost, and every
+//! failure is reported.
 
 use std::{
     fs,
@@ -21,7 +22,7 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")
 }
 
-/// A copy of the demo model, in which `change` may be made.
+/// A copy of the demo model to which `change` is applied.
 fn copy_of_demo(change: impl FnOnce(&Path)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(demo()).unwrap() {
@@ -36,7 +37,7 @@ fn of(folder: &tempfile::TempDir, args: &[&str]) -> Output {
     run(&[&["--model", folder.path().to_str().unwrap()], args].concat())
 }
 
-/// A file of the folder with some of its keys set.
+/// Sets some keys in a JSON file of the folder.
 fn set(folder: &Path, file: &str, values: Value) {
     let path = folder.join(file);
     let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -109,7 +110,7 @@ fn tensors_without_a_place_are_named() {
 }
 
 fn typed(mut child: Child, text: &str) -> Output {
-    // It may be gone before it has read all.
+    // The process may have ended before it has read everything.
     _ = std::io::Write::write_all(&mut child.stdin.take().unwrap(), text.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -153,7 +154,7 @@ fn what_cannot_be_saved_is_said_before_anything_is_generated() {
     refused(&run(&["--save-cache", "/dev/null", "x"]), "not a regular file");
 }
 
-/// A full disk, as far as a limit on files is one.
+/// A limit on file sizes stands in for a full disk.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_conversation_survives_a_full_disk() {
@@ -306,7 +307,7 @@ fn the_newline_at_the_end_of_a_prompt_is_not_part_of_it() {
     assert!(!stderr(&run(&["--cache", "static:len=50", "-n", "100", "x"])).contains("positions"));
 }
 
-/// Libraries below have messages of their own for machines without a display.
+/// The libraries below print messages of their own on machines without a display.
 #[test]
 fn a_machine_without_a_display_is_no_error() {
     let output = command()
@@ -346,7 +347,7 @@ fn files_that_are_not_files_are_refused_at_once() {
     assert!(started.elapsed() < Duration::from_secs(60));
 }
 
-/// Whether there is an OpenGL driver or not.
+/// Holds with and without an OpenGL driver.
 #[cfg(target_os = "linux")]
 #[test]
 fn opengl_does_not_stand_in_for_vulkan() {
@@ -410,7 +411,7 @@ fn what_would_take_for_ever_is_refused_at_once() {
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }
 
-/// Each way out that a refusal names is tried.
+/// Tries each remedy that an error message names.
 #[test]
 fn advice_about_memory_helps() {
     let prompt = "word ".repeat(300);
@@ -429,7 +430,7 @@ fn advice_about_memory_helps() {
         let output = with(args);
         assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     };
-    // Weights alone are too much.
+    // The weights alone are too large.
     let dense = ["--memory", "10MiB", "-n", "8", "--kernels", "reference"];
     let message = said(&dense, "the model's weights");
     assert!(!message.contains("offload") && !message.contains("smaller cache"), "{message}");
@@ -440,13 +441,13 @@ fn advice_about_memory_helps() {
     assert!(message.contains("--dtype"), "{message}");
     let output = kiln(&[&reference[..], &["--memory", "10MiB", "--dtype", "f16", "x"]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
-    // Those that stay 16 bits are half as large already.
+    // Weights that stay 16 bits wide have half the size already.
     let message = said(&["--memory", "5MiB", "-n", "8"], "the model's weights");
     assert!(!message.contains("--dtype"), "{message}");
     let memory = between(&message, "allow at least", "(--memory)");
     let output = kiln(&["run", "-d", "cpu", "--memory", &memory, "-n", "4", "x"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    // The cache.
+    // The cache is too large as well.
     for on_oom in ["offload", "fail"] {
         let message = said(&["--memory", "8.5MiB", "-n", "150", "--on-oom", on_oom], "a cache of");
         let memory = between(&message, "allow at least", "(--memory)");
@@ -469,7 +470,7 @@ fn advice_about_memory_helps() {
         "ROMEO:",
     ]);
     assert!(output.status.success(), "{tokens}: {}", stderr(&output));
-    // The pass that feeds the prompt.
+    // The forward pass that feeds the prompt.
     succeeds(&["--memory", "12.5MiB", "-n", "150", "--on-oom", "fail"]);
     let large = ["--memory", "12.5MiB", "-n", "150", "--on-oom", "fail", "--prefill-chunk", "512"];
     let message = said(&large, "--prefill-chunk");
@@ -490,7 +491,7 @@ fn what_other_tools_do_works_here() {
     assert_eq!(stdout(&cached), "");
     let rest = run(&["--load-cache", path]);
     assert_eq!(format!("{prompt}{}", stdout(&rest)), whole, "{}", stderr(&rest));
-    // It is the kind that was saved.
+    // Without `--cache`, `--load-cache` uses the kind of cache that was saved.
     let quantized = ["--cache", "quantized:nbits=8", "--save-cache", path, prompt];
     assert!(run(&quantized).status.success());
     let verbose = stderr(&run(&["--load-cache", path, "--verbose"]));

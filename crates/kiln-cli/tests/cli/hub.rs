@@ -1,4 +1,4 @@
-//! Models of the hub, from a hub on this machine.
+//! Models from the hub, which is a server on this machine.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ fn borrowed(files: &[(String, Vec<u8>)]) -> Vec<(&str, &[u8])> {
     files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect()
 }
 
-/// The binary, with a hub and a home for its cache.
+/// The binary, with the address of the hub and a home folder for its cache.
 fn command(endpoint: &str, home: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
     for variable in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "SSL_CERT_FILE"] {
@@ -46,7 +46,7 @@ fn kiln(endpoint: &str, home: &Path, args: &[&str]) -> Output {
 
 const RUN: [&str; 8] = ["run", "--device", "cpu", "--greedy", "-n", "8", "--model", "org/demo"];
 
-/// Nobody listens here.
+/// An address without a server.
 const NOBODY: &str = "http://127.0.0.1:1";
 
 #[test]
@@ -64,7 +64,7 @@ fn a_model_of_the_hub_runs_as_its_folder_does() {
         .unwrap();
     let report: Value = serde_json::from_str(&stdout(&offline)).unwrap();
     assert_eq!(report["model"], "org/demo", "and not the commit");
-    // Without a connection and without the variable, it is said.
+    // Without a connection and without the variable, a note says so.
     let output = kiln(NOBODY, home.path(), &[&RUN[..], &["ROMEO:"]].concat());
     assert_eq!(stdout(&output), stdout(&run(&["ROMEO:"])));
     assert!(stderr(&output).contains("cannot be reached: the connection is refused"), "{}", stderr(&output));
@@ -149,7 +149,7 @@ fn a_log_of_everything_has_no_token() {
         let log = stderr(&output);
         assert!(output.status.success() && log.contains("ureq_proto"), "{log}");
         assert_eq!(server.requests()[0].token.as_deref(), Some("Bearer hf_secret"));
-        // Bytes are logged some to a line, with their letters behind them.
+        // Log lines have several bytes each, followed by their letters.
         assert!(!log.contains("ureq_proto::util") && !log.contains("hf_secret"), "{log}");
         fs::remove_dir_all(home.path().join("hub")).unwrap();
     }
@@ -191,7 +191,7 @@ fn what_cannot_be_had_is_one_sentence() {
         command(NOBODY, home.path(), &["pull", "org/name"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
     refused(&output, "error: org/name is not in the cache");
     refused(&kiln(NOBODY, home.path(), &["pull", "name"]), "`name` does not name a model on the hub");
-    // What does not look like a model of the hub is a path.
+    // A name that does not look like a model on the hub is a path.
     for path in ["./org/name", "a/b/c", "org/name.gguf", "/org/name"] {
         let message = stderr(&run(&server.endpoint, path));
         assert!(message.contains("there is no such"), "{message}");
@@ -214,7 +214,7 @@ fn an_interrupted_download_goes_on() {
     while written() < 200_000 && started.elapsed() < Duration::from_secs(30) {
         thread::sleep(Duration::from_millis(10));
     }
-    // Not Ctrl-C's signal: a shell has jobs in the background ignore it, tests among them.
+    // Not SIGINT: a shell makes jobs in the background ignore it, tests among them.
     let interrupt = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(interrupt.success());
     assert!(!child.wait().unwrap().success());

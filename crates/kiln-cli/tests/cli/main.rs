@@ -17,7 +17,7 @@ mod hub;
 mod snapshots;
 mod transcribe;
 
-/// The devices that are tested: `KILN_TEST_DEVICES`, else the CPU.
+/// The devices to test: `KILN_TEST_DEVICES`, else the CPU.
 fn devices() -> Vec<String> {
     let named = std::env::var("KILN_TEST_DEVICES").unwrap_or_default();
     let named: Vec<String> = named.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
@@ -28,7 +28,7 @@ fn kiln(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kiln")).args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs on the CPU, so that what is printed is the same everywhere.
+/// Runs on the CPU, so that the output is the same everywhere.
 fn run(args: &[&str]) -> Output {
     kiln(&[&["run", "--device", "cpu", "--greedy", "-n", "8"], args].concat())
 }
@@ -149,7 +149,7 @@ fn any_setting_of_a_generation_may_be_given() {
     let drawn = kiln(&["run", "--device", "cpu", "--json", "-n", "4", "--set", "top_p=0.9", "ROMEO:"]);
     let report: Value = serde_json::from_str(&stdout(&drawn)).unwrap();
     assert!(report["seed"].is_u64(), "whoever shapes the distribution wants to draw: {report}");
-    // Of two, the option wins.
+    // If both are given, the option wins.
     let stopped = run(&["--json", "--stop", "\n", "--set", "stop_strings=[\"e\"]", "ROMEO:"]);
     let report: Value = serde_json::from_str(&stdout(&stopped)).unwrap();
     assert_eq!(report["stop_reason"], "stop_string", "{report}");
@@ -217,7 +217,7 @@ fn time_ends_a_text() {
     );
 }
 
-/// Refusals whose text depends on the machine. The others are in `snapshots`.
+/// Checks errors whose text depends on the machine. The others are in `snapshots`.
 #[test]
 fn bad_input_is_one_sentence_and_exit_code_2() {
     refused(&run(&[""]), "prompt is empty");
@@ -291,9 +291,9 @@ fn inspect_says_how_far_each_cache_goes() {
         caches.iter().find(|c| c["cache"] == cache && c["dtype"] == dtype).unwrap().clone()
     };
     let dynamic = of("dynamic", "f16");
-    // Two rows; offloaded, two layers of five are on the device.
+    // There are two rows. When offloaded, two layers of five are on the device.
     assert_eq!((&dynamic["bytes"], &dynamic["offloaded_bytes"]), (&512_000.into(), &204_800.into()));
-    // 16 MiB less the weights, in tokens of 5120 bytes, or of 2048, and a step's activations.
+    // 16 MiB less the weights, in tokens of 5120 bytes or of 2048 bytes, and the activations of a step.
     let longest = |key: &str| dynamic[key].as_u64().unwrap();
     assert!((1600..1727).contains(&longest("longest")), "{dynamic}");
     assert!((4000..4318).contains(&longest("longest_offloaded")), "{dynamic}");
@@ -312,7 +312,7 @@ fn a_cache_that_does_not_fit_moves_to_the_host_or_is_refused() {
     };
     let whole = ask(&[]);
     assert_eq!(stderr(&whole), "");
-    // Weights of 7.6 MiB, and 1.3 MiB of cache.
+    // The weights take 7.6 MiB, the cache 1.3 MiB.
     let small = ask(&["--memory", "8.7MiB"]);
     assert_eq!(stdout(&small), stdout(&whole));
     let told = stderr(&small);
@@ -321,14 +321,14 @@ fn a_cache_that_does_not_fit_moves_to_the_host_or_is_refused() {
     refused(&ask(&["--memory", "8MiB"]), "use at most");
     refused(&ask(&["--memory", "7.5MiB"]), "out of memory: no room for the model's weights");
     refused(&ask(&["--on-oom", "weep"]), "offload");
-    // The same with layers in host memory from the start.
+    // The same command, with layers in host memory from the start.
     for args in
         [&["--offload"][..], &["--offload=layers=2"], &["--offload=auto"], &["--cache", "offloaded_static"]]
     {
         assert_eq!(stdout(&ask(args)), stdout(&whole), "{args:?}");
     }
     refused(&ask(&["--offload=some"]), "layers=N");
-    // A device that has no room for the 30th allocation.
+    // A device on which the 30th allocation fails.
     let failing = Command::new(env!("CARGO_BIN_EXE_kiln"))
         .args(["run", "--device", "cpu", "--greedy", "-n", "40", &prompt])
         .env("KILN_FAIL_ALLOC_AT", "30")
@@ -388,7 +388,7 @@ fn bench_prints_what_it_is_asked_to() {
     assert_eq!(csv.lines().count(), 3, "{csv}");
     let json: Value = serde_json::from_str(&stdout(&kiln(&[&small[..], &["-o", "json"]].concat()))).unwrap();
     assert_eq!(json["results"][0]["test"], "pp8");
-    // A step of two layers: up what they hold, down its own token.
+    // A step with two layers copies up their contents, and down its own token.
     let config = format!("model_type=llama,num_hidden_layers=2,{SIZES}");
     let offloaded = ["-n", "6", "-p", "0", "--random", &config, "-c", "offloaded", "-o", "json"];
     let offloaded = stdout(&kiln(&[&["bench", "--device", "cpu", "-r", "1"], &offloaded[..]].concat()));
@@ -428,7 +428,7 @@ fn a_saved_cache_is_gone_on_from() {
     for cache in ["dynamic", "static", "sink:window=16"] {
         let first = json(&at(&["--cache", cache, "--save-cache", path, "ROMEO: what light through"]));
         let second = json(&at(&["--cache", cache, "--load-cache", path, "--save-cache", path, " And then"]));
-        // The last token of the first answer, and what was said now.
+        // The last token of the first answer, and the new message.
         assert!(second["prompt_tokens"].as_u64() < first["prompt_tokens"].as_u64(), "{second}");
         let again = json(&at(&["--cache", cache, "--load-cache", path, " so"]));
         assert!(again["generated_tokens"] == 8, "{again}");
@@ -447,7 +447,7 @@ fn every_cache_runs() {
     for cache in ["fixed", "static", "static:len=64", "hybrid", "sink", "sink:window=64,sinks=2", "none"] {
         assert_eq!(text(cache), dynamic, "{cache}");
     }
-    // More tokens than positions, in a window.
+    // More tokens than positions, with a sliding window.
     let sink =
         ["run", "--device", "cpu", "--cache", "sink:window=32", "-n", "600", "--greedy", "--json", "ROMEO:"];
     let report: Value = serde_json::from_str(&stdout(&kiln(&sink))).unwrap();
@@ -463,7 +463,7 @@ fn a_folder_is_quantized_to_a_file_that_runs() {
     let output = kiln(&["quantize", demo, "-o", file, "--quant", "f16"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("16.0") && stdout(&output).contains("in f16"), "{}", stdout(&output));
-    // The demo's numbers are float16, so they and its tokenizer are the same.
+    // The demo's numbers are float16, so the file has the same numbers and the same tokenizer.
     let continued = |model: &str| stdout(&run(&["--model", model, "The Constitution of the United States"]));
     assert_eq!(continued(file), continued(demo));
 
@@ -498,12 +498,12 @@ fn chat(args: &[&str], lines: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A program that leaves early closes the pipe.
+    // A program that exits early closes the pipe.
     let _ = child.stdin.take().unwrap().write_all(lines.as_bytes());
     child.wait_with_output().unwrap()
 }
 
-/// A chat template of the tests.
+/// The path of a chat template of the tests.
 fn template(name: &str) -> String {
     fixture(&format!("../data/chat_templates/{name}.jinja"))
 }
@@ -575,7 +575,7 @@ fn a_conversation_is_saved_and_gone_on_with() {
 
     let text = stdout(&output);
     assert!(text.starts_with(&format!("{answer}\n")), "{text}");
-    // What was said in between is forgotten.
+    // The messages in between are forgotten.
     let want = stdout(&chat(&brief, &format!("{first}Well?\n")));
     assert!(text.ends_with(want.strip_prefix(&format!("{answer}\n")).unwrap()), "{text}\n{want}");
 }
@@ -664,7 +664,7 @@ fn an_interrupt_stops_the_answer_and_not_the_program() {
     let line = out.by_ref().lines().map(Result::unwrap).find(|line| line.starts_with("decode ")).unwrap();
     let decoded: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(decoded < 400, "{line}");
-    // Where nothing is being answered, it ends the program.
+    // If no answer is being generated, Ctrl-C ends the program.
     interrupt();
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(130), "{status}");

@@ -1,6 +1,7 @@
 //! Exact texts that users read, compared with the files in `snapshots`.
 //!
-//! `INSTA_UPDATE=always cargo test --release --test cli snapshots` rewrites these files. Review the difference before you commit it.
+//! `INSTA_UPDATE=always cargo test --release --test cli snapshots` rewrites these files. Review the
+//! difference before you commit it.
 
 use std::{
     io::Write,
@@ -181,7 +182,7 @@ const REFUSED: &str = "
     man rum
 ";
 
-/// Runs in the root of the repository, on the CPU, with lines of the same width everywhere.
+/// Runs in the root of the repository, on the CPU, with the same line width everywhere.
 fn kiln(args: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
     command
@@ -225,7 +226,7 @@ fn help() {
         "man",
     ] {
         let [short, long] = ["-h", "--help"].map(|flag| {
-            // Help would print its value.
+            // The help would print the value of the variable.
             let output = kiln(&format!("{command} {flag}"))
                 .env_remove("KILN_DEVICE")
                 .env_remove("KILN_SPEECH_MODEL")
@@ -260,7 +261,7 @@ fn refusals() {
     for line in REFUSED.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (typed, args) = line.split_once(" | ").unwrap_or(("", line));
         let mut child = kiln(args).spawn().unwrap();
-        // It may exit before it reads anything.
+        // The process may exit before it reads anything.
         _ = child.stdin.take().unwrap().write_all(typed.as_bytes());
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{line}: {}", stderr(&output));

@@ -1,4 +1,5 @@
-//! `kiln transcribe`: what is refused, before a model is loaded; and what is written, where there is a real model.
+//! `kiln transcribe`: errors that are reported before a model is loaded, and output with a real model, if
+//! there is one.
 
 use std::{
     fs,
@@ -35,7 +36,7 @@ fn what_is_no_sound_is_refused() {
     refused(&transcribe(&[&model[..], &["nowhere.wav"]].concat()), "nowhere.wav");
     refused(&transcribe(&[&model[..], &[&data("no-audio.mp4")]].concat()), "no-audio.mp4");
     refused(&transcribe(&[&model[..], &[folder.path().to_str().unwrap()]].concat()), "");
-    // A model that knows no words.
+    // The model has no tokenizer.
     refused(&transcribe(&[&model[..], &[&data("16k-mono-i16.wav")]].concat()), "tokenizer.json");
 }
 
@@ -59,7 +60,8 @@ fn transcripts_that_would_overwrite_each_other_are_refused() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// The folder that `python tools/speech.py fetch DIR` makes; `None`, with a word about it, where nobody did.
+/// The folder that `python tools/speech.py fetch DIR` makes; prints a note and returns `None` if there is
+/// none.
 fn speech(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("KILN_TEST_SPEECH").map(PathBuf::from);
     if folder.is_none() {
@@ -89,7 +91,7 @@ fn every_format_says_the_same() {
     assert_eq!(json["segments"][0]["text"].as_str().unwrap().trim(), sentence);
     assert_eq!(json["segments"][0]["end"], 3.0);
 
-    // Files beside each other, and standard input.
+    // Several files side by side, and standard input.
     let out = tempfile::tempdir().unwrap();
     let other = folder.join("speech/0880.wav").to_str().unwrap().to_owned();
     let target = out.path().to_str().unwrap();
@@ -109,7 +111,7 @@ fn every_format_says_the_same() {
     assert_eq!(stdout(&output), format!("{sentence}\n"), "{}", stderr(&output));
 }
 
-/// Sound of another format, cut short, without an end, and with samples that are no numbers.
+/// Audio in other formats, cut short, without an end, or with samples that are not numbers.
 #[test]
 fn odd_recordings_are_heard_or_refused() {
     let Some(folder) = speech("odd_recordings_are_heard_or_refused") else { return };
@@ -119,7 +121,7 @@ fn odd_recordings_are_heard_or_refused() {
         assert!(output.status.success(), "{path}: {}", stderr(&output));
         stderr(&output)
     };
-    // Tones: nobody speaks.
+    // Tones without speech.
     for name in ["24k-stereo.flac", "44k-stereo.mp3", "48k-stereo.m4a", "8k-mono-u8.wav", "44k-stereo.ogg"] {
         heard(&data(name));
     }
@@ -132,11 +134,11 @@ fn odd_recordings_are_heard_or_refused() {
     let mp3 = fs::read(data("44k-stereo.mp3")).unwrap();
     let cut = heard(&write("cut.mp3", &mp3[..mp3.len() * 2 / 3]));
     assert!(cut.contains("cut.mp3: is cut short: 0.3 s of 0.5 s are there"), "{cut}");
-    // One frame, which is not whole.
+    // One incomplete frame.
     let flac = fs::read(data("24k-stereo.flac")).unwrap();
     let cut = transcribe(&["-m", &model, &write("cut.flac", &flac[..flac.len() * 2 / 3])]);
     refused(&cut, "is cut short before its first sample");
-    // A header that promises nothing.
+    // A header that announces no samples.
     let mut wav = fs::read(data("16k-mono-i16.wav")).unwrap();
     wav.truncate(44);
     wav[4..8].copy_from_slice(&36u32.to_le_bytes());
