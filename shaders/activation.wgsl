@@ -1,11 +1,11 @@
-// What gated and activate share: the functions of ACTIVATION.
+// The functions of ACTIVATION, which gated and activate share.
 
-// 1 / (1 + exp(-x)). Some GPUs make no number of exp(100).
+// 1 / (1 + exp(-x)). On some GPUs exp(100) is not a number.
 fn sigmoid(x: f32) -> f32 {
     return 1.0 / (1.0 + exp(min(-x, 80.0)));
 }
 
-// (1 + erf(x / sqrt(2))) / 2, by 7.1.26 of Abramowitz and Stegun, which is off by 1.5e-7 at most.
+// (1 + erf(x / sqrt(2))) / 2, by formula 7.1.26 of Abramowitz and Stegun, with an error of at most 1.5e-7.
 fn normal(x: f32) -> f32 {
     let z = abs(x) * 0.70710678;
     let t = 1.0 / (1.0 + 0.3275911 * z);

@@ -1,8 +1,8 @@
-// What attention_decode, attention_packed, attention_prefill and attention_tiles share.
+// The functions that attention_decode, attention_packed, attention_prefill and attention_tiles share.
 
 const LOWEST = -3.4028234e38;
 
-// Where the rows of a workgroup are. Row r is query r / group of head r % group.
+// The rows of a workgroup. Row r is query r / group of head r % group.
 struct Place {
     batch: u32,
     kv_head: u32,
@@ -11,51 +11,51 @@ struct Place {
     last_row: u32,
 }
 
-// What decides on branches and loops is read from here, and not from the uniform: some drivers compile a kernel anew for
-// each uniform that does.
+// Conditions of branches and loops are read from here instead of from the uniform: some drivers recompile a
+// kernel for each uniform that decides a branch.
 struct Part {
-    // The positions that a workgroup goes over: the first, and the first beyond.
+    // The positions that a workgroup reads: begin is the first, end is one past the last.
     begin: i32,
     end: i32,
     head_dim: u32,
-    // Parts of a vector that lanes have.
+    // Number of vec4s per vector.
     columns: u32,
-    // 1: there is a softcap.
+    // 1: scores have a softcap.
     capped: u32,
 }
 var<workgroup> shared_part: Part;
 
 fn place_of(workgroup: u32) -> Place {
     let head = workgroup / info.tiles / info.splits;
-    // The last rows see the most keys: they begin first.
+    // The last rows see the most keys, so they start first.
     let first_row = (info.tiles - 1u - workgroup % info.tiles) * ROWS;
     let last_row = min(first_row + ROWS, info.group * info.queries) - 1u;
     return Place(head / info.kv_heads, head % info.kv_heads, workgroup / info.tiles % info.splits, first_row, last_row);
 }
 
-// The number of a row's vector in the result.
+// The index of a row's vector in the result.
 fn vector_of(place: Place, row: u32) -> u32 {
     let head = (place.batch * info.kv_heads + place.kv_head) * info.group + row % info.group;
     return head * info.queries + row / info.group;
 }
 
-// Where in q that is.
+// The offset of a row's vector in q.
 fn query_of(place: Place, row: u32) -> u32 {
     let head = place.kv_head * info.group + row % info.group;
     return dot(vec3(place.batch, head, row / info.group), info.q_strides.xyz);
 }
 
-// The slot that many slots after the first, where the ring has turned once at most.
+// Wraps the index of a slot around the ring. The index must be below 2 * slots.
 fn turn(slot: u32) -> u32 {
     return select(slot, slot - info.slots, slot >= info.slots);
 }
 
-// The hyperbolic tangent of 10 is 1; of larger numbers, some GPUs make none.
+// tanh(10) rounds to 1. For larger arguments, tanh is not a number on some GPUs.
 fn cap(scores: vec4<f32>) -> vec4<f32> {
     return tanh(clamp(scores / info.softcap, vec4(-10.0), vec4(10.0))) * info.softcap;
 }
 
-// Not indexed, for registers cannot be.
+// Selects a column without indexing, because registers cannot be indexed.
 fn column_of(matrix: mat4x4<f32>, i: u32) -> vec4<f32> {
     var column = matrix[0];
     if i == 1u {

@@ -1,4 +1,4 @@
-// Puts together what attention_decode made of parts of the keys. One workgroup a vector of the result.
+// Combines the results of attention_decode for parts of the keys. One workgroup per vector of the result.
 
 alias elem = f32;
 
@@ -8,8 +8,8 @@ struct Info {
     head_dim: u32,
 }
 
-// [vectors, splits, head_dim + 2]: sums of values, the largest score, the sum of weights. Where the last is 0, nothing
-// was seen, and nothing else was written.
+// [vectors, splits, head_dim + 2]: sums of values, the largest score, the sum of weights. If that sum is 0,
+// the part saw no keys, and the other elements are not initialized.
 @group(0) @binding(0) var<storage, read_write> parts: array<f32>;
 @group(0) @binding(1) var<storage, read_write> y: array<elem>;
 @group(0) @binding(2) var<uniform> info: Info;
@@ -55,7 +55,7 @@ fn main(
     workgroupBarrier();
     let all = largest[0];
 
-    // One after the other, so that parts in which there is nothing to see change nothing.
+    // The parts are added in order, so that a part without visible keys changes nothing.
     var number = 0.0;
     var total = 0.0;
     for (var base = 0u; base < splits; base += LANES) {
@@ -84,7 +84,7 @@ fn main(
         workgroupBarrier();
     }
     if lane < dim {
-        // What sees nothing is 0.
+        // The result of a row that sees no keys is 0.
         let scale = select(1.0 / total, 0.0, total == 0.0);
         y[vector * dim + lane] = elem(number * scale);
     }

@@ -1,25 +1,25 @@
-// y = softmax(scale * q k) v of a few queries. The queries of heads that share keys are rows; a workgroup goes with
-// 4 or 8 of them over a part of the keys that they see, 256 at a time.
-// With attention.wgsl, attention_dense.wgsl and attention_few.wgsl.
+// y = softmax(scale * q k) v for a few queries. The queries of heads that share keys are rows. A workgroup
+// takes 4 or 8 of them over a part of the keys that they see, 256 keys at a time. With attention.wgsl,
+// attention_dense.wgsl and attention_few.wgsl.
 
 alias elem = f32;
-// Neighbours that are read at once: four, where the layout of keys and values allows.
+// The number of elements that are read at once: four, if the layout of keys and values allows it.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
-// What is written: the result, or what attention_combine makes it of.
+// Type of the output: the result, or the input of attention_combine.
 alias mixed = elem;
 const SPLIT = false;
-// Rows of a workgroup, in fours.
+// Number of vec4s of rows per workgroup.
 const FOURS = 1u;
 
 struct Info {
     // [batch, heads, queries, head_dim]
     q_strides: vec4<u32>,
-    // Both [batch, kv_heads, slots, head_dim].
+    // Both are [batch, kv_heads, slots, head_dim].
     key_strides: vec4<u32>,
     value_strides: vec4<u32>,
     kv_heads: u32,
-    // Query heads of each of them.
+    // Number of query heads per KV head.
     group: u32,
     queries: u32,
     slots: u32,
@@ -29,29 +29,30 @@ struct Info {
     start: i32,
     window: i32,
     scale: f32,
-    // 0: none.
+    // 0: no softcap.
     softcap: f32,
-    // 1: positions below bound[0] are not here.
+    // 1: positions below bound[0] are hidden.
     bounded: u32,
-    // Workgroups for all rows, and parts of the keys.
+    // Number of workgroups for all rows, and number of parts of the keys.
     tiles: u32,
     splits: u32,
     workgroups: u32,
-    // All parts of a vector, and those before the first of these.
+    // Number of parts per vector, and number of parts before the first one of this launch.
     parts: u32,
     before: u32,
-    // The first position that keys do not have, where those after it are in other buffers.
+    // One past the last position of the keys, if later positions are in other buffers.
     end: i32,
-    // Rows of the batch.
+    // Number of rows in the batch.
     batch: u32,
-    // Parts begin at positions that it divides.
+    // Parts begin at multiples of this position.
     chunk: i32,
 }
 
 @group(0) @binding(0) var<storage, read_write> q: array<elem>;
 @group(0) @binding(1) var<storage, read_write> keys: array<pack>;
 @group(0) @binding(2) var<storage, read_write> values: array<pack>;
-// [3, batch]: the position of the first query of each row, the first position that the row may see, and its first slot.
+// [3, batch]: the position of each row's first query, the first position that the row may see, and the first
+// slot of the row.
 @group(0) @binding(3) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(4) var<storage, read_write> bound: array<i32>;
 @group(0) @binding(5) var<storage, read_write> y: array<mixed>;
@@ -83,7 +84,8 @@ fn main(
     }
     load_rows(place, 4u * columns * FOURS, lane, dim);
 
-    // What each row sees, its largest score so far, and the sums of weights and of values of the keys of this lane.
+    // Per row: the positions that it sees and the largest score so far. Then the sums of weights and of
+    // weighted values over this lane's keys.
     var begins: array<vec4<i32>, FOURS>;
     var ends: array<vec4<i32>, FOURS>;
     var largest: array<vec4<f32>, FOURS>;
@@ -104,15 +106,15 @@ fn main(
 
     for (var base = part.begin - part.begin % i32(LANES); base < part.end; base += i32(LANES)) {
         let count = min(u32(part.end - base), LANES);
-        // Keys before the first of the part are not read.
+        // Keys before the part are not read.
         let skip = u32(max(part.begin - base, 0));
         let slot = (u32(base) + skip + info.slots - info.origin) % info.slots;
 
-        // A lane reads its part of four keys; those beyond the last are the last.
+        // A lane reads its share of four keys. Keys past the last one are replaced by the last one.
         let own = clamp(vec4(lane / TOGETHER) + vec4(0u, 64u, 128u, 192u), vec4(skip), vec4(count - 1u)) - skip;
         let at = vec4(turn(slot + own.x), turn(slot + own.y), turn(slot + own.z), turn(slot + own.w));
         let offset = vec4(key_vectors) + at * info.key_strides.z;
-        // A column for each of them.
+        // One column per key.
         var products: array<mat4x4<f32>, FOURS>;
         for (var c = lane % TOGETHER; c < columns; c += TOGETHER) {
             let key_0 = key_at(offset.x, c);
@@ -151,7 +153,7 @@ fn main(
             workgroupBarrier();
         }
 
-        // From here on, a lane has one key.
+        // From here on, each lane has one key.
         let position = vec4(base + i32(lane));
         for (var j = 0u; j < FOURS; j++) {
             if part.capped == 1u {
@@ -185,12 +187,12 @@ fn main(
     for (var j = 0u; j < FOURS; j++) {
         let row = place.first_row + 4u * j;
         for (var r = 0u; r < 4u && row + r <= place.last_row; r += 2u) {
-            // All lanes have read what was there before.
+            // All lanes have read the previous contents.
             workgroupBarrier();
             memory[lane] = column_of(vectors[j], r);
             memory[LANES + lane] = column_of(vectors[j], r + 1u);
             workgroupBarrier();
-            // Half of the lanes has the one row, half the other.
+            // Half of the lanes take one row, half take the other.
             let own = r + lane / 128u;
             let c = lane % 128u;
             if c < columns && row + own <= place.last_row {

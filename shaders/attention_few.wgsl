@@ -1,28 +1,29 @@
-// What attention_decode and attention_packed share, which go with a few rows over all keys, 256 at a time.
+// The functions that attention_decode and attention_packed share. Both take a few rows over all keys, 256 at
+// a time.
 
 const LANES = 256u;
 const ROWS = 4u * FOURS;
-// Lanes that read the vector of a key together.
+// Number of lanes that read the vector of a key together.
 const TOGETHER = 4u;
-// Keys whose sums are put together between two barriers.
+// Number of keys whose sums are added up between two barriers.
 const STEP = 128u / FOURS;
 
-// Numbers of the rows for each dimension, which are no more than 256, or 128 where rows are 8.
+// Elements of the rows per dimension. There are at most 256 dimensions, or 128 with 8 rows.
 var<workgroup> rows: array<vec4<f32>, ROOM>;
-// Sums of lanes; then scores, then weights of keys.
+// Sums of lanes, then scores, then weights of keys.
 var<workgroup> memory: array<vec4<f32>, 512>;
 var<workgroup> results: array<vec4<f32>, 16u * FOURS>;
 
-// Parts begin at positions that info.chunk divides, and blocks of keys at those that LANES divides. So what a row makes of its
-// keys does not depend on what the other rows of its workgroup see: keys that it does not see itself change nothing. The last
-// part has all that are left.
+// Parts begin at multiples of info.chunk, and blocks of keys at multiples of LANES. The result of a row
+// therefore does not depend on what other rows of its workgroup see: keys that the row does not see change
+// nothing. The last part has all remaining keys.
 fn part_of(place: Place, begin: i32, end: i32, columns: u32) -> Part {
     let from_position = (begin / info.chunk + i32(place.split)) * info.chunk;
     let until = select(min(from_position + info.chunk, end), end, place.split + 1u == info.splits);
     return Part(max(from_position, begin), until, info.head_dim, columns, u32(info.softcap != 0.0));
 }
 
-// Numbers of four rows, times the scale.
+// Loads four rows and multiplies them by the scale.
 fn load_rows(place: Place, count: u32, lane: u32, dim: u32) {
     for (var i = lane; i < count; i += LANES) {
         let d = i / FOURS;
@@ -37,7 +38,7 @@ fn load_rows(place: Place, count: u32, lane: u32, dim: u32) {
     }
 }
 
-// The largest of what all lanes left in memory, in the first results.
+// Reduces the values that all lanes left in memory to their maximum, in the first elements of results.
 fn largest_of_lanes(lane: u32) {
     workgroupBarrier();
     if lane < 16u * FOURS {
@@ -59,7 +60,7 @@ fn largest_of_lanes(lane: u32) {
     workgroupBarrier();
 }
 
-// Their sum.
+// Reduces the values that all lanes left in memory to their sum.
 fn sum_of_lanes(lane: u32) {
     workgroupBarrier();
     if lane < 16u * FOURS {
@@ -81,8 +82,8 @@ fn sum_of_lanes(lane: u32) {
     workgroupBarrier();
 }
 
-// Goes on by one key a lane (https://arxiv.org/abs/1805.02867): leaves their weights in memory, and gives what everything
-// so far has to be multiplied by. Hidden keys have the lowest score.
+// Advances the online softmax by one key per lane (https://arxiv.org/abs/1805.02867): leaves the weights in
+// memory, and returns the factor for everything summed so far. Hidden keys have the lowest score.
 fn weigh(
     scores: ptr<function, array<vec4<f32>, FOURS>>,
     largest: ptr<function, array<vec4<f32>, FOURS>>,

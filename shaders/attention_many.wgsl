@@ -19,37 +19,38 @@ struct Info {
     scale: f32,
     // 0: none.
     softcap: f32,
-    // 1: positions below bound[0] are not here.
+    // 1: positions below bound[0] are hidden.
     bounded: u32,
-    // Workgroups for all rows, and parts of the keys.
+    // Number of workgroups for all rows, and number of parts of the keys.
     tiles: u32,
     splits: u32,
     workgroups: u32,
-    // All parts of a vector, and those before the first of these.
+    // Number of parts per vector, and number of parts before the first one of this launch.
     parts: u32,
     before: u32,
-    // The first position that keys do not have, where those after it are in other buffers.
+    // One past the last position of the keys, if later positions are in other buffers.
     end: i32,
-    // Rows of the batch.
+    // Number of rows in the batch.
     batch: u32,
 }
 
 @group(0) @binding(0) var<storage, read_write> q: array<pack>;
 @group(0) @binding(1) var<storage, read_write> keys: array<pack>;
 @group(0) @binding(2) var<storage, read_write> values: array<pack>;
-// [3, batch]: the position of the first query of each row, the first position that the row may see, and its first slot.
+// [3, batch]: the position of each row's first query, the first position that the row may see, and the first
+// slot of the row.
 @group(0) @binding(3) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(4) var<storage, read_write> bound: array<i32>;
 @group(0) @binding(5) var<storage, read_write> y: array<mixed>;
 @group(0) @binding(6) var<uniform> info: Info;
 
-// Of a workgroup.
+// Number of rows per workgroup.
 const ROWS = 64u;
 
-// Shares positions evenly.
+// Divides positions evenly.
 fn part_of(place: Place, begin: i32, end: i32, columns: u32) -> Part {
     let even = (max(end - begin, 0) + i32(info.splits) - 1) / i32(info.splits);
-    // Whole rounds of the lanes.
+    // Rounds up to whole rounds of the lanes.
     let each = max((even + 63) / 64 * 64, 128);
     let from_position = begin + i32(place.split) * each;
     return Part(from_position, min(from_position + each, end), info.head_dim, columns, u32(info.softcap != 0.0));

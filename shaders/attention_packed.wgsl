@@ -1,28 +1,29 @@
-// A part of softmax(scale * q k) v of a few queries: over the keys and values that are packed, as codes. It goes as
-// attention_decode does; attention_combine makes the result of its parts and of those of the recent keys.
-// With attention.wgsl and attention_few.wgsl.
+// A part of softmax(scale * q k) v for a few queries: the part over packed keys and values, which are codes.
+// The loops are those of attention_decode. attention_combine adds its parts to those of the recent keys. With
+// attention.wgsl and attention_few.wgsl.
 
 alias elem = f32;
 const KEYS_ALONG_TOKENS = false;
 const KEY_BITS = 4u;
 const VALUES_ALONG_TOKENS = false;
-// Values that a lane has of a word.
+// Number of values per lane in a word.
 const VALUE_BITS = 4u;
 const PIECE = 8u / FOURS;
-// Rows of a workgroup, in fours.
+// Number of vec4s of rows per workgroup.
 const FOURS = 1u;
 
 struct Info {
     // [batch, heads, queries, head_dim]
     q_strides: vec4<u32>,
-    // Both [batch, kv_heads, slots, words]; words of a token are neighbours.
+    // Both are [batch, kv_heads, slots, words]; words of a token are contiguous.
     key_strides: vec4<u32>,
     value_strides: vec4<u32>,
-    // Both [batch, kv_heads, slots, groups] or [batch, kv_heads, groups, head_dim]; those of a row are neighbours.
+    // Both are [batch, kv_heads, slots, groups] or [batch, kv_heads, groups, head_dim]; the last dimension is
+    // contiguous.
     key_scale_strides: vec4<u32>,
     value_scale_strides: vec4<u32>,
     kv_heads: u32,
-    // Query heads of each of them.
+    // Number of query heads per KV head.
     group: u32,
     queries: u32,
     slots: u32,
@@ -32,19 +33,20 @@ struct Info {
     start: i32,
     window: i32,
     scale: f32,
-    // 0: none.
+    // 0: no softcap.
     softcap: f32,
-    // Rows of the batch.
+    // Number of rows in the batch.
     batch: u32,
-    // Workgroups for all rows, and parts of the keys.
+    // Number of workgroups for all rows, and number of parts of the keys.
     tiles: u32,
     splits: u32,
     workgroups: u32,
-    // All parts, those of recent keys behind these.
+    // Number of all parts. The parts of recent keys come after these.
     parts: u32,
-    // Parts begin at positions that it divides.
+    // Parts begin at multiples of this position.
     chunk: i32,
-    // Words of a vector; channels that begin a word of their own, and their words; numbers of a group.
+    // Number of words per vector; channels in a unit that begins at a word, and words per unit; elements per
+    // group.
     key_words: u32,
     key_channels: u32,
     key_together: u32,
@@ -72,9 +74,9 @@ const KEY_CODES = 32u / KEY_BITS;
 const VALUE_CODES = 32u / VALUE_BITS;
 const PIECES = VALUE_CODES / PIECE;
 
-// Numbers of the rows: no more than 256, and some 0 beyond, where words have codes of nothing.
+// Elements of the rows: at most 256, followed by zeros for the unused codes of words.
 const ROOM = 304u;
-// Their sums for each word.
+// Sums of the elements of the rows per word.
 var<workgroup> rows_of_words: array<vec4<f32>, 64>;
 // The float16 numbers in the low halves of words.
 fn half_numbers(halves: vec4<u32>) -> vec4<f32> {
@@ -84,8 +86,9 @@ fn half_numbers(halves: vec4<u32>) -> vec4<f32> {
     return select(numbers, -numbers, (halves & vec4(0x8000u)) != vec4(0u));
 }
 
-// A code in the first bits of a mantissa: 1 + code / 2^bits, without a conversion, which is slow on some GPUs. So scales are of 2^bits steps, and offsets of
-// code -2^bits. All of this is exact, for scales have few bits.
+// Codes as the first bits of a mantissa: 1 + code / 2^bits. This avoids a conversion, which is slow on some
+// GPUs. Scales are therefore multiplied by 2^bits, and offsets belong to code -2^bits. All of this is exact
+// because scales have few bits.
 fn codes_at(words: vec4<u32>, place: u32, bits: u32) -> vec4<f32> {
     let from_bit = place * bits;
     let to_bit = 23u - bits;
@@ -97,7 +100,7 @@ fn codes_at(words: vec4<u32>, place: u32, bits: u32) -> vec4<f32> {
 const KEY_STEPS = f32(1u << KEY_BITS);
 const VALUE_STEPS = f32(1u << VALUE_BITS);
 
-// The scale and the offset that a word has.
+// The scale and the offset of a word.
 fn affine(word: u32, steps: f32) -> vec2<f32> {
     let numbers = half_numbers(vec4(word, word >> 16u, 0u, 0u));
     let scale = numbers.x * steps;
@@ -115,7 +118,7 @@ fn main(
         return;
     }
     let place = place_of(workgroup);
-    // Slots hold no more positions than there are, padding is hidden.
+    // Slots hold no more positions than there are, and padding is hidden.
     let packed_end = beyond_packed[0];
     let visible_from = positions[info.batch + place.batch];
     let earliest = max(max(info.start, visible_from), packed_end - i32(info.slots));
@@ -126,7 +129,7 @@ fn main(
     let part = workgroupUniformLoad(&shared_part);
     let dim = part.head_dim;
     if part.begin >= part.end {
-        // Nothing to see: no weight.
+        // There are no visible keys: the weight is 0.
         if lane <= place.last_row - place.first_row {
             y[(vector_of(place, place.first_row + lane) * info.parts + place.split) * (dim + 2u) + dim + 1u] = 0.0;
         }
@@ -146,13 +149,13 @@ fn main(
         rows_of_words[lane] = sum;
     }
 
-    // What each row sees, its largest score so far, and the sums of weights, of weights times offsets, and of weighted
-    // values of the keys of this lane.
+    // Per row: the positions that it sees and the largest score so far. Then the sums of weights, of weights
+    // times offsets, and of weighted values over this lane's keys.
     var begins: array<vec4<i32>, FOURS>;
     var largest: array<vec4<f32>, FOURS>;
     var sums: array<vec4<f32>, FOURS>;
     var offsets: array<vec4<f32>, FOURS>;
-    // Values of the first four codes of its piece, and of the others.
+    // Sums for the first four codes of the lane's piece, and for the others.
     var low: array<mat4x4<f32>, FOURS>;
     var high: array<mat4x4<f32>, FOURS>;
     for (var j = 0u; j < FOURS; j++) {
@@ -176,13 +179,14 @@ fn main(
 
     for (var base = part.begin - part.begin % i32(LANES); base < part.end; base += i32(LANES)) {
         let count = min(u32(part.end - base), LANES);
-        // Keys before the first of the part are not read.
+        // Keys before the part are not read.
         let skip = u32(max(part.begin - base, 0));
         let slot = (u32(base) + skip + info.slots - info.origin) % info.slots;
 
-        // A lane reads its part of four neighbouring keys, which are in one group; those beyond the last are the last.
+        // A lane reads its share of four neighboring keys, which are in one group. Keys past the last one are
+        // replaced by the last one.
         let quartet = lane / TOGETHER * 4u;
-        // A column for each of them.
+        // One column per key.
         var products: array<mat4x4<f32>, FOURS>;
         if quartet < count {
             let own = clamp(vec4(quartet) + vec4(0u, 1u, 2u, 3u), vec4(skip), vec4(count - 1u)) - skip;
@@ -207,7 +211,8 @@ fn main(
             } else {
                 let groups = vec4(key_groups) + at * info.key_scale_strides.z;
                 while w < stop {
-                    // The words of a group. Offsets count for its channels only, which may end inside a word.
+                    // The words of a group. Offsets count only for the group's channels, which may end inside
+                    // a word.
                     let group = w / info.key_together;
                     let until = min((group + 1u) * info.key_together, stop);
                     var d = group * info.key_channels + w % info.key_together * KEY_CODES;
@@ -259,7 +264,7 @@ fn main(
             workgroupBarrier();
         }
 
-        // From here on, a lane has one key.
+        // From here on, each lane has one key.
         let position = vec4(base + i32(lane));
         for (var j = 0u; j < FOURS; j++) {
             if part.capped == 1u {
@@ -321,14 +326,14 @@ fn main(
     for (var j = 0u; j < FOURS; j++) {
         let row = place.first_row + 4u * j;
         for (var r = 0u; r < 4u && row + r <= place.last_row; r++) {
-            // All lanes have read what was there before.
+            // All lanes have read the previous contents.
             workgroupBarrier();
             memory[lane] = column_of(low[j], r) + offsets[j][r];
             if PIECE > 4u {
                 memory[LANES + lane] = column_of(high[j], r) + offsets[j][r];
             }
             workgroupBarrier();
-            // Half of the lanes has the first four channels of each piece, half the others.
+            // Half of the lanes take the first four channels of each piece, half take the others.
             let others = lane / 128u;
             let c = lane % 128u;
             if c < columns && 4u * others < PIECE {
@@ -350,20 +355,20 @@ fn main(
     }
 }
 
-// Four codes of a word of values, the first of which is that many after the first of its piece.
+// Four codes in a word of values, from the code with index `first` within the piece.
 fn codes_of(piece: u32, first: u32) -> vec4<f32> {
     let moved = vec4(piece) >> ((vec4(first) + vec4(0u, 1u, 2u, 3u)) * VALUE_BITS);
     return codes_at(moved, 0u, VALUE_BITS);
 }
 
-// What codes mean whose scales are there.
+// The values of codes whose scales are at the offsets `at`.
 fn numbers_of(codes: vec4<f32>, at: vec4<u32>) -> vec4<f32> {
     let words = vec4(value_scales[at.x], value_scales[at.y], value_scales[at.z], value_scales[at.w]);
     let scale = half_numbers(words) * VALUE_STEPS;
     return fma(codes, scale, half_numbers(words >> vec4(16u)) - scale);
 }
 
-// The first channel of a piece of a value, and the first that its word has not.
+// The first channel of a piece of a value, and one past the last channel of its word.
 fn channels_of(column: u32, dim: u32) -> vec2<u32> {
     let word = column / PIECES;
     let together = word / info.value_together;

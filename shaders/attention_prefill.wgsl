@@ -1,28 +1,28 @@
-// y = softmax(scale * q k) v of many queries. The queries of heads that share keys are rows; a workgroup goes with 64
-// of them over the keys that they see, 64 at a time (https://arxiv.org/abs/2205.14135).
-// With attention.wgsl, attention_dense.wgsl and attention_many.wgsl.
+// y = softmax(scale * q k) v for many queries. The queries of heads that share keys are rows. A workgroup
+// takes 64 of them over the keys that they see, 64 keys at a time (https://arxiv.org/abs/2205.14135). With
+// attention.wgsl, attention_dense.wgsl and attention_many.wgsl.
 
 alias elem = f32;
-// Neighbours that are read at once: four, where the layout of queries, keys and values allows.
+// The number of elements that are read at once: four, if the layout of queries, keys and values allows it.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
-// What is written: the result, or what attention_combine makes it of.
+// Type of the output: the result, or the input of attention_combine.
 alias mixed = elem;
 const SPLIT = false;
-// Parts of 64 dimensions that a vector has at most.
+// Maximum number of parts of 64 dimensions per vector.
 const PARTS = 4u;
 
 const LANES = 256u;
 const KEYS = 64u;
-// Weights of four rows for 16 keys, and one vector more, so that the fours are in different banks.
+// Weights of four rows for 16 keys, plus one vec4 of padding to avoid bank conflicts.
 const WEIGHTS = 17u;
-// Where values begin, which come after weights.
+// Offset of the values, which follow the weights.
 const VALUES = 16u * WEIGHTS;
-// Parts of the dimensions that are in memory together.
+// Number of parts of the dimensions that are in memory together.
 const PAIR = min(PARTS, 2u);
 
-// First queries and keys [4 fours of dimensions, 64]. Then the largest scores of each lane. Then, for 16 keys, weights
-// [16 fours of rows, 16 keys] and values [16 keys, 16 PAIR fours of dimensions].
+// In this order: queries and keys [4 vec4s of dimensions, 64]; the largest scores per lane; then, for 16
+// keys, weights [16 vec4s of rows, 16 keys] and values [16 keys, 16 PAIR vec4s of dimensions].
 var<workgroup> memory: array<vec4<f32>, VALUES + PAIR * LANES>;
 
 fn query_at(at: u32, c: u32) -> vec4<f32> {
@@ -56,7 +56,8 @@ fn main(
         return;
     }
 
-    // A lane has four rows throughout: their scores for four keys, and four of each 64 dimensions.
+    // A lane has the same four rows throughout: their scores for four keys, and four elements of each 64
+    // dimensions.
     let quartet = lane / 16u;
     let sixteenth = lane % 16u;
     let row = vec4(place.first_row + 4u * quartet) + vec4(0u, 1u, 2u, 3u);
@@ -64,11 +65,11 @@ fn main(
     let begins = max(vec4(earliest), queries - info.window + 1);
     let ends = min(queries, vec4(part.end - 1));
     var largest = vec4(LOWEST);
-    // Of the keys of this lane.
+    // Sums over this lane's keys.
     var sums = vec4(0.0);
     var vectors: array<mat4x4<f32>, PARTS>;
 
-    // What it loads: a part of the query of one row, of a key, of a value.
+    // The data that this lane loads: a part of the query of one row, of a key and of a value.
     let query_vector = query_of(place, min(place.first_row + lane / 4u, place.last_row));
     let key_vectors = keys_of(place);
     let value_vectors = values_of(place);
@@ -77,7 +78,7 @@ fn main(
         let count = min(u32(part.end - base), KEYS);
         let slot = u32(base + i32(info.slots - info.origin)) % info.slots;
 
-        // Of four keys, a column each.
+        // One column for each of four keys.
         var scores = mat4x4<f32>();
         for (var c = 0u; c < columns; c += 4u) {
             let column = c + lane % 4u;
@@ -141,7 +142,7 @@ fn main(
         for (var sixteen = 0u; 16u * sixteen < count; sixteen++) {
             memory[quartet * WEIGHTS + sixteenth] = column_of(weights, sixteen);
             for (var i = 0u; i < PARTS; i += PAIR) {
-                // A lane has as many fours as there are parts.
+                // A lane has one vec4 per part.
                 let key = 16u * sixteen + quartet;
                 let at = value_vectors + turn(slot + key) * info.value_strides.z;
                 for (var part = 0u; part < PAIR; part++) {

@@ -1,16 +1,17 @@
-// y = softmax(scale * q k) v of many queries, with units that multiply small matrices (cooperative matrices). The queries of heads that share keys are
-// rows; a workgroup goes with 64 of them over the keys that they see, 16 at a time (https://arxiv.org/abs/2307.08691). A subgroup has 16 rows: their queries
-// and the sums of their results stay in its registers. Scores, and the weights that become of them, go through workgroup memory.
-// With attention.wgsl, attention_dense.wgsl and attention_many.wgsl.
+// y = softmax(scale * q k) v for many queries, on units that multiply small matrices (cooperative matrices).
+// The queries of heads that share keys are rows. A workgroup takes 64 of them over the keys that they see, 16
+// keys at a time (https://arxiv.org/abs/2307.08691). A subgroup has 16 rows: their queries and the sums of
+// their results stay in its registers. Scores, and the weights computed from them, pass through workgroup
+// memory. With attention.wgsl, attention_dense.wgsl and attention_many.wgsl.
 
 enable wgpu_cooperative_matrix;
 alias elem = f32;
-// What is written: the result, or what attention_combine makes it of.
+// Type of the output: the result, or the input of attention_combine.
 alias mixed = elem;
 const SPLIT = false;
-// Numbers of a vector: a multiple of 16.
+// Elements per vector: a multiple of 16.
 const DIM = 128u;
-// Matrices that are multiplied, and rows and columns of each.
+// The matrices that are multiplied, and the number of rows and columns of each.
 alias x_matrix = coop_mat16x16<elem, A>;
 alias w_matrix = coop_mat16x16<elem, B>;
 alias y_matrix = coop_mat16x16<f32, C>;
@@ -21,46 +22,47 @@ alias cell = vec4<elem>;
 const CELLS = 1u;
 fn cell_of(four: vec4<elem>, i: u32) -> cell { return four; }
 
-// Queries, keys and values are read by fours, two at once.
+// Queries, keys and values are read as vec4s, two at once.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
 const KEYS = 16u;
-// A part of the rows, which a subgroup has.
+// Number of rows per subgroup.
 const PART = 16u;
 const PARTS = ROWS / PART;
-// Matrices of 16 numbers, and of a vector.
+// Number of matrices per 16 elements, and per vector.
 const PIECES = 16u / SIZE;
 const ALONG = DIM / SIZE;
-// Cells from a key to the next. There is a gap, so that keys begin in different banks.
+// Cells from one key to the next, with padding to avoid bank conflicts.
 const STRIDE = (DIM + 8u) / 4u * CELLS;
-// Numbers from the scores of a row to those of the next, with such a gap.
+// Elements from the scores of one row to those of the next, with the same padding.
 const SCORES = KEYS + 4u;
-// Cells from the weights of a row to those of the next.
+// Cells from the weights of one row to those of the next.
 const WEIGHTS = KEYS / 4u * CELLS;
-// From a matrix to the next one along a vector.
+// Cells from one matrix to the next along a vector.
 const NEXT = SIZE / 4u * CELLS;
-// Eights of 16 vectors, and how many of them a lane reads.
+// Number of groups of eight elements in 16 vectors, and how many of them a lane reads.
 const EIGHTS = 16u * DIM / 8u;
 const EACH_READS = (EIGHTS + LANES - 1u) / LANES;
-// Halves of rows, with the scores for 8 keys, that a lane has.
+// Number of half rows per lane, with the scores of 8 keys each.
 const EACH = 2u * ROWS / LANES;
-// Scores are exponents of 2, and so are these: a weight is 2^(score - bar). The largest weight of a row when its bar is set, and what none exceeds: for a
-// larger one, the bar is set anew. So float16 holds weights, and those of 2^-21 of the largest are normal numbers.
+// Scores are exponents of 2, and so are these constants: a weight is 2^(score - bar). FIRST is the largest
+// weight of a row when its bar is set. No weight exceeds MOST: a larger one sets a new bar. Weights therefore
+// fit float16, and those down to 2^-21 of the largest are normal numbers.
 const FIRST = 7.0;
 const MOST = 14.0;
-// Less than every score, and more than what stands for the score of a hidden key.
+// Less than every score, and more than LOWEST, the score of hidden keys.
 const NO_BAR = -1e30;
 const LOG2_E = 1.4426950408889634;
 
 var<workgroup> key_tile: array<cell, KEYS * STRIDE>;
 var<workgroup> value_tile: array<cell, KEYS * STRIDE>;
-// First scores, later sums on their way to bars or to the result.
+// Scores first, then sums that are rescaled or written as the result.
 var<workgroup> scores: array<f32, ROWS * SCORES>;
 var<workgroup> weights: array<cell, ROWS * WEIGHTS>;
 // 1: a row has a new bar.
 var<workgroup> raised: u32;
 
-// Eight numbers of a vector.
+// Eight elements of a vector.
 struct Eight {
     low: vec4<elem>,
     high: vec4<elem>,
@@ -98,7 +100,7 @@ fn put_weights(row: u32, c: u32, four: vec4<elem>) {
     }
 }
 
-// Scores, without those of hidden keys.
+// Replaces the scores of hidden keys by LOWEST.
 fn seen(scores: vec4<f32>, position: vec4<i32>, begin: i32, end: i32) -> vec4<f32> {
     return select(vec4(LOWEST), scores, (vec4(begin) <= position) & (position <= vec4(end)));
 }
@@ -143,7 +145,8 @@ fn main(
             return;
         }
     }
-    // The slot of its first key, and how many come after it. What is beyond the last key is the last: no row has a weight for it.
+    // The slot of the part's first key, and the number of keys after it. Keys past the last one are replaced
+    // by the last one, for which no row has a weight.
     let slot = u32(part.begin + i32(info.slots - info.origin)) % info.slots;
     let last = u32(max(part.end - 1 - part.begin, 0));
     let key_vectors = keys_of(place);
@@ -156,17 +159,18 @@ fn main(
     let whole_to = min(first_query, part.end - 1);
     let scale = info.scale * select(LOG2_E, 1.0, part.capped == 1u);
 
-    // A driver may choose how large subgroups are. Where there are fewer than parts, they do several, one after the other.
+    // A driver may choose the size of subgroups. If there are fewer subgroups than parts, each computes
+    // several parts in turn.
     for (var first_part = 0u; first_part < PARTS; first_part += subgroups) {
-        // Where there are more, they do what the last one does.
+        // If there are more subgroups than parts, the extra ones repeat the last part.
         let own = min(first_part + subgroup, PARTS - 1u);
         let own_scores = own * PART * SCORES;
         let own_weights = own * PART * WEIGHTS;
 
-        // Queries go through the memory of weights, 16 numbers of each at a time.
+        // Queries pass through the memory of the weights, 16 elements of each at a time.
         var queries: array<x_matrix, PIECES * ALONG>;
         for (var piece = 0u; piece < DIM / 16u; piece++) {
-            // All lanes have read what was there.
+            // All lanes have read the previous contents.
             workgroupBarrier();
             for (var i = 0u; i < EACH; i++) {
                 let row = (lane + i * LANES) / 2u;
@@ -192,7 +196,8 @@ fn main(
             results[i] = zero;
         }
 
-        // Of halves of rows: the first and the last position that is seen, what scores are compared with, and the sum of weights.
+        // Per half row: the first and the last visible position, the bar that scores are compared with, and
+        // the sum of weights.
         var begins: array<i32, EACH>;
         var ends: array<i32, EACH>;
         var bars: array<f32, EACH>;
@@ -206,7 +211,7 @@ fn main(
             sums[i] = 0.0;
         }
 
-        // Keys are a block ahead of values.
+        // Keys are loaded one block ahead of values.
         var next_keys: array<Eight, EACH_READS>;
         var next_values: array<Eight, EACH_READS>;
         for (var i = 0u; i < EACH_READS; i++) {
@@ -228,7 +233,7 @@ fn main(
                     products[down] = zero;
                 }
                 for (var i = 0u; i < ALONG; i++) {
-                    // The columns of their transpose.
+                    // The columns of the transposed keys.
                     let some = coopLoad<w_matrix>(&key_tile[across * SIZE * STRIDE + i * NEXT], STRIDE);
                     for (var down = 0u; down < PIECES; down++) {
                         products[down] = coopMultiplyAdd(queries[down * ALONG + i], some, products[down]);
@@ -336,7 +341,7 @@ fn main(
             }
         }
 
-        // Both halves of a row, in the gap behind its scores.
+        // Both halves of a row, in the padding after its scores.
         workgroupBarrier();
         for (var i = 0u; i < EACH; i++) {
             scores[(lane + i * LANES) / 2u * SCORES + KEYS + (lane + i * LANES) % 2u] = sums[i];

@@ -1,25 +1,26 @@
-// A step of a beam search: for each group of beams its best continuations, the beams that go on, and the rows that they
-// continue. One workgroup a prompt; groups one after the other, for a group avoids the tokens of those before it.
+// A step of beam search. Finds the best continuations of each group of beams, the beams that continue, and
+// the rows that they continue. One workgroup per prompt. Groups are processed in order, because a group
+// avoids the tokens of the groups before it.
 //
-// In each turn the lanes compare the best that each has behind the last that was found.
-// With order.wgsl.
+// In each turn, every lane offers its best continuation after the last one that was chosen, and the lanes
+// compare them. With order.wgsl.
 
 alias elem = f32;
 
 struct Info {
     prompts: u32,
-    // Of a prompt, and of a group.
+    // Number of beams per prompt, and per group.
     beams: u32,
     of_group: u32,
-    // Tokens of each beam.
+    // Number of tokens per beam.
     most: u32,
-    // Of a group.
+    // Number of candidates per group.
     candidates: u32,
-    // Tokens that end a sequence.
+    // Number of tokens that end a sequence.
     ends: u32,
-    // What a token costs for each beam of the groups before that chose it.
+    // Penalty of a token for each beam of an earlier group that chose it.
     penalty: f32,
-    // Fed to beams that do not go on.
+    // Token that is fed to beams that do not continue.
     padding: i32,
 }
 
@@ -36,12 +37,13 @@ struct Info {
 const LANES = 256u;
 const MOST_BEAMS = 64u;
 
-// A continuation: the key of its sum, its beam, its token, and where its token is in the list of its beam.
+// A continuation: the key of its sum, its beam, its token, and the index of its token in the list of its
+// beam.
 const BEFORE_ALL = vec4(NONE, 0u, 0u, 0u);
 const BEHIND_ALL = vec4(0u, 0xffffffffu, 0xffffffffu, 0u);
 
 var<workgroup> tops: array<vec4<u32>, LANES>;
-// Of the beams so far.
+// Tokens of the beams so far.
 var<workgroup> chosen: array<i32, MOST_BEAMS>;
 var<workgroup> chosen_sums: array<f32, MOST_BEAMS>;
 var<workgroup> shared_is_open: u32;
@@ -73,7 +75,7 @@ fn is_end(token: i32) -> bool {
     return false;
 }
 
-// Whether a group goes on: it is not done, and the scores of all its beams are distributions.
+// Whether a group continues: it is not done, and the scores of all its beams are distributions.
 fn is_open(group: u32, first_row: u32) -> u32 {
     if done[group] != 0 {
         return 0u;
@@ -160,7 +162,7 @@ fn main(
             workgroupBarrier();
         }
         if lane == 0u {
-            // Too few go on: the best of those that end stand in for them.
+            // If too few beams continue, the best of those that end take their places.
             for (var i = 0u; i < info.candidates && kept < info.of_group; i++) {
                 let place = out + i * 4u;
                 let token = i32(candidates[place + 1u]);

@@ -1,15 +1,16 @@
-// y[b, t, c] = silu(bias[c] + sum_k weight[c, k] input[b, first[b] + t - WIDTH + 1 + k, c]), in f32. The input of a position
-// before the first is in the ring; that of padding is 0, and so is what comes of it. One invocation is a channel of 16 tokens;
-// the one of the first tokens writes the latest inputs into the ring, which nothing else touches.
+// y[b, t, c] = silu(bias[c] + sum_k weight[c, k] input[b, first[b] + t - WIDTH + 1 + k, c]), in f32. Inputs
+// before the first position are in the ring. The input of padding is 0, and so is its output. One invocation
+// computes a channel of 16 tokens. The invocation of the first tokens writes the latest inputs to the ring,
+// which no other invocation accesses.
 
 alias elem = f32;
 const WIDTH = 4u;
 
 struct Info {
-    // [rows, tokens, channels], as is y, which is contiguous.
+    // [rows, tokens, channels]. y has the same shape and is contiguous.
     x_strides: vec3<u32>,
     tokens: u32,
-    // Of rows, slots and channels.
+    // Strides of rows, slots and channels.
     ring_strides: vec3<u32>,
     slots: u32,
     // [channels, WIDTH]
@@ -17,7 +18,7 @@ struct Info {
     bias_stride: u32,
     biased: u32,
     channels: u32,
-    // Of tokens, in each row.
+    // Number of blocks of tokens per row.
     blocks: u32,
     invocations: u32,
 }
@@ -26,7 +27,7 @@ struct Info {
 @group(0) @binding(1) var<storage, read_write> weight: array<elem>;
 @group(0) @binding(2) var<storage, read_write> bias: array<elem>;
 @group(0) @binding(3) var<storage, read_write> ring: array<elem>;
-// [2, rows]: the position of the first token of each row; then the first that is no padding.
+// [2, rows]: the position of each row's first token, then the first position that is not padding.
 @group(0) @binding(4) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(5) var<storage, read_write> y: array<elem>;
 @group(0) @binding(6) var<uniform> info: Info;
@@ -34,10 +35,10 @@ struct Info {
 const LANES = 256u;
 const BLOCK = 16u;
 
-// Bounds of loops are read from here: a loop that the uniform alone decides on is slow on software devices.
+// Bounds of loops are read from here: a loop whose bound is a uniform is slow on software devices.
 var<workgroup> tokens_of_all: u32;
 
-// 1 / (1 + exp(-x)). Some GPUs make no number of exp(100).
+// 1 / (1 + exp(-x)). On some GPUs exp(100) is not a number.
 fn sigmoid(x: f32) -> f32 {
     return 1.0 / (1.0 + exp(min(-x, 80.0)));
 }
@@ -80,7 +81,7 @@ fn main(
     }
     let begin = block * BLOCK;
     let end = min(begin + BLOCK, tokens);
-    // The latest inputs, that of the token itself in the end.
+    // The latest inputs; the last is that of the token itself.
     var inputs: array<f32, WIDTH>;
     for (var k = 1u; k < WIDTH; k++) {
         let token = i32(begin) - i32(WIDTH) + i32(k);

@@ -1,5 +1,6 @@
-// Sorts pairs of a token and one of its slots by the expert that they go to: order [tiles, tile] has the pairs of an expert in tiles of its
-// own, and -1 where a tile has none. One workgroup. In which order the pairs of an expert come is left open: each is computed by itself.
+// Sorts pairs of a token and one of its slots by the expert that they are routed to: order [tiles, tile]
+// holds the pairs of each expert in tiles of their own, and -1 in unused places. One workgroup. The order of
+// an expert's pairs is unspecified, since each pair is computed on its own.
 
 struct Info {
     pairs: u32,
@@ -16,7 +17,7 @@ struct Info {
 const LANES = 256u;
 const MOST = 1024u;
 
-// Pairs of each expert, then the place of the next one.
+// Number of pairs per expert, then the place of the expert's next pair.
 var<workgroup> counts: array<atomic<u32>, MOST>;
 // The place of the first pair of each expert.
 var<workgroup> starts: array<u32, MOST>;
@@ -31,7 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         atomicAdd(&counts[u32(experts[pair])], 1u);
     }
     workgroupBarrier();
-    // Those of the experts before it, in whole tiles.
+    // The number of places of the experts before this one, in whole tiles.
     var before = 0u;
     var next = 0u;
     for (var e = 0u; e < info.experts; e++) {

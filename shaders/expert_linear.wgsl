@@ -1,30 +1,30 @@
-// The product of a vector with the matrix of an expert, for few tokens: y[pair] = w[experts[pair]] x[pair], where a pair is a token and one of
-// its slots. As linear.wgsl for a single row, and what a pair comes to does not depend on other pairs. The pairs of the same rows of
-// weights are neighbours. With linear_dense.wgsl and weights_dense.wgsl, or linear_packed.wgsl and weights_packed.wgsl; and with
-// row_products.wgsl.
+// The product of a vector with the matrix of an expert, for few tokens: y[pair] = w[experts[pair]] x[pair],
+// where a pair is a token and one of its slots. As linear.wgsl for a single row; the result of a pair does
+// not depend on other pairs. Pairs that read the same rows of weights are neighbors. With linear_dense.wgsl
+// and weights_dense.wgsl, or linear_packed.wgsl and weights_packed.wgsl; and with row_products.wgsl.
 
 alias elem = f32;
-// Neighbours that are read at once: four, where the layout of x and w allows.
+// The number of elements that are read at once: four, if the layout of x and w allows it.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
-// Eight lanes times this number go along a row.
+// A row is split among eight lanes times this number.
 const SPLITS = 1u;
-// Vectors that a workgroup has. They are not normed.
+// Number of vectors per workgroup. They are not normalized.
 const ROWS = 1u;
 const NORMED = false;
 
 struct Info {
     // [rows, tokens, input, slots]
     x_strides: vec4<u32>,
-    // [experts of this block, rows of each]
+    // [experts in this buffer, rows of each]
     w_strides: vec2<u32>,
     input: u32,
     output: u32,
-    // Of this block.
+    // The first expert in this buffer.
     first_expert: u32,
     experts: u32,
     first_output: u32,
-    // Of a whole matrix.
+    // Number of rows of a whole matrix.
     outputs: u32,
     tokens: u32,
     slots: u32,
@@ -38,7 +38,7 @@ struct Info {
 @group(0) @binding(3) var<storage, read_write> y: array<elem>;
 @group(0) @binding(4) var<uniform> info: Info;
 
-// Where the vector begins, and what a lane has of its products with four rows of the weight.
+// The offset of the vector, and this lane's partial products with four rows of the weight.
 var<private> vectors: array<u32, ROWS>;
 var<private> products: array<vec4<f32>, ROWS>;
 var<private> squares: array<f32, ROWS>;
@@ -47,7 +47,7 @@ const AT_ONCE = 1u;
 
 var<workgroup> shared_expert: u32;
 
-// What normed numbers would be multiplied by.
+// The scales of normalized vectors, which are not used here.
 fn scales_at(c: u32) -> vec4<f32> {
     return vec4(1.0);
 }
@@ -71,7 +71,7 @@ fn main(
         return;
     }
     let first_output = workgroup / info.pairs * OUTPUTS;
-    // Those beyond the last are the last.
+    // Rows past the last one are replaced by the last one.
     let own = min(vec4(first_output + lane / TOGETHER * 4u) + vec4(0u, 1u, 2u, 3u), vec4(info.output - 1u));
     let weights = (own + vec4(expert * info.output)) * info.w_strides.x;
     let vector = pair / info.slots;

@@ -1,26 +1,27 @@
-// The products of vectors with the matrices of experts, for many tokens: y[pair] = w[experts[pair]] x[pair], where a pair is a token and
-// one of its slots. A workgroup has a tile of pairs that go to one expert (expert_groups.wgsl) and some rows of its matrix.
-// With expert_tiles_dense.wgsl, or with expert_tiles_packed.wgsl and weights_packed.wgsl.
+// The products of vectors with the matrices of experts, for many tokens: y[pair] = w[experts[pair]] x[pair],
+// where a pair is a token and one of its slots. A workgroup takes a tile of pairs that are routed to one
+// expert (expert_groups.wgsl), and some rows of its matrix. With expert_tiles_dense.wgsl, or with
+// expert_tiles_packed.wgsl and weights_packed.wgsl.
 
 alias elem = f32;
-// Neighbours that are read at once: four, where the layout of x and w allows.
+// The number of elements that are read at once: four, if the layout of x and w allows it.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
-// Pairs of a tile.
+// Number of pairs per tile.
 const TILE = 32u;
 
 struct Info {
     // [rows, tokens, input, slots]
     x_strides: vec4<u32>,
-    // [experts of this block, rows of each]
+    // [experts in this buffer, rows of each]
     w_strides: vec2<u32>,
     input: u32,
     output: u32,
-    // Of this block.
+    // The first expert in this buffer.
     first_expert: u32,
     experts: u32,
     first_output: u32,
-    // Of a whole matrix.
+    // Number of rows of a whole matrix.
     outputs: u32,
     tokens: u32,
     slots: u32,
@@ -37,31 +38,31 @@ struct Info {
 @group(0) @binding(5) var<uniform> info: Info;
 
 const LANES = 256u;
-// Lanes that have the same four pairs, each with four rows of the matrix.
+// Number of lanes that have the same four pairs, each with four rows of the matrix.
 const ACROSS = 4u * LANES / TILE;
 const OUTPUTS = 4u * ACROSS;
-// Fours of numbers along the sum that are in memory together.
+// Number of vec4s along the sum that are in memory together.
 const FOURS = min(TILE / 8u, 4u);
 
 struct Place {
     expert: u32,
-    // Fours of a row.
+    // Number of vec4s per row.
     fours: u32,
-    // Where a row ends, counted as `c` of read_weights.
+    // The end of a row, in units of `c` of read_weights.
     end: u32,
 }
 
-// Of each vector, and of each row of the matrix.
+// A tile of the vectors, and of the rows of the matrix.
 var<workgroup> vectors: array<vec4<f32>, FOURS * TILE>;
 var<workgroup> weights: array<vec4<f32>, FOURS * OUTPUTS>;
 var<workgroup> shared_place: Place;
 
-// Four numbers of a row: those from 4 c on. What is beyond its end is any of it.
+// The offsets of elements 4 c to 4 c + 3 of a row. Past its end, they point at any of its elements.
 fn places(c: u32, stride: u32) -> vec4<u32> {
     return min(vec4(4u * c) + vec4(0u, 1u, 2u, 3u), vec4(info.input - 1u)) * stride;
 }
 
-// Of x it is 0.
+// Four elements of x, with 0 past the end of the row.
 fn x_at(at: u32, c: u32) -> vec4<f32> {
     if WIDTH == 4u {
         return vec4<f32>(vec4(x[at / 4u + c]));
@@ -95,7 +96,7 @@ fn main(
     }
 
     write_table(lane);
-    // The vector of which it loads a part.
+    // The pair whose vector this lane loads a part of.
     var pair = -1;
     if lane / FOURS < TILE {
         pair = order[first + lane / FOURS];
@@ -104,7 +105,7 @@ fn main(
     let slot = u32(max(pair, 0)) % info.slots;
     let vector_at = dot(vec3(vector / info.tokens, vector % info.tokens, slot), info.x_strides.xyw);
 
-    // What it computes: four rows of the matrix, ACROSS apart, times four vectors.
+    // This lane computes four rows of the matrix, ACROSS apart, times four vectors.
     let quartet = lane / ACROSS * 4u;
     let across = lane % ACROSS;
     var products: array<vec4<f32>, 4>;

@@ -1,20 +1,20 @@
-// How expert_tiles.wgsl reads packed weights into memory: half a run of each row at a time, which has two pairs of fours, 16 numbers apart. A
-// lane reads that of four rows. With weights_packed.wgsl.
+// Loads packed weights into workgroup memory for expert_tiles.wgsl: half a run of each row at a time, which
+// has two pairs of vec4s, 16 elements apart. A lane loads half a run of four rows. With weights_packed.wgsl.
 
-// A table.
+// The lookup table.
 var<workgroup> sums: array<vec4<f32>, 4>;
 
-// Where a row ends, counted as `c` of read_weights.
+// The end of a row, in units of `c` of read_weights.
 fn end_of_row() -> u32 {
     return (info.input + 31u) / 32u * 8u;
 }
 
-// Which four of a row is in memory in that place, of the half of a run that is the next from c on.
+// The index of the vec4 of a row that is in memory at place `i`, if half a run from `c` on is loaded.
 fn four_of(c: u32, i: u32) -> u32 {
     return c / 8u * 8u + c % 8u / 2u + i / 2u * 4u + i % 2u;
 }
 
-// Writes a four of each of four rows, ACROSS apart.
+// Writes one vec4 of each of four rows, ACROSS apart.
 fn write_rows(at: u32, columns: mat4x4<f32>, group: Group) {
     let rows = transpose(mat4x4(
         (columns[0] - group.offset) * group.scale + group.minimum,
@@ -28,12 +28,12 @@ fn write_rows(at: u32, columns: mat4x4<f32>, group: Group) {
     weights[at + 3u * ACROSS] = rows[3];
 }
 
-// Reads the half of a run from c on of rows of the matrix that begins with the row `matrix`.
+// Loads half a run from `c` on of rows of the matrix that begins at row `matrix`.
 fn read_weights(matrix: u32, first_output: u32, c: u32, fours: u32, lane: u32) {
     if lane >= ACROSS {
         return;
     }
-    // Those beyond the last row are the last.
+    // Rows past the last one are replaced by the last one.
     let own = min(vec4(first_output + lane) + vec4(0u, 1u, 2u, 3u) * ACROSS, vec4(info.output - 1u));
     let at = (own + vec4(matrix)) * info.w_strides.x;
     let half = c / 4u;

@@ -1,12 +1,11 @@
-// y = act(gate) * up, act in f32. One invocation an element.
-// With activation.wgsl.
+// y = act(gate) * up, with act in f32. One invocation per element. With activation.wgsl.
 
 alias elem = f32;
-// 0: x / (1 + exp(-x)). 1: x Phi(x). 2: its approximation by tanh.
+// 0: x / (1 + exp(-x)). 1: x Phi(x). 2: the tanh approximation of 1.
 const ACTIVATION = 0u;
 
 struct Info {
-    // [rows, tokens, width], as is y, which is contiguous.
+    // [rows, tokens, width]. y has the same shape and is contiguous.
     gate_strides: vec3<u32>,
     tokens: u32,
     up_strides: vec3<u32>,

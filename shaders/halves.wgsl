@@ -1,9 +1,10 @@
-// Float16 numbers in words.
+// Unpacking of float16 numbers from words.
 
-// Whether the device unpacks subnormal ones, and does not take them for 0. Scales of small weights are such numbers.
+// Whether the device unpacks subnormal numbers correctly, rather than as 0. Scales of small weights are
+// subnormal.
 const KEEPS_SUBNORMALS = true;
 
-// The smallest float16 number that is not subnormal.
+// The smallest normal float16 number.
 const NORMAL = 6.103515625e-5;
 
 // The numbers in the lower halves of words.
@@ -34,7 +35,8 @@ fn upper_halves(words: vec4<u32>) -> vec4<f32> {
 
 fn halves_by_integers(words: vec4<u32>) -> vec4<f32> {
     let size = bitcast<vec4<f32>>(((words & vec4(0x7fffu)) << vec4(13u)) + vec4(0x38000000u));
-    // Below it, digits follow no 1, and the exponent is that of the next. All of it is exact.
+    // Subnormal numbers have no implicit leading 1, and the exponent of the smallest normal numbers. All of
+    // this is exact.
     let number = select(size, fma(size, vec4(2.0), vec4(-NORMAL)), size < vec4(NORMAL));
     return bitcast<vec4<f32>>(bitcast<vec4<u32>>(number) | ((words & vec4(0x8000u)) << vec4(16u)));
 }

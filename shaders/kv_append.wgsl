@@ -1,10 +1,10 @@
-// keys[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new_keys[b, .., i, ..], and so for values. One invocation
-// an element of each. Rows that share a buffer have a stride of 0.
+// keys[b, .., base[b] + (first[b] - origin + i) mod capacity, ..] = new_keys[b, .., i, ..], and the same for
+// values. One invocation per element of both. Rows that share a buffer have a stride of 0.
 
 alias elem = f32;
 
 struct Info {
-    // All [batch, kv_heads, slots or tokens, head_dim].
+    // All are [batch, kv_heads, slots or tokens, head_dim].
     key_strides: vec4<u32>,
     value_strides: vec4<u32>,
     new_key_strides: vec4<u32>,
@@ -22,7 +22,8 @@ struct Info {
 @group(0) @binding(1) var<storage, read_write> values: array<elem>;
 @group(0) @binding(2) var<storage, read_write> new_keys: array<elem>;
 @group(0) @binding(3) var<storage, read_write> new_values: array<elem>;
-// [3, batch]: the position of the first new token of each row; then what attention reads, and the first slot of each row.
+// [3, batch]: the position of each row's first new token, then a row that only attention reads, then the
+// first slot of each row.
 @group(0) @binding(4) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(5) var<uniform> info: Info;
 

@@ -1,4 +1,5 @@
-// The codes of new tokens, written into a ring of slots; kv_scales has written their scales. One invocation a word.
+// Writes the codes of new tokens to a ring of slots. kv_scales has written their scales before. One
+// invocation per word.
 
 alias elem = f32;
 const ALONG_TOKENS = false;
@@ -16,7 +17,7 @@ struct Info {
     head_dim: u32,
     words: u32,
     group: u32,
-    // Channels that begin a word of their own, and their words.
+    // Number of channels in a unit that begins at a word, and number of words per unit.
     channels_together: u32,
     words_together: u32,
     slot: u32,
@@ -35,7 +36,7 @@ const LARGEST = 0x477fe000u;
 const CODES = 32u / BITS;
 const MOST = (1u << BITS) - 1u;
 
-// What float16 has a neighbour for.
+// Clamps to the range of float16. NaN and subnormal numbers become 0.
 fn finite(x: elem) -> f32 {
     let bits = bitcast<u32>(f32(x));
     let size = bits & 0x7fffffffu;
@@ -49,8 +50,8 @@ fn half_number(half: u32) -> f32 {
     return select(number, -number, (half & 0x8000u) != 0u);
 }
 
-// The nearest code, the even one of two. A quotient may be off by a little, products are exact: numbers that are not
-// negative are in the order of their bits.
+// The nearest code, or the even one of two. The quotient may be off by a little, but products are exact.
+// Numbers that are not negative compare as their bits do.
 fn code_of(x: f32, scale: f32, offset: f32) -> u32 {
     if scale == 0.0 {
         return 0u;

@@ -1,30 +1,31 @@
-// Rows take over the latest keys and values of other rows of their prompt, in place. Workgroups share the slots of a head,
-// for all rows of a prompt: a piece of all of them is held in workgroup memory before any is written.
+// Copies the latest keys and values of a row's parent, another row of the same prompt, to the row in place.
+// The workgroups of a head divide its slots among them, for all rows of a prompt. They load a piece of all
+// rows into workgroup memory before they write any of it.
 
 alias elem = f32;
 
 struct Info {
-    // All [batch, kv_heads, slots, head_dim].
+    // All are [batch, kv_heads, slots, head_dim].
     key_strides: vec4<u32>,
     value_strides: vec4<u32>,
     prompts: u32,
-    // Rows of a prompt.
+    // Number of rows per prompt.
     width: u32,
     heads: u32,
     capacity: u32,
     head_dim: u32,
-    // Workgroups of a head.
+    // Number of workgroups per head.
     parts: u32,
     origin: i32,
 }
 
 @group(0) @binding(0) var<storage, read_write> keys: array<elem>;
 @group(0) @binding(1) var<storage, read_write> values: array<elem>;
-// [batch]: a row of the prompt.
+// [batch]: the parent's row within the prompt.
 @group(0) @binding(2) var<storage, read_write> parents: array<i32>;
-// [3, batch]: the position of the latest token of each row; then what attention reads.
+// [3, batch]: the position of each row's latest token; only attention reads the rest.
 @group(0) @binding(3) var<storage, read_write> positions: array<i32>;
-// [1]: how many tokens are taken over.
+// [1]: the number of tokens to copy.
 @group(0) @binding(4) var<storage, read_write> latest: array<i32>;
 @group(0) @binding(5) var<uniform> info: Info;
 
@@ -35,7 +36,7 @@ var<workgroup> held_keys: array<elem, HELD / 2u>;
 var<workgroup> held_values: array<elem, HELD / 2u>;
 var<workgroup> shared_elements: u32;
 
-// Elements of a head that are taken over; 0 where every row goes on as itself.
+// Number of elements of a head to copy; 0 if every row is its own parent.
 fn elements(first: u32) -> u32 {
     for (var row = 0u; row < info.width; row++) {
         if parents[first + row] != i32(row) {

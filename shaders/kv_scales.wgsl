@@ -1,10 +1,11 @@
-// The scale and the offset of each group of numbers that are packed, as two float16 numbers in a word. One invocation a
-// group. Rounding is written out in integers, so that every device has the same.
+// The scale and the offset of each group of numbers to pack, as two float16 numbers in a word. One invocation
+// per group. Rounding is spelled out in integers, so that every device gives the same result.
 
 alias elem = f32;
-// Whether groups are neighbouring tokens of a channel, and not neighbouring channels of a token.
+// Whether a group consists of neighboring tokens of a channel, instead of neighboring channels of a token.
 const ALONG_TOKENS = false;
-// Whether scales are given and only rounded: then tokens are [batch, kv_heads, rows, 2 * columns], offsets behind scales.
+// Whether scales are given and only rounded. Tokens are then [batch, kv_heads, rows, 2 * columns], with
+// offsets after scales.
 const GIVEN = false;
 
 struct Info {
@@ -13,16 +14,16 @@ struct Info {
     // [batch, kv_heads, all_rows, columns]
     scale_strides: vec4<u32>,
     heads: u32,
-    // Of scales that are new.
+    // Number of rows of new scales.
     rows: u32,
     columns: u32,
     head_dim: u32,
     group: u32,
-    // The first to be written; after the last comes row 0.
+    // The first row to write; row 0 comes after the last one.
     row: u32,
     all_rows: u32,
     invocations: u32,
-    // Of the largest code.
+    // Reciprocal of the largest code.
     reciprocal: f32,
 }
 
@@ -31,14 +32,14 @@ struct Info {
 @group(0) @binding(2) var<uniform> info: Info;
 
 const LANES = 256u;
-// The smallest float16, and the bits of the largest.
+// The smallest float16 number, and the bits of the largest one.
 const SMALLEST = 5.9604644775390625e-8;
 const LARGEST = 0x477fe000u;
 const DOWN = 0u;
 const UP = 1u;
 const NEAREST = 2u;
 
-// What float16 has a neighbour for.
+// Clamps to the range of float16. NaN and subnormal numbers become 0.
 fn finite(x: elem) -> f32 {
     let bits = bitcast<u32>(f32(x));
     let size = bits & 0x7fffffffu;
@@ -46,7 +47,7 @@ fn finite(x: elem) -> f32 {
     return bitcast<f32>(select(min(size, LARGEST) | (bits & 0x80000000u), 0u, none));
 }
 
-// The bits of a float16 number next to x; there is no negative 0.
+// The bits of the float16 number next to x in the direction `rounding`; there is no negative 0.
 fn half_bits(x: f32, rounding: u32) -> u32 {
     let bits = bitcast<u32>(x);
     let size = min(bits & 0x7fffffffu, LARGEST);
@@ -63,10 +64,10 @@ fn half_bits(x: f32, rounding: u32) -> u32 {
     let middle = 1u << (shift - 1u);
     var more = rest > middle || (rest == middle && (whole & 1u) == 1u);
     if rounding != NEAREST {
-        // Away from 0.
+        // Rounds away from 0.
         more = rest > 0u && (rounding == UP) == (bits < 0x80000000u);
     }
-    // A digit too many is carried into the exponent.
+    // An overflow of the mantissa carries into the exponent.
     let half = min(select((exponent - 113u) << 10u, 0u, small) + whole + u32(more), 0x7bffu);
     return select(half | ((bits >> 16u) & 0x8000u), 0u, half == 0u);
 }

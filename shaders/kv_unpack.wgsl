@@ -1,4 +1,4 @@
-// The numbers that codes stand for: y[.., i, channel] = code * scale + offset, for slots from one on. One invocation an
+// Dequantizes codes: y[.., i, channel] = code * scale + offset, for consecutive slots. One invocation per
 // element.
 
 alias elem = f32;
@@ -11,12 +11,12 @@ struct Info {
     // [batch, kv_heads, slots, groups] or [batch, kv_heads, groups, head_dim]
     scale_strides: vec4<u32>,
     heads: u32,
-    // Slots that are unpacked, and the first of them.
+    // Number of slots to unpack, and the first of them.
     tokens: u32,
     slot: u32,
     head_dim: u32,
     group: u32,
-    // Channels that begin a word of their own, and their words.
+    // Number of channels in a unit that begins at a word, and number of words per unit.
     channels_together: u32,
     words_together: u32,
     invocations: u32,

@@ -1,4 +1,4 @@
-// y = (x - mean(x)) / sqrt(var(x) + eps) * w + b over rows of x, in f32. One workgroup a row.
+// y = (x - mean(x)) / sqrt(var(x) + eps) * w + b over rows of x, in f32. One workgroup per row.
 
 alias elem = f32;
 
@@ -23,9 +23,9 @@ const LANES = 256u;
 
 var<workgroup> sums: array<f32, LANES>;
 
-// The sum of a number of each lane.
+// The sum of one number per lane.
 fn sum_of_lanes(number: f32, lane: u32) -> f32 {
-    // All lanes have read what was there before.
+    // All lanes have read the previous contents.
     workgroupBarrier();
     sums[lane] = number;
     for (var left = LANES / 2u; left > 0u; left /= 2u) {

@@ -1,24 +1,26 @@
-// y = x w^T + bias + residual of a few rows. Eight lanes or more go along four rows of the weight together, so that each number of x that is
-// read meets four weights, and memory is read in order. Where eight make few workgroups of long rows, more do. How a sum is made does not
-// depend on the number of rows of x. Workgroups with other rows of x and the same weights are neighbours.
-// Around the product, x may be normed and the result gated or rotated. x is divided by its root mean square behind the product.
-// With linear_dense.wgsl and weights_dense.wgsl, or linear_packed.wgsl and weights_packed.wgsl; and with row_products.wgsl and activation.wgsl.
+// y = x w^T + bias + residual for a few rows. Eight or more lanes read four rows of the weight together, so
+// that each element of x is multiplied by four weights, and memory is read in order. More than eight do if
+// eight would give few workgroups with long rows. The order of a sum does not depend on the number of rows of
+// x. Workgroups with other rows of x and the same weights are neighbors. x may be normalized before the
+// product, and the result gated or rotated after it. The division of x by its root mean square comes after
+// the product. With linear_dense.wgsl and weights_dense.wgsl, or linear_packed.wgsl and weights_packed.wgsl;
+// and with row_products.wgsl and activation.wgsl.
 
 alias elem = f32;
-// Neighbours that are read at once: four, where the layout of x and w allows.
+// The number of elements that are read at once: four, if the layout of x and w allows it.
 alias pack = vec4<elem>;
 const WIDTH = 4u;
-// Rows of x that a workgroup has.
+// Number of rows of x per workgroup.
 const ROWS = 1u;
-// Eight lanes times this number go along a row.
+// A row is split among eight lanes times this number.
 const SPLITS = 1u;
-// Whether x is normed, and what becomes of the result.
+// Whether x is normalized, and the operation on the result.
 const NORMED = false;
 const THEN = NOTHING;
 const ACTIVATION = 0u;
 
 const NOTHING = 0u;
-// The first half of the weight's rows makes gates of the second's results.
+// The first half of the weight's rows gives gates for the results of the second half.
 const GATED = 1u;
 // Heads are rotated as in rotary.wgsl.
 const ROTATED = 2u;
@@ -31,25 +33,25 @@ struct Info {
     w_strides: vec2<u32>,
     input: u32,
     output: u32,
-    // As x.
+    // The same shape as x.
     residual_strides: vec3<u32>,
-    // 1: there is a residual.
+    // 1: a residual is added.
     added: u32,
     rows: u32,
-    // 1: there is a bias.
+    // 1: a bias is added.
     biased: u32,
     bias_stride: u32,
     workgroups: u32,
-    // [1 or batch, tokens, pairs]; the first is 0 where all sequences share their angles.
+    // [1 or batch, tokens, pairs]; the first stride is 0 if all sequences share their angles.
     cos_strides: vec3<u32>,
     pairs: u32,
     sin_strides: vec3<u32>,
     head_dim: u32,
-    // Rows of the weight whose results are rotated.
+    // Number of rows of the weight whose results are rotated.
     rotated: u32,
     scale_stride: u32,
     eps: f32,
-    // What is added to scales.
+    // Added to the scales.
     shift: f32,
 }
 
@@ -57,21 +59,22 @@ struct Info {
 @group(0) @binding(2) var<storage, read_write> bias: array<elem>;
 @group(0) @binding(3) var<storage, read_write> residual: array<elem>;
 @group(0) @binding(4) var<storage, read_write> y: array<elem>;
-// Numbers of x are multiplied by them where it is normed.
+// Factors for the elements of x, if x is normalized.
 @group(0) @binding(5) var<storage, read_write> scales: array<pack>;
 @group(0) @binding(6) var<storage, read_write> cosines: array<f32>;
 @group(0) @binding(7) var<storage, read_write> sines: array<f32>;
 @group(0) @binding(8) var<uniform> info: Info;
 
-// Of each row of x: where it begins, what a lane has of its products with four rows of the weight, and of its squares.
+// Per row of x: its offset, this lane's partial products with four rows of the weight, and this lane's sum of
+// squares.
 var<private> vectors: array<u32, ROWS>;
 var<private> products: array<vec4<f32>, ROWS>;
 var<private> squares: array<f32, ROWS>;
 
-// Rows whose sums are in memory together.
+// Number of rows whose sums are in memory together.
 const AT_ONCE = min(ROWS, 4u);
 
-// The row of the weight at a place: results that meet are two places apart.
+// The row of the weight at a place. Results that are combined are two places apart.
 fn row_at(place: u32) -> u32 {
     let second = place % 4u >= 2u;
     let number = place / 4u * 2u + place % 2u;
@@ -86,7 +89,7 @@ fn row_at(place: u32) -> u32 {
     return min(place, info.output - 1u);
 }
 
-// Four scales: those of the numbers from 4 c on.
+// The scales of elements 4 c to 4 c + 3.
 fn scales_at(c: u32) -> vec4<f32> {
     if WIDTH == 4u {
         return vec4<f32>(vec4(scales[c])) + info.shift;
@@ -96,7 +99,7 @@ fn scales_at(c: u32) -> vec4<f32> {
     return vec4<f32>(four) + info.shift;
 }
 
-// A result, with its bias: that of a row of x that has its sums in memory, at a place of the workgroup.
+// A result with its bias, for a row of x whose sums are in memory and a place of the workgroup.
 fn result(row: u32, own_place: u32, place: u32) -> f32 {
     let sum = added_up(row, own_place);
     if info.biased == 1u {
@@ -150,7 +153,7 @@ fn main(
     let tiles = (info.rows + ROWS - 1u) / ROWS;
     let first_row = workgroup % tiles * ROWS;
     let first_output = workgroup / tiles * OUTPUTS;
-    // Those beyond the last are the last.
+    // Rows past the last one are replaced by the last one.
     let first_place = first_output + lane / TOGETHER * 4u;
     let own = vec4(row_at(first_place), row_at(first_place + 1u), row_at(first_place + 2u), row_at(first_place + 3u));
     let weights = min(own, vec4(info.output - 1u)) * info.w_strides.x;
@@ -165,7 +168,7 @@ fn main(
                 sums[lane][r] = squares[from_row + r];
             }
             add_up(lane);
-            // All lanes that share sums of four rows of the weight have met all of x.
+            // All lanes that share the sums of four rows of the weight have read all of x.
             var sum = vec4(0.0);
             for (var j = 0u; j < LEFT; j++) {
                 sum += sums[j];
@@ -190,7 +193,7 @@ fn main(
             }
         }
         if ROWS > AT_ONCE {
-            // All lanes have read what was there.
+            // All lanes have read the previous contents.
             workgroupBarrier();
         }
     }

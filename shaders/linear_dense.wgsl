@@ -1,6 +1,7 @@
-// What a lane of linear.wgsl has of the sums, where weights are dense: it reads eight neighbours of each row at once. With weights_dense.wgsl.
+// A lane's partial sums for linear.wgsl with dense weights: reads eight neighbors of each row at once. With
+// weights_dense.wgsl.
 
-// What a lane has of rows of the weight, which begin there.
+// Multiplies this lane's share of the rows of the weight that begin at the offsets `weights`.
 fn multiply(weights: vec4<u32>, lane: u32) {
     let columns = (info.input + 3u) / 4u;
     var c = lane % TOGETHER * 2u;
@@ -24,7 +25,7 @@ fn multiply(weights: vec4<u32>, lane: u32) {
             products[r] = add_products(add_products(products[r], numbers, w_here), next, w_next);
         }
     }
-    // The last, where their number is odd.
+    // The last vec4, if their number is odd.
     if c < columns {
         let w_here = columns_at(weights, c / 2u, 0u, info.w_strides.y);
         var scale = vec4(1.0);

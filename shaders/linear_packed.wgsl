@@ -1,10 +1,11 @@
-// What a lane of linear.wgsl has of the sums, where weights are packed: it reads half a run of each row at once. A product of a group is that of
-// its codes, times its scale, and the sum of x times what codes are off: what is of the group counts once. With weights_packed.wgsl.
+// A lane's partial sums for linear.wgsl with packed weights: reads half a run of each row at once. The
+// product of a group is the product of its codes times its scale, plus the sum of x times the offset of the
+// codes: scales and offsets are applied once per group. With weights_packed.wgsl.
 
-// Whether sums of x count.
+// Whether sums of x are needed.
 const SHIFTS = HAS_MINIMUM || OFFSET != 0.0 || SCALES == ZEROS;
 
-// Four numbers of x. A row of bfloat16 may end within a run.
+// Four elements of x. A row of bfloat16 may end within a run.
 fn four_at(at: u32, c: u32) -> vec4<f32> {
     if LOW == 16u {
         let fours = info.input / 4u;
@@ -17,7 +18,7 @@ fn four_scales_at(c: u32) -> vec4<f32> {
     return scales_at(min(c, info.input / 4u - 1u));
 }
 
-// Adds the products of a pair of fours of half a run.
+// Adds the products of a pair of vec4s of half a run.
 fn multiply_pair(half: u32, pair: u32, codes: Codes, group: Group) {
     let c = half / 2u * 8u + half % 2u * 2u + pair * 4u;
     let columns = columns_of_pair(codes);
@@ -50,12 +51,12 @@ fn multiply_pair(half: u32, pair: u32, codes: Codes, group: Group) {
     }
 }
 
-// What a lane has of rows of the weight, which begin there.
+// Multiplies this lane's share of the rows of the weight that begin at the offsets `weights`.
 fn multiply(weights: vec4<u32>, lane: u32) {
     write_table(lane);
     let halves = (info.input + 31u) / 32u * 2u;
     for (var half = lane % TOGETHER; half < halves; half += TOGETHER) {
-        // All is read before it is used, so that few registers hold x.
+        // Everything is read before it is used, so that x occupies few registers.
         let codes = codes_of_half(weights, half);
         let first = group_at(weights, half, 0u);
         var second = first;

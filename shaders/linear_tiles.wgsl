@@ -1,13 +1,16 @@
-// y = x w^T + bias + residual of many rows, with units that multiply small matrices (cooperative matrices). A workgroup has a tile of y, which is a grid
-// of parts. A subgroup has a part: 2 x 4 matrices of sums. While a step along the sum is multiplied in memory, the next one is read. Workgroups with
-// other rows of x and the same weights are neighbours.
+// y = x w^T + bias + residual for many rows, on units that multiply small matrices (cooperative matrices). A
+// workgroup has a tile of y, which is a grid of parts. A subgroup has a part: 2 x 4 matrices of sums. While
+// one step along the sum is multiplied in memory, the next one is loaded. Workgroups with other rows of x and
+// the same weights are neighbors.
 
 enable wgpu_cooperative_matrix;
 alias elem = f32;
-// Neighbours that are read at once: eight, as two fours, where the layout of x and w allows and rows are whole steps.
+// The number of elements that are read at once: eight, as two vec4s, if the layout of x and w allows it and
+// rows are whole steps.
 alias pack = vec4<elem>;
 const WIDTH = 8u;
-// Matrices that are multiplied, and rows and columns of each. Parts of a workgroup, one below the other and side by side.
+// The matrices that are multiplied, and the number of rows and columns of each. Then the number of parts of a
+// workgroup from top to bottom, and side by side.
 alias x_matrix = coop_mat16x16<elem, A>;
 alias w_matrix = coop_mat16x16<elem, B>;
 alias y_matrix = coop_mat16x16<f32, C>;
@@ -28,12 +31,12 @@ struct Info {
     w_strides: vec2<u32>,
     input: u32,
     output: u32,
-    // As x.
+    // The same shape as x.
     residual_strides: vec3<u32>,
-    // 1: there is a residual.
+    // 1: a residual is added.
     added: u32,
     rows: u32,
-    // 1: there is a bias.
+    // 1: a bias is added.
     biased: u32,
     bias_stride: u32,
     workgroups: u32,
@@ -47,21 +50,21 @@ struct Info {
 @group(0) @binding(5) var<uniform> info: Info;
 
 const PARTS = DOWN * ACROSS;
-// Of a tile.
+// Size of a tile.
 const ROWS = DOWN * 2u * SIZE;
 const OUTPUTS = ACROSS * 4u * SIZE;
-// Numbers along the sum that are in memory together.
+// Number of elements along the sum that are in memory together.
 const STEP = 16u;
-// Cells from a row to the next. There is a gap, so that rows begin in different banks.
+// Cells from one row to the next, with padding to avoid bank conflicts.
 const STRIDE = (STEP + 8u) / 4u * CELLS;
-// From a matrix to the one below it.
+// Cells from one matrix to the one below it.
 const BELOW = SIZE * STRIDE;
-// Eights of a step, and how many of them a lane reads.
+// Number of groups of eight elements in a step, and how many of them a lane reads.
 const X_EIGHTS = ROWS * STEP / 8u;
 const W_EIGHTS = OUTPUTS * STEP / 8u;
 const X_EACH = (X_EIGHTS + LANES - 1u) / LANES;
 const W_EACH = (W_EIGHTS + LANES - 1u) / LANES;
-// Numbers of a matrix, and matrices of sums that are in memory together.
+// Elements per matrix, and number of matrices of sums that are in memory together.
 const AREA = SIZE * SIZE;
 const AT_ONCE = min(PARTS, 1024u / AREA);
 
@@ -69,18 +72,18 @@ var<workgroup> x_tile: array<cell, ROWS * STRIDE>;
 var<workgroup> w_tile: array<cell, OUTPUTS * STRIDE>;
 var<workgroup> sums: array<f32, AT_ONCE * AREA>;
 
-// Eight numbers of a row.
+// Eight elements of a row.
 struct Eight {
     low: vec4<elem>,
     high: vec4<elem>,
 }
 
-// Which of four numbers from c on are in a row.
+// Which of four elements from c on are in a row.
 fn is_in_row(c: u32) -> vec4<bool> {
     return vec4(c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input);
 }
 
-// Their places. What is beyond the end of the row is any of it.
+// The offsets of those elements. Past the end of the row, they point at any of its elements.
 fn places(c: u32, stride: u32) -> vec4<u32> {
     return min(vec4(c) + vec4(0u, 1u, 2u, 3u), vec4(info.input - 1u)) * stride;
 }
@@ -97,7 +100,8 @@ fn w_four(at: u32, c: u32) -> vec4<elem> {
     return select(vec4<elem>(), numbers, is_in_row(c));
 }
 
-// Numbers of a row from 8 e on. Those beyond its end in its last step are 0. Beyond that step they are any.
+// Elements of a row from 8 e on. Past the end of the row they are 0 in its last step, and arbitrary after
+// that step.
 fn x_at(at: u32, e: u32) -> Eight {
     if WIDTH == 8u {
         let i = 2u * (at / 8u + min(e, info.input / 8u - 1u));
@@ -114,21 +118,21 @@ fn w_at(at: u32, e: u32) -> Eight {
     return Eight(w_four(at, 8u * e), w_four(at, 8u * e + 4u));
 }
 
-// What a lane and its subgroup have.
+// The position of a lane and of its subgroup.
 struct Own {
     lane: u32,
     part: u32,
-    // Parts that subgroups have now: from the first on, as many.
+    // The parts that subgroups have now: the first one, and their number.
     first_part: u32,
     parts: u32,
-    // Row and output of the tile.
+    // First row and output of the tile.
     first: vec2<u32>,
 }
 
 // Writes one of the 2 x 4 matrices of each part.
 fn write(matrix: y_matrix, down: u32, across: u32, own: Own) {
     for (var begin = 0u; begin < PARTS; begin += AT_ONCE) {
-        // All lanes have read what was there.
+        // All lanes have read the previous contents.
         workgroupBarrier();
         if own.part / AT_ONCE == begin / AT_ONCE {
             coopStoreT(matrix, &sums[own.part % AT_ONCE * AREA], SIZE);
@@ -168,7 +172,8 @@ fn main(
     let tiles = (info.rows + ROWS - 1u) / ROWS;
     let first = vec2(workgroup % tiles * ROWS, workgroup / tiles * OUTPUTS);
     let steps = (info.input + STEP - 1u) / STEP;
-    // Rows that it reads, and which half of a step. Those beyond the last are the last.
+    // The rows that this lane reads, and which half of a step. Rows past the last one are replaced by the
+    // last one.
     var x_rows: array<u32, X_EACH>;
     for (var i = 0u; i < X_EACH; i++) {
         let row = min(first.x + (lane + i * LANES) / 2u, info.rows - 1u);
@@ -180,13 +185,14 @@ fn main(
     }
     let half = lane % 2u;
 
-    // A driver may choose how large subgroups are. Where there are fewer than parts, they do several, one after the other.
+    // A driver may choose the size of subgroups. If there are fewer subgroups than parts, each computes
+    // several parts in turn.
     for (var first_part = 0u; first_part < PARTS; first_part += subgroups) {
-        // Where there are more, they do what the last one does.
+        // If there are more subgroups than parts, the extra ones repeat the last part.
         let part = min(first_part + subgroup, PARTS - 1u);
         let x_first = part / ACROSS * 2u * BELOW;
         let w_first = part % ACROSS * 4u * BELOW;
-        // All lanes have read what was there.
+        // All lanes have read the previous contents.
         workgroupBarrier();
         for (var i = lane; i < AREA; i += LANES) {
             sums[i] = 0.0;
@@ -200,7 +206,7 @@ fn main(
         var y_11 = y_00;
         var y_12 = y_00;
         var y_13 = y_00;
-        // What was read.
+        // The elements that were read for the next step.
         var x_next: array<Eight, X_EACH>;
         for (var i = 0u; i < X_EACH; i++) {
             x_next[i] = x_at(x_rows[i], half);
@@ -210,7 +216,7 @@ fn main(
             w_next[i] = w_at(w_rows[i], half);
         }
         for (var step = 0u; step < steps; step++) {
-            // All lanes have multiplied what was there.
+            // All lanes have multiplied the previous contents.
             workgroupBarrier();
             for (var i = 0u; i < X_EACH; i++) {
                 let row = (lane + i * LANES) / 2u;
@@ -247,7 +253,7 @@ fn main(
             for (var k = 0u; k < STEP / 4u * CELLS; k += SIZE / 4u * CELLS) {
                 let x_0 = coopLoadT<x_matrix>(&x_tile[x_first + k], STRIDE);
                 let x_1 = coopLoadT<x_matrix>(&x_tile[x_first + BELOW + k], STRIDE);
-                // The columns of its transpose.
+                // The columns of the transposed weights.
                 let w_0 = coopLoad<w_matrix>(&w_tile[w_first + k], STRIDE);
                 let w_1 = coopLoad<w_matrix>(&w_tile[w_first + BELOW + k], STRIDE);
                 let w_2 = coopLoad<w_matrix>(&w_tile[w_first + 2u * BELOW + k], STRIDE);

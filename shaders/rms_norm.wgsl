@@ -1,4 +1,4 @@
-// y = x / sqrt(mean(x^2) + eps) * w over rows of x; sums and quotient in f32. One workgroup a row.
+// y = x / sqrt(mean(x^2) + eps) * w over rows of x; sums and quotient in f32. One workgroup per row.
 
 alias elem = f32;
 

@@ -1,12 +1,12 @@
-// Rotates pairs (i, i + pairs) of every head by the angle of its token, copies what is beyond them.
-// One invocation a pair or a copied element.
+// Rotates pairs (i, i + pairs) of every head by the angle of its token, and copies the elements after them.
+// One invocation per pair or copied element.
 
 alias elem = f32;
 
 struct Info {
-    // [batch, heads, tokens, head_dim], as is y, which is contiguous.
+    // [batch, heads, tokens, head_dim]. y has the same shape and is contiguous.
     x_strides: vec4<u32>,
-    // [1 or batch, tokens, pairs]; the first is 0 where all sequences share their angles.
+    // [1 or batch, tokens, pairs]; the first stride is 0 if all sequences share their angles.
     cos_strides: vec3<u32>,
     heads: u32,
     sin_strides: vec3<u32>,

@@ -1,6 +1,5 @@
-// The likeliest experts of each token, the likeliest first, and their weights. A workgroup has a token. The place of an expert is the
-// number of those that are better.
-// With order.wgsl.
+// The likeliest experts of each token, in descending order, and their weights. One workgroup per token. The
+// place of an expert is the number of experts that are better. With order.wgsl.
 
 alias elem = f32;
 
@@ -11,7 +10,7 @@ struct Info {
     vectors: u32,
     experts: u32,
     chosen: u32,
-    // 1: weights add up to 1.
+    // 1: weights are normalized to a sum of 1.
     normalised: u32,
 }
 
@@ -26,7 +25,7 @@ const MOST = 1024u;
 var<workgroup> keys: array<u32, MOST>;
 var<workgroup> powers: array<f32, MOST>;
 var<workgroup> chosen_powers: array<f32, MOST>;
-// Bounds of loops are read from here: a loop that the uniform alone decides on is slow on software devices.
+// Bounds of loops are read from here: a loop whose bound is a uniform is slow on software devices.
 var<workgroup> shared_experts: u32;
 
 @compute @workgroup_size(LANES)

@@ -1,23 +1,23 @@
-// Products of vectors with rows of a weight: how numbers are read, and how sums of lanes are added up. With the names of the shader in front of it: pack,
-// WIDTH, SPLITS, AT_ONCE, x, info.input.
+// Products of vectors with rows of a weight: reads elements and adds up the sums of lanes. The shader that
+// includes this text defines pack, WIDTH, SPLITS, AT_ONCE, x and info.input.
 
 const LANES = 256u;
-// Lanes that share the sums of four rows of the weight.
+// Number of lanes that share the sums of four rows of the weight.
 const TOGETHER = 8u * SPLITS;
 const OUTPUTS = LANES / TOGETHER * 4u;
-// Sums of these lanes that are added up first, and how many sums of four rows are left then.
+// Number of these lanes' sums that are added up first, and number of sums of four rows that are left then.
 const FIRST = select(1u, 16u, TOGETHER > 16u);
 const LEFT = TOGETHER / FIRST;
 
-// Of each lane, for each row of x. Then of several lanes.
+// Sums of each lane for each row of x, then sums of several lanes.
 var<workgroup> sums: array<vec4<f32>, LANES * AT_ONCE>;
 
-// Four numbers of a row: those from 4 c on. What is beyond its end is any of it.
+// The offsets of elements 4 c to 4 c + 3 of a row. Past its end, they point at any of its elements.
 fn places(c: u32, stride: u32) -> vec4<u32> {
     return min(vec4(4u * c) + vec4(0u, 1u, 2u, 3u), vec4(info.input - 1u)) * stride;
 }
 
-// Of x it is 0.
+// Four elements of x, with 0 past the end of the row.
 fn x_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
     if WIDTH == 4u {
         return vec4<f32>(vec4(x[at / 4u + c]));
@@ -27,8 +27,9 @@ fn x_at(at: u32, c: u32, stride: u32) -> vec4<f32> {
     return select(vec4(0.0), numbers, vec4(4u * c) + vec4(0u, 1u, 2u, 3u) < vec4(info.input));
 }
 
-// Adds the products of four numbers with the columns of four rows. Which product is joined with a sum is said here: compilers choose, and may
-// choose another one in a kernel for more rows.
+// Adds the products of four elements with the columns of four rows. The order of fused multiplications and
+// additions is fixed here: a compiler would choose it, and might choose another one for a kernel with more
+// rows.
 fn add_products(sums: vec4<f32>, numbers: vec4<f32>, columns: mat4x4<f32>) -> vec4<f32> {
     var sum = fma(columns[0], vec4(numbers.x), sums);
     sum = fma(columns[1], vec4(numbers.y), sum);
@@ -40,7 +41,7 @@ fn add_products(sums: vec4<f32>, numbers: vec4<f32>, columns: mat4x4<f32>) -> ve
 fn add_up(lane: u32) {
     workgroupBarrier();
     if FIRST > 1u {
-        // Neighbours read neighbours, which are in different banks.
+        // Neighboring lanes read neighboring sums, which are in different banks.
         let first = lane / LEFT * TOGETHER + lane % LEFT;
         var sum = vec4(0.0);
         if lane < LANES / FIRST * AT_ONCE {
@@ -56,7 +57,7 @@ fn add_up(lane: u32) {
     }
 }
 
-// What was added up for the output of that number of the workgroup, in the row of that number.
+// The sum for one of the workgroup's outputs, in one of its rows.
 fn added_up(row: u32, output: u32) -> f32 {
     let first = (row * OUTPUTS + output) / 4u * LEFT;
     var sum = 0.0;

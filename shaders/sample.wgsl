@@ -1,42 +1,42 @@
-// The last of three steps that choose a token of each row: the best of its tops, or a draw of what processors leave. One workgroup
-// a row.
+// The last of three steps that choose a token for each row: the best of its tops, or a sample from the tokens
+// that processors keep. One workgroup per row.
 //
-// A threshold is found without sorting, three bits of the keys at a time; a place among candidates by going into one of eight parts at
-// a time. Every sum is made in a fixed order.
-// With order.wgsl.
+// A threshold is found without sorting, three bits of the keys at a time. A place among candidates is found
+// by descending into one of eight parts at a time. Every sum has a fixed order. With order.wgsl.
 
-// Candidates with their tokens, in a list; or the keys of all tokens.
+// Candidates with their tokens in a list, or the keys of all tokens.
 alias entry = vec2<u32>;
 const LISTED = true;
 
 struct Info {
     rows: u32,
     vocab: u32,
-    // Workgroups that a row had, and tokens of each.
+    // Number of workgroups that a row had, and tokens of each.
     shares: u32,
     share: u32,
     word_strides: vec2<u32>,
-    // Words of a row.
+    // Number of random words per row.
     steps: u32,
     used_stride: u32,
-    // Of rows, and within them.
+    // Strides of rows, and within them.
     occurred_strides: vec2<u32>,
-    // 1: the token is marked as one that occurred.
+    // 1: the chosen token is marked as having occurred.
     penalized: u32,
-    // 0: the likeliest token.
+    // 0: the likeliest token is chosen.
     draws: u32,
-    // 0: all.
+    // 0: all tokens.
     top_k: u32,
-    // 1 - top_p; 0: all.
+    // 1 - top_p; 0: all tokens.
     tail: f32,
     min_p: f32,
 }
 
-// Of each row, 8 of each share: a key and its token.
+// 8 entries per share of each row: a key and its token.
 @group(0) @binding(0) var<storage, read_write> tops: array<vec2<u32>>;
-// [rows, 2, vocab]: candidates in the first half, where their share begins; room for a list in the second. Or [rows, vocab].
+// [rows, 2, vocab]: candidates at the offset of their share in the first half, room for a list in the second.
+// Or [rows, vocab].
 @group(0) @binding(1) var<storage, read_write> entries: array<entry>;
-// Of each share: how many candidates there are, what they weigh, what others weigh.
+// Per share: the number of candidates, their weight, and the weight of other tokens.
 @group(0) @binding(2) var<storage, read_write> found: array<f32>;
 @group(0) @binding(3) var<storage, read_write> words: array<i32>;
 @group(0) @binding(4) var<storage, read_write> used: array<i32>;
@@ -45,13 +45,13 @@ struct Info {
 @group(0) @binding(7) var<uniform> info: Info;
 
 const LANES = 256u;
-// Best tokens of each share.
+// Number of best tokens per share.
 const TOPS = 8u;
-// Bins of three bits, and parts of the candidates; each has some of the lanes.
+// Number of bins of three bits, and of parts of the candidates. Each has an equal share of the lanes.
 const PARTS = 8u;
 const TOGETHER = LANES / PARTS;
 
-// What is added up: candidates, those whose key is the lowest that is kept, weights.
+// The quantity to add up: candidates, candidates with the lowest key that is kept, or weights.
 const COUNT = 0u;
 const TIES = 1u;
 const WEIGHTS = 2u;
@@ -60,19 +60,20 @@ var<workgroup> best: array<vec2<u32>, LANES>;
 var<workgroup> bins: array<f32, PARTS * LANES>;
 var<workgroup> sums: array<f32, LANES>;
 
-// How many candidates the row has.
+// Number of candidates in the row.
 var<workgroup> listed: u32;
 
-// Where they begin.
+// Index of the first candidate.
 var<private> first_entry: u32;
 // The key of the largest score.
 var<private> largest: u32;
-// What is left: keys from this one on; of those that equal it, candidates from this one on; weights from this one on.
+// The candidates that are left: those with keys from lowest_kept on; of those with that key, candidates from
+// first_kept on; of those, candidates with weights of at least `least`.
 var<private> lowest_kept: u32;
 var<private> first_kept: u32;
 var<private> least: f32;
 
-// One of several sums: its number, what is before it, and the sum itself.
+// One of several sums: its index, the total before it, and the sum itself.
 struct Pick {
     at: u32,
     before: f32,
@@ -95,7 +96,7 @@ fn mass(what: u32, i: u32) -> f32 {
     return select(0.0, own, kept && own >= least);
 }
 
-// Adds up each part's lanes: its sum is then at its first.
+// Adds up the lanes of each part. Its first lane then has the sum.
 fn add_up(sum: f32, lane: u32) {
     sums[lane] = sum;
     for (var left = TOGETHER / 2u; left > 0u; left /= 2u) {
@@ -107,7 +108,7 @@ fn add_up(sum: f32, lane: u32) {
     workgroupBarrier();
 }
 
-// The first of the sums with which all up to it exceed the limit; else the last that is not 0.
+// The first of the sums at which the running total exceeds the limit; else the last that is not 0.
 fn pick(number: u32, step: u32, before: f32, limit: f32) -> Pick {
     var picked = Pick(0u, before, 0.0);
     var all = before;
@@ -138,7 +139,7 @@ fn total(count: u32, lane: u32) -> f32 {
     return all;
 }
 
-// The smallest key such that it and all below, with what is before, exceed the limit.
+// The smallest key at which the running total of ascending keys, starting at `before`, exceeds the limit.
 fn threshold(what: u32, count: u32, before: f32, limit: f32, lane: u32) -> Pick {
     var mask = 0u;
     var place = Pick(0u, before, 0.0);
@@ -168,7 +169,7 @@ fn threshold(what: u32, count: u32, before: f32, limit: f32, lane: u32) -> Pick 
     return place;
 }
 
-// The first of `number` candidates, from `begin` on and before `end`, such that it and all before it exceed the limit.
+// The first of `number` candidates from `begin` to `end` at which the running total exceeds the limit.
 fn find(what: u32, begin: u32, end: u32, number: u32, before: f32, limit: f32, lane: u32) -> u32 {
     var place = vec2(begin, end);
     var all = before;
@@ -198,7 +199,7 @@ fn find(what: u32, begin: u32, end: u32, number: u32, before: f32, limit: f32, l
     return at;
 }
 
-// Puts the candidates of all shares one behind the other. Says how many there are.
+// Concatenates the candidates of all shares. Returns their number.
 fn list(row: u32, lane: u32) -> u32 {
     let first_found = row * 2u * info.vocab;
     first_entry = first_found + info.vocab;
@@ -217,14 +218,14 @@ fn list(row: u32, lane: u32) -> u32 {
     return workgroupUniformLoad(&listed);
 }
 
-// A candidate, after top_k, top_p and min_p.
+// Samples a candidate after top_k, top_p and min_p.
 fn drawn(row: u32, word: i32, lane: u32) -> u32 {
     let count = list(row, lane);
     if info.top_k > 0u && info.top_k < count {
         lowest_kept = threshold(COUNT, count, 0.0, f32(count - info.top_k), lane).at;
     }
     if info.tail > 0.0 {
-        // Where there is a top_k, what are no candidates do not count. Else they are the first to go.
+        // With a top_k, tokens that are not candidates do not count. Without it, they are dropped first.
         var gone = 0.0;
         for (var share = 0u; share < info.shares && info.top_k == 0u; share++) {
             gone += found[(row * info.shares + share) * 3u + 2u];
@@ -232,7 +233,8 @@ fn drawn(row: u32, word: i32, lane: u32) -> u32 {
         let limit = info.tail * (gone + total(count, lane));
         let last = threshold(WEIGHTS, count, gone, limit, lane);
         lowest_kept = last.at;
-        // Of those that equal it, the first go; of the largest, not the last.
+        // Of candidates with that key, the first are dropped. Of those with the largest key, the last one
+        // stays.
         let each = weight(last.at, largest);
         let ties = round(last.sum / each) - select(0.0, 1.0, last.at == largest);
         let go = clamp(floor((limit - last.before) / each), 0.0, max(ties, 0.0));
@@ -244,7 +246,7 @@ fn drawn(row: u32, word: i32, lane: u32) -> u32 {
     return vec2(entries[first_entry + find(WEIGHTS, 0u, count, count, 0.0, limit, lane)]).y;
 }
 
-// One of all tokens.
+// Samples from all tokens.
 fn drawn_of_all(row: u32, word: i32, lane: u32) -> u32 {
     first_entry = row * info.vocab;
     sums[lane] = 0.0;

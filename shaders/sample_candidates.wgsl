@@ -1,32 +1,34 @@
-// The second of three steps that draw a token of each row: which tokens processors may keep. Others are too unlikely for sure, and the last step
-// does not read them. Several workgroups share a row, each with neighbouring tokens, and leave those that may be kept in the order
-// of the vocabulary. With order.wgsl.
+// The second of three steps that choose a token for each row: selects the tokens that processors may keep.
+// All others are certainly too unlikely, and the last step does not read them. Several workgroups share a
+// row, each with neighboring tokens, and leave the candidates in the order of the vocabulary. With
+// order.wgsl.
 
-// Whether candidates are listed. Else all tokens are, and only what they weigh is wanted.
+// Whether candidates are listed. If not, all tokens are read, and only the weights are computed.
 const LISTED = true;
 
 struct Info {
     rows: u32,
     vocab: u32,
-    // Workgroups of a row, and tokens of each.
+    // Number of workgroups per row, and tokens of each.
     shares: u32,
     share: u32,
-    // Candidates are at least that many of the best tokens, and those that equal the last; 0: all. At most the number of tops.
+    // Minimum number of best tokens that are candidates, with all that equal the last one; 0: all. At most
+    // the number of tops.
     top_k: u32,
-    // Candidates weigh this at least, where the largest weighs 1.
+    // Minimum weight of candidates, where the largest weight is 1.
     least: f32,
-    // What are no candidates weigh at most this much of all that there is; 0: they may weigh anything.
+    // Maximum share of the total weight that tokens that are not candidates may have; 0: no limit.
     tail: f32,
 }
 
 @group(0) @binding(0) var<storage, read_write> keys: array<u32>;
-// Of each row, 8 of each share: the best of some tokens.
+// 8 entries per share of each row: the best of some tokens.
 @group(0) @binding(1) var<storage, read_write> tops: array<vec2<u32>>;
-// Of each share: how many tokens bins have, and the bin of the best.
+// Per share: the number of tokens in each bin, and the bin of the best token.
 @group(0) @binding(2) var<storage, read_write> bins: array<u32>;
 // [rows, 2, vocab]: in the first half, from the first token of the share on, keys with their tokens.
 @group(0) @binding(3) var<storage, read_write> candidates: array<vec2<u32>>;
-// Of each share: how many candidates there are, what they weigh, what others weigh.
+// Per share: the number of candidates, their weight, and the weight of other tokens.
 @group(0) @binding(4) var<storage, read_write> found: array<f32>;
 @group(0) @binding(5) var<uniform> info: Info;
 
@@ -39,7 +41,7 @@ var<workgroup> cut: u32;
 var<workgroup> counts: array<u32, LANES>;
 var<workgroup> sums: array<vec2<f32>, LANES>;
 
-// The lowest key such that all below it weigh at most the tail, by what is known of bins.
+// The lowest key such that all keys below it weigh at most the tail, as far as the bins tell.
 fn lowest_of_bins(row: u32, largest: u32, lane: u32) -> u32 {
     let top = bin_of(largest);
     let score = score_of(largest);
@@ -52,7 +54,7 @@ fn lowest_of_bins(row: u32, largest: u32, lane: u32) -> u32 {
                 count += bins[share * (BINS + 1u) + u32(bin) % BINS];
             }
         }
-        // The least and the most that they weigh.
+        // Lower and upper bounds of the bin's weight.
         let begin = f32(bin) / 4.0 - score;
         counts[lane] = count;
         sums[lane] = f32(count) * vec2(exp(begin), min(exp(begin + 0.25), 1.0));
@@ -64,7 +66,7 @@ fn lowest_of_bins(row: u32, largest: u32, lane: u32) -> u32 {
         counted += counts[i];
         least += sums[i].x;
     }
-    // Sums and exponentials are rounded.
+    // The factor allows for rounding of sums and exponentials.
     let limit = 0.99 * info.tail * least;
     var gone = f32(info.vocab - counted) * exp(f32(top - i32(BINS - 1u)) / 4.0 - score);
     var left = BINS;
@@ -94,7 +96,7 @@ fn main(
     let row = workgroup / info.shares;
     let all = info.shares * TOPS;
 
-    // As many tokens as its rank says are as good as a top, or better.
+    // The rank of a top is a lower bound of the number of tokens that are at least as good.
     if lane < all / 4u {
         let top = row * all + 4u * lane;
         best[lane] = vec4(tops[top].x, tops[top + 1u].x, tops[top + 2u].x, tops[top + 3u].x);
@@ -121,7 +123,7 @@ fn main(
         lowest = lowest_of_bins(row, largest, lane);
     }
 
-    // Each lane has neighbours.
+    // Each lane has neighboring tokens.
     let first = workgroup % info.shares * info.share;
     let end = min(first + info.share, info.vocab);
     let each = (info.share + LANES - 1u) / LANES;

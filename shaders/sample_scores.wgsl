@@ -1,24 +1,24 @@
-// The first of three steps that choose a token of each row of logits: processors in transformers' order make scores, which become
-// keys, integers in the same order. Several workgroups share a row, each with neighbouring tokens; every 32 lanes leave the best
-// token that they have. Where top_p asks for it, a workgroup counts its tokens by score.
-// With order.wgsl.
+// The first of three steps that choose a token for each row of logits: applies processors in transformers'
+// order, and turns scores into keys, which are integers in the same order. Several workgroups share a row,
+// each with neighboring tokens. Every 32 lanes leave their best token. If top_p needs it, a workgroup counts
+// its tokens by score. With order.wgsl.
 
 alias elem = f32;
 
 struct Info {
     rows: u32,
     vocab: u32,
-    // Workgroups of a row, and tokens of each.
+    // Number of workgroups per row, and tokens of each.
     shares: u32,
     share: u32,
-    // Of rows, and within them.
+    // Strides of rows, and within them.
     logit_strides: vec2<u32>,
     occurred_strides: vec2<u32>,
     // 1: tokens that occurred are penalized.
     penalized: u32,
     penalty: f32,
     temperature: f32,
-    // 1: keys are kept.
+    // 1: keys are stored.
     draws: u32,
     // 1: tokens are counted.
     counted: u32,
@@ -27,9 +27,10 @@ struct Info {
 @group(0) @binding(0) var<storage, read_write> logits: array<elem>;
 @group(0) @binding(1) var<storage, read_write> occurred: array<i32>;
 @group(0) @binding(2) var<storage, read_write> keys: array<u32>;
-// Of each row, 8 of each share: a key and its token; a key of 0 where there is none.
+// 8 entries per share of each row: a key and its token; a key of 0 if there is none.
 @group(0) @binding(3) var<storage, read_write> tops: array<vec2<u32>>;
-// Of each share: how many tokens bins have, and the bin of the best. Tokens that are 128 bins from it or farther are not counted.
+// Per share: the number of tokens in each bin, and the bin of the best token. Tokens that are 128 or more
+// bins away from it are not counted.
 @group(0) @binding(4) var<storage, read_write> bins: array<u32>;
 @group(0) @binding(5) var<uniform> info: Info;
 
@@ -40,7 +41,7 @@ const BINS = 128u;
 var<workgroup> best: array<vec2<u32>, LANES>;
 var<workgroup> counts: array<atomic<u32>, BINS>;
 
-// What is infinite, or not a number, stays so.
+// Infinity and NaN stay as they are.
 fn processed(logit: f32, penalized: bool) -> f32 {
     if (bitcast<u32>(logit) & 0x7fffffffu) >= 0x7f800000u {
         return logit;

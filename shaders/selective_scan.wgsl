@@ -1,13 +1,13 @@
-// The state h of each channel goes from token to token: h = exp(dt a) h + dt x b, with dt after softplus; and
-// y = (sum c h + d x) silu(gate). All in f32. One invocation is a channel of a row, with its state in registers; a workgroup
-// has 64 of a row, which read b and c from workgroup memory.
+// The state h of each channel advances from token to token: h = exp(dt a) h + dt x b, with dt after softplus;
+// and y = (sum c h + d x) silu(gate). All in f32. One invocation computes a channel of a row, with its state
+// in registers. A workgroup has 64 channels of a row, which read b and c from workgroup memory.
 
 alias elem = f32;
-// Fours of numbers that a state has at most. Those beyond info.states are 0.
+// Maximum number of vec4s in a state. Elements past info.states are 0.
 const FOURS = 4u;
 
 struct Info {
-    // [rows, tokens, channels], as is y, which is contiguous.
+    // [rows, tokens, channels]. y has the same shape and is contiguous.
     x_strides: vec3<u32>,
     tokens: u32,
     dt_strides: vec3<u32>,
@@ -21,7 +21,7 @@ struct Info {
     ring_strides: vec4<u32>,
     // [states + 1, channels]: a, then d.
     ad_strides: vec2<u32>,
-    // Workgroups of a row, and of all.
+    // Number of workgroups per row, and in total.
     groups: u32,
     workgroups: u32,
 }
@@ -32,28 +32,28 @@ struct Info {
 @group(0) @binding(3) var<storage, read_write> gate: array<elem>;
 @group(0) @binding(4) var<storage, read_write> ad: array<f32>;
 @group(0) @binding(5) var<storage, read_write> ring: array<f32>;
-// [2, rows]: the position of the first token of each row; then what attention reads.
+// [2, rows]: the position of each row's first token; only attention reads the rest.
 @group(0) @binding(6) var<storage, read_write> positions: array<i32>;
 @group(0) @binding(7) var<storage, read_write> y: array<elem>;
 @group(0) @binding(8) var<uniform> info: Info;
 
 const LANES = 64u;
-// Tokens whose b and c are in memory together.
+// Number of tokens whose b and c are in memory together.
 const STEP = 8u;
 const NUMBERS = 4u * FOURS;
 
-// Of each token b, then c.
+// Per token: b, then c.
 var<workgroup> vectors: array<f32, 2u * STEP * NUMBERS>;
-// Bounds of loops are read from here: a loop that the uniform alone decides on is slow on software devices.
+// Bounds of loops are read from here: a loop whose bound is a uniform is slow on software devices.
 var<workgroup> tokens_of_all: u32;
 
-// 1 / (1 + exp(-x)). Some GPUs make no number of exp(100).
+// 1 / (1 + exp(-x)). On some GPUs exp(100) is not a number.
 fn sigmoid(x: f32) -> f32 {
     return 1.0 / (1.0 + exp(min(-x, 80.0)));
 }
 
-// ln(1 + exp(x)). With e = exp(-|x|), ln(1 + e) = 2 artanh(e / (2 + e)), of at most a third: terms beyond the 15th power are
-// below a rounding.
+// ln(1 + exp(x)). With e = exp(-|x|), ln(1 + e) = 2 artanh(e / (2 + e)), whose argument is at most a third:
+// terms after the 15th power are below a rounding error.
 fn softplus(x: f32) -> f32 {
     let e = exp(-min(abs(x), 80.0));
     let z = e / (2.0 + e);
@@ -109,7 +109,7 @@ fn main(
     }
 
     for (var begin = 0u; begin < tokens; begin += STEP) {
-        // All lanes have read what was there.
+        // All lanes have read the previous contents.
         workgroupBarrier();
         for (var i = lane; i < 2u * STEP * NUMBERS; i += LANES) {
             let token = begin + i / (2u * NUMBERS);

@@ -1,4 +1,4 @@
-// Float16 numbers as the device unpacks them: both of each word. With halves.wgsl.
+// Unpacks float16 numbers as the device does: both of each word. With halves.wgsl.
 
 struct Info {
     words: u32,

@@ -1,7 +1,7 @@
-// The likeliest tokens of each row of logits, with their log-probabilities. One workgroup a row.
+// The likeliest tokens of each row of logits, with their log-probabilities. One workgroup per row.
 //
-// Logits become keys, integers in the same order. Each lane has every 256th token. In each turn the lanes compare the best
-// that each has left, and the one that has the best of all looks for its next.
+// Logits become keys, which are integers in the same order. Each lane has every 256th token. In each turn,
+// the lanes compare their best remaining tokens, and the lane with the best of all looks for its next one.
 // With order.wgsl.
 
 alias elem = f32;
@@ -9,9 +9,9 @@ alias elem = f32;
 struct Info {
     rows: u32,
     vocab: u32,
-    // Tokens of each row that are wanted.
+    // Number of tokens to return per row.
     most: u32,
-    // Of rows, and within them.
+    // Strides of rows, and within them.
     strides: vec2<u32>,
 }
 
@@ -26,7 +26,7 @@ const LANES = 256u;
 var<workgroup> tops: array<vec2<u32>, LANES>;
 var<workgroup> sums: array<f32, LANES>;
 
-// The best token of a lane that is not as good as `last`; a key of 0 where there is none.
+// The best token of a lane that is worse than `last`; a key of 0 if there is none.
 fn next(row: u32, lane: u32, last: vec2<u32>) -> vec2<u32> {
     var best = vec2(0u, info.vocab);
     for (var token = lane; token < info.vocab; token += LANES) {

@@ -1,10 +1,10 @@
-// The numbers of a packed weight's rows: a lane has half a run of four of them. With weights_packed.wgsl.
+// Dequantizes the rows of a packed weight: a lane has half a run of four rows. With weights_packed.wgsl.
 
 alias elem = f32;
 
 struct Info {
     rows: u32,
-    // Numbers of a row, and its words.
+    // Number of elements per row, and of words per row.
     input: u32,
     words: u32,
 }
@@ -12,16 +12,16 @@ struct Info {
 @group(0) @binding(0) var<storage, read_write> y: array<vec4<elem>>;
 @group(0) @binding(2) var<uniform> info: Info;
 
-// A table.
+// The lookup table.
 var<workgroup> sums: array<vec4<f32>, 4>;
 
-// Writes four numbers of each of four rows.
+// Writes four elements of each of four rows.
 fn write(first_row: u32, c: u32, columns: mat4x4<f32>, group: Group) {
     let fours = info.input / 4u;
     if c >= fours {
         return;
     }
-    // Where there are minimums, products are exact: it does not matter whether they are rounded before the sum.
+    // With minimums, products are exact: it does not matter whether they are rounded before the sum.
     let rows = transpose(mat4x4(
         (columns[0] - group.offset) * group.scale + group.minimum,
         (columns[1] - group.offset) * group.scale + group.minimum,
@@ -55,7 +55,7 @@ fn main(
         return;
     }
     let half = i % halves;
-    // Rows beyond the last are the last.
+    // Rows past the last one are replaced by the last one.
     let weights = min(vec4(first_row) + vec4(0u, 1u, 2u, 3u), vec4(info.rows - 1u)) * info.words;
     let codes = codes_of_half(weights, half);
     let c = half / 2u * 8u + half % 2u * 2u;

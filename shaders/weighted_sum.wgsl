@@ -1,4 +1,4 @@
-// y = residual + the sum of weights[slot] x[slot] over slots, in f32. One invocation an element.
+// y = residual + the sum of weights[slot] x[slot] over slots, in f32. One invocation per element.
 
 alias elem = f32;
 
@@ -12,7 +12,7 @@ struct Info {
     residual_strides: vec3<u32>,
     width: u32,
     slots: u32,
-    // 1: there is a residual.
+    // 1: a residual is added.
     added: u32,
     invocations: u32,
 }
@@ -25,7 +25,7 @@ struct Info {
 
 const LANES = 256u;
 
-// Bounds of loops are read from here: a loop that the uniform alone decides on is slow on software devices.
+// Bounds of loops are read from here: a loop whose bound is a uniform is slow on software devices.
 var<workgroup> shared_slots: u32;
 
 @compute @workgroup_size(LANES)

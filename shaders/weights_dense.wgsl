@@ -1,8 +1,9 @@
-// Weights whose numbers are of the type of x, and are read as those of x are.
+// Weights with the number type of x, which are read as x is.
 
 @group(0) @binding(1) var<storage, read_write> w: array<pack>;
 
-// Four numbers of a row that begins there: the first or second four of a pair of fours. What is beyond its end is any of it.
+// Four elements of a row that begins at the offset `at`: the first or second vec4 of a pair. Past the end of
+// the row, they are any of its elements.
 fn w_at(at: u32, pair: u32, second: u32, stride: u32) -> vec4<f32> {
     let c = 2u * pair + second;
     if WIDTH == 4u {
@@ -12,7 +13,7 @@ fn w_at(at: u32, pair: u32, second: u32, stride: u32) -> vec4<f32> {
     return vec4<f32>(vec4(vec4(w[i.x]).x, vec4(w[i.y]).x, vec4(w[i.z]).x, vec4(w[i.w]).x));
 }
 
-// Four columns of four rows, which begin there: the first or the second of the fours of a pair.
+// Four columns of the four rows that begin at the offsets `at`: the first or second vec4 of a pair.
 fn columns_at(at: vec4<u32>, pair: u32, second: u32, stride: u32) -> mat4x4<f32> {
     return transpose(mat4x4(
         w_at(at.x, pair, second, stride),

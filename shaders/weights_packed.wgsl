@@ -1,13 +1,15 @@
-// Weights in words. A row of them has the low bits of all codes, the high bits, the scales of groups, the minimums of groups, and the scale of
-// each block, with its minimum if it has one; each begins with a word. What is read at once is half a run of 32 numbers of four rows: two pairs of
-// fours, 16 numbers apart. Of codes of four bits these are both halves of two words. What follows is of bfloat16, two numbers a word. With halves.wgsl.
+// Weights packed into words. A row consists of the low bits of all codes, the high bits, the scales of
+// groups, the minimums of groups, and the scale of each block, with its minimum if it has one. Each of these
+// streams begins at a word. A read covers half a run of 32 elements of four rows: two pairs of vec4s, 16
+// elements apart. For codes of four bits, these are both halves of two words. The code below for bfloat16 has
+// two numbers per word. With halves.wgsl.
 
-// Numbers of a block and of a group, bits of a code, how a group's scale is stored, the type of the block's scale, whether there are minimums,
-// what is subtracted from codes, and what they stand for.
+// Elements per block and per group; bits per code; storage of a group's scale; type of a block's scale;
+// whether there are minimums; the number that is subtracted from codes; and the meaning of codes.
 const BLOCK = 32u; const GROUP = 32u; const LOW = 16u; const HIGH = 0u; const SCALES = ONE; const SCALE = F16; const HAS_MINIMUM = false; const OFFSET = 0.0; const TABLE = PLAIN;
 
-// The block is one group; signed bytes; bytes, with as many for minimums; four bits each for scale and minimum; a block that is one group has
-// a byte that is subtracted from codes.
+// The block is one group; signed bytes; bytes, with as many for minimums; four bits each for scale and
+// minimum; a block that is one group has a byte that is subtracted from codes.
 const ONE = 0u;
 const SIGNED = 1u;
 const BYTES = 2u;
@@ -19,7 +21,8 @@ const F16 = 0u;
 const BF16 = 1u;
 const F32 = 2u;
 
-// Codes are numbers, or places in a table: of IQ4_NL, of MXFP4 (floats of 4 bits, twice as large), or of bitsandbytes.
+// Codes are numbers, or indices into a table: that of IQ4_NL, of MXFP4 (floats of 4 bits, twice as large), or
+// of bitsandbytes.
 const PLAIN = 0u;
 const NON_LINEAR = 1u;
 const E2M1 = 2u;
@@ -33,18 +36,18 @@ fn words_at(at: vec4<u32>, i: u32) -> vec4<u32> {
     return vec4(w[at.x + i], w[at.y + i], w[at.z + i], w[at.w + i]);
 }
 
-// A byte of a stream of each row.
+// A byte of a stream for each row.
 fn bytes_at(start: vec4<u32>, i: u32) -> vec4<u32> {
     return (words_at(start, i / 4u) >> vec4(i % 4u * 8u)) & vec4(0xffu);
 }
 
-// The codes of two fours of each row, one in each byte; or the words that both pairs of half a run have them in.
+// The codes of two vec4s of each row, one per byte; or the words in which both pairs of half a run have them.
 struct Pair {
     first: vec4<u32>,
     second: vec4<u32>,
 }
 
-// Words of a stream of so many bits a code that both pairs of half a run need.
+// The words of a stream with `bits` bits per code that both pairs of half a run need.
 fn words_of_half(start: vec4<u32>, bits: u32, half: u32) -> Pair {
     let run = half / 2u;
     let part = half % 2u;
@@ -59,7 +62,7 @@ fn words_of_half(start: vec4<u32>, bits: u32, half: u32) -> Pair {
     return Pair(vec4(0u), vec4(0u));
 }
 
-// Codes of a stream: of the first or second pair of half a run.
+// Codes of a stream, for the first or second pair of half a run.
 fn codes_of_pair(start: vec4<u32>, bits: u32, half: u32, pair: u32, words: Pair) -> Pair {
     let run = half / 2u;
     let part = half % 2u;
@@ -77,7 +80,8 @@ fn codes_of_pair(start: vec4<u32>, bits: u32, half: u32, pair: u32, words: Pair)
     return Pair(word & vec4(0x01010101u), (word >> vec4(1u)) & vec4(0x01010101u));
 }
 
-// Writes the table into the first places of `sums`, where lanes read different entries at once. Then all lanes wait.
+// Writes the table to the first places of `sums`, where lanes can read different entries at once. Then all
+// lanes wait.
 fn write_table(lane: u32) {
     if TABLE == PLAIN {
         return;
@@ -112,7 +116,7 @@ fn entry(code: u32) -> f32 {
     return sums[code / 4u][code % 4u];
 }
 
-// What a code of each row stands for, before it is scaled.
+// The values of one code per row, before scaling.
 fn numbers_of(codes: vec4<u32>) -> vec4<f32> {
     if TABLE != PLAIN {
         return vec4(entry(codes.x), entry(codes.y), entry(codes.z), entry(codes.w));
@@ -140,7 +144,7 @@ fn columns_of_bf16(words: vec4<u32>, next: vec4<u32>) -> mat4x4<f32> {
     );
 }
 
-// What was read of a pair of fours of each row: their codes, one in each byte; of bfloat16, four words.
+// A pair of vec4s of each row as read: codes, one per byte; for bfloat16, four words.
 struct Codes {
     first: vec4<u32>,
     second: vec4<u32>,
@@ -148,7 +152,7 @@ struct Codes {
     fourth: vec4<u32>,
 }
 
-// What was read of half a run of each row.
+// Half a run of each row as read.
 struct Half {
     first: Codes,
     second: Codes,
@@ -177,19 +181,19 @@ fn codes_of_half(at: vec4<u32>, half: u32) -> Half {
     return Half(Codes(first.first, first.second, none, none), Codes(second.first, second.second, none, none));
 }
 
-// Two numbers of each row. A row may end within a run; beyond is 0.
+// Two elements of each row. A row may end within a run; elements past its end are 0.
 fn bf16_at(at: vec4<u32>, word: u32) -> vec4<u32> {
     let words = info.input / 2u;
     return select(vec4(0u), words_at(at, min(word, words - 1u)), word < words);
 }
 
-// Columns of two fours of each row.
+// Columns of two vec4s of each row.
 struct Columns {
     first: mat4x4<f32>,
     second: mat4x4<f32>,
 }
 
-// Numbers, before they are scaled.
+// Elements before scaling.
 fn columns_of_pair(codes: Codes) -> Columns {
     if LOW == 16u {
         return Columns(columns_of_bf16(codes.first, codes.second), columns_of_bf16(codes.third, codes.fourth));
@@ -197,14 +201,14 @@ fn columns_of_pair(codes: Codes) -> Columns {
     return Columns(columns_of(codes.first), columns_of(codes.second));
 }
 
-// A group of numbers of each row: (code - offset) scale + minimum.
+// A group of elements of each row: (code - offset) scale + minimum.
 struct Group {
     scale: vec4<f32>,
     minimum: vec4<f32>,
     offset: vec4<f32>,
 }
 
-// That of the first or second pair of half a run.
+// The group of the first or second pair of half a run.
 fn group_at(at: vec4<u32>, half: u32, pair: u32) -> Group {
     if LOW == 16u {
         return Group(vec4(1.0), vec4(0.0), vec4(0.0));
