@@ -1,4 +1,5 @@
-// What attention_prefill and attention_tiles share: what a launch gives them, and how they share rows and keys.
+// The parameters of a launch, and the division of rows and keys, which attention_prefill and attention_tiles
+// share.
 
 struct Info {
     // [batch, heads, queries, head_dim]

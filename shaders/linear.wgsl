@@ -33,7 +33,7 @@ struct Info {
     w_strides: vec2<u32>,
     input: u32,
     output: u32,
-    // The same shape as x.
+    // Same shape as x.
     residual_strides: vec3<u32>,
     // 1: a residual is added.
     added: u32,
